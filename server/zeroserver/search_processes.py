@@ -233,7 +233,7 @@ def _wanted(world: World, transaction: Transaction) -> dict[int, tuple[str, str]
     )
     found = {}
     for experiment_id, archive in transaction.connection.execute(query).all():
-        entrypoint = world.config(transaction, experiment_id).searcher.runs_beside
+        entrypoint = world.config(transaction, experiment_id).searcher.external_entrypoint
         if entrypoint and archive:
             found[experiment_id] = (entrypoint, archive)
     return found

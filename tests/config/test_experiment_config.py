@@ -98,7 +98,7 @@ TOO_MUCH: list[tuple[dict[str, Any], str]] = [
     (PBT | {"length_per_round": {"epochs": 2**52}}, "length_per_round: must be 1 to 30023997515"),
     (PBT | {"num_rounds": 10**12}, f"num_rounds: {AT_MOST} 10000, got"),
     (PBT | {"population_size": 10**5, "max_concurrent_trials": 0}, f"{AT_ONCE} 100,000 trials"),
-    (RANDOM | {"max_trials": 10_001}, f"{AT_ONCE} 10,001 trials would begin at once"),
+    (RANDOM | {"max_trials": 10_001}, f"{AT_ONCE} 10,001 trials would start at once"),
     (ADAPTIVE | {"divisor": 1e300}, f"divisor: {AT_MOST} 1000, got 1e+300"),
     (ADAPTIVE | {"max_rungs": 10**6}, f"max_rungs: {AT_MOST} 100, got"),
     (ADAPTIVE | {"bracket_rungs": [3, 1000]}, f"bracket_rungs[1]: {AT_MOST} 100, got 1000"),
@@ -108,7 +108,7 @@ TOO_MUCH: list[tuple[dict[str, Any], str]] = [
         HALVING | {"num_rungs": 50, "max_trials": 20_000, "max_concurrent_trials": 0},
         f"{AT_ONCE} 20,000 trials",
     ),
-    (ADAPTIVE | {"max_time": 10}, "max_time: must not stand beside max_length without time_metr"),
+    (ADAPTIVE | {"max_time": 10}, "max_time: must not be combined with max_length without time_"),
     (
         ADAPTIVE | {"max_length": None, "max_time": 1e16, "time_metric": "epochs"},
         f"max_time: {AT_MOST} 9007199254740992, got 1e+16",
@@ -197,7 +197,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
                 "source_checkpoint_uuid": "01234567-89ab-cdef-0123-456789abcdef",
             }
         },
-        "searcher.source_checkpoint_uuid: must not stand beside source_trial_id = 2",
+        "searcher.source_checkpoint_uuid: must not be combined with source_trial_id = 2",
     ),
     (
         {

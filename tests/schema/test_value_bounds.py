@@ -70,8 +70,8 @@ def test_yaml_numbers_are_read() -> None:
         ({"type": "log", "min": 1}, "x.max: is required"),
         ({"type": "double", "max": 1}, "x.min: is required"),
         ({"type": "int", "min": 0.5, "max": 1}, "x.min: "),
-        ({"type": "log", "min": 1, "maxval": 2}, "x.maxval: must not stand beside min and max"),
-        ({"type": "double", "min": 1, "minval": 1, "maxval": 2}, "x.minval: must not stand"),
+        ({"type": "log", "min": 1, "maxval": 2}, "x.maxval: must not be combined with min and max"),
+        ({"type": "double", "min": 1, "minval": 1, "maxval": 2}, "x.minval: must not be combined"),
         ({"type": "log", "min": 1, "max": 2, "base": 10}, "x.base: has no effect"),
     ],
 )

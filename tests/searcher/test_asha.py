@@ -31,7 +31,7 @@ def test_rungs(num_rungs: int, divisor: float, max_time: int, rungs: list[int]) 
 
 
 @pytest.mark.parametrize(
-    ("given", "brackets"),
+    ("settings", "brackets"),
     [
         # rungs_max = min(10, 7, 3); 2 and 3 rungs; weights 3^2 / 3 = 3 and 3^1 / 2 = 1.5, so
         # floor(3 / 4.5 * 10) = 6 and floor(1.5 / 4.5 * 10) = 3 trials, the rest of 1 to the first.
@@ -74,11 +74,11 @@ def test_rungs(num_rungs: int, divisor: float, max_time: int, rungs: list[int]) 
         ),
     ],
 )  # fmt: skip
-def test_brackets(given: dict[str, Any], brackets: list[tuple[int, int, int]]) -> None:
-    assert make_brackets(**given) == [Bracket(*bracket) for bracket in brackets]
+def test_brackets(settings: dict[str, Any], brackets: list[tuple[int, int, int]]) -> None:
+    assert make_brackets(**settings) == [Bracket(*bracket) for bracket in brackets]
 
 
-def test_a_simulation_counts_who_ends_where() -> None:
+def test_simulate_counts_trials_per_length() -> None:
     # 7 trials: 5 end at 100, 1 at 300, 1 at 900; 3 trials: 2 end at 300, 1 at 900.
     brackets = [Bracket(3, 7, 3), Bracket(2, 3, 2)]
     assert simulate(brackets, 3, 900) == {100: 5, 300: 3, 900: 2}
@@ -95,7 +95,7 @@ def halving(**more: Any) -> dict[str, Any]:
 
 
 def kinds(operations: list[Operation]) -> list[Any]:
-    """Operations in short: a trial's number for a new one."""
+    """Return operations in short form: a trial's number for a new one."""
     short = []
     for operation in operations:
         match operation:
@@ -113,21 +113,21 @@ def kinds(operations: list[Operation]) -> list[Any]:
 def test_stopping_keeps_the_best_third_and_at_least_one() -> None:
     searcher = make_searcher(halving(), SPACE, 0)
     assert kinds(searcher.initial_operations()) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
-    # (trial, metric) at rung 1, in turn; who stops: place >= max(floor(n / 3), 1)
+    # (trial, metric) at rung 1, in turn; stopped if position >= max(floor(n / 3), 1)
     table = [
-        (1, 0.5, []),  # the first one always goes on
-        (2, 0.6, [-2]),  # place 1 of 2, one survives
-        (3, 0.4, []),  # place 0 of 3
-        (4, 0.45, [-4]),  # place 1 of 4, one survives
-        (5, 0.44, [-5]),  # place 1 of 5
-        (6, 0.42, []),  # place 1 of 6, two survive
-        (7, 0.4, []),  # place 1 of 7: as good as trial 3, which is older
-        (8, 0.4, [-8]),  # place 2 of 8, two survive
+        (1, 0.5, []),  # the first one always continues
+        (2, 0.6, [-2]),  # position 1 of 2, one survives
+        (3, 0.4, []),  # position 0 of 3
+        (4, 0.45, [-4]),  # position 1 of 4, one survives
+        (5, 0.44, [-5]),  # position 1 of 5
+        (6, 0.42, []),  # position 1 of 6, two survive
+        (7, 0.4, []),  # position 1 of 7: as good as trial 3, which is older
+        (8, 0.4, [-8]),  # position 2 of 8, two survive
         (9, math.nan, [-9]),  # last
     ]
     for trial_id, metric, expected in table:
         assert kinds(searcher.validation_completed(trial_id, metric, 1)) == expected, trial_id
-    # At rung 3 the best of one goes on, then place 0 of 2.
+    # At rung 3 the best of one continues, then position 0 of 2.
     assert kinds(searcher.validation_completed(1, 0.3, 3)) == []
     assert kinds(searcher.validation_completed(3, 0.35, 2)) == []  # not there yet
     assert kinds(searcher.validation_completed(3, 0.35, 3)) == [-3]
@@ -142,7 +142,7 @@ def test_equal_metrics_stop_the_younger_trials() -> None:
     assert stopped == [False, True, True, True, True, True, True, True, True]
 
 
-def test_a_larger_metric_may_be_the_better_one() -> None:
+def test_larger_metric_is_better_if_configured() -> None:
     searcher = make_searcher(halving(smaller_is_better=False), SPACE, 0)
     searcher.initial_operations()
     assert kinds(searcher.validation_completed(1, 0.5, 1)) == []
@@ -150,7 +150,7 @@ def test_a_larger_metric_may_be_the_better_one() -> None:
     assert kinds(searcher.validation_completed(3, 0.6, 1)) == []
 
 
-def test_a_stopped_trial_makes_room_when_it_has_ended_and_only_once() -> None:
+def test_stopped_trial_frees_place_once() -> None:
     searcher = make_searcher(halving(max_concurrent_trials=2), SPACE, 0)
     assert kinds(searcher.initial_operations()) == [1, 2]
     searcher.validation_completed(1, 0.1, 1)
@@ -160,38 +160,38 @@ def test_a_stopped_trial_makes_room_when_it_has_ended_and_only_once() -> None:
     assert kinds(searcher.trial_exited(2)) == []
 
 
-def test_promoting_pauses_all_and_lets_the_best_third_go_on() -> None:
+def test_promoting_pauses_all_and_promotes_best_third() -> None:
     searcher = make_searcher(halving(stop_once=False, max_concurrent_trials=2), SPACE, 0)
     assert kinds(searcher.initial_operations()) == [1, (1, 1), 2, (2, 1)]
     table = [
         (1, 0.5, 1, [3, (3, 1)]),
         (2, 0.4, 1, [4, (4, 1)]),
-        (3, 0.6, 1, [(2, 3)]),  # three at rung 1: the best one goes on
-        (4, 0.3, 1, [(4, 3)]),  # four: the best one is another now
-        (4, 0.2, 3, [5, (5, 1)]),  # one at rung 3: nobody goes on
+        (3, 0.6, 1, [(2, 3)]),  # three at rung 1: the best is promoted
+        (4, 0.3, 1, [(4, 3)]),  # four: another trial is the best now
+        (4, 0.2, 3, [5, (5, 1)]),  # one at rung 3: no promotion
         (5, 0.7, 1, [6, (6, 1)]),
-        (6, 0.8, 1, [7, (7, 1)]),  # six: the best two, 4 and 2, have gone on
+        (6, 0.8, 1, [7, (7, 1)]),  # six: the best two, 4 and 2, were promoted
         (7, 0.1, 1, [(7, 3)]),  # seven: the best two are 7 and 4
-        (2, 0.25, 3, [8, (8, 1)]),  # two at rung 3: nobody goes on
+        (2, 0.25, 3, [8, (8, 1)]),  # two at rung 3: no promotion
         (8, 0.9, 1, [9, (9, 1)]),
     ]
     for trial_id, metric, length, expected in table:
-        found = kinds(searcher.validation_completed(trial_id, metric, length))
-        assert found == expected, trial_id
-    # Three at rung 3: 4, 2 and 7; the best goes to the top before anyone at rung 1.
+        operations = kinds(searcher.validation_completed(trial_id, metric, length))
+        assert operations == expected, trial_id
+    # Three at rung 3: 4, 2 and 7; the best is promoted before any trial at rung 1.
     assert kinds(searcher.validation_completed(7, 0.05, 3)) == [(7, 9)]
-    assert kinds(searcher.validation_completed(9, math.nan, 1)) == [-9]  # it can go nowhere
+    assert kinds(searcher.validation_completed(9, math.nan, 1)) == [-9]  # never promoted
     assert kinds(searcher.trial_exited(9)) == []  # nine at rung 1: 7, 4 and 2 have left
-    # When the top has come, nobody trains and nobody may go on: those that wait end.
+    # After the top nothing trains or can be promoted: paused trials are stopped.
     assert kinds(searcher.validation_completed(7, 0.04, 9)) == [-7]
     ended = kinds(searcher.trial_exited(7))
     assert ended == [-1, -2, -3, -4, -5, -6, -8]
-    left = [kinds(searcher.trial_exited(-stopped)) for stopped in ended]
-    assert left == [[]] * 6 + [["over"]]
+    last_operations = [kinds(searcher.trial_exited(-stopped)) for stopped in ended]
+    assert last_operations == [[]] * 6 + [["over"]]
     assert searcher.progress() == 1.0
 
 
-def test_with_few_trials_somebody_still_comes_to_the_top() -> None:
+def test_few_trials_still_reach_the_top() -> None:
     searcher = make_searcher(halving(stop_once=False, max_trials=2), SPACE, 0)
     searcher.initial_operations()
     assert kinds(searcher.validation_completed(1, 0.5, 1)) == []
@@ -200,7 +200,7 @@ def test_with_few_trials_somebody_still_comes_to_the_top() -> None:
     assert kinds(searcher.validation_completed(2, 0.4, 9)) == [-2]
 
 
-def test_a_trial_that_has_trained_further_than_its_rung_is_judged_by_what_it_reported() -> None:
+def test_trial_past_its_rung_is_judged_by_last_report() -> None:
     searcher = make_searcher(halving(stop_once=False, max_trials=3), SPACE, 0)
     searcher.initial_operations()
     searcher.validation_completed(1, 0.5, 1)
@@ -209,7 +209,7 @@ def test_a_trial_that_has_trained_further_than_its_rung_is_judged_by_what_it_rep
     assert kinds(searcher.validation_completed(3, 0.1, 9)) == [-3]
 
 
-def test_rungs_of_equal_length_ask_for_no_training() -> None:
+def test_rungs_of_equal_length_need_no_training() -> None:
     config = halving(stop_once=False, max_trials=3, max_time=5, divisor=10)  # rungs 1, 1, 5
     searcher = make_searcher(config, SPACE, 0)
     searcher.initial_operations()
@@ -218,7 +218,7 @@ def test_rungs_of_equal_length_ask_for_no_training() -> None:
     assert kinds(searcher.validation_completed(3, 0.1, 1)) == [(3, 5)]
 
 
-def test_impossible_trials_are_replaced_and_forgotten_and_errors_rank_last() -> None:
+def test_invalid_trials_are_replaced_and_errors_rank_last() -> None:
     searcher = make_searcher(halving(max_concurrent_trials=2), SPACE, 0)
     searcher.initial_operations()
     assert kinds(searcher.trial_exited_early(1, "invalid_hp")) == [3]
@@ -230,7 +230,7 @@ def test_impossible_trials_are_replaced_and_forgotten_and_errors_rank_last() -> 
     assert kinds(searcher.validation_completed(4, 5.0, 1)) == []
 
 
-def test_the_view_says_who_stands_where() -> None:
+def test_view_shows_state_of_trials() -> None:
     searcher = make_searcher(halving(stop_once=False, max_concurrent_trials=2), SPACE, 0)
     searcher.initial_operations()
     for trial_id, metric in ((1, 0.5), (2, 0.4), (3, 0.6)):
@@ -244,7 +244,7 @@ def test_the_view_says_who_stands_where() -> None:
     assert first == [(2, 0.4, "promoted"), (1, 0.5, "paused"), (3, 0.6, "paused")]
 
 
-def test_adaptive_asha_has_brackets_that_know_nothing_of_each_other() -> None:
+def test_adaptive_asha_brackets_are_independent() -> None:
     config = {
         "name": "adaptive_asha", "metric": "loss", "divisor": 3, "max_time": 900, "max_trials": 10,
         "time_metric": "batches", "max_rungs": 10, "max_concurrent_trials": 5,
@@ -264,7 +264,7 @@ def test_adaptive_asha_has_brackets_that_know_nothing_of_each_other() -> None:
     assert searcher.view().brackets[1].rungs[0].training == (7,)
 
 
-def test_fewer_trials_at_a_time_than_brackets_are_not_exceeded() -> None:
+def test_concurrency_below_number_of_brackets() -> None:
     config = {
         "name": "adaptive_asha", "metric": "loss", "max_length": {"batches": 1000},
         "max_trials": 100, "max_concurrent_trials": 2,
@@ -276,15 +276,15 @@ def test_fewer_trials_at_a_time_than_brackets_are_not_exceeded() -> None:
     ("changes", "problem"),
     [
         ({"max_time": None, "time_metric": None}, "searcher.max_time: is required"),
-        ({"time_metric": None}, "searcher.time_metric: is required beside max_time"),
-        ({"max_time": None}, "searcher.max_time: is required beside time_metric"),
+        ({"time_metric": None}, "searcher.time_metric: is required with max_time"),
+        ({"max_time": None}, "searcher.max_time: is required with time_metric"),
         ({"max_length": 8}, "searcher.max_length: must not be another length than max_time"),
         ({"time_metric": "seconds"}, "searcher.time_metric: input should be 'batches' or 'epochs'"),
         ({"divisor": 1}, "searcher.divisor: input should be greater than 1"),
         ({"num_rungs": 0}, "searcher.num_rungs: input should be greater than 0"),
     ],
 )
-def test_a_mistaken_block_is_refused(changes: dict[str, Any], problem: str) -> None:
+def test_invalid_block_is_rejected(changes: dict[str, Any], problem: str) -> None:
     block = {key: value for key, value in halving(**changes).items() if value is not None}
     with pytest.raises(ConfigError) as caught:
         make_searcher(block, SPACE, 0)
@@ -293,7 +293,7 @@ def test_a_mistaken_block_is_refused(changes: dict[str, Any], problem: str) -> N
 
 @pytest.mark.parametrize("divisor", [1.0001, 1000])
 @pytest.mark.parametrize("max_time", [1, 2**53])
-def test_the_most_that_a_section_may_say_is_worked_out(divisor: float, max_time: int) -> None:
+def test_extreme_settings_are_computed(divisor: float, max_time: int) -> None:
     shared = {
         "metric": "loss", "divisor": divisor, "max_time": max_time, "time_metric": "batches",
         "max_trials": 100_000,

@@ -56,7 +56,7 @@ def pbt(
 
 
 def report(searcher: Searcher, values: dict[int, float], length: float = 10) -> list[Operation]:
-    """Tell values, and at once the ends of those that are stopped for them."""
+    """Report values, and immediately the end of each trial that is stopped."""
     waiting = deque(values.items())
     operations: list[Operation] = []
     while waiting:
@@ -72,7 +72,7 @@ def creates(operations: list[Operation]) -> list[Create]:
     return [operation for operation in operations if isinstance(operation, Create)]
 
 
-def test_a_round_is_trained_by_the_whole_population() -> None:
+def test_first_round_trains_all_members() -> None:
     operations = pbt().initial_operations()
     assert [create.trial_id for create in creates(operations)] == [1, 2, 3, 4, 5]
     assert all(create.source is None for create in creates(operations))
@@ -81,7 +81,7 @@ def test_a_round_is_trained_by_the_whole_population() -> None:
     ]
 
 
-def test_after_a_round_the_worst_are_replaced_by_copies_of_the_best_and_all_others_go_on() -> None:
+def test_round_replaces_worst_by_copies_of_best() -> None:
     searcher = pbt(population=5, truncate=0.4)
     searcher.initial_operations()
     values = {1: 0.5, 2: 0.1, 3: 0.4, 4: 0.2, 5: 0.3}
@@ -94,7 +94,7 @@ def test_after_a_round_the_worst_are_replaced_by_copies_of_the_best_and_all_othe
     ]  # fmt: skip
 
 
-def test_nothing_happens_before_the_last_member_has_been_judged() -> None:
+def test_round_waits_for_last_member() -> None:
     searcher = pbt()
     searcher.initial_operations()
     assert report(searcher, {i: 0.1 * i for i in range(1, 5)}) == []
@@ -103,16 +103,14 @@ def test_nothing_happens_before_the_last_member_has_been_judged() -> None:
 
 
 @pytest.mark.parametrize(("fraction", "count"), [(0.0, 0), (0.19, 0), (0.2, 1), (0.39, 1)])
-def test_as_many_are_replaced_as_the_fraction_says_rounded_down(
-    fraction: float, count: int
-) -> None:
+def test_truncate_fraction_rounds_down(fraction: float, count: int) -> None:
     searcher = pbt(truncate=fraction)
     searcher.initial_operations()
     operations = report(searcher, {i: 0.1 * i for i in range(1, 6)})
     assert len(creates(operations)) == count
 
 
-def test_of_equal_values_the_older_trial_stays_and_a_nan_is_replaced_first() -> None:
+def test_ties_favour_older_trial_and_nan_ranks_last() -> None:
     searcher = pbt(population=4, truncate=0.25)
     searcher.initial_operations()
     operations = report(searcher, dict.fromkeys((4, 3, 2, 1), 0.5))
@@ -122,7 +120,7 @@ def test_of_equal_values_the_older_trial_stays_and_a_nan_is_replaced_first() -> 
     assert report(searcher, {5: 0.5})[0] == Stop(1)
 
 
-def test_a_copy_differs_from_its_source_by_the_factor_within_the_bounds() -> None:
+def test_copy_is_perturbed_within_bounds() -> None:
     seen = set()
     for seed in range(30):
         searcher = pbt(seed=seed)
@@ -143,7 +141,7 @@ def test_a_copy_differs_from_its_source_by_the_factor_within_the_bounds() -> Non
     assert len(seen) == 4
 
 
-def test_a_hyperparameter_that_is_resampled_may_be_any_of_the_space() -> None:
+def test_resampling_draws_from_whole_space() -> None:
     searcher = pbt(population=40, truncate=0.5, resample=1.0)
     first = {create.trial_id: create for create in creates(searcher.initial_operations())}
     copies = creates(report(searcher, {i: 0.01 * i for i in range(1, 41)}))
@@ -154,13 +152,13 @@ def test_a_hyperparameter_that_is_resampled_may_be_any_of_the_space() -> None:
     assert all(("momentum" in c.hparams) == (c.hparams["kind"] == "sgd") for c in copies)
 
 
-def test_copies_begin_before_their_sources_go_on() -> None:
+def test_copies_start_before_sources_continue() -> None:
     searcher = pbt(population=4, concurrent=1, truncate=0.5)
     searcher.initial_operations()
     operations: list[Operation] = []
     for trial_id in range(1, 5):
         operations = searcher.validation_completed(trial_id, trial_id / 10, 10)
-    assert operations == [Stop(3), Stop(4)]  # they hold their places until they have ended
+    assert operations == [Stop(3), Stop(4)]  # they hold their slots until they have ended
     assert searcher.trial_exited(3) == []
     begun = searcher.trial_exited(4)
     for trial_id in (5, 6, 1):
@@ -168,7 +166,7 @@ def test_copies_begin_before_their_sources_go_on() -> None:
     assert [o.trial_id for o in begun if isinstance(o, Continue)] == [5, 6, 1, 2]
 
 
-def test_a_member_that_ends_early_is_replaced_whatever_the_fraction() -> None:
+def test_failed_member_is_always_replaced() -> None:
     searcher = pbt(truncate=0.0)
     searcher.initial_operations()
     searcher.trial_exited_early(2, ExitReason.ERRORED)
@@ -177,7 +175,7 @@ def test_a_member_that_ends_early_is_replaced_whatever_the_fraction() -> None:
     assert not any(isinstance(operation, Stop) for operation in operations)
 
 
-def test_impossible_hyperparameters_begin_anew_from_the_same_source() -> None:
+def test_invalid_hp_retries_from_same_source() -> None:
     searcher = pbt()
     searcher.initial_operations()
     (again,) = creates(searcher.trial_exited_early(1, ExitReason.INVALID_HP))
@@ -189,7 +187,7 @@ def test_impossible_hyperparameters_begin_anew_from_the_same_source() -> None:
     assert (again.trial_id, again.source) == (8, 2)
 
 
-def test_a_population_that_has_failed_as_a_whole_ends_the_search() -> None:
+def test_search_ends_when_all_members_failed() -> None:
     searcher = pbt(population=2)
     searcher.initial_operations()
     assert searcher.trial_exited_early(1, "errored") == []
@@ -197,7 +195,7 @@ def test_a_population_that_has_failed_as_a_whole_ends_the_search() -> None:
     assert searcher.progress() == 1.0
 
 
-def test_after_the_last_round_every_member_is_stopped() -> None:
+def test_last_round_stops_all_members() -> None:
     searcher = pbt(population=2, rounds=1)
     searcher.initial_operations()
     assert searcher.validation_completed(1, 0.5, 10) == [Stop(1)]
@@ -211,13 +209,13 @@ KINDS = ("validated", "validated", "validated", "early", "errored", "invalid_hp"
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 6), st.integers(1, 4), st.integers(0, 4), st.data())
-def test_whatever_happens_the_bounds_hold_a_replay_goes_on_alike_and_the_search_ends(
+def test_random_events_keep_limits_and_replay(
     population: int, rounds: int, concurrent: int, data: st.DataObject
 ) -> None:
     def make() -> Searcher:
         return pbt(population=population, rounds=rounds, concurrent=concurrent, truncate=0.5)
 
-    def tell(searcher: Searcher, trial_id: int, kind: str, value: float, at: float):
+    def apply_event(searcher: Searcher, trial_id: int, kind: str, value: float, at: float):
         if kind == "validated":
             return searcher.validation_completed(trial_id, value, at)
         if kind == "exited":
@@ -266,7 +264,7 @@ def test_whatever_happens_the_bounds_hold_a_replay_goes_on_alike_and_the_search_
         if trial_id not in training:
             busy.discard(trial_id)
         events.append(event)
-        operations = tell(searcher, *event)
+        operations = apply_event(searcher, *event)
         log += operations
         fresh.extend(operations)
         assert 0.0 <= searcher.progress() <= 1.0
@@ -276,8 +274,8 @@ def test_whatever_happens_the_bounds_hold_a_replay_goes_on_alike_and_the_search_
     again = make()
     replayed = list(again.initial_operations())
     for event in events:
-        replayed += tell(again, *event)
-        assert tell(again, *event) == []
+        replayed += apply_event(again, *event)
+        assert apply_event(again, *event) == []
     assert replayed == log
 
 
@@ -285,7 +283,7 @@ def test_whatever_happens_the_bounds_hold_a_replay_goes_on_alike_and_the_search_
     ("block", "problem"),
     [
         ({"length_per_round": None}, "length_per_round: is required by the pbt searcher"),
-        ({"max_length": 30}, "max_length: must not stand beside length_per_round"),
+        ({"max_length": 30}, "max_length: must not be combined with length_per_round"),
         (
             {"length_per_round": None, "max_length": 31},
             "max_length: must be a multiple of num_rounds = 3, got 31",
@@ -296,6 +294,6 @@ def test_whatever_happens_the_bounds_hold_a_replay_goes_on_alike_and_the_search_
         ),
     ],
 )
-def test_a_wrong_block_is_refused(block: dict[str, Any], problem: str) -> None:
+def test_invalid_block_is_rejected(block: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         pbt(**block)

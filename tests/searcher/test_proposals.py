@@ -1,4 +1,4 @@
-"""What is proposed from what is known: by two densities, and by a process over all rungs."""
+"""Proposals of the density ratio and of the Gaussian process."""
 
 import math
 import threading
@@ -27,7 +27,7 @@ MIXED = REAL | {
 
 
 class Counting(Space):
-    """Counts the points that are drawn from the whole space."""
+    """Space that counts the points drawn from the whole space."""
 
     drawn = 0
 
@@ -38,19 +38,19 @@ class Counting(Space):
 
 @pytest.fixture
 def densities(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two densities choose always."""
+    """Choose always by the density ratio."""
     monkeypatch.setattr(proposals, "_BY_DENSITIES", 1.0)
 
 
 @pytest.fixture
 def process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process chooses always."""
+    """Choose always by the Gaussian process."""
     monkeypatch.setattr(proposals, "_BY_DENSITIES", 0.0)
     monkeypatch.setattr(proposals, "_UNIFORM", 0.0)
 
 
 def at_full_length(points: Sequence[float]) -> tuple[Ladder, dict[int, Point]]:
-    """A ladder of one rung at which so many trials were judged, best first."""
+    """Return a ladder of one rung with judged trials, best first."""
     ladder = Ladder(1)
     for trial_id in range(len(points)):
         ladder.insert(0, trial_id, trial_id)
@@ -58,42 +58,44 @@ def at_full_length(points: Sequence[float]) -> tuple[Ladder, dict[int, Point]]:
 
 
 def blas_threads() -> list[int]:
-    """How many numpy computes with; what other tests have loaded has its own."""
-    return [each["num_threads"] for each in proposals._BLAS.info() if each["user_api"] == "blas"]
+    """Return the thread counts of numpy's BLAS only; other tests may have loaded another."""
+    return [pool["num_threads"] for pool in proposals._BLAS.info() if pool["user_api"] == "blas"]
 
 
 def proposed(space: Space, points: Sequence[float], count: int) -> list[float]:
-    ladder, known = at_full_length(points)
-    drawn = [Proposer(space).propose(ladder, known, [], Random(seed)) for seed in range(count)]
+    ladder, points_by_id = at_full_length(points)
+    drawn = [
+        Proposer(space).propose(ladder, points_by_id, [], Random(seed)) for seed in range(count)
+    ]
     return [float(point[0] or 0.0) for point in drawn]
 
 
-def test_one_trial_in_twenty_is_drawn_from_the_whole_space() -> None:
+def test_one_in_twenty_trials_is_random() -> None:
     space = Counting(REAL)
     proposed(space, [0.3] * 8, 1000)
     assert space.drawn == pytest.approx(50, abs=20)
 
 
-def test_before_eight_trials_were_judged_all_are_drawn_from_the_whole_space() -> None:
+def test_first_eight_trials_are_random() -> None:
     space = Counting(REAL)
     proposed(space, [0.3] * 7, 20)
     assert space.drawn == 20
 
 
-def test_a_third_of_the_others_is_chosen_by_two_densities(
+def test_third_of_proposals_uses_density_ratio(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked = []
+    calls = []
     log_density = Mixture.log_density
     monkeypatch.setattr(
-        Mixture, "log_density", lambda self, at: asked.append(1) or log_density(self, at)
+        Mixture, "log_density", lambda self, at: calls.append(1) or log_density(self, at)
     )
     proposed(Space(REAL), [0.1 * i for i in range(9)], 600)
-    assert len(asked) / 2 == pytest.approx(0.33 * 0.95 * 600, abs=35)
+    assert len(calls) / 2 == pytest.approx(0.33 * 0.95 * 600, abs=35)
 
 
 @pytest.mark.usefixtures("densities")
-def test_the_best_tenth_is_good_and_the_rest_is_not() -> None:
+def test_best_tenth_counts_as_good() -> None:
     drawn = proposed(Space(REAL), [0.1, 0.1, 0.9] + [0.5] * 17, 300)
     assert sum(value < 0.3 for value in drawn) > 0.85 * len(drawn)
     assert sum(abs(value - 0.9) < 0.1 for value in drawn) < 0.05 * len(drawn)
@@ -103,32 +105,34 @@ def test_the_best_tenth_is_good_and_the_rest_is_not() -> None:
 @pytest.mark.parametrize(
     ("judged", "good", "bad"), [(8, 1, 7), (21, 3, 18), (250, 25, 100), (400, 25, 100)]
 )
-def test_so_many_are_good_and_bad_and_what_has_begun_is_bad_too(
+def test_good_and_bad_sets_include_pending_as_bad(
     judged: int, good: int, bad: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[list[float]] = []
+    mixtures: list[list[float]] = []
 
-    class Seen(Mixture):
+    class RecordingMixture(Mixture):
         def __init__(self, dimensions: Any, points: Any) -> None:
             super().__init__(dimensions, points)
-            made.append([float(point[0]) for point in points])
+            mixtures.append([float(point[0]) for point in points])
 
-    monkeypatch.setattr("zerolab.searcher.tpe.proposals.Mixture", Seen)
+    monkeypatch.setattr("zerolab.searcher.tpe.proposals.Mixture", RecordingMixture)
     ladder, points = at_full_length([trial_id / 1000 for trial_id in range(judged)])
-    begun = [judged, judged + 1]
-    points |= {trial_id: (trial_id / 1000,) for trial_id in begun}
+    pending = [judged, judged + 1]
+    points |= {trial_id: (trial_id / 1000,) for trial_id in pending}
     seed = next(seed for seed in range(99) if Random(seed).random() > 0.05)
-    Proposer(Space(REAL)).propose(ladder, points, begun, Random(seed))
-    best, others = made
+    Proposer(Space(REAL)).propose(ladder, points, pending, Random(seed))
+    best, bad_points = mixtures
     assert best == [points[i][0] for i in range(good)]
-    assert others[bad:] == [points[i][0] for i in begun]
-    assert len(set(others[:bad])) == bad
-    assert set(others[:bad]) <= {points[i][0] for i in range(good, judged)}
-    assert max(others[:bad]) > (points[judged // 2][0] or 0.0)  # of all of them, not their head
+    assert bad_points[bad:] == [points[i][0] for i in pending]
+    assert len(set(bad_points[:bad])) == bad
+    assert set(bad_points[:bad]) <= {points[i][0] for i in range(good, judged)}
+    assert max(bad_points[:bad]) > (
+        points[judged // 2][0] or 0.0
+    )  # sampled from all, not only the best
 
 
 @pytest.mark.usefixtures("process")
-def test_the_process_goes_to_the_hollow_that_values_point_to_though_nobody_was_there() -> None:
+def test_process_interpolates_unvisited_minimum() -> None:
     ladder, points = Ladder(1), {}
     for trial_id, x in enumerate(np.linspace(0, 1, 11)):
         points[trial_id] = (float(x),)
@@ -139,11 +143,11 @@ def test_the_process_goes_to_the_hollow_that_values_point_to_though_nobody_was_t
 
 
 @pytest.mark.usefixtures("process")
-def test_where_a_trial_is_under_way_no_other_one_is_sent() -> None:
+def test_process_avoids_points_in_training() -> None:
     ladder, points = Ladder(1), {}
     for trial_id, x in enumerate(np.linspace(0, 0.5, 9)):
         points[trial_id] = (float(x),)
-        ladder.insert(0, -x, trial_id)  # nobody knows how it goes on
+        ladder.insert(0, -x, trial_id)  # values beyond 0.5 are unknown
     first = Proposer(Space(REAL)).propose(ladder, points, [], Random(1))
     points[99] = first
     again = Proposer(Space(REAL)).propose(ladder, points, [99], Random(1))
@@ -151,14 +155,14 @@ def test_where_a_trial_is_under_way_no_other_one_is_sent() -> None:
 
 
 def ladder_of(space: Space, trials: int, top: int) -> tuple[Ladder, dict[int, Point]]:
-    """So many trials that were judged at the lowest rung, the first of which came to the top."""
+    """Return a ladder with judged trials, of which the first ``top`` reached the top rung."""
     ladder, points = Ladder(27), {}
     for trial_id in range(trials):
         points[trial_id] = space.point(Random(trial_id))
         value = Random(f"value {trial_id}").random()
         if trial_id < top:
             for length in (1, 3, 9):
-                ladder.pass_by(length, value, trial_id)
+                ladder.record_intermediate(length, value, trial_id)
             ladder.insert(3, value, trial_id)
         else:
             ladder.insert(0, value, trial_id)
@@ -166,9 +170,9 @@ def ladder_of(space: Space, trials: int, top: int) -> tuple[Ladder, dict[int, Po
 
 
 @pytest.mark.parametrize(
-    ("trials", "top", "rung", "each"),
+    ("trials", "top", "rung", "counts"),
     [
-        (12, 3, 0, [12]),  # three at the top say too little of it
+        (12, 3, 0, [12]),  # three results at the top are too few
         (12, 4, 3, [12, 4, 4, 4]),
         (90, 0, 0, [90]),
         (300, 0, 0, [100]),
@@ -176,15 +180,15 @@ def ladder_of(space: Space, trials: int, top: int) -> tuple[Ladder, dict[int, Po
         (900, 200, 3, [5, 20, 25, 50]),
     ],
 )
-def test_a_process_is_made_of_a_hundred_results_at_most_from_the_highest_rung_down(
-    trials: int, top: int, rung: int, each: list[int]
+def test_training_set_is_limited_per_rung(
+    trials: int, top: int, rung: int, counts: list[int]
 ) -> None:
     ladder, _ = ladder_of(Space(REAL), trials, top)
-    results = proposals._results(ladder)
+    results = proposals._training_set(ladder)
     assert results.rung == rung
-    assert np.bincount(results.rungs).tolist() == each
-    assert len(results.scores) == len(results.trials) == sum(each)
-    values = ladder.known()[rung]
+    assert np.bincount(results.rungs).tolist() == counts
+    assert len(results.scores) == len(results.trials) == sum(counts)
+    values = ladder.values_by_rung()[rung]
     order = sorted(values, key=lambda trial_id: (values[trial_id], trial_id))
     assert results.best == order[: len(results.best)]
     of_rung = [i for i, r in zip(results.trials, results.rungs, strict=True) if r == rung]
@@ -193,7 +197,7 @@ def test_a_process_is_made_of_a_hundred_results_at_most_from_the_highest_rung_do
 
 
 @pytest.mark.usefixtures("process")
-def test_a_shape_is_fitted_anew_when_there_is_an_eighth_more_and_never_between(
+def test_shape_is_refitted_after_an_eighth_more_results(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fits = []
@@ -212,7 +216,7 @@ def test_a_shape_is_fitted_anew_when_there_is_an_eighth_more_and_never_between(
 
 @pytest.mark.usefixtures("process")
 @pytest.mark.parametrize("seed", range(3))
-def test_what_is_proposed_is_a_point_of_the_space(seed: int) -> None:
+def test_proposals_lie_in_the_space(seed: int) -> None:
     space = Space(MIXED)
     ladder, points = ladder_of(space, 40, 6)
     proposer = Proposer(space)
@@ -224,7 +228,7 @@ def test_what_is_proposed_is_a_point_of_the_space(seed: int) -> None:
 
 
 @pytest.mark.usefixtures("process")
-def test_only_the_newest_200_trials_that_nothing_is_known_of_are_weighed(
+def test_pending_trials_are_limited_to_newest_200(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     weighed = []
@@ -244,7 +248,7 @@ def test_only_the_newest_200_trials_that_nothing_is_known_of_are_weighed(
 
 @pytest.mark.usefixtures("process")
 @pytest.mark.parametrize(("leaves", "fits"), [(30, 1), (31, 0)])
-def test_in_a_space_of_thousands_of_categories_no_process_holds_up_the_server(
+def test_large_space_skips_the_process(
     leaves: int, fits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fitted = []
@@ -260,7 +264,7 @@ def test_in_a_space_of_thousands_of_categories_no_process_holds_up_the_server(
 
 
 @pytest.mark.usefixtures("process")
-def test_what_is_fitted_grows_neither_with_candidates_nor_with_trials_under_way(
+def test_fit_size_ignores_candidates_and_pending_trials(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fitted = []
@@ -279,7 +283,7 @@ def test_what_is_fitted_grows_neither_with_candidates_nor_with_trials_under_way(
     assert fitted[0] <= 5 * 12
 
 
-def test_a_number_that_exists_only_sometimes_is_two_features() -> None:
+def test_conditional_number_has_two_features() -> None:
     kinds = {"kind": {"type": "categorical", "vals": ["a", "b"]}}
     leaf = {"type": "double", "minval": 0, "maxval": 1, "when": {"kind": "a"}}
     for leaves, is_wide in ((1499, False), (1500, True)):
@@ -291,11 +295,13 @@ def test_a_number_that_exists_only_sometimes_is_two_features() -> None:
 
 @pytest.mark.usefixtures("process")
 @pytest.mark.parametrize("finite", [4, 9])
-def test_nobody_that_has_failed_is_moved_from(finite: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_trials_are_not_perturbed(finite: int, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    more = Proposer._more
+    add_candidates = Proposer._add_candidates
     monkeypatch.setattr(
-        Proposer, "_more", lambda self, *known: seen.append(known[1]) or more(self, *known)
+        Proposer,
+        "_add_candidates",
+        lambda self, *arguments: seen.append(arguments[1]) or add_candidates(self, *arguments),
     )
     ladder, points = Ladder(3), {}
     for trial_id in range(200):
@@ -309,24 +315,24 @@ def test_nobody_that_has_failed_is_moved_from(finite: int, monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("process")
-def test_two_that_propose_at_once_compute_on_one_core_each(
+def test_concurrent_proposals_use_one_blas_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The server proposes in the thread that writes, and replays searches in those that read."""
+    """The server proposes in its writer thread, and replays searches in reader threads."""
     inside, both = [], threading.Barrier(2)
     predict = proposals.GaussianProcess.predict
 
-    def slow(self: Any, *known: Any) -> Any:
+    def slow(self: Any, *arguments: Any) -> Any:
         inside.append(1)
         time.sleep(0.05)
         counts.append(len(inside))
         inside.pop()
-        return predict(self, *known)
+        return predict(self, *arguments)
 
     def propose(seed: int) -> None:
         both.wait()
-        ladder, known = at_full_length([0.1 * i for i in range(9)])
-        Proposer(Space(REAL)).propose(ladder, known, [], Random(seed))
+        ladder, points = at_full_length([0.1 * i for i in range(9)])
+        Proposer(Space(REAL)).propose(ladder, points, [], Random(seed))
 
     counts: list[int] = []
     monkeypatch.setattr(proposals.GaussianProcess, "predict", slow)
@@ -341,7 +347,7 @@ def test_two_that_propose_at_once_compute_on_one_core_each(
 
 
 @pytest.mark.usefixtures("process")
-def test_a_proposal_computes_on_one_core_and_leaves_the_others_as_they_were(
+def test_proposal_restores_blas_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen = []
@@ -349,7 +355,7 @@ def test_a_proposal_computes_on_one_core_and_leaves_the_others_as_they_were(
     monkeypatch.setattr(
         proposals.GaussianProcess,
         "predict",
-        lambda self, *known: seen.append(blas_threads()) or predict(self, *known),
+        lambda self, *arguments: seen.append(blas_threads()) or predict(self, *arguments),
     )
     with threadpool_limits(2, user_api="blas"):
         proposed(Space(REAL), [0.1 * i for i in range(9)], 1)
@@ -357,7 +363,7 @@ def test_a_proposal_computes_on_one_core_and_leaves_the_others_as_they_were(
     assert set(seen[0]) == {1}
 
 
-def test_a_space_of_constants_needs_no_process() -> None:
+def test_constant_space_needs_no_model() -> None:
     ladder, points = at_full_length([0.5] * 9)
     constant = Space({"x": {"type": "const", "val": 3}})
     assert Proposer(constant).propose(ladder, points, [], Random(0)) == ()

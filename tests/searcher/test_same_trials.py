@@ -1,8 +1,8 @@
-"""The same seed gives the same trials: on any machine, in any process, however the file is ordered.
+"""Reproducibility: the same seed gives the same trials on any machine, for any order of keys.
 
-What every searcher draws is written down in ``same_trials.json``. Whoever changes it on purpose
-changes the trials of every experiment that is repeated, and says so in the changelog: the output of
-``python -m tests.searcher.test_same_trials`` is the new table.
+``same_trials.json`` records the trials of every searcher. A change of that file changes the trials
+of every repeated experiment, and needs a changelog entry. ``python -m
+tests.searcher.test_same_trials`` prints the new table.
 """
 
 import json
@@ -54,11 +54,11 @@ SEARCHERS: dict[str, dict[str, Any]] = {
 
 
 def trials_of(name: str, space: Any) -> list[dict[str, Any]]:
-    """Play a search whose trials take turns; what a trial tells follows from what it was given.
+    """Run a search whose trials take turns; each reports a function of its hyperparameters.
 
     Args:
-        name: Of :data:`SEARCHERS`.
-        space: The block ``hyperparameters`` of a file.
+        name: Key of :data:`SEARCHERS`.
+        space: The ``hyperparameters`` block of a file.
     """
     length = {} if name == "pbt" else {"max_length": LENGTH}
     bound = {"max_concurrent_trials": CONCURRENT}
@@ -66,81 +66,88 @@ def trials_of(name: str, space: Any) -> list[dict[str, Any]]:
     if name == "pbt":
         block["length_per_round"] = 9
     searcher = make_searcher(block, space, 7)
-    made: dict[int, Create] = {}
+    created: dict[int, Create] = {}
     until: dict[int, float] = {}
     trained: dict[int, float] = {}
-    told: list[Operation] = [*searcher.initial_operations()]
+    operations: list[Operation] = [*searcher.initial_operations()]
     stopped: set[int] = set()
     open_ids: list[int] = []
     while True:
-        for each in told:
-            if isinstance(each, Create):
-                made[each.trial_id], trained[each.trial_id] = each, 0
-                open_ids.append(each.trial_id)
-            elif isinstance(each, Continue):
-                until[each.trial_id] = each.until
-            elif isinstance(each, Stop):
-                stopped.add(each.trial_id)
-        turn = next((i for i in open_ids if i in stopped or _goes_on(i, until, trained)), None)
+        for operation in operations:
+            if isinstance(operation, Create):
+                created[operation.trial_id], trained[operation.trial_id] = operation, 0
+                open_ids.append(operation.trial_id)
+            elif isinstance(operation, Continue):
+                until[operation.trial_id] = operation.until
+            elif isinstance(operation, Stop):
+                stopped.add(operation.trial_id)
+        turn = next((i for i in open_ids if i in stopped or _can_train(i, until, trained)), None)
         if turn is None:
             return [
-                {"id": i, "trial_seed": each.trial_seed, "from": each.source, **each.hparams}
-                for i, each in made.items()
+                {
+                    "id": i,
+                    "trial_seed": operation.trial_seed,
+                    "from": operation.source,
+                    **operation.hparams,
+                }
+                for i, operation in created.items()
             ]
         open_ids.remove(turn)
         if turn in stopped or trained[turn] >= LENGTH:
-            told = searcher.trial_exited(turn)
+            operations = searcher.trial_exited(turn)
             continue
         open_ids.append(turn)
         trained[turn] += 1
-        told = searcher.validation_completed(turn, _loss(made[turn].hparams), trained[turn])
+        operations = searcher.validation_completed(
+            turn, _loss(created[turn].hparams), trained[turn]
+        )
 
 
-def _goes_on(trial_id: int, until: dict[int, float], trained: dict[int, float]) -> bool:
+def _can_train(trial_id: int, until: dict[int, float], trained: dict[int, float]) -> bool:
     return trained[trial_id] >= LENGTH or trained[trial_id] < until.get(trial_id, LENGTH)
 
 
 def _loss(hparams: Any) -> float:
-    """So coarse that the last digit of a hyperparameter does not show in it."""
+    """Return a loss so coarse that the last digit of a hyperparameter has no effect."""
     return round(hparams["layers"][0]["drop"] + abs(hparams["layers"][0]["width"] - 300) / 300, 6)
 
 
-def _turned(value: Any) -> Any:
-    """The same block, with its keys the other way round."""
+def _reversed_keys(value: Any) -> Any:
+    """Return the same block with its keys in reverse order."""
     if isinstance(value, dict):
-        return {key: _turned(value[key]) for key in reversed(value)}
-    return [_turned(item) for item in value] if isinstance(value, list) else value
+        return {key: _reversed_keys(value[key]) for key in reversed(value)}
+    return [_reversed_keys(item) for item in value] if isinstance(value, list) else value
 
 
 @pytest.mark.parametrize("name", SEARCHERS)
-def test_a_seed_gives_the_trials_that_were_written_down_however_the_file_is_ordered(
+def test_recorded_trials_are_reproduced(
     name: str,
 ) -> None:
     expected = json.loads(TABLE.read_text(encoding="utf-8"))[name]
     space = yaml.safe_load(SPACE)
     assert trials_of(name, space) == expected
-    assert trials_of(name, _turned(space)) == expected
+    assert trials_of(name, _reversed_keys(space)) == expected
 
 
 @pytest.mark.processes
-def test_a_seed_gives_the_same_trials_in_another_process() -> None:
+def test_same_trials_in_another_process() -> None:
     other = {
         "PYTHONHASHSEED": "1",
-        # Where it is glibc, logarithms and cosines of older processors: other last digits.
+        # With glibc, logarithms and cosines of older processors: other last digits.
         "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2,-FMA,-FMA4",
-        # And sums of matrices in another order.
+        # Also sums of matrices in another order.
         "OPENBLAS_CORETYPE": "Prescott",
     }
-    told = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "tests.searcher.test_same_trials"],
         env={**os.environ, **other}, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert told.stdout == TABLE.read_text(encoding="utf-8")
+    assert completed.stdout == TABLE.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", ["tpe_asha", "pbt"])
 @pytest.mark.parametrize("way", [-math.inf, math.inf])
-def test_the_last_digits_of_another_machines_mathematics_change_no_trial(
+def test_trials_ignore_last_digits_of_math(
     name: str, way: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def shaken(function: Any) -> Any:
@@ -153,7 +160,7 @@ def test_the_last_digits_of_another_machines_mathematics_change_no_trial(
 
 
 def printed() -> str:
-    """Every searcher's trials, one a line."""
+    """Return the trials of every searcher, one a line."""
     space = yaml.safe_load(SPACE)
     lines = [f'"{name}": [\n{_rows(trials_of(name, space))}\n]' for name in SEARCHERS]
     return "{" + ",\n".join(lines) + "}\n"

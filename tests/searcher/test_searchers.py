@@ -37,7 +37,7 @@ def created(operations: list[Operation]) -> list[int]:
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 8), st.integers(0, 4), st.integers(0, 99), st.data())
-def test_a_random_search_never_exceeds_its_bounds_and_ends_once(
+def test_random_search_keeps_limits_and_ends_once(
     trials: int, concurrent: int, seed: int, data: st.DataObject
 ) -> None:
     searcher = make_searcher(random_config(trials, concurrent), SPACE, seed)
@@ -63,17 +63,15 @@ def test_a_random_search_never_exceeds_its_bounds_and_ends_once(
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 20), st.integers(0, 99), st.data())
-def test_a_searcher_that_was_told_the_same_events_goes_on_as_the_first_one_would(
-    cut: int, seed: int, data: st.DataObject
-) -> None:
+def test_replayed_searcher_continues_alike(cut: int, seed: int, data: st.DataObject) -> None:
     config = random_config(6, 3)
     first, second = (make_searcher(config, SPACE, seed) for _ in range(2))
     open_ids = set(created(first.initial_operations()))
-    told: list[tuple[int, str]] = []
+    events: list[tuple[int, str]] = []
 
     def replay() -> None:
         second.initial_operations()
-        for trial_id, reason in told:
+        for trial_id, reason in events:
             second.validation_completed(trial_id, float("nan"), 5)
             end(second, trial_id, reason)
 
@@ -86,7 +84,7 @@ def test_a_searcher_that_was_told_the_same_events_goes_on_as_the_first_one_would
         reason = data.draw(st.sampled_from(REASONS))
         first.validation_completed(trial_id, float("nan"), 5)
         operations = end(first, trial_id, reason)
-        told.append((trial_id, reason))
+        events.append((trial_id, reason))
         if step >= cut:
             second.validation_completed(trial_id, float("nan"), 5)
             assert end(second, trial_id, reason) == operations
@@ -94,7 +92,7 @@ def test_a_searcher_that_was_told_the_same_events_goes_on_as_the_first_one_would
         open_ids = (open_ids - {trial_id}) | set(created(operations))
 
 
-def test_the_same_seed_gives_the_same_trials_however_the_file_is_ordered() -> None:
+def test_trials_depend_on_seed_not_on_key_order() -> None:
     reordered = {key: SPACE[key] for key in reversed(SPACE)}
     first = make_searcher(random_config(5, 0), SPACE, 7).initial_operations()
     again = make_searcher(random_config(5, 0), reordered, 7).initial_operations()
@@ -103,7 +101,7 @@ def test_the_same_seed_gives_the_same_trials_however_the_file_is_ordered() -> No
     assert first != other
 
 
-def test_a_single_search_is_one_trial_that_is_not_replaced() -> None:
+def test_single_search_never_replaces_its_trial() -> None:
     searcher = make_searcher({"name": "single", "metric": "loss"}, {"lr": 0.1}, 0)
     (create,) = searcher.initial_operations()
     assert isinstance(create, Create)
@@ -114,7 +112,7 @@ def test_a_single_search_is_one_trial_that_is_not_replaced() -> None:
     assert searcher.trial_exited_early(1, "invalid_hp") == [Shutdown()]
 
 
-def test_progress_follows_the_reports_of_open_trials() -> None:
+def test_progress_follows_reports_of_open_trials() -> None:
     searcher = make_searcher(random_config(2, 0), {"lr": 0.1}, 0)
     searcher.initial_operations()
     searcher.validation_completed(1, 0.5, 5)
@@ -129,14 +127,14 @@ def test_progress_follows_the_reports_of_open_trials() -> None:
     assert searcher.trial_exited(2) == [Shutdown()]
 
 
-def test_a_search_whose_trials_were_all_canceled_ends() -> None:
+def test_search_ends_when_all_trials_are_canceled() -> None:
     searcher = make_searcher(random_config(2, 1), {"lr": 0.1}, 0)
     searcher.initial_operations()
     assert created(searcher.trial_exited_early(1, "user_canceled")) == [2]
     assert searcher.trial_exited_early(2, "user_canceled") == [Shutdown()]
 
 
-def test_a_grid_tries_every_combination_once() -> None:
+def test_grid_tries_every_combination_once() -> None:
     space = {
         "b": {"type": "categorical", "vals": ["x", "y"]},
         "a": {"n": {"type": "int", "minval": 1, "maxval": 2, "count": 5}},
@@ -170,7 +168,7 @@ def test_a_grid_tries_every_combination_once() -> None:
         ),
     ],
 )
-def test_a_wrong_block_is_refused(
+def test_invalid_block_is_rejected(
     config: dict[str, Any], space: dict[str, Any], problem: str
 ) -> None:
     with pytest.raises(ConfigError, match=problem):

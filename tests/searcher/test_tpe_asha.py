@@ -1,4 +1,4 @@
-"""The ladder of ``tpe_asha``, rule by rule; what it proposes is in ``test_proposals.py``."""
+"""Rules of the ``tpe_asha`` ladder; ``test_proposals.py`` tests its proposals."""
 
 import math
 from collections import Counter, deque
@@ -25,7 +25,7 @@ from zerolab.searcher import (
 )
 from zerolab.searcher.tpe.ladder import Ladder, forecast, make_levels
 from zerolab.searcher.tpe.proposals import Proposer
-from zerolab.searcher.tpe.rung_correlation import Agreement
+from zerolab.searcher.tpe.rung_correlation import RungCorrelation
 from zerolab.searcher.tpe.search import TpeAshaSearcher
 
 SPACE: dict[str, Any] = {
@@ -57,7 +57,7 @@ def loss(hparams: Mapping[str, Any]) -> float:
 
 
 class Run:
-    """A cluster that does at once what a searcher wants, one trial after the other."""
+    """Cluster model that performs operations immediately, one trial after the other."""
 
     def __init__(self, searcher: Searcher) -> None:
         self.searcher = searcher
@@ -113,33 +113,29 @@ class Run:
     ("length", "levels"),
     [(27, [1, 3, 9, 27]), (100, [3, 11, 33, 100]), (10, [1, 3, 10]), (2, [1, 2]), (1, [1])],
 )
-def test_rungs_are_a_27th_a_9th_a_third_and_the_whole_without_doubles(
-    length: int, levels: list[int]
-) -> None:
+def test_levels_are_unique_powers_of_a_third(length: int, levels: list[int]) -> None:
     assert make_levels(length) == levels
 
 
 @pytest.mark.parametrize(
     ("length", "counts"), [(27, [24, 8, 3]), (10, [24, 8]), (2, [24]), (1, [24])]
 )
-def test_of_35_new_trials_24_are_first_judged_at_the_lowest_rung_8_and_3_above(
-    length: int, counts: list[int]
-) -> None:
+def test_entry_rungs_of_35_trials(length: int, counts: list[int]) -> None:
     ladder = Ladder(length)
-    entries = [ladder.enter() for _ in range(sum(counts) + 4)]
+    entries = [ladder.assign_entry_rung() for _ in range(sum(counts) + 4)]
     probes = (9, 10, 13, 32)
     entries = [rung for number, rung in enumerate(entries, start=1) if number not in probes]
     entries = entries[: sum(counts)]
     assert [entries.count(rung) for rung in range(len(counts))] == counts
 
 
-def test_a_9th_10th_and_13th_trial_and_then_fewer_and_fewer_train_to_the_whole_length() -> None:
+def test_probes_train_to_full_length() -> None:
     ladder = Ladder(27)
-    probes = [number for number in range(1, 250) if ladder.enter() == 3]
+    probes = [number for number in range(1, 250) if ladder.assign_entry_rung() == 3]
     assert probes == [9, 10, 13, 32, 64, 128]
 
 
-def test_a_new_trial_trains_to_the_rung_at_which_it_is_first_judged() -> None:
+def test_new_trial_trains_to_entry_rung() -> None:
     operations = searcher(concurrent=10).initial_operations()
     lengths = [operation.until for operation in operations if isinstance(operation, Continue)]
     assert lengths == [1, 3, 1, 1, 1, 9, 1, 3, 27, 27]
@@ -147,52 +143,50 @@ def test_a_new_trial_trains_to_the_rung_at_which_it_is_first_judged() -> None:
 
 
 def judge(ladder: Ladder, trial_id: int, *values: float) -> None:
-    """Tell what a trial had at every rung up to the last one given."""
+    """Report a trial's values at every rung up to the last value."""
     for rung, value in enumerate(values[:-1]):
-        ladder.pass_by(ladder.levels[rung], value, trial_id)
+        ladder.record_intermediate(ladder.levels[rung], value, trial_id)
     ladder.insert(len(values) - 1, values[-1], trial_id)
 
 
-def test_a_rung_that_misleads_gets_no_new_trials_and_promotes_none() -> None:
+def test_misleading_rung_gets_no_trials_and_no_promotions() -> None:
     ladder = Ladder(27)
     for trial_id in range(1, 9):
         judge(ladder, trial_id, -trial_id, trial_id, trial_id, trial_id)
     for trial_id in range(9, 15):
         judge(ladder, trial_id, trial_id)
     assert ladder.promote({}) is None
-    entries = [ladder.enter() for _ in range(45)]
+    entries = [ladder.assign_entry_rung() for _ in range(45)]
     assert 0 not in entries
     assert entries.count(1) > entries.count(2) > entries.count(3) > 0
 
 
-def test_a_search_whose_rungs_all_mislead_trains_every_new_trial_to_the_whole_length() -> None:
+def test_all_rungs_misleading_trains_to_full_length() -> None:
     ladder = Ladder(27)
     for trial_id in range(1, 9):
         judge(ladder, trial_id, -trial_id, -trial_id, -trial_id, trial_id)
-    assert {ladder.enter() for _ in range(20)} == {3}
-    assert ladder.best_known(8) == (list(range(1, 9)), 8)
+    assert {ladder.assign_entry_rung() for _ in range(20)} == {3}
+    assert ladder.best_trials(8) == (list(range(1, 9)), 8)
 
 
-def test_nothing_is_learned_from_a_rung_that_misleads() -> None:
+def test_misleading_rung_is_not_learned_from() -> None:
     ladder = Ladder(27)
     for trial_id in range(1, 8):
         judge(ladder, trial_id, -trial_id, -trial_id, -trial_id, trial_id)
     for trial_id in range(8, 30):
         judge(ladder, trial_id, -(trial_id % 8))
-    assert ladder.best_known(8) is None  # seven at the top are too few
+    assert ladder.best_trials(8) is None  # seven at the top are too few
 
 
-def test_where_rungs_rank_like_a_coin_the_next_one_is_not_trusted_before_it_has_proved_itself() -> (
-    None
-):
+def test_rung_above_random_ones_must_earn_trust() -> None:
     ladder = Ladder(27)
     second, third = [7, 0, 5, 3, 2, 4, 1, 6], [5, 4, 3, 2, 0, 7, 6, 1]
     for first, values in enumerate(zip(second, third, strict=True)):
         judge(ladder, first + 1, first, *values)
-    assert {ladder.enter() for _ in range(9)} == {3}
+    assert {ladder.assign_entry_rung() for _ in range(9)} == {3}
     for trial_id in range(9, 15):
         judge(ladder, trial_id, 8, 8, trial_id, trial_id)
-    assert 2 in {ladder.enter() for _ in range(9)}
+    assert 2 in {ladder.assign_entry_rung() for _ in range(9)}
 
 
 @pytest.mark.parametrize(
@@ -206,53 +200,53 @@ def test_where_rungs_rank_like_a_coin_the_next_one_is_not_trusted_before_it_has_
         ((4, 3, 2, 1), 0.425 / (10 / 6 + 0.5)),
     ],
 )
-def test_a_length_is_trusted_as_far_as_it_ranks_pairs_right(
-    longer: tuple[int, ...], share: float
-) -> None:
-    agreement = Agreement(2)
+def test_trust_follows_share_of_correct_pairs(longer: tuple[int, ...], share: float) -> None:
+    agreement = RungCorrelation(2)
     assert agreement.trust() == [1.0, 1.0]
     for trial_id, value in enumerate(longer, start=1):
-        agreement.note(0, trial_id, trial_id)
-        agreement.note(1, trial_id, value)
+        agreement.record(0, trial_id, trial_id)
+        agreement.record(1, trial_id, value)
     trust = min(max((share - 0.5) / 0.2, 0.0), 1.0)
     assert agreement.trust() == pytest.approx([trust, 1.0])
 
 
-def test_values_that_lie_infinitely_far_apart_are_ranked() -> None:
-    agreement = Agreement(2)
+def test_trust_handles_overflowing_differences() -> None:
+    agreement = RungCorrelation(2)
     for trial_id, value in enumerate((-1.7e308, 0.0, 1.7e308, math.inf)):
-        agreement.note(0, trial_id, value)
-        agreement.note(1, trial_id, value)
+        agreement.record(0, trial_id, value)
+        agreement.record(1, trial_id, value)
     assert agreement.trust() == [1.0, 1.0]
 
 
-def test_below_a_length_that_misleads_none_is_trusted_however_well_it_ranks() -> None:
-    agreement = Agreement(3)
+def test_no_trust_below_untrusted_rung() -> None:
+    agreement = RungCorrelation(3)
     for trial_id, longer in enumerate([(1, 2), (3, 3), (4, 1), (2, 4)], start=1):
         for rung, value in enumerate((trial_id, *longer)):
-            agreement.note(rung, trial_id, value)
+            agreement.record(rung, trial_id, value)
     # The first rung orders 7 of 10 ranks' distance as the second does, and 7 as the third does: it
     # alone would be trusted fully, with (7/6 + 0.425) / (10/6 + 0.5) = 0.735, and from there 0.708.
-    # The second orders 3 of 10 as the third does, 0.400, and nobody would go on from it.
+    # The second orders 3 of 10 as the third does, 0.400, and would promote no trial.
     assert agreement.trust() == [0.0, 0.0, 1.0]
 
 
-def test_a_trial_that_was_expected_to_keep_its_order_and_did_leaves_the_ladder_as_it_is() -> None:
+def test_confirmed_order_keeps_entry_rungs() -> None:
     ladder, untold = Ladder(27), Ladder(27)
     for trial_id in range(1, 9):
         judge(ladder, trial_id, trial_id, trial_id, trial_id, trial_id)
-    assert [ladder.enter() for _ in range(40)] == [untold.enter() for _ in range(40)]
+    assert [ladder.assign_entry_rung() for _ in range(40)] == [
+        untold.assign_entry_rung() for _ in range(40)
+    ]
 
 
-def test_the_forecast_counts_where_trials_usually_end() -> None:
-    # 56 trials enter at 0, 1 and 2 as 38, 13 and 5, and 4 are probes. Of five at a rung a third
-    # goes on, and three quarters of the others.
+def test_forecast_counts_trials_per_length() -> None:
+    # 56 trials enter at 0, 1 and 2 as 38, 13 and 5, and 4 are probes. A third of five at a rung
+    # are promoted, and three quarters of the others.
     assert forecast(27, 60) == {1: 12, 3: 12, 9: 10, 27: 26}
     assert forecast(1, 5) == {1: 5}
 
 
 @pytest.mark.parametrize("trials", [10, 30, 60])
-def test_searches_train_about_as_far_as_is_foretold(trials: int) -> None:
+def test_forecast_matches_simulated_searches(trials: int) -> None:
     trained = []
     for name in ("branin", "mixed valley", "digits mlp", "ackley5", "honest", "cliff"):
         cluster = Cluster(OBJECTIVES[name], workers=4, seed=trials)
@@ -261,19 +255,19 @@ def test_searches_train_about_as_far_as_is_foretold(trials: int) -> None:
             TpeAshaSearcher(space, 27, trials, 4, seed=trials, smaller_is_better=True), math.inf
         )
         trained.append(sum(trial.epoch for trial in cluster.trials.values()))
-    foretold = sum(length * count for length, count in forecast(27, trials).items())
-    assert 0.67 * foretold < median(trained) < 1.5 * foretold
+    estimate = sum(length * count for length, count in forecast(27, trials).items())
+    assert 0.67 * estimate < median(trained) < 1.5 * estimate
 
 
 @pytest.mark.parametrize("trials", [1, 2, 3, 4])
-def test_the_forecast_of_few_trials_is_what_they_do(trials: int) -> None:
+def test_forecast_of_few_trials_is_exact(trials: int) -> None:
     run = Run(searcher(trials, concurrent=1))
     run.finish()
     assert forecast(27, trials) == dict(Counter(run.until.values()))
     assert 27 in run.until.values()
 
 
-def test_the_best_third_of_a_rung_goes_on_best_first_and_the_highest_rung_first() -> None:
+def test_promotes_best_third_from_highest_rung_first() -> None:
     ladder = Ladder(27)
     for trial_id, value in enumerate([0.5, 0.3, 0.4, 0.2, 0.6, 0.1], start=1):
         ladder.insert(0, value, trial_id)
@@ -283,10 +277,10 @@ def test_the_best_third_of_a_rung_goes_on_best_first_and_the_highest_rung_first(
     assert promoted == [(9, 3), (6, 1), (4, 1), None]
 
 
-def test_at_the_rung_below_the_top_a_part_of_a_third_counts_as_a_whole_place() -> None:
+def test_quota_below_top_rounds_up() -> None:
     ladder = Ladder(27)
-    assert [ladder.places(2, judged) for judged in range(8)] == [0, 1, 1, 1, 2, 2, 2, 3]
-    assert [ladder.places(1, judged) for judged in range(8)] == [0, 0, 0, 1, 1, 1, 2, 2]
+    assert [ladder.promotion_quota(2, judged) for judged in range(8)] == [0, 1, 1, 1, 2, 2, 2, 3]
+    assert [ladder.promotion_quota(1, judged) for judged in range(8)] == [0, 0, 0, 1, 1, 1, 2, 2]
     ladder.insert(2, 0.5, 1)
     assert ladder.promote({}) == (1, 3)
     ladder.insert(2, 0.6, 2)
@@ -295,14 +289,14 @@ def test_at_the_rung_below_the_top_a_part_of_a_third_counts_as_a_whole_place() -
     assert ladder.promote({}) == (3, 3)
 
 
-def test_of_equal_values_the_older_trials_goes_on() -> None:
+def test_promotion_ties_favour_older_trial() -> None:
     ladder = Ladder(27)
     for trial_id in (5, 3, 4):
         ladder.insert(0, 0.5, trial_id)
     assert ladder.promote({}) == (3, 1)
 
 
-def test_whoever_diverged_or_ended_never_goes_on_and_counts_all_the_same() -> None:
+def test_diverged_or_ended_trial_is_never_promoted() -> None:
     ladder = Ladder(27)
     for trial_id, value in [(1, math.inf), (2, math.inf), (3, math.inf)]:
         ladder.insert(0, value, trial_id)
@@ -312,76 +306,76 @@ def test_whoever_diverged_or_ended_never_goes_on_and_counts_all_the_same() -> No
     assert ladder.promote({4: "errored"}) == (5, 1)
 
 
-def test_a_trial_of_the_best_third_goes_on_before_a_new_one_begins() -> None:
+def test_promotion_precedes_new_trials() -> None:
     run = Run(searcher(concurrent=3))
     assert [run.until[i] for i in (1, 2, 3)] == [1, 3, 1]
     run.report(1, 0.5)
     run.report(3, 0.4)
     assert run.training == [2, 4, 5]
     run.report(2, 0.6)
-    assert run.training == [4, 5, 6]  # a new one, for nobody is in the best third of anything
+    assert run.training == [4, 5, 6]  # a new trial: no trial is in the best third of a rung
     assert run.until[6] == 9
     run.report(5, 0.6)
     assert run.training == [4, 6, 3]
     assert run.log[-1] == Continue(3, 3)
 
 
-def test_of_many_trials_that_begin_at_once_200_are_drawn_from_what_is_known(
+def test_at_most_200_initial_trials_use_the_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked = []
+    calls = []
     propose = Proposer.propose
     monkeypatch.setattr(
-        Proposer, "propose", lambda self, *known: asked.append(1) or propose(self, *known)
+        Proposer, "propose", lambda self, *arguments: calls.append(1) or propose(self, *arguments)
     )
     operations = searcher(trials=500, concurrent=300).initial_operations()
     assert sum(isinstance(operation, Create) for operation in operations) == 300
-    assert len(asked) == 200
+    assert len(calls) == 200
 
 
-def test_a_value_before_the_rung_changes_nothing() -> None:
+def test_report_below_rung_has_no_effect() -> None:
     tpe = searcher(concurrent=15)
     first = tpe.initial_operations()
-    late = next(o.trial_id for o in first if isinstance(o, Continue) and o.until == 9)
-    assert tpe.validation_completed(late, 0.1, 3) == []
-    assert tpe.validation_completed(late, 0.1, 8.9) == []
-    assert tpe.validation_completed(late, 0.1, 9) != []
+    trial_id = next(o.trial_id for o in first if isinstance(o, Continue) and o.until == 9)
+    assert tpe.validation_completed(trial_id, 0.1, 3) == []
+    assert tpe.validation_completed(trial_id, 0.1, 8.9) == []
+    assert tpe.validation_completed(trial_id, 0.1, 9) != []
 
 
 @pytest.mark.parametrize("metric", [math.nan, math.inf, -math.inf])
-def test_a_trial_that_diverges_is_stopped_at_once_wherever_it_is(metric: float) -> None:
+def test_diverged_trial_is_stopped_immediately(metric: float) -> None:
     tpe = searcher(concurrent=15)
     first = tpe.initial_operations()
-    late = next(o.trial_id for o in first if isinstance(o, Continue) and o.until == 9)
-    assert tpe.validation_completed(late, metric, 1) == [Stop(late)]
-    assert isinstance(tpe.trial_exited(late)[0], Create)
+    trial_id = next(o.trial_id for o in first if isinstance(o, Continue) and o.until == 9)
+    assert tpe.validation_completed(trial_id, metric, 1) == [Stop(trial_id)]
+    assert isinstance(tpe.trial_exited(trial_id)[0], Create)
 
 
-def test_a_trial_at_full_length_is_stopped() -> None:
+def test_trial_at_full_length_is_stopped() -> None:
     tpe = searcher(trials=1, concurrent=1, length=1)
     tpe.initial_operations()
     assert tpe.validation_completed(1, 0.5, 1) == [Stop(1)]
     assert tpe.trial_exited(1) == [Shutdown()]
 
 
-def test_a_larger_metric_is_better_where_the_file_says_so() -> None:
+def test_larger_metric_is_better_if_configured() -> None:
     run = Run(searcher(trials=3, concurrent=3, length=2, smaller_is_better=False))
     for trial_id, value in ((2, 0.9), (1, 0.1), (3, 0.5)):
         run.report(trial_id, value)
     assert run.training == [2]
 
 
-def test_impossible_hyperparameters_are_replaced_and_forgotten() -> None:
+def test_invalid_hp_trial_is_replaced() -> None:
     run = Run(searcher(trials=3, concurrent=1, length=27))
     run.fail(1, ExitReason.INVALID_HP)
     assert run.training == [2]
-    assert run.until[2] == run.until[1]  # it enters where the other one would have
+    assert run.until[2] == run.until[1]  # same entry rung as the replaced trial
     run.finish()
     assert len(run.hparams) == 4
     assert run.over
 
 
-def test_impossible_hyperparameters_are_replaced_at_most_as_often_as_there_are_trials() -> None:
+def test_invalid_hp_replacements_are_limited() -> None:
     run = Run(searcher(trials=3, concurrent=1))
     while run.training:
         run.fail(run.training[0], ExitReason.INVALID_HP)
@@ -390,7 +384,7 @@ def test_impossible_hyperparameters_are_replaced_at_most_as_often_as_there_are_t
 
 
 @pytest.mark.parametrize("reason", [ExitReason.ERRORED, ExitReason.USER_CANCELED])
-def test_a_trial_that_failed_ranks_last_at_its_rung(reason: ExitReason) -> None:
+def test_failed_trial_ranks_last(reason: ExitReason) -> None:
     run = Run(searcher(trials=4, concurrent=4, length=2))
     run.fail(1, reason)
     for trial_id, value in ((2, 0.4), (3, 0.5), (4, 0.6)):
@@ -399,7 +393,7 @@ def test_a_trial_that_failed_ranks_last_at_its_rung(reason: ExitReason) -> None:
 
 
 @pytest.mark.parametrize("canceled", [False, True])
-def test_a_trial_that_waits_at_a_rung_goes_on_in_its_turn_unless_it_is_canceled(
+def test_paused_trial_is_promoted_unless_canceled(
     canceled: bool,
 ) -> None:
     run = Run(searcher(trials=4, concurrent=4, length=2))
@@ -413,7 +407,7 @@ def test_a_trial_that_waits_at_a_rung_goes_on_in_its_turn_unless_it_is_canceled(
     assert (Continue(1, 2) in run.log) is not canceled
 
 
-def test_a_trial_that_ends_by_itself_is_judged_by_what_it_reported_last() -> None:
+def test_trial_ending_early_is_judged_by_last_report() -> None:
     tpe = searcher(trials=3, concurrent=3, length=27)
     tpe.initial_operations()
     tpe.validation_completed(2, 0.25, 1)
@@ -422,7 +416,7 @@ def test_a_trial_that_ends_by_itself_is_judged_by_what_it_reported_last() -> Non
     assert (0.25, 2) in view[1]
 
 
-def test_a_search_ends_when_the_last_trial_has_and_ends_what_waits() -> None:
+def test_search_end_stops_paused_trials() -> None:
     run = Run(searcher(trials=40, concurrent=4))
     run.finish()
     assert run.over
@@ -432,7 +426,7 @@ def test_a_search_ends_when_the_last_trial_has_and_ends_what_waits() -> None:
     assert lengths.count(27) >= 1
 
 
-def test_searches_find_better_trials_than_their_first_ones() -> None:
+def test_later_trials_are_better() -> None:
     first, last = [], []
     for seed in range(5):
         run = Run(searcher(trials=150, concurrent=4, seed=seed))
@@ -443,8 +437,8 @@ def test_searches_find_better_trials_than_their_first_ones() -> None:
     assert median(last) < 0.7 * median(first)  # random search: 1, give or take a tenth
 
 
-def step(tpe: Searcher, told: tuple[int, str, float], length: float) -> list[Operation]:
-    trial_id, kind, value = told
+def step(tpe: Searcher, event: tuple[int, str, float], length: float) -> list[Operation]:
+    trial_id, kind, value = event
     if kind == "validated":
         return tpe.validation_completed(trial_id, value, length)
     if kind == "exited":
@@ -457,7 +451,7 @@ KINDS = ("validated", "validated", "validated", "early", "errored", "invalid_hp"
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 25), st.integers(1, 5), st.sampled_from([1, 2, 10, 27]), st.data())
-def test_whatever_happens_the_bounds_hold_a_replay_goes_on_alike_and_the_search_ends(
+def test_random_events_keep_limits_and_replay(
     trials: int, concurrent: int, length: int, data: st.DataObject
 ) -> None:
     tpe = searcher(trials, concurrent, 3, length)
@@ -479,13 +473,13 @@ def test_whatever_happens_the_bounds_hold_a_replay_goes_on_alike_and_the_search_
                     stopped.append(trial_id)
         assert len(training) <= concurrent
         if stopped:
-            # what is stopped ends later than the next event, as it does on a cluster
-            told: tuple[int, str, float] = (stopped[0], "exited", 0.0)
+            # stopped trials end after the next event, as on a cluster
+            stop_event: tuple[int, str, float] = (stopped[0], "exited", 0.0)
             fresh = list(fresh[fresh.index(Stop(stopped[0])) + 1 :])
             ended.add(stopped[0])
             training.discard(stopped[0])
-            events.append((told, 0.0))
-            more = step(tpe, told, 0.0)
+            events.append((stop_event, 0.0))
+            more = step(tpe, stop_event, 0.0)
             log += more
             fresh = [o for o in fresh if isinstance(o, Stop)] + more
             continue
@@ -515,11 +509,11 @@ def test_whatever_happens_the_bounds_hold_a_replay_goes_on_alike_and_the_search_
     replayed = list(again.initial_operations())
     for event, at in events:
         replayed += step(again, event, at)
-        assert step(again, event, at) == []  # told twice, it changes nothing
+        assert step(again, event, at) == []  # a duplicate changes nothing
     assert replayed == log
 
 
-def test_what_is_no_event_of_a_training_trial_changes_nothing() -> None:
+def test_unknown_trial_events_are_ignored() -> None:
     tpe = searcher(concurrent=2)
     tpe.initial_operations()
     assert tpe.trial_created(1) == []
@@ -530,7 +524,7 @@ def test_what_is_no_event_of_a_training_trial_changes_nothing() -> None:
         tpe.trial_exited_early(1, "bored")
 
 
-def test_the_same_seed_gives_the_same_trials_and_another_seed_others() -> None:
+def test_trials_depend_on_seed() -> None:
     runs = [Run(searcher(seed=seed)) for seed in (1, 1, 2)]
     for run in runs:
         run.finish()
@@ -546,6 +540,6 @@ def test_the_same_seed_gives_the_same_trials_and_another_seed_others() -> None:
         ({"max_trials": 0}, "max_trials: input should be greater than 0"),
     ],
 )
-def test_a_wrong_block_is_refused(block: dict[str, Any], problem: str) -> None:
+def test_invalid_block_is_rejected(block: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         searcher(**block)

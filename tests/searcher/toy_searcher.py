@@ -1,4 +1,4 @@
-"""A searcher in one file: trials one after the other, until one is good enough."""
+"""Complete searcher in one file: sequential trials until one is good enough."""
 
 from collections.abc import Mapping
 from random import Random
@@ -11,10 +11,10 @@ from zerolab.searcher.section import SearcherConfig
 
 
 class ToyConfig(SearcherConfig):
-    """Until one is good enough."""
+    """Sequential trials until one is good enough."""
 
     name: Literal["toy"]
-    """Until one is good enough."""
+    """Sequential trials until one is good enough."""
 
     goal: float
     """The metric at which the search ends."""

@@ -406,8 +406,8 @@ _BOUNDS = {"minval": "min", "maxval": "max"}
 def _read_values(kind: str, value: Mapping[str, Any]) -> Spec | list[str]:
     """Read a spec with ``min`` and ``max``."""
     wrong = {
-        "minval": "must not stand beside min and max; remove it",
-        "maxval": "must not stand beside min and max; remove it",
+        "minval": "must not be combined with min and max; remove it",
+        "maxval": "must not be combined with min and max; remove it",
     } | ({"base": "has no effect with min and max, which are values; remove it"}
          if kind == "log" else {})  # fmt: skip
     problems = [f"{key}: {problem}" for key, problem in wrong.items() if key in value]

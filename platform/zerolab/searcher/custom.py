@@ -1,7 +1,7 @@
-"""``custom``: a searcher of the user's own, in the model directory or anywhere that reaches REST.
+"""``custom``: a user's searcher, in the model directory or behind the REST API.
 
-What it decides comes as operations over REST, from the process that runs it
-(:mod:`zerolab.client.search`); here is only what was told and how much of it has been answered.
+Its decisions arrive as operations over REST, from the process that runs it
+(:mod:`zerolab.client.search`). This module only stores which events have been answered.
 """
 
 from collections.abc import Mapping
@@ -17,74 +17,75 @@ __all__ = ["CustomConfig", "CustomSearcher"]
 
 
 class CustomConfig(SearcherConfig):
-    """A searcher of your own."""
+    """A searcher that you write."""
 
     name: Literal["custom"]
-    """A searcher of your own, in the model directory or anywhere that reaches the REST API."""
+    """A searcher that you write, in the model directory or in any process that reaches the REST
+    API."""
 
     entrypoint: (
         Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")] | None
     ) = None
-    """``module:Class`` in the model directory, which the server runs beside itself, in a process of
-    its own; null when operations are sent over REST."""
+    """``module:Class`` in the model directory, which the server runs in a separate process; null
+    when operations are sent over REST."""
 
     options: dict[str, Any] = Field(default_factory=dict)
-    """Free for the searcher's own use."""
+    """Options for the searcher; not interpreted."""
 
     @property
-    def runs_beside(self) -> str | None:
-        """The class, where one is named."""
+    def external_entrypoint(self) -> str | None:
+        """Entrypoint of the searcher's process, if one is configured."""
         return self.entrypoint
 
     def outline(self, space: Mapping[str, Any]) -> str:
-        """Nobody knows."""
+        """Describe who chooses the trials."""
         del space
-        where = f"by {self.entrypoint}" if self.entrypoint else "by operations sent over REST"
-        return f"trials chosen {where}"
+        source = f"by {self.entrypoint}" if self.entrypoint else "by operations sent over REST"
+        return f"trials chosen {source}"
 
     def make(self, space: Mapping[str, Any], seed: int) -> Searcher:
-        """A record of what was answered."""
+        """Make a record of the answered events."""
         del space, seed
         return CustomSearcher()
 
 
 class CustomSearcher:
-    """Decides nothing: remembers what was answered."""
+    """Record of the events that an external searcher has answered."""
 
     def __init__(self) -> None:
         self.handled = -1
         self._progress = 0.0
 
     def initial_operations(self) -> list[Operation]:
-        """They are sent later."""
+        """Return nothing: operations arrive over REST."""
         return []
 
     def trial_created(self, trial_id: int) -> list[Operation]:
-        """Nothing."""
+        """Return nothing: operations arrive over REST."""
         del trial_id
         return []
 
     def validation_completed(self, trial_id: int, metric: float, length: float) -> list[Operation]:
-        """Nothing: what follows is sent."""
+        """Return nothing: operations arrive over REST."""
         del trial_id, metric, length
         return []
 
     def trial_exited(self, trial_id: int) -> list[Operation]:
-        """Nothing: what follows is sent."""
+        """Return nothing: operations arrive over REST."""
         del trial_id
         return []
 
     def trial_exited_early(self, trial_id: int, reason: ExitReason | str) -> list[Operation]:
-        """Nothing: what follows is sent."""
+        """Return nothing: operations arrive over REST."""
         del trial_id, reason
         return []
 
-    def operated(self, handled: int, progress: float | None) -> None:
-        """Note what was answered."""
+    def record_operations(self, handled: int, progress: float | None) -> None:
+        """Record the last answered event and the progress."""
         self.handled = max(self.handled, handled)
         if progress is not None:
             self._progress = min(max(progress, 0.0), 1.0)
 
     def progress(self) -> float:
-        """As it was sent."""
+        """Return the progress that the external searcher sent last."""
         return self._progress

@@ -1,4 +1,4 @@
-"""From configuration to searcher."""
+"""Construction of searchers from configurations."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from zerolab.errors import ConfigError
 from zerolab.searcher.interface import Searcher
 
-if TYPE_CHECKING:  # loaded when the first experiment comes
+if TYPE_CHECKING:  # imported lazily, with the first experiment
     from zerolab.searcher.section import SearcherConfig
 
 __all__ = ["make_searcher", "read_section"]
@@ -25,7 +25,7 @@ def make_searcher(
         seed: The experiment's seed; the same seed gives the same trials.
 
     Raises:
-        ConfigError: If the block or a hyperparameter is not a valid one.
+        ConfigError: If the block or a hyperparameter is invalid.
     """
     if isinstance(searcher_config, Mapping):
         searcher_config = read_section(searcher_config)
@@ -39,7 +39,7 @@ def read_section(block: Mapping[str, Any]) -> "SearcherConfig":
     """Read the ``searcher`` block of an experiment file.
 
     Raises:
-        ConfigError: If it is not a valid one.
+        ConfigError: If it is invalid.
     """
     from zerolab.schema.section import OneOf, Section, validate
     from zerolab.searcher.registry import SEARCHERS

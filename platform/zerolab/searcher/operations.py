@@ -1,4 +1,4 @@
-"""What a searcher asks for."""
+"""Operations that a searcher requests."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +17,9 @@ class Create:
     trial_seed: int
     """From 0 to 2**31 - 1."""
     source: int | None = None
-    """Number of another trial whose weights it begins with: those of the checkpoint that belongs
-    to the newest validation told of it, or of the first one after that. Its counters, optimizer
-    and schedule begin anew. None for the experiment's own beginning."""
+    """Number of another trial from whose weights it starts: those of the checkpoint of its newest
+    known validation, or of the first one after that. Counters, optimizer and schedule are not
+    loaded. None for the experiment's own initialization."""
 
 
 @dataclass(frozen=True)
@@ -31,23 +31,23 @@ class Stop:
 
 @dataclass(frozen=True)
 class Continue:
-    """Let a trial train on."""
+    """Let a paused trial train on."""
 
     trial_id: int
     until: int
-    """Length at which it pauses again, in the unit of the search."""
+    """Length at which it pauses next, in the unit of the search."""
 
 
 @dataclass(frozen=True)
 class Reopen:
-    """Take back the end of a trial that was stopped: it is paused again, and may go on."""
+    """Undo the end of a stopped trial: it is paused again and may continue."""
 
     trial_id: int
 
 
 @dataclass(frozen=True)
 class Shutdown:
-    """The search is over."""
+    """End the search."""
 
 
 Operation = Create | Stop | Continue | Reopen | Shutdown

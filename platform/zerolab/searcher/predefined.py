@@ -1,40 +1,40 @@
-"""Searchers that know their trials beforehand: one, so many samples, or every point of a grid."""
+"""Searchers whose trials are known beforehand: one trial, random samples or a grid."""
 
 from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from zerolab.searcher.concurrency import FillingSearcher
+from zerolab.searcher.concurrency import ConcurrentSearcher
 from zerolab.searcher.interface import ExitReason
 from zerolab.searcher.operations import Create, Operation, Shutdown
 
-__all__ = ["ListedSearcher", "trial_rng"]
+__all__ = ["FixedTrialsSearcher", "trial_rng"]
 
 _COMPLETED = "completed"
 
 
 def trial_rng(seed: int, trial_id: int) -> Random:
-    """The randomness of one trial, which depends on nothing that happened before.
+    """Return the random generator of one trial, independent of all earlier events.
 
     Args:
-        seed: Of the experiment.
+        seed: Seed of the experiment.
         trial_id: Number within the experiment, from 1.
     """
     return Random(f"trial {trial_id} of {seed}")  # noqa: S311 - nothing secret
 
 
-class ListedSearcher(FillingSearcher):
-    """Runs a fixed number of trials, so many at a time.
+class FixedTrialsSearcher(ConcurrentSearcher):
+    """Runs a fixed number of trials with limited concurrency.
 
     Args:
-        propose: Gives a trial's hyperparameters by its number, from 1, and its randomness; asked
-            once for each, in their order.
-        total: How many trials there are.
-        concurrent: How many exist at a time; 0 means all.
-        seed: Of the experiment.
-        length: How far a trial trains, in the unit of the search; 0 when it decides by itself.
-        replaces_invalid: Whether a trial with impossible hyperparameters is replaced by a new
-            one, which happens at most ``total`` times.
+        propose: Returns a trial's hyperparameters from its number (from 1) and its random
+            generator; called once for each trial, in order.
+        total: Number of trials.
+        concurrent: Maximum number of trials that exist at a time; 0 means all.
+        seed: Seed of the experiment.
+        length: Length of a trial, in the unit of the search; 0 when it decides by itself.
+        replaces_invalid: Whether a trial with invalid hyperparameters is replaced by a new one, at
+            most ``total`` times.
     """
 
     def __init__(
@@ -56,22 +56,22 @@ class ListedSearcher(FillingSearcher):
         self._created = 0
         self._replaced = 0
         self._closed: dict[int, str] = {}  # trial id -> how it ended
-        self._reached: dict[int, float] = {}  # trial id -> length at its last report
-        self._over = False
+        self._lengths: dict[int, float] = {}  # trial id -> length at its last report
+        self._is_finished = False
 
     def validation_completed(self, trial_id: int, metric: float, length: float) -> list[Operation]:
-        """Nothing follows but progress: no trial of these searchers is stopped by its metric."""
+        """Record the progress: metrics never stop a trial here."""
         del metric
         if self._is_open(trial_id):
-            self._reached[trial_id] = max(length, self._reached.get(trial_id, 0))
+            self._lengths[trial_id] = max(length, self._lengths.get(trial_id, 0))
         return []
 
     def trial_exited(self, trial_id: int) -> list[Operation]:
-        """Make room for the next trial."""
+        """Start the next trial."""
         return self._close(trial_id, _COMPLETED)
 
     def trial_exited_early(self, trial_id: int, reason: ExitReason | str) -> list[Operation]:
-        """Make room for the next trial; one with impossible hyperparameters may be replaced.
+        """Start the next trial; a trial with invalid hyperparameters may be replaced.
 
         Raises:
             ValueError: If the reason is not an :class:`ExitReason`.
@@ -79,39 +79,39 @@ class ListedSearcher(FillingSearcher):
         return self._close(trial_id, ExitReason(reason).value)
 
     def progress(self) -> float:
-        """Mean over all trials that there will be, from 0 to 1."""
-        if self._over:
+        """Return the mean progress over all planned trials, from 0 to 1."""
+        if self._is_finished:
             return 1.0
         done = float(len(self._closed) - self._replaced)
-        for trial_id, reached in self._reached.items():
+        for trial_id, length in self._lengths.items():
             if self._is_open(trial_id) and self._length:
-                done += min(reached / self._length, 1.0)
+                done += min(length / self._length, 1.0)
         return min(max(done, 0.0) / self._total, 1.0)
 
     def _is_open(self, trial_id: int) -> bool:
         return 1 <= trial_id <= self._created and trial_id not in self._closed
 
-    def _close(self, trial_id: int, how: str) -> list[Operation]:
+    def _close(self, trial_id: int, reason: str) -> list[Operation]:
         if not self._is_open(trial_id):
             return []
-        self._closed[trial_id] = how
-        self._reached.pop(trial_id, None)
-        is_invalid = how == ExitReason.INVALID_HP.value
+        self._closed[trial_id] = reason
+        self._lengths.pop(trial_id, None)
+        is_invalid = reason == ExitReason.INVALID_HP.value
         if is_invalid and self._replaces_invalid and self._replaced < self._total:
             self._replaced += 1
         return self._fill()
 
     def _fill(self) -> list[Operation]:
-        if self._over:
+        if self._is_finished:
             return []
         operations: list[Operation] = []
-        wanted = self._total + self._replaced
-        while self._created < wanted and self._created - len(self._closed) < self._concurrent:
+        target = self._total + self._replaced
+        while self._created < target and self._created - len(self._closed) < self._concurrent:
             self._created += 1
             rng = trial_rng(self._seed, self._created)
             hparams = self._propose(self._created, rng)
             operations.append(Create(self._created, hparams, rng.randrange(2**31)))
-        if self._created == wanted == len(self._closed):
-            self._over = True
+        if self._created == target == len(self._closed):
+            self._is_finished = True
             operations.append(Shutdown())
         return operations

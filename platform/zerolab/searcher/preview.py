@@ -1,4 +1,4 @@
-"""What a search will come to, said before anything starts."""
+"""Estimate of a search's trials and cost (dry run)."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,52 +8,51 @@ __all__ = ["Preview"]
 
 @dataclass(frozen=True)
 class Preview:
-    """Trials by length, and what they cost.
+    """Estimated trials by length, and their cost.
 
-    A searcher that compares trials can only say what happens under some premise, and what is the
-    most: more of them go on, the better the later ones are.
+    Searchers that compare trials can only estimate under a premise, and give a maximum: more trials
+    are promoted when later ones are better.
     """
 
     outline: str
-    """In a few words."""
+    """Short description of the trials."""
     unit: Literal["batches", "epochs"] | None
-    """Of all lengths; None when trials decide by themselves how far they train."""
+    """Unit of all lengths; None when trials decide by themselves how long they train."""
     lengths: dict[int, int]
-    """Length to the number of trials that end there; empty when the searcher cannot say."""
+    """Length to the number of trials that end there; empty when the searcher cannot estimate it."""
     most_length: int | None
-    """How far all trials train together at most, in the unit of the lengths; None when nobody can
-    say."""
+    """Maximum total length over all trials, in the unit of the lengths; None when unknown."""
     slots: int
-    """Of each trial."""
+    """Slots of each trial."""
     seconds_per_unit: float | None = None
-    """How long one batch, or one epoch, of a trial takes; None when nobody knows."""
+    """Seconds that a trial needs for one batch or one epoch; None when unknown."""
     like: int | None = None
-    """The experiment from which that is known; None when it was given."""
+    """Experiment whose speed was used; None when the time was given."""
     warnings: tuple[str, ...] = ()
-    """What of the search is probably a mistake."""
+    """Probable mistakes in the search's configuration."""
     premise: str | None = None
-    """When so many end where; None when it is certain, or nobody can say."""
+    """Assumption under which ``lengths`` holds; None when it is certain or unknown."""
 
     @property
     def trials(self) -> int | None:
-        """How many there are; None when the searcher cannot say."""
+        """Number of trials; None when the searcher cannot estimate it."""
         return sum(self.lengths.values()) if self.lengths else None
 
     @property
     def total_length(self) -> int | None:
-        """Over all trials, in the unit of the lengths; None when nobody can say."""
+        """Total length over all trials, in the unit of the lengths; None when unknown."""
         if not self.lengths or self.unit is None:
             return None
         return sum(length * number for length, number in self.lengths.items())
 
     @property
     def slot_hours(self) -> float | None:
-        """What all trials hold together; None when a time or a length is unknown."""
+        """Slot hours of all trials; None when a time or a length is unknown."""
         return self._hours(self.total_length)
 
     @property
     def most_slot_hours(self) -> float | None:
-        """The same of the most that they may train."""
+        """Slot hours for the maximum total length; None when unknown."""
         return self._hours(self.most_length)
 
     def _hours(self, length: int | None) -> float | None:

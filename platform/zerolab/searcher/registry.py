@@ -1,4 +1,4 @@
-"""The searchers that there are: a new one is one file, and one line here."""
+"""Registry of the searchers; a new searcher is one file and one line here."""
 
 from zerolab.searcher.asha.adaptive_asha import AdaptiveAshaConfig
 from zerolab.searcher.asha.async_halving import AsyncHalvingConfig
@@ -22,4 +22,4 @@ SEARCHERS: dict[str, type[SearcherConfig]] = {
     "tpe_asha": TpeAshaConfig,
     "custom": CustomConfig,
 }
-"""What ``searcher.name`` may be, and the section that says the rest."""
+"""Values of ``searcher.name``, with the configuration section of each."""

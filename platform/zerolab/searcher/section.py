@@ -1,4 +1,4 @@
-"""The ``searcher`` block of an experiment file: what all searchers share."""
+"""Base of the ``searcher`` block of an experiment file."""
 
 import re
 from abc import abstractmethod
@@ -16,8 +16,9 @@ from zerolab.searcher.operations import Operation
 
 __all__ = ["MetricName", "SearcherConfig"]
 
-_MAX_AT_ONCE = 10_000
-"""Most trials that exist at a time: the server makes the first ones in one step, within seconds."""
+_MAX_INITIAL_TRIALS = 10_000
+"""Maximum number of trials at a time: the server creates the first ones in one step, within
+seconds."""
 
 
 def _uuid(value: str) -> str:
@@ -39,101 +40,101 @@ MetricName = Annotated[str, AfterValidator(_metric)]
 
 
 class SearcherConfig(Section):
-    """Which trials there are, and how far each one trains; one subclass for each searcher."""
+    """Configuration of a search; one subclass for each searcher."""
 
     name: str
-    """Which searcher."""
+    """Name of the searcher."""
 
     metric: MetricName | None
     """The validation metric by which trials are compared. Optional for ``single``: without it no
     validation is expected."""
 
     smaller_is_better: bool = True
-    """Whether a smaller metric is the better one."""
+    """Whether a smaller metric is better."""
 
     max_length: Length | None = None
-    """How far each trial trains: ``{batches: n}``, ``{epochs: n}`` or a number of batches.
-    Required unless the entrypoint is a command."""
+    """Length of each trial: ``{batches: n}``, ``{epochs: n}`` or a number of batches. Required
+    unless the entrypoint is a command."""
 
-    max_concurrent_trials: Annotated[NonNegativeInt, Field(le=_MAX_AT_ONCE)] = 16
-    """How many trials exist at a time; 0 means all."""
+    max_concurrent_trials: Annotated[NonNegativeInt, Field(le=_MAX_INITIAL_TRIALS)] = 16
+    """Maximum number of trials that exist at a time; 0 means all."""
 
     source_trial_id: PositiveInt | None = None
-    """Warm start: every trial begins with the weights of the newest checkpoint of this trial, which
-    may be any experiment's; its counters, optimizer and schedule begin anew."""
+    """Warm start: every trial begins with the weights of this trial's newest checkpoint. The trial
+    may belong to any experiment. Counters, optimizer and schedule are not loaded."""
 
     source_checkpoint_uuid: Annotated[str, AfterValidator(_uuid)] | None = None
-    """The same with the weights of this checkpoint; at most one of the two is given."""
+    """Warm start from the weights of this checkpoint. Excludes ``source_trial_id``."""
 
     has_one_trial: ClassVar[bool] = False
-    """Whether the experiment is as far as its only trial."""
+    """Whether the experiment's progress is that of its only trial."""
 
-    may_grow: ClassVar[frozenset[str]] = frozenset()
-    """Fields that may become greater when an experiment goes on."""
+    growable_fields: ClassVar[frozenset[str]] = frozenset()
+    """Fields that may increase when an experiment is continued."""
 
-    follows_growth: ClassVar[frozenset[str]] = frozenset()
-    """Fields that :meth:`settled` sets for those, and that may be said with them."""
+    derived_fields: ClassVar[frozenset[str]] = frozenset()
+    """Fields that :meth:`with_derived_fields` sets from those; a user may set them, too."""
 
     premise: ClassVar[str | None] = None
-    """When so many trials end where :meth:`forecast` says; None when it is certain."""
+    """Assumption under which :meth:`forecast` holds; None when it is certain."""
 
-    is_independent: ClassVar[bool] = False
-    """Whether no trial has to do with another, so that any may follow those that there are."""
-    continues_ended: ClassVar[bool] = False
-    """Whether a trial of which it was told that it has ended may go on all the same: nothing
-    follows from what trials report, so that a searcher made with greater fields, and told all
-    events so far, wants the same trials, and perhaps more. Others have :meth:`grow`."""
+    has_independent_trials: ClassVar[bool] = False
+    """Whether no trial depends on another, so that any trial may follow the existing ones."""
+    rebuilds_on_growth: ClassVar[bool] = False
+    """Whether a grown search is rebuilt and replayed instead of calling :meth:`grow`. It requires
+    that reports change no decision: a searcher with larger fields and all events so far requests
+    the same trials, and perhaps more. Ended trials may then continue."""
 
     @property
     def full_length(self) -> Length | None:
-        """How far a trial trains at most; None when it decides by itself."""
+        """Maximum length of a trial; None when the trial decides by itself."""
         return self.max_length
 
     @property
     def length(self) -> int:
-        """How far a trial trains at most, in its unit; 0 when it decides by itself."""
+        """Maximum length of a trial in its unit; 0 when the trial decides by itself."""
         return self.full_length.count if self.full_length else 0
 
     @property
     def unit(self) -> Literal["batches", "epochs"] | None:
-        """In which all lengths of the search are counted; None when trials have no length."""
+        """Unit of all lengths of the search; None when trials have no length."""
         return self.full_length.unit if self.full_length else None
 
     @property
-    def runs_beside(self) -> str | None:
-        """``module:Class`` of the model directory that decides in a process of its own."""
+    def external_entrypoint(self) -> str | None:
+        """``module:Class`` of a searcher that runs in its own process, from the model directory."""
         return None
 
     def validate_at(self) -> tuple[int, ...]:
-        """Lengths after which a trial is validated, besides its validation period."""
+        """Return the lengths of validations that are added to the validation period."""
         return ()
 
     def forecast(self, space: Mapping[str, Any]) -> dict[int, int]:
-        """Say before anything starts how many trials end at which length; none where nobody knows.
+        """Estimate how many trials end at which length; empty when unknown.
 
         Args:
-            space: The experiment's hyperparameters, without mistakes.
+            space: The experiment's hyperparameters, already validated.
         """
         del space
         return {}
 
     def most_length(self, space: Mapping[str, Any]) -> int | None:
-        """Say how far all trials train together at most, in the unit of the search.
+        """Return the maximum total length over all trials, in the unit of the search.
 
-        That is what :meth:`forecast` says, where the results have no say in it. Trials that are
-        replaced, and what is trained again after a failure, come on top.
+        This follows from :meth:`forecast` where results change no decision. Replaced trials, and
+        training repeated after a failure, are not included.
 
         Args:
-            space: The experiment's hyperparameters, without mistakes.
+            space: The experiment's hyperparameters, already validated.
 
         Returns:
-            None where nobody knows.
+            None when it is unknown.
         """
         ends = self.forecast(space)
         return sum(end * trials for end, trials in ends.items()) if ends and self.unit else None
 
     def problems(self, space: Mapping[str, Any]) -> Iterator[str]:
-        """What is wrong between the block and the hyperparameters, a line each.
+        """Yield a message for each conflict between the block and the hyperparameters.
 
         Args:
             space: The experiment's hyperparameters.
@@ -141,32 +142,32 @@ class SearcherConfig(Section):
         yield from space_problems(space)
         if self.source_trial_id is not None and self.source_checkpoint_uuid is not None:
             yield (
-                "searcher.source_checkpoint_uuid: must not stand beside source_trial_id = "
+                "searcher.source_checkpoint_uuid: must not be combined with source_trial_id = "
                 f"{self.source_trial_id}, got {self.source_checkpoint_uuid!r}; remove one of them"
             )
 
-    def begin_problems(self, trials: int) -> Iterator[str]:
-        """Say that too many trials would begin at once where their number is not bounded.
+    def initial_trials_problems(self, trials: int) -> Iterator[str]:
+        """Yield a message when too many trials would start at once.
 
         Args:
-            trials: How many would.
+            trials: Number of trials that would start at once.
         """
-        if not self.max_concurrent_trials and trials > _MAX_AT_ONCE:
+        if not self.max_concurrent_trials and trials > _MAX_INITIAL_TRIALS:
             yield (
-                f"searcher.max_concurrent_trials: must be 1 to {_MAX_AT_ONCE:,} for this search, "
-                f"got 0, with which {trials:,} trials would begin at once"
+                f"searcher.max_concurrent_trials: must be 1 to {_MAX_INITIAL_TRIALS:,} for this "
+                f"search, got 0, with which {trials:,} trials would start at once"
             )
 
     @abstractmethod
     def outline(self, space: Mapping[str, Any]) -> str:
-        """Say in a few words which trials there will be, as in ``8 trials``.
+        """Describe the trials in a few words, such as ``8 trials``.
 
         Args:
-            space: The experiment's hyperparameters, without mistakes.
+            space: The experiment's hyperparameters, already validated.
         """
 
-    def settled(self, before: Self) -> Self:
-        """Fill in what must follow when an experiment goes on that was searched by another section.
+    def with_derived_fields(self, before: Self) -> Self:
+        """Return this section with the fields that follow from the section it continues.
 
         Args:
             before: The section so far.
@@ -175,7 +176,7 @@ class SearcherConfig(Section):
         return self
 
     def growth_problems(self, before: Self) -> Iterator[str]:
-        """What keeps a search from going on with this section, a line each.
+        """Yield a message for each reason why a search cannot continue with this section.
 
         Args:
             before: The section so far, of the same searcher.
@@ -185,34 +186,33 @@ class SearcherConfig(Section):
             got = "nothing" if new is None else f"{new.count} {new.unit}"
             least = f"{old.count} {old.unit}"
             yield f"searcher.{self.length_field}: must be at least {least} as before, got {got}"
-        for field in sorted(self.may_grow - {"max_length", "max_time", "length_per_round"}):
+        for field in sorted(self.growable_fields - {"max_length", "max_time", "length_per_round"}):
             least, got_number = getattr(before, field), getattr(self, field)
             if got_number < least:
                 yield f"searcher.{field}: must be at least {least} as before, got {got_number}"
 
     @property
     def length_field(self) -> str:
-        """The field that says the length."""
+        """Name of the field that sets the length."""
         return "max_length"
 
     def grow(self, searcher: Searcher, lost: Collection[int]) -> list[Operation]:
-        """Let a search that was made with lesser fields go on with these.
+        """Continue a search that was made with smaller fields.
 
         Args:
-            searcher: Made by a section of the same kind; changed.
-            lost: Trials that have no checkpoint left to go on from.
+            searcher: Made by a section of the same kind; changed in place.
+            lost: Trials that have no checkpoint left to resume from.
 
         Returns:
-            What is wanted now: trials whose end is taken back (``Reopen``), others that go on, and
-            new ones.
+            Operations that follow: reopened trials (``Reopen``), continued ones and new ones.
         """
-        raise AssertionError(f"{self.name} is made anew, and told all events again")
+        raise AssertionError(f"{self.name} is rebuilt, and all events are replayed")
 
     @abstractmethod
     def make(self, space: Mapping[str, Any], seed: int) -> Searcher:
         """Make the searcher.
 
         Args:
-            space: The experiment's hyperparameters, without mistakes.
+            space: The experiment's hyperparameters, already validated.
             seed: The same seed gives the same trials.
         """

@@ -1,4 +1,4 @@
-"""``single``: one trial, with the hyperparameters that the file says."""
+"""``single``: one trial with fixed hyperparameters."""
 
 from collections.abc import Iterator, Mapping
 from random import Random
@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from zerolab.schema.hyperparameters import needs_search, sample_hyperparameters
 from zerolab.searcher.interface import Searcher
-from zerolab.searcher.predefined import ListedSearcher
+from zerolab.searcher.predefined import FixedTrialsSearcher
 from zerolab.searcher.section import MetricName, SearcherConfig
 
 __all__ = ["SingleConfig"]
@@ -21,16 +21,16 @@ class SingleConfig(SearcherConfig):
     """One trial."""
 
     metric: MetricName | None = None
-    """The validation metric that says which validation and which checkpoint are the best. Leave it
-    out where nothing is validated."""
+    """The validation metric that selects the best validation and the best checkpoint. Leave it out
+    when nothing is validated."""
 
     has_one_trial: ClassVar[bool] = True
-    may_grow: ClassVar[frozenset[str]] = frozenset({"max_length"})
-    is_independent: ClassVar[bool] = True
-    continues_ended: ClassVar[bool] = True
+    growable_fields: ClassVar[frozenset[str]] = frozenset({"max_length"})
+    has_independent_trials: ClassVar[bool] = True
+    rebuilds_on_growth: ClassVar[bool] = True
 
     def problems(self, space: Mapping[str, Any]) -> Iterator[str]:
-        """A range has no one value."""
+        """Report hyperparameters that are ranges: a single trial needs constants."""
         yield from super().problems(space)
         searched = needs_search(space)
         if searched:
@@ -40,19 +40,19 @@ class SingleConfig(SearcherConfig):
             )
 
     def outline(self, space: Mapping[str, Any]) -> str:
-        """Always the same."""
+        """Describe the single trial."""
         del space
         return "1 trial"
 
     def forecast(self, space: Mapping[str, Any]) -> dict[int, int]:
-        """One trial, all the way."""
+        """Return one trial of full length."""
         del space
         return {self.length: 1}
 
     def make(self, space: Mapping[str, Any], seed: int) -> Searcher:
-        """A list of one."""
+        """Make a searcher with one trial."""
 
         def sample(_trial_id: int, rng: Random) -> dict[str, Any]:
             return sample_hyperparameters(space, rng)
 
-        return ListedSearcher(sample, 1, 1, seed, self.length, replaces_invalid=False)
+        return FixedTrialsSearcher(sample, 1, 1, seed, self.length, replaces_invalid=False)

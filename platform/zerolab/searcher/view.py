@@ -1,4 +1,4 @@
-"""What a searcher knows, for people: who stands where."""
+"""Read-only view of a search: rungs, brackets and the trials in them."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -8,64 +8,64 @@ __all__ = ["BracketView", "EntryState", "HasView", "RungEntry", "RungView", "Sea
 
 
 class EntryState(StrEnum):
-    """What became of a trial at a rung."""
+    """State of a trial at a rung."""
 
     PROMOTED = "promoted"
-    """It went on to the next rung."""
+    """It was promoted to the next rung."""
     PAUSED = "paused"
-    """It waits there, and may still be promoted."""
+    """It is paused there, and may still be promoted."""
     STOPPED = "stopped"
-    """It ended there: others were better, or it had done enough by itself."""
+    """It ended there: others were better, or it stopped by itself."""
     COMPLETED = "completed"
-    """It has come to the highest rung."""
+    """It reached the highest rung."""
     FAILED = "failed"
-    """It ended early, in an error or by a user, and ranks last."""
+    """It ended early, by an error or by a user, and ranks last."""
 
 
 @dataclass(frozen=True)
 class RungEntry:
-    """A trial that was judged at a rung."""
+    """Trial that was judged at a rung."""
 
     trial_id: int
-    """The searcher's own number of the trial."""
+    """Number of the trial within the search."""
     metric: float | None
-    """As it was reported; None when it was not a number, or never reported."""
+    """Reported metric; None when it was NaN or never reported."""
     state: EntryState
 
 
 @dataclass(frozen=True)
 class RungView:
-    """A length at which trials are compared."""
+    """Rung: a length at which trials are compared."""
 
     length: int
     """In the unit of the search."""
     training: tuple[int, ...]
-    """Trials on their way to it."""
+    """Trials that train toward it."""
     entries: tuple[RungEntry, ...]
     """Trials that have been judged there, best first."""
 
 
 @dataclass(frozen=True)
 class BracketView:
-    """Rungs with lists of their own."""
+    """Bracket: rungs whose trials are compared with each other only."""
 
     trials: int
-    """How many trials it has at most, if none has to be replaced."""
+    """Maximum number of its trials, without replacements."""
     rungs: tuple[RungView, ...]
-    """The lowest first."""
+    """Its rungs, lowest first."""
 
 
 @dataclass(frozen=True)
 class SearchView:
-    """Where the trials of a search stand."""
+    """State of all trials of a search."""
 
     brackets: tuple[BracketView, ...] = ()
 
 
 @runtime_checkable
 class HasView(Protocol):
-    """A searcher that can say where its trials stand."""
+    """Searcher that can show the state of its trials."""
 
     def view(self) -> SearchView:
-        """Where its trials stand now."""
+        """Return the current state of its trials."""
         ...

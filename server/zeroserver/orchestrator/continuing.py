@@ -98,9 +98,9 @@ def continue_experiment(
         trial
         for trial in ended
         if _is_unfinished(trial, longer=longer)
-        and (wish.config.searcher.continues_ended or trial["request_id"] not in told)
+        and (wish.config.searcher.rebuilds_on_growth or trial["request_id"] not in told)
     ]
-    grows = not wish.config.searcher.continues_ended and before.searcher != wish.config.searcher
+    grows = not wish.config.searcher.rebuilds_on_growth and before.searcher != wish.config.searcher
     wanted: Sequence[Operation] = []
     if not grows:
         _store(world, transaction, experiment, wish)
@@ -203,7 +203,7 @@ def why_through(world: World, transaction: Transaction, trial: RowMapping) -> st
     """Say why a trial that has ended has no training left, and what can be done; None if it has."""
     number, home = trial["id"], trial["experiment_id"]
     searcher = world.config(transaction, home).searcher
-    told = set() if searcher.continues_ended else searching.known_ends(world, transaction, home)
+    told = set() if searcher.rebuilds_on_growth else searching.known_ends(world, transaction, home)
     through = trial["request_id"] in told
     if not through and _is_unfinished(trial, longer=False):
         return None
@@ -250,7 +250,7 @@ def _settled(wish: Continuation, before: "ExperimentConfig") -> Continuation:
     from zerolab.searcher.factory import read_section  # loaded when the first experiment comes
 
     # Read again: what follows may be more than a section can hold.
-    settled = read_section(section.settled(before.searcher).model_dump(mode="json"))
+    settled = read_section(section.with_derived_fields(before.searcher).model_dump(mode="json"))
     followed = {
         field: value
         for field, value in settled.model_dump(mode="json").items()
@@ -272,7 +272,7 @@ def _problems(
         field = rest.partition(".")[0]
         fixed = block in _FIXED or (block == "checkpoint_storage" and not field.startswith("save_"))
         if block == "searcher":
-            fixed = field not in after.searcher.may_grow | after.searcher.follows_growth
+            fixed = field not in after.searcher.growable_fields | after.searcher.derived_fields
         if path == _SEED and new is None:
             continue  # it stands in no file: the server has chosen it
         if fixed:
@@ -356,7 +356,7 @@ def _nothing_left(experiment: RowMapping, config: "ExperimentConfig") -> str:
     number = experiment["id"]
     ways = [
         f"`zerolab experiment continue {number} --set searcher.{field}=...` with more than before"
-        for field in sorted(config.searcher.may_grow)
+        for field in sorted(config.searcher.growable_fields)
     ] or [f"`zerolab experiment fork {number}` begins anew, `zerolab trial fork` from one trial"]
     return (
         f"experiment {number}: is {experiment['state']}, and nothing of it is left that could go "

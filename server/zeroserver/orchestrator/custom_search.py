@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import msgspec
 
 from zerolab.errors import ConfigError, ConflictError
-from zerolab.searcher import Continue, Create, Operation, ServedOutside, Shutdown, Stop
+from zerolab.searcher import Continue, Create, ExternalSearcher, Operation, Shutdown, Stop
 from zeroserver.orchestrator import searching
 from zeroserver.orchestrator.desk import World, find, save
 from zeroserver.orchestrator.experiments import settle_experiment
@@ -29,10 +29,10 @@ def handled(world: World, transaction: Transaction, experiment_id: int) -> int:
     return _outside(world, transaction, experiment_id).handled
 
 
-def _outside(world: World, transaction: Transaction, experiment_id: int) -> ServedOutside:
+def _outside(world: World, transaction: Transaction, experiment_id: int) -> ExternalSearcher:
     """Return the searcher that a program outside asks for, and note that it is there."""
     searcher = searching.searcher_of(world, transaction, experiment_id)
-    if not isinstance(searcher, ServedOutside):
+    if not isinstance(searcher, ExternalSearcher):
         msg = f"experiment {experiment_id}: its searcher decides by itself and takes no operations"
         raise ConflictError(msg)
     world.served[experiment_id] = world.steady()

@@ -18,10 +18,10 @@ from sqlalchemy import Connection, RowMapping, func, select
 from zerolab.errors import ConfigError, ConflictError
 from zerolab.searcher import (
     Create,
+    ExternalSearcher,
     Operation,
     Reopen,
     Searcher,
-    ServedOutside,
     Shutdown,
     Stop,
     make_searcher,
@@ -130,7 +130,7 @@ def first_operations(
     """Keep the searcher of a new experiment and return what it wants first."""
     searcher = begun.searcher
     _keep(world, transaction, experiment_id, searcher)
-    if isinstance(searcher, ServedOutside):
+    if isinstance(searcher, ExternalSearcher):
         world.served[experiment_id] = -math.inf  # nobody has known of it before
         if world.outside is not None:
             world.outside.add(experiment_id)
@@ -144,7 +144,7 @@ def tell(
     searcher = _find(world, transaction, experiment_id)
     row = {"experiment_id": experiment_id, "time": world.clock(), **event._asdict()}
     transaction.connection.execute(_INSERT, row)
-    if isinstance(searcher, ServedOutside):
+    if isinstance(searcher, ExternalSearcher):
         transaction.changes.append(Change(f"searcher:{experiment_id}"))
     return _apply(searcher, event)
 
@@ -160,7 +160,7 @@ def tell_created(
         "VALUES (?, 'created', ?, ?)",
         [(experiment_id, number, now) for number in numbers],
     )
-    if isinstance(searcher, ServedOutside):
+    if isinstance(searcher, ExternalSearcher):
         transaction.changes.append(Change(f"searcher:{experiment_id}"))
     return [wanted for number in numbers for wanted in searcher.trial_created(number)]
 
@@ -228,7 +228,7 @@ def unserved(world: World, transaction: Transaction) -> dict[int, str]:
         experiment_id: _UNSERVED.format(experiment_id)
         for experiment_id in transaction.connection.scalars(active).all()
         if world.served[experiment_id] < silent
-        and world.config(transaction, experiment_id).searcher.runs_beside is None
+        and world.config(transaction, experiment_id).searcher.external_entrypoint is None
     }
 
 
@@ -238,7 +238,7 @@ def check_custom_class(world: World, config: "ExperimentConfig") -> None:
     Raises:
         ConfigError: If the server was started with ``--no-custom-searchers``.
     """
-    if config.searcher.runs_beside and not world.settings.custom_searchers:
+    if config.searcher.external_entrypoint and not world.settings.custom_searchers:
         raise ConfigError("experiment", [DISABLED])
 
 
@@ -423,7 +423,7 @@ def _fold(connection: Connection, row: RowMapping, section: "SearcherConfig") ->
             operations.append(sections[stage].grow(searcher, growths[stage - 1].lost))
         else:
             operations.append(_apply(searcher, event))
-    known = section.is_independent or isinstance(searcher, ServedOutside)
+    known = section.has_independent_trials or isinstance(searcher, ExternalSearcher)
     same = known or _made_the_trials(connection, row["id"], told, operations)
     return _Replayed(searcher, operations, None if same else _LOST.format(row["id"]))
 
@@ -523,7 +523,7 @@ def _apply(searcher: Searcher, event: Event) -> Sequence[Operation]:
     if event.kind == "exited":
         return searcher.trial_exited(event.request_id)
     if event.kind == "operated":
-        assert isinstance(searcher, ServedOutside)
-        searcher.operated(int(event.length or 0), event.value)
+        assert isinstance(searcher, ExternalSearcher)
+        searcher.record_operations(int(event.length or 0), event.value)
         return []
     return searcher.trial_exited_early(event.request_id, event.reason or "errored")

@@ -459,7 +459,7 @@ def test_rungs_at_other_lengths_are_refused_with_those_that_would_do(search: Ser
     (told,) = grow(search, max_time=50).json()["error"]["problems"]
     assert told == (
         "searcher.max_time: must be 20 times a power of the divisor (40, 80, ...), so that the "
-        "rungs stay at which trials were compared (5, 10, 20), got 50"
+        "rungs of earlier comparisons stay (5, 10, 20), got 50"
     )
     for fields, number, length in (
         ({"num_rungs": 4}, 3, 20),
@@ -469,7 +469,7 @@ def test_rungs_at_other_lengths_are_refused_with_those_that_would_do(search: Ser
         (told,) = grow(search, **fields).json()["error"]["problems"]
         assert told == (
             f"searcher.num_rungs: must be {number}, which follows from max_time = {length}, so "
-            "that the rungs stay at which trials were compared; leave it as it is, got "
+            "that the rungs of earlier comparisons stay; leave it unchanged, got "
             f"{fields['num_rungs']}"
         )
     assert states(search) == ["COMPLETED"] * 4

@@ -1,9 +1,9 @@
-"""Asynchronous successive halving: trials are compared at rungs, and the best of each go on.
+"""Asynchronous successive halving: trials are compared at rungs and the best are promoted.
 
 References:
     Li et al., A System for Massively Parallel Hyperparameter Tuning, MLSys 2020 (ASHA); eta is
-    called ``divisor`` here, R ``max_time``. Several brackets beside one another as in Hyperband
-    (Li et al., JMLR 2018). Rungs and brackets are computed as Determined computes them.
+    called ``divisor`` here, R ``max_time``. Several parallel brackets as in Hyperband (Li et al.,
+    JMLR 2018). Rungs and brackets are computed as Determined computes them.
 """
 
 from zerolab.searcher.asha.rung_sizes import Bracket, make_brackets, make_rungs, simulate

@@ -1,4 +1,4 @@
-"""``adaptive_asha``: several brackets, some of which stop trials early and some late."""
+"""``adaptive_asha``: several brackets, which stop trials early or late."""
 
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -12,35 +12,35 @@ __all__ = ["AdaptiveAshaConfig"]
 
 
 class AdaptiveAshaConfig(HalvingConfig):
-    """Several brackets of ASHA, some of which stop trials early and some late."""
+    """Several brackets of ASHA, which stop trials early or late."""
 
     name: Literal["adaptive_asha"]
     """Several brackets of ASHA, some of which stop trials early and some late."""
 
     mode: Mode = "standard"
-    """How early trials are stopped: ``aggressive`` is one bracket with all rungs; ``standard`` adds
+    """When trials are stopped: ``aggressive`` is one bracket with all rungs; ``standard`` adds
     brackets with at least half of them; ``conservative`` adds those down to one rung."""
 
     max_rungs: Annotated[PositiveInt, Field(le=MAX_RUNGS)] = 5
-    """Most rungs of a bracket."""
+    """Maximum number of rungs of a bracket."""
 
     bracket_rungs: Annotated[
         list[Annotated[PositiveInt, Field(le=MAX_RUNGS)]], Field(max_length=MAX_RUNGS)
     ] = Field(default_factory=list)
-    """Rungs of each bracket, in place of what ``mode`` says."""
+    """Rungs of each bracket; replaces those of ``mode``."""
 
-    follows_growth: ClassVar[frozenset[str]] = frozenset({"bracket_rungs"})
+    derived_fields: ClassVar[frozenset[str]] = frozenset({"bracket_rungs"})
 
-    def settled(self, before: Self) -> Self:
-        """The brackets that there are stay, with another rung for a greater length, or several."""
+    def with_derived_fields(self, before: Self) -> Self:
+        """Keep the existing brackets, and add rungs for a greater length."""
         if self.bracket_rungs != before.bracket_rungs:
-            return self  # they were said
+            return self  # set by the user
         above = self.rungs_above(before)
         rungs = [bracket.num_rungs + above for bracket in before.brackets()]
         return self.model_copy(update={"bracket_rungs": rungs})
 
     def brackets(self) -> list[Bracket]:
-        """As the arithmetic has them."""
+        """Return the brackets that follow from the mode."""
         return make_brackets(
             max_time=self.length,
             max_trials=self.max_trials,

@@ -1,4 +1,4 @@
-"""``async_halving``: one bracket of rungs."""
+"""``async_halving``: ASHA with one bracket."""
 
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -12,24 +12,25 @@ __all__ = ["AsyncHalvingConfig"]
 
 
 class AsyncHalvingConfig(HalvingConfig):
-    """ASHA: samples, of which the best at each of ``num_rungs`` rungs go on."""
+    """ASHA: random samples, of which the best at each of ``num_rungs`` rungs are promoted."""
 
     name: Literal["async_halving"]
-    """ASHA: samples, of which the best at each of ``num_rungs`` rungs go on."""
+    """ASHA: random samples, of which the best at each of ``num_rungs`` rungs are promoted."""
 
     num_rungs: Annotated[PositiveInt, Field(le=MAX_RUNGS)]
-    """How often a trial is compared with others, the end of its training included."""
+    """Number of rungs at which a trial is compared with others, including the end of its
+    training."""
 
-    follows_growth: ClassVar[frozenset[str]] = frozenset({"num_rungs"})
+    derived_fields: ClassVar[frozenset[str]] = frozenset({"num_rungs"})
 
-    def settled(self, before: Self) -> Self:
-        """A greater length is another rung, or several."""
+    def with_derived_fields(self, before: Self) -> Self:
+        """Add rungs for a greater length."""
         if self.num_rungs != before.num_rungs:
-            return self  # they were said
+            return self  # set by the user
         rungs = before.num_rungs + self.rungs_above(before)
         return self.model_copy(update={"num_rungs": rungs})
 
     def brackets(self) -> list[Bracket]:
-        """One with all trials; without a bound, as many train as one full decision takes."""
+        """Return one bracket; without a limit its concurrency is that of one full decision."""
         concurrent = self.max_concurrent_trials or int(self.divisor ** (self.num_rungs - 1))
         return [Bracket(self.num_rungs, self.max_trials, min(concurrent, self.max_trials))]

@@ -1,4 +1,4 @@
-"""Promoting: trials pause at a rung, and the best of them go on from their checkpoints."""
+"""Promoting rungs: trials pause at a rung, and the best continue from their checkpoints."""
 
 import math
 
@@ -9,68 +9,69 @@ __all__ = ["PromotingRungs"]
 
 
 class PromotingRungs(Rungs):
-    """A bracket in which the best ``floor(n / divisor)`` of the n trials of a rung go on.
+    """Bracket that promotes the best ``floor(n / divisor)`` of the n trials of a rung.
 
-    A trial whose metric is not finite goes on nowhere, and is stopped. When all others have been
-    judged and nobody may leave a rung, its best trial does: somebody always comes to the top.
+    A trial whose metric is not finite is stopped and never promoted. When all other trials have
+    been judged and no trial may leave a rung, its best trial is promoted: some trial always reaches
+    the top.
     """
 
-    def admit(self, trial_id: int) -> int:
-        """Every trial pauses at the lowest rung first."""
-        super().admit(trial_id)
+    def add_trial(self, trial_id: int) -> int:
+        """Return the lowest rung: every trial pauses there first."""
+        super().add_trial(trial_id)
         return self.lengths[0]
 
     def judge(self, trial_id: int, rank: Rank, length: float) -> Verdict:
-        """Put it into the rung that it was due at, once it has come there."""
+        """Insert the trial into its due rung, once it has reached the length."""
         rung = self.due[trial_id]
         if length < self.lengths[rung]:
-            return Verdict.GO_ON
+            return Verdict.CONTINUE
         self.insert(rung, rank)
         return Verdict.STOP if rung == self.top or not _is_finite(rank) else Verdict.PAUSE
 
-    def go_on(self) -> Operation | None:
-        """Promote from the highest rung that has somebody to promote."""
-        while (found := self._promotable()) is not None:
-            operation = self._promote(*found)
+    def continue_paused_trial(self) -> Operation | None:
+        """Promote from the highest rung that has a promotable trial."""
+        while (candidate := self._promotable()) is not None:
+            operation = self._promote(*candidate)
             if operation is not None:
                 return operation
         return None
 
-    def last_chance(self) -> Operation | None:
-        """Promote from the lowest rung that nobody has left."""
-        while (found := self._stuck()) is not None:
-            operation = self._promote(*found) or self.go_on()
+    def force_promotion(self) -> Operation | None:
+        """Promote from the lowest rung that no trial has left."""
+        while (candidate := self._blocked_rung()) is not None:
+            operation = self._promote(*candidate) or self.continue_paused_trial()
             if operation is not None:
                 return operation
         return None
 
-    def _wait_again(self, former: int, able: set[int]) -> set[int]:
-        """All, for more of a rung go on when more come there; none from the top."""
+    def _select_resumable(self, former: int, candidates: set[int]) -> set[int]:
+        """Return all trials: more of a rung are promoted when more arrive; none at the top."""
         if self.top > former:
-            return able
-        return able - {rank[2] for rank in self.rungs[self.top]}
+            return candidates
+        return candidates - {rank[2] for rank in self.rungs[self.top]}
 
     def _promotable(self) -> tuple[int, int] | None:
-        """A rung, and a trial that should leave it."""
+        """Return the highest rung with a promotable trial, and that trial."""
         for rung in range(self.top - 1, -1, -1):
             best = int(len(self.rungs[rung]) / self.divisor)
-            trial_id = self._first_of(rung, best)
+            trial_id = self._best_promotable(rung, best)
             if trial_id is not None:
                 return rung, trial_id
         return None
 
-    def _stuck(self) -> tuple[int, int] | None:
-        """A rung that nobody has left, and its best trial that still can."""
+    def _blocked_rung(self) -> tuple[int, int] | None:
+        """Return a rung that no trial has left, and its best trial that still can."""
         for rung in range(self.top):
-            if self._went_on[rung].isdisjoint(rank[2] for rank in self.rungs[rung]):
-                trial_id = self._first_of(rung, len(self.rungs[rung]))
+            if self._promoted[rung].isdisjoint(rank[2] for rank in self.rungs[rung]):
+                trial_id = self._best_promotable(rung, len(self.rungs[rung]))
                 if trial_id is not None:
                     return rung, trial_id
         return None
 
-    def _first_of(self, rung: int, best: int) -> int | None:
-        """The first of the ``best`` of a rung that has not left it and still can."""
-        went_on = self._went_on[rung]
+    def _best_promotable(self, rung: int, best: int) -> int | None:
+        """Return the first of the ``best`` of a rung that is paused and not promoted yet."""
+        went_on = self._promoted[rung]
         for rank in self.rungs[rung][:best]:
             trial_id = rank[2]
             if trial_id not in went_on and trial_id in self.waiting and _is_finite(rank):
@@ -78,12 +79,13 @@ class PromotingRungs(Rungs):
         return None
 
     def _promote(self, rung: int, trial_id: int) -> Operation | None:
-        """Have a trial train to the next rung, or judge it there if it has been so far already.
+        """Let a trial train to the next rung, or judge it there if it already reached that length.
 
         Returns:
-            What the trial shall do; None when it need do nothing, and waits at the next rung.
+            The trial's operation; None when it keeps waiting, now at the next rung.
         """
-        self.mark_gone_on(rung, trial_id)
+        # With sparse rungs, or after growth, a trial may have trained past the next rung already.
+        self.mark_promoted(rung, trial_id)
         rank, length = self._last[trial_id]
         rung += 1
         if length < self.lengths[rung]:
@@ -95,7 +97,7 @@ class PromotingRungs(Rungs):
             return None
         self.waiting.discard(trial_id)
         self.stopping.add(trial_id)
-        self._resting.add(trial_id)
+        self._resumable.add(trial_id)
         return Stop(trial_id)
 
 

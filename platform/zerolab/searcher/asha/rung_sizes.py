@@ -1,4 +1,4 @@
-"""The published arithmetic of rungs and brackets, in floating point as it was published."""
+"""Arithmetic of rungs and brackets, in floating point as published."""
 
 import math
 from collections.abc import Sequence
@@ -15,31 +15,31 @@ __all__ = [
 ]
 
 MAX_RUNGS = 100
-"""Most rungs of a bracket, and most brackets."""
+"""Maximum number of rungs of a bracket, and of brackets."""
 MAX_DIVISOR = 1000
-"""To the power of that many rungs it is still a floating-point number."""
+"""``MAX_DIVISOR ** MAX_RUNGS`` is still a finite floating-point number."""
 
 Mode = Literal["aggressive", "standard", "conservative"]
 
 
 class Bracket(NamedTuple):
-    """One ASHA of several."""
+    """Size of one ASHA bracket."""
 
     num_rungs: int
-    """How often its trials are compared, the end of training included."""
+    """Number of comparisons of its trials, including the end of training."""
     max_trials: int
-    """How many trials it has."""
+    """Number of its trials."""
     max_concurrent_trials: int
-    """How many of them train at a time."""
+    """Maximum number of its trials that train at a time."""
 
 
 def make_rungs(num_rungs: int, divisor: float, max_time: int) -> list[int]:
-    """Lengths at which trials are compared: each ``divisor`` times the one before.
+    """Return the lengths at which trials are compared: each ``divisor`` times the one before.
 
     Args:
-        num_rungs: How many; at least 1.
+        num_rungs: Number of rungs; at least 1.
         divisor: More than 1.
-        max_time: The last length, in any unit.
+        max_time: Length of the last rung, in any unit.
 
     Returns:
         ``max(floor(max_time / divisor ** (num_rungs - 1 - i)), 1)`` for each i.
@@ -61,42 +61,42 @@ def make_brackets(
     """Choose the brackets of adaptive ASHA, the one with most rungs first.
 
     Args:
-        max_time: How far a trial may train, in any unit; at least 1.
-        max_trials: Over all brackets; a bracket has at least one, so there may be more.
+        max_time: Maximum length of a trial, in any unit; at least 1.
+        max_trials: Over all brackets; a bracket has at least one, so the sum may be greater.
         divisor: More than 1.
         mode: How early trials are stopped: one bracket with all rungs, brackets with at least
-            half of them, or brackets down to one rung, which stop nobody.
-        max_rungs: Most rungs of a bracket.
-        max_concurrent_trials: Over all brackets; 0 for as many in each as make one full decision.
-        bracket_rungs: Rungs of each bracket, in place of what ``mode`` says.
+            half of them, or brackets down to one rung, which never stop a trial.
+        max_rungs: Maximum number of rungs of a bracket.
+        max_concurrent_trials: Over all brackets; 0 for as many in each as one full decision needs.
+        bracket_rungs: Rungs of each bracket; replaces those of ``mode``.
     """
     most = min(max_rungs, _floor_log(max_time, divisor) + 1, _floor_log(max_trials, divisor) + 1)
     first = {"aggressive": most, "standard": (most - 1) // 2 + 1, "conservative": 1}[mode]
     rungs = sorted(bracket_rungs or range(first, most + 1), reverse=True)
     trials = _share_trials(rungs, divisor, max_trials)
     concurrent = _share_concurrent(trials, divisor, max_concurrent_trials)
-    return [Bracket(*each) for each in zip(rungs, trials, concurrent, strict=True)]
+    return [Bracket(*sizes) for sizes in zip(rungs, trials, concurrent, strict=True)]
 
 
 def simulate(brackets: Sequence[Bracket], divisor: float, max_time: int) -> dict[int, int]:
-    """Say how many trials end at which length, if trials came to a rung all at once.
+    """Estimate how many trials end at which length, if all reached a rung at the same time.
 
     Args:
-        brackets: Of the search.
+        brackets: Brackets of the search.
         divisor: More than 1.
-        max_time: How far a trial may train.
+        max_time: Maximum length of a trial.
 
     Returns:
-        Length to number of trials, in rising order of lengths.
+        Length to number of trials, by rising length.
     """
     ended: dict[int, int] = {}
     for bracket in brackets:
-        left = bracket.max_trials
+        remaining = bracket.max_trials
         for length in make_rungs(bracket.num_rungs, divisor, max_time)[:-1]:
-            going_on = max(int(left / divisor), 1)
-            ended[length] = ended.get(length, 0) + left - going_on
-            left = going_on
-        ended[max_time] = ended.get(max_time, 0) + left
+            promoted = max(int(remaining / divisor), 1)
+            ended[length] = ended.get(length, 0) + remaining - promoted
+            remaining = promoted
+        ended[max_time] = ended.get(max_time, 0) + remaining
     return {length: number for length, number in sorted(ended.items()) if number}
 
 
@@ -105,7 +105,7 @@ def _floor_log(value: float, base: float) -> int:
 
 
 def _share_trials(rungs: Sequence[int], divisor: float, max_trials: int) -> list[int]:
-    """By weight: a bracket with more rungs stops more trials early, and has more of them."""
+    """Share trials by weight: brackets with more rungs stop more trials early, and get more."""
     weights = [float(divisor) ** (count - 1) / count for count in rungs]
     total = sum(weights)
     shares = [max(int(weight / total * max_trials), 1) for weight in weights]
@@ -116,5 +116,5 @@ def _share_trials(rungs: Sequence[int], divisor: float, max_trials: int) -> list
 def _share_concurrent(trials: Sequence[int], divisor: float, concurrent: int) -> list[int]:
     if concurrent == 0:
         return [max(trials[-1], int(divisor))] * len(trials)
-    each, rest = divmod(max(concurrent, len(trials)), len(trials))
-    return [each + (index < rest) for index in range(len(trials))]
+    share, remainder = divmod(max(concurrent, len(trials)), len(trials))
+    return [share + (index < remainder) for index in range(len(trials))]

@@ -1,1 +1,1 @@
-"""``tpe_asha``: one ladder of lengths, and proposals by a Gaussian process and by densities."""
+"""``tpe_asha``: one ladder of rungs, with proposals by a Gaussian process and Parzen densities."""

@@ -1,4 +1,4 @@
-"""Places where the next trial might lie: anywhere, or a short way from good ones.
+"""Candidate points for the next trial: random, or near good ones.
 
 Points are rows of coordinates, as in :mod:`zerolab.searcher.tpe.parzen`. Every random number comes
 from the trial's own generator, a fixed number of them for each candidate.
@@ -13,26 +13,26 @@ from numpy.typing import NDArray
 
 from zerolab.schema.space import Dimension
 
-__all__ = ["anywhere", "moved", "normal", "reflected", "rows_of", "snapped", "uniform"]
+__all__ = ["box_muller", "perturb", "reflect", "sample_uniform", "snap_rows", "to_rows", "uniform"]
 
 Points = NDArray[np.float64]
 
 _STAYS = 0.5
-"""Part of the coordinates that a move leaves as they are."""
+"""Fraction of the coordinates that a perturbation leaves unchanged."""
 _WIDTHS = (0.2, 0.08, 0.03)
-"""How far moves go, in turn; a whole number's go at least so many steps:"""
+"""Widths of the perturbations, used in turn; for integers at least this number of steps:"""
 _STEPS = 0.7
 _CHANGES = 0.3
-"""Part of the moves of a category that go to any."""
+"""Probability that a perturbed category is drawn again."""
 _DIGITS = 9
-"""Decimals of a coordinate: logarithms and cosines of machines differ in the sixteenth."""
+"""Decimals of a coordinate: logarithms and cosines differ between machines in the sixteenth."""
 
 
-def rows_of(points: Sequence[Sequence[float | None]], dimensions: int) -> Points:
-    """Points as rows; NaN for a leaf that does not exist.
+def to_rows(points: Sequence[Sequence[float | None]], dimensions: int) -> Points:
+    """Return points as rows, with NaN for a leaf that does not exist.
 
     Args:
-        points: N of them, D coordinates each.
+        points: N points of D coordinates each.
         dimensions: D.
 
     Returns:
@@ -42,25 +42,25 @@ def rows_of(points: Sequence[Sequence[float | None]], dimensions: int) -> Points
 
 
 def uniform(rng: Random, *shape: int) -> NDArray[np.float64]:
-    """Random numbers from 0 to below 1."""
+    """Draw random numbers in [0, 1)."""
     draw = rng.random
     return np.array([draw() for _ in range(math.prod(shape))]).reshape(shape)
 
 
-def normal(one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Standard normal numbers from pairs of uniform ones, which are not given back."""
-    deviates: NDArray[np.float64] = np.sqrt(-2 * np.log(1 - one)) * np.cos(2 * np.pi * other)
+def box_muller(radii: NDArray[np.float64], angles: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return standard normal deviates from pairs of uniform numbers (basic Box-Muller)."""
+    deviates: NDArray[np.float64] = np.sqrt(-2 * np.log(1 - radii)) * np.cos(2 * np.pi * angles)
     return deviates
 
 
-def reflected(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def reflect(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Fold numbers back into the unit interval."""
     values = values % 2.0
     folded: NDArray[np.float64] = np.where(values > 1.0, 2.0 - values, values)
     return folded.round(_DIGITS)
 
 
-def anywhere(dimensions: Sequence[Dimension], count: int, rng: Random) -> Points:
+def sample_uniform(dimensions: Sequence[Dimension], count: int, rng: Random) -> Points:
     """Draw points of the whole space.
 
     Returns:
@@ -73,47 +73,47 @@ def anywhere(dimensions: Sequence[Dimension], count: int, rng: Random) -> Points
     return drawn
 
 
-def moved(dimensions: Sequence[Dimension], points: Points, count: int, rng: Random) -> Points:
-    """Move points a little: about half of the coordinates of each.
+def perturb(dimensions: Sequence[Dimension], points: Points, count: int, rng: Random) -> Points:
+    """Perturb points: about half of the coordinates of each.
 
     Args:
-        dimensions: Of the space; D of them.
+        dimensions: Dimensions of the space; D of them.
         points: (N, D), of which each candidate takes one.
-        count: How many candidates.
-        rng: The new trial's own randomness.
+        count: Number of candidates.
+        rng: The new trial's own generator.
 
     Returns:
         (count, D); every leaf has a coordinate, whether it exists or not.
     """
     bases = np.floor(uniform(rng, count) * len(points)).astype(int)
     starts: Points = points[bases]  # (count, D)
-    stays, one, other, fresh = uniform(rng, 4, count, len(dimensions))
+    stays, radii, angles, fresh = uniform(rng, 4, count, len(dimensions))
     widths = np.resize(np.array(_WIDTHS), count)
-    away = normal(one, other)
+    deviates = box_muller(radii, angles)
     for index, dimension in enumerate(dimensions):
         start, new = starts[:, index], fresh[:, index]
         if dimension.kind == "categorical":
             new = np.floor(new * dimension.size)
-            goes = one[:, index] < _CHANGES
-            there = np.where(goes, new, start)
+            changes = radii[:, index] < _CHANGES
+            shifted = np.where(changes, new, start)
         else:
             least = _STEPS / dimension.size if dimension.kind == "int" else 0.0
-            there = reflected(start + np.maximum(widths, least) * away[:, index])
-        there = np.where(stays[:, index] < _STAYS, start, there)
-        starts[:, index] = np.where(np.isnan(start), new, there)
+            shifted = reflect(start + np.maximum(widths, least) * deviates[:, index])
+        shifted = np.where(stays[:, index] < _STAYS, start, shifted)
+        starts[:, index] = np.where(np.isnan(start), new, shifted)
     return starts
 
 
-def snapped(dimensions: Sequence[Dimension], points: Points) -> Points:
-    """Move coordinates to the middles of their cells, and leave out what does not exist.
+def snap_rows(dimensions: Sequence[Dimension], points: Points) -> Points:
+    """Move coordinates to the centres of their cells, with NaN for leaves that do not exist.
 
-    As :meth:`zerolab.schema.space.Space.snap`, for all rows at once.
+    Vectorized form of :meth:`zerolab.schema.space.Space.snap`.
     """
     rows = points.copy()
     for index, dimension in enumerate(dimensions):
         if dimension.kind == "int":
             cells = np.floor(rows[:, index] * dimension.size).clip(0, dimension.size - 1)
             rows[:, index] = (cells + 0.5) / dimension.size
-        for parent, wanted in dimension.when:
-            rows[~np.isin(rows[:, parent], list(wanted)), index] = np.nan
+        for parent, categories in dimension.when:
+            rows[~np.isin(rows[:, parent], list(categories)), index] = np.nan
     return rows

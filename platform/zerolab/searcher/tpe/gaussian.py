@@ -1,22 +1,22 @@
-"""A Gaussian process over the rungs: what a trial would come to at one, and how sure that is.
+"""Gaussian-process surrogate: mean and variance of the metric at a rung.
 
-Two results, of points x and y at the rungs a and b, go together as
+Two results, of points x and y at the rungs a and b, have the covariance
 
     k = Matern-5/2(|x - y|) exp(-decay |a - b|)
 
-with a length scale for each dimension; besides, each rung has noise of its own. So a rung that
-ranks trials otherwise than the next one, or is all noise, is found to say little of it.
+with a length scale for each dimension, and each rung has its own noise variance. A rung that ranks
+trials differently from the next one, or is all noise, therefore gets little influence.
 
 Shapes: N results, C candidates, P points that are being trained, L rungs, D dimensions; F features
 of a point, each of which belongs to a dimension.
 
 References:
     Rasmussen and Williams, Gaussian Processes for Machine Learning, MIT Press 2006: equations 4.17
-    (the kernel), 2.25 and 2.26 (what is predicted), 5.9 (the gradient of the likelihood).
-    Swersky, Snoek and Adams, Multi-Task Bayesian Optimization, NeurIPS 2013: a product of kernels.
-    Jones, Schonlau and Welch, Efficient Global Optimization of Expensive Black-Box Functions, 1998:
-    the expected improvement. Riedmiller and Braun, A Direct Adaptive Method for Faster
-    Backpropagation Learning, 1993: the steps in which the shape is fitted.
+    (the kernel), 2.25 and 2.26 (the prediction), 5.9 (the gradient of the likelihood). Swersky,
+    Snoek and Adams, Multi-Task Bayesian Optimization, NeurIPS 2013: a product of kernels. Jones,
+    Schonlau and Welch, Efficient Global Optimization of Expensive Black-Box Functions, 1998: the
+    expected improvement. Riedmiller and Braun, A Direct Adaptive Method for Faster Backpropagation
+    Learning, 1993: the step sizes of the fit.
 """
 
 import math
@@ -32,38 +32,38 @@ __all__ = ["GaussianProcess", "embed", "log_improvement"]
 Array = NDArray[np.float64]
 
 _LENGTH, _LENGTH_SPREAD = 0.7, 1.0
-"""Expected length scale, times the root of D; spread of its logarithm."""
+"""Prior mean of a length scale, times the root of D; prior deviation of its logarithm."""
 _DECAY, _DECAY_SPREAD = 0.25, 1.0
 _NOISE, _NOISE_GROWTH, _NOISE_SPREAD = 0.02, 2.0, 1.2
-"""Expected variance of the noise at the highest rung, as a part of the whole; how many times as
-much it is a rung below; spread of its logarithm."""
+"""Prior mean of the noise variance at the highest rung, relative to the total; its factor for each
+rung below; prior deviation of its logarithm."""
 _FLOOR = 1e-6
-"""Least variance of the noise."""
+"""Minimum variance of the noise."""
 _STEPS = 25
 _STEP, _LEAST_STEP, _MOST_STEP = 0.25, 1e-3, 0.8
 _FASTER, _SLOWER = 1.3, 0.5
-"""How much longer a step is while the sign of the gradient stays, and when it has turned."""
+"""Factors of a step: while the sign of the gradient is unchanged, and when it changes."""
 _FARTHEST = 3.0
-"""Spreads from what is expected."""
+"""Maximum distance from the prior mean, in prior deviations."""
 _SHAPE_DIGITS = 3
 _GRADIENT_DIGITS = 9
-"""Decimals: sums differ in the sixteenth from machine to machine, gradients in the twelfth."""
+"""Decimals: sums differ between machines in the sixteenth, gradients in the twelfth."""
 _APART = 0.5
-"""Half the distance of two categories is this squared; and how far a leaf is from none."""
+"""Its square is half the squared distance of two categories; also the offset of a missing leaf."""
 
 
 def embed(dimensions: Sequence[Dimension], points: Array) -> tuple[Array, NDArray[np.intp]]:
-    """Features of points, whose distances are those of the points.
+    """Return features of points whose distances are those of the points.
 
-    A number is its coordinate. Two categories lie 0.7 apart. A leaf that does not exist lies in the
-    middle, half a unit aside.
+    A number is its coordinate. Two categories are 0.7 apart. A leaf that does not exist has the
+    middle coordinate, and an offset of half a unit.
 
     Args:
-        dimensions: Of the space; D of them.
+        dimensions: Dimensions of the space; D of them.
         points: (N, D); NaN for a leaf that does not exist.
 
     Returns:
-        (N, F); and (F,), the dimension of each feature.
+        (N, F) features; and (F,), the dimension of each feature.
     """
     columns: list[Array] = []
     owners: list[int] = []
@@ -71,20 +71,20 @@ def embed(dimensions: Sequence[Dimension], points: Array) -> tuple[Array, NDArra
         at = points[:, index]
         missing = np.isnan(at)
         if dimension.kind == "categorical":
-            there = np.unique(at[~missing])
-            mine = [_APART * (at == category) for category in there]
+            categories = np.unique(at[~missing])
+            feature_columns = [_APART * (at == category) for category in categories]
         else:
-            mine = [np.where(missing, 0.5, at)]
+            feature_columns = [np.where(missing, 0.5, at)]
             if dimension.when:
-                mine.append(_APART * missing)
-        columns += mine
-        owners += [index] * len(mine)
+                feature_columns.append(_APART * missing)
+        columns += feature_columns
+        owners += [index] * len(feature_columns)
     features = np.array(columns, dtype=float).reshape(len(columns), len(points)).T
     return features, np.array(owners, dtype=np.intp)
 
 
 class GaussianProcess:
-    """Results, and what follows from them.
+    """Gaussian process over the results of all rungs.
 
     Args:
         features: (N, F).
@@ -92,7 +92,7 @@ class GaussianProcess:
         dimensions: D.
         rungs: (N,): the rung of each result.
         scores: (N,): the results; smaller is better.
-        shape: Of another process with the same rungs; None to fit one.
+        shape: Hyperparameters of another process with the same rungs; None to fit them.
     """
 
     def __init__(
@@ -106,100 +106,106 @@ class GaussianProcess:
         shape: Array | None = None,
     ) -> None:
         self._features, self._owners, self._dimensions = features, owners, dimensions
-        used = features.any(axis=0)  # of a category that no result has there is nothing to learn
-        self._used, self._their_owners = features[:, used], owners[used]
+        used = features.any(axis=0)  # a category without results adds nothing
+        self._used, self._used_owners = features[:, used], owners[used]
         self._rungs = rungs
         centred = scores - scores.mean()
         self._scores = centred / (centred.std() or 1.0)
         levels = np.unique(rungs)  # (L,)
-        self._is_at = (rungs == levels[:, None]).astype(float)  # (L, N)
-        self._between = np.abs(rungs[:, None] - rungs)  # (N, N): rungs
-        self._expected = np.log(
+        self._rung_indicator = (rungs == levels[:, None]).astype(float)  # (L, N)
+        self._rung_distance = np.abs(rungs[:, None] - rungs)  # (N, N): rungs
+        self._prior_mean = np.log(
             [_LENGTH * math.sqrt(max(dimensions, 1))] * dimensions
             + [_DECAY]
             + [_NOISE * _NOISE_GROWTH ** (levels[-1] - level) for level in levels]
         )
         spreads = [_LENGTH_SPREAD] * dimensions + [_DECAY_SPREAD] + [_NOISE_SPREAD] * len(levels)
-        self._spread = np.array(spreads)
+        self._prior_std = np.array(spreads)
         self.shape = self._fit() if shape is None else shape
         """Logarithms of D length scales, the decay, and L variances of noise; lowest rung first."""
 
     def _fit(self) -> Array:
-        """The most likely shape, nearly: a few steps by the signs of the gradient."""
-        shape, step = self._expected.copy(), np.full(len(self._expected), _STEP)
-        lowest, best, before = math.inf, shape, np.zeros(len(shape))
-        reach = _FARTHEST * self._spread
+        """Maximize the posterior of the hyperparameters with a few sign-gradient steps (Rprop)."""
+        shape, step = self._prior_mean.copy(), np.full(len(self._prior_mean), _STEP)
+        lowest, best, last_gradient = math.inf, shape, np.zeros(len(shape))
+        max_offset = _FARTHEST * self._prior_std
         for _ in range(_STEPS):
             loss, gradient = self._loss(shape)
             if loss < lowest:
                 lowest, best = loss, shape
-            kept = gradient * before
-            step = np.where(kept > 0, step * _FASTER, np.where(kept < 0, step * _SLOWER, step))
+            same_sign = gradient * last_gradient  # > 0 where the sign is unchanged
+            step = np.where(
+                same_sign > 0, step * _FASTER, np.where(same_sign < 0, step * _SLOWER, step)
+            )
             step = step.clip(_LEAST_STEP, _MOST_STEP)
-            moved = shape - np.sign(gradient) * step
-            shape, before = moved.clip(self._expected - reach, self._expected + reach), gradient
+            shape = shape - np.sign(gradient) * step
+            shape = shape.clip(self._prior_mean - max_offset, self._prior_mean + max_offset)
+            last_gradient = gradient
         return best.round(_SHAPE_DIGITS)
 
     def _loss(self, shape: Array) -> tuple[float, Array]:
-        """The negative logarithm of how likely a shape is, and its gradient.
+        """Return the negative log posterior of a shape, and its gradient.
 
         The scale and the mean of all scores are the most likely ones.
         """
         d, n = self._dimensions, len(self._scores)
         noise = np.exp(shape[d + 1 :])  # (L,)
-        r = _distances(shape[self._their_owners], self._used, self._used)  # (N, N)
-        falls, along = np.exp(-r), _along(shape[d], self._between)
+        r = _distances(shape[self._used_owners], self._used, self._used)  # (N, N)
+        falls, along = np.exp(-r), _rung_kernel(shape[d], self._rung_distance)
         k = _matern(r) * along
-        inverse = np.linalg.inv(k + np.diag(noise @ self._is_at + _FLOOR))
+        inverse = np.linalg.inv(k + np.diag(noise @ self._rung_indicator + _FLOOR))
         weights, variance = self._weights(inverse.sum(axis=1), inverse @ self._scores)
         _, determinant = np.linalg.slogdet(inverse)
-        off = (shape - self._expected) / self._spread
+        off = (shape - self._prior_mean) / self._prior_std
         loss = 0.5 * (n * math.log(variance) - float(determinant) + float(off @ off))
         slope = inverse - np.outer(weights, weights) / variance  # (N, N)
-        gradient = off / self._spread
-        # For each feature the sum over i, j of across[i, j] (x_i - x_j)^2.
+        gradient = off / self._prior_std
+        # Half the sum over i, j of across[i, j] (x_i - x_j)^2 for each feature. As `across` is
+        # symmetric, that needs no (N, N, F) array.
         across = slope * along * (1 + r) * falls * (5 / 3)
         sums = across.sum(axis=1) @ self._used**2
         sums -= (self._used * (across @ self._used)).sum(axis=0)
-        gradient[:d] += np.exp(-2 * shape[:d]) * np.bincount(self._their_owners, sums, d)
-        gradient[d] -= 0.5 * math.exp(shape[d]) * float((slope * k * self._between).sum())
-        gradient[d + 1 :] += 0.5 * noise * (self._is_at @ np.diag(slope))
+        gradient[:d] += np.exp(-2 * shape[:d]) * np.bincount(self._used_owners, sums, d)
+        gradient[d] -= 0.5 * math.exp(shape[d]) * float((slope * k * self._rung_distance).sum())
+        gradient[d + 1 :] += 0.5 * noise * (self._rung_indicator @ np.diag(slope))
         return loss, gradient.round(_GRADIENT_DIGITS)
 
     def predict(self, rung: int, candidates: Array, training: Array) -> tuple[Array, Array, float]:
-        """What candidates would come to at a rung.
+        """Predict the scores of candidates at a rung.
 
         Args:
-            rung: The highest one of the results.
+            rung: The highest rung of the results.
             candidates: (C, F).
-            training: (P, F): what will be known at that rung; it is taken for what is expected of
-                it, so that another one is not sent to the same place.
+            training: (P, F): points that are being trained to that rung. They are assumed to reach
+                their expected scores, so that no second trial is proposed at the same point.
 
         Returns:
-            (C,) expected scores, (C,) their deviations, and the lowest score that is expected of
-            any of the results' points; all on one scale.
+            (C,) expected scores, (C,) their standard deviations, and the lowest expected score of
+            any result's point; all on one scale.
         """
         n, p, d = len(self._scores), len(training), self._dimensions
         features = np.concatenate([self._features, training, candidates])
         rungs = np.concatenate([self._rungs, np.full(p, rung)])
         noise = np.exp(self.shape[d + 1 :])
-        noises = np.concatenate([noise @ self._is_at, np.full(p, noise[-1])]) + _FLOOR
+        noises = np.concatenate([noise @ self._rung_indicator, np.full(p, noise[-1])]) + _FLOOR
         lengths = self.shape[self._owners]  # (F,)
-        like = _matern(_distances(lengths, features, features[: n + p]))  # (N + P + C, N + P)
-        there = like * _along(self.shape[d], np.abs(rung - rungs))  # were all at that rung
-        among = like[: n + p] * _along(self.shape[d], np.abs(rungs[:, None] - rungs))
-        among[np.diag_indices_from(among)] += noises
+        distances = _distances(lengths, features, features[: n + p])  # (N + P + C, N + P)
+        point_kernel = _matern(distances)
+        # As if all results were at that rung.
+        at_rung = point_kernel * _rung_kernel(self.shape[d], np.abs(rung - rungs))
+        kernel = point_kernel[: n + p] * _rung_kernel(self.shape[d], np.abs(rungs[:, None] - rungs))
+        kernel[np.diag_indices_from(kernel)] += noises
         sides = np.stack([np.ones(n), self._scores], axis=1)
-        ones, solved = np.linalg.solve(among[:n, :n], sides).T
+        ones, solved = np.linalg.solve(kernel[:n, :n], sides).T
         weights, variance = self._weights(ones, solved)
-        expected = _mean(ones, solved) + there[:, :n] @ weights  # (N + P + C,)
-        near = there[n + p :]  # (C, N + P)
-        left = 1 - (near * np.linalg.solve(among, near.T).T).sum(axis=1)
-        deviation = np.sqrt(variance * left.clip(_FLOOR))
+        expected = _mean(ones, solved) + at_rung[:, :n] @ weights  # (N + P + C,)
+        cross = at_rung[n + p :]  # (C, N + P)
+        remaining_variance = 1 - (cross * np.linalg.solve(kernel, cross.T).T).sum(axis=1)
+        deviation = np.sqrt(variance * remaining_variance.clip(_FLOOR))
         return expected[n + p :], deviation, float(expected[:n].min())
 
     def _weights(self, ones: Array, solved: Array) -> tuple[Array, float]:
-        """The inverse of the kernel's matrix times what the scores are off, and their variance.
+        """Return the inverse kernel matrix times the residuals, and the residuals' variance.
 
         Args:
             ones: (N,): the inverse times ones.
@@ -211,57 +217,57 @@ class GaussianProcess:
         return weights, max(variance, _FLOOR)
 
 
-def _distances(lengths: Array, one: Array, other: Array) -> Array:
-    """Of all pairs, in length scales, times the root of 5.
+def _distances(lengths: Array, a: Array, b: Array) -> Array:
+    """Return the distances of all pairs, in length scales, times the root of 5.
 
     Args:
         lengths: (F,), logarithms of the length scales.
-        one: (K, F).
-        other: (L, F).
+        a: (K, F).
+        b: (L, F).
 
     Returns:
         (K, L)
     """
     scale = math.sqrt(5) * np.exp(-lengths)
-    one, other = one * scale, other * scale
-    squares: Array = (one * one).sum(axis=1)[:, None] + (other * other).sum(axis=1)
-    distances: Array = np.sqrt((squares - 2 * one @ other.T).clip(0))
+    a, b = a * scale, b * scale
+    squares: Array = (a * a).sum(axis=1)[:, None] + (b * b).sum(axis=1)
+    distances: Array = np.sqrt((squares - 2 * a @ b.T).clip(0))
     return distances
 
 
 def _matern(r: Array) -> Array:
-    """The kernel with the smoothness 5/2, at distances times the root of 5."""
+    """Return the Matern kernel with smoothness 5/2, at distances times the root of 5."""
     k: Array = (1 + r + r * r / 3) * np.exp(-r)
     return k
 
 
-def _along(decay: float, between: Array) -> Array:
-    """What is left over so many rungs; ``decay`` is its logarithm."""
-    left: Array = np.exp(-math.exp(decay) * between)
-    return left
+def _rung_kernel(decay: float, between: Array) -> Array:
+    """Return the correlation over a distance in rungs; ``decay`` is a logarithm."""
+    correlation: Array = np.exp(-math.exp(decay) * between)
+    return correlation
 
 
 def _mean(ones: Array, solved: Array) -> float:
-    """The most likely mean of all scores: each weighed by the inverse of the kernel's matrix."""
+    """Return the generalized least-squares mean of the scores."""
     return float(solved.sum() / ones.sum())
 
 
 def log_improvement(mean: Array, deviation: Array, lowest: float) -> Array:
-    """The logarithm of how much lower than the lowest a score is expected to be.
+    """Return the logarithm of the expected improvement over the lowest score.
 
     Args:
         mean: (C,), expected scores.
         deviation: (C,), above 0.
-        lowest: Score that there is.
+        lowest: Best score so far.
 
     Returns:
         (C,)
     """
     z = (lowest - mean) / deviation
     near = z.clip(-5)
-    below = np.array([math.erfc(-each / math.sqrt(2)) / 2 for each in near])
+    below = np.array([math.erfc(-value / math.sqrt(2)) / 2 for value in near])
     improved = np.exp(-near * near / 2) / math.sqrt(2 * math.pi) + near * below
-    far = np.minimum(z, -5)  # there it is nearly, and not less than, this part of the density
+    far = np.minimum(z, -5)  # asymptotic lower bound of the tail
     tail = -far * far / 2 - 0.5 * math.log(2 * math.pi) - 2 * np.log(-far)
     tail += np.log1p(-3 / far**2)
     gain: Array = np.where(z > -5, np.log(improved.clip(1e-300)), tail) + np.log(deviation)

@@ -1,113 +1,115 @@
-"""The ladder: lengths at which trials are judged, where new ones enter, and who goes on.
+"""Ladder of rungs: lengths at which trials are judged, entry rungs, and promotion.
 
-Smaller values are better. Whatever is not a finite number has the value infinity, which ranks
-last; of equal values the older trial's is the better one.
+Smaller values are better. A value that is not finite counts as infinity, which ranks last; ties
+favour the older trial.
 """
 
 import math
 from bisect import bisect_left, insort
 from collections.abc import Collection, Container, Mapping
 
-from zerolab.searcher.tpe.rung_correlation import Agreement
+from zerolab.searcher.tpe.rung_correlation import RungCorrelation
 
 __all__ = ["Ladder", "forecast", "make_levels"]
 
 _DIVISOR = 3
 _RUNGS = 4
 _ENTRIES = (24.0, 8.0, 3.0)
-"""Of 35 new trials, so many are first judged at rung 0, 1 and 2."""
+"""Of 35 new trials, this number is first judged at rung 0, 1 and 2."""
 _PROBES = (9, 10, 13)
-"""New trials, counted from 1, that train to the whole length at once; and then every power of two
+"""New trials, counted from 1, that train to the full length directly; and then every power of two
 from this number on:"""
 _DOUBLING = 32
 _UNTAUGHT, _TAUGHT = 5, 150
 _LEARNERS_GO_ON = 0.75
-"""Of the first so many that are judged at a rung a third goes on; of those up to the second number
-this part, as they are better than those before them; then there is little left to learn, and it is
-a third again. So it was, in the median, in simulated searches of 10 to 1,000 trials."""
+"""Promoted fraction: a third of the first ``_UNTAUGHT`` trials of a rung; this fraction of those up
+to ``_TAUGHT``, which are better than their predecessors; then a third again, as little is left to
+learn. Medians of simulated searches of 10 to 1,000 trials."""
 
 
 def make_levels(length: int) -> list[int]:
-    """The lengths of the rungs: a 27th, a 9th, a third of the whole length, and the whole.
+    """Return the lengths of the rungs: 1/27, 1/9, 1/3 and all of the full length.
 
     Args:
-        length: How far a trial may train; at least 1.
+        length: Maximum length of a trial; at least 1.
 
     Returns:
-        Rising lengths of at least 1, without doubles.
+        Rising lengths of at least 1, without duplicates.
     """
     levels = {max(length // _DIVISOR**power, 1) for power in range(_RUNGS)}
     return sorted(levels)
 
 
 def forecast(length: int, trials: int) -> dict[int, int]:
-    """How many of so many trials usually end at which length.
+    """Estimate how many trials end at which length.
 
     Args:
-        length: How far a trial may train.
-        trials: How many there are.
+        length: Maximum length of a trial.
+        trials: Number of trials.
     """
     ladder = Ladder(length)
     judged = [0] * len(ladder.levels)
     for _ in range(trials):
-        judged[ladder.enter()] += 1
+        judged[ladder.assign_entry_rung()] += 1
     ends = {}
     for rung, level in enumerate(ladder.levels):
-        promoted = _go_on_usually(ladder, rung, judged[rung]) if rung < ladder.top else 0
+        promoted = _expected_promotions(ladder, rung, judged[rung]) if rung < ladder.top else 0
         if rung < ladder.top:
             judged[rung + 1] += promoted
         ends[level] = judged[rung] - promoted
     last = max(level for level, count in ends.items() if count)
-    if last < length:  # of too few, the best of the highest rung goes all the way all the same
+    if last < length:  # with few trials, the best of the highest rung is promoted anyway
         ends[last] -= 1
         ends[length] = 1
     return {level: count for level, count in ends.items() if count}
 
 
-def _go_on_usually(ladder: "Ladder", rung: int, judged: int) -> int:
+def _expected_promotions(ladder: "Ladder", rung: int, judged: int) -> int:
     learners = max(min(judged, _TAUGHT) - _UNTAUGHT, 0)
-    return ladder.places(rung, judged - learners) + round(_LEARNERS_GO_ON * learners)
+    return ladder.promotion_quota(rung, judged - learners) + round(_LEARNERS_GO_ON * learners)
 
 
 class Ladder:
     """Rungs with the value of every trial that was judged there.
 
     Args:
-        length: How far a trial may train, in the unit of the search.
+        length: Maximum length of a trial, in the unit of the search.
     """
 
     def __init__(self, length: int) -> None:
         self.levels = make_levels(length)
         self.rungs: list[list[tuple[float, int]]] = [[] for _ in self.levels]
-        """For each rung, (value, trial id) of all that were judged there, best first."""
-        self._agreement = Agreement(len(self.levels))
+        """For each rung, (value, trial id) of all judged trials, best first."""
+        self._agreement = RungCorrelation(len(self.levels))
         self._entered = 0
-        self._owed = [0.0] * len(self.levels)  # entries that a rung should have had by now
+        self._entry_deficit = [0.0] * len(self.levels)  # expected minus actual entries of a rung
         self._promoted: list[set[int]] = [set() for _ in self.levels]
 
     @property
     def top(self) -> int:
-        """The last rung."""
+        """Index of the last rung."""
         return len(self.levels) - 1
 
-    def enter(self) -> int:
-        """The rung at which the next new trial is first judged."""
+    def assign_entry_rung(self) -> int:
+        """Choose the rung at which the next new trial is first judged."""
         self._entered += 1
         if _is_probe(self._entered):
             return self.top
         shares = self._shares()
         total = sum(shares)
-        self._owed = [owed + share / total for owed, share in zip(self._owed, shares, strict=True)]
+        deficits = zip(self._entry_deficit, shares, strict=True)
+        self._entry_deficit = [deficit + share / total for deficit, share in deficits]
+        # Largest deficit first: the entries follow the shares without randomness.
         open_rungs = (rung for rung, share in enumerate(shares) if share > 0)
-        rung = max(open_rungs, key=lambda rung: (self._owed[rung], -rung))
-        self._owed[rung] -= 1
+        rung = max(open_rungs, key=lambda rung: (self._entry_deficit[rung], -rung))
+        self._entry_deficit[rung] -= 1
         return rung
 
     def _shares(self) -> list[float]:
-        """What part of the new trials each rung gets.
+        """Return each rung's relative share of the new trials.
 
-        A rung that is not trusted hands its part on to the next one, as many trials as train for
-        the same time there; the whole length is always trusted.
+        An untrusted rung passes its share to the next one, scaled to the same training time. The
+        full length is always trusted.
         """
         trust = self._agreement.trust()
         entries = (*_ENTRIES[: self.top], 0.0)
@@ -120,16 +122,16 @@ class Ladder:
         return shares if any(shares) else [1.0]
 
     def grow(self, length: int) -> dict[int, int]:
-        """Put rungs on top; as many as there may be stay, and the lowest fall away.
+        """Add rungs on top; the number of rungs is limited, so the lowest are dropped.
 
         Args:
-            length: How far a trial may train from now on; the length so far is among its rungs.
+            length: New maximum length of a trial; the previous one is among its rungs.
 
         Returns:
-            Former rung to rung, for those that stay.
+            Former rung to new rung, for those that stay.
         """
         former, self.levels = self.levels, make_levels(length)
-        assert former[-1] in self.levels, "trials must be comparable with those that there are"
+        assert former[-1] in self.levels, "new trials must be comparable with earlier ones"
         stay = {
             rung: self.levels.index(level)
             for rung, level in enumerate(former)
@@ -140,95 +142,96 @@ class Ladder:
         self._promoted = [set() for _ in self.levels]
         for rung, now in stay.items():
             self.rungs[now], self._promoted[now] = rungs[rung], promoted[rung]
-        self._owed = [0.0] * len(self.levels)
-        self._agreement = self._agreement.moved(stay, len(self.levels))
+        self._entry_deficit = [0.0] * len(self.levels)
+        self._agreement = self._agreement.remapped(stay, len(self.levels))
         return stay
 
-    def forget(self, rung: int, trial_id: int) -> None:
-        """Take back an entry at a rung: its trial was no possible one."""
+    def remove_trial(self, rung: int, trial_id: int) -> None:
+        """Undo an entry at a rung: the trial's hyperparameters were invalid."""
         self._entered -= 1
-        self._owed[rung] += 1
-        self._agreement.forget(trial_id)
+        self._entry_deficit[rung] += 1
+        self._agreement.remove_trial(trial_id)
 
-    def pass_by(self, length: float, value: float, trial_id: int) -> None:
-        """Note what a trial has reported on its way to the rung at which it is judged."""
+    def record_intermediate(self, length: float, value: float, trial_id: int) -> None:
+        """Record a report of a trial below the rung at which it is judged."""
         if length in self.levels:
-            self._agreement.note(self.levels.index(int(length)), trial_id, value)
+            self._agreement.record(self.levels.index(int(length)), trial_id, value)
 
     def insert(self, rung: int, value: float, trial_id: int) -> None:
         """Judge a trial at a rung."""
         insort(self.rungs[rung], (value, trial_id))
-        self._agreement.note(rung, trial_id, value)
+        self._agreement.record(rung, trial_id, value)
 
     def promote(self, ended: Container[int]) -> tuple[int, int] | None:
-        """The trial that should go on before any new one begins, and the rung it goes to.
+        """Return the trial to promote before any new one starts, and its next rung.
 
-        Nobody goes on from a rung that is not trusted at all.
+        No trial is promoted from an untrusted rung.
 
         Args:
-            ended: Trials that cannot go on.
+            ended: Trials that cannot continue.
         """
-        for rung in reversed(self.trusted()[:-1]):
-            found = self._go_on(rung, self.places(rung, len(self.rungs[rung])), ended)
-            if found is not None:
-                return found
+        for rung in reversed(self.trusted_rungs()[:-1]):
+            quota = self.promotion_quota(rung, len(self.rungs[rung]))
+            promotion = self._promote_best(rung, quota, ended)
+            if promotion is not None:
+                return promotion
         return None
 
-    def places(self, rung: int, judged: int) -> int:
-        """How many of so many that were judged at a rung may go on.
+    def promotion_quota(self, rung: int, judged: int) -> int:
+        """Return how many of the trials judged at a rung may be promoted.
 
-        A third, rounded down; at the rung below the top rounded up: the first one that comes there
-        trains to the end at once.
+        A third, rounded down; rounded up at the rung below the top, so that its first trial trains
+        to the end directly.
         """
         more = _DIVISOR - 1 if rung == self.top - 1 else 0
         return (judged + more) // _DIVISOR
 
-    def last_chance(self, ended: Container[int]) -> tuple[int, int] | None:
-        """The same when no new trial will come: somebody shall reach the whole length."""
+    def force_promotion(self, ended: Container[int]) -> tuple[int, int] | None:
+        """Promote a trial when no new one follows, so that one reaches the full length."""
         for rung in range(self.top - 1, -1, -1):
             if any(math.isfinite(value) for value, _ in self.rungs[rung + 1]):
                 return None
-            found = self._go_on(rung, len(self.rungs[rung]), ended)
-            if found is not None:
-                return found
+            promotion = self._promote_best(rung, len(self.rungs[rung]), ended)
+            if promotion is not None:
+                return promotion
         return None
 
-    def _go_on(self, rung: int, best: int, ended: Container[int]) -> tuple[int, int] | None:
-        gone = self._promoted[rung]
-        for value, trial_id in self.rungs[rung][:best]:
-            if trial_id not in gone and trial_id not in ended and math.isfinite(value):
-                gone.add(trial_id)
+    def _promote_best(self, rung: int, count: int, ended: Container[int]) -> tuple[int, int] | None:
+        promoted = self._promoted[rung]
+        for value, trial_id in self.rungs[rung][:count]:
+            if trial_id not in promoted and trial_id not in ended and math.isfinite(value):
+                promoted.add(trial_id)
                 return trial_id, rung + 1
         return None
 
-    def has_gone_on(self, rung: int, trial_id: int) -> bool:
-        """Whether a trial has left a rung for the next one."""
+    def is_promoted(self, rung: int, trial_id: int) -> bool:
+        """Whether a trial was promoted from a rung."""
         return trial_id in self._promoted[rung]
 
-    def known(self) -> list[Mapping[int, float]]:
-        """For each rung, trial id to value, of all that were judged there or passed by."""
+    def values_by_rung(self) -> list[Mapping[int, float]]:
+        """Return for each rung the values by trial id, including intermediate reports."""
         return self._agreement.values()
 
-    def trusted(self) -> list[int]:
-        """Rungs that tell something of what longer trainings come to, and the last one."""
+    def trusted_rungs(self) -> list[int]:
+        """Return the rungs that predict longer trainings, and the last one."""
         return [rung for rung, trust in enumerate(self._agreement.trust()) if trust > 0]
 
-    def left_behind(self, known: Collection[int]) -> list[int]:
-        """Trials that were judged at a trusted rung and are not among those known.
+    def judged_below(self, listed: Collection[int]) -> list[int]:
+        """Return the trials judged at a trusted rung that are not ``listed``.
 
-        Whoever has come far is good, even the last of them: without those that have not, the model
-        would take the neighbourhood of the best for bad, and flee it.
+        Even the worst trial of a high rung is good. Without the trials that never got there, the
+        model would rate the neighbourhood of the best trials as bad, and avoid it.
         """
-        ids = {trial_id for rung in self.trusted()[:-1] for _, trial_id in self.rungs[rung]}
-        return sorted(ids - set(known))
+        ids = {trial_id for rung in self.trusted_rungs()[:-1] for _, trial_id in self.rungs[rung]}
+        return sorted(ids - set(listed))
 
-    def best_known(self, enough: int) -> tuple[list[int], int] | None:
-        """Trials of the highest rung that says enough, best first; and how many did not fail.
+    def best_trials(self, enough: int) -> tuple[list[int], int] | None:
+        """Return the best trials of the highest informative rung, and its finite count.
 
         Args:
-            enough: Finite values that a rung must have; one that is not trusted says nothing.
+            enough: Finite values that a rung must have; untrusted rungs are skipped.
         """
-        for rung in reversed(self.trusted()):
+        for rung in reversed(self.trusted_rungs()):
             judged = self.rungs[rung]
             finite = bisect_left(judged, (math.inf,))
             if finite >= enough:
@@ -237,5 +240,5 @@ class Ladder:
 
 
 def _is_probe(number: int) -> bool:
-    """Whether a new trial trains to the whole length, so that rungs can be compared with it."""
+    """Whether a new trial trains to the full length, to compare the rungs with it."""
     return number in _PROBES or (number >= _DOUBLING and number.bit_count() == 1)

@@ -1,13 +1,13 @@
-"""The Parzen estimator: where good trials lie denser than others.
+"""Parzen estimator: density of the good trials relative to the others.
 
-Shapes: G good points, B bad ones, M of either, N candidates, D dimensions. A point has a
-coordinate for each dimension: in the unit interval for numbers, the index for categories, NaN for
-a leaf that does not exist there.
+Shapes: G good points, B bad ones, M of either, N candidates, D dimensions. A point has a coordinate
+for each dimension: in the unit interval for numbers, the index for categories, NaN for a leaf that
+does not exist.
 
 References:
-    Bergstra et al., Algorithms for Hyper-Parameter Optimization, NeurIPS 2011, section 4: the
-    two densities l and g, and the ratio that is maximised. Here every dimension of a point
-    belongs to one kernel, so that the densities keep what goes well together.
+    Bergstra et al., Algorithms for Hyper-Parameter Optimization, NeurIPS 2011, section 4: the two
+    densities l and g, and the ratio that is maximised. Here every dimension of a point belongs to
+    one kernel, so that the densities keep good combinations together.
 """
 
 import math
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerolab.schema.space import Dimension
-from zerolab.searcher.tpe.candidates import normal, reflected, uniform
+from zerolab.searcher.tpe.candidates import box_muller, reflect, uniform
 
 __all__ = ["Mixture"]
 
@@ -29,10 +29,10 @@ _WIDTH = 0.1
 
 
 class Mixture:
-    """Kernels around points, and one flat kernel beside them.
+    """Kernels around points, plus one flat kernel.
 
     Args:
-        dimensions: Of the space; D of them.
+        dimensions: Dimensions of the space; D of them.
         points: (M, D).
     """
 
@@ -51,20 +51,22 @@ class Mixture:
         Returns:
             (count, D); every leaf has a coordinate, whether it exists or not.
         """
-        known, dimensions = len(self._points), len(self._sizes)
-        kernels = np.floor(uniform(rng, count) * (known + 1)).astype(int)
-        nowhere = np.full((1, dimensions), np.nan)  # the flat kernel
-        centres = np.concatenate([self._points, nowhere])[kernels]  # (count, D)
-        one, other, fresh = uniform(rng, 3, count, dimensions)
-        near = reflected(centres + self._widths * normal(one, other))
-        same = one < known / (self._sizes + known)
-        choices = np.where(same & ~np.isnan(centres), centres, np.floor(fresh * self._sizes))
-        numbers = np.where(np.isnan(centres), fresh, near)
+        num_points, dimensions = len(self._points), len(self._sizes)
+        kernels = np.floor(uniform(rng, count) * (num_points + 1)).astype(int)
+        flat = np.full((1, dimensions), np.nan)  # the flat kernel
+        centres = np.concatenate([self._points, flat])[kernels]  # (count, D)
+        first, second, uniform_values = uniform(rng, 3, count, dimensions)
+        near = reflect(centres + self._widths * box_muller(first, second))
+        same = first < num_points / (self._sizes + num_points)
+        choices = np.where(
+            same & ~np.isnan(centres), centres, np.floor(uniform_values * self._sizes)
+        )
+        numbers = np.where(np.isnan(centres), uniform_values, near)
         drawn: Points = np.where(self._is_choice, choices, numbers)
         return drawn
 
     def log_density(self, at: Points) -> NDArray[np.float64]:
-        """The logarithm of the density, up to a constant.
+        """Return the logarithm of the density, up to a constant.
 
         Args:
             at: (N, D).
@@ -75,11 +77,11 @@ class Mixture:
         count = len(self._points)
         flat = np.where(self._is_choice, 1 / self._sizes, 1.0)  # (D,)
         exists = ~np.isnan(at)  # (N, D)
-        alone: NDArray[np.float64] = np.where(exists, np.log(flat), 0.0).sum(
+        flat_density: NDArray[np.float64] = np.where(exists, np.log(flat), 0.0).sum(
             axis=1
         )  # (N,): the flat kernel
         if not count:
-            return alone
+            return flat_density
         logs = np.zeros((len(at), count))  # (N, M)
         for index in range(at.shape[1]):
             x, c = at[:, index, None], self._points[None, :, index]
@@ -90,7 +92,8 @@ class Mixture:
                 values = _log_reflected(x, c, self._widths[index])
             values = np.where(np.isnan(c), math.log(flat[index]), values)
             logs += np.where(np.isnan(x), 0.0, values)
-        logs = np.concatenate([logs, alone[:, None]], axis=1)
+        logs = np.concatenate([logs, flat_density[:, None]], axis=1)
+        # Log-sum-exp over the kernels, with the maximum factored out against underflow.
         peak: NDArray[np.float64] = logs.max(axis=1)
         total: NDArray[np.float64] = np.exp(logs - peak[:, None]).sum(axis=1)
         density: NDArray[np.float64] = peak + np.log(total / (count + 1))

@@ -1,8 +1,7 @@
-"""How far short trainings tell what longer ones will: rungs that rank trials alike.
+"""Trust in rungs: how well short trainings rank trials like longer ones.
 
-A trial that has come to a rung has been validated at the lower ones, too, unless its script reports
-only where it is judged; so pairs of trials that are known at two lengths say whether the shorter
-one orders them as the longer one does.
+A trial that reached a rung was usually validated at the lower ones, too. Pairs of trials with
+values at two lengths show whether the shorter length orders them like the longer one.
 """
 
 from collections.abc import Mapping
@@ -10,21 +9,21 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Agreement"]
+__all__ = ["RungCorrelation"]
 
 _PRIOR, _STRENGTH = 0.85, 0.5
-"""Share of pairs that the lowest rung ranks right, before any was seen; weight of a belief."""
+"""Prior share of pairs that the lowest rung ranks correctly; weight of a prior."""
 _NOTHING, _FULL = 0.5, 0.7
-"""Shares at which a rung is not trusted at all, as a coin's toss, and fully."""
+"""Shares of correct pairs at which a rung is not trusted at all (chance level), and fully."""
 _NEWEST = 64
-"""So many trials of a rung are compared."""
+"""Maximum number of trials of a rung that are compared, newest first."""
 
 
-class Agreement:
-    """What is known of every trial at every rung, and how far each rung can be trusted.
+class RungCorrelation:
+    """Values of all trials at every rung, and the trust in each rung.
 
     Args:
-        rungs: How many there are.
+        rungs: Number of rungs.
     """
 
     def __init__(self, rungs: int) -> None:
@@ -33,63 +32,63 @@ class Agreement:
         self._is_stale = False
 
     def values(self) -> list[Mapping[int, float]]:
-        """For each rung, trial id to value; a value that is not finite is infinite."""
+        """Return for each rung the values by trial id; values that are not finite are infinite."""
         return [*self._values]
 
-    def note(self, rung: int, trial_id: int, value: float) -> None:
-        """Note a trial's value at a rung, whether it is judged there or passes by."""
+    def record(self, rung: int, trial_id: int, value: float) -> None:
+        """Record a trial's value at a rung, judged or intermediate."""
         self._values[rung][trial_id] = value
         self._is_stale = self._is_stale or rung > 0
 
-    def moved(self, stay: Mapping[int, int], rungs: int) -> "Agreement":
-        """What is known of the rungs that stay, among others.
+    def remapped(self, stay: Mapping[int, int], rungs: int) -> "RungCorrelation":
+        """Return the values of the rungs that stay, under new numbers.
 
         Args:
-            stay: Rung to its new number.
-            rungs: How many there are now.
+            stay: Former rung to new rung.
+            rungs: New number of rungs.
         """
-        other = Agreement(rungs)
+        other = RungCorrelation(rungs)
         for rung, now in stay.items():
             for trial_id, value in self._values[rung].items():
-                other.note(now, trial_id, value)
+                other.record(now, trial_id, value)
         return other
 
-    def forget(self, trial_id: int) -> None:
+    def remove_trial(self, trial_id: int) -> None:
         """Drop all values of a trial."""
         for values in self._values:
             values.pop(trial_id, None)
         self._is_stale = True
 
     def trust(self) -> list[float]:
-        """For each rung, from 0 to 1; the last one is what all is about, and has 1.
+        """Return the trust in each rung, from 0 to 1; that of the last one is 1.
 
-        A rung is trusted as far as every higher one confirms it. Before there are trials to compare
-        it is expected to tell what the rung below it told: where the first two rungs rank like a
-        coin, the third has to prove itself, and does not get a third of all trials until it has.
-        Below a rung that is not trusted at all none is, as nobody would go on from there.
+        The trust in a rung is the least agreement with any higher one. Without trials to compare,
+        it is expected to be as good as the rung below it: where the first two rungs rank at chance
+        level, the third gets fewer trials until its ranking is confirmed. Rungs below an untrusted
+        one are untrusted, too, as no trial would be promoted through it.
         """
         if self._is_stale:
             self._is_stale = False
             top = len(self._values) - 1
             shares, expected = [], _PRIOR
             for k in range(top):
-                each = [self._share(k, k + 1, expected)]
-                expected = min(max(each[0], _NOTHING), _PRIOR)
-                each += [self._share(k, m, expected) for m in range(k + 2, top + 1)]
-                shares.append(min(each))
+                agreement = [self._share(k, k + 1, expected)]
+                expected = min(max(agreement[0], _NOTHING), _PRIOR)
+                agreement += [self._share(k, m, expected) for m in range(k + 2, top + 1)]
+                shares.append(min(agreement))
             grown = [(share - _NOTHING) / (_FULL - _NOTHING) for share in shares]
-            self._trust = [*(min(max(each, 0.0), 1.0) for each in grown), 1.0]
+            self._trust = [*(min(max(agreement, 0.0), 1.0) for agreement in grown), 1.0]
             for k in range(top - 1, 0, -1):
                 if self._trust[k] == 0:
                     self._trust[k - 1] = 0.0
         return self._trust
 
     def _share(self, lower: int, higher: int, expected: float) -> float:
-        """The share of pairs that two rungs order alike, drawn to what is expected.
+        """Return the share of pairs that two rungs order alike, shrunk toward ``expected``.
 
-        A pair weighs as much as it lies apart at the lower rung, counted in ranks: of trials that
-        were promoted because they were alike nobody expects that they keep their order. All
-        weights together grow as the number of trials does, not as that of their pairs.
+        A pair's weight is its distance in ranks at the lower rung: promoted trials are alike, so
+        their order is expected to change. The sum of weights grows with the number of trials, not
+        of pairs.
         """
         values = self._values[lower]
         both = [trial_id for trial_id in self._values[higher] if trial_id in values][-_NEWEST:]
@@ -105,7 +104,7 @@ class Agreement:
 
 
 def _differences(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of every pair, infinite where it is too large; two that are both infinite do not differ."""
+    """Return the differences of all pairs; those of two infinite values are 0."""
     with np.errstate(invalid="ignore", over="ignore"):
         apart: NDArray[np.float64] = values[:, None] - values[None, :]
     apart[np.isnan(apart)] = 0.0

@@ -1,10 +1,10 @@
-"""Values of all rungs on one scale, whatever a metric is and however it changes as trials train.
+"""Normalization of the metrics of all rungs to one scale.
 
-At the lowest rung values are moved and stretched so that their median and best tenth lie where
-those of a normal distribution do; at any other one, where those trials lay one rung below that came
-to it. So who was promoted has scores as good as its promotion said, outliers weigh no more than the
-worst of the others, and where two rungs say the same they give the same scores. Where trials were
-all alike one rung below, as before anything is learned, normal deviates take the place of that.
+At the lowest rung values are shifted and scaled so that their median and best tenth match a normal
+distribution. At every other rung they match the scores that the same trials had one rung below.
+Promoted trials therefore keep the good scores of their promotion, outliers weigh no more than the
+worst of the others, and equal rankings give equal scores. Where trials all tied one rung below, as
+before anything is learned, normal deviates are used.
 """
 
 import math
@@ -15,7 +15,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Scores", "on_one_scale"]
+__all__ = ["Scores", "normalize_rungs"]
 
 Array = NDArray[np.float64]
 
@@ -23,41 +23,41 @@ Scores = tuple[NDArray[np.int64], Array]
 """Ids of the trials of a rung, best first, and their scores; (N,) each."""
 
 _QUANTILES = (0.1, 0.5)
-"""What two scales have in common."""
+"""Quantiles that two scales share."""
 _FEWEST = 5
-"""With fewer finite values, or where they tie, only their order counts."""
+"""With fewer finite values, or with ties, only their order counts."""
 _LOWER = 1.5
-"""How far below the best of the scale a score may lie."""
+"""Maximum distance of a score below the best of the scale."""
 _DIGITS = 12
-"""Decimals of a score; sums differ in the sixteenth from machine to machine."""
+"""Decimals of a score; sums differ between machines in the sixteenth."""
 
 
-def on_one_scale(rungs: Sequence[Mapping[int, float]]) -> list[Scores]:
+def normalize_rungs(rungs: Sequence[Mapping[int, float]]) -> list[Scores]:
     """Score every trial at every rung; smaller is better.
 
     Args:
-        rungs: For each, trial id to value: infinity for what is not a finite number, and smaller is
-            better. Equal values have equal scores.
+        rungs: For each rung the values by trial id, infinity for values that are not finite. Equal
+            values get equal scores.
     """
     scored: list[Scores] = []
     below: dict[int, float] = {}
     for values in rungs:
         ids = np.fromiter(values.keys(), np.int64, len(values))
-        found = np.fromiter(values.values(), np.float64, len(values))
-        order = np.lexsort((ids, found))
-        ids, found = ids[order], found[order]
-        scale = _expected(ids, found, below) if below else _deviates(len(ids))
-        scores = _laid(found, scale)
+        sorted_values = np.fromiter(values.values(), np.float64, len(values))
+        order = np.lexsort((ids, sorted_values))
+        ids, sorted_values = ids[order], sorted_values[order]
+        scale = _scores_below(ids, sorted_values, below) if below else _normal_deviates(len(ids))
+        scores = _map_to_scale(sorted_values, scale)
         scored.append((ids, scores))
         below = dict(zip(ids.tolist(), scores.tolist(), strict=True)) or below
     return scored
 
 
-def _expected(ids: NDArray[np.int64], values: Array, below: Mapping[int, float]) -> Array:
-    """The scores that the trials of a rung had one rung below, smallest first.
+def _scores_below(ids: NDArray[np.int64], values: Array, below: Mapping[int, float]) -> Array:
+    """Return the scores that the trials of a rung had one rung below, smallest first.
 
-    Who was not seen there failed on the way, and was as bad as anyone; or it reports only where it
-    is judged, and was like all others.
+    A trial without a value there failed on the way, and gets the worst score; or it only reports
+    where it is judged, and gets average scores.
     """
     scores = sorted(below.values())
     had = [below[trial_id] for trial_id in ids.tolist() if trial_id in below]
@@ -65,30 +65,30 @@ def _expected(ids: NDArray[np.int64], values: Array, below: Mapping[int, float])
         trial_id not in below and math.isfinite(value)
         for trial_id, value in zip(ids.tolist(), values.tolist(), strict=True)
     )
-    like_all = np.interp(_middles(silent), _middles(len(scores)), scores)
+    like_all = np.interp(_midpoints(silent), _midpoints(len(scores)), scores)
     failed = [scores[-1]] * (len(ids) - len(had) - silent)
     return np.sort(np.array([*had, *like_all, *failed]))
 
 
-def _middles(count: int) -> Array:
-    """The middles of so many equal parts of the unit interval."""
+def _midpoints(count: int) -> Array:
+    """Return the midpoints of equal parts of the unit interval."""
     middles: Array = (np.arange(count) + 0.5) / count
     return middles
 
 
-def _laid(values: Array, scale: Array) -> Array:
-    """Lay sorted values on a scale of as many sorted scores."""
+def _map_to_scale(values: Array, scale: Array) -> Array:
+    """Map sorted values to a scale of as many sorted scores."""
     finite = int(np.searchsorted(values, np.inf))
-    if finite > 1 and _common(scale[:finite])[0] == _common(scale[:finite])[1]:
-        # Below they were all alike, so that they can only be told from each other here.
-        spread = scale[0] + _deviates(finite)
+    if finite > 1 and _anchor_quantiles(scale[:finite])[0] == _anchor_quantiles(scale[:finite])[1]:
+        # They tied one rung below: only this rung distinguishes them.
+        spread = scale[0] + _normal_deviates(finite)
         scale = np.concatenate([spread, scale[finite:].clip(spread[-1])])
     laid = scale.copy()
     if finite >= _FEWEST:
         small = values[:finite] / 4  # so that no difference of two is infinite
-        (best, middle), (low, centre) = _common(small), _common(scale[:finite])
+        (best, middle), (low, centre) = _anchor_quantiles(small), _anchor_quantiles(scale[:finite])
         if middle > best:
-            with np.errstate(over="ignore"):  # what lies so far away is cut off
+            with np.errstate(over="ignore"):  # far outliers are clipped
                 on_line = centre + (small - middle) * (centre - low) / (middle - best)
             laid[:finite] = on_line.clip(scale[0] - _LOWER, scale[-1])
             laid[finite:] = scale[-1]
@@ -98,16 +98,16 @@ def _laid(values: Array, scale: Array) -> Array:
     return shared
 
 
-def _common(sorted_values: Array) -> tuple[float, float]:
-    """The quantiles that two scales have in common, between neighbours in proportion."""
-    places = (len(sorted_values) - 1) * np.array(_QUANTILES)
-    low, middle = np.interp(places, np.arange(len(sorted_values)), sorted_values)
+def _anchor_quantiles(sorted_values: Array) -> tuple[float, float]:
+    """Return the quantiles that two scales share, interpolated linearly."""
+    positions = (len(sorted_values) - 1) * np.array(_QUANTILES)
+    low, middle = np.interp(positions, np.arange(len(sorted_values)), sorted_values)
     return float(low), float(middle)
 
 
 @lru_cache(maxsize=8)
-def _deviates(count: int) -> Array:
-    """Normal deviates of so many ranks, smallest first."""
+def _normal_deviates(count: int) -> Array:
+    """Return the expected normal deviates of ``count`` ranks, smallest first."""
     normal = NormalDist()
     below = [normal.inv_cdf((rank + 0.5) / count) for rank in range(count // 2)]
-    return np.array([*below, *[0.0] * (count % 2), *(-each for each in reversed(below))])
+    return np.array([*below, *[0.0] * (count % 2), *(-deviate for deviate in reversed(below))])

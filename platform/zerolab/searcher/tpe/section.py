@@ -15,82 +15,83 @@ __all__ = ["TpeAshaConfig"]
 
 
 class TpeAshaConfig(SearcherConfig):
-    """Many short trials, the best of them longer, each new one where good ones lie."""
+    """Many short trials, of which the best are promoted; new ones start near good ones."""
 
     name: Literal["tpe_asha"]
-    """``max_trials`` trials, of which the best go on to ``max_length``; the recommended one."""
+    """``max_trials`` trials, of which the best train to ``max_length``; the recommended
+    searcher."""
 
     max_trials: Annotated[PositiveInt, Field(le=MAX_TRIALS)]
-    """How many trials there are."""
+    """Number of trials."""
 
     premise: ClassVar[str | None] = (
-        "what is usual: the search learns, so later trials are better than those before them, and "
-        "three of four go on. It may be a third less, or half as much again"
+        "a typical search: it learns, so later trials are better than earlier ones, and three of "
+        "four are promoted. It may be a third less, or half as much again"
     )
-    may_grow: ClassVar[frozenset[str]] = frozenset({"max_trials", "max_length"})
+    growable_fields: ClassVar[frozenset[str]] = frozenset({"max_trials", "max_length"})
 
     def growth_problems(self, before: Self) -> Iterator[str]:
-        """The length so far must be a rung of the ladder to the greater one."""
-        told = list(super().growth_problems(before))
-        yield from told
-        if not told and before.length not in self.validate_at():
+        """Report a length whose ladder does not contain the previous length."""
+        problems = list(super().growth_problems(before))
+        yield from problems
+        if not problems and before.length not in self.validate_at():
             times = ", ".join(str(before.length * factor) for factor in (3, 9, 27))
             yield (
                 f"searcher.max_length: must be 3, 9 or 27 times the {before.length} {before.unit} "
-                f"before ({times}), so that trials are compared with those that there are, "
+                f"before ({times}), so that new trials are comparable with earlier ones, "
                 f"got {self.length}"
             )
 
     def grow(self, searcher: Searcher, lost: Collection[int]) -> list[Operation]:
-        """More trials, and rungs above those that there are."""
+        """Add trials, and rungs above the existing ones."""
         from zerolab.searcher.tpe.search import TpeAshaSearcher
 
         assert isinstance(searcher, TpeAshaSearcher)
         return searcher.grow(self.length, self.max_trials, lost)
 
     def problems(self, space: Mapping[str, Any]) -> Iterator[str]:
-        """The rungs need a length, and learning needs trials that wait for others."""
+        """Report a missing length, and unlimited concurrency."""
         yield from super().problems(space)
         if self.full_length is None:
             yield (
                 "searcher.max_length: is required by the tpe_asha searcher, got nothing; "
-                "say how far the best trials train"
+                "set the length of the best trials"
             )
         if not self.max_concurrent_trials:
             yield (
                 "searcher.max_concurrent_trials: must be at least 1 for the tpe_asha searcher, "
-                "got 0; trials that all begin at once learn nothing from each other"
+                "got 0; trials that all start at once cannot learn from each other"
             )
 
     def validate_at(self) -> tuple[int, ...]:
-        """At every rung."""
-        # numpy takes longer to import than most commands of the command line take
+        """Return the lengths of all rungs."""
+        # imported lazily: numpy takes longer to import than most CLI commands run
         from zerolab.searcher.tpe.ladder import make_levels
 
         return tuple(make_levels(max(self.length, 1)))
 
     def forecast(self, space: Mapping[str, Any]) -> dict[int, int]:
-        """As many as usually do."""
-        # numpy takes longer to import than most commands of the command line take
+        """Estimate from typical promotion rates."""
+        # imported lazily: numpy takes longer to import than most CLI commands run
         from zerolab.searcher.tpe.ladder import forecast
 
         del space
         return forecast(self.length, self.max_trials)
 
     def most_length(self, space: Mapping[str, Any]) -> int:
-        """Everybody to the end: nearly so it is when each trial is better than those before it."""
+        """Return the length of all trials at full length: each may be better than all before it."""
         del space
         return self.max_trials * self.length
 
     def outline(self, space: Mapping[str, Any]) -> str:
-        """As many as the file says, and where they are judged."""
+        """Describe the number of trials and their rungs."""
         del space
         lengths = ", ".join(map(str, self.validate_at()))
         return f"{self.max_trials} trials, judged after {lengths} {self.unit}"
 
     def make(self, space: Mapping[str, Any], seed: int) -> Searcher:
-        """A ladder, and a model of what was judged on it."""
-        # numpy takes longer to import than most commands of the command line take
+        """Make the searcher; numpy is imported here."""
+        # imported lazily: numpy takes longer to import than most CLI commands run
         from zerolab.searcher.tpe.search import TpeAshaSearcher
 
         return TpeAshaSearcher(

@@ -1,4 +1,4 @@
-"""A new searcher is one file and one line: the toy in ``toy_searcher.py`` is all there is of it."""
+"""A new searcher is one file and one line: ``toy_searcher.py`` is the whole implementation."""
 
 import subprocess
 import sys
@@ -54,7 +54,7 @@ with serve(Path(sys.argv[1])) as server:
 
 
 def run(code: str, *arguments: str) -> str:
-    """Run code in a process of its own, in which the toy is registered."""
+    """Run code in a separate process in which the toy is registered."""
     done = subprocess.run(
         [sys.executable, "-c", REGISTER + code, *arguments],
         capture_output=True, text=True, check=False,
@@ -63,16 +63,16 @@ def run(code: str, *arguments: str) -> str:
     return done.stdout
 
 
-def test_a_new_searcher_has_its_keys_its_errors_and_its_row_in_the_documents() -> None:
-    told = run(CONFIGURE)
-    assert "searcher.goal: input should be a valid number, got 'x'" in told
-    assert "searcher.goall: unknown key; did you mean 'goal'?" in told
+def test_registered_searcher_is_validated_and_documented() -> None:
+    output = run(CONFIGURE)
+    assert "searcher.goal: input should be a valid number, got 'x'" in output
+    assert "searcher.goall: unknown key; did you mean 'goal'?" in output
     assert (
         "searcher.goal: does not belong to the single searcher, got 0.5; "
         "remove it or set searcher.name to toy"
-    ) in told
+    ) in output
 
 
 @pytest.mark.processes
-def test_a_server_runs_an_experiment_with_a_new_searcher(tmp_path: Path) -> None:
+def test_server_runs_registered_searcher(tmp_path: Path) -> None:
     assert run(SERVE, str(tmp_path)).strip() == "COMPLETED ['COMPLETED', 'COMPLETED']"

@@ -1,4 +1,4 @@
-"""What holds of every searcher, whatever happens in whichever order."""
+"""Invariants of every searcher under random events."""
 
 import math
 from typing import Any
@@ -38,26 +38,26 @@ METRICS = st.one_of(st.integers(0, 3).map(float), st.sampled_from([math.nan, mat
 ENDS = st.sampled_from(["report"] * 8 + ["errored", "invalid_hp", "user_canceled", "done"])
 
 FIND = [Phase.explicit, Phase.reuse, Phase.generate]
-"""Shrinking a history of a hundred events takes minutes and makes it no clearer."""
+"""Without shrinking: for a history of a hundred events it takes minutes and explains nothing."""
 
-Told = tuple[Any, ...]
+Event = tuple[Any, ...]
 
 
 class Platform:
-    """What a server does with a searcher's operations, where every trial reports when it is told.
+    """Server model that performs a searcher's operations.
 
     Args:
-        searcher: To be served.
-        concurrent: How many trials may train at a time.
-        length: How far a trial trains.
+        searcher: Searcher under test.
+        concurrent: Maximum number of trials that train at a time.
+        length: Length of a trial.
     """
 
     def __init__(self, searcher: Searcher, concurrent: int, length: int) -> None:
         self.searcher = searcher
         self.concurrent = concurrent
         self.length = length
-        self.told: list[Told] = []
-        self.wanted: list[list[Operation]] = []
+        self.events: list[Event] = []
+        self.operations: list[list[Operation]] = []
         self.trained: dict[int, int] = {}
         self.until: dict[int, int] = {}
         self.training: set[int] = set()
@@ -66,15 +66,15 @@ class Platform:
         self.leaving: set[int] = set()
         self.ended: set[int] = set()
         self.over = 0
-        self._carry_out(searcher.initial_operations())
+        self._perform(searcher.initial_operations())
 
-    def tell(self, *event: Any) -> None:
-        """Tell an event and do what is wanted."""
-        self.told.append(event)
-        self._carry_out(tell(self.searcher, event))
+    def send_event(self, *event: Any) -> None:
+        """Send an event to the searcher and perform its operations."""
+        self.events.append(event)
+        self._perform(apply_event(self.searcher, event))
 
-    def _carry_out(self, operations: list[Operation]) -> None:
-        self.wanted.append(operations)
+    def _perform(self, operations: list[Operation]) -> None:
+        self.operations.append(operations)
         for operation in operations:
             assert not self.over, "an operation after the end"
             match operation:
@@ -90,7 +90,7 @@ class Platform:
                     self.training.add(trial_id)
                 case Stop(trial_id=trial_id):
                     assert trial_id in self.training | self.paused
-                    if trial_id in self.training:  # it has slots until it has left
+                    if trial_id in self.training:  # it holds its slots until it has ended
                         self.leaving.add(trial_id)
                     self.training.discard(trial_id)
                     self.paused.discard(trial_id)
@@ -101,7 +101,7 @@ class Platform:
         assert 0 <= self.searcher.progress() <= 1
 
     def step(self, data: st.DataObject) -> bool:
-        """Let something happen to a trial; return whether there was one."""
+        """Let a random event happen to a trial; return whether a trial was open."""
         open_ids = sorted(self.training | self.stopping)
         if not open_ids:
             return False
@@ -109,30 +109,30 @@ class Platform:
         if trial_id in self.stopping:
             self.end(trial_id, "done")
             return True
-        happens = data.draw(ENDS)
-        if happens != "report":
-            self.end(trial_id, happens)
+        outcome = data.draw(ENDS)
+        if outcome != "report":
+            self.end(trial_id, outcome)
             return True
         due = min(self.until.get(trial_id, self.length), self.length)
-        left = due - self.trained[trial_id]
-        self.trained[trial_id] += data.draw(st.integers(1, left)) if left > 0 else 0
+        remaining = due - self.trained[trial_id]
+        self.trained[trial_id] += data.draw(st.integers(1, remaining)) if remaining > 0 else 0
         length = self.trained[trial_id]
         if length >= due and length < self.length:
             self.training.discard(trial_id)
             self.paused.add(trial_id)
-        self.tell("validated", trial_id, data.draw(METRICS), length)
+        self.send_event("validated", trial_id, data.draw(METRICS), length)
         if length >= self.length and trial_id not in self.ended:
             self.end(trial_id, "done")
         return True
 
-    def end(self, trial_id: int, how: str) -> None:
+    def end(self, trial_id: int, outcome: str) -> None:
         for group in (self.training, self.paused, self.stopping, self.leaving):
             group.discard(trial_id)
         self.ended.add(trial_id)
-        self.tell("exited", trial_id, how)
+        self.send_event("exited", trial_id, outcome)
 
 
-def tell(searcher: Searcher, event: Told) -> list[Operation]:
+def apply_event(searcher: Searcher, event: Event) -> list[Operation]:
     if event[0] == "validated":
         return searcher.validation_completed(*event[1:])
     if event[2] == "done":
@@ -144,7 +144,7 @@ def tell(searcher: Searcher, event: Told) -> list[Operation]:
 @pytest.mark.parametrize("name", BLOCKS)
 @settings(max_examples=60, deadline=None, phases=FIND)
 @given(concurrent=st.integers(1, 6), data=st.data())
-def test_every_search_ends_once_within_its_bounds_and_its_replay_is_the_same(
+def test_random_events_keep_limits_and_replay(
     name: str, concurrent: int, data: st.DataObject
 ) -> None:
     block = {**BLOCKS[name], "metric": "loss", "max_concurrent_trials": concurrent}
@@ -155,12 +155,15 @@ def test_every_search_ends_once_within_its_bounds_and_its_replay_is_the_same(
     assert platform.over == 1, "the search does not end"
     assert platform.ended == set(platform.trained)
     assert platform.searcher.progress() == 1.0
-    invalid = sum(event[2] == "invalid_hp" for event in platform.told if event[0] == "exited")
+    invalid = sum(event[2] == "invalid_hp" for event in platform.events if event[0] == "exited")
     assert 12 <= len(platform.trained) <= 12 + min(invalid, 12) + 3  # brackets have at least 1
     again = make_searcher(block, SPACE, 5)
-    replayed = [again.initial_operations(), *(tell(again, event) for event in platform.told)]
-    assert replayed == platform.wanted
-    assert all(not tell(again, event) for event in platform.told), "an event told twice"
+    replayed = [
+        again.initial_operations(),
+        *(apply_event(again, event) for event in platform.events),
+    ]
+    assert replayed == platform.operations
+    assert all(not apply_event(again, event) for event in platform.events), "a duplicate event"
 
 
 @pytest.mark.parametrize("name", [name for name in BLOCKS if name != "random"])
@@ -170,7 +173,7 @@ def test_every_search_ends_once_within_its_bounds_and_its_replay_is_the_same(
     failing=st.sets(st.integers(1, 12), max_size=8),
     seed=st.integers(0, 99),
 )
-def test_failed_trials_block_no_rung(
+def test_failed_trials_do_not_block_rungs(
     name: str, concurrent: int, failing: set[int], seed: int
 ) -> None:
     block = {**BLOCKS[name], "metric": "loss", "max_concurrent_trials": concurrent}
@@ -178,14 +181,14 @@ def test_failed_trials_block_no_rung(
     while platform.training or platform.stopping:
         trial_id = min(platform.stopping or platform.training)
         if trial_id in failing or trial_id in platform.stopping:
-            how = "done" if trial_id in platform.stopping else "errored"
-            platform.end(trial_id, how)
+            outcome = "done" if trial_id in platform.stopping else "errored"
+            platform.end(trial_id, outcome)
             continue
         platform.trained[trial_id] += 1
         length = platform.trained[trial_id]
         if length == platform.until.get(trial_id) and length < 27:
             platform.training.discard(trial_id)
             platform.paused.add(trial_id)
-        platform.tell("validated", trial_id, float(trial_id), length)
+        platform.send_event("validated", trial_id, float(trial_id), length)
     assert platform.over == 1
-    assert max(platform.trained.values()) == 27, "nobody came to the top"
+    assert max(platform.trained.values()) == 27, "no trial reached the top"
