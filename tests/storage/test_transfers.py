@@ -2,20 +2,19 @@
 
 import logging
 import os
-from collections.abc import Callable
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from botocore.exceptions import ClientError
-from s3fs.errors import translate_boto_error
 
 from tests.core.test_socket_ranks import on_ranks
 from tests.storage.buckets import S3
 from zerolab.core.checkpoint_writer import CheckpointSaver
 from zerolab.core.context import CheckpointContext
 from zerolab.core.socket_ranks import SocketRanks
-from zerolab.errors import ConfigError, StorageError
+from zerolab.errors import ConfigError, NotFoundError, StorageError
 from zerolab.storage.progress import TransferProgress
 from zerolab.storage.store import CheckpointStore, new_uuid
 
@@ -98,63 +97,58 @@ def test_a_selector_fetches_only_what_it_names_and_the_rest_when_it_is_wanted(
     assert [each.uuid for each in store.list()] == [uuid]
 
 
-def test_a_download_goes_on_where_it_stopped(s3_server: S3, tmp_path: Path) -> None:
+def test_download_fetches_only_missing_files(s3_server: S3, tmp_path: Path) -> None:
     bucket = s3_server.bucket()
     writer = stores(s3_server, bucket, tmp_path / "a")
-    content = os.urandom(50_000)
     with CheckpointContext(writer, SocketRanks(), None).store_path({"steps_completed": 1}) as made:
-        (made[0] / "weights").write_bytes(content)
-    counted: list[int] = []
-    target = tmp_path / "weights"
-    target.with_name("weights.part").write_bytes(content[:49_000])
-    stored = writer.describe(made[1])
-    objects = writer._bucket.objects
-    pieces = objects.pieces
+        for name in ("weights", "moments"):
+            (made[0] / name).write_bytes(name.encode() * 1000)
+    target = tmp_path / "copy"
+    target.mkdir()
+    (target / "weights").write_bytes(b"weights" * 1000)
+    (target / "moments.part").write_bytes(b"what another download has left")
+    fetched: list[str] = []
+    files = writer._bucket.objects._files
+    get = files.get_file
 
-    def counting(name: str, first: int, end: int) -> Any:
-        counted.append(end - first)
-        return pieces(name, first, end)
+    def recorded(path: str, *words: Any, **options: Any) -> None:
+        fetched.append(path.rpartition("/")[2])
+        get(path, *words, **options)
 
-    objects.pieces = counting  # type: ignore[method-assign]
-    writer._fetch(stored, ["weights"], tmp_path)
-    assert target.read_bytes() == content
-    assert counted == [1000]
+    files.get_file = recorded
+    writer.download(made[1], target)
+    assert fetched == ["moments"]
+    assert (target / "moments").read_bytes() == b"moments" * 1000
+    assert sorted(path.name for path in target.iterdir()) == ["moments", "weights"]
 
 
 class Faulty:
-    """The calls to S3 of a store, some of which fail, before S3 gets them or after it has."""
+    """Requests of a store to S3; some fail before S3 gets them, or after it has."""
 
     def __init__(self, store: CheckpointStore, fails: list[tuple[str, str]]) -> None:
         self.sent: list[str] = []
         self._fails = fails
         files = store._bucket.objects._files
-        self._call, files.call_s3 = files.call_s3, self.call_s3
-        self._put, files.put_file = files.put_file, self.put_file
+        self._call, files._call_s3 = files._call_s3, self.call_s3
 
-    def call_s3(self, method: str, **arguments: Any) -> Any:
+    async def call_s3(self, method: str, *words: Any, **arguments: Any) -> Any:
         name = f"{method} {arguments.get('PartNumber', '')}".strip()
-        return self._do(name, lambda: self._call(method, **arguments))
-
-    def put_file(self, *words: Any, **arguments: Any) -> Any:
-        return self._do("put_file", lambda: self._put(*words, **arguments))
-
-    def _do(self, name: str, call: Callable[[], Any]) -> Any:
         self.sent.append(name)
-        if (name, "before") in self._fails:
-            self._fails.remove((name, "before"))
-            raise ConnectionError("the line is cut")
-        answer = call()
-        if (name, "after") in self._fails:
-            self._fails.remove((name, "after"))
-            raise ConnectionError("the answer is lost")
-        return answer
+        self._fail(name, "before", "the line is cut")
+        response = await self._call(method, *words, **arguments)
+        self._fail(name, "after", "the answer is lost")
+        return response
+
+    def _fail(self, name: str, when: str, text: str) -> None:
+        if (name, when) in self._fails:
+            self._fails.remove((name, when))
+            raise ConnectionError(text)
 
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file is large from 6 MB on, and its parts are as small as S3 takes them."""
-    monkeypatch.setattr("zerolab.storage.objects.LARGE", 6 * 1024**2)
-    monkeypatch.setattr("zerolab.storage.parts._PART", 5 * 1024**2)
+    """Use the smallest parts that S3 accepts, and no pause between attempts."""
+    monkeypatch.setattr("zerolab.storage.objects._PART", 5 * 1024**2)
     monkeypatch.setattr("zerolab.storage.objects._PAUSES_S", (0.0, 0.0, 0.0))
 
 
@@ -182,79 +176,107 @@ def unfinished(s3: S3, bucket: str) -> list[Any]:
 
 @pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize(
-    ("fails", "parts"),
+    ("fails", "uploads"),
     [
-        ([], [1, 1, 1]),
-        ([("upload_part 2", "before")] * 2, [1, 3, 1]),
-        ([("upload_part 2", "before"), ("upload_part 3", "before")], [1, 2, 2]),
-        ([("complete_multipart_upload", "before")], [1, 1, 1]),
-        ([("complete_multipart_upload", "after")], [1, 1, 1]),
+        ([], 1),
+        ([("upload_part 2", "before")] * 2, 3),
+        ([("upload_part 2", "before"), ("upload_part 3", "before")], 2),
+        ([("complete_multipart_upload", "before")], 2),
+        ([("complete_multipart_upload", "after")], 1),
     ],
     ids=["undisturbed", "one part twice", "two parts", "the end", "the answer to the end"],
 )
-def test_an_upload_in_parts_goes_on_with_those_that_are_missing(
-    s3_server: S3, tmp_path: Path, fails: list[tuple[str, str]], parts: list[int]
+def test_large_upload_retries(
+    s3_server: S3, tmp_path: Path, fails: list[tuple[str, str]], uploads: int
 ) -> None:
     bucket, content = s3_server.bucket(), os.urandom(11 * 1024**2)
     _, name, sent = bring_up(s3_server, bucket, tmp_path / "a", content, fails)
-    assert [sent.count(f"upload_part {number}") for number in (1, 2, 3)] == parts
-    assert sent.count("create_multipart_upload") == 1
+    assert sent.count("create_multipart_upload") == uploads
     assert unfinished(s3_server, bucket) == []
     with stores(s3_server, bucket, tmp_path / "b").restore_path(name) as path:
         assert (path / "weights").read_bytes() == content
 
 
 @pytest.mark.usefixtures("small_parts")
-def test_parts_that_s3_has_forgotten_are_sent_again(s3_server: S3, tmp_path: Path) -> None:
-    bucket, content = s3_server.bucket(), os.urandom(6 * 1024**2)
-    store = stores(s3_server, bucket, tmp_path / "a")
-    faulty = Faulty(store, [])
-    name = new_uuid()
-    (store.begin(name) / "weights").write_bytes(content)
-    call = faulty._call
-
-    def forgetful(method: str, **arguments: Any) -> Any:
-        if arguments.get("PartNumber") == 2 and faulty.sent.count("upload_part 2") == 1:
-            # What S3 answers of an upload that it has forgotten; moto answers 500.
-            said = {"Error": {"Code": "NoSuchUpload", "Message": "The upload does not exist"}}
-            error = ClientError(said, "UploadPart")  # type: ignore[arg-type]
-            raise translate_boto_error(error) from error
-        return call(method, **arguments)
-
-    faulty._call = forgetful
-    store.commit(name, 1, {})
-    assert faulty.sent.count("create_multipart_upload") == 2
-    with stores(s3_server, bucket, tmp_path / "b").restore_path(name) as path:
-        assert (path / "weights").read_bytes() == content
-
-
-@pytest.mark.usefixtures("small_parts")
-def test_an_upload_that_is_given_up_leaves_no_parts(s3_server: S3, tmp_path: Path) -> None:
+@pytest.mark.parametrize("call", ["upload_part 2", "complete_multipart_upload"])
+def test_failed_upload_leaves_nothing(s3_server: S3, tmp_path: Path, call: str) -> None:
     bucket = s3_server.bucket()
     store = stores(s3_server, bucket, tmp_path / "a")
-    Faulty(store, [("upload_part 2", "before")] * 4)
+    # s3fs removes the parts itself, if that request succeeds.
+    Faulty(store, [(call, "before")] * 4 + [("abort_multipart_upload", "before")] * 4)
     name = new_uuid()
-    (store.begin(name) / "weights").write_bytes(bytes(6 * 1024**2))
+    (store.begin(name) / "weights").write_bytes(bytes(11 * 1024**2))
     store.announce(name)
     with pytest.raises(StorageError, match="the line is cut"):
         store.upload(name, ["weights"])
     assert unfinished(s3_server, bucket) == []
+    assert stores(s3_server, bucket, tmp_path / "b").list() == []
     store.abort(name)
     assert s3_server.keys(bucket) == []
 
 
+UPLOADING = """
+import sys
+from zerolab.storage import objects
+from zerolab.storage.store import CheckpointStore
+from zerolab.contract.storage import StorageAddress
+objects._PART = 5 * 1024**2
+root, name, local, endpoint, key, secret = sys.argv[1:]
+options = {"endpoint_url": endpoint, "access_key": key, "secret_key": secret}
+store = CheckpointStore(
+    StorageAddress(root=root, options=options), owner="trial-1", local=local
+)
+(store.begin(name) / "weights").write_bytes(bytes(11 * 1024**2))
+store.announce(name)
+files = store._bucket.objects._files
+call = files._call_s3
+
+async def stopping(method, *words, **arguments):
+    if arguments.get("PartNumber") == 3:
+        print("two parts", flush=True)
+        import time
+        time.sleep(1e6)
+    return await call(method, *words, **arguments)
+
+files._call_s3 = stopping
+store.upload(name, ["weights"])
+"""
+
+
+@pytest.mark.slow
+def test_killed_upload_leaves_no_checkpoint(s3_server: S3, tmp_path: Path) -> None:
+    bucket, name = s3_server.bucket(), new_uuid()
+    address = s3_server.address(bucket)
+    words = [address.root, name, str(tmp_path / "a"), *address.options.values()]
+    with subprocess.Popen(
+        [sys.executable, "-c", UPLOADING, *words], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "two parts\n"
+        process.kill()
+    assert unfinished(s3_server, bucket)
+    store = stores(s3_server, bucket, tmp_path / "b")
+    assert store.list() == []
+    with pytest.raises(NotFoundError, match="there is none"):
+        store.describe(name)
+    store.sweep()
+    assert unfinished(s3_server, bucket) == []
+    assert s3_server.keys(bucket) == []
+
+
 @pytest.mark.usefixtures("small_parts")
-def test_a_file_of_which_only_the_answer_was_lost_is_not_sent_again(
-    s3_server: S3, tmp_path: Path
-) -> None:
+def test_lost_response_does_not_repeat_upload(s3_server: S3, tmp_path: Path) -> None:
     bucket = s3_server.bucket()
-    fails = [("put_file", "after")]
-    _, name, sent = bring_up(s3_server, bucket, tmp_path / "a", b"w" * 1000, fails)
-    assert sent.count("put_file") == 1
+    store = stores(s3_server, bucket, tmp_path / "a")
+    name = new_uuid()
+    (store.begin(name) / "weights").write_bytes(b"w" * 1000)
+    store.announce(name)
+    faulty = Faulty(store, [("put_object", "after")])
+    records = store.upload(name, ["weights"])
+    assert faulty.sent.count("put_object") == 1
+    store.commit(name, 1, {}, records)
     with stores(s3_server, bucket, tmp_path / "b").restore_path(name) as path:
         assert (path / "weights").read_bytes() == b"w" * 1000
-    sent = bring_up(s3_server, bucket, tmp_path / "c", b"w", [("put_file", "before")])[2]
-    assert sent.count("put_file") == 2
 
 
 def test_what_was_not_used_for_longest_leaves_the_cache_and_what_is_read_stays(

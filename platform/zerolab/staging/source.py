@@ -3,10 +3,10 @@
 import contextlib
 import os
 import stat
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +14,7 @@ from zerolab.contract.storage import StorageAddress
 from zerolab.errors import StorageError, ZerolabError, is_storage_failure
 from zerolab.schema.json_values import is_text
 from zerolab.storage.faults import StorageRefusedError, storage_error
+from zerolab.storage.objects import retried
 from zerolab.storage.opening import missing_package, open_remote
 
 __all__ = ["DataRefusedError", "Source", "SourceFile", "open_source"]
@@ -22,8 +23,6 @@ KEY = "data.stage.from"
 
 _PIECE = 8 * 1024**2
 """Bytes that are read at a time."""
-_PAUSES_S = (0.5, 2.0, 5.0)
-"""Between the tries of one piece of a remote file."""
 _STAMPS = ("ETag", "etag", "md5Hash", "content_md5", "checksum", "versionId")
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")
 
@@ -170,23 +169,16 @@ class _Remote:
         path = self._root if self._is_file else f"{self._root}/{name}"
         for first in range(0, size, _PIECE):
             end = min(first + _PIECE, size)
-            piece = self._piece(path, first, end)
+            piece = retried(partial(self._piece, path, first, end))
             if len(piece) != end - first:
                 text = f"{KEY}: {self._address.at(name)} has changed while it was copied"
                 raise StorageError(text)
             yield piece
 
     def _piece(self, path: str, first: int, end: int) -> bytes:
-        for pause_s in (*_PAUSES_S, None):
-            try:
-                with self._guarded():
-                    piece: bytes = self._files.cat_file(path, start=first, end=end)
-                    return piece
-            except StorageError:
-                if pause_s is None:
-                    raise
-                time.sleep(pause_s)
-        raise AssertionError
+        with self._guarded():
+            piece: bytes = self._files.cat_file(path, start=first, end=end)
+            return piece
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:

@@ -14,10 +14,9 @@ from zerolab.contract.storage import StorageAddress
 from zerolab.errors import ConfigError, NotFoundError, StorageError
 from zerolab.storage.faults import StorageRefusedError, opening_error, storage_error
 from zerolab.storage.opening import open_remote
-from zerolab.storage.parts import LARGE, PartsUpload, abort_uploads
 from zerolab.storage.progress import TransferProgress
 
-__all__ = ["FileRecord", "ObjectStore", "file_hash"]
+__all__ = ["FileRecord", "ObjectStore", "file_hash", "retried"]
 
 logger = logging.getLogger(__name__)
 
@@ -26,9 +25,29 @@ T = TypeVar("T")
 _PAUSES_S = (0.5, 2.0, 5.0)
 """Between the tries of one transfer; the libraries below try each request again themselves."""
 _PIECE = 8 * 1024**2
-"""Bytes of a download that are asked for at a time."""
+"""Bytes of a ranged read."""
+_PART = 50 * 1024**2
+"""Bytes of a part of an upload to S3; larger where a file would have more than S3 takes."""
+_MOST_PARTS = 10_000
 _BUCKETS = ("s3", "gs", "az")
 """Know no directories; told to make one, they would make a bucket that is missing."""
+
+
+def retried(attempt: Callable[[], T]) -> T:
+    """Call a transfer until it succeeds, up to four times; a refusal is not retried.
+
+    Raises:
+        StorageError: Of the last attempt.
+    """
+    for pause_s in _PAUSES_S:
+        try:
+            return attempt()
+        except StorageRefusedError:
+            raise
+        except StorageError as error:
+            logger.warning("%s; again in %g s", error, pause_s)
+            time.sleep(pause_s)
+    return attempt()
 
 
 class FileRecord(msgspec.Struct, frozen=True):
@@ -119,52 +138,62 @@ class ObjectStore:
         with self._guarded("cannot be deleted from"):
             with contextlib.suppress(FileNotFoundError):
                 self._files.rm(self._path(folder), recursive=True)
-            if self.address.scheme == "s3":
-                abort_uploads(self._files, self._path(folder))
+            self._abort_uploads(f"{self._path(folder)}/")
 
     def upload(self, source: Path, name: str, progress: TransferProgress) -> FileRecord:
-        """Bring a file up, and see that it has arrived whole.
+        """Upload a file and check the size of the object; transient failures are retried.
 
-        What has arrived in an attempt that failed is not sent again: of a large file in S3 its
-        parts, of any in a bucket the whole, where only the answer was lost.
+        An object appears only when all of it has arrived: S3 gets a large file in parts, and makes
+        an object of them at the end.
         """
         record = FileRecord(source.stat().st_size, file_hash(source))
         path = self._path(name)
-        is_large = self.address.scheme == "s3" and record.size >= LARGE
-        parts = PartsUpload(self._files, path, source) if is_large else None
-        tried = False
+        options: dict[str, int] = {}
+        if self.address.scheme == "s3":
+            options["chunksize"] = max(_PART, -(-record.size // _MOST_PARTS))
+        elif self.address.scheme not in _BUCKETS:
+            with self._guarded("cannot be written"):
+                self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
+        retry = False
 
         def attempt() -> None:
-            nonlocal tried
-            again, tried = tried and self.address.scheme in _BUCKETS, True
-            with self._guarded("cannot be written"), progress.file() as told:
-                if again and self._arrived(path) == record.size:  # no object is there in part
-                    told(record.size)
+            nonlocal retry
+            with self._guarded("cannot be written"), progress.file() as count:
+                # Perhaps only the response of the attempt before was lost.
+                complete = retry and self.address.scheme in _BUCKETS
+                retry = True
+                if complete and self._object_size(path) == record.size:
+                    count(record.size)
                     return
-                if parts is not None:
-                    parts.attempt(told)
-                else:
-                    self._put(source, path, told)
-                arrived = self._arrived(path)
-                if arrived != record.size:
-                    msg = f"{path} has {arrived or 0} bytes there instead of {record.size}"
+                self._files.put_file(str(source), path, callback=_callback(count), **options)
+                size = self._object_size(path)
+                if size != record.size:
+                    msg = f"{path} has {size or 0} bytes there instead of {record.size}"
                     raise StorageError(msg)
 
         try:
-            self._again(attempt)
+            retried(attempt)
         except StorageError:
-            if parts is not None:
-                parts.abort()
+            with contextlib.suppress(Exception):  # the sweep of the checkpoint tries again
+                self._abort_uploads(path)
             raise
         return record
 
-    def _put(self, source: Path, path: str, told: Callable[[int], None]) -> None:
-        if self.address.scheme not in _BUCKETS:
-            self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
-        self._files.put_file(str(source), path, callback=_callback(told))
+    def _abort_uploads(self, prefix: str) -> None:
+        """Remove the parts of unfinished uploads from S3, where they cost money."""
+        if self.address.scheme != "s3":
+            return
+        bucket, _, prefix = prefix.partition("/")
+        while True:
+            page = self._files.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix)
+            for upload in page.get("Uploads", ()):
+                unfinished = {"Key": upload["Key"], "UploadId": upload["UploadId"]}
+                self._files.call_s3("abort_multipart_upload", Bucket=bucket, **unfinished)
+            if not (page.get("IsTruncated") and page.get("Uploads")):
+                return
 
-    def _arrived(self, path: str) -> int | None:
-        """Bytes of what is at a path; None where nothing is."""
+    def _object_size(self, path: str) -> int | None:
+        """Return the size of an object; None if it does not exist."""
         try:
             return int(self._files.info(path)["size"])
         except FileNotFoundError:
@@ -173,29 +202,33 @@ class ObjectStore:
     def download(
         self, name: str, target: Path, record: FileRecord, progress: TransferProgress
     ) -> None:
-        """Bring a file down; go on where an earlier download of it has stopped.
+        """Download a file and check its size and hash; it appears when it is complete.
 
         Raises:
-            NotFoundError: If it is not there, or not what was saved.
+            NotFoundError: If it does not exist, or is not the file that was saved.
         """
         part = target.with_name(f"{target.name}.part")
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
 
         def attempt() -> None:
-            with part.open("ab") as file, progress.file() as told:
-                told(file.tell())
-                for piece in self.pieces(name, file.tell(), record.size):
-                    file.write(piece)
-                    told(len(piece))
+            with self._guarded("cannot be read"), progress.file() as count:
+                part.unlink(missing_ok=True)
+                try:
+                    path = self._path(name)
+                    self._files.get_file(path, str(part), callback=_callback(count))
+                except FileNotFoundError as error:
+                    self._check_bucket(error)
+                    raise self._incomplete(name, record.size) from None
+                if part.stat().st_size < record.size:
+                    raise self._incomplete(name, record.size)
 
         for last in (False, True):
-            if part.exists() and part.stat().st_size > record.size:
-                part.unlink()
-            self._again(attempt)
-            if not record.hash or file_hash(part) == record.hash:
+            retried(attempt)
+            intact = part.stat().st_size == record.size
+            if intact and (not record.hash or file_hash(part) == record.hash):
                 part.replace(target)
                 return
-            part.unlink()  # of another content; what is there is read once more from its beginning
+            part.unlink()
             if last:
                 msg = f"{self.address.at(name)} is damaged: its content is not what was saved"
                 raise NotFoundError(f"{msg}; go on from an earlier checkpoint")
@@ -216,26 +249,18 @@ class ObjectStore:
                     self._check_bucket(error)
                     piece = b""
             if len(piece) != until - place:
-                msg = f"{self.address.at(name)} is missing, or shorter than its {end} bytes"
-                raise NotFoundError(f"{msg}; go on from an earlier checkpoint")
+                raise self._incomplete(name, end)
             yield piece
             place = until
+
+    def _incomplete(self, name: str, size: int) -> NotFoundError:
+        msg = f"{self.address.at(name)} is missing, or shorter than its {size} bytes"
+        return NotFoundError(f"{msg}; go on from an earlier checkpoint")
 
     def probe(self, name: str, content: bytes) -> None:
         """Write an object and remove it again."""
         self.write(name, content)
         self.remove([name])
-
-    def _again(self, attempt: Callable[[], T]) -> T:
-        for pause_s in _PAUSES_S:
-            try:
-                return attempt()
-            except StorageRefusedError:
-                raise
-            except StorageError as error:
-                logger.warning("%s; again in %g s", error, pause_s)
-                time.sleep(pause_s)
-        return attempt()
 
     def _check_bucket(self, error: FileNotFoundError) -> None:
         """Tell a bucket that is not there from an object that is not."""

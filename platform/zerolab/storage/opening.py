@@ -15,6 +15,8 @@ _EXTRAS = {"s3": ("s3fs", "s3"), "gs": ("gcsfs", "gcs"), "az": ("adlfs", "azure"
 _CONNECT_S = 10
 _READ_S = 60
 _TRIES = 3
+_PARTS_AT_ONCE = 4
+"""Parts of a file in memory during a transfer."""
 
 
 def missing_package(address: StorageAddress) -> str | None:
@@ -61,6 +63,7 @@ def _arguments(address: StorageAddress) -> dict[str, Any]:
             "key": options.get("access_key"),
             "secret": options.get("secret_key"),
             "endpoint_url": options.get("endpoint_url"),
+            "max_concurrency": _PARTS_AT_ONCE,
             "config_kwargs": {
                 "connect_timeout": _CONNECT_S,
                 "read_timeout": _READ_S,
