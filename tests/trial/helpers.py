@@ -1,4 +1,4 @@
-"""A small engine in DeepSpeed's shape, on plain torch, and trials that use it."""
+"""Test engine with DeepSpeed's interface on plain torch, and trials that use it."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ from zerotrial.ranks import Distributed
 
 
 class PlainEngine:
-    """What a DeepSpeed engine offers, as far as a trial loop needs it."""
+    """Engine with the part of DeepSpeed's interface that a trial loop needs."""
 
     def __init__(self, module: nn.Module, micro: int = 2, accumulation: int = 1) -> None:
         self.module = module
@@ -94,7 +94,7 @@ class PlainEngine:
 
 
 class Line(torch.utils.data.Dataset):
-    """``n`` points of a line; a sample also tells its index."""
+    """Data set of ``n`` points of a line; a sample includes its index."""
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -108,7 +108,7 @@ class Line(torch.utils.data.Dataset):
 
 
 class LineTrial(zerotrial.ZeroTrial):
-    """A small network with dropout, so that the random state matters."""
+    """Trial of a small network with dropout, so that the random state matters."""
 
     def __init__(self, context: ZeroTrialContext) -> None:
         self.context = context
@@ -159,7 +159,7 @@ def make_spec(
     latest: CheckpointRef | None = None,
     **fields: Any,
 ) -> RunSpec:
-    """A run without a server, in ``path``."""
+    """Make the specification of a run without a server, in ``path``."""
     model = path / "model"
     model.mkdir(parents=True, exist_ok=True)
     return RunSpec(
@@ -181,7 +181,7 @@ def make_spec(
 
 
 def make_settings(batches: int = 10, **fields: Any) -> FitSettings:
-    """Settings with a length in batches and a report after each."""
+    """Make settings with a length in batches and a report after each."""
     defaults: dict[str, Any] = {
         "max_length": zerotrial.Batch(batches),
         "report_period": zerotrial.Batch(1),
@@ -196,14 +196,14 @@ def fit(
     settings: FitSettings | None = None,
     distributed: Distributed | None = None,
 ) -> tuple[StopReason, Any]:
-    """Run a trial in this process; returns how it ended, and the trial."""
+    """Run a trial in this process; return the stop reason and the trial."""
     controller, session = build(spec, trial_class, settings, distributed)
-    ending = None
+    stop_reason = None
     try:
-        ending = controller.run()
+        stop_reason = controller.run()
     finally:
-        session.close(ending)
-    return ending, controller._trial
+        session.close(stop_reason)
+    return stop_reason, controller._trial
 
 
 def build(
@@ -212,7 +212,7 @@ def build(
     settings: FitSettings | None = None,
     distributed: Distributed | None = None,
 ) -> tuple[Controller, Session]:
-    """Make a trial's controller; the session must be closed."""
+    """Make a trial's controller, and its session, which the caller must close."""
     session = Session(ZeroTrialContext(spec, distributed or Distributed()))
     try:
         return session.build_controller(trial_class, settings or make_settings()), session
@@ -222,20 +222,20 @@ def build(
 
 
 def records(path: Path, kind: str = "metrics") -> list[dict[str, Any]]:
-    """What a run without a server has reported."""
+    """Return the records that a run without a server has written."""
     lines = (path / "metrics.jsonl").read_text().splitlines()
-    found = [json.loads(line) for line in lines]
-    return [record for record in found if record["kind"] == kind]
+    entries = [json.loads(line) for line in lines]
+    return [record for record in entries if record["kind"] == kind]
 
 
 def metrics(path: Path, group: str) -> dict[int, dict[str, Any]]:
-    """Metrics of a group by batch; of a batch reported twice the later report."""
+    """Return the metrics of a group by batch; the later report of a batch applies."""
     return {r["steps"]: r["values"] for r in records(path) if r["group"] == group}
 
 
 def last_checkpoint(path: Path) -> CheckpointRef | None:
-    """The checkpoint that was reported last."""
-    found = records(path, "checkpoint")
-    if not found:
+    """Return the checkpoint that was reported last."""
+    entries = records(path, "checkpoint")
+    if not entries:
         return None
-    return CheckpointRef(found[-1]["uuid"], found[-1]["steps_completed"])
+    return CheckpointRef(entries[-1]["uuid"], entries[-1]["steps_completed"])

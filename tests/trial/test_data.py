@@ -1,4 +1,4 @@
-"""Which samples make up which batch, on which rank, after which restart."""
+"""Data loading: samples of each batch and rank, across restarts and world sizes."""
 
 import random
 from collections.abc import Iterator
@@ -30,27 +30,27 @@ class Numbers(torch.utils.data.Dataset):
 
 
 class Noise(Numbers):
-    """Samples that draw random numbers from every global generator."""
+    """Data set whose samples draw random numbers from every global generator."""
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.tensor([index, random.random(), np.random.random(), torch.rand(()).item()])
 
 
 def draw(loader, count, *, rank=0, replicas=1, accumulation=1, state=None, seed=3, checked=True):
-    feed = make_batch_iterator(
+    batch_iterator = make_batch_iterator(
         loader, seed=seed, rank=rank, replicas=replicas, accumulation=accumulation, checked=checked
     )
     if state is not None:
-        feed.restore(state)
-    return [torch.as_tensor(next(feed)).tolist() for _ in range(count)], feed
+        batch_iterator.restore(state)
+    return [torch.as_tensor(next(batch_iterator)).tolist() for _ in range(count)], batch_iterator
 
 
 def batches(n, micro, replicas, accumulation, count, state=None, **options):
-    """All ranks' samples of each batch, in order, and the state afterwards."""
+    """Return all ranks' samples of each batch, in order, and the state afterwards."""
     per_rank = []
     for rank in range(replicas):
         loader = DataLoader(Numbers(n), batch_size=micro, **options)
-        drawn, feed = draw(
+        drawn, batch_iterator = draw(
             loader,
             count * accumulation,
             rank=rank,
@@ -63,34 +63,34 @@ def batches(n, micro, replicas, accumulation, count, state=None, **options):
     for batch in range(count):
         step = range(batch * accumulation, (batch + 1) * accumulation)
         result.append([x for m in step for rank in range(replicas) for x in per_rank[rank][m]])
-    return result, feed.state()
+    return result, batch_iterator.state()
 
 
 sizes = st.sampled_from([(1, 1, 4), (1, 4, 1), (2, 1, 2), (2, 2, 1), (4, 1, 1), (1, 2, 2)])
 
 
 @given(st.integers(1, 60), sizes, sizes, st.integers(0, 20), st.booleans())
-def test_a_batch_holds_the_same_samples_however_many_ranks_share_it(
-    n: int, before: tuple, after: tuple, cut: int, shuffle: bool
+def test_batch_samples_are_equal_for_any_rank_count(
+    n: int, old_shape: tuple, new_shape: tuple, cut: int, shuffle: bool
 ) -> None:
     expected, _ = batches(n, 4, 1, 1, cut + 12, shuffle=shuffle)
-    first, state = batches(n, *before, cut, shuffle=shuffle)
-    second, _ = batches(n, *after, 12, state=state, shuffle=shuffle)
+    first, state = batches(n, *old_shape, cut, shuffle=shuffle)
+    second, _ = batches(n, *new_shape, 12, state=state, shuffle=shuffle)
     assert first + second == expected
 
 
 @given(st.integers(1, 50), st.booleans())
-def test_an_epoch_sees_every_sample_and_fills_its_last_batch(n: int, shuffle: bool) -> None:
+def test_epoch_covers_all_samples_and_fills_last_batch(n: int, shuffle: bool) -> None:
     count = -(-n // 4)
-    found, _ = batches(n, 2, 2, 1, 2 * count, shuffle=shuffle)
-    for epoch in (found[:count], found[count:]):
+    drawn, _ = batches(n, 2, 2, 1, 2 * count, shuffle=shuffle)
+    for epoch in (drawn[:count], drawn[count:]):
         flat = [x for batch in epoch for x in batch]
         assert len(flat) == 4 * count
         assert set(flat[:n]) == set(range(n))
         assert flat[n:] == [flat[i % n] for i in range(n, 4 * count)]
 
 
-def test_each_epoch_has_an_order_of_its_own_that_follows_from_the_seed() -> None:
+def test_epoch_order_depends_on_seed() -> None:
     loader = DataLoader(Numbers(20), batch_size=20, shuffle=True)
     (first, second), _ = draw(loader, 2)
     assert sorted(first) == sorted(second) == list(range(20))
@@ -112,28 +112,28 @@ def test_each_epoch_has_an_order_of_its_own_that_follows_from_the_seed() -> None
         (3, 4, 2, 2, False, 1),
     ],
 )
-def test_the_length_of_an_epoch(n, micro, accumulation, replicas, drop_last, expected) -> None:
+def test_epoch_length(n, micro, accumulation, replicas, drop_last, expected) -> None:
     assert EpochPlan(n, micro, accumulation, replicas, drop_last).batches == expected
 
 
-def test_too_few_samples_for_one_batch_are_refused() -> None:
+def test_too_few_samples_raise() -> None:
     with pytest.raises(ConfigError, match=r"at least 16 sample\(s\) .* got 10"):
         EpochPlan(10, 4, 2, 2, drop_last=True)
     with pytest.raises(ConfigError, match=r"at least 1 sample\(s\)"):
         EpochPlan(0, 4, 1, 1)
 
 
-def test_a_users_sampler_gives_every_rank_one_order_and_a_new_one_each_epoch() -> None:
+def test_user_sampler_order_is_shared_by_ranks() -> None:
     weights = torch.utils.data.WeightedRandomSampler([1.0] * 12, num_samples=12)
     loader = DataLoader(Numbers(12), batch_size=6, sampler=weights)
-    zero, _ = draw(loader, 2, rank=0, replicas=2)
-    one, _ = draw(loader, 2, rank=1, replicas=2)
-    whole, _ = draw(DataLoader(Numbers(12), batch_size=12, sampler=weights), 2)
-    assert [a + b for a, b in zip(zero, one, strict=True)] == whole
-    assert whole[0] != whole[1]
+    rank_0, _ = draw(loader, 2, rank=0, replicas=2)
+    rank_1, _ = draw(loader, 2, rank=1, replicas=2)
+    expected, _ = draw(DataLoader(Numbers(12), batch_size=12, sampler=weights), 2)
+    assert [a + b for a, b in zip(rank_0, rank_1, strict=True)] == expected
+    assert expected[0] != expected[1]
 
 
-def test_a_users_batches_are_dealt_out_whole_and_in_turn() -> None:
+def test_batch_sampler_batches_go_to_ranks_in_turn() -> None:
     batch_sampler = [[0], [1, 2], [3, 4, 5], [6], [7, 8]]
     loader = DataLoader(Numbers(9), batch_sampler=batch_sampler)
     assert draw(loader, 3, rank=0, replicas=2)[0] == [[0], [3, 4, 5], [7, 8]]
@@ -141,38 +141,38 @@ def test_a_users_batches_are_dealt_out_whole_and_in_turn() -> None:
 
 
 @given(st.integers(1, 30), st.integers(1, 4), st.integers(1, 5), st.booleans())
-def test_validation_sees_each_sample_once_over_all_ranks(n, replicas, size, shuffle) -> None:
+def test_validation_covers_each_sample_once(n, replicas, size, shuffle) -> None:
     loader = DataLoader(Numbers(n), batch_size=size, shuffle=shuffle)
     seen, lengths = [], []
     for rank in range(replicas):
         shard = loader.validation_loader(seed=1, rank=rank, replicas=replicas)
-        mine = [batch.tolist() for batch in shard]
-        assert mine == [batch.tolist() for batch in shard]  # and again at the next validation
-        assert len(mine) == len(shard)
-        lengths.append(len(mine))
-        seen += [x for batch in mine for x in batch]
+        local_batches = [batch.tolist() for batch in shard]
+        assert local_batches == [batch.tolist() for batch in shard]  # same at the next validation
+        assert len(local_batches) == len(shard)
+        lengths.append(len(local_batches))
+        seen += [x for batch in local_batches for x in batch]
     assert sorted(seen) == list(range(n))
     assert max(lengths) - min(lengths) <= 1
 
 
 @pytest.mark.processes
-def test_workers_are_seeded_by_rank_and_worker_and_the_same_after_a_restart() -> None:
+def test_worker_seeds_are_reproducible() -> None:
     def noise(workers, count, rank=0, state=None):
         loader = DataLoader(Noise(16), batch_size=2, num_workers=workers)
         return draw(loader, count, rank=rank, replicas=2, state=state)
 
-    one, _ = noise(1, 6)
-    two, _ = noise(2, 6)
+    one_worker, _ = noise(1, 6)
+    two_workers, _ = noise(2, 6)
     other_rank, _ = noise(1, 6, rank=1)
-    _, feed = noise(1, 3)
-    resumed, _ = noise(2, 3, state=feed.state())
-    assert two == one
-    assert one[3:] == resumed
-    numbers = [x for batch in one + other_rank for sample in batch for x in sample[1:]]
+    _, batch_iterator = noise(1, 3)
+    resumed, _ = noise(2, 3, state=batch_iterator.state())
+    assert two_workers == one_worker
+    assert one_worker[3:] == resumed
+    numbers = [x for batch in one_worker + other_rank for sample in batch for x in sample[1:]]
     assert len(set(numbers)) == len(numbers)
 
 
-def test_workers_draw_nothing_from_the_random_state_of_training() -> None:
+def test_loader_does_not_change_global_random_state() -> None:
     torch.manual_seed(0)
     expected = torch.rand(1)
     torch.manual_seed(0)
@@ -187,7 +187,7 @@ class Stream(IterableDataset):
 
 @pytest.mark.parametrize("cut", [0, 1, 3, 4, 5, 8, 9])
 @pytest.mark.parametrize("kind", ["torch", "stream", "stateful", "generator"])
-def test_iterable_and_stateful_loaders_keep_their_position(kind: str, cut: int) -> None:
+def test_other_loaders_resume_their_position(kind: str, cut: int) -> None:
     def loader():
         torch.manual_seed(5)  # trials are built under the trial's seed
         if kind == "torch":
@@ -198,17 +198,17 @@ def test_iterable_and_stateful_loaders_keep_their_position(kind: str, cut: int) 
             return StatefulDataLoader(Numbers(10), batch_size=3, shuffle=True)
         return [[0, 1], [2, 3], [4, 5], [6]]
 
-    whole, _ = draw(loader(), 13, checked=False)
-    first, feed = draw(loader(), cut, checked=False)
-    again = loader()
+    expected, _ = draw(loader(), 13, checked=False)
+    first, batch_iterator = draw(loader(), cut, checked=False)
+    resumed = loader()
     torch.manual_seed(6)
-    second, _ = draw(again, 13 - cut, checked=False, state=feed.state())
-    assert first + second == whole
+    second, _ = draw(resumed, 13 - cut, checked=False, state=batch_iterator.state())
+    assert first + second == expected
     if kind in ("torch", "stateful"):
-        assert whole[:4] != whole[4:8]  # reshuffled
+        assert expected[:4] != expected[4:8]  # reshuffled
 
 
-def test_a_plain_torch_loader_is_refused_with_the_way_out() -> None:
+def test_torch_loader_is_rejected_with_remedy() -> None:
     plain = torch.utils.data.DataLoader(Numbers(4))
     with pytest.raises(TrialError, match=r"context\.disable_dataset_reproducibility_checks\(\)"):
         draw(plain, 1)
@@ -221,7 +221,7 @@ def test_a_plain_torch_loader_is_refused_with_the_way_out() -> None:
             draw(torch.optim.lr_scheduler.StepLR(optimizer, 1), 1, checked=checked)
 
 
-def test_a_loader_that_gives_nothing_is_refused() -> None:
+def test_empty_loader_is_rejected() -> None:
     with pytest.raises(TrialError, match="must give at least one micro-batch, got an empty"):
         draw([], 1, checked=False)
 
@@ -233,7 +233,7 @@ def test_a_loader_that_gives_nothing_is_refused() -> None:
         draw(Endless(), 1, checked=False)
 
 
-def test_a_position_of_another_kind_of_loader_or_rank_count_is_refused() -> None:
+def test_position_of_other_loader_kind_is_rejected() -> None:
     _, plain = draw([[1]], 1, checked=False)
     with pytest.raises(TrialError, match="another kind"):
         draw(DataLoader(Numbers(4)), 1, state=plain.state())
@@ -242,7 +242,7 @@ def test_a_position_of_another_kind_of_loader_or_rank_count_is_refused() -> None
         draw(StatefulDataLoader(Numbers(4)), 1, replicas=2, state=stateful.state())
 
 
-def test_arguments_that_exclude_each_other_are_refused() -> None:
+def test_conflicting_arguments_raise() -> None:
     with pytest.raises(ValueError, match=r"iterable-style Stream.*StatefulDataLoader"):
         DataLoader(Stream())
     with pytest.raises(ValueError, match="batch_size: must be >= 1"):
@@ -253,21 +253,21 @@ def test_arguments_that_exclude_each_other_are_refused() -> None:
         DataLoader(Numbers(3), sampler=(i for i in range(3)))
 
 
-def test_outside_a_trial_the_loader_is_torchs() -> None:
+def test_loader_outside_a_trial_behaves_like_torch() -> None:
     loader = DataLoader(Numbers(5), batch_size=2)
     assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4]]
     assert len(loader) == 3
 
 
-def test_samplers_repeat_shard_skip_and_shuffle() -> None:
+def test_samplers() -> None:
     shuffled = samplers.ReproducibleShuffleSampler(range(6), seed=1)
     first, second = list(shuffled), list(shuffled)
     assert sorted(first) == sorted(second) == list(range(6))
     assert first != second
-    again = samplers.RepeatSampler(samplers.ReproducibleShuffleSampler(range(6), seed=1))
-    endless = iter(again)
+    repeated = samplers.RepeatSampler(samplers.ReproducibleShuffleSampler(range(6), seed=1))
+    endless = iter(repeated)
     assert [next(endless) for _ in range(12)] == first + second
-    assert len(again) == 6
+    assert len(repeated) == 6
     shards = [samplers.DistributedSampler(range(7), 3, rank) for rank in range(3)]
     assert [list(shard) for shard in shards] == [[0, 3, 6], [1, 4], [2, 5]]
     assert [len(shard) for shard in shards] == [3, 2, 2]
@@ -279,7 +279,7 @@ def test_samplers_repeat_shard_skip_and_shuffle() -> None:
         samplers.SkipSampler([0], -1)
 
 
-def test_samples_of_a_batch_are_counted_in_any_nesting() -> None:
+def test_data_length_of_nested_batches() -> None:
     assert data_length(torch.zeros(3, 2)) == 3
     assert data_length({"x": [np.zeros((4, 1)), 0]}) == 4
     with pytest.raises(TypeError, match="get_batch_length"):

@@ -1,7 +1,7 @@
-"""A real DeepSpeed engine in our loop, beside ours; its checkpoints are imported.
+"""DeepSpeed's engine in the training loop, compared with Zerolab's; import of its checkpoints.
 
-DeepSpeed must not lie in the environment itself, where ours stands in for it: where it does not,
-pip puts it into a folder of its own, which only the processes started here look into.
+If DeepSpeed is not installed, pip installs it into a separate folder, which only the processes
+started here import from. In the environment itself Zerolab's module takes its name.
 """
 
 import importlib.metadata
@@ -36,36 +36,36 @@ from zerotrial.engine.checkpoint.deepspeed.convert import import_deepspeed
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 VERSION = "0.19.8"
-WITH_IT = ("hjson", "einops", "ninja", "py-cpuinfo", "msgpack")
-"""What it imports; the rest is here, and another torch must not come."""
+DEPENDENCIES = ("hjson", "einops", "ninja", "py-cpuinfo", "msgpack")
+"""DeepSpeed's dependencies that are not installed; pip must not install another torch."""
 
 
 @pytest.fixture(scope="session")
-def theirs(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A folder with DeepSpeed in it; nothing where this Python has it. Else skips."""
+def deepspeed_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Folder with DeepSpeed, empty string if it is installed; skips if neither is possible."""
     return folder_with(
         tmp_path_factory,
-        [f"deepspeed=={VERSION}", *WITH_IT],
-        _problem,
+        [f"deepspeed=={VERSION}", *DEPENDENCIES],
+        _find_problem,
         here=lambda: importlib.util.find_spec("deepspeed") is not None,
-        options=["--no-build-isolation"],  # it is built, which compiles nothing
+        options=["--no-build-isolation"],  # a source build that compiles nothing
         environment={"DS_BUILD_OPS": "0", "DS_ACCELERATOR": "cpu"},
     )
 
 
-def _problem(place: str) -> str:
-    """Why what is there cannot be used, or nothing."""
-    if not place and (found := importlib.metadata.version("deepspeed")) != VERSION:
-        return f"{found} is installed"
+def _find_problem(directory: str) -> str:
+    """Return why the installed DeepSpeed is unusable; empty if it is usable."""
+    if not directory and (installed := importlib.metadata.version("deepspeed")) != VERSION:
+        return f"{installed} is installed"
     try:
-        run_on_ranks(try_theirs, 1, place)
+        run_on_ranks(train_one_step, 1, directory)
     except RankError as error:
         return f"it does not train: {str(error)[-500:]}"
     return ""
 
 
 def load_deepspeed(folder: str) -> Any:
-    """Import it in a process of its own; its kernels, which compile for minutes, are left out."""
+    """Import DeepSpeed in this process without its kernels, which compile for minutes."""
     sys.path[:0] = [folder] if folder else []
     os.environ.pop(ENV_AS_DEEPSPEED, None)
     os.environ["DS_ACCELERATOR"] = "cpu"
@@ -78,8 +78,8 @@ def load_deepspeed(folder: str) -> Any:
     return deepspeed
 
 
-def try_theirs(folder: str) -> None:
-    """One step, with nothing of ours in it: what fails here fails for a reason of this machine."""
+def train_one_step(folder: str) -> None:
+    """Train one step with DeepSpeed only; a failure is a problem of this machine."""
     deepspeed = load_deepspeed(folder)
     model = nn.Linear(1, 1)
     config = {
@@ -103,7 +103,7 @@ WARMUP = {
 }
 
 
-def engine_of_theirs(stage: int, seed: int = 0, **more: Any) -> Any:
+def make_deepspeed_engine(stage: int, seed: int = 0, **overrides: Any) -> Any:
     torch.manual_seed(seed)
     config = {
         "train_batch_size": SAMPLES,
@@ -112,7 +112,7 @@ def engine_of_theirs(stage: int, seed: int = 0, **more: Any) -> Any:
         "zero_optimization": {"stage": stage},
         "optimizer": {**ADAM, "params": {**ADAM["params"], "torch_adam": True}},
         "scheduler": WARMUP,
-        **more,
+        **overrides,
     }
     import deepspeed
 
@@ -121,9 +121,9 @@ def engine_of_theirs(stage: int, seed: int = 0, **more: Any) -> Any:
     return deepspeed.initialize(model=model, model_parameters=parameters, config=config)[0]
 
 
-def steps_of_theirs(engine: Any, count: int) -> list[list[float]]:
-    """As ``checkpointing.train`` does it; of each step this rank's loss, the norm and the rate."""
-    found = []
+def train_deepspeed(engine: Any, count: int) -> list[list[float]]:
+    """Train as ``checkpointing.train``; return loss, gradient norm and learning rate per step."""
+    results = []
     for _ in range(count):
         generator = torch.Generator().manual_seed(1000 + engine.global_steps)
         batch = torch.randn(SAMPLES, 6, generator=generator)[dist.get_rank() :: 2]
@@ -131,51 +131,53 @@ def steps_of_theirs(engine: Any, count: int) -> list[list[float]]:
         engine.backward(loss)
         engine.step()
         norm = engine.get_global_grad_norm()
-        found.append([loss.item(), float("nan" if norm is None else norm), engine.get_lr()[0]])
-    return found
+        results.append([loss.item(), float("nan" if norm is None else norm), engine.get_lr()[0]])
+    return results
 
 
-def steps_of_ours(engine: Any, count: int) -> list[list[float]]:
-    found = []
+def train_zerolab(engine: Any, count: int) -> list[list[float]]:
+    results = []
     for _ in range(count):
         (loss,) = train(engine, 1)
-        found.append([loss, engine.get_global_grad_norm(), engine.get_lr()[0]])
-    return found
+        results.append([loss, engine.get_global_grad_norm(), engine.get_lr()[0]])
+    return results
 
 
-def beside_theirs(folder: str, place: str) -> dict[str, Any]:
-    """On each of two ranks: ours and theirs from the same start; theirs is saved."""
+def train_both(folder: str, directory: str) -> dict[str, Any]:
+    """Train both engines from the same weights on each of two ranks; save DeepSpeed's."""
     load_deepspeed(folder)
-    found: dict[str, Any] = {}
-    found["expected"] = steps_of_ours(make_engine(2, optimizer=ADAM, scheduler=WARMUP), 5)
+    results: dict[str, Any] = {}
+    results["expected"] = train_zerolab(make_engine(2, optimizer=ADAM, scheduler=WARMUP), 5)
     for stage in (0, 1, 2, 3):
-        engine = engine_of_theirs(stage)
-        found[f"steps {stage}"] = steps_of_theirs(engine, 5)
-        engine.save_checkpoint(f"{place}/theirs{stage}")
-        found[f"probe {stage}"] = probe(engine)
-    return found
+        engine = make_deepspeed_engine(stage)
+        results[f"steps {stage}"] = train_deepspeed(engine, 5)
+        engine.save_checkpoint(f"{directory}/theirs{stage}")
+        results[f"probe {stage}"] = probe(engine)
+    return results
 
 
-def test_deepspeed_trains_alike_and_is_imported(theirs: str, tmp_path: Path) -> None:
-    for found in run_on_ranks(beside_theirs, 2, theirs, str(tmp_path)):
-        expected = torch.tensor(found["expected"])
+def test_deepspeed_trains_alike_and_is_imported(deepspeed_folder: str, tmp_path: Path) -> None:
+    for results in run_on_ranks(train_both, 2, deepspeed_folder, str(tmp_path)):
+        expected = torch.tensor(results["expected"])
         for stage in (0, 1, 2, 3):
-            columns = [0, 2] if stage == 0 else [0, 1, 2]  # at stage 0 it tells no norm
-            got = torch.tensor(found[f"steps {stage}"])
-            torch.testing.assert_close(got[:, columns], expected[:, columns], rtol=2e-5, atol=1e-6)
+            columns = [0, 2] if stage == 0 else [0, 1, 2]  # DeepSpeed returns no norm at stage 0
+            actual = torch.tensor(results[f"steps {stage}"])
+            torch.testing.assert_close(
+                actual[:, columns], expected[:, columns], rtol=2e-5, atol=1e-6
+            )
     for stage in (0, 1, 2, 3):
         import_deepspeed(tmp_path / f"theirs{stage}", tmp_path / f"ours{stage}")
         engine = make_engine(0, seed=9, optimizer=ADAM, scheduler=WARMUP)
         engine.load_checkpoint(str(tmp_path / f"ours{stage}"))
         assert engine.global_steps == 5
-        assert found[f"probe {stage}"] == pytest.approx(probe(engine), rel=2e-5)
+        assert results[f"probe {stage}"] == pytest.approx(probe(engine), rel=2e-5)
 
 
 # -- in a trial -----------------------------------------------------------------------------------
 
 
-class HandMadeTrial(LineTrial):
-    """An engine that the trial itself has from ``deepspeed.initialize``."""
+class DeepSpeedEngineTrial(LineTrial):
+    """Trial with an engine from ``deepspeed.initialize``."""
 
     def __init__(self, context: Any) -> None:
         import deepspeed
@@ -209,18 +211,20 @@ class HandMadeTrial(LineTrial):
         return {"validation_loss": self.loss(dataloader_iter)}
 
 
-def train_by_hand(folder: str, place: str) -> tuple[dict[int, Any], dict[int, Any]]:
-    """Metrics by batch of a whole run, and of one that was cut after the third."""
+def train_and_resume(folder: str, directory: str) -> tuple[dict[int, Any], dict[int, Any]]:
+    """Return metrics by batch of an uninterrupted run, and of one resumed after batch 3."""
     load_deepspeed(folder)
-    whole, cut = Path(place) / "whole", Path(place) / "cut"
-    fit(make_spec(whole), HandMadeTrial, make_settings(6))
-    fit(make_spec(cut), HandMadeTrial, make_settings(3))
-    fit(make_spec(cut, latest=last_checkpoint(cut)), HandMadeTrial, make_settings(6))
-    return metrics(whole, "training"), metrics(cut, "training")
+    uninterrupted, resumed = Path(directory) / "whole", Path(directory) / "cut"
+    fit(make_spec(uninterrupted), DeepSpeedEngineTrial, make_settings(6))
+    fit(make_spec(resumed), DeepSpeedEngineTrial, make_settings(3))
+    fit(make_spec(resumed, latest=last_checkpoint(resumed)), DeepSpeedEngineTrial, make_settings(6))
+    return metrics(uninterrupted, "training"), metrics(resumed, "training")
 
 
-def test_trial_resumes_its_own_deepspeed_engine(theirs: str, tmp_path: Path) -> None:
-    ((whole, cut),) = run_on_ranks(train_by_hand, 1, theirs, str(tmp_path))
-    assert sorted(whole) == [1, 2, 3, 4, 5, 6]
-    assert {"loss", "learning_rate", "grad_norm", "loss_scale"} <= set(whole[6])
-    assert [cut[n]["loss"] for n in cut] == [whole[n]["loss"] for n in whole]
+def test_trial_resumes_its_own_deepspeed_engine(deepspeed_folder: str, tmp_path: Path) -> None:
+    ((uninterrupted, resumed),) = run_on_ranks(train_and_resume, 1, deepspeed_folder, str(tmp_path))
+    assert sorted(uninterrupted) == [1, 2, 3, 4, 5, 6]
+    assert {"loss", "learning_rate", "grad_norm", "loss_scale"} <= set(uninterrupted[6])
+    assert [resumed[n]["loss"] for n in resumed] == [
+        uninterrupted[n]["loss"] for n in uninterrupted
+    ]

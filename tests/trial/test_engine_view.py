@@ -1,4 +1,4 @@
-"""How the trial loop reads the engine that a trial wraps."""
+"""The trial loop's view of a wrapped engine."""
 
 from torch import nn
 
@@ -6,7 +6,7 @@ import zerotrial
 from zerotrial.compat.engine_view import view_of
 
 
-def test_what_a_model_says_of_itself_is_not_taken_for_what_its_engine_says() -> None:
+def test_view_ignores_attributes_of_the_model() -> None:
     model = nn.Linear(1, 1)
     model.is_pipe_parallel = True  # type: ignore[assignment]
     model.tensor_parallel_size = 2  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""Every example of a trial runs, and the digits learn as in plain torch."""
+"""Examples: each one runs, and the digits train as in plain torch."""
 
 import importlib.util
 import json
@@ -49,7 +49,7 @@ def load_example(name: str) -> ModuleType:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TRIALS)
-def test_the_smoke_run_of_each_example_completes(
+def test_smoke_experiment_of_example_completes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     for variable in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
@@ -62,22 +62,20 @@ def test_the_smoke_run_of_each_example_completes(
     shutil.copytree(EXAMPLES / name, spec.model_dir, dirs_exist_ok=True)
     assert harness.run(spec) == 0
     monkeypatch.delitem(sys.modules, "model_def", raising=False)
-    searched = config["searcher"]["metric"]
-    assert isinstance(list(metrics(tmp_path / name, "validation").values())[-1][searched], float)
+    metric = config["searcher"]["metric"]
+    assert isinstance(list(metrics(tmp_path / name, "validation").values())[-1][metric], float)
 
 
 @pytest.mark.parametrize("name", TRIALS)
 @pytest.mark.parametrize("file", ["experiment.yaml", "smoke.yaml"])
-def test_each_example_is_a_valid_experiment(name: str, file: str) -> None:
+def test_example_is_a_valid_experiment(name: str, file: str) -> None:
     folder = EXAMPLES / name
     check_experiment(yaml.safe_load((folder / file).read_text()), FolderFiles(folder))
     json.loads((folder / "ds_config.json").read_text())
     assert (folder / "README.md").read_text().startswith("# ")
 
 
-def test_the_skeleton_in_the_documents_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_skeleton_of_trial_api_docs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (EXAMPLES.parent / "docs" / "trial_api.md").read_text()
     code, experiment, engine = (
         re.search(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE).group(1)
@@ -97,7 +95,7 @@ def test_the_skeleton_in_the_documents_runs(
 
 
 def plain_losses() -> list[float]:
-    """The digits in a loop of plain torch; clipping takes its norm in fp64, as the engine does."""
+    """Train the digits in plain torch; the clipping norm is in fp64, as in the engine."""
     example = load_example("digits")
     random_state.seed_everything(SEED)
     model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
@@ -120,7 +118,7 @@ def plain_losses() -> list[float]:
 
 
 def digits_losses(path: Path, accumulation: int) -> list[float]:
-    """The digits example in fp32 on one rank; loss of each batch."""
+    """Train the digits example in fp32 on one rank; return the loss of each batch."""
     config = {
         "train_batch_size": BATCH,
         "gradient_accumulation_steps": accumulation,
@@ -134,7 +132,7 @@ def digits_losses(path: Path, accumulation: int) -> list[float]:
     return [values["loss"] for _, values in sorted(metrics(path, "training").items())]
 
 
-def test_the_digits_learn_as_in_plain_torch_whatever_the_accumulation(tmp_path: Path) -> None:
+def test_digits_losses_equal_plain_torch(tmp_path: Path) -> None:
     expected = plain_losses()
     assert expected[-1] < 0.7 * expected[0]
     for accumulation in (1, 4):

@@ -1,4 +1,4 @@
-"""A rank from its run spec to its exit code, and what the user is told when it fails."""
+"""One rank of a trial: exit codes, and the reason of a failure."""
 
 import itertools
 import json
@@ -63,7 +63,7 @@ def _own_process_state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def make_run(path: Path, init: str = "pass", train: str = "pass", **fields: Any) -> RunSpec:
-    """A run of the class above, with a line of the user's in it."""
+    """Make a run of the class above with user code inserted."""
     module = f"model_{next(_numbers)}"
     config = {
         "entrypoint": f"{module}:MyTrial",
@@ -79,11 +79,11 @@ def make_run(path: Path, init: str = "pass", train: str = "pass", **fields: Any)
 
 
 def reason(spec: RunSpec) -> tuple[int, str]:
-    said = json.loads((Path(spec.run_dir) / "reason.json").read_text())
-    return said["exit_code"], said["reason"]
+    reason_record = json.loads((Path(spec.run_dir) / "reason.json").read_text())
+    return reason_record["exit_code"], reason_record["reason"]
 
 
-def test_a_trial_runs_from_its_spec_to_exit_code_0(tmp_path: Path) -> None:
+def test_trial_runs_to_exit_code_0(tmp_path: Path) -> None:
     spec = make_run(tmp_path)
     assert harness.run(spec) == 0
     assert sorted(metrics(Path(spec.run_dir), "training")) == [1, 2, 3, 4]
@@ -91,7 +91,7 @@ def test_a_trial_runs_from_its_spec_to_exit_code_0(tmp_path: Path) -> None:
     assert not (Path(spec.run_dir) / "reason.json").exists()
 
 
-def test_a_trials_engine_file_finds_its_hyperparameters_and_its_length(tmp_path: Path) -> None:
+def test_auto_values_in_engine_config_are_filled(tmp_path: Path) -> None:
     optimizer = {"type": "AdamW", "params": {"lr": "auto"}}
     schedule = {"type": "WarmupDecayLR", "params": {"total_num_steps": "auto"}}
     content = {
@@ -126,7 +126,7 @@ def test_test_mode_trains_one_batch(tmp_path: Path) -> None:
 
 
 MISTAKES = [
-    # init, train, config, exit code, pieces of the one message
+    # init, train, config, exit code, fragments of the message
     ("raise ValueError('hidden must be even')", "pass", {}, 64,
      [".py:8: ValueError: hidden must be even", "(in: raise ValueError("]),
     ("self.width = context.get_hparam('widht')", "pass", {}, 64,
@@ -152,39 +152,37 @@ MISTAKES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("init", "train", "config", "code", "pieces"), MISTAKES)
-def test_a_mistake_is_told_once_with_the_users_own_line(
-    tmp_path: Path, caplog, init: str, train: str, config: dict, code: int, pieces: list[str]
+@pytest.mark.parametrize(("init", "train", "config", "code", "fragments"), MISTAKES)
+def test_user_error_reason_names_file_and_line(
+    tmp_path: Path, caplog, init: str, train: str, config: dict, code: int, fragments: list[str]
 ) -> None:
     spec = make_run(tmp_path, init, train, config=config)
     assert harness.run(spec) == code
-    told_code, told = reason(spec)
-    assert told_code == code
-    for piece in pieces:
-        assert told.count(piece) == 1, told
-    assert "\n" not in told or "problem(s)" in told
+    actual_code, message = reason(spec)
+    assert actual_code == code
+    for fragment in fragments:
+        assert message.count(fragment) == 1, message
+    assert "\n" not in message or "problem(s)" in message
     assert [r for r in caplog.records if r.exc_info]  # the traceback is in the logs
 
 
-def test_of_several_ranks_the_one_that_failed_is_named_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reason_names_failed_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = make_run(tmp_path, "raise ValueError('not here')")
     monkeypatch.setenv("RANK", "1")
     assert harness.run(msgspec.structs.replace(spec, slots=2)) == 64
     assert reason(spec)[1].startswith("rank 1: model_")
-    said = read_reason(Path(spec.run_dir))
-    assert said is not None
-    assert said.rank == 1
+    reason_record = read_reason(Path(spec.run_dir))
+    assert reason_record is not None
+    assert reason_record.rank == 1
 
 
-def test_a_rank_that_passes_on_what_another_one_said_leaves_its_name_out(tmp_path: Path) -> None:
+def test_relayed_reason_keeps_original_rank(tmp_path: Path) -> None:
     write_reason(tmp_path, 64, "rank 0: save_checkpoint(): 1 problem(s)", rank=1)
     assert read_reason(tmp_path) == Outcome(64, "rank 0: save_checkpoint(): 1 problem(s)", 0)
 
 
-def test_a_module_that_cannot_be_imported_is_told_with_its_line(tmp_path: Path) -> None:
-    for content, line, what in (
+def test_import_error_names_the_line(tmp_path: Path) -> None:
+    for content, line, text in (
         ("import zerotrial\nx = = 3\n", 2, "SyntaxError: invalid syntax (in: x = = 3)"),
         ("import zerotrial\nimport nosuchmodule\n", 2, "No module named 'nosuchmodule'"),
     ):
@@ -192,12 +190,12 @@ def test_a_module_that_cannot_be_imported_is_told_with_its_line(tmp_path: Path) 
         module = spec.config["entrypoint"].partition(":")[0]
         (Path(spec.model_dir) / f"{module}.py").write_text(content)
         assert harness.run(spec) == 64
-        _, told = reason(spec)
-        assert told.startswith(f"{module}.py:{line}: ")
-        assert what in told
+        _, message = reason(spec)
+        assert message.startswith(f"{module}.py:{line}: ")
+        assert text in message
 
 
-def test_a_class_that_lacks_a_method_is_told(tmp_path: Path) -> None:
+def test_missing_abstract_method_is_named(tmp_path: Path) -> None:
     spec = make_run(tmp_path)
     module = spec.config["entrypoint"].partition(":")[0]
     file = Path(spec.model_dir) / f"{module}.py"
@@ -209,7 +207,7 @@ def test_a_class_that_lacks_a_method_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "file"), [("pkg_in_a_folder", "pkg_in_a_folder/__init__.py"), ("json", "json")]
 )
-def test_a_class_is_missed_where_its_module_lies(
+def test_missing_class_names_the_module_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, file: str
 ) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -219,7 +217,7 @@ def test_a_class_is_missed_where_its_module_lies(
         load_trial_class(TrialClass(module, "Missing"), tmp_path)
 
 
-def test_an_error_in_training_is_restarted_and_goes_on_from_the_checkpoint(tmp_path: Path) -> None:
+def test_training_error_exits_1_and_resumes(tmp_path: Path) -> None:
     path = tmp_path / "once"
     path.touch()
     spec = make_run(
@@ -236,10 +234,10 @@ def test_an_error_in_training_is_restarted_and_goes_on_from_the_checkpoint(tmp_p
     assert sorted(metrics(Path(spec.run_dir), "training")) == [1, 2, 3, 4]
 
 
-def test_what_another_rank_or_the_network_did_is_never_the_users_mistake() -> None:
-    lost = RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer")
+def test_peer_and_network_errors_are_not_user_errors() -> None:
+    connection_error = RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer")
     error = ValueError("could not build")
-    error.__cause__ = lost
+    error.__cause__ = connection_error
     assert is_peer_failure(error)
     assert exit_code_of(error, building=True) == 1
     unreachable = OSError("no model of that name can be fetched")
@@ -249,7 +247,7 @@ def test_what_another_rank_or_the_network_did_is_never_the_users_mistake() -> No
     assert exit_code_of(ValueError("mine"), building=False) == 1
 
 
-def test_the_timeout_of_collectives_comes_from_the_environment(monkeypatch) -> None:
+def test_collective_timeout_from_environment(monkeypatch) -> None:
     monkeypatch.delenv(ENV_COLLECTIVE_TIMEOUT, raising=False)
     assert collective_timeout_s() == 600
     monkeypatch.setenv(ENV_COLLECTIVE_TIMEOUT, "12.5")
@@ -260,7 +258,7 @@ def test_the_timeout_of_collectives_comes_from_the_environment(monkeypatch) -> N
             collective_timeout_s()
 
 
-def test_without_a_run_spec_the_program_says_who_starts_it(monkeypatch, capsys) -> None:
+def test_harness_without_run_spec_prints_usage(monkeypatch, capsys) -> None:
     monkeypatch.delenv("ZEROLAB_RUN_SPEC", raising=False)
     assert harness.main() == 2
     assert "the launcher starts this program" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Names that scripts and trials of DeepSpeed and Determined call: they answer, or say what does."""
+"""Names of DeepSpeed and Determined: they work, or the error names the replacement."""
 
 import argparse
 import re
@@ -22,7 +22,7 @@ from zerolab.determined.names import CONTEXT, DISTRIBUTED, MODULES, TRAIN, TRIAL
 from zerolab.errors import TrialError
 
 
-def test_arguments_of_a_deepspeed_script_name_the_engine_file(tmp_path: Path) -> None:
+def test_deepspeed_arguments_select_engine_config(tmp_path: Path) -> None:
     parser = zerotrial.add_config_arguments(argparse.ArgumentParser())
     assert parser.parse_args([]).deepspeed_config is None
     file = tmp_path / "ds_config.json"
@@ -58,36 +58,39 @@ def start(rank: int, size: int, method: str = "", **environment: str) -> "subpro
 
 
 @pytest.mark.processes
-def test_init_distributed_starts_the_ranks_or_a_world_of_one(tmp_path: Path) -> None:
-    alone = start(-1, -1)
+def test_init_distributed_with_one_or_two_ranks(tmp_path: Path) -> None:
+    single = start(-1, -1)
     two = [start(rank, 2, f"file://{tmp_path}/meeting") for rank in range(2)]
-    told, problem = alone.communicate(timeout=240)
-    assert told == "[0] gloo\n", problem
+    output, problem = single.communicate(timeout=240)
+    assert output == "[0] gloo\n", problem
     for process in two:
-        told, problem = process.communicate(timeout=240)
-        assert told == "[0, 1] gloo\n", problem
+        output, problem = process.communicate(timeout=240)
+        assert output == "[0, 1] gloo\n", problem
 
 
 @pytest.mark.processes
-def test_a_launcher_that_says_nothing_of_ranks_to_torch_is_named() -> None:
+def test_missing_world_size_names_the_launcher() -> None:
     _, problem = start(-1, -1, SLURM_NTASKS="4").communicate(timeout=240)
     assert "WORLD_SIZE: must be set where several ranks run, got nothing and SLURM_NTASKS=4" in (
         problem
     )
 
 
-def test_ranks_answer_under_determineds_names() -> None:
-    alone: Sequence[zerotrial.Distributed | SocketRanks] = (zerotrial.Distributed(), SocketRanks())
-    for ranks in alone:
+def test_determined_names_of_distributed() -> None:
+    implementations: Sequence[zerotrial.Distributed | SocketRanks] = (
+        zerotrial.Distributed(),
+        SocketRanks(),
+    )
+    for ranks in implementations:
         assert (ranks.get_rank(), ranks.get_size()) == (0, 1)
         assert (ranks.get_local_rank(), ranks.get_local_size()) == (0, 1)
         assert ranks.get_num_agents() == 1
-    far = zerotrial.Distributed()
-    far.rank, far.size, far.local_rank, far.local_size = 5, 8, 1, 4
-    assert (far.get_rank(), far.get_local_rank(), far.get_num_agents()) == (5, 1, 2)
+    remote = zerotrial.Distributed()
+    remote.rank, remote.size, remote.local_rank, remote.local_size = 5, 8, 1, 4
+    assert (remote.get_rank(), remote.get_local_rank(), remote.get_num_agents()) == (5, 1, 2)
 
 
-def test_the_context_answers_to_determineds_older_properties(tmp_path: Path) -> None:
+def test_determined_names_of_the_trial_context(tmp_path: Path) -> None:
     context = zerotrial.ZeroTrialContext(make_spec(tmp_path), zerotrial.Distributed())
     with pytest.raises(TrialError, match="no engine is wrapped yet"):
         context.num_micro_batches_per_slot  # noqa: B018
@@ -108,12 +111,12 @@ def test_the_context_answers_to_determineds_older_properties(tmp_path: Path) -> 
         context.get_hparms()
 
 
-def test_names_of_determined_say_what_they_are_called_here() -> None:
+def test_determined_names_raise_with_replacement() -> None:
     batch: zerotrial.TorchData = {"x": torch.ones(2)}
     assert isinstance(batch, dict)
     assert "TorchData" in dir(zerotrial)
-    told = "zerotrial has no 'DeepSpeedTrial'; instead: `zerotrial.ZeroTrial`"
-    with pytest.raises(ImportError, match=told):
+    message = "zerotrial has no 'DeepSpeedTrial'; instead: `zerotrial.ZeroTrial`"
+    with pytest.raises(ImportError, match=message):
         from zerotrial import DeepSpeedTrial  # noqa: F401
     with pytest.raises(ImportError, match="no 'zero'; `import deepspeed` has it"):
         zerotrial.zero.Init()  # type: ignore[attr-defined]
@@ -127,13 +130,13 @@ def test_names_of_determined_say_what_they_are_called_here() -> None:
         SocketRanks().gather(1)  # type: ignore[attr-defined]
 
 
-def test_what_takes_the_place_of_a_name_of_determined_is_there() -> None:
+def test_replacements_of_determined_names_exist() -> None:
     modules = {"zerotrial": zerotrial, "zerolab": zerolab}
-    for instead in MODULES.values():
-        for top, name in re.findall(r"`(zero\w+)\.([\w.]+)", instead):
-            found: object = modules[top]
+    for replacement in MODULES.values():
+        for top, name in re.findall(r"`(zero\w+)\.([\w.]+)", replacement):
+            target: object = modules[top]
             for part in name.split("."):
-                found = getattr(found, part)
-    kinds = ((CONTEXT, Context), (TRAIN, TrainContext), (DISTRIBUTED, SocketRanks))
-    for table, kind in (*kinds, (TRIAL_CONTEXT, zerotrial.ZeroTrialContext)):
-        assert not set(table) & set(dir(kind))
+                target = getattr(target, part)
+    classes = ((CONTEXT, Context), (TRAIN, TrainContext), (DISTRIBUTED, SocketRanks))
+    for table, replacement_class in (*classes, (TRIAL_CONTEXT, zerotrial.ZeroTrialContext)):
+        assert not set(table) & set(dir(replacement_class))

@@ -1,4 +1,4 @@
-"""What a GPU changes around the engine; all of these wait for one. See docs/gpu.md."""
+"""Tests around the engine that need a GPU; see docs/gpu.md."""
 
 import os
 import random
@@ -26,7 +26,7 @@ from zerotrial.plan.plan import find_devices
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
-ALONE = """
+SINGLE_RANK = """
 import torch, torch.distributed as dist
 {start}
 total = torch.ones(2, device="cuda")
@@ -40,51 +40,51 @@ dist.destroy_process_group()
 """
 
 
-def test_phases_are_timed_by_the_gpu() -> None:
+def test_phase_timer_uses_gpu_events() -> None:
     timer = PhaseTimer(GPU)
-    one = torch.randn(2048, 2048, device=GPU)
+    matrix = torch.randn(2048, 2048, device=GPU)
     with timer.phase("outer"):
         with timer.phase("inner"):
             for _ in range(16):
-                one = one @ one / 2048
-        one.sum()
-    found = timer.take()
-    assert list(found) == ["outer", "inner"]
-    assert found["inner"] > 0
+                matrix = matrix @ matrix / 2048
+        matrix.sum()
+    result = timer.take()
+    assert list(result) == ["outer", "inner"]
+    assert result["inner"] > 0
     torch.cuda.synchronize()
     assert timer.take() == {}
 
 
-def test_a_traced_step_shows_what_runs_beside_computing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace, "_COMMUNICATES", "spin_kernel")  # plays a collective
+def test_gpu_trace_measures_hidden_communication(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace, "_COMMUNICATES", "spin_kernel")  # stands in for a collective
     side = torch.cuda.Stream()
-    one = torch.randn(4096, 4096, device=GPU)
-    one @ one
+    matrix = torch.randn(4096, 4096, device=GPU)
+    matrix @ matrix
     traced = GpuTrace(GPU)
     for _ in range(2):
         traced.begin()
         assert traced.runs
-        with traced.phase("forward"):  # waits for the other stream, and computes for a moment
+        with traced.phase("forward"):  # waits for the other stream, then computes briefly
             with torch.cuda.stream(side):
                 torch.cuda._sleep(100_000_000)
             torch.cuda.current_stream().wait_stream(side)
-            one + 1
-        with traced.phase("backward"):  # computes beside it, and for longer
+            matrix + 1
+        with traced.phase("backward"):  # computes in parallel, and for longer
             with torch.cuda.stream(side):
                 torch.cuda._sleep(10_000_000)
             for _ in range(64):
-                one @ one
+                matrix @ matrix
         with traced.phase("step"):
-            one + 1
-        found = traced.end()
-        assert found is not None
-        assert found.hidden_s > 0
-        assert found.waiting["forward"] > 0.9
-        assert found.waiting["backward"] < 0.1
-        assert found.waiting["step"] < 0.5
+            matrix + 1
+        result = traced.end()
+        assert result is not None
+        assert result.hidden_s > 0
+        assert result.waiting["forward"] > 0.9
+        assert result.waiting["backward"] < 0.1
+        assert result.waiting["step"] < 0.5
 
 
-def test_where_the_time_of_a_step_goes_and_what_is_held_is_said() -> None:
+def test_step_shares_and_memory_line() -> None:
     config = config_of(1, "bf16", wall_clock_breakdown=True, steps_per_print=2)
     engine = make_engine(language(), config)
     train(engine, make_batches(STEPS, MICRO, 1))
@@ -96,54 +96,56 @@ def test_where_the_time_of_a_step_goes_and_what_is_held_is_said() -> None:
     engine.close()
 
 
-def test_random_numbers_of_the_gpu_are_put_back() -> None:
-    before = capture()
+def test_gpu_random_state_is_restored() -> None:
+    saved = capture()
     drawn = torch.randn(8, device=GPU), random.random()
-    restore(before)
+    restore(saved)
     assert torch.equal(torch.randn(8, device=GPU), drawn[0])
     assert random.random() == drawn[1]
 
 
-def test_a_rank_computes_on_its_own_gpu_and_batches_go_there() -> None:
+def test_rank_device_and_to_device() -> None:
     count = torch.cuda.device_count()
     assert [choose_device(rank).index for rank in range(count + 1)] == [*range(count), 0]
-    there = to_device({"x": [torch.ones(2)], "name": "a"}, GPU)
-    assert there["x"][0].device.type == "cuda"
-    assert there["name"] == "a"
+    moved = to_device({"x": [torch.ones(2)], "name": "a"}, GPU)
+    assert moved["x"][0].device.type == "cuda"
+    assert moved["name"] == "a"
 
 
-def test_the_engines_loader_gives_pinned_memory() -> None:
+def test_engine_loader_pins_memory() -> None:
     model = torch.nn.Linear(4, 1)
     data = torch.utils.data.TensorDataset(torch.randn(8, 4))
-    made = initialize(model=model, config=config_of(1, "fp32"), training_data=data, device=GPU)
-    (batch,) = next(iter(made[2]))
+    initialized = initialize(
+        model=model, config=config_of(1, "fp32"), training_data=data, device=GPU
+    )
+    (batch,) = next(iter(initialized[2]))
     assert batch.is_pinned()
-    made[0].close()
+    initialized[0].close()
 
 
-def test_slots_samples_and_plans_see_the_gpus_that_torch_sees(tmp_path: Path) -> None:
+def test_slots_metrics_and_plan_find_torch_gpus(tmp_path: Path) -> None:
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     # torch may count them in another order than the driver
     assert sorted(slot.device.split(" ", 1)[1] for slot in find_gpus()) == sorted(names)
     sample = _gpu_sample(_open_gpus())
     assert sample["gpu0_memory_used_bytes"] > 0
-    found = find_devices(1, tmp_path)
-    assert (found.kind, found.name) == ("cuda", names[0])
-    assert found.device_bytes == pytest.approx(torch.cuda.mem_get_info(0)[1], rel=0.02)
-    assert found.host_bytes == psutil.virtual_memory().total
+    result = find_devices(1, tmp_path)
+    assert (result.kind, result.name) == ("cuda", names[0])
+    assert result.device_bytes == pytest.approx(torch.cuda.mem_get_info(0)[1], rel=0.02)
+    assert result.host_bytes == psutil.virtual_memory().total
 
 
-def test_the_accelerator_of_scripts_is_the_gpu() -> None:
-    named = get_accelerator()
-    assert named.device_name(1) == "cuda:1"
-    assert named.current_device_name() == f"cuda:{torch.cuda.current_device()}"
-    assert named.communication_backend_name() == "nccl"
-    assert named.device_count() == torch.cuda.device_count()
-    assert named.memory_allocated() == torch.cuda.memory_allocated()
-    assert named.total_memory() >= named.available_memory() > 0
-    assert named.default_generator(0).device.type == "cuda"
-    assert named.on_accelerator(torch.ones(1, device=named.current_device_name()))
-    named.empty_cache()
+def test_deepspeed_accelerator_is_the_gpu() -> None:
+    accelerator = get_accelerator()
+    assert accelerator.device_name(1) == "cuda:1"
+    assert accelerator.current_device_name() == f"cuda:{torch.cuda.current_device()}"
+    assert accelerator.communication_backend_name() == "nccl"
+    assert accelerator.device_count() == torch.cuda.device_count()
+    assert accelerator.memory_allocated() == torch.cuda.memory_allocated()
+    assert accelerator.total_memory() >= accelerator.available_memory() > 0
+    assert accelerator.default_generator(0).device.type == "cuda"
+    assert accelerator.on_accelerator(torch.ones(1, device=accelerator.current_device_name()))
+    accelerator.empty_cache()
 
 
 @pytest.mark.processes
@@ -159,11 +161,11 @@ def test_the_accelerator_of_scripts_is_the_gpu() -> None:
         ),
     ],
 )
-def test_a_world_of_ranks_on_gpus_speaks_over_nccl(tmp_path: Path, start: str, both: bool) -> None:
+def test_process_group_of_gpus_uses_nccl(tmp_path: Path, start: str, both: bool) -> None:
     world = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    answer = subprocess.run(
-        [sys.executable, "-c", ALONE.format(start=start, both=both)],
+    completed = subprocess.run(
+        [sys.executable, "-c", SINGLE_RANK.format(start=start, both=both)],
         env={**os.environ, **world, **address},
         cwd=tmp_path,
         capture_output=True,
@@ -171,5 +173,5 @@ def test_a_world_of_ranks_on_gpus_speaks_over_nccl(tmp_path: Path, start: str, b
         check=False,
         timeout=300,
     )
-    assert answer.returncode == 0, answer.stderr
-    assert answer.stdout.strip() == "nccl [1.0, 1.0] 0"
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout.strip() == "nccl [1.0, 1.0] 0"

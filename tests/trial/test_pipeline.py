@@ -1,4 +1,4 @@
-"""A trial whose engine is a pipeline: on several ranks, stopped, resumed, and cut anew."""
+"""Trials with a pipeline engine: stop, resume, and change of the layout."""
 
 import importlib.util
 import os
@@ -29,7 +29,7 @@ CONFIG = {
     "steps_per_print": 2,
     "wall_clock_breakdown": True,
 }
-CUT = {
+TENSOR_PARALLEL = {
     "tensor_parallel": {
         "size": 2,
         "plan": {"layers.*.feed_forward.0": "colwise", "layers.*.feed_forward.2": "rowwise"},
@@ -38,7 +38,7 @@ CUT = {
 
 
 def gpt_trial() -> Any:
-    """The trial of the example."""
+    """Return the trial class of the example."""
     spec = importlib.util.spec_from_file_location(
         "example_pipeline_gpt", EXAMPLES / "pipeline_gpt" / "model_def.py"
     )
@@ -50,71 +50,74 @@ def gpt_trial() -> Any:
 
 
 def run_trials(directory: str) -> list[Any]:
-    """Train without a stop; then up to a stop, and on from there in other layouts."""
+    """Train without a stop; then stop and resume in other layouts."""
     distributed = Distributed.from_environment(cuda=False)
-    root, seen, given = Path(directory), [], []
+    root, seen, calls = Path(directory), [], []
 
     class Trial(gpt_trial()):  # type: ignore[misc]
         def train_batch(self, dataloader_iter: Any, epoch_idx: int, batch_idx: int) -> Any:
-            given.append((self.engine.num_stages, dataloader_iter is None))
+            calls.append((self.engine.num_stages, dataloader_iter is None))
             return super().train_batch(dataloader_iter, epoch_idx, batch_idx)
 
-    for name, stages, end, more in (
+    for name, stages, end, overrides in (
         ("whole", 4, BATCHES, {}),
         ("cut", 4, STOP, {}),
         ("cut", 4, STOP + 1, {}),
         ("cut", 2, STOP + 2, {}),
-        ("cut", 2, STOP + 3, CUT),
+        ("cut", 2, STOP + 3, TENSOR_PARALLEL),
         ("cut", 1, BATCHES, {}),
     ):
-        config = {**CONFIG, **more}
+        config = {**CONFIG, **overrides}
         hparams = {**HPARAMS, "deepspeed_config": config, "pipeline_stages": stages}
-        done = distributed.is_chief and (root / name / "metrics.jsonl").exists()
-        ref = distributed.broadcast(last_checkpoint(root / name) if done else None)
+        previous_run = distributed.is_chief and (root / name / "metrics.jsonl").exists()
+        ref = distributed.broadcast(last_checkpoint(root / name) if previous_run else None)
         settings = make_settings(end)
         _, trial = fit(make_spec(root / name, hparams, ref), Trial, settings, distributed)
         seen.append(trial.engine.global_steps)
         trial.engine.close()
-    return [seen, set(given)]
+    return [seen, set(calls)]
 
 
-def test_a_pipeline_stopped_and_resumed_in_other_layouts_trains_as_if_nothing_had_been(
+def test_pipeline_resumes_in_other_layouts(
     tmp_path: Path,
 ) -> None:
-    answers = run_on_ranks(run_trials, RANKS, str(tmp_path))
+    results = run_on_ranks(run_trials, RANKS, str(tmp_path))
     steps = [BATCHES, STOP, STOP + 1, STOP + 2, STOP + 3, BATCHES]
-    assert [seen for seen, _ in answers] == [steps] * RANKS
+    assert [seen for seen, _ in results] == [steps] * RANKS
     # Of four stages the inner two read no data, and have no iterator.
-    for rank, (_, given) in enumerate(answers):
-        assert given == {(4, rank in {1, 2}), (2, False), (1, False)}
+    for rank, (_, calls) in enumerate(results):
+        assert calls == {(4, rank in {1, 2}), (2, False), (1, False)}
     for group, name in (("training", "loss"), ("validation", "validation_loss")):
-        whole, cut = (metrics(tmp_path / path, group) for path in ("whole", "cut"))
-        assert cut[BATCHES][name] == pytest.approx(whole[BATCHES][name], abs=1e-5)
-    whole, cut = (metrics(tmp_path / path, "training") for path in ("whole", "cut"))
-    assert list(cut) == list(range(1, BATCHES + 1))
-    assert cut[STOP + 1]["loss"] == whole[STOP + 1]["loss"]  # the same stages, to the last bit
-    for step in cut:
-        assert cut[step]["loss"] == pytest.approx(whole[step]["loss"], abs=1e-5)
-    # Where the time goes is a metric, too: parts that make one.
-    shares = {name: value for name, value in whole[BATCHES - 1].items() if name.endswith("_share")}
+        uninterrupted, resumed = (metrics(tmp_path / path, group) for path in ("whole", "cut"))
+        assert resumed[BATCHES][name] == pytest.approx(uninterrupted[BATCHES][name], abs=1e-5)
+    uninterrupted, resumed = (metrics(tmp_path / path, "training") for path in ("whole", "cut"))
+    assert list(resumed) == list(range(1, BATCHES + 1))
+    # Bitwise equal with the same number of stages.
+    assert resumed[STOP + 1]["loss"] == uninterrupted[STOP + 1]["loss"]
+    for step in resumed:
+        assert resumed[step]["loss"] == pytest.approx(uninterrupted[step]["loss"], abs=1e-5)
+    # The shares of the step time are metrics as well; they sum to one.
+    shares = {
+        name: value for name, value in uninterrupted[BATCHES - 1].items() if name.endswith("_share")
+    }
     assert {"send_share", "receive_share", "tied_gradients_share"} <= shares.keys()
     assert 0 <= shares.pop("hidden_communication_share", 0.0) <= 1
     assert sum(shares.values()) == pytest.approx(1.0)
     assert min(shares.values()) >= 0
 
 
-def test_the_script_of_the_example_trains_in_stages_and_goes_on_in_one_process(
+def test_example_script_resumes_without_pipeline(
     tmp_path: Path,
 ) -> None:
     folder = EXAMPLES / "pipeline_cifar"
     script = [str(folder / "train.py"), "--deepspeed_config", str(folder / "ds_config.json")]
-    kept = ["--save", str(tmp_path / "kept")]
+    save_options = ["--save", str(tmp_path / "kept")]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     for command in (
-        [*torchrun, "--nproc-per-node", "2", *script, "-p", "2", "--steps", "5", *kept],
-        [sys.executable, *script, "-p", "1", "--steps", "10", *kept],
+        [*torchrun, "--nproc-per-node", "2", *script, "-p", "2", "--steps", "5", *save_options],
+        [sys.executable, *script, "-p", "1", "--steps", "10", *save_options],
     ):
-        done = subprocess.run(
+        completed = subprocess.run(
             command,
             check=False,
             capture_output=True,
@@ -122,5 +125,5 @@ def test_the_script_of_the_example_trains_in_stages_and_goes_on_in_one_process(
             timeout=DEADLINE_S,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
-        assert done.returncode == 0, done.stderr
-    assert "step   10" in done.stdout
+        assert completed.returncode == 0, completed.stderr
+    assert "step   10" in completed.stdout

@@ -1,4 +1,4 @@
-"""Two ranks, spawned once, that run through everything ranks must agree on."""
+"""Agreement of two ranks, which are spawned once for all tests."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -31,7 +31,7 @@ from zerotrial.ranks import CollectiveError, Distributed
 
 
 class RankTrial(LineTrial):
-    """Reports its rank; rank 0 sees three validation batches, rank 1 two."""
+    """Trial that reports its rank; rank 0 has three validation batches, rank 1 two."""
 
     def __init__(self, context: zerotrial.ZeroTrialContext) -> None:
         super().__init__(context)
@@ -63,7 +63,7 @@ class RankTrial(LineTrial):
 
 
 class CollectiveForward(PlainEngine):
-    """Like stage 3: a forward pass needs every rank."""
+    """Engine with a collective forward pass, as at stage 3."""
 
     def __call__(self, *args: Any) -> Any:
         dist.all_reduce(torch.zeros(1))
@@ -86,9 +86,9 @@ class CollectiveTrial(RankTrial):
         return {"validation_loss": index.float(), "sum": 1.0, "min": 0.0, "max": 0.0}
 
 
-def on_two_ranks(directory: str) -> dict[str, Any]:
+def run_on_two_ranks(directory: str) -> dict[str, Any]:
     path, ranks = Path(directory), Distributed.from_environment(cuda=False)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
 
     def run(name: str, trial: Any, settings: Any, **hparams: Any) -> Any:
         spec = make_spec(path / name, hparams, slots=2)
@@ -101,7 +101,7 @@ def on_two_ranks(directory: str) -> dict[str, Any]:
 
     settings = make_settings(max_length=Epoch(2))
     _, trial = run("data", LineTrial, settings, samples=22)
-    found["seen"] = trial.seen
+    results["seen"] = trial.seen
 
     class Stop(LineTrial):
         def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
@@ -109,60 +109,60 @@ def on_two_ranks(directory: str) -> dict[str, Any]:
                 self.context.set_stop_requested(True)
             return super().train_batch(dataloader_iter, epoch_idx, batch_idx)
 
-    ending, trial = run("stop", Stop, make_settings(1_000_000, report_period=None))
-    found["stop"] = (ending.name, len(trial.seen))
+    stop_reason, trial = run("stop", Stop, make_settings(1_000_000, report_period=None))
+    results["stop"] = (stop_reason.name, len(trial.seen))
 
     spec = make_spec(path / "preempt", slots=2)
     controller, session = build(spec, settings=make_settings(1_000_000), distributed=ranks)
     if ranks.rank == 0:
         session._poller.directive = Directive("preempt", version=1)
-    ending = controller.run()
-    session.close(ending)
-    found["preempt"] = (ending.name, controller.steps)
+    stop_reason = controller.run()
+    session.close(stop_reason)
+    results["preempt"] = (stop_reason.name, controller.steps)
 
     controller, session = build(spec, settings=make_settings(1_000_000), distributed=ranks)
     if ranks.rank == 1:
         session._poller._received = True  # as SIGTERM does
-    found["sigterm"] = (controller.run().name, controller.steps)
+    results["sigterm"] = (controller.run().name, controller.steps)
     session.close(None)
 
-    apart = Distributed(ranks.rank, 2, 0, 1)  # as on two machines
+    two_machines = Distributed(ranks.rank, 2, 0, 1)  # as on two machines
     spec = make_spec(path / "machines", slots=2)
-    controller, session = build(spec, settings=make_settings(2), distributed=apart)
+    controller, session = build(spec, settings=make_settings(2), distributed=two_machines)
     train_batch = controller._trial.train_batch
 
-    def when_sampled(*arguments: Any) -> Any:
+    def train_after_sample(*arguments: Any) -> Any:
         assert controller._machines is not None
         until("the machine is sampled", lambda: controller._machines.sampled)
         return train_batch(*arguments)
 
-    controller._trial.train_batch = when_sampled
+    controller._trial.train_batch = train_after_sample
     session.close(controller.run())
 
-    found["gathered"] = (ranks.allgather(ranks.rank), ranks.gather(ranks.rank))
-    found["broadcast"] = ranks.broadcast({"from": ranks.rank})
+    results["gathered"] = (ranks.allgather(ranks.rank), ranks.gather(ranks.rank))
+    results["broadcast"] = ranks.broadcast({"from": ranks.rank})
     ranks.barrier()
-    short = Distributed(ranks.rank, 2)
-    if ranks.rank == 0:  # its limit is short only now, as the ranks need time to make a group
-        short.timeout_s = 2
-        distributed_c10d._set_pg_timeout(timedelta(seconds=2), short._group)
+    short_timeout = Distributed(ranks.rank, 2)
+    if ranks.rank == 0:  # set only now, since the ranks need time to make a group
+        short_timeout.timeout_s = 2
+        distributed_c10d._set_pg_timeout(timedelta(seconds=2), short_timeout._group)
         with pytest.raises(CollectiveError) as caught:
-            short.allgather(1, "reducing training metrics after batch 7")
-        found["hang"] = str(caught.value)
+            short_timeout.allgather(1, "reducing training metrics after batch 7")
+        results["hang"] = str(caught.value)
     ranks.barrier()
-    return found
+    return results
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     path = tmp_path_factory.mktemp("two")
-    return path, run_on_ranks(on_two_ranks, 2, str(path))
+    return path, run_on_ranks(run_on_two_ranks, 2, str(path))
 
 
 pytestmark = pytest.mark.processes
 
 
-def test_two_ranks_that_report_0_and_1_give_a_half(two) -> None:
+def test_metrics_are_averaged_over_ranks(two) -> None:
     path, _ = two
     training = metrics(path / "even", "training")
     assert [training[n]["rank"] for n in (2, 4)] == [0.5, 0.5]
@@ -171,7 +171,7 @@ def test_two_ranks_that_report_0_and_1_give_a_half(two) -> None:
     assert reduced == [0.5, 2, 0, 1]
 
 
-def test_wrapped_reducers_see_all_ranks_values_once(two) -> None:
+def test_reducers_get_values_of_all_ranks_once(two) -> None:
     path, _ = two
     training = metrics(path / "even", "training")
     assert [training[n]["total"] for n in (2, 4)] == [6, 6]
@@ -183,7 +183,7 @@ def test_validation_is_weighted_by_batches(two) -> None:
     assert metrics(path / "uneven", "validation")[1]["validation_loss"] == 2 / 5
 
 
-def test_ranks_with_fewer_validation_batches_take_part_where_a_forward_needs_all(two) -> None:
+def test_short_rank_joins_collective_forwards(two) -> None:
     path, _ = two
     lockstep = metrics(path / "lockstep", "validation")[1]
     assert (lockstep["validation_loss"], lockstep["sum"], lockstep["total"]) == (2, 5, 5)
@@ -192,41 +192,41 @@ def test_ranks_with_fewer_validation_batches_take_part_where_a_forward_needs_all
 
 
 def test_ranks_share_each_epoch(two) -> None:
-    _, (zero, one) = two
+    _, (rank_0, rank_1) = two
     # 22 samples, 4 a batch: 6 batches an epoch, the last one filled up with two samples again.
-    assert len(zero["seen"]) == len(one["seen"]) == 12
-    pairs = zip(zero["seen"][:6], one["seen"][:6], strict=True)
+    assert len(rank_0["seen"]) == len(rank_1["seen"]) == 12
+    pairs = zip(rank_0["seen"][:6], rank_1["seen"][:6], strict=True)
     epoch = [x for pair in pairs for part in pair for x in part]
     assert sorted(epoch[:22]) == list(range(22))
     assert epoch[22:] == epoch[:2]
 
 
-def test_all_ranks_leave_after_the_same_batch_whoever_was_told(two) -> None:
-    path, (zero, one) = two
-    endings = {"stop": "STOP_REQUESTED", "preempt": "PREEMPTED", "sigterm": "PREEMPTED"}
-    for case, name in endings.items():
-        assert zero[case] == one[case]
-        assert zero[case][0] == name
-        assert zero[case][1] < 1_000_000
-    assert last_checkpoint(path / "stop").steps_completed == zero["stop"][1]
+def test_ranks_stop_after_the_same_batch(two) -> None:
+    path, (rank_0, rank_1) = two
+    stop_reasons = {"stop": "STOP_REQUESTED", "preempt": "PREEMPTED", "sigterm": "PREEMPTED"}
+    for case, name in stop_reasons.items():
+        assert rank_0[case] == rank_1[case]
+        assert rank_0[case][0] == name
+        assert rank_0[case][1] < 1_000_000
+    assert last_checkpoint(path / "stop").steps_completed == rank_0["stop"][1]
 
 
-def test_every_machine_is_reported_by_the_chief(two) -> None:
+def test_chief_reports_metrics_of_all_machines(two) -> None:
     path, _ = two
     system = [set(r["values"]) for r in records(path / "machines") if r["group"] == "system"]
     assert {"machine0/cpu_percent", "machine1/cpu_percent"} <= set.union(*system)
 
 
-def test_small_values_are_exchanged(two) -> None:
-    _, (zero, one) = two
-    assert zero["gathered"] == ([0, 1], [0, 1])
-    assert one["gathered"] == ([0, 1], None)
-    assert one["broadcast"] == {"from": 0}
+def test_distributed_exchanges_objects(two) -> None:
+    _, (rank_0, rank_1) = two
+    assert rank_0["gathered"] == ([0, 1], [0, 1])
+    assert rank_1["gathered"] == ([0, 1], None)
+    assert rank_1["broadcast"] == {"from": 0}
 
 
-def test_a_hung_collective_names_rank_and_operation_after_its_timeout(two) -> None:
-    _, (zero, _) = two
-    message = zero["hang"]
+def test_collective_timeout_names_rank_and_operation(two) -> None:
+    _, (rank_0, _) = two
+    message = rank_0["hang"]
     assert "rank 0 of 2: reducing training metrics after batch 7: " in message
     assert "did not answer within 2 s" in message
     assert "ZEROLAB_COLLECTIVE_TIMEOUT" in message

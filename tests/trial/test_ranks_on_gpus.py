@@ -1,4 +1,4 @@
-"""Which GPUs ranks get, and what they do there; all of these wait for one. See docs/gpu.md."""
+"""GPUs of ranks: selection, rendezvous, random state and broadcasts; see docs/gpu.md."""
 
 import math
 import os
@@ -33,14 +33,14 @@ on_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs tw
 
 GPU = torch.device("cuda")
 COUNT = "import torch; print(torch.cuda.device_count())"
-ANEW = """
+CHECK_NEW_PROCESS = """
         import pathlib
         begun = pathlib.Path("/proc/self/cmdline").read_text().split("\\0")
         assert "zerotrial.process.launch" in begun, begun
         assert context.device == torch.device("cuda", context.distributed.local_rank)
         assert torch.cuda.current_device() == context.device.index
 """
-SPEAKS = """
+NCCL_SCRIPT = """
 import os
 os.environ.pop("NCCL_SOCKET_IFNAME", None)
 import torch, torch.distributed as dist
@@ -55,31 +55,31 @@ dist.destroy_process_group()
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits"
 
 
-def test_an_engine_takes_the_gpu_of_its_rank_or_the_one_that_it_is_shown(
+def test_engine_device_follows_local_rank(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     count = torch.cuda.device_count()
-    for local in range(count + 1):  # the last as if a launcher had shown it its own GPU only
+    for local in range(count + 1):  # the last one as if only its own GPU were visible
         monkeypatch.setenv("LOCAL_RANK", str(local))
         assert choose_device(None) == torch.device("cuda", local % count)
 
 
-def test_libraries_are_left_as_they_are_where_there_is_a_gpu() -> None:
-    asked: list[bool] = []
+def test_cpu_patches_do_not_apply_with_gpu() -> None:
+    cpu_arguments: list[bool] = []
 
     class State:
         def _prepare_backend(self, cpu: bool = False) -> None:
-            asked.append(cpu)
+            cpu_arguments.append(cpu)
 
     on_cpu._patch_accelerate(SimpleNamespace(PartialState=State))  # type: ignore[arg-type]
     State()._prepare_backend(cpu=False)
-    assert asked == [False]
+    assert cpu_arguments == [False]
     module = SimpleNamespace(__name__="lightning.pytorch.strategies.deepspeed", CUDAAccelerator=int)
     on_cpu._patch_lightning(module)  # type: ignore[arg-type]
     assert module.CUDAAccelerator is int
 
 
-def counted(arguments: list[str], **variables: str) -> str:
+def run_python(arguments: list[str], **variables: str) -> str:
     done = subprocess.run(
         [sys.executable, *arguments],
         env=os.environ | variables,
@@ -93,79 +93,88 @@ def counted(arguments: list[str], **variables: str) -> str:
 
 
 @pytest.mark.processes
-def test_a_run_sees_the_gpus_of_its_slots_and_a_rank_its_own_of_them(tmp_path: Path) -> None:
+def test_run_and_rank_see_only_their_gpus(tmp_path: Path) -> None:
     slots = find_slots(None, cpu=False)
-    everything = [slot.id for slot in slots]
-    of_run = run_environment(slots, everything[:1])
-    assert counted(["-c", COUNT], **of_run) == "1"
-    over_hosts = node._environment(
-        SimpleNamespace(archive=b"", slots=everything[:1], environment={})  # type: ignore[arg-type]
+    slot_ids = [slot.id for slot in slots]
+    run_variables = run_environment(slots, slot_ids[:1])
+    assert run_python(["-c", COUNT], **run_variables) == "1"
+    node_variables = node._environment(
+        SimpleNamespace(archive=b"", slots=slot_ids[:1], environment={})  # type: ignore[arg-type]
     )
-    assert counted(["-c", COUNT], **over_hosts) == "1"
+    assert run_python(["-c", COUNT], **node_variables) == "1"
     rank = {"RANK": "0", "LOCAL_RANK": "0"}
-    words = ["-m", "zerolab.launcher.rank", str(os.getpid()), str(tmp_path), "--slots=1", "--"]
-    of_all = run_environment(slots, everything)
-    assert counted([*words, sys.executable, "-c", COUNT], **of_all, **rank) == "1"
+    rank_command = [
+        "-m",
+        "zerolab.launcher.rank",
+        str(os.getpid()),
+        str(tmp_path),
+        "--slots=1",
+        "--",
+    ]
+    all_variables = run_environment(slots, slot_ids)
+    assert run_python([*rank_command, sys.executable, "-c", COUNT], **all_variables, **rank) == "1"
 
 
 @pytest.mark.processes
-def test_nccl_speaks_over_the_network_that_leads_to_the_first_host() -> None:
-    told = counted(["-c", SPEAKS], NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,BOOTSTRAP,ENV")
-    assert re.search(r"Bootstrap ?: Using lo:127\.0\.0\.1", told), told
+def test_nccl_uses_interface_of_first_host() -> None:
+    output = run_python(
+        ["-c", NCCL_SCRIPT], NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,BOOTSTRAP,ENV"
+    )
+    assert re.search(r"Bootstrap ?: Using lo:127\.0\.0\.1", output), output
 
 
 @pytest.mark.processes
-def test_ranks_of_a_trial_start_anew_and_train_on_the_gpu(tmp_path: Path) -> None:
+def test_gpu_ranks_are_new_processes(tmp_path: Path) -> None:
     shutil.copytree(EXAMPLE, tmp_path / "digits")
     file = tmp_path / "digits" / "experiment.yaml"
     slots = min(2, torch.cuda.device_count())
     file.write_text(file.read_text().replace("slots_per_trial: 2", f"slots_per_trial: {slots}"))
     model = tmp_path / "digits" / "model_def.py"
-    begins = "        self.context = context\n"
-    assert begins in model.read_text()
-    model.write_text(model.read_text().replace(begins, begins + ANEW))
-    home = {"ZEROLAB_HOME": str(tmp_path / "home")}
+    init_line = "        self.context = context\n"
+    assert init_line in model.read_text()
+    model.write_text(model.read_text().replace(init_line, init_line + CHECK_NEW_PROCESS))
+    environment = {"ZEROLAB_HOME": str(tmp_path / "home")}
     try:
-        told = counted(["-m", "zerolab", "run", "--test", str(file)], **home)
+        output = run_python(["-m", "zerolab", "run", "--test", str(file)], **environment)
     finally:
-        counted(["-m", "zerolab", "down"], **home)
-    assert "COMPLETED" in told
+        run_python(["-m", "zerolab", "down"], **environment)
+    assert "COMPLETED" in output
 
 
-def test_seconds_of_modules_and_batches_are_those_of_the_gpu() -> None:
+def test_profiled_seconds_include_gpu_time() -> None:
     model = nn.Sequential(nn.Linear(4096, 4096), nn.Linear(4096, 4096)).to(GPU)
-    one = torch.randn(4096, 4096, device=GPU)
-    model(one)
+    matrix = torch.randn(4096, 4096, device=GPU)
+    model(matrix)
     numels = {name: value.numel() for name, value in model.named_parameters()}
-    begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     with ForwardProfile(model, numels) as profile:
-        begun.record()
-        model(one)
-        ended.record()
+        start.record()
+        model(matrix)
+        end.record()
     torch.cuda.synchronize()
     (root, *_) = profile.costs()
     # Within events on the GPU's own clock; without waiting it would be the time of the launches.
-    assert root.seconds * 1000 > begun.elapsed_time(ended) / 2
+    assert root.seconds * 1000 > start.elapsed_time(end) / 2
     timings = LoopTimings(ProfilingSpec(enabled=True), GPU)
     timings.begin(0)
-    begun.record()
+    start.record()
     for _ in range(20):
-        model(one)
-    ended.record()
+        model(matrix)
+    end.record()
     timings.end()
     torch.cuda.synchronize()
-    taken = timings.take()["profile_batch_seconds"]
-    assert taken * 1000 > begun.elapsed_time(ended) / 2
+    batch_seconds = timings.pop_means()["profile_batch_seconds"]
+    assert batch_seconds * 1000 > start.elapsed_time(end) / 2
 
 
-def test_building_layers_and_measuring_shapes_draw_no_numbers_on_the_gpus() -> None:
+def test_pipeline_build_keeps_gpu_random_state() -> None:
     runner = object.__new__(Runner)
     runner._chunks, runner._device = {}, GPU
-    before = torch.cuda.get_rng_state_all()
+    saved = torch.cuda.get_rng_state_all()
     with runner._no_trace([]):
         torch.randn(8, device=GPU)
     PipelineModule([nn.Linear(2, 2)], num_stages=1)
-    assert all(map(torch.equal, torch.cuda.get_rng_state_all(), before))
+    assert all(map(torch.equal, torch.cuda.get_rng_state_all(), saved))
 
 
 def drawn() -> list[float]:
@@ -175,7 +184,7 @@ def drawn() -> list[float]:
 
 
 @pytest.mark.processes
-def test_tensor_ranks_draw_alike_on_their_gpus() -> None:
+def test_tensor_ranks_share_random_state() -> None:
     first, second = run_on_ranks(drawn, 2, gpus=True)
     assert first == second
     assert all(math.isfinite(value) for value in first)
@@ -186,15 +195,19 @@ def spread() -> Any:
     torch.cuda.set_device(rank)
     group = dist.new_group(backend="nccl")
     assert group is not None
-    here = nn.Parameter(torch.full((3,), float(rank)))
-    there = nn.Parameter(torch.full((2,), float(rank), device=GPU))
-    HostMemory(group, None, 1).spread([here, there], source=1)
-    found: list[Tensor] = [here.detach(), there.detach().cpu()]
-    return [value.tolist() for value in found], here.device.type, there.device.index
+    cpu_parameter = nn.Parameter(torch.full((3,), float(rank)))
+    gpu_parameter = nn.Parameter(torch.full((2,), float(rank), device=GPU))
+    HostMemory(group, None, 1).spread([cpu_parameter, gpu_parameter], source=1)
+    values: list[Tensor] = [cpu_parameter.detach(), gpu_parameter.detach().cpu()]
+    return (
+        [value.tolist() for value in values],
+        cpu_parameter.device.type,
+        gpu_parameter.device.index,
+    )
 
 
 @on_two_gpus
 @pytest.mark.processes
-def test_what_one_rank_has_goes_to_the_others_over_the_gpus() -> None:
-    for rank, found in enumerate(run_on_ranks(spread, 2, gpus=True)):
-        assert found == ([[1.0] * 3, [1.0] * 2], "cpu", rank)
+def test_host_memory_spreads_over_gpus() -> None:
+    for rank, values in enumerate(run_on_ranks(spread, 2, gpus=True)):
+        assert values == ([[1.0] * 3, [1.0] * 2], "cpu", rank)

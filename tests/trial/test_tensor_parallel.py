@@ -1,4 +1,4 @@
-"""A trial whose matrices are cut over ranks: stopped, resumed, and put together in one process."""
+"""Tensor-parallel trials: stop, resume, and continue in one process."""
 
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,11 @@ from zerotrial.ranks import Distributed
 pytestmark = pytest.mark.processes
 
 BATCHES, STOPS = 7, (3, 5)
-CUT = {"size": 2, "plan": {"0": "colwise", "2": "rowwise"}}
+TENSOR_PARALLEL = {"size": 2, "plan": {"0": "colwise", "2": "rowwise"}}
 
 
-class CutTrial(LineTrial):
-    """One hidden layer, halves of which are on two ranks."""
+class TensorParallelTrial(LineTrial):
+    """Trial of one hidden layer, which two ranks share."""
 
     def __init__(self, context: ZeroTrialContext) -> None:
         self.context = context
@@ -39,32 +39,40 @@ class CutTrial(LineTrial):
         )
 
 
-def train(path: Path, cut: dict[str, Any], end: int, ranks: Distributed | None = None) -> int:
-    """Go on from the last checkpoint; return the micro-batch size."""
+def train(
+    path: Path, tensor_parallel: dict[str, Any], end: int, ranks: Distributed | None = None
+) -> int:
+    """Resume from the last checkpoint; return the micro-batch size."""
     latest = last_checkpoint(path) if (path / "metrics.jsonl").exists() else None
-    _, trial = fit(make_spec(path, {"cut": cut}, latest), CutTrial, make_settings(end), ranks)
+    _, trial = fit(
+        make_spec(path, {"cut": tensor_parallel}, latest),
+        TensorParallelTrial,
+        make_settings(end),
+        ranks,
+    )
     size = trial.context.get_train_micro_batch_size_per_gpu()
     trial.engine.close()
     return int(size)
 
 
-def train_cut(directory: str) -> list[int]:
-    """On each of two ranks."""
+def train_on_two_ranks(directory: str) -> list[int]:
+    """Train on each of two ranks; return the micro-batch sizes."""
     distributed = Distributed.from_environment(cuda=False)
     sizes = []
     for end in STOPS:
-        distributed.allgather(None)  # before one writes, all have read
-        sizes.append(train(Path(directory), CUT, end, distributed))
+        distributed.allgather(None)  # all ranks read before one writes
+        sizes.append(train(Path(directory), TENSOR_PARALLEL, end, distributed))
     return sizes
 
 
-def test_a_trial_of_cut_matrices_stopped_and_resumed_trains_as_one_process(tmp_path: Path) -> None:
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    assert train(whole, {}, BATCHES) == 4  # both ranks have one model, and so the same batches
-    assert run_on_ranks(train_cut, 2, str(cut)) == [[4, 4]] * 2
-    train(cut, {}, BATCHES)
+def test_tensor_parallel_trial_resumes_on_one_rank(tmp_path: Path) -> None:
+    uninterrupted, resumed = tmp_path / "whole", tmp_path / "cut"
+    # Both ranks share one model, and so the same batches.
+    assert train(uninterrupted, {}, BATCHES) == 4
+    assert run_on_ranks(train_on_two_ranks, 2, str(resumed)) == [[4, 4]] * 2
+    train(resumed, {}, BATCHES)
     for group, name in (("training", "loss"), ("validation", "validation_loss")):
-        expected, got = metrics(whole, group), metrics(cut, group)
-        assert set(expected) <= set(got)
+        expected, actual = metrics(uninterrupted, group), metrics(resumed, group)
+        assert set(expected) <= set(actual)
         for step in expected:
-            assert got[step][name] == pytest.approx(expected[step][name], abs=1e-6)
+            assert actual[step][name] == pytest.approx(expected[step][name], abs=1e-6)

@@ -1,4 +1,4 @@
-"""Training from a script of one's own: alone, under torchrun, and inside the platform."""
+"""Training from a user's script: standalone, under torchrun, and inside the platform."""
 
 import fcntl
 import os
@@ -21,7 +21,7 @@ from zerotrial.loop.console import Console
 
 
 @pytest.fixture(autouse=True)
-def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _standalone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in (ENV_RUN_SPEC, "RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
@@ -33,9 +33,11 @@ def fit(**options):
         return Trainer(trial, context).fit(**options), trial
 
 
-def test_a_plain_script_trains_and_keeps_its_metrics_in_a_file(tmp_path: Path) -> None:
-    ending, trial = fit(max_length=Epoch(2), reporting_period=Batch(1), checkpoint_policy="none")
-    assert ending is StopReason.FINISHED
+def test_script_trains_and_writes_metrics_file(tmp_path: Path) -> None:
+    stop_reason, trial = fit(
+        max_length=Epoch(2), reporting_period=Batch(1), checkpoint_policy="none"
+    )
+    assert stop_reason is StopReason.FINISHED
     assert len(trial.seen) == 20
     run = tmp_path / "zerolab_run"
     assert sorted(metrics(run, "training")) == list(range(1, 11))
@@ -43,26 +45,26 @@ def test_a_plain_script_trains_and_keeps_its_metrics_in_a_file(tmp_path: Path) -
     assert last_checkpoint(run).steps_completed == 10
 
 
-@pytest.mark.parametrize("by", ["latest", "uuid", "path"])
-def test_a_script_goes_on_from_a_checkpoint_at_the_exact_sample(tmp_path: Path, by: str) -> None:
-    _, whole = fit(max_length=Batch(9), reporting_period=Batch(1))
+@pytest.mark.parametrize("source_kind", ["latest", "uuid", "path"])
+def test_script_resumes_at_the_exact_sample(tmp_path: Path, source_kind: str) -> None:
+    _, uninterrupted = fit(max_length=Batch(9), reporting_period=Batch(1))
     expected = metrics(tmp_path / "zerolab_run", "training")
     (tmp_path / "zerolab_run").rename(tmp_path / "whole")
     _, first = fit(max_length=Batch(4), reporting_period=Batch(1))
     uuid = last_checkpoint(tmp_path / "zerolab_run").uuid
     path = tmp_path / "zerolab_run" / "checkpoints" / uuid
-    source = {"latest": "latest", "uuid": uuid, "path": path}[by]
+    source = {"latest": "latest", "uuid": uuid, "path": path}[source_kind]
     _, second = fit(max_length=Batch(9), reporting_period=Batch(1), latest_checkpoint=source)
-    assert first.seen + second.seen == whole.seen
+    assert first.seen + second.seen == uninterrupted.seen
     assert metrics(tmp_path / "zerolab_run", "training") == expected
     for a, b in zip(
-        whole.engine.module.parameters(), second.engine.module.parameters(), strict=True
+        uninterrupted.engine.module.parameters(), second.engine.module.parameters(), strict=True
     ):
         assert torch.equal(a, b)
 
 
 def test_each_fit_is_its_own_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The second fit neither reports into the first one's file nor shows its checkpoint."""
+    """The second fit has its own metrics file and prints its own checkpoint."""
     fit(max_length=Batch(8), reporting_period=Batch(1))
     with caplog.at_level("INFO", logger="zerotrial.progress"):
         fit(max_length=Batch(3), reporting_period=Batch(1))
@@ -89,7 +91,7 @@ def test_fit_twice_in_one_context_is_two_runs(tmp_path: Path) -> None:
 
 
 def test_resume_continues_in_directory_of_its_checkpoint(tmp_path: Path) -> None:
-    """``latest`` is of the newest run, a uuid of any; both continue where it was saved."""
+    """``latest`` selects the newest run, a uuid any run; the fit continues in its directory."""
     for steps in (6, 2):
         fit(max_length=Batch(steps))
     uuid = last_checkpoint(tmp_path / "zerolab_run").uuid
@@ -117,7 +119,7 @@ def test_tensorboard_files_are_with_their_run(tmp_path: Path, resume: str | None
 
 
 @pytest.mark.slow
-def test_a_plain_script_says_how_far_it_is_and_where_its_results_lie(
+def test_script_prints_progress_and_result_paths(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
@@ -130,19 +132,17 @@ def test_a_plain_script_says_how_far_it_is_and_where_its_results_lie(
         check=True,
     )
     run = tmp_path / "zerolab_run"
-    told = done.stderr
-    assert f"training begins: 5 batches in all; metrics and checkpoints go to {run}" in told
-    assert "batch 5 of 5  loss " in told
-    assert "validation after batch 5: " in told
-    assert f"metrics     {run}/metrics.jsonl" in told
-    assert f"checkpoint  {run}/checkpoints/{last_checkpoint(run).uuid}" in told
-    assert f"zerolab up && zerolab import {run}/metrics.jsonl" in told
+    output = done.stderr
+    assert f"training begins: 5 batches in all; metrics and checkpoints go to {run}" in output
+    assert "batch 5 of 5  loss " in output
+    assert "validation after batch 5: " in output
+    assert f"metrics     {run}/metrics.jsonl" in output
+    assert f"checkpoint  {run}/checkpoints/{last_checkpoint(run).uuid}" in output
+    assert f"zerolab up && zerolab import {run}/metrics.jsonl" in output
     assert done.stdout.splitlines() == ["rank 0 of 1 5"]
 
 
-def test_progress_is_a_line_each_ten_seconds_and_the_last_one(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_console_logs_every_ten_seconds(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     now = [0.0]
     console = Console(tmp_path, 100, lambda: now[0])
     with caplog.at_level("INFO", logger="zerotrial.progress"):
@@ -154,28 +154,28 @@ def test_progress_is_a_line_each_ten_seconds_and_the_last_one(
     assert caplog.records[0].getMessage() == "batch 1 of 100  loss 1  a 2"
 
 
-def test_what_a_killed_script_left_half_written_is_removed_by_the_next_one(tmp_path: Path) -> None:
+def test_unfinished_checkpoint_of_killed_script_is_removed(tmp_path: Path) -> None:
     checkpoints = tmp_path / "zerolab_run" / "checkpoints"
-    left = CheckpointStore(checkpoints).begin(new_uuid())
-    (left / "model0").mkdir()
+    unfinished = CheckpointStore(checkpoints).begin(new_uuid())
+    (unfinished / "model0").mkdir()
     other = CheckpointStore(checkpoints, owner="trial-7").begin(new_uuid())
     fit(max_length=Batch(1))
-    assert not left.exists()
+    assert not unfinished.exists()
     assert other.exists()
 
 
-def test_a_script_leaves_alone_what_another_one_is_writing_beside_it(tmp_path: Path) -> None:
+def test_unfinished_checkpoint_of_running_script_is_kept(tmp_path: Path) -> None:
     checkpoints = tmp_path / "zerolab_run" / "checkpoints"
-    left = CheckpointStore(checkpoints).begin(new_uuid())
-    with (tmp_path / "zerolab_run" / ".writing").open("ab") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    unfinished = CheckpointStore(checkpoints).begin(new_uuid())
+    with (tmp_path / "zerolab_run" / ".writing").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         fit(max_length=Batch(1))
-        assert left.exists()
+        assert unfinished.exists()
     fit(max_length=Batch(2))
-    assert not left.exists()
+    assert not unfinished.exists()
 
 
-def test_mistakes_in_a_script_are_told(tmp_path: Path) -> None:
+def test_fit_argument_errors(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="max_length: is missing; say how far to train"):
         fit()
     with pytest.raises(ConfigError, match="checkpoint_policy: must be best, all or none"):
@@ -189,7 +189,7 @@ def test_mistakes_in_a_script_are_told(tmp_path: Path) -> None:
     assert fit(max_length=Batch(1), latest_checkpoint="latest")[0] is StopReason.FINISHED
 
 
-def test_an_engine_file_finds_the_hyperparameters_of_the_script_until_its_context_ends() -> None:
+def test_auto_values_use_hparams_within_context() -> None:
     content = {"train_micro_batch_size_per_gpu": "auto", "optimizer": {"type": "AdamW"}}
     with zerotrial.init(hparams={"micro_batch_size": 3}):
         engine = zerotrial.initialize(model=torch.nn.Linear(1, 1), config=content)[0]
@@ -198,13 +198,13 @@ def test_an_engine_file_finds_the_hyperparameters_of_the_script_until_its_contex
         zerotrial.initialize(model=torch.nn.Linear(1, 1), config=content)
 
 
-def test_test_mode_is_one_batch(tmp_path: Path) -> None:
+def test_test_mode_runs_one_batch(tmp_path: Path) -> None:
     _, trial = fit(test_mode=True)
     assert len(trial.seen) == 2
     assert sorted(metrics(tmp_path / "zerolab_run", "validation")) == [1]
 
 
-def test_inside_an_experiment_the_experiment_decides(
+def test_experiment_settings_apply_inside_experiment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = {
@@ -244,7 +244,7 @@ with zerotrial.init(hparams={"stage": 1, "samples": 20}) as context:
 
 
 @pytest.mark.processes
-def test_the_same_script_runs_under_torchrun(tmp_path: Path) -> None:
+def test_script_runs_under_torchrun(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     root = Path(__file__).parents[2]

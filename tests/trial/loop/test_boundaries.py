@@ -1,4 +1,4 @@
-"""What is due after which batch: the table that Determined's DeepSpeed controller gets wrong."""
+"""Schedule of reports, validations and checkpoints; Determined's DeepSpeed controller fails it."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,7 @@ TABLE = [
 ]
 
 
-class Watch(zerotrial.Callback):
+class EpochRecorder(zerotrial.Callback):
     def __init__(self) -> None:
         self.epochs: list[tuple[str, int]] = []
 
@@ -41,26 +41,26 @@ class Watch(zerotrial.Callback):
         self.epochs.append(("end", epoch_idx))
 
 
-class WatchedTrial(LineTrial):
+class RecordedTrial(LineTrial):
     def __init__(self, context: zerotrial.ZeroTrialContext) -> None:
         super().__init__(context)
-        self.watch = Watch()
-        self.places: list[tuple[int, int, bool, bool]] = []
+        self.recorder = EpochRecorder()
+        self.positions: list[tuple[int, int, bool, bool]] = []
 
     def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
         context = self.context
         assert context.current_train_batch() == batch_idx
         assert context.current_train_epoch() == epoch_idx
-        place = (epoch_idx, batch_idx, context.is_epoch_start(), context.is_epoch_end())
-        self.places.append(place)
+        position = (epoch_idx, batch_idx, context.is_epoch_start(), context.is_epoch_end())
+        self.positions.append(position)
         return super().train_batch(dataloader_iter, epoch_idx, batch_idx)
 
     def build_callbacks(self):
-        return {"watch": self.watch}
+        return {"watch": self.recorder}
 
 
 @pytest.mark.parametrize(("epoch", "length", "validate", "report", "trained", "points"), TABLE)
-def test_lengths_and_periods_are_kept_through_reports_and_epochs(
+def test_lengths_and_periods(
     tmp_path: Path, epoch, length, validate, report, trained, points
 ) -> None:
     settings = make_settings(
@@ -70,14 +70,14 @@ def test_lengths_and_periods_are_kept_through_reports_and_epochs(
         checkpoint_policy="none",
     )
     spec = make_spec(tmp_path, {"samples": 2 * epoch})
-    _, trial = fit(spec, WatchedTrial, settings)
+    _, trial = fit(spec, RecordedTrial, settings)
     assert len(trial.seen) == trained
     assert sorted(metrics(tmp_path, "validation")) == points
     every = report.value
     assert sorted(metrics(tmp_path, "training")) == sorted(
         {*range(every, trained + 1, every), trained}
     )
-    assert trial.places == [
+    assert trial.positions == [
         (batch // epoch, batch, batch % epoch == 0, batch % epoch == epoch - 1)
         for batch in range(trained)
     ]
@@ -86,7 +86,7 @@ def test_lengths_and_periods_are_kept_through_reports_and_epochs(
         expected.append(("start", index))
         if (index + 1) * epoch <= trained:
             expected.append(("end", index))
-    assert trial.watch.epochs == expected
+    assert trial.recorder.epochs == expected
 
 
 @given(
@@ -96,7 +96,7 @@ def test_lengths_and_periods_are_kept_through_reports_and_epochs(
     st.integers(1, 60),
     st.integers(1, 60),
 )
-def test_walking_from_stop_to_stop_meets_every_due_point(
+def test_stops_include_every_due_batch(
     length: int, epoch: int, report: int, validate: int, checkpoint: int
 ) -> None:
     schedule = Schedule(length, epoch, Period(report), Period(validate), Period(checkpoint))
@@ -107,13 +107,15 @@ def test_walking_from_stop_to_stop_meets_every_due_point(
     assert stops[-1] == length
     for period in (epoch, report, validate, checkpoint):
         assert set(range(period, length + 1, period)) <= set(stops)
-    walk = range(1, length + 1)
+    steps_range = range(1, length + 1)
     for due, period in (
         (schedule.report_due, report),
         (schedule.validation_due, validate),
         (schedule.checkpoint_due, checkpoint),
     ):
-        assert [n for n in walk if due(n)] == sorted({*range(period, length + 1, period), length})
+        assert [n for n in steps_range if due(n)] == sorted(
+            {*range(period, length + 1, period), length}
+        )
 
 
 def test_initial_validation_comes_before_the_first_batch(tmp_path: Path) -> None:
@@ -121,7 +123,7 @@ def test_initial_validation_comes_before_the_first_batch(tmp_path: Path) -> None
     assert sorted(metrics(tmp_path, "validation")) == [0, 3]
 
 
-def test_test_mode_is_one_batch_one_validation_and_one_checkpoint(tmp_path: Path) -> None:
+def test_test_mode_runs_one_batch(tmp_path: Path) -> None:
     class Trial(LineTrial):
         evaluated = 0
 
@@ -136,7 +138,7 @@ def test_test_mode_is_one_batch_one_validation_and_one_checkpoint(tmp_path: Path
     assert len(list((tmp_path / "checkpoints").iterdir())) == 1
 
 
-def test_a_configuration_says_how_far_and_how_often() -> None:
+def test_settings_from_experiment_configuration() -> None:
     config = {
         "entrypoint": "m:T",
         "searcher": {
@@ -188,19 +190,22 @@ def test_first_batches_are_reported_at_increasing_intervals(
 def test_slow_first_batches_are_reported_by_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, early: bool
 ) -> None:
-    """What the scheduled reports average does not depend on the time."""
+    """Averages of the scheduled reports do not depend on timing."""
     monkeypatch.setattr("zerotrial.loop.recorder._MAX_REPORT_INTERVAL_S", 0.0)
     monkeypatch.setattr("zerotrial.loop.controller._AGREEMENT_INTERVAL_S", 0.0)
     every = make_settings(12, report_period=Batch(8))
     fit(make_spec(tmp_path / "plain"), LineTrial, every)
     fit(make_spec(tmp_path / "early"), LineTrial, replace(every, early_reports=early))
-    plain, found = metrics(tmp_path / "plain", "training"), metrics(tmp_path / "early", "training")
+    plain, early_metrics = (
+        metrics(tmp_path / "plain", "training"),
+        metrics(tmp_path / "early", "training"),
+    )
     assert sorted(plain) == [8, 12]
-    assert sorted(found) == (list(range(1, 13)) if early else [8, 12])
-    assert found[12] == plain[12]
+    assert sorted(early_metrics) == (list(range(1, 13)) if early else [8, 12])
+    assert early_metrics[12] == plain[12]
 
 
-def test_what_is_no_length_is_refused_by_name() -> None:
+def test_invalid_lengths_are_named() -> None:
     with pytest.raises(ConfigError, match=r"searcher\.max_length: is missing"):
         FitSettings.from_spec(FitSpec(max_length=None, metric="loss"))
     with pytest.raises(ConfigError, match="Batch: must hold whole numbers >= 1, got 0"):

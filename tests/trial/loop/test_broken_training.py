@@ -1,4 +1,4 @@
-"""A training that cannot come to anything ends, and says why."""
+"""Detection of training that cannot succeed: skipped steps and wrong batch sizes."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,9 +31,7 @@ class NanTrial(LineTrial):
 
 
 @pytest.mark.parametrize("stage", [0, 2])
-def test_a_trial_that_skips_50_steps_in_a_row_ends_with_that_reason(
-    tmp_path: Path, stage: int
-) -> None:
+def test_50_skipped_steps_in_a_row_fail_the_trial(tmp_path: Path, stage: int) -> None:
     class Trial(NanTrial):
         @staticmethod
         def is_nan(batch: int) -> bool:
@@ -45,14 +43,14 @@ def test_a_trial_that_skips_50_steps_in_a_row_ends_with_that_reason(
     assert max(metrics(tmp_path, "training")) < 70
 
 
-def test_steps_that_are_skipped_now_and_then_end_nothing(tmp_path: Path) -> None:
+def test_occasional_skipped_steps_are_allowed(tmp_path: Path) -> None:
     class Trial(NanTrial):
         @staticmethod
         def is_nan(batch: int) -> bool:
             return batch % 50 != 49
 
-    ending, _ = fit(make_spec(tmp_path, {"stage": 0}), Trial, make_settings(120))
-    assert ending is StopReason.FINISHED
+    stop_reason, _ = fit(make_spec(tmp_path, {"stage": 0}), Trial, make_settings(120))
+    assert stop_reason is StopReason.FINISHED
 
 
 class SizedTrial(LineTrial):
@@ -62,7 +60,7 @@ class SizedTrial(LineTrial):
         return zerotrial.DataLoader(Line(self.samples), batch_size=4, **self.options)
 
 
-def test_a_loader_whose_batch_is_no_micro_batch_is_refused_before_the_first_one(
+def test_loader_batch_size_must_be_micro_batch_size(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(TrialError, match=r"micro-batch size of the engine, 2 .*got 4; pass"):
@@ -70,7 +68,7 @@ def test_a_loader_whose_batch_is_no_micro_batch_is_refused_before_the_first_one(
     assert not metrics(tmp_path, "training")
 
 
-def test_another_batch_size_is_taken_when_it_is_meant(tmp_path: Path) -> None:
+def test_any_batch_size_allows_other_sizes(tmp_path: Path) -> None:
     class Trial(SizedTrial):
         options: ClassVar[dict[str, Any]] = {"any_batch_size": True}
 
@@ -78,7 +76,7 @@ def test_another_batch_size_is_taken_when_it_is_meant(tmp_path: Path) -> None:
     assert len(trial.seen[0]) == 4
 
 
-def test_the_right_size_and_batches_of_ones_own_need_no_word(tmp_path: Path) -> None:
+def test_batch_sampler_allows_other_sizes(tmp_path: Path) -> None:
     class Trial(LineTrial):
         def build_training_data_loader(self) -> Any:
             return zerotrial.DataLoader(Line(6), batch_sampler=[[0, 1, 2], [3, 4, 5]])

@@ -1,4 +1,4 @@
-"""The loop: callbacks, the user's mistakes, policies, and leaving early."""
+"""Training loop: callbacks, user errors, checkpoint policies and stop requests."""
 
 import threading
 from collections import OrderedDict, namedtuple
@@ -32,9 +32,9 @@ from zerotrial.data.devices import to_device
 from zerotrial.engine.pipeline import PipelineModule
 
 
-class Diary(zerotrial.Callback):
+class CallRecorder(zerotrial.Callback):
     def __init__(self) -> None:
-        self.moments: list[str] = []
+        self.calls: list[str] = []
 
     def __getattribute__(self, name):
         if name.startswith("on_"):
@@ -42,19 +42,19 @@ class Diary(zerotrial.Callback):
         return object.__getattribute__(self, name)
 
 
-class DiaryTrial(LineTrial):
+class RecordedTrial(LineTrial):
     def build_callbacks(self):
-        self.diary = Diary()
-        return {"diary": self.diary}
+        self.recorder = CallRecorder()
+        return {"diary": self.recorder}
 
 
-def test_every_moment_of_a_trial_is_told_in_order(tmp_path: Path) -> None:
+def test_callbacks_run_in_order(tmp_path: Path) -> None:
     settings = make_settings(2, report_period=Batch(2), initial_validation=True)
-    _, trial = fit(make_spec(tmp_path, {"samples": 4}), DiaryTrial, settings)
+    _, trial = fit(make_spec(tmp_path, {"samples": 4}), RecordedTrial, settings)
     validation = ["on_validation_start", "on_validation_epoch_start"]
     validation += ["on_validation_epoch_end", "on_validation_end"]
     checkpoint = ["on_checkpoint_save_start", "on_checkpoint_write_end", "on_checkpoint_upload_end"]
-    assert trial.diary.moments == [
+    assert trial.recorder.calls == [
         "on_trial_startup",
         "on_training_start",
         *validation,
@@ -66,9 +66,9 @@ def test_every_moment_of_a_trial_is_told_in_order(tmp_path: Path) -> None:
         "on_trial_shutdown",
     ]
     _, trial = fit(
-        make_spec(tmp_path, latest=last_checkpoint(tmp_path)), DiaryTrial, make_settings(2)
+        make_spec(tmp_path, latest=last_checkpoint(tmp_path)), RecordedTrial, make_settings(2)
     )
-    assert trial.diary.moments == [
+    assert trial.recorder.calls == [
         "on_trial_startup",
         "on_checkpoint_load_start",
         "on_training_start",
@@ -76,45 +76,43 @@ def test_every_moment_of_a_trial_is_told_in_order(tmp_path: Path) -> None:
     ]
 
 
-def test_callbacks_are_told_what_there_is_to_know(tmp_path: Path) -> None:
-    class Notes(zerotrial.Callback):
+def test_callbacks_get_metrics_and_files(tmp_path: Path) -> None:
+    class Recorder(zerotrial.Callback):
         def __init__(self):
-            self.notes = {}
+            self.values = {}
 
         def on_training_workload_end(self, avg_metrics, batch_metrics):
-            self.notes["training"] = (avg_metrics, batch_metrics)
+            self.values["training"] = (avg_metrics, batch_metrics)
 
         def on_validation_epoch_end(self, outputs):
-            self.notes["outputs"] = outputs
+            self.values["outputs"] = outputs
 
         def on_validation_end(self, metrics):
-            self.notes["validation"] = metrics
+            self.values["validation"] = metrics
 
         def on_checkpoint_write_end(self, checkpoint_dir):
-            self.notes["files"] = sorted(p.name for p in Path(checkpoint_dir).iterdir())
+            self.values["files"] = sorted(p.name for p in Path(checkpoint_dir).iterdir())
 
         def on_checkpoint_upload_end(self, uuid):
-            self.notes["uuid"] = uuid
+            self.values["uuid"] = uuid
 
     class Trial(LineTrial):
         def build_callbacks(self):
-            self.told = Notes()
-            return {"notes": self.told}
+            self.recorder = Recorder()
+            return {"notes": self.recorder}
 
     _, trial = fit(make_spec(tmp_path), Trial, make_settings(3, report_period=Batch(3)))
-    notes = trial.told.notes
-    averages, batches = notes["training"]
+    values = trial.recorder.values
+    averages, batches = values["training"]
     assert len(batches) == 3
     assert averages["loss"] == pytest.approx(sum(b["loss"] for b in batches) / 3)
-    assert len(notes["outputs"]) == 3
-    assert notes["validation"].keys() == {"validation_loss"}
-    assert notes["files"] == ["model0.pt", "trial", "user"]
-    assert notes["uuid"] == last_checkpoint(tmp_path).uuid
+    assert len(values["outputs"]) == 3
+    assert values["validation"].keys() == {"validation_loss"}
+    assert values["files"] == ["model0.pt", "trial", "user"]
+    assert values["uuid"] == last_checkpoint(tmp_path).uuid
 
 
-def test_a_method_of_a_callback_that_is_never_called_is_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unknown_callback_methods_warn(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Older(zerotrial.Callback):
         def on_checkpoint_end(self, checkpoint_dir): ...
 
@@ -134,21 +132,21 @@ def test_a_method_of_a_callback_that_is_never_called_is_told(
     ]
 
 
-def test_shutdown_is_told_after_an_error_too(tmp_path: Path) -> None:
-    diaries = []
+def test_shutdown_callback_runs_after_error(tmp_path: Path) -> None:
+    recorders = []
 
-    class Trial(DiaryTrial):
+    class Trial(RecordedTrial):
         def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
-            diaries.append(self.diary)
+            recorders.append(self.recorder)
             raise RuntimeError("boom")
 
     with pytest.raises(RuntimeError, match="boom"):
         fit(make_spec(tmp_path), Trial)
-    assert diaries[0].moments[-1] == "on_trial_shutdown"
+    assert recorders[0].calls[-1] == "on_trial_shutdown"
 
 
 @pytest.mark.parametrize("trained", [0, 2])
-def test_training_the_wrong_number_of_micro_batches_is_told(tmp_path: Path, trained: int) -> None:
+def test_wrong_number_of_micro_batches_raises(tmp_path: Path, trained: int) -> None:
     class Trial(LineTrial):
         def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
             for _ in range(trained):
@@ -163,8 +161,8 @@ def test_training_the_wrong_number_of_micro_batches_is_told(tmp_path: Path, trai
         fit(make_spec(tmp_path, {"accumulation": 3}), Trial)
 
 
-@pytest.mark.parametrize(("loops", "right"), [(3, True), (2, False)])
-def test_a_trial_may_loop_over_the_micro_batches_itself(tmp_path: Path, loops, right) -> None:
+@pytest.mark.parametrize(("loops", "valid"), [(3, True), (2, False)])
+def test_trial_can_loop_over_micro_batches(tmp_path: Path, loops, valid) -> None:
     class Trial(LineTrial):
         def __init__(self, context):
             super().__init__(context)
@@ -178,7 +176,7 @@ def test_a_trial_may_loop_over_the_micro_batches_itself(tmp_path: Path, loops, r
             return torch.tensor(0.0)
 
     spec = make_spec(tmp_path, {"accumulation": 3, "samples": 12})
-    if right:
+    if valid:
         _, trial = fit(spec, Trial, make_settings(4))
         assert (trial.calls, trial.engine.global_steps) == (4, 4)
     else:
@@ -187,7 +185,7 @@ def test_a_trial_may_loop_over_the_micro_batches_itself(tmp_path: Path, loops, r
 
 
 class UnmanagedTrial(LineTrial):
-    """Every ``engine.step()`` is an update."""
+    """Trial whose every ``engine.step()`` is an optimizer step."""
 
     def __init__(self, context):
         self.context, self.samples = context, 12
@@ -213,7 +211,7 @@ class UnmanagedTrial(LineTrial):
         return loss
 
 
-def test_a_trial_whose_every_step_updates_is_called_once_a_batch(tmp_path: Path) -> None:
+def test_unmanaged_accumulation_is_called_once_per_batch(tmp_path: Path) -> None:
     _, trial = fit(make_spec(tmp_path, {"once": True}), UnmanagedTrial, make_settings(4))
     assert (trial.engine.global_steps, trial.engine.micro_steps) == (4, 12)
     with pytest.raises(TrialError, match=r"managed_gradient_accumulation: must be true where"):
@@ -221,7 +219,7 @@ def test_a_trial_whose_every_step_updates_is_called_once_a_batch(tmp_path: Path)
 
 
 class PipelineEngine(PlainEngine):
-    """A pipeline of one stage: one call trains a whole batch."""
+    """Pipeline of one stage: one call trains a full batch."""
 
     class Grid:
         def get_pipe_parallel_rank(self):
@@ -274,20 +272,20 @@ class PipelineTrial(zerotrial.ZeroTrial):
         return zerotrial.DataLoader(Line(self.validation_samples), batch_size=2)
 
 
-def test_a_pipeline_trains_and_evaluates_a_whole_batch_in_one_call(tmp_path: Path, caplog) -> None:
+def test_pipeline_takes_full_batches(tmp_path: Path, caplog) -> None:
     _, trial = fit(make_spec(tmp_path), PipelineTrial, make_settings(5))
     assert trial.calls == {"train": 5, "evaluate": 2}
     assert "1 validation micro-batches do not fill a batch" in caplog.text
 
-    class Few(PipelineTrial):
+    class TooFewTrial(PipelineTrial):
         validation_samples = 2
 
     with pytest.raises(TrialError, match="2 micro-batches at a time, and there are only 1"):
-        fit(make_spec(tmp_path), Few, make_settings(5))
+        fit(make_spec(tmp_path), TooFewTrial, make_settings(5))
 
 
 class WithoutIterators(zerotrial.ZeroTrial):
-    """Leaves it to the engine to read the trial's loaders."""
+    """Trial whose engine reads the trial's loaders."""
 
     def __init__(self, context):
         hparams = context.get_hparams()
@@ -343,8 +341,8 @@ def test_engine_reads_the_trials_loaders(tmp_path: Path, pipeline: bool) -> None
     settings = make_settings(6, validation_period=zerotrial.Batch(2))
     _, trial = fit(make_spec(tmp_path, {"pipeline": pipeline}), WithoutIterators, settings)
     assert len(trial.rates) == 6
-    first, _, last = torch.tensor(trial.losses).view(3, -1).mean(1).tolist()
-    assert last < first
+    initial, _, final = torch.tensor(trial.losses).view(3, -1).mean(1).tolist()
+    assert final < initial
     # ReduceLROnPlateau follows validations, whose metric does not improve.
     assert trial.rates == [0.1, 0.1, 0.1, 0.1, 0.05, 0.05]
 
@@ -357,9 +355,7 @@ def test_engine_reads_the_trials_loaders(tmp_path: Path, pipeline: bool) -> None
         ("none", [3.0, 2.0, 1.0, 1.0, 1.0], [5]),
     ],
 )
-def test_the_policy_says_after_which_validations_to_save(
-    tmp_path: Path, policy, losses, saved
-) -> None:
+def test_checkpoint_policy(tmp_path: Path, policy, losses, saved) -> None:
     class Trial(LineTrial):
         def evaluate_batch(self, dataloader_iter):
             next(dataloader_iter)
@@ -370,18 +366,18 @@ def test_the_policy_says_after_which_validations_to_save(
     assert [r["steps_completed"] for r in records(tmp_path, "checkpoint")] == saved
 
 
-def test_a_stop_request_saves_and_ends_the_trial(tmp_path: Path) -> None:
+def test_stop_request_saves_checkpoint(tmp_path: Path) -> None:
     class Trial(LineTrial):
         def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
             self.context.set_stop_requested(True)
             return super().train_batch(dataloader_iter, epoch_idx, batch_idx)
 
-    ending, trial = fit(make_spec(tmp_path), Trial, make_settings(50))
-    assert (ending, ending.exit_code) == (StopReason.STOP_REQUESTED, 0)
+    stop_reason, trial = fit(make_spec(tmp_path), Trial, make_settings(50))
+    assert (stop_reason, stop_reason.exit_code) == (StopReason.STOP_REQUESTED, 0)
     assert last_checkpoint(tmp_path).steps_completed == len(trial.seen) == 1
 
 
-def test_a_directive_saves_and_gives_the_slots_back_within_a_moment_of_training(
+def test_preempted_trial_saves_checkpoint(
     tmp_path: Path,
 ) -> None:
     controller, session = build(make_spec(tmp_path), settings=make_settings(100_000))
@@ -389,43 +385,43 @@ def test_a_directive_saves_and_gives_the_slots_back_within_a_moment_of_training(
     trial = controller._trial
     train_batch = trial.train_batch
 
-    def told_at_batch_10(*arguments):
+    def preempt_at_batch_10(*arguments):
         if arguments[2] == 10:
             poller.directive = Directive("preempt", version=1, deadline_s=60.0)
         return train_batch(*arguments)
 
-    trial.train_batch = told_at_batch_10
-    ending = controller.run()
-    session.close(ending)
-    assert (ending, ending.exit_code) == (StopReason.PREEMPTED, 66)
+    trial.train_batch = preempt_at_batch_10
+    stop_reason = controller.run()
+    session.close(stop_reason)
+    assert (stop_reason, stop_reason.exit_code) == (StopReason.PREEMPTED, 66)
     assert last_checkpoint(tmp_path).steps_completed == len(trial.seen) < 100_000
 
 
-def test_a_run_that_was_taken_over_stops_and_saves_nothing(tmp_path: Path) -> None:
+def test_superseded_run_saves_no_checkpoint(tmp_path: Path) -> None:
     controller, session = build(make_spec(tmp_path), settings=make_settings(100_000))
     session._reporter.stale.set()
-    ending = controller.run()
-    session.close(ending)
-    assert (ending, ending.exit_code) == (StopReason.STALE, 67)
+    stop_reason = controller.run()
+    session.close(stop_reason)
+    assert (stop_reason, stop_reason.exit_code) == (StopReason.STALE, 67)
     assert last_checkpoint(tmp_path) is None
 
     controller, session = build(make_spec(tmp_path))
-    controller._next_agreement = 1_000  # taken over between the last agreement and the checkpoint
+    controller._next_agreement = 1_000  # superseded between the last agreement and the checkpoint
     validate = controller._validator.run
 
-    def taken_over_after_it():
+    def superseded_after_validation():
         metrics = validate()
         session._reporter.stale.set()
         return metrics
 
-    controller._validator.run = taken_over_after_it
+    controller._validator.run = superseded_after_validation
     with pytest.raises(StaleRunError, match="its checkpoint is dropped"):
         controller.run()
     session.close(None)
     assert not list((tmp_path / "checkpoints").iterdir())
 
 
-def test_two_engines_are_saved_and_differing_batch_sizes_warned_of(tmp_path: Path, caplog) -> None:
+def test_two_engines_are_checkpointed(tmp_path: Path, caplog) -> None:
     class Trial(LineTrial):
         def __init__(self, context):
             super().__init__(context)
@@ -437,7 +433,7 @@ def test_two_engines_are_saved_and_differing_batch_sizes_warned_of(tmp_path: Pat
     assert {"model0.pt", "model1.pt"} <= set(saved)
 
 
-def test_what_is_no_engine_is_refused(tmp_path: Path) -> None:
+def test_wrap_model_engine_rejects_other_objects(tmp_path: Path) -> None:
     controller, session = build(make_spec(tmp_path))
     context = controller._context
     session.close(None)
@@ -446,23 +442,23 @@ def test_what_is_no_engine_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TrialError, match="wrapped already"):
         context.wrap_model_engine(context.models[0])
 
-    class Nothing(LineTrial):
+    class NoEngineTrial(LineTrial):
         def __init__(self, context):
             self.context = context
 
     with pytest.raises(TrialError, match=r"Nothing\.__init__: must wrap an engine"):
-        fit(make_spec(tmp_path), Nothing)
+        fit(make_spec(tmp_path), NoEngineTrial)
 
 
-def test_the_model_parallel_unit_is_set_once_and_after_an_engine(tmp_path: Path) -> None:
+def test_set_mpu_only_once_after_an_engine(tmp_path: Path) -> None:
     unit = zerotrial.ModelParallelUnit(1, 2, should_report_metrics=False)
 
-    class Early(LineTrial):
+    class EarlyMpuTrial(LineTrial):
         def __init__(self, context):
             context.set_mpu(unit)
 
     with pytest.raises(TrialError, match="set_mpu: wrap an engine first"):
-        fit(make_spec(tmp_path), Early)
+        fit(make_spec(tmp_path), EarlyMpuTrial)
 
     class Trial(LineTrial):
         def __init__(self, context):
@@ -480,7 +476,7 @@ def test_the_model_parallel_unit_is_set_once_and_after_an_engine(tmp_path: Path)
     assert "loss" not in metrics(tmp_path, "training")[6]
 
 
-def test_the_context_answers_questions(tmp_path: Path) -> None:
+def test_context_getters(tmp_path: Path) -> None:
     hparams = {"accumulation": 2, "micro": 3, "nested": {"lr": 0.1}}
     config = {"searcher": {"metric": "x"}, "data": {"path": "here"}}
     controller, session = build(make_spec(tmp_path, hparams, config=config))
@@ -506,7 +502,7 @@ def test_the_context_answers_questions(tmp_path: Path) -> None:
         fresh.get_train_micro_batch_size_per_gpu()
 
 
-def test_anything_nested_is_moved_and_what_cannot_be_is_told_once(caplog) -> None:
+def test_to_device_moves_nested_data(caplog) -> None:
     @dataclass
     class Pair:
         left: torch.Tensor
@@ -535,7 +531,7 @@ def test_anything_nested_is_moved_and_what_cannot_be_is_told_once(caplog) -> Non
     assert len([r for r in caplog.records if "cannot move" in r.message]) == 1
 
 
-def test_a_trial_without_epochs_counts_records_or_says_so(tmp_path: Path) -> None:
+def test_loader_without_length_uses_records_per_epoch(tmp_path: Path) -> None:
     class Trial(LineTrial):
         def __init__(self, context):
             super().__init__(context)
@@ -559,7 +555,7 @@ def test_a_trial_without_epochs_counts_records_or_says_so(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("draws", "warned"), [(1, 0), (2, 1)])
-def test_a_trial_that_draws_more_than_it_trains_is_told_once(
+def test_drawing_too_many_batches_warns_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, draws: int, warned: int
 ) -> None:
     class Trial(LineTrial):
@@ -569,6 +565,8 @@ def test_a_trial_that_draws_more_than_it_trains_is_told_once(
             return super().train_batch(dataloader_iter, epoch_idx, batch_idx)
 
     fit(make_spec(tmp_path), Trial, make_settings(6))
-    told = [r.getMessage() for r in caplog.records if "micro-batches" in r.getMessage()]
-    assert len(told) == warned
-    assert all("call next(dataloader_iter) once for each engine.step()" in line for line in told)
+    messages = [r.getMessage() for r in caplog.records if "micro-batches" in r.getMessage()]
+    assert len(messages) == warned
+    assert all(
+        "call next(dataloader_iter) once for each engine.step()" in line for line in messages
+    )

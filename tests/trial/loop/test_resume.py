@@ -1,4 +1,4 @@
-"""Killed and resumed equals uninterrupted: weights, metrics and samples, bit by bit."""
+"""Resume: a killed and resumed trial equals an uninterrupted one bit for bit."""
 
 import random
 from dataclasses import dataclass
@@ -30,11 +30,11 @@ BATCHES = 13
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL: nothing of ours handles it."""
+    """Stand-in for SIGKILL, which no code handles."""
 
 
-class MortalTrial(LineTrial):
-    """Dies at its micro-batch number ``hparams["kill_at"]``, counted in this run."""
+class KilledTrial(LineTrial):
+    """Trial that dies at micro-batch ``hparams["kill_at"]``, counted in this run."""
 
     def __init__(self, context):
         super().__init__(context)
@@ -49,7 +49,7 @@ class MortalTrial(LineTrial):
 
 @dataclass
 class Case:
-    """One trial's shape, and the micro-batches (counted in each run) at which its runs die."""
+    """Settings of a trial, and the micro-batches (counted in each run) at which its runs die."""
 
     accumulation: int = 1
     samples: int = 22
@@ -62,14 +62,14 @@ class Case:
     bf16: bool = False
 
     def hparams(self, kill_at: int | None) -> dict[str, Any]:
-        found: dict[str, Any] = {
+        result: dict[str, Any] = {
             "accumulation": self.accumulation,
             "samples": self.samples,
             "kill_at": kill_at,
             "bf16": self.bf16,
             "background": self.background,
         }
-        return found if self.stage is None else found | {"stage": self.stage}
+        return result if self.stage is None else result | {"stage": self.stage}
 
     def settings(self) -> Any:
         return make_settings(
@@ -81,27 +81,27 @@ class Case:
 
 
 def run(path: Path, case: Case, kill_at: int | None, distributed: Distributed | None) -> Any:
-    """One run of the trial in ``path``; the trial, or None if it died. Also its samples so far."""
+    """Run the trial in ``path`` and save its samples; return the trial, or None if it died."""
     distributed = distributed or Distributed()
     chief = distributed.broadcast(
         last_checkpoint(path) if (path / "metrics.jsonl").exists() else None
     )
     spec: RunSpec = make_spec(path, case.hparams(kill_at), chief)
-    made: list[MortalTrial] = []
+    trials: list[KilledTrial] = []
 
     def make(context):
-        made.append(MortalTrial(context))
-        return made[0]
+        trials.append(KilledTrial(context))
+        return trials[0]
 
     seen = path / f"seen_{distributed.rank}.pt"
-    before = torch.load(seen) if seen.exists() else []
+    previous = torch.load(seen) if seen.exists() else []
     start = chief.steps_completed * case.accumulation if chief else 0
     try:
         fit(spec, make, case.settings(), distributed)
-        result = made[0]
+        result = trials[0]
     except Killed:
         result = None
-    torch.save(before[:start] + made[0].seen, seen)
+    torch.save(previous[:start] + trials[0].seen, seen)
     distributed.barrier()
     return result
 
@@ -118,16 +118,16 @@ def outcome(path: Path, trial: Any, rank: int = 0) -> dict[str, Any]:
 
 def check(path: Path, case: Case, distributed: Distributed | None = None) -> None:
     rank = distributed.rank if distributed else 0
-    plain, mortal = path / "plain", path / "mortal"
+    plain, killed = path / "plain", path / "mortal"
     expected = outcome(plain, run(plain, case, None, distributed), rank)
     for kill_at in case.kills:
-        run(mortal, case, kill_at, distributed)
-    trial = run(mortal, case, None, distributed)
-    found = outcome(mortal, trial, rank)
+        run(killed, case, kill_at, distributed)
+    trial = run(killed, case, None, distributed)
+    result = outcome(killed, trial, rank)
     for name, tensor in expected.pop("weights").items():
-        assert torch.equal(found["weights"][name], tensor), (case, name)
-    del found["weights"]
-    assert found == expected, case
+        assert torch.equal(result["weights"][name], tensor), (case, name)
+    del result["weights"]
+    assert result == expected, case
 
 
 cases = st.builds(
@@ -144,7 +144,7 @@ cases = st.builds(
 @pytest.mark.slow
 @given(cases)
 @settings(max_examples=15)
-def test_a_trial_killed_anywhere_goes_on_as_if_nothing_had_happened(case: Case) -> None:
+def test_resume_after_kill_is_bitwise_equal(case: Case) -> None:
     import tempfile
 
     with tempfile.TemporaryDirectory() as directory:
@@ -154,32 +154,32 @@ def test_a_trial_killed_anywhere_goes_on_as_if_nothing_had_happened(case: Case) 
 @pytest.mark.parametrize(
     ("stage", "bf16", "background"), [(0, False, False), (1, True, True), (2, False, False)]
 )
-def test_an_engine_killed_in_mid_accumulation_goes_on_as_if_nothing_had_happened(
+def test_resume_within_accumulation_is_bitwise_equal(
     tmp_path: Path, stage: int, bf16: bool, background: bool
 ) -> None:
     kills = (17, 0, 9)
     check(tmp_path, Case(4, 23, 5, 4, 3, kills, stage=stage, bf16=bf16, background=background))
 
 
-def test_a_checkpoint_written_in_the_background_is_told_of_when_it_is_complete(
+def test_background_checkpoint_is_reported_when_complete(
     tmp_path: Path,
 ) -> None:
     settings = make_settings(6, checkpoint_period=Batch(2))
     fit(make_spec(tmp_path, {"stage": 1, "background": True}), settings=settings)
     saved = records(tmp_path, "checkpoint")
-    assert [one["steps_completed"] for one in saved] == [2, 4, 6]
+    assert [checkpoint["steps_completed"] for checkpoint in saved] == [2, 4, 6]
     store = CheckpointStore(tmp_path / "checkpoints")
-    for one in saved:
-        assert store.describe(one["uuid"]).resources == one["resources"]
-        assert any(name.startswith("model0/") for name in one["resources"])
+    for checkpoint in saved:
+        assert store.describe(checkpoint["uuid"]).resources == checkpoint["resources"]
+        assert any(name.startswith("model0/") for name in checkpoint["resources"])
 
 
-def on_two_ranks(directory: str, drawn: list[Case]) -> dict[str, Any]:
+def run_on_two_ranks(directory: str, drawn: list[Case]) -> dict[str, Any]:
     distributed = Distributed.from_environment(cuda=False)
     path = Path(directory)
     for number, case in enumerate(drawn):
         check(path / str(number), case, distributed)
-    # Another world size: saved by one rank, gone on with by two, and the other way round.
+    # Another world size: saved by one rank and resumed by two, and the reverse.
     root = path / "resized"
     wide = Case(accumulation=1, stage=1, checkpoint=4)
     spec = make_spec(root, wide.hparams(None) | {"micro": 2}, last_checkpoint(root))
@@ -192,7 +192,7 @@ def on_two_ranks(directory: str, drawn: list[Case]) -> dict[str, Any]:
 
 
 @pytest.mark.processes
-def test_two_ranks_killed_or_resized_go_on_with_the_same_samples(tmp_path: Path) -> None:
+def test_resume_on_other_world_size_keeps_samples(tmp_path: Path) -> None:
     draw = random.Random(4)
     drawn = [
         Case(
@@ -209,19 +209,19 @@ def test_two_ranks_killed_or_resized_go_on_with_the_same_samples(tmp_path: Path)
         for stage in (None, 0, 1, 1, 2)
     ]
     # Micro-batches of 4 on one rank are the same batches as micro-batches of 2 on two ranks.
-    one = {"micro": 4, "samples": 22, "stage": 1}
-    _, whole = fit(make_spec(tmp_path / "whole", one), settings=make_settings(13))
-    _, first = fit(make_spec(tmp_path / "resized", one), settings=make_settings(5))
-    two = run_on_ranks(on_two_ranks, 2, str(tmp_path), drawn)
+    hparams = {"micro": 4, "samples": 22, "stage": 1}
+    _, uninterrupted = fit(make_spec(tmp_path / "whole", hparams), settings=make_settings(13))
+    _, start = fit(make_spec(tmp_path / "resized", hparams), settings=make_settings(5))
+    per_rank = run_on_ranks(run_on_two_ranks, 2, str(tmp_path), drawn)
     latest = last_checkpoint(tmp_path / "resized")
     assert latest is not None
     assert latest.steps_completed == 9
-    spec = make_spec(tmp_path / "resized", one, latest)
-    _, last = fit(spec, settings=make_settings(13))
-    assert first.seen + two[0]["samples"] + last.seen == whole.seen
+    spec = make_spec(tmp_path / "resized", hparams, latest)
+    _, end = fit(spec, settings=make_settings(13))
+    assert start.seen + per_rank[0]["samples"] + end.seen == uninterrupted.seen
 
 
-def test_metrics_that_wait_for_a_report_are_kept_when_ranks_are_lost() -> None:
+def test_unreported_metrics_of_removed_ranks_are_kept() -> None:
     entries = [(1, {"loss": 1.0}), (1, {"loss": 3.0}), (2, {"loss": 5.0})]
     unreported = zerotrial.loop.metrics.UnreportedMetrics()
     unreported.restore(entries[:1])
@@ -229,7 +229,7 @@ def test_metrics_that_wait_for_a_report_are_kept_when_ranks_are_lost() -> None:
     assert unreported.entries() == [(1, {"loss": 2.0}), (2, {"loss": 5.0})]
 
 
-def test_checkpoints_load_without_running_code_and_keep_the_users_state_apart(
+def test_checkpoint_files_load_with_weights_only(
     tmp_path: Path,
 ) -> None:
     class Count(zerotrial.Callback):
@@ -261,14 +261,14 @@ def test_checkpoints_load_without_running_code_and_keep_the_users_state_apart(
     assert trial.count.batches == 6
 
 
-def test_a_state_that_could_not_be_loaded_later_is_refused_when_it_is_saved(tmp_path: Path) -> None:
-    class Bad(zerotrial.Callback):
+def test_save_rejects_unloadable_callback_state(tmp_path: Path) -> None:
+    class UnloadableCallback(zerotrial.Callback):
         def state_dict(self):
             return {"path": tmp_path}
 
     class Trial(LineTrial):
         def build_callbacks(self):
-            return {"bad": Bad()}
+            return {"bad": UnloadableCallback()}
 
     with pytest.raises(
         zerotrial.loop.checkpoints.TrialError, match="callback 'bad': state_dict must"
@@ -277,7 +277,7 @@ def test_a_state_that_could_not_be_loaded_later_is_refused_when_it_is_saved(tmp_
     assert not list((tmp_path / "checkpoints").iterdir())
 
 
-def test_a_damaged_checkpoint_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+def test_damaged_checkpoint_names_the_file(tmp_path: Path) -> None:
     fit(make_spec(tmp_path), settings=make_settings(2))
     ref = last_checkpoint(tmp_path)
     file = tmp_path / "checkpoints" / ref.uuid / "trial" / "rank_0.pt"
@@ -290,7 +290,7 @@ def test_a_damaged_checkpoint_is_an_error_that_names_the_file(tmp_path: Path) ->
         fit(make_spec(tmp_path, latest=ref), settings=make_settings(4))
 
 
-def test_another_trials_checkpoint_gives_its_weights_and_a_fresh_count(tmp_path: Path) -> None:
+def test_checkpoint_of_other_trial_is_a_warm_start(tmp_path: Path) -> None:
     fit(make_spec(tmp_path / "old", {"stage": 1}), settings=make_settings(5))
     ref = last_checkpoint(tmp_path / "old")
     store = str(tmp_path / "old" / "checkpoints")
@@ -302,7 +302,7 @@ def test_another_trials_checkpoint_gives_its_weights_and_a_fresh_count(tmp_path:
     assert new[0]["validation_loss"] == pytest.approx(old[5]["validation_loss"])
 
 
-def test_what_an_earlier_run_left_unfinished_is_swept_away(tmp_path: Path) -> None:
+def test_unfinished_checkpoint_is_removed(tmp_path: Path) -> None:
     fit(make_spec(tmp_path), settings=make_settings(1))
     partial = tmp_path / "checkpoints" / ".partial.trial-1.0123"
     partial.mkdir()
@@ -312,25 +312,25 @@ def test_what_an_earlier_run_left_unfinished_is_swept_away(tmp_path: Path) -> No
 
 
 class WarmTrial(LineTrial):
-    """Remembers the weights that it was given."""
+    """Trial that records the weights that it loads."""
 
     def load(self, context, path):
         super().load(context, path)
         module = self.engine.module
-        self.given = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+        self.loaded = {name: tensor.clone() for name, tensor in module.state_dict().items()}
 
 
-def test_a_warm_start_takes_the_weights_alone_and_counts_from_the_beginning(
+def test_warm_start_loads_only_weights(
     tmp_path: Path,
 ) -> None:
     source = make_spec(tmp_path / "source", {"stage": 1})
     _, trained = fit(source, LineTrial, make_settings(3))
-    found = last_checkpoint(tmp_path / "source")
-    assert found is not None
-    # The same id: that it is another trial's is what the reference says.
-    ref = CheckpointRef(found.uuid, 0, root=source.checkpoint_dir, warm_start=True)
+    checkpoint = last_checkpoint(tmp_path / "source")
+    assert checkpoint is not None
+    # The trial id is the same; only warm_start in the reference marks another trial's checkpoint.
+    ref = CheckpointRef(checkpoint.uuid, 0, root=source.checkpoint_dir, warm_start=True)
     _, warm = fit(make_spec(tmp_path / "warm", {"stage": 1}, ref), WarmTrial, make_settings(2))
     for name, tensor in trained.engine.module.state_dict().items():
-        assert torch.equal(warm.given[name], tensor)
+        assert torch.equal(warm.loaded[name], tensor)
     assert sorted(metrics(tmp_path / "warm", "training")) == [1, 2]
     assert warm.engine.global_steps == 2

@@ -1,4 +1,4 @@
-"""A trial's checkpoint is of all ranks or of none, whichever of them fails."""
+"""Atomicity of a trial's checkpoint if one rank fails to save."""
 
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,9 @@ from zerotrial.ranks import Distributed
 pytestmark = pytest.mark.processes
 
 
-class Odd:
+class UnpicklableState:
     def __reduce__(self) -> str:
-        raise NotImplementedError  # without a word
+        raise NotImplementedError  # without a message
 
 
 class Unsaveable(Callback):
@@ -23,7 +23,7 @@ class Unsaveable(Callback):
         self.rank = rank
 
     def state_dict(self) -> dict[str, Any]:
-        return {"odd": Odd()} if self.rank == 1 else {}
+        return {"odd": UnpicklableState()} if self.rank == 1 else {}
 
 
 class UnsaveableTrial(LineTrial):
@@ -34,14 +34,14 @@ class UnsaveableTrial(LineTrial):
 def error_of(controller: Any, session: Any) -> str:
     try:
         controller.run()
-    except Exception as error:  # noqa: BLE001 - what it is, is the answer
+    except Exception as error:  # noqa: BLE001 - the test compares any error
         return f"{type(error).__name__}: {error}"
     finally:
         session.close(None)
     return "none"
 
 
-def fail_on_one(directory: str) -> list[str]:
+def save_with_failing_rank(directory: str) -> list[str]:
     ranks = Distributed.from_environment(cuda=False)
 
     def start(name: str, trial: Any) -> tuple[Any, Any]:
@@ -50,31 +50,32 @@ def fail_on_one(directory: str) -> list[str]:
         run_dir.mkdir(exist_ok=True)
         return build(spec, trial, make_settings(2), ranks)
 
-    found = [error_of(*start("unsaveable", UnsaveableTrial))]
+    errors = [error_of(*start("unsaveable", UnsaveableTrial))]
     controller, session = start("stale", LineTrial)
     validate = controller._validator.run
 
-    def taken_over_after_it() -> Any:
+    def superseded_after_validation() -> Any:
         metrics = validate()
         if session._reporter is not None:
             session._reporter.stale.set()
         return metrics
 
-    controller._validator.run = taken_over_after_it
-    found.append(error_of(controller, session))
+    controller._validator.run = superseded_after_validation
+    errors.append(error_of(controller, session))
     ranks.barrier()
-    return found
+    return errors
 
 
-def test_all_ranks_give_a_checkpoint_up_and_only_then_it_is_removed(tmp_path: Path) -> None:
-    (zero, one) = run_on_ranks(fail_on_one, 2, str(tmp_path))
-    assert one[0].startswith("TrialError: callback 'unsaveable'")
-    assert "without running code: NotImplementedError" in one[0]
-    assert zero[0].startswith("ZerolabError: checkpoint: not stored, because of rank 1: callback")
+def test_failed_save_is_removed_on_all_ranks(tmp_path: Path) -> None:
+    (rank_0, rank_1) = run_on_ranks(save_with_failing_rank, 2, str(tmp_path))
+    assert rank_1[0].startswith("TrialError: callback 'unsaveable'")
+    assert "without running code: NotImplementedError" in rank_1[0]
+    assert rank_0[0].startswith("ZerolabError: checkpoint: not stored, because of rank 1: callback")
     assert (
-        zero[1] == "StaleRunError: another run has taken this trial over; its checkpoint is dropped"
+        rank_0[1]
+        == "StaleRunError: another run has taken this trial over; its checkpoint is dropped"
     )
-    assert one[1].startswith(
+    assert rank_1[1].startswith(
         "StaleRunError: checkpoint: not stored, because of rank 0: another run"
     )
     for name in ("unsaveable", "stale"):

@@ -1,4 +1,4 @@
-"""A run that trains as far as the searcher lets it, and the next one that goes on from there."""
+"""Runs that pause at the searcher's limit, and runs that continue from there."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -15,34 +15,34 @@ from zerotrial.loop.settings import FitSettings
 from zerotrial.loop.stop_reason import StopReason
 
 
-def test_a_run_pauses_where_it_should_and_the_next_one_goes_on_from_there(tmp_path: Path) -> None:
-    whole = make_settings(12, checkpoint_policy="none")
-    fit(make_spec(tmp_path / "whole"), LineTrial, whole)
+def test_run_pauses_at_until_and_next_run_resumes(tmp_path: Path) -> None:
+    settings = make_settings(12, checkpoint_policy="none")
+    fit(make_spec(tmp_path / "whole"), LineTrial, settings)
 
     spec = make_spec(tmp_path / "parts")
-    ending, trial = fit(spec, LineTrial, replace(whole, until=Batch(5)))
-    assert ending is StopReason.REACHED
-    assert ending.exit_code == EXIT_REACHED
+    stop_reason, trial = fit(spec, LineTrial, replace(settings, until=Batch(5)))
+    assert stop_reason is StopReason.REACHED
+    assert stop_reason.exit_code == EXIT_REACHED
     assert len(trial.seen) == 5
     assert sorted(metrics(tmp_path / "parts", "validation")) == [5]
-    found = last_checkpoint(tmp_path / "parts")
-    assert found is not None
-    assert found.steps_completed == 5
+    checkpoint = last_checkpoint(tmp_path / "parts")
+    assert checkpoint is not None
+    assert checkpoint.steps_completed == 5
 
-    again = msgspec.structs.replace(spec, latest_checkpoint=found, run_id=spec.run_id + 1)
-    ending, trial = fit(again, LineTrial, whole)
-    assert ending is StopReason.FINISHED
+    next_spec = msgspec.structs.replace(spec, latest_checkpoint=checkpoint, run_id=spec.run_id + 1)
+    stop_reason, trial = fit(next_spec, LineTrial, settings)
+    assert stop_reason is StopReason.FINISHED
     assert len(trial.seen) == 7
     expected = metrics(tmp_path / "whole", "training")
     assert metrics(tmp_path / "parts", "training") == expected
 
 
-def test_a_bound_at_the_end_of_training_is_the_end(tmp_path: Path) -> None:
+def test_until_at_max_length_finishes(tmp_path: Path) -> None:
     settings = make_settings(4, until=Batch(4))
     assert fit(make_spec(tmp_path), LineTrial, settings)[0] is StopReason.FINISHED
 
 
-def test_a_trial_is_validated_wherever_the_searcher_compares_trials() -> None:
+def test_validates_at_searcher_rungs() -> None:
     fit_spec = FitSpec(
         max_length=LengthSpec("epochs", 9), until=3, validate_at=(1, 3, 9), metric="loss",
         validation_period=LengthSpec("batches", 50),
@@ -68,7 +68,7 @@ def test_a_trial_is_validated_wherever_the_searcher_compares_trials() -> None:
 @pytest.mark.parametrize(
     ("unit", "until", "reached"), [("batches", 5, True), ("batches", 6, False), ("epochs", 2, True)]
 )
-def test_a_script_that_has_come_to_its_bound_says_so(
+def test_core_script_at_its_limit_records_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: str, until: int, reached: bool
 ) -> None:
     length = LengthSpec(unit, 9)  # type: ignore[arg-type]
@@ -79,5 +79,5 @@ def test_a_script_that_has_come_to_its_bound_says_so(
     with zerolab.core.init() as context:
         assert context.train.until == until
         context.train.report_validation_metrics(5, {"loss": 1.0, "epochs": 2.0})
-    said = read_reason(Path(spec.run_dir))
-    assert (said is not None and said.exit_code == EXIT_REACHED) == reached
+    reason = read_reason(Path(spec.run_dir))
+    assert (reason is not None and reason.exit_code == EXIT_REACHED) == reached

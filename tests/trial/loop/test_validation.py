@@ -1,4 +1,4 @@
-"""A validation ends where its loader says or when the trial is told to leave; a long one speaks."""
+"""Validation: length of the pass, interruption by stop requests, and progress messages."""
 
 import itertools
 import logging
@@ -31,7 +31,7 @@ from zerotrial.ranks import Distributed
 
 
 class Repeating:
-    """A loader that begins anew for ever, as DeepSpeed's RepeatingLoader does."""
+    """Loader that repeats forever, as DeepSpeed's RepeatingLoader does."""
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader
@@ -43,20 +43,20 @@ class Repeating:
             yield batch
 
 
-class MeasuredRepeating(Repeating):
+class SizedRepeating(Repeating):
     def __len__(self) -> int:
         return len(self.loader)
 
 
 class RepeatingTrial(LineTrial):
-    kind: type[Repeating] = Repeating
+    trial_class: type[Repeating] = Repeating
 
     def __init__(self, context: Any) -> None:
         super().__init__(context)
         context.disable_dataset_reproducibility_checks()
 
     def build_validation_data_loader(self) -> Any:
-        self.loader = self.kind(list(zerotrial.DataLoader(range(6), batch_size=2)))
+        self.loader = self.trial_class(list(zerotrial.DataLoader(range(6), batch_size=2)))
         return self.loader
 
     def evaluate_batch(self, dataloader_iter: Iterator[Any]) -> dict[str, Any]:
@@ -64,21 +64,21 @@ class RepeatingTrial(LineTrial):
         return {"validation_loss": batch.float().mean()}
 
 
-class MeasuredTrial(RepeatingTrial):
-    kind = MeasuredRepeating
+class SizedTrial(RepeatingTrial):
+    trial_class = SizedRepeating
 
 
-def test_a_loader_that_repeats_for_ever_is_read_as_often_as_its_length_says(
+def test_repeating_loader_stops_at_its_length(
     tmp_path: Path,
 ) -> None:
-    ending, trial = fit(make_spec(tmp_path), MeasuredTrial, make_settings(3))
-    assert ending is StopReason.FINISHED
+    stop_reason, trial = fit(make_spec(tmp_path), SizedTrial, make_settings(3))
+    assert stop_reason is StopReason.FINISHED
     assert trial.loader.drawn == 3
     assert metrics(tmp_path, "validation")[3]["validation_loss"] == 2.5
 
 
-def test_a_whole_pass_in_one_call_ends_at_the_length_too(tmp_path: Path) -> None:
-    class Trial(MeasuredTrial):
+def test_pass_in_one_call_stops_at_the_length(tmp_path: Path) -> None:
+    class Trial(SizedTrial):
         def evaluate_batch(self, dataloader_iter: Iterator[Any]) -> dict[str, Any]:
             return {"validation_loss": torch.cat(list(dataloader_iter)).float().mean()}
 
@@ -86,82 +86,85 @@ def test_a_whole_pass_in_one_call_ends_at_the_length_too(tmp_path: Path) -> None
     assert metrics(tmp_path, "validation")[1]["validation_loss"] == 2.5
 
 
-class WholeTrial(RepeatingTrial):
-    """Draws all of the loader by itself."""
+class FullDatasetTrial(RepeatingTrial):
+    """Trial that overrides evaluate_full_dataset."""
 
     def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
-        assert data_loader.loader is self.loader.loader  # what the loader has is there
+        assert data_loader.loader is self.loader.loader  # attributes of the loader are accessible
         batches = [self.evaluate_batch(iter([batch])) for batch in data_loader]
         return {
             "validation_loss": sum(batch["validation_loss"] for batch in batches) / len(batches)
         }
 
 
-class MeasuredWholeTrial(WholeTrial):
-    kind = MeasuredRepeating
+class SizedFullDatasetTrial(FullDatasetTrial):
+    trial_class = SizedRepeating
 
 
-class PassesTrial(MeasuredWholeTrial):
-    """Draws its three batches again and again."""
+class ManyPassesTrial(SizedFullDatasetTrial):
+    """Trial that draws its three batches many times."""
 
     def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
         for _ in range(30_000):
             super().evaluate_full_dataset(data_loader)
-        raise AssertionError("not told to end")
+        raise AssertionError("not interrupted")
 
 
 @pytest.mark.parametrize(
-    ("how", "kind", "measured"),
+    ("method", "trial_class", "resumed_class"),
     [
-        ("directive", RepeatingTrial, MeasuredTrial),
-        ("sigterm", RepeatingTrial, MeasuredTrial),
-        ("sigterm", WholeTrial, MeasuredWholeTrial),
-        ("sigterm", PassesTrial, MeasuredWholeTrial),
+        ("directive", RepeatingTrial, SizedTrial),
+        ("sigterm", RepeatingTrial, SizedTrial),
+        ("sigterm", FullDatasetTrial, SizedFullDatasetTrial),
+        ("sigterm", ManyPassesTrial, SizedFullDatasetTrial),
     ],
 )
-def test_a_validation_without_end_is_left_when_the_trial_is_told_to(
-    tmp_path: Path, how: str, kind: type[RepeatingTrial], measured: type[RepeatingTrial]
+def test_preemption_interrupts_validation(
+    tmp_path: Path,
+    method: str,
+    trial_class: type[RepeatingTrial],
+    resumed_class: type[RepeatingTrial],
 ) -> None:
-    controller, session = build(make_spec(tmp_path), kind, make_settings(5))
+    controller, session = build(make_spec(tmp_path), trial_class, make_settings(5))
     trial = controller._trial
     evaluate = trial.evaluate_batch
 
-    def told_at_batch_100(batches: Iterator[Any]) -> dict[str, Any]:
+    def preempt_at_batch_100(batches: Iterator[Any]) -> dict[str, Any]:
         if trial.loader.drawn == 100:
-            if how == "sigterm":
+            if method == "sigterm":
                 os.kill(os.getpid(), signal.SIGTERM)
             else:
                 session._poller.directive = Directive("preempt", version=1)
         return evaluate(batches)
 
-    trial.evaluate_batch = told_at_batch_100
-    ending = controller.run()
-    session.close(ending)
-    assert (ending, ending.exit_code) == (StopReason.PREEMPTED, 66)
+    trial.evaluate_batch = preempt_at_batch_100
+    stop_reason = controller.run()
+    session.close(stop_reason)
+    assert (stop_reason, stop_reason.exit_code) == (StopReason.PREEMPTED, 66)
     assert trial.engine.module.training
     latest = last_checkpoint(tmp_path)
     assert latest is not None
     assert latest.steps_completed == 5
     assert not metrics(tmp_path, "validation")
 
-    ending, trial = fit(make_spec(tmp_path, latest=latest), measured, make_settings(5))
-    assert ending is StopReason.FINISHED
+    stop_reason, trial = fit(make_spec(tmp_path, latest=latest), resumed_class, make_settings(5))
+    assert stop_reason is StopReason.FINISHED
     assert list(metrics(tmp_path, "validation")) == [5]
     assert trial.loader.drawn == 3
     assert metrics(tmp_path, "validation")[5]["validation_loss"] == 2.5
 
 
-def test_a_run_that_was_taken_over_leaves_its_validation_and_saves_nothing(tmp_path: Path) -> None:
+def test_superseded_run_interrupts_validation(tmp_path: Path) -> None:
     controller, session = build(make_spec(tmp_path), RepeatingTrial, make_settings(5))
     controller._next_agreement = 1000
     session._reporter.stale.set()
-    ending = controller.run()
-    session.close(ending)
-    assert ending is StopReason.STALE
+    stop_reason = controller.run()
+    session.close(stop_reason)
+    assert stop_reason is StopReason.STALE
     assert last_checkpoint(tmp_path) is None
 
 
-class Gathered(zerotrial.MetricReducer):
+class ListReducer(zerotrial.MetricReducer):
     def reset(self) -> None:
         self.values: list[float] = []
 
@@ -169,28 +172,28 @@ class Gathered(zerotrial.MetricReducer):
         return self.values
 
     def cross_slot_reduce(self, per_slot_metrics: list[Any]) -> Any:
-        return float(sum(value for of_rank in per_slot_metrics for value in of_rank))
+        return float(sum(value for values in per_slot_metrics for value in values))
 
 
-def test_a_reducer_forgets_what_an_interrupted_validation_gave_it(tmp_path: Path) -> None:
+def test_interrupted_validation_resets_reducers(tmp_path: Path) -> None:
     controller, session = build(make_spec(tmp_path), RepeatingTrial, make_settings(5))
     trial = controller._trial
-    reducer = trial.context.wrap_reducer(Gathered(), "gathered")
+    reducer = trial.context.wrap_reducer(ListReducer(), "gathered")
     evaluate = trial.evaluate_batch
 
-    def gather(batches: Iterator[Any]) -> dict[str, Any]:
+    def add_value(batches: Iterator[Any]) -> dict[str, Any]:
         reducer.values.append(100.0)
         if trial.loader.drawn == 20:
             session._poller.directive = Directive("preempt", version=1)
         return evaluate(batches)
 
-    trial.evaluate_batch = gather
+    trial.evaluate_batch = add_value
     session.close(controller.run())
     assert reducer.values == []
 
 
 class UnevenTrial(RepeatingTrial):
-    """Rank 0 has two batches to validate; rank 1 has no end of them, and gets SIGTERM."""
+    """Rank 0 has two validation batches; rank 1 has endless ones, and gets SIGTERM."""
 
     def build_validation_data_loader(self) -> Any:
         loader = super().build_validation_data_loader()
@@ -202,8 +205,8 @@ class UnevenTrial(RepeatingTrial):
         return super().evaluate_batch(dataloader_iter)
 
 
-class LockstepTrial(WholeTrial):
-    """Both ranks need each other's forward passes, and rank 1 alone gets SIGTERM."""
+class LockstepTrial(FullDatasetTrial):
+    """Trial with collective forward passes; only rank 1 gets SIGTERM."""
 
     def evaluate_batch(self, dataloader_iter: Iterator[Any]) -> dict[str, Any]:
         if self.context.distributed.rank and self.loader.drawn == 50:
@@ -212,35 +215,35 @@ class LockstepTrial(WholeTrial):
         return {"validation_loss": self.engine(batch[:, None].float()).mean()}
 
 
-class LockstepPassesTrial(PassesTrial, LockstepTrial):
+class LockstepManyPassesTrial(ManyPassesTrial, LockstepTrial):
     pass
 
 
-def leave_together(directory: str) -> list[tuple[str, int]]:
+def run_interrupted_validations(directory: str) -> list[tuple[str, int]]:
     ranks = Distributed.from_environment(cuda=False)
-    found = []
-    gathers = {"stage": 3}
-    for kind, hparams in (
+    results = []
+    stage_3 = {"stage": 3}
+    for trial_class, hparams in (
         (UnevenTrial, {}),
-        (LockstepTrial, gathers),
-        (LockstepPassesTrial, gathers),
+        (LockstepTrial, stage_3),
+        (LockstepManyPassesTrial, stage_3),
     ):
-        path = Path(directory) / kind.__name__
+        path = Path(directory) / trial_class.__name__
         spec = make_spec(path, hparams, slots=2, run_dir=str(path / f"run{ranks.rank}"))
-        ending, _ = fit(spec, kind, make_settings(5), ranks)
+        stop_reason, _ = fit(spec, trial_class, make_settings(5), ranks)
         latest = last_checkpoint(Path(spec.run_dir)) if ranks.rank == 0 else None
-        found.append((ending.name, latest.steps_completed if latest else 0))
-    return found
+        results.append((stop_reason.name, latest.steps_completed if latest else 0))
+    return results
 
 
 @pytest.mark.processes
-def test_ranks_leave_a_validation_together_whatever_their_data(tmp_path: Path) -> None:
-    found = run_on_ranks(leave_together, 2, str(tmp_path))
-    assert found == [3 * [("PREEMPTED", 5)], 3 * [("PREEMPTED", 0)]]
+def test_ranks_interrupt_validation_together(tmp_path: Path) -> None:
+    results = run_on_ranks(run_interrupted_validations, 2, str(tmp_path))
+    assert results == [3 * [("PREEMPTED", 5)], 3 * [("PREEMPTED", 0)]]
 
 
-class UnmeasuredTrial(RepeatingTrial):
-    """Three batches of a loader that does not say how many it has."""
+class UnsizedTrial(RepeatingTrial):
+    """Trial with a loader of three batches and no length."""
 
     def build_validation_data_loader(self) -> Any:
         batches = super().build_validation_data_loader().loader
@@ -252,63 +255,63 @@ class UnmeasuredTrial(RepeatingTrial):
         return Stream()
 
 
-class DrawingTrial(MeasuredTrial):
-    """Draws a pass in one call."""
+class SinglePassTrial(SizedTrial):
+    """Trial that draws a full pass in one call."""
 
     def evaluate_batch(self, dataloader_iter: Iterator[Any]) -> dict[str, Any]:
         return {"validation_loss": torch.cat(list(dataloader_iter)).float().mean()}
 
 
-class TwoPassTrial(MeasuredWholeTrial):
+class TwoPassTrial(SizedFullDatasetTrial):
     def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
         super().evaluate_full_dataset(data_loader)
         return super().evaluate_full_dataset(data_loader)
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"),
+    ("trial_class", "expected"),
     [
-        (MeasuredTrial, ["0 of 3", "1 of 3", "2 of 3"]),
-        (DrawingTrial, ["0 of 3", "1 of 3", "2 of 3", "3 of 3"]),
-        (UnmeasuredTrial, ["0", "1", "2"]),
-        (MeasuredWholeTrial, ["0 of 3", "1 of 3", "2 of 3"]),
+        (SizedTrial, ["0 of 3", "1 of 3", "2 of 3"]),
+        (SinglePassTrial, ["0 of 3", "1 of 3", "2 of 3", "3 of 3"]),
+        (UnsizedTrial, ["0", "1", "2"]),
+        (SizedFullDatasetTrial, ["0 of 3", "1 of 3", "2 of 3"]),
         (TwoPassTrial, ["0 of 3", "1 of 3", "2 of 3", "3 of 3", "4", "5"]),
     ],
 )
-def test_a_validation_says_how_far_it_is(
+def test_validation_logs_progress(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
-    kind: type[RepeatingTrial],
-    told: list[str],
+    trial_class: type[RepeatingTrial],
+    expected: list[str],
 ) -> None:
     monkeypatch.setattr(validation, "_PROGRESS_INTERVAL_S", 0.0)
     with caplog.at_level("INFO"):
-        fit(make_spec(tmp_path), kind, make_settings(1))
+        fit(make_spec(tmp_path), trial_class, make_settings(1))
     lines = [line for line in caplog.messages if line.startswith("validating")]
     assert [line.partition(" batches in ")[0] for line in lines] == [
-        f"validating: {count}" for count in told
+        f"validating: {count}" for count in expected
     ]
     assert [line.endswith(" left") for line in lines] == [
-        count.endswith(" of 3") and count[0] in "12" for count in told
+        count.endswith(" of 3") and count[0] in "12" for count in expected
     ]
 
 
 class SlowTrial(LineTrial):
-    """Two hundred batches of a millisecond each."""
+    """Trial with 200 validation batches of a millisecond each."""
 
     def build_validation_data_loader(self) -> Any:
         return zerotrial.DataLoader(range(400 * self.context.distributed.size), batch_size=2)
 
     def evaluate_batch(self, dataloader_iter: Iterator[Any]) -> dict[str, Any]:
-        end = time.monotonic() + 0.001
+        deadline = time.monotonic() + 0.001
         batch = next(dataloader_iter)
-        while time.monotonic() < end:
+        while time.monotonic() < deadline:
             pass
         return {"validation_loss": batch.float().mean()}
 
 
-def test_it_says_so_once_a_minute_and_not_at_every_batch(
+def test_validation_progress_is_logged_once_per_interval(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with caplog.at_level("INFO"):
@@ -322,7 +325,7 @@ def test_it_says_so_once_a_minute_and_not_at_every_batch(
     assert all(" of 200 batches in " in line for line in lines)
 
 
-def lines_of_each_rank(directory: str) -> tuple[list[str], dict[str, Any]]:
+def collect_progress_lines(directory: str) -> tuple[list[str], dict[str, Any]]:
     ranks = Distributed.from_environment(cuda=False)
     lines: list[str] = []
     handler = logging.Handler()
@@ -336,9 +339,9 @@ def lines_of_each_rank(directory: str) -> tuple[list[str], dict[str, Any]]:
 
 
 @pytest.mark.processes
-def test_each_rank_speaks_for_itself_and_the_metrics_stay_the_same(tmp_path: Path) -> None:
-    (quiet, found), (spoken, _) = run_on_ranks(lines_of_each_rank, 2, str(tmp_path))
-    assert not quiet
-    assert spoken
-    assert all(" of 200 batches in " in line for line in spoken)
-    assert found["validation_loss"] == 399.5
+def test_each_rank_logs_its_own_progress(tmp_path: Path) -> None:
+    (unlogged, results), (logged, _) = run_on_ranks(collect_progress_lines, 2, str(tmp_path))
+    assert not unlogged
+    assert logged
+    assert all(" of 200 batches in " in line for line in logged)
+    assert results["validation_loss"] == 399.5
