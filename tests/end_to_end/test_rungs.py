@@ -55,7 +55,7 @@ def test_the_best_trials_go_on_from_where_they_paused(
     check_curves(installation, experiment_id)
     for at, further, those in ((2, 6, middle), (6, 18, top)):
         again = sum(f"resumed after batch {at}" in line for line in log)
-        at_once = sum(f"go on at once, to batch {further}" in line for line in log)
+        at_once = sum(f"extended the run to batch {further}" in line for line in log)
         assert again + at_once == len(those)
 
     content["searcher"]["max_trials"] = 1  # nobody else wants its slots: it need never leave
@@ -63,7 +63,7 @@ def test_the_best_trials_go_on_from_where_they_paused(
     alone = int(installation.cli("submit", folder / "experiment.yaml").stdout)
     assert installation.wait_for(alone)["state"] == "COMPLETED"
     log = installation.lines(alone)
-    at_once = sum("go on at once, to batch" in line for line in log)
+    at_once = sum("extended the run to batch" in line for line in log)
     again = sum("resumed after batch" in line for line in log)
     assert (at_once > 0, at_once + again) == (True, 2), log[-30:]  # one asks for so long only
     (trial,) = installation.client.trials(alone)
