@@ -134,7 +134,7 @@ class Classes(Farm):
             f"{number} ranks wait",
             lambda: sorted(one.name for one in self.gate.glob(f"waits_*_of_{number}")),
             lambda names: len(names) == number,
-            told=self.everything,
+            details=self.everything,
         )
 
     def everything(self) -> str:

@@ -82,7 +82,7 @@ def test_a_trial_trains_on_the_slots_of_two_agents_and_outlives_one_that_is_kill
         "every rank's line is there",
         lambda: lines_of(farm, one).count("ranks 0 0 0 1 1 0 2 0 1"),
         lambda count: count == 3,
-        told=lambda: "\n".join(lines_of(farm, one)),
+        details=lambda: "\n".join(lines_of(farm, one)),
     )
 
     until(

@@ -123,7 +123,7 @@ def test_trial_finds_no_token_but_its_own(server: LiveServer, tmp_path: Path, wa
     try:
         log = tmp_path / "far.log"
         until("it is there", lambda: registered(client, "far") or agent.poll() is not None,
-              told=log.read_text)  # fmt: skip
+              details=log.read_text)  # fmt: skip
         found, lines = finish_dump(client, tmp_path)
         assert b"run.json" in found
         assert f"{agent.pid} cmdline".encode() in found
@@ -150,7 +150,7 @@ def test_agent_with_the_owners_token_survives_its_renewal(
             CONFIG | {"entrypoint": "true"}, archive.pack(_empty(tmp_path))
         )
         until("its run has ended", lambda: client.experiment(made["id"])["state"] == "COMPLETED",
-              told=(tmp_path / "far.log").read_text)  # fmt: skip
+              details=(tmp_path / "far.log").read_text)  # fmt: skip
         assert "a valid token is needed" not in (tmp_path / "far.log").read_text()
     finally:
         end(agent)
@@ -172,7 +172,7 @@ def test_agent_follows_a_renewed_token(server: LiveServer, tmp_path: Path) -> No
             CONFIG | {"entrypoint": "true"}, archive.pack(_empty(tmp_path))
         )
         until("its run has ended", lambda: client.experiment(made["id"])["state"] == "COMPLETED",
-              told=log.read_text)  # fmt: skip
+              details=log.read_text)  # fmt: skip
         # The server answers a waiting agent at once, which reads its file again.
         assert client.agents()[0]["state"] == "ready"
     finally:

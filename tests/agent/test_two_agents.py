@@ -83,7 +83,7 @@ class Farm:
     def join(self, name: str, *options: str) -> None:
         self.agents[name] = self.spawn(name, *options)
         until(f"agent {name} is there", lambda: self.state(name), lambda s: s == "ready",
-              told=self.log(name).read_text)  # fmt: skip
+              details=self.log(name).read_text)  # fmt: skip
 
     def state(self, name: str) -> str:
         found = [one["state"] for one in self.client.agents() if one["name"] == name]
@@ -108,7 +108,7 @@ class Farm:
             f"{number} runs have begun",
             lambda: sorted(one.name for one in self.gate.iterdir() if one.name != "go"),
             lambda names: len(names) >= number,
-            told=lambda: "\n".join(log.read_text()[-2000:] for log in self.path.glob("*.log")),
+            details=lambda: "\n".join(log.read_text()[-2000:] for log in self.path.glob("*.log")),
         )
 
     def agent_of(self, run_id: int) -> str:

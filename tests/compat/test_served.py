@@ -74,7 +74,7 @@ def test_a_trainer_script_is_paused_and_promoted_like_a_trial_class(tmp_path: Pa
         def told() -> str:
             return "\n".join(installation.lines(number)[-40:])
 
-        until("a trial waits", lambda: list(tmp_path.glob("waits-*")), told=told)
+        until("a trial waits", lambda: list(tmp_path.glob("waits-*")), details=told)
         client.experiment_action(number, "pause")
         installation.wait_for(number, "PAUSED")
         hold.unlink()

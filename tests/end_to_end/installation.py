@@ -215,7 +215,7 @@ class Installation:
             f"experiment {experiment_id} is {' or '.join(wanted)}",
             lambda: self.client.experiment(experiment_id),
             lambda experiment: experiment["state"] in wanted,
-            told=lambda: "\n".join(self.lines(experiment_id)[-30:]),
+            details=lambda: "\n".join(self.lines(experiment_id)[-30:]),
         )
 
     def wait_for_run(self, trial_id: int, other_than: int | None = None) -> int:

@@ -126,7 +126,7 @@ class Gates:
                 self._standing,
                 lambda found: found is not None,
                 not_yet=sqlite3.OperationalError,
-                told=lambda: "\n".join(self._installation.lines(1)[-30:]),
+                details=lambda: "\n".join(self._installation.lines(1)[-30:]),
             )
             if not standing:
                 break

@@ -36,7 +36,7 @@ def test_what_a_test_has_started_ends_with_a_killed_pytest(
             "two processes have said who they are",
             lambda: [int(one.name) for one in orphans.iterdir()],
             lambda pids: len(pids) == 2 or pytest_process.poll() is not None,
-            told=log.read_text,
+            details=log.read_text,
         )
         assert len(pids) == 2, log.read_text()
     finally:

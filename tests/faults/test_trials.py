@@ -102,7 +102,7 @@ def test_sigterm_saves_a_checkpoint_and_is_no_failure(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     folder = make_run(tmp_path / "run", "tell", length=10_000_000, file=str(ready))
     process = launch(folder)
-    until("the rank trains", ready.exists, told=lambda: said(folder))
+    until("the rank trains", ready.exists, details=lambda: said(folder))
     os.kill(process.pid, signal.SIGTERM)
     outcome = end_of(process, folder)
     assert outcome.exit_code == EXIT_PREEMPTED, said(folder)

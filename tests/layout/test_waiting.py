@@ -38,6 +38,6 @@ def test_what_does_not_happen_is_named_with_what_was_seen_last() -> None:
             "it can be divided",
             lambda: 1 / 0,
             not_yet=ZeroDivisionError,
-            told=lambda: "the log",
+            details=lambda: "the log",
             deadline_s=0,
         )

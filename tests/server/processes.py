@@ -68,7 +68,9 @@ class LiveServer:
         (self.home / "server.json").unlink(missing_ok=True)
         self.port = self.port or free_port()
         self._process = self.spawn("--host", self.host, "--port", str(self.port), *self._arguments)
-        until("the server listens, or has ended", self._listens_or_ended, told=self.log.read_text)
+        until(
+            "the server listens, or has ended", self._listens_or_ended, details=self.log.read_text
+        )
         assert self._process.poll() is None, self.log.read_text()
         said = json.loads((self.home / "server.json").read_text())
         assert said == {"url": self.url, "pid": self._process.pid}

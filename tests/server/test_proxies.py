@@ -105,7 +105,7 @@ def proxied(
             return False
 
     try:
-        until("the proxy answers", answers, told=log.read_text)
+        until("the proxy answers", answers, details=log.read_text)
         yield server, url
     finally:
         process.terminate()
@@ -166,7 +166,7 @@ def test_agent_and_large_files_behind_proxy(
                 "the experiment has ended",
                 lambda: client.experiment(number),
                 lambda one: one["state"] in {"COMPLETED", "ERROR"},
-                told=log.read_text,
+                details=log.read_text,
             )
             logs = client.get(f"/experiments/{number}/logs", limit=100)["logs"]
             assert ended["state"] == "COMPLETED", json.dumps(logs)

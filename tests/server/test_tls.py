@@ -37,7 +37,7 @@ def tls_url(tmp_path: Path, certificate: tuple[Path, Path]) -> Iterator[str]:
     process = server.spawn("--port", str(free_port()), *options)
     try:
         noted = until("it listens", lambda: read_json(server.home / "server.json"),
-                      told=server.log.read_text)  # fmt: skip
+                      details=server.log.read_text)  # fmt: skip
         yield str(noted["url"])
     finally:
         process.kill()

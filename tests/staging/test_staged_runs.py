@@ -70,7 +70,7 @@ def test_a_run_that_is_told_to_leave_while_its_data_is_staged_leaves_as_preempte
     folder = make_run(tmp_path / "run", READ, data={"stage": stage})
     with copying(to):
         process = start_launcher(folder, {})
-        until("it waits", folder.agent_log.exists, told=folder.launcher_log.read_text)
+        until("it waits", folder.agent_log.exists, details=folder.launcher_log.read_text)
         os.kill(process.pid, signal.SIGTERM)
         end = end_of(process, folder)
     assert end.exit_code == EXIT_PREEMPTED, end
@@ -121,7 +121,7 @@ def test_trials_of_a_server_show_that_they_wait_pause_meanwhile_and_copy_once(
             farm.client.post(f"/experiments/{one}/pause")
             until(
                 "they leave", activities, lambda found: found == ["None", "None"],
-                told=lambda: farm.log("one").read_text(),
+                details=lambda: farm.log("one").read_text(),
             )  # fmt: skip
             assert all(trial["state"] == "PAUSED" for trial in farm.client.trials(one))
             farm.client.post(f"/experiments/{one}/activate")
@@ -130,7 +130,7 @@ def test_trials_of_a_server_show_that_they_wait_pause_meanwhile_and_copy_once(
             "the experiment has ended",
             lambda: farm.client.experiment(one)["state"],
             lambda state: state == "COMPLETED",
-            told=lambda: farm.log("one").read_text(),
+            details=lambda: farm.log("one").read_text(),
         )
         page = farm.client.experiment_logs(one, limit=1000)
         texts = [line["text"] for line in page["logs"]]

@@ -49,7 +49,7 @@ def line_about(rank: int, path: Path, does: str) -> str:
         f"rank {rank} is missed",
         lambda: [line for line in path.read_text().splitlines() if wanted.search(line)],
         not_yet=FileNotFoundError,
-        told=lambda: path.read_text() if path.exists() else "nothing is said",
+        details=lambda: path.read_text() if path.exists() else "nothing is said",
     )[0]
 
 

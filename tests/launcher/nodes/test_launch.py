@@ -80,7 +80,7 @@ class Launched:
             "all ranks wait",
             lambda: len(list(self.folder.glob("*.pids"))),
             lambda count: count == ranks or self.process.poll() is not None,
-            told=(self.folder / "err").read_text,
+            details=(self.folder / "err").read_text,
         )
         texts = [path.read_text() for path in self.folder.glob("*.pids")]
         assert len(texts) == ranks, (self.folder / "err").read_text()

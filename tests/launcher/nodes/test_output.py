@@ -69,7 +69,7 @@ class Launched:
         until(
             what,
             lambda: look() or self.process.poll() is not None,
-            told=(self.folder / "err").read_text,
+            details=(self.folder / "err").read_text,
         )
         assert self.process.poll() is None, (self.folder / "err").read_text()
 

@@ -118,7 +118,7 @@ def cluster(folder: Path) -> Iterator[Cluster]:
             "both nodes are idle",
             made.states,
             lambda told: told.count("idle") == 2 and "idle*" not in told,
-            told=lambda: "\n".join(
+            details=lambda: "\n".join(
                 log.read_text(errors="replace")[-1500:] for log in folder.glob("*.log")
             ),
         )

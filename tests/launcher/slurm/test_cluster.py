@@ -83,7 +83,9 @@ def test_twenty_experiments_of_mixed_priority_on_two_agents_and_slurm_lose_nothi
     ids = [submit(farm, waits=True, priority=60 + number) for number in range(4)]
     ids.append(submit(farm, waits=True, priority=60, slots_per_trial=2, **pool))
     told = lambda: "\n".join(log.read_text()[-3000:] for log in farm.path.glob("*.log"))  # noqa: E731
-    until("they train", lambda: len(list(farm.gate.glob("begun_*"))), lambda n: n == 5, told=told)
+    until(
+        "they train", lambda: len(list(farm.gate.glob("begun_*"))), lambda n: n == 5, details=told
+    )
     ids.append(submit(farm, waits=False, priority=5, slots_per_trial=4, **pool))
     ids.append(submit(farm, waits=False, priority=70, slots_per_trial=1, **pool))
     ids.append(submit(farm, waits=False, priority=10, slots_per_trial=3, max_nodes=2))
@@ -97,14 +99,14 @@ def test_twenty_experiments_of_mixed_priority_on_two_agents_and_slurm_lose_nothi
         "two have saved a checkpoint and left",
         lambda: [farm.client.trials(one)[0]["latest_checkpoint"] for one in driven_away],
         all,
-        told=told,
+        details=told,
     )
     (farm.gate / "go").touch()
     until(
         "all have ended",
         lambda: Counter(farm.client.experiment(one)["state"] for one in ids),
         lambda states: states["COMPLETED"] + states["ERROR"] == 20,
-        told=told,
+        details=told,
     )
     for one in ids:
         check(farm, one)

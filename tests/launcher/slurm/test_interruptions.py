@@ -74,7 +74,7 @@ def curves(farm: Farm, experiment_id: int) -> dict[str, Any]:
         f"experiment {experiment_id} has ended",
         lambda: farm.client.experiment(experiment_id)["state"],
         lambda state: state in {"COMPLETED", "ERROR"},
-        told=told,
+        details=told,
     )
     (trial,) = farm.client.trials(experiment_id)
     assert (trial["state"], trial["restarts"]) == ("COMPLETED", 0), trial
@@ -136,7 +136,7 @@ def test_time_limit_scancel_preemption_and_lost_node_change_no_loss_and_count_as
             saved = farm.client.checkpoint(latest)["steps_completed"] if latest else 0
             return bool(hit) and saved == step + 1 and int(hit[-1]) not in holders()
 
-        until(f"it has left at step {step}", left, told=told)
+        until(f"it has left at step {step}", left, details=told)
         (farm.gate / f"go_{step}").touch()
 
     # Slurm looks at time limits every 30 s: what is left after this one is less than the grace.
@@ -149,14 +149,14 @@ def test_time_limit_scancel_preemption_and_lost_node_change_no_loss_and_count_as
     for job in urgent:
         until("the urgent job is through", lambda job=job: state_of(job), "COMPLETED".__eq__)  # type: ignore[misc]
     slurm.change("KillWait", "5")  # nothing that is told to leave needs more from here on
-    lost = until("the trial is at step 8", lambda: job_of(run_at(8, 4)), told=told)
+    lost = until("the trial is at step 8", lambda: job_of(run_at(8, 4)), details=told)
     slurm.net.cut("zls2")
     try:
         # Slurm would find that out, too, after half a minute (test_slurm.py waits for it).
         said("scontrol", "update", "nodename=n2", "state=down", "reason=gone")
         # The ranks that are left stand in a collective, until Slurm kills them.
-        until("Slurm has ended the job", lambda: state_of(lost), "NODE_FAIL".__eq__, told=told)
-        until("the trial is at step 8, on the node left", lambda: run_at(8, 2), told=told)
+        until("Slurm has ended the job", lambda: state_of(lost), "NODE_FAIL".__eq__, details=told)
+        until("the trial is at step 8, on the node left", lambda: run_at(8, 2), details=told)
         begun = time.monotonic()
     finally:
         slurm.net.mend("zls2")
@@ -165,7 +165,7 @@ def test_time_limit_scancel_preemption_and_lost_node_change_no_loss_and_count_as
         "the pool has all its slots again",
         lambda: [slot["down"] for agent in farm.client.agents() for slot in agent["slots"]],
         lambda down: down == [False] * 4,
-        told=slurm.states,
+        details=slurm.states,
     )
     until("it has run for longer than it must", time.monotonic, lambda now: now > begun + 2)
     (farm.gate / "go_8").touch()

@@ -227,7 +227,7 @@ def test_a_job_runs_over_two_nodes_and_leaves_with_a_checkpoint_and_a_lost_node_
                 for rank in range(4)
             ],
             all,
-            told=lambda: "\n".join(
+            details=lambda: "\n".join(
                 f"{log}: {log.read_text(errors='replace')[-1500:]}"
                 for log in [*folder.path.rglob("*.log"), *folder.logs.glob("*.err")]
             ),
@@ -318,6 +318,6 @@ def test_the_job_of_the_example_runs_over_two_nodes_and_is_queued_again_when_tol
         "it is queued again",
         lambda: said("scontrol", "--oneliner", "show", "job", job),
         lambda text: " Restarts=0 " not in text,
-        told=told,
+        details=told,
     )
     said("scancel", job)

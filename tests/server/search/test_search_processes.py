@@ -84,7 +84,7 @@ def ended(server: LiveServer, experiment_id: int) -> dict[str, Any]:
         "the experiment has ended",
         lambda: client.experiment(experiment_id),
         lambda one: one["state"] in {"COMPLETED", "ERROR"},
-        told=server.log.read_text,
+        details=server.log.read_text,
     )
 
 
