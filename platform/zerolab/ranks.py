@@ -8,9 +8,9 @@ and engines. What is built on it stands here once.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from zerolab.determined.names import DISTRIBUTED, missing
+from zerolab.determined import NamesReplacements
 from zerolab.errors import (
     InvalidHyperparametersError,
     PeerFailedError,
@@ -105,8 +105,8 @@ class Ranks(ABC):
         return PeerFailedError(text) if kind is None else kind(text)
 
 
-class Located:
-    """Where a rank is among the machines of a run, under Determined's names."""
+class Located(NamesReplacements):
+    """Place of a rank among the machines of a run."""
 
     rank: int
     size: int
@@ -134,12 +134,6 @@ class Located:
     def get_num_agents(self) -> int:
         """Machines, each with as many processes as this one."""
         return self.size // self.local_size
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """Say what takes the place of what Determined has here."""
-            raise missing("distributed", self, name, DISTRIBUTED)
 
 
 class OneRank(Ranks):

@@ -13,7 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from zerolab.cli.main import app
-from zerolab.determined.commands import COMMANDS as COMMANDS_OF_DETERMINED
+from zerolab.determined import replacements
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "cli.md"
 
@@ -86,7 +86,7 @@ def test_every_example_in_a_help_text_is_a_command_that_exists() -> None:
 
 
 def test_what_stands_for_a_command_of_determined_exists() -> None:
-    for theirs, text in COMMANDS_OF_DETERMINED.items():
+    for theirs, text in replacements("det ").items():
         assert f"zerolab {theirs}" not in COMMANDS
         for words in re.findall(r"`zerolab ((?:[a-z][a-z-]*\b ?)+)", text):
             name = f"zerolab {words.strip()}"

@@ -12,7 +12,7 @@ from zerolab.config import check_experiment
 from zerolab.config.experiment.entrypoint import parse_entrypoint
 from zerolab.config.experiment.model_source import FolderFiles
 from zerolab.contract.spec import Command, TrialClass
-from zerolab.determined.names import MODULES
+from zerolab.determined import replacements
 from zerolab.errors import ConfigError
 
 MODEL = """
@@ -215,14 +215,14 @@ def test_what_a_script_asks_of_determined_is_told_with_what_takes_its_place() ->
             "leave it out: `zerolab.core.init()` finds the ranks from torchrun's variables"
         ),
         "train.py:8: determined.get_cluster_info is of Determined": (
-            MODULES["determined.get_cluster_info"]
+            replacements("determined.")["get_cluster_info"]
         ),
         "train.py:9: determined.pytorch.deepspeed.Trainer is of Determined": "`zerotrial.Trainer`",
         "train.py:9: determined.util.nothing is of Determined": (
             "nothing takes its place; see docs/from_determined.md"
         ),
         "steps.py:1: determined.core is of Determined": "`zerolab.core`",
-        "steps.py:1: determined.keras is of Determined": MODULES["determined.keras"],
+        "steps.py:1: determined.keras is of Determined": replacements("determined.")["keras"],
     }
 
 

@@ -16,10 +16,11 @@ import zerolab.searcher
 import zerotrial
 import zerotrial.data.samplers
 from tests.trial.helpers import make_spec
-from zerolab.core.context import Context, TrainContext
+from zerolab.core.context import CheckpointContext, Context, PreemptContext, TrainContext
 from zerolab.core.socket_ranks import SocketRanks
-from zerolab.determined.names import CONTEXT, DISTRIBUTED, MODULES, TRAIN, TRIAL_CONTEXT
+from zerolab.determined import replacements
 from zerolab.errors import TrialError
+from zerolab.ranks import Located
 
 
 def test_deepspeed_arguments_select_engine_config(tmp_path: Path) -> None:
@@ -132,11 +133,13 @@ def test_determined_names_raise_with_replacement() -> None:
 
 def test_replacements_of_determined_names_exist() -> None:
     modules = {"zerotrial": zerotrial, "zerolab": zerolab}
-    for replacement in MODULES.values():
+    for replacement in replacements("determined.").values():
         for top, name in re.findall(r"`(zero\w+)\.([\w.]+)", replacement):
             target: object = modules[top]
             for part in name.split("."):
                 target = getattr(target, part)
-    classes = ((CONTEXT, Context), (TRAIN, TrainContext), (DISTRIBUTED, SocketRanks))
-    for table, replacement_class in (*classes, (TRIAL_CONTEXT, zerotrial.ZeroTrialContext)):
+    classes = (Context, TrainContext, CheckpointContext, PreemptContext, Located)
+    for replacement_class in (*classes, zerotrial.ZeroTrialContext):
+        table = replacements(f"{replacement_class.__name__}.")
+        assert table
         assert not set(table) & set(dir(replacement_class))

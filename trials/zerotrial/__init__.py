@@ -84,6 +84,12 @@ __all__ = [
 ]
 
 
+_OF_DEEPSPEED = frozenset(
+    {"accelerator", "checkpointing", "comm", "get_accelerator", "ops", "pipe", "utils", "zero"}
+)
+"""Names of the module ``deepspeed`` beside ``initialize``."""
+
+
 def __getattr__(name: str) -> Any:
     if name not in _EXPORTS:
         raise _missing_name_error(name)
@@ -94,23 +100,16 @@ def __getattr__(name: str) -> Any:
 
 
 def _missing_name_error(name: str) -> Exception:
-    """Make the error for a missing name, with a hint for names of Determined and DeepSpeed.
+    """Make the error for a missing name, with a hint for names of Determined and DeepSpeed."""
+    from zerolab.determined import import_error
 
-    The hint is in an ImportError, since ``from zerotrial import`` replaces the text of an
-    AttributeError.
-    """
-    from zerolab.determined.names import OF_DEEPSPEED, short_names
-
-    if name in OF_DEEPSPEED:
+    if name in _OF_DEEPSPEED:
         alternative = "`import deepspeed` has it, with `environment: {deepspeed: zerolab}`"
         return ImportError(f"zerotrial has no {name!r}; {alternative}", name="zerotrial")
-    for module in ("determined.pytorch.deepspeed", "determined.pytorch", "determined"):
-        replacement = short_names(module).get(name)
-        if replacement is not None:
-            return ImportError(
-                f"zerotrial has no {name!r}; instead: {replacement}", name="zerotrial"
-            )
-    return AttributeError(f"module 'zerotrial' has no attribute {name!r}")
+    parents = ("determined.pytorch.deepspeed", "determined.pytorch", "determined")
+    return import_error("zerotrial", name, *parents) or AttributeError(
+        f"module 'zerotrial' has no attribute {name!r}"
+    )
 
 
 def __dir__() -> list[str]:

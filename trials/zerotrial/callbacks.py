@@ -4,17 +4,12 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from zerolab.determined import replacements
 from zerolab.schema.section import suggest
 
 __all__ = ["Callback", "CallbackList"]
 
 logger = logging.getLogger(__name__)
-
-_RENAMED_METHODS = {
-    "on_checkpoint_end": "on_checkpoint_write_end",
-    "trial_cleanup": "on_trial_shutdown",
-}
-"""Callback methods of Determined that have another name here."""
 
 
 class Callback:
@@ -106,12 +101,11 @@ class CallbackList:
 
 def _warn_of_unknown_methods(name: str, callback_class: type) -> None:
     """Warn of methods with a callback's name that the loop never calls."""
+    replaced = replacements("Callback.")
     methods = [name for name in dir(Callback) if name.startswith("on_")]
     for method in dir(callback_class):
-        if method in _RENAMED_METHODS:
-            logger.warning(
-                "callback %r: %s is never called; define %s", name, method, _RENAMED_METHODS[method]
-            )
+        if method in replaced:
+            logger.warning("callback %r: %s is never called; %s", name, method, replaced[method])
         elif method.startswith("on_") and method not in methods:
             suggestion = suggest(method, methods)
             logger.warning(

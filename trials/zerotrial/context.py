@@ -10,7 +10,7 @@ import torch
 from zerolab.contract.hparam_reads import hand_out, tracked
 from zerolab.contract.names import metric_name_problem
 from zerolab.contract.spec import RunSpec
-from zerolab.determined.names import TRIAL_CONTEXT, missing
+from zerolab.determined import NamesReplacements
 from zerolab.errors import TrialError
 from zerolab.schema.section import suggest
 from zerotrial.compat.engine_view import EngineView, view_of
@@ -29,7 +29,7 @@ __all__ = ["ZeroTrialContext"]
 logger = logging.getLogger(__name__)
 
 
-class ZeroTrialContext:
+class ZeroTrialContext(NamesReplacements):
     """Interface of a trial's code to the platform.
 
     The harness or :func:`zerotrial.init` makes it. A trial gets it in ``__init__``.
@@ -372,11 +372,6 @@ class ZeroTrialContext:
         """Return whether the trial's TensorBoard writer gets reported metrics."""
         return self._tensorboard_logging
 
-    def __getattr__(self, name: str) -> Any:
-        """Raise an error that names the replacement of a Determined attribute."""
-        suggestion = suggest(name, _public(type(self)))
-        raise missing("the trial context", self, name, TRIAL_CONTEXT, suggestion)
-
     # For the controller
 
     def use_run(self, spec: RunSpec) -> None:
@@ -415,7 +410,3 @@ class ZeroTrialContext:
         if self._tensorboard is not None:
             self._tensorboard.close()
             self._tensorboard = None
-
-
-def _public(context_class: type) -> list[str]:
-    return [name for name in dir(context_class) if name[0] != "_"]

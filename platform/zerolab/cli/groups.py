@@ -1,11 +1,9 @@
-"""Groups of commands: other words for their names, and what Determined's commands are here."""
+"""Groups of CLI commands, with abbreviations and hints for Determined's commands."""
 
 from difflib import get_close_matches
 from typing import Any
 
 from typer.core import TyperGroup
-
-from zerolab.determined.commands import instead_of_command
 
 __all__ = ["Group", "Root"]
 
@@ -23,7 +21,7 @@ _GROUPS |= {
 
 
 class Group(TyperGroup):
-    """A group of commands that knows what Determined calls otherwise."""
+    """Group of commands that hints at the replacement of an unknown command."""
 
     aliases = {"ls": "list"}  # noqa: RUF012 - of the class
     """Other words for its commands."""
@@ -33,17 +31,17 @@ class Group(TyperGroup):
         return super().get_command(ctx, self.aliases.get(cmd_name, cmd_name))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command that is meant; say what one of Determined's is here."""
+        """Find a command, or fail with its replacement or a similar name."""
         if args and self.get_command(ctx, args[0]) is None:
+            from zerolab.determined import command_replacement
+
             words, parent = [args[0]], ctx
             while parent.parent is not None:
                 words.insert(0, parent.command.name)
                 parent = parent.parent
-            instead = instead_of_command(*words)
-            if instead is not None:
-                ctx.fail(
-                    f"No such command {args[0]!r}. What `det {' '.join(words)}` did: {instead}"
-                )
+            text = command_replacement(*words)
+            if text is not None:
+                ctx.fail(f"No such command {args[0]!r}. What `det {' '.join(words)}` did: {text}")
             close = get_close_matches(args[0], sorted({*self.commands} - _NEVER_SUGGESTED))
             meant = f" Did you mean {', '.join(map(repr, close))}?" if close else ""
             ctx.fail(f"No such command {args[0]!r}.{meant}")

@@ -24,8 +24,7 @@ from zerolab.config.experiment.experiment_config import ExperimentConfig
 from zerolab.config.experiment.refused import OTHER_SEARCHERS, REFUSED_FIELDS
 from zerolab.config.experiment.sections import StageConfig
 from zerolab.config.refusing import Refused
-from zerolab.determined.commands import COMMANDS
-from zerolab.determined.names import MODULES
+from zerolab.determined import replacements
 from zerolab.schema.hints import HINT
 from zerolab.schema.lengths import Length
 from zerolab.schema.section import Section, choices_of, section_of
@@ -197,9 +196,13 @@ TABLES = {
         ("value", "what the message says"),
         {f"searcher.name: {name}": text for name, text in OTHER_SEARCHERS.items()},
     ),
-    "determined names": lambda: _pairs(("in Python", "here"), MODULES),
+    "determined names": lambda: _pairs(
+        ("in Python", "here"),
+        {f"determined.{name}": text for name, text in replacements("determined.").items()},
+    ),
     "determined commands": lambda: _pairs(
-        ("Determined", "here"), {f"det {words}": text for words, text in COMMANDS.items()}
+        ("Determined", "here"),
+        {f"det {words}": text for words, text in replacements("det ").items()},
     ),
 }
 """Name of a marker to what stands between it and its end."""

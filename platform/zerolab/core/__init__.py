@@ -33,6 +33,7 @@ from zerolab.contract.spec import (
 from zerolab.contract.storage import StorageAddress
 from zerolab.core.context import Context
 from zerolab.core.socket_ranks import SocketRanks
+from zerolab.determined import import_error, replacements
 from zerolab.errors import ConfigError, StorageError
 from zerolab.storage.opening import check_installed
 from zerolab.storage.store import CheckpointStore, local_owner
@@ -53,7 +54,7 @@ def init(
     directory: Path | str | None = None,
     checkpoint_storage: Mapping[str, Any] | str | None = None,
     timeout_s: float = 1800.0,
-    **of_determined: Any,
+    **unsupported: Any,
 ) -> Context:
     """Join the run that this process belongs to, or begin one without a server.
 
@@ -68,18 +69,20 @@ def init(
             URL such as ``s3://bucket/prefix``, or a block ``checkpoint_storage`` as experiment
             files have it. What lies there already is continued. Ignored under a server.
         timeout_s: Longest wait for the other ranks in a collective, in seconds.
-        of_determined: Arguments that Determined's has, and this one has not.
+        unsupported: Arguments of Determined's ``init``, refused with their replacement.
 
     Raises:
-        TypeError: If there are such arguments; it says what takes the place of each.
+        TypeError: If there are unsupported arguments.
         ConfigError: If ``checkpoint_storage`` cannot be read or its package is missing, torchrun's
             variables are incomplete, or the run spec cannot be read.
         StorageError: If checkpoints cannot be written where they would go.
         SystemExit: The same under a server, with the code that has the run wait for its storage.
         ZerolabError: If the ranks do not find each other in time.
     """
-    if of_determined:
-        raise TypeError("; ".join(f"init() has no {_argument(name)}" for name in of_determined))
+    if unsupported:
+        hints = {key.rstrip(")"): f": {text}" for key, text in replacements("init(").items()}
+        problems = [f"init() has no argument {key!r}{hints.get(key, '')}" for key in unsupported]
+        raise TypeError("; ".join(problems))
     spec_path = os.environ.get(ENV_RUN_SPEC)
     if spec_path:
         info = _read(Path(spec_path))
@@ -126,26 +129,16 @@ def init(
     return context
 
 
-def _argument(name: str) -> str:
-    from zerolab.determined.names import INIT_ARGUMENTS
-
-    hint = f": {INIT_ARGUMENTS[name]}" if name in INIT_ARGUMENTS else ""
-    return f"argument {name!r}{hint}"
-
-
 def __getattr__(name: str) -> Any:
-    """Say what takes the place of a name of Determined's.
+    """Raise an error with the replacement of one of Determined's names.
 
     Raises:
-        ImportError: If it is one; ``from zerolab.core import`` keeps the text of that alone.
-        AttributeError: If it is none.
+        ImportError: If Determined has the name.
+        AttributeError: If it does not.
     """
-    from zerolab.determined.names import short_names
-
-    instead = short_names("determined.core").get(name)
-    if instead is not None:
-        raise ImportError(f"zerolab.core has no {name!r}; instead: {instead}", name=__name__)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise import_error(__name__, name, "determined.core") or AttributeError(
+        f"module {__name__!r} has no attribute {name!r}"
+    )
 
 
 def _try_storage(store: CheckpointStore, ranks: SocketRanks) -> None:

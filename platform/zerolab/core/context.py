@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from zerolab.config.experiment.run_overrides import determined_by_run
 from zerolab.contract.hparam_reads import hand_out, tracked, warn_of_unread
@@ -25,7 +25,7 @@ from zerolab.core.checkpoint_writer import CheckpointSaver
 from zerolab.core.machine_metrics import Machines, Sample
 from zerolab.core.preemption import DirectivePoller, SigtermFlag
 from zerolab.core.socket_ranks import SocketRanks
-from zerolab.determined.names import CHECKPOINT, CONTEXT, PREEMPT, TRAIN, missing
+from zerolab.determined import NamesReplacements
 from zerolab.errors import (
     ConfigError,
     InvalidHyperparametersError,
@@ -44,7 +44,7 @@ Which = str | CheckpointRef
 """A checkpoint: its uuid, or :attr:`TrainContext.latest_checkpoint` itself."""
 
 
-class TrainContext:
+class TrainContext(NamesReplacements):
     """Hyperparameters in, metrics out.
 
     Every rank may report; only what the chief reports counts. What its machine does meanwhile is
@@ -181,14 +181,8 @@ class TrainContext:
         if self._reporter is not None:
             self._reporter.report_progress(progress)
 
-    if not TYPE_CHECKING:
 
-        def __getattr__(self, name: str) -> Any:
-            """Say what takes the place of what Determined has here."""
-            raise missing("context.train", self, name, TRAIN)
-
-
-class CheckpointContext:
+class CheckpointContext(NamesReplacements):
     """Checkpoints that are complete or not there, and that the server knows of."""
 
     def __init__(
@@ -333,14 +327,8 @@ class CheckpointContext:
     def _rank(self) -> int:
         return self._distributed.rank
 
-    if not TYPE_CHECKING:
 
-        def __getattr__(self, name: str) -> Any:
-            """Say what takes the place of what Determined has here."""
-            raise missing("context.checkpoint", self, name, CHECKPOINT)
-
-
-class PreemptContext:
+class PreemptContext(NamesReplacements):
     """Whether to save a checkpoint and leave."""
 
     def __init__(
@@ -378,14 +366,8 @@ class PreemptContext:
         """Whether this rank has been asked; others may not have been, and nothing is decided."""
         return bool(self._sigterm) or (self._poller is not None and self._poller.should_preempt)
 
-    if not TYPE_CHECKING:
 
-        def __getattr__(self, name: str) -> Any:
-            """Say what takes the place of what Determined has here."""
-            raise missing("context.preempt", self, name, PREEMPT)
-
-
-class Context:
+class Context(NamesReplacements):
     """What ``zerolab.core.init()`` returns; use it in a ``with`` block.
 
     At the end of the block everything reported is shipped. When the script runs under a server
@@ -486,12 +468,6 @@ class Context:
                 self._results = None
         self._sigterm.restore()
         self.distributed.close()
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """Say what takes the place of what Determined has here."""
-            raise missing("the context", self, name, CONTEXT)
 
     def show_results_in(self, directory: Path) -> None:
         """Print where the results of a run without a server go, and at its end where they are."""

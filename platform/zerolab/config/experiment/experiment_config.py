@@ -8,7 +8,11 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from zerolab.config.experiment.entrypoint import parse_entrypoint
-from zerolab.config.experiment.refused import REFUSED_FIELDS, STRANGERS
+from zerolab.config.experiment.refused import (
+    OTHER_SEARCHER_KEYS,
+    OTHER_SEARCHERS,
+    REFUSED_FIELDS,
+)
 from zerolab.config.experiment.resources import ResourcesConfig, resource_problems
 from zerolab.config.experiment.sections import (
     EnvironmentConfig,
@@ -191,7 +195,7 @@ def parse_experiment(content: Mapping[str, Any]) -> ExperimentFile:
     unfit = plain_problems(content)
     if unfit:
         return ExperimentFile(None, unfit, frozenset())
-    content, problems = _without_strangers(content)
+    content, problems = _without_other_searcher(content)
     rest, refused, _ = take_refused(content, REFUSED_FIELDS, _OPAQUE)
     config, wrong, paths = validate(ExperimentConfig, without_nulls(rest, _OPAQUE))
     problems += refused + [_with_remedy(line) for line in wrong] + list(_mask_problems(rest))
@@ -239,23 +243,25 @@ _OPAQUE = frozenset({"hyperparameters", "data"})
 """Blocks whose content is the user's own."""
 
 
-def _without_strangers(content: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Name a searcher of Determined that does not exist here, in one line.
+def _without_other_searcher(content: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Refuse a searcher that Determined calls otherwise, in one line.
 
     Returns:
-        The file with known ones in their place, so that what else is wrong can still be told,
-        and the problems.
+        The file with a known searcher instead, so that its other mistakes are found, and the
+        problems.
     """
-    problems: list[str] = []
-    kept = dict(content)
-    for block, (key, table, fields, stand_in) in STRANGERS.items():
-        values = content.get(block)
-        chosen = values.get(key) if isinstance(values, Mapping) else None
-        if isinstance(values, Mapping) and isinstance(chosen, str) and chosen in table:
-            known = {name: value for name, value in values.items() if name not in fields}
-            kept[block] = stand_in | known | {key: stand_in[key]}
-            problems.append(f"{block}.{key}: {table[chosen]}, got {chosen!r}")
-    return kept, problems
+    searcher = content.get("searcher")
+    name = searcher.get("name") if isinstance(searcher, Mapping) else None
+    if (
+        not isinstance(searcher, Mapping)
+        or not isinstance(name, str)
+        or name not in OTHER_SEARCHERS
+    ):
+        return dict(content), []
+    known = {key: value for key, value in searcher.items() if key not in OTHER_SEARCHER_KEYS}
+    accepted = {"max_trials": 1, "max_length": 1} | known | {"name": "random"}
+    problem = f"searcher.name: {OTHER_SEARCHERS[name]}, got {name!r}"
+    return {**content, "searcher": accepted}, [problem]
 
 
 def _checks(config: ExperimentConfig) -> Iterator[str]:

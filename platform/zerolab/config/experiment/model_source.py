@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from zerolab.config.experiment.entrypoint import what_python_runs
 from zerolab.contract.spec import Command, TrialClass
-from zerolab.determined.source import problems_of
+from zerolab.determined import scan_script
 from zerolab.schema.section import suggest
 from zerolab.syntax import (
     imported_files,
@@ -90,7 +90,7 @@ def entrypoint_problem(
 def determined_problems(
     entrypoint: object, model: ModelFiles, environment: Mapping[str, str]
 ) -> list[str]:
-    """Name what the entrypoint's source asks of Determined, and what takes the place of each.
+    """Find Determined's names in the entrypoint's source, with the replacement of each.
 
     Args:
         entrypoint: As the experiment file says it, refused or not.
@@ -101,7 +101,7 @@ def determined_problems(
     path = _entry_file(entrypoint, model)
     if path is None:
         return []
-    return [f"entrypoint: {problem}" for problem in problems_of(path, model.read, search_path)]
+    return [f"entrypoint: {problem}" for problem in scan_script(path, model.read, search_path)]
 
 
 def source_problems(entrypoint: object, model: ModelFiles) -> list[str]:

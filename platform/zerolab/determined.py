@@ -1,0 +1,211 @@
+"""Replacements of Determined's names, commands and keys, for messages and docs.
+
+``determined.json`` is the one table. A key is what a user of Determined types: ``det experiment
+create`` (command), ``determined.core.init`` (Python name, for itself and all below it),
+``init(preempt_mode)`` (argument of ``zerolab.core.init``), ``TrainContext.log`` (attribute of one
+of our classes), ``Callback.trial_cleanup`` (method of a callback), ``experiment.workspace`` (key of
+an experiment file), ``searcher.name: adaptive``. The value says what to use here.
+"""
+
+import ast
+import importlib.util
+import json
+import posixpath
+from collections.abc import Callable, Collection, Iterable, Iterator
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zerolab.syntax import imported_files, imported_modules, module_paths, parsed
+
+__all__ = [
+    "NamesReplacements",
+    "command_replacement",
+    "import_error",
+    "replacements",
+    "scan_script",
+]
+
+ReadFile = Callable[[str], bytes | None]
+"""Reads a file of the model directory by its path; None when it does not exist."""
+
+_ABBREVIATIONS = {
+    "cmd": "command",
+    "lc": "list-checkpoints",
+    "lt": "list-trials",
+    "rp": "resource-pool",
+    "tb": "tensorboard",
+    "tpl": "template",
+    "u": "update",
+}
+
+_RUNNERS = (
+    *("determined.core", "determined.experimental.core_v2", "determined.experimental.unmanaged"),
+    *("determined.get_cluster_info", "determined.keras", "determined.launch"),
+    *("determined.lightning", "determined.pytorch", "determined.searcher"),
+    "determined.transformers",
+)
+"""Names with which a script needs Determined to run it; other names work in any script."""
+
+
+@cache
+def _table() -> dict[str, str]:
+    text = Path(__file__).with_suffix(".json").read_text(encoding="utf-8")
+    table: dict[str, str] = json.loads(text)
+    return table
+
+
+def replacements(prefix: str) -> dict[str, str]:
+    """Return the entries whose key begins with a prefix, without the prefix.
+
+    Example:
+        ``replacements("det ")["experiment create"]``
+    """
+    return {
+        key.removeprefix(prefix): text for key, text in _table().items() if key.startswith(prefix)
+    }
+
+
+def command_replacement(*words: str) -> str | None:
+    """Return what replaces a command of ``det``, e.g. ``("user", "login")``; None if unknown."""
+    table = _table()
+    full = " ".join(_ABBREVIATIONS.get(word, word) for word in words)
+    return table.get(f"det {full}") or table.get(f"det {' '.join(words)}")
+
+
+def import_error(module: str, name: str, *parents: str) -> ImportError | None:
+    """Make the error for a missing module attribute that Determined has; None if it has none.
+
+    It is an ImportError because ``from module import name`` drops the text of an AttributeError.
+
+    Args:
+        module: Name of our module.
+        name: The attribute.
+        parents: Determined's modules that may have it, e.g. ``determined.core``.
+    """
+    for parent in parents:
+        text = _table().get(f"{parent}.{name}")
+        if text is not None:
+            return ImportError(f"{module} has no {name!r}; instead: {text}", name=module)
+    return None
+
+
+class NamesReplacements:
+    """Base class whose error for a missing attribute names the replacement."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise an AttributeError with Determined's replacement, or with a similar name."""
+            kind = type(self)
+            texts = (_table().get(f"{base.__name__}.{name}") for base in kind.__mro__)
+            hint = next((f"; {text}" for text in texts if text), "")
+            if not hint:
+                public = [known for known in dir(kind) if not known.startswith("_")]
+                close = get_close_matches(name, public, 1)
+                hint = f"; did you mean {close[0]!r}?" if close else ""
+            message = f"{kind.__name__} has no attribute {name!r}{hint}"
+            raise AttributeError(message, name=name, obj=self)
+
+
+def scan_script(entry: str, read: ReadFile, search_path: Collection[str] = ()) -> list[str]:
+    """Find Determined's names in a script, which is read as text and never imported.
+
+    Only imports at the top of a file count: one inside ``try``, ``if`` or a function may be meant
+    for another platform. Files of the model directory that are imported so are read as well.
+
+    Args:
+        entry: Path in the model directory of the script or of the trial class's module.
+        read: Reads such files.
+        search_path: Folders of ``PYTHONPATH``; those outside of the model directory may hold a
+            package named ``determined``.
+
+    Returns:
+        One line for each name with its first place and its replacement. Empty where the script
+        does not need Determined to run it, or may import another package of that name.
+    """
+    if any(posixpath.normpath(folder).startswith(("..", "/")) for folder in search_path):
+        return []
+    if _other_package_installed():
+        return []
+    places: dict[str, str] = {}
+    for path, source in imported_files(entry, read):
+        tree = parsed(source)
+        if tree is None:
+            continue
+        if _has_local_package(tree, (".", posixpath.dirname(entry), *search_path), read):
+            return []
+        for line, name in _used_names(tree):
+            places.setdefault(_known_part(name) or name, f"{path}:{line}")
+    if not any(f"{name}.".startswith(f"{runner}.") for name in places for runner in _RUNNERS):
+        return []
+    return [
+        f"{place}: {name} is of Determined; instead: "
+        f"{_table().get(name, 'nothing takes its place; see docs/from_determined.md')}"
+        for name, place in places.items()
+    ]
+
+
+def _known_part(name: str) -> str | None:
+    """Return the longest leading part of a dotted name that is in the table."""
+    parts = name.split(".")
+    leading = (".".join(parts[:end]) for end in range(len(parts), 1, -1))
+    return next((part for part in leading if part in _table()), None)
+
+
+def _has_local_package(tree: ast.Module, folders: Iterable[str], read: ReadFile) -> bool:
+    """Return whether a file imports a ``determined`` of the model directory."""
+    names = {"determined", *filter(_is_determined, imported_modules(tree))}
+    return any(
+        read(posixpath.normpath(posixpath.join(folder, path))) is not None
+        for folder in folders
+        for name in names
+        for path in module_paths(name)
+    )
+
+
+def _other_package_installed() -> bool:
+    """Return whether an unrelated ``determined`` is installed; Determined's has an ``ipc``."""
+    try:
+        spec = importlib.util.find_spec("determined")
+    except (ImportError, ValueError):
+        return False
+    if spec is None or spec.origin is None:  # the latter: a folder without __init__.py
+        return False
+    file = Path(spec.origin)
+    return file.name != "__init__.py" or not (file.parent / "ipc.py").is_file()
+
+
+def _is_determined(module: str) -> bool:
+    return module.partition(".")[0] == "determined"
+
+
+def _used_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield line and dotted name of each use of Determined in a file."""
+    known: dict[str, str] = {}  # name in the file: Determined's name
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if _is_determined(alias.name):
+                    name = alias.name if alias.asname else "determined"
+                    known[alias.asname or name] = name
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            module = node.module or ""
+            for alias in node.names if _is_determined(module) else ():
+                name = f"{module}.{alias.name}"
+                known[alias.asname or alias.name] = name
+                if _known_part(name) is not None:
+                    yield node.lineno, name
+    # ast.walk yields an attribute before its inner ones, so only whole chains `a.b.c` are used.
+    inner: set[ast.AST] = set()
+    for use in ast.walk(tree):
+        if isinstance(use, ast.Attribute) and use not in inner:
+            parts: list[str] = []
+            value: ast.expr = use
+            while isinstance(value, ast.Attribute):
+                inner.add(value)
+                parts.insert(0, value.attr)
+                value = value.value
+            if isinstance(value, ast.Name) and value.id in known:
+                yield use.lineno, ".".join([known[value.id], *parts])
