@@ -1,7 +1,7 @@
-"""The scheduler against a model: what must hold in every round, whatever is asked.
+"""Scheduler against a model of its rules under random arrivals, ends, preemptions and rounds.
 
-A cluster lives through arrivals, ends, preemptions and rounds. The model knows nothing of how a
-decision is made: it keeps its own books, and tries every order in which runs could end.
+The model is independent of the implementation. It has its own accounts, and tries every order in
+which runs could end.
 """
 
 import itertools
@@ -22,7 +22,7 @@ from zerolab.scheduler import (
     Job,
     Policy,
     Request,
-    lendable,
+    backfill_limit,
     schedule,
 )
 
@@ -86,7 +86,7 @@ WIDE = {  # slots, max_agents, unit, fewer
 
 
 def wide_jobs(job_id: int) -> st.SearchStrategy[Job]:
-    """Jobs whose trials may lie over several agents, and begin with fewer slots than they want."""
+    """Jobs whose trials may span several agents, or start with fewer slots."""
 
     def widened(job: Job, shape: str) -> Job:
         slots, most, unit, fewer = WIDE[shape]
@@ -101,28 +101,33 @@ def charged(job: Job, group: str) -> bool:
 
 
 def limits(cluster: Cluster, job: Job) -> dict[str, int]:
-    mine = {group: most for group, most in cluster.quotas.items() if charged(job, group)}
-    own = {} if job.max_slots is None else {f"experiment:{job.job_id}": job.max_slots}
-    return mine | own
+    shared = {group: most for group, most in cluster.quotas.items() if charged(job, group)}
+    per_job = {} if job.max_slots is None else {f"experiment:{job.job_id}": job.max_slots}
+    return shared | per_job
 
 
-def used(held: Iterable[Allocation], group: str) -> int:
-    return sum(len(ids) for run in held if charged(run.job, group) for ids in run.slots.values())
+def used(allocations: Iterable[Allocation], group: str) -> int:
+    return sum(
+        len(ids) for run in allocations if charged(run.job, group) for ids in run.slots.values()
+    )
 
 
-def could_start(cluster: Cluster, request: Request, held: Sequence[Allocation]) -> bool:
-    """Whether a trial has room, with these runs there; by the plainest possible count."""
+def could_start(cluster: Cluster, request: Request, allocations: Sequence[Allocation]) -> bool:
+    """Whether a trial could start beside these runs, by the simplest count."""
     job = request.job
-    free = list(free_slots(cluster, request, held).values())
+    free = list(free_slots(cluster, request, allocations).values())
     return any(
-        has_room(job, size, free)
-        and all(used(held, group) + size <= most for group, most in limits(cluster, job).items())
+        slots_fit(job, size, free)
+        and all(
+            used(allocations, group) + size <= most for group, most in limits(cluster, job).items()
+        )
         for size in (job.slots, *job.fewer)
     )
 
 
-def has_room(job: Job, size: int, free: Sequence[int]) -> bool:
-    """Whether so many slots are free on one agent, or in whole ranks on as many as there may be."""
+def slots_fit(job: Job, size: int, free: Sequence[int]) -> bool:
+    """Whether the slots are free on one agent, or in whole ranks on the allowed number of
+    agents."""
     if any(count >= size for count in free):
         return True
     most = 1 if job.single_agent else job.max_agents or len(free)
@@ -130,10 +135,12 @@ def has_room(job: Job, size: int, free: Sequence[int]) -> bool:
     return most > 1 and sum(shares[:most]) >= size
 
 
-def free_slots(cluster: Cluster, request: Request, held: Sequence[Allocation]) -> dict[int, int]:
-    taken = {(a, slot) for run in held for a, ids in run.slots.items() for slot in ids}
+def free_slots(
+    cluster: Cluster, request: Request, allocations: Sequence[Allocation]
+) -> dict[int, int]:
+    used_slots = {(a, slot) for run in allocations for a, ids in run.slots.items() for slot in ids}
     return {
-        agent.agent_id: sum((agent.agent_id, slot) not in taken for slot in agent.slots)
+        agent.agent_id: sum((agent.agent_id, slot) not in used_slots for slot in agent.slots)
         for agent in cluster.agents
         if agent.pool == request.job.pool
         and not agent.closed
@@ -141,21 +148,23 @@ def free_slots(cluster: Cluster, request: Request, held: Sequence[Allocation]) -
     }
 
 
-def ghosts(slots: Mapping[int, Sequence[int]]) -> dict[int, tuple[int, ...]]:
-    """As many slots of the same agents, that nobody has: :func:`delays` takes real ones away."""
+def unused_slots(slots: Mapping[int, Sequence[int]]) -> dict[int, tuple[int, ...]]:
+    """Return as many unused slot ids of the same agents; :func:`delays` removes real slots."""
     return {agent: tuple(range(1000, 1000 + len(ids))) for agent, ids in slots.items()}
 
 
 def on(cluster: Cluster, agent_id: int, request: Request) -> Allocation:
-    """Some slots of an agent, as a run of ``request`` would hold them: which ones is no matter."""
-    return Allocation(999, request.job, ghosts({agent_id: range(request.job.slots)}))
+    """Return an allocation of ``request`` on an agent; the slot ids do not matter."""
+    return Allocation(999, request.job, unused_slots({agent_id: range(request.job.slots)}))
 
 
-def delays(cluster: Cluster, first: Request, extra: Allocation, held: Sequence[Allocation]) -> bool:
+def delays(
+    cluster: Cluster, first: Request, extra: Allocation, allocations: Sequence[Allocation]
+) -> bool:
     """Whether some order of ends makes ``first`` wait longer because of ``extra``."""
-    smaller = shrunk(cluster, extra, held)
-    for number in range(len(held) + 1):
-        for staying in itertools.combinations(held, number):
+    smaller = shrunk(cluster, extra, allocations)
+    for number in range(len(allocations) + 1):
+        for staying in itertools.combinations(allocations, number):
             if could_start(cluster, first, staying) and not could_start(
                 smaller, first, [*staying, extra]
             ):
@@ -163,54 +172,61 @@ def delays(cluster: Cluster, first: Request, extra: Allocation, held: Sequence[A
     return False
 
 
-def shrunk(cluster: Cluster, extra: Allocation, held: Sequence[Allocation]) -> Cluster:
-    """The cluster without as many slots as ``extra`` takes, of those that nobody holds."""
-    taken = {(a, slot) for run in held for a, ids in run.slots.items() for slot in ids}
+def shrunk(cluster: Cluster, extra: Allocation, allocations: Sequence[Allocation]) -> Cluster:
+    """Return the cluster without as many free slots as ``extra`` takes."""
+    used_slots = {(a, slot) for run in allocations for a, ids in run.slots.items() for slot in ids}
     smaller = []
     for agent in cluster.agents:
-        free = [slot for slot in agent.slots if (agent.agent_id, slot) not in taken]
-        gone = free[: len(extra.slots.get(agent.agent_id, ()))]
-        left = tuple(slot for slot in agent.slots if slot not in gone)
-        smaller.append(replace(agent, slots=left))
+        free = [slot for slot in agent.slots if (agent.agent_id, slot) not in used_slots]
+        removed = free[: len(extra.slots.get(agent.agent_id, ()))]
+        remaining = tuple(slot for slot in agent.slots if slot not in removed)
+        smaller.append(replace(agent, slots=remaining))
     return Cluster(smaller, cluster.policies, cluster.quotas)
 
 
-def check_books(cluster: Cluster, before: Sequence[Allocation], decision: Decision) -> None:
-    """No slot twice, all or none, nothing on closed agents, and no quota exceeded."""
-    held = [*before]
-    there = {agent.agent_id: agent for agent in cluster.agents}
-    taken = Counter((a, slot) for run in before for a, ids in run.slots.items() for slot in ids)
+def check_accounts(cluster: Cluster, before: Sequence[Allocation], decision: Decision) -> None:
+    """Check that slots are exclusive, starts complete, agents open and quotas kept."""
+    allocations = [*before]
+    agents_by_id = {agent.agent_id: agent for agent in cluster.agents}
+    used_slots = Counter(
+        (a, slot) for run in before for a, ids in run.slots.items() for slot in ids
+    )
     for start in decision.start:
         job = start.request.job
         assert sum(map(len, start.slots.values())) in {job.slots, *job.fewer}
         most = 1 if job.single_agent else job.max_agents
-        assert len(start.slots) <= (most or len(there))
+        assert len(start.slots) <= (most or len(agents_by_id))
         assert len(start.slots) == 1 or all(
             len(ids) % job.unit == 0 for ids in start.slots.values()
         )
         for agent_id, ids in start.slots.items():
-            agent = there[agent_id]
+            agent = agents_by_id[agent_id]
             assert agent.pool == job.pool
             assert not agent.closed
             assert agent_id not in start.request.excluded
             assert set(ids) <= set(agent.slots)
-            taken.update((agent_id, slot) for slot in ids)
-        held.append(Allocation(0, job, start.slots))
+            used_slots.update((agent_id, slot) for slot in ids)
+        allocations.append(Allocation(0, job, start.slots))
         for group, most in limits(cluster, job).items():
-            assert used(held, group) <= most
-    assert all(number == 1 for number in taken.values())
+            assert used(allocations, group) <= most
+    assert all(number == 1 for number in used_slots.values())
 
 
-def turn_of(cluster: Cluster, request: Request, held: Sequence[Allocation]) -> tuple[float, ...]:
-    """Where a request stands, by the documents: priority, then share, then place in the queue."""
+def order_of(
+    cluster: Cluster, request: Request, allocations: Sequence[Allocation]
+) -> tuple[float, ...]:
+    """Return the documented order of a request: priority, then share, then position."""
     job = request.job
     policy = cluster.policies.get(job.pool, Policy.FAIR_SHARE)
-    mine = sum(
-        len(ids) for run in held if run.job.job_id == job.job_id for ids in run.slots.values()
+    job_slots = sum(
+        len(ids)
+        for run in allocations
+        if run.job.job_id == job.job_id
+        for ids in run.slots.values()
     )
     return (
         42 if policy == Policy.FIFO else job.priority,
-        mine / job.weight if policy == Policy.FAIR_SHARE else 0,
+        job_slots / job.weight if policy == Policy.FAIR_SHARE else 0,
         job.position,
         request.trial_id,
     )
@@ -219,97 +235,123 @@ def turn_of(cluster: Cluster, request: Request, held: Sequence[Allocation]) -> t
 def check_order(
     cluster: Cluster, waiting: Sequence[Request], before: Sequence[Allocation], decision: Decision
 ) -> None:
-    """Nobody starts while the first of all that wait has room, nor where that delays it.
+    """Check that nothing starts while the first request fits, nor where that delays it.
 
-    The second is looked at where the first waits for slots alone, and no quota counts for it.
+    Delays are checked only if the first request waits for slots alone, without quotas.
     """
-    held = [*before]
-    left = Counter({one.trial_id: one.trials for one in waiting})
-    left.subtract(start.request.trial_id for start in decision.start)
-    stay = [one for one in waiting if left[one.trial_id] > 0 and could_start(cluster, one, [])]
+    allocations = [*before]
+    remaining = Counter({candidate.trial_id: candidate.trials for candidate in waiting})
+    remaining.subtract(start.request.trial_id for start in decision.start)
+    stay = [
+        candidate
+        for candidate in waiting
+        if remaining[candidate.trial_id] > 0 and could_start(cluster, candidate, [])
+    ]
     for start in decision.start:
-        mine = Allocation(0, start.request.job, start.slots)
-        first = min(stay, key=lambda one: turn_of(cluster, one, held), default=start.request)
-        if turn_of(cluster, first, held) < turn_of(cluster, start.request, held):
-            assert not could_start(cluster, first, held), (first, start)
-            alone = first.job.single_agent and start.request.job.single_agent
-            if alone and not limits(cluster, first.job) and len(held) <= 6:
-                extra = Allocation(999, start.request.job, ghosts(start.slots))
-                assert not delays(cluster, first, extra, held), (first, start)
-        held.append(mine)
+        allocation = Allocation(0, start.request.job, start.slots)
+        first = min(
+            stay, key=lambda queued: order_of(cluster, queued, allocations), default=start.request
+        )
+        if order_of(cluster, first, allocations) < order_of(cluster, start.request, allocations):
+            assert not could_start(cluster, first, allocations), (first, start)
+            both_single = first.job.single_agent and start.request.job.single_agent
+            if both_single and not limits(cluster, first.job) and len(allocations) <= 6:
+                extra = Allocation(999, start.request.job, unused_slots(start.slots))
+                assert not delays(cluster, first, extra, allocations), (first, start)
+        allocations.append(allocation)
 
 
 def check_preemption(
-    cluster: Cluster, waiting: Sequence[Request], held: Sequence[Allocation], decision: Decision
+    cluster: Cluster,
+    waiting: Sequence[Request],
+    allocations: Sequence[Allocation],
+    decision: Decision,
 ) -> None:
-    """Only for who is more important, never where priorities have no say, never to no end.
+    """Check that preemption serves a higher priority, respects FIFO pools, and helps.
 
-    The least important leave first, and of those the newest, where all are of one size.
+    The runs of lowest priority stop first, and of those the newest, if all have one size.
     """
-    runs = {run.run_id: run for run in held}
+    runs = {run.run_id: run for run in allocations}
     for run_id in decision.preempt:
         victim = runs[run_id].job
         assert not runs[run_id].stopping
         assert cluster.policy(victim.pool) != Policy.FIFO
         assert any(
-            one.job.priority < victim.priority and cluster.policy(one.job.pool) != Policy.FIFO
-            for one in waiting
+            request.job.priority < victim.priority
+            and cluster.policy(request.job.pool) != Policy.FIFO
+            for request in waiting
         )
     started = [Allocation(0, start.request.job, start.slots) for start in decision.start]
-    staying = [run for run in held if not run.stopping and run.run_id not in decision.preempt]
+    staying = [
+        run for run in allocations if not run.stopping and run.run_id not in decision.preempt
+    ]
     if decision.preempt:
-        ready = [one for one in waiting if could_start(cluster, one, [*staying, *started])]
-        assert ready, "runs were asked to leave, and nobody can start when they have"
-    check_who_leaves(cluster, held, decision)
-    check_who_waits(cluster, waiting, [*held, *started], decision)
+        ready = [
+            request for request in waiting if could_start(cluster, request, [*staying, *started])
+        ]
+        assert ready, "preemption without any trial that can start"
+    check_victims(cluster, allocations, decision)
+    check_waiting(cluster, waiting, [*allocations, *started], decision)
 
 
-def check_who_leaves(cluster: Cluster, held: Sequence[Allocation], decision: Decision) -> None:
-    """Of runs that are alike but for priority and age, those leave that matter least."""
+def check_victims(cluster: Cluster, allocations: Sequence[Allocation], decision: Decision) -> None:
+    """Of runs that differ only in priority and age, check that the least important are
+    preempted."""
     alike = {
         (run.job.pool, tuple(run.slots), run.job.slots)
-        for run in held
+        for run in allocations
         if not run.stopping
     }  # fmt: skip
-    if len(alike) != 1 or any(group != "pool" for run in held for group in quota_kinds(cluster)):
+    if len(alike) != 1 or any(
+        group != "pool" for run in allocations for group in quota_kinds(cluster)
+    ):
         return
-    order = sorted(held, key=lambda run: (-run.job.priority, -run.run_id))
-    asked = [run for run in order if run.run_id in decision.preempt]
+    order = sorted(allocations, key=lambda run: (-run.job.priority, -run.run_id))
+    preempted = [run for run in order if run.run_id in decision.preempt]
     spared = [run for run in order if run.run_id not in decision.preempt and not run.stopping]
-    if asked and spared and len({run.job.max_slots for run in held}) == 1:
-        assert order.index(asked[-1]) < order.index(spared[0])
+    if preempted and spared and len({run.job.max_slots for run in allocations}) == 1:
+        assert order.index(preempted[-1]) < order.index(spared[0])
 
 
 def quota_kinds(cluster: Cluster) -> set[str]:
     return {group.partition(":")[0] for group in cluster.quotas}
 
 
-def check_who_waits(
-    cluster: Cluster, waiting: Sequence[Request], held: Sequence[Allocation], decision: Decision
+def check_waiting(
+    cluster: Cluster,
+    waiting: Sequence[Request],
+    allocations: Sequence[Allocation],
+    decision: Decision,
 ) -> None:
-    """Who alone matters most in a pool without quotas waits for no run that matters less.
+    """Check that the single most important request of a pool waits for no less important run.
 
-    Looked at where nothing has started in this round, and no job has a limit of its own.
+    Skipped with quotas, own limits, or when a trial started in this round.
     """
     if cluster.quotas or decision.start:
         return
     for pool in POOLS:
-        there = [one for one in waiting if one.job.pool == pool and could_start(cluster, one, [])]
-        if not there or cluster.policy(pool) == Policy.FIFO:
+        startable = [
+            request
+            for request in waiting
+            if request.job.pool == pool and could_start(cluster, request, [])
+        ]
+        if not startable or cluster.policy(pool) == Policy.FIFO:
             continue
-        most = min(one.job.priority for one in there)
-        firsts = [one for one in there if one.job.priority == most]
-        if len(firsts) > 1 or any(one.job.max_slots is not None for one in there):
+        most = min(request.job.priority for request in startable)
+        firsts = [request for request in startable if request.job.priority == most]
+        if len(firsts) > 1 or any(request.job.max_slots is not None for request in startable):
             continue
         (first,) = firsts
-        stay = [run for run in held if not run.stopping and run.run_id not in decision.preempt]
+        stay = [
+            run for run in allocations if not run.stopping and run.run_id not in decision.preempt
+        ]
         if not could_start(cluster, first, stay):
             matter = [run for run in stay if run.job.priority <= most]
             assert not could_start(cluster, first, matter), (first, stay)
 
 
-class Life(RuleBasedStateMachine):
-    """Jobs come, run, are preempted, end; after each round the books are looked over."""
+class ClusterModel(RuleBasedStateMachine):
+    """Random lifecycle of jobs and agents; the accounts are checked after each round."""
 
     make_job = staticmethod(jobs)
 
@@ -321,64 +363,64 @@ class Life(RuleBasedStateMachine):
         self.trial_of: dict[int, Request] = {}
         self.numbers = itertools.count(1)
         self.last = Decision()
-        self.settled = False
+        self.stable = False
         self.jobs_since = 0
-        """How many jobs come before the machines change again."""
+        """Number of jobs that must arrive before the agents change again."""
 
     @precondition(lambda self: not self.jobs_since)
     @rule(cluster=clusters)
-    def machines_come_and_go(self, cluster: Cluster) -> None:
-        there = {agent.agent_id: set(agent.slots) for agent in cluster.agents}
+    def replace_agents(self, cluster: Cluster) -> None:
+        slots_of = {agent.agent_id: set(agent.slots) for agent in cluster.agents}
         for run_id, run in list(self.running.items()):
-            if any(not set(ids) <= there.get(a, set()) for a, ids in run.slots.items()):
+            if any(not set(ids) <= slots_of.get(a, set()) for a, ids in run.slots.items()):
                 self.end(run_id)
         self.cluster = cluster
-        self.settled = False
+        self.stable = False
         self.jobs_since = 6
 
     @rule(data=st.data(), trials=st.integers(1, 3), excluded=st.sampled_from([(), (), (1,)]))
-    def jobs_come(self, data: st.DataObject, trials: int, excluded: tuple[int, ...]) -> None:
+    def submit_jobs(self, data: st.DataObject, trials: int, excluded: tuple[int, ...]) -> None:
         for _ in range(data.draw(st.integers(1, 3))):
             number = next(self.numbers)
             job = data.draw(self.make_job(number))
             self.waiting[number] = Request(number * 100, job, trials, frozenset(excluded))
             self.jobs_since = max(self.jobs_since - 1, 0)
-        self.settled = False
+        self.stable = False
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())
-    def a_run_ends(self, data: st.DataObject) -> None:
+    def end_random_run(self, data: st.DataObject) -> None:
         self.end(data.draw(st.sampled_from(sorted(self.running))))
-        self.settled = False
+        self.stable = False
 
     def end(self, run_id: int) -> None:
         run = self.running.pop(run_id)
         request = self.trial_of.pop(run_id)
         if run.stopping:  # it was preempted: its trial waits again
-            mine = self.waiting.get(run.job.job_id)
-            left = 1 if mine is None else mine.trials + 1
-            self.waiting[run.job.job_id] = request._replace(trials=left)
+            waiting = self.waiting.get(run.job.job_id)
+            trials = 1 if waiting is None else waiting.trials + 1
+            self.waiting[run.job.job_id] = request._replace(trials=trials)
 
     @rule()
-    def a_round(self) -> None:
-        """With quotas as many as it takes: what starts may leave others what was kept for one."""
+    def schedule_until_stable(self) -> None:
+        """Repeat with quotas: a start can free what was reserved in the same round."""
         new: set[int] = set()
         for _ in range(5):
-            there = set(self.running)
-            self.one_round()
-            assert not new & set(self.last.preempt), "it has only just started"
-            new |= self.running.keys() - there
+            known_runs = set(self.running)
+            self.schedule_once()
+            assert not new & set(self.last.preempt), "a run was preempted right after its start"
+            new |= self.running.keys() - known_runs
             if not (self.last.start and self.cluster.quotas):
                 return
-        raise AssertionError("one round after the other starts something")
+        raise AssertionError("rounds keep starting trials")
 
-    def one_round(self) -> None:
-        waiting, held = list(self.waiting.values()), list(self.running.values())
-        decision = schedule(self.cluster, waiting, held)
-        assert schedule(self.cluster, reversed(waiting), held) == decision
-        check_books(self.cluster, held, decision)
-        check_order(self.cluster, waiting, held, decision)
-        check_preemption(self.cluster, waiting, held, decision)
+    def schedule_once(self) -> None:
+        waiting, allocations = list(self.waiting.values()), list(self.running.values())
+        decision = schedule(self.cluster, waiting, allocations)
+        assert schedule(self.cluster, reversed(waiting), allocations) == decision
+        check_accounts(self.cluster, allocations, decision)
+        check_order(self.cluster, waiting, allocations, decision)
+        check_preemption(self.cluster, waiting, allocations, decision)
         started = Counter(start.request.job.job_id for start in decision.start)
         for start in decision.start:
             run_id = next(self.numbers)
@@ -388,105 +430,112 @@ class Life(RuleBasedStateMachine):
             request = self.waiting.pop(job_id)
             if request.trials > number:
                 self.waiting[job_id] = request._replace(trials=request.trials - number)
-        assert {one.trial_id for one in self.waiting.values()} == set(decision.waiting)
+        assert {request.trial_id for request in self.waiting.values()} == set(decision.waiting)
         assert all(decision.waiting.values())
         for run_id in decision.preempt:
             run = self.running[run_id]
             self.running[run_id] = Allocation(run_id, run.job, run.slots, stopping=True)
-        self.last, self.settled = decision, True
+        self.last, self.stable = decision, True
 
     def turn(self, request: Request) -> tuple[float, ...]:
-        """Where a request stands now, with what its job holds."""
-        return turn_of(self.cluster, request, list(self.running.values()))
+        """Return the current order of a request."""
+        return order_of(self.cluster, request, list(self.running.values()))
 
     @invariant()
-    def after_a_round_nothing_is_left_to_do(self) -> None:
-        if self.settled:
-            held = list(self.running.values())
-            again = schedule(self.cluster, self.waiting.values(), held)
+    def round_is_stable(self) -> None:
+        if self.stable:
+            allocations = list(self.running.values())
+            again = schedule(self.cluster, self.waiting.values(), allocations)
             assert (again.start, again.preempt) == ([], [])
 
     @invariant()
-    def no_slot_is_idle_that_a_trial_could_have_without_delaying_another(self) -> None:
-        if not self.settled or len(self.running) > 6:
+    def no_usable_slot_is_idle(self) -> None:
+        if not self.stable or len(self.running) > 6:
             return
-        held = list(self.running.values())
+        allocations = list(self.running.values())
         for request in self.waiting.values():
-            if not could_start(self.cluster, request, held):
+            if not could_start(self.cluster, request, allocations):
                 continue
-            mine = limits(self.cluster, request.job).keys()
+            groups = limits(self.cluster, request.job).keys()
             rivals = [
-                one
-                for one in self.waiting.values()
-                if one.job.pool == request.job.pool or mine & limits(self.cluster, one.job).keys()
+                other
+                for other in self.waiting.values()
+                if other.job.pool == request.job.pool
+                or groups & limits(self.cluster, other.job).keys()
             ]
-            assert len(rivals) > 1, "nothing else waits for its slots, and it has room"
-            if not all(one.job.single_agent for one in self.waiting.values()):
-                continue  # :func:`delays` counts for trials on one agent alone
-            others = [one for one in self.waiting.values() if self.turn(one) < self.turn(request)]
-            if self.soon_starts(one for one in others if one.job.pool == request.job.pool):
+            assert len(rivals) > 1, "it fits, and nothing else waits for its slots"
+            if not all(other.job.single_agent for other in self.waiting.values()):
+                continue  # :func:`delays` only covers trials on one agent
+            earlier = [
+                other for other in self.waiting.values() if self.turn(other) < self.turn(request)
+            ]
+            if self.starts_soon(other for other in earlier if other.job.pool == request.job.pool):
                 continue
-            if any(mine & limits(self.cluster, one.job).keys() for one in others):
-                continue  # of a quota that both need, less may be lent than would do no harm
-            for agent_id, free in free_slots(self.cluster, request, held).items():
+            if any(groups & limits(self.cluster, other.job).keys() for other in earlier):
+                continue  # quota reservations may be larger than necessary
+            for agent_id, free in free_slots(self.cluster, request, allocations).items():
                 if free >= request.job.slots:
                     extra = on(self.cluster, agent_id, request)
-                    assert any(delays(self.cluster, one, extra, held) for one in others)
+                    assert any(delays(self.cluster, other, extra, allocations) for other in earlier)
 
-    def soon_starts(self, others: Iterable[Request]) -> bool:
-        """Whether one that waits for a quota starts when those have left that were asked to.
+    def starts_soon(self, candidates: Iterable[Request]) -> bool:
+        """Whether one that waits for a quota starts when the stopping runs have ended.
 
-        It would start on slots that are free by then, so some are kept for it meanwhile, also where
-        those that leave would leave it enough: a trial that got them might have to leave at once.
+        Slots are reserved for it until then, even where the stopping runs would leave enough: a
+        trial that got them might be preempted immediately.
         """
-        held = list(self.running.values())
-        stay = [run for run in held if not run.stopping]
-        return len(stay) < len(held) and any(
-            limits(self.cluster, one.job)
-            and not could_start(self.cluster, one, held)
-            and could_start(self.cluster, one, stay)
-            for one in others
+        allocations = list(self.running.values())
+        stay = [run for run in allocations if not run.stopping]
+        return len(stay) < len(allocations) and any(
+            limits(self.cluster, candidate.job)
+            and not could_start(self.cluster, candidate, allocations)
+            and could_start(self.cluster, candidate, stay)
+            for candidate in candidates
         )
 
 
-class WideLife(Life):
-    """The same with trials over several agents, and elastic ones."""
+class WideClusterModel(ClusterModel):
+    """Lifecycle with trials over several agents, and elastic ones."""
 
     make_job = staticmethod(wide_jobs)
 
 
-# The same lives in every run.
-Life.TestCase.settings = settings(
+# The same examples in every test run.
+ClusterModel.TestCase.settings = settings(
     max_examples=150, stateful_step_count=25, deadline=None, derandomize=True
 )
-WideLife.TestCase.settings = settings(Life.TestCase.settings, max_examples=30)
-test_the_life_of_a_cluster = pytest.mark.slow(Life.TestCase)
-test_the_life_of_a_cluster_with_wide_trials = pytest.mark.slow(WideLife.TestCase)
+WideClusterModel.TestCase.settings = settings(ClusterModel.TestCase.settings, max_examples=30)
+test_cluster_model = pytest.mark.slow(ClusterModel.TestCase)
+test_cluster_model_with_wide_trials = pytest.mark.slow(WideClusterModel.TestCase)
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.integers(1, 6), max_size=7), st.integers(0, 8), st.integers(1, 12))
-def test_what_is_lent_is_the_most_that_delays_nobody(held: list[int], free: int, need: int) -> None:
-    def delayed(lent: int) -> bool:
-        sums = [sum(some) for n in range(len(held) + 1) for some in itertools.combinations(held, n)]
-        return any(free + back >= need > free - lent + back for back in sums)
+def test_backfill_limit_is_maximal_without_delay(
+    allocations: list[int], free: int, need: int
+) -> None:
+    def delayed(spare: int) -> bool:
+        sums = [
+            sum(some)
+            for n in range(len(allocations) + 1)
+            for some in itertools.combinations(allocations, n)
+        ]
+        return any(free + back >= need > free - spare + back for back in sums)
 
-    lent = lendable(free, held, need)
-    assert not delayed(lent)
-    assert lent == free or delayed(lent + 1)
+    spare = backfill_limit(free, allocations, need)
+    assert not delayed(spare)
+    assert spare == free or delayed(spare + 1)
 
 
 @settings(max_examples=150, deadline=None)
 @given(clusters, st.data())
-def test_every_trial_that_may_run_at_all_runs_in_the_end(
-    cluster: Cluster, data: st.DataObject
-) -> None:
-    """Small jobs keep coming behind it and in its pool; each run ends when the next one would."""
+def test_every_possible_trial_runs_eventually(cluster: Cluster, data: st.DataObject) -> None:
+    """Small jobs keep arriving behind it in its pool; one run ends in each round."""
     large = Request(1, data.draw(jobs(1)))
     if not could_start(cluster, large, []):
         return
     numbers = itertools.count(2)
-    held: list[Allocation] = []
+    allocations: list[Allocation] = []
     for _ in range(60):
         behind = [
             Request(
@@ -503,10 +552,12 @@ def test_every_trial_that_may_run_at_all_runs_in_the_end(
             )
             for n in itertools.islice(numbers, 3)
         ]
-        decision = schedule(cluster, [large, *behind], held)
+        decision = schedule(cluster, [large, *behind], allocations)
         if any(start.request is large for start in decision.start):
             return
-        held += [Allocation(next(numbers), one.request.job, one.slots) for one in decision.start]
-        if held:
-            held.pop(data.draw(st.integers(0, len(held) - 1)))
+        allocations += [
+            Allocation(next(numbers), item.request.job, item.slots) for item in decision.start
+        ]
+        if allocations:
+            allocations.pop(data.draw(st.integers(0, len(allocations) - 1)))
     raise AssertionError(f"{large} never started: {decision.waiting[1]}")

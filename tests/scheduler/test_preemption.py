@@ -1,7 +1,6 @@
-"""Who must make room, against every set of runs that could be asked; and who is asked for nobody.
+"""Preemption against an exhaustive search over all sets of runs, for a single waiting trial.
 
-``test_model.py`` lives through many rounds, of which few preempt anybody in a way that a mistake
-would show. Here one trial waits, and what is right is found by trying all sets.
+The rounds of ``test_model.py`` rarely preempt in a way that would reveal a mistake.
 """
 
 import itertools
@@ -64,17 +63,19 @@ def some_request(rng: Random) -> Request:
     return Request(100, job, 1, frozenset(rng.choice([(), (), (), (1,)])))
 
 
-def some_runs(rng: Random, cluster: Cluster, mine: Job) -> list[Allocation]:
-    """On slots of one pool each, some of which have been disabled since; most slots are held."""
-    free = {one.agent_id: [*one.slots, len(one.slots)] for one in cluster.agents}
-    held = []
+def some_runs(rng: Random, cluster: Cluster, waiting_job: Job) -> list[Allocation]:
+    """Return runs on slots of one pool each, some disabled since; most slots are held."""
+    free = {member.agent_id: [*member.slots, len(member.slots)] for member in cluster.agents}
+    allocations = []
     for run_id in rng.sample(range(1, 8), rng.randint(1, 7)):
         pool = rng.choice(cluster.agents).pool
         slots: dict[int, tuple[int, ...]] = {}
         for agent in cluster.agents:
             if agent.pool == pool and rng.random() < 0.6 and free[agent.agent_id]:
-                there = free[agent.agent_id]
-                slots[agent.agent_id] = tuple(there.pop(0) for _ in there[: rng.randint(1, 2)])
+                free_ids = free[agent.agent_id]
+                slots[agent.agent_id] = tuple(
+                    free_ids.pop(0) for _ in free_ids[: rng.randint(1, 2)]
+                )
         if not slots:
             continue
         number = sum(map(len, slots.values()))
@@ -86,32 +87,34 @@ def some_runs(rng: Random, cluster: Cluster, mine: Job) -> list[Allocation]:
             priority=rng.choice([10, 42, 90, 90, 95, 99]),
             groups=some_labels(rng),
         )
-        own = pool == mine.pool and rng.random() < 0.1
-        job = replace(mine, slots=number) if own else other
-        held.append(Allocation(run_id, job, slots, stopping=rng.random() < 0.2))
-    return held
+        is_same_job = pool == waiting_job.pool and rng.random() < 0.1
+        job = replace(waiting_job, slots=number) if is_same_job else other
+        allocations.append(Allocation(run_id, job, slots, stopping=rng.random() < 0.2))
+    return allocations
 
 
-def has_quota(cluster: Cluster, job: Job, there: Sequence[Allocation], *, own: bool) -> bool:
-    """Whether what its labels, or its own ``max_slots``, allow suffices beside these runs."""
-    if own:
-        mine = sum(run.job.slots for run in there if run.job.job_id == job.job_id)
-        return job.max_slots is None or mine + job.slots <= job.max_slots
+def has_quota(
+    cluster: Cluster, job: Job, allocations: Sequence[Allocation], *, own_limit: bool
+) -> bool:
+    """Whether the labels' quotas, or its own ``max_slots``, suffice beside these runs."""
+    if own_limit:
+        job_slots = sum(run.job.slots for run in allocations if run.job.job_id == job.job_id)
+        return job.max_slots is None or job_slots + job.slots <= job.max_slots
     return all(
-        sum(run.job.slots for run in there if group in run.job.groups) + job.slots
+        sum(run.job.slots for run in allocations if group in run.job.groups) + job.slots
         <= cluster.quotas.get(group, 99)
         for group in job.groups
     )
 
 
-def has_slots(cluster: Cluster, request: Request, there: Sequence[Allocation]) -> bool:
-    """Whether some agents of one kind, and not too many, have the free slots."""
+def has_slots(cluster: Cluster, request: Request, allocations: Sequence[Allocation]) -> bool:
+    """Whether agents of one kind, within the limit, have the free slots."""
     job = request.job
     free: defaultdict[str, list[int]] = defaultdict(list)
     for agent in cluster.agents:
         if agent.pool == job.pool and not agent.closed and agent.agent_id not in request.excluded:
-            taken = {slot for run in there for slot in run.slots.get(agent.agent_id, ())}
-            free[agent.kind].append(len(set(agent.slots) - taken))
+            used_slots = {slot for run in allocations for slot in run.slots.get(agent.agent_id, ())}
+            free[agent.kind].append(len(set(agent.slots) - used_slots))
     most = 1 if job.single_agent else job.max_agents or 9
     return any(
         sum(count // job.unit * job.unit for count in some) >= job.slots
@@ -121,15 +124,17 @@ def has_slots(cluster: Cluster, request: Request, there: Sequence[Allocation]) -
     )
 
 
-def who_must_leave(cluster: Cluster, request: Request, held: Sequence[Allocation]) -> set[int]:
-    """By trying every set: the one that spares the most important run it can, then the next."""
+def expected_victims(
+    cluster: Cluster, request: Request, allocations: Sequence[Allocation]
+) -> set[int]:
+    """Return the preempted runs by trying every set, sparing the most important runs first."""
 
     def starts(there: Sequence[Allocation]) -> bool:
         slots = has_slots(cluster, request, there)
-        return slots and has_quota(cluster, request.job, there, own=False)
+        return slots and has_quota(cluster, request.job, there, own_limit=False)
 
-    stay = [run for run in held if not run.stopping]
-    if not has_quota(cluster, request.job, held, own=True) or starts(stay):
+    stay = [run for run in allocations if not run.stopping]
+    if not has_quota(cluster, request.job, allocations, own_limit=True) or starts(stay):
         return set()
     if cluster.policy(request.job.pool) == Policy.FIFO:
         return set()
@@ -142,35 +147,41 @@ def who_must_leave(cluster: Cluster, request: Request, held: Sequence[Allocation
         ),
         key=lambda run: (run.job.priority, run.run_id),
     )
-    # They are tried in that order: the first that serves leaves the most important ones alone.
+    # In this order the first sufficient set spares the most important runs.
     for leave in itertools.product([False, True], repeat=len(most_important_first)):
-        left = {run.run_id for run, gone in zip(most_important_first, leave, strict=True) if gone}
-        if starts([run for run in stay if run.run_id not in left]):
-            return left
+        leaving = {
+            run.run_id for run, leaves in zip(most_important_first, leave, strict=True) if leaves
+        }
+        if starts([run for run in stay if run.run_id not in leaving]):
+            return leaving
     return set()
 
 
-def check(cluster: Cluster, request: Request, held: Sequence[Allocation]) -> Decision:
-    decision = schedule(cluster, [request], held)
-    assert set(decision.preempt) == who_must_leave(cluster, request, held)
+def check(cluster: Cluster, request: Request, allocations: Sequence[Allocation]) -> Decision:
+    decision = schedule(cluster, [request], allocations)
+    assert set(decision.preempt) == expected_victims(cluster, request, allocations)
     assert len(set(decision.preempt)) == len(decision.preempt)
-    asked = [run.run_id in decision.preempt or run.stopping for run in held]
-    told = decision.waiting.get(100, "")
-    if "of which" in told:
-        mine = {
-            (each.agent_id, slot)
-            for each in cluster.agents
-            if each.pool == request.job.pool and not each.closed
-            for slot in each.slots
-            if each.agent_id not in request.excluded
+    stopping = [run.run_id in decision.preempt or run.stopping for run in allocations]
+    reason = decision.waiting.get(100, "")
+    if "of which" in reason:
+        usable = {
+            (agent.agent_id, slot)
+            for agent in cluster.agents
+            if agent.pool == request.job.pool and not agent.closed
+            for slot in agent.slots
+            if agent.agent_id not in request.excluded
         }
-        there = any(
-            gone
-            and any((number, slot) in mine for number, ids in run.slots.items() for slot in ids)
-            for run, gone in zip(held, asked, strict=True)
+        is_stopping = any(
+            stops
+            and any((number, slot) in usable for number, ids in run.slots.items() for slot in ids)
+            for run, stops in zip(allocations, stopping, strict=True)
         )
-        assert ("other runs are asked to make room" in told) == (there or bool(decision.preempt))
-    leaving = [replace(run, stopping=gone) for run, gone in zip(held, asked, strict=True)]
+        assert ("other runs are being preempted" in reason) == (
+            is_stopping or bool(decision.preempt)
+        )
+    leaving = [
+        replace(run, stopping=stops) for run, stops in zip(allocations, stopping, strict=True)
+    ]
     if not decision.start:
         assert schedule(cluster, [request], leaving) == replace(decision, preempt=[])
     if decision.preempt:
@@ -178,21 +189,21 @@ def check(cluster: Cluster, request: Request, held: Sequence[Allocation]) -> Dec
     return decision
 
 
-def test_those_leave_whom_trying_every_set_finds() -> None:
-    asked: Counter[int] = Counter()
+def test_preemption_matches_exhaustive_search() -> None:
+    preempted: Counter[int] = Counter()
     for seed in range(8000):
         rng = Random(seed)
         cluster, request = some_cluster(rng), some_request(rng)
-        held = some_runs(rng, cluster, request.job)
+        allocations = some_runs(rng, cluster, request.job)
         try:
-            asked[len(check(cluster, request, held).preempt)] += 1
+            preempted[len(check(cluster, request, allocations).preempt)] += 1
         except AssertionError as error:
-            raise AssertionError(f"{cluster}\n{request}\n{held}") from error
-    assert asked[1] > 500
-    assert asked[2] + asked[3] > 100
+            raise AssertionError(f"{cluster}\n{request}\n{allocations}") from error
+    assert preempted[1] > 500
+    assert preempted[2] + preempted[3] > 100
 
 
-# -- several that wait -----------------------------------------------------------------------
+# -- several waiting trials  -----------------------------------------------------------------------
 
 X = {"groups": ("label:x",)}
 
@@ -208,18 +219,18 @@ def request(job_id: int, slots: int = 1, **more: Any) -> Request:
 
 
 def run(run_id: int, agent: int, *slots: int, stopping: bool = False, **more: Any) -> Allocation:
-    mine = job(1000 + run_id, len(slots), **more)
-    return Allocation(run_id, mine, {agent: slots}, stopping)
+    run_job = job(1000 + run_id, len(slots), **more)
+    return Allocation(run_id, run_job, {agent: slots}, stopping)
 
 
 def cluster(*slots: int, **quotas: int) -> Cluster:
-    """Agents of the pool ``default`` with so many slots each, and quotas by label."""
-    agents = [AgentSlots(n, tuple(range(each))) for n, each in enumerate(slots, 1)]
+    """Return agents of the pool ``default`` with these slot counts, and quotas by label."""
+    agents = [AgentSlots(n, tuple(range(count))) for n, count in enumerate(slots, 1)]
     return Cluster(agents, {}, {f"label:{name}": most for name, most in quotas.items()})
 
 
 def two_pools(policies: Mapping[str, Policy] | None = None, **quotas: int) -> Cluster:
-    """Two slots in each of two pools."""
+    """Return a cluster with two slots in each of two pools."""
     agents = [AgentSlots(1, (0, 1)), AgentSlots(2, (0, 1), pool="other")]
     labels = {f"label:{name}": most for name, most in quotas.items()}
     return Cluster(agents, policies or {}, labels)
@@ -229,62 +240,66 @@ def started(decision: Decision) -> list[int]:
     return [start.request.job.job_id for start in decision.start]
 
 
-def test_of_those_that_would_do_the_more_important_stay() -> None:
-    held = [run(1, 1, 0, 1, priority=90), run(2, 1, 2, priority=95), run(3, 1, 3, priority=99)]
-    assert schedule(cluster(4), [request(9, 3, priority=1)], held).preempt == [3, 1]
+def test_more_important_runs_are_spared() -> None:
+    allocations = [
+        run(1, 1, 0, 1, priority=90),
+        run(2, 1, 2, priority=95),
+        run(3, 1, 3, priority=99),
+    ]
+    assert schedule(cluster(4), [request(9, 3, priority=1)], allocations).preempt == [3, 1]
     alike = [run(1, 1, 0, 1, priority=90), run(2, 1, 2, priority=95), run(3, 1, 3, priority=95)]
     assert schedule(cluster(4), [request(9, 3, priority=1)], alike).preempt == [3, 1]
 
 
-def test_behind_one_that_waits_for_slots_nobody_is_asked_to_make_room_in_a_quota() -> None:
-    held = [run(1, 1, 0, 1, priority=10), run(2, 1, 2, 3, priority=90, **X)]
+def test_no_quota_preemption_behind_first_request() -> None:
+    allocations = [run(1, 1, 0, 1, priority=10), run(2, 1, 2, 3, priority=90, **X)]
     waiting = [request(3, 4, priority=20), request(4, priority=30, **X)]
-    assert schedule(cluster(4, x=2), waiting, held).preempt == []
-    assert schedule(cluster(4, x=2), waiting[1:], held).preempt == [2]
+    assert schedule(cluster(4, x=2), waiting, allocations).preempt == []
+    assert schedule(cluster(4, x=2), waiting[1:], allocations).preempt == [2]
 
 
-def test_no_slot_is_kept_for_one_whose_quota_nobody_leaves() -> None:
-    held = [run(1, 1, 0, 1, **X)]
-    decision = schedule(cluster(3, x=2), [request(2, **X), request(3)], held)
+def test_no_slots_reserved_without_quota_preemption() -> None:
+    allocations = [run(1, 1, 0, 1, **X)]
+    decision = schedule(cluster(3, x=2), [request(2, **X), request(3)], allocations)
     assert (started(decision), decision.preempt) == ([3], [])
 
 
-def test_slots_are_kept_for_one_whose_quota_is_being_left_already() -> None:
-    held = [run(1, 1, 0, stopping=True, priority=90, **X)]
+def test_slots_reserved_while_quota_runs_stop() -> None:
+    allocations = [run(1, 1, 0, stopping=True, priority=90, **X)]
     waiting = [request(2, 2, priority=1, **X), request(3)]
-    decision = schedule(cluster(2, x=2), waiting, held)
+    decision = schedule(cluster(2, x=2), waiting, allocations)
     assert decision == Decision()
     assert decision.waiting[300].startswith("experiment 2 goes first")
 
 
-def test_one_that_waits_for_its_own_trials_keeps_nothing_of_a_quota() -> None:
-    """Its trials have started with fewer slots than the next one wants."""
-    mine = job(1, max_slots=4, **X)
-    held = [Allocation(number, mine, {1: (number,)}) for number in range(3)]
+def test_own_limit_reserves_no_quota() -> None:
+    """Its trials started with fewer slots than the next one needs."""
+    first_job = job(1, max_slots=4, **X)
+    allocations = [Allocation(number, first_job, {1: (number,)}) for number in range(3)]
     waiting = [request(1, 2, max_slots=4, **X), request(2, position=9.0, **X)]
-    decision = schedule(cluster(4, x=4), waiting, held)
+    decision = schedule(cluster(4, x=4), waiting, allocations)
     assert (started(decision), decision.preempt) == ([2], [])
 
 
-def test_a_run_that_two_wait_for_is_asked_once() -> None:
-    held = [run(1, 1, 0, priority=90, groups=("label:x", "label:y"))]
+def test_run_is_preempted_once_for_two_requests() -> None:
+    allocations = [run(1, 1, 0, priority=90, groups=("label:x", "label:y"))]
     waiting = [
         request(2, priority=1, **X),
         request(3, priority=2, groups=("label:y",), pool="other"),
     ]
-    decision = schedule(two_pools(x=1, y=1), waiting, held)
+    decision = schedule(two_pools(x=1, y=1), waiting, allocations)
     assert (started(decision), decision.preempt) == ([], [1])
 
 
-def test_the_quota_of_one_that_waits_for_slots_is_kept_for_it_in_other_pools_too() -> None:
-    held = [run(1, 1, 0, 1)]
+def test_quota_is_reserved_across_pools() -> None:
+    allocations = [run(1, 1, 0, 1)]
     waiting = [request(2, **X), request(3, pool="other", **X)]
-    decision = schedule(two_pools(x=1), waiting, held)
+    decision = schedule(two_pools(x=1), waiting, allocations)
     assert started(decision) == []
-    assert decision.waiting[300].endswith("goes first: slots of quota label:x are kept for it")
+    assert decision.waiting[300].endswith("goes first: slots of quota label:x are reserved for it")
 
 
-def test_a_job_of_a_fifo_pool_has_the_usual_priority_among_those_of_other_pools() -> None:
+def test_fifo_job_has_default_priority_across_pools() -> None:
     fifo = two_pools({"other": Policy.FIFO}, x=1)
     queued = request(2, pool="other", priority=99, **X)
     assert started(schedule(fifo, [queued, request(1, priority=43, **X)], [])) == [2]
@@ -293,9 +308,9 @@ def test_a_job_of_a_fifo_pool_has_the_usual_priority_among_those_of_other_pools(
     assert started(schedule(fifo, [urgent, request(3, priority=41, **X)], [])) == [3]
 
 
-def test_runs_of_a_fifo_pool_are_not_asked_to_make_room_in_a_quota() -> None:
-    held = [run(1, 2, 0, pool="other", priority=99, **X)]
+def test_fifo_runs_are_not_preempted_for_a_quota() -> None:
+    allocations = [run(1, 2, 0, pool="other", priority=99, **X)]
     urgent = request(2, priority=1, **X)
     fifo = two_pools({"other": Policy.FIFO}, x=1)
-    assert schedule(fifo, [urgent], held).preempt == []
-    assert schedule(two_pools(x=1), [urgent], held).preempt == [1]
+    assert schedule(fifo, [urgent], allocations).preempt == []
+    assert schedule(two_pools(x=1), [urgent], allocations).preempt == [1]

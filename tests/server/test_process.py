@@ -207,8 +207,8 @@ def test_a_stream_tells_what_changes_and_goes_on_behind_its_cursor(
     assert first[0].data["id"] == experiment_id
     assert first[2].data == {"reload": True}
 
-    assert "no agent is there" in first[0].data["waiting_reason"]
-    assert "no agent is there" in first[1].data["waiting_reason"]
+    assert "no agent is connected" in first[0].data["waiting_reason"]
+    assert "no agent is connected" in first[1].data["waiting_reason"]
 
     agent_id = add_agent(client, 1)
     told = {event.name: event.data for _, event in zip(range(2), stream, strict=False)}

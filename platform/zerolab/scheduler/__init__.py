@@ -1,7 +1,7 @@
-"""Which trials get which slots: pure, from the queue and the free slots alone."""
+"""Scheduler: pure functions from the queue and the free slots to allocations."""
 
-from zerolab.scheduler.backfill import lendable
-from zerolab.scheduler.decision import schedule, turn
+from zerolab.scheduler.backfill import backfill_limit
+from zerolab.scheduler.decision import queue_key, schedule
 from zerolab.scheduler.placement import place
 from zerolab.scheduler.types import (
     DEFAULT_POOL,
@@ -27,8 +27,8 @@ __all__ = [
     "Policy",
     "Request",
     "Start",
-    "lendable",
+    "backfill_limit",
     "place",
+    "queue_key",
     "schedule",
-    "turn",
 ]

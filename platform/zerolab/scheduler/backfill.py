@@ -1,37 +1,38 @@
-"""What may be taken without delaying one who waits: exact, and without guessing how long runs take.
+"""Backfill: slots usable without delaying queued jobs, exact and without runtime estimates.
 
-One who waits for ``need`` units of something (slots of an agent, slots under a quota) goes on as
-soon as what is free and what has been given back reach it. Nobody knows in which order the holders
-give theirs back, so every sum of some of their holdings may be the one that does. The smallest
-such sum leaves the least over; that much, and no more, can be lent to those behind, for good:
-whatever order the holders end in, the one who waits goes on at the same moment.
+A waiting trial that needs ``need`` units (slots of an agent, slots under a quota) starts as soon as
+the free units and the returned ones reach that number. The order in which runs end is unknown, so
+any sum of their holdings may be the decisive one. The smallest sufficient sum leaves the fewest
+units over. That surplus can be used by later jobs permanently: whatever the order of the ends, the
+waiting trial starts at the same moment.
 """
 
 from collections.abc import Iterable
 
-__all__ = ["lendable"]
+__all__ = ["backfill_limit"]
 
 
-def lendable(free: int, held: Iterable[int], need: int, surely: int = 0) -> int:
-    """How many of the free units those behind may take without delaying one who needs ``need``.
+def backfill_limit(free: int, holdings: Iterable[int], need: int, guaranteed: int = 0) -> int:
+    """Return how many free units later jobs may use without delaying a waiting trial.
 
     Args:
-        free: Units that nobody holds.
-        held: Units of each holder, given back all at once.
-        need: Units that the one who waits needs at once.
-        surely: Of the held units, those that are given back in any case before it can go on, for
-            it waits for something else as well.
+        free: Free units.
+        holdings: Units of each run, returned all at once.
+        need: Units that the waiting trial needs at once.
+        guaranteed: Held units that are returned before it can start in any case, because it also
+            waits for something else.
 
     Returns:
-        At most ``free``; all of them if the need can never be met here.
+        At most ``free``; all of them if ``need`` can never be met here.
     """
     missing = need - free
-    sums = 1  # bit n: some of the holders have n units together
-    for units in held:
+    sums = 1  # bit n: a subset of the holdings sums to n units
+    for units in holdings:
         sums |= sums << units
-    least = max(missing, surely, 0)
-    enough = sums >> least
-    if not enough:
+    minimum = max(missing, guaranteed, 0)
+    sufficient = sums >> minimum
+    if not sufficient:
         return free
-    given_back = least + (enough & -enough).bit_length() - 1
-    return min(free, given_back - missing)
+    # The lowest set bit is the smallest sum that suffices.
+    returned = minimum + (sufficient & -sufficient).bit_length() - 1
+    return min(free, returned - missing)

@@ -1,17 +1,18 @@
-"""Queue and free slots in, allocations and preemptions out.
+"""Scheduling round: from the queue and the free slots to allocations and preemptions.
 
 The rules, in order:
 
-1. A pool's policy says who goes first: by priority, by share, as queued
+1. A pool's policy orders its jobs: by priority, by share, or by position
    (:class:`~zerolab.scheduler.types.Policy`).
 2. A trial gets all its slots at once or none.
 3. No quota is exceeded: neither an experiment's own ``max_slots`` nor that of a group.
-4. A trial that does not fit preempts runs of lower priority, the newest first, if that makes room.
-5. Of what it waits for, those behind it get only what cannot delay it
-   (:mod:`~zerolab.scheduler.backfill`), so that a large trial is never starved by small ones.
-6. A trial that all agents of its pool together could not hold, or that no quota will ever allow,
-   is set aside and blocks nobody.
-7. Every trial that goes on waiting is told why.
+4. A trial that does not fit preempts runs of lower priority, the newest first, if that
+   frees enough.
+5. Later trials may use only slots that cannot delay it (:mod:`~zerolab.scheduler.backfill`), so
+   that small trials never starve a large one.
+6. A trial that exceeds all agents of its pool together, or a quota, is set aside and
+   blocks no other.
+7. Every trial that keeps waiting gets a reason.
 """
 
 import heapq
@@ -20,89 +21,100 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from zerolab.scheduler.ledger import Ledger
 from zerolab.scheduler.types import Allocation, Cluster, Decision, Policy, Request
 
-__all__ = ["schedule", "turn"]
+__all__ = ["queue_key", "schedule"]
 
-Turn = tuple[int, float, float, int]
+QueueKey = tuple[int, float, float, int]
 _Entry = tuple[int, float, float, int, int, Request]
-"""A turn, how many trials of the request are left, and the request."""
+"""A queue key, the number of remaining trials of the request, and the request."""
 
 
 def schedule(
     cluster: Cluster, waiting: Iterable[Request], running: Sequence[Allocation]
 ) -> Decision:
-    """Decide which waiting trials start, and which runs must make room.
+    """Decide which waiting trials start, and which runs are preempted.
 
     Args:
-        cluster: Agents that are there, policies and quotas.
-        waiting: What wants to run; a job may have several requests.
-        running: What is held now, by runs that were asked to stop too.
+        cluster: Connected agents, policies and quotas.
+        waiting: Requests; a job may have several.
+        running: Current allocations, including those of stopping runs.
 
     Returns:
-        The decision, with the reason of each request that goes on waiting. Nothing is to be done
-        when nothing can change, so asking again costs nothing. It takes time for each request
-        once, however many there are; where there are quotas, what starts can leave to others what
-        was kept in the same round for somebody who went before them: ask again until nothing
-        starts.
+        The decision, with the reason of each request that keeps waiting. It is empty when nothing
+        can change. The time grows with the number of requests, not of trials. With quotas, a start
+        can free capacity that was reserved in the same round: repeat until nothing starts.
     """
     ledger = Ledger(cluster, running)
     decision = ledger.decision
-    held = ledger.held
-    queue = _in_turn(waiting, cluster, held)
-    again: list[_Entry] = []
-    for entry in _merged(queue, again):
-        left, request = entry[4], entry[5]
-        found = ledger.start(request)
-        if isinstance(found, str):
-            decision.waiting[request.trial_id] = found
+    held_slots = ledger.held_slots
+    queue = _sorted_queue(waiting, cluster, held_slots)
+    requeued: list[_Entry] = []
+    for entry in _merge_queues(queue, requeued):
+        remaining, request = entry[4], entry[5]
+        result = ledger.start(request)
+        if isinstance(result, str):
+            decision.waiting[request.trial_id] = result
             continue
-        decision.start.append(found)
-        if left > 1:
-            key = turn(request, cluster, held[request.job.job_id])
-            heapq.heappush(again, (*key, left - 1, request))
+        decision.start.append(result)
+        if remaining > 1:
+            key = queue_key(request, cluster, held_slots[request.job.job_id])
+            heapq.heappush(requeued, (*key, remaining - 1, request))
     return decision
 
 
-def _in_turn(waiting: Iterable[Request], cluster: Cluster, held: Mapping[int, int]) -> list[_Entry]:
-    """Sort what waits. Where no pool has a policy of its own, :func:`turn` is written out."""
+def _sorted_queue(
+    waiting: Iterable[Request], cluster: Cluster, held_slots: Mapping[int, int]
+) -> list[_Entry]:
+    """Sort the requests; without policies :func:`queue_key` is inlined for speed."""
     if cluster.policies:
         return sorted(
-            (*turn(each, cluster, held.get(each.job.job_id, 0)), each.trials, each)
-            for each in waiting
+            (
+                *queue_key(request, cluster, held_slots.get(request.job.job_id, 0)),
+                request.trials,
+                request,
+            )
+            for request in waiting
         )
-    slots = held.get
+    slots_of = held_slots.get
     queue = [
-        (job.priority, slots(job.job_id, 0) / job.weight, job.position, each[0], each[2], each)
-        for each in waiting
-        for job in (each[1],)
+        (
+            job.priority,
+            slots_of(job.job_id, 0) / job.weight,
+            job.position,
+            request[0],
+            request[2],
+            request,
+        )
+        for request in waiting
+        for job in (request[1],)
     ]
     queue.sort()
     return queue
 
 
-def _merged(queue: Iterable[_Entry], again: list[_Entry]) -> Iterator[_Entry]:
-    """Go through a sorted queue, and through the heap ``again``, which grows meanwhile."""
+def _merge_queues(queue: Iterable[_Entry], requeued: list[_Entry]) -> Iterator[_Entry]:
+    """Yield from a sorted queue and from the heap ``requeued``, which grows during iteration."""
     for entry in queue:
-        while again and again[0] < entry:
-            yield heapq.heappop(again)
+        while requeued and requeued[0] < entry:
+            yield heapq.heappop(requeued)
         yield entry
-    while again:
-        yield heapq.heappop(again)
+    while requeued:
+        yield heapq.heappop(requeued)
 
 
-def turn(request: Request, cluster: Cluster, held_slots: int) -> Turn:
-    """What says whose turn it is: the smallest goes first.
+def queue_key(request: Request, cluster: Cluster, held_slots: int) -> QueueKey:
+    """Return the sort key of a request; the smallest starts first.
 
     Args:
-        request: What wants to run.
+        request: Waiting request.
         cluster: With the policy of its pool.
-        held_slots: What its job holds now.
+        held_slots: Slots that its job holds now.
     """
     job = request.job
     policy = cluster.policies.get(job.pool, Policy.FAIR_SHARE)
-    priority = _NO_PRIORITY if policy is Policy.FIFO else job.priority
+    priority = _DEFAULT_PRIORITY if policy is Policy.FIFO else job.priority
     share = held_slots / job.weight if policy is Policy.FAIR_SHARE else 0.0
     return priority, share, job.position, request.trial_id
 
 
-_NO_PRIORITY = 42
-"""Where the jobs of a pool without priorities stand among others that share a quota with them."""
+_DEFAULT_PRIORITY = 42
+"""Priority of jobs in pools without priorities, relative to jobs that share a quota with them."""

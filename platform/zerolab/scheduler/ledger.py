@@ -1,4 +1,4 @@
-"""The accounts of one round: what is free, what each quota allows, and who waits for what."""
+"""Ledger of one scheduling round: free slots, quota usage and reservations."""
 
 import sys
 from collections import Counter, defaultdict
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from zerolab.scheduler import reasons
-from zerolab.scheduler.backfill import lendable
+from zerolab.scheduler.backfill import backfill_limit
 from zerolab.scheduler.placement import place
 from zerolab.scheduler.preemption import Limit, victims
 from zerolab.scheduler.types import (
@@ -26,185 +26,191 @@ __all__ = ["Ledger"]
 
 
 @dataclass
-class _Room:
-    """Agents of which those behind the first may take ``lent`` more slots."""
+class _BackfillArea:
+    """Agents of which jobs behind the first may take ``spare`` more slots."""
 
     agents: frozenset[int]
-    lent: int
+    spare: int
 
 
 @dataclass
 class _Pool:
-    """The agents of a pool that take trials."""
+    """Agents of a pool that accept trials."""
 
     agents: list[AgentSlots] = field(default_factory=list)
     free: dict[int, list[int]] = field(default_factory=dict)
     largest: int = 0
-    """Slots of its largest agent."""
+    """Number of slots of its largest agent."""
     first: Request | None = None
-    """The one that waits for slots and is before all others."""
-    rooms: list[_Room] = field(default_factory=list)
-    """What those behind it may take; all of an agent that stands in none."""
-    refused: dict[Shape, str] = field(default_factory=dict)
-    """What was said to those behind it, by what they asked for; until something is taken."""
+    """First request in the queue that waits for slots."""
+    areas: list[_BackfillArea] = field(default_factory=list)
+    """Limits for the requests behind it; an agent outside all areas is unlimited."""
+    reasons_by_shape: dict[Shape, str] = field(default_factory=dict)
+    """Reasons of the requests behind it, by shape; cleared when slots are allocated."""
 
-    shut: bool = False
-    """Whether nobody behind the first one may take any slot."""
+    is_blocked: bool = False
+    """Whether no request behind the first may take any slot."""
 
     def is_ordinary(self, request: Request) -> bool:
-        """Whether it waits for slots like any other, behind the first one, which is another job's.
+        """Whether the request waits for slots behind another job's first request.
 
-        Only of a trial that its job's own ``max_slots`` does not keep from starting.
+        Valid only for a trial that its job's own ``max_slots`` allows.
         """
         job = request.job
         large = job.slots > self.largest or bool(request.excluded)
         return not large and self.first is not None and job.job_id != self.first.job.job_id
 
-    def look_over(self) -> None:
-        """Note whether anybody behind the first one can start."""
-        self.shut = self.first is not None and not any(self.lent().values())
+    def update_blocked(self) -> None:
+        """Update whether any request behind the first can start."""
+        self.is_blocked = self.first is not None and not any(self.backfill_slots().values())
 
-    def lent(self) -> dict[int, list[int]]:
-        """Free slots that those behind the first one may take."""
+    def backfill_slots(self) -> dict[int, list[int]]:
+        """Return the free slots that requests behind the first may take."""
         free = dict(self.free)
-        for room in self.rooms:
-            for agent in room.agents & free.keys():
-                free[agent] = free[agent][: room.lent]
+        for area in self.areas:
+            for agent in area.agents & free.keys():
+                free[agent] = free[agent][: area.spare]
         return free
 
     def take(self, slots: Mapping[int, tuple[int, ...]]) -> None:
-        """Give slots away."""
-        self.refused.clear()
+        """Allocate slots."""
+        self.reasons_by_shape.clear()
         for agent, ids in slots.items():
             self.free[agent] = [slot for slot in self.free[agent] if slot not in ids]
-        for room in self.rooms:
-            room.lent -= sum(len(ids) for agent, ids in slots.items() if agent in room.agents)
-        self.look_over()
+        for area in self.areas:
+            area.spare -= sum(len(ids) for agent, ids in slots.items() if agent in area.agents)
+        self.update_blocked()
 
 
 @dataclass
-class _Reserve:
-    """What is left of a quota for those behind the first that waits for it."""
+class _QuotaReservation:
+    """Remainder of a quota for the requests behind the first that waits for it."""
 
     first: Request
-    lent: int
+    spare: int
 
 
 class Ledger:
-    """What there is in one round, while it is given away.
+    """State of one scheduling round while slots are allocated.
 
     Args:
         cluster: Agents, policies, quotas.
-        running: What is held when the round begins.
+        running: Allocations at the start of the round.
     """
 
     def __init__(self, cluster: Cluster, running: Sequence[Allocation]) -> None:
         self.decision = Decision()
         self._cluster = cluster
-        self._held: list[Allocation] = []
-        self.held: dict[int, int] = {}
-        """Job to the slots that it holds."""
-        self._overtaken: dict[tuple[tuple[str, ...], int], tuple[str, int]] = {}
-        """By groups and slots: that a quota is kept for another job, and for which. What is lent of
-        a quota never grows in a round, so this stays true."""
+        self._allocations: list[Allocation] = []
+        self.held_slots: dict[int, int] = {}
+        """Number of slots that each job holds."""
+        self._quota_reasons: dict[tuple[tuple[str, ...], int], tuple[str, int]] = {}
+        """By groups and slots: the reason that a quota is reserved, and the job that it is
+        reserved for. The spare part of a quota never grows in a round, so an entry stays valid."""
         self._used: Counter[str] = Counter()
-        self._reserved: dict[str, _Reserve] = {}
+        self._reserved: dict[str, _QuotaReservation] = {}
         self._limits: dict[tuple[str, ...], tuple[Limit, ...]] = {}
-        self._leaving = {run.run_id for run in running if run.stopping}
+        self._stopping = {run.run_id for run in running if run.stopping}
         for run in running:
-            self._hold(run)
-        taken: defaultdict[int, set[int]] = defaultdict(set)
+            self._add_allocation(run)
+        used_slots: defaultdict[int, set[int]] = defaultdict(set)
         for run in running:
             for agent, slots in run.slots.items():
-                taken[agent].update(slots)
-        self._pools = self._make_pools(taken)
+                used_slots[agent].update(slots)
+        self._pools = self._make_pools(used_slots)
 
     def start(self, request: Request) -> Start | str:
-        """Start one trial of a request, or say why it waits.
+        """Start one trial of a request, or return the reason why it waits.
 
-        One that may have fewer slots gets the most that are free; where none fit, it waits for all
-        of them, or for the most that there will ever be.
+        An elastic trial gets the largest of its slot numbers that is free. If none is, it waits for
+        all its slots, or for the largest number that can ever exist.
         """
         job, pool = request.job, self._pools.get(request.job.pool)
         if not job.fewer or pool is None:
             return self._start(request)
         counts = (job.slots, *job.fewer)
-        wishes = [request._replace(job=replace(job, slots=slots, fewer=())) for slots in counts]
-        for wish in wishes:
-            if self._has_room(wish, pool):
-                found = self._start(wish)
-                return found if isinstance(found, str) else found._replace(request=request)
-        possible = (wish for wish in wishes if self._is_possible(wish, pool))
-        return self._start(next(possible, wishes[0]))
+        alternatives = [
+            request._replace(job=replace(job, slots=slots, fewer=())) for slots in counts
+        ]
+        for alternative in alternatives:
+            if self._can_start_now(alternative, pool):
+                result = self._start(alternative)
+                return result if isinstance(result, str) else result._replace(request=request)
+        possible = (
+            alternative for alternative in alternatives if self._is_possible(alternative, pool)
+        )
+        return self._start(next(possible, alternatives[0]))
 
-    def _has_room(self, request: Request, pool: _Pool) -> bool:
-        """Whether a trial would start now; nothing is changed by asking."""
+    def _can_start_now(self, request: Request, pool: _Pool) -> bool:
+        """Whether a trial would start now; changes nothing."""
         slots = request.job.slots
-        for group, most in self._limits_of(request.job):
+        for group, limit in self._limits_of(request.job):
             reserve = self._reserved.get(group)
-            lent = most if reserve is None else reserve.lent
-            if self._used[group] + slots > most or slots > lent:
+            spare = limit if reserve is None else reserve.spare
+            if self._used[group] + slots > limit or slots > spare:
                 return False
-        found = _place(request, pool, pool.free if pool.first is None else pool.lent())
-        return found is not None and (pool.first is None or _is_lent(pool, found))
+        placement = _place(
+            request, pool, pool.free if pool.first is None else pool.backfill_slots()
+        )
+        return placement is not None and (pool.first is None or _fits_backfill(pool, placement))
 
     def _start(self, request: Request) -> Start | str:
         job = request.job
         pool = self._pools.get(job.pool)
-        most = job.max_slots
-        own = most is None or self.held.get(job.job_id, 0) + job.slots <= most
-        if pool is not None and pool.shut and own and pool.is_ordinary(request):
-            told = pool.refused.get(job.shape)
-            if told is not None:
-                return told
+        limit = job.max_slots
+        within_own_limit = limit is None or self.held_slots.get(job.job_id, 0) + job.slots <= limit
+        if pool is not None and pool.is_blocked and within_own_limit and pool.is_ordinary(request):
+            reason = pool.reasons_by_shape.get(job.shape)
+            if reason is not None:
+                return reason
         if pool is None or not self._is_possible(request, pool):
             self.decision.impossible.append(request.trial_id)
-            return reasons.never(request, self._cluster.agents)
-        refused = self._check_quotas(request, pool, own=own)
-        if refused is not None:
-            return refused
+            return reasons.cannot_fit(request, self._cluster.agents)
+        quota_reason = self._check_quotas(request, pool, within_own_limit=within_own_limit)
+        if quota_reason is not None:
+            return quota_reason
         if pool.first is not None:
-            return self._start_behind(request, pool, pool.first)
+            return self._backfill(request, pool, pool.first)
         slots = _place(request, pool, pool.free)
-        return self._wait_first(request, pool) if slots is None else self._take(request, slots)
+        return self._block_pool(request, pool) if slots is None else self._allocate(request, slots)
 
-    def _start_behind(self, request: Request, pool: _Pool, first: Request) -> Start | str:
-        """Start a trial where that cannot delay the first one, which waits."""
-        asked = request.job.shape
-        alike = not request.excluded and first.job.job_id != request.job.job_id
-        if alike and asked in pool.refused:
-            return pool.refused[asked]
-        slots = _place(request, pool, pool.lent())
-        if slots is not None and _is_lent(pool, slots):
-            return self._take(request, slots)
+    def _backfill(self, request: Request, pool: _Pool, first: Request) -> Start | str:
+        """Start a trial behind the waiting first one, if that cannot delay it."""
+        shape = request.job.shape
+        is_ordinary = not request.excluded and first.job.job_id != request.job.job_id
+        if is_ordinary and shape in pool.reasons_by_shape:
+            return pool.reasons_by_shape[shape]
+        slots = _place(request, pool, pool.backfill_slots())
+        if slots is not None and _fits_backfill(pool, slots):
+            return self._allocate(request, slots)
         fits = _place(request, pool, pool.free) is not None
-        told = reasons.behind(request, first, fits=fits)
-        if alike:
-            told = sys.intern(told)  # ten thousand are compared with those of the next round
-            pool.refused[asked] = told
-        return told
+        reason = reasons.queued_behind(request, first, fits=fits)
+        if is_ordinary:
+            reason = sys.intern(reason)  # thousands are compared with the next round's
+            pool.reasons_by_shape[shape] = reason
+        return reason
 
-    def _make_pools(self, taken: dict[int, set[int]]) -> dict[str, _Pool]:
+    def _make_pools(self, used_slots: dict[int, set[int]]) -> dict[str, _Pool]:
         pools: dict[str, _Pool] = {}
         for agent in self._cluster.agents:
             if agent.closed:
                 continue
             pool = pools.setdefault(agent.pool, _Pool())
             pool.agents.append(agent)
-            used = taken.get(agent.agent_id, ())
+            used = used_slots.get(agent.agent_id, ())
             pool.free[agent.agent_id] = sorted(slot for slot in agent.slots if slot not in used)
             pool.largest = max(pool.largest, len(agent.slots))
         return pools
 
-    def _hold(self, run: Allocation) -> None:
+    def _add_allocation(self, run: Allocation) -> None:
         number = sum(map(len, run.slots.values()))
-        self._held.append(run)
-        self.held[run.job.job_id] = self.held.get(run.job.job_id, 0) + number
+        self._allocations.append(run)
+        self.held_slots[run.job.job_id] = self.held_slots.get(run.job.job_id, 0) + number
         for group, _ in self._limits_of(run.job):
             self._used[group] += number
 
     def _limits_of(self, job: Job) -> tuple[Limit, ...]:
-        """The quotas that count for a job."""
+        """Return the quotas that apply to a job."""
         shared = self._limits.get(job.groups)
         if shared is None:
             quotas = self._cluster.quotas
@@ -226,152 +232,158 @@ class Ledger:
 
     # -- quotas ------------------------------------------------------------------------------
 
-    def _check_quotas(self, request: Request, pool: _Pool, *, own: bool) -> str | None:
-        """Say which quota keeps a trial from starting, if one does.
+    def _check_quotas(self, request: Request, pool: _Pool, *, within_own_limit: bool) -> str | None:
+        """Return the reason of the quota that prevents a trial from starting, if one does.
 
         Args:
             request: The trial.
             pool: Its pool.
-            own: Whether its job's own ``max_slots`` allows it.
+            within_own_limit: Whether its job's own ``max_slots`` allows it.
         """
         job = request.job
-        if own:
-            told, first = self._overtaken.get((job.groups, job.slots), ("", job.job_id))
+        if within_own_limit:
+            reason, first = self._quota_reasons.get((job.groups, job.slots), ("", job.job_id))
             if first != job.job_id:
-                return told
-        for group, most in self._limits_of(job):
-            if job.slots > most:
+                return reason
+        for group, limit in self._limits_of(job):
+            if job.slots > limit:
                 self.decision.impossible.append(request.trial_id)
-                return reasons.over_quota(job, group, most)
+                return reasons.over_quota(job, group, limit)
             reserve = self._reserved.get(group)
-            if reserve is not None and job.slots > reserve.lent:
+            if reserve is not None and job.slots > reserve.spare:
                 first = reserve.first.job.job_id
                 if first != job.job_id:
-                    told = sys.intern(reasons.quota_goes_first(group, reserve.first))
+                    reason = sys.intern(reasons.quota_reserved(group, reserve.first))
                     if group in job.groups:
-                        self._overtaken[job.groups, job.slots] = told, first
-                    return told
-                full = self._used[group] + job.slots > most
-                told = reasons.full_quota(job, group, self._used[group], most)
-                return told if full else reasons.EARLIER
-            if self._used[group] + job.slots > most:
-                if group in job.groups:  # else it waits for trials of its own
-                    self._reserve(request, group)
-                    # Behind another one that waits here, nobody is asked to leave for it: that one
-                    # would get the slots. When some do leave it starts, and needs slots too.
+                        self._quota_reasons[job.groups, job.slots] = reason, first
+                    return reason
+                full = self._used[group] + job.slots > limit
+                reason = reasons.full_quota(job, group, self._used[group], limit)
+                return reason if full else reasons.EARLIER_TRIAL
+            if self._used[group] + job.slots > limit:
+                if group in job.groups:  # else it waits for other trials of its own job
+                    self._reserve_quotas(request, group)
+                    # Behind another waiting request nothing is preempted for it: that one would get
+                    # the slots. After a preemption it starts, and needs slots too.
                     if pool.first is None and self._preempt_for(request, pool):
-                        self._keep_slots(request, pool)
-                return reasons.full_quota(job, group, self._used[group], most)
+                        self._reserve_slots(request, pool)
+                return reasons.full_quota(job, group, self._used[group], limit)
         return None
 
-    def _reserve(self, request: Request, full: str = "") -> None:
-        """Keep what a trial waits for: those behind it get only what cannot delay it.
+    def _reserve_quotas(self, request: Request, full_quota: str = "") -> None:
+        """Reserve the quotas of a waiting trial: later ones get only what cannot delay it.
 
         Args:
             request: The trial.
-            full: The quota that it waits for; empty where it waits for slots.
+            full_quota: Quota that it waits for; empty when it waits for slots.
         """
         limits = dict(self._limits_of(request.job))
-        waits_for = self._holders(full) if full else {}
+        awaited = self._holders(full_quota) if full_quota else {}
         needed = request.job.slots
-        surely = 0
-        if full:
-            free = limits[full] - self._used[full]
-            surely = needed - free + lendable(free, waits_for.values(), needed)
-        for group, most in limits.items():
+        guaranteed = 0
+        if full_quota:
+            free = limits[full_quota] - self._used[full_quota]
+            guaranteed = needed - free + backfill_limit(free, awaited.values(), needed)
+        for group, limit in limits.items():
             if group not in self._reserved:
-                held = self._holders(group)
-                given = surely if waits_for.keys() <= held.keys() else 0
-                lent = lendable(most - self._used[group], held.values(), needed, given)
-                self._reserved[group] = _Reserve(request, lent)
+                holders = self._holders(group)
+                returned = guaranteed if awaited.keys() <= holders.keys() else 0
+                spare = backfill_limit(
+                    limit - self._used[group], holders.values(), needed, returned
+                )
+                self._reserved[group] = _QuotaReservation(request, spare)
 
     def _holders(self, group: str) -> dict[int, int]:
-        """Place in our list of each run that a quota counts, and its slots."""
+        """Return the runs that a quota counts, by index, with their slots."""
         return {
             index: sum(map(len, run.slots.values()))
-            for index, run in enumerate(self._held)
-            if any(group == each for each, _ in self._limits_of(run.job))
+            for index, run in enumerate(self._allocations)
+            if any(group == limit_group for limit_group, _ in self._limits_of(run.job))
         }
 
     # -- slots -------------------------------------------------------------------------------
 
-    def _wait_first(self, request: Request, pool: _Pool) -> str:
-        """Have a trial wait for slots, before all others of its pool."""
-        self._keep_slots(request, pool)
-        self._reserve(request)
+    def _block_pool(self, request: Request, pool: _Pool) -> str:
+        """Make a trial the first of its pool that waits for slots; return its reason."""
+        self._reserve_slots(request, pool)
+        self._reserve_quotas(request)
         usable = {
             (agent.agent_id, slot) for agent in _allowed(request, pool) for slot in agent.slots
         }
-        asked = self._preempt_for(request, pool) or any(
+        is_preempting = self._preempt_for(request, pool) or any(
             (agent, slot) in usable
-            for run in self._held
-            if run.run_id in self._leaving
+            for run in self._allocations
+            if run.run_id in self._stopping
             for agent, slots in run.slots.items()
             for slot in slots
         )
-        return reasons.no_room(request, pool.agents, pool.free, asked=asked)
+        return reasons.no_free_slots(request, pool.agents, pool.free, is_preempting=is_preempting)
 
-    def _keep_slots(self, request: Request, pool: _Pool) -> None:
-        """Lend to those behind a trial only slots that it will not need."""
+    def _reserve_slots(self, request: Request, pool: _Pool) -> None:
+        """Limit the requests behind a trial to slots that it will not need."""
         pool.first = request
-        pool.rooms = self._rooms(request, pool)
-        pool.look_over()
+        pool.areas = self._backfill_areas(request, pool)
+        pool.update_blocked()
 
-    def _rooms(self, request: Request, pool: _Pool) -> list[_Room]:
-        """What of a pool may be lent while a trial waits for slots there."""
+    def _backfill_areas(self, request: Request, pool: _Pool) -> list[_BackfillArea]:
+        """Return the backfill limits of a pool while a trial waits for slots there."""
         agents = _allowed(request, pool)
         usable = {agent.agent_id: frozenset(agent.slots) for agent in agents}
         if request.job.single_agent:
-            room_of = {agent.agent_id: str(agent.agent_id) for agent in agents}
+            area_of = {agent.agent_id: str(agent.agent_id) for agent in agents}
         else:
-            room_of = {agent.agent_id: agent.kind for agent in agents}
-        held: defaultdict[str, list[int]] = defaultdict(list)
-        for run in self._held:
-            mine: Counter[str] = Counter()
+            area_of = {agent.agent_id: agent.kind for agent in agents}
+        holdings: defaultdict[str, list[int]] = defaultdict(list)
+        for run in self._allocations:
+            run_slots: Counter[str] = Counter()
             for agent in run.slots.keys() & usable.keys():
-                mine[room_of[agent]] += len(usable[agent].intersection(run.slots[agent]))
-            for room, number in mine.items():
-                held[room].append(number)
+                run_slots[area_of[agent]] += len(usable[agent].intersection(run.slots[agent]))
+            for area, number in run_slots.items():
+                holdings[area].append(number)
         members: defaultdict[str, list[int]] = defaultdict(list)
-        for agent, room in room_of.items():
-            members[room].append(agent)
+        for agent, area in area_of.items():
+            members[area].append(agent)
         return [
-            _Room(
-                frozenset(those),
-                lendable(sum(len(pool.free[one]) for one in those), held[room], request.job.slots),
+            _BackfillArea(
+                frozenset(member_ids),
+                backfill_limit(
+                    sum(len(pool.free[agent_id]) for agent_id in member_ids),
+                    holdings[area],
+                    request.job.slots,
+                ),
             )
-            for room, those in members.items()
+            for area, member_ids in members.items()
         ]
 
     def _preempt_for(self, request: Request, pool: _Pool) -> bool:
-        """Ask runs to leave for a trial; return whether it can start when they have left."""
-        if not self._may_be_asked(request.job):
+        """Preempt runs for a trial; return whether it can start when they have stopped."""
+        if not self._is_preemptible(request.job):
             return False
-        staying = [run for run in self._held if run.run_id not in self._leaving]
+        staying = [run for run in self._allocations if run.run_id not in self._stopping]
         agents = _allowed(request, pool)
-        found = victims(request.job, agents, staying, self._limits_of, self._may_be_asked)
-        if found is None:
+        run_ids = victims(request.job, agents, staying, self._limits_of, self._is_preemptible)
+        if run_ids is None:
             return False
-        self._leaving.update(found)
-        self.decision.preempt.extend(found)
+        self._stopping.update(run_ids)
+        self.decision.preempt.extend(run_ids)
         return True
 
-    def _may_be_asked(self, job: Job) -> bool:
+    def _is_preemptible(self, job: Job) -> bool:
         return self._cluster.policy(job.pool) != Policy.FIFO
 
-    def _take(self, request: Request, slots: dict[int, tuple[int, ...]]) -> Start:
+    def _allocate(self, request: Request, slots: dict[int, tuple[int, ...]]) -> Start:
         job = request.job
         pool = self._pools[job.pool]
         pool.take(slots)
         for group, _ in self._limits_of(job):
             if group in self._reserved:
-                self._reserved[group].lent -= job.slots
-        self._hold(Allocation(_STARTING, job, slots))
+                self._reserved[group].spare -= job.slots
+        self._add_allocation(Allocation(_STARTING, job, slots))
         return Start(request, slots, None if pool.first is None else pool.first.job.job_id)
 
 
 _STARTING = 0
-"""Run id of what starts in this round: such a run is asked to leave by nobody."""
+"""Run id of allocations made in this round; such runs are never preempted."""
 
 
 def _allowed(request: Request, pool: _Pool) -> Sequence[AgentSlots]:
@@ -394,9 +406,9 @@ def _place(
     )
 
 
-def _is_lent(pool: _Pool, slots: dict[int, tuple[int, ...]]) -> bool:
-    """Whether a placement over several agents leaves alone what is kept for the first."""
+def _fits_backfill(pool: _Pool, slots: dict[int, tuple[int, ...]]) -> bool:
+    """Whether a placement over several agents leaves the reserved slots alone."""
     return all(
-        sum(len(ids) for agent, ids in slots.items() if agent in room.agents) <= room.lent
-        for room in pool.rooms
+        sum(len(ids) for agent, ids in slots.items() if agent in area.agents) <= area.spare
+        for area in pool.areas
     )

@@ -1,4 +1,4 @@
-"""Finding slots for one trial."""
+"""Placement: choice of slots for one trial."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,7 +11,7 @@ Free = Mapping[int, Sequence[int]]
 
 
 def kinds_in_order(agents: Sequence[AgentSlots]) -> list[str]:
-    """Kinds of slots as they are given away: GPUs come before CPU slots."""
+    """Return slot kinds in order of preference: GPUs before CPU slots."""
     return sorted({agent.kind for agent in agents}, key=lambda kind: (kind == "cpu", kind))
 
 
@@ -24,45 +24,51 @@ def place(
     max_agents: int | None = None,
     unit: int = 1,
 ) -> dict[int, tuple[int, ...]] | None:
-    """Choose slots: on one agent where they fit, else over as few agents as possible.
+    """Choose slots on one agent if they fit, else on as few agents as possible.
 
-    Of the agents that fit, the one with the fewest free slots is taken, so that large gaps stay
-    for large trials. GPUs come before CPU slots; equal choices go to the smaller agent id.
+    Of the agents that fit, the one with the fewest free slots is used, so that large gaps remain
+    for large trials. GPUs come before CPU slots; ties go to the smaller agent id.
 
     Args:
-        slots: How many.
-        agents: Those on which the trial may run.
+        slots: Number of slots.
+        agents: Agents on which the trial may run.
         free: Their free slots.
         single_agent: Whether all must be on one agent.
-        max_agents: Most agents over which they may lie; any number when None.
-        unit: Slots of one rank, which must lie on one agent.
+        max_agents: Maximum number of agents; unlimited when None.
+        unit: Slots of one rank, which must be on one agent.
 
     Returns:
-        Agent id to slot ids, or None when there is no room.
+        Agent id to slot ids, or None when they do not fit.
     """
     for kind in kinds_in_order(agents):
-        room = {one.agent_id: free.get(one.agent_id, ()) for one in agents if one.kind == kind}
-        counts = {agent: len(ids) for agent, ids in room.items()}
-        most = 1 if single_agent else max_agents
-        shares = share(slots, counts, max_agents=most, unit=unit)
+        free_ids = {
+            member.agent_id: free.get(member.agent_id, ())
+            for member in agents
+            if member.kind == kind
+        }
+        counts = {agent: len(ids) for agent, ids in free_ids.items()}
+        limit = 1 if single_agent else max_agents
+        shares = share(slots, counts, max_agents=limit, unit=unit)
         if shares is not None:
-            return {agent: tuple(sorted(room[agent])[:count]) for agent, count in shares.items()}
+            return {
+                agent: tuple(sorted(free_ids[agent])[:count]) for agent, count in shares.items()
+            }
     return None
 
 
 def share(
     slots: int, free: Mapping[int, int], *, max_agents: int | None = None, unit: int = 1
 ) -> dict[int, int] | None:
-    """Choose how many slots of one kind each agent gives; see :func:`place`.
+    """Choose how many slots of one kind each agent provides (see :func:`place`).
 
     Args:
-        slots: How many are wanted.
-        free: Agent id to how many are free there.
-        max_agents: Most agents over which they may lie; any number when None.
-        unit: Slots of one rank, which must lie on one agent.
+        slots: Number of slots.
+        free: Agent id to its number of free slots.
+        max_agents: Maximum number of agents; unlimited when None.
+        unit: Slots of one rank, which must be on one agent.
 
     Returns:
-        Agent id to slots, the most first, or None when there is no room.
+        Agent id to slots, the most first, or None when they do not fit.
     """
     fitting = [(count, agent) for agent, count in free.items() if count >= slots]
     if fitting:
@@ -76,8 +82,8 @@ def share(
     chosen: dict[int, int] = {}
     missing = slots
     for agent in sorted(usable, key=lambda agent: (-usable[agent], agent)):
-        taken = min(usable[agent], missing)
-        if taken:
-            chosen[agent] = taken
-            missing -= taken
+        number = min(usable[agent], missing)
+        if number:
+            chosen[agent] = number
+            missing -= number
     return chosen if max_agents is None or len(chosen) <= max_agents else None

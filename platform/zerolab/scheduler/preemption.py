@@ -1,4 +1,4 @@
-"""Who must make room for a trial that goes first."""
+"""Choice of the runs that are preempted for a trial."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -10,12 +10,12 @@ from zerolab.scheduler.types import AgentSlots, Allocation, Job
 __all__ = ["Limit", "victims"]
 
 Limit = tuple[str, int]
-"""A quota that counts for a job, and the most slots that it allows."""
+"""Quota that applies to a job, and its maximum number of slots."""
 
 
 @dataclass
-class _Room:
-    """What would be free for a job if only some runs stayed."""
+class _Capacity:
+    """Capacity for a job if only some runs stayed."""
 
     job: Job
     agents: Sequence[AgentSlots]
@@ -28,7 +28,7 @@ class _Room:
         self._used: Counter[str] = Counter()
 
     def hold(self, run: Allocation, sign: int = 1) -> None:
-        """Count a run as there (1), or as gone (-1)."""
+        """Add a run (1) or remove it (-1)."""
         for agent, slots in run.slots.items():
             if agent in self._usable:
                 self._free[agent] -= sign * len(self._usable[agent].intersection(slots))
@@ -39,25 +39,25 @@ class _Room:
         """Whether the job's trial could start."""
         return not self._full() and self._placeable()
 
-    def is_helped_by(self, run: Allocation) -> bool:
-        """Whether it would be nearer to that without ``run``."""
-        there = any(
+    def is_blocked_by(self, run: Allocation) -> bool:
+        """Whether the job's trial would be closer to starting without ``run``."""
+        holds_slots = any(
             self._usable.get(agent, frozenset()) & {*ids} for agent, ids in run.slots.items()
         )
-        return there or any(group in self._full() for group, _ in self.limits_of(run.job))
+        return holds_slots or any(group in self._full() for group, _ in self.limits_of(run.job))
 
     def _full(self) -> set[str]:
         need = self.job.slots
-        return {group for group, most in self.limits if self._used[group] + need > most}
+        return {group for group, limit in self.limits if self._used[group] + need > limit}
 
     def _placeable(self) -> bool:
         job = self.job
         kinds: defaultdict[str, dict[int, int]] = defaultdict(dict)
         for agent in self.agents:
             kinds[agent.kind][agent.agent_id] = self._free[agent.agent_id]
-        most = 1 if job.single_agent else job.max_agents
+        limit = 1 if job.single_agent else job.max_agents
         return any(
-            share(job.slots, free, max_agents=most, unit=job.unit) is not None
+            share(job.slots, free, max_agents=limit, unit=job.unit) is not None
             for free in kinds.values()
         )
 
@@ -65,47 +65,45 @@ class _Room:
 def victims(
     job: Job,
     agents: Sequence[AgentSlots],
-    held: Sequence[Allocation],
+    runs: Sequence[Allocation],
     limits_of: Callable[[Job], Sequence[Limit]],
-    may_be_asked: Callable[[Job], bool],
+    is_preemptible: Callable[[Job], bool],
 ) -> list[int] | None:
-    """The runs to preempt so that a trial of ``job`` fits; None when that would not help.
+    """Return the runs to preempt so that a trial of ``job`` fits, or None if that is impossible.
 
-    None are needed where it fits as soon as those have left that were asked before.
-
-    The newest of the least important are asked, and no more than needed: where some of those may
-    stay after all, the most important and oldest do.
+    The list is empty if the stopping runs free enough. The newest runs of the lowest priority are
+    chosen, and no more than needed: the most important and oldest runs are spared first.
 
     Args:
-        job: Whose trial goes first.
-        agents: Those on which it may run.
-        held: All runs that have not been asked to leave yet.
-        limits_of: The quotas that count for a job.
-        may_be_asked: Whether a job's runs may be preempted at all.
+        job: Job whose trial is first in the queue.
+        agents: Agents on which it may run.
+        runs: All runs that are not stopping.
+        limits_of: Returns the quotas that apply to a job.
+        is_preemptible: Whether a job's runs may be preempted.
     """
-    room = _Room(job, agents, limits_of(job), limits_of)
-    for run in held:
-        room.hold(run)
-    if room.fits():
-        return []  # what was asked to stop already makes room
-    lower = [run for run in held if run.job.priority > job.priority and may_be_asked(run.job)]
+    capacity = _Capacity(job, agents, limits_of(job), limits_of)
+    for run in runs:
+        capacity.hold(run)
+    if capacity.fits():
+        return []  # the stopping runs free enough
+    lower = [run for run in runs if run.job.priority > job.priority and is_preemptible(run.job)]
     lower.sort(key=lambda run: (-run.job.priority, -run.run_id))
-    asked: list[Allocation] = []
-    for run in filter(room.is_helped_by, lower):
-        asked.append(run)
-        room.hold(run, -1)
-        if room.fits():
+    chosen: list[Allocation] = []
+    for run in filter(capacity.is_blocked_by, lower):
+        chosen.append(run)
+        capacity.hold(run, -1)
+        if capacity.fits():
             break
     else:
         return None
-    spared = {run.run_id for run in reversed(asked) if _spared(run, room)}
-    return [run.run_id for run in asked if run.run_id not in spared]
+    kept_running = {run.run_id for run in reversed(chosen) if _can_stay(run, capacity)}
+    return [run.run_id for run in chosen if run.run_id not in kept_running]
 
 
-def _spared(run: Allocation, room: _Room) -> bool:
-    """Let a run stay if the rest is enough."""
-    room.hold(run)
-    if room.fits():
+def _can_stay(run: Allocation, capacity: _Capacity) -> bool:
+    """Keep a run if the remaining capacity suffices."""
+    capacity.hold(run)
+    if capacity.fits():
         return True
-    room.hold(run, -1)
+    capacity.hold(run, -1)
     return False

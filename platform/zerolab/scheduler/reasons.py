@@ -1,4 +1,4 @@
-"""Why a trial waits, in the words that its user is shown wherever it stands."""
+"""Reasons why a trial waits, as shown to users."""
 
 from collections.abc import Sequence
 
@@ -6,26 +6,26 @@ from zerolab.scheduler.placement import Free, place
 from zerolab.scheduler.types import DEFAULT_POOL, HOST_SLOT, AgentSlots, Job, Request
 
 __all__ = [
-    "EARLIER",
-    "behind",
+    "EARLIER_TRIAL",
+    "cannot_fit",
     "full_quota",
-    "never",
-    "no_room",
+    "no_free_slots",
     "over_quota",
     "own_quota",
-    "quota_goes_first",
+    "queued_behind",
+    "quota_reserved",
 ]
 
 
-EARLIER = "an earlier trial of its experiment goes first"
+EARLIER_TRIAL = "an earlier trial of its experiment goes first"
 
 
-def never(request: Request, agents: Sequence[AgentSlots]) -> str:
-    """Say why a trial could not start even if every slot were free.
+def cannot_fit(request: Request, agents: Sequence[AgentSlots]) -> str:
+    """Return why a trial could not start even if every slot were free.
 
     Args:
         request: The trial.
-        agents: All that are there, of every pool, closed ones too.
+        agents: All agents of every pool, including closed ones.
     """
     job = request.job
     pool = [agent for agent in agents if agent.pool == job.pool]
@@ -33,75 +33,81 @@ def never(request: Request, agents: Sequence[AgentSlots]) -> str:
         return _no_agent(job.pool, sorted({agent.pool for agent in agents}))
     allowed = [agent for agent in pool if agent.agent_id not in request.excluded]
     if not allowed:
-        return "its log policies rule out every agent that is there"
-    closed = _closed_that_fits(job, allowed)
+        return "its log policies exclude every agent"
+    closed = _closed_agent_that_fits(job, allowed)
     if closed is not None:
-        return f"it needs {_slots(job)}, and agent {closed.name} {closed.closed}"
-    rooms = [(agent.kind, len(agent.slots)) for agent in allowed if not agent.closed]
-    most = _most(job, rooms)
-    told = f"it needs {_slots(job)}, and there are at most {most or 'none'}{_off(allowed)}: "
-    told += "it cannot start before an agent offers so many"
-    return told + (f"; or set {job.slots_asked_by} to {most} or less" if most else "")
+        return f"it needs {_describe_slots(job)}, and agent {closed.name} {closed.closed}"
+    capacities = [(agent.kind, len(agent.slots)) for agent in allowed if not agent.closed]
+    limit = _max_slots(job, capacities)
+    reason = (
+        f"it needs {_describe_slots(job)}, and there are at most {limit or 'none'}"
+        f"{_unusable_slots(allowed)}: "
+    )
+    reason += "it cannot start until an agent offers that many"
+    return reason + (f"; or set {job.slots_key} to {limit} or less" if limit else "")
 
 
-def no_room(request: Request, agents: Sequence[AgentSlots], free: Free, *, asked: bool) -> str:
-    """Say what is missing for the trial whose turn it is.
+def no_free_slots(
+    request: Request, agents: Sequence[AgentSlots], free: Free, *, is_preempting: bool
+) -> str:
+    """Return which slots the first trial of the queue lacks.
 
     Args:
         request: The trial.
-        agents: Those of its pool that take trials.
+        agents: Agents of its pool that accept trials.
         free: Their free slots.
-        asked: Whether other runs have been asked to make room.
+        is_preempting: Whether other runs are being preempted for it.
     """
-    there = [agent for agent in agents if agent.agent_id not in request.excluded]
-    rooms = [(agent.kind, len(free.get(agent.agent_id, ()))) for agent in there]
-    most = _most(request.job, rooms)
-    told = f"it needs {_slots(request.job)}, of which {most or 'none'} {_is(most)} free"
-    return told + ("; other runs are asked to make room" if asked else "")
+    usable = [agent for agent in agents if agent.agent_id not in request.excluded]
+    capacities = [(agent.kind, len(free.get(agent.agent_id, ()))) for agent in usable]
+    limit = _max_slots(request.job, capacities)
+    needed = _describe_slots(request.job)
+    reason = f"it needs {needed}, of which {limit or 'none'} {_be_form(limit)} free"
+    return reason + ("; other runs are being preempted" if is_preempting else "")
 
 
-def behind(request: Request, first: Request, *, fits: bool) -> str:
-    """Say that ``first``, which does not fit either, goes before ``request``.
+def queued_behind(request: Request, first: Request, *, fits: bool) -> str:
+    """Return the reason that ``first``, which does not fit either, is before ``request``.
 
     Args:
         request: The trial that waits.
-        first: The one before it.
+        first: The trial before it.
         fits: Whether the slots for ``request`` are free.
     """
     if first.job.job_id == request.job.job_id:
-        return EARLIER
-    told = f"experiment {first.job.job_id} goes first"
-    return f"{told}, and could have to wait longer if this one started now" if fits else told
+        return EARLIER_TRIAL
+    reason = f"experiment {first.job.job_id} goes first"
+    return f"{reason}, and might wait longer if this one started now" if fits else reason
 
 
-def full_quota(job: Job, group: str, used: int, most: int) -> str:
-    """Say that ``used`` of the ``most`` slots of a quota are held."""
+def full_quota(job: Job, group: str, used: int, limit: int) -> str:
+    """Return the reason that ``used`` of the ``limit`` slots of a quota are held."""
     if group == own_quota(job):
-        return f"its experiment holds {used} of the {most} slots of {job.bounded_by}"
+        return f"its experiment holds {used} of the {limit} slots of {job.max_slots_key}"
     if group.startswith(HOST_SLOT):
         return f"{_host_slot(group)} of its hostfile is held by another trial"
-    return f"it needs {_slots(job)}, and {used} of the {most} of quota {group} are held"
+    return f"it needs {_describe_slots(job)}, and {used} of the {limit} of quota {group} are held"
 
 
-def over_quota(job: Job, group: str, most: int) -> str:
-    """Say that a quota is smaller than what one trial needs."""
+def over_quota(job: Job, group: str, limit: int) -> str:
+    """Return the reason that a quota is smaller than one trial."""
     if group == own_quota(job):
         return (
-            f"it needs {_slots(job)}, and resources.max_slots is {most}: it cannot start before "
-            f"that is raised: `zerolab job set max-slots {job.job_id} {job.slots}`"
+            f"it needs {_describe_slots(job)}, and resources.max_slots is {limit}: it cannot start "
+            f"until that is raised: `zerolab job set max-slots {job.job_id} {job.slots}`"
         )
     return (
-        f"it needs {_slots(job)}, and quota {group} allows {most}: it cannot start before that is "
-        f"raised: `zerolab quota set {group} {job.slots}`"
+        f"it needs {_describe_slots(job)}, and quota {group} allows {limit}: it cannot start until "
+        f"that is raised: `zerolab quota set {group} {job.slots}`"
     )
 
 
-def quota_goes_first(group: str, first: Request) -> str:
-    """Say that what is left of a quota is kept for ``first``."""
-    what, are = f"slots of quota {group}", "are"
+def quota_reserved(group: str, first: Request) -> str:
+    """Return the reason that the remainder of a quota is reserved for ``first``."""
+    resource, verb = f"slots of quota {group}", "are"
     if group.startswith(HOST_SLOT):
-        what, are = _host_slot(group), "is"
-    return f"experiment {first.job.job_id} goes first: {what} {are} kept for it"
+        resource, verb = _host_slot(group), "is"
+    return f"experiment {first.job.job_id} goes first: {resource} {verb} reserved for it"
 
 
 def _host_slot(group: str) -> str:
@@ -110,62 +116,64 @@ def _host_slot(group: str) -> str:
 
 
 def own_quota(job: Job) -> str:
-    """The name under which an experiment's own ``max_slots`` is counted."""
+    """Return the group name of an experiment's own ``max_slots``."""
     return f"experiment:{job.job_id}"
 
 
-def _no_agent(pool: str, others: Sequence[str]) -> str:
-    if not others and pool == DEFAULT_POOL:
+def _no_agent(pool: str, other_pools: Sequence[str]) -> str:
+    if not other_pools and pool == DEFAULT_POOL:
         return (
-            "no agent is there to run it: start one with `zerolab up`, or with "
+            "no agent is connected: start one with `zerolab up`, or with "
             "`zerolab agent start` on another machine"
         )
-    told = f"no agent of pool {pool} is there: start one with `zerolab agent start --pool {pool}`"
-    return told + (f"; agents are in {', '.join(others)}" if others else "")
+    reason = (
+        f"no agent of pool {pool} is connected: start one with `zerolab agent start --pool {pool}`"
+    )
+    return reason + (f"; agents are in {', '.join(other_pools)}" if other_pools else "")
 
 
-def _closed_that_fits(job: Job, agents: Sequence[AgentSlots]) -> AgentSlots | None:
-    """An agent that would hold the trial alone, if it took trials."""
+def _closed_agent_that_fits(job: Job, agents: Sequence[AgentSlots]) -> AgentSlots | None:
+    """Return a closed agent that could hold the trial alone."""
     closed = [agent for agent in agents if agent.closed]
     free = {agent.agent_id: agent.slots for agent in closed}
-    found = place(job.slots, closed, free, single_agent=True)
-    return next((agent for agent in closed if found and agent.agent_id in found), None)
+    placement = place(job.slots, closed, free, single_agent=True)
+    return next((agent for agent in closed if placement and agent.agent_id in placement), None)
 
 
-def _off(agents: Sequence[AgentSlots]) -> str:
-    parts = [f"agent {one.name} {one.closed}" for one in agents if one.closed]
+def _unusable_slots(agents: Sequence[AgentSlots]) -> str:
+    parts = [f"agent {agent.name} {agent.closed}" for agent in agents if agent.closed]
     parts += [
-        f"{one.disabled} of agent {one.name} {_is(one.disabled)} disabled"
-        for one in agents
-        if one.disabled and not one.closed
+        f"{agent.disabled} of agent {agent.name} {_be_form(agent.disabled)} disabled"
+        for agent in agents
+        if agent.disabled and not agent.closed
     ]
     parts += [
-        f"for {one.down} of agent {one.name} its cluster has no node now"
-        for one in agents
-        if one.down and not one.closed
+        f"for {agent.down} of agent {agent.name} its cluster has no node now"
+        for agent in agents
+        if agent.down and not agent.closed
     ]
     return f" ({', '.join(parts)})" if parts else ""
 
 
-def _slots(job: Job) -> str:
-    what = "1 slot" if job.slots == 1 else f"{job.slots} slots"
+def _describe_slots(job: Job) -> str:
+    text = "1 slot" if job.slots == 1 else f"{job.slots} slots"
     if job.slots > 1 and job.single_agent:
-        return f"{what} on one machine"
+        return f"{text} on one machine"
     several = job.slots > 1 and job.max_agents is not None
-    what = f"{what} on at most {job.max_agents} machines" if several else what
-    return what if job.unit == 1 else f"{what}, those of a rank on one machine"
+    text = f"{text} on at most {job.max_agents} machines" if several else text
+    return text if job.unit == 1 else f"{text}, those of a rank on one machine"
 
 
-def _most(job: Job, rooms: Sequence[tuple[str, int]]) -> int:
-    """The most slots of one kind for whole ranks, on as many machines as the trial may take."""
-    most = 1 if job.single_agent else job.max_agents
-    found = 0
-    for wanted in {kind for kind, _ in rooms}:
-        whole = (count // job.unit * job.unit for kind, count in rooms if kind == wanted)
-        counts = sorted(whole, reverse=True)
-        found = max(found, sum(counts[:most]))
-    return found
+def _max_slots(job: Job, capacities: Sequence[tuple[str, int]]) -> int:
+    """Return the most slots of one kind, in whole ranks, on the machines that a trial may use."""
+    limit = 1 if job.single_agent else job.max_agents
+    best = 0
+    for slot_kind in {kind for kind, _ in capacities}:
+        rounded = (count // job.unit * job.unit for kind, count in capacities if kind == slot_kind)
+        counts = sorted(rounded, reverse=True)
+        best = max(best, sum(counts[:limit]))
+    return best
 
 
-def _is(count: int) -> str:
+def _be_form(count: int) -> str:
     return "are" if count > 1 else "is"

@@ -116,7 +116,7 @@ def test_an_agent_that_leaves_is_gone_at_once(server: Server) -> None:
     assert running(server, 1) == []
     server.post("/agents/1/leave", {"done": True})
     assert agent(server)["state"] == "gone"
-    assert "no agent is there to run it" in server.experiment()["waiting_reason"]
+    assert "no agent is connected" in server.experiment()["waiting_reason"]
     server.request("DELETE", "/agents/1")
     assert server.get("/agents")["agents"] == []
     assert server.trial()["state"] == "QUEUED"

@@ -128,7 +128,7 @@ def test_an_experiment_runs_in_its_pool_and_says_so_while_nobody_is_there(server
     server.submit(**resources(resource_pool="big"))
     reason = server.experiment()["waiting_reason"]
     assert reason == (
-        "no agent of pool big is there: start one with `zerolab agent start --pool big`; "
+        "no agent of pool big is connected: start one with `zerolab agent start --pool big`; "
         "agents are in default"
     )
     assert server.trial()["waiting_reason"] == reason
@@ -272,4 +272,4 @@ def test_how_many_slots_an_experiment_may_hold_is_known_without_reading_its_conf
     world.jobs.clear()
     server.tick()
     told = world.jobs[found["id"]]
-    assert (told.max_slots, told.bounded_by.partition(".")[0]) == bound
+    assert (told.max_slots, told.max_slots_key.partition(".")[0]) == bound

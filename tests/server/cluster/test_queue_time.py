@@ -58,7 +58,7 @@ class Watched:
         assert experiment["error"].startswith(
             f"it has waited for slots for more than {LIMIT_S} s (resources.queue_time): "
             + (f"it needs 1 slot, and quota pool:{self.pool} allows 0: "
-               if self.agent else f"no agent of pool {self.pool} is there")
+               if self.agent else f"no agent of pool {self.pool} is connected")
         )  # fmt: skip
         assert {trial["state"] for trial in server.trials(self.number)} <= {"CANCELED", "COMPLETED"}
         self.since, self.error = None, experiment["error"]

@@ -482,7 +482,7 @@ def test_a_more_important_experiment_makes_room_for_itself(server: Server) -> No
 
 def test_a_trial_that_fits_no_machine_says_so(server: Server) -> None:
     made = server.submit(resources={"slots_per_trial": 2})
-    assert "no agent is there" in made["waiting_reason"]
+    assert "no agent is connected" in made["waiting_reason"]
     server.add_agent(slots=1)
     reason = server.trial()["waiting_reason"]
     assert "it needs 2 slots on one machine, and there are at most 1" in reason
@@ -532,7 +532,7 @@ def test_a_submission_that_is_rolled_back_leaves_no_reason(sqlite_server: Server
 
     with pytest.raises(ConflictError):
         database.write_now(fail)
-    assert "no agent is there" in sqlite_server.trial()["waiting_reason"]
+    assert "no agent is connected" in sqlite_server.trial()["waiting_reason"]
 
 
 def test_only_an_experiment_that_has_ended_can_be_archived_or_deleted(server: Server) -> None:

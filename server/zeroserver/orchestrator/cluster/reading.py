@@ -113,7 +113,7 @@ def _load(transaction: Transaction, wanted: list[int]) -> Iterable[Job]:
     ).where(columns.id.in_(wanted))  # fmt: skip
     for row in transaction.connection.execute(query):
         labels = msgspec.json.decode(row.labels, type=list[str])
-        most, bounded_by = _most_slots(row.max_slots, row.slots, row.concurrent_trials)
+        most, max_slots_key = _most_slots(row.max_slots, row.slots, row.concurrent_trials)
         yield Job(
             job_id=row.id,
             slots=row.slots,
@@ -122,8 +122,8 @@ def _load(transaction: Transaction, wanted: list[int]) -> Iterable[Job]:
             priority=row.priority,
             weight=row.weight,
             max_slots=most,
-            bounded_by=bounded_by,
-            slots_asked_by="--slots" if TASK_LABEL in labels else "resources.slots_per_trial",
+            max_slots_key=max_slots_key,
+            slots_key="--slots" if TASK_LABEL in labels else "resources.slots_per_trial",
             groups=(
                 f"pool:{row.pool}",
                 *(f"label:{label}" for label in dict.fromkeys(labels)),
