@@ -14,7 +14,7 @@ from zerolab.errors import ConflictError, ZerolabError
 from zerolab.paths import Home
 from zeroserver.store import backup
 from zeroserver.store.database import Database
-from zeroserver.store.engines import sqlite_url
+from zeroserver.store.engines import check_url, sqlite_url, take_database
 
 __all__ = ["main"]
 
@@ -24,7 +24,13 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     os.umask(0o077)
     home = Home(Path(options.home).absolute()) if options.home else Home.default()
-    database = Database(options.database or sqlite_url(home.database), lambda _changes: None)
+    url = take_database(options.database)
+    try:
+        check_url(url)
+    except ZerolabError as error:
+        sys.stderr.write(f"zerolab: {error}\n")
+        return 2
+    database = Database(url or sqlite_url(home.database), lambda _changes: None)
     try:
         return int(options.run(options, home, database))
     except ZerolabError as error:

@@ -19,6 +19,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from zerolab.contract.ports import read_port
+from zerolab.contract.spec import ENV_DATABASE
 from zerolab.errors import ConfigError, ConflictError, ZerolabError
 from zerolab.files import write_json
 from zerolab.parent import forbid_inspection
@@ -27,6 +28,7 @@ from zeroserver.access.connections import Patience, protocol_of, raise_file_limi
 from zeroserver.app import create_app, prepare
 from zeroserver.services import Services, settle_memory
 from zeroserver.settings import Limits, Settings, Timings
+from zeroserver.store.engines import check_url, has_password, take_database
 
 __all__ = ["main", "serving"]
 
@@ -77,6 +79,13 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    if has_password(options.database):
+        logger.warning(
+            "--database holds a password, which everybody on this machine can read; put it into "
+            "%s or ~/.pgpass",
+            ENV_DATABASE,
+        )
+    options.database = take_database(options.database)
     try:
         return _serve(options)
     except ZerolabError as error:
@@ -118,6 +127,9 @@ def _serve(options: argparse.Namespace) -> int:
     connections = _connections(options)
     tls = connections.tls_cert is not None
     _check_host(options.host, allow_remote=options.allow_remote or tls)
+    check_url(options.database)
+    if options.check_options:
+        return 0
     lock = filelock.FileLock(home.path / "server.lock")
     try:
         lock.acquire(timeout=0)
@@ -170,8 +182,11 @@ def _serve(options: argparse.Namespace) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m zeroserver", description="One server process for one data directory."
+        prog="python -m zeroserver",
+        description="One server process for one data directory.",
+        allow_abbrev=False,
     )
+    parser.add_argument("--check-options", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--home", help="data directory (default: ZEROLAB_HOME or ~/.zerolab)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument(
@@ -181,7 +196,10 @@ def _parser() -> argparse.ArgumentParser:
         help="port to listen on; 0: any free one (default: 8080, or a free one if it is taken)",
     )
     parser.add_argument(
-        "--database", default="", help="postgresql://USER@HOST/NAME (default: SQLite)"
+        "--database",
+        default="",
+        help=f"postgresql://USER@HOST/NAME (default: {ENV_DATABASE}, else SQLite); put a password "
+        f"into {ENV_DATABASE} or ~/.pgpass, since everybody on this machine sees this option",
     )
     parser.add_argument(
         "--synchronous",

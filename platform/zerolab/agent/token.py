@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from zerolab.contract.spec import ENV_TOKEN
+from zerolab.contract.spec import ENV_DATABASE, ENV_TOKEN
 from zerolab.errors import ConfigError
 from zerolab.paths import Home
 
@@ -27,10 +27,12 @@ def hide_environment_token() -> str:
     """Return the token of ``ZEROLAB_TOKEN``, empty if there is none, and remove it.
 
     The first call replaces the process by the same command without the variable; the token goes
-    through a pipe. Call it before anything is started.
+    through a pipe. The address of the server's database, which is no agent's, goes likewise. Call
+    it before anything is started.
     """
+    database = os.environ.pop(ENV_DATABASE, "")
     token = os.environ.pop(ENV_TOKEN, "")
-    if token:
+    if token or database:
         reading, writing = os.pipe()
         os.write(writing, token.encode()[:_TOKEN_BYTES])
         os.close(writing)

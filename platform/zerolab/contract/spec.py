@@ -16,6 +16,7 @@ from zerolab.contract.storage import StorageAddress
 __all__ = [
     "ENV_AS_DEEPSPEED",
     "ENV_COLLECTIVE_TIMEOUT",
+    "ENV_DATABASE",
     "ENV_HOME",
     "ENV_HOSTS",
     "ENV_MASTER",
@@ -51,6 +52,10 @@ ENV_MASTER = "ZEROLAB_MASTER"
 
 ENV_TOKEN = "ZEROLAB_TOKEN"  # noqa: S105 - the name of a variable, not a secret
 """Token for the command line; the installation's own token file when unset."""
+
+ENV_DATABASE = "ZEROLAB_DATABASE"
+"""Address of the server's database, e.g. ``postgresql://USER:PASSWORD@HOST/NAME``; the SQLite file
+of the data directory when unset. Agents and trials do not get it."""
 
 ENV_RUN_SPEC = "ZEROLAB_RUN_SPEC"
 """Path of the JSON file that holds the :class:`RunSpec` of this process's run."""

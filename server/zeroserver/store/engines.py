@@ -1,11 +1,16 @@
 """How the database is opened: addresses, pools, and what each connection is told first."""
 
+import os
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
-__all__ = ["open_engine", "sqlite_url", "with_driver"]
+from zerolab.contract.spec import ENV_DATABASE
+from zerolab.errors import ConfigError
+
+__all__ = ["check_url", "has_password", "open_engine", "sqlite_url", "take_database", "with_driver"]
 
 _BUSY_TIMEOUT_S = 5
 """Longest wait for a lock that another process holds; who needs it longer asks again."""
@@ -19,10 +24,51 @@ def sqlite_url(path: Path) -> str:
 
 
 def with_driver(url: URL) -> URL:
-    """Name the driver that this project comes with."""
-    if url.get_backend_name() == "postgresql":
-        return url.set(drivername="postgresql+psycopg")
-    return url
+    """Name the driver that this project comes with, and put a password into its own field.
+
+    There it is hidden wherever the address is shown.
+    """
+    if url.get_backend_name() != "postgresql":
+        return url
+    given = url.query.get("password")
+    if isinstance(given, str):
+        url = url.set(password=given).difference_update_query(["password"])
+    return url.set(drivername="postgresql+psycopg")
+
+
+def take_database(given: str) -> str:
+    """Return the address of the database from an option or the environment; empty for SQLite.
+
+    The variable is removed, so that no process that is started has it.
+
+    Args:
+        given: By the option; empty when it was left out.
+    """
+    of_environment = os.environ.pop(ENV_DATABASE, "")
+    return given or of_environment
+
+
+def has_password(url: str) -> bool:
+    """Check whether the address of a database holds a password."""
+    try:
+        return bool(url) and with_driver(make_url(url)).password is not None
+    except (ArgumentError, ValueError):
+        return False
+
+
+def check_url(url: str) -> None:
+    """Check the address of a database, without a word of what may be its password.
+
+    Raises:
+        ConfigError: If it is none.
+    """
+    try:
+        good = not url or make_url(url).get_backend_name() in {"postgresql", "sqlite"}
+    except (ArgumentError, NoSuchModuleError, ValueError):
+        good = False
+    if not good:
+        form = "must be postgresql://USER@HOST/NAME or sqlite:///FILE"
+        raise ConfigError("server", [f"--database or {ENV_DATABASE}: {form}"])
 
 
 def open_engine(url: URL, begin: str, size: int, synchronous: str, overflow: int = 32) -> Engine:

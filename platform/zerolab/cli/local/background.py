@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zerolab.contract.spec import ENV_HOME, ENV_MASTER, ENV_TOKEN
-from zerolab.errors import ForbiddenError, UnreachableError, ZerolabError
+from zerolab.contract.spec import ENV_DATABASE, ENV_HOME, ENV_MASTER, ENV_TOKEN
+from zerolab.errors import ConfigError, ForbiddenError, UnreachableError, ZerolabError
 from zerolab.files import append_private, read_json
 from zerolab.paths import Home
 
@@ -69,6 +69,7 @@ def bring_up(
     slots: int | None = None,
     cpu: bool = False,
     agent: bool = True,
+    server_options: Sequence[str] = (),
     say: Callable[[str], None],
 ) -> str:
     """Start what does not run yet, and wait until it answers.
@@ -79,6 +80,7 @@ def bring_up(
         slots: For the agent; all when None.
         cpu: Offer CPU slots although there are GPUs.
         agent: Start an agent too.
+        server_options: Other words for the command line of the server.
         say: Told what is started.
 
     Returns:
@@ -91,8 +93,11 @@ def bring_up(
 
     home.create()
     home.ensure_token()
+    words, variables = _without_database(server_options)
+    if server_options:
+        _check_server_options(home, words, variables)
     with filelock.FileLock(home.up_lock, mode=0o600):
-        url = _server_up(home, port, say)
+        url = _server_up(home, port, words, variables, say)
         if agent:
             _agent_up(home, url, slots, cpu=cpu, say=say)
     return url
@@ -151,10 +156,55 @@ def agent_token(*, renew: bool = False) -> str:
     return home.replace_agent_token() if renew else home.ensure_agent_token()
 
 
-def _server_up(home: Home, port: int | None, say: Callable[[str], None]) -> str:
+def _without_database(options: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Move the address of the database from the options to the environment.
+
+    It may hold a password, and everybody on this machine sees the words of a command.
+    """
+    words: list[str] = []
+    url = os.environ.get(ENV_DATABASE, "")
+    rest = iter(options)
+    for word in rest:
+        name, equals, value = word.partition("=")
+        if name == "--database":
+            url = value if equals else next(rest, "")
+        else:
+            words.append(word)
+    return words, {ENV_DATABASE: url} if url else {}
+
+
+def _check_server_options(home: Home, options: list[str], variables: dict[str, str]) -> None:
+    """Have the server check its options before anything is started.
+
+    Raises:
+        ConfigError: With what it says of a wrong one.
+    """
+    if any(word.partition("=")[0] == "--home" for word in options):
+        raise ConfigError("server", [f"--home: must be left out; set {ENV_HOME} instead"])
+    command = [sys.executable, "-P", "-m", "zeroserver", "--home", str(home.path), *options]
+    done = subprocess.run(
+        [*command, "--check-options"], capture_output=True, text=True, check=False, cwd=home.path,
+        env={**os.environ, **variables},
+    )  # fmt: skip
+    if done.returncode:
+        told = (done.stderr.strip() or "cannot be started").splitlines()[-1].strip()
+        raise ConfigError("server", [told.removeprefix("python -m zeroserver: error: ")])
+
+
+def _server_up(
+    home: Home,
+    port: int | None,
+    options: Sequence[str],
+    variables: dict[str, str],
+    say: Callable[[str], None],
+) -> str:
     service = server_of(home)
     process = running(service)
     if process is not None:
+        if options:  # what was started with others goes on with them
+            say(
+                "the server runs already, with its own options; `zerolab down` first to change them"
+            )
         return _wait_for_server(home, process.is_running)
     said = f"starting the server (log: {service.log})"
     ports = [port]
@@ -165,7 +215,7 @@ def _server_up(home: Home, port: int | None, say: Callable[[str], None]) -> str:
         say(said)
         words = ["zeroserver", "--home", str(home.path)]
         words += [] if number is None else ["--port", str(number)]
-        child = _start(service, words, home)
+        child = _start(service, [*words, *options], home, variables)
         try:
             return _wait_for_server(home, _lives(child))
         except UnreachableError:
@@ -247,7 +297,8 @@ def _start(
     service: Service, words: Sequence[str], home: Home, environment: dict[str, str] | None = None
 ) -> "subprocess.Popen[bytes]":
     # This installation's own token counts here, whatever another server's may be.
-    inherited = {key: value for key, value in os.environ.items() if key != ENV_TOKEN}
+    hidden = {ENV_TOKEN, ENV_DATABASE}
+    inherited = {key: value for key, value in os.environ.items() if key not in hidden}
     with append_private(service.log) as log:
         return subprocess.Popen(
             [sys.executable, "-P", "-m", *words],

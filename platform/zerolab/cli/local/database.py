@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from zerolab.contract.spec import ENV_DATABASE
+
 __all__ = ["group"]
 
 group = typer.Typer(no_args_is_help=True, help="The server's database: backup, restore, check.")
@@ -13,8 +15,10 @@ _Database = Annotated[
     str,
     typer.Option(
         metavar="URL",
-        help="postgresql://USER@HOST/NAME; the SQLite file of the data directory when left out. "
-        "Put a password into ~/.pgpass.",
+        envvar=ENV_DATABASE,
+        show_envvar=False,
+        help="postgresql://USER@HOST/NAME. Default: ZEROLAB_DATABASE, else the SQLite file of the "
+        "data directory. Put a password into the variable or into ~/.pgpass.",
     ),
 ]
 
@@ -56,9 +60,11 @@ def check(database: _Database = "") -> None:
 
 
 def _run(database: str, *words: str) -> None:
+    import os
     import subprocess
     import sys
 
-    command = [sys.executable, "-P", "-m", "zeroserver.maintenance"]
-    command += ["--database", database] if database else []
-    raise typer.Exit(subprocess.run([*command, *words], check=False).returncode)
+    command = [sys.executable, "-P", "-m", "zeroserver.maintenance", *words]
+    # By the environment: everybody on this machine sees the words of a command.
+    environment = {**os.environ, ENV_DATABASE: database}
+    raise typer.Exit(subprocess.run(command, check=False, env=environment).returncode)

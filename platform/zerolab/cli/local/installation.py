@@ -12,7 +12,8 @@ __all__ = ["add_to"]
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands to the root."""
-    for command in (up, down, status):
+    app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(up)
+    for command in (down, status):
         app.command()(command)
     app.command(name="open")(open_page)
     app.command()(logout)
@@ -20,6 +21,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def up(
+    context: typer.Context,
     port: Annotated[
         int | None,
         typer.Option(
@@ -38,11 +40,16 @@ def up(
 ) -> None:
     """Start the server and an agent in the background; what runs already is left alone.
 
-    Prints the server's address. Example: zerolab up --slots 2
+    Prints the server's address. Other options are the server's: `python -m zeroserver --help`.
+    Example: zerolab up --slots 2 --log-megabytes 16
     """
     from zerolab.cli.local.background import bring_up
 
-    result(bring_up(Home.default(), port=port, slots=slots, cpu=cpu, agent=agent, say=say))
+    url = bring_up(
+        Home.default(), port=port, slots=slots, cpu=cpu, agent=agent, server_options=context.args,
+        say=say,
+    )  # fmt: skip
+    result(url)
 
 
 def down() -> None:

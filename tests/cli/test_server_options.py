@@ -1,0 +1,103 @@
+"""Options of the server through ``zerolab up``, and the password of its database."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.end_to_end.installation import in_process
+from zerolab.files import read_json
+from zerolab.paths import Home
+
+PASSWORD = "hush-hush-77"
+NOWHERE = f"postgresql://ada:{PASSWORD}@127.0.0.1:1/runs"
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
+    variables = os.environ | {"ZEROLAB_HOME": str(tmp_path / "home")}
+    for name in ("ZEROLAB_MASTER", "ZEROLAB_TOKEN", "ZEROLAB_DATABASE"):
+        variables.pop(name, None)
+    yield variables
+    in_process(variables, "down", expect=None)
+
+
+def zerolab(
+    environment: dict[str, str], *words: str, expect: int = 0
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "zerolab", *words]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == expect, done.stderr
+    return done
+
+
+def everything_in(directory: Path) -> str:
+    files = [file for file in directory.rglob("*") if file.is_file()]
+    return " ".join(file.read_bytes().decode(errors="replace") for file in files)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--log-megabytes", "no"], "argument --log-megabytes: must be a whole number"),
+        (["--metric-name", "5"], "unrecognized arguments: --metric-name 5"),
+        (["nonsense"], "unrecognized arguments: nonsense"),
+        (["--host", "0.0.0.0"], "--host: must be a loopback address"),
+        (["--home", "/elsewhere"], "--home: must be left out; set ZEROLAB_HOME"),
+        (["--database", f"mysql://ada:{PASSWORD}@x/y"], "must be postgresql://USER@HOST/NAME"),
+        ([f"--database=postgresql:/{PASSWORD}"], "must be postgresql://USER@HOST/NAME"),
+    ],
+)
+def test_up_refuses_wrong_server_options(
+    environment: dict[str, str], words: list[str], message: str
+) -> None:
+    refused = in_process(environment, "up", "--no-agent", "--port", "0", *words, expect=2)
+    assert message in refused.stderr
+    assert PASSWORD not in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert not Home(Path(environment["ZEROLAB_HOME"])).server_file.exists()
+
+
+def test_up_passes_server_options(environment: dict[str, str]) -> None:
+    options = ["--log-megabytes", "16", "--metric-names", "7", "--no-custom-searchers"]
+    zerolab(environment, "up", "--no-agent", "--port", "0", *options)
+    home = Home(Path(environment["ZEROLAB_HOME"]))
+    server = psutil.Process((read_json(home.server_file) or {})["pid"])
+    assert server.cmdline()[-len(options) :] == options
+    again = zerolab(environment, "up", "--no-agent", "--metric-names", "8")
+    assert "the server runs already" in again.stderr
+
+
+@pytest.mark.parametrize("by", ["variable", "option", "query"])
+def test_password_of_database_is_never_shown(environment: dict[str, str], by: str) -> None:
+    words: list[str] = ["--database", NOWHERE] if by == "option" else []
+    if by == "variable":
+        environment["ZEROLAB_DATABASE"] = NOWHERE
+    elif by == "query":
+        environment["ZEROLAB_DATABASE"] = f"postgresql://ada@127.0.0.1:1/runs?password={PASSWORD}"
+    failed = zerolab(environment, "up", "--no-agent", "--port", "0", *words, expect=2)
+    assert "cannot be opened" in failed.stderr
+    checked = zerolab(environment, "db", "check", *words, expect=2)
+    shown = failed.stdout + failed.stderr + checked.stdout + checked.stderr
+    assert PASSWORD not in shown + everything_in(Path(environment["ZEROLAB_HOME"]))
+
+
+def test_agent_hides_address_of_database(environment: dict[str, str]) -> None:
+    script = (
+        "import pathlib\n"
+        "from zerolab.agent.token import hide_environment_token\n"
+        "print(repr(hide_environment_token()))\n"
+        "print(pathlib.Path('/proc/self/environ').read_text())\n"
+    )
+    for token in ("", "secret-of-an-agent"):
+        environment |= {"ZEROLAB_DATABASE": NOWHERE, "ZEROLAB_TOKEN": token}
+        done = subprocess.run(
+            [sys.executable, "-c", script], env=environment, capture_output=True, text=True,
+            check=True,
+        )  # fmt: skip
+        assert done.stdout.startswith(repr(token))
+        assert PASSWORD not in done.stdout
