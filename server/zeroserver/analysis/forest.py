@@ -119,25 +119,28 @@ class Forest:
         each = np.repeat(target, len(tried))
         count = np.bincount(flat, minlength=size).reshape(len(tried), -1)  # (tried, B)
         total = np.bincount(flat, each, minlength=size).reshape(len(tried), -1)
-        mean = np.where(count > 0, total / np.maximum(count, 1), np.inf)
-        natural = np.broadcast_to(np.arange(self._bins), mean.shape)
-        order = np.where(self._categories[tried][:, None], np.argsort(mean, axis=1), natural)
-        below = np.cumsum(np.take_along_axis(count, order, 1), axis=1)
-        sums = np.cumsum(np.take_along_axis(total, order, 1), axis=1)
+        unordered = np.flatnonzero(self._categories[tried])
+        mean = total[unordered] / np.maximum(count[unordered], 1)
+        order = np.argsort(np.where(count[unordered] > 0, mean, np.inf), axis=1)
+        count[unordered] = np.take_along_axis(count[unordered], order, 1)
+        total[unordered] = np.take_along_axis(total[unordered], order, 1)
+        below, sums = np.cumsum(count, axis=1), np.cumsum(total, axis=1)
         above = len(rows) - below
-        fits = (below >= _LEAST) & (above >= _LEAST)
-        gain = np.where(fits, sums**2 / np.maximum(below, 1) + sums**2 / np.maximum(above, 1), 0.0)
-        best = int(gain.argmax())
-        which, edge = divmod(best, self._bins)
-        if gain[which, edge] <= 1e-12:
+        # With the mean at 0 both sides have the same sum: S²/below + S²/above = S² N/(below above).
+        gain = sums * sums / np.maximum(below * above, 1)
+        gain[(below < _LEAST) | (above < _LEAST)] = 0.0
+        which, edge = divmod(int(gain.argmax()), self._bins)
+        if gain[which, edge] * len(rows) <= 1e-12:
             return None
         left = np.zeros(self._bins, dtype=bool)
-        left[order[which, : edge + 1]] = True
+        place = np.flatnonzero(unordered == which)
+        codes = order[place[0]] if len(place) else np.arange(self._bins)
+        left[codes[: edge + 1]] = True
         return int(tried[which]), left
 
     def permuted(self) -> Permuted:
         """Shuffle each feature in turn, among the samples that a tree has not seen."""
-        count, features = self._codes.shape
+        count, features = self._codes.shape  # most of which no tree has: they lose nothing
         variance = float(self._target.var())
         summed, seen = np.zeros(count), np.zeros(count)
         losses = np.zeros((len(self._trees), features))
@@ -147,10 +150,11 @@ class Forest:
             summed[unseen] += plain
             seen[unseen] += 1
             error = np.mean((target - plain) ** 2) if len(unseen) else 0.0
-            for feature in range(features):
-                shuffled = codes.copy()
-                shuffled[:, feature] = self._random.permutation(codes[:, feature])
-                wrong = np.mean((target - tree.predict(shuffled)) ** 2) if len(unseen) else 0.0
+            for feature in np.unique(tree.feature[tree.feature >= 0]).tolist():
+                own = codes[:, feature].copy()
+                codes[:, feature] = self._random.permutation(own)
+                wrong = np.mean((target - tree.predict(codes)) ** 2) if len(unseen) else 0.0
+                codes[:, feature] = own
                 losses[number, feature] = (wrong - error) / (2 * variance)
         known = seen > 0
         errors = (self._target[known] - summed[known] / seen[known]) ** 2
