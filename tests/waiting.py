@@ -28,18 +28,18 @@ def until(
     details: Callable[[], object] | None = None,
     deadline_s: float = DEADLINE_S,
 ) -> T:
-    """Look again and again until what is seen is accepted; return it.
+    """Call a function repeatedly until its result is accepted; return the result.
 
     Args:
-        description: Is waited for, as a sentence: "the server answers".
-        probe: Returns what is to be seen now.
-        accept: Whether that is it; by default when it is true.
+        description: Condition, as a sentence: "the server answers".
+        probe: Returns the current value.
+        accept: Whether the value meets the condition; by default any true value.
         not_yet: Exceptions of ``probe`` that mean "not yet".
-        details: Asked when it does not happen; what it returns (a log) ends the message.
-        deadline_s: Seconds after which it is a hang.
+        details: Returns text, such as a log, for the message of a failure.
+        deadline_s: Seconds after which the wait fails.
 
     Raises:
-        AssertionError: It did not happen; names what was waited for and what was seen last.
+        AssertionError: After the deadline, with the description and the last value.
     """
     deadline = time.monotonic() + deadline_s
     pause = _MIN_PAUSE_S

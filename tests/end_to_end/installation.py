@@ -1,4 +1,4 @@
-"""An installation of its own for tests: real server, real agent, real command line."""
+"""Separate installations for tests: real server, real agent, real command line."""
 
 import contextlib
 import io
@@ -27,44 +27,44 @@ ENDED = ("COMPLETED", "CANCELED", "ERROR")
 
 
 def in_process(
-    environment: Mapping[str, str], *words: str | Path, expect: int | None = 0
+    environment: Mapping[str, str], *arguments: str | Path, expect: int | None = 0
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``zerolab`` with these words in this process, with nobody who answers questions.
+    """Run ``zerolab`` in this process, without an interactive input.
 
     Args:
-        environment: All variables that it sees.
-        words: Behind ``zerolab``.
-        expect: Exit code with which it must end; None for any.
+        environment: All environment variables of the command.
+        arguments: Arguments of ``zerolab``.
+        expect: Required exit code; None for any.
     """
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", newline="") for _ in range(2))
     code: Any = 0
-    before, arguments, asked = dict(os.environ), sys.argv, sys.stdin
+    saved_environment, saved_argv, saved_stdin = dict(os.environ), sys.argv, sys.stdin
     os.environ.clear()
     os.environ.update(environment)
-    sys.argv, sys.stdin = ["zerolab", *map(str, words)], io.StringIO()
+    sys.argv, sys.stdin = ["zerolab", *map(str, arguments)], io.StringIO()
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             main()
-    except SystemExit as end:
-        code = end.code or 0
+    except SystemExit as exit_request:
+        code = exit_request.code or 0
     finally:
-        sys.argv, sys.stdin = arguments, asked
+        sys.argv, sys.stdin = saved_argv, saved_stdin
         os.environ.clear()
-        os.environ.update(before)
+        os.environ.update(saved_environment)
     texts = []
     for stream in (out, err):
         stream.flush()
         texts.append(stream.buffer.getvalue().decode())
-    told = f"zerolab {words}: exit code {code}\n{texts[0]}\n{texts[1]}"
-    assert expect is None or code == expect, told
-    return subprocess.CompletedProcess(["zerolab", *map(str, words)], code, *texts)
+    message = f"zerolab {arguments}: exit code {code}\n{texts[0]}\n{texts[1]}"
+    assert expect is None or code == expect, message
+    return subprocess.CompletedProcess(["zerolab", *map(str, arguments)], code, *texts)
 
 
 class Installation:
-    """A data directory, and the processes that work on it.
+    """Data directory with its server and agent.
 
     Args:
-        path: Data directory, made here.
+        path: Data directory, created here.
         slots: CPU slots of the agent.
     """
 
@@ -77,20 +77,22 @@ class Installation:
     @classmethod
     @contextlib.contextmanager
     def running(cls, path: Path, slots: int = 2) -> Iterator["Installation"]:
-        """Bring an installation up, and whatever happens, down again."""
-        made = cls(path, slots)
+        """Start an installation, and stop it at the end of the block."""
+        installation = cls(path, slots)
         try:
-            made.up()
-            yield made
+            installation.up()
+            yield installation
         finally:
-            made.destroy()
+            installation.destroy()
 
     # -- processes ---------------------------------------------------------------------------
 
-    def cli(self, *words: str | Path, expect: int | None = 0) -> subprocess.CompletedProcess[str]:
-        """Run ``zerolab`` with these words; fail unless it exits with ``expect``."""
+    def cli(
+        self, *arguments: str | Path, expect: int | None = 0
+    ) -> subprocess.CompletedProcess[str]:
+        """Run ``zerolab``; fail unless it exits with ``expect``."""
         done = subprocess.run(
-            [sys.executable, "-m", "zerolab", *map(str, words)],
+            [sys.executable, "-m", "zerolab", *map(str, arguments)],
             capture_output=True,
             text=True,
             env=self.environment(),
@@ -98,29 +100,33 @@ class Installation:
             check=False,
             stdin=subprocess.DEVNULL,
         )
-        told = f"zerolab {words}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
-        assert expect is None or done.returncode == expect, told
+        message = f"zerolab {arguments}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert expect is None or done.returncode == expect, message
         return done
 
-    def quick(self, *words: str | Path, expect: int | None = 0) -> subprocess.CompletedProcess[str]:
-        """Do what :meth:`cli` does, but inside this process: half a second faster."""
-        return in_process(self.environment(), *words, expect=expect)
+    def quick(
+        self, *arguments: str | Path, expect: int | None = 0
+    ) -> subprocess.CompletedProcess[str]:
+        """Run ``zerolab`` as :meth:`cli`, but in this process, which saves half a second."""
+        return in_process(self.environment(), *arguments, expect=expect)
 
-    def json(self, *words: str | Path) -> Any:
-        """Run ``zerolab`` with these words and ``--json``; return what it prints."""
-        return json.loads(self.quick(*words, "--json").stdout)
+    def json(self, *arguments: str | Path) -> Any:
+        """Run ``zerolab ... --json``; return the parsed output."""
+        return json.loads(self.quick(*arguments, "--json").stdout)
 
     def environment(self) -> dict[str, str]:
-        """Return the variables that processes of this installation run with."""
-        kept = {key: value for key, value in os.environ.items() if not key.startswith("ZEROLAB_")}
-        return {**kept, ENV_HOME: str(self.home.path), "CUDA_VISIBLE_DEVICES": ""}
+        """Return the environment variables of this installation's processes."""
+        variables = {
+            key: value for key, value in os.environ.items() if not key.startswith("ZEROLAB_")
+        }
+        return {**variables, ENV_HOME: str(self.home.path), "CUDA_VISIBLE_DEVICES": ""}
 
     def up(self, port: int | None = None) -> str:
-        """Bring server and agent up, where they were or on ``port``; return the address."""
+        """Start server and agent on the last port or on ``port``; return the address."""
         self._forget_client()
-        where = str(self.port if port is None else port)
-        words = ("up", "--port", where, "--slots", str(self.slots), "--cpu")
-        url = self.cli(*words).stdout.strip()
+        port_text = str(self.port if port is None else port)
+        arguments = ("up", "--port", port_text, "--slots", str(self.slots), "--cpu")
+        url = self.cli(*arguments).stdout.strip()
         self.port = int(url.rpartition(":")[2])
         return url
 
@@ -130,14 +136,14 @@ class Installation:
         self.cli("down")
 
     def destroy(self) -> None:
-        """Stop everything, by force if need be; nothing of it is left."""
+        """Stop all processes, by SIGKILL if necessary."""
         self._forget_client()
         with contextlib.suppress(AssertionError, subprocess.TimeoutExpired):
             self.cli("down")
         kill_all(list(self.processes()))
 
     def processes(self) -> Iterator[psutil.Process]:
-        """Find every process of this installation: all of them inherit its data directory."""
+        """Yield all processes whose environment has this data directory."""
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 if process.environ().get(ENV_HOME) == str(self.home.path):
@@ -167,7 +173,7 @@ class Installation:
         return RunFolder(self.home.run(run_id))
 
     def rank_pid(self, run_id: int, rank: int = 0) -> int:
-        """Return the process id of a rank, as soon as it has one."""
+        """Wait for a rank's process and return its id."""
         pids = until(
             f"rank {rank} of run {run_id} has a process id",
             lambda: self.folder(run_id).rank_pids(),
@@ -179,7 +185,7 @@ class Installation:
 
     @property
     def client(self) -> Client:
-        """A client of the server that is up."""
+        """Client of the running server."""
         if self._client is None:
             url = str((read_json(self.home.server_file) or {})["url"])
             self._client = Client(url, self.home.ensure_token(), timeout_s=DEADLINE_S)
@@ -195,10 +201,10 @@ class Installation:
         """Write an experiment's files, submit it with the command line, return its id.
 
         Args:
-            directory: Holds the model; ``experiment.yaml`` in it is used or written.
-            config: Content of ``experiment.yaml``; what is there already when None.
-            files: Further files of the model, by name.
-            options: For ``zerolab submit``.
+            directory: Model directory, with ``experiment.yaml``.
+            config: Content of ``experiment.yaml``; None to use the existing file.
+            files: More files of the model, by name.
+            options: Options of ``zerolab submit``.
         """
         directory.mkdir(parents=True, exist_ok=True)
         for name, text in (files or {}).items():
@@ -209,17 +215,17 @@ class Installation:
         return int(self.quick("submit", file, *options).stdout)
 
     def wait_for(self, experiment_id: int, *states: str) -> dict[str, Any]:
-        """Wait until an experiment is in one of ``states`` (by default: has ended); return it."""
-        wanted = states or ENDED
+        """Wait until an experiment is in one of ``states``, by default an end; return it."""
+        expected_states = states or ENDED
         return until(
-            f"experiment {experiment_id} is {' or '.join(wanted)}",
+            f"experiment {experiment_id} is {' or '.join(expected_states)}",
             lambda: self.client.experiment(experiment_id),
-            lambda experiment: experiment["state"] in wanted,
+            lambda experiment: experiment["state"] in expected_states,
             details=lambda: "\n".join(self.lines(experiment_id)[-30:]),
         )
 
     def wait_for_run(self, trial_id: int, other_than: int | None = None) -> int:
-        """Wait until a trial has a run, a newer one than ``other_than``; return its id."""
+        """Wait until a trial has a run other than ``other_than``; return its id."""
         trial = until(
             f"trial {trial_id} has a run other than {other_than}",
             lambda: self.client.trial(trial_id),
@@ -229,14 +235,14 @@ class Installation:
 
     def lines(self, experiment_id: int, stream: str | None = None) -> list[str]:
         """Return the texts of an experiment's log lines, in the order of their ids."""
-        found: list[str] = []
+        texts: list[str] = []
         after: int | None = None
         while True:
             page = self.client.experiment_logs(experiment_id, after=after, limit=1000)
-            found += [entry["text"] for entry in page["logs"] if stream in (None, entry["stream"])]
+            texts += [entry["text"] for entry in page["logs"] if stream in (None, entry["stream"])]
             after = page["next_after"]
             if after is None:
-                return found
+                return texts
 
     def _forget_client(self) -> None:
         if self._client is not None:

@@ -1,4 +1,4 @@
-"""A searcher's class in the model directory, run by a real server."""
+"""Custom searcher class in the model directory, run by a real server."""
 
 import contextlib
 import re
@@ -33,14 +33,14 @@ CLASS = "my_search:MySearch"
 
 @pytest.fixture
 def installation(tmp_path: Path) -> Iterator[Installation]:
-    with Installation.running(tmp_path / "home", slots=1) as made:
-        yield made
+    with Installation.running(tmp_path / "home", slots=1) as installation:
+        yield installation
 
 
 def submit(
     installation: Installation, folder: Path, code: str, entrypoint: str | None = CLASS
 ) -> int:
-    """Submit a search whose trials train as soon as there is a file ``gate`` in its folder."""
+    """Submit a search whose trials wait for a file ``gate`` in its folder."""
     folder.mkdir(exist_ok=True)
     (folder / "my_search.py").write_text(code)
     (folder / "train.py").write_text(TRAIN)
@@ -59,7 +59,7 @@ def submit(
 
 
 def wait_for_trial(installation: Installation, experiment_id: int) -> None:
-    """Wait until its first trial has a run: its searcher has decided something."""
+    """Wait until a trial of the experiment has a run."""
     until(
         f"a trial of experiment {experiment_id} has a run",
         lambda: installation.client.trials(experiment_id),
@@ -68,68 +68,68 @@ def wait_for_trial(installation: Installation, experiment_id: int) -> None:
 
 
 def searcher_of(installation: Installation, experiment_id: int) -> psutil.Process:
-    """The process that the server runs for an experiment's class."""
-    words = ["zerolab.client.search", str(experiment_id)]
+    """Return the process that the server runs for an experiment's searcher class."""
+    command = ["zerolab.client.search", str(experiment_id)]
 
-    def found() -> list[psutil.Process]:
-        there = []
+    def candidates() -> list[psutil.Process]:
+        matches = []
         for process in psutil.Process(installation.server_pid).children():
             with contextlib.suppress(psutil.Error):
                 line = process.cmdline()
-                at = line.index(words[0]) if words[0] in line else len(line)
-                if line[at : at + 2] == words:
-                    there.append(process)
-        return there
+                index = line.index(command[0]) if command[0] in line else len(line)
+                if line[index : index + 2] == command:
+                    matches.append(process)
+        return matches
 
-    (process,) = until("the searcher runs", found, lambda processes: len(processes) == 1)
+    (process,) = until("the searcher runs", candidates, lambda processes: len(processes) == 1)
     return process
 
 
 @pytest.mark.processes
-def test_a_custom_search_outlives_the_death_of_its_process_and_not_its_own_mistakes(
+def test_custom_search_survives_kill_but_not_errors(
     installation: Installation, tmp_path: Path
 ) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    good, remote = tmp_path / "good", tmp_path / "remote"
-    experiment_id = submit(installation, good, code)
+    class_directory, remote_directory = tmp_path / "good", tmp_path / "remote"
+    experiment_id = submit(installation, class_directory, code)
     wait_for_trial(installation, experiment_id)
-    killed = searcher_of(installation, experiment_id)
-    killed.kill()
-    killed.wait()
-    (good / "gate").touch()  # what follows is told to another process, which was told all before
-    ended = installation.wait_for(experiment_id)
-    assert ended["state"] == "COMPLETED", ended["error"]
-    found = installation.client.trials(experiment_id)
-    losses = [trial["best_validation"] for trial in found]
+    searcher_process = searcher_of(installation, experiment_id)
+    searcher_process.kill()
+    searcher_process.wait()
+    (class_directory / "gate").touch()  # a new process gets all earlier events, then the next ones
+    experiment = installation.wait_for(experiment_id)
+    assert experiment["state"] == "COMPLETED", experiment["error"]
+    trials = installation.client.trials(experiment_id)
+    losses = [trial["best_validation"] for trial in trials]
     assert losses
     assert losses[-1] <= 0.5
     assert all(loss > 0.5 for loss in losses[:-1])
 
-    # A program outside, of which the server knows nothing, decides the same; killed as well.
-    served = submit(installation, remote, code, None)
-    words = [sys.executable, "-m", "zerolab.client.search", str(served), CLASS]
+    # An external program, which the server does not start, decides the same; it is killed as well.
+    served = submit(installation, remote_directory, code, None)
+    command = [sys.executable, "-m", "zerolab.client.search", str(served), CLASS]
     address = {ENV_MASTER: installation.client.url, ENV_TOKEN: installation.home.ensure_token()}
     environment = installation.environment() | address
-    for life in range(2):
-        program = subprocess.Popen(words, cwd=remote, env=environment)
+    for attempt in range(2):
+        program = subprocess.Popen(command, cwd=remote_directory, env=environment)
         try:
             wait_for_trial(installation, served)
-            if life:
-                (remote / "gate").touch()
+            if attempt:
+                (remote_directory / "gate").touch()
                 assert installation.wait_for(served)["state"] == "COMPLETED"
                 assert program.wait(DEADLINE_S) == 0
         finally:
             program.kill()
             program.wait()
-    again = installation.client.trials(served)
+    served_trials = installation.client.trials(served)
     names = ("hparams", "seed", "state", "best_validation")
-    assert [[trial[name] for name in names] for trial in again] == [
-        [trial[name] for name in names] for trial in found
+    assert [[trial[name] for name in names] for trial in served_trials] == [
+        [trial[name] for name in names] for trial in trials
     ]
 
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "gate").touch()
-    wrong = code.replace('block["options"]["goal"]', 'block["goal"]')
-    ended = installation.wait_for(submit(installation, tmp_path / "bad", wrong))
-    assert ended["state"] == "ERROR"
-    assert ended["error"] == "searcher.entrypoint: its class failed: KeyError: 'goal'"
+    bad_code = code.replace('block["options"]["goal"]', 'block["goal"]')
+    experiment = installation.wait_for(submit(installation, tmp_path / "bad", bad_code))
+    assert experiment["state"] == "ERROR"
+    assert experiment["error"] == "searcher.entrypoint: its class failed: KeyError: 'goal'"

@@ -1,4 +1,4 @@
-"""The main job on real images: the right curve at any number of ranks, and through a kill -9."""
+"""Digits example on real images: loss curves on several ranks, and after SIGKILL."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ BATCHES = 40
 BATCH_SIZE = 64
 
 RECORDING = '''
-"""The example's trial, with a record of what it starts from and what it trains on."""
+"""The example's trial, which records its initial weights and its samples."""
 
 import threading
 from pathlib import Path
@@ -47,7 +47,7 @@ class RecordedTrial(DigitsTrial):
 
 
 class WaitingTrial(DigitsTrial):
-    """Comes to batch 23 once, and its rank 1 stays there until somebody ends it."""
+    """Trial whose rank 1 hangs once at batch 23."""
 
     def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
         waited = Path(self.hparams.record) / "waited"
@@ -61,14 +61,14 @@ class WaitingTrial(DigitsTrial):
 
 @pytest.fixture(scope="module")
 def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    with Installation.running(tmp_path_factory.mktemp("digits") / "home", slots=4) as made:
-        yield made
+    with Installation.running(tmp_path_factory.mktemp("digits") / "home", slots=4) as installation:
+        yield installation
 
 
 def submit(
     installation: Installation, folder: Path, entrypoint: str, ranks: int, **hparams: Any
 ) -> int:
-    """Submit the example in fp32 at one global batch size, every batch reported."""
+    """Submit the example in fp32 with a fixed global batch size and a report per batch."""
     model = folder / "model"
     shutil.copytree(EXAMPLE, model, ignore=shutil.ignore_patterns("__pycache__"))
     config = yaml.safe_load((EXAMPLE / "experiment.yaml").read_text())
@@ -96,14 +96,16 @@ def submit(
 def curve(installation: Installation, experiment_id: int, group: str, name: str) -> dict[int, Any]:
     """Return one metric of the only trial: batch -> value."""
     (trial,) = installation.client.trials(experiment_id)
-    found = installation.client.metrics(trial["id"], group, max_points=1000)
-    (points,) = [one["points"] for one in found if (one["group"], one["name"]) == (group, name)]
+    curves = installation.client.metrics(trial["id"], group, max_points=1000)
+    (points,) = [
+        item["points"] for item in curves if (item["group"], item["name"]) == (group, name)
+    ]
     assert len(points) == len(dict(points))
     return dict(points)
 
 
 def plain_losses(folder: Path, ranks: int) -> list[float]:
-    """Train in one process with nothing but torch, on the samples that the ranks recorded."""
+    """Train in plain torch on the samples that the ranks recorded."""
     model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
     model.load_state_dict(torch.load(folder / "initial.pt"))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.005, weight_decay=0.01)
@@ -129,23 +131,23 @@ def plain_losses(folder: Path, ranks: int) -> list[float]:
 
 
 def warmup(batch: int) -> float:
-    """Return the learning rate of a batch: 0 at the first two, as DeepSpeed's WarmupLR has it."""
+    """Return the learning rate of a batch: 0 for the first two, as in DeepSpeed's WarmupLR."""
     return 0.005 * min(1.0, max(0, batch - 1) / 20)
 
 
 @pytest.mark.processes
-def test_the_loss_curve_is_that_of_a_plain_loop_at_one_two_and_four_ranks(
+def test_loss_curve_equals_plain_torch_on_1_2_4_ranks(
     installation: Installation, tmp_path: Path
 ) -> None:
-    started = {}
+    experiment_ids = {}
     for ranks in (1, 2, 4):
         (tmp_path / str(ranks)).mkdir()
         folder = tmp_path / str(ranks)
-        started[ranks] = submit(installation, folder, "recording:RecordedTrial", ranks)
+        experiment_ids[ranks] = submit(installation, folder, "recording:RecordedTrial", ranks)
     curves = {}
-    for ranks, experiment_id in started.items():
-        ended = installation.wait_for(experiment_id)
-        assert ended["state"] == "COMPLETED", installation.lines(experiment_id)[-30:]
+    for ranks, experiment_id in experiment_ids.items():
+        experiment = installation.wait_for(experiment_id)
+        assert experiment["state"] == "COMPLETED", installation.lines(experiment_id)[-30:]
         curves[ranks] = curve(installation, experiment_id, "training", "loss")
         assert list(curves[ranks]) == list(range(1, BATCHES + 1))
         expected = plain_losses(tmp_path / str(ranks), ranks)
@@ -155,23 +157,25 @@ def test_the_loss_curve_is_that_of_a_plain_loop_at_one_two_and_four_ranks(
 
 
 @pytest.mark.processes
-def test_a_killed_rank_costs_one_restart_and_no_metric(
+def test_killed_rank_restarts_without_losing_metrics(
     installation: Installation, tmp_path: Path
 ) -> None:
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()
-    whole = submit(installation, tmp_path / "whole", "recording:WaitingTrial", 2, wait=False)
+    uninterrupted = submit(
+        installation, tmp_path / "whole", "recording:WaitingTrial", 2, wait=False
+    )
     killed = submit(installation, tmp_path / "killed", "recording:WaitingTrial", 2, wait=True)
     until("the rank waits to be killed", (tmp_path / "killed" / "waited").exists)
     (trial,) = installation.client.trials(killed)
     os.kill(installation.rank_pid(trial["run_id"], 1), signal.SIGKILL)
 
-    for experiment_id in (whole, killed):
-        ended = installation.wait_for(experiment_id)
-        assert ended["state"] == "COMPLETED", installation.lines(experiment_id)[-30:]
+    for experiment_id in (uninterrupted, killed):
+        experiment = installation.wait_for(experiment_id)
+        assert experiment["state"] == "COMPLETED", installation.lines(experiment_id)[-30:]
     (trial,) = installation.client.trials(killed)
     assert trial["restarts"] == 1
     for group, name in (("training", "loss"), ("validation", "accuracy")):
-        before, after = (curve(installation, e, group, name) for e in (whole, killed))
-        assert before == after  # every batch once, and the same values bit for bit
+        expected, actual = (curve(installation, e, group, name) for e in (uninterrupted, killed))
+        assert expected == actual  # each batch once, bitwise equal
     assert list(curve(installation, killed, "training", "loss")) == list(range(1, BATCHES + 1))

@@ -1,4 +1,4 @@
-"""What users get wrong, and what they are told: one message, before anything starts."""
+"""User errors: one message, before a run starts."""
 
 import json
 import shutil
@@ -19,27 +19,27 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "digits"
 
 @pytest.fixture(scope="module")
 def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    with Installation.running(tmp_path_factory.mktemp("mistakes") / "home", slots=2) as made:
-        yield made
+    with Installation.running(
+        tmp_path_factory.mktemp("mistakes") / "home", slots=2
+    ) as installation:
+        yield installation
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """Return a copy of the example, to be broken."""
+    """Return a copy of the example that a test may break."""
     return Path(
         shutil.copytree(EXAMPLE, tmp_path / "model", ignore=shutil.ignore_patterns("__pycache__"))
     )
 
 
 def config(**changes: Any) -> dict[str, Any]:
-    """Return the example's experiment, changed."""
+    """Return the example's experiment configuration with changes."""
     return yaml.safe_load((EXAMPLE / "smoke.yaml").read_text()) | changes
 
 
 @pytest.mark.processes
-def test_three_mistakes_are_named_in_one_message_by_the_command_and_by_rest(
-    installation: Installation, model: Path
-) -> None:
+def test_config_problems_are_listed_together(installation: Installation, model: Path) -> None:
     (model / "ds_config.json").write_text(
         """{
         "train_batch_size": 30, "train_micro_batch_size_per_gpu": 4,
@@ -47,34 +47,34 @@ def test_three_mistakes_are_named_in_one_message_by_the_command_and_by_rest(
         "zero_optimization": {"stge": 1}
         }"""
     )
-    before = installation.json("experiment", "list")
+    experiments = installation.json("experiment", "list")
     (model / "experiment.yaml").write_text(yaml.safe_dump(config()))
-    refused = installation.cli("submit", model / "experiment.yaml", expect=2)
-    assert refused.stdout == ""
-    assert "Traceback" not in refused.stderr
-    for part in ("3 problem(s)", "did you mean 'stage'?", "'much'", "4 x 3 x 1 = 12, got 30"):
-        assert refused.stderr.count(part) == 1, refused.stderr
-    also = installation.cli("run", model / "experiment.yaml", expect=2)
-    assert "3 problem(s)" in also.stderr
-    assert installation.json("experiment", "list") == before
+    rejection = installation.cli("submit", model / "experiment.yaml", expect=2)
+    assert rejection.stdout == ""
+    assert "Traceback" not in rejection.stderr
+    for fragment in ("3 problem(s)", "did you mean 'stage'?", "'much'", "4 x 3 x 1 = 12, got 30"):
+        assert rejection.stderr.count(fragment) == 1, rejection.stderr
+    run_rejection = installation.cli("run", model / "experiment.yaml", expect=2)
+    assert "3 problem(s)" in run_rejection.stderr
+    assert installation.json("experiment", "list") == experiments
 
-    answer = httpx.post(
+    response = httpx.post(
         f"{installation.client.url}/api/v1/experiments",
         headers={"Authorization": f"Bearer {installation.home.ensure_token()}"},
         data={"config": json.dumps(config())},
-        files={"archive": packed(model)},
+        files={"archive": pack_model(model)},
         timeout=DEADLINE_S,
     )
-    assert answer.status_code == 422
-    problems = answer.json()["error"]["problems"]
+    assert response.status_code == 422
+    problems = response.json()["error"]["problems"]
     assert len(problems) == 3
-    assert all(problem in refused.stderr for problem in problems)
+    assert all(problem in rejection.stderr for problem in problems)
 
 
-def packed(model: Path) -> bytes:
-    """Pack a model directory as the command line does."""
-    found = archive.pack(model)
-    return found if isinstance(found, bytes) else Path(found).read_bytes()
+def pack_model(model: Path) -> bytes:
+    """Pack a model directory as the CLI does."""
+    content = archive.pack(model)
+    return content if isinstance(content, bytes) else Path(content).read_bytes()
 
 
 BROKEN = {
@@ -98,46 +98,44 @@ BROKEN = {
 
 
 @pytest.mark.processes
-def test_a_class_that_is_not_there_is_found_before_anything_starts_by_the_command_and_by_rest(
-    installation: Installation, model: Path
-) -> None:
-    before = installation.json("experiment", "list")
-    wrong = config(entrypoint="model_def:DigitTrial")
-    (model / "experiment.yaml").write_text(yaml.safe_dump(wrong))
-    told = "model_def.py has no class 'DigitTrial'; did you mean 'DigitsTrial'?"
-    assert told in installation.cli("submit", model, expect=2).stderr
-    answer = httpx.post(
+def test_missing_trial_class_is_rejected_at_submit(installation: Installation, model: Path) -> None:
+    experiments = installation.json("experiment", "list")
+    bad_config = config(entrypoint="model_def:DigitTrial")
+    (model / "experiment.yaml").write_text(yaml.safe_dump(bad_config))
+    message = "model_def.py has no class 'DigitTrial'; did you mean 'DigitsTrial'?"
+    assert message in installation.cli("submit", model, expect=2).stderr
+    response = httpx.post(
         f"{installation.client.url}/api/v1/experiments",
         headers={"Authorization": f"Bearer {installation.home.ensure_token()}"},
-        data={"config": json.dumps(wrong)},
-        files={"archive": packed(model)},
+        data={"config": json.dumps(bad_config)},
+        files={"archive": pack_model(model)},
         timeout=DEADLINE_S,
     )
-    assert answer.status_code == 422
-    assert told in answer.json()["error"]["message"]
-    wrong["entrypoint"] = "model_deff:DigitsTrial"
-    (model / "experiment.yaml").write_text(yaml.safe_dump(wrong))
+    assert response.status_code == 422
+    assert message in response.json()["error"]["message"]
+    bad_config["entrypoint"] = "model_deff:DigitsTrial"
+    (model / "experiment.yaml").write_text(yaml.safe_dump(bad_config))
     assert "did you mean 'model_def'?" in installation.cli("run", model, expect=2).stderr
-    assert installation.json("experiment", "list") == before
+    assert installation.json("experiment", "list") == experiments
 
 
 @pytest.mark.processes
-def test_a_trial_that_can_never_work_ends_in_error_with_one_clear_message(
+def test_broken_trial_ends_in_error_without_restart(
     installation: Installation, tmp_path: Path
 ) -> None:
-    started = {}
+    experiment_ids = {}
     for number, (mistake, (entrypoint, code, _)) in enumerate(BROKEN.items()):
         folder = tmp_path / str(number)
         shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("__pycache__"))
         files = {"broken.py": code} if code else {}
-        started[mistake] = installation.submit(folder, config(entrypoint=entrypoint), files)
-    for mistake, experiment_id in started.items():
-        ended = installation.wait_for(experiment_id)
-        assert ended["state"] == "ERROR", mistake
+        experiment_ids[mistake] = installation.submit(folder, config(entrypoint=entrypoint), files)
+    for mistake, experiment_id in experiment_ids.items():
+        experiment = installation.wait_for(experiment_id)
+        assert experiment["state"] == "ERROR", mistake
         line = BROKEN[mistake][2]
-        assert line in ended["error"], (mistake, ended["error"])
-        assert ended["error"].count(line) == 1, (mistake, ended["error"])
-        assert "Traceback" not in ended["error"]
+        assert line in experiment["error"], (mistake, experiment["error"])
+        assert experiment["error"].count(line) == 1, (mistake, experiment["error"])
+        assert "Traceback" not in experiment["error"]
         (trial,) = installation.client.trials(experiment_id)
         assert trial["restarts"] == 0, mistake  # it would fail the same way again
         logs = "\n".join(installation.lines(experiment_id))

@@ -1,4 +1,4 @@
-"""A promoting search on real images: trials pause at rungs and go on from their checkpoints."""
+"""Promoting searches on real images: trials pause at rungs and resume from checkpoints."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +13,12 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "asha_search"
 
 @pytest.fixture
 def installation(tmp_path: Path) -> Iterator[Installation]:
-    with Installation.running(tmp_path / "home", slots=2) as made:
-        yield made
+    with Installation.running(tmp_path / "home", slots=2) as installation:
+        yield installation
 
 
 @pytest.mark.processes
-def test_the_best_trials_go_on_from_where_they_paused(
+def test_promoted_trials_resume_from_their_checkpoints(
     installation: Installation, tmp_path: Path
 ) -> None:
     content = yaml.safe_load((EXAMPLE / "smoke.yaml").read_text())
@@ -30,8 +30,8 @@ def test_the_best_trials_go_on_from_where_they_paused(
         (folder / name).write_text((EXAMPLE / name).read_text())
     (folder / "experiment.yaml").write_text(yaml.safe_dump(content))
     experiment_id = int(installation.cli("submit", folder / "experiment.yaml").stdout)
-    ended = installation.wait_for(experiment_id)
-    assert ended["state"] == "COMPLETED", installation.lines(experiment_id)[-30:]
+    experiment = installation.wait_for(experiment_id)
+    assert experiment["state"] == "COMPLETED", installation.lines(experiment_id)[-30:]
 
     state = installation.client.searcher(experiment_id)
     (bracket,) = state["brackets"]
@@ -51,76 +51,79 @@ def test_the_best_trials_go_on_from_where_they_paused(
         assert trial["state"] == "COMPLETED"
         assert trial["steps_completed"] == length
         validations = points(installation, trial_id, "validation_loss")
-        assert [step for step, _ in validations] == [at for at in (2, 6, 18) if at <= length]
+        assert [step for step, _ in validations] == [rung for rung in (2, 6, 18) if rung <= length]
     check_curves(installation, experiment_id)
-    for at, further, those in ((2, 6, middle), (6, 18, top)):
-        again = sum(f"resumed after batch {at}" in line for line in log)
-        at_once = sum(f"extended the run to batch {further}" in line for line in log)
-        assert again + at_once == len(those)
+    for rung, next_rung, promoted in ((2, 6, middle), (6, 18, top)):
+        resumed = sum(f"resumed after batch {rung}" in line for line in log)
+        extended = sum(f"extended the run to batch {next_rung}" in line for line in log)
+        assert resumed + extended == len(promoted)
 
-    content["searcher"]["max_trials"] = 1  # nobody else wants its slots: it need never leave
+    content["searcher"]["max_trials"] = 1  # no other trial needs its slots, so it need not pause
     (folder / "experiment.yaml").write_text(yaml.safe_dump(content))
-    alone = int(installation.cli("submit", folder / "experiment.yaml").stdout)
-    assert installation.wait_for(alone)["state"] == "COMPLETED"
-    log = installation.lines(alone)
-    at_once = sum("extended the run to batch" in line for line in log)
-    again = sum("resumed after batch" in line for line in log)
-    assert (at_once > 0, at_once + again) == (True, 2), log[-30:]  # one asks for so long only
-    (trial,) = installation.client.trials(alone)
+    single = int(installation.cli("submit", folder / "experiment.yaml").stdout)
+    assert installation.wait_for(single)["state"] == "COMPLETED"
+    log = installation.lines(single)
+    extended = sum("extended the run to batch" in line for line in log)
+    resumed = sum("resumed after batch" in line for line in log)
+    # A run asks for an extension for a limited time only.
+    assert (extended > 0, extended + resumed) == (True, 2), log[-30:]
+    (trial,) = installation.client.trials(single)
     assert trial["steps_completed"] == 18
 
-    # More of it, as a user asks for it: another trial, and a rung above.
-    more = ("--set", "searcher.max_trials=2", "--set", "searcher.max_length.batches=54")
-    told = installation.quick("experiment", "continue", str(alone), *more)
-    assert f"experiment {alone} goes on" in told.stderr
-    assert installation.wait_for(alone)["state"] == "COMPLETED", installation.lines(alone)[-30:]
-    (bracket,) = installation.client.searcher(alone)["brackets"]
+    # Continue the experiment with another trial and a higher rung.
+    changes = ("--set", "searcher.max_trials=2", "--set", "searcher.max_length.batches=54")
+    output = installation.quick("experiment", "continue", str(single), *changes)
+    assert f"experiment {single} goes on" in output.stderr
+    assert installation.wait_for(single)["state"] == "COMPLETED", installation.lines(single)[-30:]
+    (bracket,) = installation.client.searcher(single)["brackets"]
     assert [rung["length"] for rung in bracket["rungs"]] == [2, 6, 18, 54]
-    ended = installation.client.trials(alone)
-    assert [trial["state"] for trial in ended] == ["COMPLETED"] * 2
-    assert max(trial["steps_completed"] for trial in ended) == 54
-    check_curves(installation, alone)
+    trials = installation.client.trials(single)
+    assert [trial["state"] for trial in trials] == ["COMPLETED"] * 2
+    assert max(trial["steps_completed"] for trial in trials) == 54
+    check_curves(installation, single)
 
-    # The same class as a population, whose copies begin with weights of others.
+    # The same class in a population-based search, whose copies start from others' weights.
     content["searcher"] = {
         "name": "pbt", "metric": content["searcher"]["metric"], "population_size": 3,
         "num_rounds": 2, "length_per_round": {"batches": 2},
         "replace_function": {"truncate_fraction": 0.34},
     }  # fmt: skip
-    content["hyperparameters"]["hidden"] = 16  # weights fit only what has their shape
+    content["hyperparameters"]["hidden"] = 16  # copied weights need equal shapes
     (folder / "experiment.yaml").write_text(yaml.safe_dump(content))
     population = int(installation.quick("submit", folder / "experiment.yaml").stdout)
-    ended = installation.wait_for(population)
-    assert ended["state"] == "COMPLETED", installation.lines(population)[-30:]
+    experiment = installation.wait_for(population)
+    assert experiment["state"] == "COMPLETED", installation.lines(population)[-30:]
     *members, copy = installation.client.trials(population)
-    judged = {}
+    metrics = {}
     for member in members:
-        ((_, judged[member["id"]]), *_) = points(installation, member["id"], "validation_loss")
-    best = min(judged, key=lambda trial_id: (judged[trial_id], trial_id))
-    worst = max(judged, key=lambda trial_id: (judged[trial_id], trial_id))
+        ((_, metrics[member["id"]]), *_) = points(installation, member["id"], "validation_loss")
+    best = min(metrics, key=lambda trial_id: (metrics[trial_id], trial_id))
+    worst = max(metrics, key=lambda trial_id: (metrics[trial_id], trial_id))
     assert {member["id"]: member["steps_completed"] for member in members} == {
         member["id"]: 2 if member["id"] == worst else 4 for member in members
     }
     assert (copy["source_trial_id"], copy["steps_completed"]) == (best, 2)
-    kept = {each["uuid"]: each for each in installation.client.trial_checkpoints(best)}
-    assert kept[copy["source_checkpoint"]]["steps_completed"] == 2
+    checkpoints = {
+        checkpoint["uuid"]: checkpoint for checkpoint in installation.client.trial_checkpoints(best)
+    }
+    assert checkpoints[copy["source_checkpoint"]]["steps_completed"] == 2
     check_curves(installation, population)
 
 
 def points(
     installation: Installation, trial_id: int, name: str, group: str = "validation"
 ) -> list[list[float]]:
-    """The points of a metric of a trial: (batch, value)."""
-    (found,) = (
+    """Return the points of a trial's metric: (batch, value)."""
+    (values,) = (
         curve["points"]
         for curve in installation.client.metrics(trial_id, group)
         if curve["name"] == name
     )
-    return list(found)
+    return list(values)
 
 
 def check_curves(installation: Installation, experiment_id: int) -> None:
-    """Neither a gap nor a batch that was trained twice: each run began where the last ended."""
+    """Check that each batch was trained exactly once, across runs."""
     for trial in installation.client.trials(experiment_id):
         steps = [step for step, _ in points(installation, trial["id"], "loss", "training")]
         assert steps == list(range(1, trial["steps_completed"] + 1))

@@ -1,7 +1,6 @@
-"""A real server that kills itself with SIGKILL where it tells a searcher something.
+"""Server that kills itself with SIGKILL at its first searcher event.
 
-That is before the transaction of its first event is committed, or when it is, and nobody has been
-answered yet.
+It dies before the event's transaction is committed, or after the commit but before the response.
 """
 
 import os
@@ -16,25 +15,27 @@ from zeroserver.process import main
 from zeroserver.store.database import Transaction
 
 
-def serve(when: str, arguments: list[str]) -> int:
-    """What a child of the nursery runs: it dies ``before`` or ``after`` its first event."""
+def serve(moment: str, arguments: list[str]) -> int:
+    """Run the server in a forked child; it dies ``before`` or ``after`` its first commit."""
     for name in ("tell", "tell_created"):
-        setattr(searching, name, _dying(getattr(searching, name), when))
+        setattr(searching, name, _kill_in(getattr(searching, name), moment))
     return main(arguments)
 
 
-def _dying(tell: Callable[..., list[Operation]], when: str) -> Callable[..., list[Operation]]:
-    def tell_and_die(
-        world: World, transaction: Transaction, experiment_id: int, told: Any
+def _kill_in(
+    original: Callable[..., list[Operation]], moment: str
+) -> Callable[..., list[Operation]]:
+    def tell_and_kill(
+        world: World, transaction: Transaction, experiment_id: int, event: Any
     ) -> list[Operation]:
-        operations = tell(world, transaction, experiment_id, told)
-        if when == "before":
-            _die()
-        transaction.then.append(_die)
+        operations = original(world, transaction, experiment_id, event)
+        if moment == "before":
+            _kill_self()
+        transaction.then.append(_kill_self)
         return operations
 
-    return tell_and_die
+    return tell_and_kill
 
 
-def _die() -> None:
+def _kill_self() -> None:
     os.kill(os.getpid(), signal.SIGKILL)

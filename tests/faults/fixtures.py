@@ -1,6 +1,6 @@
-"""A real server for each test, from a process that has imported it already.
+"""Fixtures of real servers, forked from a process that has imported the server.
 
-A folder's ``conftest.py`` imports what its tests use.
+The ``conftest.py`` of a folder imports the fixtures that its tests use.
 """
 
 from collections.abc import Iterator

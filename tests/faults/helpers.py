@@ -1,4 +1,4 @@
-"""A real server that can be killed, and runs on it, driven over REST as an agent would."""
+"""Killable server for tests, and runs on it that REST calls drive like an agent."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from zerolab.paths import Home
 
 
 class KillableServer:
-    """One data directory and one port, on which servers come and go."""
+    """Data directory and port on which servers are started and killed."""
 
     def __init__(self, nursery: Nursery, home: Path) -> None:
         self.home = Home(home).create()
@@ -48,14 +48,14 @@ class KillableServer:
 
 
 def serve(arguments: list[str]) -> int:
-    """What a child of the nursery runs."""
+    """Run the server in a forked child."""
     from zeroserver.process import main
 
     return main(arguments)
 
 
 def make_runs(server: KillableServer, count: int, directory: Path) -> list[RunSpec]:
-    """Have the server start ``count`` trials of one experiment; return their runs."""
+    """Create an experiment with ``count`` trials; return their runs."""
     model = directory / "model"
     model.mkdir(parents=True)
     (model / "model_def.py").write_text("")
@@ -96,12 +96,12 @@ def make_runs(server: KillableServer, count: int, directory: Path) -> list[RunSp
 def stored_points(
     client: Client, spec: RunSpec, name: str = "loss", group: str | None = None
 ) -> dict[int, float]:
-    """Every stored point of a metric of a run's trial, by step; fails if a step is there twice."""
+    """Return the stored points of a trial's metric by step; fail on duplicate steps."""
     content = b"".join(client.export_metrics(spec.experiment_id, group=group))
-    found: dict[int, float] = {}
+    points: dict[int, float] = {}
     for line in content.splitlines():
         point = msgspec.json.decode(line)
         if point["trial_id"] == spec.trial_id and point["name"] == name:
-            assert point["step"] not in found
-            found[point["step"]] = float(point["value"])
-    return found
+            assert point["step"] not in points
+            points[point["step"]] = float(point["value"])
+    return points

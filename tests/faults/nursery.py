@@ -1,7 +1,7 @@
-"""Processes that start in milliseconds: forked from one that has imported everything already.
+"""Fork server for tests: children start in milliseconds with all modules imported.
 
-``Nursery`` is the test's end, ``main`` the process that forks. A child runs one function, named as
-``module:function``, with arguments that JSON can hold.
+``Nursery`` is the client in the test, ``main`` the process that forks. A child runs one function,
+named ``module:function``, with JSON arguments.
 """
 
 import importlib
@@ -20,7 +20,7 @@ from zerolab.linux import die_with_parent
 
 
 class Nursery:
-    """Starts children; they die with it, and it dies with the thread that made it."""
+    """Client of the fork server; children die with it, and it with the creating thread."""
 
     def __init__(self, *modules: str, log: Path) -> None:
         self.log = log
@@ -39,7 +39,7 @@ class Nursery:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
@@ -51,29 +51,29 @@ class Nursery:
 
     def start(self, function: str, *arguments: Any) -> int:
         """Run ``module:function`` in a child; return its process id."""
-        return int(self._ask({"start": function, "arguments": arguments}))
+        return int(self._request({"start": function, "arguments": arguments}))
 
     def kill(self, pid: int) -> int:
-        """Kill a child with SIGKILL, reap it, and return its exit code: -9, or what it was."""
-        return int(self._ask({"kill": pid}))
+        """Kill a child with SIGKILL, reap it, and return its exit code."""
+        return int(self._request({"kill": pid}))
 
     def wait(self, pid: int) -> int:
         """Wait until a child has ended; return its exit code."""
-        return int(self._ask({"wait": pid}))
+        return int(self._request({"wait": pid}))
 
     def ended(self, pid: int) -> bool:
-        """Whether a child that nobody killed or waited for has ended."""
-        return self._ask({"ended": pid}) == "True\n"
+        """Return whether a child has ended that was not killed or waited for."""
+        return self._request({"ended": pid}) == "True\n"
 
-    def _ask(self, question: dict[str, Any]) -> str:
+    def _request(self, request: dict[str, Any]) -> str:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with self._lock:
-            self._process.stdin.write(json.dumps(question).encode() + b"\n")
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
-            answer = self._process.stdout.readline()
-        assert answer, "the nursery has died; see its log"
-        return answer.decode()
+            response = self._process.stdout.readline()
+        assert response, "the nursery has died; see its log"
+        return response.decode()
 
 
 def main(parent: int, *modules: str) -> None:
@@ -82,22 +82,22 @@ def main(parent: int, *modules: str) -> None:
         importlib.import_module(module)
     children: set[int] = set()
     for line in sys.stdin:
-        question = json.loads(line)
-        answer: int | bool
-        if "start" in question:
-            answer = _fork(question["start"], question["arguments"])
-            children.add(answer)
-        elif "ended" in question:
-            # Looked at, not reaped: its number stays its own until someone waits for it.
+        request = json.loads(line)
+        response: int | bool
+        if "start" in request:
+            response = _fork(request["start"], request["arguments"])
+            children.add(response)
+        elif "ended" in request:
+            # Without reaping, so that the process id stays valid until a wait.
             flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
-            answer = os.waitid(os.P_PID, question["ended"], flags) is not None
+            response = os.waitid(os.P_PID, request["ended"], flags) is not None
         else:
-            child = question.get("kill") or question["wait"]
-            if "kill" in question:
+            child = request.get("kill") or request["wait"]
+            if "kill" in request:
                 os.kill(child, signal.SIGKILL)
-            answer = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            response = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             children.discard(child)
-        sys.stdout.write(f"{answer}\n")
+        sys.stdout.write(f"{response}\n")
         sys.stdout.flush()
     for child in children:
         os.kill(child, signal.SIGKILL)
@@ -112,9 +112,9 @@ def _fork(function: str, arguments: list[Any]) -> int:
     code = 1
     try:
         die_with_parent(parent)
-        nothing = os.open(os.devnull, os.O_RDWR)
-        os.dup2(nothing, 0)
-        os.dup2(nothing, 1)
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 0)
+        os.dup2(null, 1)
         module, _, name = function.partition(":")
         code = getattr(importlib.import_module(module), name)(*arguments) or 0
     except BaseException:  # noqa: BLE001 - the end of a process

@@ -1,4 +1,4 @@
-"""Tests that are started to be killed, by test_guardian.py; pytest does not find them by itself."""
+"""Endless tests that test_guardian.py starts and kills; pytest does not collect this file."""
 
 import os
 import subprocess
@@ -18,9 +18,9 @@ def spin(directory: str) -> None:
         pass
 
 
-def test_ranks_that_never_end() -> None:
+def test_endless_ranks() -> None:
     run_on_ranks(spin, 2, os.environ["ORPHANS"])
 
 
-def test_a_daemon_and_its_child_that_never_end() -> None:
+def test_endless_daemon_and_child() -> None:
     subprocess.run(["setsid", "--wait", "sh", "-c", DAEMON], check=True)

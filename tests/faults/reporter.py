@@ -1,4 +1,4 @@
-"""A process that reports as fast as it is told to, and notes each report that has returned."""
+"""Process that reports at a given rate and records each report that has returned."""
 
 import mmap
 import struct
@@ -12,7 +12,7 @@ _LEDGER = struct.Struct("<qq")
 
 
 class Ledger:
-    """The last step whose report returned, and whether to stop; outlives the process."""
+    """Shared memory with the last reported step and a stop flag; it outlives the process."""
 
     def __init__(self, path: Path) -> None:
         if not path.exists():
@@ -42,7 +42,7 @@ def value_of(spec: RunSpec, step: int) -> float:
 
 
 def report(spec_path: str, ledger_path: str, first: int, pause_s: float) -> int:
-    """Report step after step from ``first`` on, until killed or told to stop."""
+    """Report steps from ``first`` on until killed or stopped."""
     spec, ledger = read_run_spec(Path(spec_path)), Ledger(Path(ledger_path))
     reporter = Reporter(spec, longest_pause_s=0.1)
     step = first

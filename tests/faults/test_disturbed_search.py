@@ -1,11 +1,10 @@
-"""A search of thirty trials whose server, trials and agent are killed ends as if nothing had been.
+"""Searches of thirty trials whose server, trials and agent are killed equal undisturbed ones.
 
-The thirty train two at a time, one on each slot. What makes the comparison exact: training follows
-from hyperparameters and checkpoint alone, and each stretch of a trial ends behind a gate. When all
-that train stand at theirs, one of them, by a rule, passes: it reports and leaves, and others begin.
-So results reach the searcher in one order, whatever takes how long. Left to the clock it would be
-another one each time, and a searcher that learns from results could choose other trials, disturbed
-or not.
+The trials train two at a time, one on each slot. Two things make the comparison exact. Training
+depends only on hyperparameters and checkpoint. Each run of a trial ends at a gate: when all running
+trials wait at their gates, a rule opens one, and that trial reports and ends. So results reach the
+searcher in a fixed order. Without gates the order would depend on timing, and a searcher that
+learns from results could choose other trials.
 """
 
 import itertools
@@ -64,22 +63,22 @@ TPE = {
     "max_concurrent_trials": 2,
 }  # fmt: skip
 TPE_DISTURBED = {3: "server", 8: "trial", 14: "server", 20: "agent", 26: "trial", 32: "server"}
-"""How many stretches have ended, to what is killed next."""
+"""Number of finished runs -> process to kill then."""
 
 PROMOTING = {
     "name": "async_halving", "num_rungs": 3, "divisor": 3, "stop_once": False,
     "max_length": {"batches": 27}, "max_trials": 9, "max_concurrent_trials": 1,
 }  # fmt: skip
 PROMOTING_DISTURBED = {2: "server", 5: "trial", 8: "agent"}
-"""Its trials have two ranks, and both slots."""
+"""Trials of this search have two ranks and use both slots."""
 
 
-def config(place: Path, searcher: Mapping[str, Any]) -> dict[str, Any]:
-    place.mkdir()
+def config(gate_directory: Path, searcher: Mapping[str, Any]) -> dict[str, Any]:
+    gate_directory.mkdir()
     return {
         "name": "disturbed",
         "entrypoint": "python train.py",
-        "data": {"place": str(place)},
+        "data": {"place": str(gate_directory)},
         "hyperparameters": {
             "lr": {"type": "log", "base": 10, "minval": -3, "maxval": 0},
             "momentum": {"type": "double", "minval": 0, "maxval": 0.95},
@@ -91,77 +90,77 @@ def config(place: Path, searcher: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rows(installation: Installation, query: str) -> list[Any]:
-    """Ask the database: a tenth of what it costs to ask the server, which is asked often here."""
+    """Query the database, which costs a tenth of a server request."""
     with closing(sqlite3.connect(installation.home.database)) as database:
         return database.execute(query).fetchall()
 
 
 class Gates:
-    """Lets the trials of a search pass one at a time, by a rule that knows no clock.
+    """Gates that let the trials of a search finish one at a time, independent of timing.
 
     Args:
-        installation: Where experiment 1 is the search.
-        place: Where its trials say that they are there, and look for leave to go on.
-        disturbed: How many stretches have ended, to what is killed then.
+        installation: Installation whose experiment 1 is the search.
+        gate_directory: Directory of the trials' marks and of the gates' files.
+        disturbed: Number of finished runs -> process to kill then.
     """
 
     def __init__(
-        self, installation: Installation, place: Path, disturbed: Mapping[int, str]
+        self, installation: Installation, gate_directory: Path, disturbed: Mapping[int, str]
     ) -> None:
         self._installation = installation
-        self._place = place
+        self._gate_directory = gate_directory
         self._disturbed = disturbed
         self.killed: Counter[int] = Counter()
-        """Trial, to how often it was killed itself."""
-        self.begun_again: Counter[int] = Counter()
-        """Trial, to how many of its runs died at a gate."""
-        self.side_by_side = 0
-        """How often two stood at their gates."""
+        """Trial -> number of its killed ranks."""
+        self.restarted: Counter[int] = Counter()
+        """Trial -> number of its runs that died at a gate."""
+        self.both_waiting = 0
+        """Number of times that two trials waited at their gates."""
 
     def run(self) -> None:
-        """Open one gate after another, until nobody trains any more."""
-        for ended in itertools.count():
-            standing = until(
-                "all that train stand at their gates",
-                self._standing,
-                lambda found: found is not None,
+        """Open one gate after another until no trial runs."""
+        for finished in itertools.count():
+            waiting = until(
+                "all running trials wait at their gates",
+                self._find_waiting,
+                lambda result: result is not None,
                 not_yet=sqlite3.OperationalError,
                 details=lambda: "\n".join(self._installation.lines(1)[-30:]),
             )
-            if not standing:
+            if not waiting:
                 break
-            self.side_by_side += len(standing) == 2
-            trial_id = Random(ended).choice(sorted(standing))
-            self._pass(trial_id, standing, self._disturbed.get(ended, ""))
+            self.both_waiting += len(waiting) == 2
+            trial_id = Random(finished).choice(sorted(waiting))
+            self._pass(trial_id, waiting, self._disturbed.get(finished, ""))
 
-    def _standing(self) -> dict[int, Path] | None:
-        """Trial to its run's mark, of all that train; None while one of them is on its way.
+    def _find_waiting(self) -> dict[int, Path] | None:
+        """Return the marks of all running trials; None while one has not reached its gate.
 
-        Nobody trains when the search is over.
+        The result is empty when the search has finished.
         """
-        found = {}
+        result = {}
         query = "SELECT id, run_id, state FROM trials WHERE state NOT IN ('PAUSED', 'COMPLETED')"
         for trial_id, run_id, state in rows(self._installation, query):
-            marks = list(self._place.glob(f"here-{trial_id}-*-{run_id}"))
+            marks = list(self._gate_directory.glob(f"here-{trial_id}-*-{run_id}"))
             if state != "RUNNING" or not marks or self._gate(marks[0]).exists():
                 return None
-            found[trial_id] = marks[0]
-        if not found and rows(
+            result[trial_id] = marks[0]
+        if not result and rows(
             self._installation, "SELECT 1 FROM experiments WHERE state = 'ACTIVE'"
         ):
             return None
-        return found
+        return result
 
     def _gate(self, mark: Path) -> Path:
-        return self._place / mark.name.rpartition("-")[0].replace("here", "go")
+        return self._gate_directory / mark.name.rpartition("-")[0].replace("here", "go")
 
-    def _pass(self, trial_id: int, standing: Mapping[int, Path], killed: str) -> None:
-        """Kill something while all stand at their gates, and open the gate of one."""
-        gate = self._gate(standing[trial_id])
-        runs = {trial: int(mark.name.rpartition("-")[2]) for trial, mark in standing.items()}
+    def _pass(self, trial_id: int, waiting: Mapping[int, Path], killed: str) -> None:
+        """Kill a process while all trials wait, and open the gate of one."""
+        gate = self._gate(waiting[trial_id])
+        runs = {trial: int(mark.name.rpartition("-")[2]) for trial, mark in waiting.items()}
         if killed == "server":
             self._installation.kill_server()
-            gate.touch()  # it trains on, and ends, while there is no server
+            gate.touch()  # it continues and ends while the server is down
             self._installation.up()
         elif killed == "agent":
             ranks = [
@@ -169,15 +168,15 @@ class Gates:
                 for pid in self._installation.folder(run).rank_pids().values()
             ]  # fmt: skip
             self._installation.kill_agent()
-            # They die with it, a moment later: one that still passed would have reported.
+            # Ranks die shortly after the agent; before the gate opens they must be gone.
             until("its ranks are dead", lambda: not any(map(psutil.pid_exists, ranks)))
-            self.begun_again.update(runs.keys())
+            self.restarted.update(runs.keys())
             gate.touch()
             self._installation.up()
         elif killed == "trial":
             os.kill(self._installation.rank_pid(runs[trial_id]), signal.SIGKILL)
             self.killed[trial_id] += 1
-            self.begun_again[trial_id] += 1
+            self.restarted[trial_id] += 1
             gate.touch()
         else:
             gate.touch()
@@ -186,16 +185,16 @@ class Gates:
 def search(
     directory: Path, searcher: Mapping[str, Any], disturbed: Mapping[int, str]
 ) -> tuple[dict[str, Any], Gates]:
-    """Run a search; return all that it has come to, and what was done to it."""
+    """Run a search with disturbances; return its result and its gates."""
     directory.mkdir()
-    place = directory / "place"
+    gate_directory = directory / "place"
     with Installation.running(directory / "home", slots=2) as installation:
-        content = config(place, searcher)
+        content = config(gate_directory, searcher)
         installation.submit(directory / "model", content, {"train.py": SCRIPT})
-        gates = Gates(installation, place, disturbed)
+        gates = Gates(installation, gate_directory, disturbed)
         gates.run()
-        ended = installation.wait_for(1)
-        assert ended["state"] == "COMPLETED", installation.lines(1)[-30:]
+        finished = installation.wait_for(1)
+        assert finished["state"] == "COMPLETED", installation.lines(1)[-30:]
         trials = installation.client.trials(1)
         ranks = [
             pid for run in installation.home.runs.iterdir()
@@ -206,13 +205,13 @@ def search(
         runs = rows(installation, "SELECT trial_id FROM runs")
     until("no rank is left", lambda: not any(map(psutil.pid_exists, ranks)))
     names = ("id", "hparams", "seed", "state", "steps_completed", "best_validation", "restarts")
-    found = {
-        "trials": [{each: trial[each] for each in names} for trial in trials],
-        "best": (ended["best_trial_id"], ended["best_validation"]),
+    result = {
+        "trials": [{field: trial[field] for field in names} for trial in trials],
+        "best": (finished["best_trial_id"], finished["best_validation"]),
         "events": events,
         "runs": Counter(trial_id for (trial_id,) in runs),
     }
-    return found, gates
+    return result, gates
 
 
 @pytest.mark.slow
@@ -220,18 +219,18 @@ def search(
 @pytest.mark.parametrize(
     ("searcher", "disturbances"), [(TPE, TPE_DISTURBED), (PROMOTING, PROMOTING_DISTURBED)]
 )
-def test_a_disturbed_search_has_the_trials_rungs_and_best_of_one_that_was_left_alone(
+def test_disturbed_search_equals_undisturbed_search(
     tmp_path: Path, searcher: dict[str, Any], disturbances: dict[int, str]
 ) -> None:
-    plain, left_alone = search(tmp_path / "plain", searcher, {})
+    plain, plain_gates = search(tmp_path / "plain", searcher, {})
     assert len(plain["trials"]) == searcher["max_trials"]
     assert plain["runs"].total() > len(plain["trials"])  # some were promoted
     if searcher["max_concurrent_trials"] == 2:
-        assert left_alone.side_by_side >= searcher["max_trials"]
+        assert plain_gates.both_waiting >= searcher["max_trials"]
     disturbed, gates = search(tmp_path / "disturbed", searcher, disturbances)
     assert gates.killed.total() == list(disturbances.values()).count("trial")
-    # One run more for each that died, and no other; only that a rank was killed is counted.
-    assert disturbed["runs"] == plain["runs"] + gates.begun_again
+    # One more run for each that died. Only killed ranks count as restarts.
+    assert disturbed["runs"] == plain["runs"] + gates.restarted
     for trial in disturbed["trials"]:
         assert trial.pop("restarts") == gates.killed[trial["id"]]
     for trial in plain["trials"]:

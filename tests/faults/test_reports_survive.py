@@ -1,4 +1,4 @@
-"""Every report that returned is stored exactly once, whoever is killed, and when."""
+"""Reports that returned are stored exactly once, even if reporter or server is killed."""
 
 import random
 import time
@@ -41,7 +41,7 @@ def server(nursery: Nursery, tmp_path: Path) -> KillableServer:
 
 
 class Reporting:
-    """One run and its reporter, which may have many lives."""
+    """One run and its reporter, which is restarted after each kill."""
 
     def __init__(self, nursery: Nursery, spec: RunSpec) -> None:
         self.spec = spec
@@ -57,55 +57,55 @@ class Reporting:
         arguments = [str(self.run_dir / "run.json"), str(self.run_dir / "ledger"), first, pause_s]
         self.pid = self._nursery.start("tests.faults.reporter:report", *arguments)
 
-    def live_and_die(self, first: int, life_s: float) -> int:
-        """Report from ``first`` on and be killed; return the first step of the next life."""
+    def run_and_kill(self, first: int, life_s: float) -> int:
+        """Report from ``first`` on, then kill the reporter; return the next first step."""
         self.start(first, pause_s=0.0002)
         until("the first report has returned", lambda: self.ledger.step >= first)
-        time.sleep(life_s)  # a random point of its life, not a wait for anything
+        time.sleep(life_s)  # a random moment, not a wait
         assert self._nursery.kill(self.pid) == -9
         last = self.ledger.step
         self.certain.update(range(first, last + 1))
-        self.uncertain.add(last + 1)  # killed in this report, or just before or behind it
+        self.uncertain.add(last + 1)  # killed during this report, or just before or after it
         return last + 2
 
-    def deliver_rest(self, client: Client) -> int:
-        """Ship what is left, as the agent would; return the number of the last record stored."""
+    def deliver_remaining(self, client: Client) -> int:
+        """Deliver the remaining records, as the agent does; return the last stored number."""
         return until(
-            "the server takes what is left",
+            "the server accepts the remaining records",
             lambda: deliver(self.run_dir, client, self.spec.run_id),
             not_yet=UnreachableError,  # it may be busy
         )
 
 
-def test_200_kills_of_a_reporting_process_lose_and_double_nothing(
+def test_200_kills_of_reporters_keep_each_report_once(
     nursery: Nursery, server: KillableServer, tmp_path: Path
 ) -> None:
     reportings = [Reporting(nursery, spec) for spec in make_runs(server, RUNS, tmp_path / "runs")]
     chance = random.Random(1)
     lives = [[chance.uniform(0, 0.08) for _ in range(LIVES)] for _ in reportings]
 
-    def live(reporting: Reporting, lengths: list[float]) -> None:
+    def run_lives(reporting: Reporting, lengths: list[float]) -> None:
         first = 1
         for length in lengths:
-            first = reporting.live_and_die(first, length)
+            first = reporting.run_and_kill(first, length)
 
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(live, reportings, lives))
+        list(pool.map(run_lives, reportings, lives))
     with server.client as client:
         for reporting in reportings:
             spec = reporting.spec
-            count = reporting.deliver_rest(client)
+            count = reporting.deliver_remaining(client)
             assert count == Spool(reporting.run_dir / SPOOL_DIR).count
             points = stored_points(client, spec)
             assert reporting.certain <= set(points) <= reporting.certain | reporting.uncertain
-            assert len(points) == count  # one step, one record: none came twice
+            assert len(points) == count  # one record per step: no duplicates
             assert all(value == value_of(spec, step) for step, value in points.items())
-            assert reporting.deliver_rest(client) == count
+            assert reporting.deliver_remaining(client) == count
             assert stored_points(client, spec) == points
     assert "Traceback" not in nursery.log.read_text()
 
 
-def test_50_kills_of_the_server_lose_and_double_nothing_of_8_reporters(
+def test_50_kills_of_server_keep_each_report_once(
     nursery: Nursery, server: KillableServer, tmp_path: Path
 ) -> None:
     reportings = [Reporting(nursery, spec) for spec in make_runs(server, RUNS, tmp_path / "runs")]
@@ -114,7 +114,7 @@ def test_50_kills_of_the_server_lose_and_double_nothing_of_8_reporters(
     chance = random.Random(2)
     for number in range(SERVER_KILLS):
         if number % 2:
-            time.sleep(chance.uniform(0, 0.4))  # killed as it starts, or a little later
+            time.sleep(chance.uniform(0, 0.4))  # killed during or shortly after the start
         else:
             until("the server answers", server.answers)
             _wait_for_reports(server, chance.choice(reportings).spec)
@@ -131,15 +131,15 @@ def test_50_kills_of_the_server_lose_and_double_nothing_of_8_reporters(
             points = stored_points(client, reporting.spec)
             assert set(points) == set(range(1, reporting.ledger.step + 1))
             assert all(value == value_of(reporting.spec, step) for step, value in points.items())
-            count = reporting.deliver_rest(client)
-            assert len(points) == count  # one step, one record: none came twice
+            count = reporting.deliver_remaining(client)
+            assert len(points) == count  # one record per step: no duplicates
 
 
 def _wait_for_reports(server: KillableServer, spec: RunSpec) -> None:
     with server.client as client:
-        before = client.trial(spec.trial_id)["steps_completed"]
+        previous_steps = client.trial(spec.trial_id)["steps_completed"]
         until(
             "more reports are stored",
             lambda: client.trial(spec.trial_id),
-            lambda trial: trial["steps_completed"] > before,
+            lambda trial: trial["steps_completed"] > previous_steps,
         )

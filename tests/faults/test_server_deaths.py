@@ -1,4 +1,4 @@
-"""A search whose server is killed at every event comes to the same end, with the same processes."""
+"""Searches whose server is killed at every event equal undisturbed ones."""
 
 import itertools
 from pathlib import Path
@@ -39,16 +39,17 @@ PROMOTING = {
 
 
 class Lives:
-    """Servers of one installation, each of which dies at its first event; then one that does not.
+    """Servers of one installation, each of which dies at its first event.
 
-    Every event is met twice: by a server that dies before the commit, and by one that dies after.
+    Each event is handled twice: by a server that dies before the commit, and by one that dies
+    after it.
     """
 
     def __init__(self, installation: Installation, nursery: Nursery) -> None:
         self._installation = installation
         self._nursery = nursery
         self._pid = 0
-        self._ways = itertools.cycle(["before", "after"])
+        self._moments = itertools.cycle(["before", "after"])
         self.deaths = 0
 
     def next(self) -> None:
@@ -58,7 +59,7 @@ class Lives:
         self._installation._forget_client()
         arguments = ["--home", str(home.path), "--port", str(self._installation.port)]
         self._pid = self._nursery.start(
-            "tests.faults.dying_server:serve", next(self._ways), arguments
+            "tests.faults.dying_server:serve", next(self._moments), arguments
         )
         until("the server listens, or is dead", lambda: home.server_file.exists() or self.dead())
 
@@ -87,21 +88,21 @@ def config(directory: Path, searcher: dict[str, Any]) -> dict[str, Any]:
 
 
 def outcome(installation: Installation, seen: Path) -> dict[str, Any]:
-    """All that a search has come to, and how often each of its trials was started."""
+    """Return the result of a search, and the number of starts of each trial."""
     client = installation.client
     names = ("hparams", "seed", "state", "steps_completed", "best_validation", "restarts")
     trials = client.trials(1)
-    best = client.experiment(1)
-    started = {trial["id"]: (seen / str(trial["id"])).read_text().split() for trial in trials}
-    for pid in itertools.chain.from_iterable(started.values()):
+    experiment = client.experiment(1)
+    pids_by_trial = {trial["id"]: (seen / str(trial["id"])).read_text().split() for trial in trials}
+    for pid in itertools.chain.from_iterable(pids_by_trial.values()):
         until(f"process {pid} has ended", lambda pid=pid: not psutil.pid_exists(int(pid)))
     return {
         "trials": [{name: trial[name] for name in names} for trial in trials],
-        "best": (best["state"], best["best_trial_id"], best["best_validation"]),
-        "starts": {trial: len(pids) for trial, pids in started.items()},
+        "best": (experiment["state"], experiment["best_trial_id"], experiment["best_validation"]),
+        "starts": {trial: len(pids) for trial, pids in pids_by_trial.items()},
         "checkpoints": sorted(
-            (one["trial_id"], one["steps_completed"], one["state"])
-            for one in client.experiment_checkpoints(1)
+            (checkpoint["trial_id"], checkpoint["steps_completed"], checkpoint["state"])
+            for checkpoint in client.experiment_checkpoints(1)
         ),
     }
 
@@ -116,7 +117,7 @@ def search(directory: Path, searcher: dict[str, Any], slots: int) -> dict[str, A
         return outcome(installation, directory / "seen")
 
 
-def mortal_search(directory: Path, searcher: dict[str, Any], slots: int) -> dict[str, Any]:
+def search_with_kills(directory: Path, searcher: dict[str, Any], slots: int) -> dict[str, Any]:
     """Run a search whose server is killed at every event."""
     directory.mkdir()
     with Installation.running(directory / "home", slots) as installation:
@@ -126,24 +127,24 @@ def mortal_search(directory: Path, searcher: dict[str, Any], slots: int) -> dict
             lives = Lives(installation, nursery)
             _submit(installation, lives, config(directory, searcher), directory / "model")
             until("the search has ended", lambda: _state(installation, lives), ENDED.__contains__)
-            found = outcome(installation, directory / "seen")
+            result = outcome(installation, directory / "seen")
         # Submitted, the first at its rung, the third, the best at the end: at least four commits,
         # as two that come together share one; each by a server that died of it, after another one.
         assert lives.deaths >= 2 * 4
-        return found
+        return result
 
 
 def _submit(installation: Installation, lives: Lives, content: dict[str, Any], model: Path) -> None:
-    """Submit until it is there; what died before the commit has left nothing."""
+    """Submit until the experiment exists; a server that dies before the commit stores nothing."""
     model.mkdir()
     (model / "train.py").write_text(SCRIPT)
     lives.next()
-    for there in (0, 1):
+    for experiments_created in (0, 1):
         with pytest.raises(UnreachableError):
             installation.client.create_experiment(content, archive.pack(model))
         until("the server is dead", lives.dead)
         lives.revive()
-        assert len(installation.client.experiments()) == there
+        assert len(installation.client.experiments()) == experiments_created
 
 
 def _state(installation: Installation, lives: Lives) -> str:
@@ -156,11 +157,11 @@ def _state(installation: Installation, lives: Lives) -> str:
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_a_server_killed_at_every_event_comes_to_the_same_end_with_the_same_processes(
+def test_server_killed_at_every_event_equals_undisturbed(
     tmp_path: Path,
 ) -> None:
     plain = search(tmp_path / "plain", PROMOTING, slots=2)
     winner = plain["best"][1]
     assert plain["starts"] == {trial: 1 + (trial == winner) for trial in range(1, 4)}
     assert [trial["steps_completed"] for trial in plain["trials"]].count(20) == 1
-    assert mortal_search(tmp_path / "mortal", PROMOTING, slots=2) == plain
+    assert search_with_kills(tmp_path / "mortal", PROMOTING, slots=2) == plain

@@ -1,4 +1,4 @@
-"""Storage that is full or read-only: the run ends as something that passes, and nothing is lost."""
+"""Full and read-only storage: the run fails as temporary, and keeps its checkpoints."""
 
 import os
 import resource
@@ -11,7 +11,7 @@ import pytest
 
 from tests.client.helpers import make_spec
 from tests.disks import mounted
-from tests.faults.test_trials import launch, make_run, said
+from tests.faults.test_trials import launch, make_run, read_stderr
 from tests.launcher.helpers import end_of
 from tests.trial.helpers import last_checkpoint, metrics
 from zerolab.contract.outcome import read_reason
@@ -24,38 +24,36 @@ pytestmark = pytest.mark.processes
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of one megabyte."""
-    with mounted(tmp_path / "disk", "1m") as place:
-        yield place
+    """Mount a file system of one megabyte."""
+    with mounted(tmp_path / "disk", "1m") as path:
+        yield path
 
 
-def test_a_full_disk_is_no_fault_of_the_trial_which_goes_on_when_there_is_room(
-    tmp_path: Path, disk: Path
-) -> None:
+def test_full_disk_is_an_infrastructure_error(tmp_path: Path, disk: Path) -> None:
     storage = disk / "checkpoints"
     filler = disk / "filler"
     full = make_run(tmp_path / "full", "fill", at_batch=7, checkpoint_dir=storage, file=str(filler))
     outcome = end_of(launch(full), full)
-    assert outcome.exit_code == EXIT_INFRASTRUCTURE, said(full)
+    assert outcome.exit_code == EXIT_INFRASTRUCTURE, read_stderr(full)
     assert "No space left on device" in str(outcome.reason)
     latest = last_checkpoint(full.path)
     assert latest is not None
     assert 3 <= latest.steps_completed <= 7
-    CheckpointStore(storage).describe(latest.uuid)  # whole, or it would raise
+    CheckpointStore(storage).describe(latest.uuid)  # raises if incomplete
 
-    def go_on(name: str, latest: CheckpointRef) -> tuple[object, Path]:
+    def resume(name: str, latest: CheckpointRef) -> tuple[object, Path]:
         folder = make_run(tmp_path / name, latest=latest, checkpoint_dir=storage)
         return end_of(launch(folder), folder), folder.path
 
     with pytest.raises(StorageError, match="No space left"):
         CheckpointStore(storage).probe()
-    outcome, path = go_on("still_full", latest)
+    outcome, path = resume("still_full", latest)
     assert outcome.exit_code == EXIT_INFRASTRUCTURE
     assert "checkpoint storage" in str(outcome.reason)
     assert not (path / "metrics.jsonl").exists() or not metrics(path, "training")
 
     filler.unlink()
-    outcome, path = go_on("room", latest)
+    outcome, path = resume("room", latest)
     assert outcome.exit_code == 0
     furthest = CheckpointStore(storage).latest()
     assert furthest is not None
@@ -64,11 +62,11 @@ def test_a_full_disk_is_no_fault_of_the_trial_which_goes_on_when_there_is_room(
     assert min(metrics(path, "training")) > latest.steps_completed
 
 
-def test_a_read_only_disk_is_found_before_anything_is_trained(tmp_path: Path, disk: Path) -> None:
+def test_read_only_disk_fails_before_training(tmp_path: Path, disk: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
     folder = make_run(tmp_path / "run", checkpoint_dir=disk / "checkpoints")
     outcome = end_of(launch(folder), folder)
-    assert outcome.exit_code == EXIT_INFRASTRUCTURE, said(folder)
+    assert outcome.exit_code == EXIT_INFRASTRUCTURE, read_stderr(folder)
     assert "Read-only file system" in str(outcome.reason)
     assert not (folder.path / "metrics.jsonl").exists()
 
@@ -88,13 +86,13 @@ def quota(size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "kept"), [(200_000, [100_000]), (30_000, [])], ids=["later", "from the beginning"]
+    ("limit", "saved"), [(200_000, [100_000]), (30_000, [])], ids=["later", "from the beginning"]
 )
-def test_a_script_that_may_write_no_more_ends_as_something_that_passes(
-    tmp_path: Path, limit: int, kept: list[int]
+def test_file_size_limit_is_an_infrastructure_error(
+    tmp_path: Path, limit: int, saved: list[int]
 ) -> None:
     write_run_spec(make_spec(tmp_path), tmp_path / "run.json")
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", SCRIPT, "100000", "300000"],
         env=os.environ | {ENV_RUN_SPEC: str(tmp_path / "run.json")},
         capture_output=True,
@@ -102,10 +100,10 @@ def test_a_script_that_may_write_no_more_ends_as_something_that_passes(
         check=False,
         preexec_fn=lambda: quota(limit),
     )
-    assert done.returncode == EXIT_INFRASTRUCTURE, done.stderr
+    assert completed.returncode == EXIT_INFRASTRUCTURE, completed.stderr
     reason = read_reason(tmp_path)
     assert reason is not None
     assert reason.exit_code == EXIT_INFRASTRUCTURE
     assert "File too large" in str(reason.reason)
     store = CheckpointStore(make_spec(tmp_path).checkpoint_dir)
-    assert [found.steps_completed for found in store.list()] == kept
+    assert [checkpoint.steps_completed for checkpoint in store.list()] == saved

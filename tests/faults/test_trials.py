@@ -1,4 +1,4 @@
-"""Real ranks that are killed, hang, or are told to end."""
+"""Real ranks that are killed, hang or get SIGTERM."""
 
 import os
 import shutil
@@ -68,44 +68,44 @@ def launch(folder: RunFolder, **environment: str) -> Any:
     return start_launcher(folder, {"OMP_NUM_THREADS": "1", **environment})
 
 
-def said(folder: RunFolder) -> str:
+def read_stderr(folder: RunFolder) -> str:
     return "".join(folder.stderr(rank).read_text() for rank in (0, 1))
 
 
-def test_a_rank_killed_with_sigkill_costs_nothing_but_time(tmp_path: Path) -> None:
-    whole = make_run(tmp_path / "whole")
+def test_killed_rank_resumes_bitwise_equal(tmp_path: Path) -> None:
+    uninterrupted = make_run(tmp_path / "whole")
     killed = make_run(tmp_path / "killed", "kill")
-    processes = [(launch(folder), folder) for folder in (whole, killed)]
-    endings = [end_of(*one) for one in processes]
-    assert endings[0].exit_code == 0, said(whole)
-    assert endings[1].exit_code == -signal.SIGKILL, said(killed)
+    processes = [(launch(folder), folder) for folder in (uninterrupted, killed)]
+    outcomes = [end_of(*process_and_folder) for process_and_folder in processes]
+    assert outcomes[0].exit_code == 0, read_stderr(uninterrupted)
+    assert outcomes[1].exit_code == -signal.SIGKILL, read_stderr(killed)
     latest = last_checkpoint(killed.path)
     assert latest is not None
     assert 3 <= latest.steps_completed <= 7
-    killed.reason.unlink(missing_ok=True)  # a new run has a directory of its own
+    killed.reason.unlink(missing_ok=True)  # a new run starts without one
     resumed = make_run(tmp_path / "killed", latest=latest)
-    assert end_of(launch(resumed), resumed).exit_code == 0, said(resumed)
+    assert end_of(launch(resumed), resumed).exit_code == 0, read_stderr(resumed)
     for group in ("training", "validation"):
-        assert metrics(resumed.path, group) == metrics(whole.path, group)
+        assert metrics(resumed.path, group) == metrics(uninterrupted.path, group)
 
 
-def test_a_hung_rank_is_named_with_the_operation_and_the_run_ends(tmp_path: Path) -> None:
+def test_hung_rank_fails_with_rank_and_operation(tmp_path: Path) -> None:
     folder = make_run(tmp_path, "hang", at_batch=4, file=str(tmp_path / "hangs"))
     outcome = end_of(launch(folder, **{ENV_COLLECTIVE_TIMEOUT: "1234"}), folder)
-    assert outcome.exit_code not in (0, 64, 65, 66, 67), said(folder)
+    assert outcome.exit_code not in (0, 64, 65, 66, 67), read_stderr(folder)
     reason = outcome.reason or ""
     assert "rank 1 has not called it within 2 s; this is rank 0" in reason, reason
     assert "reduce_scatter" in reason or "sum" in reason, reason
 
 
-def test_sigterm_saves_a_checkpoint_and_is_no_failure(tmp_path: Path) -> None:
+def test_sigterm_saves_checkpoint(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     folder = make_run(tmp_path / "run", "tell", length=10_000_000, file=str(ready))
     process = launch(folder)
-    until("the rank trains", ready.exists, details=lambda: said(folder))
+    until("the rank trains", ready.exists, details=lambda: read_stderr(folder))
     os.kill(process.pid, signal.SIGTERM)
     outcome = end_of(process, folder)
-    assert outcome.exit_code == EXIT_PREEMPTED, said(folder)
+    assert outcome.exit_code == EXIT_PREEMPTED, read_stderr(folder)
     latest = last_checkpoint(folder.path)
     assert latest is not None
     assert latest.steps_completed >= 7

@@ -1,4 +1,4 @@
-"""A user's model whose first run meets an accident, chosen by its hyperparameters."""
+"""Trial class with a fault that its hyperparameters select."""
 
 import contextlib
 import os
@@ -14,27 +14,27 @@ from zerotrial.engine.comm import wires
 
 
 def fill(file):
-    """Leave no room beside a file."""
+    """Fill the file system of a file."""
     with contextlib.suppress(OSError), file.open("wb", buffering=0) as content:
         while content.write(b"x" * 4096):
             pass
 
 
 def wait_less(hangs):
-    """Wait for ranks as long as before until one hangs for certain, then only for 2 s.
+    """Reduce the timeout to 2 s once a rank hangs.
 
-    A short limit from the start would also hold for a slow machine's way to the accident.
+    A short timeout from the start would fail on a slow machine before the fault.
     """
     while not hangs.exists():
         time.sleep(0.01)
     assert wires._OPEN
-    for each in wires._OPEN:
-        assert each._timeout_s in (1234, 2), each._timeout_s  # 2: called once a micro-batch
-        each._timeout_s = 2.0
+    for peer in wires._OPEN:
+        assert peer._timeout_s in (1234, 2), peer._timeout_s  # 2: called once a micro-batch
+        peer._timeout_s = 2.0
 
 
 class AccidentTrial(zerotrial.ZeroTrial):
-    """Learns a line with dropout, two micro-batches a batch."""
+    """Trial that fits a line with dropout, with two micro-batches per batch."""
 
     def __init__(self, context):
         self.context = context
