@@ -1,4 +1,4 @@
-"""What every test of the suite shares: bounded hypothesis, and one thread a process."""
+"""Settings of all tests: hypothesis profile, and one thread per process."""
 
 import os
 
@@ -16,26 +16,26 @@ hypothesis.settings.register_profile(
     deadline=None,  # machines differ in speed
     max_examples=50,
     suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],
-    derandomize=True,  # a failure is there again at the next run
+    derandomize=True,  # failures are reproducible
 )
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
-# Hypothesis tries constants of those of our modules that are imported: what a test tries would
-# depend on the tests that its worker has run before it.
+# Hypothesis tries constants of the imported modules. Examples would then depend on the tests that
+# the worker has run before.
 if hasattr(providers, "_get_local_constants"):
     providers._get_local_constants = providers.Constants  # there is no setting
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have what the tests start end with them."""
+    """End all processes of the tests with pytest."""
     config.add_cleanup(guardian.watch())
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One more than cores: tests that start processes and machines wait more than they compute."""
+    """Return one more than the cores: tests with processes wait more than they compute."""
     return (os.cpu_count() or 1) + 1
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the tests that wait the longest, for machines, one after the other."""
+    """Sort the tests of machines first, since they take longest."""
     items.sort(key=lambda item: item.get_closest_marker("machines") is None)

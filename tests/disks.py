@@ -1,4 +1,4 @@
-"""File systems that are small enough to fill."""
+"""Small file systems that a test can fill."""
 
 import subprocess
 from collections.abc import Iterator
@@ -9,22 +9,22 @@ import pytest
 
 
 @contextmanager
-def mounted(place: Path, size: str) -> Iterator[Path]:
-    """Mount a file system in memory; a test that may not is skipped.
+def mounted(path: Path, size: str) -> Iterator[Path]:
+    """Mount a file system in memory; skip the test without permission.
 
     Args:
-        place: A directory that is made for it.
-        size: Of all its files: ``1m``.
+        path: Mount point, created here.
+        size: Capacity, such as ``1m``.
     """
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)]
+    path.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        completed = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:
         pytest.skip("there is no `mount` here")
-    if done.returncode:
-        pytest.skip(f"a file system cannot be mounted here: {done.stderr.strip()}")
+    if completed.returncode:
+        pytest.skip(f"a file system cannot be mounted here: {completed.stderr.strip()}")
     try:
-        yield place
+        yield path
     finally:
-        subprocess.run(["umount", "-l", str(place)], check=True)
+        subprocess.run(["umount", "-l", str(path)], check=True)

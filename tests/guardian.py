@@ -1,9 +1,8 @@
-"""What tests have started ends with them, however they end: also when pytest itself is killed.
+"""Guardian that kills the processes of tests, even if pytest itself is killed.
 
-``watch`` marks everything that this process starts from now on, by a variable that is handed down,
-and starts a process that looks on. When this process ends, in whatever way, the kernel tells the
-onlooker, which kills all that carries the mark: ranks, servers that have a session of their own,
-their launchers, browsers, databases.
+``watch`` marks all later child processes with an inherited environment variable, and starts a
+watcher process. When pytest ends, the kernel signals the watcher, which kills all marked
+processes: ranks, servers with their own session, launchers, browsers, databases.
 """
 
 import contextlib
@@ -21,43 +20,43 @@ from zerolab.linux import die_with_parent, kill_all
 __all__ = ["watch"]
 
 _MARK = "PYTEST_PROCESS_OF"
-_ROUNDS = 100  # of killing, as what is killed may have started something in the meantime
+_ROUNDS = 100  # killed processes may have started others in the meantime
 
 
 def watch() -> Callable[[], None]:
-    """Have everything end with this process that it starts from now on.
+    """Kill all later child processes when this process ends.
 
     Returns:
-        Ends what is left now, and the watch.
+        Function that kills the remaining processes and stops the watcher.
     """
     mark = f"{os.getpid()} {psutil.Process().create_time()}"
     environment = {name: value for name, value in os.environ.items() if name != _MARK}
-    onlooker = subprocess.Popen(
+    watcher = subprocess.Popen(
         [sys.executable, "-m", "tests.guardian", str(os.getpid()), mark],
         cwd=Path(__file__).parents[1],
-        env=environment,  # unmarked: nobody kills the one that kills
+        env=environment,  # unmarked: the watcher must not kill itself
         stdin=subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C is for others
+        start_new_session=True,  # Ctrl-C must not reach it
     )
     os.environ[_MARK] = mark
 
     def end() -> None:
-        onlooker.terminate()
-        onlooker.wait()
+        watcher.terminate()
+        watcher.wait()
 
     return end
 
 
 def main(parent: int, mark: str) -> None:
-    """Wait for the end of ``parent``, or to be told, and kill what carries ``mark``."""
+    """Wait for the end of ``parent`` or SIGTERM, then kill processes with ``mark``."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     die_with_parent(parent, signal.SIGTERM)
     signal.sigwait({signal.SIGTERM})
     for _ in range(_ROUNDS):
-        left = list(_marked(mark))
-        if not left:
+        remaining = list(_marked(mark))
+        if not remaining:
             break
-        kill_all(left)
+        kill_all(remaining)
 
 
 def _marked(mark: str) -> Iterator[psutil.Process]:

@@ -1,7 +1,7 @@
-"""Libraries that must not lie in the environment: pip puts each into a folder of its own.
+"""Libraries that must not be in the environment: pip installs each into a separate folder.
 
-Only the processes that a test starts look there. Of a library that cannot be used here at all, the
-files can be had.
+Only the processes that a test starts import from there. Sources of a library can be downloaded
+without installing it.
 """
 
 import json
@@ -20,47 +20,47 @@ from filelock import FileLock
 __all__ = ["folder_with", "sources_of"]
 
 INSTALL_S = 120.0
-"""For pip, which takes seconds with a cache, and up to half a minute without one."""
+"""Timeout of pip, which takes seconds with a cache and up to 30 s without."""
 
 
 def folder_with(
     tmp_path_factory: pytest.TempPathFactory,
     packages: Sequence[str],
-    try_it: Callable[[str], str] = lambda _: "",
+    find_problem: Callable[[str], str] = lambda _: "",
     *,
-    here: Callable[[], bool] = lambda: False,
+    is_installed: Callable[[], bool] = lambda: False,
     options: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> str:
-    """A folder with packages in it, without what they depend on; skips where pip has none.
+    """Install packages without dependencies into a folder; skip the test if pip fails.
 
     Args:
-        tmp_path_factory: pytest's; the folder is one for all its workers.
-        packages: As pip reads them, the one that is tested first.
-        try_it: Gets the folder, and says why what is in it cannot be used, or nothing.
-        here: Whether the environment has them already: nothing is installed then.
-        options: For pip.
-        environment: For pip, over this process's.
+        tmp_path_factory: Fixture of pytest; all workers share one folder.
+        packages: Requirements for pip, the tested package first.
+        find_problem: Returns why the packages in a folder are unusable; empty if usable.
+        is_installed: Returns whether the environment has the packages; then none is installed.
+        options: More options of pip.
+        environment: More environment variables of pip.
 
     Returns:
-        The folder; nothing where the environment has them.
+        The folder; empty if the environment has the packages.
     """
 
     def install(parent: Path) -> tuple[str, str]:
-        if here():
-            return "", try_it("")
-        # what dill, which datasets uses, takes for a library's place
-        place = str(parent / "site-packages")
-        command = ["install", "--target", place, *options, *packages]
-        return place, _pip(parent, command, environment or {}) or try_it(place)
+        if is_installed():
+            return "", find_problem("")
+        # dill, which datasets uses, recognizes libraries by this name
+        path = str(parent / "site-packages")
+        command = ["install", "--target", path, *options, *packages]
+        return path, _pip(parent, command, environment or {}) or find_problem(path)
 
     return _once(tmp_path_factory, packages[0], install)
 
 
 def sources_of(tmp_path_factory: pytest.TempPathFactory, package: str) -> Path:
-    """A folder with the files that a package is published with, unpacked; nothing is installed.
+    """Download and unpack the sources of a package without installing it.
 
-    Skips where pip cannot have them.
+    Skips the test if pip fails.
 
     Args:
         tmp_path_factory: As for :func:`folder_with`.
@@ -82,42 +82,42 @@ def _once(
     package: str,
     make: Callable[[Path], tuple[str, str]],
 ) -> str:
-    """The place that is made in an empty folder, once for all workers; skips with the problem."""
+    """Return a path made once for all workers; skip the test with the problem."""
     base = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         base = base.parent  # one for all workers
     name = package.partition("=")[0]
-    said = base / f"{name}.json"
+    result_file = base / f"{name}.json"
     with FileLock(base / f"{name}.lock"):
-        if not said.exists():
+        if not result_file.exists():
             (base / name).mkdir()
-            said.write_text(json.dumps(make(base / name)))
-    place, problem = json.loads(said.read_text())
+            result_file.write_text(json.dumps(make(base / name)))
+    path, problem = json.loads(result_file.read_text())
     if problem:
-        pytest.skip(f"{package} cannot be had here: {problem}")
-    return str(place)
+        pytest.skip(f"{package} is not available: {problem}")
+    return str(path)
 
 
 def _pip(parent: Path, arguments: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Have pip work in a folder, without dependencies; returns what was wrong, or nothing."""
+    """Run pip in a folder without dependencies; return its error, or an empty string."""
     command = [sys.executable, "-m", "pip", *arguments, "--no-deps"]
     command += ["--quiet", "--no-input", "--retries", "1"]
     with (
-        tempfile.TemporaryFile("w+") as said,
+        tempfile.TemporaryFile("w+") as error_file,
         subprocess.Popen(
             command,
             env={**os.environ, "TMPDIR": str(parent), **environment},
-            cwd=parent,  # nothing lands in the checkout
+            cwd=parent,  # keeps the checkout clean
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=said,
+            stderr=error_file,
             start_new_session=True,
         ) as pip,
     ):
         try:
             code = pip.wait(INSTALL_S)
         except subprocess.TimeoutExpired:
-            os.killpg(pip.pid, signal.SIGKILL)  # with what it has started
+            os.killpg(pip.pid, signal.SIGKILL)  # with its children
             return f"pip: no answer within {INSTALL_S:.0f} s"
-        said.seek(0)
-        return "" if code == 0 else f"pip: {said.read().strip()[-500:] or 'no reason given'}"
+        error_file.seek(0)
+        return "" if code == 0 else f"pip: {error_file.read().strip()[-500:] or 'no reason given'}"

@@ -1,4 +1,4 @@
-"""What a run's specification says of an experiment, for runs that no server has made."""
+"""Experiment sections of run specifications, for runs without a server."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,15 +11,15 @@ SEARCHER = {"name": "single", "metric": "validation_loss"}
 
 
 def sections(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a RunSpec that come from an experiment's configuration.
+    """Return the fields of a RunSpec that come from an experiment's configuration.
 
     Args:
-        config: As much of an experiment file as matters; the rest is filled in.
+        config: Relevant keys of an experiment file; the others get defaults.
     """
     searcher = {**SEARCHER, **config.get("searcher", {})}
-    # As a command, for which a length need not be given.
-    file = {**config, "entrypoint": "python script.py", "searcher": searcher}
+    # A command needs no length.
+    content = {**config, "entrypoint": "python script.py", "searcher": searcher}
     entrypoint = parse_entrypoint(config.get("entrypoint", "model:Trial"))
     return {
-        **sections_of(load_experiment(file)), "entrypoint": entrypoint, "config": dict(config),
+        **sections_of(load_experiment(content)), "entrypoint": entrypoint, "config": dict(config),
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""The documents are true where a program can tell: links, code, configuration, names."""
+"""Documentation: links, code blocks, configuration files and names are valid."""
 
 import json
 import os
@@ -20,28 +20,28 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(ROOT.glob("docs/**/*.md"))]
 PAGES += sorted(ROOT.glob("examples/*/README.md"))
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-KNOWN = {"micro_batch_size": 8, "learning_rate": 1e-3, "max_steps": 10, "warmup_steps": 1}
+HPARAMS = {"micro_batch_size": 8, "learning_rate": 1e-3, "max_steps": 10, "warmup_steps": 1}
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
-def name(page: Path) -> str:
-    """Name a page as a reader of the repository would."""
+def page_name(page: Path) -> str:
+    """Return the path of a page in the repository."""
     return str(page.relative_to(ROOT))
 
 
 def blocks(page: Path, language: str) -> list[str]:
     """Return the fenced blocks of one language."""
-    found = FENCE.findall(page.read_text(encoding="utf-8"))
-    return [text for tongue, text in found if tongue == language]
+    matches = FENCE.findall(page.read_text(encoding="utf-8"))
+    return [text for block_language, text in matches if block_language == language]
 
 
 def anchor(heading: str) -> str:
-    """Return the address that a Markdown viewer gives to a heading."""
+    """Return the anchor that a Markdown viewer gives to a heading."""
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_every_link_leads_somewhere(page: Path) -> None:
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_links_resolve(page: Path) -> None:
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
     broken = []
     for target in LINK.findall(text):
@@ -58,48 +58,48 @@ def test_every_link_leads_somewhere(page: Path) -> None:
     assert not broken
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_python_in_the_documents_compiles(page: Path) -> None:
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_python_blocks_compile(page: Path) -> None:
     for code in blocks(page, "python"):
-        compile(code, name(page), "exec")
+        compile(code, page_name(page), "exec")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_json_and_yaml_in_the_documents_parse_and_whole_experiments_are_accepted(
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_json_and_yaml_blocks_are_valid(
     page: Path,
 ) -> None:
     for text in blocks(page, "json"):
         json.loads(text)
     for text in blocks(page, "yaml"):
-        read = yaml.safe_load(text)
-        if isinstance(read, dict) and {"entrypoint", "searcher"} <= read.keys():
-            load_experiment(read)
+        content = yaml.safe_load(text)
+        if isinstance(content, dict) and {"entrypoint", "searcher"} <= content.keys():
+            load_experiment(content)
 
 
-def test_the_files_of_the_guide_are_accepted() -> None:
+def test_guide_files_are_valid() -> None:
     guide = ROOT / "docs" / "guide.md"
     (engine,) = blocks(guide, "json")
     assert load_engine_config(json.loads(engine)).zero_optimization.stage == 1
-    whole, searched = (yaml.safe_load(text) for text in blocks(guide, "yaml"))
-    assert load_experiment(whole).searcher.name == "single"
-    assert load_experiment(whole | searched).searcher.name == "random"
+    experiment, search = (yaml.safe_load(text) for text in blocks(guide, "yaml"))
+    assert load_experiment(experiment).searcher.name == "single"
+    assert load_experiment(experiment | search).searcher.name == "random"
 
 
-def test_what_the_example_of_the_digits_advises_is_accepted() -> None:
+def test_digits_readme_configuration_is_valid() -> None:
     folder = ROOT / "examples" / "digits"
-    (advised,) = (yaml.safe_load(text) for text in blocks(folder / "README.md", "yaml"))
-    whole = yaml.safe_load((folder / "experiment.yaml").read_text(encoding="utf-8"))
-    assert check_experiment(whole | advised, FolderFiles(folder)).searcher.name == "random"
+    (changes,) = (yaml.safe_load(text) for text in blocks(folder / "README.md", "yaml"))
+    experiment = yaml.safe_load((folder / "experiment.yaml").read_text(encoding="utf-8"))
+    assert check_experiment(experiment | changes, FolderFiles(folder)).searcher.name == "random"
 
 
-def test_the_files_of_the_readme_are_accepted_together(tmp_path: Path) -> None:
-    write_files_of_the_readme(tmp_path)
+def test_readme_files_are_valid(tmp_path: Path) -> None:
+    write_readme_files(tmp_path)
     assert check_file(tmp_path).startswith(f"{tmp_path}/experiment.yaml: ok")
 
 
 @pytest.mark.slow
-def test_the_example_of_the_readme_trains(tmp_path: Path) -> None:
-    write_files_of_the_readme(tmp_path)
+def test_readme_example_trains(tmp_path: Path) -> None:
+    write_readme_files(tmp_path)
     hparams = yaml.safe_load((tmp_path / "experiment.yaml").read_text())["hyperparameters"]
     (tmp_path / "train.py").write_text(
         "import zerotrial\nfrom model_def import DigitsTrial\n\n"
@@ -108,15 +108,15 @@ def test_the_example_of_the_readme_trains(tmp_path: Path) -> None:
         "    fit(max_length=zerotrial.Epoch(3), validation_period=zerotrial.Epoch(1))\n"
     )
     environment = {key: value for key, value in os.environ.items() if "RANK" not in key}
-    words = [sys.executable, "train.py"]
-    subprocess.run(words, cwd=tmp_path, env=environment, check=True, capture_output=True)
+    command = [sys.executable, "train.py"]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
     records = (tmp_path / "zerolab_run" / "metrics.jsonl").read_text()
-    found = [float(each) for each in re.findall(r'"accuracy":([0-9.]+)', records)]
-    assert len(found) == 3
-    assert found[-1] > 0.8
+    matches = [float(value) for value in re.findall(r'"accuracy":([0-9.]+)', records)]
+    assert len(matches) == 3
+    assert matches[-1] > 0.8
 
 
-def write_files_of_the_readme(folder: Path) -> None:
+def write_readme_files(folder: Path) -> None:
     """Write the three files that the README shows."""
     for language, file in (
         ("python", "model_def.py"),
@@ -127,7 +127,7 @@ def write_files_of_the_readme(folder: Path) -> None:
         (folder / file).write_text(text)
 
 
-def test_the_rank_that_the_resume_example_kills_is_one_of_the_data_directory_that_is_set(
+def test_resume_example_kills_rank_of_zerolab_home(
     tmp_path: Path,
 ) -> None:
     text = (ROOT / "examples" / "resume" / "README.md").read_text(encoding="utf-8")
@@ -145,7 +145,7 @@ def test_the_rank_that_the_resume_example_kills_is_one_of_the_data_directory_tha
         victim.wait()
 
 
-def test_a_first_installation_says_what_it_installs_and_how_long_it_takes_before_it_does(
+def test_make_demo_prints_installation_steps(
     tmp_path: Path,
 ) -> None:
     for file in ("pyproject.toml", "hatch_build.py", "server/web/package-lock.json"):
@@ -154,19 +154,19 @@ def test_a_first_installation_says_what_it_installs_and_how_long_it_takes_before
     programs = {"python": "exit 1", "pip": 'echo "pip $*"', "zerolab": 'echo "zerolab $*"'}
     (tmp_path / "bin").mkdir()
     (tmp_path / ".venv").mkdir()
-    for program, does in programs.items():
-        (tmp_path / "bin" / program).write_text(f"#!/bin/sh\n{does}\n")
+    for program, body in programs.items():
+        (tmp_path / "bin" / program).write_text(f"#!/bin/sh\n{body}\n")
         (tmp_path / "bin" / program).chmod(0o755)
-    words = ["make", "-s", "-f", str(ROOT / "Makefile"), "demo", f"BIN={tmp_path}/bin"]
-    done = subprocess.run(words, cwd=tmp_path, check=True, capture_output=True, text=True)
-    told = [line.partition(" ")[0] for line in done.stdout.splitlines()]
-    assert told == ["Installing", "1", "pip", "2", "pip", "zerolab"]
-    assert all("minute" in line for line in done.stdout.splitlines() if " of 2: " in line)
-    again = subprocess.run(words, cwd=tmp_path, check=True, capture_output=True, text=True)
-    assert again.stdout.startswith("zerolab run ")
+    command = ["make", "-s", "-f", str(ROOT / "Makefile"), "demo", f"BIN={tmp_path}/bin"]
+    completed = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
+    first_words = [line.partition(" ")[0] for line in completed.stdout.splitlines()]
+    assert first_words == ["Installing", "1", "pip", "2", "pip", "zerolab"]
+    assert all("minute" in line for line in completed.stdout.splitlines() if " of 2: " in line)
+    second_run = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert second_run.stdout.startswith("zerolab run ")
 
 
-def test_the_licence_is_apache_2_whole() -> None:
+def test_license_is_apache_2() -> None:
     text = (ROOT / "LICENSE").read_bytes().strip()
     assert text.startswith(b"Apache License")
     assert b"Version 2.0, January 2004" in text
@@ -175,15 +175,15 @@ def test_the_licence_is_apache_2_whole() -> None:
     assert (project["license"], project["license-files"]) == ("Apache-2.0", ["LICENSE"])
 
 
-def test_every_environment_variable_of_the_contract_is_documented() -> None:
+def test_environment_variables_are_documented() -> None:
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     names = [value for key, value in vars(contract).items() if key.startswith("ENV_")]
     assert len(names) >= 4
     assert not [variable for variable in names if variable not in text]
 
 
-@pytest.mark.parametrize("folder", sorted((ROOT / "examples").glob("*/")), ids=name)
-def test_an_example_has_its_parts_and_valid_files(folder: Path) -> None:
+@pytest.mark.parametrize("folder", sorted((ROOT / "examples").glob("*/")), ids=page_name)
+def test_example_has_readme_and_valid_files(folder: Path) -> None:
     if folder.name == "__pycache__":
         pytest.skip("not an example")
     assert (folder / "README.md").is_file()
@@ -193,7 +193,7 @@ def test_an_example_has_its_parts_and_valid_files(folder: Path) -> None:
     for file in experiments:
         load_experiment(folder / file)
     for file in folder.glob("*.json"):  # "auto" is filled in by the script
-        load_engine_config(file, hyperparameters=KNOWN)
+        load_engine_config(file, hyperparameters=HPARAMS)
     assert f"examples/{folder.name}" in "".join(
         page.read_text(encoding="utf-8") for page in PAGES
     ), "no page mentions it"

@@ -1,4 +1,4 @@
-"""The page of what only a GPU runs names lines and tests that are there."""
+"""docs/gpu.md: its lines of code and its tests exist."""
 
 import re
 from pathlib import Path
@@ -7,13 +7,13 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "gpu.md"
 ROW = re.compile(r"^\| `(\S+):(\d+)` \| `(.+?)` \| (.+) \| (.+) \|$", re.MULTILINE)
 TEST = re.compile(r"`(tests/\S+\.py)::(test_\w+)`")
-NEAR = 10
-"""Lines by which the code may have moved: other changes need not touch the page each time."""
+MAX_DISTANCE = 10
+"""Maximum distance in lines, so that most changes need not touch the page."""
 
-ASKS = re.compile(r"""torch\.cuda\.|type == "cuda"|"nccl"|pynvml|\["CUDA_VISIBLE_DEVICES"\]""")
-"""Code that asks for CUDA."""
+USES_CUDA = re.compile(r"""torch\.cuda\.|type == "cuda"|"nccl"|pynvml|\["CUDA_VISIBLE_DEVICES"\]""")
+"""Code that uses CUDA."""
 
-ELSEWHERE = {
+NOT_LISTED = {
     "platform/zerolab/cli/local/doctor.py": "shows what it finds",
     "platform/zerolab/contract/diagnosis.py": "names the call in a message",
     "trials/zerotrial/compat/deepspeed/names/comm.py": "asks whether to take gloo instead",
@@ -21,43 +21,43 @@ ELSEWHERE = {
     "trials/zerotrial/trainer.py": "hands the answer to zerotrial.ranks",
     "platform/zerolab/launcher/slurm/partition.py": "Slurm's slots, as its settings say",
 }
-"""Files that ask, and leave what follows to a line of the page."""
+"""Files that use CUDA but are covered by another file's line of the page."""
 
 
 def rows() -> list[tuple[str, int, str, str]]:
     text = PAGE.read_text(encoding="utf-8")
-    found = ROW.findall(text)
-    assert len(found) == sum(line.startswith("| `") for line in text.splitlines())
-    return [(file, int(line), words, tests) for file, line, words, _, tests in found]
+    rows_found = ROW.findall(text)
+    assert len(rows_found) == sum(line.startswith("| `") for line in text.splitlines())
+    return [(file, int(line), code, tests) for file, line, code, _, tests in rows_found]
 
 
-def test_the_words_stand_near_their_line() -> None:
+def test_code_is_near_its_line() -> None:
     moved = []
-    for file, line, words, _ in rows():
+    for file, line, code, _ in rows():
         lines = (ROOT / file).read_text(encoding="utf-8").splitlines()
-        there = [number for number, text in enumerate(lines, 1) if words in text]
-        if not any(abs(number - line) <= NEAR for number in there):
-            moved.append(f"{file}:{line}: {words!r} is at {there or 'no line'}")
+        matches = [number for number, text in enumerate(lines, 1) if code in text]
+        if not any(abs(number - line) <= MAX_DISTANCE for number in matches):
+            moved.append(f"{file}:{line}: {code!r} is at {matches or 'no line'}")
     assert not moved, "docs/gpu.md: correct these lines"
 
 
-def test_the_tests_are_there_and_wait_for_a_gpu() -> None:
-    named = set(TEST.findall(PAGE.read_text(encoding="utf-8")))
-    assert named
-    for file, test in named:
+def test_tests_exist_and_need_a_gpu() -> None:
+    tests_on_page = set(TEST.findall(PAGE.read_text(encoding="utf-8")))
+    assert tests_on_page
+    for file, test in tests_on_page:
         assert f"def {test}(" in (ROOT / file).read_text(encoding="utf-8"), (file, test)
     for file, line, _, tests in rows():
-        waiting = TEST.findall(tests)
-        assert waiting or tests == "none", (file, line)
-        for place, _ in waiting:
-            assert '"needs a GPU"' in (ROOT / place).read_text(encoding="utf-8")
+        gpu_tests = TEST.findall(tests)
+        assert gpu_tests or tests == "none", (file, line)
+        for file_name, _ in gpu_tests:
+            assert '"needs a GPU"' in (ROOT / file_name).read_text(encoding="utf-8")
 
 
-def test_every_file_that_asks_for_cuda_is_on_the_page() -> None:
-    listed = {file for file, *_ in rows()} | set(ELSEWHERE)
-    asking = set()
+def test_files_that_use_cuda_are_listed() -> None:
+    listed = {file for file, *_ in rows()} | set(NOT_LISTED)
+    using = set()
     for source in (*ROOT.glob("trials/**/*.py"), *ROOT.glob("platform/**/*.py")):
-        if ASKS.search(source.read_text(encoding="utf-8")):
-            asking.add(str(source.relative_to(ROOT)))
-    assert asking - listed == set(), "docs/gpu.md: each needs a line there, or in ELSEWHERE here"
-    assert set(ELSEWHERE) - asking == set()
+        if USES_CUDA.search(source.read_text(encoding="utf-8")):
+            using.add(str(source.relative_to(ROOT)))
+    assert using - listed == set(), "docs/gpu.md: each needs a line there, or in NOT_LISTED here"
+    assert set(NOT_LISTED) - using == set()

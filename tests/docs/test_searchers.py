@@ -1,4 +1,4 @@
-"""What docs/searchers.md says of the method of ``tpe_asha``, number by number, is the code."""
+"""docs/searchers.md: the constants of ``tpe_asha`` equal those of the code."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ LOW, HIGH = rung_correlation._NOTHING, rung_correlation._PRIOR
 STRENGTH = rung_correlation._STRENGTH
 WIDTHS = candidates._WIDTHS
 
-SAID = (
+SENTENCES = (
     f"The rungs are {NAMES} of `max_length` and the whole of it",
     f"so there are {ladder._RUNGS} of them from {LONG} on",
     f"of the best {LENGTHS[ladder._DIVISOR].removeprefix('a ')} (rounded down, but up at the rung "
@@ -79,8 +79,8 @@ SAID = (
 )
 
 
-@pytest.mark.parametrize("sentence", SAID)
-def test_the_numbers_of_the_method_are_those_of_the_code(sentence: str) -> None:
+@pytest.mark.parametrize("sentence", SENTENCES)
+def test_documented_constants_equal_code(sentence: str) -> None:
     text = " ".join(PAGE.read_text(encoding="utf-8").split())
     method = text.partition("## The method of `tpe_asha`")[2].partition(" ## ")[0]
     assert sentence in method

@@ -7,29 +7,29 @@ import pytest
 from tests.waiting import until
 
 
-def test_what_was_accepted_is_returned() -> None:
+def test_until_returns_accepted_value() -> None:
     numbers = itertools.count()
     assert until("a number is large", lambda: next(numbers), lambda number: number > 3) == 4
 
 
-def test_an_exception_that_means_not_yet_is_waited_out() -> None:
-    answers = iter([ValueError("no"), "yes"])
+def test_until_retries_not_yet_exceptions() -> None:
+    responses = iter([ValueError("no"), "yes"])
 
-    def look() -> str:
-        answer = next(answers)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+    def probe() -> str:
+        response = next(responses)
+        if isinstance(response, Exception):
+            raise response
+        return response
 
-    assert until("it answers", look, not_yet=ValueError) == "yes"
+    assert until("it answers", probe, not_yet=ValueError) == "yes"
 
 
-def test_any_other_exception_is_raised_at_once() -> None:
+def test_until_raises_other_exceptions() -> None:
     with pytest.raises(ZeroDivisionError):
         until("it can be divided", lambda: 1 / 0, not_yet=ValueError)
 
 
-def test_what_does_not_happen_is_named_with_what_was_seen_last() -> None:
+def test_until_failure_names_last_value() -> None:
     with pytest.raises(AssertionError) as caught:
         until("the door is open", lambda: "shut", lambda door: door == "open", deadline_s=0)
     assert str(caught.value) == "not within 0 s: the door is open; last seen: 'shut'"

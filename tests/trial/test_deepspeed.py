@@ -47,7 +47,7 @@ def deepspeed_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
         tmp_path_factory,
         [f"deepspeed=={VERSION}", *DEPENDENCIES],
         _find_problem,
-        here=lambda: importlib.util.find_spec("deepspeed") is not None,
+        is_installed=lambda: importlib.util.find_spec("deepspeed") is not None,
         options=["--no-build-isolation"],  # a source build that compiles nothing
         environment={"DS_BUILD_OPS": "0", "DS_ACCELERATOR": "cpu"},
     )

@@ -38,7 +38,7 @@ PACKAGES = (
 @pytest.fixture(scope="session")
 def trl(tmp_path_factory: pytest.TempPathFactory) -> str:
     return folder_with(
-        tmp_path_factory, PACKAGES, here=lambda: importlib.util.find_spec("trl") is not None
+        tmp_path_factory, PACKAGES, is_installed=lambda: importlib.util.find_spec("trl") is not None
     )
 
 
