@@ -38,7 +38,7 @@ class CallRecorder(zerotrial.Callback):
 
     def __getattribute__(self, name):
         if name.startswith("on_"):
-            object.__getattribute__(self, "moments").append(name)
+            object.__getattribute__(self, "calls").append(name)
         return object.__getattribute__(self, name)
 
 
@@ -446,7 +446,7 @@ def test_wrap_model_engine_rejects_other_objects(tmp_path: Path) -> None:
         def __init__(self, context):
             self.context = context
 
-    with pytest.raises(TrialError, match=r"Nothing\.__init__: must wrap an engine"):
+    with pytest.raises(TrialError, match=r"NoEngineTrial\.__init__: must wrap an engine"):
         fit(make_spec(tmp_path), NoEngineTrial)
 
 
