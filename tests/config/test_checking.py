@@ -75,7 +75,7 @@ def test_problems_of_both_files_come_together() -> None:
         ),
         (
             {"net": {"act": {"type": "categorical", "vals": ["relu", {"slope": [SLOPE]}]}}},
-            "hyperparameters.net.act.vals[1].slope[0]: must be a value, for nothing is drawn "
+            "hyperparameters.net.act.vals[1].slope[0]: must be a value, as nothing is drawn "
             "inside vals, got a spec of type 'double'; give it a key of its own beside "
             "'net.act', with when: {net.act: ...}",
         ),

@@ -38,7 +38,7 @@ CONDITIONAL: dict[str, Any] = {
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 2**31 - 1))
-def test_a_conditional_leaf_exists_just_where_its_condition_holds(seed: int) -> None:
+def test_conditional_leaf_exists_iff_condition_holds(seed: int) -> None:
     sample = sample_hyperparameters(CONDITIONAL, Random(seed))
     kind, adam = sample["optimizer"], sample["adam"]
     assert ("momentum" in sample) == (kind == "sgd")
@@ -52,7 +52,7 @@ def test_a_conditional_leaf_exists_just_where_its_condition_holds(seed: int) -> 
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 2**31 - 1))
-def test_what_a_trial_got_is_read_back_as_the_point_that_it_came_from(seed: int) -> None:
+def test_read_inverts_hparams(seed: int) -> None:
     space = Space(CONDITIONAL)
     point = space.point(Random(seed))
     hparams = space.hparams(point)
@@ -62,7 +62,7 @@ def test_what_a_trial_got_is_read_back_as_the_point_that_it_came_from(seed: int)
     assert [at or 0.0 for at in again] == pytest.approx([at or 0.0 for at in point], abs=1e-12)
 
 
-def test_a_categorical_stands_before_what_depends_on_it() -> None:
+def test_categorical_precedes_dependents() -> None:
     dimensions = Space(CONDITIONAL).dimensions
     names = [dimension.name for dimension in dimensions]
     assert sorted(names) == sorted(
@@ -71,15 +71,15 @@ def test_a_categorical_stands_before_what_depends_on_it() -> None:
             "layers[0].width", "layers[1]", "layers[2]",
         ]
     )  # fmt: skip
-    for place, dimension in enumerate(dimensions):
-        assert all(parent < place for parent, _ in dimension.when)
+    for position, dimension in enumerate(dimensions):
+        assert all(parent < position for parent, _ in dimension.when)
     by_name = dict(zip(names, dimensions, strict=True))
     assert by_name["lr"].when == ((names.index("optimizer"), frozenset({0, 1})),)
     assert (by_name["lr"].kind, by_name["lr"].size) == ("log", 0)
     assert (by_name["layers[1]"].kind, by_name["layers[1]"].size) == ("int", 10)
 
 
-def test_coordinates_spread_evenly_over_a_range_and_its_powers() -> None:
+def test_coordinates_are_linear_in_range_and_powers() -> None:
     space = Space(
         {
             "a": {"type": "int", "minval": 3, "maxval": 6},
@@ -89,13 +89,13 @@ def test_coordinates_spread_evenly_over_a_range_and_its_powers() -> None:
         }
     )
     assert space.hparams((0.6, 0.25, 0.5, 1.0)) == {"a": 5, "b": -0.5, "c": 0.01, "d": "y"}
-    found = space.read({"a": 5, "b": -0.5, "c": 0.01, "d": "y"})
-    assert [at or 0.0 for at in found] == pytest.approx([0.625, 0.25, 0.5, 1.0])
+    point = space.read({"a": 5, "b": -0.5, "c": 0.01, "d": "y"})
+    assert [at or 0.0 for at in point] == pytest.approx([0.625, 0.25, 0.5, 1.0])
     assert space.snap([0.999, 0.3, 0.3, 0]) == (0.875, 0.3, 0.3, 0.0)
     assert space.hparams((1.0, 1.0, 1.0, 0.0)) == {"a": 6, "b": 1.0, "c": 1.0, "d": "x"}
 
 
-def test_hyperparameters_of_another_space_are_refused() -> None:
+def test_hyperparameters_of_another_space_are_rejected() -> None:
     space = Space({"n": [{"type": "categorical", "vals": [1, 2]}]})
     with pytest.raises(ConfigError, match=r"n\[0\]: must be one of \[1, 2\], got 3"):
         space.read({"n": [3]})
@@ -114,15 +114,15 @@ for seed in range(20):
 """
 
 
-def test_samples_depend_neither_on_the_order_of_the_file_nor_on_the_hash_seed() -> None:
-    def turned(value: Any) -> Any:
+def test_samples_ignore_key_order_and_hash_seed() -> None:
+    def reversed_keys(value: Any) -> Any:
         if isinstance(value, dict):
-            return {key: turned(value[key]) for key in reversed(value)}
-        return [turned(item) for item in value] if isinstance(value, list) else value
+            return {key: reversed_keys(value[key]) for key in reversed(value)}
+        return [reversed_keys(item) for item in value] if isinstance(value, list) else value
 
     for seed in range(20):
         expected = sample_hyperparameters(CONDITIONAL, Random(seed))
-        assert sample_hyperparameters(turned(CONDITIONAL), Random(seed)) == expected
+        assert sample_hyperparameters(reversed_keys(CONDITIONAL), Random(seed)) == expected
     printed = {
         subprocess.run(
             [sys.executable, "-c", PRINT_SAMPLE],
@@ -134,8 +134,8 @@ def test_samples_depend_neither_on_the_order_of_the_file_nor_on_the_hash_seed() 
     assert len(printed) == 1
 
 
-def test_the_samples_of_a_seed_are_the_same_on_every_machine() -> None:
-    # Written down once: a change here changes the trials of every experiment that is repeated.
+def test_recorded_sample_is_reproduced() -> None:
+    # Recorded once: a change here changes the trials of every repeated experiment.
     space = {
         "lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1},
         "width": {"type": "int", "minval": 16, "maxval": 512},
@@ -151,14 +151,12 @@ def test_the_samples_of_a_seed_are_the_same_on_every_machine() -> None:
 
 
 @given(st.floats(0, 1), st.floats(-8, 8), st.floats(1.5, 20))
-def test_powers_are_those_of_the_number_to_its_last_digits(
-    at: float, low: float, base: float
-) -> None:
+def test_powers_are_exact_to_last_digits(at: float, low: float, base: float) -> None:
     space = Space({"x": {"type": "log", "base": base, "minval": low, "maxval": low + 1}})
     assert space.hparams((at,))["x"] == pytest.approx(base ** (low + at), rel=1e-14)
 
 
-def test_a_grid_has_each_combination_of_leaves_that_exist_once() -> None:
+def test_grid_has_each_combination_once() -> None:
     space = {
         "act": {"type": "categorical", "vals": ["none", "slope"]},
         "slope": {
@@ -173,7 +171,7 @@ def test_a_grid_has_each_combination_of_leaves_that_exist_once() -> None:
 
 
 @given(st.data())
-def test_a_grid_has_as_many_points_as_are_counted(data: st.DataObject) -> None:
+def test_grid_size_matches_grid_points(data: st.DataObject) -> None:
     space: dict[str, Any] = {}
     for index in range(data.draw(st.integers(1, 6))):
         vals = list(range(data.draw(st.integers(1, 3))))
@@ -186,7 +184,7 @@ def test_a_grid_has_as_many_points_as_are_counted(data: st.DataObject) -> None:
     assert len(points) == len(grid_points(space)) == grid_size(space)
 
 
-def test_a_grid_is_measured_by_the_points_that_it_has() -> None:
+def test_grid_limit_counts_existing_points() -> None:
     many = {"type": "double", "minval": 0, "maxval": 1, "count": 60}
     space: dict[str, Any] = {"kind": {"type": "categorical", "vals": ["a", "b", "c"]}}
     space |= {f"x{kind}": {**many, "when": {"kind": kind}} for kind in "abc"}
@@ -197,13 +195,13 @@ def test_a_grid_is_measured_by_the_points_that_it_has() -> None:
     assert "at most 100,000 points, got more" in problem
     deep = {f"c{i:02}": {"type": "categorical", "vals": [1, 2]} for i in range(17)}
     deep |= {f"x{i}": {**many, "when": {"c00": 2, "c16": 2}} for i in range(480)}
-    (problem,) = space_problems(deep, grid=True)  # one by one they would take minutes
+    (problem,) = space_problems(deep, grid=True)  # enumerated, they would take minutes
     assert "at most 100,000 points, got more" in problem
     (problem,) = space_problems({f"x{i}": {"type": "const", "val": i} for i in range(501)})
     assert problem == "hyperparameters: must hold at most 500 specs, got 501"
 
 
-def test_extremes_reach_the_ends_of_conditional_leaves_too() -> None:
+def test_extremes_reach_conditional_leaves() -> None:
     samples = extremes(CONDITIONAL)
     windows = {sample["adam"].get("window") for sample in samples}
     assert windows == {None, 1, 5}
@@ -259,19 +257,19 @@ KIND = {"type": "categorical", "vals": ["a", "b"]}
         ),
     ],
 )
-def test_a_mistaken_space_is_refused_by_key(space: dict[str, Any], problem: str) -> None:
+def test_invalid_space_is_rejected_by_key(space: dict[str, Any], problem: str) -> None:
     assert any(line.startswith(problem) for line in space_problems(space)), space_problems(space)
     with pytest.raises(ConfigError):
         Space(space)
 
 
-def test_whole_numbers_are_drawn_evenly_and_reach_both_ends() -> None:
+def test_integers_are_uniform_including_both_ends() -> None:
     space = Space({"n": {"type": "int", "minval": -1, "maxval": 1}})
     drawn = [space.sample(Random(seed))["n"] for seed in range(3000)]
     assert all(abs(drawn.count(n) - 1000) < 4 * math.sqrt(1000) for n in (-1, 0, 1))
 
 
-def test_the_type_of_something_else_may_be_searched() -> None:
+def test_type_key_of_container_may_be_searched() -> None:
     optimizer = {
         "type": {"type": "categorical", "vals": ["SGD", "AdamW"]},
         "params": {

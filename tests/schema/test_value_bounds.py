@@ -26,8 +26,8 @@ def test_log_takes_values() -> None:
         assert 1e-4 <= value <= 0.1
         assert value == pytest.approx(old.sample(Random(seed))["lr"], rel=1e-9)
     for coordinate in (0.0, 0.3, 1.0):
-        found = new.hparams((coordinate,))
-        assert new.read(found)[0] == pytest.approx(coordinate, abs=1e-12)
+        hparams = new.hparams((coordinate,))
+        assert new.read(hparams)[0] == pytest.approx(coordinate, abs=1e-12)
     assert new.hparams((0.0,)) == {"lr": 1e-4}
     assert new.hparams((1.0,)) == {"lr": 0.1}
 
@@ -35,15 +35,15 @@ def test_log_takes_values() -> None:
 @pytest.mark.parametrize(("low", "high"), [(3e-4, 7e-2), (1e-300, 1e300), (2, 3), (0.5, 1)])
 def test_log_values_stay_in_their_bounds(low: float, high: float) -> None:
     space = Space({"x": {"type": "log", "min": low, "max": high, "count": 5}})
-    (found, *_), last = list(space.grid()), list(space.grid())[-1]
-    assert found == {"x": low}
+    (first, *_), last = list(space.grid()), list(space.grid())[-1]
+    assert first == {"x": low}
     assert last == {"x": high}
     assert all(low <= space.sample(Random(seed))["x"] <= high for seed in range(20))
 
 
 def test_log_grid_is_geometric() -> None:
     points = grid_points({"lr": {**LOG, "count": 4}})
-    assert [each["lr"] for each in points] == pytest.approx([1e-4, 1e-3, 1e-2, 0.1])
+    assert [point["lr"] for point in points] == pytest.approx([1e-4, 1e-3, 1e-2, 0.1])
     (middle,) = grid_points({"lr": {**LOG, "count": 1}})
     assert middle["lr"] == pytest.approx(math.sqrt(1e-5))
 
@@ -76,12 +76,12 @@ def test_yaml_numbers_are_read() -> None:
     ],
 )
 def test_wrong_bounds_are_named(spec: dict[str, Any], problem: str) -> None:
-    found = space_problems({"x": spec})
-    assert any(line.startswith(f"hyperparameters.{problem}") for line in found), found
+    problems = space_problems({"x": spec})
+    assert any(line.startswith(f"hyperparameters.{problem}") for line in problems), problems
 
 
 @pytest.mark.parametrize("bounds", [(0.0001, 0.1), (0.5, 1), (1e-5, 1.0)])
-def test_powers_that_look_like_values_are_warned_of(bounds: tuple[float, float]) -> None:
+def test_powers_that_look_like_values_warn(bounds: tuple[float, float]) -> None:
     spec = {"type": "log", "minval": bounds[0], "maxval": bounds[1]}
     (warning,) = space_warnings({"optimizer": {"lr": spec}})
     assert warning.startswith("hyperparameters.optimizer.lr: minval and maxval are powers")
@@ -92,7 +92,7 @@ def test_powers_that_look_like_values_are_warned_of(bounds: tuple[float, float])
 @pytest.mark.parametrize("spec", [LOG, {"type": "log", "minval": -4, "maxval": -1},
                                   {"type": "log", "minval": 0, "maxval": 1},
                                   {"type": "double", "minval": 0.1, "maxval": 0.9}])  # fmt: skip
-def test_other_bounds_are_not_warned_of(spec: dict[str, Any]) -> None:
+def test_other_bounds_do_not_warn(spec: dict[str, Any]) -> None:
     assert space_warnings({"x": spec}) == []
 
 
@@ -108,6 +108,6 @@ def experiment(directory: Path) -> Path:
 def test_config_check_and_preview_warn(tmp_path: Path) -> None:
     file = experiment(tmp_path)
     assert "warning: hyperparameters.lr: minval and maxval are powers" in check_file(file)
-    found = CliRunner().invoke(app, ["experiment", "preview", str(file)])
-    assert found.exit_code == 0, found.output
-    assert "warning: hyperparameters.lr" in found.output
+    result = CliRunner().invoke(app, ["experiment", "preview", str(file)])
+    assert result.exit_code == 0, result.output
+    assert "warning: hyperparameters.lr" in result.output

@@ -170,9 +170,11 @@ class Client(Transport):
         try:
             text = msgspec.json.encode(config, enc_hook=_plain).decode()
         except UnicodeEncodeError:
-            from zerolab.schema.json_values import plain_problems  # takes long, and is rarely asked
+            from zerolab.schema.json_values import (
+                json_value_problems,  # takes long, and is rarely asked
+            )
 
-            raise ConfigError("experiment", plain_problems(config)) from None
+            raise ConfigError("experiment", json_value_problems(config)) from None
         response = self._send(
             "POST",
             "/experiments",
@@ -499,9 +501,9 @@ def _plain(value: Any) -> Any:
     Raises:
         ConfigError: If it cannot be converted.
     """
-    from zerolab.schema.json_values import to_plain  # takes long, and is rarely needed
+    from zerolab.schema.json_values import to_json_values  # takes long, and is rarely needed
 
-    plain = to_plain(value)
+    plain = to_json_values(value)
     if plain is value:
         problem = f"must hold text, numbers, lists and mappings, got {type(value).__name__}"
         raise ConfigError("experiment", [f"config: {problem}"])

@@ -203,10 +203,10 @@ class Transport:
                 raise self._unreachable(error) from error
             except ValueError:  # JSON has no number for it, or UTF-8 no text
                 from zerolab.schema.json_values import (
-                    plain_problems,
+                    json_value_problems,
                 )  # takes long, and is rarely asked
 
-                problems = plain_problems(content.get("json") or {})
+                problems = json_value_problems(content.get("json") or {})
                 if not problems:
                     raise
                 raise ConfigError("request", problems) from None

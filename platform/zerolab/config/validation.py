@@ -33,7 +33,7 @@ from zerolab.contract.spec import Command
 from zerolab.errors import ConfigError
 from zerolab.schema.hints import hints_of
 from zerolab.schema.hyperparameters import extremes, space_problems, space_warnings
-from zerolab.schema.json_values import key_problems, plain_problems
+from zerolab.schema.json_values import json_value_problems, key_problems
 from zerolab.schema.section import keys_of
 from zerolab.schema.space import misplaced_specs
 
@@ -66,7 +66,7 @@ def check_experiment(
     if not isinstance(content, Mapping):
         problem = f"file: must be a mapping of keys to values, got {type(content).__name__}"
         raise ConfigError(source, [problem])
-    unfit = plain_problems(content)
+    unfit = json_value_problems(content)
     if unfit:
         raise ConfigError(source, unfit)
     _refuse_engine_file(content, source)

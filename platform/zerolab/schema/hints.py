@@ -1,4 +1,4 @@
-"""Keys that are accepted but change nothing here, each with its reason."""
+"""Hints: keys that are accepted but have no effect, each with its reason."""
 
 from typing import Any
 
@@ -12,27 +12,27 @@ HINT = "hint"
 
 
 def hint(default: Any, reason: str, **constraints: Any) -> Any:
-    """Declare a field that has no effect here.
+    """Declare a field that has no effect.
 
     Args:
-        default: Of the field.
-        reason: Why it changes nothing, in the reader's words; shown when a file sets the key.
-        constraints: Of its value, as for :func:`pydantic.Field`.
+        default: Default of the field.
+        reason: Why it has no effect; shown when a file sets the key.
+        constraints: Constraints of its value, as for :func:`pydantic.Field`.
     """
     return Field(default=default, json_schema_extra={HINT: reason}, **constraints)
 
 
 def hints_of(section: type[Section], prefix: str = "") -> dict[str, str]:
-    """List the hints of a section and of those inside it.
+    """List the hints of a section and its nested sections.
 
     Returns:
         Dotted key to reason.
     """
-    found: dict[str, str] = {}
+    hints: dict[str, str] = {}
     for name, field in section.model_fields.items():
         extra = field.json_schema_extra
         if isinstance(extra, dict) and HINT in extra:
-            found[prefix + name] = str(extra[HINT])
+            hints[prefix + name] = str(extra[HINT])
         elif (inner := section_of(field.annotation)) is not None:
-            found |= hints_of(inner, f"{prefix}{name}.")
-    return found
+            hints |= hints_of(inner, f"{prefix}{name}.")
+    return hints

@@ -36,20 +36,20 @@ def sample_hyperparameters(space: Mapping[str, Any], rng: Random) -> dict[str, A
     """Draw one value for every spec of a space.
 
     Args:
-        space: Hyperparameters as a file has them.
-        rng: Where randomness comes from; the same state gives the same sample.
+        space: Hyperparameters as in the file.
+        rng: Random generator; the same state gives the same sample.
 
     Returns:
         The space with values in place of specs; leaves that do not exist are left out.
 
     Raises:
-        ConfigError: If a spec is not a valid one.
+        ConfigError: If a spec is invalid.
     """
     return Space(space).sample(rng)
 
 
 def grid_points(space: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Every combination of the points of a space, in sorted order of names.
+    """Return every combination of the points of a space, in sorted order of names.
 
     Args:
         space: Hyperparameters as a file has them; every range has a ``count``.
@@ -58,7 +58,7 @@ def grid_points(space: Mapping[str, Any]) -> list[dict[str, Any]]:
         One mapping for each combination; the last name varies fastest.
 
     Raises:
-        ConfigError: If a spec is not a valid one, or a range has no ``count``.
+        ConfigError: If a spec is invalid, or a range has no ``count``.
     """
     problems = space_problems(space, grid=True)
     if problems:
@@ -67,18 +67,18 @@ def grid_points(space: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def grid_size(space: Mapping[str, Any]) -> int:
-    """How many points a grid has.
+    """Return the number of points of a grid.
 
     Args:
-        space: Hyperparameters as a file has them, without mistakes; every range has a ``count``.
+        space: Hyperparameters as in the file, already validated; every range has a ``count``.
     """
     return Space(space).grid_size()
 
 
 def extremes(space: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Samples that reach the ends of every range and every value of a choice (the first 1,000).
+    """Return samples that reach the ends of every range and every choice (the first 1,000).
 
     Args:
-        space: Hyperparameters as a file has them, without mistakes.
+        space: Hyperparameters as in the file, already validated.
     """
     return list(Space(space).extremes())

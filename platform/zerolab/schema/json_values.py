@@ -1,6 +1,6 @@
-"""What every value of a file must be, whatever it means: it travels as JSON and is stored as text.
+"""Checks of values that every configuration file must pass, before anything else reads it.
 
-Looked at before anything else reads the file, without recursion, so that what comes after may
+Files travel as JSON and are stored as text. The check does not recurse, so that later code may
 trust the depth.
 """
 
@@ -15,34 +15,34 @@ from typing import Any
 from zerolab.contract.names import text_problem
 from zerolab.schema.section import Path, dotted
 
-__all__ = ["MAX_DEPTH", "is_text", "key_problems", "plain_problems", "to_plain"]
+__all__ = ["MAX_DEPTH", "is_text", "json_value_problems", "key_problems", "to_json_values"]
 
 MAX_DEPTH = 64
-"""Most blocks and lists inside one another."""
+"""Maximum nesting of mappings and lists."""
 
-_MOST_PROBLEMS = 20
+_MAX_PROBLEMS = 20
 
 
-def to_plain(value: Any) -> Any:
-    """Convert values of Python code to those that a file holds.
+def to_json_values(value: Any) -> Any:
+    """Convert Python values to those that a configuration file holds.
 
     Mappings (OmegaConf's too) become dicts, sequences and arrays lists, paths text, enumerations
-    their values, numbers of numpy and torch, Decimals and Fractions Python's. Everything else
-    stays, to be checked later.
+    their values, and numbers of numpy and torch, Decimals and Fractions become Python's. Other
+    values are unchanged and checked later.
 
     Args:
         value: A configuration, or a part of it.
 
     Example:
-        >>> to_plain({"betas": (0.9, 0.95), "nvme_path": pathlib.Path("/tmp")})
+        >>> to_json_values({"betas": (0.9, 0.95), "nvme_path": pathlib.Path("/tmp")})
         {'betas': [0.9, 0.95], 'nvme_path': '/tmp'}
     """
-    return _converted(value, ())
+    return _to_json_value(value, ())
 
 
-def _converted(value: Any, outer: tuple[int, ...]) -> Any:
+def _to_json_value(value: Any, outer: tuple[int, ...]) -> Any:
     if id(value) in outer or len(outer) > MAX_DEPTH:
-        return value  # refused as nested too deep
+        return value  # rejected later as nested too deep
     if isinstance(value, enum.Enum):
         value = value.value
     if isinstance(value, os.PathLike):
@@ -53,37 +53,37 @@ def _converted(value: Any, outer: tuple[int, ...]) -> Any:
         return value.tolist()
     inside = (*outer, id(value))
     if isinstance(value, Mapping):
-        return {key: _converted(item, inside) for key, item in value.items()}
+        return {key: _to_json_value(item, inside) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview):
-        return [_converted(item, inside) for item in value]
+        return [_to_json_value(item, inside) for item in value]
     return value
 
 
-def plain_problems(content: Mapping[str, Any]) -> list[str]:
-    """Name the values that no file may hold: too deep, not finite, or text that cannot be stored.
+def json_value_problems(content: Mapping[str, Any]) -> list[str]:
+    """Return a message for each value that is too deep, not finite or not storable text.
 
     Args:
-        content: A file.
+        content: Content of a file.
     """
     problems: list[str] = []
     for path, value in _values(content):
         if len(path) > MAX_DEPTH:
-            place = f"{dotted(path[:3])}..."
-            return [f"{place}: must be nested at most {MAX_DEPTH} deep, got more; flatten it"]
+            prefix = f"{dotted(path[:3])}..."
+            return [f"{prefix}: must be nested at most {MAX_DEPTH} deep, got more; flatten it"]
         problem = _problem(value)
         if problem:
             problems.append(f"{dotted(path) or 'file'}: {problem}")
-        if len(problems) == _MOST_PROBLEMS:
+        if len(problems) == _MAX_PROBLEMS:
             break
     return problems
 
 
 def key_problems(content: Any, name: str) -> list[str]:
-    r"""Name the keys, at any depth, with control characters, which nothing can show.
+    r"""Return a message for each key with control characters, at any depth.
 
     Args:
-        content: A block of a file that :func:`plain_problems` has checked.
-        name: Of the block.
+        content: A block of a file, checked by :func:`json_value_problems`.
+        name: Name of the block.
 
     Example:
         >>> key_problems({"net": {"depth": 1, "\x1b[2J": 1}}, "hyperparameters")
@@ -99,11 +99,11 @@ def key_problems(content: Any, name: str) -> list[str]:
             waiting += [((*path, str(key)), inner) for key, inner in value.items()][::-1]
         elif isinstance(value, list):
             waiting += [((*path, index), inner) for index, inner in enumerate(value)][::-1]
-    return problems[:_MOST_PROBLEMS]
+    return problems[:_MAX_PROBLEMS]
 
 
 def _values(content: Any) -> Iterator[tuple[Path, Any]]:
-    """Every key and value with its place, those above before those inside."""
+    """Yield every key and value with its path, parents before children."""
     waiting: list[tuple[Path, Any]] = [((), content)]
     while waiting:
         path, value = waiting.pop()
@@ -130,7 +130,7 @@ def _problem(value: Any) -> str | None:
 
 
 def is_text(value: str) -> bool:
-    """Whether UTF-8 can say it: an argument, or a file's name, may hold any bytes."""
+    """Whether a string is valid UTF-8; arguments and file names may hold any bytes."""
     try:
         value.encode()
     except UnicodeEncodeError:

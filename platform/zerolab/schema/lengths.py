@@ -1,4 +1,4 @@
-"""Lengths of training: a number of batches or of epochs."""
+"""Training lengths: a number of batches or of epochs."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -10,12 +10,12 @@ from zerolab.schema.section import NonNegativeInt, Section
 __all__ = ["LONGEST", "Length"]
 
 LONGEST = 2**53
-"""Most batches or epochs: a floating-point number holds each one up to here, as arithmetic and
-JavaScript need."""
+"""Maximum number of batches or epochs: floating-point numbers, and thus JavaScript, are exact up
+to here."""
 
 
 class Length(Section):
-    """So many batches (optimizer steps) or epochs; a bare number means batches."""
+    """Number of batches (optimizer steps) or epochs; a bare number means batches."""
 
     batches: Annotated[NonNegativeInt, Field(le=LONGEST)] | None = None
     """Optimizer steps."""
@@ -47,10 +47,10 @@ class Length(Section):
 
     @property
     def unit(self) -> Literal["batches", "epochs"]:
-        """What is counted."""
+        """Unit of the length."""
         return "batches" if self.batches is not None else "epochs"
 
     @property
     def count(self) -> int:
-        """How many of them."""
+        """Number of units."""
         return (self.batches if self.batches is not None else self.epochs) or 0

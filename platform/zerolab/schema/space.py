@@ -1,11 +1,10 @@
-"""A space of hyperparameters as its dimensions: what is searched, one leaf each.
+"""Search space of hyperparameters: one dimension for each searched leaf.
 
 A *point* has a coordinate for each dimension (:mod:`zerolab.schema.specs`), and None for a leaf
-that does not exist there: a leaf with ``when`` exists only for some values of a categorical.
+that does not exist: a leaf with ``when`` exists only for some values of a categorical.
 
-Dimensions stand in sorted order of their paths, save that a categorical comes before what depends
-on it. Every one is drawn whether it exists or not, so that a seed gives the same sample however
-the file is ordered.
+Dimensions are sorted by path, except that a categorical precedes its dependents. Every dimension is
+drawn whether it exists or not, so that a seed gives the same sample for any order of the file.
 """
 
 from collections import Counter
@@ -16,7 +15,7 @@ from typing import Any
 
 from zerolab.errors import ConfigError
 from zerolab.schema.section import Path, dotted, suggest
-from zerolab.schema.specs import ConstSpec, RangeSpec, Spec, is_spec, read_spec, same
+from zerolab.schema.specs import ConstSpec, RangeSpec, Spec, is_spec, read_spec, same_value
 
 __all__ = [
     "MAX_TRIALS",
@@ -33,28 +32,28 @@ Point = tuple[float | None, ...]
 """A coordinate for each dimension; None where the leaf does not exist."""
 
 Conditions = tuple[tuple[int, frozenset[int]], ...]
-"""Index of a categorical dimension, and those of its categories that are wanted."""
+"""Index of a categorical dimension, and its categories that satisfy the condition."""
 
 MAX_TRIALS = 100_000
-"""Most trials that one search may have."""
+"""Maximum number of trials of one search."""
 _MAX_DIMENSIONS = 500
-"""Most specs of one space."""
+"""Maximum number of specs of one space."""
 
 
 @dataclass(frozen=True)
 class Dimension:
-    """One searched leaf."""
+    """Searched leaf of a space."""
 
     path: Path
     """Keys and list indices from the top."""
     spec: Spec = field(repr=False)
     """Its values and their coordinates."""
     when: Conditions = ()
-    """All must hold for the leaf to exist."""
+    """Conditions that must all hold for the leaf to exist."""
 
     @property
     def name(self) -> str:
-        """Dotted, as in ``net.layers[1].width``."""
+        """Dotted path, such as ``net.layers[1].width``."""
         return dotted(self.path)
 
     @property
@@ -64,11 +63,11 @@ class Dimension:
 
     @property
     def size(self) -> int:
-        """How many categories or whole numbers; 0 for ``double`` and ``log``."""
+        """Number of categories or integers; 0 for ``double`` and ``log``."""
         return self.spec.size
 
     def snap(self, coordinate: float) -> float:
-        """The middle of the cell of a whole number; any other coordinate as it is."""
+        """Return the centre of an integer's cell; other coordinates are unchanged."""
         if self.kind != "int":
             return float(coordinate)
         cell = min(max(int(coordinate * self.size), 0), self.size - 1)
@@ -76,23 +75,23 @@ class Dimension:
 
 
 @dataclass(frozen=True)
-class _Blank:
-    """What stands in the place of a spec: a dimension, or a constant."""
+class _Placeholder:
+    """Placeholder of a spec in the template: a dimension, or a constant."""
 
     index: int | None
     constant: Any = None
     when: Conditions = ()
 
 
-class _Absent:
-    """What is put nowhere."""
+class _Omitted:
+    """Value of a leaf that is left out."""
 
 
-_ABSENT = _Absent()
+_OMITTED = _Omitted()
 
 
 class Space:
-    """Hyperparameters as a file has them, with their searched leaves as dimensions.
+    """Hyperparameters of a file, with their searched leaves as dimensions.
 
     Args:
         hyperparameters: The block of an experiment file.
@@ -109,25 +108,27 @@ class Space:
         index = {dotted(leaf.path): i for i, leaf in enumerate(order)}
         conditions = {
             leaf.path: tuple(
-                (index[name], frozenset(wanted)) for name, wanted in leaf.wanted.items()
+                (index[name], frozenset(allowed)) for name, allowed in leaf.allowed.items()
             )
             for leaf in leaves
         }
         self.dimensions = tuple(
             Dimension(leaf.path, leaf.spec, conditions[leaf.path]) for leaf in order
         )
-        """What is searched; a categorical stands before what depends on it."""
-        blanks = {leaf.path: _Blank(i, None, conditions[leaf.path]) for i, leaf in enumerate(order)}
+        """Searched leaves; a categorical precedes its dependents."""
+        placeholders = {
+            leaf.path: _Placeholder(i, None, conditions[leaf.path]) for i, leaf in enumerate(order)
+        }
         for leaf in leaves:
             if isinstance(leaf.spec, ConstSpec):
-                blanks[leaf.path] = _Blank(None, leaf.spec.val, conditions[leaf.path])
-        self._template = _with_blanks(hyperparameters, blanks, ())
+                placeholders[leaf.path] = _Placeholder(None, leaf.spec.val, conditions[leaf.path])
+        self._template = _make_template(hyperparameters, placeholders, ())
 
     def sample(self, rng: Random) -> dict[str, Any]:
         """Draw hyperparameters at random.
 
         Args:
-            rng: Where randomness comes from; the same state gives the same sample.
+            rng: Random generator; the same state gives the same sample.
         """
         return self.hparams(self.point(rng))
 
@@ -141,14 +142,14 @@ class Space:
         )
 
     def snap(self, coordinates: Sequence[float | None]) -> Point:
-        """Move coordinates to the middles of their cells, and leave out what does not exist.
+        """Move coordinates to the centres of their cells; missing leaves get None.
 
         Args:
             coordinates: One for each dimension; None only where the leaf does not exist.
         """
         point: list[float | None] = []
         for dimension, at in zip(self.dimensions, coordinates, strict=True):
-            if not _holds(dimension.when, point):
+            if not _conditions_hold(dimension.when, point):
                 point.append(None)
                 continue
             assert at is not None
@@ -156,22 +157,22 @@ class Space:
         return tuple(point)
 
     def hparams(self, point: Sequence[float | None]) -> dict[str, Any]:
-        """The hyperparameters at a point, as a trial gets them."""
+        """Return the hyperparameters at a point, as a trial gets them."""
         values = [
-            _ABSENT if at is None else dimension.spec.value(at)
+            _OMITTED if at is None else dimension.spec.value(at)
             for dimension, at in zip(self.dimensions, point, strict=True)
         ]
         return self._fill(values, point)
 
     def read(self, hparams: Mapping[str, Any]) -> Point:
-        """Return the point at which hyperparameters lie; the inverse of :meth:`hparams`.
+        """Return the point of given hyperparameters; the inverse of :meth:`hparams`.
 
         Raises:
-            ConfigError: If they are none of this space.
+            ConfigError: If they do not belong to this space.
         """
         point: list[float | None] = []
         for dimension in self.dimensions:
-            if not _holds(dimension.when, point):
+            if not _conditions_hold(dimension.when, point):
                 point.append(None)
                 continue
             try:
@@ -185,57 +186,58 @@ class Space:
         return tuple(point)
 
     def grid(self) -> Iterator[dict[str, Any]]:
-        """Every combination of the points of all leaves that exist; the last one varies fastest."""
+        """Yield every combination of the points of all existing leaves; the last varies fastest."""
         axes = [dimension.spec.points() for dimension in self.dimensions]
         for point in self._combine([len(axis) for axis in axes]):
             chosen = zip(axes, point, strict=True)
-            yield self._fill([_ABSENT if at is None else axis[at] for axis, at in chosen], point)
+            yield self._fill([_OMITTED if at is None else axis[at] for axis, at in chosen], point)
 
-    def grid_size(self, most: int | None = None) -> int:
-        """How many combinations there are: counted by what later dimensions depend on.
+    def grid_size(self, limit: int | None = None) -> int:
+        """Return the number of combinations.
 
         Args:
-            most: Where to stop counting; then the size is greater.
+            limit: Number at which counting stops; the size is then greater.
         """
         needed = {
             parent: index
             for index, dimension in enumerate(self.dimensions)
             for parent, _ in dimension.when
         }  # a categorical to the last dimension that depends on it
-        found: Counter[tuple[tuple[int, int | None], ...]] = Counter({(): 1})
+        # Count by the categories that later dimensions depend on; enumeration would be slow.
+        counts: Counter[tuple[tuple[int, int | None], ...]] = Counter({(): 1})
         for index, dimension in enumerate(self.dimensions):
-            size, before, found = dimension.spec.grid_size, found, Counter()
-            for known, number in before.items():
-                exists = _holds(dimension.when, dict(known))
-                kept = tuple(each for each in known if needed[each[0]] > index)
+            size, previous, counts = dimension.spec.grid_size, counts, Counter()
+            for categories, number in previous.items():
+                exists = _conditions_hold(dimension.when, dict(categories))
+                relevant = tuple(entry for entry in categories if needed[entry[0]] > index)
                 if index not in needed:
-                    found[kept] += number * size if exists else number
+                    counts[relevant] += number * size if exists else number
                     continue
                 for category in range(size) if exists else [None]:
-                    found[*kept, (index, category)] += number
-            if most is not None and found.total() > most:
+                    counts[*relevant, (index, category)] += number
+            if limit is not None and counts.total() > limit:
                 break
-        return found.total()
+        return counts.total()
 
-    def extremes(self, most: int = 1000) -> Iterator[dict[str, Any]]:
-        """Samples that reach the ends of every leaf and every value of a choice (the first ones).
+    def extremes(self, limit: int = 1000) -> Iterator[dict[str, Any]]:
+        """Yield samples that reach the ends of every leaf and every value of a choice.
 
         Args:
-            most: How many samples at most.
+            limit: Maximum number of samples for each leaf.
         """
         ends = [dimension.spec.ends() for dimension in self.dimensions]
-        rounds = range(min(max(map(len, ends), default=1), most))
+        rounds = range(min(max(map(len, ends), default=1), limit))
         yield from (self._at_ends({}, number) for number in rounds)
         for index, dimension in enumerate(self.dimensions):
             if dimension.when:
-                for number in range(min(len(ends[index]), most)):
+                for number in range(min(len(ends[index]), limit)):
                     yield self._at_ends(self._forced(index) | {index: number}, number)
 
     def _forced(self, index: int) -> dict[int, int]:
-        """Categories with which a dimension exists, by the index of their dimensions."""
+        """Return the categories with which a dimension exists, by the index of their dimensions."""
         forced: dict[int, int] = {}
-        for parent, wanted in self.dimensions[index].when:
-            forced |= {parent: min(wanted), **self._forced(parent)}
+        for parent, allowed in self.dimensions[index].when:
+            forced |= {parent: min(allowed), **self._forced(parent)}
         return forced
 
     def _at_ends(self, forced: Mapping[int, int], number: int) -> dict[str, Any]:
@@ -244,23 +246,25 @@ class Space:
         for index, dimension in enumerate(self.dimensions):
             ends = dimension.spec.ends()
             value = ends[forced.get(index, number) % len(ends)]
-            exists = _holds(dimension.when, point)
-            values.append(value if exists else _ABSENT)
+            exists = _conditions_hold(dimension.when, point)
+            values.append(value if exists else _OMITTED)
             point.append(dimension.spec.coordinate(value) if exists else None)
         return self._fill(values, point)
 
     def _combine(self, sizes: Sequence[int]) -> Iterator[list[int | None]]:
-        """Every combination, as the number of a point on each axis; None where no leaf exists.
+        """Yield every combination as point numbers on each axis; missing leaves have None.
 
-        It is one list, in which the next combination stands when it is asked for.
+        The same list is yielded each time, and changed in place.
         """
         whens = [dimension.when for dimension in self.dimensions]
         point: list[int | None] = [None] * len(sizes)
         changed = -1
         while True:
             for index in range(changed + 1, len(sizes)):
-                # Only a category's coordinate is asked for, and that is its index.
-                point[index] = 0 if not whens[index] or _holds(whens[index], point) else None
+                # Conditions only read a category's coordinate, which is its index.
+                point[index] = (
+                    0 if not whens[index] or _conditions_hold(whens[index], point) else None
+                )
             yield point
             for changed in reversed(range(len(sizes))):
                 number = point[changed]
@@ -271,16 +275,16 @@ class Space:
                 return
 
     def _fill(self, values: Sequence[Any], point: Sequence[float | None]) -> dict[str, Any]:
-        filled: dict[str, Any] = _filled(self._template, values, point)
+        filled: dict[str, Any] = _fill_template(self._template, values, point)
         return filled
 
 
 def space_problems(hyperparameters: Mapping[str, Any], *, grid: bool = False) -> list[str]:
-    """List what is wrong with a space, one line for each mistake.
+    """List the mistakes of a space, one line each.
 
     Args:
-        hyperparameters: As a file has them.
-        grid: Whether a grid is asked for, which needs a ``count`` on every range.
+        hyperparameters: As in the file.
+        grid: Whether a grid is requested, which needs a ``count`` on every range.
     """
     leaves, problems = _read(hyperparameters)
     if not grid:
@@ -289,7 +293,7 @@ def space_problems(hyperparameters: Mapping[str, Any], *, grid: bool = False) ->
         if isinstance(leaf.spec, RangeSpec) and leaf.spec.count is None:
             problems.append(
                 f"hyperparameters.{dotted(leaf.path)}.count: is required by the grid searcher, "
-                "got nothing; say how many points to try"
+                "got nothing; set the number of points"
             )
     if not problems:
         problems += _size_problems(hyperparameters, leaves)
@@ -297,34 +301,34 @@ def space_problems(hyperparameters: Mapping[str, Any], *, grid: bool = False) ->
 
 
 def space_warnings(hyperparameters: Mapping[str, Any]) -> list[str]:
-    """List what is probably a mistake in a space, one line each.
+    """List probable mistakes of a space, one line each.
 
     Args:
-        hyperparameters: As a file has them.
+        hyperparameters: As in the file.
     """
-    found = ((path, read_spec(value)) for path, value in _specs(hyperparameters, ()))
+    specs = ((path, read_spec(value)) for path, value in _specs(hyperparameters, ()))
     return [
         f"hyperparameters.{dotted(path)}: {warning}"
-        for path, spec in found
+        for path, spec in specs
         if isinstance(spec, Spec)
         for warning in spec.warnings()
     ]
 
 
 def misplaced_specs(hyperparameters: Mapping[str, Any]) -> list[str]:
-    """Name the specs inside a categorical's ``vals``, which a trial would get as they stand.
+    """Report specs inside a categorical's ``vals``, which a trial would get unchanged.
 
     Args:
-        hyperparameters: As a file has them.
+        hyperparameters: As in the file.
     """
     problems = []
     for path, value in _specs(hyperparameters, ()):
         if value["type"] != "categorical":
             continue
-        for place, spec in _specs(value.get("vals"), (*path, "vals")):
+        for inner_path, spec in _specs(value.get("vals"), (*path, "vals")):
             if isinstance(read_spec(spec), Spec):
                 problems.append(
-                    f"hyperparameters.{dotted(place)}: must be a value, for nothing is drawn "
+                    f"hyperparameters.{dotted(inner_path)}: must be a value, as nothing is drawn "
                     f"inside vals, got a spec of type {spec['type']!r}; give it a key of its own "
                     f"beside {dotted(path)!r}, with when: {{{dotted(path)}: ...}}"
                 )
@@ -332,13 +336,13 @@ def misplaced_specs(hyperparameters: Mapping[str, Any]) -> list[str]:
 
 
 def needs_search(hyperparameters: Mapping[str, Any]) -> list[str]:
-    """Dotted names of the hyperparameters that are not constant.
+    """Return the dotted names of the hyperparameters that are not constant.
 
     Args:
-        hyperparameters: As a file has them.
+        hyperparameters: As in the file.
     """
-    found = _specs(hyperparameters, ())
-    return [dotted(path) for path, value in found if value["type"] != "const"]
+    specs = _specs(hyperparameters, ())
+    return [dotted(path) for path, value in specs if value["type"] != "const"]
 
 
 def _size_problems(hyperparameters: Mapping[str, Any], leaves: "list[_Leaf]") -> list[str]:
@@ -348,7 +352,7 @@ def _size_problems(hyperparameters: Mapping[str, Any], leaves: "list[_Leaf]") ->
     if size <= MAX_TRIALS:
         return []
     shown = f"{size:,}"
-    if any(leaf.wanted for leaf in leaves):  # then there are fewer points than combinations
+    if any(leaf.allowed for leaf in leaves):  # conditions make the grid smaller than the product
         if Space(hyperparameters).grid_size(MAX_TRIALS) <= MAX_TRIALS:
             return []
         shown = "more"
@@ -360,12 +364,12 @@ def _size_problems(hyperparameters: Mapping[str, Any], leaves: "list[_Leaf]") ->
 
 @dataclass
 class _Leaf:
-    """A spec in its place."""
+    """Spec at a path."""
 
     path: Path
     spec: Spec
-    wanted: dict[str, list[int]] = field(default_factory=dict)
-    """Dotted name of a categorical to the indices of those of its values that are wanted."""
+    allowed: dict[str, list[int]] = field(default_factory=dict)
+    """Dotted name of a categorical to the indices of its values that satisfy the condition."""
 
 
 def _specs(value: Any, path: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
@@ -380,7 +384,7 @@ def _specs(value: Any, path: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
 
 
 def _read(hyperparameters: Mapping[str, Any]) -> tuple[list[_Leaf], list[str]]:
-    """Every spec in sorted order of paths, and what is wrong with the others."""
+    """Return every spec in sorted order of paths, and the problems of invalid ones."""
     leaves, problems = [], []
     for path, value in _specs(hyperparameters, ()):
         spec = read_spec(value)
@@ -392,64 +396,71 @@ def _read(hyperparameters: Mapping[str, Any]) -> tuple[list[_Leaf], list[str]]:
         problems.append(
             f"hyperparameters: must hold at most {_MAX_DIMENSIONS} specs, got {len(leaves):,}"
         )
-    if not problems:  # else a name that is missing may be one of those that could not be read
+    if not problems:  # else a missing name may be one of the invalid specs
         problems = _resolve(leaves)
     return leaves, problems
 
 
 def _resolve(leaves: list[_Leaf]) -> list[str]:
-    """Turn what ``when`` says into indices of values; return what is wrong."""
+    """Convert conditions to indices of values; return their problems."""
     choices = {dotted(leaf.path): leaf for leaf in leaves if leaf.spec.type == "categorical"}
     problems = []
     for leaf in leaves:
-        for name, given in leaf.spec.when.items():
+        for name, condition in leaf.spec.when.items():
             key = f"hyperparameters.{dotted(leaf.path)}.when.{name}"
             if name not in choices:
                 text = f"must be the dotted name of a categorical, got {name!r}"
                 problems.append(f"{key}: {text}{suggest(name, choices)}")
                 continue
             values = choices[name].spec.points()
-            wanted = _wanted(given, values)
-            if not wanted:
-                text = f"must be one of {values}, or a list of such values, got {given!r}"
+            allowed = _matching_indices(condition, values)
+            if not allowed:
+                text = f"must be one of {values}, or a list of such values, got {condition!r}"
                 problems.append(f"{key}: {text}")
-            leaf.wanted[name] = wanted
-    return problems or _circles(choices)
+            leaf.allowed[name] = allowed
+    return problems or _cycle_problems(choices)
 
 
-def _wanted(given: Any, values: list[Any]) -> list[int]:
-    """Indices of the values that are given, alone or in a list; none when one is unknown."""
-    alone = [index for index, value in enumerate(values) if same(value, given)]
-    if alone or not isinstance(given, list):
-        return alone
-    found = [[index for index, value in enumerate(values) if same(value, one)] for one in given]
-    return sorted({index for indices in found for index in indices}) if all(found) else []
+def _matching_indices(condition: Any, values: list[Any]) -> list[int]:
+    """Return the indices of the condition's value or values; empty when one is unknown."""
+    matches = [index for index, value in enumerate(values) if same_value(value, condition)]
+    if matches or not isinstance(condition, list):
+        return matches
+    indices_by_value = [
+        [index for index, value in enumerate(values) if same_value(value, item)]
+        for item in condition
+    ]
+    return (
+        sorted({index for indices in indices_by_value for index in indices})
+        if all(indices_by_value)
+        else []
+    )
 
 
-def _circles(choices: Mapping[str, _Leaf]) -> list[str]:
-    """Categoricals that exist only when they themselves have some value."""
+def _cycle_problems(choices: Mapping[str, _Leaf]) -> list[str]:
+    """Report categoricals whose existence depends on themselves."""
     problems = []
     for name, leaf in choices.items():
-        above, waiting = set[str](), list(leaf.wanted)
+        above, waiting = set[str](), list(leaf.allowed)
         while waiting:
             parent = waiting.pop()
             if parent not in above:
                 above.add(parent)
-                waiting += choices[parent].wanted
+                waiting += choices[parent].allowed
         if name in above:
-            text = "must not depend on what depends on it, got a circle"
+            text = "must not depend on what depends on it, got a cycle"
             problems.append(f"hyperparameters.{name}.when: {text}")
     return problems
 
 
 def _parents_first(leaves: list[_Leaf]) -> list[_Leaf]:
-    """The searched leaves in their order, a categorical before what depends on it."""
+    """Return the searched leaves in order, each categorical before its dependents."""
     by_name = {dotted(leaf.path): leaf for leaf in leaves}
     placed: dict[str, _Leaf] = {}
 
     def place(name: str) -> None:
         leaf = by_name[name]
-        for parent in sorted(leaf.wanted):
+        for parent in sorted(leaf.allowed):
             place(parent)
         if not isinstance(leaf.spec, ConstSpec):
             placed.setdefault(name, leaf)
@@ -459,48 +470,54 @@ def _parents_first(leaves: list[_Leaf]) -> list[_Leaf]:
     return list(placed.values())
 
 
-def _holds(when: Conditions, point: Sequence[float | None] | Mapping[int, float | None]) -> bool:
-    """Whether a leaf exists, where ``point`` has at least the coordinates that it depends on."""
-    return all(point[index] in wanted for index, wanted in when)
+def _conditions_hold(
+    when: Conditions, point: Sequence[float | None] | Mapping[int, float | None]
+) -> bool:
+    """Whether a leaf exists; ``point`` needs the coordinates that it depends on."""
+    return all(point[index] in allowed for index, allowed in when)
 
 
-def _with_blanks(value: Any, blanks: Mapping[Path, _Blank], path: Path) -> Any:
-    if path in blanks:
-        return blanks[path]
+def _make_template(value: Any, placeholders: Mapping[Path, _Placeholder], path: Path) -> Any:
+    if path in placeholders:
+        return placeholders[path]
     if isinstance(value, Mapping):
-        return {key: _with_blanks(inner, blanks, (*path, key)) for key, inner in value.items()}
+        return {
+            key: _make_template(inner, placeholders, (*path, key)) for key, inner in value.items()
+        }
     if isinstance(value, list):
-        return [_with_blanks(inner, blanks, (*path, index)) for index, inner in enumerate(value)]
+        return [
+            _make_template(inner, placeholders, (*path, index)) for index, inner in enumerate(value)
+        ]
     return value
 
 
-def _filled(node: Any, values: Sequence[Any], point: Sequence[float | None]) -> Any:
-    """Copy a template with values in place of blanks."""
-    if isinstance(node, _Blank):
+def _fill_template(node: Any, values: Sequence[Any], point: Sequence[float | None]) -> Any:
+    """Copy a template with values instead of placeholders."""
+    if isinstance(node, _Placeholder):
         if node.index is not None:
             return values[node.index]
-        return node.constant if _holds(node.when, point) else _ABSENT
+        return node.constant if _conditions_hold(node.when, point) else _OMITTED
     if isinstance(node, dict):
-        pairs = ((key, _filled(inner, values, point)) for key, inner in node.items())
-        return {key: value for key, value in pairs if value is not _ABSENT}
+        pairs = ((key, _fill_template(inner, values, point)) for key, inner in node.items())
+        return {key: value for key, value in pairs if value is not _OMITTED}
     if isinstance(node, list):
-        items = [_filled(inner, values, point) for inner in node]
-        return [item for item in items if item is not _ABSENT]
+        items = [_fill_template(inner, values, point) for inner in node]
+        return [item for item in items if item is not _OMITTED]
     return node
 
 
 def _look_up(node: Any, value: Any, path: Path, point: Sequence[float | None]) -> Any:
-    """Find what stands at a path of the template in hyperparameters, whose lists may be shorter."""
+    """Return the value at a path of the template; lists of hyperparameters may be shorter."""
     for part in path:
         if isinstance(part, int):
-            value = value[sum(_is_there(before, point) for before in node[:part])]
+            value = value[sum(_exists(before, point) for before in node[:part])]
         else:
             value = value[part]
         node = node[part]
     return value
 
 
-def _is_there(node: Any, point: Sequence[float | None]) -> bool:
-    if not isinstance(node, _Blank):
+def _exists(node: Any, point: Sequence[float | None]) -> bool:
+    if not isinstance(node, _Placeholder):
         return True
-    return all(i < len(point) and point[i] in wanted for i, wanted in node.when)
+    return all(i < len(point) and point[i] in allowed for i, allowed in node.when)

@@ -1,8 +1,8 @@
-"""Search specs: what a hyperparameter may be, and where its values lie between 0 and 1.
+"""Search specs: values of a hyperparameter and their coordinates.
 
-A *coordinate* is where a value lies: a number in [0, 1] for ``int``, ``double`` and ``log``, the
-index of the value for ``categorical``. Every platform computes the same values from the same
-coordinates: powers are taken in decimal arithmetic, for the C library's differ in the last bit.
+A *coordinate* is the position of a value: a number in [0, 1] for ``int``, ``double`` and ``log``,
+the index of the value for ``categorical``. Every platform computes the same values from the same
+coordinates: powers use decimal arithmetic, as C libraries differ in the last bit.
 """
 
 import math
@@ -16,62 +16,62 @@ from pydantic import Field
 
 from zerolab.schema.section import Int, PositiveFloat, PositiveInt, Section, validate
 
-__all__ = ["SPECS", "ConstSpec", "RangeSpec", "Spec", "is_spec", "read_spec", "same"]
+__all__ = ["SPECS", "ConstSpec", "RangeSpec", "Spec", "is_spec", "read_spec", "same_value"]
 
 _DECIMAL = Context(prec=30)
 
 
 class Spec(Section):
-    """One hyperparameter."""
+    """Spec of one hyperparameter."""
 
     type: str
-    """Which kind of spec."""
+    """Kind of the spec."""
 
     when: dict[str, Any] = Field(default_factory=dict)
-    """Dotted name of a categorical to the value, or the list of values, with which this one
-    exists; with several names all must hold."""
+    """Dotted name of a categorical to the value, or the list of values, with which this leaf
+    exists; several conditions must all hold."""
 
     @property
     def size(self) -> int:
-        """How many values there are; 0 when they are not whole numbers or categories."""
+        """Number of values; 0 for continuous specs."""
         return 0
 
     @property
     def grid_size(self) -> int:
-        """How many values a grid takes."""
+        """Number of points in a grid."""
         return self.size
 
     @abstractmethod
     def value(self, coordinate: float) -> Any:
-        """The value at a coordinate."""
+        """Return the value at a coordinate."""
 
     @abstractmethod
     def coordinate(self, value: Any) -> float:
-        """Where a value lies; what lies outside is moved to the nearest end.
+        """Return the coordinate of a value; values outside are moved to the nearest end.
 
         Raises:
-            ValueError: If it is no value of this spec.
+            ValueError: If it is not a value of this spec.
         """
 
     @abstractmethod
     def points(self) -> list[Any]:
-        """The values that a grid takes."""
+        """Return the values of a grid."""
 
     @abstractmethod
     def ends(self) -> list[Any]:
-        """The values between which all others lie; every value of a choice."""
+        """Return the bounds; every value of a choice."""
 
     def problems(self) -> list[str]:
-        """What is wrong beyond the type of single fields, each with its key."""
+        """Return problems beyond the types of single fields, each with its key."""
         return []
 
     def warnings(self) -> list[str]:
-        """What is probably a mistake."""
+        """Return probable mistakes."""
         return []
 
 
 class ConstSpec(Spec):
-    """One value."""
+    """Constant value."""
 
     type: Literal["const"]
     val: Any
@@ -79,53 +79,53 @@ class ConstSpec(Spec):
 
     @property
     def grid_size(self) -> int:
-        """The only one."""
+        """One point."""
         return 1
 
     def value(self, coordinate: float) -> Any:
-        """The only one."""
+        """Return the constant."""
         del coordinate
         return self.val
 
     def coordinate(self, value: Any) -> float:
-        """Always the same."""
+        """Return 0."""
         del value
         return 0.0
 
     def points(self) -> list[Any]:
-        """The only one."""
+        """Return the constant."""
         return [self.val]
 
     def ends(self) -> list[Any]:
-        """The only one."""
+        """Return the constant."""
         return [self.val]
 
 
 class RangeSpec(Spec):
-    """Between two bounds."""
+    """Range between two bounds."""
 
     minval: float
     """Smallest value."""
     maxval: float
     """Largest value."""
     count: PositiveInt | None = None
-    """Points of a grid search."""
+    """Number of points in a grid search."""
 
     @property
     def grid_size(self) -> int:
-        """As many as the file says."""
+        """Number of points in a grid; 1 without a ``count``."""
         return self.count or 1
 
     def problems(self) -> list[str]:
-        """The bounds must be two, and their distance a number."""
+        """Report bounds that are equal, reversed or too far apart."""
         if self.minval >= self.maxval:
             return [f"minval: must be less than maxval {self.maxval}, got {self.minval}"]
         if not math.isfinite(self.maxval - self.minval):
             return [f"maxval: must not be so far from minval {self.minval}, got {self.maxval}"]
         return []
 
-    def _spread(self) -> list[float]:
-        """So many numbers, evenly from one bound to the other."""
+    def _evenly_spaced(self) -> list[float]:
+        """Return evenly spaced numbers from one bound to the other."""
         count, low, width = self.grid_size, self.minval, self.maxval - self.minval
         if count == 1:
             return [(low + self.maxval) / 2]
@@ -133,7 +133,7 @@ class RangeSpec(Spec):
 
 
 class IntSpec(RangeSpec):
-    """A whole number between two bounds, both included."""
+    """Integer between two bounds, both included."""
 
     type: Literal["int"]
     minval: Int
@@ -143,64 +143,64 @@ class IntSpec(RangeSpec):
 
     @property
     def size(self) -> int:
-        """How many whole numbers."""
+        """Number of integers."""
         return self.maxval - self.minval + 1
 
     @property
     def grid_size(self) -> int:
-        """As many as the file says, and no more than there are."""
+        """Number of points, at most the number of integers."""
         return min(self.count or 1, self.size)
 
     def value(self, coordinate: float) -> int:
-        """Each whole number has a cell of the same width."""
+        """Return the integer of a coordinate; all have cells of the same width."""
         return self.minval + min(max(int(coordinate * self.size), 0), self.size - 1)
 
     def coordinate(self, value: Any) -> float:
-        """The middle of the cell.
+        """Return the centre of the integer's cell.
 
         Raises:
-            ValueError: If it is no number.
+            ValueError: If it is not a number.
         """
         index = min(max(_number(value) - self.minval, 0), self.size - 1)
         return (index + 0.5) / self.size
 
     def points(self) -> list[int]:
-        """Rounded, halves away from zero; no more than there are numbers."""
-        return [_half_away(point) for point in self._spread()]
+        """Return the grid points, rounded half away from zero."""
+        return [_round_half_away(point) for point in self._evenly_spaced()]
 
     def ends(self) -> list[int]:
-        """Both bounds."""
+        """Return both bounds."""
         return [self.minval, self.maxval]
 
 
 class DoubleSpec(RangeSpec):
-    """A number between two bounds."""
+    """Number between two bounds."""
 
     type: Literal["double"]
 
     def value(self, coordinate: float) -> float:
-        """Evenly."""
+        """Return the value, linear in the coordinate."""
         return self.minval + coordinate * (self.maxval - self.minval)
 
     def coordinate(self, value: Any) -> float:
-        """Evenly.
+        """Return the coordinate, linear in the value.
 
         Raises:
-            ValueError: If it is no number.
+            ValueError: If it is not a number.
         """
-        return _inside((_number(value) - self.minval) / (self.maxval - self.minval))
+        return _clamp((_number(value) - self.minval) / (self.maxval - self.minval))
 
     def points(self) -> list[float]:
-        """Evenly from bound to bound."""
-        return self._spread()
+        """Return evenly spaced points from bound to bound."""
+        return self._evenly_spaced()
 
     def ends(self) -> list[float]:
-        """Both bounds."""
+        """Return both bounds."""
         return [self.minval, self.maxval]
 
 
 class LogSpec(RangeSpec):
-    """``base`` to a power that is drawn evenly between two bounds."""
+    """``base`` to a power that is uniform between two bounds."""
 
     type: Literal["log"]
     minval: float
@@ -208,36 +208,36 @@ class LogSpec(RangeSpec):
     maxval: float
     """Largest power."""
     base: PositiveFloat = 10.0
-    """What is raised to the power."""
+    """Base of the power."""
 
     def value(self, coordinate: float) -> float:
-        """The power lies evenly."""
+        """Return the value; its power is linear in the coordinate."""
         return self._power(self.minval + coordinate * (self.maxval - self.minval))
 
     def coordinate(self, value: Any) -> float:
-        """Where the power lies.
+        """Return the coordinate of the value's power.
 
         Raises:
-            ValueError: If it is no number above 0.
+            ValueError: If it is not a positive number.
         """
         number = _number(value)
         if number <= 0:
             msg = f"must be above 0, got {value!r}"
             raise ValueError(msg)
-        # In decimals, which are the same on every machine; `math.log` differs in its last digit.
+        # Decimals are the same on every machine; `math.log` differs in the last digit.
         power = float(_DECIMAL.divide(_ln(number), _ln(self.base)))
-        return _inside((power - self.minval) / (self.maxval - self.minval))
+        return _clamp((power - self.minval) / (self.maxval - self.minval))
 
     def points(self) -> list[float]:
-        """Powers evenly from bound to bound."""
-        return [self._power(power) for power in self._spread()]
+        """Return values whose powers are evenly spaced from bound to bound."""
+        return [self._power(power) for power in self._evenly_spaced()]
 
     def ends(self) -> list[float]:
-        """Both bounds."""
+        """Return both bounds."""
         return [self._power(self.minval), self._power(self.maxval)]
 
     def warnings(self) -> list[str]:
-        """Bounds that are powers, and were probably meant as values."""
+        """Warn about powers that were probably meant as values."""
         if not (0 < self.minval <= 1 and 0 < self.maxval <= 1):
             return []
         low, high = self.ends()
@@ -248,10 +248,10 @@ class LogSpec(RangeSpec):
         ]
 
     def problems(self) -> list[str]:
-        """Both ends must be numbers that differ."""
-        found = super().problems()
-        if found:
-            return found
+        """Report a base of 1, and bounds whose values overflow."""
+        problems = super().problems()
+        if problems:
+            return problems
         if self.base == 1:
             return ["base: must not be 1, whose powers are all the same, got 1"]
         if all(0 < end < math.inf for end in self.ends()):
@@ -270,7 +270,7 @@ class LogSpec(RangeSpec):
 
 
 class LogValuesSpec(RangeSpec):
-    """A number between two bounds above 0, whose logarithm is drawn evenly."""
+    """Number between two positive bounds, uniform in its logarithm."""
 
     type: Literal["log"]
     minval: PositiveFloat
@@ -279,7 +279,7 @@ class LogValuesSpec(RangeSpec):
     """Largest value."""
 
     def value(self, coordinate: float) -> float:
-        """Its logarithm lies evenly."""
+        """Return the value; its logarithm is linear in the coordinate."""
         low, high = _DECIMAL.create_decimal(self.minval), _DECIMAL.create_decimal(self.maxval)
         ratio = _DECIMAL.divide(high, low)
         power = _DECIMAL.power(ratio, _DECIMAL.create_decimal(coordinate))
@@ -287,26 +287,26 @@ class LogValuesSpec(RangeSpec):
         return min(max(number, float(self.minval)), float(self.maxval))
 
     def coordinate(self, value: Any) -> float:
-        """Where its logarithm lies.
+        """Return the coordinate of the value's logarithm.
 
         Raises:
-            ValueError: If it is no number above 0.
+            ValueError: If it is not a positive number.
         """
         number = _number(value)
         if number <= 0:
             raise ValueError(f"must be above 0, got {value!r}")
         low, width = _ln(self.minval), _ln(self.maxval) - _ln(self.minval)
-        return _inside(float(_DECIMAL.divide(_ln(number) - low, width)))
+        return _clamp(float(_DECIMAL.divide(_ln(number) - low, width)))
 
     def points(self) -> list[float]:
-        """Logarithms evenly from bound to bound."""
+        """Return values whose logarithms are evenly spaced from bound to bound."""
         count = self.grid_size
         if count == 1:
             return [self.value(0.5)]
         return [self.value(i / (count - 1)) for i in range(count)]
 
     def ends(self) -> list[float]:
-        """Both bounds."""
+        """Return both bounds."""
         return [float(self.minval), float(self.maxval)]
 
 
@@ -319,31 +319,31 @@ class CategoricalSpec(Spec):
 
     @property
     def size(self) -> int:
-        """How many values."""
+        """Number of values."""
         return len(self.vals)
 
     def value(self, coordinate: float) -> Any:
-        """By its index."""
+        """Return the value at an index."""
         return self.vals[int(coordinate)]
 
     def coordinate(self, value: Any) -> float:
-        """Its index.
+        """Return the index of a value.
 
         Raises:
             ValueError: If it is not one of the values.
         """
-        for index, mine in enumerate(self.vals):
-            if same(mine, value):
+        for index, own_value in enumerate(self.vals):
+            if same_value(own_value, value):
                 return float(index)
         msg = f"must be one of {self.vals}, got {value!r}"
         raise ValueError(msg)
 
     def points(self) -> list[Any]:
-        """All of them."""
+        """Return all values."""
         return list(self.vals)
 
     def ends(self) -> list[Any]:
-        """All of them."""
+        """Return all values."""
         return list(self.vals)
 
 
@@ -354,9 +354,9 @@ SPECS: dict[str, type[Spec]] = {
     "log": LogSpec,
     "categorical": CategoricalSpec,
 }
-"""Spec classes by the name that stands in ``type``."""
+"""Spec classes by their ``type``."""
 
-_MARKS = frozenset({"val", "minval", "maxval", "vals"})
+_SPEC_KEYS = frozenset({"val", "minval", "maxval", "vals"})
 
 
 def _ln(number: float) -> Decimal:
@@ -366,31 +366,31 @@ def _ln(number: float) -> Decimal:
 def is_spec(value: object) -> bool:
     """Whether a value is a search spec, or a mistaken attempt at one.
 
-    A mapping whose ``type`` is another word, or is itself searched, and that has none of a spec's
-    fields is a plain container: ``optimizer: {type: Adam, params: ...}`` is one.
+    A mapping is a plain container if its ``type`` is another word, or is itself searched, and it
+    has no field of a spec: ``optimizer: {type: Adam, params: ...}`` is one.
     """
     if not isinstance(value, Mapping) or "type" not in value:
         return False
     kind = value["type"]
-    if _MARKS & set(value):
+    if _SPEC_KEYS & set(value):
         return True
     return kind in SPECS if isinstance(kind, str) else not is_spec(kind)
 
 
 def read_spec(value: Mapping[str, Any]) -> Spec | list[str]:
-    """Read a spec.
+    """Parse a spec.
 
     Args:
-        value: For which :func:`is_spec` is true.
+        value: Mapping for which :func:`is_spec` is true.
 
     Returns:
-        The spec, or what is wrong with it, each with its key.
+        The spec, or its problems, each with its key.
     """
     kind = value["type"]
     if not isinstance(kind, str) or kind not in SPECS:
         return [f"type: must be one of {', '.join(SPECS)}, got {kind!r}"]
     if kind in _RANGES and not {"min", "max"}.isdisjoint(value):
-        return _read_values(kind, value)
+        return _read_min_max(kind, value)
     spec, problems, _ = validate(SPECS[kind], value)
     if spec is None or problems:
         return problems
@@ -398,13 +398,13 @@ def read_spec(value: Mapping[str, Any]) -> Spec | list[str]:
 
 
 _RANGES: dict[str, type[RangeSpec]] = {"int": IntSpec, "double": DoubleSpec, "log": LogValuesSpec}
-"""Specs whose bounds may be given as ``min`` and ``max``, which are values in all of them."""
+"""Specs that also accept ``min`` and ``max``, which are always values."""
 
 _BOUNDS = {"minval": "min", "maxval": "max"}
 
 
-def _read_values(kind: str, value: Mapping[str, Any]) -> Spec | list[str]:
-    """Read a spec with ``min`` and ``max``."""
+def _read_min_max(kind: str, value: Mapping[str, Any]) -> Spec | list[str]:
+    """Parse a spec with ``min`` and ``max``."""
     wrong = {
         "minval": "must not be combined with min and max; remove it",
         "maxval": "must not be combined with min and max; remove it",
@@ -413,9 +413,9 @@ def _read_values(kind: str, value: Mapping[str, Any]) -> Spec | list[str]:
     problems = [f"{key}: {problem}" for key, problem in wrong.items() if key in value]
     if problems:
         return problems
-    theirs = {new: old for old, new in _BOUNDS.items()}
+    renamed = {new: old for old, new in _BOUNDS.items()}
     spec, problems, _ = validate(
-        _RANGES[kind], {theirs.get(key, key): each for key, each in value.items()}
+        _RANGES[kind], {renamed.get(key, key): item for key, item in value.items()}
     )
     if spec is not None and not problems:
         problems = spec.problems()
@@ -424,9 +424,9 @@ def _read_values(kind: str, value: Mapping[str, Any]) -> Spec | list[str]:
     return spec
 
 
-def same(one: Any, other: Any) -> bool:
-    """Whether two values of a file are the same; ``true`` is not 1."""
-    return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
+def same_value(a: Any, b: Any) -> bool:
+    """Whether two values of a file are equal; ``true`` is not 1."""
+    return bool(a == b) and isinstance(a, bool) == isinstance(b, bool)
 
 
 def _number(value: Any) -> float:
@@ -436,9 +436,9 @@ def _number(value: Any) -> float:
     return value
 
 
-def _inside(coordinate: float) -> float:
+def _clamp(coordinate: float) -> float:
     return min(max(coordinate, 0.0), 1.0)
 
 
-def _half_away(value: float) -> int:
+def _round_half_away(value: float) -> int:
     return math.floor(value + 0.5) if value >= 0 else math.ceil(value - 0.5)

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.files import parse_hjson, parse_json, read_bytes, read_yaml
 from zerolab.errors import ConfigError
-from zerolab.schema.json_values import plain_problems, to_plain
+from zerolab.schema.json_values import json_value_problems, to_json_values
 from zerolab.schema.section import Section, dotted, keys_of, section_of
 
 __all__ = ["drop_whole_parameters", "log_changes", "read_engine_text", "read_source", "tolerate"]
@@ -66,7 +66,7 @@ def read_source(
         ConfigError: If a file cannot be read.
     """
     if isinstance(source, Mapping):
-        return to_plain(source), []
+        return to_json_values(source), []
     if Path(source).suffix.lower() in (".yaml", ".yml"):
         return read_yaml(source), []
     return read_engine_text(read_bytes(source), str(source), strict=strict)
@@ -87,7 +87,7 @@ def tolerate(content: Mapping[str, Any], source: str) -> tuple[Block, list[str]]
     """
     data = dict(content)
     changes = list(_drop_infinite_steps(data))
-    unfit = plain_problems(data)
+    unfit = json_value_problems(data)
     if unfit:
         raise ConfigError(source, unfit)
     data = _copied(data)

@@ -20,8 +20,8 @@ from zerolab.config.engine.refused import REFUSED, without_aliases
 from zerolab.config.refusing import take_refused
 from zerolab.errors import ConfigError
 from zerolab.schema.hints import hints_of
-from zerolab.schema.json_values import plain_problems, to_plain
-from zerolab.schema.section import Path, Section, dotted, validate, without_nulls
+from zerolab.schema.json_values import json_value_problems, to_json_values
+from zerolab.schema.section import Path, Section, dotted, drop_nulls, validate
 
 __all__ = ["EngineFile", "load_engine_config", "parse_engine_config"]
 
@@ -74,7 +74,7 @@ def load_engine_config(
         found = type(hyperparameters).__name__
         raise ConfigError(name, [f"hyperparameters: must be a mapping, got a {found}"])
     content, changes = read_source(source)
-    parsed = parse_engine_config(content, name, overrides, to_plain(hyperparameters))
+    parsed = parse_engine_config(content, name, overrides, to_json_values(hyperparameters))
     log_changes(name, [*changes, *parsed.changes])
     if parsed.problems or parsed.config is None:
         raise ConfigError(name, parsed.problems)
@@ -103,7 +103,7 @@ def parse_engine_config(
     """
     changes: list[str] = []
     parts: list[Mapping[str, Any]] = []
-    for name, part in ((source, content), ("overrides", to_plain(overrides or {}))):
+    for name, part in ((source, content), ("overrides", to_json_values(overrides or {}))):
         try:
             clean, more = (part, _refuse_unfit(part, name)) if strict else tolerate(part, name)
         except ConfigError as error:
@@ -119,7 +119,7 @@ def parse_engine_config(
 
 
 def _refuse_unfit(content: Mapping[str, Any], source: str) -> list[str]:
-    unfit = plain_problems(content)
+    unfit = json_value_problems(content)
     if unfit:
         raise ConfigError(source, unfit)
     return []
@@ -133,7 +133,7 @@ def _check(
     twice: list[str],
 ) -> EngineFile:
     rest, refused, off = take_refused(filled.content, REFUSED, _OPAQUE)
-    config, wrong, paths = validate(EngineConfig, without_nulls(rest, ()))
+    config, wrong, paths = validate(EngineConfig, drop_nulls(rest, ()))
     problems = [*filled.problems, *twice, *refused, *wrong]
     bad = frozenset(dotted(path) for path in paths) | filled.bad
     if config is None:

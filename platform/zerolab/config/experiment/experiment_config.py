@@ -31,7 +31,7 @@ from zerolab.contract.secrets import masked_places
 from zerolab.contract.spec import TrialClass
 from zerolab.errors import ConfigError
 from zerolab.schema.hyperparameters import space_problems
-from zerolab.schema.json_values import plain_problems, to_plain
+from zerolab.schema.json_values import json_value_problems, to_json_values
 from zerolab.schema.lengths import Length
 from zerolab.schema.section import (
     Count,
@@ -40,8 +40,8 @@ from zerolab.schema.section import (
     PositiveInt,
     Section,
     dotted,
+    drop_nulls,
     validate,
-    without_nulls,
 )
 from zerolab.searcher.registry import SEARCHERS
 from zerolab.searcher.section import SearcherConfig
@@ -183,7 +183,7 @@ def load_experiment(source: str | PathLike[str] | Mapping[str, Any]) -> Experime
         ConfigError: With every problem of the file.
     """
     name = "experiment" if isinstance(source, Mapping) else str(source)
-    content = to_plain(source) if isinstance(source, Mapping) else read_yaml(source)
+    content = to_json_values(source) if isinstance(source, Mapping) else read_yaml(source)
     parsed = parse_experiment(content)
     if parsed.problems or parsed.config is None:
         raise ConfigError(name, parsed.problems)
@@ -192,12 +192,12 @@ def load_experiment(source: str | PathLike[str] | Mapping[str, Any]) -> Experime
 
 def parse_experiment(content: Mapping[str, Any]) -> ExperimentFile:
     """Check the content of an experiment file and go on after its mistakes."""
-    unfit = plain_problems(content)
+    unfit = json_value_problems(content)
     if unfit:
         return ExperimentFile(None, unfit, frozenset())
     content, problems = _without_other_searcher(content)
     rest, refused, _ = take_refused(content, REFUSED_FIELDS, _OPAQUE)
-    config, wrong, paths = validate(ExperimentConfig, without_nulls(rest, _OPAQUE))
+    config, wrong, paths = validate(ExperimentConfig, drop_nulls(rest, _OPAQUE))
     problems += refused + [_with_remedy(line) for line in wrong] + list(_mask_problems(rest))
     bad = frozenset(dotted(path) for path in paths)
     if config is not None:

@@ -14,8 +14,8 @@ from zerolab.contract.spec import ENV_COLLECTIVE_TIMEOUT
 from zerolab.schema.section import (
     NonNegativeInt,
     Section,
+    drop_nulls,
     validate,
-    without_nulls,
 )
 
 __all__ = [
@@ -61,7 +61,7 @@ class StageConfig(Section):
 def stage_of(data: Mapping[str, Any]) -> StageConfig | None:
     """Return the part ``stage`` of a block ``data`` that has been checked."""
     block = data.get("stage")
-    return None if block is None else StageConfig.model_validate(without_nulls(block, frozenset()))
+    return None if block is None else StageConfig.model_validate(drop_nulls(block, frozenset()))
 
 
 def stage_problems(data: Mapping[str, Any]) -> Iterator[str]:
@@ -75,7 +75,7 @@ def stage_problems(data: Mapping[str, Any]) -> Iterator[str]:
             f"got {block!r}; give a value of your own another name"
         )
         return
-    stage, problems, _ = validate(StageConfig, without_nulls(block, frozenset()))
+    stage, problems, _ = validate(StageConfig, drop_nulls(block, frozenset()))
     yield from (f"data.stage.{problem}" for problem in problems)
     if stage is not None and not problems:
         source, to = (PurePosixPath(text) for text in (stage.source, stage.to))

@@ -11,7 +11,7 @@ from zerolab.contract.secret_text import MASK
 from zerolab.contract.secrets import STORAGE_SECRETS
 from zerolab.contract.storage import StorageAddress
 from zerolab.errors import ConfigError
-from zerolab.schema.section import NonNegativeInt, Section, validate, without_nulls
+from zerolab.schema.section import NonNegativeInt, Section, drop_nulls, validate
 
 __all__ = ["CheckpointStorageConfig", "address_of", "read_address", "storage_problems"]
 
@@ -215,7 +215,7 @@ def read_address(block: Mapping[str, Any]) -> StorageAddress | None:
     Raises:
         ConfigError: With every problem of it.
     """
-    rest = without_nulls(block, frozenset())
+    rest = drop_nulls(block, frozenset())
     storage, problems, _ = validate(CheckpointStorageConfig, rest)
     problems = [f"checkpoint_storage.{problem}" for problem in problems]
     if storage is not None:

@@ -13,7 +13,7 @@ from zerolab.launcher.nodes.accelerate import Accelerate, read_accelerate
 from zerolab.launcher.nodes.environment import exported, sent_variables
 from zerolab.launcher.nodes.head import DEFAULT_PORT, Place, Plan
 from zerolab.launcher.nodes.places import Wanted, choose_places
-from zerolab.schema.json_values import plain_problems
+from zerolab.schema.json_values import json_value_problems
 
 __all__ = ["FindSlots", "LaunchOptions", "make_command", "make_plan"]
 
@@ -167,7 +167,9 @@ def make_command(options: LaunchOptions) -> Command:
 def _check_text(command: Command, environment: Mapping[str, str]) -> None:
     """Refuse what a message to the machines cannot hold."""
     words, folder = list(command.words), str(Path.cwd())
-    problems = plain_problems({"command": words, "directory": folder, "variables": environment})
+    problems = json_value_problems(
+        {"command": words, "directory": folder, "variables": environment}
+    )
     if problems:
         raise ConfigError("script", problems)
 

@@ -84,7 +84,7 @@ def find(directory: Path, tag: str | None) -> Path:
     raise CheckpointNotFoundError(msg)
 
 
-_MOST_PROBLEMS, _MOST_NAMES = 8, 8
+_MAX_PROBLEMS, _MOST_NAMES = 8, 8
 """In one message: of another model, every tensor may be one."""
 
 _OF_THE_DEVICE = frozenset({"fused", "foreach", "capturable", "differentiable"})
@@ -332,7 +332,7 @@ class Loader:
 
     def _complain(self, problems: list[str]) -> None:
         if problems:
-            told = "\n  ".join(first_few(problems, _MOST_PROBLEMS))
+            told = "\n  ".join(first_few(problems, _MAX_PROBLEMS))
             raise CheckpointError(f"{self._path}: does not fit: {told}")
 
     def _misfitting_parts(self, engine_state: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Values of Python code become those that a file holds."""
+"""Conversion of Python values to those of a configuration file."""
 
 import enum
 import types
@@ -15,7 +15,7 @@ import torch
 from zerolab.config import load_engine_config
 from zerolab.config.experiment.experiment_config import load_experiment
 from zerolab.errors import ConfigError
-from zerolab.schema.json_values import to_plain
+from zerolab.schema.json_values import to_json_values
 
 
 class Device(enum.StrEnum):
@@ -45,9 +45,9 @@ class Device(enum.StrEnum):
     ],
 )
 def test_python_values_become_plain(value: Any, plain: Any) -> None:
-    found = to_plain({"key": value})
-    assert found == {"key": plain}
-    assert type(found["key"]) is type(plain)
+    result = to_json_values({"key": value})
+    assert result == {"key": plain}
+    assert type(result["key"]) is type(plain)
 
 
 def test_cycles_end() -> None:
@@ -57,7 +57,7 @@ def test_cycles_end() -> None:
         load_engine_config(cycle)
 
 
-def test_iterators_are_refused() -> None:
+def test_iterators_are_rejected() -> None:
     optimizer = {"type": "AdamW", "params": {"betas": map(float, (0.9, 0.95))}}
     with pytest.raises(ConfigError, match=r"params\.betas: must be a list, got a map"):
         load_engine_config({"train_batch_size": 8, "optimizer": optimizer})
