@@ -1,6 +1,8 @@
 """A trial on the slots of two agents: its ranks meet, log and checkpoint; one that goes ends it."""
 
+import shutil
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -128,3 +130,27 @@ def test_a_trial_that_may_take_fewer_machines_than_it_needs_is_told_so(farm: Far
     (trial,) = farm.client.trials(one)
     told = until("it is told", lambda: str(farm.client.trial(trial["id"])["waiting_reason"] or ""))
     assert "3 slots on one machine" in told
+
+
+def test_all_workers_names_every_host(tmp_path: Path) -> None:
+    rename = ["unshare", "--uts", "hostname", "127.0.0.2"]
+    if not shutil.which("hostname") or subprocess.run(rename, check=False).returncode:
+        pytest.skip("needs the right to make a UTS namespace")
+    farm = Farm(tmp_path, 20.0)
+    farm.script = "import os, socket\nprint(socket.gethostname(), 'of', os.environ['ALL_WORKERS'])"
+    try:
+        for host in ("127.0.0.2", "127.0.0.3"):
+            farm.join(f"agent-{host}", "--slots", "2", host=host)
+        resources = {"slots_per_trial": 4, "max_nodes": 2}
+        one = farm.submit(resources=resources, searcher={"name": "single"})
+        ended = until(
+            "the experiment has ended",
+            lambda: farm.client.experiment(one),
+            lambda found: found["state"] in {"COMPLETED", "ERROR"},
+        )
+        told = lines_of(farm, one)
+        assert ended["state"] == "COMPLETED", told
+        for host in ("127.0.0.2", "127.0.0.3"):
+            assert told.count(f"{host} of 127.0.0.2,127.0.0.3") == 2, told
+    finally:
+        farm.close()

@@ -62,16 +62,17 @@ class Farm:
         self.agents: dict[str, subprocess.Popen[bytes]] = {}
 
     def spawn(
-        self, name: str, *options: str, home: str = "", token: str = ""
+        self, name: str, *options: str, home: str = "", token: str = "", host: str = ""
     ) -> "subprocess.Popen[bytes]":
         kept = {k: v for k, v in os.environ.items() if k not in {ENV_MASTER, ENV_TOKEN}}
         environment = kept | {ENV_HOME: str(self.path / (home or name)), "CUDA_VISIBLE_DEVICES": ""}
         words = ["agent", "start", "--server", self.server.url]
         environment[ENV_TOKEN] = token or self.server.agent_token
         words += [] if "--resource-manager" in options else ["--cpu"]
+        rename = ["unshare", "--uts", "sh", "-c", 'hostname "$0"; exec "$@"', host] if host else []
         with self.log(home or name).open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "zerolab", *words, "--name", name, *options],
+                [*rename, sys.executable, "-m", "zerolab", *words, "--name", name, *options],
                 env=environment,
                 stdout=log,
                 stderr=log,
@@ -80,8 +81,8 @@ class Farm:
     def log(self, home: str) -> Path:
         return self.path / f"{home}.log"
 
-    def join(self, name: str, *options: str) -> None:
-        self.agents[name] = self.spawn(name, *options)
+    def join(self, name: str, *options: str, host: str = "") -> None:
+        self.agents[name] = self.spawn(name, *options, host=host)
         until(f"agent {name} is there", lambda: self.state(name), lambda s: s == "ready",
               details=self.log(name).read_text)  # fmt: skip
 

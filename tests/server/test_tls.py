@@ -13,6 +13,7 @@ import pytest
 from tests.server.processes import LiveServer
 from tests.waiting import free_port, until
 from zerolab.client.http import Client
+from zerolab.errors import UnreachableError
 from zerolab.files import read_json
 
 pytestmark = pytest.mark.processes
@@ -48,6 +49,9 @@ def test_server_speaks_tls(
     tls_url: str, tmp_path: Path, certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert re.fullmatch(r"https://localhost:\d+", tls_url)
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    with Client(tls_url, "x") as client, pytest.raises(UnreachableError, match="set SSL_CERT_FILE"):
+        client.info()
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate[0]))
     token = (tmp_path / "server" / "token").read_text().strip()
     with Client(tls_url, token) as client:

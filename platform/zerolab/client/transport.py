@@ -216,6 +216,11 @@ class Transport:
 
     def _unreachable(self, error: httpx.TransportError) -> UnreachableError:
         reason = str(error) or type(error).__name__
+        if "CERTIFICATE_VERIFY_FAILED" in reason:
+            return UnreachableError(
+                f"{self.url}: the server's certificate is not trusted here ({reason}); set "
+                "SSL_CERT_FILE to the certificate of its authority"
+            )
         return UnreachableError(
             f"no Zerolab server answers at {self.url} ({reason}); start one with `zerolab up`, "
             "or set ZEROLAB_MASTER to the address of one that runs"

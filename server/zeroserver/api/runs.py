@@ -266,6 +266,7 @@ def _item(connection: Connection, services: Services, row: Any) -> WorkItem | No
     """What an agent is told of a run; None before it is known where the ranks meet."""
     stored = msgspec.json.decode(row.spec, type=RunSpec)
     nodes, action = stored.nodes, "kill" if row.killed else "run"
+    hosts: tuple[str, ...] = ()
     if nodes is not None:
         all_nodes = nodes_of(connection, row.id)
         if any(map(kills_others, all_nodes)):
@@ -274,8 +275,11 @@ def _item(connection: Connection, services: Services, row: Any) -> WorkItem | No
         if row.node_rank > 0 and not host:
             return None
         nodes = Nodes(nodes.slots, row.node_rank, host, int(port or 0))
+        hosts = tuple(node["host"] or "" for node in all_nodes)
     token = services.keys.run_token(row.id)
-    spec = msgspec.structs.replace(stored, master=services.url, token=token, nodes=nodes)
+    spec = msgspec.structs.replace(
+        stored, master=services.url, token=token, nodes=nodes, host_names=hosts
+    )
     return WorkItem(
         run_id=row.id,
         action="kill" if action == "kill" else "run",

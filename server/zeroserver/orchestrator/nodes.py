@@ -79,7 +79,8 @@ def held_slots(states: Sequence[str]) -> Select[tuple[int, int, int | None, str]
 
 def nodes_of(connection: Connection, run_id: int) -> list[RowMapping]:
     """Return the agents of a run that has several, by node rank; none for any other run."""
-    query = select(run_nodes, agents.c.name).outerjoin(agents, agents.c.id == run_nodes.c.agent_id)
+    both = agents.c.id == run_nodes.c.agent_id
+    query = select(run_nodes, agents.c.name, agents.c.host).outerjoin(agents, both)
     found = query.where(run_nodes.c.run_id == run_id).order_by(run_nodes.c.node_rank)
     return list(connection.execute(found).mappings())
 

@@ -36,6 +36,7 @@ import zerolab.core
 with zerolab.core.init() as context:
     ranks = context.distributed
     everyone = ranks.allgather(os.environ["GROUP_RANK"])
+    print("hosts", os.environ["ALL_WORKERS"], flush=True)
     print("nodes", *everyone, flush=True)
     preempted = go = False
     while not (preempted or go):
@@ -237,6 +238,8 @@ def test_a_job_runs_over_two_nodes_and_leaves_with_a_checkpoint_and_a_lost_node_
     done = make_run(tmp_path / "done of 'me' $(touch hacked) %j", SCRIPT, slots=4)
     process = launcher.start(done, {})
     begun(done)
+    for rank in range(4):
+        assert "hosts n1,n2\n" in done.stdout(rank).read_text()
     (done.model / "go").touch()
     assert end_of(process, done) == Outcome(0)
     assert not list(tmp_path.rglob("hacked"))

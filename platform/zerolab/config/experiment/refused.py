@@ -12,8 +12,14 @@ REMOVED_BACKEND = (
 )
 """Replacement of ``backend: deepspeed``."""
 
+_OTHER_KEYS = dict.fromkeys(
+    ("resources.slots_per_task", "resources.slots_per_worker", "resources.gpus"),
+    "set resources.slots_per_trial",
+) | {"resources.slots_per_node": "set resources.slots_per_trial to the slots of all nodes"}
+"""Keys that users of other platforms try."""
+
 REFUSED_FIELDS = {
-    key: Refused(text, EMPTY) for key, text in replacements("experiment.").items()
+    key: Refused(text, EMPTY) for key, text in (replacements("experiment.") | _OTHER_KEYS).items()
 } | {
     "backend": Refused(
         REMOVED_BACKEND,
