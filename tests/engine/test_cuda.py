@@ -27,9 +27,6 @@ from zerotrial.engine.watch.flops import peak_flops
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 on_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-with_pipelines = pytest.mark.skipif(
-    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13), reason="needs torch 2.13"
-)
 each_stage = pytest.mark.parametrize("stage", [0, 1, 2, 3])
 
 GPU = torch.device("cuda")
@@ -399,7 +396,6 @@ def evaluated_in_turns(path: str, device: str) -> float:
     return loss
 
 
-@with_pipelines
 @pytest.mark.processes
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_two_gpus)])
 def test_two_pipeline_ranks_evaluate_without_waiting_for_each_other(

@@ -41,7 +41,7 @@ def torch_problems(
     is_muon = optimizer is not None and optimizer.type.lower() == "muon"
     needs = [
         ((2, 7), zero.stage == 3, f"zero_optimization.stage: {zero.stage}", "use stage 0, 1 or 2"),
-        ((2, 13), stages > 1, f"pipeline.stages: {stages}", "set it to 1"),
+        ((2, 7), stages > 1, f"pipeline.stages: {stages}", "set it to 1"),
         ((2, 7), cut > 1, f"tensor_parallel.size: {cut}", "set it to 1"),
         ((2, 9), is_muon, "optimizer.type: Muon", "use AdamW"),
     ]

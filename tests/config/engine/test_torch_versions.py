@@ -21,7 +21,7 @@ BATCH: dict[str, Any] = {"train_batch_size": 8}
     [
         ({"zero_optimization": {"stage": 2}}, "2.6"),
         ({"zero_optimization": {"stage": 3}}, "2.7"),
-        ({"pipeline": {"stages": 2}}, "2.13"),
+        ({"pipeline": {"stages": 2}}, "2.7"),
         ({"tensor_parallel": {"size": 2, "plan": {"a": "colwise"}}}, "2.7"),
         ({"optimizer": {"type": "Muon"}}, "2.9"),
     ],
@@ -39,7 +39,7 @@ def test_oldest_torch_of_a_key(block: dict[str, Any], oldest: str) -> None:
 def test_pipeline_module_needs_a_newer_torch() -> None:
     config = load_engine_config(BATCH)
     assert torch_problems(config, "2.6.0", pipeline_stages=1) == []
-    assert "pipeline.stages: 2 needs torch 2.13" in torch_problems(config, "2.6.0", 2)[0]
+    assert "pipeline.stages: 2 needs torch 2.7" in torch_problems(config, "2.6.0", 2)[0]
 
 
 def test_all_keys_are_reported_at_once(tmp_path: Path) -> None:

@@ -2,14 +2,14 @@
 
 torch's schedules start all transfers through one function of their module, and wait for what it
 returns; there is no other place to stand. It is replaced while a batch runs, and only where an
-observer times phases.
+observer times phases, or before torch 2.8: there only the last of several transfers is waited for.
 """
 
 # ruff: noqa: SLF001 - the one file that may
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -21,20 +21,31 @@ if TYPE_CHECKING:
 
 __all__ = ["observed_transfers"]
 
+_WAITS_FOR_ALL = hasattr(schedules, "_wait_batch_p2p")
+
+_Start = Callable[..., list[Any]]
+
 
 @contextmanager
 def observed_transfers(observer: Observer) -> Iterator[None]:
     """Tell an observer how long schedules that run inside send and receive.
 
     Args:
-        observer: Of the engine; nothing is done where it times no phases.
+        observer: Of the engine; where it times no phases it is told nothing.
     """
-    if not observer.times_phases:
-        yield
-        return
     module: Any = schedules
-    start = module._batch_p2p
+    before = module._batch_p2p
+    start = before if _WAITS_FOR_ALL else _start_all
+    if observer.times_phases:
+        start = _timed(start, observer)
+    module._batch_p2p = start if _WAITS_FOR_ALL else _joined(start)
+    try:
+        yield
+    finally:
+        module._batch_p2p = before
 
+
+def _timed(start: _Start, observer: Observer) -> _Start:
     def timed_start(operations: Sequence[dist.P2POp], *args: Any, **kwargs: Any) -> list[Any]:
         kinds = [_kind(operation) for operation in operations]
         # Those that go out together and cannot be told apart are waited for by who receives.
@@ -47,11 +58,28 @@ def observed_transfers(observer: Observer) -> Iterator[None]:
         # Who waits for both waits for what it needs: a send may take until the other side has come.
         return sorted(timed, key=lambda work: work.kind != "receive")
 
-    module._batch_p2p = timed_start
-    try:
-        yield
-    finally:
-        module._batch_p2p = start
+    return timed_start
+
+
+def _start_all(operations: list[dist.P2POp], *_: Any, **__: Any) -> list[Any]:
+    return dist.batch_isend_irecv(operations) if operations else []
+
+
+def _joined(start: _Start) -> Callable[..., _Joined]:
+    """Return one transfer for several, as schedules before torch 2.8 expect it."""
+    return lambda *args, **kwargs: _Joined(start(*args, **kwargs))
+
+
+class _Joined:
+    """Several transfers under way."""
+
+    def __init__(self, works: list[Any]) -> None:
+        self._works = works
+
+    def wait(self) -> None:
+        """Wait until all are done."""
+        for work in self._works:
+            work.wait()
 
 
 def _kind(operation: dist.P2POp) -> str:

@@ -19,7 +19,7 @@ from torch import Tensor
 from zerotrial.engine.pipeline.alone import Passes
 from zerotrial.engine.pipeline.observed import observed_transfers
 from zerotrial.engine.pipeline.schedule import make_schedule
-from zerotrial.engine.pipeline.stage import Feed, ZeroStage
+from zerotrial.engine.pipeline.stage import Feed, ZeroStage, stage_class
 from zerotrial.engine.pipeline.transfer import Signature, Transfer
 
 if TYPE_CHECKING:
@@ -43,7 +43,9 @@ Loss = Callable[[Any, Any], Tensor]
 class _Plan:
     """A schedule for micro-batches of one shape."""
 
-    schedule: Any
+    step: Callable[..., Any]
+    """Of a schedule."""
+
     stages: list[ZeroStage]
     sends: int
     """Elements that this rank sends for one micro-batch, forward and backward."""
@@ -126,10 +128,8 @@ class Runner:
         numbers = torch.arange(count)
         last = self._total - 1 in self._chunks
         with observed_transfers(observer):
-            plan.schedule.step(
-                *((numbers,) if self._feed is not None else ()),
-                target=numbers if last else None,
-                return_outputs=False,
+            plan.step(
+                *((numbers,) if self._feed is not None else ()), target=numbers if last else None
             )
         self._plans[key] = plan  # not after an error, which leaves it in the middle
         while len(self._plans) > _KEPT:
@@ -170,8 +170,9 @@ class Runner:
         dist.all_reduce(failed, group=self._pipe.group)
         if failed:
             return None
+        make_stage = stage_class()
         stages = [
-            ZeroStage(
+            make_stage(
                 chunk if place or self._feed is None else self._feed,
                 place,
                 self._total,
@@ -189,8 +190,8 @@ class Runner:
         for place, (before, after) in signatures.items():
             sends += 0 if before is None else _numel(before, flowing=True)
             sends += 0 if place == self._total - 1 else _numel(after)
-        schedule = make_schedule(self._name, stages, count, self._scaled_loss)
-        return _Plan(schedule, stages, sends, moving)
+        step = make_schedule(self._name, stages, count, self._scaled_loss)
+        return _Plan(step, stages, sends, moving)
 
     def evaluate(self, drawn: MicroBatches, count: int, failures: Failures) -> list[Any] | None:
         """Run micro-batches forward. **Collective** over the pipeline.

@@ -19,9 +19,13 @@ References:
     Qi et al., Zero Bubble Pipeline Parallelism, arXiv:2401.10241.
 """
 
+# ruff: noqa: SLF001 - what torch before 2.10 lacks
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -33,29 +37,58 @@ __all__ = ["make_schedule"]
 
 def make_schedule(
     name: ScheduleName, stages: Sequence[ZeroStage], micro_batches: int, loss: Callable[..., Any]
-) -> Any:
-    """Build a schedule of ``torch.distributed.pipelining``.
+) -> Callable[..., Any]:
+    """Build a schedule of ``torch.distributed.pipelining``, whose outputs nobody keeps.
 
     Args:
         name: Of the configuration.
         stages: This rank's chunks.
         micro_batches: Of a batch.
         loss: Of the last output and a micro-batch's number, scaled.
+
+    Returns:
+        Its ``step``.
     """
+    schedule = _schedule(name, stages, micro_batches, loss)
+    step: Callable[..., Any] = schedule.step
+    if "return_outputs" in signature(step).parameters:  # torch 2.10
+        return partial(step, return_outputs=False)
+    schedule._merge_outputs = lambda _: None  # the stages keep none
+    return step
+
+
+def _schedule(
+    name: ScheduleName, stages: Sequence[ZeroStage], micro_batches: int, loss: Callable[..., Any]
+) -> Any:
     from torch.distributed.pipelining import (
         Schedule1F1B,
         ScheduleGPipe,
         ScheduleInterleaved1F1B,
         ScheduleInterleavedZeroBubble,
     )
+    from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
     options: dict[str, Any] = {"loss_fn": loss, "scale_grads": False}
-    if name == "interleaved":
-        return ScheduleInterleaved1F1B(list(stages), micro_batches, **options)
-    if name == "zero-bubble":
-        return ScheduleInterleavedZeroBubble(list(stages), micro_batches, **options)
+    if name in {"interleaved", "zero-bubble"}:
+        interleaves = name == "interleaved"
+        several = ScheduleInterleaved1F1B if interleaves else ScheduleInterleavedZeroBubble
+        schedule: Any = several(list(stages), micro_batches, **options)
+        if isinstance(schedule, _PipelineScheduleRuntime):
+            return schedule
+        # Before torch 2.10 these start all transfers of a moment together, and hang, or compute
+        # with what has not arrived, where there are fewer micro-batches than stages.
+        make_runtime: Any = _PipelineScheduleRuntime
+        runtime = make_runtime(list(stages), micro_batches, **options)
+        load = getattr(runtime, "_prepare_schedule_with_comms", None) or runtime._load_actions
+        load(schedule.pipeline_order)
+        return runtime
     (stage,) = stages
     # With fewer micro-batches than stages the two are one, which torch calls GPipe.
     gpipe = name == "gpipe" or micro_batches < stage.num_stages
     kind: Any = ScheduleGPipe if gpipe else Schedule1F1B
-    return kind(stage, micro_batches, **options)
+    try:
+        return kind(stage, micro_batches, **options)
+    except ValueError:  # before torch 2.8 GPipe refuses them too
+        schedule = kind(stage, stage.num_stages, **options)
+        schedule._n_microbatches = micro_batches
+        return schedule

@@ -11,15 +11,16 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, Node
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-__all__ = ["add_weight_gradients"]
+__all__ = ["add_weight_gradients", "keep_weight_gradients"]
 
 _Gradients = tuple[Tensor | None, ...]
 
@@ -49,6 +50,66 @@ def add_weight_gradients(noted: Iterable[Mapping[str, Any]], *, together: bool) 
     groups = _disjoint(noted, together=together)
     for group in sorted(groups, key=lambda group: len(group.origins), reverse=True):
         _add(group)
+
+
+def keep_weight_gradients(
+    outputs: Sequence[Tensor],
+    gradients: Sequence[Tensor | None] | None,
+    inputs: Sequence[Tensor],
+    weights: Sequence[Tensor],
+) -> tuple[tuple[Tensor | None, ...], list[dict[str, Any]]]:
+    """Run the first half: the gradients of inputs, and what the second half needs.
+
+    In place of ``stage_backward_input`` of torch before 2.13, which fails where an output or an
+    input has no gradient.
+
+    Args:
+        outputs: Of a chunk, or its loss. They are detached.
+        gradients: Of the outputs; None for a loss.
+        inputs: What the chunk received.
+        weights: That are trained.
+
+    Returns:
+        The gradients of the inputs, and the groups for :func:`add_weight_gradients`.
+    """
+    from torch.distributed.pipelining._backward import construct_reverse_graph, get_param_groups
+
+    ends = [place for place, output in enumerate(outputs) if output.requires_grad]
+    received = [value for value in inputs if value.requires_grad]
+    graph = construct_reverse_graph(_nodes([outputs[place] for place in ends]))
+    groups = get_param_groups(_nodes(received), _nodes(weights), graph)
+    handles = []
+    for group in groups:
+        group["intermediates"] = list(group["intermediates"])
+        group["grads"] = [None] * len(group["intermediates"])
+        handles += [
+            node.register_prehook(partial(group["grads"].__setitem__, place))
+            for place, node in enumerate(group["intermediates"])
+        ]
+    made: dict[int, Tensor | None] = {}
+    try:
+        if ends and received:
+            found = torch.autograd.grad(
+                [outputs[place] for place in ends],
+                received,
+                [
+                    torch.ones_like(outputs[place]) if gradients is None else gradients[place]
+                    for place in ends
+                ],
+                retain_graph=True,
+                allow_unused=True,
+            )
+            made = dict(zip(map(id, received), found, strict=True))
+    finally:
+        for handle in handles:
+            handle.remove()
+    for output in outputs:
+        output.detach_()
+    return tuple(made.get(id(value)) for value in inputs), groups
+
+
+def _nodes(tensors: Iterable[Tensor]) -> list[Node]:
+    return [get_gradient_edge(tensor).node for tensor in tensors]
 
 
 def _disjoint(noted: Iterable[Mapping[str, Any]], *, together: bool) -> list[_Group]:

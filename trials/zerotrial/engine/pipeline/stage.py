@@ -20,14 +20,14 @@ from torch.distributed.pipelining import PipelineStage
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from zerolab.errors import EngineError
-from zerotrial.engine.pipeline.split import add_weight_gradients
+from zerotrial.engine.pipeline.split import add_weight_gradients, keep_weight_gradients
 from zerotrial.engine.pipeline.transfer import Signature, put_together
 
 if TYPE_CHECKING:
     from zerotrial.engine.mesh import Axis
     from zerotrial.engine.pipeline.alone import Passes
 
-__all__ = ["Feed", "ZeroStage"]
+__all__ = ["Feed", "Torch211Stage", "Torch212Stage", "ZeroStage", "stage_class"]
 
 
 class Feed(nn.Module):
@@ -217,6 +217,111 @@ class ZeroStage(PipelineStage):
             if not self.passes.failures:
                 with self.passes.failures.noting(bwd_chunk_id):
                     super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+
+
+class Torch212Stage(ZeroStage):
+    """A chunk under the schedules of torch 2.12 and older: inputs may have no gradient.
+
+    There it is an error if an input is an integer tensor, or one that the chunk does not use.
+    """
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        """Say what is sent after a backward: zeros where a gradient is missing."""
+        if self._received is not None:
+            made = zip(self.bwd_cache[bwd_chunk_id], self._received.parts, strict=True)
+            self.bwd_cache[bwd_chunk_id] = tuple(
+                torch.zeros(shape, dtype=dtype, device=self.device)
+                if flows and gradient is None
+                else gradient
+                for gradient, (shape, dtype, flows) in made
+            )
+        return super().get_bwd_send_ops(bwd_chunk_id)
+
+    def backward_maybe_with_nosync(
+        self,
+        backward_type: str,
+        bwd_kwargs: dict[str, Any],
+        last_backward: bool = False,  # noqa: FBT001, FBT002 - torch's
+    ) -> Any:
+        """Run backward: ``full``, or a half, for the ``input`` or the ``weight`` gradients."""
+        if backward_type != "input":
+            return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
+        return keep_weight_gradients(
+            bwd_kwargs["stage_output"],
+            bwd_kwargs["output_grads"],
+            bwd_kwargs["input_values"],
+            [weight for weight in self.submod.parameters() if weight.requires_grad],
+        )
+
+    def _create_grad_send_info(self, args_recv_info: tuple[Any, ...]) -> list[int | None]:
+        assert self._received is not None
+        every = zip(args_recv_info, self._received.parts, strict=True)
+        return [info.source if flows else None for info, (_, _, flows) in every]
+
+
+class Torch211Stage(Torch212Stage):
+    """A chunk under the schedules of torch 2.7 to 2.11: outputs may have no gradient.
+
+    There a stage expects a gradient of everything that it passes on, and keeps outputs and
+    gradients until the batch ends.
+    """
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """Run one micro-batch forward."""
+        output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        self.output_chunks.clear()
+        return output
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        """Say what is sent after a forward."""
+        chunks: Any = {fwd_chunk_id: self.fwd_cache[fwd_chunk_id][0]}
+        self.output_chunks = chunks  # torch 2.7 reads the output here
+        operations = super().get_fwd_send_ops(fwd_chunk_id)
+        self.output_chunks = []
+        return operations
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
+        """Run one micro-batch backward; for the inputs' gradients alone if not ``full``."""
+        super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+        received: Any = self.args_recv_info[bwd_chunk_id] if self._received is not None else ()
+        for info in received:
+            info.buffer.grad = None  # it is in ``bwd_cache`` until it is sent
+
+    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+        operations = super()._get_init_p2p_neighbors_ops()
+        for operation in operations:  # torch 2.9 sends an integer, and receives it as a float
+            operation.tensor = operation.tensor.float()
+        return operations
+
+    def _prepare_forward_infra(self, *args: Any, **kwargs: Any) -> Any:
+        before, self.has_backward = self.has_backward, False  # no buffer requires a gradient yet
+        try:
+            return super()._prepare_forward_infra(*args, **kwargs)
+        finally:
+            self.has_backward = before
+
+    def _retrieve_recv_activations(self, fwd_chunk_id: int) -> tuple[Tensor, ...]:
+        assert self._received is not None
+        every: Any = zip(self.args_recv_info[fwd_chunk_id], self._received.parts, strict=True)
+        return tuple(info.buffer.requires_grad_(flows) for info, (_, _, flows) in every)
+
+    def _create_grad_recv_info(self, act_send_info: dict[int, Any]) -> Any:
+        every: Any = super()._create_grad_recv_info(act_send_info)
+        flowing = [flows for _, _, flows in self._given.parts]
+        return tuple(info if flows else None for info, flows in zip(every, flowing, strict=False))
+
+    def _retrieve_recv_grads(self, bwd_chunk_id: int) -> tuple[Tensor | None, ...]:
+        return tuple(info and info.buffer for info in self.grad_recv_info[bwd_chunk_id])
+
+    def _validate_fwd_outputs(self, *_: Any) -> None:
+        """Leave it to ``_check``: shapes of the last chunk, and strides, may differ."""
+
+
+def stage_class() -> type[ZeroStage]:
+    """Return the class of chunks for the torch that is installed."""
+    if hasattr(PipelineStage, "_get_grad_send_meta"):  # torch 2.13
+        return ZeroStage
+    return Torch212Stage if hasattr(PipelineStage, "_warmup_forward_vote") else Torch211Stage
 
 
 def _own(output: Tensor, inner: set[Node]) -> Tensor:
