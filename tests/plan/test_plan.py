@@ -364,8 +364,20 @@ def test_plan_refuses_unshareable_batch(capsys: pytest.CaptureFixture[str]) -> N
     assert problem.startswith("  ds_config.json: train_batch_size: must be a multiple of ")
 
 
-def test_removed_option_tokens_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--tokens", "512"], "--tokens: was removed"),
+        (["--gpu-memory", "nan"], "--gpu-memory: must be a number of GB above 0, got 'nan'"),
+        (["--gpu-memory", "-5"], "--gpu-memory: must be a number of GB above 0, got '-5'"),
+        (["--gpu-memory", "inf"], "--gpu-memory: must be a number of GB above 0, got 'inf'"),
+        (["--host-memory", "8"], "--host-memory: needs --gpu-memory"),
+    ],
+)
+def test_invalid_options(
+    capsys: pytest.CaptureFixture[str], options: list[str], problem: str
+) -> None:
     with pytest.raises(SystemExit) as caught:
-        main(["experiment.yaml", "--tokens", "512"])
+        main(["experiment.yaml", *options])
     assert caught.value.code == 2
-    assert "--tokens: was removed" in capsys.readouterr().err
+    assert problem in capsys.readouterr().err

@@ -364,6 +364,13 @@ def _advice(plan: Plan) -> str:
     )
 
 
+def _gigabytes(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 < (size := float(text)) < 1e9:
+            return size
+    raise argparse.ArgumentTypeError(f"must be a number of GB above 0, got {text!r}")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command.
 
@@ -378,10 +385,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--world-size", type=int, help="ranks; default resources.slots_per_trial")
     parser.add_argument("--tokens", help=argparse.SUPPRESS)
     parser.add_argument(
-        "--gpu-memory", type=float, metavar="GB", help="plan for GPUs with this much memory"
+        "--gpu-memory", type=_gigabytes, metavar="GB", help="plan for GPUs with this much memory"
     )
     parser.add_argument(
-        "--host-memory", type=float, metavar="GB", help="with --gpu-memory: host memory per rank"
+        "--host-memory",
+        type=_gigabytes,
+        metavar="GB",
+        help="host memory per rank, with --gpu-memory",
     )
     parser.add_argument("--json", action="store_true", help="print JSON; sizes in bytes")
     options = parser.parse_args(arguments)
@@ -390,6 +400,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "--tokens: was removed with the list of layouts; choose pipeline stages and "
             "tensor-parallel ranks by docs/scaling.md, and leave the option out"
         )
+    if options.host_memory is not None and options.gpu_memory is None:
+        parser.error("--host-memory: needs --gpu-memory; set both")
     try:
         plan = make_plan(options.file, options.world_size, options.gpu_memory, options.host_memory)
     except (ZerolabError, OSError) as error:
