@@ -15,6 +15,7 @@ from zerolab.core.checkpoint_writer import CheckpointSaver
 from zerolab.core.context import CheckpointContext
 from zerolab.core.socket_ranks import SocketRanks
 from zerolab.errors import ConfigError, NotFoundError, StorageError
+from zerolab.storage.objects import _callback
 from zerolab.storage.progress import TransferProgress
 from zerolab.storage.store import CheckpointStore, new_uuid
 
@@ -325,3 +326,13 @@ def test_a_long_transfer_says_how_far_it_is_and_a_short_one_nothing(
         told(10)
     short.end()
     assert caplog.messages == []
+
+
+def test_progress_of_relative_and_absolute_updates() -> None:
+    counts: list[int] = []
+    callback = _callback(counts.append)
+    callback.set_size(100)
+    callback.relative_update(30)
+    callback.absolute_update(70)  # as adlfs reports
+    callback.relative_update(30)
+    assert [count for count in counts if count] == [30, 40, 30]

@@ -282,11 +282,15 @@ class ObjectStore:
         return f"{self._root}/{name}"
 
 
-def _callback(told: Callable[[int], None]) -> Any:
+def _callback(count: Callable[[int], None]) -> Any:
     from fsspec.callbacks import Callback
 
-    class Telling(Callback):  # type: ignore[misc]
-        def relative_update(self, inc: int = 1) -> None:
-            told(inc)
+    class Counter(Callback):  # type: ignore[misc]
+        counted = 0
 
-    return Telling()
+        def call(self, *_: Any, **__: Any) -> None:
+            # Some libraries report what is new, others the sum.
+            count(self.value - self.counted)
+            self.counted = self.value
+
+    return Counter()
