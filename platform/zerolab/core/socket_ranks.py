@@ -1,8 +1,8 @@
-"""The ranks of a run, and what little they must tell each other, without torch.
+"""Collectives of small values between the ranks of a run, without torch.
 
-Every rank holds one connection to the chief (rank 0). What travels is MessagePack: None,
-booleans, numbers, strings, bytes, lists and dictionaries; it is never unpickled, so nothing that
-connects can run code. Tensors are better sent by ``torch.distributed``.
+Every rank has one authenticated connection to the chief (rank 0). Values travel as MessagePack:
+None, booleans, numbers, strings, bytes, lists and dictionaries. Nothing is unpickled, so a peer
+cannot run code. Send tensors with ``torch.distributed``.
 """
 
 import hashlib
@@ -11,7 +11,8 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Self, TypeVar
 
 import msgspec
@@ -27,23 +28,23 @@ _LENGTH = struct.Struct("<Q")
 _HELLO = struct.Struct("<32sI")
 _CONFIRM = b"\x01"
 _PORTS_TRIED = 16
-_FIRST_PATIENCE_S = 0.5
+_FIRST_HANDSHAKE_TIMEOUT_S = 0.5
 _HANDSHAKE_TIMEOUT_S = 10.0
 _RETRY_S = 0.05
 
 
 class SocketRanks(Located, Ranks):
-    """This process's place among the ranks of its run, and their collectives.
+    """Collectives of the ranks of a run over sockets.
 
-    A collective must be called by every rank, in the same order, from one thread. If a rank dies
-    or does not answer in time, the others get an error that names it.
+    Every rank must call a collective, in the same order, from one thread. If a rank dies or does
+    not answer in time, the other ranks get an error that names it.
 
     Args:
         rank: 0 is the chief.
         size: Number of ranks.
         local_rank: Rank among those of this machine.
         local_size: Number of ranks on this machine.
-        address: Where the chief is; unused for one rank.
+        address: Host of the chief; unused on one machine.
         port: The chief listens on one of the ports that follow this one.
         secret: Known to the ranks only.
         timeout_s: Longest wait for the other ranks, in seconds.
@@ -74,14 +75,15 @@ class SocketRanks(Located, Ranks):
         if size == 1:
             return
         one_machine = local_size == size
-        host = "127.0.0.1" if one_machine else address
         ports = [1024 + (port + offset - 1024) % 64512 for offset in range(1, _PORTS_TRIED + 1)]
         key = hashlib.sha256(f"zerolab {secret} {port} {size}".encode()).digest()
-        meeting = _Meeting(key, rank, size, time.monotonic() + timeout_s)
+        deadline = time.monotonic() + timeout_s
         if rank == 0:
-            self._peers = meeting.gather("127.0.0.1" if one_machine else "", ports)
+            host = "127.0.0.1" if one_machine else ""
+            self._peers = _accept_ranks(host, ports, key, size, deadline)
         else:
-            self._peers = {0: meeting.find(host, ports)}
+            host = "127.0.0.1" if one_machine else address
+            self._peers = {0: _find_chief(host, ports, key, rank, deadline)}
 
     @classmethod
     def from_environment(
@@ -169,24 +171,21 @@ class SocketRanks(Located, Ranks):
         self._peers = {}
 
     def _send(self, rank: int, data: bytes, operation: str) -> None:
-        self._guard(rank, operation, lambda peer: peer.sendall(_LENGTH.pack(len(data)) + data))
+        with self._peer(rank, operation) as peer:
+            peer.sendall(_LENGTH.pack(len(data)) + data)
 
     def _receive(self, rank: int, operation: str) -> bytes:
-        data = b""
-
-        def receive(peer: socket.socket) -> None:
-            nonlocal data
+        with self._peer(rank, operation) as peer:
             (length,) = _LENGTH.unpack(_receive_exactly(peer, _LENGTH.size))
-            data = _receive_exactly(peer, length)
+            return _receive_exactly(peer, length)
 
-        self._guard(rank, operation, receive)
-        return data
-
-    def _guard(self, rank: int, operation: str, action: Callable[[socket.socket], None]) -> None:
+    @contextmanager
+    def _peer(self, rank: int, operation: str) -> Iterator[socket.socket]:
+        """Yield the connection to a rank; name the rank in errors of the block."""
         try:
             peer = self._peers[rank]
             peer.settimeout(self.timeout_s)
-            action(peer)
+            yield peer
         except TimeoutError:
             msg = (
                 f"{operation}: rank {rank} did not take part within {self.timeout_s:g} s "
@@ -198,83 +197,76 @@ class SocketRanks(Located, Ranks):
             raise ZerolabError(msg) from error
 
 
-class _Meeting:
-    """How the ranks find each other when the chief's port is not known beforehand.
+def _accept_ranks(
+    host: str, ports: Sequence[int], key: bytes, size: int, deadline: float
+) -> dict[int, socket.socket]:
+    """Wait, as the chief, for every other rank.
 
-    torchrun names one port, and its own store sits there. The chief takes the first free one of
-    those that follow; a rank tries them in turn, and knows the chief by its answer to a keyed
-    hello. The chief counts a rank when that has confirmed, so that a rank which gave up in
-    between, and comes again, is not counted twice.
+    torchrun names one port, which its own store uses. The chief listens on the first free port of
+    those that follow; the other ranks try them in turn, and identify it by its proof of the key.
     """
-
-    def __init__(self, key: bytes, rank: int, size: int, deadline: float) -> None:
-        self._key = key
-        self._rank = rank
-        self._size = size
-        self._deadline = deadline
-
-    def gather(self, host: str, ports: Sequence[int]) -> dict[int, socket.socket]:
-        """As the chief, wait for every other rank."""
-        peers: dict[int, socket.socket] = {}
-        with _listen(host, ports, self._size) as listener:
-            while len(peers) < self._size - 1:
-                left = self._deadline - time.monotonic()
-                listener.settimeout(max(left, 0.001))
-                try:
-                    peer, _ = listener.accept()
-                except TimeoutError:
-                    missing = sorted(set(range(1, self._size)) - set(peers))
-                    msg = f"ranks {missing} did not come in time; see their logs"
-                    raise ZerolabError(msg) from None
-                rank = self._admit(peer)
-                if rank is None:
-                    peer.close()
-                else:
-                    peers[rank] = peer
-        return dict(sorted(peers.items()))
-
-    def find(self, host: str, ports: Sequence[int]) -> socket.socket:
-        """As another rank, connect to the chief."""
-        patience_s = _FIRST_PATIENCE_S  # something else may listen there and never answer
-        while time.monotonic() < self._deadline:
-            for port in ports:
-                try:
-                    peer = socket.create_connection((host, port), patience_s)
-                except OSError:
-                    continue
-                if self._introduce(peer, patience_s):
-                    return peer
+    peers: dict[int, socket.socket] = {}
+    with _listen(host, ports, size) as listener:
+        while len(peers) < size - 1:
+            listener.settimeout(max(deadline - time.monotonic(), 0.001))
+            try:
+                peer, _ = listener.accept()
+            except TimeoutError:
+                missing = sorted(set(range(1, size)) - set(peers))
+                msg = f"ranks {missing} did not come in time; see their logs"
+                raise ZerolabError(msg) from None
+            rank = _authenticate(peer, key, size)
+            if rank is None:
                 peer.close()
-            patience_s = min(_HANDSHAKE_TIMEOUT_S, 2 * patience_s)
-            time.sleep(_RETRY_S)
-        msg = f"rank {self._rank} did not find the chief at {host} in time; see the chief's log"
-        raise ZerolabError(msg)
+            else:
+                peers[rank] = peer
+    return dict(sorted(peers.items()))
 
-    def _admit(self, peer: socket.socket) -> int | None:
-        _prepare(peer, _HANDSHAKE_TIMEOUT_S)
-        try:
-            proof, rank = _HELLO.unpack(_receive_exactly(peer, _HELLO.size))
-            if not 0 < rank < self._size or not hmac.compare_digest(proof, self._proof("r", rank)):
-                return None
-            peer.sendall(self._proof("c", rank))
-            return rank if _receive_exactly(peer, 1) == _CONFIRM else None
-        except (OSError, EOFError):
-            return None
 
-    def _introduce(self, peer: socket.socket, patience_s: float) -> bool:
-        _prepare(peer, patience_s)
-        try:
-            peer.sendall(_HELLO.pack(self._proof("r", self._rank), self._rank))
-            answer = _receive_exactly(peer, 32)
-            if not hmac.compare_digest(answer, self._proof("c", self._rank)):
-                return False
+def _authenticate(peer: socket.socket, key: bytes, size: int) -> int | None:
+    _prepare(peer, _HANDSHAKE_TIMEOUT_S)
+    with suppress(OSError, EOFError):
+        proof, rank = _HELLO.unpack(_receive_exactly(peer, _HELLO.size))
+        if 0 < rank < size and hmac.compare_digest(proof, _proof(key, "r", rank)):
+            peer.sendall(_proof(key, "c", rank))
+            # A rank that timed out meanwhile connects again: count it only once it confirms.
+            if _receive_exactly(peer, 1) == _CONFIRM:
+                return int(rank)
+    return None
+
+
+def _find_chief(
+    host: str, ports: Sequence[int], key: bytes, rank: int, deadline: float
+) -> socket.socket:
+    """Connect to the chief: try the ports until one proves that it has the key."""
+    timeout_s = _FIRST_HANDSHAKE_TIMEOUT_S  # another service may listen there and never answer
+    while time.monotonic() < deadline:
+        for port in ports:
+            try:
+                peer = socket.create_connection((host, port), timeout_s)
+            except OSError:
+                continue
+            if _introduce(peer, key, rank, timeout_s):
+                return peer
+            peer.close()
+        timeout_s = min(_HANDSHAKE_TIMEOUT_S, 2 * timeout_s)
+        time.sleep(_RETRY_S)
+    msg = f"rank {rank} did not find the chief at {host} in time; see the chief's log"
+    raise ZerolabError(msg)
+
+
+def _introduce(peer: socket.socket, key: bytes, rank: int, timeout_s: float) -> bool:
+    _prepare(peer, timeout_s)
+    with suppress(OSError, EOFError):
+        peer.sendall(_HELLO.pack(_proof(key, "r", rank), rank))
+        if hmac.compare_digest(_receive_exactly(peer, 32), _proof(key, "c", rank)):
             peer.sendall(_CONFIRM)
-        except (OSError, EOFError):
-            return False
-        return True
+            return True
+    return False
 
-    def _proof(self, side: str, rank: int) -> bytes:
-        return hmac.digest(self._key, f"{side}{rank}".encode(), "sha256")
+
+def _proof(key: bytes, side: str, rank: int) -> bytes:
+    return hmac.digest(key, f"{side}{rank}".encode(), "sha256")
 
 
 def _listen(host: str, ports: Sequence[int], backlog: int) -> socket.socket:
