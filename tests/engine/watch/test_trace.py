@@ -20,7 +20,7 @@ import zerotrial
 from tests.engine.watch.test_breakdown import STEPS, Square, watched
 from zerotrial.engine.watch.breakdown import Breakdown
 from zerotrial.engine.watch.timers import HostClock
-from zerotrial.engine.watch.trace import Behind, GpuTrace, Span, behind, innermost
+from zerotrial.engine.watch.trace import Behind, GpuTrace, Span, behind
 
 CPU = torch.device("cpu")
 
@@ -29,14 +29,18 @@ def trace_of_cpu() -> GpuTrace:
     return GpuTrace(CPU, ProfilerActivity.CPU, DeviceType.CPU, HostClock())
 
 
-def test_the_time_of_a_phase_is_without_those_inside() -> None:
-    spans = [("a", 0, 10), ("b", 1, 3), ("b", 3, 4), ("c", 6, 9), ("b", 7, 8), ("a", 12, 13)]
-    assert innermost(spans) == {
-        "a": [(0, 1), (4, 6), (9, 10), (12, 13)],
-        "b": [(1, 3), (3, 4), (7, 8)],
-        "c": [(6, 7), (8, 9)],
-    }
-    assert innermost([]) == {}
+def test_waiting_share_leaves_out_inner_phases() -> None:
+    spans = [
+        ("step", 0, 10),
+        ("backward", 1, 3),
+        ("backward", 3, 4),
+        ("send", 6, 9),
+        ("step", 12, 13),
+    ]
+    result = behind([("nccl", 0.0, 2.0), ("gemm", 1.5, 1.75), ("nccl", 7.0, 9.5)], spans)
+    # step alone: 0-1, 4-6, 9-10 and 12-13, of which 0-1 and 9-9.5 wait
+    assert result.waiting == {"step": 1.5 / 5, "backward": 0.75 / 3}
+    assert result.hidden_s == 0.25
 
 
 def test_a_kernel_of_nccl_is_hidden_where_another_computes_and_else_waited_for() -> None:

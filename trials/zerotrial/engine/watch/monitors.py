@@ -1,147 +1,92 @@
-"""DeepSpeed's monitors: what an engine writes for TensorBoard, and into CSV files.
+"""DeepSpeed's monitors ``tensorboard`` and ``csv_monitor``.
 
-Of every optimizer step, over the samples trained so far: ``Train/Samples/lr``,
-``Train/Samples/grad_norm``, and ``Train/Samples/loss_scale`` in fp16.
+Each optimizer step writes ``Train/Samples/lr``, ``Train/Samples/grad_norm`` and, in fp16,
+``Train/Samples/loss_scale``, over the number of samples trained so far.
 """
 
 from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch.utils.tensorboard import SummaryWriter
 
     from zerolab.config.engine.engine_config import EngineConfig
-    from zerolab.config.engine.runtime import MonitorConfig
     from zerotrial.engine.engine import Engine
     from zerotrial.engine.seams import Observer, StepResult
 
-__all__ = ["Monitored", "make_monitors"]
+__all__ = ["CsvWriter", "Monitored", "make_writers"]
 
 
-class Monitor(Protocol):
-    """Something that numbers are written to."""
-
-    def write(self, values: Mapping[str, float], samples: int) -> None:
-        """Write what is known after so many samples."""
-        ...
-
-    def close(self) -> None:
-        """Write nothing more."""
-        ...
-
-
-class TensorBoardMonitor:
-    """Events for TensorBoard, in ``<output_path>/<job_name>``.
+class CsvWriter:
+    """Writer of one CSV file per name, with the methods of ``SummaryWriter`` that are used here.
 
     Args:
-        config: Names the directory; without a path it is ``runs`` in the working directory.
+        directory: Created if it is missing; rows are appended to its files.
     """
 
-    def __init__(self, config: MonitorConfig) -> None:
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def add_scalar(self, name: str, value: float, samples: int) -> None:
+        """Append a row to the file of a name."""
+        path = self._directory / f"{name.replace('/', '_')}.csv"
+        is_new = not path.exists()
+        with path.open("a", newline="", encoding="utf-8") as file:
+            rows = csv.writer(file)
+            if is_new:
+                rows.writerow(["step", name.rpartition("/")[2]])
+            rows.writerow([samples, value])
+
+    def flush(self) -> None:
+        """Do nothing: each row is written at once."""
+
+    def close(self) -> None:
+        """Do nothing: no file stays open."""
+
+
+def make_writers(config: EngineConfig) -> list[SummaryWriter | CsvWriter]:
+    """Make the writers that ``tensorboard`` and ``csv_monitor`` enable.
+
+    They write to ``<output_path>/<job_name>``. The default path is ``runs`` for TensorBoard and
+    ``csv_monitor`` for CSV files, in the working directory.
+    """
+    writers: list[SummaryWriter | CsvWriter] = []
+    if (tensorboard := config.tensorboard).enabled:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(_directory(config, "runs")))
-
-    def write(self, values: Mapping[str, float], samples: int) -> None:
-        """See :class:`Monitor`."""
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, samples)
-        self._writer.flush()
-
-    def close(self) -> None:
-        """See :class:`Monitor`."""
-        self._writer.close()
-
-
-class CsvMonitor:
-    """A file for each number, with a row for each step, in ``<output_path>/<job_name>``.
-
-    Args:
-        config: Names the directory; without a path it is ``csv_monitor`` in the working directory.
-    """
-
-    def __init__(self, config: MonitorConfig) -> None:
-        self._directory = _directory(config, "csv_monitor")
-        self._directory.mkdir(parents=True, exist_ok=True)
-
-    def write(self, values: Mapping[str, float], samples: int) -> None:
-        """See :class:`Monitor`."""
-        for name, value in values.items():
-            path = self._directory / f"{name.replace('/', '_')}.csv"
-            is_new = not path.exists()
-            with path.open("a", newline="", encoding="utf-8") as file:
-                rows = csv.writer(file)
-                if is_new:
-                    rows.writerow(["step", name.rpartition("/")[2]])
-                rows.writerow([samples, value])
-
-    def close(self) -> None:
-        """See :class:`Monitor`."""
-
-
-def _directory(config: MonitorConfig, default: str) -> Path:
-    return Path(config.output_path or default) / config.job_name
-
-
-def make_monitors(config: EngineConfig) -> list[Monitor]:
-    """Make what the file turns on.
-
-    Args:
-        config: ``tensorboard`` and ``csv_monitor`` of it are read.
-    """
-    monitors: list[Monitor] = []
-    if config.tensorboard.enabled:
-        monitors.append(TensorBoardMonitor(config.tensorboard))
-    if config.csv_monitor.enabled:
-        monitors.append(CsvMonitor(config.csv_monitor))
-    return monitors
+        directory = Path(tensorboard.output_path or "runs") / tensorboard.job_name
+        writers.append(SummaryWriter(str(directory)))
+    if (table := config.csv_monitor).enabled:
+        writers.append(CsvWriter(Path(table.output_path or "csv_monitor") / table.job_name))
+    return writers
 
 
 class Monitored:
-    """The :class:`~zerotrial.engine.seams.Observer` that writes to monitors, too.
+    """Observer that passes everything on, and writes the numbers of each step.
 
     Args:
-        inner: Is told everything.
-        monitors: Get the numbers of each step.
+        inner: Observer that gets every call.
+        writers: Writers that get the numbers.
     """
 
-    def __init__(self, inner: Observer, monitors: list[Monitor]) -> None:
+    def __init__(self, inner: Observer, writers: list[SummaryWriter | CsvWriter]) -> None:
         self._inner = inner
-        self._monitors = monitors
+        self._writers = writers
         self._engine: Engine | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the inner observer."""
+        return getattr(self._inner, name)
 
     def attach(self, engine: Engine) -> None:
         """See :class:`~zerotrial.engine.seams.Observer`."""
         self._engine = engine
         self._inner.attach(engine)
-
-    @property
-    def times_phases(self) -> bool:
-        """See :class:`~zerotrial.engine.seams.Observer`."""
-        return self._inner.times_phases
-
-    @property
-    def measured(self) -> Mapping[str, float]:
-        """See :class:`~zerotrial.engine.seams.Observer`."""
-        return self._inner.measured
-
-    def under_way(self, change: int) -> None:
-        """See :class:`~zerotrial.engine.seams.Observer`."""
-        self._inner.under_way(change)
-
-    def add_loss(self, share: Tensor) -> None:
-        """See :class:`~zerotrial.engine.seams.Observer`."""
-        self._inner.add_loss(share)
-
-    def phase(self, name: str) -> AbstractContextManager[None]:
-        """See :class:`~zerotrial.engine.seams.Observer`."""
-        return self._inner.phase(name)
 
     def step_finished(self, result: StepResult) -> None:
         """See :class:`~zerotrial.engine.seams.Observer`."""
@@ -149,16 +94,18 @@ class Monitored:
         engine = self._engine
         if engine is None:
             return
-        values = {"Train/Samples/lr": engine.get_lr()[0]}
+        values = {"lr": engine.get_lr()[0]}
         if result.grad_norm is not None and math.isfinite(result.grad_norm):
-            values["Train/Samples/grad_norm"] = result.grad_norm
+            values["grad_norm"] = result.grad_norm
         if engine.fp16_enabled():
-            values["Train/Samples/loss_scale"] = engine.loss_scale
-        for monitor in self._monitors:
-            monitor.write(values, engine.global_samples)
+            values["loss_scale"] = engine.loss_scale
+        for writer in self._writers:
+            for name, value in values.items():
+                writer.add_scalar(f"Train/Samples/{name}", value, engine.global_samples)
+            writer.flush()
 
     def close(self) -> None:
         """See :class:`~zerotrial.engine.seams.Observer`."""
         self._inner.close()
-        for monitor in self._monitors:
-            monitor.close()
+        for writer in self._writers:
+            writer.close()

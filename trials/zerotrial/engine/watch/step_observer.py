@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import psutil
 import torch
@@ -32,7 +32,7 @@ from zerotrial.engine.watch.flops import (
     in_units,
     peak_flops,
 )
-from zerotrial.engine.watch.monitors import Monitored, make_monitors
+from zerotrial.engine.watch.monitors import Monitored, make_writers
 
 if TYPE_CHECKING:
     from torch.utils.flop_counter import FlopCounterMode
@@ -75,8 +75,8 @@ def make_observer(config: EngineConfig, device: torch.device, rank: int, ranks: 
     if wanted:
         _make_audible()
         observer = StepObserver(config, device, ranks)
-    monitors = make_monitors(config)
-    return Monitored(observer, monitors) if monitors else observer
+    writers = make_writers(config)
+    return cast("Observer", Monitored(observer, writers)) if writers else observer
 
 
 def describe_config(config: EngineConfig, world_size: int, model: nn.Module) -> None:

@@ -10,7 +10,6 @@ Times are seconds from the trace's anchor, one small kernel that nothing runs be
 from __future__ import annotations
 
 import logging
-import math
 import os
 import threading
 import time
@@ -27,12 +26,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from zerotrial.engine.watch.timers import Clock, CudaClock
 
-__all__ = ["Behind", "GpuTrace", "behind", "innermost", "make_trace"]
+__all__ = ["Behind", "GpuTrace", "behind", "make_trace"]
 
 logger = logging.getLogger("zerotrial.engine")
-
-Interval = tuple[float, float]
-"""Begin and end, in seconds."""
 
 Span = tuple[str, float, float]
 """The name of a phase or a kernel, its begin and its end."""
@@ -64,82 +60,51 @@ class Behind:
 
 
 def behind(kernels: Iterable[Span], spans: Sequence[Span]) -> Behind:
-    """Tell what communication a step hides, and which phases wait for it.
+    """Compute which communication a step hides, and how much of each phase waits for it.
 
     Args:
-        kernels: What ran on the device.
+        kernels: Kernels that ran on the device.
         spans: Phases of the step, nested, in the order of their begin.
     """
-    talking: list[Interval] = []
-    working: list[Interval] = []
-    for name, begin, end in kernels:
-        if _COMMUNICATES in name:
-            talking.append((begin, end))
-        elif not name.startswith(_COPIES):
-            working.append((begin, end))
-    talk, work = _union(talking), _union(working)
-    hidden = sum(end - begin for begin, end in _both(talk, work))
-    alone = list(_without(talk, work))
-    waiting: dict[str, float] = {}
-    for name, own in innermost(spans).items():
-        whole = sum(end - begin for begin, end in own)
-        if name in _WAITING and whole > 0:
-            waiting[name] = sum(end - begin for begin, end in _both(alone, own)) / whole
-    return Behind(hidden, waiting)
-
-
-def innermost(spans: Iterable[Span]) -> dict[str, list[Interval]]:
-    """For each phase the time that is its own: not that of a phase inside.
-
-    Args:
-        spans: Nested, in the order of their begin.
-
-    Returns:
-        Name to intervals that do not overlap, in order.
-    """
-    found: dict[str, list[Interval]] = defaultdict(list)
-    open_: list[tuple[str, float]] = []
-    at = 0.0
-    for name, begin, end in (*spans, ("", math.inf, math.inf)):
-        while open_ and open_[-1][1] <= begin:
-            inner, its_end = open_.pop()
-            found[inner].append((at, its_end))
-            at = its_end
-        if open_:
-            found[open_[-1][0]].append((at, begin))
-        at = begin
-        open_.append((name, end))
-    return {name: [(b, e) for b, e in each if e > b] for name, each in found.items()}
-
-
-def _union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same time in intervals that do not overlap, in order."""
-    found: list[Interval] = []
-    for begin, end in sorted(intervals):
-        if found and begin <= found[-1][1]:
-            found[-1] = (found[-1][0], max(end, found[-1][1]))
+    # Sweep over all begins and ends. Between two of them the running kernels and the open phases
+    # do not change. Phases are nested, so the one that began last is the innermost.
+    changes: list[tuple[float, str, str, int]] = [
+        (time_s, kind, "", change)
+        for name, begin, end in kernels
+        for time_s, change in ((begin, 1), (end, -1))
+        if (kind := _kind_of(name))
+    ]
+    for order, (name, begin, end) in enumerate(spans):
+        changes += [(begin, "phase", name, order), (max(begin, end), "phase", name, -order - 1)]
+    running = {"communication": 0, "compute": 0}
+    phases: dict[int, str] = {}
+    hidden = at = 0.0
+    own: dict[str, float] = defaultdict(float)
+    waited: dict[str, float] = defaultdict(float)
+    for time_s, kind, name, change in sorted(changes, key=lambda item: item[0]):
+        passed, at = time_s - at, time_s
+        if running["communication"] and running["compute"]:
+            hidden += passed
+        if phases:
+            innermost = phases[max(phases)]
+            own[innermost] += passed
+            if running["communication"] and not running["compute"]:
+                waited[innermost] += passed
+        if kind != "phase":
+            running[kind] += change
+        elif change >= 0:
+            phases[change] = name
         else:
-            found.append((begin, end))
-    return found
+            del phases[-change - 1]
+    return Behind(
+        hidden, {name: waited[name] / own[name] for name in own if name in _WAITING and own[name]}
+    )
 
 
-def _both(one: Sequence[Interval], other: Sequence[Interval]) -> Iterator[Interval]:
-    """The time that is in both; each in order and without overlaps."""
-    i = j = 0
-    while i < len(one) and j < len(other):
-        begin, end = max(one[i][0], other[j][0]), min(one[i][1], other[j][1])
-        if begin < end:
-            yield begin, end
-        if one[i][1] < other[j][1]:
-            i += 1
-        else:
-            j += 1
-
-
-def _without(one: Sequence[Interval], other: Sequence[Interval]) -> Iterator[Interval]:
-    """The time of one that is not in the other; each in order and without overlaps."""
-    gaps = [-math.inf, *(at for interval in other for at in interval), math.inf]
-    return _both(one, list(zip(gaps[::2], gaps[1::2], strict=True)))
+def _kind_of(kernel: str) -> str:
+    if _COMMUNICATES in kernel:
+        return "communication"
+    return "" if kernel.startswith(_COPIES) else "compute"
 
 
 def make_trace(device: torch.device, ranks: int) -> GpuTrace | None:
