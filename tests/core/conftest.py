@@ -1,5 +1,5 @@
 """A real server for each test."""
 
-from tests.faults.fixtures import client, nursery, server
+from tests.faults.fixtures import client, fork_server, server
 
-__all__ = ["client", "nursery", "server"]
+__all__ = ["client", "fork_server", "server"]

@@ -8,21 +8,21 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.fork_server import ForkServer
 from tests.faults.helpers import KillableServer
-from tests.faults.nursery import Nursery
 from zerolab.client.http import Client
 
 
 @pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    log: Path = tmp_path_factory.mktemp("nursery") / "nursery.log"
-    with Nursery("zeroserver.process", "tests.faults.helpers", log=log) as nursery:
-        yield nursery
+def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    log: Path = tmp_path_factory.mktemp("fork_server") / "fork_server.log"
+    with ForkServer("zeroserver.process", "tests.faults.helpers", log=log) as fork_server:
+        yield fork_server
 
 
 @pytest.fixture
-def server(nursery: Nursery, tmp_path: Path) -> Iterator[KillableServer]:
-    server = KillableServer(nursery, tmp_path / "home")
+def server(fork_server: ForkServer, tmp_path: Path) -> Iterator[KillableServer]:
+    server = KillableServer(fork_server, tmp_path / "home")
     server.start()
     yield server
     server.kill()

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from tests.faults.nursery import Nursery
+from tests.faults.fork_server import ForkServer
 from tests.server.processes import UNHURRIED
 from tests.waiting import DEADLINE_S, free_port, until
 from zerolab.client import archive
@@ -19,9 +19,9 @@ from zerolab.paths import Home
 class KillableServer:
     """Data directory and port on which servers are started and killed."""
 
-    def __init__(self, nursery: Nursery, home: Path) -> None:
+    def __init__(self, fork_server: ForkServer, home: Path) -> None:
         self.home = Home(home).create()
-        self._nursery = nursery
+        self._fork_server = fork_server
         self._pid = 0
         self._port = free_port()
         self.url = f"http://127.0.0.1:{self._port}"
@@ -32,18 +32,18 @@ class KillableServer:
 
     def start(self, *, wait: bool = True) -> None:
         arguments = ["--home", str(self.home.path), "--port", str(self._port), *UNHURRIED]
-        self._pid = self._nursery.start("tests.faults.helpers:serve", arguments)
+        self._pid = self._fork_server.start("tests.faults.helpers:serve", arguments)
         if wait:
             until("the server answers", self.answers)
 
     def kill(self) -> None:
-        assert self._nursery.kill(self._pid) == -9
+        assert self._fork_server.kill(self._pid) == -9
 
     def answers(self) -> bool:
         try:
             return httpx.get(f"{self.url}/healthz", timeout=DEADLINE_S).is_success
         except httpx.TransportError:
-            assert not self._nursery.ended(self._pid), self._nursery.log.read_text()[-3000:]
+            assert not self._fork_server.ended(self._pid), self._fork_server.log.read_text()[-3000:]
             return False
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.fork_server import ForkServer
 from tests.faults.helpers import KillableServer, make_runs, stored_points
-from tests.faults.nursery import Nursery
 from tests.faults.reporter import Ledger, value_of
 from tests.waiting import until
 from zerolab.client.http import Client
@@ -27,15 +27,15 @@ SERVER_KILLS = 50
 
 
 @pytest.fixture
-def nursery(tmp_path: Path) -> Iterator[Nursery]:
+def fork_server(tmp_path: Path) -> Iterator[ForkServer]:
     modules = ("zeroserver.process", "tests.faults.helpers", "tests.faults.reporter")
-    with Nursery(*modules, log=tmp_path / "nursery.log") as nursery:
-        yield nursery
+    with ForkServer(*modules, log=tmp_path / "fork_server.log") as fork_server:
+        yield fork_server
 
 
 @pytest.fixture
-def server(nursery: Nursery, tmp_path: Path) -> KillableServer:
-    server = KillableServer(nursery, tmp_path / "home")
+def server(fork_server: ForkServer, tmp_path: Path) -> KillableServer:
+    server = KillableServer(fork_server, tmp_path / "home")
     server.start()
     return server
 
@@ -43,26 +43,26 @@ def server(nursery: Nursery, tmp_path: Path) -> KillableServer:
 class Reporting:
     """One run and its reporter, which is restarted after each kill."""
 
-    def __init__(self, nursery: Nursery, spec: RunSpec) -> None:
+    def __init__(self, fork_server: ForkServer, spec: RunSpec) -> None:
         self.spec = spec
         self.run_dir = Path(spec.run_dir)
         self.ledger = Ledger(self.run_dir / "ledger")
         self.certain: set[int] = set()
         self.uncertain: set[int] = set()
         self.pid = 0
-        self._nursery = nursery
+        self._fork_server = fork_server
         write_run_spec(spec, self.run_dir / "run.json")
 
     def start(self, first: int, pause_s: float) -> None:
         arguments = [str(self.run_dir / "run.json"), str(self.run_dir / "ledger"), first, pause_s]
-        self.pid = self._nursery.start("tests.faults.reporter:report", *arguments)
+        self.pid = self._fork_server.start("tests.faults.reporter:report", *arguments)
 
     def run_and_kill(self, first: int, life_s: float) -> int:
         """Report from ``first`` on, then kill the reporter; return the next first step."""
         self.start(first, pause_s=0.0002)
         until("the first report has returned", lambda: self.ledger.step >= first)
         time.sleep(life_s)  # a random moment, not a wait
-        assert self._nursery.kill(self.pid) == -9
+        assert self._fork_server.kill(self.pid) == -9
         last = self.ledger.step
         self.certain.update(range(first, last + 1))
         self.uncertain.add(last + 1)  # killed during this report, or just before or after it
@@ -78,9 +78,11 @@ class Reporting:
 
 
 def test_200_kills_of_reporters_keep_each_report_once(
-    nursery: Nursery, server: KillableServer, tmp_path: Path
+    fork_server: ForkServer, server: KillableServer, tmp_path: Path
 ) -> None:
-    reportings = [Reporting(nursery, spec) for spec in make_runs(server, RUNS, tmp_path / "runs")]
+    reportings = [
+        Reporting(fork_server, spec) for spec in make_runs(server, RUNS, tmp_path / "runs")
+    ]
     chance = random.Random(1)
     lives = [[chance.uniform(0, 0.08) for _ in range(LIVES)] for _ in reportings]
 
@@ -102,13 +104,15 @@ def test_200_kills_of_reporters_keep_each_report_once(
             assert all(value == value_of(spec, step) for step, value in points.items())
             assert reporting.deliver_remaining(client) == count
             assert stored_points(client, spec) == points
-    assert "Traceback" not in nursery.log.read_text()
+    assert "Traceback" not in fork_server.log.read_text()
 
 
 def test_50_kills_of_server_keep_each_report_once(
-    nursery: Nursery, server: KillableServer, tmp_path: Path
+    fork_server: ForkServer, server: KillableServer, tmp_path: Path
 ) -> None:
-    reportings = [Reporting(nursery, spec) for spec in make_runs(server, RUNS, tmp_path / "runs")]
+    reportings = [
+        Reporting(fork_server, spec) for spec in make_runs(server, RUNS, tmp_path / "runs")
+    ]
     for reporting in reportings:
         reporting.start(1, pause_s=0.004)
     chance = random.Random(2)
@@ -125,7 +129,7 @@ def test_50_kills_of_server_keep_each_report_once(
     for reporting in reportings:
         reporting.ledger.stop = True
     for reporting in reportings:
-        assert nursery.wait(reporting.pid) == 0
+        assert fork_server.wait(reporting.pid) == 0
     with server.client as client:
         for reporting in reportings:
             points = stored_points(client, reporting.spec)

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from tests.end_to_end.installation import ENDED, Installation
-from tests.faults.nursery import Nursery
+from tests.faults.fork_server import ForkServer
 from tests.waiting import until
 from zerolab.client import archive
 from zerolab.errors import UnreachableError
@@ -45,9 +45,9 @@ class Lives:
     after it.
     """
 
-    def __init__(self, installation: Installation, nursery: Nursery) -> None:
+    def __init__(self, installation: Installation, fork_server: ForkServer) -> None:
         self._installation = installation
-        self._nursery = nursery
+        self._fork_server = fork_server
         self._pid = 0
         self._moments = itertools.cycle(["before", "after"])
         self.deaths = 0
@@ -58,18 +58,20 @@ class Lives:
         home.server_file.unlink(missing_ok=True)
         self._installation._forget_client()
         arguments = ["--home", str(home.path), "--port", str(self._installation.port)]
-        self._pid = self._nursery.start(
+        self._pid = self._fork_server.start(
             "tests.faults.dying_server:serve", next(self._moments), arguments
         )
         until("the server listens, or is dead", lambda: home.server_file.exists() or self.dead())
 
     def dead(self) -> bool:
-        return self._nursery.ended(self._pid)
+        return self._fork_server.ended(self._pid)
 
     def revive(self) -> None:
         """Start the next server, if this one is dead: until one of them listens."""
         while self.dead():
-            assert self._nursery.wait(self._pid) == -9, self._nursery.log.read_text()[-2000:]
+            assert self._fork_server.wait(self._pid) == -9, self._fork_server.log.read_text()[
+                -2000:
+            ]
             self.deaths += 1
             self.next()
 
@@ -123,8 +125,8 @@ def search_with_kills(directory: Path, searcher: dict[str, Any], slots: int) -> 
     with Installation.running(directory / "home", slots) as installation:
         installation.kill_server()
         log = directory / "deaths.log"
-        with Nursery("zeroserver.process", "tests.faults.dying_server", log=log) as nursery:
-            lives = Lives(installation, nursery)
+        with ForkServer("zeroserver.process", "tests.faults.dying_server", log=log) as fork_server:
+            lives = Lives(installation, fork_server)
             _submit(installation, lives, config(directory, searcher), directory / "model")
             until("the search has ended", lambda: _state(installation, lives), ENDED.__contains__)
             result = outcome(installation, directory / "seen")

@@ -1,4 +1,4 @@
-"""Waiting is done in one place, and what was waited for in vain is named."""
+"""The helper until: results, exceptions and messages."""
 
 import itertools
 

@@ -84,10 +84,10 @@ __all__ = [
 ]
 
 
-_OF_DEEPSPEED = frozenset(
+_DEEPSPEED_NAMES = frozenset(
     {"accelerator", "checkpointing", "comm", "get_accelerator", "ops", "pipe", "utils", "zero"}
 )
-"""Names of the module ``deepspeed`` beside ``initialize``."""
+"""Names of the module ``deepspeed`` other than ``initialize``."""
 
 
 def __getattr__(name: str) -> Any:
@@ -103,7 +103,7 @@ def _missing_name_error(name: str) -> Exception:
     """Make the error for a missing name, with a hint for names of Determined and DeepSpeed."""
     from zerolab.determined import import_error
 
-    if name in _OF_DEEPSPEED:
+    if name in _DEEPSPEED_NAMES:
         alternative = "`import deepspeed` has it, with `environment: {deepspeed: zerolab}`"
         return ImportError(f"zerotrial has no {name!r}; {alternative}", name="zerotrial")
     parents = ("determined.pytorch.deepspeed", "determined.pytorch", "determined")

@@ -54,7 +54,7 @@ def init(
     The script is one rank; under torchrun it is one of several. As the entrypoint of an experiment
     it gets hyperparameters, configuration and seed from there. Otherwise metrics go to
     ``metrics.jsonl`` in ``run_dir`` (``zerolab import`` uploads it to a server), and checkpoints
-    to ``checkpoints/`` beside it.
+    to ``checkpoints/`` in the same directory.
 
     Args:
         hparams: Hyperparameters; inside an experiment its values take precedence.

@@ -124,7 +124,7 @@ class ShardedBatchIterator:
         if remainder:
             logger.warning(
                 "the micro-batch size or the number of ranks has changed so that the checkpoint's "
-                "position lies inside a micro-batch: %d samples of this epoch are repeated",
+                "position is inside a micro-batch: %d samples of this epoch are repeated",
                 remainder,
             )
         self.drawn = state["epoch"] * plan.micro_batches + min(micro_batch, plan.micro_batches)
@@ -350,8 +350,8 @@ def _check_batch_size(loader: DataLoader, micro_batch: int | None) -> None:
     raise TrialError(
         "build_training_data_loader: batch_size of the DataLoader must be the micro-batch size of "
         f"the engine, {micro_batch} (train_micro_batch_size_per_gpu), got {batch_size}; pass "
-        "context.get_train_micro_batch_size_per_gpu(), or any_batch_size=True if another size is "
-        "meant"
+        "context.get_train_micro_batch_size_per_gpu(), or any_batch_size=True to train with "
+        "another size"
     )
 
 

@@ -224,7 +224,7 @@ class CheckpointManager:
                     self._store.sweep()
                 else:
                     logger.warning(
-                        "another process saves checkpoints in %s; give each a run_dir of its own",
+                        "another process saves checkpoints in %s; use a separate run_dir for each",
                         self._context.spec.run_dir,
                     )
                 yield
@@ -275,10 +275,10 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
-        raise TrialError(f"checkpoint: {path} is missing; go on from an earlier one") from None
+        raise TrialError(f"checkpoint: {path} is missing; resume from an earlier one") from None
     except Exception as error:
         raise TrialError(
-            f"checkpoint: {path} is damaged ({error}); go on from an earlier one"
+            f"checkpoint: {path} is damaged ({error}); resume from an earlier one"
         ) from error
     return content
 

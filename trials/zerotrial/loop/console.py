@@ -39,7 +39,7 @@ class Console:
 
     def begin(self, steps: int) -> None:
         """Log the start of training and the directory of its results."""
-        start = f"goes on after batch {steps}" if steps else "begins"
+        start = f"resumes after batch {steps}" if steps else "begins"
         self._logger.info(
             "training %s: %d batches in all; metrics and checkpoints go to %s",
             start,

@@ -363,7 +363,7 @@ class Controller:
         )
         if not metrics:
             text += (
-                "; the validation gave no metric at all: check that its loader gives batches and "
+                "; the validation returned no metrics: check that its loader yields batches and "
                 "that evaluate_batch returns a dict with the metric"
             )
         if first:

@@ -34,8 +34,8 @@ def folders() -> list[Path]:
 
 def prefixes(names: list[str]) -> dict[str, int]:
     """Return first words that at least three file names share, ignoring ``test_``."""
-    words = Counter(re.split(r"[-_.]", name.removeprefix("test_"))[0] for name in names)
-    return {word: count for word, count in words.items() if count > 2}
+    first_words = Counter(re.split(r"[-_.]", name.removeprefix("test_"))[0] for name in names)
+    return {word: count for word, count in first_words.items() if count > 2}
 
 
 def import_cycles(graph: grimp.ImportGraph) -> list[list[str]]:

@@ -1,7 +1,7 @@
 """Fork server for tests: children start in milliseconds with all modules imported.
 
-``Nursery`` is the client in the test, ``main`` the process that forks. A child runs one function,
-named ``module:function``, with JSON arguments.
+``ForkServer`` is the client in the test, ``main`` the process that forks. A child runs one
+function, named ``module:function``, with JSON arguments.
 """
 
 import importlib
@@ -19,14 +19,14 @@ from typing import Any, Self
 from zerolab.linux import die_with_parent
 
 
-class Nursery:
+class ForkServer:
     """Client of the fork server; children die with it, and it with the creating thread."""
 
     def __init__(self, *modules: str, log: Path) -> None:
         self.log = log
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.faults.nursery", str(os.getpid()), *modules],
+                [sys.executable, "-m", "tests.faults.fork_server", str(os.getpid()), *modules],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,
@@ -72,7 +72,7 @@ class Nursery:
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
             response = self._process.stdout.readline()
-        assert response, "the nursery has died; see its log"
+        assert response, "the fork_server has died; see its log"
         return response.decode()
 
 
