@@ -381,3 +381,14 @@ def test_invalid_options(
         main(["experiment.yaml", *options])
     assert caught.value.code == 2
     assert problem in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_plan_divides_model_over_tensor_ranks(stage: int) -> None:
+    def planned(size: int, ranks: int) -> MemoryEstimate:
+        config = {"train_batch_size": 8, "tensor_parallel": {"size": size}}
+        model = nn.Sequential(nn.Linear(16, 32, bias=False), nn.Linear(32, 16, bias=False))
+        profile = profile_model(model, load_engine_config(config), None, None)
+        return next(e for e in estimates(profile, ranks, "cpu") if e.stage == stage)
+
+    assert planned(2, 4).device == planned(1, 2).device / 2
