@@ -118,7 +118,7 @@ def continue_experiment(
         progress=0.0 if searches_on else 1 - len(opened) / max(experiment["num_trials"], 1),
     )  # fmt: skip
     _refuse_without_checkpoint(transaction, opened)
-    reopen_trials(transaction, experiment_id, opened, state)
+    reopen_trials(world, transaction, experiment_id, opened, state)
     carry_out(world, transaction, experiment_id, wanted)
     _tell_the_rest(world, transaction, ended, {trial["id"] for trial in opened}, told)
     _tell_of_deleted(world, transaction, experiment_id, told)

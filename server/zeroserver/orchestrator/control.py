@@ -14,7 +14,15 @@ from zeroserver.orchestrator import searching
 from zeroserver.orchestrator.checkpoints.registry import refuse_while_registered
 from zeroserver.orchestrator.cluster.slurm import check_pool_holds
 from zeroserver.orchestrator.continuing import why_through
-from zeroserver.orchestrator.desk import World, experiment_of, find, save, storage_of, touch
+from zeroserver.orchestrator.desk import (
+    World,
+    experiment_of,
+    find,
+    save,
+    storage_of,
+    touch,
+    touch_trials,
+)
 from zeroserver.orchestrator.experiments import (
     move_experiment,
     resource_columns,
@@ -180,7 +188,7 @@ def _pause(world: World, transaction: Transaction, experiment: RowMapping) -> No
     for run_id in transaction.connection.scalars(held.order_by(trials.c.id)).all():
         direct_run(world, transaction, run_id, "preempt")
     idle = trials.c.state == TrialState.QUEUED
-    _move_idle(transaction, number, idle, TrialState.PAUSED)
+    _move_idle(world, transaction, number, idle, TrialState.PAUSED)
     waiting = select(trials.c.source_trial_id).where(
         trials.c.experiment_id == number, text(WEIGHTS_MISSING)
     )
@@ -188,20 +196,24 @@ def _pause(world: World, transaction: Transaction, experiment: RowMapping) -> No
         settle_sources(transaction, source)
 
 
-def _activate(_world: World, transaction: Transaction, experiment: RowMapping) -> None:
+def _activate(world: World, transaction: Transaction, experiment: RowMapping) -> None:
     move_experiment(transaction, experiment, ExperimentState.ACTIVE)
     free = (trials.c.state == TrialState.PAUSED) & (trials.c.waits == 0) & (trials.c.held == 0)
-    _move_idle(transaction, experiment["id"], free, TrialState.QUEUED)
+    _move_idle(world, transaction, experiment["id"], free, TrialState.QUEUED)
 
 
 def _move_idle(
-    transaction: Transaction, experiment_id: int, which: ColumnElement[bool], state: TrialState
+    world: World,
+    transaction: Transaction,
+    experiment_id: int,
+    which: ColumnElement[bool],
+    state: TrialState,
 ) -> None:
     """Move all trials without a run at once: there may be thousands."""
     mine = (trials.c.experiment_id == experiment_id) & trials.c.run_id.is_(None) & which
-    moved = transaction.connection.scalars(select(trials.c.id).where(mine).order_by(trials.c.id))
-    for trial_id in moved.all():
-        touch(transaction, "trial", experiment_id, trial_id)
+    if world.journal.wanted(experiment_id):
+        moved = select(trials.c.id).where(mine).order_by(trials.c.id)
+        touch_trials(world, transaction, experiment_id, transaction.connection.scalars(moved))
     transaction.connection.execute(update(trials).where(mine).values(state=state))
 
 

@@ -41,6 +41,7 @@ __all__ = [
     "storage_of",
     "stored_address",
     "touch",
+    "touch_trials",
     "trial_of",
 ]
 
@@ -229,6 +230,15 @@ def save(transaction: Transaction, table: Table, row_id: int, **values: Any) -> 
 def touch(transaction: Transaction, kind: str, experiment_id: int, resource: Any) -> None:
     """Tell the event streams that something has changed."""
     transaction.changes.append(Change("", experiment_id, kind, resource))
+
+
+def touch_trials(
+    world: World, transaction: Transaction, experiment_id: int, trial_ids: Iterable[int]
+) -> None:
+    """Tell the event streams, if anyone reads them, that thousands of trials have changed."""
+    if world.journal.wanted(experiment_id):
+        for trial_id in trial_ids:
+            touch(transaction, "trial", experiment_id, trial_id)
 
 
 def agents_changed() -> Change:

@@ -30,7 +30,7 @@ from zerolab.searcher.factory import read_section
 from zerolab.searcher.view import HasView, SearchView
 from zeroserver.orchestrator.desk import World, config_of, find
 from zeroserver.states import TRIAL_ENDED, ExperimentState
-from zeroserver.store.database import Change, Transaction
+from zeroserver.store.database import Change, Transaction, raw_rows
 from zeroserver.store.schema import experiments, searcher_events, trials
 
 if TYPE_CHECKING:  # loaded when the first experiment comes
@@ -168,7 +168,7 @@ def tell_created(
 def not_carried_out(world: World, transaction: Transaction, experiment_id: int) -> list[Operation]:
     """Return what a searcher has wanted and no change has carried out, in its order."""
     there = created(transaction, experiment_id)
-    searcher, steps, problem = _replay(world, transaction, experiment_id)
+    searcher, steps, problem, _ = _replay(world, transaction, experiment_id)
     if problem is not None:
         return []
     _keep(world, transaction, experiment_id, searcher)
@@ -287,7 +287,7 @@ def look_back(world: World, connection: Connection, row: RowMapping) -> Seen:
     if then == last:
         return seen
     section = config_of(row).searcher
-    searcher, _, problem = _fold(connection, row, section)
+    searcher, _, problem, _ = _fold(connection, row, section)
     seen = Seen(section.unit, SearchView() if problem else _view(searcher), problem)
     world.looked_back[row["id"]] = last, seen
     for experiment_id in list(world.looked_back)[:-_LOOKED_BACK]:
@@ -302,7 +302,7 @@ def _view(searcher: Searcher) -> SearchView:
 def _find(world: World, transaction: Transaction, experiment_id: int) -> Searcher:
     searcher = world.searchers.get(experiment_id)
     if searcher is None:
-        searcher, _, problem = _replay(world, transaction, experiment_id)
+        searcher, _, problem, _ = _replay(world, transaction, experiment_id)
         if problem is not None:
             searcher = _Lost()
             world.lost[experiment_id] = problem
@@ -324,9 +324,8 @@ def replay(world: World, transaction: Transaction, experiment_id: int) -> list[O
         ConflictError: If that are other trials than there are.
     """
     wanted: list[Operation] = []
-    told = [None, *_told(transaction.connection, experiment_id)]
-    steps = _replayed(world, transaction, experiment_id)
-    for event, step in zip(told, steps, strict=True):
+    replayed = _replayed(world, transaction, experiment_id)
+    for event, step in zip([None, *replayed.told], replayed.operations, strict=True):
         if event is not None and event.kind == "grown":  # its end was not the last one
             wanted = [one for one in wanted if not isinstance(one, Shutdown)]
         wanted += step
@@ -375,18 +374,16 @@ def grow(
     event = Event("grown", 0, reason=msgspec.json.encode(growth).decode())
     row = {"experiment_id": experiment_id, "time": world.clock(), **event._asdict()}
     transaction.connection.execute(_INSERT, row)
-    return _replayed(world, transaction, experiment_id)[-1]
+    return _replayed(world, transaction, experiment_id).operations[-1]
 
 
-def _replayed(
-    world: World, transaction: Transaction, experiment_id: int
-) -> list[Sequence[Operation]]:
-    searcher, operations, problem = _replay(world, transaction, experiment_id)
-    if problem is not None:
-        msg = f"experiment {experiment_id}: cannot be continued: {problem}"
+def _replayed(world: World, transaction: Transaction, experiment_id: int) -> "_Replayed":
+    replayed = _replay(world, transaction, experiment_id)
+    if replayed.problem is not None:
+        msg = f"experiment {experiment_id}: cannot be continued: {replayed.problem}"
         raise ConflictError(msg)
-    _keep(world, transaction, experiment_id, searcher)
-    return operations
+    _keep(world, transaction, experiment_id, replayed.searcher)
+    return replayed
 
 
 class _Replayed(NamedTuple):
@@ -397,6 +394,8 @@ class _Replayed(NamedTuple):
     """What it wanted first, and after each event."""
     problem: str | None
     """Why it is not the one that has made the experiment's trials."""
+    told: list[Event]
+    """All events."""
 
 
 def _replay(world: World, transaction: Transaction, experiment_id: int) -> _Replayed:
@@ -425,7 +424,7 @@ def _fold(connection: Connection, row: RowMapping, section: "SearcherConfig") ->
             operations.append(_apply(searcher, event))
     known = section.has_independent_trials or isinstance(searcher, ExternalSearcher)
     same = known or _made_the_trials(connection, row["id"], told, operations)
-    return _Replayed(searcher, operations, None if same else _LOST.format(row["id"]))
+    return _Replayed(searcher, operations, None if same else _LOST.format(row["id"]), told)
 
 
 def _made_the_trials(
@@ -490,13 +489,13 @@ class _Lost:
 
 def _told(connection: Connection, experiment_id: int) -> list[Event]:
     """All events, in the order in which they were told."""
-    columns = searcher_events.c
-    stored = connection.execute(
-        select(columns.kind, columns.request_id, columns.value, columns.length, columns.reason)
-        .where(columns.experiment_id == experiment_id)
-        .order_by(columns.id)
-    )
-    return [Event(*row) for row in stored]
+    return [Event(*row) for row in raw_rows(connection, _EVENTS, (experiment_id,))]
+
+
+_EVENTS = (
+    "SELECT kind, request_id, value, length, reason FROM searcher_events "
+    "WHERE experiment_id = ? ORDER BY id"
+)
 
 
 def _searcher(row: RowMapping, section: "SearcherConfig") -> Searcher:

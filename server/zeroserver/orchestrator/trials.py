@@ -27,6 +27,7 @@ from zeroserver.orchestrator.desk import (
     log_line,
     save,
     touch,
+    touch_trials,
 )
 from zeroserver.orchestrator.experiments import move_experiment, settle_experiment
 from zeroserver.orchestrator.searching import Event
@@ -333,11 +334,16 @@ def reopen_trial(
 
 
 def reopen_trials(
-    transaction: Transaction, experiment_id: int, ended: Sequence[RowMapping], state: str
+    world: World,
+    transaction: Transaction,
+    experiment_id: int,
+    ended: Sequence[RowMapping],
+    state: str,
 ) -> None:
     """Let trials that have ended go on, as :func:`reopen_trial`: thousands at once.
 
     Args:
+        world: Of the orchestrator.
         transaction: Of the writer.
         experiment_id: Their experiment.
         ended: The trials.
@@ -345,10 +351,10 @@ def reopen_trials(
     """
     by_state: dict[TrialState, list[int]] = {}
     for trial in ended:
-        to = resting_state(state, {**trial, "held": 0})
+        to = resting_state(state, {"waits": trial["waits"], "held": 0})
         check_move(TRIAL_MOVES, f"trial {trial['id']}", trial["state"], to)
         by_state.setdefault(to, []).append(trial["id"])
-        touch(transaction, "trial", experiment_id, trial["id"])
+    touch_trials(world, transaction, experiment_id, (trial["id"] for trial in ended))
     for to, ids in by_state.items():
         transaction.many(_REOPEN, [(str(to), number) for number in ids])
     waiting = select(trials.c.source_trial_id).where(text(WEIGHTS_MISSING))
@@ -445,8 +451,7 @@ def cancel_idle_trials(
         .where(*idle)
         .values(state=TrialState.CANCELED, stop=why, restart_at=None, ended_at=world.clock())
     )
-    for trial_id in found:
-        touch(transaction, "trial", experiment_id, trial_id)
+    touch_trials(world, transaction, experiment_id, found)
     if found:
         apply_to_experiment(world, transaction, experiment_id)
 
