@@ -277,12 +277,15 @@ def forget_after(transaction: Transaction, trial_id: int, step: int) -> None:
     )
     if not edges:
         return
-    transaction.run("DELETE FROM points WHERE trial_id = ? AND step > ?", (trial_id, step))
-    for shift in SHIFTS:
-        transaction.run(
-            "DELETE FROM rollups WHERE trial_id = ? AND shift = ? AND bucket > ?",
-            (trial_id, shift, step >> shift),
-        )
+    # Key by key, which the index serves: a long trial loses little, and is not read as a whole.
+    transaction.many(
+        "DELETE FROM points WHERE trial_id = ? AND key_id = ? AND step > ?",
+        [(trial_id, key, step) for (key,) in edges],
+    )
+    transaction.many(
+        "DELETE FROM rollups WHERE trial_id = ? AND shift = ? AND key_id = ? AND bucket > ?",
+        [(trial_id, shift, key, step >> shift) for shift in SHIFTS for (key,) in edges],
+    )
     last = max(step, 0) >> SHIFTS[0]
     _rebuild(transaction, trial_id, {(key, last) for (key,) in edges})
 
