@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from zerolab.contract.spec import ENV_HOME
+from zerolab.contract.spec import ENV_HOME, ENV_MASTER, ENV_TOKEN
 from zerolab.errors import ConfigError
-from zerolab.files import create_private, write_atomic
+from zerolab.files import create_private, read_json, write_atomic
 
-__all__ = ["Home"]
+__all__ = ["Home", "named_master", "server_url", "token_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -230,3 +230,19 @@ def _close_token(file: Path, renewal: str) -> None:
         mode,
         renewal,
     )
+
+
+def named_master() -> str | None:
+    """Return the address that ``--master`` or the environment names, if one does."""
+    return os.environ.get(ENV_MASTER) or None
+
+
+def server_url(home: Home) -> str | None:
+    """Return the address of the server: the one named, or this installation's own."""
+    own = (read_json(home.server_file) or {}).get("url")
+    return named_master() or (str(own) if own else None)
+
+
+def token_of(home: Home) -> str:
+    """Return the token to use; empty when there is none yet."""
+    return os.environ.get(ENV_TOKEN) or home.read_token() or ""

@@ -1,16 +1,13 @@
 """Which server a command talks to, with which token, and how its things are named."""
 
-import os
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from zerolab.contract.spec import ENV_MASTER, ENV_TOKEN
 from zerolab.errors import UnreachableError
-from zerolab.files import read_json
-from zerolab.paths import Home
+from zerolab.paths import Home, named_master, server_url, token_of
 
 if TYPE_CHECKING:
     from zerolab.client.http import Client
@@ -55,22 +52,6 @@ ExperimentId = Annotated[
     int, typer.Argument(parser=id_of("experiment"), help="Id of the experiment.")
 ]
 TrialId = Annotated[int, typer.Argument(parser=id_of("trial"), help="Id of the trial.")]
-
-
-def named_master() -> str | None:
-    """Return the address that ``--master`` or the environment names, if one does."""
-    return os.environ.get(ENV_MASTER) or None
-
-
-def server_url(home: Home) -> str | None:
-    """Return the address of the server: the one named, or this installation's own."""
-    own = (read_json(home.server_file) or {}).get("url")
-    return named_master() or (str(own) if own else None)
-
-
-def token_of(home: Home) -> str:
-    """Return the token to use; empty when there is none yet."""
-    return os.environ.get(ENV_TOKEN) or home.read_token() or ""
 
 
 def own_server(home: Home) -> str:

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from zerolab.contract.spec import ENV_MASTER, ENV_RUN_SPEC, ENV_TOKEN, read_run_spec
 from zerolab.errors import ConfigError
-from zerolab.files import read_json
-from zerolab.paths import Home
+from zerolab.paths import Home, named_master, server_url, token_of
 
 __all__ = ["find_server"]
 
@@ -21,17 +20,13 @@ def find_server() -> tuple[str, str]:
         ConfigError: If there is none.
     """
     home = Home.default()
-    token = os.environ.get(ENV_TOKEN, "")
-    named = os.environ.get(ENV_MASTER)
-    if named:
-        return named, token or home.read_token() or ""
-    if ENV_RUN_SPEC in os.environ:
+    if named_master() is None and ENV_RUN_SPEC in os.environ:
         spec = read_run_spec(Path(os.environ[ENV_RUN_SPEC]))
         if spec.master:
             return spec.master, spec.token
-    own = (read_json(home.server_file) or {}).get("url")
-    if not own:
+    url = server_url(home)
+    if url is None:
         problem = f"url: no server runs for the data directory {home.path}"
         remedy = f"start one with `zerolab up`, set {ENV_MASTER} and {ENV_TOKEN}, or give url"
         raise ConfigError("Client()", [f"{problem}; {remedy} and token"])
-    return str(own), token or home.read_token() or ""
+    return url, token_of(home)
