@@ -67,7 +67,7 @@ def wait_for_trial(installation: Installation, experiment_id: int) -> None:
     )
 
 
-def searcher_of(installation: Installation, experiment_id: int) -> psutil.Process:
+def find_searcher_process(installation: Installation, experiment_id: int) -> psutil.Process:
     """Return the process that the server runs for an experiment's searcher class."""
     command = ["zerolab.client.search", str(experiment_id)]
 
@@ -93,7 +93,7 @@ def test_custom_search_survives_kill_but_not_errors(
     class_directory, remote_directory = tmp_path / "good", tmp_path / "remote"
     experiment_id = submit(installation, class_directory, code)
     wait_for_trial(installation, experiment_id)
-    searcher_process = searcher_of(installation, experiment_id)
+    searcher_process = find_searcher_process(installation, experiment_id)
     searcher_process.kill()
     searcher_process.wait()
     (class_directory / "gate").touch()  # a new process gets all earlier events, then the next ones

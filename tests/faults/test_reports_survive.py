@@ -40,7 +40,7 @@ def server(fork_server: ForkServer, tmp_path: Path) -> KillableServer:
     return server
 
 
-class Reporting:
+class ReportingRun:
     """One run and its reporter, which is restarted after each kill."""
 
     def __init__(self, fork_server: ForkServer, spec: RunSpec) -> None:
@@ -80,29 +80,27 @@ class Reporting:
 def test_200_kills_of_reporters_keep_each_report_once(
     fork_server: ForkServer, server: KillableServer, tmp_path: Path
 ) -> None:
-    reportings = [
-        Reporting(fork_server, spec) for spec in make_runs(server, RUNS, tmp_path / "runs")
-    ]
+    runs = [ReportingRun(fork_server, spec) for spec in make_runs(server, RUNS, tmp_path / "runs")]
     chance = random.Random(1)
-    lives = [[chance.uniform(0, 0.08) for _ in range(LIVES)] for _ in reportings]
+    lives = [[chance.uniform(0, 0.08) for _ in range(LIVES)] for _ in runs]
 
-    def run_lives(reporting: Reporting, lengths: list[float]) -> None:
+    def run_lives(run: ReportingRun, lengths: list[float]) -> None:
         first = 1
         for length in lengths:
-            first = reporting.run_and_kill(first, length)
+            first = run.run_and_kill(first, length)
 
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(run_lives, reportings, lives))
+        list(pool.map(run_lives, runs, lives))
     with server.client as client:
-        for reporting in reportings:
-            spec = reporting.spec
-            count = reporting.deliver_remaining(client)
-            assert count == Spool(reporting.run_dir / SPOOL_DIR).count
+        for run in runs:
+            spec = run.spec
+            count = run.deliver_remaining(client)
+            assert count == Spool(run.run_dir / SPOOL_DIR).count
             points = stored_points(client, spec)
-            assert reporting.certain <= set(points) <= reporting.certain | reporting.uncertain
+            assert run.certain <= set(points) <= run.certain | run.uncertain
             assert len(points) == count  # one record per step: no duplicates
             assert all(value == value_of(spec, step) for step, value in points.items())
-            assert reporting.deliver_remaining(client) == count
+            assert run.deliver_remaining(client) == count
             assert stored_points(client, spec) == points
     assert "Traceback" not in fork_server.log.read_text()
 
@@ -110,32 +108,30 @@ def test_200_kills_of_reporters_keep_each_report_once(
 def test_50_kills_of_server_keep_each_report_once(
     fork_server: ForkServer, server: KillableServer, tmp_path: Path
 ) -> None:
-    reportings = [
-        Reporting(fork_server, spec) for spec in make_runs(server, RUNS, tmp_path / "runs")
-    ]
-    for reporting in reportings:
-        reporting.start(1, pause_s=0.004)
+    runs = [ReportingRun(fork_server, spec) for spec in make_runs(server, RUNS, tmp_path / "runs")]
+    for run in runs:
+        run.start(1, pause_s=0.004)
     chance = random.Random(2)
     for number in range(SERVER_KILLS):
         if number % 2:
             time.sleep(chance.uniform(0, 0.4))  # killed during or shortly after the start
         else:
             until("the server answers", server.answers)
-            _wait_for_reports(server, chance.choice(reportings).spec)
+            _wait_for_reports(server, chance.choice(runs).spec)
             time.sleep(chance.uniform(0, 0.1))
         server.kill()
         server.start(wait=False)
     until("the server answers", server.answers)
-    for reporting in reportings:
-        reporting.ledger.stop = True
-    for reporting in reportings:
-        assert fork_server.wait(reporting.pid) == 0
+    for run in runs:
+        run.ledger.stop = True
+    for run in runs:
+        assert fork_server.wait(run.pid) == 0
     with server.client as client:
-        for reporting in reportings:
-            points = stored_points(client, reporting.spec)
-            assert set(points) == set(range(1, reporting.ledger.step + 1))
-            assert all(value == value_of(reporting.spec, step) for step, value in points.items())
-            count = reporting.deliver_remaining(client)
+        for run in runs:
+            points = stored_points(client, run.spec)
+            assert set(points) == set(range(1, run.ledger.step + 1))
+            assert all(value == value_of(run.spec, step) for step, value in points.items())
+            count = run.deliver_remaining(client)
             assert len(points) == count  # one record per step: no duplicates
 
 

@@ -38,7 +38,7 @@ PROMOTING = {
 """All pause after 6 batches. When the third does, in whatever order they come, the best goes on."""
 
 
-class Lives:
+class DyingServers:
     """Servers of one installation, each of which dies at its first event.
 
     Each event is handled twice: by a server that dies before the commit, and by one that dies
@@ -126,31 +126,33 @@ def search_with_kills(directory: Path, searcher: dict[str, Any], slots: int) -> 
         installation.kill_server()
         log = directory / "deaths.log"
         with ForkServer("zeroserver.process", "tests.faults.dying_server", log=log) as fork_server:
-            lives = Lives(installation, fork_server)
-            _submit(installation, lives, config(directory, searcher), directory / "model")
-            until("the search has ended", lambda: _state(installation, lives), ENDED.__contains__)
+            servers = DyingServers(installation, fork_server)
+            _submit(installation, servers, config(directory, searcher), directory / "model")
+            until("the search has ended", lambda: _state(installation, servers), ENDED.__contains__)
             result = outcome(installation, directory / "seen")
         # Submitted, the first at its rung, the third, the best at the end: at least four commits,
         # as two that come together share one; each by a server that died of it, after another one.
-        assert lives.deaths >= 2 * 4
+        assert servers.deaths >= 2 * 4
         return result
 
 
-def _submit(installation: Installation, lives: Lives, content: dict[str, Any], model: Path) -> None:
+def _submit(
+    installation: Installation, servers: DyingServers, content: dict[str, Any], model: Path
+) -> None:
     """Submit until the experiment exists; a server that dies before the commit stores nothing."""
     model.mkdir()
     (model / "train.py").write_text(SCRIPT)
-    lives.next()
+    servers.next()
     for experiments_created in (0, 1):
         with pytest.raises(UnreachableError):
             installation.client.create_experiment(content, archive.pack(model))
-        until("the server is dead", lives.dead)
-        lives.revive()
+        until("the server is dead", servers.dead)
+        servers.revive()
         assert len(installation.client.experiments()) == experiments_created
 
 
-def _state(installation: Installation, lives: Lives) -> str:
-    lives.revive()
+def _state(installation: Installation, servers: DyingServers) -> str:
+    servers.revive()
     try:
         return str(installation.client.experiment(1)["state"])
     except UnreachableError:

@@ -29,7 +29,7 @@ LENGTH = 12
 
 def make_run(
     path: Path,
-    accident: str = "none",
+    fault: str = "none",
     at_batch: int = 7,
     latest: CheckpointRef | None = None,
     length: int = LENGTH,
@@ -45,14 +45,14 @@ def make_run(
         run_id=1,
         **sections(
             {
-                "entrypoint": "trial_model:AccidentTrial",
+                "entrypoint": "trial_model:FaultyTrial",
                 "searcher": {"max_length": {"batches": length}},
                 "scheduling_unit": 5,
                 "min_checkpoint_period": {"batches": 3},
                 "min_validation_period": {"batches": 4},
             }
         ),
-        hparams={"accident": accident, "at_batch": at_batch, **hparams},
+        hparams={"fault": fault, "at_batch": at_batch, **hparams},
         trial_seed=3,
         slots=2,
         model_dir=str(folder.model),
@@ -100,7 +100,7 @@ def test_hung_rank_fails_with_rank_and_operation(tmp_path: Path) -> None:
 
 def test_sigterm_saves_checkpoint(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
-    folder = make_run(tmp_path / "run", "tell", length=10_000_000, file=str(ready))
+    folder = make_run(tmp_path / "run", "signal_ready", length=10_000_000, file=str(ready))
     process = launch(folder)
     until("the rank trains", ready.exists, details=lambda: read_stderr(folder))
     os.kill(process.pid, signal.SIGTERM)

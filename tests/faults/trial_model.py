@@ -20,7 +20,7 @@ def fill(file):
             pass
 
 
-def wait_less(hangs):
+def shorten_timeout(hangs):
     """Reduce the timeout to 2 s once a rank hangs.
 
     A short timeout from the start would fail on a slow machine before the fault.
@@ -33,7 +33,7 @@ def wait_less(hangs):
         peer._timeout_s = 2.0
 
 
-class AccidentTrial(zerotrial.ZeroTrial):
+class FaultyTrial(zerotrial.ZeroTrial):
     """Trial that fits a line with dropout, with two micro-batches per batch."""
 
     def __init__(self, context):
@@ -53,26 +53,26 @@ class AccidentTrial(zerotrial.ZeroTrial):
     def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
         self.micro_batches += 1
         if self.context.distributed.rank == 1:
-            self.accident(batch_idx)
-        elif self.hparams["accident"] == "hang" and batch_idx == self.hparams["at_batch"]:
-            wait_less(Path(self.hparams["file"]))
+            self.fault(batch_idx)
+        elif self.hparams["fault"] == "hang" and batch_idx == self.hparams["at_batch"]:
+            shorten_timeout(Path(self.hparams["file"]))
         x = next(dataloader_iter)
         loss = (self.engine(x) - 3 * x.to(torch.bfloat16)).float().square().mean()
         self.engine.backward(loss)
         self.engine.step()
         return {"loss": loss, "first": x[0, 0]}
 
-    def accident(self, batch_idx):
+    def fault(self, batch_idx):
         if batch_idx == self.hparams["at_batch"]:
-            if self.hparams["accident"] == "kill":
+            if self.hparams["fault"] == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
-            if self.hparams["accident"] == "hang":
+            if self.hparams["fault"] == "hang":
                 Path(self.hparams["file"]).touch()
                 while True:
                     time.sleep(3600)
-            if self.hparams["accident"] == "fill":
+            if self.hparams["fault"] == "fill":
                 fill(Path(self.hparams["file"]))
-            if self.hparams["accident"] == "tell":
+            if self.hparams["fault"] == "signal_ready":
                 Path(self.hparams["file"]).touch()
 
     def evaluate_batch(self, dataloader_iter):
