@@ -83,6 +83,8 @@ class EpochPlan:
 
         They can exceed the number of items; the caller wraps them to the start of the epoch.
         """
+        # Ranks take turns within a micro-batch number, so that a batch is a contiguous range of the
+        # order and does not depend on the number of ranks.
         first = (micro_batch * self.replicas + rank) * self.micro_batch
         return range(first, first + self.micro_batch)
 

@@ -139,6 +139,8 @@ class CheckpointManager:
             StaleRunError: If another run has superseded this one; the checkpoint is discarded.
             StorageError: On all ranks, if the storage rejects the files.
         """
+        # Both phases run in the background. Each ends with a collective, so the ranks advance
+        # together at one of their agreements instead of whenever a rank is done.
         if self._pending_write is not None:
             (draft, steps), self._pending_write = self._pending_write, None
             for engine in self._context.engines:

@@ -355,6 +355,8 @@ class Validator:
             ValidationInterruptedError: On all ranks, if any rank gets a stop request.
         """
         has_more = batches is not None and batches.has_more(self._call_size)
+        # A rank with batches agrees once and evaluates the next one. A rank without batches repeats
+        # the agreement until no rank has more, so that the others never wait for it.
         while not has_more or self._lockstep or calls >= self._next_agreement:
             call_s = (time.monotonic() - started) / max(calls, 1)
             any_more = self._agree(has_more=has_more, call_s=call_s)

@@ -44,6 +44,7 @@ class _StaticRendezvous(RendezvousHandler):
         return "zerolab"
 
     def next_rendezvous(self) -> RendezvousInfo:
+        # The specification has the ranks of all nodes, so nothing is negotiated.
         nodes = self._nodes
         address = RendezvousStoreInfo(nodes.address, self._store.port)
         store = PrefixStore(self._run_id, self._store)
