@@ -229,7 +229,7 @@ def test_a_mistaken_file_is_told_by_key(file: Path) -> None:
     file.write_text(FILE.replace("max_trials: 10", "max_trials: 0"))
     done = preview(file)
     assert done.returncode == 2
-    assert "searcher.max_trials: input should be greater than 0" in done.stderr
+    assert "searcher.max_trials: must be greater than 0" in done.stderr
 
 
 def test_the_folder_of_an_experiment_is_previewed_as_it_is_run(file: Path) -> None:

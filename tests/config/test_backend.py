@@ -23,7 +23,7 @@ def test_backend_is_refused_by_name(backend: Any) -> None:
     problem, other = caught.value.problems  # the engine file is checked in the same call
     assert problem.startswith("backend: is not supported; remove it to train with Zerolab's engine")
     assert "deepspeed.initialize() in the trial" in problem
-    assert "train_batch_size: input should be a valid integer" in other
+    assert "train_batch_size: must be a whole number" in other
 
 
 @pytest.mark.parametrize("backend", ["zerolab", None])

@@ -44,8 +44,8 @@ def test_a_good_pair_of_files_passes() -> None:
 def test_problems_of_both_files_come_together() -> None:
     engine = {"train_batch_size": 33, "zero_optimization": {"stge": 1}, "gradient_clipping": "x"}
     assert check({**EXPERIMENT, "max_restarts": -1}, engine) == [
-        "max_restarts: input should be greater than or equal to 0, got -1",
-        "conf/ds.json: gradient_clipping: input should be a valid number, got 'x'",
+        "max_restarts: must be at least 0, got -1",
+        "conf/ds.json: gradient_clipping: must be a number, got 'x'",
         "conf/ds.json: optimizer.type: is required, got nothing",
         "conf/ds.json: zero_optimization.stge: unknown key; did you mean 'stage'?",
         "conf/ds.json: train_batch_size: must be a multiple of accumulation steps x "
@@ -102,7 +102,7 @@ def test_searched_values_are_tried_at_their_ends() -> None:
     searched["searcher"] = {**EXPERIMENT["searcher"], "name": "random", "max_trials": 2}
     lines = check(searched, ENGINE)
     assert len(lines) == 2
-    assert "gradient_clipping: input should be greater than or equal to 0, got -1" in lines[0]
+    assert "gradient_clipping: must be at least 0, got -1" in lines[0]
     assert "= 1 x 2 = 2, got 7" in lines[1]
 
 

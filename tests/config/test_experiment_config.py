@@ -92,7 +92,7 @@ HALVING = ADAPTIVE | {"name": "async_halving"}
 PBT = {"name": "pbt", "metric": "m", "population_size": 4, "num_rounds": 3}
 RANDOM = {"name": "random", "metric": "m", "max_length": 1, "max_concurrent_trials": 0}
 AT_ONCE = "max_concurrent_trials: must be 1 to 10,000 for this search, got 0, with which"
-AT_MOST = "input should be less than or equal to"
+AT_MOST = "must be at most"
 TOO_MUCH: list[tuple[dict[str, Any], str]] = [
     (PBT | {"length_per_round": 0}, "length_per_round: must be 1 to 3002399751580330 batches or"),
     (PBT | {"length_per_round": {"epochs": 2**52}}, "length_per_round: must be 1 to 30023997515"),
@@ -119,13 +119,13 @@ TOO_MUCH: list[tuple[dict[str, Any], str]] = [
 ]
 REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"max_restart": 3}, "max_restart: unknown key; did you mean 'max_restarts'?"),
-    ({"max_restarts": -1}, "max_restarts: input should be greater than or equal to 0, got -1"),
-    ({"max_restarts": "3"}, "max_restarts: input should be a valid integer, got '3'"),
+    ({"max_restarts": -1}, "max_restarts: must be at least 0, got -1"),
+    ({"max_restarts": "3"}, "max_restarts: must be a whole number, got '3'"),
     (
         {"resources": {"slots_per_trial": 0}},
         "resources.slots_per_trial: must be at least 1, got 0; set it to 1: without a GPU",
     ),
-    ({"resources": {"priority": 100}}, "resources.priority: input should be less than or equal"),
+    ({"resources": {"priority": 100}}, "resources.priority: must be at most"),
     (
         {"resources": {"slots_per_trial": 4, "max_slots": 2}},
         "resources.max_slots: must be at least slots_per_trial = 4, got 2",
@@ -143,7 +143,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"min_validation_period": "3"}, "min_validation_period: must be {batches: n}, {epochs: n} or"),
     (
         {"searcher": {"name": "random", "metric": "m", "max_length": 1, "max_trials": 10**6}},
-        "searcher.max_trials: input should be less than or equal to 100000, got 1000000",
+        "searcher.max_trials: must be at most 100000, got 1000000",
     ),
     (
         {
@@ -156,8 +156,8 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
         "hyperparameters: a grid must have at most 100,000 points, got 2,000,000,000",
     ),
     ({"min_validation_period": {"batch": 3}}, "min_validation_period.batch: unknown key"),
-    ({"min_validation_period": -1}, "min_validation_period.batches: input should be greater"),
-    ({"checkpoint_policy": "latest"}, "checkpoint_policy: input should be 'best', 'all' or 'none'"),
+    ({"min_validation_period": -1}, "min_validation_period.batches: must be "),
+    ({"checkpoint_policy": "latest"}, "checkpoint_policy: must be 'best', 'all' or 'none'"),
     (
         {"searcher": {"name": "single", "metric": "m"}},
         "searcher.max_length: is required for a trial class, got nothing; say how far",
@@ -185,7 +185,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"searcher": {"name": "single", "metric": "m", "max_length": 1, "source_trial_id": 0}},
-        "searcher.source_trial_id: input should be greater than 0, got 0",
+        "searcher.source_trial_id: must be greater than 0, got 0",
     ),
     (
         {
@@ -320,18 +320,18 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"resources": {"slots_per_trial": 1e6}},
-        "resources.slots_per_trial: input should be less than or equal to 16384, got 1000000",
+        "resources.slots_per_trial: must be at most 16384, got 1000000",
     ),
     *(
         (
             {"resources": {key: 2**31}},
-            f"resources.{key}: input should be less than or equal to 2147483647, got 2147483648",
+            f"resources.{key}: must be at most 2147483647, got 2147483648",
         )
         for key in ("max_slots", "queue_time", "max_nodes")
     ),
     (
         {"preemption_timeout": 1e30},
-        "preemption_timeout: input should be less than or equal to 2147483647, got 1e+30",
+        "preemption_timeout: must be at most 2147483647, got 1e+30",
     ),
     *(({"searcher": searcher}, f"searcher.{problem}") for searcher, problem in TOO_MUCH),
 ]
@@ -408,7 +408,7 @@ def test_all_problems_of_a_file_come_together(tmp_path: Path) -> None:
     assert str(caught.value) == (
         f"{file}: 3 problem(s)\n"
         "  resources.slots: is not supported; set resources.slots_per_trial\n"
-        "  resources.gpus: unknown key\n"
+        "  resources.gpus: is not supported; set resources.slots_per_trial\n"
         "  searcher.metric: is required, got nothing"
     )
 

@@ -165,7 +165,7 @@ def test_what_stands_in_public_files_is_read_with_one_line_and_refused_when_stri
     [
         ({"bf16": {}, "bfloat16": {"enabled": True}}, "bfloat16: unknown key"),
         ({"comms_config": {"enabled": True}}, "comms_config: is not supported; set comms_logger"),
-        ({"tensor_parallel": {"autotp_size": "two"}}, "tensor_parallel.size: input should be a"),
+        ({"tensor_parallel": {"autotp_size": "two"}}, "tensor_parallel.size: must be a"),
         (
             {"tensor_parallel": {"autotp_size": 2, "size": 4}},
             "tensor_parallel.autotp_size: is not supported; set tensor_parallel.size alone",

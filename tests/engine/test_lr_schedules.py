@@ -281,7 +281,7 @@ def test_a_schedule_built_in_code_keeps_the_rules_of_the_file(
 @pytest.mark.parametrize("name", ["WarmupLR", "WarmupCosineLR", "WarmupDecayLR"])
 def test_none_is_no_number_of_steps_in_code(name: str) -> None:
     arguments = ARGUMENTS[name] | {"warmup_num_steps": None}  # null in a file: the default
-    with pytest.raises(ConfigError, match="warmup_num_steps: input should be a valid integer"):
+    with pytest.raises(ConfigError, match="warmup_num_steps: must be a whole number"):
         lr_schedules.SCHEDULES[name](optimizer(0.5), **arguments)
 
 

@@ -279,9 +279,9 @@ def test_concurrency_below_number_of_brackets() -> None:
         ({"time_metric": None}, "searcher.time_metric: is required with max_time"),
         ({"max_time": None}, "searcher.max_time: is required with time_metric"),
         ({"max_length": 8}, "searcher.max_length: must not be another length than max_time"),
-        ({"time_metric": "seconds"}, "searcher.time_metric: input should be 'batches' or 'epochs'"),
-        ({"divisor": 1}, "searcher.divisor: input should be greater than 1"),
-        ({"num_rungs": 0}, "searcher.num_rungs: input should be greater than 0"),
+        ({"time_metric": "seconds"}, "searcher.time_metric: must be 'batches' or 'epochs'"),
+        ({"divisor": 1}, "searcher.divisor: must be greater than 1"),
+        ({"num_rungs": 0}, "searcher.num_rungs: must be greater than 0"),
     ],
 )
 def test_invalid_block_is_rejected(changes: dict[str, Any], problem: str) -> None:

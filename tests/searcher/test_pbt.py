@@ -290,7 +290,7 @@ def test_random_events_keep_limits_and_replay(
         ),
         (
             {"replace_function": {"truncate_fraction": 0.6}},
-            "truncate_fraction: input should be less than or equal to 0.5",
+            "truncate_fraction: must be at most 0.5",
         ),
     ],
 )

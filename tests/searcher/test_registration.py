@@ -65,7 +65,7 @@ def run(code: str, *arguments: str) -> str:
 
 def test_registered_searcher_is_validated_and_documented() -> None:
     output = run(CONFIGURE)
-    assert "searcher.goal: input should be a valid number, got 'x'" in output
+    assert "searcher.goal: must be a number, got 'x'" in output
     assert "searcher.goall: unknown key; did you mean 'goal'?" in output
     assert (
         "searcher.goal: does not belong to the single searcher, got 0.5; "

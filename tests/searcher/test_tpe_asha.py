@@ -537,7 +537,7 @@ def test_trials_depend_on_seed() -> None:
     [
         ({"max_length": None}, "max_length: is required by the tpe_asha searcher"),
         ({"max_concurrent_trials": 0}, "max_concurrent_trials: must be at least 1"),
-        ({"max_trials": 0}, "max_trials: input should be greater than 0"),
+        ({"max_trials": 0}, "max_trials: must be greater than 0"),
     ],
 )
 def test_invalid_block_is_rejected(block: dict[str, Any], problem: str) -> None:

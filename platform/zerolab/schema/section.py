@@ -272,7 +272,25 @@ def _problem(section: type[Section], error: Mapping[str, Any]) -> str:
     shown = _show(error["input"])
     if kind in _NO_MAPPING:
         return f"{key}: must be a mapping of keys to values, got {shown}"
-    return f"{key}: {message[0].lower()}{message[1:]}, got {shown}"
+    return f"{key}: {_plain_message(message)}, got {shown}"
+
+
+_PLAIN_WORDS = {
+    "Input should be": "must be",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+    "a valid integer": "a whole number",
+    "a valid boolean": "true or false",
+    "a valid number": "a number",
+    "a valid string": "text",
+    "a valid list": "a list",
+}
+
+
+def _plain_message(message: str) -> str:
+    for words, replacement in _PLAIN_WORDS.items():
+        message = message.replace(words, replacement)
+    return message[0].lower() + message[1:]
 
 
 def remove_path(data: Any, path: Path) -> Any:

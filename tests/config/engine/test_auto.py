@@ -195,7 +195,7 @@ def test_precision_comes_from_one_of_three_hyperparameters(
         ({}, {"bf16": True, "mixed_precision": "fp16"}, "fp16.enabled: must be false where"),
         ({"bf16": {"enabled": True}}, {"fp16": True}, "fp16.enabled: must be false where"),
         ({}, {"mixed_precision": "fp8"}, "hyperparameters.mixed_precision: must be no, fp16 or"),
-        ({}, {"bf16": "yes"}, "bf16.enabled: input should be a valid boolean, got 'yes'"),
+        ({}, {"bf16": "yes"}, "bf16.enabled: must be true or false, got 'yes'"),
     ],
 )
 def test_both_precisions_are_never_on(
@@ -232,7 +232,7 @@ def test_the_warm_up_takes_its_steps_or_a_share_of_all_steps_and_at_least_one(
 def test_odd_hyperparameters_are_told_and_not_guessed_from() -> None:
     scheduler = {"type": "WarmupLR", "params": {"warmup_num_steps": "auto"}}
     (line,) = problems({"scheduler": scheduler}, {"warmup_steps": -5})
-    told = "input should be greater than or equal to 0, got -5"
+    told = "must be at least 0, got -5"
     assert line == f"scheduler.params.warmup_num_steps: {told}"
     (line,) = problems({"scheduler": scheduler}, {"warmup_ratio": 0.5})
     assert line.startswith("scheduler.params.warmup_num_steps: must be a value, got 'auto'")

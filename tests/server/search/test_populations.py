@@ -145,4 +145,4 @@ def test_a_population_cannot_grow_to_more_rounds_than_there_may_be(sqlite_server
     answer = sqlite_server.http.post("/api/v1/experiments/1/continue", json=body)
     assert answer.status_code == 422
     (told,) = answer.json()["error"]["problems"]
-    assert told == "searcher.num_rounds: input should be less than or equal to 10000, got 10002"
+    assert told == "searcher.num_rounds: must be at most 10000, got 10002"
