@@ -115,7 +115,7 @@ def test_one_damaged_byte_costs_one_record_and_the_trial_is_told(
     assert len(points) == 299
     (lost,) = set(range(1, 301)) - set(points)
     assert f"lost (records {lost} to {lost})" in caplog.text
-    assert said == ["reports of this run that were lost, for their file was damaged: 1"]
+    assert said == ["reports of this run that were lost because their file was damaged: 1"]
 
 
 def test_a_run_that_left_no_spool_has_nothing_to_deliver(client: Client, tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_run_that_another_one_has_replaced_is_told_so(
     reporter.report_metrics("training", 2, {"loss": 2.0})
     until("the reporter knows", reporter.stale.is_set)
     assert not reporter.close(240)
-    assert "reports of this run are not wanted any more" in caplog.text
+    assert "the server rejects the reports of this run" in caplog.text
     with pytest.raises(StaleRunError):
         deliver(Path(spec.run_dir), client, spec.run_id)
     assert set(stored_points(client, spec)) <= {1}

@@ -19,7 +19,7 @@ from zerolab.contract import wire
 from zerolab.contract.spec import RunSpec
 from zerolab.core.preemption import DirectivePoller
 from zerolab.errors import ConfigError
-from zerolab.reports.reporter import METRICS_FILE, SPOOL_DIR, Reporter, plain_metadata
+from zerolab.reports.reporter import METRICS_FILE, SPOOL_DIR, Reporter, json_metadata
 from zerolab.reports.spool import SpoolReader
 
 
@@ -102,7 +102,7 @@ def test_numbers_of_every_kind_are_taken_and_the_rest_is_left_out_with_one_warni
     }  # fmt: skip
     assert record.steps == 3
     for name in ("huge", "text", "none", "many"):
-        assert caplog.text.count(f"metric {name!r} is left out") == 1
+        assert caplog.text.count(f"metric {name!r} is discarded") == 1
 
 
 BAD_NAMES = ["", "x" * 201, "a\nb", "nul\0", "\x1b[31mred", "\x9b", "lone \udc80 surrogate"]
@@ -162,13 +162,13 @@ def test_metadata_holds_what_json_can() -> None:
     import numpy as np
 
     given = {"a": (1, None, math.inf), 3: {"path": Path("x"), "n": np.float64(2.0)}}
-    assert plain_metadata(given) == {"a": [1, None, "Infinity"], "3": {"path": "x", "n": 2.0}}
+    assert json_metadata(given) == {"a": [1, None, "Infinity"], "3": {"path": "x", "n": 2.0}}
     with pytest.raises(ConfigError, match="metadata: must hold only what JSON can hold"):
-        plain_metadata({"a": object()})
+        json_metadata({"a": object()})
     loop: dict[str, Any] = {}
     loop["loop"] = loop
     with pytest.raises(ConfigError, match="metadata"):
-        plain_metadata(loop)
+        json_metadata(loop)
 
 
 def test_a_server_that_is_away_neither_stops_nor_fails_the_run(
@@ -183,7 +183,7 @@ def test_a_server_that_is_away_neither_stops_nor_fails_the_run(
     reporter.report_metrics("training", 5, {"loss": 1.0})  # late, from another thread: harmless
     assert len(spooled(spec)) == 1000
     assert not reporter.stale.is_set()
-    assert caplog.text.count("reports wait on disk") == 1
+    assert caplog.text.count("cannot upload reports") == 1
     assert "zerolab up" in caplog.text
 
 
@@ -200,7 +200,7 @@ def test_a_server_that_is_away_leaves_the_random_numbers_of_a_training_alone(
     until(
         "both have paused",
         lambda: caplog.text,
-        lambda said: "reports wait" in said and "no directive" in said,
+        lambda said: "cannot upload reports" in said and "no directive" in said,
     )
     poller.close()
     reporter.close(0.0)

@@ -1,4 +1,4 @@
-"""What two ranks under torchrun do with the Core API; run by test_context.py."""
+"""Core API calls of two ranks under torchrun; run by test_context.py."""
 
 import json
 import os
@@ -44,25 +44,25 @@ def main(directory: Path) -> None:
         rank = context.distributed.rank
         latest = context.train.latest_checkpoint
         start = latest.steps_completed if latest else 0
-        found: dict[str, object] = {"start": start, "hparams": context.train.get_hparams()}
+        result: dict[str, object] = {"start": start, "hparams": context.train.get_hparams()}
         if latest:
             with context.checkpoint.restore_path(latest.uuid) as path:
-                found["restored"] = (path / f"rank_{rank}").read_text()
+                result["restored"] = (path / f"rank_{rank}").read_text()
         for step in range(start + 1, start + 4):
             context.train.report_training_metrics(step, {"loss": 1 / step, "rank": rank})
             context.train.report_progress(step / 6)
         context.train.report_validation_metrics(start + 3, {"accuracy": 0.5})
-        found["uuid"] = store(context, start + 3)
-        found["failed"] = failing_store(context)
+        result["uuid"] = store(context, start + 3)
+        result["failed"] = failing_store(context)
         if rank == 1:
-            found["refused"] = chief_only(context)
-        found["before"] = context.preempt.should_preempt()
+            result["refused"] = chief_only(context)
+        result["before"] = context.preempt.should_preempt()
         if rank == 1:
             os.kill(os.getpid(), signal.SIGTERM)
         while not context.preempt.should_preempt():
             pass
-        found["torch"] = "torch" in sys.modules
-        (directory / f"found_{rank}.json").write_text(json.dumps(found))
+        result["torch"] = "torch" in sys.modules
+        (directory / f"result_{rank}.json").write_text(json.dumps(result))
     context.distributed.close()  # once more does no harm
 
 

@@ -34,7 +34,7 @@ def lines(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_a_script_without_a_server_reports_saves_and_goes_on(tmp_path: Path) -> None:
+def test_standalone_run_reports_saves_and_resumes(tmp_path: Path) -> None:
     with zerolab.core.init(directory=tmp_path, hparams={"lr": 0.1}) as context:
         assert context.train.get_hparams() == {"lr": 0.1}
         assert context.train.latest_checkpoint is None
@@ -61,7 +61,7 @@ def test_a_script_without_a_server_reports_saves_and_goes_on(tmp_path: Path) -> 
             pass
 
 
-def test_each_run_without_a_directory_gets_one_of_its_own(
+def test_standalone_run_creates_its_own_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -73,9 +73,7 @@ def test_each_run_without_a_directory_gets_one_of_its_own(
 
 
 @pytest.mark.parametrize("metadata", [{}, {"steps_completed": -1}, {"steps_completed": "5"}])
-def test_a_checkpoint_says_how_many_batches_it_holds(
-    metadata: dict[str, Any], tmp_path: Path
-) -> None:
+def test_checkpoint_requires_steps_completed(metadata: dict[str, Any], tmp_path: Path) -> None:
     with (
         zerolab.core.init(directory=tmp_path) as context,
         pytest.raises(ConfigError, match="steps_completed: must hold the batches"),
@@ -85,7 +83,7 @@ def test_a_checkpoint_says_how_many_batches_it_holds(
     assert CheckpointStore(tmp_path / "checkpoints").list() == []
 
 
-def test_sigterm_means_afterwards_what_it_meant_before(tmp_path: Path) -> None:
+def test_sigterm_handler_is_restored(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
     with zerolab.core.init(directory=tmp_path):
         pass
@@ -97,23 +95,23 @@ import os, signal, sys
 import zerolab.core
 from zerolab.errors import InvalidHyperparametersError
 with zerolab.core.init() as context:
-    how = sys.argv[1]
-    if how == "preempted":
+    ending = sys.argv[1]
+    if ending == "preempted":
         os.kill(os.getpid(), signal.SIGTERM)
         assert context.preempt.should_preempt()
-    elif how == "invalid":
+    elif ending == "invalid":
         raise InvalidHyperparametersError("too wide")
-    elif how == "stale":
+    elif ending == "stale":
         context.checkpoint._reporter.stale.set()
         with context.checkpoint.store_path({"steps_completed": 1}):
             pass
-    elif how == "crash":
+    elif ending == "crash":
         raise RuntimeError("boom")
 """
 
 
 @pytest.mark.parametrize(
-    ("how", "code"),
+    ("ending", "code"),
     [
         ("preempted", EXIT_PREEMPTED),
         ("invalid", EXIT_INVALID_HP),
@@ -122,23 +120,21 @@ with zerolab.core.init() as context:
         ("done", 0),
     ],
 )
-def test_under_the_platform_the_exit_code_says_how_it_ended(
-    how: str, code: int, tmp_path: Path
-) -> None:
+def test_exit_code_shows_how_run_ended(ending: str, code: int, tmp_path: Path) -> None:
     spec = tmp_path / "run.json"
     write_run_spec(make_spec(tmp_path), spec)
     environment = os.environ | {ENV_RUN_SPEC: str(spec)}
-    command = [sys.executable, "-c", SCRIPT, how]
+    command = [sys.executable, "-c", SCRIPT, ending]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == code, done.stderr
     reason = tmp_path / "reason.json"
     assert reason.exists() == (code not in {0, 1})
     if reason.exists():
         assert json.loads(reason.read_text())["exit_code"] == code
-    assert not list((tmp_path / "checkpoints").glob("*-*")) or how != "stale"
+    assert not list((tmp_path / "checkpoints").glob("*-*")) or ending != "stale"
 
 
-IGNORING = """
+OVERRUNNING_SCRIPT = """
 import sys, zerolab.core
 with zerolab.core.init() as context:
     for step in range(1, 11):
@@ -163,18 +159,22 @@ with zerolab.core.init() as context:
     ],
 )
 def test_script_that_trains_beyond_until_is_warned(
-    words: list[str], unit: Literal["batches", "epochs"], searcher: str, bound: str, tmp_path: Path
+    arguments: list[str],
+    unit: Literal["batches", "epochs"],
+    searcher: str,
+    bound: str,
+    tmp_path: Path,
 ) -> None:
     until = 4 if unit == "epochs" else 5
     fit = FitSpec(max_length=LengthSpec(unit, 20), until=until, metric="loss")
     spec = make_spec(tmp_path, config={"searcher": {"name": searcher}}, fit=fit)
     write_run_spec(spec, tmp_path / "run.json")
     environment = os.environ | {ENV_RUN_SPEC: str(tmp_path / "run.json")}
-    command = [sys.executable, "-c", IGNORING, *words]
+    command = [sys.executable, "-c", OVERRUNNING_SCRIPT, *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     text = f"the script trains beyond {bound}"
     assert done.stderr.count(text) == (1 if bound else 0)
-    if bound or "obeys" in words:
+    if bound or "obeys" in arguments:
         reason = json.loads((tmp_path / "reason.json").read_text())["reason"]
         assert (text if bound else "trained as far as the searcher let it") in reason
 
@@ -202,9 +202,7 @@ print("output of the script")
     assert f"zerolab up && zerolab import {run}/metrics.jsonl" in done.stderr
 
 
-def test_a_run_spec_that_cannot_be_read_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_run_spec_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENV_RUN_SPEC, str(tmp_path / "none.json"))
     with pytest.raises(ConfigError, match=r"ZEROLAB_RUN_SPEC.*none\.json"):
         zerolab.core.init()
@@ -217,30 +215,30 @@ def torchrun(tmp_path: Path) -> list[dict[str, Any]]:
         [*command, str(script), str(tmp_path)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    return [json.loads((tmp_path / f"found_{rank}.json").read_text()) for rank in range(2)]
+    return [json.loads((tmp_path / f"result_{rank}.json").read_text()) for rank in range(2)]
 
 
 @pytest.mark.processes
-def test_two_ranks_under_torchrun_share_checkpoints_and_leave_together(tmp_path: Path) -> None:
+def test_torchrun_ranks_share_checkpoints_and_preemption(tmp_path: Path) -> None:
     first = torchrun(tmp_path)
-    assert [found["start"] for found in first] == [0, 0]
+    assert [rank_result["start"] for rank_result in first] == [0, 0]
     assert first[0]["uuid"] == first[1]["uuid"]
     assert first[0]["failed"] == (
         "PeerFailedError: checkpoint: not stored, because of rank 1: RuntimeError: no memory"
     )
     assert first[1]["failed"] == "RuntimeError: no memory"
     assert "only the chief stores one without shard=True, this is rank 1" in first[1]["refused"]
-    assert [found["before"] for found in first] == [False, False]
-    assert [found["torch"] for found in first] == [False, False]
+    assert [rank_result["before"] for rank_result in first] == [False, False]
+    assert [rank_result["torch"] for rank_result in first] == [False, False]
     store = CheckpointStore(tmp_path / "run" / "checkpoints")
     (stored,) = store.list()
     assert stored.resources == {"rank_0": 11, "rank_1": 11}
     assert stored.metadata == {"steps_completed": 3, "lr": 0.5}
 
     second = torchrun(tmp_path)
-    assert [found["start"] for found in second] == [3, 3]
-    assert [found["restored"] for found in second] == ["3 of rank 0", "3 of rank 1"]
+    assert [rank_result["start"] for rank_result in second] == [3, 3]
+    assert [rank_result["restored"] for rank_result in second] == ["3 of rank 0", "3 of rank 1"]
     records = [line for line in lines(tmp_path / "run") if line.get("group") == "training"]
     assert [line["steps"] for line in records] == [1, 2, 3, 4, 5, 6]
     assert {line["values"]["rank"] for line in records} == {0}
-    assert [found.steps_completed for found in store.list()] == [3, 6]
+    assert [rank_result.steps_completed for rank_result in store.list()] == [3, 6]

@@ -1,4 +1,4 @@
-"""Warnings of hyperparameters that are searched and never read."""
+"""Warnings about searched hyperparameters that are never read."""
 
 import argparse
 import copy
@@ -32,7 +32,7 @@ class AttrDict(dict[str, Any]):
 
 
 @pytest.fixture(autouse=True)
-def _nothing_read() -> Iterator[None]:
+def _reset_reads() -> Iterator[None]:
     hparam_reads._read.clear()
     yield
     hparam_reads._read.clear()
@@ -49,8 +49,8 @@ def unread(
     )  # fmt: skip
     read(tracked(spec.hparams))
     warn_of_unread(spec)
-    found = [record.getMessage() for record in caplog.records]
-    return [name for name in ("lr", "optimizer.momentum") if any(f"'{name}'" in m for m in found)]
+    result = [record.getMessage() for record in caplog.records]
+    return [name for name in ("lr", "optimizer.momentum") if any(f"'{name}'" in m for m in result)]
 
 
 NOT_ALL: list[tuple[str, Callable[[Any], Any], list[str]]] = [
@@ -97,7 +97,7 @@ def test_unread_hyperparameter_is_named(
 
 
 @pytest.mark.parametrize("read", ALL, ids=map(str, range(len(ALL))))
-def test_hyperparameters_read_as_a_whole_give_no_warning(
+def test_reading_whole_block_does_not_warn(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, read: Callable[[Any], Any]
 ) -> None:
     assert unread(tmp_path, caplog, read) == []
@@ -113,7 +113,7 @@ def test_hyperparameters_read_as_a_whole_give_no_warning(
         (None, False),
     ],
 )
-def test_script_that_never_asks_is_warned_only_when_certain(
+def test_unread_hparams_warn_only_when_certain(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, source: str | None, warned: bool
 ) -> None:
     if source is not None:
@@ -143,8 +143,8 @@ def test_plain_mappings_where_omegaconf_is_installed(
 ) -> None:
     """It accepts no subclass of ``dict``."""
     monkeypatch.setattr(hparam_reads, "_has_omegaconf", lambda: True)
-    given = hand_out(tracked(HPARAMS))
-    assert (type(given), type(given["optimizer"])) == (dict, dict)
+    plain = hand_out(tracked(HPARAMS))
+    assert (type(plain), type(plain["optimizer"])) == (dict, dict)
     assert unread(tmp_path, caplog, lambda _: None) == []
     hparam_reads._read.clear()
     assert unread(tmp_path, caplog, lambda h: hand_out(h["lr"])) == ["optimizer.momentum"]

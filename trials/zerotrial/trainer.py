@@ -285,7 +285,7 @@ def _begin_run(
     """
     ranks = context.distributed
     choice: tuple[CheckpointRef | None, Path] | None = None
-    with ranks.together("the run cannot begin"):
+    with ranks.together("the run cannot start"):
         if ranks.is_chief:
             ref = (
                 None

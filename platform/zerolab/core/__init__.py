@@ -44,8 +44,8 @@ logger = logging.getLogger(__name__)
 
 
 def current() -> Context | None:
-    """Return the context that this process has opened last and not closed; None without one."""
-    return Context.open_here
+    """Return the newest open context of this process, or None."""
+    return Context.newest_open
 
 
 def init(
@@ -56,28 +56,33 @@ def init(
     timeout_s: float = 1800.0,
     **unsupported: Any,
 ) -> Context:
-    """Join the run that this process belongs to, or begin one without a server.
+    """Join the run of this process, or start one without a server.
 
     **Collective**: under torchrun, or as an entrypoint with several slots, every rank calls it.
 
     Args:
-        hparams: Hyperparameters where no server gives any; ignored under a server.
-        directory: Where a run without a server keeps ``metrics.jsonl`` and ``checkpoints/``. One
-            that holds a checkpoint already is continued from there. A new directory below
+        hparams: Hyperparameters of a run without a server; ignored under a server.
+        directory: Directory for ``metrics.jsonl`` and ``checkpoints/`` of a run without a server. A
+            directory with a checkpoint is continued from there. A new directory below
             ``.zerolab/runs`` when None; ignored under a server.
-        checkpoint_storage: Where a run without a server keeps checkpoints instead: a directory, a
-            URL such as ``s3://bucket/prefix``, or a block ``checkpoint_storage`` as experiment
-            files have it. What lies there already is continued. Ignored under a server.
-        timeout_s: Longest wait for the other ranks in a collective, in seconds.
-        unsupported: Arguments of Determined's ``init``, refused with their replacement.
+        checkpoint_storage: Other storage for the checkpoints of a run without a server: a
+            directory, a URL such as ``s3://bucket/prefix``, or a block ``checkpoint_storage`` as in
+            experiment files. Existing checkpoints are continued. Ignored under a server.
+        timeout_s: Maximum wait for the other ranks in a collective, in seconds.
+        unsupported: Arguments of Determined's ``init``, rejected with their replacement.
 
     Raises:
         TypeError: If there are unsupported arguments.
         ConfigError: If ``checkpoint_storage`` cannot be read or its package is missing, torchrun's
             variables are incomplete, or the run spec cannot be read.
-        StorageError: If checkpoints cannot be written where they would go.
-        SystemExit: The same under a server, with the code that has the run wait for its storage.
+        StorageError: If checkpoints cannot be written to the storage.
+        SystemExit: The same under a server, with the exit code that makes the run wait for its
+            storage.
         ZerolabError: If the ranks do not find each other in time.
+
+    Example:
+        >>> with zerolab.core.init(hparams={"lr": 0.1}) as context:
+        ...     context.train.report_training_metrics(1, {"loss": 0.5})
     """
     if unsupported:
         hints = {key.rstrip(")"): f": {text}" for key, text in replacements("init(").items()}
@@ -85,17 +90,17 @@ def init(
         raise TypeError("; ".join(problems))
     spec_path = os.environ.get(ENV_RUN_SPEC)
     if spec_path:
-        info = _read(Path(spec_path))
+        info = _read_spec(Path(spec_path))
         distributed = SocketRanks.from_environment(
             f"{info.run_id} {info.token}", timeout_s=timeout_s
         )
         store = CheckpointStore.of_run(info)
         try:
-            _try_storage(store, distributed)
+            _check_storage(store, distributed)
         except StorageError as error:
             distributed.close()
             write_reason(info.run_dir, EXIT_INFRASTRUCTURE, str(error))
-            logger.error("%s", error)  # noqa: TRY400 - where in our code is of no interest
+            logger.error("%s", error)  # noqa: TRY400 - the traceback is of no interest
             sys.exit(EXIT_INFRASTRUCTURE)
         return Context(info, distributed, store, platform=True)
     address = _address(checkpoint_storage)
@@ -104,10 +109,10 @@ def init(
     address = address or StorageAddress(root=str(Path(chosen) / "checkpoints"))
     owner, cache = local_owner(address, chosen), str(Path(chosen) / "cache")
     store = CheckpointStore(address, owner=owner, local=cache)
-    _try_storage(store, distributed)
+    _check_storage(store, distributed)
     latest = store.latest() if distributed.is_chief else None
-    furthest: list[Any] | None = [latest.uuid, latest.steps_completed] if latest else None
-    found = distributed.broadcast(furthest)
+    latest_fields: list[Any] | None = [latest.uuid, latest.steps_completed] if latest else None
+    checkpoint = distributed.broadcast(latest_fields)
     info = RunSpec(
         experiment_id=0,
         trial_id=0,
@@ -122,7 +127,7 @@ def init(
         storage_options=address.options,
         storage_owner=owner,
         checkpoint_cache=cache,
-        latest_checkpoint=CheckpointRef(*found) if found else None,
+        latest_checkpoint=CheckpointRef(*checkpoint) if checkpoint else None,
     )
     context = Context(info, distributed, store, platform=False)
     context.show_results_in(Path(chosen))
@@ -141,20 +146,20 @@ def __getattr__(name: str) -> Any:
     )
 
 
-def _try_storage(store: CheckpointStore, ranks: SocketRanks) -> None:
-    """Sweep the storage and write to it, before hours go into what could not be saved.
+def _check_storage(store: CheckpointStore, ranks: SocketRanks) -> None:
+    """Sweep the storage and test a write, before hours of training that could not be saved.
 
     **Collective**.
     """
-    with ranks.together("the run cannot begin"):
+    with ranks.together("the run cannot start"):
         if ranks.is_chief:
-            store.sweep()  # what an earlier run died over
-    with ranks.together("the run cannot begin"):
+            store.sweep()  # incomplete checkpoints of an earlier run
+    with ranks.together("the run cannot start"):
         if ranks.local_rank == 0:
             store.probe()
 
 
-def _read(path: Path) -> RunSpec:
+def _read_spec(path: Path) -> RunSpec:
     try:
         return read_run_spec(path)
     except (OSError, msgspec.DecodeError) as error:
@@ -162,18 +167,18 @@ def _read(path: Path) -> RunSpec:
         raise ConfigError("environment", [f"{ENV_RUN_SPEC}: {problem}"]) from error
 
 
-def _address(given: Mapping[str, Any] | str | None) -> StorageAddress | None:
-    if isinstance(given, Mapping):
-        # pydantic comes with it, which a script with a directory can do without.
+def _address(storage: Mapping[str, Any] | str | None) -> StorageAddress | None:
+    if isinstance(storage, Mapping):
+        # Imported lazily: it needs pydantic, which a script with a directory does not.
         from zerolab.config.experiment.storage import read_address
 
-        return read_address(given)
-    if given is None:
+        return read_address(storage)
+    if storage is None:
         return None
-    if not isinstance(given, str) or not given:
-        problem = f"must be a directory, a URL or a block of an experiment file, got {given!r}"
+    if not isinstance(storage, str) or not storage:
+        problem = f"must be a directory, a URL or a block of an experiment file, got {storage!r}"
         raise ConfigError("init", [f"checkpoint_storage: {problem}"])
-    address = StorageAddress(root=given if "://" in given else str(Path(given).absolute()))
+    address = StorageAddress(root=storage if "://" in storage else str(Path(storage).absolute()))
     check_installed(address)
     return address
 

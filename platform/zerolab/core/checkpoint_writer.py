@@ -1,14 +1,14 @@
-"""The one way to a checkpoint: all ranks write, then it appears, is reported, or is nowhere.
+"""Checkpoint commit: all ranks write, then the checkpoint appears and is reported.
 
 ::
 
-    draft = saver.begin()                  a name and a place, the same on all ranks
+    draft = saver.begin()                  a name and a directory, the same on all ranks
     ... every rank writes below draft.path
-    sending = saver.send(draft, metadata)  to an object store: every rank some of the files
-    saver.complete(sending, steps)         complete, renamed, told to the server; or an error on all
+    upload = saver.send(draft, metadata)   to an object store: every rank some of the files
+    saver.complete(upload, steps)          complete, renamed, reported; or an error on all ranks
 
-Files of a draft are removed by the chief alone, and only when every rank has said that it writes
-no more. What a death leaves behind, the trial's next run sweeps up.
+Only the chief removes the files of a draft, after every rank has confirmed that it writes no more.
+The trial's next run removes the files of a dead run.
 """
 
 import logging
@@ -21,36 +21,37 @@ from typing import Any
 
 from zerolab.errors import ConfigError, StaleRunError, StorageError, is_storage_failure
 from zerolab.ranks import Ranks
-from zerolab.reports.reporter import Reporter, plain_metadata
+from zerolab.reports.reporter import Reporter, json_metadata
 from zerolab.storage.objects import FileRecord, file_hash
 from zerolab.storage.store import CheckpointStore, list_files, new_uuid
 
-__all__ = ["CheckpointSaver", "Draft", "Sending", "merge_metadata"]
+__all__ = ["CheckpointSaver", "Draft", "PendingUpload", "merge_metadata"]
 
 logger = logging.getLogger(__name__)
 
 _NOT_STORED = "checkpoint: not stored"
-_LOOK_S = 10.0
+_POLL_S = 10.0
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A checkpoint that is being written."""
+    """Checkpoint that is being written."""
 
     uuid: str
     path: Path
-    """Where this rank writes."""
-    apart: bool
-    """Whether every rank writes into a directory of its own, which :meth:`publish` merges."""
+    """Directory in which this rank writes."""
+    is_per_rank: bool
+    """Whether every rank has its own directory; :meth:`CheckpointSaver.send` merges them."""
 
 
 class CheckpointSaver:
-    """Brings checkpoints into a storage and to the knowledge of the server.
+    """Commits checkpoints to a storage and reports them.
 
     Args:
-        store: Where they go.
-        ranks: Who writes them together.
-        reporter: Told of each, and whether the run is stale; None on all ranks but the chief.
+        store: Storage of the checkpoints.
+        ranks: Ranks that write them together.
+        reporter: Reporter of the run, which also knows whether it is stale; None on all ranks but
+            the chief.
     """
 
     def __init__(self, store: CheckpointStore, ranks: Ranks, reporter: Reporter | None) -> None:
@@ -58,99 +59,104 @@ class CheckpointSaver:
         self._ranks = ranks
         self._reporter = reporter
 
-    def begin(self, *, apart: bool = False) -> Draft:
-        """Make the place for a checkpoint. **Collective**.
+    def begin(self, *, per_rank: bool = False) -> Draft:
+        """Create the directory for a checkpoint. **Collective**.
 
         Args:
-            apart: Give every rank a directory of its own, so that none overwrites what another
-                has written without anyone's notice.
+            per_rank: Give every rank its own directory, so that no rank silently overwrites
+                another's files.
 
         Raises:
             StorageError: On all ranks, if the storage cannot be written on one.
         """
         name = self._ranks.broadcast(new_uuid(), "naming a checkpoint")
-        part = self._ranks.rank if apart else None
+        part = self._ranks.rank if per_rank else None
         path = Path()
         with self._ranks.together("checkpoint: not begun"):
             path = self._store.begin(name, part=part)
-        return Draft(name, path, apart)
+        return Draft(name, path, per_rank)
 
     def publish(self, draft: Draft, steps: int, metadata: Mapping[str, Any]) -> None:
-        """Bring a checkpoint up where it must go, and make it appear. **Collective**.
+        """Upload a checkpoint and commit it. **Collective**.
 
-        Nothing is left of it when this fails, on any rank.
+        Nothing is left of it on any rank when this fails.
 
         Args:
             draft: From :meth:`begin`; every rank has written its part.
-            steps: Batches (optimizer steps) that it holds.
+            steps: Batches (optimizer steps) of the checkpoint.
             metadata: As for :meth:`send`.
 
         Raises:
-            ConfigError: On all ranks, if ranks contradict each other in files or metadata.
+            ConfigError: On all ranks, if files or metadata of ranks conflict.
             StaleRunError: On all ranks, if another run has taken over.
-            StorageError: On all ranks, if the storage cannot take it.
+            StorageError: On all ranks, if the storage fails.
         """
         self.complete(self.send(draft, metadata), steps)
 
-    def send(self, draft: Draft, metadata: Mapping[str, Any]) -> "Sending":
-        """Begin to bring what all ranks have written to an object store. **Collective**.
+    def send(self, draft: Draft, metadata: Mapping[str, Any]) -> "PendingUpload":
+        """Start the upload of all ranks' files to an object store. **Collective**.
 
-        Each rank brings up what it has written itself; where ranks write into one directory, each
-        of a machine's ranks takes some of the files. In a directory they lie already.
+        Each rank uploads the files that it has written. Where ranks share a directory, each of a
+        machine's ranks uploads some of the files. A directory storage needs no upload.
 
         Args:
             draft: From :meth:`begin`; every rank has written its part.
-            metadata: Anything that JSON can hold. Where ranks write apart, what all of them say
-                is merged; else the chief's counts.
+            metadata: Values that JSON can represent. With a directory for each rank, the metadata
+                of all ranks is merged; else the chief's is used.
 
         Returns:
-            What goes on in the background; :meth:`complete` waits for it.
+            The upload in the background; :meth:`complete` waits for it.
 
         Raises:
-            ConfigError: On all ranks, if ranks contradict each other in files or metadata.
-            StorageError: On all ranks, if the storage cannot take it.
+            ConfigError: On all ranks, if files or metadata of ranks conflict.
+            StorageError: On all ranks, if the storage fails.
         """
         files: list[str] = []
         try:
-            if draft.apart:
+            if draft.is_per_rank:
                 metadata, files = self._merge(draft, metadata)
             else:
                 self._ranks.barrier("all ranks have written the checkpoint")
             with self._ranks.together(_NOT_STORED):
-                if not draft.apart:
-                    files = self._share_of(draft)
+                if not draft.is_per_rank:
+                    files = self._files_to_upload(draft)
         except BaseException:
             self.abandon(draft)
             raise
-        sending = Sending(self._store, draft, files, dict(metadata))
+        sending = PendingUpload(self._store, draft, files, dict(metadata))
         sending.start()
         return sending
 
-    def complete(self, sending: "Sending", steps: int) -> None:
-        """Make a checkpoint appear, complete, and report it. **Collective**.
+    def complete(self, sending: "PendingUpload", steps: int) -> None:
+        """Wait for the upload, commit the checkpoint and report it. **Collective**.
 
-        Nothing is left of it when this fails, on any rank.
+        Nothing is left of it on any rank when this fails.
 
         Args:
-            sending: From :meth:`send`; it is waited for.
-            steps: Batches (optimizer steps) that it holds.
+            sending: Upload from :meth:`send`.
+            steps: Batches (optimizer steps) of the checkpoint.
 
         Raises:
             StaleRunError: On all ranks, if another run has taken over.
-            StorageError: On all ranks, if the storage cannot take it.
+            StorageError: On all ranks, if the storage fails.
         """
         draft, ranks = sending.draft, self._ranks
         try:
-            while not all(ranks.allgather(sending.wait_for(_LOOK_S), "bringing a checkpoint up")):
-                pass  # an upload may take longer than ranks wait for each other
-            mine: dict[str, FileRecord] = {}
+            while not all(ranks.allgather(sending.wait_for(_POLL_S), "bringing a checkpoint up")):
+                pass  # an upload may take longer than the timeout of a collective
+            own_records: dict[str, FileRecord] = {}
             with ranks.together(_NOT_STORED):
-                mine = sending.result()
-            told = ranks.allgather({name: (r.size, r.hash) for name, r in mine.items()})
-            records = {name: FileRecord(*each) for part in told for name, each in part.items()}
+                own_records = sending.result()
+            all_fields = ranks.allgather(
+                {name: (r.size, r.hash) for name, r in own_records.items()}
+            )
+            records = {
+                name: FileRecord(*fields) for part in all_fields for name, fields in part.items()
+            }
+            # Every rank has confirmed its files, so the rename publishes a complete checkpoint.
             with ranks.together(_NOT_STORED):
                 if ranks.is_chief:
-                    self._commit(draft.uuid, steps, plain_metadata(sending.metadata), records)
+                    self._commit(draft.uuid, steps, json_metadata(sending.metadata), records)
         except BaseException:
             self.abandon(draft)
             raise
@@ -158,13 +164,13 @@ class CheckpointSaver:
             self._store.keep_copy(draft.uuid)
 
     @contextmanager
-    def blaming_storage(self) -> Iterator[None]:
-        """Tell a failure of the storage from one of the code in the block, which writes to it.
+    def storage_errors(self) -> Iterator[None]:
+        """Convert errors in the block to a storage error if the storage is the cause.
 
-        Not every library says that the disk was full; whether it is can be found out.
+        Not every library reports a full disk as such, so the storage is tested after an error.
 
         Raises:
-            StorageError: In place of another error, if the storage cannot be written now.
+            StorageError: Instead of another error, if the storage cannot be written now.
         """
         try:
             yield
@@ -180,16 +186,16 @@ class CheckpointSaver:
             raise storage from error
 
     def abandon(self, draft: Draft) -> None:
-        """Remove what was written; only when every rank knows that it is to be."""
+        """Remove the files of a draft; call it only when every rank does."""
         if self._ranks.is_chief:
             self._store.abort(draft.uuid)
         elif self._store.is_remote and self._ranks.local_rank == 0:
             self._store.drop(draft.uuid)
 
-    def _share_of(self, draft: Draft) -> list[str]:
-        """Of the files in a directory that a machine's ranks share, those that this one brings up.
+    def _files_to_upload(self, draft: Draft) -> list[str]:
+        """Return this rank's share of the files in a directory that a machine's ranks share.
 
-        The largest first, each rank every n-th: so all have about as much to do.
+        Sorted by size, each rank takes every n-th file, so that the shares are about equal.
         """
         if not self._store.is_remote:
             return []
@@ -205,7 +211,7 @@ class CheckpointSaver:
         records: Mapping[str, FileRecord],
     ) -> None:
         if self._reporter is not None and self._reporter.stale.is_set():
-            msg = "another run has taken this trial over; its checkpoint is dropped"
+            msg = "another run has taken over this trial; this checkpoint is dropped"
             raise StaleRunError(msg)
         stored = self._store.commit(name, steps, metadata, records)
         if self._reporter is not None:
@@ -213,17 +219,17 @@ class CheckpointSaver:
         logger.info("checkpoint %s after batch %d", name, steps)
 
     def _merge(self, draft: Draft, metadata: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-        """Bring the parts of all ranks together. **Collective**.
+        """Merge the parts of all ranks. **Collective**.
 
         Returns:
-            The metadata of all, and this rank's files: of those that several have written alike,
-            the first one's.
+            The merged metadata, and this rank's files; the first rank keeps a file that several
+            ranks have written with the same content.
         """
-        ranks, names, mine = self._ranks, list[str](), dict[str, Any]()
+        ranks, names, own_metadata = self._ranks, list[str](), dict[str, Any]()
         with ranks.together(_NOT_STORED):
-            names, mine = list_files(draft.path), plain_metadata(metadata)
-        everyones = ranks.allgather([names, mine], "comparing the parts of a checkpoint")
-        files = [set(of_rank) for of_rank, _ in everyones]
+            names, own_metadata = list_files(draft.path), json_metadata(metadata)
+        all_parts = ranks.allgather([names, own_metadata], "comparing the parts of a checkpoint")
+        files = [set(of_rank) for of_rank, _ in all_parts]
         hashes: dict[str, str] = {}
         with ranks.together(_NOT_STORED):
             for name in names:
@@ -232,56 +238,56 @@ class CheckpointSaver:
         compared = ranks.allgather(hashes, "comparing files of the same name")
         problems: list[str] = []
         merged: dict[str, Any] = {}
-        for rank, (_, details) in enumerate(everyones):
+        for rank, (_, details) in enumerate(all_parts):
             merged = merge_metadata(merged, details, rank, problems)
-        problems += _conflicts(compared) + _files_and_folders(files)
+        problems += _conflicts(compared) + _file_folder_conflicts(files)
         if problems:
             raise ConfigError(f"{_NOT_STORED}, for its ranks contradict each other", problems)
         with ranks.together(_NOT_STORED):
             self._store.merge(draft.uuid, ranks.rank)
-        before = set().union(*files[: ranks.rank])
-        first = [name for name in names if name not in before]
-        return merged, first if self._store.is_remote else []
+        earlier = set().union(*files[: ranks.rank])
+        own_files = [name for name in names if name not in earlier]
+        return merged, own_files if self._store.is_remote else []
 
 
 @dataclass
-class Sending:
-    """Files of a draft on their way to an object store."""
+class PendingUpload:
+    """Upload of a draft's files to an object store."""
 
     store: CheckpointStore
     draft: Draft
     files: list[str]
-    """Those that this rank brings up."""
+    """Files that this rank uploads."""
     metadata: dict[str, Any]
-    """Of the whole checkpoint."""
+    """Metadata of the checkpoint."""
     _records: dict[str, FileRecord] = field(default_factory=dict)
     _error: Exception | None = None
     _thread: Thread | None = None
 
     def start(self) -> None:
-        """Begin to bring the files up, in a thread of their own."""
+        """Start the upload in a background thread."""
         if self.store.is_remote:
             name = f"upload {self.draft.uuid}"
-            # A run that fails does not wait for it: the next one sweeps up what it has left.
+            # A failing run does not wait for it: the next run removes the files.
             self._thread = Thread(target=self._run, name=name, daemon=True)
             self._thread.start()
 
     @property
     def done(self) -> bool:
-        """Whether this rank's part is over, well or badly."""
+        """Whether this rank's part has ended, successfully or not."""
         return self._thread is None or not self._thread.is_alive()
 
     def wait_for(self, timeout_s: float) -> bool:
-        """Wait for this rank's part; return whether it is over."""
+        """Wait for this rank's part; return whether it has ended."""
         if self._thread is not None:
             self._thread.join(timeout_s)
         return self.done
 
     def result(self) -> dict[str, FileRecord]:
-        """Return what this rank has brought up; only when it is :attr:`done`.
+        """Return this rank's uploaded files; requires :attr:`done`.
 
         Raises:
-            StorageError: If the storage did not take it.
+            StorageError: If the upload failed.
         """
         if self._error is not None:
             raise self._error
@@ -291,7 +297,7 @@ class Sending:
         try:
             self.store.announce(self.draft.uuid)
             self._records = self.store.upload(self.draft.uuid, self.files)
-        except Exception as error:  # noqa: BLE001 - raised by wait(), on every rank
+        except Exception as error:  # noqa: BLE001 - raised by result(), on every rank
             self._error = error
 
 
@@ -302,33 +308,33 @@ def merge_metadata(
     problems: list[str],
     prefix: str = "metadata",
 ) -> dict[str, Any]:
-    """Add what a rank says to what the ranks before it have said, mapping by mapping.
+    """Merge a rank's metadata into that of the ranks before it, recursively.
 
     Args:
-        merged: Of the ranks before.
-        more: Of this rank.
+        merged: Metadata of the ranks before.
+        more: Metadata of this rank.
         rank: This rank.
-        problems: Gets a line for every key that has two values.
-        prefix: Of the keys in those lines.
+        problems: Receives a line for every key with two values.
+        prefix: Prefix of the keys in those lines.
     """
     result = dict(merged)
     for key, value in more.items():
-        known = result.get(key)
+        present = result.get(key)
         name = f"{prefix}.{key}"
         if key not in result:
             result[key] = value
-        elif isinstance(known, Mapping) and isinstance(value, Mapping):
-            result[key] = merge_metadata(known, value, rank, problems, name)
-        elif known != value or type(known) is not type(value):
+        elif isinstance(present, Mapping) and isinstance(value, Mapping):
+            result[key] = merge_metadata(present, value, rank, problems, name)
+        elif present != value or type(present) is not type(value):
             problems.append(
                 f"{name}: must be the same wherever it is given, got {value!r} on rank {rank} "
-                f"and {known!r} on a rank before it; give it on one rank"
+                f"and {present!r} on a rank before it; give it on one rank"
             )
     return result
 
 
-def _files_and_folders(files: Sequence[set[str]]) -> list[str]:
-    """Say which names are a file of one rank and a folder of another."""
+def _file_folder_conflicts(files: Sequence[set[str]]) -> list[str]:
+    """Report names that are a file of one rank and a folder of another."""
     folders = [
         {str(folder) for name in of_rank for folder in PurePosixPath(name).parents}
         for of_rank in files
@@ -343,7 +349,7 @@ def _files_and_folders(files: Sequence[set[str]]) -> list[str]:
 
 
 def _conflicts(hashes: Sequence[Mapping[str, str]]) -> list[str]:
-    """One line for every file that two ranks have written with different content."""
+    """Report files that two ranks have written with different content."""
     problems = []
     for name in sorted({name for of_rank in hashes for name in of_rank}):
         writers = [rank for rank, of_rank in enumerate(hashes) if name in of_rank]

@@ -1,4 +1,4 @@
-"""The parts of the Core API: what a script reads, reports, saves, and asks."""
+"""Parts of the Core API: training, checkpoints, preemption, and their context."""
 
 import contextlib
 import logging
@@ -22,7 +22,7 @@ from zerolab.contract.spec import (
     RunSpec,
 )
 from zerolab.core.checkpoint_writer import CheckpointSaver
-from zerolab.core.machine_metrics import Machines, Sample
+from zerolab.core.machine_metrics import MachineMetrics, Sample
 from zerolab.core.preemption import DirectivePoller, SigtermFlag
 from zerolab.core.socket_ranks import SocketRanks
 from zerolab.determined import NamesReplacements
@@ -33,7 +33,7 @@ from zerolab.errors import (
     is_storage_failure,
 )
 from zerolab.ranks import OneRank, Ranks
-from zerolab.reports.reporter import METRICS_FILE, Reporter, plain_metadata
+from zerolab.reports.reporter import METRICS_FILE, Reporter, json_metadata
 from zerolab.storage.store import CheckpointStore, Selector, list_files
 
 __all__ = ["CheckpointContext", "Context", "PreemptContext", "TrainContext"]
@@ -41,32 +41,32 @@ __all__ = ["CheckpointContext", "Context", "PreemptContext", "TrainContext"]
 logger = logging.getLogger(__name__)
 
 Which = str | CheckpointRef
-"""A checkpoint: its uuid, or :attr:`TrainContext.latest_checkpoint` itself."""
+"""Checkpoint: its uuid, or :attr:`TrainContext.latest_checkpoint` itself."""
 
 
 class TrainContext(NamesReplacements):
-    """Hyperparameters in, metrics out.
+    """Hyperparameters and metrics of a trial.
 
-    Every rank may report; only what the chief reports counts. What its machine does meanwhile is
-    reported with it, where ``machines`` measures that; what the others do, whenever the ranks agree
+    Every rank may report; only the chief's reports count. System metrics of the chief's machine are
+    reported with them. Those of other machines follow when the ranks communicate
     (:meth:`PreemptContext.should_preempt`).
     """
 
     def __init__(
-        self, info: RunSpec, reporter: Reporter | None, machines: Machines | None = None
+        self, info: RunSpec, reporter: Reporter | None, machines: MachineMetrics | None = None
     ) -> None:
         self.info = info
         """Ids, seed, configuration and directories of this run."""
         self._reporter = reporter
         self._machines = machines
         self._steps: int | None = None
-        self.asks_to_leave = False
-        """Whether the script has asked whether to leave."""
+        self.polls_preemption = False
+        """Whether the script checks for preemption."""
         self.overrun: str | None = None
-        """Set when the script has trained beyond :attr:`until`: what it should do."""
+        """Message with the remedy, set when the script has trained beyond :attr:`until`."""
         self._bound = self.until if _is_searched(info) else None
         self.has_reached = False
-        """Whether a validation at :attr:`until` has been reported, and more is to come later."""
+        """Whether a validation at :attr:`until` was reported, and the trial may continue later."""
 
     def get_hparams(self) -> dict[str, Any]:
         """Return this trial's hyperparameters, nested as in the experiment file."""
@@ -75,19 +75,20 @@ class TrainContext(NamesReplacements):
 
     @property
     def latest_checkpoint(self) -> CheckpointRef | None:
-        """Where to go on from; None at the very beginning.
+        """Checkpoint to resume from; None at the first start.
 
-        Where ``warm_start`` is true it is another trial's: take its weights, and count from 0.
+        If its ``warm_start`` is true it belongs to another trial: load its weights, and count from
+        0.
         """
         return self.info.latest_checkpoint
 
     @property
     def until(self) -> int | None:
-        """How far this run should train, in the unit of the searcher's length; None: no bound.
+        """Length to train to, in the unit of the searcher; None without a bound.
 
-        A searcher that compares trials at rungs lets a trial train so far first. Report a
-        validation there, store a checkpoint and leave; the trial goes on from there if the
-        searcher wants it to.
+        A searcher that compares trials at rungs lets a trial train this far first. Report a
+        validation there, store a checkpoint and exit. The trial resumes from there if the searcher
+        promotes it.
         """
         fit = self.info.fit
         if fit is None or fit.max_length is None:
@@ -103,15 +104,18 @@ class TrainContext(NamesReplacements):
 
         Raises:
             ConfigError: If ``steps_completed`` is not a whole number of at least 0.
+
+        Example:
+            >>> context.train.report_training_metrics(100, {"loss": 0.25, "lr": 1e-3})
         """
         self.report_metrics("training", steps_completed, metrics)
 
     def report_validation_metrics(self, steps_completed: int, metrics: Mapping[str, Any]) -> None:
-        """Report named numbers of a validation; the searcher decides by them.
+        """Report named numbers of a validation; the searcher uses them.
 
         Args:
             steps_completed: Batches (optimizer steps) completed.
-            metrics: Name to number; must hold the searcher's metric.
+            metrics: Name to number; must contain the searcher's metric.
 
         Raises:
             ConfigError: If ``steps_completed`` is not a whole number of at least 0.
@@ -125,7 +129,7 @@ class TrainContext(NamesReplacements):
             self.has_reached = True
 
     def report_metrics(self, group: str, steps_completed: int, metrics: Mapping[str, Any]) -> None:
-        """Report named numbers of any group; see :meth:`Reporter.report_metrics`."""
+        """Report named numbers of any group (:meth:`Reporter.report_metrics`)."""
         if self._reporter is None:
             return
         self._reporter.report_metrics(group, steps_completed, metrics)
@@ -135,7 +139,7 @@ class TrainContext(NamesReplacements):
         self.report_machine()
 
     def _check_bound(self, steps_completed: int, metrics: Mapping[str, Any]) -> None:
-        """Warn, once, of a script that trains on where its searcher wants it to stop."""
+        """Warn once if a script trains beyond its searcher's bound."""
         fit = self.info.fit
         assert fit is not None
         assert fit.max_length is not None
@@ -148,42 +152,42 @@ class TrainContext(NamesReplacements):
             "trials: read context.train.until, report a validation there, store a checkpoint and "
             "leave"
         )
-        if not self.asks_to_leave:
+        if not self.polls_preemption:
             logger.warning("%s", self.overrun)
 
     def report_machine(self, *, last: bool = False) -> None:
-        """Report what the chief's machine has done, if it is time to.
+        """Report the system metrics of the chief's machine, if they are due.
 
         Args:
-            last: Do not wait for the time to pass.
+            last: Report them even if they are not due.
         """
         if self._machines is not None and self._reporter is not None and self._steps is not None:
             self.report_machines([self._machines.take(now=last)])
 
     def take_machine(self) -> Sample:
-        """What this rank has measured of its machine, for :meth:`report_machines`."""
+        """Return this rank's sample of its machine for :meth:`report_machines`."""
         return None if self._machines is None else self._machines.take()
 
     def report_machines(self, samples: Sequence[Sample]) -> None:
-        """Report what the ranks have measured, at the batch that was reported last.
+        """Report the samples of all ranks, at the last reported batch.
 
         Args:
             samples: In the order of ranks.
         """
         if self._machines is None:
             return
-        found = self._machines.named(samples)
-        if found and self._reporter is not None and self._steps is not None:
-            self._reporter.report_metrics("system", self._steps, found)
+        values = self._machines.named(samples)
+        if values and self._reporter is not None and self._steps is not None:
+            self._reporter.report_metrics("system", self._steps, values)
 
     def report_progress(self, progress: float) -> None:
-        """Report how far the training is, 0 to 1."""
+        """Report the progress of the training, from 0 to 1."""
         if self._reporter is not None:
             self._reporter.report_progress(progress)
 
 
 class CheckpointContext(NamesReplacements):
-    """Checkpoints that are complete or not there, and that the server knows of."""
+    """Storing and loading of checkpoints, which are complete or do not exist."""
 
     def __init__(
         self,
@@ -193,8 +197,8 @@ class CheckpointContext(NamesReplacements):
         begins_with: CheckpointRef | None = None,
     ) -> None:
         self.store = store
-        """The storage itself."""
-        self._begins_with = begins_with
+        """Storage of the checkpoints."""
+        self._initial_checkpoint = begins_with
         self._distributed = distributed
         self._reporter = reporter
 
@@ -202,40 +206,44 @@ class CheckpointContext(NamesReplacements):
     def store_path(
         self, metadata: Mapping[str, Any], *, shard: bool = False
     ) -> Iterator[tuple[Path, str]]:
-        """Give a directory to fill; when the block ends, it becomes a checkpoint.
+        """Yield a directory to fill; it becomes a checkpoint when the block ends.
 
         An exception in the block, on any rank, leaves no checkpoint behind.
 
         Args:
-            metadata: Kept with the checkpoint; ``steps_completed`` must be among it.
-            shard: Every rank calls this (**Collective**), writes files into a directory of its
-                own, and gives metadata; those of all ranks are merged at the end. Else only the
-                chief may call it.
+            metadata: Stored with the checkpoint; must contain ``steps_completed``.
+            shard: Every rank calls this (**Collective**), writes files into its own directory, and
+                passes metadata; all are merged at the end. Otherwise only the chief may call it.
 
         Yields:
             The directory, and the new checkpoint's uuid.
 
         Raises:
-            ConfigError: If ``metadata`` does not hold ``steps_completed``, or another rank than
-                the chief calls this without ``shard``; on all ranks, if two have written different
-                content to one name, or given one key of the metadata different values.
-            StaleRunError: If another run has taken over; there is no checkpoint then.
-            StorageError: On all ranks, if the storage cannot take it.
-            PeerFailedError: If another rank failed; there is no checkpoint then.
+            ConfigError: If ``metadata`` does not contain ``steps_completed``, or another rank than
+                the chief calls this without ``shard``; on all ranks, if two ranks have written
+                different content to one file, or passed different values for one key of the
+                metadata.
+            StaleRunError: If another run has taken over; no checkpoint is stored then.
+            StorageError: On all ranks, if the storage fails.
+            PeerFailedError: If another rank failed; no checkpoint is stored then.
+
+        Example:
+            >>> with context.checkpoint.store_path({"steps_completed": 100}) as (path, uuid):
+            ...     torch.save(model.state_dict(), path / "model.pt")
         """
         steps = _steps_of(metadata)
-        plain_metadata(metadata)
+        json_metadata(metadata)
         ranks: Ranks = self._distributed if shard else OneRank()
         if not shard and not self._distributed.is_chief:
             problem = f"only the chief stores one without shard=True, this is rank {self._rank}"
             raise ConfigError("checkpoint", [problem])
         saver = CheckpointSaver(self.store, ranks, self._reporter)
-        draft = saver.begin(apart=ranks.size > 1)
+        draft = saver.begin(per_rank=ranks.size > 1)
         try:
-            with ranks.together("checkpoint: not stored"), saver.blaming_storage():
+            with ranks.together("checkpoint: not stored"), saver.storage_errors():
                 yield draft.path, draft.uuid
         except BaseException:
-            saver.abandon(draft)  # on all ranks or on none
+            saver.abandon(draft)  # together() raises on all ranks or on none
             raise
         saver.publish(draft, steps, metadata)
 
@@ -247,17 +255,18 @@ class CheckpointContext(NamesReplacements):
         shard: bool = False,
         selector: Selector | None = None,
     ) -> str:
-        """Make a checkpoint of the files of a directory; return its uuid.
+        """Store the files of a directory as a checkpoint; return its uuid.
 
         Args:
-            directory: What it is copied from.
+            directory: Source directory.
             metadata: As for :meth:`store_path`.
-            shard: As for :meth:`store_path`: **collective**, and each rank brings its own files.
-            selector: Says of a file, by its path inside the directory, whether it belongs to it.
+            shard: As for :meth:`store_path`: **collective**, and each rank uploads its own files.
+            selector: Returns whether a file belongs to the checkpoint, by its path inside the
+                directory.
 
         Raises:
-            ConfigError: As for :meth:`store_path`; if there is no such directory.
-            StorageError: On all ranks, if the storage cannot take it.
+            ConfigError: As for :meth:`store_path`; if the directory does not exist.
+            StorageError: On all ranks, if the storage fails.
         """
         source = Path(directory)
         with self.store_path(metadata, shard=shard) as (path, uuid):
@@ -275,22 +284,22 @@ class CheckpointContext(NamesReplacements):
         """Copy a checkpoint's files into a directory; any rank may call it, at any time.
 
         Args:
-            uuid: Of the checkpoint, or what ``latest_checkpoint`` gives.
-            directory: Where to; made if it is missing.
-            selector: Says of a file, by its path inside the checkpoint, whether it is wanted.
+            uuid: Uuid of the checkpoint, or the value of ``latest_checkpoint``.
+            directory: Target directory; created if missing.
+            selector: Returns whether a file is needed, by its path inside the checkpoint.
 
         Raises:
-            NotFoundError: If there is no such checkpoint, or a file of it is missing or damaged.
+            NotFoundError: If the checkpoint does not exist, or a file of it is missing or damaged.
             StorageError: If the storage cannot be read.
         """
         name = _uuid(uuid)
         self._store_of(name).download(name, Path(directory), selector)
 
     def get_metadata(self, uuid: Which) -> dict[str, Any]:
-        """Return what was stored with a checkpoint, ``steps_completed`` among it.
+        """Return the metadata of a checkpoint, including ``steps_completed``.
 
         Raises:
-            NotFoundError: If there is no such checkpoint.
+            NotFoundError: If the checkpoint does not exist.
             StorageError: If the storage cannot be read.
         """
         name = _uuid(uuid)
@@ -299,26 +308,33 @@ class CheckpointContext(NamesReplacements):
     def restore_path(
         self, uuid: Which, *, selector: Selector | None = None
     ) -> contextlib.AbstractContextManager[Path]:
-        """Give a directory with a checkpoint's files, for reading, until the block ends.
+        """Return a context manager with a directory of a checkpoint's files, for reading.
 
-        Any rank may call it, at any time; the checkpoint of another trial that this one begins
-        with may lie in another storage. What an object store holds is fetched once for all ranks
-        of a machine, and kept there for a while.
+        Any rank may call it, at any time. The checkpoint of a warm start may be in another storage.
+        Files of an object store are downloaded once for all ranks of a machine, and cached.
 
         Args:
-            uuid: Of the checkpoint, or what ``latest_checkpoint`` gives.
-            selector: Says of a file, by its path inside the checkpoint, whether it is wanted; an
-                object store sends only those.
+            uuid: Uuid of the checkpoint, or the value of ``latest_checkpoint``.
+            selector: Returns whether a file is needed, by its path inside the checkpoint; only
+                those are downloaded from an object store.
 
         Raises:
-            NotFoundError: If there is no such checkpoint, or a file of it is missing or damaged.
+            NotFoundError: If the checkpoint does not exist, or a file of it is missing or damaged.
             StorageError: If the storage cannot be read.
+
+        Example:
+            >>> with context.checkpoint.restore_path(context.train.latest_checkpoint) as path:
+            ...     model.load_state_dict(torch.load(path / "model.pt"))
         """
         name = _uuid(uuid)
         return self._store_of(name).restore_path(name, selector)
 
     def _store_of(self, uuid: str) -> CheckpointStore:
-        elsewhere = self._begins_with if self._begins_with and self._begins_with.root else None
+        elsewhere = (
+            self._initial_checkpoint
+            if self._initial_checkpoint and self._initial_checkpoint.root
+            else None
+        )
         if elsewhere is not None and elsewhere.uuid == uuid:
             return self.store.elsewhere(elsewhere.storage)
         return self.store
@@ -329,7 +345,7 @@ class CheckpointContext(NamesReplacements):
 
 
 class PreemptContext(NamesReplacements):
-    """Whether to save a checkpoint and leave."""
+    """Request to save a checkpoint and exit."""
 
     def __init__(
         self,
@@ -343,39 +359,39 @@ class PreemptContext(NamesReplacements):
         self._sigterm = sigterm
         self._train = train
         self.acknowledged = False
-        """Whether :meth:`should_preempt` has said yes."""
+        """Whether :meth:`should_preempt` has returned True."""
 
     def should_preempt(self) -> bool:
-        """Return whether to save a checkpoint and leave; the same on every rank.
+        """Return whether to save a checkpoint and exit; the same on every rank.
 
-        Yes when the server wants the slots back or the trial to stop, when any rank was sent
-        SIGTERM, or when another run has taken over. **Collective**: call it once a batch, or
-        less often; it costs the ranks a round trip, which also brings the chief what the other
-        machines measure.
+        True when the server needs the slots or stops the trial, when any rank received SIGTERM, or
+        when another run has taken over. **Collective**: call it once a batch, or less often. It
+        costs the ranks a round trip, which also carries the system metrics of other machines to the
+        chief.
         """
-        self._train.asks_to_leave = True
-        mine = self.wanted_here, self._train.take_machine()
-        wanted, samples = zip(*self._distributed.allgather(mine), strict=True)
+        self._train.polls_preemption = True
+        state = self.requested_on_rank, self._train.take_machine()
+        requests, samples = zip(*self._distributed.allgather(state), strict=True)
         self._train.report_machines(samples)
-        if any(wanted):
+        if any(requests):
             self.acknowledged = True
         return self.acknowledged
 
     @property
-    def wanted_here(self) -> bool:
-        """Whether this rank has been asked; others may not have been, and nothing is decided."""
+    def requested_on_rank(self) -> bool:
+        """Whether this rank received a request; other ranks may not have, so it is no decision."""
         return bool(self._sigterm) or (self._poller is not None and self._poller.should_preempt)
 
 
 class Context(NamesReplacements):
-    """What ``zerolab.core.init()`` returns; use it in a ``with`` block.
+    """Context of a run, returned by ``zerolab.core.init()``; use it in a ``with`` block.
 
-    At the end of the block everything reported is shipped. When the script runs under a server
-    and leaves because it was preempted, the process exits there, with the code that says so.
+    All reports are uploaded at the end of the block. If the script runs under a server and exits
+    because it was preempted, the process exits there with the preemption exit code.
     """
 
-    open_here: ClassVar["Context | None"] = None
-    """The newest one of this process that is not closed."""
+    newest_open: ClassVar["Context | None"] = None
+    """Newest context of this process that is not closed."""
 
     def __init__(
         self,
@@ -388,27 +404,27 @@ class Context(NamesReplacements):
         self.info = info
         """Ids, seed, configuration and directories of this run."""
         self.distributed = distributed
-        """Rank, size, and small collectives."""
+        """Rank, size, and collectives for small values."""
         self._platform = platform
         self._results: Path | None = None
-        self._known = contextlib.ExitStack()
-        self._known.enter_context(determined_by_run(info))
+        self._exit_stack = contextlib.ExitStack()
+        self._exit_stack.enter_context(determined_by_run(info))
         self._sigterm = SigtermFlag()
         self._reporter: Reporter | None = None
         self._poller: DirectivePoller | None = None
         if distributed.is_chief:
             self._reporter = Reporter(info)
             self._poller = DirectivePoller(info, self._reporter.stale, sigterm=False)
-        self._machines = Machines(distributed) if platform and info.master else None
+        self._machines = MachineMetrics(distributed) if platform and info.master else None
         self.train = TrainContext(info, self._reporter, self._machines)
         """Hyperparameters and metrics."""
         self.checkpoint = CheckpointContext(
             store, distributed, self._reporter, info.latest_checkpoint
         )
-        """Storing and restoring."""
+        """Storing and loading of checkpoints."""
         self.preempt = PreemptContext(distributed, self._poller, self._sigterm, self.train)
-        """Whether to leave."""
-        Context.open_here = self
+        """Request to save a checkpoint and exit."""
+        Context.newest_open = self
 
     def __enter__(self) -> Self:
         return self
@@ -419,43 +435,42 @@ class Context(NamesReplacements):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Ship what is left; under a server, exit with the code that says why.
+        """Upload the remaining reports; under a server, exit with the code of the reason.
 
         Raises:
-            SystemExit: If the run was preempted, has been taken over, declares its hyperparameters
-                impossible, or was failed by its storage.
+            SystemExit: If the run was preempted or taken over, declared its hyperparameters
+                invalid, or failed because of its storage.
         """
         stale = self._reporter is not None and self._reporter.stale.is_set()
         self.close()
         if not self._platform:
             return
         if stale or isinstance(error, StaleRunError):
-            self._leave(EXIT_STALE, "another run of this trial has taken over")
+            self._exit(EXIT_STALE, "another run of this trial has taken over")
         if isinstance(error, InvalidHyperparametersError):
-            self._leave(EXIT_INVALID_HP, str(error))
+            self._exit(EXIT_INVALID_HP, str(error))
         if error is not None and is_storage_failure(error):
             logger.error("the storage failed", exc_info=error)
-            self._leave(EXIT_INFRASTRUCTURE, str(error))
+            self._exit(EXIT_INFRASTRUCTURE, str(error))
         if error is not None:
             return
         if self._reporter is not None:
             warn_of_unread(self.info)
-        if self.train.has_reached:  # no failure of a rank: each of them ends by itself
+        if self.train.has_reached:  # not a failure: each rank ends by itself
             ignored = None if self.preempt.acknowledged else self.train.overrun
             write_reason(self.info.run_dir, EXIT_REACHED, ignored or REACHED_BOUND)
         elif self.preempt.acknowledged:
-            self._leave(EXIT_PREEMPTED, "preempted")
+            self._exit(EXIT_PREEMPTED, "preempted")
 
     def close(self, timeout_s: float = 30.0) -> None:
-        """Ship what was reported, and stop listening; what ``with`` does at its end.
+        """Upload the reports and stop polling; called at the end of ``with``.
 
         Args:
-            timeout_s: Longest wait for the server; what it does not take by then, the agent
-                ships later.
+            timeout_s: Maximum wait for the server; the agent uploads the rest later.
         """
-        if Context.open_here is self:
-            Context.open_here = None
-        self._known.close()
+        if Context.newest_open is self:
+            Context.newest_open = None
+        self._exit_stack.close()
         if self._poller is not None:
             self._poller.close()
         if self._machines is not None:
@@ -470,27 +485,27 @@ class Context(NamesReplacements):
         self.distributed.close()
 
     def show_results_in(self, directory: Path) -> None:
-        """Print where the results of a run without a server go, and at its end where they are."""
+        """Print the result directory of a run without a server now, and its files at the end."""
         if self._reporter is not None:
             self._results = directory
             _print(f"zerolab: run without a server; metrics and checkpoints go to {directory}")
 
     def _show_results(self, directory: Path) -> None:
         file = directory / METRICS_FILE
-        found = self.checkpoint.store.latest()
-        saved = "none" if found is None else self.checkpoint.store.address.at(found.uuid)
+        latest = self.checkpoint.store.latest()
+        saved = "none" if latest is None else self.checkpoint.store.address.at(latest.uuid)
         _print(f"zerolab: metrics     {file}")
         _print(f"zerolab: checkpoint  {saved}")
         _print(f"zerolab: to browse   zerolab up && zerolab import {file}")
 
-    def _leave(self, exit_code: int, reason: str) -> None:
+    def _exit(self, exit_code: int, reason: str) -> None:
         write_reason(self.info.run_dir, exit_code, reason)
         logger.info("leaving: %s", reason)
         sys.exit(exit_code)
 
 
 def _print(line: str) -> None:
-    """Print to standard error: what the script prints itself may be read by a program."""
+    """Print to standard error, as a program may parse the script's standard output."""
     print(line, file=sys.stderr, flush=True)  # noqa: T201 - for the user of a script
 
 

@@ -1,4 +1,4 @@
-"""Going on where the searcher lets a trial, without giving its slots back in between."""
+"""Extension of a run at its bound, without releasing its slots."""
 
 import logging
 
@@ -8,32 +8,32 @@ from zerolab.contract.wire import Extension
 from zerolab.errors import ZerolabError
 from zerolab.reports.reporter import Reporter
 
-__all__ = ["ask_to_go_on"]
+__all__ = ["request_extension"]
 
 logger = logging.getLogger(__name__)
 
-_PATIENCE_S = 10.0
+_TIMEOUT_S = 10.0
 
 
-def ask_to_go_on(spec: RunSpec, reporter: Reporter, until: int) -> Extension | None:
-    """Ask the server whether a run that has come to its bound may go on at once.
+def request_extension(spec: RunSpec, reporter: Reporter, until: int) -> Extension | None:
+    """Ask the server whether a run at its bound may continue immediately.
 
-    What it has reported decides that, so all of it is shipped first.
+    The decision depends on its reports, so all of them are uploaded first.
 
     Args:
         spec: The run.
-        reporter: Of the run.
+        reporter: Reporter of the run.
         until: Its bound, in the unit of the search.
 
     Returns:
-        The answer; None without a server, or if it cannot be asked now: the run then ends at its
-        bound, and the trial is started again when it is its turn.
+        The response; None without a server, or if it is unreachable. The run then ends at its
+        bound, and the trial is restarted later if the searcher continues it.
     """
     if not spec.master or not reporter.flush():
         return None
     try:
-        with Client(spec.master, spec.token, timeout_s=_PATIENCE_S) as client:
+        with Client(spec.master, spec.token, timeout_s=_TIMEOUT_S) as client:
             return client.extend(spec.run_id, until)
     except ZerolabError as error:
-        logger.debug("not asked to go on: %s", error)
+        logger.debug("could not request an extension: %s", error)
         return None

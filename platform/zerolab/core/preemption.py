@@ -1,7 +1,4 @@
-"""Learns when a run shall checkpoint and give its slots back.
-
-Either the server says so, or the process is sent SIGTERM.
-"""
+"""Preemption: requests of the server, or SIGTERM, to checkpoint and exit."""
 
 import contextlib
 import logging
@@ -29,7 +26,7 @@ _LONGEST_PAUSE_S = 10.0
 
 
 class SigtermFlag:
-    """Remembers that the process was sent SIGTERM, in place of dying of it.
+    """Flag that is set by SIGTERM, instead of terminating the process.
 
     Has no effect outside the main thread, where Python allows no signal handlers.
     """
@@ -39,24 +36,24 @@ class SigtermFlag:
         self._previous: signal._HANDLER = None
         self._installed = threading.current_thread() is threading.main_thread()
         if self._installed:
-            self._previous = signal.signal(signal.SIGTERM, self._note)
-            _say_ready()
+            self._previous = signal.signal(signal.SIGTERM, self._handle_signal)
+            _mark_ready()
 
     def __bool__(self) -> bool:
         return self._received
 
     def restore(self) -> None:
-        """Let SIGTERM mean again what it meant before."""
+        """Restore the previous handler of SIGTERM."""
         if self._installed:
             signal.signal(signal.SIGTERM, self._previous or signal.SIG_DFL)
             self._installed = False
 
-    def _note(self, _number: int, _frame: FrameType | None) -> None:
+    def _handle_signal(self, _number: int, _frame: FrameType | None) -> None:
         self._received = True
 
 
-def _say_ready() -> None:
-    """Tell the launcher, if one has started us, that SIGTERM may come."""
+def _mark_ready() -> None:
+    """Signal the launcher, if any, that SIGTERM is handled now."""
     spec, rank = os.environ.get(ENV_RUN_SPEC), os.environ.get("RANK")
     if spec and rank:
         with contextlib.suppress(OSError):
@@ -64,14 +61,14 @@ def _say_ready() -> None:
 
 
 class DirectivePoller:
-    """Asks the server, in a thread, what it wants of this run; cheap to ask at every batch.
+    """Polls the server's directive for this run in a thread; reading it is cheap.
 
-    For the chief only: the ranks must stop at the same batch, so they follow what it read.
+    For the chief only: the ranks must stop at the same batch, so they follow the chief.
 
     Args:
         spec: The run; without a server only SIGTERM preempts.
         stale: Set when another run has taken over; share the reporter's.
-        sigterm: Heed SIGTERM too; only possible in the main thread.
+        sigterm: Handle SIGTERM, too; only possible in the main thread.
     """
 
     def __init__(
@@ -80,7 +77,7 @@ class DirectivePoller:
         self.stale = stale or threading.Event()
         """Set when another run has taken over; this one must stop and save nothing."""
         self.directive = Directive("train", version=0)
-        """What the server said last."""
+        """Last directive of the server."""
         self._run_id = spec.run_id
         self._deadline: float | None = None
         self._sigterm = SigtermFlag() if sigterm else None
@@ -94,21 +91,21 @@ class DirectivePoller:
 
     @property
     def should_preempt(self) -> bool:
-        """Whether to checkpoint and exit: asked by the server, by SIGTERM, or stale."""
+        """Whether to checkpoint and exit: server request, SIGTERM, or a stale run."""
         return self.directive.action != "train" or bool(self._sigterm) or self.stale.is_set()
 
     @property
     def stop_requested(self) -> bool:
-        """Whether the trial is done with, rather than to go on later."""
+        """Whether the trial must end, instead of resuming later."""
         return self.directive.action == "stop"
 
     @property
     def seconds_left(self) -> float | None:
-        """Time until the run is killed, in seconds; None when there is no limit."""
+        """Time until the run is killed, in seconds; None without a limit."""
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     def close(self) -> None:
-        """Stop asking, and let SIGTERM mean again what it meant before."""
+        """Stop polling, and restore the previous handler of SIGTERM."""
         self._closed.set()
         if self._client is not None:
             self._client.close()
@@ -127,10 +124,10 @@ class DirectivePoller:
                     logger.warning("this run must stop: %s", error)
                     self.stale.set()
                 return
-            except Exception as error:  # noqa: BLE001 - training must go on, whatever happens here
+            except Exception as error:  # noqa: BLE001 - training must continue, whatever fails here
                 if self._closed.is_set():
                     return
-                self._note_failure(error)
+                self._log_failure(error)
                 self._closed.wait(backoff.pause_s())
                 continue
             backoff.reset()
@@ -139,13 +136,13 @@ class DirectivePoller:
                 self._deadline = time.monotonic() + directive.deadline_s
             self.directive = directive
 
-    def _note_failure(self, error: Exception) -> None:
+    def _log_failure(self, error: Exception) -> None:
         if isinstance(error, UnreachableError):
-            logger.debug("no directive: %s", error)  # the reporter has said that it is away
+            logger.debug("no directive: %s", error)  # the reporter logs the outage
         elif not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "the server cannot be asked whether to pause or to stop, and training goes on: %s",
+                "cannot poll the server for pause or stop, training continues: %s",
                 error,
                 exc_info=error,
             )

@@ -1,1 +1,1 @@
-"""The way of a report from a rank to the server: a spool on disk, and a thread that ships it."""
+"""Reports from a rank to the server: a spool on disk, and a thread that uploads it."""

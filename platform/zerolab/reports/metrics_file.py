@@ -1,10 +1,10 @@
-"""The metrics file of a run without a server: one JSON object a line.
+"""Metrics file of a run without a server: one JSON object a line.
 
-The first line is a header: ``kind`` (``header``), ``format`` (1), the experiment's ``config``,
-this trial's ``hparams`` and ``trial_seed``, ``time``. Every other line is one record of
+The first line is a header: ``kind`` (``header``), ``format`` (1), the experiment's ``config``, this
+trial's ``hparams`` and ``trial_seed``, ``time``. Every other line is one record of
 :mod:`zerolab.contract.wire`. Numbers that are not finite are the strings ``NaN``, ``Infinity`` and
-``-Infinity``. A run that goes on in the same directory goes on in the same file; where it
-reports a step again, the later line counts.
+``-Infinity``. A run that continues in the same directory appends to the same file. If it reports a
+step again, the later line counts.
 """
 
 import math
@@ -37,17 +37,17 @@ class MetricsHeader(msgspec.Struct, frozen=True, tag_field="kind", tag="header")
 
 
 class MetricsFile:
-    """The writing end of a metrics file.
+    """Writer of a metrics file.
 
     Args:
-        path: Created with a header if missing; else continued behind its last whole line.
-        spec: What the header says.
+        path: Created with a header if missing; else continued after its last complete line.
+        spec: Content of the header.
     """
 
     def __init__(self, path: Path, spec: RunSpec) -> None:
         self._encoder = msgspec.json.Encoder()
         path.parent.mkdir(parents=True, exist_ok=True)
-        size = _whole_lines(path)
+        size = _size_of_whole_lines(path)
         self._file = AppendFile(path, size)
         if not size:
             config = mask_secrets(spec.config)
@@ -68,7 +68,7 @@ class MetricsFile:
         """Write one line.
 
         Raises:
-            OSError: If there is no room for it.
+            OSError: If the disk is full.
         """
         self._file.append(payload + b"\n")
 
@@ -79,14 +79,14 @@ class MetricsFile:
 
 def _all_finite(values: dict[str, float | str]) -> bool:
     try:
-        # One sum in place of a look at each: one that overflows only costs the longer way.
+        # One sum instead of a check of each; an overflow only costs the slow path.
         return math.isfinite(sum(values.values()))  # type: ignore[arg-type]
     except TypeError:  # a text
         return False
 
 
-def _whole_lines(path: Path) -> int:
-    """Return how many bytes of a file are whole lines."""
+def _size_of_whole_lines(path: Path) -> int:
+    """Return the size of a file's complete lines, in bytes."""
     try:
         with path.open("rb") as file:
             end = file.seek(0, os.SEEK_END)

@@ -1,4 +1,4 @@
-"""Ships a spool's records to the server: in order, each exactly once, for as long as it takes."""
+"""Upload of a spool's records to the server: in order, exactly once, retried without limit."""
 
 import logging
 import threading
@@ -18,30 +18,30 @@ from zerolab.errors import (
 )
 from zerolab.reports.spool import SpoolReader
 
-__all__ = ["Sender", "Shipment"]
+__all__ = ["Sender", "SpoolUploader"]
 
 logger = logging.getLogger(__name__)
 
 BATCH_BYTES = 512 * 1024
-_MOST_RECORDS = 10_000
+_MAX_RECORDS = 10_000
 INTERVAL_S = 0.2
 _FIRST_PAUSE_S = 0.2
 _ENCODER = msgspec.msgpack.Encoder()
 
 
 class _EncodedBatch(msgspec.Struct, frozen=True):
-    """A :class:`zerolab.contract.wire.ReportBatch` whose records stay as the spool holds them."""
+    """A :class:`zerolab.contract.wire.ReportBatch` with the encoded records of the spool."""
 
     first: int
     records: list[msgspec.Raw]
 
 
-class Shipment:
-    """What is left to be sent of one run's spool.
+class SpoolUploader:
+    """Remaining upload of one run's spool.
 
-    The server answers each batch with the number of the last record that it has stored, and
-    drops what it has stored already. So a batch whose answer was lost is simply sent again, and
-    after any death of either side the answer to the first batch says where to go on.
+    The server answers each batch with the number of the last record that it has stored, and drops
+    records that it has stored already. A batch whose response was lost is therefore sent again.
+    After a restart of either side, the response to the first batch shows where to continue.
     """
 
     def __init__(self, reader: SpoolReader, client: Client, run_id: int) -> None:
@@ -50,45 +50,45 @@ class Shipment:
         self._run_id = run_id
         self._first = 1
         self._payloads: list[bytes] = []  # read and not yet acknowledged, from record _first on
-        self._most = _MOST_RECORDS
-        self._blank = 0  # number of the record that was refused last
-        self._lost_through = 0  # number of the last record that is lost
+        self._batch_limit = _MAX_RECORDS
+        self._blanked = 0  # number of the last rejected record
+        self._lost_through = 0  # number of the last lost record
         self.stored = 0
         """Number of the last record that the server has acknowledged."""
         self.lost = 0
-        """Records that the spool could not give back."""
+        """Number of records that the spool could not read."""
 
-    def send_some(self) -> bool:
+    def send_batch(self) -> bool:
         """Send one batch; return whether there was any.
 
         Raises:
-            StaleRunError: If nothing of this run is wanted any more.
-            UnreachableError: If the server cannot take it now; call again later.
+            StaleRunError: If the server rejects the run: it has ended or was superseded.
+            UnreachableError: If the server is unreachable; call again later.
         """
         if not self._payloads:
             self._fetch()
-        batch = self._payloads[: self._most]
+        batch = self._payloads[: self._batch_limit]
         if not batch:
             return False
         body = _ENCODER.encode(_EncodedBatch(self._first, [msgspec.Raw(data) for data in batch]))
         try:
             stored = self._client.report(self._run_id, body)
         except ConfigError as error:
-            self._refused(len(batch), error)
+            self._isolate_rejected(len(batch), error)
             return True
-        self._most = min(_MOST_RECORDS, 2 * self._most)
-        self._acknowledged(stored, len(batch))
+        self._batch_limit = min(_MAX_RECORDS, 2 * self._batch_limit)
+        self._acknowledge(stored, len(batch))
         return True
 
     def close(self) -> None:
-        """Close the connection; nothing more is sent."""
+        """Close the connection."""
         self._client.close()
 
     def _fetch(self) -> None:
-        """Read what comes next; an empty record takes the place of each that is lost."""
+        """Read the next records; an empty record replaces each lost one."""
         self._first, payloads = self._reader.read(BATCH_BYTES)
         lost = [number for number, data in enumerate(payloads, self._first) if not data]
-        self._payloads = [data or _nothing() for data in payloads]
+        self._payloads = [data or _empty_record() for data in payloads]
         fresh = [number for number in lost if number > self._lost_through]
         if fresh:
             self._lost_through = fresh[-1]
@@ -98,7 +98,7 @@ class Shipment:
                 len(fresh), self._run_id, fresh[0], fresh[-1], self._reader.directory,
             )  # fmt: skip
 
-    def _acknowledged(self, stored: int, sent: int) -> None:
+    def _acknowledge(self, stored: int, sent: int) -> None:
         first, self.stored = self._first, stored
         if first <= stored + 1 <= first + len(self._payloads):
             self._payloads = self._payloads[stored + 1 - first :]
@@ -109,61 +109,63 @@ class Shipment:
         self._reader.discard(stored)
         if stored < first:
             last = first + sent - 1
-            msg = f"the server has stored {stored} records, and nothing of {first} to {last}"
+            msg = f"the server has stored {stored} records, but none of {first} to {last}"
             raise UnreachableError(msg)
 
-    def _refused(self, count: int, error: ConfigError) -> None:
-        """Find the one record that the server will never take, so that the others get there."""
+    def _isolate_rejected(self, count: int, error: ConfigError) -> None:
+        """Halve the batch until it is the rejected record, then replace that with an empty one."""
         if count > 1:
-            self._most = count // 2
+            self._batch_limit = count // 2
             return
-        if self._blank == self._first:
+        if self._blanked == self._first:
             raise error
-        self._blank = self._first
+        self._blanked = self._first
         logger.error("record %d of run %d is left out: %s", self._first, self._run_id, error)
-        self._payloads[0] = _nothing()
+        self._payloads[0] = _empty_record()
 
 
-def _nothing() -> bytes:
-    """Encode a record that says nothing, to stand where the server takes no other."""
+def _empty_record() -> bytes:
+    """Encode a record without content, which replaces one that the server rejects."""
     return _ENCODER.encode(MetricsRecord("system", 0, {}, time.time()))
 
 
 class Sender(threading.Thread):
-    """The thread that ships while the training goes on.
+    """Thread that uploads reports during training.
 
-    It never raises into the training: while the server is away it tries again, with growing
-    pauses, and says so once.
+    It never raises into the training. While the server is unreachable it retries with growing
+    delays, and logs that once.
 
     Args:
-        shipment: What to send.
-        stale: Set when another run has taken over, and nothing more is sent.
-        longest_pause_s: Between two attempts.
+        uploader: Uploader of the spool.
+        stale: Set when another run has taken over; nothing more is sent.
+        longest_pause_s: Maximum delay between two attempts.
     """
 
-    def __init__(self, shipment: Shipment, stale: threading.Event, longest_pause_s: float) -> None:
+    def __init__(
+        self, uploader: SpoolUploader, stale: threading.Event, longest_pause_s: float
+    ) -> None:
         super().__init__(name="zerolab-sender", daemon=True)
-        self._shipment = shipment
+        self._uploader = uploader
         self._backoff = Backoff(_FIRST_PAUSE_S, longest_pause_s)
         self._wake = threading.Event()
         self._closing = False
-        self._asked: threading.Event | None = None
-        self._away_since: float | None = None
+        self._flush_requested: threading.Event | None = None
+        self._outage_since: float | None = None
         self._stale = stale
 
     def wake(self) -> None:
-        """Send what is there now, rather than at the next interval, unless the server is away."""
-        if self._away_since is None:
+        """Upload now instead of at the next interval, unless the server is unreachable."""
+        if self._outage_since is None:
             self._wake.set()
 
     def flush(self, timeout_s: float) -> bool:
-        """Send what is there now; return whether all of it arrived within ``timeout_s``."""
-        asked = self._asked = threading.Event()
+        """Upload the current records; return whether all of them arrived within ``timeout_s``."""
+        flush_done = self._flush_requested = threading.Event()
         self.wake()
-        return self.is_alive() and asked.wait(timeout_s) and not self._stale.is_set()
+        return self.is_alive() and flush_done.wait(timeout_s) and not self._stale.is_set()
 
     def finish(self, timeout_s: float) -> bool:
-        """Send what is left and end the thread.
+        """Upload the remaining records and end the thread.
 
         Returns:
             Whether everything arrived within ``timeout_s``.
@@ -174,52 +176,54 @@ class Sender(threading.Thread):
         return not self.is_alive() and not self._stale.is_set()
 
     def run(self) -> None:
-        """Ship until there is nothing left after :meth:`finish`, or the run is stale."""
+        """Upload until nothing is left after :meth:`finish`, or the run is stale."""
         try:
-            self._ship()
-        finally:  # here, as it may end long after finish() has given up on it
-            if self._asked is not None:
-                self._asked.set()
-            self._shipment.close()
+            self._upload_loop()
+        finally:  # the thread may end long after finish() timed out
+            if self._flush_requested is not None:
+                self._flush_requested.set()
+            self._uploader.close()
 
-    def _ship(self) -> None:
+    def _upload_loop(self) -> None:
         pause_s = 0.0
         while True:
             self._wake.wait(pause_s or INTERVAL_S)
             self._wake.clear()
-            # Read before the spool: what was reported before is sent.
-            closing, asked = self._closing, self._asked
+            # Read before the spool, so that all records of the flush are sent.
+            closing, flush_requested = self._closing, self._flush_requested
             try:
-                while self._shipment.send_some():
+                while self._uploader.send_batch():
                     pass
             except (StaleRunError, NotFoundError) as error:
-                logger.warning("reports of this run are not wanted any more: %s", error)
+                logger.warning("the server rejects the reports of this run: %s", error)
                 self._stale.set()
                 return
-            except Exception as error:  # noqa: BLE001 - training must go on, whatever happens here
+            except Exception as error:  # noqa: BLE001 - training must continue, whatever fails here
                 pause_s = self._backoff.pause_s()
-                self._note_absence(error)
+                self._log_outage(error)
                 continue
             pause_s = 0.0
             self._backoff.reset()
-            self._note_return()
-            if asked is not None:
-                asked.set()
+            self._log_recovery()
+            if flush_requested is not None:
+                flush_requested.set()
             if closing:
                 return
 
-    def _note_absence(self, error: Exception) -> None:
-        if self._away_since is not None:
+    def _log_outage(self, error: Exception) -> None:
+        if self._outage_since is not None:
             return
-        self._away_since = time.monotonic()
+        self._outage_since = time.monotonic()
         expected = isinstance(error, (UnreachableError, ForbiddenError))
         logger.warning(
-            "reports wait on disk, and training goes on: %s",
+            "cannot upload reports, retrying while training continues: %s",
             error,
             exc_info=None if expected else error,
         )
 
-    def _note_return(self) -> None:
-        if self._away_since is not None:
-            logger.info("reports flow again after %.0f s", time.monotonic() - self._away_since)
-            self._away_since = None
+    def _log_recovery(self) -> None:
+        if self._outage_since is not None:
+            logger.info(
+                "reports are uploaded again after %.0f s", time.monotonic() - self._outage_since
+            )
+            self._outage_since = None

@@ -1,4 +1,4 @@
-"""What the machine does while a trial trains: CPU, memory, disk, network, GPUs."""
+"""System metrics of a machine during training: CPU, memory, disk, network, GPUs."""
 
 import logging
 import threading
@@ -13,10 +13,10 @@ logger = logging.getLogger(__name__)
 
 
 class SystemMetrics:
-    """Samples this machine in a thread, once a second; hands out means.
+    """Samples this machine in a thread, once a second; returns means.
 
     Args:
-        every_s: Seconds over which the means are taken; the first come with the first sample.
+        every_s: Seconds over which the means are taken; the first ones follow the first sample.
         sample_s: Seconds between samples.
     """
 
@@ -25,30 +25,34 @@ class SystemMetrics:
         self._sample_s = sample_s
         self._lock = threading.Lock()
         self._sums: dict[str, tuple[float, int]] = {}
-        self._taken: float | None = None
+        self._taken_at: float | None = None
         self._stop = threading.Event()
         self._gpus = _open_gpus()
         self._thread = threading.Thread(target=self._run, name="zerolab-system", daemon=True)
         self._thread.start()
 
     def take(self, *, now: bool = False) -> dict[str, float] | None:
-        """Means since the last call, once ``every_s`` have passed; else ``None``.
+        """Return the means since the last call once ``every_s`` have passed, else ``None``.
 
         Args:
-            now: Do not wait for the time to pass.
+            now: Return them without waiting.
         """
-        if not now and self._taken is not None and time.monotonic() - self._taken < self._every_s:
+        if (
+            not now
+            and self._taken_at is not None
+            and time.monotonic() - self._taken_at < self._every_s
+        ):
             return None
         with self._lock:
             sums, self._sums = self._sums, {}
         if not sums:
             return None
-        self._taken = time.monotonic()
+        self._taken_at = time.monotonic()
         return {name: total / count for name, (total, count) in sums.items()}
 
     @property
     def sampled(self) -> bool:
-        """Whether there is something to take."""
+        """Whether samples are available."""
         with self._lock:
             return bool(self._sums)
 
@@ -58,15 +62,15 @@ class SystemMetrics:
         self._thread.join(timeout=5.0)
 
     def _run(self) -> None:
-        psutil.cpu_percent()  # the first call only sets the mark
+        psutil.cpu_percent()  # the first call only sets the reference
         before, at = _counters(), time.monotonic()
         while not self._stop.wait(self._sample_s):
             try:
                 after, now = _counters(), time.monotonic()
                 sample = _host() | _rates(before, after, now - at) | _gpu_sample(self._gpus)
                 before, at = after, now
-            except Exception as error:  # noqa: BLE001 - a sensor that fails must not end the training
-                logger.warning("system metrics end here: %s", error)
+            except Exception as error:  # noqa: BLE001 - a failing sensor must not stop the training
+                logger.warning("system metrics stop here: %s", error)
                 return
             with self._lock:
                 for name, value in sample.items():
@@ -75,24 +79,24 @@ class SystemMetrics:
 
 
 def _host() -> dict[str, float]:
-    memory, own = psutil.virtual_memory(), psutil.Process().memory_info()
+    memory, process = psutil.virtual_memory(), psutil.Process().memory_info()
     return {
         "cpu_percent": psutil.cpu_percent(),
         "memory_used_bytes": float(memory.total - memory.available),
         "memory_percent": memory.percent,
-        "process_memory_bytes": float(own.rss),
+        "process_memory_bytes": float(process.rss),
         "disk_used_percent": psutil.disk_usage("/").percent,
     }
 
 
 def _counters() -> dict[str, int]:
-    found: dict[str, int] = {}
+    counters: dict[str, int] = {}
     disk, network = psutil.disk_io_counters(), psutil.net_io_counters()
     if disk is not None:
-        found |= {"disk_read": disk.read_bytes, "disk_write": disk.write_bytes}
+        counters |= {"disk_read": disk.read_bytes, "disk_write": disk.write_bytes}
     if network is not None:
-        found |= {"network_sent": network.bytes_sent, "network_received": network.bytes_recv}
-    return found
+        counters |= {"network_sent": network.bytes_sent, "network_received": network.bytes_recv}
+    return counters
 
 
 def _rates(before: dict[str, int], after: dict[str, int], seconds: float) -> dict[str, float]:
@@ -104,7 +108,7 @@ def _rates(before: dict[str, int], after: dict[str, int], seconds: float) -> dic
 
 
 def _open_gpus() -> list[Any]:
-    """Handles of this machine's NVIDIA GPUs; none without a driver."""
+    """Return handles of this machine's NVIDIA GPUs; empty without a driver."""
     try:
         import pynvml
 
@@ -123,12 +127,15 @@ def _gpu_sample(gpus: list[Any]) -> dict[str, float]:
     sample: dict[str, float] = {}
     for index, gpu in enumerate(gpus):
         for name, read in (
-            ("memory_used_bytes", lambda one: float(pynvml.nvmlDeviceGetMemoryInfo(one).used)),
-            ("percent", lambda one: float(pynvml.nvmlDeviceGetUtilizationRates(one).gpu)),
-            ("power_watts", lambda one: pynvml.nvmlDeviceGetPowerUsage(one) / 1000),
+            (
+                "memory_used_bytes",
+                lambda handle: float(pynvml.nvmlDeviceGetMemoryInfo(handle).used),
+            ),
+            ("percent", lambda handle: float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)),
+            ("power_watts", lambda handle: pynvml.nvmlDeviceGetPowerUsage(handle) / 1000),
         ):
             try:
                 sample[f"gpu{index}_{name}"] = read(gpu)
-            except pynvml.NVMLError:  # virtual GPUs hide some, and some have no memory of their own
+            except pynvml.NVMLError:  # virtual GPUs hide some; others have no dedicated memory
                 continue
     return sample

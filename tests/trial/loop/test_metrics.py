@@ -24,7 +24,7 @@ from tests.trial.helpers import (
     records,
 )
 from zerolab.contract.spec import ProfilingSpec
-from zerolab.core.machine_metrics import Machines
+from zerolab.core.machine_metrics import MachineMetrics
 from zerolab.errors import TrialError
 from zerolab.ranks import OneRank
 from zerolab.reports.system_metrics import SystemMetrics, _gpu_sample, _open_gpus
@@ -399,7 +399,7 @@ def test_machines_are_numbered(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     positions = [(0, 4, 0, 1), (1, 4, 0, 2), (2, 4, 1, 2), (3, 4, 0, 1)]
-    ranks = [Machines(FakeRank(*position)) for position in positions]
+    ranks = [MachineMetrics(FakeRank(*position)) for position in positions]
     try:
         assert ranks[2].take(now=True) is None  # the first rank of its machine measures it
         with caplog.at_level(logging.INFO):
@@ -411,7 +411,7 @@ def test_machines_are_numbered(
     finally:
         for machines in ranks:
             machines.close()
-    single = Machines(FakeRank(0, 2, 0, 2))
+    single = MachineMetrics(FakeRank(0, 2, 0, 2))
     single.close()
     assert single.named([{"cpu_percent": 1.0}, None]) == {"cpu_percent": 1.0}
 

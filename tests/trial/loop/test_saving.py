@@ -73,7 +73,7 @@ def test_failed_save_is_removed_on_all_ranks(tmp_path: Path) -> None:
     assert rank_0[0].startswith("ZerolabError: checkpoint: not stored, because of rank 1: callback")
     assert (
         rank_0[1]
-        == "StaleRunError: another run has taken this trial over; its checkpoint is dropped"
+        == "StaleRunError: another run has taken over this trial; this checkpoint is dropped"
     )
     assert rank_1[1].startswith(
         "StaleRunError: checkpoint: not stored, because of rank 0: another run"

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from zerolab.contract.spec import CheckpointRef
-from zerolab.core.checkpoint_writer import CheckpointSaver, Draft, Sending
+from zerolab.core.checkpoint_writer import CheckpointSaver, Draft, PendingUpload
 from zerolab.errors import TrialError, one_line
 from zerolab.reports.reporter import Reporter
 from zerolab.storage.store import CheckpointStore
@@ -89,7 +89,7 @@ class CheckpointManager:
         self._saver = CheckpointSaver(self._store, context.distributed, reporter)
         # A checkpoint passes through both, each with the batches completed at its save.
         self._pending_write: tuple[Draft, int] | None = None
-        self._pending_upload: tuple[Sending, int] | None = None
+        self._pending_upload: tuple[PendingUpload, int] | None = None
         self.last_path: str | None = None
         """Location of the checkpoint that was saved or loaded last."""
 
@@ -112,7 +112,7 @@ class CheckpointManager:
         self._callbacks.call("on_checkpoint_save_start", dict(state))
         # Engines fail on all ranks or on none. If a user's save() fails on one rank, the others may
         # still be writing. The files stay there until the trial's next run sweeps the storage.
-        with self._saver.blaming_storage():
+        with self._saver.storage_errors():
             self._trial.save(self._context, draft.path)
         try:
             with self._context.distributed.together("checkpoint: not stored"):

@@ -16,8 +16,8 @@ from typing import Any
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from zerolab.contract.wire import Extension
-from zerolab.core.length_extension import ask_to_go_on
-from zerolab.core.machine_metrics import Machines
+from zerolab.core.length_extension import request_extension
+from zerolab.core.machine_metrics import MachineMetrics
 from zerolab.core.preemption import DirectivePoller, SigtermFlag
 from zerolab.errors import TrialError
 from zerolab.reports.reporter import Reporter
@@ -118,7 +118,7 @@ class Controller:
         self._next_agreement = 1
         self._timings = LoopTimings(settings.profiling, context.device)
         self._recorder = Recorder(context, self._callbacks, self._timings, reporter)
-        self._machines: Machines | None = None
+        self._machines: MachineMetrics | None = None
 
         # One batch
         self._batch_checks = BatchChecks(context, self._batch_iterator)
@@ -148,7 +148,7 @@ class Controller:
             first = ref.steps_completed if ref is not None else 0
             closing.callback(self._callbacks.call, "on_trial_shutdown")
             self._callbacks.call("on_trial_startup", first, ref.uuid if ref is not None else None)
-            self._machines = Machines(self._distributed)
+            self._machines = MachineMetrics(self._distributed)
             closing.callback(self._machines.close)
             closing.enter_context(self._checkpoints.sweep_unfinished())
             if ref is not None:
@@ -206,7 +206,7 @@ class Controller:
             return False
         extension: Extension | None = None
         if self._reporter is not None:
-            extension = ask_to_go_on(self._context.spec, self._reporter, until.value)
+            extension = request_extension(self._context.spec, self._reporter, until.value)
         extension = self._distributed.broadcast(extension, "agreeing to train beyond the limit")
         if extension is None or not extension.goes_on:
             return False

@@ -89,7 +89,7 @@ def _probe_storage(context: ZeroTrialContext) -> None:
         StorageError: On all ranks, if the write fails on any machine.
     """
     spec, ranks = context.spec, context.distributed
-    with ranks.together("the run cannot begin"):
+    with ranks.together("the run cannot start"):
         if ranks.is_local_chief:
             CheckpointStore.of_run(spec).probe()
 

@@ -94,7 +94,7 @@ def _count(stepping: object) -> None:
     STEPS.count(stepping)
     if STEPS.in_trainer or run.experiment() is None:
         return
-    if run.join().preempt.wanted_here:
+    if run.join().preempt.requested_on_rank:
         _tell_what_is_waited_for()
 
 

@@ -1,4 +1,4 @@
-"""A script with the Core API as the entrypoint of a served experiment, on two ranks."""
+"""Core API script as the entrypoint of a served experiment, on two ranks."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ with zerolab.core.init() as context:
     for step in range(start + 1, steps + 1):
         context.train.report_training_metrics(step, {"loss": 1 / step, "rank": rank})
         leave = context.preempt.should_preempt()
-        while step == 40 and not leave:  # the test pauses the experiment here
+        while step == 40 and not leave:  # paused here by the test
             time.sleep(0.01)
             leave = context.preempt.should_preempt()
         if step == steps:
@@ -48,7 +48,7 @@ CONFIG = {
 
 
 @pytest.mark.processes
-def test_a_paused_script_leaves_with_a_sharded_checkpoint_and_goes_on_from_it(
+def test_paused_script_resumes_from_sharded_checkpoint(
     tmp_path: Path,
 ) -> None:
     with Installation.running(tmp_path / "home", slots=2) as installation:
@@ -56,12 +56,12 @@ def test_a_paused_script_leaves_with_a_sharded_checkpoint_and_goes_on_from_it(
         number = installation.submit(tmp_path / "model", CONFIG, {"train.py": SCRIPT})
         (trial,) = client.trials(number)
 
-        def look() -> dict[str, Any]:
+        def read_trial() -> dict[str, Any]:
             return client.trial(trial["id"])
 
-        until("the script waits", look, lambda seen: seen["steps_completed"] == 40)
+        until("the script waits", read_trial, lambda seen: seen["steps_completed"] == 40)
         client.experiment_action(number, "pause")
-        until("it is paused", look, lambda seen: seen["state"] == "PAUSED")
+        until("it is paused", read_trial, lambda seen: seen["state"] == "PAUSED")
         (checkpoint,) = client.trial_checkpoints(trial["id"])
         assert checkpoint["steps_completed"] == 40
         assert checkpoint["resources"] == {"rank_0": 2, "rank_1": 2}

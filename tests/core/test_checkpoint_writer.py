@@ -1,4 +1,4 @@
-"""Checkpoints that several ranks write: of all of them, or of none."""
+"""Checkpoints that several ranks write: of all of them, or none."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,11 +21,11 @@ from zerolab.errors import (
 from zerolab.storage.store import CheckpointStore
 
 Write = Callable[[int, Path], dict[str, Any]]
-"""Writes as a rank into a directory; returns the rank's metadata."""
+"""Writes files as a rank into a directory; returns the rank's metadata."""
 
 
 def store_sharded(root: Path, write: Write, size: int = 2) -> list[str]:
-    """Have ranks store one checkpoint; return what each one got: a uuid, or an error."""
+    """Store one checkpoint on all ranks; return each rank's uuid or error."""
     store = CheckpointStore(root)
 
     def work(ranks: SocketRanks) -> str:
@@ -47,7 +47,7 @@ def content_of(root: Path, uuid: str) -> dict[str, str]:
         return {name: (path / name).read_text() for name in names}
 
 
-def test_files_and_metadata_of_all_ranks_come_together(tmp_path: Path) -> None:
+def test_files_and_metadata_of_ranks_are_merged(tmp_path: Path) -> None:
     def write(rank: int, path: Path) -> dict[str, Any]:
         (path / "shards").mkdir()
         (path / "shards" / f"of_{rank}").write_text(str(rank))
@@ -63,7 +63,7 @@ def test_files_and_metadata_of_all_ranks_come_together(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [uuid]
 
 
-def test_a_file_that_ranks_write_alike_is_one_file(tmp_path: Path) -> None:
+def test_identical_files_of_ranks_are_merged(tmp_path: Path) -> None:
     def write(_rank: int, path: Path) -> dict[str, Any]:
         (path / "vocabulary").write_text("a b c")
         return {}
@@ -92,7 +92,7 @@ def test_a_file_that_ranks_write_alike_is_one_file(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_ranks_that_contradict_each_other_store_nothing(
+def test_conflicting_ranks_store_nothing(
     tmp_path: Path,
     written: tuple[str, str],
     metadata: tuple[dict[str, Any], dict[str, Any]],
@@ -108,7 +108,7 @@ def test_ranks_that_contradict_each_other_store_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_of_one_rank_that_is_a_folder_of_another_is_no_fault_of_the_storage(
+def test_file_folder_conflict_is_config_error(
     tmp_path: Path,
 ) -> None:
     def write(rank: int, path: Path) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def test_a_file_of_one_rank_that_is_a_folder_of_another_is_no_fault_of_the_stora
     assert list(tmp_path.iterdir()) == []
 
 
-def test_metadata_that_one_rank_cannot_write_down_stores_nothing(tmp_path: Path) -> None:
+def test_unserializable_metadata_stores_nothing(tmp_path: Path) -> None:
     def write(rank: int, _path: Path) -> dict[str, Any]:
         return {"odd": object()} if rank else {}
 
@@ -134,7 +134,7 @@ def test_metadata_that_one_rank_cannot_write_down_stores_nothing(tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_rank_has_failed_at_is_removed_when_nobody_writes_any_more(tmp_path: Path) -> None:
+def test_failed_draft_is_removed_after_last_write(tmp_path: Path) -> None:
     failing = Event()
 
     def write(rank: int, path: Path) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def test_what_a_rank_has_failed_at_is_removed_when_nobody_writes_any_more(tmp_pa
         (RuntimeError("boom"), PeerFailedError),
     ],
 )
-def test_a_failure_means_the_same_on_every_rank(
+def test_failure_type_is_the_same_on_every_rank(
     failure: Exception, on_peers: type[Exception]
 ) -> None:
     def work(ranks: SocketRanks) -> type[Exception] | None:
@@ -171,7 +171,7 @@ def test_a_failure_means_the_same_on_every_rank(
             with ranks.together():
                 if ranks.rank == 1:
                     raise failure
-        except Exception as error:  # noqa: BLE001 - what it is, is the answer
+        except Exception as error:  # noqa: BLE001 - its type is the result
             return type(error)
         return None
 
