@@ -149,7 +149,7 @@ with zerolab.core.init() as context:
 
 
 @pytest.mark.parametrize(
-    ("words", "unit", "searcher", "bound"),
+    ("arguments", "unit", "searcher", "bound"),
     [
         (["loss"], "batches", "async_halving", "5 batches"),
         ([], "epochs", "tpe_asha", "4 epochs"),
