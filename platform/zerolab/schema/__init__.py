@@ -1,1 +1,1 @@
-"""What configuration files are made of: sections, hints, lengths, and spaces of hyperparameters."""
+"""Parts of configuration files: sections, hints, lengths and hyperparameter spaces."""
