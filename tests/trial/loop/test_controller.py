@@ -415,7 +415,7 @@ def test_superseded_run_saves_no_checkpoint(tmp_path: Path) -> None:
         return metrics
 
     controller._validator.run = superseded_after_validation
-    with pytest.raises(StaleRunError, match="its checkpoint is dropped"):
+    with pytest.raises(StaleRunError, match="this checkpoint is dropped"):
         controller.run()
     session.close(None)
     assert not list((tmp_path / "checkpoints").iterdir())
