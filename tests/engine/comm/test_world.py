@@ -50,4 +50,5 @@ def test_a_world_that_zerotrial_started_is_left_at_the_end_of_the_script(start: 
     for rank in ranks:
         printed, complaints = rank.communicate()
         assert rank.returncode == 0, complaints
-        assert printed.splitlines() == ["sum 2.0", "left True"]
+        lines = [line for line in printed.splitlines() if not line.startswith("[Gloo]")]
+        assert lines == ["sum 2.0", "left True"]  # torch 2.8 and 2.9 print connections of Gloo
