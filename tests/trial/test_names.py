@@ -38,13 +38,14 @@ WORLD = """
 import sys
 import torch.distributed as dist
 import zerotrial
+from zerotrial.engine.comm.world import leave_world
 rank, size, method = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] or None
 for _ in range(2):  # a second call changes nothing
     zerotrial.init_distributed(init_method=method, rank=rank, world_size=size)
 ranks = [None] * dist.get_world_size()
 dist.all_gather_object(ranks, dist.get_rank())
 print(ranks, dist.get_backend())
-dist.destroy_process_group()
+leave_world()
 """
 
 
@@ -58,15 +59,21 @@ def start(rank: int, size: int, method: str = "", **environment: str) -> "subpro
     )
 
 
+def without_connections(output: str) -> str:
+    """Drop the lines of Gloo that torch 2.8 and 2.9 print for each connected group."""
+    lines = output.splitlines(keepends=True)
+    return "".join(line for line in lines if not line.startswith("[Gloo]"))
+
+
 @pytest.mark.processes
 def test_init_distributed_with_one_or_two_ranks(tmp_path: Path) -> None:
     single = start(-1, -1)
     two = [start(rank, 2, f"file://{tmp_path}/meeting") for rank in range(2)]
     output, problem = single.communicate(timeout=240)
-    assert output == "[0] gloo\n", problem
+    assert without_connections(output) == "[0] gloo\n", problem
     for process in two:
         output, problem = process.communicate(timeout=240)
-        assert output == "[0, 1] gloo\n", problem
+        assert without_connections(output) == "[0, 1] gloo\n", problem
 
 
 @pytest.mark.processes

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -264,5 +265,9 @@ def test_script_runs_under_torchrun(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.split("\n")[:-1]) == ["rank 0 of 2 5", "rank 1 of 2 5"]
+    # With torch 2.8 and 2.9 lines of Gloo are mixed into the ranks' shared output.
+    assert sorted(re.findall(r"rank \d of \d \d+", done.stdout)) == [
+        "rank 0 of 2 5",
+        "rank 1 of 2 5",
+    ]
     assert sorted(metrics(tmp_path / "zerolab_run", "training")) == [5]

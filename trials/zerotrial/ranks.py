@@ -18,6 +18,7 @@ from zerolab.errors import ConfigError
 from zerolab.ranks import Located
 from zerotrial.engine.comm.ranks import GroupRanks
 from zerotrial.engine.comm.shared_memory import PeerError
+from zerotrial.engine.comm.world import leave_world
 from zerotrial.engine.mesh import group_on_cpu
 
 __all__ = [
@@ -121,7 +122,7 @@ class Distributed(Located, GroupRanks):
         self.barrier("the last barrier before the end")
         self._group = None
         if self._owns_default_group and dist.is_initialized():
-            dist.destroy_process_group()
+            leave_world()
 
     def _exchange(self, operation: str, run: Callable[[], Any]) -> None:
         try:

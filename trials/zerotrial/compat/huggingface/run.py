@@ -99,8 +99,10 @@ def best_effort_close(context: Context, error: ZerolabError) -> None:
 def _end_torch() -> None:
     import torch.distributed as dist
 
+    from zerotrial.engine.comm.world import leave_world
+
     if dist.is_available() and dist.is_initialized():
-        dist.destroy_process_group()
+        leave_world()
 
 
 def store(context: Context, folder: Path, metadata: Mapping[str, Any]) -> str:

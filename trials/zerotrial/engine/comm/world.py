@@ -2,12 +2,14 @@
 
 import atexit
 import gc
+import time
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-__all__ = ["start_world"]
+__all__ = ["leave_world", "start_world"]
 
 
 def start_world(
@@ -36,6 +38,19 @@ def start_world(
     atexit.register(_leave)
 
 
+def leave_world() -> None:
+    """Destroy all process groups.
+
+    Not collective, but every rank calls it when it has finished its last collective.
+    """
+    # torch 2.7 may deadlock here: the destructor holds the interpreter lock and waits for a Gloo
+    # thread, which needs the lock to free the tensors of the last collective. Nothing reports
+    # that it has freed them. Also with NCCL, whose jobs have Gloo groups for CPU tensors.
+    if torch.__version__ < "2.8":
+        time.sleep(0.1)
+    dist.destroy_process_group()
+
+
 def _leave() -> None:
     """End gloo's threads before the interpreter: one that lets go of a tensor later aborts.
 
@@ -44,5 +59,5 @@ def _leave() -> None:
     """
     if dist.is_initialized() and dist.get_backend() == "gloo":
         gc.collect()  # what holds a group keeps its threads
-        dist.destroy_process_group()
+        leave_world()
         gc.collect()

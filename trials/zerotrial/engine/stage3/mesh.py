@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
+from zerotrial.engine.comm.world import leave_world
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -50,4 +52,4 @@ def _leave() -> None:
     global _users
     _users -= 1
     if _users == 0 and dist.is_initialized():
-        dist.destroy_process_group()
+        leave_world()
