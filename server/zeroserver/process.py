@@ -186,7 +186,9 @@ def _parser() -> argparse.ArgumentParser:
         description="One server process for one data directory.",
         allow_abbrev=False,
     )
-    parser.add_argument("--check-options", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--check-options", action="store_true", help="check the options and exit; start nothing"
+    )
     parser.add_argument("--home", help="data directory (default: ZEROLAB_HOME or ~/.zerolab)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument(

@@ -148,7 +148,7 @@ export interface EngineEntry {
   origin: string;
 }
 
-/** What became of a trial at a rung. */
+/** State of a trial at a rung. */
 export type EntryState = "completed" | "failed" | "paused" | "promoted" | "stopped";
 
 /** Body of every answer of 400 and above. */
