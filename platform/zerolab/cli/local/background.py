@@ -159,7 +159,10 @@ def agent_token(*, renew: bool = False) -> str:
 def _without_database(options: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """Move the address of the database from the options to the environment.
 
-    It may hold a password, and everybody on this machine sees the words of a command.
+    It may contain a password, and all users of this machine can read a command's arguments.
+
+    Raises:
+        ConfigError: If ``--database`` has no value.
     """
     words: list[str] = []
     url = os.environ.get(ENV_DATABASE, "")
@@ -168,6 +171,10 @@ def _without_database(options: Sequence[str]) -> tuple[list[str], dict[str, str]
         name, equals, value = word.partition("=")
         if name == "--database":
             url = value if equals else next(rest, "")
+            if not url or url.startswith("--"):
+                raise ConfigError(
+                    "server", [f"--database: must have a URL, got {url or 'nothing'}"]
+                )
         else:
             words.append(word)
     return words, {ENV_DATABASE: url} if url else {}
@@ -177,7 +184,7 @@ def _check_server_options(home: Home, options: list[str], variables: dict[str, s
     """Have the server check its options before anything is started.
 
     Raises:
-        ConfigError: With what it says of a wrong one.
+        ConfigError: With the server's message about the first invalid option.
     """
     if any(word.partition("=")[0] == "--home" for word in options):
         raise ConfigError("server", [f"--home: must be left out; set {ENV_HOME} instead"])
@@ -187,8 +194,8 @@ def _check_server_options(home: Home, options: list[str], variables: dict[str, s
         env={**os.environ, **variables},
     )  # fmt: skip
     if done.returncode:
-        told = (done.stderr.strip() or "cannot be started").splitlines()[-1].strip()
-        raise ConfigError("server", [told.removeprefix("python -m zeroserver: error: ")])
+        message = (done.stderr.strip() or "cannot be started").splitlines()[-1].strip()
+        raise ConfigError("server", [message.removeprefix("python -m zeroserver: error: ")])
 
 
 def _server_up(
@@ -201,9 +208,9 @@ def _server_up(
     service = server_of(home)
     process = running(service)
     if process is not None:
-        if options:  # what was started with others goes on with them
+        if options or ENV_DATABASE in variables:
             say(
-                "the server runs already, with its own options; `zerolab down` first to change them"
+                "the server runs already and keeps its options; `zerolab down` first to change them"
             )
         return _wait_for_server(home, process.is_running)
     said = f"starting the server (log: {service.log})"
