@@ -18,7 +18,6 @@ from zerolab.contract.spec import (
     EXIT_USER_ERROR,
     CheckpointRef,
     FitSpec,
-    HostSlots,
     RunSpec,
 )
 from zerolab.contract.wire import RunExit
@@ -135,7 +134,6 @@ def assign(
         planned_slots=on_hosts or experiment["slots"] // unit,
         slots_per_rank=unit,
         nodes=spread(transaction, run_id, slots, unit) if others else None,
-        host_names=_host_names(transaction, slots, sections["hosts"]),
         model_dir="",
         run_dir="",
         checkpoint_dir=storage.root,
@@ -159,20 +157,6 @@ def assign(
         )  # a run may be over before the clock ticks again
     transaction.changes.append(agents_changed())
     return run_id
-
-
-def _host_names(
-    transaction: Transaction, slots: Mapping[int, Sequence[int]], hosts: Sequence[HostSlots]
-) -> tuple[str, ...]:
-    """Name the machines of a run, by node rank: those of its hostfile, or its agents'.
-
-    The job of a Slurm pool names its nodes itself when it runs.
-    """
-    if hosts:
-        return tuple(one.host.rpartition("@")[2] for one in hosts)
-    query = select(agents.c.id, agents.c.host).where(agents.c.id.in_(slots))
-    names = {row.id: row.host for row in transaction.connection.execute(query)}
-    return tuple(names.get(agent_id, "") for agent_id in slots)
 
 
 def _bound(fit: FitSpec, trial: RowMapping) -> int | None:
