@@ -166,13 +166,13 @@ def tell_created(
 
 
 def not_carried_out(world: World, transaction: Transaction, experiment_id: int) -> list[Operation]:
-    """Return what a searcher has wanted and no change has carried out, in its order."""
+    """Return the operations of a searcher that no change has carried out, in order."""
     there = created(transaction, experiment_id)
-    searcher, steps, problem, _ = _replay(world, transaction, experiment_id)
-    if problem is not None:
+    replayed = _replay(world, transaction, experiment_id)
+    if replayed.problem is not None:
         return []
-    _keep(world, transaction, experiment_id, searcher)
-    operations = [wanted for step in steps for wanted in step]
+    _keep(world, transaction, experiment_id, replayed.searcher)
+    operations = _operations_in_force(replayed)
     reopened = {each.trial_id: at for at, each in enumerate(operations) if isinstance(each, Reopen)}
     ends = known_ends(world, transaction, experiment_id)
     columns = trials.c
@@ -323,13 +323,17 @@ def replay(world: World, transaction: Transaction, experiment_id: int) -> list[O
     Raises:
         ConflictError: If that are other trials than there are.
     """
-    wanted: list[Operation] = []
-    replayed = _replayed(world, transaction, experiment_id)
-    for event, step in zip([None, *replayed.told], replayed.operations, strict=True):
-        if event is not None and event.kind == "grown":  # its end was not the last one
-            wanted = [one for one in wanted if not isinstance(one, Shutdown)]
-        wanted += step
-    return wanted
+    return _operations_in_force(_replayed(world, transaction, experiment_id))
+
+
+def _operations_in_force(replayed: "_Replayed") -> list[Operation]:
+    """Return all operations of a replay in order, without a Shutdown that growth revoked."""
+    operations: list[Operation] = []
+    for event, step in zip([None, *replayed.events], replayed.operations, strict=True):
+        if event is not None and event.kind == "grown":
+            operations = [each for each in operations if not isinstance(each, Shutdown)]
+        operations += step
+    return operations
 
 
 def known_ends(world: World, transaction: Transaction, experiment_id: int) -> set[int]:
@@ -394,8 +398,8 @@ class _Replayed(NamedTuple):
     """What it wanted first, and after each event."""
     problem: str | None
     """Why it is not the one that has made the experiment's trials."""
-    told: list[Event]
-    """All events."""
+    events: list[Event]
+    """All of the experiment's searcher events, oldest first."""
 
 
 def _replay(world: World, transaction: Transaction, experiment_id: int) -> _Replayed:

@@ -132,8 +132,10 @@ def carry_out(
     for each in operations:  # what follows from the backlog must come behind it
         waits = isinstance(each, Create | Shutdown) or each.trial_id in waiting
         (later if backlog and waits else now).append(each)
-    rest = carry_out_some(world, transaction, experiment_id, now)
-    _keep_backlog(world, transaction, experiment_id, (*rest, *backlog, *later))
+    rest = (*carry_out_some(world, transaction, experiment_id, now), *backlog, *later)
+    _keep_backlog(world, transaction, experiment_id, rest)
+    if operations and not rest and find(transaction, experiments, experiment_id)["searcher_done"]:
+        settle_experiment(world, transaction, experiment_id)  # its last trial may have ended before
 
 
 def drop_backlog(world: World, transaction: Transaction, experiment_id: int) -> None:
@@ -205,10 +207,10 @@ def cost_of(operation: Operation) -> float:
 def carry_out_some(
     world: World, transaction: Transaction, experiment_id: int, operations: Sequence[Operation]
 ) -> Sequence[Operation]:
-    """Carry out the first operations, as many as one change may cost.
+    """Carry out the first operations, as many as one change may cost; the caller settles.
 
     Returns:
-        The other ones, and those that the searcher has answered meanwhile.
+        The remaining operations, with those that the searcher returned for the first ones.
     """
     waiting = deque(operations)
     world.carrying_out[experiment_id] = waiting
@@ -223,7 +225,7 @@ def _carry_out_first(
     world: World, transaction: Transaction, experiment_id: int, waiting: deque[Operation]
 ) -> None:
     """Take operations from a queue and carry them out, as many as one change may cost."""
-    created, spent, over = 0, 0.0, False
+    created, spent = 0, 0.0
     while waiting and spent < _BUDGET_MS:
         operation = waiting.popleft()
         spent += cost_of(operation)
@@ -248,7 +250,6 @@ def _carry_out_first(
                 waiting.append(operation)  # the others were wanted before the end
                 continue
             save(transaction, experiments, experiment_id, searcher_done=1)
-            over = True
         elif (trial := _requested(transaction, experiment_id, operation.trial_id)) is None:
             gone = Event("exited_early", operation.trial_id, reason=DELETED)
             waiting.extend(searching.tell(world, transaction, experiment_id, gone))
@@ -266,8 +267,6 @@ def _carry_out_first(
         values["progress"] = max(experiment["progress"], done)
     save(transaction, experiments, experiment_id, **values)
     touch(transaction, "experiment", experiment_id, experiment_id)
-    if over:  # perhaps its last trial ended before
-        settle_experiment(world, transaction, experiment_id)
 
 
 def _create(

@@ -72,6 +72,18 @@ def test_operations_are_carried_out_once_and_events_are_told(search: Server) -> 
     assert search.get(PATH)["searcher"]["brackets"] == []
 
 
+def test_shutdown_after_last_trial_completes_the_experiment(search: Server) -> None:
+    send(search, -1, 0, create(1))
+    search.exit(search.begin().run_id, 0)
+    last = search.get(f"{PATH}/events")["events"][-1]["id"]
+    assert send(search, 0, last, {"kind": "shutdown"}).is_success
+    found = search.experiment()
+    assert (found["state"], found["progress"]) == ("COMPLETED", 1.0)
+    world = search.services.world
+    assert not world.searchers
+    assert not world.configs
+
+
 def test_a_server_that_was_started_again_knows_what_was_answered(tmp_path: Any) -> None:
     with serve(tmp_path) as server:
         server.submit(hyperparameters=SPACE, searcher=CUSTOM)

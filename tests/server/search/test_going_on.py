@@ -10,6 +10,7 @@ from tests.server.helpers import Clock, Server, checkpoint, serve, validation
 from zerolab.contract.spec import EXIT_PREEMPTED, EXIT_REACHED
 from zeroserver.orchestrator import searching
 from zeroserver.orchestrator.desk import World
+from zeroserver.services import Services
 from zeroserver.states import EXPERIMENT_ENDED
 from zeroserver.store.database import Transaction
 
@@ -236,3 +237,27 @@ def test_whatever_is_asked_of_a_search_its_log_tells_of_it_and_it_ends(
         life.server.act("activate")
     life.finish()
     life.compare()
+
+
+def test_restart_keeps_growth_that_is_not_carried_out(
+    begin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nothing(_services: Services) -> None:
+        pass
+
+    life = begin("stopping")
+    life.finish()
+    assert life.server.experiment()["num_trials"] == 4
+    with monkeypatch.context() as interrupted:  # killed after the first part of the new trials
+        interrupted.setattr(Services, "carry_out", nothing)
+        interrupted.setattr("zeroserver.orchestrator.trials._BUDGET_MS", 0.05)
+        life.go_on(max_trials=16)
+        assert life.server.services.world.backlog
+        life.end()
+        life._running = serve(life.directory, clock=life.clock)
+        interrupted.undo()
+        life.server = life._running.__enter__()
+    life.server.add_agent(slots=2)
+    life.finish()
+    found = life.server.experiment()
+    assert (found["state"], found["num_trials"]) == ("COMPLETED", 16)
