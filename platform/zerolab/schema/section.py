@@ -172,7 +172,7 @@ def _file_path(section: type[Section], path: Path) -> Path:
 
 
 def _intended_paths(section: type[Section], path: Path) -> list[Path]:
-    """Return the path of the key that an unknown one stands for; its value is in doubt, too."""
+    """Return the path of the key that an unknown key was meant as; its value is doubtful, too."""
     block = _block_with_key(section, path)
     if block is not None:
         return [(*block, path[-1])]

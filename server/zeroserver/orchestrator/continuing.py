@@ -92,13 +92,13 @@ def continue_experiment(
     if problems:
         raise ConfigError("experiment", problems)
     ended = _ended(transaction, experiment_id)
-    told = searching.known_ends(world, transaction, experiment_id)
+    known_ends = searching.known_ends(world, transaction, experiment_id)
     longer = _is_longer(before, wish.config)
     opened = [
         trial
         for trial in ended
         if _is_unfinished(trial, longer=longer)
-        and (wish.config.searcher.rebuilds_on_growth or trial["request_id"] not in told)
+        and (wish.config.searcher.rebuilds_on_growth or trial["request_id"] not in known_ends)
     ]
     grows = not wish.config.searcher.rebuilds_on_growth and before.searcher != wish.config.searcher
     wanted: Sequence[Operation] = []
@@ -120,8 +120,8 @@ def continue_experiment(
     _refuse_without_checkpoint(transaction, opened)
     reopen_trials(world, transaction, experiment_id, opened, state)
     carry_out(world, transaction, experiment_id, wanted)
-    _tell_the_rest(world, transaction, ended, {trial["id"] for trial in opened}, told)
-    _tell_of_deleted(world, transaction, experiment_id, told)
+    _tell_the_rest(world, transaction, ended, {trial["id"] for trial in opened}, known_ends)
+    _tell_of_deleted(world, transaction, experiment_id, known_ends)
     if grows:  # until here the searcher has its former bounds
         _store(world, transaction, experiment, wish)
         _grow(world, transaction, experiment, before, wish.config, opened=bool(opened))
@@ -203,8 +203,10 @@ def why_through(world: World, transaction: Transaction, trial: RowMapping) -> st
     """Say why a trial that has ended has no training left, and what can be done; None if it has."""
     number, home = trial["id"], trial["experiment_id"]
     searcher = world.config(transaction, home).searcher
-    told = set() if searcher.rebuilds_on_growth else searching.known_ends(world, transaction, home)
-    through = trial["request_id"] in told
+    known_ends = (
+        set() if searcher.rebuilds_on_growth else searching.known_ends(world, transaction, home)
+    )
+    through = trial["request_id"] in known_ends
     if not through and _is_unfinished(trial, longer=False):
         return None
     why = (
@@ -396,11 +398,11 @@ def _tell_the_rest(
     transaction: Transaction,
     ended: list[RowMapping],
     opened: set[int],
-    told: set[int],
+    known_ends: set[int],
 ) -> None:
     """Tell the searcher of trials that ended while it was not told, and stay as they are."""
     for trial in ended:
-        if trial["id"] in opened or trial["request_id"] in told:
+        if trial["id"] in opened or trial["request_id"] in known_ends:
             continue
         number = trial["request_id"]
         if trial["state"] == TrialState.COMPLETED:
@@ -412,11 +414,11 @@ def _tell_the_rest(
 
 
 def _tell_of_deleted(
-    world: World, transaction: Transaction, experiment_id: int, told: set[int]
+    world: World, transaction: Transaction, experiment_id: int, known_ends: set[int]
 ) -> None:
     """Tell the searcher of trials that were deleted before it knew that they had ended."""
     query = select(trials.c.request_id).where(trials.c.experiment_id == experiment_id)
     there = set(transaction.connection.scalars(query))
-    for number in sorted(searching.created(transaction, experiment_id) - there - told):
+    for number in sorted(searching.created(transaction, experiment_id) - there - known_ends):
         event = Event("exited_early", number, reason=DELETED)
         tell_searcher(world, transaction, experiment_id, event)

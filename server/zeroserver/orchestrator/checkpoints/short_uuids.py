@@ -32,17 +32,17 @@ def full_uuid(connection: Connection, text: str) -> str:
     """
     short = text.strip().lower()
     if _TOO_SHORT.fullmatch(short):
-        told = f"must have at least the first four characters, got {text!r}; give more of it"
-        raise ConfigError("checkpoint", [f"uuid: {told}"])
+        problem = f"must have at least the first four characters, got {text!r}; give more of it"
+        raise ConfigError("checkpoint", [f"uuid: {problem}"])
     if not _SHORT.fullmatch(short):
         return text
     column = checkpoints.c.uuid
     # A range, which the index serves: "g" comes after every character of a uuid.
     query = select(column).where(column >= short, column < f"{short}g").order_by(column)
-    found = connection.scalars(query.limit(_SHOWN + 1)).all()
-    if len(found) > 1:
-        more = ", ..." if len(found) > _SHOWN else ""
-        told = f"must name one checkpoint, got {text!r}, with which several begin"
-        shown = ", ".join(found[:_SHOWN])
-        raise ConfigError("checkpoint", [f"uuid: {told}: {shown}{more}; give more of it"])
-    return found[0] if found else text
+    matches = connection.scalars(query.limit(_SHOWN + 1)).all()
+    if len(matches) > 1:
+        more = ", ..." if len(matches) > _SHOWN else ""
+        problem = f"must name one checkpoint, got {text!r}, with which several begin"
+        shown = ", ".join(matches[:_SHOWN])
+        raise ConfigError("checkpoint", [f"uuid: {problem}: {shown}{more}; give more of it"])
+    return matches[0] if matches else text

@@ -70,25 +70,25 @@ def store_reports(world: World, transaction: Transaction, run_id: int, batch: Re
     fresh = batch.records[stored + 1 - batch.first :]
     if not fresh:
         return stored
-    told = _read(world, transaction, run["trial_id"], fresh)
-    store_points(transaction, run["trial_id"], told.points)
-    if told.steps > run["steps_completed"]:
+    summary = _read(world, transaction, run["trial_id"], fresh)
+    store_points(transaction, run["trial_id"], summary.points)
+    if summary.steps > run["steps_completed"]:
         statement = "UPDATE trials SET steps_completed = ? WHERE id = ?"
-        transaction.run(statement, (told.steps, run["trial_id"]))
-    if told.changes:
-        save(transaction, trials, run["trial_id"], **told.changes)
-    if "progress" in told.changes:
-        _follow_only_trial(world, transaction, run["experiment_id"], told.changes["progress"])
+        transaction.run(statement, (summary.steps, run["trial_id"]))
+    if summary.changes:
+        save(transaction, trials, run["trial_id"], **summary.changes)
+    if "progress" in summary.changes:
+        _follow_only_trial(world, transaction, run["experiment_id"], summary.changes["progress"])
     last = stored + len(fresh)
     transaction.run("UPDATE runs SET last_seq = ? WHERE id = ?", (last, run_id))
-    if _consequences(world, transaction, run, told.notable):
+    if _consequences(world, transaction, run, summary.notable):
         schedule(world, transaction)
     _announce(world, transaction, run, fresh)
     return last
 
 
 @dataclass
-class _Told:
+class _BatchSummary:
     """What a batch says."""
 
     points: list[Point] = field(default_factory=list)
@@ -99,27 +99,29 @@ class _Told:
     """Validations and checkpoints, which have effects of their own."""
 
 
-def _read(world: World, transaction: Transaction, trial_id: int, fresh: list[Record]) -> _Told:
+def _read(
+    world: World, transaction: Transaction, trial_id: int, fresh: list[Record]
+) -> _BatchSummary:
     """Check every record of a batch and sort out what it says."""
-    told = _Told()
+    summary = _BatchSummary()
     points = PointReader(world, transaction, trial_id)
     check_times([record.time for record in fresh])
     for record in fresh:
         if isinstance(record, MetricsRecord):
-            told.points += points.read(record)
-            if record.steps > told.steps and record.group != "system":
-                told.steps = record.steps
+            summary.points += points.read(record)
+            if record.steps > summary.steps and record.group != "system":
+                summary.steps = record.steps
             if record.group == "validation":
-                told.notable.append(record)
+                summary.notable.append(record)
         elif isinstance(record, ProgressRecord):
             if math.isfinite(record.value):
-                told.changes["progress"] = min(max(record.value, 0.0), 1.0)
+                summary.changes["progress"] = min(max(record.value, 0.0), 1.0)
         elif isinstance(record, CheckpointRecord):
             check_checkpoint(record)
-            told.notable.append(record)
+            summary.notable.append(record)
         else:
-            told.changes["activity"] = shown_activity(record.state)
-    return told
+            summary.changes["activity"] = shown_activity(record.state)
+    return summary
 
 
 def _follow_only_trial(

@@ -299,8 +299,8 @@ class Loader:
         ]
         problems = []
         if unlike:
-            told = f"{len(unlike)} of its {len(saved)} tensors have not the model's shapes: "
-            problems = [told + "; ".join(first_few(unlike))]
+            summary = f"{len(unlike)} of its {len(saved)} tensors have not the model's shapes: "
+            problems = [summary + "; ".join(first_few(unlike))]
         problems += names_apart
         for name in targets.keys() & manifest.shapes.keys():
             numel = math.prod(saved[name])
@@ -332,8 +332,8 @@ class Loader:
 
     def _complain(self, problems: list[str]) -> None:
         if problems:
-            told = "\n  ".join(first_few(problems, _MAX_PROBLEMS))
-            raise CheckpointError(f"{self._path}: does not fit: {told}")
+            summary = "\n  ".join(first_few(problems, _MAX_PROBLEMS))
+            raise CheckpointError(f"{self._path}: does not fit: {summary}")
 
     def _misfitting_parts(self, engine_state: Mapping[str, Any]) -> list[str]:
         problems = []

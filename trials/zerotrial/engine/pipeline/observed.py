@@ -31,7 +31,7 @@ def observed_transfers(observer: Observer) -> Iterator[None]:
     """Tell an observer how long schedules that run inside send and receive.
 
     Args:
-        observer: Of the engine; where it times no phases it is told nothing.
+        observer: Of the engine; receives nothing unless it times phases.
     """
     module: Any = schedules
     before = module._batch_p2p

@@ -38,7 +38,7 @@ __all__ = ["make_schedule"]
 def make_schedule(
     name: ScheduleName, stages: Sequence[ZeroStage], micro_batches: int, loss: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Build a schedule of ``torch.distributed.pipelining``, whose outputs nobody keeps.
+    """Build a schedule of ``torch.distributed.pipelining``, without kept outputs.
 
     Args:
         name: Of the configuration.
