@@ -15,7 +15,7 @@ from zerolab.core.checkpoint_writer import CheckpointSaver
 from zerolab.core.context import CheckpointContext
 from zerolab.core.socket_ranks import SocketRanks
 from zerolab.errors import ConfigError, NotFoundError, StorageError
-from zerolab.storage.objects import _callback
+from zerolab.storage.objects import ObjectStore, _callback
 from zerolab.storage.progress import TransferProgress
 from zerolab.storage.store import CheckpointStore, new_uuid
 
@@ -214,6 +214,54 @@ def test_failed_upload_leaves_nothing(s3_server: S3, tmp_path: Path, call: str) 
     assert stores(s3_server, bucket, tmp_path / "b").list() == []
     store.abort(name)
     assert s3_server.keys(bucket) == []
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_retried_upload_leaves_no_parts(s3_server: S3, tmp_path: Path) -> None:
+    """s3fs 2024.10 does not abort a failed upload; the request of newer versions may fail."""
+    bucket = s3_server.bucket()
+    fails = [("upload_part 2", "before"), ("abort_multipart_upload", "before")]
+    bring_up(s3_server, bucket, tmp_path, bytes(11 * 1024**2), fails)
+    assert unfinished(s3_server, bucket) == []
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_parts_are_removed_after_failed_abort(
+    s3_server: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket = s3_server.bucket()
+    abort, calls = ObjectStore._abort_uploads, []
+
+    def fail_once(store: ObjectStore, path: str) -> None:
+        calls.append(path)
+        if len(calls) == 1:
+            raise ConnectionError("the line is cut")
+        abort(store, path)
+
+    monkeypatch.setattr(ObjectStore, "_abort_uploads", fail_once)
+    fails = [("upload_part 2", "before"), ("abort_multipart_upload", "before")]
+    bring_up(s3_server, bucket, tmp_path, bytes(11 * 1024**2), fails)
+    assert unfinished(s3_server, bucket) == []
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_failed_upload_keeps_parts_of_similar_names(s3_server: S3, tmp_path: Path) -> None:
+    """Another rank may upload ``weights2`` while the upload of ``weights`` fails."""
+    bucket = s3_server.bucket()
+    store = stores(s3_server, bucket, tmp_path)
+    Faulty(store, [("upload_part 2", "before")] * 4)
+    name = new_uuid()
+    (store.begin(name) / "weights").write_bytes(bytes(11 * 1024**2))
+    store.announce(name)
+    prefix = store._bucket.objects._path(name).partition("/")[2]
+    client = s3_server.client()
+    client.create_multipart_upload(Bucket=bucket, Key=f"{prefix}/weights2")
+    client.close()
+    with pytest.raises(StorageError, match="the line is cut"):
+        store.upload(name, ["weights"])
+    assert [upload["Key"] for upload in unfinished(s3_server, bucket)] == [f"{prefix}/weights2"]
+    store.abort(name)
+    assert unfinished(s3_server, bucket) == []
 
 
 UPLOADING = """

@@ -154,10 +154,10 @@ class ObjectStore:
         elif self.address.scheme not in _BUCKETS:
             with self._guarded("cannot be written"):
                 self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
-        retry = False
+        retry = failed = False
 
         def attempt() -> None:
-            nonlocal retry
+            nonlocal retry, failed
             with self._guarded("cannot be written"), progress.file() as count:
                 # Perhaps only the response of the attempt before was lost.
                 complete = retry and self.address.scheme in _BUCKETS
@@ -165,7 +165,12 @@ class ObjectStore:
                 if complete and self._object_size(path) == record.size:
                     count(record.size)
                     return
-                self._files.put_file(str(source), path, callback=_callback(count), **options)
+                try:
+                    self._files.put_file(str(source), path, callback=_callback(count), **options)
+                except Exception:
+                    failed = True
+                    self._try_abort_uploads(path)
+                    raise
                 size = self._object_size(path)
                 if size != record.size:
                     msg = f"{path} has {size or 0} bytes there instead of {record.size}"
@@ -173,23 +178,36 @@ class ObjectStore:
 
         try:
             retried(attempt)
-        except StorageError:
-            with contextlib.suppress(Exception):  # the sweep of the checkpoint tries again
-                self._abort_uploads(path)
-            raise
+        finally:
+            if failed:  # an abort may have failed with its attempt
+                self._try_abort_uploads(path)
         return record
 
-    def _abort_uploads(self, prefix: str) -> None:
-        """Remove the parts of unfinished uploads from S3, where they cost money."""
+    def _try_abort_uploads(self, path: str) -> None:
+        """Abort uploads, and ignore errors: the sweep of the checkpoint aborts them, too."""
+        with contextlib.suppress(Exception):
+            self._abort_uploads(path)
+
+    def _abort_uploads(self, path: str) -> None:
+        """Remove the parts of unfinished uploads from S3, where they cost money.
+
+        Args:
+            path: Of one object; with a slash at its end, of all objects below it.
+        """
         if self.address.scheme != "s3":
             return
-        bucket, _, prefix = prefix.partition("/")
+        bucket, _, key = path.partition("/")
         while True:
-            page = self._files.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix)
-            for upload in page.get("Uploads", ()):
-                unfinished = {"Key": upload["Key"], "UploadId": upload["UploadId"]}
-                self._files.call_s3("abort_multipart_upload", Bucket=bucket, **unfinished)
-            if not (page.get("IsTruncated") and page.get("Uploads")):
+            page = self._files.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=key)
+            uploads = [
+                {"Key": upload["Key"], "UploadId": upload["UploadId"]}
+                for upload in page.get("Uploads", ())
+                if key.endswith("/") or upload["Key"] == key
+            ]
+            for upload in uploads:
+                self._files.call_s3("abort_multipart_upload", Bucket=bucket, **upload)
+            # S3 sorts by key: those of the object itself come before longer ones.
+            if not (page.get("IsTruncated") and uploads):
                 return
 
     def _object_size(self, path: str) -> int | None:
