@@ -155,7 +155,7 @@ class PipelineModule(nn.Module):
         """The pipeline stage of this rank."""
         self.parts = self._cut(partition_method, sample)
         """Boundaries of the chunks of all ranks, in the order in which data passes them."""
-        first_seed = base_seed if seed_layers else int(torch.randint(2**31, ()))
+        first_seed = base_seed if seed_layers else _draw_seed()
         self._first_place = self._find_ties()
         self.layers = nn.ModuleDict()
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
@@ -391,6 +391,11 @@ class PipelineModule(nn.Module):
 def _on_copies(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Keep a layer from writing to what was received, whose gradient is asked for."""
     return lambda value: call(tree_map_only(Tensor, torch.clone, value))
+
+
+def _draw_seed() -> int:
+    """Draw a seed from the CPU's generator, whatever the default device is, such as meta."""
+    return int(torch.randint(2**31, (), device="cpu"))
 
 
 def _count_stages(num_stages: int | None, topology: Any) -> int:

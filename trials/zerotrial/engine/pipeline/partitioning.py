@@ -158,12 +158,12 @@ def _uniform(items: int, stages: int) -> list[int]:
 
 def _balanced(weights: list[float], stages: int) -> list[int]:
     """Make the heaviest stage as light as can be, and then the stages as alike as can be."""
-    ends = torch.tensor([0.0, *weights], dtype=torch.float64).cumsum(0)
+    ends = torch.tensor([0.0, *weights], dtype=torch.float64, device="cpu").cumsum(0)
     limit = _lightest(ends, stages)
     items = len(weights)
     infinite = float("inf")
-    cost = torch.full((stages + 1, items + 1), infinite, dtype=torch.float64)
-    origin = torch.zeros((stages + 1, items + 1), dtype=torch.long)
+    cost = ends.new_full((stages + 1, items + 1), infinite)
+    origin = ends.new_zeros((stages + 1, items + 1), dtype=torch.long)
     cost[0, 0] = 0.0
     for stage in range(1, stages + 1):
         for end in range(stage, items + 1):
