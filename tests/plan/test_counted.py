@@ -13,11 +13,14 @@ from tests.engine.ranks import run_on_ranks
 from zerolab.config.engine.reader import load_engine_config
 from zerotrial.engine.module.units import plan_units
 from zerotrial.engine.pipeline import LayerSpec, PipelineModule
+from zerotrial.engine.pipeline.module import built_whole
 from zerotrial.engine.stage3.gather import (
     in_forward_order,
     kept_between_steps,
     kept_to_backward,
 )
+from zerotrial.plan.model_profile import profile_model
+from zerotrial.plan.plan import bucket_of
 
 pytestmark = pytest.mark.processes
 
@@ -48,6 +51,33 @@ def counted(stages: int, stage: int) -> dict[str, Any]:
     }
     engine.close()
     return found
+
+
+def largest_buckets(stage: int, optimizer: str, buckets: dict[str, int]) -> tuple[int, int]:
+    """Return the largest bucket of this rank, and that of the plan, for 2 pipeline stages."""
+    zero = {"stage": stage, **buckets}
+    config = config_of(stage, zero_optimization=zero, optimizer={"type": optimizer})
+
+    def build() -> PipelineModule:
+        layers = [LayerSpec(nn.Linear, WIDTH, WIDTH, bias=False) for _ in range(BLOCKS)]
+        return PipelineModule(layers, num_stages=2, loss_fn=squared)
+
+    with built_whole():
+        profile = profile_model(build(), load_engine_config(config), None, None)
+    engine: Any = zerotrial.initialize(model=build(), config=config)[0]
+    largest = max(bucket.numel for bucket in engine.stage.buckets)
+    engine.close()
+    return largest, bucket_of(profile, 2, "cpu", stage, "none")
+
+
+@pytest.mark.parametrize("buckets", [{}, {"reduce_bucket_size": 2 * WIDTH**2}])
+@pytest.mark.parametrize("optimizer", ["AdamW", "LAMB"])
+@pytest.mark.parametrize("stage", [0, 1])
+def test_plan_counts_buckets_of_pipeline_stage(
+    stage: int, optimizer: str, buckets: dict[str, int]
+) -> None:
+    for largest, planned in run_on_ranks(largest_buckets, 4, stage, optimizer, buckets):
+        assert planned == largest
 
 
 CASES = [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2), (4, 0)]

@@ -21,6 +21,8 @@ from zerotrial.engine.build import initialize
 from zerotrial.engine.engine import Engine
 from zerotrial.engine.flat.bucket_size import choose_bucket_numel
 from zerotrial.engine.memory import MemoryEstimate, estimate
+from zerotrial.engine.pipeline import PipelineModule
+from zerotrial.engine.pipeline.module import built_whole
 from zerotrial.plan.model_profile import profile_model, profile_trial
 from zerotrial.plan.plan import Devices, bucket_of, estimates, find_devices, fits, main
 
@@ -60,6 +62,39 @@ class NeedsValues(Big):
 
 class Empty(Big):
     def __init__(self, context): ...
+
+class SixSamples(Big):
+    """Has its batch in code, for the second of two engines."""
+    def __init__(self, context):
+        for samples in (8, 6):
+            initialize(model=nn.Linear(4, 4), config={"train_batch_size": samples})
+
+class PipelineFirst(Big):
+    """Engines whose models are divided over different numbers of ranks."""
+    order = 1
+    def __init__(self, context):
+        layers = [nn.Linear(4, 4, bias=False) for _ in range(4)]
+        pipeline = zerotrial.PipelineModule(layers, num_stages=2, loss_fn=nn.functional.mse_loss)
+        plain = nn.Linear(4, 4, bias=False)
+        for model in (pipeline, plain)[::self.order]:
+            initialize(model=model, config={"train_batch_size": 12, "optimizer": {"type": "AdamW"}})
+
+class PlainFirst(PipelineFirst):
+    order = -1
+
+class PlannedPipeline(Big):
+    def __init__(self, context):
+        layers = (nn.Linear(4, 4, bias=False) for _ in range(10))
+        model = zerotrial.PipelineModule(layers, num_stages=2, loss_fn=nn.functional.mse_loss)
+        assert model.layers["0"].weight.is_meta
+        initialize(model=model, config=context.get_hparam("deepspeed_config"))
+
+class TwoOptimizers(Big):
+    """LAMB has no shards in files."""
+    def __init__(self, context):
+        for name in ("AdamW", "LAMB"):
+            initialize(model=nn.Linear(4, 4),
+                config={"train_batch_size": 4, "optimizer": {"type": name}})
 '''
 
 
@@ -392,3 +427,94 @@ def test_plan_divides_model_over_tensor_ranks(stage: int) -> None:
         return next(e for e in estimates(profile, ranks, "cpu") if e.stage == stage)
 
     assert planned(2, 4).device == planned(1, 2).device / 2
+
+
+def test_plan_refuses_unshareable_batch_of_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = experiment(tmp_path, "planned_batch:SixSamples")
+    assert main([str(file), "--world-size", "2"]) == 0
+    assert "recommended: stage 0" in capsys.readouterr().out
+    assert main([str(file), "--world-size", "4"]) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert "train_batch_size: must be a multiple of" in output.err
+    assert "= 4, got 6" in output.err
+
+
+@pytest.mark.parametrize("name", ["PipelineFirst", "PlainFirst"])
+def test_plan_of_pipeline_and_plain_engine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    file = experiment(tmp_path, f"planned_mixed_{name}:{name}")
+    assert main([str(file), "--world-size", "4", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert {choice["stage"] for choice in plan["choices"]} == {0, 1, 2}
+    assert plan["configured"]["parameters"] == 4 * (4 * 16 // 2 + 16)
+    assert main([str(file), "--world-size", "4"]) == 0
+    text = capsys.readouterr().out
+    assert text.count("the model is divided evenly over 2 ranks") == 1
+    assert main([str(file), "--world-size", "3"]) == 2
+    assert "world size: must be a multiple of 2" in capsys.readouterr().err
+
+
+def test_plan_builds_pipeline_without_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = experiment(tmp_path, "planned_pipeline:PlannedPipeline")
+    assert main([str(file), "--json"]) == 0
+    (engine,) = json.loads(capsys.readouterr().out)["engines"]
+    assert engine["parameters"] == 10 * 16
+
+
+def test_plan_of_different_optimizers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = experiment(tmp_path, "planned_optimizers:TwoOptimizers")
+    assert main([str(file), "--json"]) == 0
+    choices = json.loads(capsys.readouterr().out)["choices"]
+    assert {choice["stage"] for choice in choices} == {0, 1, 2, 3}
+    assert {choice["offload_param"] for choice in choices} == {"none", "cpu"}
+
+
+@pytest.mark.parametrize("zero", [{}, {"reduce_bucket_size": 3_000_000}])
+@pytest.mark.parametrize("optimizer", ["AdamW", "LAMB"])
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_plan_divides_buckets_over_pipeline_stages(
+    stage: int, optimizer: str, zero: dict[str, Any]
+) -> None:
+    """The buckets of a pipeline stage are those of a plain model of its size."""
+    content = {"train_batch_size": 8, "optimizer": {"type": optimizer}, "zero_optimization": zero}
+    config = load_engine_config(content)
+
+    def layers(count: int) -> list[nn.Module]:
+        return [nn.Linear(1024, 1024, bias=False) for _ in range(count)]
+
+    with built_whole(), torch.device("meta"):
+        pipeline = PipelineModule(layers(32), num_stages=2, loss_fn=nn.functional.mse_loss)
+        plain = nn.Sequential(*layers(16))
+    profile = profile_model(pipeline, config, None, None)
+    half = profile_model(plain, config, None, None)
+    assert profile.stages == 2
+    expected = bucket_of(half, 4, "cuda", stage, "none")
+    assert bucket_of(profile, 4, "cuda", stage, "none") == expected
+    divided, single = (
+        next(e for e in estimates(model, ranks, "cuda") if e.stage == stage)
+        for model, ranks in ((profile, 8), (half, 4))
+    )
+    assert divided.working == single.working
+
+
+@pytest.mark.parametrize("zero", [{}, {"reduce_bucket_size": 3_000_000}])
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_plan_divides_buckets_over_tensor_ranks(stage: int, zero: dict[str, Any]) -> None:
+    def bucket(size: int, width: int) -> int:
+        content = {
+            "train_batch_size": 8,
+            "tensor_parallel": {"size": size},
+            "zero_optimization": zero,
+        }
+        with torch.device("meta"):
+            model = nn.Sequential(*(nn.Linear(1024, width, bias=False) for _ in range(32)))
+        profile = profile_model(model, load_engine_config(content), None, None)
+        return bucket_of(profile, 4, "cuda", stage, "none")
+
+    assert bucket(2, 1024) == bucket(1, 512)

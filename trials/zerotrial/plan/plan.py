@@ -121,11 +121,8 @@ def make_plan(
     ranks = experiment.resources.slots_per_trial
     with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(directory):
         engines = profile_trial(lambda: _build_trial(experiment, directory, scratch))
-    if ranks % engines[0].model_ranks:
-        raise TrialError(
-            f"world size: must be a multiple of {engines[0].model_ranks}, the pipeline stages x "
-            f"tensor-parallel ranks of the trial, got {ranks}"
-        )
+    for model in engines:
+        _check_ranks(model, ranks)
     zero = engines[0].config.zero_optimization
     nvme = zero.offload_optimizer.nvme_path or zero.offload_param.nvme_path
     devices = find_devices(ranks, Path(nvme) if nvme else directory)
@@ -133,6 +130,18 @@ def make_plan(
         host = int(1e9 * (gpu_gb if host_gb is None else host_gb))
         devices = Devices("cuda", "GPU (given)", ranks, int(1e9 * gpu_gb), host, devices.disk_bytes)
     return Plan(ranks, engines, devices, list(_sum_engines(engines, ranks, devices.kind)))
+
+
+def _check_ranks(model: ModelProfile, ranks: int) -> None:
+    """Check what only the trial's code determines: its models, and configurations in code."""
+    if ranks % model.model_ranks:
+        raise TrialError(
+            f"world size: must be a multiple of {model.model_ranks}, the pipeline stages x "
+            f"tensor-parallel ranks of the trial, got {ranks}"
+        )
+    problem = model.config.batch_problem(ranks // model.model_ranks)
+    if problem:
+        raise TrialError(f"{model.config.source}: {problem}")
 
 
 def _build_trial(experiment: ExperimentConfig, directory: Path, scratch: str) -> object:
@@ -163,9 +172,16 @@ def _build_trial(experiment: ExperimentConfig, directory: Path, scratch: str) ->
 def _sum_engines(
     engines: Sequence[ModelProfile], ranks: int, device: Device
 ) -> Iterator[MemoryEstimate]:
-    for group in zip(*(estimates(model, ranks, device) for model in engines), strict=True):
-        sums = {name: sum(getattr(engine, name) for engine in group) for name in _BYTES}
-        yield replace(group[0], world_size=ranks, **sums)
+    """Add up the engines' estimates, for each stage and offload that all of them support."""
+    first, *others = (
+        {(e.stage, e.offload_optimizer, e.offload_param): e for e in estimates(m, ranks, device)}
+        for m in engines
+    )
+    for choice, engine in first.items():
+        if all(choice in other for other in others):
+            group = [engine, *(other[choice] for other in others)]
+            sums = {name: sum(getattr(e, name) for e in group) for name in _BYTES}
+            yield replace(engine, world_size=ranks, **sums)
 
 
 def estimates(model: ModelProfile, ranks: int, device: Device) -> Iterator[MemoryEstimate]:
@@ -177,11 +193,14 @@ def estimates(model: ModelProfile, ranks: int, device: Device) -> Iterator[Memor
         model: Sizes of the engine's model.
         ranks: World size.
         device: Device that trains.
+
+    Raises:
+        ConfigError: If the ranks cannot share the batch.
     """
     config, parts = model.config, model.model_ranks
     replicas = ranks // parts
-    steps = 1 if config.batch_problem(replicas) else config.batch_sizes(replicas).accumulation_steps
     accumulate = config.data_types.grad_accum_dtype
+    steps = config.batch_sizes(replicas).accumulation_steps
     if accumulate is None and config.sums_micro_batches(steps):
         accumulate = "fp32"
     width = 4 if config.dtype == "fp32" else 2
@@ -213,13 +232,32 @@ def estimates(model: ModelProfile, ranks: int, device: Device) -> Iterator[Memor
 def bucket_of(
     model: ModelProfile, ranks: int, device: Device, stage: int, offload_optimizer: Place
 ) -> int:
-    """Elements of the largest bucket that the engine would create; stage 3 has none."""
+    """Elements of the largest bucket that the engine would create; stage 3 has none.
+
+    As in :func:`estimates`, each rank of a divided model has an even part of it.
+    """
     zero = model.config.zero_optimization
+    numel = -(-model.parameters // model.model_ranks)
     limit = choose_bucket_numel(
-        zero, model.parameters, stage=stage, offload_optimizer=offload_optimizer, device=device
+        zero, numel, stage=stage, offload_optimizer=offload_optimizer, device=device
     )
+    tensor_ranks = model.config.tensor_parallel.size
+    groups = [[-(-size // tensor_ranks) for size in group] for group in model.sizes]
     whole = stage > 0 and model.optimizer in WHOLE
-    return largest_bucket(model.sizes, limit, ranks, whole_parameters=whole)
+    by_stage = zip(*(_divide(group, model.stages) for group in groups), strict=True)
+    buckets = (largest_bucket(sizes, limit, ranks, whole_parameters=whole) for sizes in by_stage)
+    return max(buckets, default=0)
+
+
+def _divide(sizes: Sequence[int], stages: int) -> list[list[int]]:
+    """Divide parameters into consecutive runs of about equal size, one per pipeline stage."""
+    runs: list[list[int]] = [[] for _ in range(stages)]
+    total, start = max(sum(sizes), 1), 0
+    for size in sizes:
+        middle = start + size / 2
+        runs[min(int(stages * middle / total), stages - 1)].append(size)
+        start += size
+    return runs
 
 
 def find_devices(ranks: int, files: Path) -> Devices:
@@ -301,17 +339,17 @@ def to_text(plan: Plan) -> str:
             f"model: {model.parameters:,} parameters{frozen}, largest block "
             f"{model.largest_block:,}; {model.config.dtype}, optimizer {model.optimizer}"
         )
+        parts = model.model_ranks
+        if parts > 1:
+            lines.append(
+                f"the model is divided evenly over {parts} ranks (pipeline stages x "
+                f"tensor-parallel ranks), with {plan.world_size // parts} replica(s)"
+            )
     here = plan.devices
     lines.append(
         f"machine: {here.count} x {here.name}; a rank may use {size_text(here.device_bytes)}"
         + (f", and {size_text(here.host_bytes)} of the host" if here.kind == "cuda" else "")
     )
-    parts = plan.engines[0].model_ranks
-    if parts > 1:
-        lines.append(
-            f"the model is divided evenly over {parts} ranks (pipeline stages x tensor-parallel "
-            f"ranks), with {plan.world_size // parts} replica(s)"
-        )
     lines += [f"bytes of each of {plan.world_size} rank(s), activations not counted:", ""]
     titles = ("on device", "of it sums", "working set", "on host", "in files")
     rows = [("stage", "offload", *titles, "fits", "")]
