@@ -1,13 +1,18 @@
 """Secrets in text: in commands, addresses, error messages and log lines."""
 
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+import shlex
+from bisect import bisect_left, bisect_right
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import accumulate
 from typing import Any
 
 __all__ = [
     "MASK",
     "SHORTEST",
+    "forms_of_secret",
     "is_secret_name",
     "is_secret_url",
     "is_secret_value",
@@ -38,26 +43,45 @@ _SMALL_NUMBER = re.compile(r"[0-9]{1,5}(?:\.[0-9]*)?")
 
 _LOGIN_IN_URL = re.compile(r"://([^/\s@:]*:[^/\s]+|[^/\s@:]{16,})@")
 """A user with a password, or a token in place of the user."""
-_QUERY_IN_URL = re.compile(r"://[^\s?]{0,200}\?\S+")
+_QUERY_IN_URL = re.compile(r"://(?:(?!://)[^\s?])*\?\S+")
 _PARAMETERS = re.compile(r"[?&]([\w.-]+)=([^&\s#]+)")
 
-_QUOTED = r"\"(?:\\.|[^\"\\])*\"|'[^']*'"
+_CONTINUED = r"\\\r?\n"
+"""The end of a line that the next line continues."""
+_QUOTED = r"\"(?:\\[\s\S]|[^\"\\])*\"|'[^']*'"
+_ESCAPED = rf"\\[^\r\n]|{_CONTINUED}(?=\S)|\$\([^()]*\)"
+_CLOSING = r"[\"'](?:[\s;|&)]|\Z|[,:](?:\s|[\"'\[{])|[}\]]+(?:[\s,\"']|\Z))"
+"""A quote that closes a text or a value of JSON that began before a secret in it."""
+_NEXT_QUOTED = rf"(?!{_CLOSING})(?:{_QUOTED})"
 _VALUE = (
-    rf"((?:{_QUOTED})(?:[^\s\"';|&)]+)?"
-    rf"|(?:\\.|\$\([^()]*\)|[^\s\"'\\])+(?:(?=[\"'][^\s;|&)])(?:{_QUOTED}))?)"
+    rf"(?:{_QUOTED}|(?:{_ESCAPED}|[^\s\"'\\])+)"
+    rf"(?:{_NEXT_QUOTED}|{_ESCAPED}|[^\s\"'\\;|&)])*"
 )
-_IN_COMMAND = re.compile(
-    rf"(?<![\w-])(-{{0,2}}[A-Za-z_][\w-]*)(=){_VALUE}"  # an assignment
-    rf"|(?<![\w-])(--?[A-Za-z_][\w-]+)([ \t]+)(?!-){_VALUE}"  # an option and its value
-    r"|(?<![\w+.-])([\w+.-]+)(://)([^\s\"'|;<>()]+)"  # an address
-    rf"|(?<=[\"'])([A-Za-z_][\w.-]*)([\"']\s*:\s*)({_QUOTED}|[^\s\"',}}\]]+)"  # a key of JSON
-    r"|(?:(?<=[\"'])|^)([A-Za-z_][\w-]*)(\s*:\s+)([^\"'\n]+)"  # a header
+_NAME_IN_COMMAND = re.compile(
+    r"(?<![\w-])(?P<assignment>-{0,2}[A-Za-z_][\w-]*)="
+    rf"|(?<![\w-])(?P<option>--?[A-Za-z_][\w-]+)(?:[ \t]|{_CONTINUED})+"
+    rf"(?!{_CONTINUED}|[-\s;|&)]|\d*[<>])"
+    r"|(?<![\w+.-])(?P<scheme>[\w+.-]+)://"
+    r"|(?<=[\"'])(?P<key>[A-Za-z_][\w.-]*)[\"']\s*:\s*"  # of JSON
+    r"|(?:(?<=[\"'])|^)(?P<header>[A-Za-z_][\w-]*)\s*:\s+"
 )
+_VALUES = {
+    "assignment": re.compile(_VALUE),
+    "option": re.compile(_VALUE),
+    "scheme": re.compile(r"[^\s\"'|;<>()]+"),
+    "key": re.compile(rf"{_QUOTED}|[^\s\"',}}\]]+"),
+    "header": re.compile(r"[^\"'\n]+"),
+}
+"""Values after a name, by the group of ``_NAME_IN_COMMAND``."""
 _REFERENCE = re.compile(r"\"?\$(?:\w+|\{\w+\}|\([^()]*\))\"?")
 """A variable or a command that gives a shell the value."""
 _OPTION = re.compile(r"[-+]{0,2}[A-Za-z_][\w.-]*")
+_PASSWORD_OPTION = re.compile(
+    r"-[pPw](?!ass|at(?![a-z])|w|g|re|rivate|roxy|rimary|ublic|roject|rovider|andb|eb)[\w.-]"
+)
+"""Perhaps an option of one letter with its password (``-pPASSWORD``), not a long name."""
 
-_USER = r"[\"']?[^:{S}\"']+:"
+_USER = r"[\"']?[^:={C}\"'][^:{C}\"']*:"
 _CLIENTS = [
     (r"(?:mysql|mariadb)[\w-]*|7z[ar]?", "-p"),
     (r"sshpass|login|mongo\w*|cqlsh", "-p{S}*"),
@@ -68,36 +92,64 @@ _CLIENTS = [
     (r"ldap(?:search|add|modify|delete|whoami|passwd)", "-w{S}*"),
     (r"(?:un)?zip|sqlcmd|bcp|tsql|mosquitto_\w+", "-P{S}*"),
 ]
-"""Well-known clients, and the option before their password; ``{S}`` separates words."""
+"""Well-known clients and the option before their password; ``{S}`` separates words.
+
+``{C}`` is the character in ``{S}``.
+"""
 
 _Patterns = list[tuple[re.Pattern[str], re.Pattern[str]]]
+_Span = tuple[int, int]
+_Secret = tuple[str, int, int]
+"""The name of a secret, its start and its end in the text."""
 
 
-def _password_patterns(space: str, arguments: str, value: str) -> _Patterns:
+def _password_patterns(character: str, space: str, arguments: str, value: str) -> _Patterns:
     return [
         (
             re.compile(rf"(?<![\w.-])(?:{client})(?={space}){arguments}"),
-            re.compile(rf"({space}{option.replace('{S}', space)})({value})"),
+            re.compile(
+                rf"{space}{option.replace('{S}', space).replace('{C}', character)}"
+                rf"(?P<password>{value})"
+            ),
         )
         for client, option in _CLIENTS
     ]
 
 
 _TEXT_OF_CLIENT = _password_patterns(
-    r"\s", rf"(?:{_QUOTED}|\\[\s\S]|[^\"'\\;|&\n])*", rf"(?:{_QUOTED}|\\.|[^\s\"'\\;|&])+"
+    r"\s",
+    rf"(?:\s|{_CONTINUED})",
+    rf"(?:{_QUOTED}|\\[\s\S]|[^\"'\\;|&\n])*",
+    rf"(?:{_QUOTED}|(?:{_ESCAPED}|[^\s\"'\\;|&])+)(?:{_NEXT_QUOTED}|{_ESCAPED}|[^\s\"'\\;|&])*",
 )
-_WORDS_OF_CLIENT = _password_patterns(r"\0", r"[\s\S]*", r"[^\0]+")
+_WORDS_OF_CLIENT = _password_patterns(r"\0", r"\0", r"[\s\S]*", r"[^\0]+")
 
 
-def _swap_of_clients(text: str, patterns: _Patterns, swap: Callable[[str], str]) -> str:
-    """Replace the first password among the arguments of each well-known client."""
+def _client_passwords(text: str, patterns: _Patterns) -> list[_Span]:
+    """Find the first password among the arguments of each well-known client, in order."""
+    matches = []
     for client, password in patterns:
+        for command in client.finditer(text):
+            match = password.search(text, *command.span())
+            if match and not _REFERENCE.fullmatch(match["password"]):
+                matches.append((*match.span("password"), match.start(), command.start()))
+    spans: list[_Span] = []
+    for start, end, option_start, client_start in sorted(matches):
+        before = bisect_left(spans, (client_start + 1,))
+        is_in_password = before > 0 and client_start < spans[before - 1][1]
+        if not is_in_password and (not spans or option_start >= spans[-1][1]):
+            spans.append((start, end))
+    return spans
 
-        def replace(match: re.Match[str], password: re.Pattern[str] = password) -> str:
-            return password.sub(lambda found: found[1] + swap(found[2]), match[0], count=1)
 
-        text = client.sub(replace, text)
-    return text
+def _replace(text: str, replacements: Iterable[tuple[int, int, str]]) -> str:
+    """Replace parts of a text, given by start and end in order."""
+    parts = []
+    done = 0
+    for start, end, replacement in replacements:
+        parts += [text[done:start], replacement]
+        done = end
+    return "".join([*parts, text[done:]])
 
 
 def is_secret_name(name: str) -> bool:
@@ -144,66 +196,159 @@ def secrets_of_url(value: str) -> Iterator[str]:
             yield given
 
 
-def swap_command(value: Any, swap: Callable[[str, str], str]) -> Any:
+def swap_command(
+    value: Any,
+    swap: Callable[[str, str], str],
+    swap_other: Callable[[int, Any], Any] | None = None,
+) -> Any:
     """Replace the secrets in a command.
 
     Args:
         value: A text for a shell, or a list of words. Anything else is returned as it is.
         swap: Gets the name and number of a secret (``--token 2``) and the secret.
+        swap_other: Gets the index and the word of a list that is no assignment, no value of an
+            option and no password. By default such a word is replaced like a text.
     """
     seen: Counter[str] = Counter()
 
-    def swap_next(name: str, given: str) -> str:
+    def swap_next(name: str, quoted: str) -> str:
+        is_quoted = len(quoted) > 1 and quoted[0] in "'\"" and quoted[0] == quoted[-1]
+        quote = quoted[0] if is_quoted else ""
+        secret = quoted[1:-1] if is_quoted else quoted
+        if not secret.strip():
+            return quoted
         seen[name] += 1
-        quote = given[:1] if given[:1] in ("'", '"') and given[-1:] == given[:1] else ""
-        inner = given[1:-1] if quote and len(given) > 1 else given
-        return f"{quote}{swap(f'{name} {seen[name]}', inner)}{quote}"
-
-    def replace(match: re.Match[str]) -> str:
-        name, between, given = (group for group in match.groups() if group is not None)
-        if between == "://":
-            is_secret = given == MASK or is_secret_url(match[0])
-            return f"{name}://{swap_next('url', given)}" if is_secret else match[0]
-        if not is_secret_name(name):
-            return f"{name}{between}{_IN_COMMAND.sub(replace, given)}"
-        if _REFERENCE.fullmatch(given) or not is_secret_value(name, given.strip("\"'")):
-            return match[0]
-        value = given.rstrip(";|&)") or given
-        return f"{name}{between}{swap_next(name, value)}{given[len(value) :]}"
-
-    def swap_password(given: str) -> str:
-        return swap_next("password", given)
+        return f"{quote}{swap(f'{name} {seen[name]}', secret)}{quote}"
 
     def swap_text(text: str) -> str:
-        text = _IN_COMMAND.sub(replace, text)
-        return _swap_of_clients(text, _TEXT_OF_CLIENT, swap_password)
+        secrets = _secrets_in_text(text)
+        return _replace(text, ((a, b, swap_next(name, text[a:b])) for name, a, b in secrets))
 
     if isinstance(value, str):
         return swap_text(value)
     if not isinstance(value, list | tuple):
         return value
+    secrets = _secrets_in_words(value)
     words: list[Any] = []
-    for word in value:
-        swapped = _swap_word(word, words[-1] if words else None, swap_next)
-        # Perhaps a command of its own: bash -c "..."
-        words.append(swap_text(word) if swapped is None and isinstance(word, str) else swapped)
-    if all(isinstance(word, str) and "\0" not in word for word in words):
-        text = _swap_of_clients("\0".join(words), _WORDS_OF_CLIENT, swap_password)
-        words = text.split("\0") if words else words
+    for index, word in enumerate(value):
+        if index in secrets:
+            name, start, end = secrets[index]
+            words.append(f"{word[:start]}{swap_next(name, word[start:end])}{word[end:]}")
+        elif swap_other:
+            words.append(swap_other(index, word))
+        else:
+            # Perhaps a command itself: bash -c "..."
+            words.append(swap_text(word) if isinstance(word, str) else word)
     return words
 
 
-def _swap_word(word: Any, before: Any, swap_next: Callable[[str, str], str]) -> Any:
-    """Replace a word that is an assignment or the value of an option; None for another text."""
+def _secrets_in_text(text: str) -> list[_Secret]:
+    """Find the secrets of a text for a shell, in order."""
+    named = list(_named_secrets(text))
+    # A named value may look like a client or an option: search without it.
+    blank = _replace(text, ((start, end, "*" * (end - start)) for (_, start, end), _ in named))
+    passwords = deque(("password", *span) for span in _client_passwords(blank, _TEXT_OF_CLIENT))
+    secrets: list[_Secret] = []
+    for secret, head in named:
+        while passwords and passwords[0][2] <= head:
+            secrets.append(passwords.popleft())
+        if passwords and passwords[0][1] < secret[2]:
+            if passwords[0][1] <= head or _PASSWORD_OPTION.match(text, head):
+                continue
+            passwords.popleft()
+        secrets.append(secret)
+    return [*secrets, *passwords]
+
+
+def _named_secrets(text: str) -> Iterator[tuple[_Secret, int]]:
+    """Find the values of names, with the start of the name."""
+    at = 0
+    while name := _NAME_IN_COMMAND.search(text, at):
+        at = name.end()
+        kind = name.lastgroup or ""
+        title = name[kind]
+        # No recursion: the value of another name is searched like the text after it.
+        if kind != "scheme" and not _is_secret_name_in_command(kind, title):
+            continue
+        match = _VALUES[kind].match(text, at)
+        if not match:
+            continue
+        at = match.end()
+        value = match[0]
+        if kind == "scheme":
+            title = "url"
+            is_secret = value == MASK or is_secret_url(text[name.start() : at])
+        else:
+            value = value.rstrip(";|&)") or value
+            is_reference = _REFERENCE.fullmatch(value)
+            is_secret = not is_reference and is_secret_value(title, match[0].strip("\"'"))
+        if is_secret:
+            yield (title, match.start(), match.start() + len(value)), name.start()
+
+
+def _is_secret_name_in_command(kind: str, name: str) -> bool:
+    if kind == "option" and _PASSWORD_OPTION.match(name):
+        return False
+    return is_secret_name(name)
+
+
+def _secrets_in_words(words: Sequence[Any]) -> dict[int, _Secret]:
+    """Find the words of a command with a secret, by their index; none in other texts."""
+    named: dict[int, _Secret] = {}
+    texts: list[str] = []
+    for index, word in enumerate(words):
+        secret = _secret_of_word(word, words[index - 1] if index else None)
+        if secret:
+            named[index] = secret
+        is_text = isinstance(word, str) and "\0" not in word
+        texts.append("" if not is_text else "*" if secret and secret[1] == 0 else word)
+    starts = list(accumulate((len(text) + 1 for text in texts), initial=0))
+    secrets = dict(named)
+    for start, end in reversed(_client_passwords("\0".join(texts), _WORDS_OF_CLIENT)):
+        index = bisect_right(starts, start) - 1
+        offset = start - starts[index]
+        is_option = index + 1 in named and named[index + 1][1] == 0
+        is_named = index in named and offset > 0 and not _PASSWORD_OPTION.match(words[index])
+        if not is_option and not is_named and texts[index] != "*":
+            secrets[index] = ("password", offset, end - starts[index])
+    return secrets
+
+
+def _secret_of_word(word: Any, before: Any) -> _Secret | None:
+    """Find the secret of an assignment or of an option before the word."""
     if not isinstance(word, str):
-        return word
+        return None
     name, equals, value = word.partition("=")
     if equals and _OPTION.fullmatch(name) and is_secret_name(name):
-        return f"{name}={swap_next(name, value)}" if is_secret_value(name, value) else word
-    is_option = isinstance(before, str) and before.startswith("-") and _OPTION.fullmatch(before)
-    if is_option and is_secret_name(before) and not word.startswith("-"):
-        return swap_next(before, word) if is_secret_value(before, word) else word
-    return None
+        is_secret = is_secret_value(name, value)
+        return (name, len(name) + 1, len(word)) if is_secret else None
+    if not isinstance(before, str) or not before.startswith("-") or word.startswith("-"):
+        return None
+    if not _OPTION.fullmatch(before) or not _is_secret_name_in_command("option", before):
+        return None
+    return (before, 0, len(word)) if is_secret_value(before, word) else None
+
+
+def forms_of_secret(name: str, value: str) -> Iterator[str]:
+    """Return a secret in the forms in which logs may show it.
+
+    These are the text, the text as a shell reads it, what follows the scheme of a header
+    (``Bearer``), and the parts of an address.
+    """
+    yield value
+    if len(value) <= _LONGEST_QUOTED and any(mark in value for mark in "\"'\\"):
+        with suppress(ValueError):
+            words = shlex.split(value)
+            yield words[0] if len(words) == 1 else value
+    *scheme, credentials = value.split() or [""]
+    if scheme and ("AUTHORIZATION" in name.upper() or _SCHEME.fullmatch(" ".join(scheme))):
+        yield credentials
+    yield from secrets_of_url(value)
+
+
+_LONGEST_QUOTED = 10_000
+"""Characters of a value that is read like a shell reads it."""
+_SCHEME = re.compile(r"(?i:(?:[\w-]+: ?)?(?:bearer|basic|token|bot|key|api-?key|ssws|splunk))")
 
 
 def mask_assignments(text: str) -> str:
@@ -213,22 +358,36 @@ def mask_assignments(text: str) -> str:
         >>> mask_assignments("got 'HF_TOKEN=hf_abc x'")
         "got 'HF_TOKEN=******** x'"
     """
-    text = _swap_of_clients(text, _TEXT_OF_CLIENT, lambda _: MASK)
-    for pattern in _IN_MESSAGE:
-        text = pattern.sub(
-            lambda match: f"{match[1]}{MASK}" if is_secret_name(match[1]) else match[0], text
-        )
+    text = _replace(text, ((*span, MASK) for span in _client_passwords(text, _TEXT_OF_CLIENT)))
+    for name, value in _IN_MESSAGE:
+        text = _replace(text, _values_in_message(text, name, value))
     return text
 
 
+def _values_in_message(
+    text: str, names: re.Pattern[str], values: re.Pattern[str]
+) -> Iterator[tuple[int, int, str]]:
+    at = 0
+    while name := names.search(text, at):
+        at = name.end()
+        value = values.match(text, at) if is_secret_name(name[0]) else None
+        if value:
+            at = value.end()
+            yield *value.span(), MASK
+
+
 _IN_MESSAGE = tuple(
-    re.compile(pattern)
-    for pattern in (
-        r"((?<![\w-])-{0,2}[A-Za-z_][\w-]*=['\"]?)([^\s'\",}\]]+)",
-        r"((?<![\w-])[A-Za-z_][\w-]*['\"]?: ?['\"]?)([^\s'\",}\]]+)",
-        r"(--[A-Za-z_][\w-]*(?:[ \t]+|['\"], ?['\"]))([^-\s'\",}\]][^\s'\",}\]]*)",
+    (re.compile(name), re.compile(value))
+    for name, value in (
+        (r"(?<![\w-])-{0,2}[A-Za-z_][\w-]*=['\"]?", r"[^\s'\",}\]]+"),
+        (r"(?<![\w-])[A-Za-z_][\w-]*['\"]?: ?['\"]?", r"[^\s'\",}\]]+"),
+        (
+            rf"(?<![\w-])--[A-Za-z_][\w-]*(?:(?:[ \t]|{_CONTINUED})+|['\"], ?['\"])",
+            r"[^-\s'\",}\]][^\s'\",}\]]*",
+        ),
     )
 )
+"""Names in a message, and the values after them."""
 
 
 def mask_values(text: str, values: Iterable[str]) -> str:
@@ -238,7 +397,7 @@ def mask_values(text: str, values: Iterable[str]) -> str:
     secret's name, after a client's option and in the login of an address.
     """
     for value in values:
-        if value not in text:
+        if not value or value not in text:
             continue
         if len(value) >= SHORTEST:
             text = text.replace(value, MASK)

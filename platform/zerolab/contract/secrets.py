@@ -13,10 +13,10 @@ from typing import Any
 
 from zerolab.contract.secret_text import (
     MASK,
+    forms_of_secret,
     is_secret_name,
     is_secret_url,
     is_secret_value,
-    secrets_of_url,
     swap_command,
 )
 
@@ -78,7 +78,9 @@ def restore_secrets(config: Mapping[str, Any], original: Mapping[str, Any]) -> d
         # Variables may be one list for all kinds of slots, or a list for each kind.
         other_kinds = (known[each] for each in known if (each[0], each[-1]) == ("env", place[-1]))
         is_variable = place[0] == "env"
-        return known.get(place) or (next(other_kinds, MASK) if is_variable else MASK)
+        if place in known or not is_variable:
+            return known.get(place, MASK)
+        return next(other_kinds, MASK)
 
     return _swapped(config, restore)
 
@@ -91,10 +93,16 @@ def replace_masks(config: Mapping[str, Any], value: str) -> dict[str, Any]:
 def find_secrets(config: Mapping[str, Any]) -> list[str]:
     """Return the secret values of a configuration that is not masked, the longest first.
 
-    Of an address these are the address, its login, the password and the secret parameters.
+    Of an address these are the address, its login, the password and the secret parameters. Of a
+    header with a scheme (``Bearer``) these are the value and what follows the scheme.
     """
-    values = {str(value) for _, value in _places(config) if value != MASK}
-    values |= {part for value in values for part in secrets_of_url(value)}
+    values = {
+        form
+        for place, value in _places(config)
+        if value != MASK
+        for form in forms_of_secret(place[-1], str(value))
+        if form.strip()
+    }
     return sorted(values, key=lambda value: (-len(value), value))
 
 
@@ -129,7 +137,7 @@ def _swapped(config: Mapping[str, Any], swap: _Swap) -> dict[str, Any]:
     if isinstance(storage, Mapping):
         result["checkpoint_storage"] = {
             key: swap(("storage", key), value)
-            if key in STORAGE_SECRETS and isinstance(value, str | int | float)
+            if key in STORAGE_SECRETS and isinstance(value, str | int | float) and value != ""
             else value
             for key, value in storage.items()
         }
@@ -171,9 +179,24 @@ def _swap_line(line: Any, place: _Place, swap: _Swap) -> Any:
     return f"{name}={_swap_in_command(value, (*place, name), swap)}"
 
 
-def _swap_in_command(value: Any, place: _Place, swap: _Swap) -> Any:
+def _swap_in_command(
+    value: Any,
+    place: _Place,
+    swap: _Swap,
+    swap_other: Callable[[int, Any], Any] | None = None,
+) -> Any:
     *above, name = place
-    return swap_command(value, lambda part, given: swap((*above, f"{name}: {part}"), given))
+
+    def swap_part(part: str, secret: str) -> Any:
+        return swap((*above, f"{name}: {part}"), secret)
+
+    return swap_command(value, swap_part, swap_other)
+
+
+def _may_be_command(items: Sequence[Any]) -> bool:
+    """Return whether a list has options and is short enough for a command."""
+    words = [item for item in items if isinstance(item, str)]
+    return any(word.startswith("-") for word in words) and sum(map(len, words)) <= _COMMAND_LENGTH
 
 
 def _swap_keys(value: Any, place: _Place, swap: _Swap, name: str = "") -> Any:
@@ -186,7 +209,7 @@ def _swap_keys(value: Any, place: _Place, swap: _Swap, name: str = "") -> Any:
             for key, each in value.items()
         }
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_swap_keys(each, (*place, str(i)), swap, name) for i, each in enumerate(value)]
+        return _swap_items(value, place, swap, name)
     if name and is_secret_value(name, value):
         return swap(place, value)
     if not isinstance(value, str):
@@ -194,3 +217,13 @@ def _swap_keys(value: Any, place: _Place, swap: _Swap, name: str = "") -> Any:
     if value == MASK or is_secret_url(value):
         return swap(place, value)
     return _swap_in_command(value, place, swap) if len(value) <= _COMMAND_LENGTH else value
+
+
+def _swap_items(items: Sequence[Any], place: _Place, swap: _Swap, name: str) -> list[Any]:
+    def swap_item(index: int, item: Any) -> Any:
+        return _swap_keys(item, (*place, str(index)), swap, name)
+
+    if not name and _may_be_command(items):
+        swapped: list[Any] = _swap_in_command(list(items), place, swap, swap_item)
+        return swapped
+    return [swap_item(index, item) for index, item in enumerate(items)]

@@ -3,6 +3,7 @@
 import json
 import re
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,13 @@ import pytest
 from tests.server.helpers import Server, checkpoint, experiment_config, validation
 from zerolab.client.archive import pack
 from zerolab.config import load_experiment
-from zerolab.contract.secret_text import is_secret_name, mask_values
-from zerolab.contract.secrets import find_secrets, mask_secrets, restore_secrets
+from zerolab.contract.secret_text import (
+    is_secret_name,
+    is_secret_url,
+    mask_assignments,
+    mask_values,
+)
+from zerolab.contract.secrets import find_secrets, mask_secrets, masked_places, restore_secrets
 from zerolab.errors import ConfigError
 
 S3 = {"type": "s3", "bucket": "b", "endpoint_url": "http://127.0.0.1:9"}
@@ -163,6 +169,172 @@ def test_addresses_without_secrets_are_shown() -> None:
 def test_small_numbers_in_commands_are_shown() -> None:
     for entrypoint in ("python t.py --key_dim 64 --pad-token-id=0", ["t.py", "--key-size", "64"]):
         assert mask_secrets({"entrypoint": entrypoint}) == {"entrypoint": entrypoint}
+
+
+COMMANDS: list[tuple[Any, list[str]]] = [
+    ("sshpass -pTopSecret9 torchrun train.py", ["TopSecret9"]),
+    (["sshpass", "-pTopSecret9", "torchrun", "train.py"], ["TopSecret9"]),
+    ("sshpass -p TopSecret9 ssh -p 22 host torchrun", ["TopSecret9"]),
+    ("sshpass -p 'Top Secret' ssh host", ["Top Secret"]),
+    ("sshpass -p mysql ssh -pabc host", ["mysql"]),
+    ("sshpass -pmyToken mysql -pabcdef db1", ["myToken", "abcdef"]),
+    ("sshpass -p $PASSWORD torchrun train.py", []),
+    ("sshpass -p \\\n  abcdef ssh host", ["abcdef"]),
+    ("mysqldump -pmypassword db1", ["mypassword"]),
+    ("mysqldump -pmypassword db1 | gzip > x.gz", ["mypassword"]),
+    ("mysql -pMyToken=abc db1", ["MyToken=abc"]),
+    ("mysql --token 'x -pfoo' -pabcdef db1", ["x -pfoo", "abcdef"]),
+    ("t.py --token mysql -pabc db1", ["mysql"]),
+    (["t.py", "--token", "mysql", "-pabc", "db1"], ["mysql"]),
+    (["mysqldump", "-pmypassword", "db1"], ["mypassword"]),
+    ("mysql -p$(cat pw) db1", []),
+    ('mysql -p"" db1', []),
+    ("unknown -pmypassword db1", []),
+    (["unknown", "-pmypassword", "db1"], []),
+    ("7z x -pSecretKey a.7z out", ["SecretKey"]),
+    ("unzip -PMyKey a.zip b", ["MyKey"]),
+    ("ldapsearch -wMyKey x y", ["MyKey"]),
+    ("t.py -password abc -passphrase def -pw ghi -pat jkl", ["abc", "def", "ghi", "jkl"]),
+    ("t.py -private-key abc -wandb-token def x", ["abc", "def"]),
+    ("gradle -PapiKey=abc build", ["abc"]),
+    ("redis-cli -a my-token get x", ["my-token"]),
+    (["redis-cli", "-a", "TOKEN=abc", "get"], ["TOKEN=abc"]),
+    ("curl -u me:my_token=abc https://host/x", ["my_token=abc"]),
+    (["curl", "--user", "me:pw", "--proxy-user=me:pw2", "x"], ["pw", "pw2"]),
+    ("curl -H 'Authorization: Bearer hf_abcdef' x", ["Bearer hf_abcdef", "hf_abcdef"]),
+    ("docker login -u me -p abc host && mysql -pdef", ["abc", "def"]),
+    ("TOKEN='abc'def'ghi' x", ["abc'def'ghi", "abcdefghi"]),
+    ("TOKEN=a'b c'd x", ["a'b c'd", "ab cd"]),
+    ("TOKEN=a'b'c\"d e\"f'g' x", ["a'b'c\"d e\"f'g'", "abcd ef" + "g"]),
+    ("bash -c \"TOKEN='ab'c'd' x\" \"y\"", ["ab'c'd", "abcd"]),
+    ("bash -c 'TOKEN=abc' x 'y'; z 'w'", ["abc"]),
+    ("t.py --api-key \\\n  abc --lr 1", ["abc"]),
+    ("t.py --api-key \\\r\n\\\r\n  abc --lr 1", ["abc"]),
+    ("t.py --use-token \\\n  --lr 1", []),
+    ("t.py --use_token | tee x && y --use_token 2>&1", []),
+    ("TOKEN=abc \\\n  t.py", ["abc"]),
+    ("t.py --token \"ab\\\"c\" x", ['ab\\"c', 'ab"c']),
+    ("t.py --config '{\"api_key\": \"abc\", \"lr\": 1}' x", ["abc"]),
+    ("t.py --env=A=b,C=d,TOKEN=abc --lr=1", ["abc"]),
+    ('{"cmd": "mysql -pabc", "api_key": "def", "x": [1]}', ["abc", "def"]),
+    ('{"cmd":["TOKEN=abc","x"],"env":["A_KEY=def"],"api_key":"ghi"}', ["abc", "def", "ghi"]),
+    ('bash -c "mysql -pabc" x {"api_key": "def"}', ["abc", "def"]),
+    (["bash", "-c", "sshpass -pTopSecret9 torchrun"], ["TopSecret9"]),
+    (["t.py", "--token", '"', "--key", "''", "--lr"], ['"']),
+    ("t.py --token '' --password \"\" x", []),
+    ("t.py --token=' ' x", []),
+    (["t.py", "--token", "--key", "abc", "def"], ["abc"]),
+    ("wget https://host/x?page=1 y --key_dim 64", []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("command", "secrets"), COMMANDS)
+@pytest.mark.parametrize("key", ["entrypoint", "data"])
+def test_only_secrets_of_commands_are_masked(key: str, command: Any, secrets: list[str]) -> None:
+    config = {"entrypoint": command} if key == "entrypoint" else {"data": {"command": command}}
+    shown = mask_secrets(config)
+    assert sorted(find_secrets(config)) == sorted(secrets)
+    assert restore_secrets(shown, config) == config
+    assert mask_secrets(shown) == shown
+    assert (shown == config) == (not secrets)
+    assert mask_secrets(config, for_trial=True)["data" if key == "data" else key]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ",".join(f"f{i}=0" for i in range(50_000)),
+        "?a=" * 100_000,
+        "--a" * 100_000,
+        "x=https://" * 30_000,
+        "://a" * 80_000,
+        "curl -u a:b;" * 30_000,
+        "curl -u " + "=" * 300_000,
+        "curl \\\n" * 50_000,
+        "mysql -p'" * 30_000,
+        "token=" * 50_000,
+        "--token \\\n" * 30_000,
+        "--token x " * 30_000,
+        '"a":' * 80_000,
+        "a" * 300_000,
+        "$(" * 150_000,
+        " " * 300_000,
+    ],
+    ids=lambda text: text[:10],
+)
+def test_masking_takes_linear_time(text: str) -> None:
+    # A quadratic search takes minutes.
+    started = time.process_time()
+    mask_secrets({"entrypoint": text})
+    assert is_secret_url(text) in {True, False}
+    mask_assignments(text)
+    assert time.process_time() - started < 10
+
+
+def test_many_assignments_in_data_are_no_error(sqlite_server: Server) -> None:
+    text = ",".join(f"f{i}=0" for i in range(1100)) + ",a_token=hush"
+    answer = sqlite_server.try_submit(data={"t": text})
+    assert answer.is_success, answer.text
+    assert "hush" not in json.dumps(sqlite_server.experiment())
+
+
+def test_signature_after_a_long_path_is_masked() -> None:
+    url = f"https://host/{'x' * 250}/y?a=1&X-Amz-Signature=hush-1"
+    config = {"entrypoint": f"wget {url}", "data": {"url": url}}
+    shown = mask_secrets(config)
+    assert "hush" not in json.dumps(shown)
+    assert "hush-1" in find_secrets(config)
+    assert restore_secrets(shown, config) == config
+
+
+def test_empty_values_are_no_secrets() -> None:
+    config = {
+        "checkpoint_storage": {**S3, "access_key": "", "secret_key": 0},
+        "environment": {"environment_variables": ["A_KEY=", "B_KEY= "]},
+        "data": {"password": "", "token": " "},
+        "entrypoint": ["t.py", "--token", ""],
+    }
+    assert find_secrets(config) == ["0"]
+    assert restore_secrets(mask_secrets(config), config) == config
+    assert mask_values("a line: with text", ["", *find_secrets(config)]) == "a line: with text"
+
+
+def test_credentials_of_a_header_are_masked_in_logs() -> None:
+    configs = [
+        {"entrypoint": "curl -H 'Authorization: Bearer hush-hush' https://host"},
+        {"entrypoint": ["curl", "-H", "Proxy-Authorization: Negotiate hush-hush"]},
+        {"data": {"headers": {"X-Auth": "Token hush-hush"}}},
+        {"data": {"auth": "Authorization: Bearer hush-hush"}},
+        {"environment": {"environment_variables": ["AUTHORIZATION=Bearer hush-hush "]}},
+    ]
+    for config in configs:
+        assert "hush" not in mask_values("login with hush-hush failed", find_secrets(config))
+    assert find_secrets({"data": {"password": "correct horse"}}) == ["correct horse"]
+
+
+def test_commands_as_lists_in_data_are_masked() -> None:
+    config = {
+        "data": {
+            "a": ["mysql", "-phush-1", "db1"],
+            "b": [["t.py", "--token", "hush-2", {"key": "hush-3"}, "db://me:hush-4@host/x", 3]],
+            "c": ["-x", "--password=hush-5", "bash -c 'PW=hush-6'"],
+            "d": ["a", "-", "b", 1.5],
+        }
+    }
+    shown = mask_secrets(config)
+    assert "hush" not in json.dumps(shown)
+    assert shown["data"]["a"] == ["mysql", "-p********", "db1"]
+    assert shown["data"]["d"] == config["data"]["d"]
+    assert restore_secrets(shown, config) == config
+    assert masked_places({"data": {"x": ["-x", "********"]}}) == ["data.x.1"]
+
+
+def test_assignments_in_messages_are_masked() -> None:
+    for message in (
+        "--api-key \\\n hush", "x--y --token hush", "sshpass -phush t && mysql -phush",
+        "--env=TOKEN=hush x", "cmd: a_token: hush", "--key=hush==",
+    ):  # fmt: skip
+        assert "hush" not in mask_assignments(message)
 
 
 def test_restore_fits_other_shapes_of_variables() -> None:
