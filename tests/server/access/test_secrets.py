@@ -130,6 +130,7 @@ def test_numeric_passwords_are_masked(config: dict[str, Any], masked: int) -> No
         {"data": {"text": "mysql and -p 3", "note": "a key: value"}},
         {"entrypoint": "python train.py -p 3 --port 22 --login -p 8 --model key:loss"},
         {"entrypoint": 'HF_TOKEN=$HF_TOKEN t.py --token ${T} --password "$(cat /run/pw)"'},
+        {"entrypoint": "export HF_TOKEN=$TOKEN; python t.py"},
         {"entrypoint": "mysql -u root -p db && docker run -p 8080:80 x; ssh -p 22 h"},
         {"entrypoint": ["torchrun", "--rdzv_endpoint", "h:1", "-p", "3", "t.py"]},
     ],
