@@ -281,7 +281,7 @@ def _named_secrets(text: str) -> Iterator[tuple[_Secret, int]]:
         else:
             value = value.rstrip(";|&)") or value
             is_reference = _REFERENCE.fullmatch(value)
-            is_secret = not is_reference and is_secret_value(title, match[0].strip("\"'"))
+            is_secret = not is_reference and is_secret_value(title, value.strip("\"'"))
         if is_secret:
             yield (title, match.start(), match.start() + len(value)), name.start()
 

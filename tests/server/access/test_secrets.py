@@ -131,6 +131,7 @@ def test_numeric_passwords_are_masked(config: dict[str, Any], masked: int) -> No
         {"entrypoint": "python train.py -p 3 --port 22 --login -p 8 --model key:loss"},
         {"entrypoint": 'HF_TOKEN=$HF_TOKEN t.py --token ${T} --password "$(cat /run/pw)"'},
         {"entrypoint": "export HF_TOKEN=$TOKEN; python t.py"},
+        {"entrypoint": "t.py --key-size 64; t.py --pad-token=0 | tee x"},
         {"entrypoint": "mysql -u root -p db && docker run -p 8080:80 x; ssh -p 22 h"},
         {"entrypoint": ["torchrun", "--rdzv_endpoint", "h:1", "-p", "3", "t.py"]},
     ],
