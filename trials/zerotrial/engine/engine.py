@@ -109,7 +109,7 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
         self._last = StepResult(updated=False)
         self._grad_norm: float | None = None
         if parts.trains:
-            serve_gradients()
+            self._stop_serving = serve_gradients(self, parts.module.parameters())
             parts.stage.when_unannounced(_weakly(self._begin_unannounced))
 
     # -- training -------------------------------------------------------------------------------
@@ -243,8 +243,7 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
         self.stage.after_backward(boundary=boundary)
         self.progress.broken = False
         self.progress.backwards += 1
-        if boundary:
-            open_window(self)
+        open_window(self)
 
     # -- gradients that user code reads and writes before step() ----------------------------------
 
@@ -252,13 +251,20 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
         """Return whether the engine keeps the gradient of a parameter."""
         return self.stage.owns_gradient(parameter)
 
-    def read_gradient(self, parameter: Tensor) -> Tensor | None:
-        """Return what ``parameter.grad`` is between the last ``backward`` and ``step``.
+    @property
+    def gradients_readable(self) -> bool:
+        """Whether ``parameter.grad`` can be read between ``backward`` and ``step``."""
+        return self.stage.gradients_readable and self.scaler.scale == 1
 
-        Use ``parameter.grad``. **Collective** at stages 1 and 2 on several ranks.
+    def read_gradient(self, parameter: Tensor) -> Tensor | None:
+        """Return what ``parameter.grad`` is between ``backward`` and ``step``.
+
+        Use ``parameter.grad``. **Collective** at stages 1 and 2 on several ranks, and at stage 0
+        between micro-batches.
 
         Returns:
-            The gradient averaged over the ranks. Writes to it in place count.
+            The sum over the micro-batches so far, averaged over the ranks. Writes to it in place
+            count.
 
         Raises:
             EngineError: At stage 3, and in fp16 while losses are multiplied by a loss scale.
@@ -271,9 +277,10 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
         """Replace what :meth:`read_gradient` returns; None leaves the parameter out of the step.
 
         Raises:
-            EngineError: As there, and for a value of another shape.
+            EngineError: As there unless the value is None, and for a value of another shape.
         """
-        self._check_unscaled()
+        if value is not None:
+            self._check_unscaled()
         if value is not None and not isinstance(value, Tensor):
             msg = f"p.grad: must be a tensor or None, got {type(value).__name__}"
             raise TypeError(msg)
@@ -293,8 +300,8 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
             try:
                 yield
             except PeerError as error:
-                msg = "p.grad: at stages 1 and 2 its first access after backward() is a call that "
-                msg += f"every rank must make (no `if rank == 0`); read it on all ranks: {error}"
+                msg = "p.grad: its first access after backward() is a call that every rank must "
+                msg += f"make (no `if rank == 0`); read it on all ranks: {error}"
                 raise EngineError(msg) from error
 
     def _check_unscaled(self) -> None:
@@ -330,9 +337,9 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
             msg = "step() without backward(): there is no gradient; call engine.backward(loss), "
             raise EngineError(f"{msg}or loss.backward(), before each engine.step()")
         boundary = self.progress.at_boundary
-        close_window(self)
         self.progress.end_micro_batch()
         if boundary:
+            close_window(self)
             with self._step_call:
                 self._last = self._update(lr_kwargs or {})
             self._frozen.look()
@@ -536,6 +543,8 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
         if isinstance(self.stage, _ClosedStage):
             return
         close_window(self)
+        if self.trains:
+            self._stop_serving()
         stage, self.stage = self.stage, cast("Stage", _ClosedStage(self.optimizer, how))
         with self.attendance.call("close"):
             stage.close(give_back=give_back)

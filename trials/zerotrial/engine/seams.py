@@ -302,14 +302,19 @@ class Stage(Protocol):
         """Whether the next :meth:`read_gradient` is **Collective**."""
         ...
 
+    @property
+    def gradients_readable(self) -> bool:
+        """Whether :meth:`read_gradient` does not raise."""
+        ...
+
     def owns_gradient(self, parameter: Tensor) -> bool:
         """Return whether the stage keeps the gradient of a parameter."""
         ...
 
     def read_gradient(self, parameter: Tensor) -> Tensor | None:
-        """Return the averaged gradient of a parameter, after the last backward before a step.
+        """Return the averaged gradient of a parameter, between a backward and a step.
 
-        **Collective** at stages 1 and 2 on several ranks, for the first parameter.
+        **Collective** where :attr:`gathers_gradients` says so.
 
         Returns:
             In the parameter's shape, times the loss scale; writes to it in place count. None where

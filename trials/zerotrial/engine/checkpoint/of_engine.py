@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -20,6 +20,7 @@ from zerotrial.engine.checkpoint.training_state import TrainingState
 from zerotrial.engine.comm.attendance import Attendance, collective
 from zerotrial.engine.loss_scale import LossScaler
 from zerotrial.engine.mesh import Mesh
+from zerotrial.engine.module.gradient_access import GradientOwner, close_window, open_window
 from zerotrial.engine.progress import Progress
 from zerotrial.engine.seams import Stage
 from zerotrial.engine.tensor.divide import Divided
@@ -175,7 +176,12 @@ class CheckpointCalls:
             strict=load_module_strict,
         )
         tag = None if tag is None else str(tag)
-        return self.checkpointer.load(_given("load_dir", load_dir), tag, selection)
+        found = self.checkpointer.load(_given("load_dir", load_dir), tag, selection)
+        owner = cast("GradientOwner", self)
+        close_window(owner)
+        if self.progress.waiting:  # the checkpoint was made between two micro-batches
+            open_window(owner)
+        return found
 
     @collective
     def wait_for_checkpoint(self) -> None:

@@ -9,6 +9,7 @@ from torch import nn
 from zerotrial.engine.checkpoint.state import Stateful, module_targets
 from zerotrial.engine.loss_scale import LossScaler
 from zerotrial.engine.mesh import Mesh
+from zerotrial.engine.module.gradient_access import set_raw_gradient
 from zerotrial.engine.progress import Progress, WindowState
 from zerotrial.engine.seams import Stage
 from zerotrial.engine.tensor.divide import Divided
@@ -66,5 +67,6 @@ class TrainingState:
         """Go back to the last boundary, and drop the gradients since. **Collective**."""
         if self.progress.broken or self.progress.waiting:
             self.stage.cancel_backward()
-        self.module.zero_grad()
+        for parameter in self.module.parameters():  # what torch has; the stage has none any more
+            set_raw_gradient(parameter, None)
         self.progress.return_to_boundary()

@@ -125,6 +125,7 @@ class Gradients:
             if touched is not None:
                 full = len(arrived) == len(self._buckets[index].places)
                 self._touched[index] = None if full else touched | arrived
+            self._dropped[index] -= arrived
         if self._sending:
             self.send_rest()
 
@@ -166,6 +167,11 @@ class Gradients:
         touched = self._touched[bucket]
         if touched is not None:
             touched.add(place)
+
+    @property
+    def all_sent(self) -> bool:
+        """Whether the averaging of all buckets has begun."""
+        return self._next == len(self._buckets)
 
     def send_rest(self) -> None:
         """Send all buckets that have not been sent, full or not."""

@@ -68,25 +68,23 @@ class GradientHooks:
             handle.remove()
         self._handles.clear()
 
-    def hand_over(self, bucket: int, place: int, parameter: nn.Parameter) -> None:
-        """Take one parameter's gradient, or drop it while nobody listens."""
-        if not self.listening and self.unannounced is not None:
-            self.unannounced()
-        if self.listening:
-            hooks: Any = parameter._post_accumulate_grad_hooks  # noqa: SLF001
-            if len(hooks) == 1:
-                self._arrived(bucket, place)
-            elif next(reversed(hooks)) != self._handles[bucket, place].id:
-                self._waiting[bucket, place] = None
-            elif get_raw_gradient(parameter) is not None:  # no other hook has taken it
-                self._arrived(bucket, place)
-        else:
-            set_raw_gradient(parameter, None)
-
 
 def _hand_over(
-    hooks: "weakref.ref[GradientHooks]", bucket: int, place: int, parameter: nn.Parameter
+    receiver: "weakref.ref[GradientHooks]", bucket: int, place: int, parameter: nn.Parameter
 ) -> None:
-    """Hand a gradient over, unless the engine is gone."""
-    if (receiver := hooks()) is not None:
-        receiver.hand_over(bucket, place, parameter)
+    """Take one parameter's gradient, or drop it while nobody listens; one call, for speed."""
+    own = receiver()
+    if own is None:  # the engine is gone
+        return
+    if not own.listening and own.unannounced is not None:
+        own.unannounced()
+    if own.listening:
+        hooks: Any = parameter._post_accumulate_grad_hooks  # noqa: SLF001
+        if len(hooks) == 1:
+            own._arrived(bucket, place)  # noqa: SLF001 - own class
+        elif next(reversed(hooks)) != own._handles[bucket, place].id:  # noqa: SLF001
+            own._waiting[bucket, place] = None  # noqa: SLF001
+        elif get_raw_gradient(parameter) is not None:  # no other hook has taken it
+            own._arrived(bucket, place)  # noqa: SLF001
+    else:
+        set_raw_gradient(parameter, None)

@@ -138,7 +138,13 @@ class FlatStage:
     @property
     def gathers_gradients(self) -> bool:
         """See :class:`~zerotrial.engine.seams.Stage`."""
-        return self.shards_states and self._comm.size > 1 and not self.gradients.exposed
+        if self.gradients.exposed:
+            return False
+        whole = not self.shards_states and self.gradients.all_sent
+        return (self._comm.size > 1 and not whole) or self._replicas.count > 1
+
+    gradients_readable = True
+    """See :class:`~zerotrial.engine.seams.Stage`."""
 
     def owns_gradient(self, parameter: Tensor) -> bool:
         """See :class:`~zerotrial.engine.seams.Stage`."""

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
+from zerotrial.engine.module.forward import AroundForward
 from zerotrial.engine.module.units import find_blocks
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def checkpoint_blocks(
     recompute = recomputing(config, line)
     names = []
     for name, block in find_blocks(module):
-        block.forward = recompute(block.forward)
+        block.forward = AroundForward(block.forward, recompute(block.forward))
         names.append(name)
     return names
 

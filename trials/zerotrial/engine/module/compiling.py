@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from zerotrial.engine.module.forward import AroundForward
 from zerotrial.engine.module.units import find_blocks
 
 if TYPE_CHECKING:
@@ -34,13 +35,14 @@ def compile_blocks(module: nn.Module, config: CompileConfig) -> list[str]:
         return []
     blocks = find_blocks(module) or [("", module)]
     for _, block in blocks:
-        block.forward = torch.compile(
+        compiled = torch.compile(
             block.forward,
             backend=config.backend,
             mode=config.mode,
             fullgraph=config.fullgraph,
             dynamic=config.dynamic,
         )
+        block.forward = AroundForward(block.forward, compiled)
     return [name for name, _ in blocks]
 
 
@@ -71,7 +73,8 @@ def _is_wrapper(module: nn.Module) -> bool:
 
 def _inner(wrapper: Any) -> nn.Module:
     module: nn.Module = wrapper._orig_mod  # noqa: SLF001 - no public name
-    if vars(module).get("_is_compiled_by") is not wrapper.dynamo_ctx:  # a layer in two places
-        module.forward = wrapper.dynamo_ctx(module.forward)
-        vars(module)["_is_compiled_by"] = wrapper.dynamo_ctx
+    by = wrapper.dynamo_ctx
+    if getattr(vars(module).get("_compiled"), "by", None) is not by:  # else: a layer in two places
+        around = AroundForward(module.forward, by(module.forward), by)
+        module.forward = vars(module)["_compiled"] = around
     return module

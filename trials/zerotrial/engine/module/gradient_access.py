@@ -1,12 +1,17 @@
 """``parameter.grad`` of parameters whose gradients an engine keeps elsewhere.
 
-An engine takes gradients away from its parameters while backward runs. Between the last backward of
-an accumulation window and ``step()``, user code may read and write ``parameter.grad`` all the same,
-to clip by hand for example. Such a read is answered by the engine: :func:`open_window` has
-``nn.Parameter.grad`` ask it where torch itself has no gradient.
+An engine takes gradients away from its parameters while backward runs. Between ``backward()`` and
+``step()``, user code may read and write ``parameter.grad`` all the same, to clip by hand for
+example. The engine answers: :func:`open_window` has ``nn.Parameter.grad`` ask it. The attribute is
+replaced in the class only while engines that train exist; :func:`serve_gradients` counts them.
 """
 
+import inspect
+import os
+import sys
 import weakref
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 import torch
@@ -37,7 +42,12 @@ INSTEAD = (
 
 
 class GradientOwner(Protocol):
-    """An engine, between the last backward of an accumulation window and ``step()``."""
+    """An engine that has gradients: after ``backward()`` and before ``step()``."""
+
+    @property
+    def gradients_readable(self) -> bool:
+        """Whether :meth:`read_gradient` does not raise."""
+        ...
 
     def owns_gradient(self, parameter: Tensor) -> bool:
         """Return whether the engine keeps the gradient of a parameter."""
@@ -53,7 +63,18 @@ class GradientOwner(Protocol):
 
 
 _owners: "list[weakref.ref[GradientOwner]]" = []
-"""Whose windows are open; empty outside of them, and during forward and backward."""
+"""Whose windows are open; empty while no engine has gradients, and during backward."""
+
+_APPLY = nn.Module._apply.__code__  # noqa: SLF001 - what to(), cuda() and half() call
+_INTERNALS = tuple(
+    str(Path(torch.__file__).parent / name) + os.sep
+    for name in ("_dynamo", "_functorch", "_inductor", "_subclasses", "distributed/fsdp")
+)
+"""Code of torch that wants what torch itself has: compilers look at the gradients of inputs."""
+_ZERO_GRAD = {
+    inspect.unwrap(function).__code__
+    for function in (nn.Module.zero_grad, torch.optim.Optimizer.zero_grad)
+}
 
 
 def open_window(owner: GradientOwner) -> None:
@@ -79,6 +100,12 @@ def _owner_of(parameter: Tensor) -> GradientOwner | None:
 
 def _get(parameter: Tensor) -> Tensor | None:
     if _owners and (owner := _owner_of(parameter)) is not None:
+        caller = sys._getframe(1).f_code  # noqa: SLF001 - no public name
+        if caller is _APPLY or caller.co_filename.startswith(_INTERNALS):
+            return cast("Tensor | None", get_raw_gradient(parameter))
+        if caller in _ZERO_GRAD and not owner.gradients_readable:
+            owner.write_gradient(parameter, None)
+            return None
         return owner.read_gradient(parameter)
     return cast("Tensor | None", get_raw_gradient(parameter))
 
@@ -94,11 +121,36 @@ def _delete(parameter: Tensor) -> None:
     _set(parameter, None)
 
 
-def serve_gradients(kind: Any = nn.Parameter) -> None:
-    """Have ``grad`` of a class of parameters ask engines from now on.
+_property = property(_get, _set, _delete, _descriptor.__doc__)
+_served: dict[Any, int] = {}
+"""Classes of parameters whose ``grad`` asks engines, and how many engines need it."""
+
+
+def serve_gradients(owner: GradientOwner, parameters: Iterable[Tensor]) -> Callable[[], Any]:
+    """Have ``grad`` of the classes of parameters ask engines, as long as one of them exists.
 
     Args:
-        kind: ``nn.Parameter``, or another class of which parameters are.
+        owner: An engine.
+        parameters: Of its model.
+
+    Returns:
+        Call it when the engine is closed; it is called when the engine is freed.
     """
-    if "grad" not in vars(kind):
-        kind.grad = property(_get, _set, _delete, _descriptor.__doc__)
+    kinds: set[Any] = {type(parameter) for parameter in parameters}
+    kinds = {nn.Parameter, *(kind for kind in kinds if not issubclass(kind, nn.Parameter))}
+    for kind in kinds:
+        if kind not in _served:
+            kind.grad = cast("Any", _property)
+        _served[kind] = _served.get(kind, 0) + 1
+    end = weakref.finalize(owner, _stop_serving, kinds)
+    end.atexit = False
+    return end
+
+
+def _stop_serving(kinds: Iterable[Any]) -> None:
+    for kind in kinds:
+        _served[kind] -= 1
+        if not _served[kind]:
+            del _served[kind]
+            if vars(kind).get("grad") is _property:
+                del kind.grad

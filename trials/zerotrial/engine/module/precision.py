@@ -107,10 +107,16 @@ def _cast_mapping(value: Any, dtype: torch.dtype) -> Any:
 
 def register_input_cast(module: nn.Module, dtype: torch.dtype) -> None:
     """Cast the floating-point inputs of a module's forward."""
+    module.register_forward_pre_hook(_InputCast(dtype), with_kwargs=True)
 
-    def cast(
-        _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+
+@dataclass(frozen=True)
+class _InputCast:
+    """A hook that can be pickled with its module."""
+
+    dtype: torch.dtype
+
+    def __call__(
+        self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return cast_inputs(args, dtype), cast_inputs(kwargs, dtype)
-
-    module.register_forward_pre_hook(cast, with_kwargs=True)
+        return cast_inputs(args, self.dtype), cast_inputs(kwargs, self.dtype)

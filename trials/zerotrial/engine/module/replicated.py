@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from zerotrial.engine.module.gradient_access import get_raw_gradient, set_raw_gradient
 from zerotrial.engine.module.precision import kept_in_full
 
 if TYPE_CHECKING:
@@ -56,9 +57,9 @@ class ReplicatedBucket:
         """
         total = torch.zeros(self.master.numel(), dtype=torch.float64, device=self.device)
         for index, parameter in enumerate(self.parameters):
-            if parameter.grad is not None:
-                total[index].copy_(parameter.grad)
-                parameter.grad = None
+            if (gradient := get_raw_gradient(parameter)) is not None:
+                total[index].copy_(gradient)
+                set_raw_gradient(parameter, None)
         total = self.comm.sum(total) * self.factor
         if self.comm.rank > 0:
             return torch.zeros_like(self.master)

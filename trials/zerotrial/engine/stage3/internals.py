@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
 import torch.distributed as dist
@@ -29,7 +29,9 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
+from zerolab.errors import EngineError
 from zerotrial.engine.comm.communicator import uses_nccl
+from zerotrial.engine.module.gradient_access import get_raw_gradient, set_raw_gradient
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
@@ -44,9 +46,9 @@ __all__ = [
     "UnitParameters",
     "also_whole",
     "cut_into_shards",
+    "dress_class",
     "enter_forward",
     "keep_after_forward",
-    "keep_class_name",
     "leave_forward",
     "local_part",
     "make_root",
@@ -70,10 +72,24 @@ def local_part(tensor: DTensor) -> Tensor:
     return tensor._local_tensor
 
 
-def keep_class_name(module: nn.Module) -> None:
-    """Call the class that ``fully_shard`` has made as the model's own, by which libraries go."""
-    own = type(module).__bases__[1]
-    type(module).__name__, type(module).__qualname__ = own.__name__, own.__qualname__
+def dress_class(module: nn.Module) -> None:
+    """Give the class that ``fully_shard`` has made the model's own name, by which libraries go.
+
+    Its modules can be neither copied nor pickled; the error says what to do instead.
+    """
+    made: Any = type(module)
+    own = made.__bases__[1]
+    made.__name__, made.__qualname__ = own.__name__, own.__qualname__
+    made.__deepcopy__ = made.__reduce_ex__ = _refuse_copy
+
+
+def _refuse_copy(module: nn.Module, unused: Any) -> NoReturn:
+    del unused
+    raise EngineError(
+        f"{type(module).__name__}: at stage 3 each rank has a part of the weights, so that the "
+        "module cannot be copied or pickled; take engine.weights.full_state_dict() on every rank, "
+        "use engine.save_16bit_model(directory), or close the engine first"
+    )
 
 
 def make_root(module: nn.Module) -> None:
@@ -441,7 +457,7 @@ class ShardedParameter:
         """Forget what a torn backward left; ``reset_iter_state()`` does not."""
         self._member.unsharded_accumulated_grad = None
         if hasattr(self._member, "_unsharded_param"):
-            self._member.unsharded_param.grad = None
+            set_raw_gradient(self._member.unsharded_param, None)
 
     def give_back(self, whole: nn.Parameter) -> None:
         """Put a plain parameter into its modules, where the sharded one stood."""
@@ -502,7 +518,7 @@ class UnitParameters:
     def has_gradients(self) -> bool:
         """Whether backward has made any that is not reduced."""
         wholes = (getattr(member, "_unsharded_param", None) for member in self._owner.fsdp_params)
-        return any(whole is not None and whole.grad is not None for whole in wholes)
+        return any(w is not None and get_raw_gradient(w) is not None for w in wholes)
 
     def fill_missing_gradients(self) -> None:
         """Give gathered parameters that backward has not reached a gradient of zeros."""
@@ -511,10 +527,10 @@ class UnitParameters:
             if (
                 whole is not None
                 and whole.requires_grad
-                and whole.grad is None
+                and get_raw_gradient(whole) is None
                 and member.unsharded_accumulated_grad is None
             ):
-                whole.grad = torch.zeros_like(whole)
+                set_raw_gradient(whole, torch.zeros_like(whole))
 
     def reduce_rest(self) -> None:
         """Reduce what backward has made after it had passed the unit. **Collective**, if any."""
@@ -730,7 +746,8 @@ def _taken_gradient(member: Any) -> Tensor | None:
     if not hasattr(member, "_unsharded_param"):
         return None
     whole = member._unsharded_param
-    gradient, whole.grad = whole.grad, None
+    gradient = get_raw_gradient(whole)
+    set_raw_gradient(whole, None)
     return cast("Tensor | None", gradient)
 
 

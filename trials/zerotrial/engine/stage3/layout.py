@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from zerotrial.engine.memory.files import release
+from zerotrial.engine.module.gradient_access import get_raw_gradient, set_raw_gradient
 from zerotrial.engine.module.replicated import ReplicatedBucket, make_buckets
 from zerotrial.engine.stage3.internals import (
     ShardedParameter,
@@ -102,9 +103,9 @@ class FlatBucket:
         Returns:
             (S,), or None when backward reached none of them.
         """
-        found = [_local(parameter.grad) for parameter in self.parameters]
+        found = [_local(get_raw_gradient(parameter)) for parameter in self.parameters]
         for parameter in self.parameters:
-            parameter.grad = None
+            set_raw_gradient(parameter, None)
         first = found[0]
         if all(gradient is None for gradient in found):
             return None

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from zerolab.errors import ConfigError
 from zerotrial.engine.memory.files import FileMemory, read_ahead, release
+from zerotrial.engine.module.gradient_access import get_raw_gradient
 from zerotrial.engine.stage3.internals import UnitParameters, parameters_of
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ class PagedGradients:
         self._settle()
         for index in indices:
             bucket, home = self._buckets[index], self.homes[index]
-            self.reached |= {p for p in bucket.parameters if p.grad is not None}
+            self.reached |= {p for p in bucket.parameters if get_raw_gradient(p) is not None}
             fresh = bucket.take_gradient()
             if fresh is None:
                 continue

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from zerotrial.engine.comm.communicator import Buffer, Communicator, Work
 from zerotrial.engine.comm.observed import COMMUNICATION
 from zerotrial.engine.comm.ring import Ring
+from zerotrial.engine.module.gradient_access import get_raw_gradient
 from zerotrial.engine.stage3.internals import (
     ReduceScatter,
     ShardedParameter,
@@ -163,7 +164,7 @@ class SharedReduceScatter(ReduceScatter):
     def _is_read_at_once(self, total: Tensor) -> bool:
         """Whether anybody wants the sum before the end of backward: a cast, or an older sum."""
         return any(
-            parameter.own_dtype != total.dtype or parameter.sharded.grad is not None
+            parameter.own_dtype != total.dtype or get_raw_gradient(parameter.sharded) is not None
             for parameter in self._parameters
         )
 

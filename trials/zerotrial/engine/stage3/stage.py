@@ -30,7 +30,11 @@ from zerotrial.engine.comm.replicas import Replicas
 from zerotrial.engine.flat.gradients import Averaging, refuse_unused
 from zerotrial.engine.memory.files import is_in_file, release
 from zerotrial.engine.module.frozen import FrozenOriginals
-from zerotrial.engine.module.gradient_access import INSTEAD, serve_gradients
+from zerotrial.engine.module.gradient_access import (
+    INSTEAD,
+    get_raw_gradient,
+    set_raw_gradient,
+)
 from zerotrial.engine.module.gradient_hooks import GradientHooks
 from zerotrial.engine.module.outputs import comes_to
 from zerotrial.engine.module.replicated import ReplicatedParameters
@@ -129,8 +133,10 @@ class Stage3:
         self._held: frozenset[str] = frozenset()
         """Parameters that the last step has left alone."""
         self._torn = False  # inside a backward pass, or after one that raised
-        self._owned: frozenset[Tensor] | None = None
-        """Parameters whose gradients are kept here; looked up once after each backward pass."""
+        self._dropped: set[str] = set()
+        """Parameters whose gradient user code has removed since the last backward pass."""
+        self._owned: dict[Tensor, Shard] | None = None
+        """Sharded and gathered parameters; looked up at most once after each backward pass."""
         self._paged: PagedGradients | None = None
         if files is not None:
             page_units(units)
@@ -175,7 +181,7 @@ class Stage3:
         if self._plugged is not None:
             self._plugged.begin_backward()
         for shard in self._shards:
-            shard.parameter.grad = None
+            set_raw_gradient(shard.parameter, None)
         self._torn = True
         self._owned = None
         if self._paged is not None:
@@ -194,6 +200,9 @@ class Stage3:
             self._paged.listening = False
         frozen = frozenset(s.name for s in self._shards if not s.parameter.requires_grad)
         self._idle = frozen if self._idle is None else self._idle & frozen
+        if self._dropped:
+            own = (shard for shard in self._shards if shard.name in self._dropped)
+            self._dropped -= {shard.name for shard in own if self._has_gradient(shard)}
         if boundary and self._every_gradient:
             trained = (s for s in self._shards if s.name not in frozen)
             refuse_unused([s.name for s in trained if not self._has_gradient(s)])
@@ -212,7 +221,7 @@ class Stage3:
         return self._kept if self._paged is None else self._paged.kept
 
     def _forget(self) -> None:
-        self._idle = None
+        self._idle, self._dropped = None, set()
         self._kept = [None] * len(self._buckets)
         if self._paged is not None:
             self._paged.forget()
@@ -239,7 +248,7 @@ class Stage3:
         found = self._plugged is not None and self._plugged.has_reached(shard.parameter)
         if self._paged is not None:
             found = shard.parameter in self._paged.reached
-        return found or shard.parameter.grad is not None
+        return found or get_raw_gradient(shard.parameter) is not None
 
     def reduce_gradients(self, loss_scale: float = 1.0) -> float:
         """Return the norm; the shards were averaged in backward, replicas are. **Collective**."""
@@ -264,7 +273,7 @@ class Stage3:
 
     def apply(self, scale: float) -> None:
         """Update this rank's shards; the next gather publishes them. **Collective**."""
-        gradients, idle = self._gradients, self._idle or frozenset()
+        gradients, idle = self._gradients, (self._idle or frozenset()) | self._dropped
         self._forget()
         if idle != self._held:
             self._held = idle
@@ -294,7 +303,7 @@ class Stage3:
         if self._paged is not None:
             self._paged.listening = False
         for shard in self._shards:
-            shard.parameter.grad = None
+            set_raw_gradient(shard.parameter, None)
         self.drop_gradients()
 
     @property
@@ -308,21 +317,41 @@ class Stage3:
     gathers_gradients = False
     """See :class:`~zerotrial.engine.seams.Stage`."""
 
+    gradients_readable = False
+    """See :class:`~zerotrial.engine.seams.Stage`."""
+
     def owns_gradient(self, parameter: Tensor) -> bool:
         """See :class:`~zerotrial.engine.seams.Stage`."""
+        return parameter in self._places
+
+    @property
+    def _places(self) -> dict[Tensor, Shard]:
         if self._owned is None:
-            self._owned = frozenset([*(shard.parameter for shard in self._shards), *self.leaves()])
-        return parameter in self._owned
+            self._owned = {shard.parameter: shard for shard in self._shards}
+            members = [member for unit in self._reduced for member in unit.trained]
+            for member in members:
+                for whole in member.gathered_once():
+                    self._owned[whole] = self._owned[member.sharded]
+        return self._owned
 
     def read_gradient(self, parameter: Tensor) -> NoReturn:
         """Refuse; see :class:`~zerotrial.engine.seams.Stage`."""
         del parameter
-        raise EngineError(f"p.grad: at stage 3 each rank keeps a part of the gradient; {INSTEAD}")
+        raise EngineError(
+            f"p.grad: at stage 3 each rank keeps a part of the gradient; {INSTEAD}; discard "
+            "gradients with engine.zero_grad()"
+        )
 
     def write_gradient(self, parameter: Tensor, value: Tensor | None) -> None:
-        """Refuse; see :class:`~zerotrial.engine.seams.Stage`."""
-        del value
-        self.read_gradient(parameter)
+        """Remove a gradient, refuse another; see :class:`~zerotrial.engine.seams.Stage`."""
+        if value is not None:
+            self.read_gradient(parameter)
+        shard = self._places[parameter]
+        gradient = self._gradients[shard.bucket]
+        if gradient is not None:
+            gradient[shard.span].zero_()
+            release(gradient)
+        self._dropped.add(shard.name)
 
     def settle_gradients(self) -> None:
         """Average over replicas what each has gathered; that over shards outlasts no backward."""
@@ -498,7 +527,6 @@ def build_stage3(inputs: StageInputs) -> Stage3:
     Returns:
         The stage.
     """
-    serve_gradients(DTensor)
     comm = observed(connect(inputs.mesh.shard.group, inputs.device), inputs.observer)
     files = open_files(inputs)
     mesh, leave = open_mesh(inputs)

@@ -34,7 +34,7 @@ from zerotrial.engine.module.units import Unit, asked_units, plan_units
 from zerotrial.engine.stage3.absent import Absent, WeightFiles
 from zerotrial.engine.stage3.gather import set_gathering
 from zerotrial.engine.stage3.internals import (
-    keep_class_name,
+    dress_class,
     make_root,
     parameters_of,
     reduce_unused_parameters,
@@ -167,7 +167,7 @@ def _shard_unit(
             "stage 3", [f"{name} ({type(unit.module).__name__}): {error}; {_REMEDY}"]
         ) from error
     sharded = cast("FSDPModule", unit.module)
-    keep_class_name(unit.module)
+    dress_class(unit.module)
     # A parameter that only some ranks used must still take part on all, or the sums would mix.
     reduce_unused_parameters(
         sharded, enable=inputs.config.zero_optimization.ignore_unused_parameters
