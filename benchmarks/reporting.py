@@ -22,8 +22,8 @@ import numpy as np
 
 from zerolab.client import archive
 from zerolab.client.http import Client
+from zerolab.contract.messages import AgentRegistration, SlotInfo
 from zerolab.contract.spec import RunSpec
-from zerolab.contract.wire import AgentRegistration, SlotInfo
 from zerolab.paths import Home
 from zerolab.reports.reporter import Reporter
 

@@ -33,7 +33,7 @@ import psutil
 
 from zerolab.client.archive import pack
 from zerolab.client.http import Client
-from zerolab.contract.wire import (
+from zerolab.contract.messages import (
     MSGPACK,
     AgentRegistration,
     MetricsRecord,

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zerolab.agent.logs import LogShipper
+from zerolab.contract.messages import LogEntry
 from zerolab.contract.run_folder import RunFolder
-from zerolab.contract.wire import LogEntry
 from zerolab.errors import UnreachableError
 
 

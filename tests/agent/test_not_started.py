@@ -10,10 +10,10 @@ from tests.client.helpers import closed_port, make_spec
 from tests.waiting import DEADLINE_S
 from zerolab.agent.run import Run
 from zerolab.client.http import Client
+from zerolab.contract.messages import WorkItem
 from zerolab.contract.outcome import Outcome, read_outcome
 from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.spec import EXIT_INFRASTRUCTURE, EXIT_USER_ERROR, Nodes, RunSpec
-from zerolab.contract.wire import WorkItem
 from zerolab.launcher.local import LocalLauncher
 from zerolab.paths import Home
 

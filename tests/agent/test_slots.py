@@ -3,7 +3,7 @@
 import pytest
 
 from zerolab.agent.slots import find_slots, run_environment
-from zerolab.contract.wire import SlotInfo
+from zerolab.contract.messages import SlotInfo
 from zerolab.errors import ConfigError
 from zerolab.linux import usable_cores
 

@@ -25,8 +25,8 @@ from tests.end_to_end.installation import Installation
 from tests.waiting import DEADLINE_S, until
 from zerolab.cli.main import main
 from zerolab.cli.output import number
+from zerolab.contract.messages import MetricsRecord
 from zerolab.contract.spec import RunSpec
-from zerolab.contract.wire import MetricsRecord
 from zerolab.reports.metrics_file import MetricsFile
 
 pytestmark = pytest.mark.processes

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from zerolab.cli.following import exit_code
+from zerolab.cli.log_stream import exit_code
 from zerolab.cli.output import checkpoint_text, end_state, problem_lines
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from zerolab.cli.local.progress import Lines, TrialProgress, describe_line
 from zerolab.cli.output import age, number, print_fields, print_table
-from zerolab.sizes import duration_text
+from zerolab.formatting import duration_text
 
 
 def test_a_line_says_batch_loss_speed_and_what_is_left() -> None:

@@ -11,7 +11,7 @@ from tests.client.helpers import make_spec
 from tests.faults.helpers import KillableServer, make_runs, stored_points
 from tests.waiting import until
 from zerolab.client.http import Client
-from zerolab.contract.wire import MetricsRecord, RunExit
+from zerolab.contract.messages import MetricsRecord, RunExit
 from zerolab.errors import ConfigError, StaleRunError
 from zerolab.reports.reporter import METRICS_FILE, SPOOL_DIR, Reporter
 from zerolab.reports.spool import Spool

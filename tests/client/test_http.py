@@ -13,7 +13,7 @@ from tests.client.helpers import closed_port
 from tests.faults.helpers import KillableServer, make_runs
 from tests.waiting import until
 from zerolab.client import Client, archive
-from zerolab.contract.wire import LogEntry, RunExit
+from zerolab.contract.messages import LogEntry, RunExit
 from zerolab.errors import (
     ConfigError,
     ConflictError,

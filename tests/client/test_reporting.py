@@ -15,7 +15,7 @@ import pytest
 
 from tests.client.helpers import closed_port, make_spec
 from tests.waiting import until
-from zerolab.contract import wire
+from zerolab.contract import messages
 from zerolab.contract.spec import RunSpec
 from zerolab.core.preemption import DirectivePoller
 from zerolab.errors import ConfigError
@@ -28,9 +28,9 @@ def lines(spec: RunSpec) -> list[dict[str, Any]]:
     return [json.loads(line) for line in content.splitlines()]
 
 
-def spooled(spec: RunSpec) -> list[wire.Record]:
+def spooled(spec: RunSpec) -> list[messages.Record]:
     _, payloads = SpoolReader(Path(spec.run_dir) / SPOOL_DIR).read(1 << 24)
-    return [msgspec.msgpack.decode(payload, type=wire.Record) for payload in payloads]
+    return [msgspec.msgpack.decode(payload, type=messages.Record) for payload in payloads]
 
 
 def test_without_a_server_the_reports_are_lines_of_a_file(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_numbers_of_every_kind_are_taken_and_the_rest_is_left_out_with_one_warni
         )
     reporter.close(0)
     record = spooled(spec)[0]
-    assert isinstance(record, wire.MetricsRecord)
+    assert isinstance(record, messages.MetricsRecord)
     values = dict(record.values)
     assert math.isnan(float(values.pop("nan")))
     assert values == {
@@ -121,8 +121,8 @@ def test_bad_metric_name_discards_that_metric_alone(
     reporter.close(0)
     if served:
         records = spooled(spec)
-        assert all(isinstance(record, wire.MetricsRecord) for record in records)
-        values = [record.values for record in records if isinstance(record, wire.MetricsRecord)]
+        assert all(isinstance(record, messages.MetricsRecord) for record in records)
+        values = [record.values for record in records if isinstance(record, messages.MetricsRecord)]
     else:
         values = [line["values"] for line in lines(spec)[1:]]
     assert values == [{"v": 0.5, "n": 3}] * 2
@@ -213,7 +213,7 @@ def test_a_second_reporter_of_the_run_goes_on_with_its_spool(tmp_path: Path) -> 
         reporter = Reporter(spec)
         reporter.report_metrics("training", step, {})
         reporter.close(0)
-    assert [r.steps for r in spooled(spec) if isinstance(r, wire.MetricsRecord)] == [0, 1, 2]
+    assert [r.steps for r in spooled(spec) if isinstance(r, messages.MetricsRecord)] == [0, 1, 2]
 
 
 FULL_DISK = """

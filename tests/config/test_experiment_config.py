@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zerolab.config import grid_points, load_experiment, sample_hyperparameters
-from zerolab.config.experiment.refused import OTHER_SEARCHERS, REFUSED_FIELDS
 from zerolab.config.experiment.run_spec import sections_of
+from zerolab.config.experiment.unsupported_fields import OTHER_SEARCHERS, REFUSED_FIELDS
 from zerolab.errors import ConfigError
 from zerolab.schema.hyperparameters import extremes
 from zerolab.searcher.registry import SEARCHERS

@@ -9,7 +9,7 @@ from tests.client.helpers import closed_port, make_spec
 from tests.faults.helpers import KillableServer, make_runs
 from tests.waiting import DEADLINE_S, until
 from zerolab.client.http import Client
-from zerolab.contract.wire import RunExit
+from zerolab.contract.messages import RunExit
 from zerolab.core.preemption import DirectivePoller
 
 

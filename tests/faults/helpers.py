@@ -11,8 +11,8 @@ from tests.server.processes import UNHURRIED
 from tests.waiting import DEADLINE_S, free_port, until
 from zerolab.client import archive
 from zerolab.client.http import Client
+from zerolab.contract.messages import AgentRegistration, SlotInfo
 from zerolab.contract.spec import RunSpec
-from zerolab.contract.wire import AgentRegistration, SlotInfo
 from zerolab.paths import Home
 
 

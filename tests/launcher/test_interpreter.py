@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from tests.launcher.helpers import end_of, make_run
+from zerolab.contract.messages import SlotInfo
 from zerolab.contract.outcome import Outcome
 from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.spec import read_run_spec, write_run_spec
-from zerolab.contract.wire import SlotInfo
 from zerolab.launcher.interpreter import interpreter_problem
 from zerolab.launcher.local import LocalLauncher
 from zerolab.launcher.process import start_launcher

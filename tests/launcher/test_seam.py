@@ -12,14 +12,14 @@ from tests.end_to_end.installation import Installation
 from tests.launcher.toy_launcher import ToyLauncher
 from tests.waiting import until
 from zerolab.contract.spec import ENV_HOME, ENV_MASTER, ENV_TOKEN
-from zerolab.launcher import registered
+from zerolab.launcher import registry
 from zerolab.launcher.interface import MakeLauncher
-from zerolab.launcher.registered import LAUNCHERS
+from zerolab.launcher.registry import LAUNCHERS
 from zerolab.linux import kill_tree
 
 REGISTER_AND_START = """
 import sys
-from zerolab.launcher.registered import LAUNCHERS
+from zerolab.launcher.registry import LAUNCHERS
 from tests.launcher.toy_launcher import ToyLauncher
 LAUNCHERS["toy"] = ToyLauncher  # the one line
 from zerolab.cli.main import main
@@ -47,14 +47,14 @@ def test_every_launcher_is_one() -> None:
     homes = {name: str(maker.__module__) for name, maker in LAUNCHERS.items()}  # type: ignore[attr-defined]
     parts = {name: home.removesuffix(".launcher") for name, home in homes.items()}
     assert parts == {name: f"zerolab.launcher.{name}" for name in ("local", "slurm", "ssh")}
-    sources = Path(registered.__file__).parents[1].rglob("*.py")
+    sources = Path(registry.__file__).parents[1].rglob("*.py")
     for source in sources:
         text = source.read_text(encoding="utf-8")
-        inside = f".{source.relative_to(Path(registered.__file__).parents[1])}".replace("/", ".")
+        inside = f".{source.relative_to(Path(registry.__file__).parents[1])}".replace("/", ".")
         for part in parts.values():
             of_itself = f"zerolab{inside}".startswith(part)
             known = f"from {part}." in text or f"from {part} " in text
-            assert of_itself or source.samefile(registered.__file__) or not known, source
+            assert of_itself or source.samefile(registry.__file__) or not known, source
 
 
 @pytest.mark.processes

@@ -5,10 +5,10 @@ import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 
+from zerolab.contract.messages import SlotInfo
 from zerolab.contract.outcome import Outcome, write_outcome
 from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.spec import ENV_RUN_SPEC, Command, read_run_spec
-from zerolab.contract.wire import SlotInfo
 from zerolab.launcher.interface import LauncherProcess
 from zerolab.paths import Home
 

@@ -18,8 +18,7 @@ from sqlalchemy import text
 
 from tests.waiting import DEADLINE_S, until
 from zerolab.client.archive import pack
-from zerolab.contract.spec import RunSpec
-from zerolab.contract.wire import (
+from zerolab.contract.messages import (
     MSGPACK,
     AgentWork,
     CheckpointRecord,
@@ -32,6 +31,7 @@ from zerolab.contract.wire import (
     RunExit,
     WorkItem,
 )
+from zerolab.contract.spec import RunSpec
 from zeroserver.app import create_app
 from zeroserver.orchestrator.desk import World
 from zeroserver.orchestrator.scheduling import tick

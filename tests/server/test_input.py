@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from tests.server.helpers import Server, checkpoint, experiment_config, metrics, model_archive
-from zerolab.contract.wire import MSGPACK, LogBatch, LogEntry
+from zerolab.contract.messages import MSGPACK, LogBatch, LogEntry
 from zeroserver.store.points import store_points
 
 

@@ -23,7 +23,7 @@ from tests.server.helpers import checkpoint, experiment_config, model_archive, t
 from tests.server.processes import LiveServer
 from tests.waiting import DEADLINE_S, until
 from zerolab.client.http import Client
-from zerolab.contract.wire import AgentRegistration, LogEntry, ReportBatch, RunExit, SlotInfo
+from zerolab.contract.messages import AgentRegistration, LogEntry, ReportBatch, RunExit, SlotInfo
 from zerolab.errors import UnreachableError
 from zerolab.paths import Home
 

@@ -1,7 +1,7 @@
 import pytest
 
 from zerolab.contract.limits import ARCHIVE_BYTES
-from zerolab.sizes import size_text
+from zerolab.formatting import size_text
 from zeroserver.settings import Limits
 
 

@@ -25,7 +25,7 @@ from tests.trial.helpers import (
     records,
 )
 from tests.waiting import until
-from zerolab.contract.wire import Directive
+from zerolab.contract.messages import Directive
 from zerotrial import Batch, Epoch, Reducer
 from zerotrial.ranks import CollectiveError, Distributed
 

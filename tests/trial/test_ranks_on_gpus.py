@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from tests.engine.ranks import run_on_ranks
 from zerolab.agent.slots import find_slots, run_environment
 from zerolab.contract.spec import ProfilingSpec
-from zerolab.launcher.nodes import node
+from zerolab.launcher.nodes import worker
 from zerotrial.compat.deepspeed import on_cpu
 from zerotrial.compat.deepspeed.once_a_host import HostMemory
 from zerotrial.engine.building.ground import choose_device
@@ -98,7 +98,7 @@ def test_run_and_rank_see_only_their_gpus(tmp_path: Path) -> None:
     slot_ids = [slot.id for slot in slots]
     run_variables = run_environment(slots, slot_ids[:1])
     assert run_python(["-c", COUNT], **run_variables) == "1"
-    node_variables = node._environment(
+    node_variables = worker._environment(
         SimpleNamespace(archive=b"", slots=slot_ids[:1], environment={})  # type: ignore[arg-type]
     )
     assert run_python(["-c", COUNT], **node_variables) == "1"

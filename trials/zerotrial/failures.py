@@ -21,7 +21,7 @@ from zerolab.errors import (
     ZerolabError,
     is_storage_failure,
 )
-from zerolab.sizes import first_few
+from zerolab.formatting import first_few
 from zerotrial.ranks import is_peer_failure
 
 __all__ = ["exit_code_of", "reason_of", "with_causes"]

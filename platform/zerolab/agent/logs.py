@@ -12,8 +12,8 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from zerolab.contract.messages import LogEntry
 from zerolab.contract.run_folder import RunFolder
-from zerolab.contract.wire import LogEntry
 from zerolab.files import write_atomic
 
 __all__ = ["LogShipper", "LogTarget"]

@@ -13,10 +13,11 @@ from typing import Protocol
 import msgspec
 
 from zerolab.agent.logs import LogShipper
-from zerolab.agent.meeting import as_seen_from_here, offer_place
+from zerolab.agent.rendezvous import as_seen_from_here, offer_place
 from zerolab.client.archive import unpack
 from zerolab.client.backoff import Backoff
 from zerolab.client.http import Client
+from zerolab.contract.messages import RunExit, WorkItem
 from zerolab.contract.nodes import failed_by_itself
 from zerolab.contract.outcome import (
     DELIBERATE,
@@ -36,7 +37,6 @@ from zerolab.contract.spec import (
     write_run_spec,
 )
 from zerolab.contract.storage import StorageAddress
-from zerolab.contract.wire import RunExit, WorkItem
 from zerolab.errors import ConflictError, NotFoundError, UnreachableError, ZerolabError
 from zerolab.files import write_json
 from zerolab.launcher.interface import Launcher

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from zerolab.contract.wire import SlotInfo
+from zerolab.contract.messages import SlotInfo
 from zerolab.errors import ConfigError
 from zerolab.launcher.devices import find_gpus
 from zerolab.linux import usable_cores

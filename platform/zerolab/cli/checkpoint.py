@@ -16,7 +16,7 @@ from zerolab.cli.output import (
     result,
     say,
 )
-from zerolab.sizes import size_text
+from zerolab.formatting import size_text
 
 if TYPE_CHECKING:  # the client is loaded by the commands that need it
     from zerolab.client.http import Json

@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
-from zerolab.cli.changes import ChangesFile, Paused, Values, read_changes
+from zerolab.cli.config_overrides import ChangesFile, Paused, Values, read_changes
 from zerolab.cli.connection import ExperimentId
-from zerolab.cli.following import AsJsonLines, OfLevel, OfRank, Tail
+from zerolab.cli.log_stream import AsJsonLines, OfLevel, OfRank, Tail
 from zerolab.cli.output import (
     ArchivedToo,
     AsJson,
@@ -29,7 +29,7 @@ from zerolab.cli.output import (
     waiting_lines,
 )
 from zerolab.cli.preview import preview
-from zerolab.sizes import duration_text, size_text
+from zerolab.formatting import duration_text, size_text
 
 __all__ = ["group"]
 
@@ -161,7 +161,7 @@ def logs(
     Example: zerolab experiment logs 1 --follow
     """
     from zerolab.cli.connection import connect
-    from zerolab.cli.following import LogFilter, print_logs
+    from zerolab.cli.log_stream import LogFilter, print_logs
 
     with connect() as client:
         wanted = LogFilter(rank=rank, level=level, tail=tail)
@@ -206,7 +206,7 @@ def wait(
     Exit code 0 when it is COMPLETED, 3 when it is COMPLETED with failed trials, else 1.
     """
     from zerolab.cli.connection import connect
-    from zerolab.cli.following import ENDED, exit_code, wait_for_end
+    from zerolab.cli.log_stream import ENDED, exit_code, wait_for_end
 
     with connect() as client:
         found = wait_for_end(client, experiment_id, timeout)

@@ -13,8 +13,8 @@ from typer.core import TyperCommand
 from zerolab.cli.output import say
 
 if TYPE_CHECKING:
-    from zerolab.launcher.nodes.elastic import NodeBounds
-    from zerolab.launcher.nodes.head import Plan
+    from zerolab.launcher.nodes.coordinator import Plan
+    from zerolab.launcher.nodes.elastic_restart import NodeBounds
 
 __all__ = ["add_to"]
 
@@ -210,9 +210,9 @@ def launch(
     from zerolab.contract.nodes import shell_code
     from zerolab.errors import ConfigError
     from zerolab.launcher.deepspeed_options import DeepSpeedOptions
-    from zerolab.launcher.nodes.elastic import NodeBounds
+    from zerolab.launcher.nodes.elastic_restart import NodeBounds
     from zerolab.launcher.nodes.options import LaunchOptions, make_plan
-    from zerolab.launcher.nodes.places import Wanted
+    from zerolab.launcher.nodes.slot_selection import Wanted
 
     del no_ssh_check
     min_elastic_nodes, max_elastic_nodes = _count(min_elastic_nodes), _count(max_elastic_nodes)
@@ -295,8 +295,8 @@ def _run(plan: "Plan", bounds: "NodeBounds | None", log_dir: Path | None) -> int
     import time
 
     from zerolab.contract.outcome import LEAVING
-    from zerolab.launcher.nodes.elastic import Elastic
-    from zerolab.launcher.nodes.head import Head
+    from zerolab.launcher.nodes.coordinator import Head
+    from zerolab.launcher.nodes.elastic_restart import Elastic
     from zerolab.launcher.nodes.output import Output
     from zerolab.paths import Home
 

@@ -11,7 +11,7 @@ from zerolab.cli import checkpoint, config, experiment, launch, tools, trial
 from zerolab.cli.cluster import agent, job, pool, task
 from zerolab.cli.connection import shown_by
 from zerolab.cli.groups import Group, Root
-from zerolab.cli.local import database, deepspeed_command, doctor, installation, running
+from zerolab.cli.local import database, deepspeed_command, doctor, installation, submit
 from zerolab.contract.spec import ENV_MASTER, ENV_TOKEN
 from zerolab.errors import ZerolabError
 
@@ -57,7 +57,7 @@ def options(
         os.environ[ENV_MASTER] = master
 
 
-running.add_to(app)
+submit.add_to(app)
 launch.add_to(app)
 installation.add_to(app)
 doctor.add_to(app)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from zerolab.contract.leaves import leaves
+from zerolab.contract.flatten import leaves
 
 __all__ = [
     "ArchivedToo",

@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
-from zerolab.cli.changes import ChangesFile, Paused, Values, read_changes
+from zerolab.cli.config_overrides import ChangesFile, Paused, Values, read_changes
 from zerolab.cli.connection import ExperimentId, TrialId
-from zerolab.cli.following import AsJsonLines, OfLevel, OfRank, Tail
+from zerolab.cli.log_stream import AsJsonLines, OfLevel, OfRank, Tail
 from zerolab.cli.output import (
     ArchivedToo,
     AsJson,
@@ -25,7 +25,7 @@ from zerolab.cli.output import (
     say_warnings,
     waiting_lines,
 )
-from zerolab.sizes import duration_text
+from zerolab.formatting import duration_text
 
 __all__ = ["group"]
 
@@ -123,7 +123,7 @@ def logs(
     Example: zerolab trial logs 3 --rank 0 --follow
     """
     from zerolab.cli.connection import connect
-    from zerolab.cli.following import LogFilter, print_logs
+    from zerolab.cli.log_stream import LogFilter, print_logs
 
     with connect() as client:
         wanted = LogFilter(rank=rank, level=level, tail=tail)

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from zerolab.cli.output import end_state, number, print_table, say
-from zerolab.contract.leaves import leaves, short_names
+from zerolab.contract.flatten import leaves, short_names
 from zerolab.contract.spreadsheet import safe_cell
-from zerolab.sizes import duration_text
+from zerolab.formatting import duration_text
 
 __all__ = ["column_of", "csv_lines", "print_trials"]
 

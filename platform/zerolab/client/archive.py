@@ -21,8 +21,8 @@ import pathspec
 from zerolab.contract.limits import ARCHIVE_BYTES
 from zerolab.contract.names import file_name_problem
 from zerolab.errors import ConfigError
+from zerolab.formatting import size_text
 from zerolab.schema.json_values import is_text
-from zerolab.sizes import size_text
 
 __all__ = ["member_sizes", "pack", "read_member", "unpack"]
 

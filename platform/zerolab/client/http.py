@@ -12,9 +12,9 @@ from urllib.parse import quote
 
 import msgspec
 
-from zerolab.client.answers import Event, Json, parse_events, resource
+from zerolab.client.responses import Event, Json, parse_events, resource
 from zerolab.client.transport import PREFIX, Transport
-from zerolab.contract.wire import (
+from zerolab.contract.messages import (
     MSGPACK,
     AgentLeave,
     AgentRegistration,
@@ -449,7 +449,7 @@ class Client(Transport):
     # -- runs --------------------------------------------------------------------------------
 
     def report(self, run_id: int, body: bytes) -> int:
-        """Send a :class:`zerolab.contract.wire.ReportBatch`, encoded as MessagePack.
+        """Send a :class:`zerolab.contract.messages.ReportBatch`, encoded as MessagePack.
 
         Returns:
             Number of the last record of this run that the server has stored.

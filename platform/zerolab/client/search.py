@@ -19,8 +19,8 @@ from typing import Any, ParamSpec, TypeVar
 
 from zerolab.client.backoff import Backoff
 from zerolab.client.http import Client
+from zerolab.contract.messages import plain_number
 from zerolab.contract.spec import ENV_MASTER, ENV_TOKEN, EXIT_USER_ERROR
-from zerolab.contract.wire import plain_number
 from zerolab.errors import ConfigError, ConflictError, UnreachableError
 from zerolab.files import read_json
 from zerolab.linux import die_with_parent

@@ -9,9 +9,9 @@ from typing import Any, Self
 import httpx
 import msgspec
 
-from zerolab.client.answers import Json, error_of
 from zerolab.client.loopback import is_loopback
-from zerolab.contract.wire import JSON
+from zerolab.client.responses import Json, error_of
+from zerolab.contract.messages import JSON
 from zerolab.errors import ConfigError, UnreachableError
 
 __all__ = ["PREFIX", "Transport", "present"]

@@ -18,12 +18,12 @@ from typing import Any
 
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.engine.optimizers import OPTIMIZERS, TORCH_OPTIMIZERS
-from zerolab.config.engine.refused import ALIASES, REFUSED
 from zerolab.config.engine.schedules import SCHEDULES, TORCH_SCHEDULES
+from zerolab.config.engine.unsupported_keys import ALIASES, REFUSED
 from zerolab.config.experiment.experiment_config import ExperimentConfig
-from zerolab.config.experiment.refused import OTHER_SEARCHERS, REFUSED_FIELDS
 from zerolab.config.experiment.sections import StageConfig
-from zerolab.config.refusing import Refused
+from zerolab.config.experiment.unsupported_fields import OTHER_SEARCHERS, REFUSED_FIELDS
+from zerolab.config.unsupported import Refused
 from zerolab.determined import replacements
 from zerolab.schema.hints import HINT
 from zerolab.schema.lengths import Length

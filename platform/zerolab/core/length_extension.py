@@ -3,8 +3,8 @@
 import logging
 
 from zerolab.client.http import Client
+from zerolab.contract.messages import Extension
 from zerolab.contract.spec import RunSpec
-from zerolab.contract.wire import Extension
 from zerolab.errors import ZerolabError
 from zerolab.reports.reporter import Reporter
 

@@ -11,9 +11,9 @@ from types import FrameType
 
 from zerolab.client.backoff import Backoff
 from zerolab.client.http import Client
+from zerolab.contract.messages import Directive
 from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.spec import ENV_RUN_SPEC, RunSpec
-from zerolab.contract.wire import Directive
 from zerolab.errors import NotFoundError, StaleRunError, UnreachableError
 
 __all__ = ["DirectivePoller", "SigtermFlag"]

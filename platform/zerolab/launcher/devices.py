@@ -2,7 +2,7 @@
 
 import os
 
-from zerolab.contract.wire import SlotInfo
+from zerolab.contract.messages import SlotInfo
 
 __all__ = ["find_gpus"]
 

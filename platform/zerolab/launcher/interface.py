@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from zerolab.contract.messages import SlotInfo
 from zerolab.contract.run_folder import RunFolder
-from zerolab.contract.wire import SlotInfo
 from zerolab.paths import Home
 
 __all__ = ["Launcher", "LauncherProcess", "MakeLauncher"]

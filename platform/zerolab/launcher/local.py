@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
+from zerolab.contract.messages import SlotInfo
 from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.spec import read_run_spec
-from zerolab.contract.wire import SlotInfo
 from zerolab.launcher.fork_client import ForkServer
 from zerolab.launcher.interface import LauncherProcess
 from zerolab.launcher.process import (

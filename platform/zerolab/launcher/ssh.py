@@ -5,8 +5,8 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
+from zerolab.contract.messages import SlotInfo
 from zerolab.contract.run_folder import RunFolder
-from zerolab.contract.wire import SlotInfo
 from zerolab.files import append_private
 from zerolab.launcher.interface import LauncherProcess
 from zerolab.launcher.process import kill_leftovers, note_launcher, stop_launcher

@@ -2,9 +2,9 @@
 
 The first line is a header: ``kind`` (``header``), ``format`` (1), the experiment's ``config``, this
 trial's ``hparams`` and ``trial_seed``, ``time``. Every other line is one record of
-:mod:`zerolab.contract.wire`. Numbers that are not finite are the strings ``NaN``, ``Infinity`` and
-``-Infinity``. A run that continues in the same directory appends to the same file. If it reports a
-step again, the later line counts.
+:mod:`zerolab.contract.messages`. Numbers that are not finite are the strings ``NaN``, ``Infinity``
+and ``-Infinity``. A run that continues in the same directory appends to the same file. If it
+reports a step again, the later line counts.
 """
 
 import math
@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
+from zerolab.contract.messages import MetricsRecord, Record, wire_number
 from zerolab.contract.secrets import mask_secrets
 from zerolab.contract.spec import RunSpec
-from zerolab.contract.wire import MetricsRecord, Record, wire_number
 from zerolab.reports.spool import AppendFile
 
 __all__ = ["FORMAT", "MetricsFile", "MetricsHeader"]

@@ -18,9 +18,7 @@ from typing import Any, Protocol
 import msgspec
 
 from zerolab.client.http import Client
-from zerolab.contract.names import metric_name_problem
-from zerolab.contract.spec import RunSpec
-from zerolab.contract.wire import (
+from zerolab.contract.messages import (
     CheckpointRecord,
     MetricsRecord,
     ProgressRecord,
@@ -28,6 +26,8 @@ from zerolab.contract.wire import (
     StateRecord,
     wire_number,
 )
+from zerolab.contract.names import metric_name_problem
+from zerolab.contract.spec import RunSpec
 from zerolab.errors import ConfigError, one_line
 from zerolab.reports.metrics_file import MetricsFile
 from zerolab.reports.sender import Sender, SpoolUploader

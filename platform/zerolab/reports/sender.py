@@ -8,7 +8,7 @@ import msgspec
 
 from zerolab.client.backoff import Backoff
 from zerolab.client.http import Client
-from zerolab.contract.wire import MetricsRecord
+from zerolab.contract.messages import MetricsRecord
 from zerolab.errors import (
     ConfigError,
     ForbiddenError,
@@ -30,7 +30,7 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 
 class _EncodedBatch(msgspec.Struct, frozen=True):
-    """A :class:`zerolab.contract.wire.ReportBatch` with the encoded records of the spool."""
+    """A :class:`zerolab.contract.messages.ReportBatch` with the encoded records of the spool."""
 
     first: int
     records: list[msgspec.Raw]

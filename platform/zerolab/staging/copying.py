@@ -29,8 +29,8 @@ import msgspec
 from zerolab.contract.names import file_name_problem
 from zerolab.errors import StorageError, is_storage_failure
 from zerolab.files import write_json
+from zerolab.formatting import size_text
 from zerolab.linux import sync_file_system
-from zerolab.sizes import size_text
 from zerolab.staging.source import DataRefusedError, Source, SourceFile
 from zerolab.storage.progress import TransferProgress
 

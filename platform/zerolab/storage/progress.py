@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from zerolab.sizes import size_text
+from zerolab.formatting import size_text
 
 __all__ = ["TransferProgress"]
 

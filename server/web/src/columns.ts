@@ -85,7 +85,7 @@ export function varying(rows: Seen[]): string[] {
 /** Characters that a name may have and stay whole. */
 const SHORT = 20;
 
-/** What hyperparameters are called where there is little room: `short_names` of zerolab.contract.leaves. */
+/** What hyperparameters are called where there is little room: `short_names` of zerolab.contract.flatten. */
 export function shortNames(names: string[], room = SHORT): Map<string, string> {
   const known = new Set(names);
   const count = new Map<string, number>();

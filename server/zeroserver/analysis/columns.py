@@ -15,9 +15,9 @@ from typing import NamedTuple
 import msgspec
 from sqlalchemy import Connection
 
-from zerolab.contract.leaves import Leaf
-from zerolab.contract.leaves import leaves as take_apart
-from zerolab.contract.wire import wire_number
+from zerolab.contract.flatten import Leaf
+from zerolab.contract.flatten import leaves as take_apart
+from zerolab.contract.messages import wire_number
 from zerolab.errors import ConfigError
 from zeroserver.analysis.cost import slot_seconds_in
 from zeroserver.analysis.results import has_result

@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import ColumnElement, Connection, RowMapping, Table, func, select
 from starlette.concurrency import run_in_threadpool
 
+from zerolab.contract.messages import wire_number
 from zerolab.contract.names import file_name_problem
-from zerolab.contract.wire import wire_number
 from zerolab.errors import ConfigError, ConflictError, NotFoundError, StorageError
 from zeroserver.analysis.results import missing_checkpoint
 from zeroserver.api import queries

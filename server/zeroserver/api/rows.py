@@ -17,7 +17,7 @@ from fastapi import Response
 from msgspec import Meta
 from sqlalchemy import RowMapping
 
-from zerolab.contract.wire import wire_number
+from zerolab.contract.messages import wire_number
 
 __all__ = ["Name", "Num", "Resource", "Share", "Time", "iso", "respond"]
 

@@ -17,9 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from zerolab.contract.names import text_problem
-from zerolab.contract.spec import Nodes, RunSpec
-from zerolab.contract.wire import (
+from zerolab.contract.messages import (
     KILL_GRACE_S,
     LEAVE_GRACE_S,
     MSGPACK,
@@ -37,6 +35,8 @@ from zerolab.contract.wire import (
     Stored,
     WorkItem,
 )
+from zerolab.contract.names import text_problem
+from zerolab.contract.spec import Nodes, RunSpec
 from zerolab.errors import ConfigError, NotFoundError, StaleRunError
 from zeroserver.access.principal import principal_of
 from zeroserver.api.common import MAX_ID, id_of

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import msgspec
 from sqlalchemy import delete
 
+from zerolab.contract.messages import MetricsRecord, Record
 from zerolab.contract.names import printable
 from zerolab.contract.secrets import mask_secrets
-from zerolab.contract.wire import MetricsRecord, Record
 from zerolab.errors import ConfigError
 from zerolab.reports.metrics_file import FORMAT, MetricsHeader
 from zeroserver.errors import StoreError

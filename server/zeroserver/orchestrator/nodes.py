@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from sqlalchemy import Connection, RowMapping, Select, func, select, update
 
+from zerolab.contract.messages import RunExit
 from zerolab.contract.nodes import failed_by_another, merge_outcomes
 from zerolab.contract.outcome import LEAVING, Outcome
 from zerolab.contract.spec import Nodes
-from zerolab.contract.wire import RunExit
 from zerolab.errors import NotFoundError
 from zeroserver.orchestrator.desk import World, find, save
 from zeroserver.orchestrator.log_policies import Match, apply_matches

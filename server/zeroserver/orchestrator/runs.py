@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import RowMapping, func, select
 
+from zerolab.contract.messages import RunExit
 from zerolab.contract.names import printable
 from zerolab.contract.outcome import BEYOND_BOUND, is_failure
 from zerolab.contract.secret_text import mask_values
@@ -20,7 +21,6 @@ from zerolab.contract.spec import (
     FitSpec,
     RunSpec,
 )
-from zerolab.contract.wire import RunExit
 from zerolab.errors import StaleRunError
 from zeroserver.orchestrator.desk import (
     World,

@@ -4,8 +4,8 @@ import msgspec
 from sqlalchemy import RowMapping, func, select, update
 
 from zerolab import scheduler
+from zerolab.contract.messages import Extension
 from zerolab.contract.spec import EXIT_INFRASTRUCTURE
-from zerolab.contract.wire import Extension
 from zerolab.scheduler import Decision, Request, Start
 from zeroserver.orchestrator import searching
 from zeroserver.orchestrator.cluster.agents import lose_silent

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 from sqlalchemy import RowMapping, select, text, update
 
+from zerolab.contract.messages import LEAVE_GRACE_S
 from zerolab.contract.outcome import is_failure
 from zerolab.contract.spec import Command, RunSpec
-from zerolab.contract.wire import LEAVE_GRACE_S
 from zerolab.searcher import Continue, Create, Operation, Reopen, Shutdown, Stop
 from zeroserver.orchestrator import searching
 from zeroserver.orchestrator.checkpoints.retention import (

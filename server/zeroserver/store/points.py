@@ -15,8 +15,8 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from zerolab.contract.messages import wire_number
 from zerolab.contract.names import metric_name_problem
-from zerolab.contract.wire import wire_number
 from zerolab.errors import ConfigError
 from zeroserver.store.database import Transaction, raw_rows
 

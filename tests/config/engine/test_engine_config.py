@@ -19,7 +19,7 @@ from zerolab.config import (
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.engine.optimizers import AdamParams
 from zerolab.config.engine.reader import parse_engine_config
-from zerolab.config.engine.refused import REFUSED
+from zerolab.config.engine.unsupported_keys import REFUSED
 from zerolab.config.key_tables import rows
 from zerolab.errors import ConfigError
 from zerolab.schema.hints import hints_of

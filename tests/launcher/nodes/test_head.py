@@ -10,9 +10,9 @@ import pytest
 
 from tests.launcher.nodes.test_options import plan
 from zerolab.contract.outcome import Outcome
-from zerolab.launcher.nodes import head as module
+from zerolab.launcher.nodes import coordinator as module
 from zerolab.launcher.nodes.channel import News
-from zerolab.launcher.nodes.head import Head
+from zerolab.launcher.nodes.coordinator import Head
 from zerolab.launcher.nodes.messages import Said
 
 pytestmark = pytest.mark.processes

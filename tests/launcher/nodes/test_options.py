@@ -22,11 +22,11 @@ from zerolab.contract.spec import (
 )
 from zerolab.errors import ConfigError, PeerFailedError
 from zerolab.launcher.nodes.channel import ssh_words
-from zerolab.launcher.nodes.elastic import NodeBounds, RankCounts
+from zerolab.launcher.nodes.coordinator import Place, Plan
+from zerolab.launcher.nodes.elastic_restart import NodeBounds, RankCounts
 from zerolab.launcher.nodes.environment import exported, parse_environment, sent_variables
-from zerolab.launcher.nodes.head import Place, Plan
 from zerolab.launcher.nodes.options import LaunchOptions, make_command, make_plan
-from zerolab.launcher.nodes.places import Wanted, choose_places
+from zerolab.launcher.nodes.slot_selection import Wanted, choose_places
 from zerolab.launcher.nodes.tunnel import tunnel_to
 from zerotrial.process.rendezvous import choose_network_interface, create_rendezvous
 
@@ -392,7 +392,7 @@ def test_ssh_asks_nothing_and_refuses_hosts_whose_key_it_does_not_know() -> None
     assert {"BatchMode=yes", "StrictHostKeyChecking=yes"} <= set(words)
     assert words[words.index("-F") + 1] == "c"
     assert words[words.index("-p") + 1] == "2222"
-    assert words[-2:] == ["me@host", "exec /opt/python -P -m zerolab.launcher.nodes.node"]
+    assert words[-2:] == ["me@host", "exec /opt/python -P -m zerolab.launcher.nodes.worker"]
 
 
 def test_ranks_speak_over_the_interface_that_leads_to_the_first_machine(

@@ -14,19 +14,19 @@ from tests.launcher.helpers import end_of, make_run
 from tests.launcher.slurm.cluster import Cluster
 from tests.waiting import DEADLINE_S, until
 from zerolab.agent.slots import find_slots
+from zerolab.contract.messages import SlotInfo
 from zerolab.contract.nodes import unfit_for_nodes
 from zerolab.contract.outcome import Outcome
 from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.spec import ENV_HOME, EXIT_INFRASTRUCTURE, EXIT_PREEMPTED
-from zerolab.contract.wire import SlotInfo
 from zerolab.errors import ConfigError
+from zerolab.launcher.slurm.allocations import job_of
 from zerolab.launcher.slurm.follow import follow, outcome_of
-from zerolab.launcher.slurm.held import job_of
 from zerolab.launcher.slurm.job import job_state, job_words, write_job_script
 from zerolab.launcher.slurm.launcher import SlurmLauncher
-from zerolab.launcher.slurm.node import node_folder, sizes_of
 from zerolab.launcher.slurm.partition import await_partition, count_ready, partition_problems
 from zerolab.launcher.slurm.settings import SlurmSettings, read_settings
+from zerolab.launcher.slurm.worker import node_folder, sizes_of
 from zerolab.paths import Home
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "slurm"
@@ -106,7 +106,7 @@ def test_job_script_quotes_paths(
     subprocess.run(["/bin/sh", script], check=True)
     log = RunFolder(run_dir).launcher_log
     assert log.read_text().split("\0")[:-1] == [
-        "--kill-on-bad-exit=0", f"/opt/{name}/python", "-P", "-m", "zerolab.launcher.slurm.node",
+        "--kill-on-bad-exit=0", f"/opt/{name}/python", "-P", "-m", "zerolab.launcher.slurm.worker",
         str(run_dir),
     ]  # fmt: skip
     assert not list(tmp_path.rglob("hacked"))

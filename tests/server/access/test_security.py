@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 from starlette.routing import Match, Mount, Route
 
 from tests.server.helpers import Server, serve, training
-from zerolab.contract.wire import MSGPACK, LogBatch, LogEntry, ReportBatch
+from zerolab.contract.messages import MSGPACK, LogBatch, LogEntry, ReportBatch
 from zeroserver.access.guard import OPEN_PATHS
 from zeroserver.access.principal import OWNER, Principal, PrincipalDep
 from zeroserver.access.routes import ACCESS, RUN

@@ -9,8 +9,8 @@ import pytest
 
 from tests.server.cluster.test_queue import join, refused, running
 from tests.server.helpers import GONE_S, PREFIX, SILENT_S, Server, checkpoint, serve, training
+from zerolab.contract.messages import RunExit
 from zerolab.contract.spec import EXIT_INFRASTRUCTURE
-from zerolab.contract.wire import RunExit
 
 
 def agent(server: Server, agent_id: int = 1) -> dict[str, Any]:

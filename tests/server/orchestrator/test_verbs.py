@@ -9,8 +9,8 @@ import pytest
 
 from tests.server.helpers import PREFIX, Server, checkpoint, serve, validation
 from tests.waiting import until
+from zerolab.contract.messages import RunExit
 from zerolab.contract.spec import EXIT_PREEMPTED
-from zerolab.contract.wire import RunExit
 
 SPACE = {
     "deepspeed_config": "ds_config.json",

@@ -20,7 +20,7 @@ from tests.server.helpers import (
     validation,
 )
 from tests.waiting import DEADLINE_S
-from zerolab.contract.leaves import leaves
+from zerolab.contract.flatten import leaves
 from zeroserver.analysis.columns import Row, read_rows
 from zeroserver.analysis.importance import LEAST_TRIALS, Found, Importances, importance
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.server.helpers import PREFIX, Clock, Server, checkpoint, serve, validation
+from zerolab.contract.messages import Record
 from zerolab.contract.spec import EXIT_REACHED, RunSpec
-from zerolab.contract.wire import Record
 from zerolab.searcher import Operation
 from zeroserver.orchestrator import searching
 

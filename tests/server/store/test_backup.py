@@ -20,7 +20,7 @@ from tests.server.conftest import new_database
 from tests.server.processes import LiveServer
 from tests.server.test_process import add_agent, submit
 from tests.waiting import DEADLINE_S
-from zerolab.contract.wire import MetricsRecord, ReportBatch
+from zerolab.contract.messages import MetricsRecord, ReportBatch
 from zeroserver.store import migrations
 from zeroserver.store.database import Database
 from zeroserver.store.engines import sqlite_url

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from tests.server.helpers import Server, metrics, serve, training, validation
-from zerolab.contract.wire import MSGPACK, LogBatch, LogEntry
+from zerolab.contract.messages import MSGPACK, LogBatch, LogEntry
 from zeroserver.orchestrator.ingest.expiry import expire_logs
 from zeroserver.settings import Limits
 

@@ -35,7 +35,7 @@ from tests.server.helpers import (
 )
 from tests.server.processes import LiveServer
 from tests.waiting import DEADLINE_S, until
-from zerolab.contract.wire import AgentRegistration, ReportBatch, SlotInfo
+from zerolab.contract.messages import AgentRegistration, ReportBatch, SlotInfo
 from zerolab.errors import ConfigError, ConflictError, UnreachableError
 from zeroserver.store import migrations
 from zeroserver.store.database import Database, Transaction

@@ -25,7 +25,7 @@ from tests.trial.helpers import (
     metrics,
     records,
 )
-from zerolab.contract.wire import Directive
+from zerolab.contract.messages import Directive
 from zerolab.errors import StaleRunError, TrialError
 from zerotrial import Batch, StopReason
 from zerotrial.data.devices import to_device

@@ -23,7 +23,7 @@ from tests.trial.helpers import (
     make_spec,
     metrics,
 )
-from zerolab.contract.wire import Directive
+from zerolab.contract.messages import Directive
 from zerotrial.loop import validation
 from zerotrial.loop.console import PROGRESS
 from zerotrial.loop.stop_reason import StopReason

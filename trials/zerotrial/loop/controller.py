@@ -15,7 +15,7 @@ from typing import Any
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from zerolab.contract.wire import Extension
+from zerolab.contract.messages import Extension
 from zerolab.core.length_extension import request_extension
 from zerolab.core.machine_metrics import MachineMetrics
 from zerolab.core.preemption import DirectivePoller, SigtermFlag

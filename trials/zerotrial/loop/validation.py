@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from zerolab.errors import TrialError
-from zerolab.sizes import duration_text
+from zerolab.formatting import duration_text
 from zerotrial.callbacks import CallbackList
 from zerotrial.context import ZeroTrialContext
 from zerotrial.data.batch_iterators import check_loader, keeps_position, loader_length

@@ -33,7 +33,7 @@ from zerolab.config.files import read_yaml
 from zerolab.config.validation import check_experiment
 from zerolab.contract.spec import RunSpec
 from zerolab.errors import TrialError, ZerolabError
-from zerolab.sizes import size_text
+from zerolab.formatting import size_text
 from zerotrial.context import ZeroTrialContext
 from zerotrial.engine.flat.bucket_size import choose_bucket_numel, largest_bucket
 from zerotrial.engine.memory import WHOLE, Device, MemoryEstimate, Place, every_choice

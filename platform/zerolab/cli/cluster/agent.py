@@ -79,7 +79,7 @@ def start(
     from zerolab.client.http import Client
     from zerolab.contract.spec import ENV_MASTER
     from zerolab.errors import ForbiddenError
-    from zerolab.launcher.registered import LAUNCHERS, launcher_of_file
+    from zerolab.launcher.registry import LAUNCHERS, launcher_of_file
     from zerolab.parent import forbid_inspection
     from zerolab.paths import Home
 
@@ -136,7 +136,7 @@ def _check(pool: str, name: str | None, launcher: str, problems: list[str]) -> N
     """
     from zerolab.contract.names import check_pool
     from zerolab.errors import ConfigError
-    from zerolab.launcher.registered import LAUNCHERS
+    from zerolab.launcher.registry import LAUNCHERS
 
     for option, word in (("pool", pool), ("name", name)):
         try:
@@ -151,7 +151,7 @@ def _check(pool: str, name: str | None, launcher: str, problems: list[str]) -> N
 
 def _said_twice(slots: int | None, launcher: str, *, cpu: bool) -> list[str]:
     """Refuse the options that say what the file of ``--resource-manager`` says."""
-    from zerolab.launcher.registered import MANAGED
+    from zerolab.launcher.registry import MANAGED
 
     asked = {
         "slots": slots is not None,

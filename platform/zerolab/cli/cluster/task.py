@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zerolab.cli.following import AsJsonLines, OfLevel, OfRank, Tail
+from zerolab.cli.log_stream import AsJsonLines, OfLevel, OfRank, Tail
 from zerolab.cli.output import (
     AsJson,
     end_state,
@@ -20,7 +20,7 @@ from zerolab.cli.output import (
     say_warnings,
 )
 from zerolab.contract.names import TASK_LABEL
-from zerolab.sizes import duration_text
+from zerolab.formatting import duration_text
 
 if TYPE_CHECKING:
     from zerolab.client.http import Client
@@ -108,7 +108,7 @@ def run(
     Example: zerolab task run --name train --slots 2 -- python train.py
     """
     from zerolab.cli.connection import connect
-    from zerolab.cli.following import LogFilter, print_logs
+    from zerolab.cli.log_stream import LogFilter, print_logs
     from zerolab.client.archive import pack
 
     archive = pack(context or Path.cwd())
@@ -328,7 +328,7 @@ def logs(
 ) -> None:
     """Print what a task's ranks wrote."""
     from zerolab.cli.connection import connect
-    from zerolab.cli.following import LogFilter, print_logs
+    from zerolab.cli.log_stream import LogFilter, print_logs
 
     with connect() as client:
         task = _find(client, name)
@@ -348,7 +348,7 @@ def stop(
 ) -> None:
     """Stop a task: its ranks may save what they have, then it ends."""
     from zerolab.cli.connection import connect
-    from zerolab.cli.following import ENDED
+    from zerolab.cli.log_stream import ENDED
 
     with connect() as client:
         task = _find(client, name, to_stop=True)
@@ -376,7 +376,7 @@ def _find(client: "Client", name: str, *, to_stop: bool = False) -> dict[str, An
         ConfigError: If several tasks may be stopped.
         NotFoundError: If there is none.
     """
-    from zerolab.cli.following import ENDED
+    from zerolab.cli.log_stream import ENDED
     from zerolab.errors import ConfigError, NotFoundError
 
     found = _tasks(client)

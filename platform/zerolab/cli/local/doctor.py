@@ -147,7 +147,7 @@ def _data_directory(home: Home) -> Iterator[Check]:
     import tempfile
 
     from zerolab.contract.spec import ENV_HOME
-    from zerolab.sizes import size_text
+    from zerolab.formatting import size_text
 
     place = next(path for path in (home.path, *home.path.parents) if path.is_dir())
     if not os.access(place, os.W_OK):
@@ -170,7 +170,7 @@ def _memory(_home: Home) -> Iterator[Check]:
 
     import psutil
 
-    from zerolab.sizes import size_text
+    from zerolab.formatting import size_text
 
     memory = psutil.virtual_memory()
     text = f"{size_text(memory.available)} available of {size_text(memory.total)}"

@@ -6,10 +6,10 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from zerolab.cli.following import ENDED
+from zerolab.cli.log_stream import ENDED
 from zerolab.cli.output import number
 from zerolab.errors import UnreachableError
-from zerolab.sizes import duration_text
+from zerolab.formatting import duration_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

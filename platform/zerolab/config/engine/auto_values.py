@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from zerolab.config.engine.refused import REFUSED
+from zerolab.config.engine.unsupported_keys import REFUSED
 from zerolab.contract.hparam_reads import note_read
 
 __all__ = ["AUTO_SOURCES", "Filled", "determined_by", "fill_auto"]

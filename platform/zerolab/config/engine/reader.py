@@ -16,8 +16,8 @@ from zerolab.config.engine.normalization import (
     tolerate,
 )
 from zerolab.config.engine.pipelines import pipeline_checks
-from zerolab.config.engine.refused import REFUSED, without_aliases
-from zerolab.config.refusing import take_refused
+from zerolab.config.engine.unsupported_keys import REFUSED, without_aliases
+from zerolab.config.unsupported import take_refused
 from zerolab.errors import ConfigError
 from zerolab.schema.hints import hints_of
 from zerolab.schema.json_values import json_value_problems, to_json_values

@@ -8,11 +8,6 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from zerolab.config.experiment.entrypoint import parse_entrypoint
-from zerolab.config.experiment.refused import (
-    OTHER_SEARCHER_KEYS,
-    OTHER_SEARCHERS,
-    REFUSED_FIELDS,
-)
 from zerolab.config.experiment.resources import ResourcesConfig, resource_problems
 from zerolab.config.experiment.sections import (
     EnvironmentConfig,
@@ -23,8 +18,13 @@ from zerolab.config.experiment.sections import (
     stage_problems,
 )
 from zerolab.config.experiment.storage import CheckpointStorageConfig, storage_problems
+from zerolab.config.experiment.unsupported_fields import (
+    OTHER_SEARCHER_KEYS,
+    OTHER_SEARCHERS,
+    REFUSED_FIELDS,
+)
 from zerolab.config.files import read_yaml
-from zerolab.config.refusing import take_refused
+from zerolab.config.unsupported import take_refused
 from zerolab.contract.limits import LABEL_CHARACTERS, LABELS, LOG_POLICIES, NAME_CHARACTERS
 from zerolab.contract.names import check_name, check_text
 from zerolab.contract.secrets import masked_places

@@ -26,7 +26,7 @@ from zerolab.launcher.nodes.tunnel import Tunnel
 
 __all__ = ["Channel", "Gone", "News", "Opened", "local_words", "ssh_words"]
 
-NODE = "zerolab.launcher.nodes.node"
+NODE = "zerolab.launcher.nodes.worker"
 _ALLOCATED = re.compile(r"Allocated port (\d+) for remote forward")
 """What ssh says when the other end of its tunnel is open."""
 _LAST_WORDS = 5

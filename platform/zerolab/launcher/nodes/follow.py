@@ -17,12 +17,12 @@ from zerolab.contract.spec import EXIT_USER_ERROR, RunSpec, read_run_spec
 from zerolab.errors import ConfigError
 from zerolab.files import append_private
 from zerolab.launcher.interpreter import find_interpreter
-from zerolab.launcher.nodes.elastic import Elastic, RankCounts
+from zerolab.launcher.nodes.coordinator import Head, Place, Plan
+from zerolab.launcher.nodes.elastic_restart import Elastic, RankCounts
 from zerolab.launcher.nodes.environment import exported, sent_variables
-from zerolab.launcher.nodes.head import Head, Place, Plan
 from zerolab.launcher.nodes.messages import Left, Said
 from zerolab.launcher.nodes.output import Output
-from zerolab.launcher.nodes.places import is_here
+from zerolab.launcher.nodes.slot_selection import is_here
 from zerolab.launcher.nodes.tunnel import tunnel_to
 from zerolab.linux import die_with_parent
 

@@ -10,9 +10,9 @@ from zerolab.contract.spec import ENV_AS_DEEPSPEED, Command, Nodes, RunSpec
 from zerolab.errors import ConfigError
 from zerolab.launcher.deepspeed_options import DeepSpeedOptions, parse_cores
 from zerolab.launcher.nodes.accelerate import Accelerate, read_accelerate
+from zerolab.launcher.nodes.coordinator import DEFAULT_PORT, Place, Plan
 from zerolab.launcher.nodes.environment import exported, sent_variables
-from zerolab.launcher.nodes.head import DEFAULT_PORT, Place, Plan
-from zerolab.launcher.nodes.places import Wanted, choose_places
+from zerolab.launcher.nodes.slot_selection import Wanted, choose_places
 from zerolab.schema.json_values import json_value_problems
 
 __all__ = ["FindSlots", "LaunchOptions", "make_command", "make_plan"]

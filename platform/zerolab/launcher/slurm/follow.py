@@ -25,7 +25,7 @@ from zerolab.contract.spec import (
     write_run_spec,
 )
 from zerolab.errors import ConfigError
-from zerolab.launcher.slurm.held import job_of, note_job, running_jobs
+from zerolab.launcher.slurm.allocations import job_of, note_job, running_jobs
 from zerolab.launcher.slurm.job import (
     ENDED,
     cancel,
@@ -35,9 +35,9 @@ from zerolab.launcher.slurm.job import (
     submit,
     write_job_script,
 )
-from zerolab.launcher.slurm.node import node_folder, sizes_of
 from zerolab.launcher.slurm.partition import nodes_ready
 from zerolab.launcher.slurm.settings import SlurmSettings, settings_of_environment
+from zerolab.launcher.slurm.worker import node_folder, sizes_of
 from zerolab.linux import die_with_parent
 
 __all__ = ["cancel_job_of", "follow", "main", "outcome_of"]

@@ -58,7 +58,7 @@ def write_job_script(run_dir: Path, interpreter: str = sys.executable) -> Path:
         interpreter: Python of the nodes.
     """
     words = ["srun", "--kill-on-bad-exit=0", interpreter, "-P", "-m"]
-    words += ["zerolab.launcher.slurm.node", str(run_dir)]
+    words += ["zerolab.launcher.slurm.worker", str(run_dir)]
     log = shlex.quote(str(RunFolder(run_dir).launcher_log))
     script = run_dir / "job.sh"
     text = f"#!/bin/sh\nexec {shlex.join(words)} >>{log} 2>&1\n"

@@ -9,8 +9,8 @@ from typing import Self
 
 import msgspec
 
+from zerolab.contract.messages import SlotInfo
 from zerolab.contract.run_folder import RunFolder
-from zerolab.contract.wire import SlotInfo
 from zerolab.files import append_private
 from zerolab.launcher.interface import LauncherProcess
 from zerolab.launcher.process import note_launcher, stop_launcher

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from zerolab.contract.run_folder import RunFolder
 from zerolab.errors import ConfigError
-from zerolab.launcher.slurm.held import filled_nodes, running_jobs
+from zerolab.launcher.slurm.allocations import filled_nodes, running_jobs
 from zerolab.launcher.slurm.settings import SlurmSettings
 
 __all__ = ["await_partition", "count_ready", "nodes_ready", "partition_problems"]

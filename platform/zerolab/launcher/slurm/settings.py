@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from zerolab.config.files import read_yaml
-from zerolab.contract.wire import SlotInfo
+from zerolab.contract.messages import SlotInfo
 from zerolab.errors import ConfigError
 
 __all__ = ["ENV_SLURM", "SlurmSettings", "read_settings", "settings_of_environment"]

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Response
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, select
 
-from zerolab.contract.wire import wire_number
+from zerolab.contract.messages import wire_number
 from zerolab.searcher import Continue, Create, Operation, Shutdown, Stop
 from zeroserver.api import queries
 from zeroserver.api.common import MAX_ID, IdPath, answer

@@ -3,7 +3,7 @@
 from fastapi import APIRouter, Response
 from sqlalchemy import Connection, RowMapping, select
 
-from zerolab.contract.wire import wire_number
+from zerolab.contract.messages import wire_number
 from zerolab.searcher.view import BracketView, RungView
 from zeroserver.api import queries
 from zeroserver.api.common import IdPath, answer

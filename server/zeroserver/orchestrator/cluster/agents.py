@@ -7,9 +7,9 @@ import msgspec
 from sqlalchemy import RowMapping, delete, select, update
 
 from zerolab.contract.limits import SLOTS
+from zerolab.contract.messages import AgentRegistration, RunExit
 from zerolab.contract.names import check_pool, text_problem
 from zerolab.contract.spec import EXIT_INFRASTRUCTURE, EXIT_PREEMPTED
-from zerolab.contract.wire import AgentRegistration, RunExit
 from zerolab.errors import ConfigError, ConflictError
 from zeroserver.orchestrator.cluster.reading import OPEN_RUNS
 from zeroserver.orchestrator.desk import World, agents_changed, find, save

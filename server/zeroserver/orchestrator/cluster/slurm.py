@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import msgspec
 from sqlalchemy import Connection, select
 
+from zerolab.contract.messages import SlotInfo
 from zerolab.contract.nodes import unfit_for_nodes
-from zerolab.contract.wire import SlotInfo
 from zerolab.errors import ConfigError
 from zeroserver.store.schema import agents
 

@@ -5,8 +5,8 @@ import uuid
 import msgspec
 from sqlalchemy import RowMapping, select
 
+from zerolab.contract.messages import CheckpointRecord
 from zerolab.contract.names import resources_problem
-from zerolab.contract.wire import CheckpointRecord
 from zerolab.errors import ConfigError
 from zeroserver.orchestrator.checkpoints.best import best_checkpoints
 from zeroserver.orchestrator.cluster.growing import grow

@@ -9,8 +9,8 @@ from typing import Any
 
 from sqlalchemy import RowMapping, select
 
+from zerolab.contract.messages import LogBatch, LogEntry
 from zerolab.contract.secret_text import mask_values
-from zerolab.contract.wire import LogBatch, LogEntry
 from zerolab.errors import StaleRunError
 from zeroserver.orchestrator.desk import World, find, save, touch
 from zeroserver.orchestrator.ingest.values import check_times

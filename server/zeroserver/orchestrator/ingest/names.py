@@ -12,8 +12,8 @@ from itertools import islice
 
 from sqlalchemy import Connection
 
+from zerolab.contract.messages import MetricsRecord
 from zerolab.contract.names import metric_name_problem
-from zerolab.contract.wire import MetricsRecord
 from zerolab.errors import ConfigError
 from zeroserver.orchestrator.desk import World, experiment_of, find, log_line
 from zeroserver.store.database import Transaction, raw_rows

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import update
 
-from zerolab.contract.wire import (
+from zerolab.contract.messages import (
     CheckpointRecord,
     MetricsRecord,
     ProgressRecord,

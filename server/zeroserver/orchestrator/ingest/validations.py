@@ -4,7 +4,7 @@ from typing import Any
 
 from sqlalchemy import RowMapping
 
-from zerolab.contract.wire import MetricsRecord
+from zerolab.contract.messages import MetricsRecord
 from zeroserver.orchestrator.desk import (
     Fields,
     World,

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable
 
-from zerolab.contract.wire import MetricsRecord, plain_number
+from zerolab.contract.messages import MetricsRecord, plain_number
 from zerolab.errors import ConfigError
 from zeroserver.orchestrator.desk import World
 from zeroserver.orchestrator.ingest.names import (

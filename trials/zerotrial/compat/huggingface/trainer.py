@@ -17,7 +17,7 @@ from transformers.trainer_utils import TrainOutput
 
 from zerolab.core.context import Context
 from zerolab.errors import ConfigError, NotFoundError, ZerolabError
-from zerolab.sizes import first_few
+from zerolab.formatting import first_few
 from zerotrial.compat.huggingface import run
 from zerotrial.compat.huggingface.mistakes import note
 from zerotrial.compat.huggingface.plan import Due, due_at

@@ -10,7 +10,7 @@ from torch import nn
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.engine.reader import load_engine_config
 from zerolab.errors import ConfigError
-from zerolab.sizes import first_few
+from zerolab.formatting import first_few
 from zerotrial.engine.checkpoint.state import unsavable
 from zerotrial.engine.lr_schedules import SCHEDULES
 from zerotrial.engine.seams import NamedParameter, ParamGroup

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zerolab.sizes import first_few
+from zerolab.formatting import first_few
 from zerotrial.engine.checkpoint.files import CheckpointError
 from zerotrial.engine.checkpoint.ranks import CheckpointRanks
 from zerotrial.engine.update.states import (

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zerolab.sizes import first_few
+from zerolab.formatting import first_few
 from zerotrial.engine.checkpoint.beside import set_saved_common_states
 from zerotrial.engine.checkpoint.files import (
     LATEST,

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from zerolab.errors import ConfigError
-from zerolab.sizes import first_few
+from zerolab.formatting import first_few
 from zerotrial.engine.memory.lent import is_lent
 from zerotrial.engine.module.frozen import some_of
 from zerotrial.engine.module.swapped import become

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from zerolab.config.engine.resolved_config import format_entries, resolve, without_effect
-from zerolab.sizes import size_text
+from zerolab.formatting import size_text
 from zerotrial.engine.seams import NullObserver, Observer
 from zerotrial.engine.watch.breakdown import Breakdown
 from zerotrial.engine.watch.census import census

@@ -7,7 +7,7 @@ said for each key: ``{}`` turns ZenFlow on and asks for no quantized weights.
 from collections.abc import Mapping
 from typing import Any
 
-from zerolab.config.refusing import BLOCK, EMPTY, NOTHING, SWITCH, Off, Refused, values
+from zerolab.config.unsupported import BLOCK, EMPTY, NOTHING, SWITCH, Off, Refused, values
 
 __all__ = ["ALIASES", "REFUSED", "without_aliases"]
 

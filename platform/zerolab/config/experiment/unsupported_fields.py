@@ -1,6 +1,6 @@
 """Experiment keys and searchers that are not supported, with their replacement."""
 
-from zerolab.config.refusing import EMPTY, Off, Refused
+from zerolab.config.unsupported import EMPTY, Off, Refused
 from zerolab.determined import replacements
 from zerolab.searcher.registry import SEARCHERS
 

@@ -6,8 +6,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from zerolab.client.loopback import is_loopback
+from zerolab.contract.messages import Meeting
 from zerolab.contract.spec import Nodes
-from zerolab.contract.wire import Meeting
 from zerolab.linux import free_port
 
 __all__ = ["as_seen_from_here", "offer_place"]

@@ -70,9 +70,9 @@ def run(
     Example: zerolab run examples/digits/experiment.yaml
     """
     from zerolab.cli.connection import connect, named_master
-    from zerolab.cli.following import exit_code
     from zerolab.cli.local.background import bring_up
     from zerolab.cli.local.progress import watch
+    from zerolab.cli.log_stream import exit_code
     from zerolab.paths import Home
 
     content, archive = _read(config, model_dir)

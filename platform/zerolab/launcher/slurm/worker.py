@@ -1,4 +1,4 @@
-"""One node of a job: ``srun python -m zerolab.launcher.slurm.node RUN_DIR``, once a node.
+"""One node of a job: ``srun python -m zerolab.launcher.slurm.worker RUN_DIR``, once a node.
 
 The nodes share the run's directory. The first one writes down where the ranks meet; each has a
 folder of its own, ``nodes/N``, whose logs and spool are those of the run.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from zerolab.errors import ConfigError
 from zerolab.launcher.hostfile import combination_problems, filter_slots, parse_hostfile
-from zerolab.launcher.nodes.head import Place
+from zerolab.launcher.nodes.coordinator import Place
 
 __all__ = ["DEFAULT_HOSTFILE", "Wanted", "choose_places", "is_here", "parse_slots"]
 

@@ -1,4 +1,4 @@
-"""The launcher of one machine: ``python -m zerolab.launcher.nodes.node``, started by a head.
+"""The launcher of one machine: ``python -m zerolab.launcher.nodes.worker``, started by a head.
 
 It speaks with the head over standard input and output (:mod:`zerolab.launcher.nodes.messages`).
 When the head is gone, or silent for too long, it kills what it has started, and ends.

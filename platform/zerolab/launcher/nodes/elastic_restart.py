@@ -12,7 +12,7 @@ from typing import Protocol
 from zerolab.contract.outcome import Outcome
 from zerolab.contract.spec import EXIT_INFRASTRUCTURE
 from zerolab.errors import ConfigError
-from zerolab.launcher.nodes.head import Head, Place, Plan
+from zerolab.launcher.nodes.coordinator import Head, Place, Plan
 from zerolab.launcher.nodes.messages import Left, Said
 
 __all__ = ["Choice", "Elastic", "NodeBounds", "RankCounts"]
