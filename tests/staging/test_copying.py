@@ -1,4 +1,4 @@
-"""A copy is whole or not there, made once, checked, and every failure is one sentence."""
+"""Staged copies: atomic, copied once, verified, with one-sentence errors."""
 
 import os
 import threading
@@ -12,17 +12,17 @@ from tests.disks import mounted
 from tests.storage.buckets import S3
 from zerolab.config import load_experiment
 from zerolab.errors import ConfigError, StorageError
-from zerolab.staging.copying import Copy, StoppedError, Watch
+from zerolab.staging.copying import StagedCopy, StoppedError, Watch
 from zerolab.staging.source import DataRefusedError, Source, SourceFile, open_source
 
 
-def stage(place: str | Path, to: Path, source: Source | None = None, stop: bool = False) -> str:
+def stage(address: str | Path, to: Path, source: Source | None = None, stop: bool = False) -> str:
     """Stage as a run does that ends at once; return what its log says."""
     lines: list[str] = []
     watch = Watch(lines.append, lambda _: None, lambda: stop, every_s=0.0)
-    copy = Copy(to)
+    copy = StagedCopy(to)
     with copy.open_use() as use:
-        copy.bring(str(place), source or open_source(str(place)), use.fileno(), watch)
+        copy.bring(str(address), source or open_source(str(address)), use.fileno(), watch)
     return "\n".join(lines)
 
 
@@ -45,32 +45,30 @@ def source(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_folder_is_copied_once_with_progress_and_only_what_changed_is_copied_again(
-    source: Path, tmp_path: Path
-) -> None:
+def test_only_changed_files_are_copied_again(source: Path, tmp_path: Path) -> None:
     to = tmp_path / "node" / "data"
-    said = stage(source, to)
+    log = stage(source, to)
     assert tree(to) == tree(source)
-    assert "200.0 kB (100 %)" in said, said
+    assert "200.0 kB (100 %)" in log, log
     inode = (to / "train.bin").stat().st_ino
 
     assert "holds a copy" in stage(source, to)
     (source / "deep" / "x.half").write_text("another half")
     (source / "deep" / "er" / "empty").unlink()
-    said = stage(source, to)
-    assert "is copied" in said, said
-    assert "12 B of 12 B" in said, said
+    log = stage(source, to)
+    assert "is copied" in log, log
+    assert "12 B of 12 B" in log, log
     assert tree(to) == tree(source)
     assert (to / "train.bin").stat().st_ino == inode
 
     (to / "train.bin").write_bytes(b"damaged")  # and a copy that is no longer one is mended
     stage(source, to)
     assert tree(to) == tree(source)
-    Copy(to).remove()
+    StagedCopy(to).remove()
     assert not to.exists()
 
 
-def test_a_file_lies_in_the_directory_under_its_own_name(source: Path, tmp_path: Path) -> None:
+def test_single_file_keeps_its_name(source: Path, tmp_path: Path) -> None:
     stage(f"file://{source}/train.bin", tmp_path / "copy")
     assert list(tree(tmp_path / "copy")) == ["train.bin"]
 
@@ -93,9 +91,7 @@ class Broken:
 
 
 @pytest.mark.parametrize("error", [StorageError("nothing answers"), StoppedError()])
-def test_what_was_cut_off_is_not_there_and_goes_on_from_the_files_that_had_arrived(
-    source: Path, tmp_path: Path, error: Exception
-) -> None:
+def test_interrupted_copy_resumes(source: Path, tmp_path: Path, error: Exception) -> None:
     to = tmp_path / "copy"
     with pytest.raises(type(error)):
         stage(source, to, Broken(source, error))
@@ -104,9 +100,7 @@ def test_what_was_cut_off_is_not_there_and_goes_on_from_the_files_that_had_arriv
     assert tree(to) == tree(source)
 
 
-def test_a_source_that_changes_while_it_is_copied_is_not_counted_as_whole(
-    source: Path, tmp_path: Path
-) -> None:
+def test_source_changed_during_copy_is_error(source: Path, tmp_path: Path) -> None:
     class Changing(Broken):
         def pieces(self, name: str, size: int) -> Iterator[bytes]:
             yield from self.whole.pieces(name, size)
@@ -117,34 +111,34 @@ def test_a_source_that_changes_while_it_is_copied_is_not_counted_as_whole(
     assert not (tmp_path / "copy").exists()
 
 
-def test_two_of_one_node_copy_once(source: Path, tmp_path: Path) -> None:
-    to, asked, go = tmp_path / "copy", threading.Event(), threading.Event()
+def test_concurrent_copies_run_once(source: Path, tmp_path: Path) -> None:
+    to, requested, go = tmp_path / "copy", threading.Event(), threading.Event()
 
     class Slow(Broken):
         def pieces(self, name: str, size: int) -> Iterator[bytes]:
-            asked.set()
+            requested.set()
             go.wait()
             return self.whole.pieces(name, size)
 
-    told: list[str] = []
+    messages: list[str] = []
     first = threading.Thread(
-        target=lambda: told.append(stage(source, to, Slow(source, StoppedError())))
+        target=lambda: messages.append(stage(source, to, Slow(source, StoppedError())))
     )
     first.start()
-    asked.wait()
+    requested.wait()
     waiting = Watch(lambda _: go.set(), lambda _: None, lambda: False)
-    copy, second = Copy(to), Broken(source, AssertionError("copied twice"))
+    copy, second = StagedCopy(to), Broken(source, AssertionError("copied twice"))
     with copy.open_use() as use:
         copy.bring(str(source), second, use.fileno(), waiting)
     first.join()
-    assert "is copied" in told[0]
+    assert "is copied" in messages[0]
     assert tree(to) == tree(source)
 
 
-def test_a_copy_that_a_run_reads_is_shared_and_not_replaced(source: Path, tmp_path: Path) -> None:
+def test_copy_in_use_is_shared_and_not_replaced(source: Path, tmp_path: Path) -> None:
     to = tmp_path / "copy"
     stage(source, to)
-    copy = Copy(to)
+    copy = StagedCopy(to)
     quiet = Watch(lambda _: None, lambda _: None, lambda: False)
     with copy.open_use() as use:
         copy.bring(str(source), open_source(str(source)), use.fileno(), quiet)
@@ -152,19 +146,17 @@ def test_a_copy_that_a_run_reads_is_shared_and_not_replaced(source: Path, tmp_pa
         (source / "more").touch()
         with pytest.raises(DataRefusedError, match="another trial reads it"):
             stage(source, to)
-        Copy(to).remove()
+        StagedCopy(to).remove()
         assert "more" not in tree(to)
         assert "train.bin" in tree(to)
     stage(source, to)
     assert "more" in tree(to)
 
 
-def test_every_failure_is_one_sentence_that_names_the_key_and_the_place(
-    source: Path, tmp_path: Path
-) -> None:
-    def refused(place: str, to: Path = tmp_path / "copy") -> str:
+def test_errors_name_key_and_path(source: Path, tmp_path: Path) -> None:
+    def refused(address: str, to: Path = tmp_path / "copy") -> str:
         with pytest.raises((DataRefusedError, StorageError)) as error:
-            stage(place, to)
+            stage(address, to)
         assert not (tmp_path / "copy").exists()
         return str(error.value)
 
@@ -190,7 +182,7 @@ def test_every_failure_is_one_sentence_that_names_the_key_and_the_place(
     assert "cannot be opened" in refused("strange://place")
 
 
-def test_a_source_that_was_emptied_leaves_the_copy_as_it_is(source: Path, tmp_path: Path) -> None:
+def test_emptied_source_keeps_the_copy(source: Path, tmp_path: Path) -> None:
     """As the folder on which a share was mounted, and is no more."""
     copy = tmp_path / "copy"
     stage(source, copy)
@@ -203,7 +195,7 @@ def test_a_source_that_was_emptied_leaves_the_copy_as_it_is(source: Path, tmp_pa
 
 
 def as_nobody(source: Path, tmp_path: Path) -> str:
-    """What a user is told who may not read a file."""
+    """Return the error for a user without read permission."""
     (source / "train.bin").chmod(0)
     user = os.geteuid()
     if user == 0:
@@ -218,12 +210,10 @@ def as_nobody(source: Path, tmp_path: Path) -> str:
     return str(error.value)
 
 
-def test_a_disk_that_is_full_is_told_before_and_while_it_fills(
-    source: Path, tmp_path: Path
-) -> None:
+def test_full_disk_before_and_during_copy(source: Path, tmp_path: Path) -> None:
     with mounted(tmp_path / "disk", "400k") as disk:
         (disk / "filler").write_bytes(bytes(250_000))
-        with pytest.raises(StorageError, match=r"is full: .* are free, and 200\.0 kB"):
+        with pytest.raises(StorageError, match=r"is full: .* are free, but 200\.0 kB"):
             stage(source, disk / "copy")
         (source / "large").write_bytes(bytes(500_000))
         with pytest.raises(DataRefusedError, match="do not fit on the disk"):
@@ -259,7 +249,7 @@ class Store:
         yield self.content
 
 
-def test_what_changes_twice_in_a_second_is_told_by_its_hash(tmp_path: Path) -> None:
+def test_two_changes_in_one_second_are_noticed(tmp_path: Path) -> None:
     to = tmp_path / "copy"
     for content in (b"1", b"2"):
         stage("s3://bucket/set", to, Store(content))
@@ -267,7 +257,7 @@ def test_what_changes_twice_in_a_second_is_told_by_its_hash(tmp_path: Path) -> N
     assert "already" in stage("s3://bucket/set", to, Store(b"2"))
 
 
-def test_objects_of_a_bucket_are_copied_and_known_again_by_their_hashes(
+def test_bucket_objects_are_identified_by_hash(
     s3_server: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket, client = s3_server.bucket(), s3_server.client()
@@ -287,7 +277,7 @@ def test_objects_of_a_bucket_are_copied_and_known_again_by_their_hashes(
     assert tree(tmp_path / "single") == {"two": b"3"}
     with pytest.raises(DataRefusedError, match="nothing at"):
         stage(f"s3://{bucket}/none", tmp_path / "none")
-    with pytest.raises(DataRefusedError, match=r"there is no bucket 'none'.*mend data.stage.from"):
+    with pytest.raises(DataRefusedError, match=r"there is no bucket 'none'.*fix data.stage.from"):
         stage("s3://none/set", tmp_path / "none")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     with pytest.raises(DataRefusedError, match="access is refused"):
@@ -295,7 +285,7 @@ def test_objects_of_a_bucket_are_copied_and_known_again_by_their_hashes(
     client.close()
 
 
-def test_mistakes_in_the_block_are_told_all_at_once() -> None:
+def test_all_problems_of_the_block_are_reported() -> None:
     def problems(block: object) -> list[str]:
         searcher = {"name": "single", "metric": "loss"}
         with pytest.raises(ConfigError) as error:

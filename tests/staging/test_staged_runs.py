@@ -1,4 +1,4 @@
-"""Runs whose data is staged first: the ranks find it, users see it, and leaving is heeded."""
+"""Runs with staged data: access by ranks, visible progress, preemption."""
 
 import fcntl
 import os
@@ -15,8 +15,8 @@ from tests.waiting import until
 from zerolab.contract.outcome import Outcome
 from zerolab.contract.spec import ENV_STAGED, EXIT_PREEMPTED, EXIT_USER_ERROR, read_run_spec
 from zerolab.launcher.process import start_launcher
-from zerolab.staging.copying import Copy
-from zerolab.staging.start import staged
+from zerolab.staging.copying import StagedCopy
+from zerolab.staging.launcher_hooks import staged
 
 pytestmark = pytest.mark.processes
 
@@ -32,8 +32,8 @@ with zerolab.core.init() as context:
 
 @contextmanager
 def copying(to: Path) -> Iterator[None]:
-    """Be the one that copies to a place, and is slow."""
-    Copy(to).open_use().close()
+    """Hold the copy lock of a target, like a slow copy."""
+    StagedCopy(to).open_use().close()
     with (to.parent / ".zerolab-stage" / f"{to.name}.copying").open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -47,7 +47,7 @@ def source(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_trial_has_a_copy_of_its_own_which_goes_with_its_run(
+def test_per_trial_copy_is_removed_after_the_run(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(ENV_STAGED, "")
@@ -62,9 +62,7 @@ def test_a_trial_has_a_copy_of_its_own_which_goes_with_its_run(
     assert "is copied to" in folder.agent_log.read_text()
 
 
-def test_a_run_that_is_told_to_leave_while_its_data_is_staged_leaves_as_preempted(
-    source: Path, tmp_path: Path
-) -> None:
+def test_run_preempted_during_staging(source: Path, tmp_path: Path) -> None:
     to = tmp_path / "scratch" / "data"
     stage = {"from": str(source), "to": str(to)}
     folder = make_run(tmp_path / "run", READ, data={"stage": stage})
@@ -74,11 +72,11 @@ def test_a_run_that_is_told_to_leave_while_its_data_is_staged_leaves_as_preempte
         os.kill(process.pid, signal.SIGTERM)
         end = end_of(process, folder)
     assert end.exit_code == EXIT_PREEMPTED, end
-    assert "told to leave" in str(end.reason)
+    assert "preempted" in str(end.reason)
     assert not folder.rank_pids()
 
 
-def test_a_place_that_cannot_be_written_and_a_source_that_is_not_there_are_told(
+def test_unwritable_target_and_missing_source_fail(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(ENV_STAGED, "")
@@ -90,17 +88,15 @@ def test_a_place_that_cannot_be_written_and_a_source_that_is_not_there_are_told(
             assert refused is not None
             return refused
 
-    told = end("one", {"from": str(source), "to": str(tmp_path / "file" / "data")})
-    assert told.exit_code == EXIT_USER_ERROR
-    assert f"data.stage.to: {tmp_path}/file cannot be written" in str(told.reason)
-    told = end("other", {"from": str(tmp_path / "none"), "to": str(tmp_path / "data")})
-    assert told.exit_code == EXIT_USER_ERROR
-    assert f"data.stage.from: there is no {tmp_path}/none on this machine" in str(told.reason)
+    outcome = end("one", {"from": str(source), "to": str(tmp_path / "file" / "data")})
+    assert outcome.exit_code == EXIT_USER_ERROR
+    assert f"data.stage.to: {tmp_path}/file cannot be written" in str(outcome.reason)
+    outcome = end("other", {"from": str(tmp_path / "none"), "to": str(tmp_path / "data")})
+    assert outcome.exit_code == EXIT_USER_ERROR
+    assert f"data.stage.from: there is no {tmp_path}/none on this machine" in str(outcome.reason)
 
 
-def test_trials_of_a_server_show_that_they_wait_pause_meanwhile_and_copy_once(
-    source: Path, tmp_path: Path
-) -> None:
+def test_waiting_trials_can_pause_and_copy_once(source: Path, tmp_path: Path) -> None:
     to = tmp_path / "scratch" / "data"
     (tmp_path / "farm").mkdir()
     farm = Farm(tmp_path / "farm", 300.0)
@@ -108,36 +104,36 @@ def test_trials_of_a_server_show_that_they_wait_pause_meanwhile_and_copy_once(
     try:
         farm.join("one", "--slots", "2")
         with copying(to):
-            one = farm.submit(
+            experiment_id = farm.submit(
                 searcher={**CONFIG["searcher"], "name": "random", "max_trials": 2},
                 data={"stage": {"from": str(source), "to": str(to)}},
             )
             waits = "waits for data that another trial stages"
 
             def activities() -> list[str]:
-                return [str(trial["activity"]) for trial in farm.client.trials(one)]
+                return [str(trial["activity"]) for trial in farm.client.trials(experiment_id)]
 
-            until("both trials wait", activities, lambda found: found == [waits, waits])
-            farm.client.post(f"/experiments/{one}/pause")
+            until("both trials wait", activities, lambda shown: shown == [waits, waits])
+            farm.client.post(f"/experiments/{experiment_id}/pause")
             until(
-                "they leave", activities, lambda found: found == ["None", "None"],
+                "they leave", activities, lambda shown: shown == ["None", "None"],
                 details=lambda: farm.log("one").read_text(),
             )  # fmt: skip
-            assert all(trial["state"] == "PAUSED" for trial in farm.client.trials(one))
-            farm.client.post(f"/experiments/{one}/activate")
-            until("both trials wait", activities, lambda found: found == [waits, waits])
+            assert all(trial["state"] == "PAUSED" for trial in farm.client.trials(experiment_id))
+            farm.client.post(f"/experiments/{experiment_id}/activate")
+            until("both trials wait", activities, lambda shown: shown == [waits, waits])
         until(
             "the experiment has ended",
-            lambda: farm.client.experiment(one)["state"],
+            lambda: farm.client.experiment(experiment_id)["state"],
             lambda state: state == "COMPLETED",
             details=lambda: farm.log("one").read_text(),
         )
-        page = farm.client.experiment_logs(one, limit=1000)
+        page = farm.client.experiment_logs(experiment_id, limit=1000)
         texts = [line["text"] for line in page["logs"]]
         assert sum(f"is copied to {to}" in text for text in texts) == 1, texts
         assert sum("holds a copy of" in text for text in texts) == 1, texts
-        values = [trial["best_validation"] for trial in farm.client.trials(one)]
+        values = [trial["best_validation"] for trial in farm.client.trials(experiment_id)]
         assert values == [0.25, 0.25]
-        assert [trial["restarts"] for trial in farm.client.trials(one)] == [0, 0]
+        assert [trial["restarts"] for trial in farm.client.trials(experiment_id)] == [0, 0]
     finally:
         farm.close()

@@ -1,4 +1,4 @@
-"""A real S3 (moto's server, a process of its own) whose credentials are checked."""
+"""Local S3 server (moto, in a process) that checks credentials."""
 
 import itertools
 import os
@@ -36,12 +36,12 @@ class S3:
 
     def start(self) -> None:
         """Start it with nothing in it; its user is another one than before."""
-        # Nobody may do anything without a key, after the four requests that make the first one.
+        # All requests need a key, except the first four, which create the first user.
         variables = os.environ | {"INITIAL_NO_AUTH_ACTION_COUNT": "3"}
-        words = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
+        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                words, env=variables, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+                command, env=variables, stdout=log, stderr=log, stdin=subprocess.DEVNULL
             )
 
         def answers() -> bool:
@@ -63,8 +63,8 @@ class S3:
             '[{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}]}'
         )
         iam.put_user_policy(UserName="trainer", PolicyName="all", PolicyDocument=policy)
-        made = iam.create_access_key(UserName="trainer")["AccessKey"]
-        self.key, self.secret = made["AccessKeyId"], made["SecretAccessKey"]
+        access_key = iam.create_access_key(UserName="trainer")["AccessKey"]
+        self.key, self.secret = access_key["AccessKeyId"], access_key["SecretAccessKey"]
         iam.close()
 
     def stop(self) -> None:
@@ -81,7 +81,7 @@ class S3:
         )  # fmt: skip
 
     def bucket(self) -> str:
-        """Make a bucket that nobody else has; return its name."""
+        """Create a bucket with a unique name; return its name."""
         name = f"bucket-{os.getpid()}-{next(_NAMES)}"
         client = self.client()
         client.create_bucket(Bucket=name)
@@ -111,9 +111,9 @@ class S3:
     def keys(self, bucket: str) -> list[str]:
         """The names of all objects of a bucket."""
         client = self.client()
-        found = client.list_objects_v2(Bucket=bucket).get("Contents", [])
+        objects = client.list_objects_v2(Bucket=bucket).get("Contents", [])
         client.close()
-        return sorted(each["Key"] for each in found)
+        return sorted(item["Key"] for item in objects)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from tests.storage.buckets import S3, serve_s3
 
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
-    """One S3 for all tests of a worker; each takes a bucket of its own."""
+    """S3 server for all tests of a worker; each test creates its own bucket."""
     with serve_s3(tmp_path_factory.mktemp("s3")) as server:
         yield server
 

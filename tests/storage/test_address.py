@@ -1,4 +1,4 @@
-"""What the block ``checkpoint_storage`` means, and that its secrets stay where they are."""
+"""Addresses from ``checkpoint_storage`` blocks, and the secrecy of their options."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ AZURE = "DefaultEndpointsProtocol=http;AccountName=me;AccountKey=bm90aGluZyBvZiB
         ),
     ],
 )
-def test_a_block_of_determined_is_an_address(
+def test_determined_block_to_address(
     block: dict[str, Any], root: str, options: dict[str, str]
 ) -> None:
     config = load_experiment(experiment_config(checkpoint_storage=block))
@@ -40,24 +40,24 @@ def test_a_block_of_determined_is_an_address(
     assert read_address(block) == StorageAddress(root=root, options=options)
 
 
-def test_a_secret_that_is_no_text_is_refused_without_being_shown() -> None:
-    with pytest.raises(ConfigError, match="put it into quotes") as told:
+def test_invalid_secret_is_not_shown() -> None:
+    with pytest.raises(ConfigError, match="put it into quotes") as raised:
         read_address(S3 | {"access_key": "AKIA-of-mine", "secret_key": 1234567890})
-    assert "1234567890" not in str(told.value)
+    assert "1234567890" not in str(raised.value)
 
 
-def test_the_problems_of_a_block_come_together() -> None:
-    with pytest.raises(ConfigError) as told:
+def test_all_problems_are_reported() -> None:
+    with pytest.raises(ConfigError) as raised:
         read_address({"type": "s3", "prefix": "..", "contaner": "c"})
-    assert len(told.value.problems) == 3
+    assert len(raised.value.problems) == 3
 
 
-def test_no_error_and_no_picture_of_an_address_holds_a_secret() -> None:
+def test_errors_and_repr_hide_secrets() -> None:
     address = StorageAddress(root="az://c", options={"connection_string": AZURE} | KEYS)
     error = RuntimeError("refused: AccountKey=bm90aGluZyBvZiBpbnRlcmVzdA==; hush-hush-hush")
-    told = storage_error(address, error, "cannot be written")
-    assert is_storage_failure(told)
-    for text in (str(told), repr(address), str(address), f"{[address]}"):
+    failure = storage_error(address, error, "cannot be written")
+    assert is_storage_failure(failure)
+    for text in (str(failure), repr(address), str(address), f"{[address]}"):
         assert "bm90aGluZyBv" not in text
         assert "hush" not in text
 

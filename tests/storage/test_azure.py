@@ -40,10 +40,10 @@ def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         pytest.skip("needs azurite-blob in PATH: npm install --global azurite")
     port, directory = free_port(), tmp_path_factory.mktemp("azurite")
     url = f"http://127.0.0.1:{port}/{ACCOUNT}"
-    words = [command, "--blobPort", str(port), "--location", str(directory), "--silent"]
+    arguments = [command, "--blobPort", str(port), "--location", str(directory), "--silent"]
     with (directory / "log").open("wb") as log:
         process = subprocess.Popen(
-            [*words, "--skipApiVersionCheck"], stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            [*arguments, "--skipApiVersionCheck"], stdout=log, stderr=log, stdin=subprocess.DEVNULL
         )
 
     def answers() -> bool:
@@ -62,12 +62,10 @@ def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         process.wait()
 
 
-@pytest.mark.parametrize("said", ["connection_string", "account_url"])
-def test_a_checkpoint_goes_to_azure_and_comes_back_and_goes(
-    azurite: str, tmp_path: Path, said: str
-) -> None:
+@pytest.mark.parametrize("form", ["connection_string", "account_url"])
+def test_azure_checkpoint_save_restore_delete(azurite: str, tmp_path: Path, form: str) -> None:
     block = azure(account_url=azurite, credential=KEY)
-    if said == "connection_string":
+    if form == "connection_string":
         block = azure(connection_string=connection(azurite))
     address = read_address(block)
     assert address is not None
@@ -79,7 +77,7 @@ def test_a_checkpoint_goes_to_azure_and_comes_back_and_goes(
     (store.begin(name) / "empty").touch()
     store.commit(name, 7, {"steps_completed": 7})
     elsewhere = CheckpointStore(address, local=tmp_path / "elsewhere")
-    assert [each.steps_completed for each in elsewhere.list()] == [7]
+    assert [stored.steps_completed for stored in elsewhere.list()] == [7]
     with elsewhere.restore_path(name) as path:
         assert (path / "model0" / "weights").read_bytes() == b"w" * 100_000
         assert (path / "empty").read_bytes() == b""
@@ -94,24 +92,22 @@ def test_a_checkpoint_goes_to_azure_and_comes_back_and_goes(
     assert elsewhere._bucket.names() == []
 
 
-def test_a_trial_begins_with_weights_that_lie_in_azure_and_keeps_its_own_elsewhere(
-    azurite: str, server: Server, tmp_path: Path
-) -> None:
+def test_warm_start_from_azure_weights(azurite: str, server: Server, tmp_path: Path) -> None:
     begin_with_weights_of(server, azure(account_url=azurite, credential=KEY), tmp_path)
 
 
-def test_what_azure_refuses_is_said(azurite: str, tmp_path: Path) -> None:
-    for block, said in (
+def test_azure_errors_are_reported(azurite: str, tmp_path: Path) -> None:
+    for block, expected in (
         (azure(container="nowhere", account_url=azurite, credential=KEY), "no container 'nowhere'"),
         (azure(account_url=azurite, credential="d3Jvbmc="), "access is refused"),
     ):
         address = read_address(block)
         assert address is not None
-        with pytest.raises(StorageError, match=said):
+        with pytest.raises(StorageError, match=expected):
             CheckpointStore(address, local=tmp_path).probe()
 
 
-def test_a_connection_string_that_is_none_is_told_at_submission(server: Server) -> None:
+def test_invalid_connection_string_fails_submission(server: Server) -> None:
     pytest.importorskip("adlfs", reason="needs the extra azure: pip install 'zerolab[azure]'")
     answer = server.try_submit(checkpoint_storage=azure(connection_string="secret-garbage"))
     assert answer.status_code == 422, answer.text

@@ -31,20 +31,20 @@ from zerotrial.loop.stop_reason import StopReason
 def problems(server: Server, storage: dict[str, Any]) -> list[str]:
     answer = server.try_submit(checkpoint_storage=storage)
     assert answer.status_code == 422, answer.text
-    found: list[str] = answer.json()["error"]["problems"]
+    listed: list[str] = answer.json()["error"]["problems"]
     assert server.get("/experiments")["experiments"] == []
-    return found
+    return listed
 
 
-def test_a_bucket_that_is_not_there_is_told_at_submission(server: Server, s3_server: S3) -> None:
+def test_missing_bucket_fails_submission(server: Server, s3_server: S3) -> None:
     (problem,) = problems(server, s3_server.block("no-such-bucket"))
     assert problem == (
         "checkpoint_storage: checkpoint storage s3://no-such-bucket/team/checkpoints: there is no "
-        f"bucket 'no-such-bucket' at {s3_server.url}; create it, or mend checkpoint_storage.bucket"
+        f"bucket 'no-such-bucket' at {s3_server.url}; create it, or fix checkpoint_storage.bucket"
     )
 
 
-def test_credentials_that_are_refused_are_told_at_submission(server: Server, s3_server: S3) -> None:
+def test_wrong_credentials_fail_submission(server: Server, s3_server: S3) -> None:
     bucket = s3_server.bucket()
     wrong = s3_server.block(bucket, secret_key="not-the-right-secret")
     (problem,) = problems(server, wrong)
@@ -55,7 +55,7 @@ def test_credentials_that_are_refused_are_told_at_submission(server: Server, s3_
     assert "access is refused" in problems(server, unknown)[0]
 
 
-def test_a_package_that_is_missing_is_told_at_submission_and_in_a_script(
+def test_missing_package_is_reported(
     server: Server, s3_server: S3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage = s3_server.block(s3_server.bucket())
@@ -68,7 +68,7 @@ def test_a_package_that_is_missing_is_told_at_submission_and_in_a_script(
 
 
 @pytest.mark.slow
-def test_a_store_that_does_not_answer_is_waited_for(server: Server) -> None:
+def test_unreachable_store_is_retried(server: Server) -> None:
     storage = {
         "type": "s3",
         "bucket": "b",
@@ -82,12 +82,12 @@ def test_a_store_that_does_not_answer_is_waited_for(server: Server) -> None:
     assert f"nothing answers at {storage['endpoint_url']}" in warning
     options = {key: storage[key] for key in ("endpoint_url", "access_key", "secret_key")}
     store = CheckpointStore(StorageAddress(root="s3://b", options=options))
-    with pytest.raises(StorageError, match="nothing answers at http://127") as told:
+    with pytest.raises(StorageError, match="nothing answers at http://127") as raised:
         store.probe_bucket()
-    assert not isinstance(told.value, StorageRefusedError)
+    assert not isinstance(raised.value, StorageRefusedError)
 
 
-def test_a_store_that_says_nothing_is_told_at_submission_and_not_waited_for(
+def test_unresponsive_store_fails_submission_quickly(
     tmp_path: Path,
 ) -> None:
     timings = replace(PLAYED, storage_check_s=0.05)
@@ -103,15 +103,16 @@ def test_a_store_that_says_nothing_is_told_at_submission_and_not_waited_for(
             answer = server.try_submit(checkpoint_storage=storage)
             assert answer.status_code == 201, answer.text
             fork = server.post("/experiments/1/fork")
-        for told in (answer.json(), fork):
-            (warning,) = told["warnings"]
+        for body in (answer.json(), fork):
+            (warning,) = body["warnings"]
             assert "checkpoint storage s3://b: has not answered within 0.05 s; see" in warning
             assert warning.endswith("is submitted, and its trials wait for the storage")
             assert "not-for-others" not in warning
         assert server.get("/experiments/1")["warnings"] == []
-    # What a library still tries ends with the socket, and is not left to other tests.
+    # Closing the socket ends the library's retries before the next test.
     until(
-        "the check ends", lambda: all(each.name != "storage check" for each in enumerate_threads())
+        "the check ends",
+        lambda: all(thread.name != "storage check" for thread in enumerate_threads()),
     )
 
 
@@ -130,9 +131,7 @@ with zerolab.core.init() as context:
 
 
 @pytest.mark.slow
-def test_a_store_that_goes_away_while_it_is_saved_to_ends_the_run_as_something_that_passes(
-    own_s3: S3, tmp_path: Path
-) -> None:
+def test_store_outage_during_save_is_infrastructure_failure(own_s3: S3, tmp_path: Path) -> None:
     bucket = own_s3.bucket()
     address = own_s3.address(bucket)
     spec = core_spec(
@@ -164,9 +163,7 @@ def test_a_store_that_goes_away_while_it_is_saved_to_ends_the_run_as_something_t
     assert list((tmp_path / "cache").glob(".partial*")) == []
 
 
-def test_what_an_upload_that_died_has_left_is_swept_up_and_nobody_elses(
-    s3_server: S3, tmp_path: Path
-) -> None:
+def test_sweep_removes_own_dead_upload(s3_server: S3, tmp_path: Path) -> None:
     bucket = s3_server.bucket()
     address = s3_server.address(bucket)
     for owner in ("trial-3", "trial-33"):
@@ -188,7 +185,7 @@ def test_what_an_upload_that_died_has_left_is_swept_up_and_nobody_elses(
     client.close()
 
 
-def test_a_file_of_another_content_is_never_restored(s3_server: S3, tmp_path: Path) -> None:
+def test_file_with_wrong_content_is_not_restored(s3_server: S3, tmp_path: Path) -> None:
     bucket = s3_server.bucket()
     store = CheckpointStore(s3_server.address(bucket), local=tmp_path / "a")
     name = new_uuid()
@@ -213,9 +210,7 @@ def test_a_file_of_another_content_is_never_restored(s3_server: S3, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_training_goes_on_while_a_checkpoint_that_is_saved_in_the_background_goes_up(
-    own_s3: S3, tmp_path: Path
-) -> None:
+def test_training_continues_during_background_upload(own_s3: S3, tmp_path: Path) -> None:
     address = own_s3.address(own_s3.bucket())
     assert own_s3.process is not None
     pid = own_s3.process.pid
@@ -241,5 +236,5 @@ def test_training_goes_on_while_a_checkpoint_that_is_saved_in_the_background_goe
     settings = make_settings(290, checkpoint_period=period, checkpoint_policy="none")
     ending, _ = fit(spec, Blocked, settings)
     assert ending is StopReason.FINISHED
-    found = CheckpointStore(address).list()
-    assert [each.steps_completed for each in found] == [150, 290]
+    checkpoints = CheckpointStore(address).list()
+    assert [stored.steps_completed for stored in checkpoints] == [150, 290]

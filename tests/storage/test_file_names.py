@@ -40,7 +40,7 @@ def test_plain_file_names_are_accepted(name: str) -> None:
     "resources", [{"a": -1}, {"a": 2**53}, {f"{n}": 2**52 for n in range(3)},
                   {f"{n}": 1 for n in range(100_000)}]
 )  # fmt: skip
-def test_absurd_sizes_and_counts_are_refused(resources: dict[str, int]) -> None:
+def test_invalid_sizes_and_counts_are_refused(resources: dict[str, int]) -> None:
     assert resources_problem(resources)
 
 
@@ -81,7 +81,7 @@ def test_commit_refuses_links_to_outside(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("resource", ["../../victim", "a/../../../victim", "{outside}"])
-def test_directory_reads_and_removes_nothing_outside(tmp_path: Path, resource: str) -> None:
+def test_directory_backend_stays_inside_checkpoint(tmp_path: Path, resource: str) -> None:
     victim = tmp_path / "victim"
     victim.write_text("mine")
     resource = resource.format(outside=victim)
@@ -102,7 +102,7 @@ def test_directory_reads_and_removes_nothing_outside(tmp_path: Path, resource: s
     assert victim.read_text() == "mine"
 
 
-def test_links_made_after_the_commit_lead_nowhere(tmp_path: Path) -> None:
+def test_links_created_after_commit_are_rejected(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "weights").write_text("w")
@@ -122,7 +122,7 @@ def test_links_made_after_the_commit_lead_nowhere(tmp_path: Path) -> None:
         list(store.pieces(name, "weights", 0, 1))
 
 
-def test_pipe_in_place_of_a_file_does_not_block(tmp_path: Path) -> None:
+def test_pipe_instead_of_file_does_not_block(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "root")
     path = tmp_path / "root" / saved(store)
     (path / "weights").unlink()
@@ -140,22 +140,20 @@ def test_pipe_in_place_of_a_file_does_not_block(tmp_path: Path) -> None:
         {"uuid": "../../evil"},
     ],
 )
-def test_restore_from_a_bucket_writes_nothing_outside(
-    tmp_path: Path, changes: dict[str, Any]
-) -> None:
+def test_bucket_restore_stays_inside_directory(tmp_path: Path, changes: dict[str, Any]) -> None:
     store = CheckpointStore(f"memory://names-{new_uuid()}", local=tmp_path / "a" / "cache")
     name = saved(store)
     memory = fsspec.filesystem("memory")
-    place = store.address.root.removeprefix("memory:/")
-    stored = msgspec.json.decode(memory.cat(f"{place}/{name}/checkpoint.json"))
-    memory.pipe(f"{place}/{name}/checkpoint.json", json.dumps(stored | changes).encode())
-    memory.pipe(f"{place}/evil", b"evil")
+    location = store.address.root.removeprefix("memory:/")
+    stored = msgspec.json.decode(memory.cat(f"{location}/{name}/checkpoint.json"))
+    memory.pipe(f"{location}/{name}/checkpoint.json", json.dumps(stored | changes).encode())
+    memory.pipe(f"{location}/evil", b"evil")
     with pytest.raises(NotFoundError, match="damaged"), store.restore_path(name):
         pass
     with pytest.raises(NotFoundError, match="damaged"):
         store.download(name, tmp_path / "copy")
     store.remove_files(name, ["../evil"])
-    assert memory.cat(f"{place}/evil") == b"evil"
+    assert memory.cat(f"{location}/evil") == b"evil"
     assert not list(tmp_path.rglob("evil"))
 
 
@@ -212,11 +210,11 @@ def test_trial_cannot_claim_anothers_checkpoint(server: Server) -> None:
     answer = server.send(second.run_id, 1, [checkpoint(1)])
     assert answer.status_code == 422
     assert "another trial's" in answer.text
-    (found,) = server.get("/experiments/1/checkpoints")["checkpoints"]
-    assert found["trial_id"] == 1
+    (record,) = server.get("/experiments/1/checkpoints")["checkpoints"]
+    assert record["trial_id"] == 1
 
 
-def test_server_serves_and_removes_nothing_outside(server: Server) -> None:
+def test_server_stays_inside_checkpoint(server: Server) -> None:
     """Names that an earlier version stored, and a link that was made after the report."""
     home = server.services.world.home
     server.submit(checkpoint_storage={"save_trial_latest": 5, "save_trial_best": 0})

@@ -25,7 +25,7 @@ def emulator(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     server.stop()
 
 
-def test_a_checkpoint_goes_to_gcs_and_comes_back_and_goes(emulator: str, tmp_path: Path) -> None:
+def test_gcs_checkpoint_save_restore_delete(emulator: str, tmp_path: Path) -> None:
     address = read_address({"type": "gcs", "bucket": "models", "prefix": "team"})
     assert address is not None
     store = CheckpointStore(address, local=tmp_path / "cache")
@@ -35,7 +35,7 @@ def test_a_checkpoint_goes_to_gcs_and_comes_back_and_goes(emulator: str, tmp_pat
     (store.begin(name) / "model0" / "weights").write_bytes(b"w" * 100_000)
     store.commit(name, 7, {"steps_completed": 7})
     elsewhere = CheckpointStore(address, local=tmp_path / "elsewhere")
-    assert [each.steps_completed for each in elsewhere.list()] == [7]
+    assert [stored.steps_completed for stored in elsewhere.list()] == [7]
     with elsewhere.restore_path(name) as path:
         assert (path / "model0" / "weights").read_bytes() == b"w" * 100_000
     elsewhere.remove_files(name, ["model0/weights"])
@@ -50,9 +50,7 @@ def test_a_checkpoint_goes_to_gcs_and_comes_back_and_goes(emulator: str, tmp_pat
     assert elsewhere.list() == []
 
 
-def test_a_trial_begins_with_weights_that_lie_in_gcs_and_keeps_its_own_elsewhere(
-    emulator: str, server: Server, tmp_path: Path
-) -> None:
+def test_warm_start_from_gcs_weights(emulator: str, server: Server, tmp_path: Path) -> None:
     begin_with_weights_of(server, {"type": "gcs", "bucket": "models", "prefix": "team"}, tmp_path)
 
 
@@ -72,13 +70,13 @@ def begin_with_weights_of(server: Server, storage: dict[str, Any], tmp_path: Pat
     source = spec.latest_checkpoint
     assert source is not None
     assert (source.uuid, source.steps_completed, source.warm_start) == (record.uuid, 0, True)
-    own = CheckpointStore.of_run(spec)
-    assert not own.is_remote
-    with own.elsewhere(source.storage).restore_path(source.uuid) as path:
+    trial_store = CheckpointStore.of_run(spec)
+    assert not trial_store.is_remote
+    with trial_store.elsewhere(source.storage).restore_path(source.uuid) as path:
         assert (path / "weights").read_bytes() == b"w" * 100_000
 
 
-def test_a_bucket_that_is_not_there_is_named(emulator: str, tmp_path: Path) -> None:
+def test_missing_gcs_bucket_is_reported(emulator: str, tmp_path: Path) -> None:
     address = read_address({"type": "gcs", "bucket": "nowhere"})
     assert address is not None
     with pytest.raises(StorageError, match="gs://nowhere"):

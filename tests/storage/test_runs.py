@@ -39,8 +39,8 @@ class Waiting(Line):
 
 @pytest.fixture(scope="module")
 def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    with Installation.running(tmp_path_factory.mktemp("buckets") / "home", slots=2) as made:
-        yield made
+    with Installation.running(tmp_path_factory.mktemp("buckets") / "home", slots=2) as running:
+        yield running
 
 
 def submit(
@@ -54,7 +54,7 @@ def submit(
 
 
 def everything_shown(installation: Installation, experiment_id: int) -> str:
-    """What a user can see of an experiment."""
+    """Return everything that the CLI and the client show about an experiment."""
     shown = [
         installation.quick("experiment", "describe", str(experiment_id), "--json").stdout,
         json.dumps(installation.client.experiments()),
@@ -66,7 +66,7 @@ def everything_shown(installation: Installation, experiment_id: int) -> str:
     return "\n".join(shown)
 
 
-def test_a_trial_that_is_killed_goes_on_from_its_checkpoint_in_s3(
+def test_killed_trial_resumes_from_s3(
     installation: Installation, s3_server: S3, tmp_path: Path
 ) -> None:
     bucket = s3_server.bucket()
@@ -81,12 +81,12 @@ def test_a_trial_that_is_killed_goes_on_from_its_checkpoint_in_s3(
     assert any("resumed after batch 10" in line for line in lines)
     (trial,) = installation.client.trials(experiment_id)
     assert (trial["steps_completed"], trial["restarts"]) == (20, 1)
-    found = installation.client.experiment_checkpoints(experiment_id)
-    there = [each for each in found if each["state"] == "COMPLETED"]
-    assert {each["uuid"] for each in there} == {trial["latest_checkpoint"]}
-    assert there[0]["path"] == f"s3://{bucket}/team/checkpoints/{trial['latest_checkpoint']}"
+    checkpoints = installation.client.experiment_checkpoints(experiment_id)
+    completed = [item for item in checkpoints if item["state"] == "COMPLETED"]
+    assert {item["uuid"] for item in completed} == {trial["latest_checkpoint"]}
+    assert completed[0]["path"] == f"s3://{bucket}/team/checkpoints/{trial['latest_checkpoint']}"
     prefix = f"team/checkpoints/{trial['latest_checkpoint']}/"
-    expected = sorted(f"{prefix}{name}" for name in (*there[0]["resources"], "checkpoint.json"))
+    expected = sorted(f"{prefix}{name}" for name in (*completed[0]["resources"], "checkpoint.json"))
     until("what is not kept goes", lambda: s3_server.keys(bucket) == expected)
 
     shown = everything_shown(installation, experiment_id)
@@ -98,7 +98,7 @@ def test_a_trial_that_is_killed_goes_on_from_its_checkpoint_in_s3(
     until("nothing is left in the bucket", lambda: s3_server.keys(bucket) == [])
 
 
-def test_a_trial_begins_with_weights_that_lie_in_another_storage_than_its_own(
+def test_warm_start_from_another_storage(
     installation: Installation, s3_server: S3, own_s3: S3, tmp_path: Path
 ) -> None:
     """From S3 to another S3 with other credentials, and from there to a directory."""
@@ -109,12 +109,12 @@ def test_a_trial_begins_with_weights_that_lie_in_another_storage_than_its_own(
     for storage in (s3, other, directory):
         config = experiment(1 if source else 10, checkpoint_storage=storage)
         config["searcher"] |= source
-        if source:  # the weights stay what they were
+        if source:  # the weights do not change
             config["hyperparameters"]["deepspeed_config"] |= {"optimizer": FROZEN}
         shutil.rmtree(installation.home.cache, ignore_errors=True)
-        made = installation.submit(tmp_path / "line", config, {"model_def.py": MODEL})
-        assert installation.wait_for(made)["state"] == "COMPLETED", installation.lines(made)
-        (trial,) = installation.client.trials(made)
+        created = installation.submit(tmp_path / "line", config, {"model_def.py": MODEL})
+        assert installation.wait_for(created)["state"] == "COMPLETED", installation.lines(created)
+        (trial,) = installation.client.trials(created)
         losses.append(trial["best_validation"])
         source = {"source_trial_id": trial["id"]}
     assert losses == [losses[0]] * 3

@@ -18,9 +18,9 @@ from zeroserver.settings import Limits
         (12_345_678e12, "12,345.7 PB"),
     ],
 )
-def test_a_size_is_written_for_people(size: float, text: str) -> None:
+def test_size_text(size: float, text: str) -> None:
     assert size_text(size) == text
 
 
-def test_server_and_client_agree_on_the_size_of_an_archive() -> None:
+def test_server_and_client_agree_on_archive_size() -> None:
     assert Limits().archive_bytes == ARCHIVE_BYTES

@@ -42,19 +42,17 @@ def fail_in(path: Path) -> None:
 
 
 class TestEveryStore:
-    def test_a_checkpoint_comes_back_with_its_files_and_metadata(
-        self, store: CheckpointStore
-    ) -> None:
+    def test_checkpoint_roundtrip_of_files_and_metadata(self, store: CheckpointStore) -> None:
         name = fill(store, 7, note="first")
         with store.restore_path(name) as path:
             assert (path / "model.bin").read_bytes() == b"weights" * 7
             assert (path / "rank 0" / "state").read_text(encoding="utf-8") == "ä"
-        found = store.describe(name)
-        assert (found.uuid, found.steps_completed) == (name, 7)
-        assert found.metadata == {"steps_completed": 7, "note": "first"}
-        assert found.resources == {"model.bin": 49, "rank 0/state": 2}
+        stored = store.describe(name)
+        assert (stored.uuid, stored.steps_completed) == (name, 7)
+        assert stored.metadata == {"steps_completed": 7, "note": "first"}
+        assert stored.resources == {"model.bin": 49, "rank 0/state": 2}
 
-    def test_an_exception_leaves_nothing_behind(self, store: CheckpointStore) -> None:
+    def test_exception_leaves_no_checkpoint(self, store: CheckpointStore) -> None:
         with (
             pytest.raises(RuntimeError, match="disk"),
             checkpoints(store).store_path({"steps_completed": 1}) as (path, name),
@@ -65,22 +63,20 @@ class TestEveryStore:
         with pytest.raises(NotFoundError, match=name), store.restore_path(name):
             pass
 
-    def test_the_list_and_the_latest(self, store: CheckpointStore) -> None:
+    def test_list_and_latest(self, store: CheckpointStore) -> None:
         assert store.list() == []
         assert store.latest() is None
         names = [fill(store, steps) for steps in (3, 9, 5)]
-        assert [found.uuid for found in store.list()] == names
+        assert [stored.uuid for stored in store.list()] == names
         latest = store.latest()
         assert latest is not None
         assert latest.uuid == names[1]
 
-    def test_a_deleted_checkpoint_is_gone_and_deleting_it_again_is_harmless(
-        self, store: CheckpointStore
-    ) -> None:
+    def test_delete_is_idempotent(self, store: CheckpointStore) -> None:
         name, other = fill(store, 1), fill(store, 2)
         store.delete(name)
         store.delete(name)
-        assert [found.uuid for found in store.list()] == [other]
+        assert [stored.uuid for stored in store.list()] == [other]
 
     def test_two_writers_fill_one_checkpoint(self, store: CheckpointStore) -> None:
         name = new_uuid()
@@ -91,13 +87,13 @@ class TestEveryStore:
         assert store.describe(name).resources == {"rank_0": 0, "rank_1": 1}
 
     @pytest.mark.parametrize("name", ["../x", "/etc", "", "a" * 36, "..", f"{'A' * 8}-x"])
-    def test_only_a_uuid_names_a_checkpoint(self, name: str, store: CheckpointStore) -> None:
+    def test_invalid_uuid_is_refused(self, name: str, store: CheckpointStore) -> None:
         for action in (store.describe, store.delete, store.begin, store.abort):
             with pytest.raises(ConfigError, match="must be a checkpoint's uuid"):
                 action(name)
 
 
-def test_a_missing_or_shortened_file_is_named(tmp_path: Path) -> None:
+def test_error_names_missing_or_truncated_file(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     name = fill(store, 3)
     os.truncate(tmp_path / name / "model.bin", 5)
@@ -112,7 +108,7 @@ def test_a_missing_or_shortened_file_is_named(tmp_path: Path) -> None:
     assert store.latest() is None
 
 
-def test_an_object_store_without_the_description_has_no_checkpoint(tmp_path: Path) -> None:
+def test_object_store_needs_description(tmp_path: Path) -> None:
     store = CheckpointStore(f"memory://{tmp_path}")
     name = fill(store, 3)
     fsspec.filesystem("memory").rm(f"{tmp_path}/{name}/checkpoint.json")
@@ -131,7 +127,7 @@ os.kill(os.getpid(), 9)
 """
 
 
-def test_a_writer_that_dies_leaves_no_checkpoint_and_its_next_run_sweeps_up(
+def test_sweep_after_writer_died(
     tmp_path: Path,
 ) -> None:
     assert subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False).returncode < 0
@@ -144,13 +140,13 @@ def test_a_writer_that_dies_leaves_no_checkpoint_and_its_next_run_sweeps_up(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_url_is_a_directory(tmp_path: Path) -> None:
+def test_file_url_is_directory(tmp_path: Path) -> None:
     name = fill(CheckpointStore(f"file://{tmp_path}"), 1)
     assert (tmp_path / name / "model.bin").exists()
     assert CheckpointStore(tmp_path).describe(name).steps_completed == 1
 
 
-def test_checkpoints_can_be_moved_with_their_directory(tmp_path: Path) -> None:
+def test_checkpoints_move_with_their_directory(tmp_path: Path) -> None:
     name = fill(CheckpointStore(tmp_path / "a"), 1)
     shutil.move(tmp_path / "a", tmp_path / "b")
     assert CheckpointStore(tmp_path / "b").describe(name).uuid == name

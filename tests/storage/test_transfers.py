@@ -1,4 +1,4 @@
-"""Files on their way: shared by ranks, spoken of when it takes long, kept at hand, cut off."""
+"""Files on their way: division among ranks, progress, cache, interruption."""
 
 import logging
 import os
@@ -15,7 +15,7 @@ from zerolab.core.checkpoint_writer import CheckpointSaver
 from zerolab.core.context import CheckpointContext
 from zerolab.core.socket_ranks import SocketRanks
 from zerolab.errors import ConfigError, NotFoundError, StorageError
-from zerolab.storage.objects import ObjectStore, _callback
+from zerolab.storage.object_store import ObjectStore, _callback
 from zerolab.storage.progress import TransferProgress
 from zerolab.storage.store import CheckpointStore, new_uuid
 
@@ -24,7 +24,7 @@ def stores(s3: S3, bucket: str, directory: Path) -> CheckpointStore:
     return CheckpointStore(s3.address(bucket), owner="trial-1", local=directory)
 
 
-def test_each_rank_brings_up_its_share_of_the_files(s3_server: S3, tmp_path: Path) -> None:
+def test_each_rank_uploads_its_share(s3_server: S3, tmp_path: Path) -> None:
     bucket = s3_server.bucket()
 
     def work(ranks: SocketRanks) -> tuple[str, list[str]]:
@@ -38,22 +38,25 @@ def test_each_rank_brings_up_its_share_of_the_files(s3_server: S3, tmp_path: Pat
         saver.complete(sending, 3)
         return draft.uuid, sending.files
 
-    (uuid, mine), (_, others) = on_ranks(2, work)
-    assert len(mine) == len(others) == 2
-    assert sorted(mine + others) == ["rank_0_0", "rank_0_1", "rank_1_0", "rank_1_1"]
+    (uuid, first), (_, second) = on_ranks(2, work)
+    assert len(first) == len(second) == 2
+    assert sorted(first + second) == [
+        "rank_0_0",
+        "rank_0_1",
+        "rank_1_0",
+        "rank_1_1",
+    ]
     stored = stores(s3_server, bucket, tmp_path / "other").describe(uuid)
     assert sum(stored.resources.values()) == 6000
     assert set(stored.hashes) == set(stored.resources)
 
 
 @pytest.mark.slow
-def test_ranks_that_write_apart_bring_up_their_own_and_one_what_they_wrote_alike(
-    s3_server: S3, tmp_path: Path
-) -> None:
+def test_uploads_of_ranks_that_write_separately(s3_server: S3, tmp_path: Path) -> None:
     bucket = s3_server.bucket()
 
     def work(ranks: SocketRanks) -> str:
-        # As on two machines: none sees what the other has written.
+        # As on two machines: neither sees the other's files.
         ranks.local_rank, ranks.local_size = 0, 1
         store = stores(s3_server, bucket, tmp_path / str(ranks.rank))
         context = CheckpointContext(store, ranks, None)
@@ -69,9 +72,7 @@ def test_ranks_that_write_apart_bring_up_their_own_and_one_what_they_wrote_alike
         assert (path / "vocabulary").read_text() == "a b c"
 
 
-def test_a_selector_fetches_only_what_it_names_and_the_rest_when_it_is_wanted(
-    s3_server: S3, tmp_path: Path
-) -> None:
+def test_selector_fetches_only_selected_files(s3_server: S3, tmp_path: Path) -> None:
     bucket = s3_server.bucket()
     source = tmp_path / "source"
     (source / "deep").mkdir(parents=True)
@@ -95,15 +96,15 @@ def test_a_selector_fetches_only_what_it_names_and_the_rest_when_it_is_wanted(
     assert copied == ["states"]
     with pytest.raises(ConfigError, match="must be a directory that exists"):
         writer.upload(tmp_path / "nothing", {"steps_completed": 1})
-    assert [each.uuid for each in store.list()] == [uuid]
+    assert [stored.uuid for stored in store.list()] == [uuid]
 
 
 def test_download_fetches_only_missing_files(s3_server: S3, tmp_path: Path) -> None:
     bucket = s3_server.bucket()
     writer = stores(s3_server, bucket, tmp_path / "a")
-    with CheckpointContext(writer, SocketRanks(), None).store_path({"steps_completed": 1}) as made:
+    with CheckpointContext(writer, SocketRanks(), None).store_path({"steps_completed": 1}) as path:
         for name in ("weights", "moments"):
-            (made[0] / name).write_bytes(name.encode() * 1000)
+            (path[0] / name).write_bytes(name.encode() * 1000)
     target = tmp_path / "copy"
     target.mkdir()
     (target / "weights").write_bytes(b"weights" * 1000)
@@ -112,12 +113,12 @@ def test_download_fetches_only_missing_files(s3_server: S3, tmp_path: Path) -> N
     files = writer._bucket.objects._files
     get = files.get_file
 
-    def recorded(path: str, *words: Any, **options: Any) -> None:
+    def recorded(path: str, *arguments: Any, **options: Any) -> None:
         fetched.append(path.rpartition("/")[2])
-        get(path, *words, **options)
+        get(path, *arguments, **options)
 
     files.get_file = recorded
-    writer.download(made[1], target)
+    writer.download(path[1], target)
     assert fetched == ["moments"]
     assert (target / "moments").read_bytes() == b"moments" * 1000
     assert sorted(path.name for path in target.iterdir()) == ["moments", "weights"]
@@ -132,11 +133,11 @@ class Faulty:
         files = store._bucket.objects._files
         self._call, files._call_s3 = files._call_s3, self.call_s3
 
-    async def call_s3(self, method: str, *words: Any, **arguments: Any) -> Any:
+    async def call_s3(self, method: str, *positional: Any, **arguments: Any) -> Any:
         name = f"{method} {arguments.get('PartNumber', '')}".strip()
         self.sent.append(name)
         self._fail(name, "before", "the line is cut")
-        response = await self._call(method, *words, **arguments)
+        response = await self._call(method, *positional, **arguments)
         self._fail(name, "after", "the answer is lost")
         return response
 
@@ -149,14 +150,14 @@ class Faulty:
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use the smallest parts that S3 accepts, and no pause between attempts."""
-    monkeypatch.setattr("zerolab.storage.objects._PART", 5 * 1024**2)
-    monkeypatch.setattr("zerolab.storage.objects._PAUSES_S", (0.0, 0.0, 0.0))
+    monkeypatch.setattr("zerolab.storage.object_store._PART", 5 * 1024**2)
+    monkeypatch.setattr("zerolab.storage.object_store._PAUSES_S", (0.0, 0.0, 0.0))
 
 
 def bring_up(
     s3: S3, bucket: str, directory: Path, content: bytes, fails: list[tuple[str, str]]
 ) -> tuple[CheckpointStore, str, list[str]]:
-    """Save a checkpoint of one file over a faulty line; return what was sent on the way."""
+    """Save a checkpoint of one file over a faulty line; return the requests sent."""
     store = stores(s3, bucket, directory)
     faulty = Faulty(store, fails)
     name = new_uuid()
@@ -170,9 +171,9 @@ def bring_up(
 
 def unfinished(s3: S3, bucket: str) -> list[Any]:
     client = s3.client()
-    found: list[Any] = client.list_multipart_uploads(Bucket=bucket).get("Uploads", [])
+    uploads: list[Any] = client.list_multipart_uploads(Bucket=bucket).get("Uploads", [])
     client.close()
-    return found
+    return uploads
 
 
 @pytest.mark.usefixtures("small_parts")
@@ -266,10 +267,10 @@ def test_failed_upload_keeps_parts_of_similar_names(s3_server: S3, tmp_path: Pat
 
 UPLOADING = """
 import sys
-from zerolab.storage import objects
+from zerolab.storage import object_store
 from zerolab.storage.store import CheckpointStore
 from zerolab.contract.storage import StorageAddress
-objects._PART = 5 * 1024**2
+object_store._PART = 5 * 1024**2
 root, name, local, endpoint, key, secret = sys.argv[1:]
 options = {"endpoint_url": endpoint, "access_key": key, "secret_key": secret}
 store = CheckpointStore(
@@ -280,12 +281,12 @@ store.announce(name)
 files = store._bucket.objects._files
 call = files._call_s3
 
-async def stopping(method, *words, **arguments):
+async def stopping(method, *positional, **arguments):
     if arguments.get("PartNumber") == 3:
         print("two parts", flush=True)
         import time
         time.sleep(1e6)
-    return await call(method, *words, **arguments)
+    return await call(method, *positional, **arguments)
 
 files._call_s3 = stopping
 store.upload(name, ["weights"])
@@ -296,9 +297,9 @@ store.upload(name, ["weights"])
 def test_killed_upload_leaves_no_checkpoint(s3_server: S3, tmp_path: Path) -> None:
     bucket, name = s3_server.bucket(), new_uuid()
     address = s3_server.address(bucket)
-    words = [address.root, name, str(tmp_path / "a"), *address.options.values()]
+    arguments = [address.root, name, str(tmp_path / "a"), *address.options.values()]
     with subprocess.Popen(
-        [sys.executable, "-c", UPLOADING, *words], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", UPLOADING, *arguments], stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "two parts\n"
@@ -306,7 +307,7 @@ def test_killed_upload_leaves_no_checkpoint(s3_server: S3, tmp_path: Path) -> No
     assert unfinished(s3_server, bucket)
     store = stores(s3_server, bucket, tmp_path / "b")
     assert store.list() == []
-    with pytest.raises(NotFoundError, match="there is none"):
+    with pytest.raises(NotFoundError, match="not found in"):
         store.describe(name)
     store.sweep()
     assert unfinished(s3_server, bucket) == []
@@ -328,7 +329,7 @@ def test_lost_response_does_not_repeat_upload(s3_server: S3, tmp_path: Path) -> 
         assert (path / "weights").read_bytes() == b"w" * 1000
 
 
-def test_what_was_not_used_for_longest_leaves_the_cache_and_what_is_read_stays(
+def test_cache_evicts_least_recently_used(
     s3_server: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket = s3_server.bucket()
@@ -339,8 +340,8 @@ def test_what_was_not_used_for_longest_leaves_the_cache_and_what_is_read_stays(
         with context.store_path({"steps_completed": 1}) as (path, uuid):
             (path / "weights").write_bytes(bytes(100_000))
         uuids.append(uuid)
-    there = {path.name for path in (tmp_path / "a").iterdir() if path.is_dir()}
-    assert there == set(uuids)  # what was brought up is at hand
+    cached = {path.name for path in (tmp_path / "a").iterdir() if path.is_dir()}
+    assert cached == set(uuids)  # the uploaded files are cached
     monkeypatch.setenv("ZEROLAB_CHECKPOINT_CACHE_GB", "0.00015")
     reader = stores(s3_server, bucket, tmp_path / "b")
     with reader.restore_path(uuids[0]) as first:
@@ -348,20 +349,20 @@ def test_what_was_not_used_for_longest_leaves_the_cache_and_what_is_read_stays(
             assert (first / "weights").stat().st_size == 100_000
         assert (first / "weights").is_file()
     with reader.restore_path(uuids[2]):
-        left = {path.name for path in (tmp_path / "b").iterdir() if path.is_dir()}
-        assert left == {uuids[2]}
+        remaining = {path.name for path in (tmp_path / "b").iterdir() if path.is_dir()}
+        assert remaining == {uuids[2]}
 
 
-def test_a_long_transfer_says_how_far_it_is_and_a_short_one_nothing(
+def test_progress_is_logged_for_long_transfers_only(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
     now = [0.0]
     progress = TransferProgress("checkpoint x: uploading", 4_000_000_000, clock=lambda: now[0])
-    with progress.file() as told:
+    with progress.file() as count_bytes:
         for second in range(1, 21):
             now[0] = float(second)
-            told(100_000_000)
+            count_bytes(100_000_000)
     progress.end()
     assert caplog.messages == [
         "checkpoint x: uploading: 1.0 GB of 4.0 GB (25 %)",
@@ -370,8 +371,8 @@ def test_a_long_transfer_says_how_far_it_is_and_a_short_one_nothing(
     ]
     caplog.clear()
     short = TransferProgress("checkpoint y: uploading", 10, clock=lambda: 0.0)
-    with short.file() as told:
-        told(10)
+    with short.file() as count_bytes:
+        count_bytes(10)
     short.end()
     assert caplog.messages == []
 

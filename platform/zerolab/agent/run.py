@@ -42,7 +42,7 @@ from zerolab.files import write_json
 from zerolab.launcher.interface import Launcher
 from zerolab.launcher.interpreter import interpreter_problem
 from zerolab.reports.spool_recovery import deliver
-from zerolab.storage.opening import missing_package
+from zerolab.storage.filesystem import missing_package
 
 __all__ = ["Run", "finish_run", "leftover_runs"]
 

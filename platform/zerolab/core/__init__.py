@@ -35,7 +35,7 @@ from zerolab.core.context import Context
 from zerolab.core.socket_ranks import SocketRanks
 from zerolab.determined import import_error, replacements
 from zerolab.errors import ConfigError, StorageError
-from zerolab.storage.opening import check_installed
+from zerolab.storage.filesystem import check_installed
 from zerolab.storage.store import CheckpointStore, local_owner
 
 __all__ = ["Context", "current", "init"]

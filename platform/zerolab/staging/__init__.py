@@ -1,1 +1,1 @@
-"""Data of an experiment, copied to a place of the node before the ranks of a trial start."""
+"""Staging: copies an experiment's data to the node before a trial's ranks start."""

@@ -1,12 +1,12 @@
-"""A copy of a source in a place of this node: made once, checked, shared, never half there.
+"""Staged copy of a data source on this node: copied once, verified, shared, atomic.
 
 ```
-TO/                           the copy; it appears when it is whole
-.zerolab-stage/NAME.part/     files that have arrived; beside TO, on its file system
-.zerolab-stage/NAME.half/     files on their way
-.zerolab-stage/NAME.json      what was copied: sizes, stamps, times of the copies
-.zerolab-stage/NAME.copying   locked by who looks and copies: one process of the node at a time
-.zerolab-stage/NAME.used      locked, shared, by the runs that read the copy
+TO/                           the copy; appears when it is complete
+.zerolab-stage/NAME.part/     copied files; next to TO, on the same file system
+.zerolab-stage/NAME.half/     files being copied
+.zerolab-stage/NAME.json      manifest: sizes, stamps and modification times of the copies
+.zerolab-stage/NAME.copying   exclusive lock of the one process per node that checks and copies
+.zerolab-stage/NAME.used      shared lock of the runs that read the copy
 ```
 """
 
@@ -34,38 +34,38 @@ from zerolab.linux import sync_file_system
 from zerolab.staging.source import DataRefusedError, Source, SourceFile
 from zerolab.storage.progress import TransferProgress
 
-__all__ = ["Copy", "StoppedError", "Watch"]
+__all__ = ["StagedCopy", "StoppedError", "Watch"]
 
 KEY = "data.stage.to"
 
 _POLL_S = 0.2
 _AT_ONCE = 4
-"""Files."""
+"""Number of files copied concurrently."""
 
 
 class StoppedError(Exception):
-    """The run was told to leave while its data was copied."""
+    """The run was preempted while its data was copied."""
 
 
 @dataclass(frozen=True)
 class Watch:
-    """Who is told how a copy gets on, and who may end it."""
+    """Callbacks of a copy: progress, and the request to stop."""
 
     say: Callable[[str], None]
-    """Takes lines for the log."""
+    """Receives lines for the log."""
     show: Callable[[str], None]
-    """Takes what is going on, in a few words."""
+    """Receives the current activity in a few words."""
     stopped: Callable[[], bool]
-    """Whether to give up."""
+    """Return whether to stop."""
     every_s: float = 10.0
-    """Seconds between two lines about how far it is."""
+    """Seconds between two progress lines."""
 
 
 class _Copied(msgspec.Struct, frozen=True):
     size: int
     stamp: str
     mtime_ns: int
-    """Of the copy."""
+    """Modification time of the copy, in nanoseconds."""
 
 
 class _Manifest(msgspec.Struct, frozen=True):
@@ -73,11 +73,11 @@ class _Manifest(msgspec.Struct, frozen=True):
     files: dict[str, _Copied]
 
 
-class Copy:
-    """The copy at one place.
+class StagedCopy:
+    """Staged copy in one target directory.
 
     Args:
-        target: The directory that holds it; a single file lies in it under its own name.
+        target: Directory of the copy; a source that is a single file keeps its name in it.
     """
 
     def __init__(self, target: Path) -> None:
@@ -85,48 +85,50 @@ class Copy:
         self._folder = target.parent / ".zerolab-stage"
 
     def open_use(self) -> BinaryIO:
-        """Open the file whose shared lock keeps a copy from being replaced.
+        """Open the lock file whose shared lock keeps the copy from being replaced.
 
         Raises:
-            OSError: If the place cannot be written.
+            OSError: If the directory cannot be written.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         return self._file("used").open("ab")
 
-    def bring(self, place: str, source: Source, use: int, watch: Watch) -> None:
-        """Have the copy there, whole and as the source is now, and ``use`` locked, shared.
+    def bring(self, address: str, source: Source, use: int, watch: Watch) -> None:
+        """Make the copy complete and current, and lock ``use`` in shared mode.
 
         Args:
-            place: Of the source, as the experiment says it.
-            source: The same, opened.
+            address: Address of the source, as in the experiment.
+            source: The opened source.
             use: File descriptor from :meth:`open_use`.
-            watch: Is told, and asked.
+            watch: Callbacks for progress and stopping.
 
         Raises:
-            DataRefusedError: If it cannot be done as the experiment says.
-            StorageError: If the source or the disk fails, which may pass.
-            StoppedError: If the watch said so; what has arrived is kept for the next time.
+            DataRefusedError: If the experiment's settings make it impossible.
+            StorageError: If the source or the disk fails, perhaps temporarily.
+            StoppedError: If the watch requested it; copied files are kept for the next attempt.
         """
-        watch.show("looks at the data to stage")
-        with self._alone(watch):
+        watch.show("checks the data to stage")
+        with self._exclusive(watch):
             files = source.listing()
             _check_names(files)
             number = "1 file" if len(files) == 1 else f"{len(files)} files"
-            text = f"{number}, {size_text(sum(file.size for file in files.values()))}"
-            if self._is_copy_of(place, files):
+            summary = f"{number}, {size_text(sum(file.size for file in files.values()))}"
+            if self._is_copy_of(address, files):
                 fcntl.flock(use, fcntl.LOCK_SH)
-                watch.say(f"data.stage: {self.target} holds a copy of {place} already ({text})")
+                watch.say(
+                    f"data.stage: {self.target} holds a copy of {address} already ({summary})"
+                )
                 return
-            self._take_over(use)
+            self._clear_target(use)
             try:
-                self._fetch(place, source, files, watch)
+                self._fetch(address, source, files, watch)
             except OSError as error:
                 raise _failure(self.target, error) from error
             fcntl.flock(use, fcntl.LOCK_SH)
-            watch.say(f"data.stage: {place} is copied to {self.target} ({text})")
+            watch.say(f"data.stage: {address} is copied to {self.target} ({summary})")
 
     def remove(self) -> None:
-        """Remove the copy, unless a run reads it; errors are no matter."""
+        """Remove the copy unless a run reads it; ignore errors."""
         with contextlib.suppress(OSError), self.open_use() as use:
             fcntl.flock(use, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._file("json").unlink(missing_ok=True)
@@ -138,8 +140,8 @@ class Copy:
         return self._folder / f"{self.target.name}.{kind}"
 
     @contextlib.contextmanager
-    def _alone(self, watch: Watch) -> Iterator[None]:
-        """Be the only process of this node that looks at the copy and changes it."""
+    def _exclusive(self, watch: Watch) -> Iterator[None]:
+        """Lock the copy against the other processes of this node."""
         waits = False
         with self._file("copying").open("ab") as file:
             while True:
@@ -158,31 +160,31 @@ class Copy:
                 time.sleep(_POLL_S)
             yield
 
-    def _is_copy_of(self, place: str, files: Mapping[str, SourceFile]) -> bool:
+    def _is_copy_of(self, address: str, files: Mapping[str, SourceFile]) -> bool:
         try:
-            kept = msgspec.json.decode(self._file("json").read_bytes(), type=_Manifest)
+            manifest = msgspec.json.decode(self._file("json").read_bytes(), type=_Manifest)
         except (OSError, msgspec.DecodeError):
             return False
-        known = {name: (file.size, file.stamp) for name, file in kept.files.items()}
-        if kept.source != place or known != {n: (f.size, f.stamp) for n, f in files.items()}:
+        copied = {name: (file.size, file.stamp) for name, file in manifest.files.items()}
+        if manifest.source != address or copied != {n: (f.size, f.stamp) for n, f in files.items()}:
             return False
-        return all(_is_there(self.target / name, file) for name, file in kept.files.items())
+        return all(_is_unchanged(self.target / name, file) for name, file in manifest.files.items())
 
-    def _take_over(self, use: int) -> None:
-        """Have what lies at the place out of the way; files that are still right are kept."""
-        part, noted = self._file("part"), self._file("json").exists()
+    def _clear_target(self, use: int) -> None:
+        """Move what occupies the target out of the way; files that are still current are kept."""
+        part, has_manifest = self._file("part"), self._file("json").exists()
         try:
             fcntl.flock(use, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise DataRefusedError(
                 f"{KEY}: {self.target} holds another copy, or one that has changed, and another "
-                "trial reads it; wait until it has ended, or name another place"
+                "trial reads it; wait until it has ended, or use another directory"
             ) from None
         try:
-            if not noted and self.target.exists():
-                self.target.rmdir()  # of an empty directory nobody misses anything
+            if not has_manifest and self.target.exists():
+                self.target.rmdir()  # an empty directory may be replaced
             self._file("json").unlink(missing_ok=True)
-            if noted and self.target.exists():
+            if has_manifest and self.target.exists():
                 shutil.rmtree(part, ignore_errors=True)
                 self.target.rename(part)
             part.mkdir(exist_ok=True)
@@ -190,46 +192,46 @@ class Copy:
             if error.errno in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
                 raise DataRefusedError(
                     f"{KEY}: {self.target} holds something else than a staged copy; "
-                    "name a directory that is not there yet"
+                    "use a directory that does not exist yet"
                 ) from None
             raise _failure(self.target, error) from error
 
     def _fetch(
-        self, place: str, source: Source, files: Mapping[str, SourceFile], watch: Watch
+        self, address: str, source: Source, files: Mapping[str, SourceFile], watch: Watch
     ) -> None:
         part, halves = self._file("part"), self._file("half")
-        _remove_others(part, files)
+        _remove_outdated(part, files)
         shutil.rmtree(halves, ignore_errors=True)
         halves.mkdir()
         missing = {name: file for name, file in files.items() if not _arrived(part / name, file)}
         total = sum(file.size for file in missing.values())
         self._check_room(total)
-        watch.say(f"data.stage: copies {place} to {self.target}: {size_text(total)}")
+        watch.say(f"data.stage: copies {address} to {self.target}: {size_text(total)}")
         watch.show(f"stages data, {size_text(total)}")
 
         def tell(text: str) -> None:
             watch.say(text)
             watch.show(f"stages data, {text.rpartition(': ')[2]}")
 
-        progress = TransferProgress("data.stage", total, every_s=watch.every_s, tell=tell)
+        progress = TransferProgress("data.stage", total, every_s=watch.every_s, report=tell)
         failed = threading.Event()
 
         def copy(number: int, name: str, file: SourceFile) -> None:
             target, half = part / name, halves / str(number)
             target.parent.mkdir(parents=True, exist_ok=True)
-            with half.open("wb") as to, progress.file() as told:
+            with half.open("wb") as to, progress.file() as count_bytes:
                 for piece in source.pieces(name, file.size):
                     if watch.stopped() or failed.is_set():
                         raise StoppedError
                     to.write(piece)
-                    told(len(piece))
+                    count_bytes(len(piece))
             if half.stat().st_size != file.size:
                 raise StorageError(f"data.stage.from: {name} has changed while it was copied")
-            if (mark := _mark(file)) is not None:
+            if (mark := _version_time(file)) is not None:
                 os.utime(half, ns=(mark, mark))
             half.replace(target)
 
-        def copy_or_end_all(number: int, name: str, file: SourceFile) -> None:
+        def copy_or_stop_all(number: int, name: str, file: SourceFile) -> None:
             try:
                 copy(number, name, file)
             except BaseException:
@@ -238,22 +240,22 @@ class Copy:
 
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             copied = [
-                pool.submit(copy_or_end_all, number, name, file)
+                pool.submit(copy_or_stop_all, number, name, file)
                 for number, (name, file) in enumerate(missing.items())
             ]
-        errors = [error for one in copied if (error := one.exception()) is not None]
+        errors = [error for future in copied if (error := future.exception()) is not None]
         if errors:
             raise next((e for e in errors if not isinstance(e, StoppedError)), errors[0])
         if source.listing() != files:
-            raise StorageError(f"data.stage.from: {place} has changed while it was copied")
+            raise StorageError(f"data.stage.from: {address} has changed while it was copied")
         halves.rmdir()
         sync_file_system(part)
-        kept = {
+        copies = {
             name: _Copied(file.size, file.stamp, (part / name).stat().st_mtime_ns)
             for name, file in files.items()
         }
-        # In this order: a manifest without a copy has it made again, a copy without one is foreign.
-        write_json(self._file("json"), _Manifest(place, kept))
+        # In this order: a manifest without a copy is copied again, a copy without one is foreign.
+        write_json(self._file("json"), _Manifest(address, copies))
         part.rename(self.target)
 
     def _check_room(self, needed: int) -> None:
@@ -261,12 +263,12 @@ class Copy:
         if needed > disk.total:
             raise DataRefusedError(
                 f"{KEY}: {size_text(needed)} do not fit on the disk of {self.target}, which has "
-                f"{size_text(disk.total)}; name another place"
+                f"{size_text(disk.total)}; use another directory"
             )
         if needed > disk.free:
             raise StorageError(
-                f"{KEY}: the disk of {self.target} is full: {size_text(disk.free)} are free, and "
-                f"{size_text(needed)} are to be copied; free some space, or name another place"
+                f"{KEY}: the disk of {self.target} is full: {size_text(disk.free)} are free, but "
+                f"{size_text(needed)} must be copied; free some space, or use another directory"
             )
 
 
@@ -276,33 +278,33 @@ def _check_names(files: Mapping[str, SourceFile]) -> None:
             raise DataRefusedError(f"data.stage.from: the name of a file {problem}")
 
 
-def _is_there(path: Path, file: _Copied) -> bool:
+def _is_unchanged(path: Path, file: _Copied) -> bool:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return False
-    return (found.st_size, found.st_mtime_ns) == (file.size, file.mtime_ns)
+    return (status.st_size, status.st_mtime_ns) == (file.size, file.mtime_ns)
 
 
 def _arrived(path: Path, file: SourceFile) -> bool:
-    """Whether an earlier try has brought a file, as it is now."""
-    mark = _mark(file)
-    return mark is not None and _is_there(path, _Copied(file.size, "", mark))
+    """Return whether an earlier attempt has copied the file in its current version."""
+    mark = _version_time(file)
+    return mark is not None and _is_unchanged(path, _Copied(file.size, "", mark))
 
 
-def _mark(file: SourceFile) -> int | None:
-    """The time of change that a copy is given, by which it is known again; None: by none.
+def _version_time(file: SourceFile) -> int | None:
+    """Return the modification time that identifies a copied version; None if unknown.
 
-    Object stores count whole seconds, in which a file may change twice: what is below a millisecond
-    tells the contents apart.
+    Object stores count whole seconds, in which a file may change twice. So the part below a
+    millisecond is derived from the stamp, which differs between the versions.
     """
     if file.mtime_ns is None or file.stamp == str(file.mtime_ns):
         return file.mtime_ns
     return file.mtime_ns - file.mtime_ns % 1_000_000 + zlib.crc32(file.stamp.encode()) % 1_000_000
 
 
-def _remove_others(part: Path, files: Mapping[str, SourceFile]) -> None:
-    """Remove what the source does not have, or has in another form."""
+def _remove_outdated(part: Path, files: Mapping[str, SourceFile]) -> None:
+    """Remove files that the source does not have, or has in another version."""
     for path in sorted(part.rglob("*"), reverse=True):
         name = path.relative_to(part).as_posix()
         if path.is_dir() and not path.is_symlink():

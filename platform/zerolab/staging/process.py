@@ -1,7 +1,7 @@
-"""Stages the data of a run on this node: ``python -m zerolab.staging.process PARENT RUN_JSON FD``.
+"""Process that stages a run's data: ``python -m zerolab.staging.process PARENT RUN_JSON FD``.
 
-A process of its own, started and awaited by the run's launcher, which forks the ranks afterwards:
-what object stores' libraries leave behind, threads above all, must not be forked.
+The run's launcher starts it and waits for it, and forks the ranks afterwards. The threads of
+object-store libraries must not be forked, so they stay in this process.
 """
 
 import contextlib
@@ -25,14 +25,14 @@ from zerolab.contract.spec import (
 from zerolab.core.preemption import DirectivePoller
 from zerolab.errors import StorageError, ZerolabError, is_storage_failure
 from zerolab.linux import die_with_parent
-from zerolab.staging.copying import Copy, StoppedError, Watch
+from zerolab.staging.copying import StagedCopy, StoppedError, Watch
 from zerolab.staging.source import DataRefusedError, open_source
 
 __all__ = ["main"]
 
 
-class _Shower:
-    """Tells the server in a thread what is going on, the newest alone: copying waits for nobody."""
+class _ActivityReporter:
+    """Thread that reports the newest activity to the server, without delaying the copy."""
 
     def __init__(self, spec: RunSpec) -> None:
         self._spec = spec
@@ -49,12 +49,12 @@ class _Shower:
         with Client(self._spec.master, self._spec.token) as client:
             while self._new.wait():
                 self._new.clear()
-                with contextlib.suppress(ZerolabError):  # it stands in the log as well
+                with contextlib.suppress(ZerolabError):  # the log contains it, too
                     client.run_activity(self._spec.run_id, self._text)
 
 
 def main() -> int:
-    """Stage; return 0, or the exit code whose reason has been written down."""
+    """Stage the data; return 0, or an exit code after its reason has been written."""
     parent, spec_file, use = sys.argv[1:]
     die_with_parent(int(parent))
     spec = read_run_spec(Path(spec_file))
@@ -64,7 +64,7 @@ def main() -> int:
         _bring(spec, spec.stage, int(use), poller)
     except StoppedError:
         code = EXIT_STALE if poller.stale.is_set() else EXIT_PREEMPTED
-        reason = "told to leave while its data was staged"
+        reason = "preempted while its data was staged"
     except DataRefusedError as error:
         code, reason = EXIT_USER_ERROR, str(error)
     except StorageError as error:
@@ -83,10 +83,10 @@ def _bring(spec: RunSpec, stage: StageSpec, use: int, poller: DirectivePoller) -
     at = "" if spec.nodes is None else f"node {spec.nodes.rank}: "
     watch = Watch(
         say=lambda text: folder.say(f"{at}{text}"),
-        show=_Shower(spec),
+        show=_ActivityReporter(spec),
         stopped=lambda: poller.should_preempt,
     )
-    copy = Copy(stage.place(spec.trial_id))
+    copy = StagedCopy(stage.place(spec.trial_id))
     copy.bring(stage.source, open_source(stage.source), use, watch)
 
 
@@ -94,4 +94,4 @@ if __name__ == "__main__":
     os.umask(0o077)
     status = main()
     sys.stdout.flush()
-    os._exit(status)  # threads of object stores' libraries would be waited for
+    os._exit(status)  # a normal exit would wait for threads of object-store libraries

@@ -1,4 +1,4 @@
-"""What is staged: a file, a folder, or whatever fsspec reads; its files, and their bytes."""
+"""Sources of staged data: a file, a folder, or an fsspec URL."""
 
 import contextlib
 import os
@@ -14,87 +14,85 @@ from zerolab.contract.storage import StorageAddress
 from zerolab.errors import StorageError, ZerolabError, is_storage_failure
 from zerolab.schema.json_values import is_text
 from zerolab.storage.faults import StorageRefusedError, storage_error
-from zerolab.storage.objects import retried
-from zerolab.storage.opening import missing_package, open_remote
+from zerolab.storage.filesystem import missing_package, open_remote
+from zerolab.storage.object_store import retried
 
 __all__ = ["DataRefusedError", "Source", "SourceFile", "open_source"]
 
 KEY = "data.stage.from"
 
 _PIECE = 8 * 1024**2
-"""Bytes that are read at a time."""
+"""Bytes per read."""
 _STAMPS = ("ETag", "etag", "md5Hash", "content_md5", "checksum", "versionId")
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")
 
 
 class DataRefusedError(ZerolabError):
-    """The data cannot be staged as the experiment says: trying again is no help."""
+    """Data that cannot be staged with the experiment's settings: retrying cannot help."""
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file of a source."""
+    """Size, version and modification time of one file of a source."""
 
     size: int
-    """In bytes."""
+    """Size in bytes."""
     stamp: str
-    """Another one when the content is: a hash that the store keeps, or the time of the change."""
+    """Version of the content: a hash from the store, or the modification time."""
     mtime_ns: int | None
-    """Time of the last change, in nanoseconds since 1970, where it is known."""
+    """Modification time in nanoseconds since 1970, if known."""
 
 
 class Source(Protocol):
-    """Files by their names, relative and with slashes."""
+    """Files by name; names are relative, with slashes."""
 
     def listing(self) -> dict[str, SourceFile]:
-        """Find all files; a source that is one file has its own name.
+        """Return all files; a source that is a single file is listed under its own name.
 
         Raises:
-            DataRefusedError: If there is nothing, or something that cannot be read.
-            StorageError: If it may be there later.
+            DataRefusedError: If it is empty, or something cannot be read.
+            StorageError: If it may become available later.
         """
         ...
 
     def pieces(self, name: str, size: int) -> Iterator[bytes]:
-        """Read a file of so many bytes; raises as :meth:`listing`."""
+        """Read a file of ``size`` bytes piece by piece; raises like :meth:`listing`."""
         ...
 
 
-def open_source(place: str) -> Source:
-    """Return what stands at an absolute path or at a URL.
+def open_source(root: str) -> Source:
+    """Open the source at an absolute path or URL.
 
     Raises:
-        DataRefusedError: If this machine has nothing that reads such URLs.
+        DataRefusedError: If no installed package reads such URLs.
     """
-    address = StorageAddress(root=place)
-    return _Remote(address) if address.is_remote else _Local(place.removeprefix("file://"))
+    address = StorageAddress(root=root)
+    return _Remote(address) if address.is_remote else _Local(root.removeprefix("file://"))
 
 
 class _Local:
-    def __init__(self, place: str) -> None:
-        self._root = Path(place)
+    def __init__(self, path: str) -> None:
+        self._root = Path(path)
         self._is_file = False
 
     def listing(self) -> dict[str, SourceFile]:
-        with _refusing(self._root):
+        with _path_errors(self._root):
             self._is_file = not stat.S_ISDIR(self._root.stat().st_mode)
         if self._is_file:
-            return {self._root.name: self._look(self._root)}
-        found = dict(self._walk(self._root, "", ()))
-        if not found:  # as what a share is mounted on: a copy that there is would be emptied
-            text = (
-                f"{KEY}: there is no file in {self._root}; mend the path, or mount what it is for"
-            )
+            return {self._root.name: self._file_info(self._root)}
+        entries = dict(self._walk(self._root, "", ()))
+        if not entries:  # an unmounted share, say: an existing copy would be emptied
+            text = f"{KEY}: there is no file in {self._root}; fix the path, or mount the share"
             raise DataRefusedError(text)
-        return found
+        return entries
 
     def _walk(
-        self, folder: Path, prefix: str, above: tuple[tuple[int, int], ...]
+        self, folder: Path, prefix: str, ancestors: tuple[tuple[int, int], ...]
     ) -> Iterator[tuple[str, SourceFile]]:
-        with _refusing(folder):
-            found = folder.stat()
-            me = (found.st_dev, found.st_ino)
-            if me in above:
+        with _path_errors(folder):
+            status = folder.stat()
+            identity = (status.st_dev, status.st_ino)
+            if identity in ancestors:
                 raise DataRefusedError(f"{KEY}: {folder} leads back to a folder above itself")
             entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         for entry in entries:
@@ -104,35 +102,35 @@ class _Local:
                     f"{KEY}: {str(path)!r} has a name that is no UTF-8; rename it"
                 )
             if entry.is_dir():
-                yield from self._walk(path, f"{name}/", (*above, me))
+                yield from self._walk(path, f"{name}/", (*ancestors, identity))
             else:
-                yield name, self._look(path)
+                yield name, self._file_info(path)
 
-    def _look(self, path: Path) -> SourceFile:
-        with _refusing(path):
-            found = path.stat()
-            if not stat.S_ISREG(found.st_mode):
+    def _file_info(self, path: Path) -> SourceFile:
+        with _path_errors(path):
+            status = path.stat()
+            if not stat.S_ISREG(status.st_mode):
                 raise DataRefusedError(f"{KEY}: {path} is neither a file nor a folder")
-        return SourceFile(found.st_size, str(found.st_mtime_ns), found.st_mtime_ns)
+        return SourceFile(status.st_size, str(status.st_mtime_ns), status.st_mtime_ns)
 
     def pieces(self, name: str, size: int) -> Iterator[bytes]:
         path = self._root if self._is_file else self._root / name
-        with _refusing(path), path.open("rb") as file:
-            left = size
+        with _path_errors(path), path.open("rb") as file:
+            remaining = size
             while piece := file.read(_PIECE):
-                left -= len(piece)
+                remaining -= len(piece)
                 yield piece
-        if left:
+        if remaining:
             raise StorageError(f"{KEY}: {path} has changed while it was copied")
 
 
 @contextlib.contextmanager
-def _refusing(path: Path) -> Iterator[None]:
-    """Say in one sentence what is wrong with a path of the source."""
+def _path_errors(path: Path) -> Iterator[None]:
+    """Convert errors of a source path into one sentence."""
     try:
         yield
     except (FileNotFoundError, NotADirectoryError):
-        text = f"{KEY}: there is no {path} on this machine; mend the path, or mount it here"
+        text = f"{KEY}: there is no {path} on this machine; fix the path, or mount it here"
         raise DataRefusedError(text) from None
     except OSError as error:
         text = f"{KEY}: {path} cannot be read: {error.strerror or error}"
@@ -154,11 +152,11 @@ class _Remote:
 
     def listing(self) -> dict[str, SourceFile]:
         with self._guarded():
-            found: dict[str, Any] = self._files.find(self._root, detail=True)
-        files = {str(path): info for path, info in found.items() if info["type"] == "file"}
+            infos: dict[str, Any] = self._files.find(self._root, detail=True)
+        files = {str(path): info for path, info in infos.items() if info["type"] == "file"}
         self._is_file = set(files) == {self._root}
         if not files:
-            text = f"{KEY}: there is nothing at {self._address.root}; mend the address"
+            text = f"{KEY}: there is nothing at {self._address.root}; fix the address"
             raise DataRefusedError(text)
         return {self._name(path): _as_file(info) for path, info in files.items()}
 
@@ -184,19 +182,19 @@ class _Remote:
     def _guarded(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # libraries raise what they like
-            said = storage_error(self._address, error, "cannot be read", KEY)
-            if isinstance(said, StorageRefusedError):
-                raise DataRefusedError(str(said)) from error
+        except Exception as error:  # libraries raise arbitrary exceptions
+            failure = storage_error(self._address, error, "cannot be read", KEY)
+            if isinstance(failure, StorageRefusedError):
+                raise DataRefusedError(str(failure)) from error
             if isinstance(error, FileNotFoundError):
-                text = f"{KEY}: there is nothing at {self._address.root}; mend the address"
+                text = f"{KEY}: there is nothing at {self._address.root}; fix the address"
                 raise DataRefusedError(text) from error
-            raise said from error
+            raise failure from error
 
 
 def _as_file(info: dict[str, Any]) -> SourceFile:
     times = (info[name] for name in _TIMES if info.get(name))
-    mtime = next((found for value in times if (found := _nanoseconds(value)) is not None), None)
+    mtime = next((parsed for value in times if (parsed := _nanoseconds(value)) is not None), None)
     stamp = next((str(info[name]) for name in _STAMPS if info.get(name)), str(mtime or ""))
     return SourceFile(int(info["size"]), stamp, mtime)
 

@@ -1,1 +1,1 @@
-"""Where checkpoints lie: a directory, or a bucket of S3, GCS or Azure; whole, or not there."""
+"""Atomic checkpoint storage in a directory, or in a bucket of S3, GCS or Azure."""

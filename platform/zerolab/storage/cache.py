@@ -1,4 +1,4 @@
-"""Checkpoints from an object store that this machine has at hand: fetched once, kept a while."""
+"""Local cache of checkpoints from an object store, shared by the processes of a machine."""
 
 import fcntl
 import os
@@ -7,22 +7,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["Cache"]
+__all__ = ["CheckpointCache"]
 
 ENV_CACHE_GB = "ZEROLAB_CHECKPOINT_CACHE_GB"
-"""Gigabytes of checkpoints from object stores that a machine keeps at hand; 20 when unset."""
+"""Size of the local checkpoint cache in gigabytes; 20 when unset."""
 
 _USE = "use"
-"""Shared by those who read; alone by who removes."""
+"""Lock of an entry: shared while it is read, exclusive while it is removed."""
 _FETCH = "fetch"
-"""Held by who downloads: files are only added meanwhile."""
+"""Lock of an entry, exclusive during a download, which only adds files."""
 
 
-class Cache:
-    """One directory for each checkpoint; processes share it, and none removes what another reads.
+class CheckpointCache:
+    """Cache with one directory per checkpoint; entries that are being read are not evicted.
 
     Args:
-        root: Holds the directories, and their locks.
+        root: Directory of the entries and their lock files.
     """
 
     def __init__(self, root: Path) -> None:
@@ -30,64 +30,64 @@ class Cache:
 
     @contextmanager
     def entry(self, name: str, fetch: Callable[[Path], None]) -> Iterator[Path]:
-        """Give the directory of a checkpoint until the block ends.
+        """Yield the directory of a cached checkpoint, locked until the block ends.
 
         Args:
-            name: Its uuid.
-            fetch: Brings the files that are missing into a directory; one process at a time.
+            name: The checkpoint's uuid.
+            fetch: Downloads the missing files into a directory; runs in one process at a time.
         """
         path = self._root / name
-        # Ranks wait for each other while they read: no reader may keep another one from fetching.
+        # Ranks wait for each other while they read: a reader must not block another rank's fetch.
         with self._locked(name, _USE, fcntl.LOCK_SH):
             with self._locked(name, _FETCH, fcntl.LOCK_EX):
                 path.mkdir(exist_ok=True, mode=0o700)
                 fetch(path)
             os.utime(path)
-            self._make_room(name)
+            self._evict(name)
             yield path
 
     def adopt(self, name: str, source: Path) -> None:
-        """Keep a directory that holds a checkpoint's files already, unless one is there."""
-        with self._locked(name, _USE, fcntl.LOCK_EX | fcntl.LOCK_NB) as held:
+        """Move a directory with a checkpoint's files into the cache, unless it has an entry."""
+        with self._locked(name, _USE, fcntl.LOCK_EX | fcntl.LOCK_NB) as locked:
             path = self._root / name
-            if held and not path.exists():
+            if locked and not path.exists():
                 source.rename(path)
-        self._make_room("")
+        self._evict("")
 
     def forget(self, name: str) -> None:
-        """Remove a checkpoint's files, unless someone reads them."""
-        with self._locked(name, _USE, fcntl.LOCK_EX | fcntl.LOCK_NB) as held:
-            if held:
+        """Remove a checkpoint's files, unless a process is reading them."""
+        with self._locked(name, _USE, fcntl.LOCK_EX | fcntl.LOCK_NB) as locked:
+            if locked:
                 shutil.rmtree(self._root / name, ignore_errors=True)
                 for kind in (_FETCH, _USE):
                     self._lock_file(name, kind).unlink(missing_ok=True)
 
-    def _make_room(self, needed: str) -> None:
-        """Throw out what was not used for longest, until the rest fits."""
-        kept = [path for path in self._root.iterdir() if path.is_dir() and path.name[0] != "."]
-        sizes = {path: _size(path) for path in kept}
+    def _evict(self, in_use: str) -> None:
+        """Evict the least recently used entries until the cache is within its limit."""
+        entries = [path for path in self._root.iterdir() if path.is_dir() and path.name[0] != "."]
+        sizes = {path: _size(path) for path in entries}
         total = sum(sizes.values())
-        for path in sorted(kept, key=_last_used):
-            if total <= _most_bytes():
+        for path in sorted(entries, key=_last_used):
+            if total <= _cache_limit_bytes():
                 return
-            if path.name != needed:
+            if path.name != in_use:
                 self.forget(path.name)
                 total -= 0 if path.exists() else sizes[path]
 
     @contextmanager
-    def _locked(self, name: str, kind: str, how: int) -> Iterator[bool]:
-        """Hold a lock of a checkpoint; False when it is not to be had at once."""
+    def _locked(self, name: str, kind: str, operation: int) -> Iterator[bool]:
+        """Hold a lock of a checkpoint; yield False if a non-blocking lock is taken."""
         path = self._lock_file(name, kind)
         self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
         while True:
             with path.open("ab") as file:
                 try:
-                    fcntl.flock(file, how)
+                    fcntl.flock(file, operation)
                 except BlockingIOError:
                     yield False
                     return
                 if not os.fstat(file.fileno()).st_nlink:
-                    continue  # another process has removed it meanwhile
+                    continue  # another process removed the lock file in between
                 yield True
                 return
 
@@ -95,7 +95,7 @@ class Cache:
         return self._root / f".{kind}.{name}"
 
 
-def _most_bytes() -> float:
+def _cache_limit_bytes() -> float:
     try:
         return float(os.environ.get(ENV_CACHE_GB, "20")) * 1e9
     except ValueError:

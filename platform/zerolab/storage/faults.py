@@ -1,4 +1,4 @@
-"""What goes wrong with an object store, said in one line: what, where, and what to do."""
+"""Conversion of storage errors into one-line messages with the remedy."""
 
 from collections.abc import Iterator, Sequence
 
@@ -25,87 +25,87 @@ _REFUSED_TEXTS = (
     "ExpiredToken", "InvalidToken", "AuthenticationFailed", "AuthorizationFailure",
 )  # fmt: skip
 _NO_BUCKET_TEXTS = ("bucket does not exist", "NoSuchBucket", "ContainerNotFound", "No such bucket")
-_OWN_CREDENTIALS = {
+_MACHINE_CREDENTIALS = {
     "s3": "give the machine its own (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, ~/.aws, a role)",
     "gs": "give the machine its own (GOOGLE_APPLICATION_CREDENTIALS, or a service account)",
     "az": "give the machine its own (AZURE_STORAGE_CONNECTION_STRING)",
 }
 _CHECKPOINT_CREDENTIALS = {
-    "s3": f"set checkpoint_storage.access_key and secret_key, or {_OWN_CREDENTIALS['s3']}",
-    "gs": _OWN_CREDENTIALS["gs"],
+    "s3": f"set checkpoint_storage.access_key and secret_key, or {_MACHINE_CREDENTIALS['s3']}",
+    "gs": _MACHINE_CREDENTIALS["gs"],
     "az": "set checkpoint_storage.connection_string, or account_url and credential",
 }
 
 
 class StorageRefusedError(StorageError):
-    """The store answers, and does not let us in, or has no such bucket: trying again is no help."""
+    """Access denied, or a missing bucket: retrying cannot help."""
 
 
 def storage_error(
     address: StorageAddress, error: BaseException, doing: str, key: str = _CHECKPOINTS
 ) -> StorageError:
-    """Turn what a library has raised into one line for the user, without any secret.
+    """Convert an error of a storage library into one line for the user, without secrets.
 
     Args:
-        address: Of the storage.
-        error: Anything; what an object store's library raises is often no ``OSError``.
-        doing: What could not be done, e.g. ``cannot be written``.
-        key: Of the experiment file, where the address comes from.
+        address: Address of the storage.
+        error: Any exception; object-store libraries rarely raise an ``OSError``.
+        doing: Failed operation, e.g. ``cannot be written``.
+        key: Key of the experiment file that holds the address.
     """
     if isinstance(error, StorageError):
         return error
     chain = list(_chain(error))
-    place = f"{key.replace('_', ' ')} {address.root}"
-    what = address.scrub(_first_line(chain[0]))
+    prefix = f"{key.replace('_', ' ')} {address.root}"
+    detail = address.scrub(_first_line(chain[0]))
     if not address.is_remote:
-        return StorageError(f"{place}: {doing}: {what}")
-    refusal = _refusal(address, chain, what, key)
+        return StorageError(f"{prefix}: {doing}: {detail}")
+    refusal = _access_error(address, chain, detail, key)
     if refusal is not None:
-        return StorageRefusedError(f"{place}: {refusal}")
-    if _names(chain).intersection(_UNREACHABLE):
+        return StorageRefusedError(f"{prefix}: {refusal}")
+    if _class_names(chain).intersection(_UNREACHABLE):
         return StorageError(
-            f"{place}: {doing}: nothing answers{_at(address)} ({what}); it is tried again: see "
-            f"that the machine reaches it, or mend {key}"
+            f"{prefix}: {doing}: nothing answers{_at(address)} ({detail}); check that the machine "
+            f"reaches it, or fix {key} (the operation is retried)"
         )
-    return StorageError(f"{place}: {doing}: {what}")
+    return StorageError(f"{prefix}: {doing}: {detail}")
 
 
 def opening_error(address: StorageAddress, error: ValueError) -> StorageRefusedError:
-    """Say of an address that a library cannot make sense of what its block says.
+    """Return the error for storage options that the library rejects.
 
     Args:
-        address: Of a checkpoint storage.
-        error: What the library has raised.
+        address: Address of a checkpoint storage.
+        error: Exception of the library.
     """
-    what = address.scrub(_first_line(error))
-    remedy = _CHECKPOINT_CREDENTIALS.get(address.scheme, f"mend {_CHECKPOINTS}")
+    detail = address.scrub(_first_line(error))
+    remedy = _CHECKPOINT_CREDENTIALS.get(address.scheme, f"fix {_CHECKPOINTS}")
     return StorageRefusedError(
-        f"checkpoint storage {address.root}: cannot be opened: {what}; {remedy}"
+        f"checkpoint storage {address.root}: cannot be opened: {detail}; {remedy}"
     )
 
 
-def _refusal(
-    address: StorageAddress, chain: Sequence[BaseException], what: str, key: str
+def _access_error(
+    address: StorageAddress, chain: Sequence[BaseException], detail: str, key: str
 ) -> str | None:
-    """Say why the store does not let us in, if that is what an error means."""
-    names = _names(chain)
-    text = " ".join(str(one) for one in chain)
-    known = _CHECKPOINT_CREDENTIALS if key == _CHECKPOINTS else _OWN_CREDENTIALS
-    remedy = known.get(address.scheme, f"mend {key}")
+    """Return why the store denies access, or None if the error means something else."""
+    names = _class_names(chain)
+    text = " ".join(str(error) for error in chain)
+    remedies = _CHECKPOINT_CREDENTIALS if key == _CHECKPOINTS else _MACHINE_CREDENTIALS
+    remedy = remedies.get(address.scheme, f"fix {key}")
     if names.intersection(_NO_CREDENTIALS):
-        return f"there are no credentials for it; {remedy}"
+        return f"no credentials found; {remedy}"
     if any(part in text for part in _NO_BUCKET_TEXTS):
         bucket = address.root.partition("://")[2].partition("/")[0]
         kind = "container" if address.scheme == "az" else "bucket"
-        inside = f".{kind}" if key == _CHECKPOINTS else ""
-        return f"there is no {kind} {bucket!r}{_at(address)}; create it, or mend {key}{inside}"
+        subkey = f".{kind}" if key == _CHECKPOINTS else ""
+        return f"there is no {kind} {bucket!r}{_at(address)}; create it, or fix {key}{subkey}"
     if names.intersection(_REFUSED) or any(part in text for part in _REFUSED_TEXTS):
-        return f"access is refused ({what}); {remedy}"
+        return f"access is refused ({detail}); {remedy}"
     return None
 
 
-def _names(chain: Sequence[BaseException]) -> set[str]:
-    return {base.__name__ for one in chain for base in type(one).__mro__}
+def _class_names(chain: Sequence[BaseException]) -> set[str]:
+    return {base.__name__ for error in chain for base in type(error).__mro__}
 
 
 def _at(address: StorageAddress) -> str:
@@ -114,13 +114,13 @@ def _at(address: StorageAddress) -> str:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    seen: BaseException | None = error
-    while seen is not None:
-        yield seen
-        seen = seen.__cause__ or seen.__context__
+    current: BaseException | None = error
+    while current is not None:
+        yield current
+        current = current.__cause__ or current.__context__
 
 
 def _first_line(error: BaseException) -> str:
-    said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    lines = [line.strip() for line in str(said).splitlines() if line.strip()]
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    lines = [line.strip() for line in str(text).splitlines() if line.strip()]
     return lines[0][:300] if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""How far a long transfer is, said in the log now and then."""
+"""Progress of long transfers, logged at intervals."""
 
 import contextlib
 import logging
@@ -16,37 +16,37 @@ _EVERY_S = 10.0
 
 
 class TransferProgress:
-    """Counts the bytes of one transfer; a short one says nothing.
+    """Counter of a transfer's bytes that logs progress; short transfers log nothing.
 
     Args:
-        what: What is going on, e.g. ``checkpoint 1234: uploading``.
-        total: Bytes in all.
-        tell: Takes the lines; the log when left out.
+        what: Description of the transfer, e.g. ``checkpoint 1234: uploading``.
+        total: Number of bytes to transfer.
+        tell: Receives the lines; the module's logger by default.
         every_s: Seconds between two lines.
-        clock: Seconds that only go forward.
+        clock: Monotonic clock in seconds.
     """
 
     def __init__(
         self,
-        what: str,
+        description: str,
         total: int,
         *,
-        tell: Callable[[str], None] = logger.info,
+        report: Callable[[str], None] = logger.info,
         every_s: float = _EVERY_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._what = what
+        self._description = description
         self._total = total
-        self._tell = tell
+        self._report = report
         self._every_s = every_s
         self._clock = clock
-        self._started = self._said = clock()
+        self._started = self._last_report = clock()
         self._done = 0
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
     def file(self) -> Iterator[Callable[[int], None]]:
-        """Give what counts the bytes of one file; they are taken back when the block fails."""
+        """Yield a callback that counts the bytes of one file; a failed block takes them back."""
         counted = 0
 
         def told(count: int) -> None:
@@ -61,18 +61,20 @@ class TransferProgress:
             raise
 
     def end(self) -> None:
-        """Say how long it took, if it was long enough to have been spoken of."""
-        if self._said > self._started:
+        """Log the duration if any progress was logged before."""
+        if self._last_report > self._started:
             took = self._clock() - self._started
-            self._tell(f"{self._what}: {size_text(self._total)} in {took:.0f} s")
+            self._report(f"{self._description}: {size_text(self._total)} in {took:.0f} s")
 
     def _add(self, count: int) -> None:
         with self._lock:
             self._done += count
             now = self._clock()
-            if now - self._said < self._every_s:
+            if now - self._last_report < self._every_s:
                 return
-            self._said = now
+            self._last_report = now
             done = self._done
         share = 100 * done / self._total if self._total else 100.0
-        self._tell(f"{self._what}: {size_text(done)} of {size_text(self._total)} ({share:.0f} %)")
+        self._report(
+            f"{self._description}: {size_text(done)} of {size_text(self._total)} ({share:.0f} %)"
+        )

@@ -1,9 +1,9 @@
-"""Checkpoints in a directory, or in an object store: whole, or not there.
+"""Checkpoint store in a directory or an object store; checkpoints appear atomically.
 
-A checkpoint is a directory named by its uuid. It is written under another name, flushed to the
-disk, and renamed when every rank has finished; ``checkpoint.json``, written last, names its files
-and their sizes. In an object store, which cannot rename, that file is what makes it complete: the
-ranks write on their machine, bring their files up, each some of them, and then it is written.
+A checkpoint is a directory named by its uuid. It is written under a temporary name, synced to
+disk, and renamed when every rank has finished. ``checkpoint.json``, written last, lists its files
+and their sizes. An object store cannot rename, so that file completes a checkpoint there: each
+rank writes to local disk and uploads its share of the files before the file is written.
 """
 
 import contextlib
@@ -26,19 +26,19 @@ from zerolab.contract.spec import RunSpec
 from zerolab.contract.storage import StorageAddress
 from zerolab.errors import ConfigError, NotFoundError, StorageError
 from zerolab.files import sync
-from zerolab.storage.cache import Cache
-from zerolab.storage.faults import storage_error
-from zerolab.storage.objects import FileRecord
-from zerolab.storage.progress import TransferProgress
-from zerolab.storage.shelves import (
+from zerolab.storage.backends import (
     DESCRIPTION_FILE,
     PARTIAL,
-    BucketShelf,
-    DirectoryShelf,
-    Shelf,
+    BucketBackend,
+    DirectoryBackend,
+    StorageBackend,
     StoredCheckpoint,
     path_inside,
 )
+from zerolab.storage.cache import CheckpointCache
+from zerolab.storage.faults import storage_error
+from zerolab.storage.object_store import FileRecord
+from zerolab.storage.progress import TransferProgress
 
 __all__ = [
     "CheckpointStore",
@@ -50,12 +50,12 @@ __all__ = [
 ]
 
 Selector = Callable[[str], bool]
-"""Whether a file is wanted, by its path inside the checkpoint."""
+"""Predicate that selects files by their path inside the checkpoint."""
 
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _PART = ".part"
 _PROBE = b"\0" * 65_536
-"""Written to find out whether there is room at all."""
+"""Content of the write test; large enough to notice a full disk."""
 
 
 def new_uuid() -> str:
@@ -64,24 +64,24 @@ def new_uuid() -> str:
 
 
 def local_owner(address: StorageAddress, run_dir: str) -> str:
-    """Return the owner's name of a run without a server, of which a bucket may have many."""
+    """Return an owner name, unique in a shared bucket, for a run without a server."""
     if not address.is_remote:
         return "local"
     return f"local-{hashlib.sha256(f'{socket.gethostname()}:{run_dir}'.encode()).hexdigest()[:16]}"
 
 
 class CheckpointStore:
-    """A place that holds checkpoints.
+    """Store of checkpoints at one address.
 
-    Several ranks write one checkpoint as :mod:`zerolab.core.checkpoint_writer` does: each calls
-    :meth:`begin` with the same uuid and writes; when all have finished, each brings up its files
-    (:meth:`upload`; a directory needs none of it), and one of them calls :meth:`commit`.
+    Several ranks write one checkpoint as :mod:`zerolab.core.checkpoint_writer` does. Each calls
+    :meth:`begin` with the same uuid and writes. When all have finished, each uploads its files
+    with :meth:`upload` (not needed for a directory), and one of them calls :meth:`commit`.
 
     Args:
-        root: A directory, a URL that fsspec knows, e.g. ``s3://bucket/prefix``, or an address.
-            Ranks on several machines need a directory that all of them see.
-        owner: Whose unfinished checkpoints :meth:`sweep` removes, e.g. ``trial-3``.
-        local: Directory of this machine for what goes to an object store, and comes from there.
+        root: A directory, an fsspec URL such as ``s3://bucket/prefix``, or an address. Ranks on
+            several machines need a directory that all of them mount.
+        owner: Owner whose unfinished checkpoints :meth:`sweep` removes, e.g. ``trial-3``.
+        local: Local directory for uploads to and downloads from an object store.
     """
 
     def __init__(
@@ -98,39 +98,39 @@ class CheckpointStore:
             self._root = Path(local or _default_cache()).absolute()
         else:
             self._root = Path(self.address.root.removeprefix("file://")).absolute()
-        self._cache = Cache(self._root)
+        self._cache = CheckpointCache(self._root)
         self._announced: set[str] = set()
 
     @classmethod
     def of_run(cls, spec: RunSpec, address: StorageAddress | None = None) -> Self:
-        """Make the store of a run, or another one for the same run."""
-        own = StorageAddress(root=spec.checkpoint_dir, options=spec.storage_options)
+        """Return the store of a run, optionally at another address."""
+        default = StorageAddress(root=spec.checkpoint_dir, options=spec.storage_options)
         owner = spec.storage_owner or f"trial-{spec.trial_id}"
-        return cls(address or own, owner=owner, local=spec.checkpoint_cache or None)
+        return cls(address or default, owner=owner, local=spec.checkpoint_cache or None)
 
     def elsewhere(self, address: StorageAddress | None) -> "CheckpointStore":
-        """Return a store at another address, for the same owner on this machine."""
+        """Return a store at another address with the same owner and local directory."""
         return CheckpointStore(address or self.address, owner=self._owner, local=self._local)
 
     @property
     def is_remote(self) -> bool:
-        """Whether the root is not a directory of this machine's file system."""
+        """Whether the root is an object store."""
         return self.address.is_remote
 
     @cached_property
-    def _bucket(self) -> BucketShelf:
-        return BucketShelf(self.address)
+    def _bucket(self) -> BucketBackend:
+        return BucketBackend(self.address)
 
     @property
-    def _shelf(self) -> Shelf:
-        return self._bucket if self.is_remote else DirectoryShelf(self._root)
+    def _backend(self) -> StorageBackend:
+        return self._bucket if self.is_remote else DirectoryBackend(self._root)
 
     def probe(self) -> None:
-        """Write to the storage, and remove it again.
+        """Write a test file to the storage and remove it.
 
         Raises:
             ConfigError: If the package that opens it is not installed.
-            StorageError: If that cannot be done.
+            StorageError: If the storage cannot be written.
         """
         name = new_uuid()
         try:
@@ -144,11 +144,11 @@ class CheckpointStore:
             self.probe_bucket()
 
     def probe_bucket(self) -> None:
-        """Write to the object store, and remove it again; touch nothing of this machine.
+        """Write a test object to the object store and remove it, without local files.
 
         Raises:
             ConfigError: If the package that opens it is not installed.
-            StorageError: If that cannot be done.
+            StorageError: If the storage cannot be written.
         """
         self._bucket.objects.probe(f".probe.{self._owner}.{new_uuid()}", _PROBE)
 
@@ -159,11 +159,11 @@ class CheckpointStore:
 
         Args:
             name: A uuid, the same on every rank.
-            part: Number of a directory for this rank alone, whose files :meth:`merge` moves to
-                the others'; None for the checkpoint's own.
+            part: Number of a directory for this rank alone, whose files :meth:`merge` moves;
+                None for the checkpoint's shared directory.
 
         Raises:
-            StorageError: If it cannot be made.
+            StorageError: If the directory cannot be created.
         """
         partial = self._partial(name)
         if part is not None:
@@ -173,26 +173,26 @@ class CheckpointStore:
         return partial
 
     def merge(self, name: str, part: int) -> None:
-        """Move the files of a part to their places in the checkpoint.
+        """Move the files of a part into the checkpoint's directory.
 
         Raises:
-            StorageError: If that cannot be done.
+            StorageError: If a file cannot be moved.
         """
         source, target = self.begin(name, part=part), self._partial(name)
         with self._guarded():
             for file in list_files(source):
-                place = path_inside(target.parent, target.name, file)
-                place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                (source / file).replace(place)
+                destination = path_inside(target.parent, target.name, file)
+                destination.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                (source / file).replace(destination)
             shutil.rmtree(source)
 
     def written(self, name: str) -> dict[str, int]:
-        """Return the files of an unfinished checkpoint on this machine, and their sizes."""
+        """Return the local files of an unfinished checkpoint and their sizes."""
         with self._guarded():
             return _sizes(self._partial(name))
 
     def announce(self, name: str) -> None:
-        """Say in an object store that files of a checkpoint are about to come.
+        """Record the owner of a checkpoint in the object store before its files are uploaded.
 
         Raises:
             StorageError: If the storage cannot be written.
@@ -202,14 +202,14 @@ class CheckpointStore:
             self._bucket.announce(self._owner, name)
 
     def upload(self, name: str, files: Sequence[str]) -> dict[str, FileRecord]:
-        """Bring some files of a checkpoint up; each is tried again before that is given up.
+        """Upload some files of a checkpoint; each is retried before the upload fails.
 
         Args:
-            name: The uuid given to :meth:`begin`.
-            files: Paths inside the checkpoint, on this machine.
+            name: The uuid passed to :meth:`begin`.
+            files: Local paths inside the checkpoint.
 
         Returns:
-            Path to what has arrived; nothing for a directory, where it is already.
+            Path to record of the uploaded files; empty for a directory, where none are needed.
 
         Raises:
             StorageError: If the storage cannot take them.
@@ -232,17 +232,17 @@ class CheckpointStore:
         metadata: Mapping[str, Any],
         records: Mapping[str, FileRecord] | None = None,
     ) -> StoredCheckpoint:
-        """Make a checkpoint appear, complete and safe from a loss of power.
+        """Publish a checkpoint, complete and safe from a power loss.
 
         Args:
-            name: The uuid given to :meth:`begin`.
-            steps_completed: Batches that it holds.
-            metadata: Anything that JSON can hold.
-            records: What all ranks have uploaded; everything is uploaded now when left out.
+            name: The uuid passed to :meth:`begin`.
+            steps_completed: Number of batches completed.
+            metadata: Values that JSON can represent.
+            records: Uploaded files of all ranks; by default everything is uploaded now.
 
         Raises:
-            ConfigError: If a file has a name that no checkpoint may hold, or is a link that leads
-                out of the checkpoint.
+            ConfigError: If a file's name is invalid, or it is a link that leads out of the
+                checkpoint.
             StorageError: If the storage cannot take it.
         """
         now = datetime.datetime.now(datetime.UTC).isoformat().replace("+00:00", "Z")
@@ -283,36 +283,36 @@ class CheckpointStore:
         sync(self._root)
 
     def keep_copy(self, name: str) -> None:
-        """Keep what was uploaded at hand, for whoever goes on from it on this machine."""
+        """Keep the uploaded files in the local cache, for a trial that resumes on this machine."""
         partial = self._partial(name)
         if not self.is_remote or not partial.is_dir():
             return
-        with contextlib.suppress(OSError):  # a copy is a convenience
+        with contextlib.suppress(OSError):  # the copy is optional
             self._cache.adopt(name, partial)
         self.drop(name)
 
     def abort(self, name: str) -> None:
-        """Remove an unfinished checkpoint, here and, if anything of it is there, in the store."""
+        """Remove an unfinished checkpoint, locally and in the object store."""
         self.drop(name)
         if name in self._announced:
             with contextlib.suppress(StorageError):  # the next sweep removes it
                 self._bucket.abandon(self._owner, name)
 
     def drop(self, name: str) -> None:
-        """Remove the files of an unfinished checkpoint on this machine."""
+        """Remove the local files of an unfinished checkpoint."""
         shutil.rmtree(self._partial(name), ignore_errors=True)
 
     def sweep(self, owner: str | None = None) -> None:
-        """Remove what an owner began and never finished; call it when no run of it writes.
+        """Remove the unfinished checkpoints of an owner; call it while none of its runs writes.
 
         Args:
-            owner: This store's own when left out.
+            owner: Owner name; this store's by default.
 
         Raises:
-            StorageError: If an object store does not say what there is.
+            StorageError: If an object store cannot be listed.
         """
         owner = self._owner if owner is None else owner
-        DirectoryShelf(self._root).sweep(owner)
+        DirectoryBackend(self._root).sweep(owner)
         if self.is_remote:
             self._bucket.sweep(owner)
 
@@ -320,51 +320,51 @@ class CheckpointStore:
 
     @contextlib.contextmanager
     def restore_path(self, name: str, selector: Selector | None = None) -> Iterator[Path]:
-        """Give a directory that holds a checkpoint's files, for reading, until the block ends.
+        """Yield a local directory with a checkpoint's files, for reading, until the block ends.
 
         Args:
-            name: Its uuid.
-            selector: Which files are wanted; from an object store only those are fetched.
+            name: The checkpoint's uuid.
+            selector: Selects files; an object store fetches only the selected ones.
 
         Raises:
-            NotFoundError: If there is no such checkpoint, it is not complete, or a file of it is
-                not what was saved.
+            NotFoundError: If the checkpoint does not exist, is incomplete, or a file differs from
+                the saved one.
             StorageError: If the storage cannot be read.
         """
         stored = self.describe(name)
         if not self.is_remote:
             yield self._root / name
             return
-        wanted = [file for file in stored.resources if selector is None or selector(file)]
-        with self._cache.entry(name, lambda path: self._fetch(stored, wanted, path)) as path:
+        selected = [file for file in stored.resources if selector is None or selector(file)]
+        with self._cache.entry(name, lambda path: self._fetch(stored, selected, path)) as path:
             yield path
 
     def download(self, name: str, directory: Path, selector: Selector | None = None) -> list[str]:
-        """Copy a checkpoint's files into a directory; what is there already is not copied again.
+        """Copy a checkpoint's files into a directory; files that are present are skipped.
 
         Returns:
-            The files that are there now.
+            The selected files, all of them present.
 
         Raises:
-            NotFoundError: As :meth:`restore_path`.
-            StorageError: As :meth:`restore_path`.
+            NotFoundError: See :meth:`restore_path`.
+            StorageError: See :meth:`restore_path`.
         """
         stored = self.describe(name)
-        wanted = [file for file in stored.resources if selector is None or selector(file)]
+        selected = [file for file in stored.resources if selector is None or selector(file)]
         directory.mkdir(parents=True, exist_ok=True)
         if self.is_remote:
-            self._fetch(stored, wanted, directory)
-            return wanted
-        for file in wanted:
+            self._fetch(stored, selected, directory)
+            return selected
+        for file in selected:
             target = path_inside(directory.parent, directory.name, file)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path_inside(self._root, name, file), target)
-        return wanted
+        return selected
 
-    def _fetch(self, stored: StoredCheckpoint, wanted: Sequence[str], directory: Path) -> None:
+    def _fetch(self, stored: StoredCheckpoint, selected: Sequence[str], directory: Path) -> None:
         missing = [
             file
-            for file in wanted
+            for file in selected
             if not (directory / file).is_file()
             or (directory / file).stat().st_size != stored.resources[file]
         ]
@@ -380,24 +380,24 @@ class CheckpointStore:
     def pieces(self, name: str, file: str, first: int, end: int) -> Iterator[bytes]:
         """Read bytes ``first`` to ``end`` of a file of a checkpoint, piece by piece."""
         _check_uuid(name)
-        return self._shelf.pieces(name, file, first, end)
+        return self._backend.pieces(name, file, first, end)
 
     def describe(self, name: str) -> StoredCheckpoint:
-        """Return what is known of a complete checkpoint.
+        """Return the description of a complete checkpoint.
 
         Raises:
-            NotFoundError: If there is no such checkpoint, it is not complete, or a file of it
-                is missing or has another size.
+            NotFoundError: If the checkpoint does not exist, is incomplete, or a file is missing
+                or has the wrong size.
             StorageError: If the storage cannot be read.
         """
         stored = self._described(name)
-        self._shelf.check(stored)
+        self._backend.check(stored)
         return stored
 
     def _described(self, name: str) -> StoredCheckpoint:
         _check_uuid(name)
         try:
-            stored = msgspec.json.decode(self._shelf.description(name), type=StoredCheckpoint)
+            stored = msgspec.json.decode(self._backend.description(name), type=StoredCheckpoint)
         except msgspec.DecodeError as error:
             raise self._damaged(name, str(error)) from error
         if stored.uuid != name:
@@ -407,27 +407,27 @@ class CheckpointStore:
         return stored
 
     def _damaged(self, name: str, problem: str) -> NotFoundError:
-        place = self.address.root
-        msg = f"checkpoint {name}: {DESCRIPTION_FILE} in {place} is damaged: {problem}"
+        root = self.address.root
+        msg = f"checkpoint {name}: {DESCRIPTION_FILE} in {root} is damaged: {problem}"
         return NotFoundError(msg)
 
     def list(self) -> list[StoredCheckpoint]:
         """Return the complete checkpoints, oldest first."""
         complete = []
-        for name in filter(_UUID.fullmatch, self._shelf.names()):
+        for name in filter(_UUID.fullmatch, self._backend.names()):
             with contextlib.suppress(NotFoundError):
                 complete.append(self.describe(name))
         return sorted(complete, key=lambda stored: stored.created_at)
 
     def latest(self) -> StoredCheckpoint | None:
-        """Return the complete checkpoint that goes furthest, the newest of them."""
-        found = self.list()
-        return max(found, key=lambda c: (c.steps_completed, c.created_at)) if found else None
+        """Return the complete checkpoint with the most steps; the newest of several."""
+        checkpoints = self.list()
+        return max(checkpoints, key=lambda c: (c.steps_completed, c.created_at), default=None)
 
     # -- removing -----------------------------------------------------------------------------
 
     def delete(self, name: str) -> None:
-        """Delete a checkpoint; do nothing when there is none.
+        """Delete a checkpoint; do nothing if it does not exist.
 
         Raises:
             StorageError: If it cannot be deleted.
@@ -436,10 +436,10 @@ class CheckpointStore:
         if self.is_remote:
             self._cache.forget(name)
         with self._guarded("cannot be deleted from"):
-            self._shelf.delete(name, trash)
+            self._backend.delete(name, trash)
 
     def remove_files(self, name: str, files: Sequence[str]) -> None:
-        """Delete some files of a checkpoint, which is then one without them.
+        """Delete some files of a checkpoint and keep the others.
 
         Raises:
             StorageError: If they cannot be deleted.
@@ -449,23 +449,23 @@ class CheckpointStore:
         except NotFoundError:
             return
         files = [file for file in files if not file_name_problem(file)]
-        gone = set(files)
-        rest = {file: size for file, size in stored.resources.items() if file not in gone}
-        hashes = {file: digest for file, digest in stored.hashes.items() if file not in gone}
-        left = msgspec.structs.replace(stored, resources=rest, hashes=hashes)
+        removed = set(files)
+        remaining = {file: size for file, size in stored.resources.items() if file not in removed}
+        hashes = {file: digest for file, digest in stored.hashes.items() if file not in removed}
+        updated = msgspec.structs.replace(stored, resources=remaining, hashes=hashes)
         with self._guarded("cannot be deleted from"):
-            self._shelf.remove_files(left, files)
+            self._backend.remove_files(updated, files)
 
     @contextlib.contextmanager
     def _guarded(self, doing: str = "cannot be written") -> Iterator[None]:
-        """Say of an error of the system that it is the storage that failed."""
+        """Convert an OSError into a StorageError."""
         try:
             yield
         except OSError as error:
-            place = self.address
+            address = self.address
             if self.is_remote:
-                place = StorageAddress(root=str(self._root))
-            raise storage_error(place, error, doing) from error
+                address = StorageAddress(root=str(self._root))
+            raise storage_error(address, error, doing) from error
 
     def _partial(self, name: str) -> Path:
         _check_uuid(name)
@@ -473,8 +473,8 @@ class CheckpointStore:
 
 
 def _default_cache() -> Path:
-    named = os.environ.get("XDG_CACHE_HOME")
-    return (Path(named) if named else Path.home() / ".cache") / "zerolab" / "checkpoints"
+    configured = os.environ.get("XDG_CACHE_HOME")
+    return (Path(configured) if configured else Path.home() / ".cache") / "zerolab" / "checkpoints"
 
 
 def _check_uuid(name: str) -> None:
@@ -486,7 +486,7 @@ def _sizes(directory: Path) -> dict[str, int]:
     """Return path and size of every file below ``directory``.
 
     Raises:
-        ConfigError: If one is a link that leads out of it.
+        ConfigError: If one is a link that leads out of the directory.
     """
     names = list_files(directory)
     top = directory.resolve()
@@ -498,6 +498,6 @@ def _sizes(directory: Path) -> dict[str, int]:
 
 
 def list_files(directory: Path) -> list[str]:
-    """Return the paths, relative to it, of every file below ``directory``."""
-    found = (path for path in sorted(directory.rglob("*")) if path.is_file())
-    return [path.relative_to(directory).as_posix() for path in found]
+    """Return the relative paths of all files below ``directory``."""
+    files = (path for path in sorted(directory.rglob("*")) if path.is_file())
+    return [path.relative_to(directory).as_posix() for path in files]

@@ -293,7 +293,7 @@ def check_storage(
     """
     from zerolab.config.experiment.storage import address_of
     from zerolab.storage.faults import StorageRefusedError
-    from zerolab.storage.opening import missing_package
+    from zerolab.storage.filesystem import missing_package
     from zerolab.storage.store import CheckpointStore
 
     address = address_of(storage)

@@ -65,7 +65,7 @@ from zerolab.contract.spec import (
 )
 from zerolab.launcher.rank import announce_rank
 from zerolab.linux import PARENT_DIED, reap_adopted
-from zerolab.staging.start import staged
+from zerolab.staging.launcher_hooks import staged
 from zerotrial.compat.deepspeed import install_from_environment
 from zerotrial.process.early_sigterm import DeferredSigterm, StoppedEarlyError
 from zerotrial.process.preloading import TRIAL_CLASS_MODULES, import_next

@@ -1,4 +1,4 @@
-"""From an address to an fsspec file system: its package, and its options in its own words."""
+"""fsspec file system of a storage address: required package and options."""
 
 import importlib.util
 from typing import Any
@@ -10,17 +10,17 @@ from zerolab.errors import ConfigError
 __all__ = ["check_installed", "missing_package", "open_remote"]
 
 _EXTRAS = {"s3": ("s3fs", "s3"), "gs": ("gcsfs", "gcs"), "az": ("adlfs", "azure")}
-"""Scheme of a URL to the package that reads it, and the extra of ours that installs it."""
+"""Scheme of a URL to the package that reads it, and Zerolab's extra that installs it."""
 
 _CONNECT_S = 10
 _READ_S = 60
 _TRIES = 3
 _PARTS_AT_ONCE = 4
-"""Parts of a file in memory during a transfer."""
+"""Parts of a file in memory at the same time during a transfer."""
 
 
 def missing_package(address: StorageAddress) -> str | None:
-    """Say which package a storage needs and this machine does not have; None if there is none."""
+    """Return an error if the package of a storage is not installed, else None."""
     package, extra = _EXTRAS.get(address.scheme, ("", ""))
     if not package or importlib.util.find_spec(package) is not None:
         return None
@@ -31,7 +31,7 @@ def missing_package(address: StorageAddress) -> str | None:
 
 
 def check_installed(address: StorageAddress) -> None:
-    """Refuse a storage that this machine cannot open.
+    """Raise if this machine cannot open a storage.
 
     Raises:
         ConfigError: If its package is not installed.
@@ -42,7 +42,7 @@ def check_installed(address: StorageAddress) -> None:
 
 
 def open_remote(address: StorageAddress) -> tuple[Any, str]:
-    """Return an fsspec file system and the path of the root in it; nothing is asked of it yet.
+    """Return an fsspec file system and the path of its root, without contacting the storage.
 
     Raises:
         ConfigError: If its package is not installed.
@@ -50,10 +50,10 @@ def open_remote(address: StorageAddress) -> tuple[Any, str]:
     check_installed(address)
     import fsspec
 
-    # No instance is shared and nothing is remembered: others write and delete there, too.
+    # Neither instances nor listings are cached: other processes write and delete there, too.
     shared = {"skip_instance_cache": True, "use_listings_cache": False}
-    found = fsspec.core.url_to_fs(address.root, **shared, **_arguments(address))
-    return found[0], str(found[1]).rstrip("/")
+    opened = fsspec.core.url_to_fs(address.root, **shared, **_arguments(address))
+    return opened[0], str(opened[1]).rstrip("/")
 
 
 def _arguments(address: StorageAddress) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def _arguments(address: StorageAddress) -> dict[str, Any]:
                 "retries": {"max_attempts": _TRIES, "mode": "standard"},
             },
         }
-    if address.scheme == "az" and options:  # else the machine's own, from its environment
+    if address.scheme == "az" and options:  # else the machine's own credentials
         return _azure(options)
     return {}
 
@@ -80,11 +80,11 @@ def _azure(options: dict[str, str]) -> dict[str, Any]:
         return {"connection_string": options["connection_string"]}
     url = options.get("account_url", "")
     host, account = urlsplit(url).netloc, urlsplit(url).path.strip("/")
-    if account and "credential" in options:  # as emulators and Azure Stack have it
+    if account and "credential" in options:  # the URL form of emulators and Azure Stack
         secret = options["credential"]
         kind = "SharedAccessSignature" if "sig=" in secret else "AccountKey"
-        said = f"BlobEndpoint={url};AccountName={account};{kind}={secret}"
-        return {"connection_string": said}
+        connection = f"BlobEndpoint={url};AccountName={account};{kind}={secret}"
+        return {"connection_string": connection}
     return {
         "account_name": host.partition(".")[0],
         "account_host": host,

@@ -1,4 +1,4 @@
-"""Where complete checkpoints stand: in a directory, or in an object store; the same verbs."""
+"""Storage backends for complete checkpoints: a directory or an object store."""
 
 import contextlib
 import errno
@@ -16,14 +16,14 @@ from zerolab.contract.names import file_name_problem
 from zerolab.contract.storage import StorageAddress
 from zerolab.errors import NotFoundError
 from zerolab.files import write_atomic
-from zerolab.storage.objects import ObjectStore
+from zerolab.storage.object_store import ObjectStore
 
 __all__ = [
     "DESCRIPTION_FILE",
     "PARTIAL",
-    "BucketShelf",
-    "DirectoryShelf",
-    "Shelf",
+    "BucketBackend",
+    "DirectoryBackend",
+    "StorageBackend",
     "StoredCheckpoint",
     "path_inside",
 ]
@@ -36,46 +36,46 @@ _PIECE = 1 << 20
 
 
 class StoredCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``checkpoint.json`` says."""
+    """Content of ``checkpoint.json``."""
 
     uuid: str
     steps_completed: int
-    """Batches (optimizer steps) that it holds."""
+    """Number of batches (optimizer steps) completed."""
     resources: dict[str, int]
     """Path inside the checkpoint to its size in bytes."""
     metadata: dict[str, object]
     created_at: str
     """ISO 8601, UTC."""
     hashes: dict[str, str] = {}
-    """Path to the hash of its content (:class:`zerolab.storage.objects.FileRecord`), of what was
-    uploaded."""
+    """Path to the content's hash (see :class:`zerolab.storage.object_store.FileRecord`), for
+    uploaded files."""
 
     def to_json(self) -> bytes:
         """Return the content of ``checkpoint.json``."""
         return msgspec.json.format(msgspec.json.encode(self), indent=1)
 
 
-class Shelf(Protocol):
-    """What becomes of checkpoints that are complete, and of what was left of others."""
+class StorageBackend(Protocol):
+    """Operations on complete checkpoints, and clean-up of unfinished ones."""
 
     def description(self, name: str) -> bytes:
-        """Return the content of ``checkpoint.json``; raise NotFoundError if there is none."""
+        """Return the content of ``checkpoint.json``; raise NotFoundError if it is missing."""
         ...
 
     def names(self) -> list[str]:
-        """Return what stands on it, checkpoints and other things."""
+        """Return the names of all entries, whether checkpoints or not."""
         ...
 
     def check(self, stored: StoredCheckpoint) -> None:
-        """Raise NotFoundError if a file is missing or has another size."""
+        """Raise NotFoundError if a file is missing or has the wrong size."""
         ...
 
     def delete(self, name: str, trash: Path) -> None:
-        """Remove a checkpoint; one that is not there is no matter."""
+        """Remove a checkpoint; do nothing if it does not exist."""
         ...
 
     def remove_files(self, stored: StoredCheckpoint, names: Sequence[str]) -> None:
-        """Remove files of a checkpoint, which ``stored`` names no more."""
+        """Remove files of a checkpoint that ``stored`` no longer lists."""
         ...
 
     def pieces(self, name: str, file: str, first: int, end: int) -> Iterator[bytes]:
@@ -83,12 +83,12 @@ class Shelf(Protocol):
         ...
 
     def sweep(self, owner: str) -> None:
-        """Remove what an owner has begun here and never finished."""
+        """Remove the unfinished checkpoints of an owner."""
         ...
 
 
-class DirectoryShelf:
-    """Checkpoints in a directory, which every machine sees at the same path.
+class DirectoryBackend:
+    """Checkpoints in a directory that every machine mounts at the same path.
 
     Args:
         root: The directory.
@@ -98,29 +98,29 @@ class DirectoryShelf:
         self._root = root
 
     def description(self, name: str) -> bytes:
-        """Return the content of ``checkpoint.json``; raise NotFoundError if there is none."""
+        """Return the content of ``checkpoint.json``; raise NotFoundError if it is missing."""
         try:
             return (self._root / name / DESCRIPTION_FILE).read_bytes()
         except FileNotFoundError:
-            msg = f"checkpoint {name}: there is none in {self._root}"
+            msg = f"checkpoint {name}: not found in {self._root}"
             raise NotFoundError(msg) from None
 
     def names(self) -> list[str]:
-        """Return what stands on it, checkpoints and other things."""
+        """Return the names of all entries, whether checkpoints or not."""
         return [path.name for path in self._root.iterdir()] if self._root.is_dir() else []
 
     def check(self, stored: StoredCheckpoint) -> None:
-        """Raise NotFoundError if a file is missing or has another size."""
+        """Raise NotFoundError if a file is missing or has the wrong size."""
         for resource, size in stored.resources.items():
             path = path_inside(self._root, stored.uuid, resource)
-            found = path.stat().st_size if path.is_file() else None
-            if found != size:
-                state = "is missing" if found is None else f"has {found} bytes instead of {size}"
-                msg = f"checkpoint {stored.uuid}: {path} {state}; go on from an earlier checkpoint"
+            actual = path.stat().st_size if path.is_file() else None
+            if actual != size:
+                state = "is missing" if actual is None else f"has {actual} bytes instead of {size}"
+                msg = f"checkpoint {stored.uuid}: {path} {state}; resume from an earlier checkpoint"
                 raise NotFoundError(msg)
 
     def delete(self, name: str, trash: Path) -> None:
-        """Remove a checkpoint, first out of sight: a death in the middle leaves no half of it."""
+        """Remove a checkpoint, renamed first so that a crash leaves no visible half of it."""
         if (self._root / name).is_file():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         with contextlib.suppress(FileNotFoundError):
@@ -129,14 +129,14 @@ class DirectoryShelf:
             shutil.rmtree(trash)
 
     def remove_files(self, stored: StoredCheckpoint, names: Sequence[str]) -> None:
-        """Remove files of a checkpoint, which ``stored`` names no more."""
+        """Remove files of a checkpoint that ``stored`` no longer lists."""
         directory = self._root / stored.uuid
         write_atomic(path_inside(self._root, stored.uuid, DESCRIPTION_FILE), stored.to_json())
         for name in names:
             try:
                 path = path_inside(self._root, stored.uuid, name, follow=False)
-            except NotFoundError as error:  # it is no file of the checkpoint
-                logger.warning("%s; it is left alone", error)
+            except NotFoundError as error:  # not a file of the checkpoint
+                logger.warning("%s; not removed", error)
                 continue
             path.unlink(missing_ok=True)
             for parent in path.parents:
@@ -149,7 +149,7 @@ class DirectoryShelf:
         """Read bytes ``first`` to ``end`` of a file, piece by piece."""
         path = path_inside(self._root, name, file)
         try:
-            # A pipe would block; what was swapped for a link meanwhile is refused.
+            # Opening a pipe would block; O_NOFOLLOW rejects a file that was replaced by a link.
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             with os.fdopen(descriptor, "rb") as opened:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -159,60 +159,60 @@ class DirectoryShelf:
                     first += len(piece)
                     yield piece
         except FileNotFoundError:
-            msg = f"checkpoint {name}: {path} is missing; go on from an earlier checkpoint"
+            msg = f"checkpoint {name}: {path} is missing; resume from an earlier checkpoint"
             raise NotFoundError(msg) from None
 
     def sweep(self, owner: str) -> None:
-        """Remove what an owner has begun here and never finished."""
+        """Remove the unfinished checkpoints of an owner."""
         if self._root.is_dir():
             for path in self._root.glob(f"{PARTIAL}.{owner}.*"):
                 shutil.rmtree(path, ignore_errors=True)
 
 
-class BucketShelf:
+class BucketBackend:
     """Checkpoints in an object store: ``<root>/<uuid>/...``, complete with ``checkpoint.json``.
 
-    As long as one is uploaded, an object ``.partial.<owner>.<uuid>`` says whose it is.
+    During an upload, an object ``.partial.<owner>.<uuid>`` records its owner.
 
     Args:
-        address: Of the storage.
+        address: Address of the storage.
     """
 
     def __init__(self, address: StorageAddress) -> None:
         self.objects = ObjectStore(address)
-        self._place = address.root
+        self._location = address.root
 
     def announce(self, owner: str, name: str) -> None:
-        """Say that files of a checkpoint are about to come."""
-        self.objects.write(_marker(owner, name), b"an upload is going on")
+        """Record the owner of a checkpoint before its files are uploaded."""
+        self.objects.write(_marker(owner, name), b"upload in progress")
 
     def complete(self, owner: str, stored: StoredCheckpoint) -> None:
-        """Make a checkpoint of what was uploaded."""
+        """Publish an uploaded checkpoint by writing ``checkpoint.json``."""
         self.objects.write(f"{stored.uuid}/{DESCRIPTION_FILE}", stored.to_json())
         self.objects.remove([_marker(owner, stored.uuid)])
 
     def description(self, name: str) -> bytes:
-        """Return the content of ``checkpoint.json``; raise NotFoundError if there is none."""
+        """Return the content of ``checkpoint.json``; raise NotFoundError if it is missing."""
         try:
             return self.objects.read(f"{name}/{DESCRIPTION_FILE}")
         except NotFoundError:
-            msg = f"checkpoint {name}: there is none in {self._place}"
+            msg = f"checkpoint {name}: not found in {self._location}"
             raise NotFoundError(msg) from None
 
     def names(self) -> list[str]:
-        """Return what stands on it, checkpoints and other things."""
+        """Return the names of all entries, whether checkpoints or not."""
         return self.objects.children()
 
     def check(self, stored: StoredCheckpoint) -> None:
-        """Find nothing wrong: whoever downloads a file sees whether it is what was saved."""
+        """Do nothing: a download checks every file."""
 
     def delete(self, name: str, trash: Path) -> None:
-        """Remove a checkpoint; from its first step on it is none."""
+        """Remove a checkpoint, ``checkpoint.json`` first so that it is never seen incomplete."""
         self.objects.remove([f"{name}/{DESCRIPTION_FILE}"])
         self.objects.remove_folder(name)
 
     def remove_files(self, stored: StoredCheckpoint, names: Sequence[str]) -> None:
-        """Remove files of a checkpoint, which ``stored`` names no more."""
+        """Remove files of a checkpoint that ``stored`` no longer lists."""
         self.objects.write(f"{stored.uuid}/{DESCRIPTION_FILE}", stored.to_json())
         self.objects.remove([f"{stored.uuid}/{name}" for name in names])
 
@@ -221,14 +221,14 @@ class BucketShelf:
         return self.objects.pieces(f"{name}/{file}", first, end)
 
     def sweep(self, owner: str) -> None:
-        """Remove what an owner has begun here and never finished."""
-        start = f"{PARTIAL}.{owner}."
-        found = self.objects.children()
-        for marker in (each for each in found if each.startswith(start)):
-            self.abandon(owner, marker.removeprefix(start))
+        """Remove the unfinished checkpoints of an owner."""
+        prefix = f"{PARTIAL}.{owner}."
+        names = self.objects.children()
+        for marker in (name for name in names if name.startswith(prefix)):
+            self.abandon(owner, marker.removeprefix(prefix))
 
     def abandon(self, owner: str, name: str) -> None:
-        """Remove the files of an upload that has not become a checkpoint."""
+        """Remove the files of an upload that was not completed."""
         try:
             self.description(name)
         except NotFoundError:
@@ -237,13 +237,13 @@ class BucketShelf:
 
 
 def path_inside(root: Path, name: str, file: str, *, follow: bool = True) -> Path:
-    """Return the path of a file of a checkpoint, which no name and no link leads out of it.
+    """Return the path of a checkpoint's file; reject names and links that lead outside.
 
     Args:
-        root: Holds the checkpoint's directory.
+        root: Directory that contains the checkpoint's directory.
         name: The checkpoint's uuid, or the name of another directory directly below ``root``.
         file: Path inside the checkpoint.
-        follow: Resolve a link in the place of the file itself; else only those of its folders.
+        follow: Resolve a link at the path itself; otherwise only links among its parents.
 
     Raises:
         NotFoundError: If the name is invalid, or the path leads elsewhere.
@@ -252,10 +252,10 @@ def path_inside(root: Path, name: str, file: str, *, follow: bool = True) -> Pat
         raise NotFoundError(f"checkpoint {name}: a file's name {problem}")
     directory = root.resolve() / name
     path = directory / file
-    found = path.resolve() if follow else path.parent.resolve() / path.name
-    if not found.is_relative_to(directory):
+    resolved = path.resolve() if follow else path.parent.resolve() / path.name
+    if not resolved.is_relative_to(directory):
         raise NotFoundError(f"checkpoint {name}: {file} is a link that leads out of the checkpoint")
-    return found
+    return resolved
 
 
 def _marker(owner: str, name: str) -> str:

@@ -1,4 +1,4 @@
-"""An object store as checkpoints use it: few calls, each tried again, each failing in our words."""
+"""Object store of checkpoints: a few operations with retries and uniform errors."""
 
 import contextlib
 import hashlib
@@ -13,7 +13,7 @@ import msgspec
 from zerolab.contract.storage import StorageAddress
 from zerolab.errors import ConfigError, NotFoundError, StorageError
 from zerolab.storage.faults import StorageRefusedError, opening_error, storage_error
-from zerolab.storage.opening import open_remote
+from zerolab.storage.filesystem import open_remote
 from zerolab.storage.progress import TransferProgress
 
 __all__ = ["FileRecord", "ObjectStore", "file_hash", "retried"]
@@ -23,21 +23,21 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _PAUSES_S = (0.5, 2.0, 5.0)
-"""Between the tries of one transfer; the libraries below try each request again themselves."""
+"""Pauses between attempts of a transfer; the libraries retry single requests themselves."""
 _PIECE = 8 * 1024**2
-"""Bytes of a ranged read."""
+"""Size of a ranged read, in bytes."""
 _PART = 50 * 1024**2
-"""Bytes of a part of an upload to S3; larger where a file would have more than S3 takes."""
+"""Part size of an S3 upload, in bytes; larger if a file would exceed S3's part limit."""
 _MOST_PARTS = 10_000
 _BUCKETS = ("s3", "gs", "az")
-"""Know no directories; told to make one, they would make a bucket that is missing."""
+"""Schemes without directories: ``makedirs`` would create a missing bucket."""
 
 
 def retried(attempt: Callable[[], T]) -> T:
-    """Call a transfer until it succeeds, up to four times; a refusal is not retried.
+    """Call a transfer until it succeeds, at most four times; denied access is not retried.
 
     Raises:
-        StorageError: Of the last attempt.
+        StorageError: The error of the last attempt.
     """
     for pause_s in _PAUSES_S:
         try:
@@ -51,27 +51,27 @@ def retried(attempt: Callable[[], T]) -> T:
 
 
 class FileRecord(msgspec.Struct, frozen=True):
-    """One file of a checkpoint."""
+    """Size and hash of one file of a checkpoint."""
 
     size: int
-    """In bytes."""
+    """Size in bytes."""
     hash: str
-    """BLAKE2b of 16 bytes, in hexadecimal digits; empty where none was taken."""
+    """BLAKE2b hash of 16 bytes in hexadecimal digits; empty if it was not computed."""
 
 
 def file_hash(path: Path) -> str:
-    """Return the hash of a file's content, as a :class:`FileRecord` has it."""
+    """Return the hash of a file's content, in the form of :class:`FileRecord`."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
 class ObjectStore:
-    """Objects below the root of an address; names are relative to it.
+    """Objects below the root of an address; object names are relative to it.
 
-    Every method raises :class:`~zerolab.errors.StorageError` when the store does not do its part.
+    Every method raises :class:`~zerolab.errors.StorageError` when the store fails.
 
     Args:
-        address: Of the storage.
+        address: Address of the storage.
     """
 
     def __init__(self, address: StorageAddress) -> None:
@@ -80,14 +80,14 @@ class ObjectStore:
             self._files, self._root = open_remote(address)
         except ConfigError:  # its package is missing
             raise
-        except ValueError as error:  # what the file says makes no sense to the library
+        except ValueError as error:  # the library rejects the options
             raise opening_error(address, error) from error
 
     def read(self, name: str) -> bytes:
         """Return the content of a small object.
 
         Raises:
-            NotFoundError: If there is none.
+            NotFoundError: If it does not exist.
         """
         with self._guarded("cannot be read"):
             try:
@@ -104,37 +104,37 @@ class ObjectStore:
             self._files.pipe_file(self._path(name), content)
 
     def remove(self, names: Sequence[str]) -> None:
-        """Remove objects; those that are not there are no matter."""
+        """Remove objects; missing ones are ignored."""
         for name in names:
             with self._guarded("cannot be deleted from"), contextlib.suppress(FileNotFoundError):
                 self._files.rm_file(self._path(name))
 
     def children(self) -> list[str]:
-        """Return the names directly below the root: of objects, and of what is like a directory."""
+        """Return the names directly below the root: objects and directory-like prefixes."""
         with self._guarded("cannot be listed"):
             try:
-                found = self._files.ls(self._root, detail=False)
+                paths = self._files.ls(self._root, detail=False)
             except FileNotFoundError as error:
                 self._check_bucket(error)
                 return []
-            return [str(path).rstrip("/").rpartition("/")[2] for path in found]
+            return [str(path).rstrip("/").rpartition("/")[2] for path in paths]
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Return name, relative to ``folder``, and size of every object below it."""
         base = self._path(folder)
         with self._guarded("cannot be listed"):
             try:
-                found = self._files.find(base, detail=True)
+                infos = self._files.find(base, detail=True)
             except FileNotFoundError:
                 return {}
             return {
                 str(path).removeprefix(f"{base}/"): int(info["size"])
-                for path, info in found.items()
+                for path, info in infos.items()
                 if info["type"] == "file" and str(path) != base
             }
 
     def remove_folder(self, folder: str) -> None:
-        """Remove every object below a folder, and what uploads that were cut off have left."""
+        """Remove every object below a folder, and the parts of unfinished uploads."""
         with self._guarded("cannot be deleted from"):
             with contextlib.suppress(FileNotFoundError):
                 self._files.rm(self._path(folder), recursive=True)
@@ -143,8 +143,8 @@ class ObjectStore:
     def upload(self, source: Path, name: str, progress: TransferProgress) -> FileRecord:
         """Upload a file and check the size of the object; transient failures are retried.
 
-        An object appears only when all of it has arrived: S3 gets a large file in parts, and makes
-        an object of them at the end.
+        The object appears only when it is complete: S3 receives a large file in parts and
+        assembles the object at the end.
         """
         record = FileRecord(source.stat().st_size, file_hash(source))
         path = self._path(name)
@@ -159,7 +159,7 @@ class ObjectStore:
         def attempt() -> None:
             nonlocal retry, failed
             with self._guarded("cannot be written"), progress.file() as count:
-                # Perhaps only the response of the attempt before was lost.
+                # The previous attempt may have succeeded with only its response lost.
                 complete = retry and self.address.scheme in _BUCKETS
                 retry = True
                 if complete and self._object_size(path) == record.size:
@@ -179,20 +179,20 @@ class ObjectStore:
         try:
             retried(attempt)
         finally:
-            if failed:  # an abort may have failed with its attempt
+            if failed:  # the abort of the last attempt may have failed with it
                 self._try_abort_uploads(path)
         return record
 
     def _try_abort_uploads(self, path: str) -> None:
-        """Abort uploads, and ignore errors: the sweep of the checkpoint aborts them, too."""
+        """Abort uploads and ignore errors; the sweep of the checkpoint aborts the rest."""
         with contextlib.suppress(Exception):
             self._abort_uploads(path)
 
     def _abort_uploads(self, path: str) -> None:
-        """Remove the parts of unfinished uploads from S3, where they cost money.
+        """Abort unfinished uploads on S3, where their parts cost money.
 
         Args:
-            path: Of one object; with a slash at its end, of all objects below it.
+            path: Path of one object, or a prefix with a trailing slash for all objects below it.
         """
         if self.address.scheme != "s3":
             return
@@ -206,7 +206,7 @@ class ObjectStore:
             ]
             for upload in uploads:
                 self._files.call_s3("abort_multipart_upload", Bucket=bucket, **upload)
-            # S3 sorts by key: those of the object itself come before longer ones.
+            # S3 sorts by key: uploads of the object itself precede those with longer keys.
             if not (page.get("IsTruncated") and uploads):
                 return
 
@@ -220,10 +220,10 @@ class ObjectStore:
     def download(
         self, name: str, target: Path, record: FileRecord, progress: TransferProgress
     ) -> None:
-        """Download a file and check its size and hash; it appears when it is complete.
+        """Download a file, check its size and hash, then move it to ``target``.
 
         Raises:
-            NotFoundError: If it does not exist, or is not the file that was saved.
+            NotFoundError: If it does not exist, or differs from the file that was saved.
         """
         part = target.with_name(f"{target.name}.part")
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -249,31 +249,31 @@ class ObjectStore:
             part.unlink()
             if last:
                 msg = f"{self.address.at(name)} is damaged: its content is not what was saved"
-                raise NotFoundError(f"{msg}; go on from an earlier checkpoint")
+                raise NotFoundError(f"{msg}; resume from an earlier checkpoint")
 
     def pieces(self, name: str, first: int, end: int) -> Iterator[bytes]:
         """Read an object from byte ``first`` up to ``end``, piece by piece.
 
         Raises:
-            NotFoundError: If it is not there, or ends before.
+            NotFoundError: If it does not exist, or is shorter than ``end``.
         """
-        place = first
-        while place < end:
-            until = min(place + _PIECE, end)
+        position = first
+        while position < end:
+            stop = min(position + _PIECE, end)
             with self._guarded("cannot be read"):
                 try:
-                    piece: bytes = self._files.cat_file(self._path(name), start=place, end=until)
+                    piece: bytes = self._files.cat_file(self._path(name), start=position, end=stop)
                 except FileNotFoundError as error:
                     self._check_bucket(error)
                     piece = b""
-            if len(piece) != until - place:
+            if len(piece) != stop - position:
                 raise self._incomplete(name, end)
             yield piece
-            place = until
+            position = stop
 
     def _incomplete(self, name: str, size: int) -> NotFoundError:
         msg = f"{self.address.at(name)} is missing, or shorter than its {size} bytes"
-        return NotFoundError(f"{msg}; go on from an earlier checkpoint")
+        return NotFoundError(f"{msg}; resume from an earlier checkpoint")
 
     def probe(self, name: str, content: bytes) -> None:
         """Write an object and remove it again."""
@@ -281,19 +281,19 @@ class ObjectStore:
         self.remove([name])
 
     def _check_bucket(self, error: FileNotFoundError) -> None:
-        """Tell a bucket that is not there from an object that is not."""
+        """Raise if the bucket, not only the object, is missing."""
         failure = storage_error(self.address, error, "cannot be read")
         if isinstance(failure, StorageRefusedError):
             raise failure from error
 
     @contextlib.contextmanager
     def _guarded(self, doing: str) -> Iterator[None]:
-        """Say of whatever a library raises that it is the storage that failed."""
+        """Convert any exception of a library into a StorageError."""
         try:
             yield
         except (NotFoundError, StorageError):
             raise
-        except Exception as error:  # libraries raise what they like
+        except Exception as error:  # libraries raise arbitrary exceptions
             raise storage_error(self.address, error, doing) from error
 
     def _path(self, name: str) -> str:
@@ -307,7 +307,7 @@ def _callback(count: Callable[[int], None]) -> Any:
         counted = 0
 
         def call(self, *_: Any, **__: Any) -> None:
-            # Some libraries report what is new, others the sum.
+            # Some libraries report increments, others absolute progress.
             count(self.value - self.counted)
             self.counted = self.value
 
