@@ -217,16 +217,37 @@ def write_as_deepspeed(directory: Path, layout: str, engine: Any) -> None:
             write_stages_1_and_2(path, engine, states, stage, mapped=mapped)
 
 
+def name_as_compiled(directory: Path) -> None:
+    """Put into the files the names that a model in a wrapper of ``torch.compile`` has."""
+    known = {*ORDER, "frozen", "calls"}
+
+    def rename(value: Any) -> Any:
+        if isinstance(value, list):
+            return [rename(item) for item in value]
+        if isinstance(value, dict):
+            return type(value)((rename(k), rename(v)) for k, v in value.items())
+        return f"_orig_mod.{value}" if isinstance(value, str) and value in known else value
+
+    with classes_named_as_deepspeeds():
+        for file in directory.glob("*/*.pt"):
+            torch.save(rename(torch.load(file, weights_only=False)), file)
+
+
 LAYOUTS = ("stage 0", "stage 1 mapped", "stage 2", "stage 3")
 
 
+@pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_training_goes_on_from_deepspeeds_files(tmp_path: Path, layout: str) -> None:
+def test_training_goes_on_from_deepspeeds_files(
+    tmp_path: Path, layout: str, *, compiled: bool
+) -> None:
     engine = make_engine(1)
     train(engine, 3)
     with torch.no_grad():
         engine.module.frozen.mul_(1.25)
     write_as_deepspeed(tmp_path / "theirs", layout, engine)
+    if compiled:
+        name_as_compiled(tmp_path / "theirs")
     path = import_deepspeed(tmp_path / "theirs", tmp_path / "ours")
     again = make_engine(2, seed=4)
     assert again.load_checkpoint(tmp_path / "ours") == (path, {"mine": {"epoch": 2}})

@@ -10,8 +10,12 @@ from torch import Tensor, nn
 
 from tests.engine.stage3_models import Language, make_batches
 from zerolab.config import load_engine_config
+from zerotrial.compat.deepspeed.names.zero_to_fp32 import (
+    get_fp32_state_dict_from_zero_checkpoint,
+    load_state_dict_from_zero_checkpoint,
+)
 from zerotrial.engine import initialize
-from zerotrial.engine.module.compiling import compile_blocks
+from zerotrial.engine.module.compiling import compile_blocks, strip_compiled
 
 # What torch's own compiler does while it reads a model, and no line of ours.
 pytestmark = [
@@ -140,3 +144,93 @@ def test_compiled_and_plain_models_exchange_checkpoints(
         assert engine.full_state_dict().keys() == names
         engine.close()
     assert found == pytest.approx(wanted, rel=1e-6)
+
+
+class Wrapper(nn.Module):
+    """Names parameters as ``torch.compile`` does; the engine leaves it where it is."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self._orig_mod = inner
+
+    def forward(self, *inputs: Any) -> Any:
+        return self._orig_mod(*inputs)
+
+
+def wrapped() -> nn.Module:
+    model: Any = language()
+    model.blocks[1] = Wrapper(model.blocks[1])
+    model.blocks[0].requires_grad_(requires_grad=False)
+    return Wrapper(model)
+
+
+@pytest.fixture(scope="module")
+def old_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Tensor]]:
+    """A checkpoint with ``_orig_mod.`` in its names, and its weights by plain names."""
+    folder = tmp_path_factory.mktemp("old")
+    engine = initialize(model=wrapped(), config=CONFIG)[0]
+    for ((batch,),) in make_batches(2, 1, 1):
+        engine.backward(engine(*batch))
+        engine.step()
+    engine.save_checkpoint(folder)
+    weights = engine.full_state_dict()
+    engine.export(folder / "weights.safetensors")
+    engine.close()
+    text = next(folder.glob("*/manifest.json")).read_text()
+    assert "_orig_mod.blocks.1._orig_mod." in text
+    return folder, {name.replace("_orig_mod.", ""): value for name, value in weights.items()}
+
+
+CONFIG: dict[str, Any] = {"train_batch_size": 2, "optimizer": {"type": "AdamW"}}
+
+
+def check_equal(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 3])
+@pytest.mark.parametrize("make", [language, model_compiled])
+def test_old_names_of_compiled_models_load_into_engine(
+    stage: int, make: Any, old_checkpoint: tuple[Path, dict[str, Tensor]]
+) -> None:
+    torch.compiler.reset()
+    folder, wanted = old_checkpoint
+    model = make()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("blocks.0." not in name)
+        nn.init.zeros_(parameter)
+    config = {**CONFIG, "zero_optimization": {"stage": stage}}
+    engine = initialize(model=model, config=config)[0]
+    engine.load_checkpoint(folder)
+    check_equal(engine.full_state_dict(), wanted)
+    assert engine.full("head.weight", "exp_avg").abs().sum() > 0
+    for ((batch,),) in make_batches(1, 1, 1):
+        engine.backward(engine(*batch))
+        engine.step()
+    old = {f"_orig_mod.{name}": value for name, value in wanted.items()}
+    engine.module.load_state_dict(old)
+    check_equal(engine.full_state_dict(), wanted)
+    engine.close()
+
+
+@pytest.mark.parametrize("make", [language, model_compiled])
+def test_old_names_of_compiled_models_load_without_engine(
+    make: Any, old_checkpoint: tuple[Path, dict[str, Tensor]]
+) -> None:
+    folder, wanted = old_checkpoint
+    check_equal(get_fp32_state_dict_from_zero_checkpoint(folder), wanted)
+    model = load_state_dict_from_zero_checkpoint(make(), folder)
+    check_equal({strip_compiled(name): v for name, v in model.state_dict().items()}, wanted)
+
+
+def test_old_names_of_compiled_models_fill_model_at_stage_3(
+    old_checkpoint: tuple[Path, dict[str, Tensor]],
+) -> None:
+    folder, wanted = old_checkpoint
+    config = {**CONFIG, "zero_optimization": {"stage": 3}}
+    file = folder / "weights.safetensors"
+    engine = initialize(model=language(), config=config, weights=file)[0]
+    check_equal(engine.full_state_dict(), wanted)
+    engine.close()

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from zerolab.errors import EngineError, NotFoundError
+from zerotrial.engine.module.compiling import strip_compiled
 
 __all__ = [
     "LATEST",
@@ -140,6 +141,13 @@ class Manifest:
             msg = f"{path}: damaged (its digest does not match)"
             raise CheckpointError(msg)
         files = {name: FileRecord(**record) for name, record in body.pop("files").items()}
+        # Earlier versions kept the names of compiled modules.
+        body["shapes"] = {strip_compiled(name): v for name, v in body["shapes"].items()}
+        body["excluded"] = [strip_compiled(name) for name in body.get("excluded", [])]
+        body["tied"] = {
+            strip_compiled(first): [strip_compiled(name) for name in names]
+            for first, names in body.get("tied", {}).items()
+        }
         return cls(**body, files=files)
 
 

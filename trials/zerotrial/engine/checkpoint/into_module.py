@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from zerotrial.engine.module.compiling import strip_compiled
 from zerotrial.engine.module.frozen import FrozenOriginals
 from zerotrial.engine.module.gathered import is_sharded
 
@@ -37,6 +38,14 @@ def accept_full_tensors(
     for part in module.modules():
         register: Any = part.register_load_state_dict_pre_hook
         register(_Writer(shards.get(part, {}), frozen.get(part, {})))
+
+
+def _strip_names(state: dict[str, Any], prefix: str) -> None:
+    """Accept the names of a compiled model: the engine has the modules inside its wrappers."""
+    for name in [name for name in state if name.startswith(prefix)]:
+        plain = prefix + strip_compiled(name.removeprefix(prefix))
+        if plain != name:
+            state[plain] = state.pop(name)
 
 
 class _Writer:
@@ -74,6 +83,7 @@ class _Writer:
             return
         if metadata.get("assign_to_params_buffers"):
             metadata["assign_to_params_buffers"] = False
+        _strip_names(state, prefix)
         for name, write in (*self._originals.items(), *self._shards.items()):
             value, current = state.get(prefix + name), getattr(module, name)
             if not isinstance(value, Tensor) or is_sharded(value):

@@ -38,6 +38,7 @@ from zerotrial.engine.checkpoint.state import (
 )
 from zerotrial.engine.checkpoint.training_state import TrainingState
 from zerotrial.engine.lr_schedules import LRSchedule
+from zerotrial.engine.module.compiling import strip_compiled
 from zerotrial.engine.tensor.cut import Span
 from zerotrial.engine.update.savable import takes_any_states
 
@@ -213,8 +214,9 @@ class Loader:
         if name not in manifest.files:
             return {}
         own: dict[str, Any] = from_file(self._path / name)
-        if not self._same_ranks(manifest):
-            own["buffers"] = {}  # of another division of the data; rank 0's are for all
+        # Those of another division of the data do not count: rank 0's are for all.
+        buffers = own.get("buffers", {}) if self._same_ranks(manifest) else {}
+        own["buffers"] = _without_wrappers(buffers)
         return own
 
     def _gradients(
@@ -238,7 +240,7 @@ class Loader:
         found: dict[str, dict[str, Any]] = {}
         for name in sorted(manifest.files) if self._selection.with_states else ():
             if name.startswith("states-"):
-                found |= from_file(self._path / name)
+                found |= _without_wrappers(from_file(self._path / name))
         return found
 
     def _common(self, engine_state: Mapping[str, Any]) -> Mapping[Any, Any]:
@@ -389,7 +391,7 @@ class Loader:
                 self._state.stage.originals.write(name, value)
 
     def _set_rest(self, engine_state: Mapping[str, Any], others: Mapping[str, Any]) -> None:
-        set_module_extra_state(self._state.module, engine_state["module"])
+        set_module_extra_state(self._state.module, _without_wrappers(engine_state["module"]))
         if self._selection.module_only:
             return
         optimizer = self._state.stage.optimizer
@@ -417,6 +419,11 @@ class Loader:
         gradients.loss_scale = self._state.scaler.scale  # the scaler has been loaded by now
         self._state.stage.resume_gradients(gradients)
         self._state.progress.resume_window(gradients.state)
+
+
+def _without_wrappers(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Remove from names what wrappers of ``torch.compile`` put there, in earlier versions."""
+    return {strip_compiled(name): value for name, value in values.items()}
 
 
 def _same_type(saved: Mapping[str, Any], part: Any) -> bool:

@@ -25,6 +25,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from zerotrial.engine.checkpoint.files import CheckpointError, FileRecord, write_file
+from zerotrial.engine.module.compiling import strip_compiled
 from zerotrial.engine.seams import Piece
 from zerotrial.engine.tensor.cut import Span
 
@@ -120,10 +121,11 @@ def read_tensors(paths: Iterable[Path]) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for path in paths:
         try:
-            found |= safetensors.torch.load_file(path)
+            loaded = safetensors.torch.load_file(path)
         except (OSError, SafetensorError) as error:
             msg = f"{path}: missing or damaged ({error})"
             raise CheckpointError(msg) from error
+        found |= {strip_compiled(name): value for name, value in loaded.items()}
     return found
 
 
@@ -165,8 +167,9 @@ class ShardReader:
                     raise CheckpointError(msg)
                 span = _span_of(found["span"])
                 entry = _Range(int(found["start"]), int(found["stop"]), file, key, span)
-                self._ranges.setdefault((found["name"], found["kind"]), []).append(entry)
-                self._kinds.setdefault(found["name"], set()).add(found["kind"])
+                name = strip_compiled(found["name"])
+                self._ranges.setdefault((name, found["kind"]), []).append(entry)
+                self._kinds.setdefault(name, set()).add(found["kind"])
         for ranges in self._ranges.values():
             ranges.sort(key=lambda entry: entry.start)
 

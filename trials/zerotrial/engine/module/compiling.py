@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from zerolab.config.engine.runtime import CompileConfig
 
 
+_WRAPPED = "_orig_mod"
+"""The attribute in which a wrapper of ``torch.compile`` keeps the module."""
+
+
 def compile_blocks(module: nn.Module, config: CompileConfig) -> list[str]:
     """Compile a model's blocks, where the config asks for it.
 
@@ -66,9 +70,23 @@ def unwrap_compiled(model: nn.Module) -> nn.Module:
     return model
 
 
+def strip_compiled(name: str) -> str:
+    """Remove what wrappers of ``torch.compile`` put into a name.
+
+    Args:
+        name: Of a parameter, a buffer or a module.
+
+    Returns:
+        ``blocks.1.weight`` for ``_orig_mod.blocks.1._orig_mod.weight``; other names as they are.
+    """
+    if _WRAPPED not in name:
+        return name
+    return ".".join(part for part in name.split(".") if part != _WRAPPED)
+
+
 def _is_wrapper(module: nn.Module) -> bool:
     # By name: to import the class takes seconds.
-    return type(module).__name__ == "OptimizedModule" and "_orig_mod" in module._modules  # noqa: SLF001
+    return type(module).__name__ == "OptimizedModule" and _WRAPPED in module._modules  # noqa: SLF001
 
 
 def _inner(wrapper: Any) -> nn.Module:

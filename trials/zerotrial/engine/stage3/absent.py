@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from zerolab.errors import ConfigError
 from zerolab.formatting import first_few
 from zerotrial.engine.memory.lent import is_lent
+from zerotrial.engine.module.compiling import strip_compiled
 from zerotrial.engine.module.frozen import some_of
 from zerotrial.engine.module.swapped import become
 
@@ -46,15 +47,16 @@ class WeightFiles:
     def __init__(self, path: str | PathLike[str]) -> None:
         where = Path(path)
         files = sorted(where.glob("*.safetensors")) if where.is_dir() else [where]
-        self._file_of: dict[str, Any] = {}
+        self._place_of: dict[str, tuple[Any, str]] = {}
         try:
             for file in files:
                 opened = safe_open(file, framework="pt")
-                self._file_of.update(dict.fromkeys(opened.keys(), opened))  # type: ignore[no-untyped-call]
+                for key in opened.keys():  # type: ignore[no-untyped-call]  # noqa: SIM118
+                    self._place_of[strip_compiled(key)] = (opened, key)
         except (OSError, SafetensorError) as error:
             problem = f"weights: must be safetensors that every rank can read, got {file}: {error}"
             raise ConfigError("initialize()", [problem]) from error
-        if not self._file_of:
+        if not self._place_of:
             raise ConfigError("initialize()", [f"weights: {where} has no tensors in *.safetensors"])
 
     def check(self, module: nn.Module) -> None:
@@ -66,8 +68,8 @@ class WeightFiles:
         shapes = {n: t.shape for n, t in module.named_parameters(remove_duplicate=False)}
         shapes |= {n: t.shape for n, t in module.named_buffers(remove_duplicate=False)}
         problems = []
-        for name, file in self._file_of.items():
-            found = tuple(file.get_slice(name).get_shape())
+        for name, (file, key) in self._place_of.items():
+            found = tuple(file.get_slice(key).get_shape())
             if name not in shapes:
                 problems.append(f"weights: the model has no {name}")
             elif tuple(shapes[name]) != found:
@@ -77,11 +79,12 @@ class WeightFiles:
             raise ConfigError("initialize()", first_few(problems, 8))
 
     def __contains__(self, name: str) -> bool:
-        return name in self._file_of
+        return name in self._place_of
 
     def read(self, name: str, out: Tensor) -> None:
         """Fill a tensor; only its own bytes are read."""
-        out.copy_(self._file_of[name].get_tensor(name))
+        file, key = self._place_of[name]
+        out.copy_(file.get_tensor(key))
 
 
 class Absent:

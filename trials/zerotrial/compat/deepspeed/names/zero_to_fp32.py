@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from zerolab.errors import ConfigError, ZerolabError
 from zerotrial.engine.checkpoint.export import read_weights
+from zerotrial.engine.module.compiling import strip_compiled
 from zerotrial.engine.module.taken import is_trained_by_an_engine
 
 __all__ = [
@@ -60,7 +61,9 @@ def load_state_dict_from_zero_checkpoint(
     """
     trained = any(is_trained_by_an_engine(part) for part in model.modules())
     where = model if trained else model.cpu()
-    where.load_state_dict(read_weights(checkpoint_dir, tag), strict=False)
+    own = {strip_compiled(name): name for name in where.state_dict()}
+    found = read_weights(checkpoint_dir, tag)
+    where.load_state_dict({own.get(name, name): v for name, v in found.items()}, strict=False)
     return model
 
 
