@@ -32,12 +32,24 @@ _LOGIN_NAMES = (
     r"SECRET|PASSW(?:OR)?D|SSHPASS|PASSPHRASE|PASSCODE|CREDENTIAL"
     r"|(?<![A-Z])(?:PASS|PW)(?![A-Z])|PWD(?![A-Z])"
 )
+_SERVICE = r"API|AUTH|ACCESS|REFRESH|BEARER|HF|HUB|BOT"
 _NAME = re.compile(
     rf"{_LOGIN_NAMES}|CONN(?:ECTION)?_?STR|AUTHORIZATION|(?:KEYS?|TOKEN)(?![A-Z])"
-    r"|(?<![A-Z])(?:PAT|AUTH|DSN|JWT)(?![A-Z])"
+    rf"|(?:{_SERVICE})[_-]?TOKENS|(?<![A-Z])COOKIES?(?![A-Z_-])"
+    r"|(?<![A-Z])(?:PAT|AUTH|DSN|JWT|BEARER)(?![A-Z])"
 )
+_HARMLESS_NAME = re.compile(
+    r"[_.-](?:FILE|PATH|DIR|STDIN|ENV|NAME|COLUMN|FIELD|TYPE|RATE|RATIO|LOSS|WEIGHT|COUNT"
+    r"|SIZE|DIM|LEN|LENGTH|INDEX|IDX)S?$"
+    r"|(?<![A-Z])(?:SORT|PRIMARY|FOREIGN|PUBLIC|LABEL|INPUT|OUTPUT|TARGET|TEXT|IMAGE|AUDIO|VIDEO"
+    r"|PROMPT|RESPONSE|CHOSEN|REJECTED|MONITOR|METRIC|QUERY|FEATURE|REWARD|MESSAGES?)[_-]?KEYS?$"
+    r"|(?<![A-Z])(?:PAD|EOS|BOS|UNK|SEP|CLS|MASK|EOT|END|START|STOP|SPECIAL|IMAGE|AUDIO|VIDEO"
+    r"|PER|NEXT|FIRST|LAST)[_-]?TOKEN(?:$|[_-])"
+)
+"""Names of options of training scripts and of places that hold a secret elsewhere."""
 _NAME_OF_NUMBER = re.compile(_LOGIN_NAMES)
 """Names whose value is a secret even if it is a small number."""
+_NO_SECRET = re.compile(r"(?i:true|false|none|null|yes|no)")
 _SMALL_NUMBER = re.compile(r"[0-9]{1,5}(?:\.[0-9]*)?")
 """Value of an option like ``--key-size``, which is no secret."""
 
@@ -49,48 +61,69 @@ _PARAMETERS = re.compile(r"[?&]([\w.-]+)=([^&\s#]+)")
 _CONTINUED = r"\\\r?\n"
 """The end of a line that the next line continues."""
 _QUOTED = r"\"(?:\\[\s\S]|[^\"\\])*\"|'[^']*'"
-_ESCAPED = rf"\\[^\r\n]|{_CONTINUED}(?=\S)|\$\([^()]*\)"
+_ESCAPED = rf"\\[^\r\n]|{_CONTINUED}(?=\S)|\$\([^()]*\)|`[^`\n]*`"
 _CLOSING = r"[\"'](?:[\s;|&)]|\Z|[,:](?:\s|[\"'\[{])|[}\]]+(?:[\s,\"']|\Z))"
 """A quote that closes a text or a value of JSON that began before a secret in it."""
 _NEXT_QUOTED = rf"(?!{_CLOSING})(?:{_QUOTED})"
 _VALUE = (
-    rf"(?:{_QUOTED}|(?:{_ESCAPED}|[^\s\"'\\])+)"
+    rf"(?:{_QUOTED}|(?:{_ESCAPED}|[^\s\"'\\;|&)])+)"
     rf"(?:{_NEXT_QUOTED}|{_ESCAPED}|[^\s\"'\\;|&)])*"
 )
 _NAME_IN_COMMAND = re.compile(
-    r"(?<![\w-])(?P<assignment>-{0,2}[A-Za-z_][\w-]*)="
+    r"(?<!\S)(?:-H\s*|--header(?:=|\s+))"
+    r"(?:[\"'](?P<quoted>[A-Za-z_][\w-]*)|(?P<argument>[A-Za-z_][\w-]*)):\s*"
+    r"|(?<![\w-])(?P<assignment>-{0,2}[A-Za-z_][\w-]*)[\"']?="
     rf"|(?<![\w-])(?P<option>--?[A-Za-z_][\w-]+)(?:[ \t]|{_CONTINUED})+"
     rf"(?!{_CONTINUED}|[-\s;|&)]|\d*[<>])"
     r"|(?<![\w+.-])(?P<scheme>[\w+.-]+)://"
-    r"|(?<=[\"'])(?P<key>[A-Za-z_][\w.-]*)[\"']\s*:\s*"  # of JSON
-    r"|(?:(?<=[\"'])|^)(?P<header>[A-Za-z_][\w-]*)\s*:\s+"
+    r"|(?<=[\"'])(?P<key>[A-Za-z_][\w.-]*)\\*[\"']\s*:\s*"  # of JSON
+    r"|(?:\{[ \t]*|,[ \t]+)(?P<field>[A-Za-z_][\w.-]*):\s*"  # of YAML
+    r"|(?:(?<=[\"'])|^|(?<=\n)[ \t]*)(?P<header>[A-Za-z_][\w.-]*)\s*:\s+"
 )
 _VALUES = {
     "assignment": re.compile(_VALUE),
     "option": re.compile(_VALUE),
-    "scheme": re.compile(r"[^\s\"'|;<>()]+"),
-    "key": re.compile(rf"{_QUOTED}|[^\s\"',}}\]]+"),
-    "header": re.compile(r"[^\"'\n]+"),
+    "scheme": re.compile(r"(?:[^\s\"'|;<>()&]|&(?![&\s]|\Z))+"),
+    "key": re.compile(r"[^\s\"',}\]]+"),
+    "field": re.compile(r"[^\s\"',}\]]+"),
+    "header": re.compile(r"\"[^\"\n]*\"|'[^'\n]*'|[^\"'\n]+"),
+    "quoted": re.compile(r"[^\"'\n]+"),
+    "argument": re.compile(_VALUE),
 }
 """Values after a name, by the group of ``_NAME_IN_COMMAND``."""
-_REFERENCE = re.compile(r"\"?\$(?:\w+|\{\w+\}|\([^()]*\))\"?")
+_NEXT_VALUE = re.compile(rf"(?:[ \t]|{_CONTINUED})+(?![-\s;|&)]|\d*[<>])({_VALUE})")
+_LIST_NAME = re.compile(r"(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL)S$")
+"""Names of options that take several values."""
+_NESTED = re.compile(r"(?P<quote>\\*[\"'])|(?P<open>[\[{])|(?P<close>[\]}])|[^\s,:\[\]{}\"'\\]+")
+"""Tokens of a list or a mapping of JSON or YAML."""
+_AFTER_KEY = re.compile(r"\s*:")
+_QUOTE = re.compile(r"(\\*)([\"'])")
+_LINE_OF_LIST = re.compile(r"[ \t]*-[ \t]+([\"']?)([^\"'\n]+)\1[ \t]*(?:\n|\Z)")
+"""An item of a list of YAML on a line of its own."""
+_REFERENCE = re.compile(r"\"?(?:\$(?:\w+|\{\w+\}|\([^()]*\))|`[^`]*`)\"?")
 """A variable or a command that gives a shell the value."""
+_HEADER = re.compile(r"([A-Za-z_][\w-]*):\s*([^\n]+)")
 _OPTION = re.compile(r"[-+]{0,2}[A-Za-z_][\w.-]*")
 _PASSWORD_OPTION = re.compile(
     r"-[pPw](?!ass|at(?![a-z])|w|g|re|rivate|roxy|rimary|ublic|roject|rovider|andb|eb)[\w.-]"
 )
 """Perhaps an option of one letter with its password (``-pPASSWORD``), not a long name."""
 
-_USER = r"[\"']?[^:={C}\"'][^:{C}\"']*:"
+_USER = r"[\"']?[^:={C}\"'][^:={C}\"']*:"
+_WORD = "[^{C}]+"
 _CLIENTS = [
-    (r"(?:mysql|mariadb)[\w-]*|7z[ar]?", "-p"),
-    (r"sshpass|login|mongo\w*|cqlsh", "-p{S}*"),
-    (r"redis-cli", "-a{S}+"),
-    (r"curl", rf"(?:-u|--user)(?:{{S}}|=)*{_USER}"),
-    (r"curl", rf"(?:-U|--proxy-user)(?:{{S}}|=)*{_USER}"),
-    (r"https?", rf"(?:-a|--auth)(?:{{S}}|=)*{_USER}"),
-    (r"ldap(?:search|add|modify|delete|whoami|passwd)", "-w{S}*"),
-    (r"(?:un)?zip|sqlcmd|bcp|tsql|mosquitto_\w+", "-P{S}*"),
+    (r"(?:mysql|mariadb)[\w-]*|7z[ar]?", "{S}-p"),
+    (r"sshpass", rf"sshpass(?:{{S}}+-(?:[evV]+|[fdP]{{S}}*{_WORD}))*{{S}}+-[evV]*p{{S}}*"),
+    (r"login|mongo\w*|cqlsh", "{S}-p{S}*"),
+    (r"redis-cli", "{S}-a{S}+"),
+    (r"curl", rf"{{S}}(?:-u|--user)(?:{{S}}|=)*{_USER}"),
+    (r"curl", rf"{{S}}(?:-U|--proxy-user)(?:{{S}}|=)*{_USER}"),
+    (r"https?", rf"{{S}}(?:-a|--auth)(?:{{S}}|=)*{_USER}"),
+    (r"ldap(?:search|add|modify|delete|whoami|passwd)", "{S}-w{S}*"),
+    (r"(?:un)?zip|sqlcmd|bcp|tsql|mosquitto_\w+", "{S}-P{S}*"),
+    (r"wandb", rf"wandb{{S}}+login(?:{{S}}+-{_WORD})*{{S}}+(?!-)"),
+    (r"aws", r"{S}aws_(?:access_key_id|secret_access_key|session_token){S}+"),
+    (r"machine", rf"{{S}}login{{S}}+{_WORD}{{S}}+password{{S}}+"),
 ]
 """Well-known clients and the option before their password; ``{S}`` separates words.
 
@@ -108,7 +141,7 @@ def _password_patterns(character: str, space: str, arguments: str, value: str) -
         (
             re.compile(rf"(?<![\w.-])(?:{client})(?={space}){arguments}"),
             re.compile(
-                rf"{space}{option.replace('{S}', space).replace('{C}', character)}"
+                rf"{option.replace('{S}', space).replace('{C}', character)}"
                 rf"(?P<password>{value})"
             ),
         )
@@ -154,7 +187,8 @@ def _replace(text: str, replacements: Iterable[tuple[int, int, str]]) -> str:
 
 def is_secret_name(name: str) -> bool:
     """Return whether a name looks like that of a key, a token, a secret or a password."""
-    return _NAME.search(name.upper()) is not None
+    name = name.upper()
+    return _NAME.search(name) is not None and _HARMLESS_NAME.search(name) is None
 
 
 def is_secret_value(name: str, value: object) -> bool:
@@ -164,6 +198,8 @@ def is_secret_value(name: str, value: object) -> bool:
     if isinstance(value, int | float):
         is_number = abs(value) < 100_000
     else:
+        if _NO_SECRET.fullmatch(str(value)):
+            return False
         is_number = _SMALL_NUMBER.fullmatch(str(value)) is not None
     return not is_number or _NAME_OF_NUMBER.search(name.upper()) is not None
 
@@ -270,20 +306,78 @@ def _named_secrets(text: str) -> Iterator[tuple[_Secret, int]]:
         # No recursion: the value of another name is searched like the text after it.
         if kind != "scheme" and not _is_secret_name_in_command(kind, title):
             continue
-        match = _VALUES[kind].match(text, at)
-        if not match:
-            continue
-        at = match.end()
-        value = match[0]
+        spans, at = _values_after_name(text, at, kind, title)
         if kind == "scheme":
             title = "url"
-            is_secret = value == MASK or is_secret_url(text[name.start() : at])
-        else:
-            value = value.rstrip(";|&)") or value
-            is_reference = _REFERENCE.fullmatch(value)
-            is_secret = not is_reference and is_secret_value(title, value.strip("\"'"))
-        if is_secret:
-            yield (title, match.start(), match.start() + len(value)), name.start()
+            is_url = is_secret_url(text[name.start() : at])
+        for start, end in spans:
+            value = text[start:end]
+            if kind == "scheme":
+                is_secret = value == MASK or is_url
+            else:
+                is_reference = _REFERENCE.fullmatch(value)
+                is_secret = not is_reference and is_secret_value(title, value.strip("\"'"))
+            if is_secret:
+                yield (title, start, end), name.start()
+
+
+def _values_after_name(text: str, at: int, kind: str, name: str) -> tuple[list[_Span], int]:
+    """Return the values of a name, and where the text after them starts."""
+    if kind in ("key", "field", "header") and text[at : at + 1] in ("[", "{"):
+        return _nested_values(text, at)
+    quote = _QUOTE.match(text, at) if kind in ("key", "field") else None
+    if quote:
+        closing = _closing_quote(text, quote[0], quote.end())
+        end = closing.start() if closing else quote.end()
+        return [(quote.end(), end)], closing.end() if closing else end
+    spans: list[_Span] = []
+    if kind == "header":
+        while item := _LINE_OF_LIST.match(text, at):
+            spans.append(item.span(2))
+            at = item.end()
+        if spans:
+            return spans, at
+    match = _VALUES[kind].match(text, at)
+    while match:
+        spans.append(match.span(match.lastindex or 0))
+        at = match.end()
+        is_list = kind == "option" and _LIST_NAME.search(name.upper())
+        match = _NEXT_VALUE.match(text, at) if is_list else None
+    return spans, at
+
+
+def _nested_values(text: str, at: int) -> tuple[list[_Span], int]:
+    """Return the values in a list or a mapping that begins here, and its end."""
+    spans: list[_Span] = []
+    depth = 0
+    while token := _NESTED.search(text, at):
+        start, end = token.span()
+        at = end
+        if token["open"] or token["close"]:
+            depth += 1 if token["open"] else -1
+            if not depth:
+                break
+            continue
+        if token["quote"]:
+            closing = _closing_quote(text, token["quote"], end)
+            if not closing:
+                # The quote closes the text around an incomplete list.
+                return spans, start
+            (start, end), at = (end, closing.start()), closing.end()
+        if not _AFTER_KEY.match(text, at):
+            spans.append((start, end))
+    return spans, at
+
+
+def _closing_quote(text: str, quote: str, at: int) -> re.Match[str] | None:
+    """Find the quote that closes another one, which a shell may have escaped."""
+    depth = len(quote) - 1
+    for match in _QUOTE.finditer(text, at):
+        escapes = len(match[1])
+        is_closing = escapes == depth if depth or quote == "'" else escapes % 2 == 0
+        if match[2] == quote[-1] and is_closing:
+            return match
+    return None
 
 
 def _is_secret_name_in_command(kind: str, name: str) -> bool:
@@ -296,10 +390,14 @@ def _secrets_in_words(words: Sequence[Any]) -> dict[int, _Secret]:
     """Find the words of a command with a secret, by their index; none in other texts."""
     named: dict[int, _Secret] = {}
     texts: list[str] = []
+    before: Any = None
     for index, word in enumerate(words):
-        secret = _secret_of_word(word, words[index - 1] if index else None)
+        secret = _secret_of_word(word, before)
         if secret:
             named[index] = secret
+        is_list = isinstance(before, str) and _LIST_NAME.search(before.upper())
+        if not (secret and secret[1] == 0 and is_list):
+            before = word
         is_text = isinstance(word, str) and "\0" not in word
         texts.append("" if not is_text else "*" if secret and secret[1] == 0 else word)
     starts = list(accumulate((len(text) + 1 for text in texts), initial=0))
@@ -324,6 +422,9 @@ def _secret_of_word(word: Any, before: Any) -> _Secret | None:
         return (name, len(name) + 1, len(word)) if is_secret else None
     if not isinstance(before, str) or not before.startswith("-") or word.startswith("-"):
         return None
+    header = _HEADER.fullmatch(word) if before in ("-H", "--header") else None
+    if header and is_secret_name(header[1]) and is_secret_value(header[1], header[2]):
+        return header[1], header.start(2), len(word)
     if not _OPTION.fullmatch(before) or not _is_secret_name_in_command("option", before):
         return None
     return (before, 0, len(word)) if is_secret_value(before, word) else None
@@ -344,8 +445,16 @@ def forms_of_secret(name: str, value: str) -> Iterator[str]:
     if scheme and ("AUTHORIZATION" in name.upper() or _SCHEME.fullmatch(" ".join(scheme))):
         yield credentials
     yield from secrets_of_url(value)
+    if value.startswith(("[", "{")):
+        yield from (value[start:end] for start, end in _nested_values(value, 0)[0])
+    elif _IS_LIST.search(name.upper()):
+        yield from (part.strip() for part in value.split(","))
+    elif assignment := _NEXT_ASSIGNMENT.search(value):
+        yield value[: assignment.start()]
 
 
+_NEXT_ASSIGNMENT = re.compile(r",[A-Za-z_][\w.-]*=")
+_IS_LIST = re.compile(rf"{_LIST_NAME.pattern[:-1]}(?: \d+)?$")
 _LONGEST_QUOTED = 10_000
 """Characters of a value that is read like a shell reads it."""
 _SCHEME = re.compile(r"(?i:(?:[\w-]+: ?)?(?:bearer|basic|token|bot|key|api-?key|ssws|splunk))")
@@ -370,8 +479,12 @@ def _values_in_message(
     at = 0
     while name := names.search(text, at):
         at = name.end()
-        value = values.match(text, at) if is_secret_name(name[0]) else None
-        if value:
+        if not is_secret_name(name[0]):
+            continue
+        if text[at : at + 1] in ("[", "{"):
+            spans, at = _nested_values(text, at)
+            yield from ((*span, MASK) for span in spans)
+        elif value := values.match(text, at):
             at = value.end()
             yield *value.span(), MASK
 
