@@ -22,6 +22,7 @@ from zeroserver.access.keys import Keys
 from zeroserver.api import checkpoints, events, experiments, submitted, trials
 from zeroserver.api.cluster import agents, queue, server
 from zeroserver.api.common import add_resources
+from zeroserver.api.fast_routes import FastRoutes
 from zeroserver.api.registry import models
 from zeroserver.api.runs import WIRE_ROUTES, describe
 from zeroserver.api.search import analysis, custom, preview, view
@@ -73,9 +74,11 @@ def create_app(settings: Settings, static: Path = STATIC) -> FastAPI:
         redoc_url=None,
         openapi_url="/api/v1/openapi.json",
         lifespan=_lifespan,
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # looked up by each request
     )
     services = _services(settings)
     app.state.services = services
+    app.add_middleware(FastRoutes, routes=WIRE_ROUTES)
     app.add_middleware(
         Guard,
         keys=services.keys,

@@ -131,7 +131,9 @@ _TYPES = {400: "invalid", 401: "unauthorized", 404: "not_found", 405: "method", 
 
 
 def error_response(error: Exception) -> JSONResponse:
-    """Turn one of the project's errors into its answer."""
+    """Turn one of the project's errors, or a lost client, into its response."""
+    if isinstance(error, ClientDisconnect):
+        return _answer(400, "invalid", "the client disconnected in the middle of its request", [])
     for kind, status, name in _TABLE:
         if isinstance(error, kind):
             problems = error.problems if isinstance(error, ConfigError) else []
@@ -197,8 +199,8 @@ def install_error_handlers(app: FastAPI) -> None:
         return _answer(error.status_code, kind, str(error.detail), [], headers)
 
     @app.exception_handler(ClientDisconnect)
-    async def _gone(_request: Request, _error: Exception) -> JSONResponse:
-        return _answer(400, "invalid", "the client went away in the middle of its request", [])
+    async def _disconnected(_request: Request, error: Exception) -> JSONResponse:
+        return error_response(error)
 
     @app.exception_handler(Exception)
     async def _bug(request: Request, error: Exception) -> JSONResponse:

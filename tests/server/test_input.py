@@ -12,6 +12,7 @@ import pytest
 
 from tests.server.helpers import Server, checkpoint, experiment_config, metrics, model_archive
 from zerolab.contract.messages import MSGPACK, LogBatch, LogEntry
+from zeroserver.api.fast_routes import FastRoutes
 from zeroserver.store.points import store_points
 
 
@@ -313,3 +314,41 @@ def test_control_characters_in_hyperparameter_names(
     assert answer.status_code == 422
     assert "must have no control characters" in answer.text
     assert server.trials() == []
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("POST", "/runs/1/reports", 422),
+        ("POST", "/runs/7/reports", 404),
+        ("POST", "/runs/0x1/reports", 404),
+        ("POST", "/runs/ /logs", 404),
+        ("POST", "/runs//reports", 404),
+        ("POST", "/runs/1/reports/", 307),
+        ("GET", "/runs/1/reports", 405),
+        ("GET", "/runs/1/directive?wait_s=x", 422),
+        ("POST", "/runs/1/unknown", 404),
+        ("GET", "/agents/9/work", 404),
+    ],
+)
+def test_fast_routes_answer_as_router_does(
+    sqlite_server: Server, monkeypatch: pytest.MonkeyPatch, method: str, path: str, status: int
+) -> None:
+    server = sqlite_server
+    server.submit()
+    server.add_agent()
+    server.begin()
+    body = b'{"first": 1, "records": []}' if path.startswith("/runs/7") else b"{"
+
+    def send_request() -> tuple[int, dict[str, str], bytes]:
+        answer = server.http.request(method, f"/api/v1{path}", content=body, follow_redirects=False)
+        return answer.status_code, dict(answer.headers), answer.content
+
+    direct = send_request()
+    assert direct[0] == status
+
+    async def pass_on(layer: FastRoutes, scope: Any, receive: Any, send: Any) -> None:
+        await layer._app(scope, receive, send)
+
+    monkeypatch.setattr(FastRoutes, "__call__", pass_on)
+    assert send_request() == direct

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -80,19 +81,26 @@ class Transaction:
         """Run one statement, written with ``?``, for many rows; return the rows it touched."""
         if not rows:
             return 0
-        cursor = _cursor(self.connection)
-        cursor.executemany(_text(self.connection, statement), rows)
-        return int(cursor.rowcount)
+        self._cursor.executemany(self._text(statement), rows)
+        return int(self._cursor.rowcount)
 
     def raw(self, statement: str, row: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         """Run one statement, written with ``?``, and return its rows."""
-        return raw_rows(self.connection, statement, row)
+        self._cursor.execute(self._text(statement), row)
+        found: list[tuple[Any, ...]] = self._cursor.fetchall()
+        return found
 
     def run(self, statement: str, row: tuple[Any, ...] = ()) -> int:
         """Run one statement, written with ``?``; return the rows it touched."""
-        cursor = _cursor(self.connection)
-        cursor.execute(_text(self.connection, statement), row)
-        return int(cursor.rowcount)
+        self._cursor.execute(self._text(statement), row)
+        return int(self._cursor.rowcount)
+
+    @cached_property
+    def _cursor(self) -> Any:
+        return _driver_of(self.connection).cursor()
+
+    def _text(self, statement: str) -> str:
+        return statement if self.sqlite else statement.replace("?", "%s")
 
 
 def raw_rows(
@@ -102,19 +110,16 @@ def raw_rows(
 
     What the driver raises is translated where the transaction ends.
     """
-    cursor = _cursor(connection)
-    cursor.execute(_text(connection, statement), row)
+    if connection.dialect.name != "sqlite":
+        statement = statement.replace("?", "%s")
+    cursor = _driver_of(connection).cursor()
+    cursor.execute(statement, row)
     found: list[tuple[Any, ...]] = cursor.fetchall()
     return found
 
 
-def _cursor(connection: Connection) -> Any:
-    driver: Any = connection.connection.driver_connection
-    return driver.cursor()
-
-
-def _text(connection: Connection, statement: str) -> str:
-    return statement if connection.dialect.name == "sqlite" else statement.replace("?", "%s")
+def _driver_of(connection: Connection) -> Any:
+    return connection.connection.driver_connection
 
 
 Job = Callable[[Transaction], T]
@@ -156,6 +161,8 @@ class Database:
         self._probes = open_engine(self.url, "BEGIN", 1, synchronous, 0)
         self.lock = ServerLock(self.file, self._writers, self.name)
         self._driver: Any = self._readers.dialect.loaded_dbapi
+        self._writing: Connection | None = None
+        """Connection of the writer to a SQLite file, between its transactions."""
         self._queue: queue.SimpleQueue[_Pending | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write_loop, name="writer", daemon=True)
         self._damage_next = 0.0
@@ -222,6 +229,8 @@ class Database:
         if self._thread.is_alive():
             self._queue.put(None)
             self._thread.join()
+        if self._writing is not None:
+            self._writing.close()
         self._readers.dispose()
         self._writers.dispose()
         self._probes.dispose()
@@ -352,7 +361,7 @@ class Database:
         alone = len(group) == 1
         undo: list[Callable[[], None]] = []
         try:
-            with self._writers.begin() as connection:
+            with self._begin() as connection:
                 running = [pending for pending in group if pending.begin()]
                 answers = [self._run(connection, each, undo, alone=alone) for each in running]
         except BaseException as error:
@@ -376,6 +385,33 @@ class Database:
             else:
                 pending.future.set_exception(failed)
         return True
+
+    def _begin(self) -> AbstractContextManager[Connection]:
+        """Begin a transaction of the writer."""
+        return self._begin_sqlite() if self.sqlite else self._writers.begin()
+
+    @contextmanager
+    def _begin_sqlite(self) -> Iterator[Connection]:
+        """Begin a transaction on a connection that the writer keeps.
+
+        A connection of the pool for each transaction would cost more than a small change.
+        """
+        connection = self._writing or self._writers.connect()
+        self._writing = None
+        driver = _driver_of(connection)
+        try:
+            driver.execute("BEGIN IMMEDIATE")
+            yield connection
+            if connection.in_transaction():  # a statement has gone through SQLAlchemy
+                connection.commit()
+            else:
+                driver.commit()
+        except BaseException:
+            with suppress(Exception):  # the pool replaces a connection that fails here
+                driver.rollback()
+            connection.close()
+            raise
+        self._writing = connection
 
     def _note_progress(self) -> None:
         self._progress_at, self._locked = time.monotonic(), False
@@ -441,20 +477,20 @@ class Database:
         if alone:  # no savepoint: an exception rolls everything back
             transaction.undo = undo_group
             return pending, self._timed(pending.job, transaction), None
-        connection.exec_driver_sql("SAVEPOINT job")
+        transaction.run("SAVEPOINT job")
         try:
             result = self._timed(pending.job, transaction)
         except (DBAPIError, self._driver.Error, OverflowError):
             undo_group.extend(transaction.undo)
             raise
         except Exception as error:  # noqa: BLE001 - the caller of the job gets it
-            connection.exec_driver_sql("ROLLBACK TO SAVEPOINT job")
+            transaction.run("ROLLBACK TO SAVEPOINT job")
             for step in reversed(transaction.undo):
                 step()
             transaction.changes.clear()
             transaction.then.clear()
             return pending, None, error
-        connection.exec_driver_sql("RELEASE SAVEPOINT job")
+        transaction.run("RELEASE SAVEPOINT job")
         undo_group.extend(transaction.undo)
         return pending, result, None
 

@@ -113,6 +113,8 @@ def open_engine(url: URL, begin: str, size: int, synchronous: str, overflow: int
 
     @event.listens_for(engine, "begin")
     def _on_begin(connection: Connection) -> None:
-        connection.exec_driver_sql(begin)
+        driver: Any = connection.connection.driver_connection
+        if not driver.in_transaction:  # the writer has begun its own
+            connection.exec_driver_sql(begin)
 
     return engine

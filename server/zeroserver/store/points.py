@@ -122,13 +122,16 @@ class _Sums:
         last_step = max([step for step, _ in rows], default=0)
         return cls(least, most, sum(finite), len(finite), len(rows), last_step)
 
-    def merge(self, other: "_Sums") -> None:
-        self.least = _pick(min, self.least, other.least)
-        self.most = _pick(max, self.most, other.most)
-        self.total += other.total
-        self.finite += other.finite
-        self.count += other.count
-        self.last_step = max(self.last_step, other.last_step)
+    def merged(self, other: "_Sums") -> "_Sums":
+        """Return the sums of both."""
+        return _Sums(
+            _pick(min, self.least, other.least),
+            _pick(max, self.most, other.most),
+            self.total + other.total,
+            self.finite + other.finite,
+            self.count + other.count,
+            max(self.last_step, other.last_step),
+        )
 
     def row(self) -> tuple[Any, ...]:
         total = self.total if math.isfinite(self.total) else math.copysign(1.7e308, self.total)
@@ -228,7 +231,7 @@ def _sum_up(values: Iterable[tuple[int, int, float | None]]) -> dict[Bucket, _Su
         for (key, level, number), each in list(sums.items()):
             if level == lower:
                 above = (key, shift, number >> (shift - lower))
-                sums.setdefault(above, _Sums()).merge(each)
+                sums[above] = sums[above].merged(each) if above in sums else each
     return sums
 
 
@@ -256,7 +259,7 @@ def _rebuild(transaction: Transaction, trial_id: int, finest: set[tuple[int, int
             )
             each = _Sums()
             for row in found:
-                each.merge(_Sums(*row))
+                each = each.merged(_Sums(*row))
             rows.append((trial_id, key, shift, number, *each.row()))
         _put(transaction, rows)
 
