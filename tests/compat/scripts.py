@@ -16,7 +16,7 @@ import msgspec
 from tests.engine.ranks import run_on_ranks
 from tests.trial.helpers import make_spec, records
 from tests.waiting import free_port
-from zerolab.contract.outcome import LEAVING, read_reason
+from zerolab.contract.outcome import CHECKPOINTED_EXITS, read_reason
 from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.spec import ENV_RUN_SPEC, CheckpointRef, write_run_spec
 from zerolab.storage.store import CheckpointStore
@@ -128,7 +128,7 @@ class Trial:
         while len(codes) < self.slots:
             pid, status = os.wait()
             code = codes[pid] = os.waitstatus_to_exitcode(status)
-            if code and code not in LEAVING:  # as the launcher does when a rank fails
+            if code and code not in CHECKPOINTED_EXITS:  # as the launcher does when a rank fails
                 for other in set(children) - codes.keys():
                     os.kill(other, signal.SIGKILL)
         return [codes[pid] for pid in children]

@@ -15,7 +15,7 @@ import yaml
 
 from zerolab.config import overwrite_deepspeed_config
 from zerolab.contract import hparam_reads
-from zerolab.contract.hparam_reads import hand_out, note_read, tracked, warn_of_unread
+from zerolab.contract.hparam_reads import as_trial_hparams, note_read, tracked, warn_of_unread
 from zerolab.contract.spec import RunSpec
 
 SPACE = {
@@ -143,11 +143,11 @@ def test_plain_mappings_where_omegaconf_is_installed(
 ) -> None:
     """It accepts no subclass of ``dict``."""
     monkeypatch.setattr(hparam_reads, "_has_omegaconf", lambda: True)
-    plain = hand_out(tracked(HPARAMS))
+    plain = as_trial_hparams(tracked(HPARAMS))
     assert (type(plain), type(plain["optimizer"])) == (dict, dict)
     assert unread(tmp_path, caplog, lambda _: None) == []
     hparam_reads._read.clear()
-    assert unread(tmp_path, caplog, lambda h: hand_out(h["lr"])) == ["optimizer.momentum"]
+    assert unread(tmp_path, caplog, lambda h: as_trial_hparams(h["lr"])) == ["optimizer.momentum"]
 
 
 def test_no_warning_without_search_or_outside_experiment(

@@ -16,7 +16,7 @@ import pytest
 
 from tests.launcher.helpers import alive, code_of, end_of, gone, make_run
 from tests.waiting import DEADLINE_S, until
-from zerolab.contract.outcome import Outcome, failure
+from zerolab.contract.outcome import Outcome, first_failure
 from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.spec import (
     EXIT_PREEMPTED,
@@ -111,7 +111,7 @@ def test_what_is_said_last_in_a_box_is_told_on_one_line(tmp_path: Path) -> None:
     )
     folder.stderr(0).write_text(f"Usage: train.py RATE\n{box}\n")
     told = "Error: Invalid value for 'rate': Input should be a number"
-    assert failure(tmp_path, 0, 64) == Outcome(64, f"rank 0 exited with code 64: {told}", 0)
+    assert first_failure(tmp_path, 0, 64) == Outcome(64, f"rank 0 exited with code 64: {told}", 0)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_a_missing_module_that_something_stands_for_here_is_told(
     folder.stderr(0).parent.mkdir(parents=True)
     line = f"ModuleNotFoundError: No module named '{module}'"
     folder.stderr(0).write_text(f"Traceback (most recent call last):\n  import it\n{line}\n")
-    reason = failure(tmp_path, 0, 1).reason or ""
+    reason = first_failure(tmp_path, 0, 1).reason or ""
     begin, _, rest = reason.partition(line)
     assert begin == "rank 0 exited with code 1: "
     assert rest.startswith(told)
@@ -142,7 +142,7 @@ def test_a_sharded_parameter_that_a_method_reads_is_told_with_the_remedy(tmp_pat
     folder.stderr(0).parent.mkdir(parents=True)
     line = "RuntimeError: aten.mul.Tensor got mixed torch.Tensor and DTensor, need to convert all"
     folder.stderr(0).write_text(f"Traceback (most recent call last):\n  x * self.scale\n{line}\n")
-    reason = failure(tmp_path, 0, 1).reason or ""
+    reason = first_failure(tmp_path, 0, 1).reason or ""
     assert reason.startswith(f"rank 0 exited with code 1: {line}; a method beside forward that")
     assert "register_fsdp_forward_method" in reason
 

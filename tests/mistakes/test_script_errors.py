@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from zerolab.contract.outcome import failure
+from zerolab.contract.outcome import first_failure
 from zerolab.contract.run_folder import RunFolder
 
 
@@ -20,7 +20,7 @@ def reason_of_script(tmp_path: Path, files: dict[str, str], *options: str) -> st
     with folder.stderr(0).open("wb") as stderr:
         words = [sys.executable, *options, "train.py"]
         done = subprocess.run(words, cwd=folder.model, stderr=stderr, check=False)
-    return failure(folder.path, 0, done.returncode).reason or ""
+    return first_failure(folder.path, 0, done.returncode).reason or ""
 
 
 @pytest.mark.parametrize(

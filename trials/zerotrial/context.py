@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from zerolab.contract.hparam_reads import hand_out, tracked
+from zerolab.contract.hparam_reads import as_trial_hparams, tracked
 from zerolab.contract.names import metric_name_problem
 from zerolab.contract.spec import RunSpec
 from zerolab.determined import NamesReplacements
@@ -197,7 +197,7 @@ class ZeroTrialContext(NamesReplacements):
 
     def get_hparams(self) -> dict[str, Any]:
         """Return this trial's hyperparameters, nested as in the experiment file."""
-        hparams: dict[str, Any] = hand_out(self._hparams)
+        hparams: dict[str, Any] = as_trial_hparams(self._hparams)
         return hparams
 
     def get_hparam(self, name: str) -> Any:
@@ -210,7 +210,7 @@ class ZeroTrialContext(NamesReplacements):
             TrialError: If the name is unknown.
         """
         try:
-            return hand_out(self._hparams[name])
+            return as_trial_hparams(self._hparams[name])
         except KeyError:
             names = sorted(self.spec.hparams)
             listing = ", ".join(names) or "none"

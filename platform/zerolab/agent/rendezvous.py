@@ -6,20 +6,20 @@ from urllib.parse import urlsplit
 import msgspec
 
 from zerolab.client.loopback import is_loopback
-from zerolab.contract.messages import Meeting
+from zerolab.contract.messages import RendezvousAddress
 from zerolab.contract.spec import Nodes
 from zerolab.linux import free_port
 
 __all__ = ["as_seen_from_here", "offer_place"]
 
 
-def offer_place(server: str) -> Meeting:
+def offer_place(server: str) -> RendezvousAddress:
     """Choose an address of this machine, the one that leads to the server, and a free port.
 
     Args:
         server: Address of the server.
     """
-    return Meeting(_own_address(server), free_port())
+    return RendezvousAddress(_own_address(server), free_port())
 
 
 def _own_address(server: str) -> str:

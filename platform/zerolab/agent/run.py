@@ -20,7 +20,7 @@ from zerolab.client.http import Client
 from zerolab.contract.messages import RunExit, WorkItem
 from zerolab.contract.nodes import failed_by_itself
 from zerolab.contract.outcome import (
-    DELIBERATE,
+    DELIBERATE_EXITS,
     Outcome,
     read_outcome,
     signal_text,
@@ -271,7 +271,7 @@ def _not_blamed(outcome: Outcome) -> Outcome:
 
     It may have come before the ranks could heed SIGTERM, or when their time was over.
     """
-    if outcome.exit_code == 0 or outcome.exit_code in DELIBERATE:
+    if outcome.exit_code == 0 or outcome.exit_code in DELIBERATE_EXITS:
         return outcome
     reason = f"the run was stopped: {outcome.reason or f'exit code {outcome.exit_code}'}"
     return Outcome(EXIT_INFRASTRUCTURE, reason, outcome.rank, told=True)
@@ -387,7 +387,7 @@ def _node_of(folder: RunFolder) -> int:
 
 
 def _outcome_without_launcher(code: int) -> Outcome:
-    if code in DELIBERATE:
+    if code in DELIBERATE_EXITS:
         return Outcome(code, "why could not be written down; is the disk of this machine full?")
     if code < 0:
         return Outcome(code, f"the launcher was killed by {signal_text(-code)}")

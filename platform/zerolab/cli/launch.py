@@ -207,7 +207,7 @@ def launch(
     Example: zerolab launch --hostfile hosts --include worker-1:0,1 train.py --epochs 3
     """
     from zerolab.agent.slots import find_slots
-    from zerolab.contract.nodes import shell_code
+    from zerolab.contract.nodes import shell_exit_code
     from zerolab.errors import ConfigError
     from zerolab.launcher.deepspeed_options import DeepSpeedOptions
     from zerolab.launcher.nodes.elastic_restart import NodeBounds
@@ -266,7 +266,7 @@ def launch(
     if log_dir == Path("None"):  # DeepSpeed's default, which scripts hand on
         log_dir = None
     with _pid_file() if save_pid else contextlib.nullcontext():
-        raise typer.Exit(shell_code(_run(plan, bounds, log_dir)))
+        raise typer.Exit(shell_exit_code(_run(plan, bounds, log_dir)))
 
 
 @contextlib.contextmanager
@@ -294,7 +294,7 @@ def _run(plan: "Plan", bounds: "NodeBounds | None", log_dir: Path | None) -> int
     import signal
     import time
 
-    from zerolab.contract.outcome import LEAVING
+    from zerolab.contract.outcome import CHECKPOINTED_EXITS
     from zerolab.launcher.nodes.coordinator import Head
     from zerolab.launcher.nodes.elastic_restart import Elastic
     from zerolab.launcher.nodes.output import Output
@@ -320,7 +320,7 @@ def _run(plan: "Plan", bounds: "NodeBounds | None", log_dir: Path | None) -> int
         output.say(f"the output of each rank is kept in {output.directory}")
     finally:
         output.close()
-    if end.told and end.exit_code in LEAVING:
+    if end.told and end.exit_code in CHECKPOINTED_EXITS:
         # Before the ranks began: they have not left by themselves, as those with this code do.
         return -signal.SIGTERM
     return end.exit_code

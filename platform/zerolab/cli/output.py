@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from zerolab.contract.flatten import leaves
+from zerolab.contract.flatten import flatten_hparams
 
 __all__ = [
     "ArchivedToo",
@@ -254,7 +254,9 @@ def print_fields(fields: Mapping[str, object]) -> None:
 
 def hparam_lines(trial: Mapping[str, Any]) -> str:
     """Write the hyperparameters of a trial, one in a line."""
-    return "\n".join(f"{name}: {value}" for name, value in leaves(trial["hparams"]).items())
+    return "\n".join(
+        f"{name}: {value}" for name, value in flatten_hparams(trial["hparams"]).items()
+    )
 
 
 def _coloured(text: str, tone: str) -> str:

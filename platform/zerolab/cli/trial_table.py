@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from zerolab.cli.output import end_state, number, print_table, say
-from zerolab.contract.flatten import leaves, short_names
+from zerolab.contract.flatten import flatten_hparams, short_names
 from zerolab.contract.spreadsheet import safe_cell
 from zerolab.formatting import duration_text
 
@@ -38,7 +38,7 @@ def print_trials(trials: Trials) -> None:
 
     Says which of them are called by a part of their names there, and which do not fit.
     """
-    flat = [leaves(one["hparams"]) for one in trials]
+    flat = [flatten_hparams(one["hparams"]) for one in trials]
     differ = [
         name
         for name in dict.fromkeys(name for each in flat for name in each)
@@ -70,7 +70,7 @@ def print_trials(trials: Trials) -> None:
 
 def csv_lines(trials: Trials) -> str:
     """Return trials as a CSV file with a header: their fields, and all their hyperparameters."""
-    flat = [leaves(one["hparams"]) for one in trials]
+    flat = [flatten_hparams(one["hparams"]) for one in trials]
     names = list(dict.fromkeys(name for each in flat for name in each))
     text = io.StringIO()
     out = csv.writer(text)

@@ -19,15 +19,15 @@ from zerolab.contract.messages import (
     AgentLeave,
     AgentRegistration,
     AgentWork,
-    Bound,
+    BatchReceipt,
+    BoundReached,
     Directive,
     Extension,
     LogBatch,
     LogEntry,
-    Meeting,
+    RendezvousAddress,
     RunActivity,
     RunExit,
-    Stored,
 )
 from zerolab.errors import ConfigError
 
@@ -433,7 +433,7 @@ class Client(Transport):
         """Tell the server that the processes of a run are gone."""
         self._send_typed(f"/runs/{run_id}/exited", end)
 
-    def run_meeting(self, run_id: int, place: Meeting) -> None:
+    def run_meeting(self, run_id: int, place: RendezvousAddress) -> None:
         """Tell the server where the ranks of a run on several agents meet."""
         self._send_typed(f"/runs/{run_id}/meeting", place)
 
@@ -444,7 +444,7 @@ class Client(Transport):
     def ship_logs(self, run_id: int, first: int, entries: Sequence[LogEntry], node: int = 0) -> int:
         """Send log lines numbered from ``first``; return the number of the next one wanted."""
         answer = self._send_typed(f"/runs/{run_id}/logs", LogBatch(first, list(entries), node))
-        return msgspec.json.decode(answer.content, type=Stored).stored
+        return msgspec.json.decode(answer.content, type=BatchReceipt).stored
 
     # -- runs --------------------------------------------------------------------------------
 
@@ -460,7 +460,7 @@ class Client(Transport):
         headers = {"Content-Type": MSGPACK}
         path = f"/runs/{run_id}/reports"
         answer = self._send("POST", path, content=body, headers=headers, repeatable=True)
-        return msgspec.json.decode(answer.content, type=Stored).stored
+        return msgspec.json.decode(answer.content, type=BatchReceipt).stored
 
     def directive(self, run_id: int, version: int | None = None, wait_s: float = 30.0) -> Directive:
         """Wait until what the server wants of a run differs from ``version``.
@@ -478,7 +478,7 @@ class Client(Transport):
         Raises:
             StaleRunError: If another run has taken over, or this one has ended.
         """
-        answer = self._send_typed(f"/runs/{run_id}/extend", Bound(until))
+        answer = self._send_typed(f"/runs/{run_id}/extend", BoundReached(until))
         return msgspec.json.decode(answer.content, type=Extension)
 
 

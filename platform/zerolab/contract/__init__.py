@@ -1,1 +1,1 @@
-"""What two processes agree on: variables, exit codes, files of a run, bodies on the wire."""
+"""Contracts between processes: variables, exit codes, files of a run, message bodies."""

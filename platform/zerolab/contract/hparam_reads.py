@@ -1,8 +1,8 @@
-"""Which hyperparameters the code of a trial reads, to warn of those that are searched in vain.
+"""Tracking of hyperparameter reads, to warn of searched values that a trial never uses.
 
-:func:`tracked` makes the mapping that a trial gets. It is a ``dict`` that notes what is read. Code
+:func:`tracked` returns the mapping that a trial gets: a ``dict`` that records each read. Code
 that takes everything (``dict(**hparams)``, ``json.dumps(hparams)``, ``for name, value in
-hparams.items()``) has read everything. The notes are of this process, which belongs to one trial.
+hparams.items()``) has read everything. The record belongs to this process, which runs one trial.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from zerolab.contract.spec import RunSpec
 
-__all__ = ["TrackedHparams", "hand_out", "note_read", "tracked", "warn_of_unread"]
+__all__ = ["TrackedHparams", "as_trial_hparams", "note_read", "tracked", "warn_of_unread"]
 
 logger = logging.getLogger(__name__)
 
@@ -30,11 +30,11 @@ _SEARCHED = frozenset({"int", "double", "log", "categorical"})
 _SOURCES = (".py", ".sh", ".bash", ".ipynb")
 _MOST_FILES = 500
 _READS_OTHERWISE = (b"hparam", b"hyperparam", b"RUN_SPEC", b".info")
-"""What stands in code that reads hyperparameters in a way that is not noted."""
+"""Text in code that may read hyperparameters in a way that is not tracked."""
 
 
 class TrackedHparams(dict[str, Any]):
-    """Hyperparameters, or a block of them, that note which of them are read.
+    """Hyperparameters, or a block of them, with a record of reads.
 
     Args:
         content: Their names and values.
@@ -47,7 +47,7 @@ class TrackedHparams(dict[str, Any]):
 
     def __getitem__(self, key: str) -> Any:
         value = super().__getitem__(key)
-        note_read(_join(self._path, key), whole=not isinstance(value, TrackedHparams))
+        note_read(_join(self._path, key), with_children=not isinstance(value, TrackedHparams))
         return value
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -66,7 +66,7 @@ class TrackedHparams(dict[str, Any]):
         return key, value
 
     def setdefault(self, key: str, default: Any = None) -> Any:
-        """Return one value; store the default first where there is none."""
+        """Return one value; store the default first if the key is missing."""
         note_read(_join(self._path, key))
         return super().setdefault(key, default)
 
@@ -79,11 +79,11 @@ class TrackedHparams(dict[str, Any]):
         return super().__iter__()
 
     def items(self) -> ItemsView[str, Any]:  # type: ignore[override]
-        """Return the pairs; what is iterated is read."""
+        """Return the pairs; iteration counts as a read."""
         return ItemsView(self)
 
     def values(self) -> ValuesView[Any]:  # type: ignore[override]
-        """Return the values; what is iterated is read."""
+        """Return the values; iteration counts as a read."""
         return ValuesView(self)
 
     def keys(self) -> KeysView[str]:  # type: ignore[override]
@@ -91,7 +91,7 @@ class TrackedHparams(dict[str, Any]):
         return KeysView(self)
 
     def copy(self) -> TrackedHparams:
-        """Return a copy that notes what is read of it, too."""
+        """Return a copy that records its reads, too."""
         return TrackedHparams(dict(super().items()), self._path)
 
     __copy__ = copy
@@ -113,7 +113,7 @@ class TrackedHparams(dict[str, Any]):
 
 
 def tracked(value: Any, path: str = "") -> Any:
-    """Return a copy of a value whose mappings note what is read of them."""
+    """Copy a value so that its mappings record reads."""
     if isinstance(value, Mapping):
         if not path:
             _register_with_yaml()
@@ -122,15 +122,15 @@ def tracked(value: Any, path: str = "") -> Any:
     return copy.deepcopy(value)
 
 
-def hand_out(value: Any) -> Any:
-    """Return what a trial gets of tracked hyperparameters.
+def as_trial_hparams(value: Any) -> Any:
+    """Return tracked hyperparameters in the form for a trial's code.
 
-    OmegaConf accepts no subclass of ``dict``. Where it is installed, blocks are plain mappings, and
-    all of a block has been read once it is handed out.
+    OmegaConf accepts no subclass of ``dict``. If it is installed, blocks become plain mappings and
+    count as read completely.
     """
     if not isinstance(value, TrackedHparams) or not _has_omegaconf():
         return value
-    return {key: hand_out(inner) for key, inner in value.items()}
+    return {key: as_trial_hparams(inner) for key, inner in value.items()}
 
 
 @cache
@@ -149,14 +149,14 @@ def _register_with_yaml() -> None:
         kind.add_representer(TrackedHparams, SafeRepresenter.represent_dict)
 
 
-def note_read(path: str, *, whole: bool = True) -> None:
-    """Note that a hyperparameter was read.
+def note_read(path: str, *, with_children: bool = True) -> None:
+    """Record that a hyperparameter was read.
 
     Args:
         path: Its dotted path.
-        whole: All below it was read, too.
+        with_children: Count everything below the path as read, too.
     """
-    _read.add(f"{path}.*" if whole else path)
+    _read.add(f"{path}.*" if with_children else path)
 
 
 def warn_of_unread(spec: RunSpec) -> None:
@@ -170,7 +170,7 @@ def warn_of_unread(spec: RunSpec) -> None:
         return
     searched = [path for path in _searched(space) if _exists(spec.hparams, path)]
     unread = [path for path in searched if not _is_read(path)]
-    if not unread or (not _read and _may_read_otherwise(Path(spec.model_dir))):
+    if not unread or (not _read and _has_untracked_reads(Path(spec.model_dir))):
         return
     logger.warning(
         "searched hyperparameters that the code of this trial never read: %s; read them from "
@@ -188,12 +188,12 @@ def _searched(space: Mapping[str, Any], path: str = "") -> Iterator[str]:
     for key, value in space.items():
         if not isinstance(value, Mapping):
             continue
-        here = _join(path, key)
+        dotted_path = _join(path, key)
         if isinstance(value.get("type"), str):
             if value["type"] in _SEARCHED:
-                yield here
+                yield dotted_path
         else:
-            yield from _searched(value, here)
+            yield from _searched(value, dotted_path)
 
 
 def _exists(hparams: Any, path: str) -> bool:
@@ -205,7 +205,7 @@ def _exists(hparams: Any, path: str) -> bool:
 
 
 def _is_read(path: str) -> bool:
-    """Whether a path was read: itself, something below it, or all of a block above it."""
+    """Return whether a path, something below it, or a whole block above it was read."""
     parts = path.split(".")
     above = (".".join(parts[:count]) + ".*" for count in range(1, len(parts) + 1))
     below = f"{path}."
@@ -216,10 +216,10 @@ def _is_read(path: str) -> bool:
     )
 
 
-def _may_read_otherwise(model_dir: Path) -> bool:
-    """Whether the code may read its hyperparameters in a way that is not noted.
+def _has_untracked_reads(model_dir: Path) -> bool:
+    """Return whether the code may read its hyperparameters in an untracked way.
 
-    It does not where it uses Zerolab and nothing in it speaks of hyperparameters.
+    Code that uses Zerolab and never mentions hyperparameters does not read them.
     """
     files = (path for path in model_dir.rglob("*") if path.suffix in _SOURCES)
     uses = False

@@ -1,9 +1,9 @@
-"""What travels between a run, its agent and the server, as msgspec types.
+"""Messages between a run, its agent and the server, as msgspec types.
 
-Both ends import this one module. A batch is a struct here and a map on the wire, so JSON and
-MessagePack carry the same thing; every time is in seconds since 1970 (UTC, float). MessagePack
-carries numbers that are not finite by itself; JSON cannot, so there they travel as the strings
-``"NaN"``, ``"Infinity"`` and ``"-Infinity"`` (:func:`wire_number`, :func:`plain_number`).
+Both ends import this module. A batch is a struct here and a map in the message, so JSON and
+MessagePack carry the same data. Every time is in seconds since 1970 (UTC, float). MessagePack
+can carry numbers that are not finite. JSON cannot, so it carries the strings ``"NaN"``,
+``"Infinity"`` and ``"-Infinity"`` (:func:`wire_number`, :func:`plain_number`).
 """
 
 import math
@@ -22,22 +22,22 @@ __all__ = [
     "AgentLeave",
     "AgentRegistration",
     "AgentWork",
-    "Bound",
+    "BatchReceipt",
+    "BoundReached",
     "CheckpointRecord",
     "Directive",
     "Extension",
     "LogBatch",
     "LogEntry",
-    "Meeting",
     "MetricsRecord",
     "ProgressRecord",
     "Record",
+    "RendezvousAddress",
     "ReportBatch",
     "RunActivity",
     "RunExit",
     "SlotInfo",
     "StateRecord",
-    "Stored",
     "WorkItem",
     "plain_number",
     "wire_number",
@@ -47,9 +47,9 @@ JSON = "application/json"
 MSGPACK = "application/x-msgpack"
 
 KILL_GRACE_S = 5.0
-"""Between SIGTERM and SIGKILL, in seconds, of a run that is killed."""
+"""Seconds between SIGTERM and SIGKILL of a run that is killed."""
 LEAVE_GRACE_S = 30.0
-"""The same of one that was to save and leave, and does not ask whether it is."""
+"""Seconds between SIGTERM and SIGKILL of a preempted run that does not poll for directives."""
 
 
 class MetricsRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="metrics"):
@@ -65,14 +65,14 @@ class MetricsRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="metrics"
 
 
 class ProgressRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="progress"):
-    """How far the trial is, 0 to 1."""
+    """Progress of the trial, from 0 to 1."""
 
     value: float
     time: float
 
 
 class StateRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="state"):
-    """What the run is doing: ``starting``, ``training``, ``validating``, ``checkpointing``."""
+    """Phase of the run: ``starting``, ``training``, ``validating``, ``checkpointing``."""
 
     state: str
     time: float
@@ -101,14 +101,14 @@ class ReportBatch(msgspec.Struct, frozen=True):
 
 
 class LogEntry(msgspec.Struct, frozen=True):
-    """One line that a rank, or the agent about it, wrote."""
+    """One line from a rank, or from the agent about it."""
 
     text: str
     time: float
     rank: int | None = None
     stream: Literal["stdout", "stderr", "agent", "server"] = "stdout"
     level: str | None = None
-    """``DEBUG``, ``INFO``, ``WARNING``, ``ERROR`` or ``CRITICAL`` where it is known."""
+    """``DEBUG``, ``INFO``, ``WARNING``, ``ERROR`` or ``CRITICAL`` if known."""
 
 
 class LogBatch(msgspec.Struct, frozen=True):
@@ -117,28 +117,28 @@ class LogBatch(msgspec.Struct, frozen=True):
     first: int
     entries: list[LogEntry]
     node: int = 0
-    """Node rank of the agent, of a run that has several: each numbers its own."""
+    """Node rank of the agent, in a run on several agents; each agent numbers its entries."""
 
 
-class Stored(msgspec.Struct, frozen=True):
-    """Answer to a batch.
+class BatchReceipt(msgspec.Struct, frozen=True):
+    """Response to a batch.
 
-    For reports, the number of the last record that is stored (0 for none); for logs, the number
-    of the next entry that the server waits for.
+    For reports, the number of the last record that is stored (0 for none). For logs, the number of
+    the next entry that the server expects.
     """
 
     stored: int
 
 
-class Bound(msgspec.Struct, frozen=True):
-    """What a run says that has trained as far as its searcher let it."""
+class BoundReached(msgspec.Struct, frozen=True):
+    """Message of a run that reached its searcher's bound."""
 
     until: int
-    """Its bound, in the unit of the search."""
+    """The bound, in the unit of the search."""
 
 
 class Extension(msgspec.Struct, frozen=True):
-    """Whether a run may go on beyond its bound, rather than give its slots back."""
+    """Decision whether a run continues beyond its bound or releases its slots."""
 
     goes_on: bool
     until: int | None = None
@@ -146,13 +146,13 @@ class Extension(msgspec.Struct, frozen=True):
 
 
 class Directive(msgspec.Struct, frozen=True):
-    """What a run shall do now: go on, or checkpoint and exit with code 66."""
+    """Instruction to a run: continue, or checkpoint and exit with code 66."""
 
     action: Literal["train", "preempt", "stop"]
     version: int
-    """To be sent back as ``version`` with the next question, which then waits for a change."""
+    """Sent back as ``version`` with the next request, which then waits for a change."""
     deadline_s: float | None = None
-    """Seconds that are left for it, counted from now; None when there is no limit."""
+    """Seconds from now until the deadline; None for no limit."""
 
 
 class SlotInfo(msgspec.Struct, frozen=True):
@@ -162,11 +162,10 @@ class SlotInfo(msgspec.Struct, frozen=True):
     device: str
     """``cpu``, or ``cuda:0 NAME``."""
     node: int | None = None
-    """Number of the node on which it is, where the agent offers those of a cluster; None on the
-    agent's own machine."""
+    """Number of its node, if the agent offers a cluster's nodes; None on the agent's machine."""
     down: bool = False
-    """The cluster has a node too few for it now. Only how many nodes are down counts: which slots
-    that closes is said by the server, which knows what runs hold."""
+    """The cluster has a node too few for it now. Only the number of nodes that are down counts: the
+    server knows the slots in use, and decides which slots to close."""
 
 
 class AgentRegistration(msgspec.Struct, frozen=True):
@@ -178,18 +177,20 @@ class AgentRegistration(msgspec.Struct, frozen=True):
     pool: str = DEFAULT_POOL
     """The pool that it joins."""
     identity: str = ""
-    """Of its data directory: another one cannot take the name of an agent that is there."""
+    """Identity of its data directory; an agent with another identity cannot take a connected
+    agent's name."""
 
 
 class AgentLeave(msgspec.Struct, frozen=True):
     """Body of ``POST /agents/{id}/leave``."""
 
     done: bool = False
-    """Its runs have ended, and it is gone; else it asks that nothing new starts there."""
+    """Its runs have ended and it is leaving. Otherwise the agent only requests that no new run
+    starts."""
 
 
 class WorkItem(msgspec.Struct, frozen=True):
-    """A run that an agent shall run, or kill."""
+    """A run that an agent must start or kill."""
 
     run_id: int
     action: Literal["run", "kill"]
@@ -199,11 +200,11 @@ class WorkItem(msgspec.Struct, frozen=True):
     """Path, on the server, of the model directory as tar.gz."""
     slot_ids: list[int]
     grace_s: float = KILL_GRACE_S
-    """Seconds between SIGTERM and SIGKILL, of a run that shall be killed."""
+    """Seconds between SIGTERM and SIGKILL of a run to kill."""
 
 
 class AgentWork(msgspec.Struct, frozen=True):
-    """Answer to ``GET /agents/{id}/work``: all that the agent shall be running."""
+    """Response to ``GET /agents/{id}/work``: all runs that the agent should have."""
 
     version: int
     runs: list[WorkItem]
@@ -219,23 +220,23 @@ class RunExit(msgspec.Struct, frozen=True):
     log_tail: str = ""
     """The last lines of the rank that failed, traceback included."""
     node: int = 0
-    """Node rank of the agent, of a run that has several."""
+    """Node rank of the agent, in a run on several agents."""
     told: bool = False
-    """The ranks were told to stop, and decide nothing where others failed."""
+    """The ranks were stopped: the outcome of another node counts, if one failed."""
 
 
 class RunActivity(msgspec.Struct, frozen=True):
-    """Body of ``POST /runs/{id}/activity``: what a run does before its ranks are there."""
+    """Body of ``POST /runs/{id}/activity``: the activity of a run before its ranks start."""
 
     text: str
-    """A few words, shown as the trial's ``activity``."""
+    """A short text, shown as the trial's ``activity``."""
 
 
-class Meeting(msgspec.Struct, frozen=True):
-    """Body of ``POST /runs/{id}/meeting``: where the ranks of several agents meet."""
+class RendezvousAddress(msgspec.Struct, frozen=True):
+    """Body of ``POST /runs/{id}/meeting``: the rendezvous address of ranks on several agents."""
 
     address: str
-    """Of the agent of node rank 0, as the others reach it."""
+    """Address of the agent of node rank 0, as the others reach it."""
     port: int
 
 
@@ -243,7 +244,7 @@ _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def wire_number(value: float) -> float | str:
-    """Return ``value`` as JSON may carry it."""
+    """Return a number in a form that JSON can carry."""
     if math.isfinite(value):
         return value
     if math.isnan(value):
@@ -255,7 +256,7 @@ def plain_number(value: float | str) -> float:
     """Undo :func:`wire_number`.
 
     Raises:
-        ValueError: If ``value`` is another string.
+        ValueError: If the value is another string.
     """
     if isinstance(value, str):
         if value not in _NOT_FINITE:

@@ -1,4 +1,4 @@
-"""Names of pools, agents, tasks, metrics and files, and what they must look like."""
+"""Validation of names of pools, agents, tasks, metrics and files."""
 
 import re
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ DEFAULT_POOL = "default"
 """The pool of agents and experiments that name none."""
 
 TASK_LABEL = "task"
-"""The label by which an experiment is known as one that ``zerolab task run`` made."""
+"""Label of experiments that ``zerolab task run`` creates."""
 
 MAX_METRIC_NAME = 200
 """Most characters of the name of a metric or of a metric group."""
@@ -39,10 +39,10 @@ _POOL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def check_pool(name: str) -> str:
-    """Return the name of a pool.
+    """Return a pool's name after validation.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If it is invalid.
     """
     if not _POOL.fullmatch(name):
         msg = (
@@ -54,7 +54,7 @@ def check_pool(name: str) -> str:
 
 
 def text_problem(text: str, *, lines: bool = False) -> str | None:
-    """Return what is wrong with a name or a text for people; None if nothing is.
+    """Return the problem of a name or a text for people, or None.
 
     Args:
         text: The name or the text.
@@ -69,7 +69,7 @@ def text_problem(text: str, *, lines: bool = False) -> str | None:
 
 
 def check_text(text: str) -> str:
-    """Return a text of several lines, such as a description, that a terminal can show.
+    """Return a text of several lines, such as a description, after validation.
 
     Raises:
         ValueError: If it has other control characters, or is no text.
@@ -80,12 +80,12 @@ def check_text(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text without the characters that no name may have."""
+    """Remove the characters that no name may have."""
     return _SURROGATE.sub("", _CONTROL.sub("", text))
 
 
 def check_name(name: str) -> str:
-    """Return a name of an experiment, an agent, a label, ... that a terminal can show.
+    """Return a name of an experiment, an agent, a label, ... after validation.
 
     Raises:
         ValueError: If it has control characters, or is no text.
@@ -96,7 +96,7 @@ def check_name(name: str) -> str:
 
 
 def metric_name_problem(name: str) -> str | None:
-    """Return what is wrong with the name of a metric or of a group; None if nothing is."""
+    """Return the problem of a metric's or a group's name, or None."""
     if not 0 < len(name) <= MAX_METRIC_NAME:
         shown = f"{name[:50]!r}... ({len(name)} characters)" if name else "''"
         return f"must have 1 to {MAX_METRIC_NAME} characters, got {shown}"
@@ -104,9 +104,9 @@ def metric_name_problem(name: str) -> str | None:
 
 
 def file_name_problem(name: str) -> str | None:
-    """Return what is wrong with the path of a file inside a directory; None if nothing is.
+    """Return the problem of a file's path inside a directory, or None.
 
-    It is the one rule for files of checkpoints, archives and staged data, wherever such a name is
+    The same rule applies to files of checkpoints, archives and staged data, wherever such a name is
     stored or used.
 
     Example:
@@ -130,7 +130,7 @@ def file_name_problem(name: str) -> str | None:
 
 
 def resources_problem(resources: Mapping[str, int]) -> str | None:
-    """Return what is wrong with the files of a checkpoint; None if nothing is.
+    """Return the problem of a checkpoint's files, or None.
 
     Args:
         resources: Path inside the checkpoint to size in bytes.

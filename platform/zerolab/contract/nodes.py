@@ -1,25 +1,26 @@
-"""A run on several machines: what each of its launchers knows, and how their ends make one."""
+"""Runs on several machines: exit codes, and merging of the machines' outcomes."""
 
 from collections.abc import Mapping, Sequence
 
-from zerolab.contract.outcome import DELIBERATE, LEAVING, Outcome
+from zerolab.contract.outcome import CHECKPOINTED_EXITS, DELIBERATE_EXITS, Outcome
 from zerolab.contract.spec import EXIT_INFRASTRUCTURE, EXIT_STALE
 
 __all__ = [
     "EXIT_TEMPORARY",
-    "PEER_WORDS",
-    "failed_by_another",
+    "PEER_ERROR_PHRASES",
     "failed_by_itself",
+    "failed_by_peer",
     "merge_outcomes",
-    "shell_code",
-    "unfit_for_nodes",
+    "node_capacity_problem",
+    "shell_exit_code",
 ]
 
 EXIT_TEMPORARY = 75
-"""With which ``zerolab launch`` and the launcher of a node end when the run was preempted: Slurm
-and shells then know it from a failure (``EX_TEMPFAIL``)."""
+"""Exit code of ``zerolab launch`` and of a node's launcher after a preemption (``EX_TEMPFAIL``).
 
-PEER_WORDS = (
+Slurm and shells can then distinguish it from a failure."""
+
+PEER_ERROR_PHRASES = (
     "gloo",
     "NCCL",
     "Connection reset",
@@ -34,72 +35,72 @@ PEER_WORDS = (
     "connection to another rank broke",
     "the other ranks did not answer",
 )
-"""What an error says that has come over the network from another rank."""
+"""Phrases in errors that the loss of another rank causes."""
 
 
-def merge_outcomes(ends: Mapping[str, Outcome]) -> tuple[str, Outcome]:
-    """Say how a run on several machines ended, and which of them decided it.
+def merge_outcomes(outcomes: Mapping[str, Outcome]) -> tuple[str, Outcome]:
+    """Return how a run on several machines ended, and the machine that decided it.
 
-    The rule: a rank that was killed comes first, then what a rank said on purpose, then a node
-    that was lost, then any other failure, then one that came from another rank; a node that was
-    told to stop decides nothing where another one failed. Of two alike the first counts.
+    In order of precedence: a rank killed by a signal, a deliberate exit, a lost node, another
+    failure, a failure caused by another rank, a node that was stopped, success. Among equal
+    outcomes the first counts.
 
     Args:
-        ends: How the ranks of each machine ended, by its name, in the order in which they did.
+        outcomes: Outcome of each machine's ranks by its name, in order of time.
     """
-    return min(ends.items(), key=lambda item: _place(item[1]))
+    return min(outcomes.items(), key=lambda item: _precedence(item[1]))
 
 
-def _place(end: Outcome) -> int:
-    code = end.exit_code
-    if end.told:
+def _precedence(outcome: Outcome) -> int:
+    code = outcome.exit_code
+    if outcome.told:
         return 7
     if code < 0:
         return 0
-    if code in DELIBERATE - LEAVING:
+    if code in DELIBERATE_EXITS - CHECKPOINTED_EXITS:
         return {EXIT_STALE: 1, EXIT_INFRASTRUCTURE: 3}.get(code, 2)
-    if code in LEAVING:
+    if code in CHECKPOINTED_EXITS:
         return 6
     if code == 0:
         return 8
-    return 4 if failed_by_itself(end) else 5
+    return 4 if failed_by_itself(outcome) else 5
 
 
-def failed_by_itself(end: Outcome) -> bool:
-    """Whether a rank's own error ended it, and neither a signal nor another rank."""
-    return _failed(end) and not failed_by_another(end)
+def failed_by_itself(outcome: Outcome) -> bool:
+    """Return whether a rank failed by its own error, not by a signal or another rank."""
+    return _failed(outcome) and not failed_by_peer(outcome)
 
 
-def failed_by_another(end: Outcome) -> bool:
-    """Whether a rank ended because it lost another one, which says itself what has happened."""
-    return _failed(end) and any(word in (end.reason or "") for word in PEER_WORDS)
+def failed_by_peer(outcome: Outcome) -> bool:
+    """Return whether a rank failed because it lost another one."""
+    return _failed(outcome) and any(word in (outcome.reason or "") for word in PEER_ERROR_PHRASES)
 
 
-def _failed(end: Outcome) -> bool:
-    return end.exit_code > 0 and end.exit_code not in DELIBERATE
+def _failed(outcome: Outcome) -> bool:
+    return outcome.exit_code > 0 and outcome.exit_code not in DELIBERATE_EXITS
 
 
-def unfit_for_nodes(ranks: int, slots_per_rank: int, slots: Sequence[int]) -> str | None:
-    """Say why ranks do not fit on the nodes of a Slurm pool, if all were free; None if they do.
+def node_capacity_problem(ranks: int, slots_per_rank: int, slots: Sequence[int]) -> str | None:
+    """Return why ranks do not fit on the empty nodes of a Slurm pool, or None.
 
     Args:
-        ranks: How many.
-        slots_per_rank: Which must all be on one node.
-        slots: Of each node.
+        ranks: Number of ranks.
+        slots_per_rank: Slots of a rank, which must all be on one node.
+        slots: Slots of each node.
     """
     if sum(count // slots_per_rank for count in slots) >= ranks:
         return None
     key = "slots_per_rank" if slots_per_rank > 1 else "slots_per_trial"
-    asked = f"{ranks} rank(s) of {slots_per_rank} slot(s)"
-    have = " or ".join(map(str, sorted(set(slots))))
+    request = f"{ranks} rank(s) of {slots_per_rank} slot(s)"
+    capacity = " or ".join(map(str, sorted(set(slots))))
     return (
-        f"resources.{key}: {asked} must fit on the {len(slots)} node(s) of the Slurm pool, with "
-        f"{have} slot(s) each"
+        f"resources.{key}: {request} must fit on the {len(slots)} node(s) of the Slurm pool, with "
+        f"{capacity} slot(s) each"
     )
 
 
-def shell_code(code: int) -> int:
-    """The exit code of a command whose run ended with ``code``, as a shell shows it."""
-    if code in LEAVING:
+def shell_exit_code(code: int) -> int:
+    """Return the exit code of a command whose run ended with ``code``, as a shell shows it."""
+    if code in CHECKPOINTED_EXITS:
         return EXIT_TEMPORARY
     return 128 - code if code < 0 else code

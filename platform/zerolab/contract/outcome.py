@@ -1,4 +1,4 @@
-"""How a run ended: the exit code, and one line for the user."""
+"""Outcome of a run: the exit code and a reason for the user."""
 
 import logging
 import re
@@ -23,11 +23,11 @@ from zerolab.files import create_private, read_json, write_json
 
 __all__ = [
     "BEYOND_BOUND",
-    "DELIBERATE",
-    "LEAVING",
+    "CHECKPOINTED_EXITS",
+    "DELIBERATE_EXITS",
     "REACHED_BOUND",
     "Outcome",
-    "failure",
+    "first_failure",
     "is_failure",
     "read_outcome",
     "read_reason",
@@ -37,37 +37,37 @@ __all__ = [
     "write_reason",
 ]
 
-DELIBERATE = frozenset(
+DELIBERATE_EXITS = frozenset(
     {
         EXIT_USER_ERROR, EXIT_INVALID_HP, EXIT_PREEMPTED, EXIT_STALE, EXIT_INFRASTRUCTURE,
         EXIT_REACHED,
     }
 )  # fmt: skip
-"""Exit codes with which a rank says something; every other one but 0 is a crash."""
+"""Exit codes with a defined meaning; every other one but 0 is a crash."""
 
-LEAVING = frozenset({EXIT_PREEMPTED, EXIT_REACHED})
+CHECKPOINTED_EXITS = frozenset({EXIT_PREEMPTED, EXIT_REACHED})
 """Exit codes of runs that have saved a checkpoint: every rank ends by itself."""
 
 REACHED_BOUND = "trained as far as the searcher let it"
-"""Reason of a run that paused where its searcher said."""
+"""Reason of a run that paused at its searcher's bound."""
 
 BEYOND_BOUND = "the script trains beyond"
-"""How the reason begins of a run that did not stop there."""
+"""Start of the reason of a run that trained beyond its bound."""
 
-_NO_FAILURE = LEAVING | {0, EXIT_INVALID_HP, EXIT_STALE, EXIT_INFRASTRUCTURE}
+_NO_FAILURE = CHECKPOINTED_EXITS | {0, EXIT_INVALID_HP, EXIT_STALE, EXIT_INFRASTRUCTURE}
 
 logger = logging.getLogger(__name__)
 
 _TAIL_BYTES = 64 * 1024
 _REASON_CHARS = 500
-_LONGEST_TEXT = 2000
-"""Lines at the end of a rank's standard error in which its last words are looked for."""
-_OF_A_RANK = re.compile(r"rank (\d+): ")
-"""What a rank says of another one's failure begins so."""
-_FRAME = " \t│╭╮╰╯─"
-"""What rich draws a box of."""
-_OF_TORCH_AT_EXIT = re.compile(r"^\[rank\d+\]:\[[A-Z]\d{4} ")
-"""Written after a traceback: that a process group has not been destroyed."""
+_SEARCHED_LINES = 2000
+"""Lines at the end of a rank's standard error that are searched for its last message."""
+_RANK_PREFIX = re.compile(r"rank (\d+): ")
+"""Prefix of a reason that another rank's failure caused."""
+_BOX_CHARACTERS = " \t│╭╮╰╯─"
+"""Characters of a box drawn by rich."""
+_TORCH_EXIT_WARNING = re.compile(r"^\[rank\d+\]:\[[A-Z]\d{4} ")
+"""Prefix of torch's warning about a process group that was not destroyed."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -76,81 +76,81 @@ class Outcome(msgspec.Struct, frozen=True):
     exit_code: int
     """0, a code of :mod:`zerolab.contract.spec`, another one of the user's, or -n for signal n."""
     reason: str | None = None
-    """One line for the user; None when there is nothing to say."""
+    """One line for the user, or None."""
     rank: int | None = None
-    """The rank that decided it, where it was one."""
+    """The rank that decided it, if any."""
     told: bool = False
-    """The launcher was told to stop: the cause may be elsewhere."""
+    """The launcher was stopped: the cause may be elsewhere."""
 
 
 def write_reason(run_dir: Path | str, exit_code: int, reason: str, rank: int | None = None) -> None:
-    """Say why this rank ends on purpose; of several ranks, the first one is believed.
+    """Write why this rank ends on purpose; the first rank's reason is kept.
 
     Args:
         run_dir: ``RunSpec.run_dir``.
         exit_code: The code with which the process is about to exit.
         reason: One line for the user.
-        rank: Which rank says so, where there are several; its name stands before the reason, or
-            that of the one whose failure it only passes on (:meth:`zerolab.ranks.Ranks.together`).
+        rank: This rank, if there are several. The reason is prefixed with its name, or with the
+            name of the rank whose failure it passes on (:meth:`zerolab.ranks.Ranks.together`).
     """
-    if rank is not None and (passed_on := _OF_A_RANK.match(reason)):
+    if rank is not None and (passed_on := _RANK_PREFIX.match(reason)):
         rank = int(passed_on[1])
     elif rank is not None:
         reason = f"rank {rank}: {reason}"
     content = msgspec.json.encode({"exit_code": exit_code, "reason": reason, "rank": rank})
     try:
         create_private(RunFolder(Path(run_dir)).reason, content)
-    except OSError as error:  # a full disk, maybe: the exit code says as much as it can
-        logger.warning("%s; why this run ends is not written down: %s", error, reason)
+    except OSError as error:  # perhaps a full disk: the exit code still shows the kind of end
+        logger.warning("%s; the reason of this run's end is not saved: %s", error, reason)
 
 
 def read_reason(run_dir: Path) -> Outcome | None:
-    """Return what a rank said with :func:`write_reason`, if one did."""
-    said = read_json(RunFolder(run_dir).reason)
-    if said is None or not isinstance(said.get("exit_code"), int):
+    """Return the reason that a rank saved with :func:`write_reason`, or None."""
+    saved = read_json(RunFolder(run_dir).reason)
+    if saved is None or not isinstance(saved.get("exit_code"), int):
         return None
-    rank = said.get("rank")
-    reason = str(said["reason"]) if said.get("reason") else None
-    return Outcome(said["exit_code"], reason, rank if isinstance(rank, int) else None)
+    rank = saved.get("rank")
+    reason = str(saved["reason"]) if saved.get("reason") else None
+    return Outcome(saved["exit_code"], reason, rank if isinstance(rank, int) else None)
 
 
 def write_outcome(run_dir: Path, outcome: Outcome) -> None:
-    """Keep how the run ended, for the agent, or for the next one."""
+    """Save how the run ended, for the agent or the next launcher."""
     write_json(RunFolder(run_dir).exit, msgspec.to_builtins(outcome))
 
 
 def read_outcome(run_dir: Path) -> Outcome | None:
-    """Return how the run ended, or None when its launcher did not live to say."""
-    found = read_json(RunFolder(run_dir).exit)
-    return None if found is None else msgspec.convert(found, Outcome)
+    """Return how the run ended, or None if its launcher died before it saved that."""
+    saved = read_json(RunFolder(run_dir).exit)
+    return None if saved is None else msgspec.convert(saved, Outcome)
 
 
-def failure(run_dir: Path, rank: int, exit_code: int) -> Outcome:
+def first_failure(run_dir: Path, rank: int, exit_code: int) -> Outcome:
     """Describe the rank that failed first.
 
-    A rank that was killed by a signal is the cause, whatever the others said as they lost it;
-    else what a rank said on purpose counts, and else its last line on standard error.
+    A rank killed by a signal is the cause, whatever reasons the others saved when they lost it.
+    Otherwise a saved reason counts, and otherwise the rank's last line on standard error.
 
     Args:
         run_dir: Directory of the run.
-        rank: That failed first.
-        exit_code: Its own; -n for signal n.
+        rank: The rank that failed first.
+        exit_code: Its exit code; -n for signal n.
     """
-    said = read_reason(run_dir)
-    if exit_code < 0 and (said is None or said.exit_code not in DELIBERATE):
+    reported = read_reason(run_dir)
+    if exit_code < 0 and (reported is None or reported.exit_code not in DELIBERATE_EXITS):
         return Outcome(exit_code, f"rank {rank} was killed by {signal_text(-exit_code)}", rank)
-    if said is not None:
-        return said
+    if reported is not None:
+        return reported
     folder = RunFolder(run_dir)
-    lines = tail(folder.stderr(rank), _LONGEST_TEXT).splitlines()
-    last = _last_words(lines)[:_REASON_CHARS] or "it wrote nothing to standard error"
+    lines = tail(folder.stderr(rank), _SEARCHED_LINES).splitlines()
+    last = _last_message(lines)[:_REASON_CHARS] or "it wrote nothing to standard error"
     try:
         spec = read_run_spec(folder.spec)
         model_dir, entrypoint = Path(spec.model_dir), spec.entrypoint
     except (OSError, msgspec.DecodeError):
         model_dir, entrypoint = folder.model, None
-    told = describe_failure(lines, last, model_dir, entrypoint)
-    return Outcome(exit_code, f"rank {rank} exited with code {exit_code}: {told}", rank)
+    description = describe_failure(lines, last, model_dir, entrypoint)
+    return Outcome(exit_code, f"rank {rank} exited with code {exit_code}: {description}", rank)
 
 
 def is_failure(exit_code: int) -> bool:
@@ -158,20 +158,21 @@ def is_failure(exit_code: int) -> bool:
     return exit_code not in _NO_FAILURE
 
 
-def _last_words(lines: list[str]) -> str:
-    """What was said last, on one line: from the line that is not indented on.
+def _last_message(lines: list[str]) -> str:
+    """Return the last message, on one line.
 
-    What follows that line is the problems of an error, or the tensors that torch lists.
+    It starts at the last line that is not indented. Indented lines after it list an error's
+    problems or torch's tensors.
     """
-    words: list[str] = []
+    parts: list[str] = []
     for line in reversed(list(_unboxed(lines))):
-        said = without_rank(line)
-        if _OF_TORCH_AT_EXIT.match(line) or not said.strip():
+        text = without_rank(line)
+        if _TORCH_EXIT_WARNING.match(line) or not text.strip():
             continue
-        words.append(said.strip())
-        if not said[0].isspace():
+        parts.append(text.strip())
+        if not text[0].isspace():
             break
-    return "; ".join(reversed(words)).replace(":; ", ": ")
+    return "; ".join(reversed(parts)).replace(":; ", ": ")
 
 
 def _unboxed(lines: list[str]) -> Iterator[str]:
@@ -179,7 +180,7 @@ def _unboxed(lines: list[str]) -> Iterator[str]:
     box: list[str] | None = None
     for line in lines:
         if line.startswith("╭"):
-            title = line.strip(_FRAME)
+            title = line.strip(_BOX_CHARACTERS)
             box = [f"{title}:" if title else ""]
         elif box is None:
             yield line
@@ -187,13 +188,13 @@ def _unboxed(lines: list[str]) -> Iterator[str]:
             yield " ".join(filter(None, box))
             box = None
         else:
-            box.append(line.strip(_FRAME))
+            box.append(line.strip(_BOX_CHARACTERS))
     if box is not None:
         yield " ".join(filter(None, box))
 
 
 def tail(path: Path, max_lines: int = 100) -> str:
-    """Return the last lines of a text file; empty when it is not there."""
+    """Return the last lines of a text file, or an empty text if it is missing."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
@@ -205,7 +206,7 @@ def tail(path: Path, max_lines: int = 100) -> str:
 
 
 def signal_text(number: int) -> str:
-    """Name a signal that has killed a process, and say what helps where memory has run out."""
+    """Name a signal that killed a process, with a remedy if memory ran out."""
     if number == signal.SIGKILL:
         return f"SIGKILL, as the system does when memory has run out: {LESS_MEMORY}"
     try:

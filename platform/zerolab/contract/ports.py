@@ -1,4 +1,4 @@
-"""Ports that a server may be asked to listen on."""
+"""Validation of port numbers."""
 
 __all__ = ["read_port"]
 
@@ -9,7 +9,7 @@ def read_port(text: str) -> int:
     """Read a port; 0 means any free one.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If the text is not a port.
     """
     if not (text.isascii() and text.isdecimal() and int(text) <= _LAST):
         msg = f"must be a whole number from 0 to {_LAST}, got {text!r}"

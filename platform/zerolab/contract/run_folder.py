@@ -1,19 +1,19 @@
-"""The directory of one run on its machine: the only module that knows the names inside.
+"""Directory of a run on its machine: the names of all files inside.
 
 ```
-run.json                 what the ranks need to know (zerolab.contract.spec.RunSpec)
-model/                   this run's own copy of the model directory; the ranks' working directory
-spool/                   reports that the server has not taken yet
-logs/rank_N.out, .err    what rank N wrote
-logs/agent.log           what the agent says about the run
-logs/launcher.log        torch's elastic agent, for us
+run.json                 everything that the ranks need (zerolab.contract.spec.RunSpec)
+model/                   this run's copy of the model directory; the ranks' working directory
+spool/                   reports that the server has not stored yet
+logs/rank_N.out, .err    output of rank N
+logs/agent.log           messages of the agent about the run
+logs/launcher.log        output of the launcher
 ranks/N                  process id of rank N
-ranks/ready_N            rank N heeds SIGTERM
+ranks/ready_N            rank N handles SIGTERM
 reason.json              why a rank ended on purpose
 exit.json                how the run ended, written by the launcher
 launcher.json            process of the launcher
-shipped.json             which log lines the server has
-delivered                the server knows how the run ended: nothing is left to do
+shipped.json             cursor of the log lines that the server has
+delivered                the server has the outcome: nothing is left to do
 ```
 """
 
@@ -49,12 +49,12 @@ class RunFolder:
 
     @property
     def agent_log(self) -> Path:
-        """What the agent says about the run; shipped like the ranks' own lines."""
+        """Messages of the agent about the run; shipped like the ranks' lines."""
         return self.logs / "agent.log"
 
     @property
     def launcher_log(self) -> Path:
-        """Output of the launcher itself; kept, not shipped."""
+        """Output of the launcher; kept, not shipped."""
         return self.logs / "launcher.log"
 
     @property
@@ -88,33 +88,33 @@ class RunFolder:
         return self.path / "delivered"
 
     def stdout(self, rank: int) -> Path:
-        """What a rank wrote to standard output."""
+        """Standard output of a rank."""
         return self.logs / f"rank_{rank}.out"
 
     def stderr(self, rank: int) -> Path:
-        """What a rank wrote to standard error."""
+        """Standard error of a rank."""
         return self.logs / f"rank_{rank}.err"
 
     def ready(self, rank: int) -> Path:
-        """Marker: SIGTERM has this rank checkpoint, where it would have died of it before."""
+        """Marker: this rank checkpoints on SIGTERM; before, it would be killed by the signal."""
         return self.ranks / f"ready_{rank}"
 
     def rank_pids(self) -> dict[int, int]:
         """Return the process ids of the ranks that have been started, by rank."""
-        found = {}
+        pids = {}
         for file in self.ranks.glob("[0-9]*"):
             text = file.read_text(encoding="ascii").strip()
             if text:
-                found[int(file.name)] = int(text)
-        return dict(sorted(found.items()))
+                pids[int(file.name)] = int(text)
+        return dict(sorted(pids.items()))
 
     def create(self) -> None:
-        """Make the directories."""
+        """Create the directories."""
         for directory in (self.path, self.model, self.logs, self.ranks):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def say(self, text: str) -> None:
-        """Add lines to what the agent says about the run.
+        """Add lines to the agent's messages about the run.
 
         Raises:
             OSError: If they cannot be written.

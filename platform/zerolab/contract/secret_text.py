@@ -227,9 +227,9 @@ def secrets_of_url(value: str) -> Iterator[str]:
     for login in _LOGIN_IN_URL.findall(address):
         yield login
         yield login.partition(":")[2] or login
-    for name, given in _PARAMETERS.findall(address):
+    for name, secret in _PARAMETERS.findall(address):
         if _is_secret_parameter(name):
-            yield given
+            yield secret
 
 
 def swap_command(
@@ -265,17 +265,17 @@ def swap_command(
     if not isinstance(value, list | tuple):
         return value
     secrets = _secrets_in_words(value)
-    words: list[Any] = []
+    replaced: list[Any] = []
     for index, word in enumerate(value):
         if index in secrets:
             name, start, end = secrets[index]
-            words.append(f"{word[:start]}{swap_next(name, word[start:end])}{word[end:]}")
+            replaced.append(f"{word[:start]}{swap_next(name, word[start:end])}{word[end:]}")
         elif swap_other:
-            words.append(swap_other(index, word))
+            replaced.append(swap_other(index, word))
         else:
             # Perhaps a command itself: bash -c "..."
-            words.append(swap_text(word) if isinstance(word, str) else word)
-    return words
+            replaced.append(swap_text(word) if isinstance(word, str) else word)
+    return replaced
 
 
 def _secrets_in_text(text: str) -> list[_Secret]:
@@ -386,12 +386,12 @@ def _is_secret_name_in_command(kind: str, name: str) -> bool:
     return is_secret_name(name)
 
 
-def _secrets_in_words(words: Sequence[Any]) -> dict[int, _Secret]:
+def _secrets_in_words(arguments: Sequence[Any]) -> dict[int, _Secret]:
     """Find the words of a command with a secret, by their index; none in other texts."""
     named: dict[int, _Secret] = {}
     texts: list[str] = []
     before: Any = None
-    for index, word in enumerate(words):
+    for index, word in enumerate(arguments):
         secret = _secret_of_word(word, before)
         if secret:
             named[index] = secret
@@ -406,7 +406,7 @@ def _secrets_in_words(words: Sequence[Any]) -> dict[int, _Secret]:
         index = bisect_right(starts, start) - 1
         offset = start - starts[index]
         is_option = index + 1 in named and named[index + 1][1] == 0
-        is_named = index in named and offset > 0 and not _PASSWORD_OPTION.match(words[index])
+        is_named = index in named and offset > 0 and not _PASSWORD_OPTION.match(arguments[index])
         if not is_option and not is_named and texts[index] != "*":
             secrets[index] = ("password", offset, end - starts[index])
     return secrets
@@ -504,7 +504,7 @@ _IN_MESSAGE = tuple(
 
 
 def mask_values(text: str, values: Iterable[str]) -> str:
-    """Put :data:`MASK` in place of secret values in a text, such as a line of a log.
+    """Replace secret values by :data:`MASK` in a text, such as a line of a log.
 
     Values of fewer than :data:`SHORTEST` characters occur by chance. They are masked after a
     secret's name, after a client's option and in the login of an address.

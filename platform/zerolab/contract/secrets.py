@@ -24,7 +24,7 @@ __all__ = [
     "STORAGE_SECRETS",
     "find_secrets",
     "mask_secrets",
-    "masked_places",
+    "masked_paths",
     "replace_masks",
     "restore_secrets",
 ]
@@ -35,12 +35,12 @@ STORAGE_SECRETS = ("access_key", "secret_key", "connection_string", "credential"
 _COMMAND_LENGTH = 10_000
 """Characters of a text under ``data`` that may be a command; a longer one is a document."""
 
-_Place = tuple[str, ...]
-_Swap = Callable[[_Place, Any], Any]
+_Path = tuple[str, ...]
+_Swap = Callable[[_Path, Any], Any]
 
 
 def mask_secrets(config: Mapping[str, Any], *, for_trial: bool = False) -> dict[str, Any]:
-    """Copy an experiment's configuration with :data:`MASK` in place of every secret.
+    """Copy an experiment's configuration with every secret replaced by :data:`MASK`.
 
     Args:
         config: As it was submitted, or with its defaults filled in.
@@ -50,44 +50,46 @@ def mask_secrets(config: Mapping[str, Any], *, for_trial: bool = False) -> dict[
         >>> mask_secrets({"environment": {"environment_variables": ["HF_TOKEN=hf_abc"]}})
         {'environment': {'environment_variables': ['HF_TOKEN=********']}}
     """
-    masked = _swapped(config, lambda _place, _value: MASK)
+    masked = _swapped(config, lambda _path, _value: MASK)
     return masked | {"data": config["data"]} if for_trial and "data" in config else masked
 
 
 def restore_secrets(config: Mapping[str, Any], original: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy a configuration with the original's secrets where :data:`MASK` stands.
+    """Copy a configuration with each :data:`MASK` replaced by the original's secret.
 
     Args:
         config: Masked, and perhaps changed since.
         original: The configuration as it was submitted.
 
     Returns:
-        A copy in which the mask stands only where the original has no such secret.
+        A copy in which a mask remains only if the original has no such secret.
     """
-    known: dict[_Place, Any] = {}
+    originals: dict[_Path, Any] = {}
 
-    def note(place: _Place, value: Any) -> Any:
-        known[place] = value
+    def note(path: _Path, value: Any) -> Any:
+        originals[path] = value
         return value
 
     _swapped(original, note)
 
-    def restore(place: _Place, value: Any) -> Any:
+    def restore(path: _Path, value: Any) -> Any:
         if value != MASK:
             return value
         # Variables may be one list for all kinds of slots, or a list for each kind.
-        other_kinds = (known[each] for each in known if (each[0], each[-1]) == ("env", place[-1]))
-        is_variable = place[0] == "env"
-        if place in known or not is_variable:
-            return known.get(place, MASK)
+        other_kinds = (
+            originals[key] for key in originals if (key[0], key[-1]) == ("env", path[-1])
+        )
+        is_variable = path[0] == "env"
+        if path in originals or not is_variable:
+            return originals.get(path, MASK)
         return next(other_kinds, MASK)
 
     return _swapped(config, restore)
 
 
 def replace_masks(config: Mapping[str, Any], value: str) -> dict[str, Any]:
-    """Copy a configuration with a value in place of each mask, where no secret is needed."""
-    return _swapped(config, lambda _place, given: value if given == MASK else given)
+    """Copy a configuration with each mask replaced by a value, if no secret is needed."""
+    return _swapped(config, lambda _path, secret: value if secret == MASK else secret)
 
 
 def find_secrets(config: Mapping[str, Any]) -> list[str]:
@@ -98,17 +100,17 @@ def find_secrets(config: Mapping[str, Any]) -> list[str]:
     """
     values = {
         form
-        for place, value in _places(config)
+        for path, value in _secrets(config)
         if value != MASK
-        for form in forms_of_secret(place[-1], str(value))
+        for form in forms_of_secret(path[-1], str(value))
         if form.strip()
     }
     return sorted(values, key=lambda value: (-len(value), value))
 
 
-def masked_places(config: Mapping[str, Any]) -> list[str]:
+def masked_paths(config: Mapping[str, Any]) -> list[str]:
     """Return the dotted names of the secrets of which only the mask is there."""
-    return [_TITLES.get(place[0], "") + ".".join(place[1:]) for place, value in _places(config)
+    return [_TITLES.get(path[0], "") + ".".join(path[1:]) for path, value in _secrets(config)
             if value == MASK]  # fmt: skip
 
 
@@ -119,15 +121,15 @@ _TITLES = {
 }
 
 
-def _places(config: Mapping[str, Any]) -> Iterator[tuple[_Place, Any]]:
-    found: dict[_Place, Any] = {}
+def _secrets(config: Mapping[str, Any]) -> Iterator[tuple[_Path, Any]]:
+    secrets: dict[_Path, Any] = {}
 
-    def note(place: _Place, value: Any) -> Any:
-        found[place] = value
+    def note(path: _Path, value: Any) -> Any:
+        secrets[path] = value
         return value
 
     _swapped(config, note)
-    yield from found.items()
+    yield from secrets.items()
 
 
 def _swapped(config: Mapping[str, Any], swap: _Swap) -> dict[str, Any]:
@@ -167,7 +169,7 @@ def _swap_lines(lines: Any, kind: str, swap: _Swap) -> Any:
     return [_swap_line(line, ("env", kind) if kind else ("env",), swap) for line in lines]
 
 
-def _swap_line(line: Any, place: _Place, swap: _Swap) -> Any:
+def _swap_line(line: Any, path: _Path, swap: _Swap) -> Any:
     if not isinstance(line, str):
         return line
     name, _equals, value = line.partition("=")
@@ -175,17 +177,17 @@ def _swap_line(line: Any, place: _Place, swap: _Swap) -> Any:
         return line
     is_secret = is_secret_name(name) or is_secret_url(value) or value == MASK
     if is_secret:
-        return f"{name}={swap((*place, name), value)}"
-    return f"{name}={_swap_in_command(value, (*place, name), swap)}"
+        return f"{name}={swap((*path, name), value)}"
+    return f"{name}={_swap_in_command(value, (*path, name), swap)}"
 
 
 def _swap_in_command(
     value: Any,
-    place: _Place,
+    path: _Path,
     swap: _Swap,
     swap_other: Callable[[int, Any], Any] | None = None,
 ) -> Any:
-    *above, name = place
+    *above, name = path
 
     def swap_part(part: str, secret: str) -> Any:
         return swap((*above, f"{name}: {part}"), secret)
@@ -195,35 +197,35 @@ def _swap_in_command(
 
 def _may_be_command(items: Sequence[Any]) -> bool:
     """Return whether a list has options and is short enough for a command."""
-    words = [item for item in items if isinstance(item, str)]
-    return any(word.startswith("-") for word in words) and sum(map(len, words)) <= _COMMAND_LENGTH
+    texts = [item for item in items if isinstance(item, str)]
+    return any(word.startswith("-") for word in texts) and sum(map(len, texts)) <= _COMMAND_LENGTH
 
 
-def _swap_keys(value: Any, place: _Place, swap: _Swap, name: str = "") -> Any:
+def _swap_keys(value: Any, path: _Path, swap: _Swap, name: str = "") -> Any:
     """Replace values whose key, or one above it, has a secret's name: the given one."""
     if isinstance(value, Mapping):
         return {
             key: _swap_keys(
-                each, (*place, str(key)), swap, str(key) if is_secret_name(str(key)) else name
+                item, (*path, str(key)), swap, str(key) if is_secret_name(str(key)) else name
             )
-            for key, each in value.items()
+            for key, item in value.items()
         }
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return _swap_items(value, place, swap, name)
+        return _swap_items(value, path, swap, name)
     if name and is_secret_value(name, value):
-        return swap(place, value)
+        return swap(path, value)
     if not isinstance(value, str):
         return value
     if value == MASK or is_secret_url(value):
-        return swap(place, value)
-    return _swap_in_command(value, place, swap) if len(value) <= _COMMAND_LENGTH else value
+        return swap(path, value)
+    return _swap_in_command(value, path, swap) if len(value) <= _COMMAND_LENGTH else value
 
 
-def _swap_items(items: Sequence[Any], place: _Place, swap: _Swap, name: str) -> list[Any]:
+def _swap_items(items: Sequence[Any], path: _Path, swap: _Swap, name: str) -> list[Any]:
     def swap_item(index: int, item: Any) -> Any:
-        return _swap_keys(item, (*place, str(index)), swap, name)
+        return _swap_keys(item, (*path, str(index)), swap, name)
 
     if not name and _may_be_command(items):
-        swapped: list[Any] = _swap_in_command(list(items), place, swap, swap_item)
+        swapped: list[Any] = _swap_in_command(list(items), path, swap, swap_item)
         return swapped
     return [swap_item(index, item) for index, item in enumerate(items)]

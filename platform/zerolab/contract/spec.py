@@ -1,8 +1,8 @@
-"""What an agent and the processes of a trial agree on: one file, its names and exit codes.
+"""Specification of a run for its processes: the run file, environment variables, exit codes.
 
-An agent writes a :class:`RunSpec` as JSON and names it in :data:`ENV_RUN_SPEC`; every rank reads
-it. torch's own variables (``RANK``, ``LOCAL_RANK``, ``WORLD_SIZE``, ``MASTER_ADDR``,
-``MASTER_PORT``, ...) are set by the elastic agent and mean what they mean everywhere.
+An agent writes a :class:`RunSpec` as JSON and puts its path into :data:`ENV_RUN_SPEC`; every
+rank reads it. The launcher sets torch's own variables (``RANK``, ``LOCAL_RANK``, ``WORLD_SIZE``,
+``MASTER_ADDR``, ``MASTER_PORT``, ...) with their usual meaning.
 """
 
 import shlex
@@ -61,16 +61,17 @@ ENV_RUN_SPEC = "ZEROLAB_RUN_SPEC"
 """Path of the JSON file that holds the :class:`RunSpec` of this process's run."""
 
 ENV_SCRIPT = "ZEROLAB_SCRIPT_PROCESS"
+"""Process id of the Python that a command runs in a rank; its child processes differ from it."""
 ENV_HOSTS = "ALL_WORKERS"
-"""Set for the ranks of a command: the hosts of the run, with commas between them, the chief's
-first. Platforms for deep learning give it to their jobs."""
-"""Process id of the Python that a command runs in a rank; what that starts are other processes."""
+"""Hosts of a run, separated by commas, the chief's first; set for the ranks of a command.
+
+Platforms for deep learning set it for their jobs."""
 
 ENV_STAGED = "ZEROLAB_STAGED_DATA"
-"""Directory of the data that was staged on this machine; unset when none was."""
+"""Directory of the data staged on this machine; unset if none was staged."""
 
 ENV_AS_DEEPSPEED = "ZEROLAB_AS_DEEPSPEED"
-"""1: Python processes find this engine by the name ``deepspeed``; ``force``: before a real one."""
+"""1: ``import deepspeed`` imports this engine if DeepSpeed is not installed; ``force``: always."""
 
 ENV_COLLECTIVE_TIMEOUT = "ZEROLAB_COLLECTIVE_TIMEOUT"
 """Seconds that a rank waits for the others in a collective before it gives up; 600 when unset."""
@@ -82,18 +83,20 @@ EXIT_INVALID_HP = 65
 """The trial declared its hyperparameters impossible: it ends early, no restart."""
 
 EXIT_PREEMPTED = 66
-"""The run was asked to stop, has saved a checkpoint and gave its slots back: not a failure."""
+"""The run was asked to stop, has saved a checkpoint and released its slots: not a failure."""
 
 EXIT_STALE = 67
-"""Another run has taken over: this one stopped without touching anything."""
+"""Another run has taken over: this one stopped without changing anything."""
 
 EXIT_INFRASTRUCTURE = 68
-"""What the run stood on failed, its machine, its agent or its storage, and not the trial: it waits
-and runs again, however often; ``max_restarts`` does not count it."""
+"""The machine, the agent or the storage failed, not the trial.
+
+The run is always queued again; ``max_restarts`` does not count it."""
 
 EXIT_REACHED = 69
-"""The run has trained as far as the searcher let it, has validated, saved a checkpoint and gave its
-slots back: the searcher decides whether the trial goes on."""
+"""The run reached its searcher's bound, validated, saved a checkpoint and released its slots.
+
+The searcher decides whether the trial continues."""
 
 
 class CheckpointRef(msgspec.Struct, frozen=True):
@@ -103,17 +106,17 @@ class CheckpointRef(msgspec.Struct, frozen=True):
     steps_completed: int
     """Batches (optimizer steps) of this trial that it holds; 0 for a warm start."""
     root: str = ""
-    """Root of the storage that it lies in; empty for the run's own."""
+    """Root of its storage; empty for the run's own."""
     options: dict[str, str] = {}
     """How to open that storage; see :class:`StorageAddress`."""
     warm_start: bool = False
-    """It is another trial's: weights are taken from it, and counters begin anew."""
+    """It is another trial's checkpoint: only weights are loaded, counters start at 0."""
     saved_on: str = ""
-    """The agent on which it was saved, where the run that starts from it is on another one."""
+    """The agent on which it was saved, if the run that starts from it is on another one."""
 
     @property
     def storage(self) -> StorageAddress | None:
-        """Where it lies; None for the run's own storage."""
+        """Address of its storage; None for the run's own."""
         return StorageAddress(root=self.root, options=self.options) if self.root else None
 
 
@@ -133,12 +136,11 @@ class Command(msgspec.Struct, frozen=True, tag="command"):
 
     words: tuple[str, ...]
     local_rank_at: int | None = None
-    """Where among the words ``--local_rank=N`` is put in, N a rank's own; None for nowhere."""
+    """Index among the words at which ``--local_rank=N`` is inserted; None for no insertion."""
     plain: bool = False
-    """The ranks know nothing of a run, as under torchrun: they find torch's variables alone."""
+    """The ranks get torch's variables only, as under torchrun, and none of a run."""
     cores: tuple[int, ...] | None = None
-    """CPU cores that the ranks of a machine share out, each its own; all when empty, None to bind
-    no rank."""
+    """CPU cores divided among the ranks of a machine: all cores if empty; None binds no rank."""
 
     def __str__(self) -> str:
         return shlex.join(self.words)
@@ -150,15 +152,15 @@ class Nodes(msgspec.Struct, frozen=True):
     slots: tuple[int, ...]
     """Ranks on each machine, by node rank."""
     rank: int
-    """Node rank of this machine; the first one, 0, is where the ranks meet."""
+    """Node rank of this machine; the rendezvous is on the first one, 0."""
     address: str
-    """Of the first machine, as the others reach it."""
+    """Address of the first machine, as the others reach it."""
     port: int
-    """On which its launcher lets them meet; for the first machine itself 0 means any."""
+    """Port of the rendezvous; 0 on the first machine itself means any free one."""
 
 
 class HostSlots(msgspec.Struct, frozen=True):
-    """A machine of a hostfile, and which of its slots a run takes."""
+    """A machine of a hostfile and the slots that a run takes there."""
 
     host: str
     """As ssh knows it, ``user@`` included."""
@@ -166,7 +168,7 @@ class HostSlots(msgspec.Struct, frozen=True):
 
 
 class LengthSpec(msgspec.Struct, frozen=True):
-    """So many batches (optimizer steps) or epochs; at least one."""
+    """A number of batches (optimizer steps) or epochs; at least one."""
 
     unit: Literal["batches", "epochs"]
     count: int
@@ -184,38 +186,38 @@ class ProfilingSpec(msgspec.Struct, frozen=True):
     """Wait for the GPU before reading the clock."""
 
     def covers(self, batch: int) -> bool:
-        """Whether a batch, counted from 0, is timed."""
+        """Return whether a batch, counted from 0, is timed."""
         if not self.enabled or batch < self.begin_on_batch:
             return False
         return self.end_after_batch is None or batch <= self.end_after_batch
 
 
 class StageSpec(msgspec.Struct, frozen=True):
-    """Data that is copied to a place of each machine before its ranks start."""
+    """Data that is copied to a directory of each machine before its ranks start."""
 
     source: str
     """An absolute path, or a URL."""
     to: str
     """An absolute path."""
     per_trial: bool = False
-    """Each run has a copy of its own, which goes with it."""
+    """Each run has a copy, which is deleted with the run."""
 
-    def place(self, trial_id: int) -> Path:
-        """The directory in which a trial finds the copy."""
+    def target_dir(self, trial_id: int) -> Path:
+        """Return the directory in which a trial finds the copy."""
         return Path(self.to, f"trial-{trial_id}") if self.per_trial else Path(self.to)
 
 
 class FitSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a trial trains and when it does what, as its experiment says."""
+    """Training length of a trial and its validation, checkpoint and report periods."""
 
     max_length: LengthSpec | None
-    """None where the script decides."""
+    """None if the script decides."""
     until: int | None = None
-    """Where this run pauses, in the unit of ``max_length``; None when it goes all the way."""
+    """Bound at which this run pauses, in the unit of ``max_length``; None for no bound."""
     validate_at: tuple[int, ...] = ()
     """Lengths, in the unit of ``max_length``, after which the searcher compares trials."""
     metric: str | None = None
-    """Validation metric that tells which checkpoint is best; None where there is none."""
+    """Validation metric by which the best checkpoint is chosen, or None."""
     smaller_is_better: bool = True
     scheduling_unit: int = 100
     """Batches between reports of training metrics."""
@@ -225,18 +227,19 @@ class FitSpec(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_policy: Literal["best", "all", "none"] = "best"
     initial_validation: bool = False
     records_per_epoch: int = 0
-    """Samples in one epoch where the loader has no length; 0 when unknown."""
+    """Samples of an epoch if the loader has no length; 0 if unknown."""
     profiling: ProfilingSpec = ProfilingSpec()
 
 
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the ranks of one run need to know."""
+    """Everything that the ranks of a run need to know."""
 
     experiment_id: int
     trial_id: int
     run_id: int
     config: dict[str, Any]
-    """The experiment's whole configuration, for the user's code alone: we read what follows."""
+    """The experiment's complete configuration, for the user's code only; Zerolab reads the fields
+    below."""
     hparams: dict[str, Any]
     """This trial's hyperparameters, nested as in the experiment file."""
     entrypoint: TrialClass | Command | None = None
@@ -246,28 +249,32 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     variables: dict[str, dict[str, str]] = {}
     """Environment variables of the ranks, by kind of slot: ``cpu`` and ``cuda``."""
     python: str = ""
-    """Interpreter of the launcher and the ranks, or the directory of an environment that has one;
-    the agent's own when empty."""
+    """Interpreter of the launcher and the ranks, or the directory of an environment with one; the
+    agent's interpreter if empty."""
     data: dict[str, Any] = {}
     """The experiment's ``data`` block."""
     stage: StageSpec | None = None
-    """What of it is copied to each machine first."""
+    """Data that is copied to each machine first."""
     trial_seed: int
     slots: int
     """Ranks of this run, over all machines."""
     planned_slots: int = 0
-    """Ranks that the trial was made for and whose batch it keeps; 0 where it has just these."""
+    """Ranks that the trial was configured for and whose batch size it keeps; 0 if equal to
+    ``slots``."""
     slots_per_rank: int = 1
     nodes: Nodes | None = None
-    """The machines, where there are several."""
+    """The machines, if there are several."""
     hosts: tuple[HostSlots, ...] = ()
-    """Machines of a hostfile, on which the agent starts the ranks over ssh; none for its own."""
+    """Machines of a hostfile on which the agent starts the ranks over ssh; empty for its own
+    machine."""
     host_names: tuple[str, ...] = ()
-    """Names of the machines of the run, by node rank; empty where only they know."""
+    """Names of the run's machines by node rank; empty if only the machines know them."""
     fewer: tuple[int, ...] = ()
-    """With how many ranks it begins, too, where some of them are not there; the largest first."""
+    """Smaller numbers of ranks with which it may start if machines are missing; the largest
+    first."""
     ssh_config: str = ""
-    """For them: inside the model directory, or absolute on the agent's machine; empty for ssh's."""
+    """SSH configuration for ``hosts``: a path inside the model directory, or an absolute one on the
+    agent's machine; empty for the default of ssh."""
     grace_s: float = 15.0
     """Seconds that ranks have to checkpoint and end after SIGTERM."""
     model_dir: str
@@ -277,22 +284,22 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_dir: str
     """Root of the checkpoint storage, a directory or a URL; a checkpoint is named by its uuid."""
     storage_options: dict[str, str] = {}
-    """How to open it where it is no directory; see :class:`StorageAddress`."""
+    """Options of an object store; see :class:`StorageAddress`."""
     storage_owner: str = ""
-    """Under which name unfinished checkpoints lie there; no other trial has it."""
+    """Name of unfinished checkpoints in the storage; unique to the trial."""
     checkpoint_cache: str = ""
-    """This machine's directory for what goes to an object store, and comes from there."""
+    """This machine's directory for files in transfer to and from an object store."""
     master: str = ""
-    """Address of the server; empty when there is none."""
+    """Address of the server; empty without a server."""
     token: str = ""
     latest_checkpoint: CheckpointRef | None = None
     restarts: int = 0
-    """How often this trial has failed before."""
+    """Number of earlier failures of this trial."""
     test_mode: bool = False
     """One batch, one validation, one checkpoint, then the end."""
 
     def __repr__(self) -> str:
-        """Leave out what must not end in a log: tokens and credentials."""
+        """Omit tokens and credentials, which must not appear in logs."""
         return f"RunSpec(trial_id={self.trial_id}, run_id={self.run_id})"
 
     @property
@@ -302,13 +309,13 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def max_batches(self) -> int | None:
-        """How far the searcher lets this trial train, where that is said in batches."""
+        """Return the trial's maximum length, if it is in batches."""
         length = self.fit.max_length if self.fit is not None else None
         return length.count if length is not None and length.unit == "batches" else None
 
 
 def write_run_spec(spec: RunSpec, path: Path) -> None:
-    """Write ``spec`` as JSON, readable by its owner alone, for it holds a token."""
+    """Write ``spec`` as JSON, readable by its owner only because it has a token."""
     path.touch(mode=0o600, exist_ok=True)
     path.write_bytes(msgspec.json.format(msgspec.json.encode(spec), indent=1))
 

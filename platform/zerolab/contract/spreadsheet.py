@@ -1,4 +1,4 @@
-"""Text in files that a spreadsheet opens."""
+"""Escaping of text for spreadsheets."""
 
 __all__ = ["safe_cell"]
 
@@ -6,5 +6,5 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def safe_cell(text: str) -> str:
-    """Keep a spreadsheet from reading text as a formula: a quote before it, as they do."""
+    """Prefix a text with a quote if a spreadsheet would read it as a formula."""
     return f"'{text}" if text.startswith(_FORMULA) else text

@@ -11,27 +11,27 @@ __all__ = ["StorageAddress"]
 
 
 class StorageAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """A directory, or a place in an object store and how to open it."""
+    """A directory, or a location in an object store with the options to open it."""
 
     root: str
     """A directory, or a URL: ``s3://bucket/prefix``, ``gs://bucket/prefix``, ``az://container``."""
     options: dict[str, str] = {}
-    """Keys of ``checkpoint_storage`` that say how to open it: endpoint and credentials."""
+    """Keys of ``checkpoint_storage`` for the endpoint and the credentials."""
 
     def __repr__(self) -> str:
-        """Leave the credentials out: this may end in a log."""
+        """Omit the credentials: logs may show the text."""
         return f"StorageAddress({self.root!r})"
 
     __str__ = __repr__
 
     @property
     def is_remote(self) -> bool:
-        """Whether it is no directory of a file system."""
+        """Return whether the root is a URL of an object store."""
         return "://" in self.root and not self.root.startswith("file://")
 
     @property
     def scheme(self) -> str:
-        """What stands before ``://``; empty for a directory."""
+        """Return the part before ``://``; empty for a directory."""
         return self.root.partition("://")[0] if self.is_remote else ""
 
     def at(self, name: str) -> str:
@@ -39,7 +39,7 @@ class StorageAddress(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.root.rstrip('/')}/{name}"
 
     def scrub(self, text: str) -> str:
-        """Take the secrets out of a text, such as another library's error."""
+        """Mask the secrets in a text, such as another library's error."""
         for secret in self._secrets():
             text = text.replace(secret, MASK)
         return text

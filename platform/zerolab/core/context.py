@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from zerolab.config.experiment.run_overrides import determined_by_run
-from zerolab.contract.hparam_reads import hand_out, tracked, warn_of_unread
+from zerolab.contract.hparam_reads import as_trial_hparams, tracked, warn_of_unread
 from zerolab.contract.outcome import BEYOND_BOUND, REACHED_BOUND, write_reason
 from zerolab.contract.spec import (
     EXIT_INFRASTRUCTURE,
@@ -70,7 +70,7 @@ class TrainContext(NamesReplacements):
 
     def get_hparams(self) -> dict[str, Any]:
         """Return this trial's hyperparameters, nested as in the experiment file."""
-        hparams: dict[str, Any] = hand_out(tracked(self.info.hparams))
+        hparams: dict[str, Any] = as_trial_hparams(tracked(self.info.hparams))
         return hparams
 
     @property

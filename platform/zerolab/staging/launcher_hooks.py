@@ -32,7 +32,7 @@ def staged(spec: RunSpec, spec_file: Path) -> Iterator[Outcome | None]:
     if spec.stage is None:
         yield None
         return
-    copy = StagedCopy(spec.stage.place(spec.trial_id))
+    copy = StagedCopy(spec.stage.target_dir(spec.trial_id))
     try:
         lock = copy.open_use()
     except OSError as error:

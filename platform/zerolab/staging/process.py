@@ -86,7 +86,7 @@ def _bring(spec: RunSpec, stage: StageSpec, use: int, poller: DirectivePoller) -
         show=_ActivityReporter(spec),
         stopped=lambda: poller.should_preempt,
     )
-    copy = StagedCopy(stage.place(spec.trial_id))
+    copy = StagedCopy(stage.target_dir(spec.trial_id))
     copy.bring(stage.source, open_source(stage.source), use, watch)
 
 

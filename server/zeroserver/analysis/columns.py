@@ -16,7 +16,7 @@ import msgspec
 from sqlalchemy import Connection
 
 from zerolab.contract.flatten import Leaf
-from zerolab.contract.flatten import leaves as take_apart
+from zerolab.contract.flatten import flatten_hparams as take_apart
 from zerolab.contract.messages import wire_number
 from zerolab.errors import ConfigError
 from zeroserver.analysis.cost import slot_seconds_in

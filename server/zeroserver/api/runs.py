@@ -24,15 +24,15 @@ from zerolab.contract.messages import (
     AgentLeave,
     AgentRegistration,
     AgentWork,
-    Bound,
+    BatchReceipt,
+    BoundReached,
     Directive,
     Extension,
     LogBatch,
-    Meeting,
+    RendezvousAddress,
     ReportBatch,
     RunActivity,
     RunExit,
-    Stored,
     WorkItem,
 )
 from zerolab.contract.names import text_problem
@@ -312,7 +312,7 @@ async def activity(request: Request) -> Response:
 async def meeting(request: Request) -> Response:
     """Say where the ranks of a run on several agents meet; the first agent does."""
     run_id = _id(request, "run_id")
-    place = await _body(request, Meeting)
+    place = await _body(request, RendezvousAddress)
     wrong = not place.address or len(place.address) > _ADDRESS or text_problem(place.address)
     if wrong or not 0 < place.port < 2**16:
         where = f"{place.address[:100]!r} and {place.port}"
@@ -352,13 +352,13 @@ async def store_reports(request: Request) -> Response:
             return reports.store_reports(world, transaction, run_id, part)
 
         stored = await services.write(job)
-    return _json(Stored(stored))
+    return _json(BatchReceipt(stored))
 
 
 async def extend(request: Request) -> Response:
     """Say whether a run goes on beyond its bound: it was promoted, and nobody else goes first."""
     run_id = _id(request, "run_id")
-    bound = await _body(request, Bound)
+    bound = await _body(request, BoundReached)
     services = services_of(request)
     answer = await services.write(
         lambda world, tx: scheduling.extend(world, tx, run_id, bound.until)
@@ -385,7 +385,7 @@ async def store_logs(request: Request) -> Response:
             return log_lines.store_logs(world, transaction, run_id, part, matches, by_run=by_run)
 
         stored = await services.write(job)
-    return _json(Stored(stored))
+    return _json(BatchReceipt(stored))
 
 
 _VERSIONS = {"train": 1, "preempt": 2, "stop": 3}
@@ -439,11 +439,13 @@ WIRE_ROUTES: Sequence[WireRoute] = (
     WireRoute("POST", "/agents/{agent_id}/leave", leave, Empty, AgentLeave),
     WireRoute("POST", "/runs/{run_id}/started", started, Empty),
     WireRoute("POST", "/runs/{run_id}/activity", activity, Empty, RunActivity),
-    WireRoute("POST", "/runs/{run_id}/meeting", meeting, Empty, Meeting),
+    WireRoute("POST", "/runs/{run_id}/meeting", meeting, Empty, RendezvousAddress),
     WireRoute("POST", "/runs/{run_id}/exited", exited, Empty, RunExit),
-    WireRoute("POST", "/runs/{run_id}/reports", store_reports, Stored, ReportBatch, msgpack=True),
-    WireRoute("POST", "/runs/{run_id}/extend", extend, Extension, Bound),
-    WireRoute("POST", "/runs/{run_id}/logs", store_logs, Stored, LogBatch, msgpack=True),
+    WireRoute(
+        "POST", "/runs/{run_id}/reports", store_reports, BatchReceipt, ReportBatch, msgpack=True
+    ),
+    WireRoute("POST", "/runs/{run_id}/extend", extend, Extension, BoundReached),
+    WireRoute("POST", "/runs/{run_id}/logs", store_logs, BatchReceipt, LogBatch, msgpack=True),
     WireRoute("GET", "/runs/{run_id}/directive", directive, Directive, query=_POLL),
 )
 

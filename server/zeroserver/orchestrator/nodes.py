@@ -6,8 +6,8 @@ import msgspec
 from sqlalchemy import Connection, RowMapping, Select, func, select, update
 
 from zerolab.contract.messages import RunExit
-from zerolab.contract.nodes import failed_by_another, merge_outcomes
-from zerolab.contract.outcome import LEAVING, Outcome
+from zerolab.contract.nodes import failed_by_peer, merge_outcomes
+from zerolab.contract.outcome import CHECKPOINTED_EXITS, Outcome
 from zerolab.contract.spec import Nodes
 from zerolab.errors import NotFoundError
 from zeroserver.orchestrator.desk import World, find, save
@@ -136,7 +136,7 @@ def all_ended(
     transaction.changes.append(Change("agents"))
     rows = nodes_of(transaction.connection, run["id"])
     if any(row["ended_at"] is None for row in rows):
-        if failed_by_another(Outcome(end.exit_code, end.reason)) and run["deadline_at"] is None:
+        if failed_by_peer(Outcome(end.exit_code, end.reason)) and run["deadline_at"] is None:
             save(transaction, runs, run["id"], deadline_at=world.steady() + _CAUSE_S)
         apply_matches(transaction, run, matches)
         return None
@@ -157,7 +157,7 @@ def kills_others(row: RowMapping) -> bool:
     Those that only lost another rank do not at once: a rank that fails may take its time to end,
     and it is the one that says why.
     """
-    return _failed(row) and not failed_by_another(_outcome(row))
+    return _failed(row) and not failed_by_peer(_outcome(row))
 
 
 def failed_before_its_kill(connection: Connection, run: RowMapping) -> bool:
@@ -173,7 +173,7 @@ def failed_before_its_kill(connection: Connection, run: RowMapping) -> bool:
 
 
 def _failed(row: RowMapping) -> bool:
-    return row["ended_at"] is not None and row["exit_code"] not in {0, *LEAVING}
+    return row["ended_at"] is not None and row["exit_code"] not in {0, *CHECKPOINTED_EXITS}
 
 
 def _outcome(row: RowMapping) -> Outcome:

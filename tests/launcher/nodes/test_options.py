@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from zerolab.contract.nodes import EXIT_TEMPORARY, merge_outcomes, shell_code
+from zerolab.contract.nodes import EXIT_TEMPORARY, merge_outcomes, shell_exit_code
 from zerolab.contract.outcome import Outcome
 from zerolab.contract.spec import (
     EXIT_INFRASTRUCTURE,
@@ -464,7 +464,12 @@ def test_the_ends_of_several_nodes_make_one(ends: list[Outcome], decides: Outcom
 
 
 def test_a_preempted_run_has_an_exit_code_of_its_own() -> None:
-    assert [shell_code(code) for code in (0, 3, -9, EXIT_PREEMPTED)] == [0, 3, 137, EXIT_TEMPORARY]
+    assert [shell_exit_code(code) for code in (0, 3, -9, EXIT_PREEMPTED)] == [
+        0,
+        3,
+        137,
+        EXIT_TEMPORARY,
+    ]
 
 
 def test_an_elastic_trial_takes_the_most_ranks_that_its_batch_allows_of_what_is_left() -> None:

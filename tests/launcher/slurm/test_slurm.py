@@ -15,7 +15,7 @@ from tests.launcher.slurm.cluster import Cluster
 from tests.waiting import DEADLINE_S, until
 from zerolab.agent.slots import find_slots
 from zerolab.contract.messages import SlotInfo
-from zerolab.contract.nodes import unfit_for_nodes
+from zerolab.contract.nodes import node_capacity_problem
 from zerolab.contract.outcome import Outcome
 from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.spec import ENV_HOME, EXIT_INFRASTRUCTURE, EXIT_PREEMPTED
@@ -116,14 +116,14 @@ def test_ranks_of_several_slots_must_fit_on_the_nodes_of_a_pool() -> None:
     pool = SlurmSettings(nodes=2, slots_per_node=5)
     assert pool.nodes_slots == [5, 5]
     assert [slot.node for slot in pool.slots] == [0] * 5 + [1] * 5
-    assert unfit_for_nodes(4, 2, [5, 5]) is None
-    assert unfit_for_nodes(10, 1, [5, 5]) is None
-    assert unfit_for_nodes(5, 2, [5, 5]) == (  # ten slots, of which one on each node is left
+    assert node_capacity_problem(4, 2, [5, 5]) is None
+    assert node_capacity_problem(10, 1, [5, 5]) is None
+    assert node_capacity_problem(5, 2, [5, 5]) == (  # ten slots, of which one on each node is left
         "resources.slots_per_rank: 5 rank(s) of 2 slot(s) must fit on the 2 node(s) of the Slurm "
         "pool, with 5 slot(s) each"
     )
-    assert str(unfit_for_nodes(1, 6, [5, 4])).endswith("with 4 or 5 slot(s) each")
-    assert str(unfit_for_nodes(3, 1, [1, 1])).startswith(
+    assert str(node_capacity_problem(1, 6, [5, 4])).endswith("with 4 or 5 slot(s) each")
+    assert str(node_capacity_problem(3, 1, [1, 1])).startswith(
         "resources.slots_per_trial: 3 rank(s) of 1"
     )
 

@@ -19,7 +19,7 @@ from zerolab.contract.secret_text import (
     mask_assignments,
     mask_values,
 )
-from zerolab.contract.secrets import find_secrets, mask_secrets, masked_places, restore_secrets
+from zerolab.contract.secrets import find_secrets, mask_secrets, masked_paths, restore_secrets
 from zerolab.errors import ConfigError
 
 S3 = {"type": "s3", "bucket": "b", "endpoint_url": "http://127.0.0.1:9"}
@@ -358,7 +358,7 @@ def test_commands_as_lists_in_data_are_masked() -> None:
     assert shown["data"]["a"] == ["mysql", "-p********", "db1"]
     assert shown["data"]["d"] == config["data"]["d"]
     assert restore_secrets(shown, config) == config
-    assert masked_places({"data": {"x": ["-x", "********"]}}) == ["data.x.1"]
+    assert masked_paths({"data": {"x": ["-x", "********"]}}) == ["data.x.1"]
 
 
 def test_assignments_in_messages_are_masked() -> None:

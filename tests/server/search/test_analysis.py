@@ -20,7 +20,7 @@ from tests.server.helpers import (
     validation,
 )
 from tests.waiting import DEADLINE_S
-from zerolab.contract.flatten import leaves
+from zerolab.contract.flatten import flatten_hparams
 from zeroserver.analysis.columns import Row, read_rows
 from zeroserver.analysis.importance import LEAST_TRIALS, Found, Importances, importance
 
@@ -342,7 +342,7 @@ def test_hyperparameters_are_leaves_by_their_dotted_names() -> None:
         "no": [],
         "dotted.name": "x",
     }
-    assert leaves(tree) == {
+    assert flatten_hparams(tree) == {
         "a.b": 1,
         "a.none": None,
         "a.flag": True,

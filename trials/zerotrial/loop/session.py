@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from zerolab.contract.outcome import LEAVING, read_reason
+from zerolab.contract.outcome import CHECKPOINTED_EXITS, read_reason
 from zerolab.contract.spec import RunSpec
 from zerolab.core.preemption import DirectivePoller, SigtermFlag
 from zerolab.reports.reporter import Reporter
@@ -105,7 +105,7 @@ def _exit_on_peer_failure(run_dir: Path) -> None:
 
     def handle(signum: int, frame: FrameType | None) -> None:
         reason = read_reason(run_dir)
-        if reason is not None and reason.exit_code not in LEAVING:
+        if reason is not None and reason.exit_code not in CHECKPOINTED_EXITS:
             signal.signal(signum, signal.SIG_DFL)
             os.kill(os.getpid(), signum)
         elif callable(previous):

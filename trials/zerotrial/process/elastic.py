@@ -41,11 +41,11 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.multiprocessing.spawn import ProcessContext
 
 from zerolab.contract.outcome import (
-    DELIBERATE,
-    LEAVING,
+    CHECKPOINTED_EXITS,
+    DELIBERATE_EXITS,
     REACHED_BOUND,
     Outcome,
-    failure,
+    first_failure,
     read_reason,
     write_outcome,
     write_reason,
@@ -240,7 +240,7 @@ def _run_ranks(spec: RunSpec, folder: RunFolder) -> Outcome:
         return recorded or Outcome(-stopped.sigval, f"the run was stopped by {name}", told=True)
     if result.failures:
         rank, first = _root_failure(result.failures)
-        return failure(folder.path, rank, first.exitcode)
+        return first_failure(folder.path, rank, first.exitcode)
     return read_reason(folder.path) or Outcome(0)
 
 
@@ -345,11 +345,11 @@ def run_rank(parent: str, *, forked: bool = True) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
     run_dir = folder.path
-    if code in DELIBERATE and read_reason(run_dir) is None:
+    if code in DELIBERATE_EXITS and read_reason(run_dir) is None:
         descriptions = {EXIT_REACHED: REACHED_BOUND, EXIT_PREEMPTED: "preempted"}
         text = descriptions.get(code, f"rank {os.environ['RANK']} exited with code {code}")
         write_reason(run_dir, code, text)
-    if code != 0 and code not in LEAVING:
+    if code != 0 and code not in CHECKPOINTED_EXITS:
         sys.exit(code)
     os._exit(0)  # a return would wait for the agent, which no longer reads after SIGTERM
 
@@ -400,5 +400,5 @@ def run_launcher(spec_file: Path, sigterm: DeferredSigterm) -> int:
         logger.exception("cannot write the outcome of the run")
         if outcome.exit_code == 0:
             return EXIT_INFRASTRUCTURE  # the trial resumes from its last checkpoint
-        return outcome.exit_code if outcome.exit_code in DELIBERATE else 1
+        return outcome.exit_code if outcome.exit_code in DELIBERATE_EXITS else 1
     return 0

@@ -27,7 +27,7 @@ from zerolab.config.files import read_yaml
 from zerolab.config.unsupported import take_refused
 from zerolab.contract.limits import LABEL_CHARACTERS, LABELS, LOG_POLICIES, NAME_CHARACTERS
 from zerolab.contract.names import check_name, check_text
-from zerolab.contract.secrets import masked_places
+from zerolab.contract.secrets import masked_paths
 from zerolab.contract.spec import TrialClass
 from zerolab.errors import ConfigError
 from zerolab.schema.hyperparameters import space_problems
@@ -225,7 +225,7 @@ def _with_remedy(problem: str) -> str:
 
 def _mask_problems(content: Mapping[str, Any]) -> Iterator[str]:
     """Refuse the mask where a secret should be; the storage's own check covers its credentials."""
-    for place in masked_places(content):
+    for place in masked_paths(content):
         if not place.startswith("checkpoint_storage."):
             yield (
                 f"{place}: must be the value itself, got the mask that stands for it in "

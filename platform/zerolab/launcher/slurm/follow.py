@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from zerolab.contract.nodes import merge_outcomes, unfit_for_nodes
+from zerolab.contract.nodes import merge_outcomes, node_capacity_problem
 from zerolab.contract.outcome import Outcome, read_outcome, write_outcome
 from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.spec import (
@@ -77,7 +77,7 @@ def follow(folder: RunFolder, settings: SlurmSettings, asked: Collection[int]) -
             "resources.hostfile: must be left out in a pool of Slurm, which names its nodes itself"
         )
         return Outcome(EXIT_USER_ERROR, f"{told}; take slots_per_trial")
-    problem = unfit_for_nodes(spec.slots, spec.slots_per_rank, settings.nodes_slots)
+    problem = node_capacity_problem(spec.slots, spec.slots_per_rank, settings.nodes_slots)
     if problem is not None:
         return Outcome(EXIT_USER_ERROR, problem)
     sizes = sizes_of(spec.slots, settings.slots_per_node // spec.slots_per_rank)

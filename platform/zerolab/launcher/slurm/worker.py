@@ -15,8 +15,14 @@ from pathlib import Path
 
 import msgspec
 
-from zerolab.contract.nodes import shell_code
-from zerolab.contract.outcome import LEAVING, Outcome, read_outcome, signal_text, write_outcome
+from zerolab.contract.nodes import shell_exit_code
+from zerolab.contract.outcome import (
+    CHECKPOINTED_EXITS,
+    Outcome,
+    read_outcome,
+    signal_text,
+    write_outcome,
+)
 from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.spec import Nodes, RunSpec, read_run_spec, write_run_spec
 from zerolab.files import read_json, write_json
@@ -56,7 +62,7 @@ def main() -> int:
     own.path.mkdir(parents=True, exist_ok=True)
     write_outcome(own.path, outcome)
     kill_descendants()
-    return shell_code(outcome.exit_code)
+    return shell_exit_code(outcome.exit_code)
 
 
 def _run(folder: RunFolder, own: RunFolder, rank: int, asked: list[int]) -> Outcome:
@@ -110,7 +116,7 @@ def _another_failed(folder: RunFolder, rank: int, nodes: int) -> bool:
     ends = (
         read_outcome(node_folder(folder, other).path) for other in range(nodes) if other != rank
     )
-    return any(end is not None and end.exit_code not in {0, *LEAVING} for end in ends)
+    return any(end is not None and end.exit_code not in {0, *CHECKPOINTED_EXITS} for end in ends)
 
 
 def _meet(folder: RunFolder, nodes: Nodes, rank: int) -> Nodes | None:

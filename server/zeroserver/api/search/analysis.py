@@ -146,7 +146,12 @@ async def get_importance(services: ServicesDep, experiment_id: IdPath) -> Respon
     def compute() -> Found:
         with services.database.read() as connection:
             leaves = services.orders.leaves(connection, experiment_id)
-            rows = read_rows(connection, experiment_id, wanted=("best_validation",), leaves=leaves)
+            rows = read_rows(
+                connection,
+                experiment_id,
+                wanted=("best_validation",),
+                leaves=leaves,
+            )
         return importance(rows, smaller_is_better=smaller_is_better)
 
     found = await services.importances.of(experiment_id, state, compute)

@@ -7,7 +7,7 @@ import msgspec
 from sqlalchemy import Connection, select
 
 from zerolab.contract.messages import SlotInfo
-from zerolab.contract.nodes import unfit_for_nodes
+from zerolab.contract.nodes import node_capacity_problem
 from zerolab.errors import ConfigError
 from zeroserver.store.schema import agents
 
@@ -43,7 +43,7 @@ def check_pool_holds(connection: Connection, config: "ExperimentConfig") -> None
     else:
         unit = resources.slots_per_rank
         least = min([resources.slots_per_trial, *fewer_slots(resources)]) // unit
-        told = [unfit_for_nodes(least, unit, each) for each in nodes]
+        told = [node_capacity_problem(least, unit, each) for each in nodes]
         problem = None if None in told else told[0]
     if problem is not None:
         raise ConfigError("experiment", [problem])
