@@ -9,10 +9,10 @@ from torch import nn
 from zerolab.errors import ConfigError
 from zerotrial.compat.deepspeed.initialize import initialize
 from zerotrial.compat.deepspeed.names import ops
-from zerotrial.engine.update.choose import GivenOptimizer
+from zerotrial.engine.update.factory import GivenOptimizer
 from zerotrial.engine.update.lamb import Lamb
 from zerotrial.engine.update.lion import Lion
-from zerotrial.engine.update.uncorrected import UncorrectedAdam, UncorrectedAdamW
+from zerotrial.engine.update.uncorrected_adam import UncorrectedAdam, UncorrectedAdamW
 
 pytestmark = pytest.mark.processes
 

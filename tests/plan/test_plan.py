@@ -17,7 +17,7 @@ from torch import nn
 from tests.waiting import DEADLINE_S
 from zerolab.config.engine.reader import load_engine_config
 from zerolab.config.engine.zero import ZeroConfig
-from zerotrial.engine.build import initialize
+from zerotrial.engine.builder.build import initialize
 from zerotrial.engine.engine import Engine
 from zerotrial.engine.flat.bucket_size import choose_bucket_numel
 from zerotrial.engine.memory import MemoryEstimate, estimate

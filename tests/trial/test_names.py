@@ -38,7 +38,7 @@ WORLD = """
 import sys
 import torch.distributed as dist
 import zerotrial
-from zerotrial.engine.comm.world import leave_world
+from zerotrial.engine.comm.process_group import leave_world
 rank, size, method = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] or None
 for _ in range(2):  # a second call changes nothing
     zerotrial.init_distributed(init_method=method, rank=rank, world_size=size)

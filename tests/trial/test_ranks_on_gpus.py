@@ -21,10 +21,10 @@ from zerolab.contract.spec import ProfilingSpec
 from zerolab.launcher.nodes import worker
 from zerotrial.compat.deepspeed import on_cpu
 from zerotrial.compat.deepspeed.once_a_host import HostMemory
-from zerotrial.engine.building.ground import choose_device
+from zerotrial.engine.builder.environment import choose_device
 from zerotrial.engine.pipeline.module import PipelineModule
 from zerotrial.engine.pipeline.runner import Runner
-from zerotrial.engine.tensor import divide
+from zerotrial.engine.tensor import model_sharding
 from zerotrial.engine.watch.flops import ForwardProfile
 from zerotrial.loop.profiling import LoopTimings
 
@@ -179,7 +179,7 @@ def test_pipeline_build_keeps_gpu_random_state() -> None:
 
 def drawn() -> list[float]:
     torch.cuda.manual_seed(dist.get_rank())
-    divide._draw_alike(SimpleNamespace(group=dist.group.WORLD), GPU)  # type: ignore[arg-type]
+    model_sharding._draw_alike(SimpleNamespace(group=dist.group.WORLD), GPU)  # type: ignore[arg-type]
     return torch.randn(4, device=GPU).tolist()
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from zerotrial.data import samplers
     from zerotrial.data.devices import TorchData, to_device
     from zerotrial.data.loader import DataLoader, data_length
-    from zerotrial.engine.build import initialize
+    from zerotrial.engine.builder.build import initialize
     from zerotrial.engine.pipeline import LayerSpec, PipelineModule, TiedLayerSpec
     from zerotrial.loop.stop_reason import Ending, StopReason
     from zerotrial.loop.units import Batch, Epoch
@@ -47,7 +47,7 @@ _EXPORTS = {
     "data_length": "zerotrial.data.loader",
     "init": "zerotrial.trainer",
     "init_distributed": "zerotrial.compat.scripts",
-    "initialize": "zerotrial.engine.build",
+    "initialize": "zerotrial.engine.builder.build",
     "overwrite_deepspeed_config": "zerolab.config",
     "samplers": "zerotrial.data.samplers",
     "to_device": "zerotrial.data.devices",

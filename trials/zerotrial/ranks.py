@@ -16,9 +16,9 @@ import torch.distributed as dist
 from zerolab.contract.spec import ENV_COLLECTIVE_TIMEOUT
 from zerolab.errors import ConfigError
 from zerolab.ranks import Located
+from zerotrial.engine.comm.process_group import leave_world
 from zerotrial.engine.comm.ranks import GroupRanks
 from zerotrial.engine.comm.shared_memory import PeerError
-from zerotrial.engine.comm.world import leave_world
 from zerotrial.engine.mesh import group_on_cpu
 
 __all__ = [

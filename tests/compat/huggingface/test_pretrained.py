@@ -29,7 +29,7 @@ from tests.engine.stage3.test_absent import Untied, peak_of
 from zerolab.errors import ConfigError
 from zerotrial.compat.deepspeed import install, once_a_host
 from zerotrial.engine.comm import shared_memory
-from zerotrial.engine.memory.lent import is_lent
+from zerotrial.engine.memory.copy_on_write import is_lent
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 

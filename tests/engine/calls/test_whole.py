@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import zerotrial
-from tests.engine.building.test_second_engine import LR, Net, inputs
+from tests.engine.builder.test_second_engine import LR, Net, inputs
 from tests.engine.ranks import run_on_ranks
 from zerolab.errors import EngineError
 

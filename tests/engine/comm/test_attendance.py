@@ -16,8 +16,8 @@ from torch.distributed import HashStore
 import zerotrial
 from tests.engine.ranks import run_on_ranks
 from tests.waiting import until
-from zerotrial.engine.comm import attendance as module
-from zerotrial.engine.comm.attendance import VARIABLE, Attendance
+from zerotrial.engine.comm import watchdog as module
+from zerotrial.engine.comm.watchdog import VARIABLE, Attendance
 
 LONG_S = 1e9
 NO_CALL = r"is in no call of the engine|has made no such call yet"

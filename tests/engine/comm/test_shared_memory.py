@@ -12,9 +12,9 @@ import torch.distributed as dist
 from tests.engine.ranks import run_on_ranks
 from tests.waiting import DEADLINE_S, until
 from zerotrial.engine.comm.communicator import Communicator, GroupCommunicator, SoloCommunicator
-from zerotrial.engine.comm.connect import connect
+from zerotrial.engine.comm.factory import connect
 from zerotrial.engine.comm.shared_memory import PeerError, SharedMemoryCommunicator
-from zerotrial.engine.watch.census import storage_bytes
+from zerotrial.engine.watch.tensor_memory import storage_bytes
 
 CPU = torch.device("cpu")
 SHARD = 100_000

@@ -316,7 +316,7 @@ def train_beside(engine: Any, plain: nn.Module, reference: torch.optim.Optimizer
 def elementwise_optimizers(stage: int) -> bool:
     """Named in the file, on shards, against torch's own on whole parameters."""
     from zerotrial.engine.update.lion import Lion
-    from zerotrial.engine.update.uncorrected import UncorrectedAdamW
+    from zerotrial.engine.update.uncorrected_adam import UncorrectedAdamW
 
     ours: dict[str, Any] = {"Lion": Lion, "adam": UncorrectedAdamW}
     for name, params in ELEMENTWISE.items():
@@ -548,9 +548,9 @@ def model_parallel(stage: int) -> dict[str, list[float]]:
 
 def over_gloo(stage: int) -> bool:
     """gloo's collectives, which ranks of several hosts use, give what shared memory gives."""
-    from zerotrial.engine import build
+    from zerotrial.engine.builder import build
     from zerotrial.engine.comm.communicator import GroupCommunicator
-    from zerotrial.engine.comm.connect import connect
+    from zerotrial.engine.comm.factory import connect
 
     weights = []
     for link in (connect, GroupCommunicator):

@@ -18,7 +18,7 @@ from tests.engine.stage3_models import Language, make_batches
 from zerolab.errors import ConfigError
 from zerotrial.engine import initialize
 from zerotrial.engine.memory import WHOLE, Place, estimate, every_choice
-from zerotrial.engine.watch.census import OTHER, census, storage_bytes
+from zerotrial.engine.watch.tensor_memory import OTHER, census, storage_bytes
 
 P = 1_000_000
 

@@ -18,7 +18,7 @@ from zerolab.errors import ConfigError
 from zerotrial.engine import Engine, initialize
 from zerotrial.engine.checkpoint.shards import read_tensors
 from zerotrial.engine.memory import estimate
-from zerotrial.engine.watch.census import storage_bytes
+from zerotrial.engine.watch.tensor_memory import storage_bytes
 
 STEPS, ACCUMULATION, CLIP = 10, 4, 0.5
 STAGES = (1, 2, 3)

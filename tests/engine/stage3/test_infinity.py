@@ -15,7 +15,7 @@ from tests.engine.ranks import run_on_ranks
 from zerolab.errors import ConfigError, EngineError
 from zerotrial.engine import model_in_files
 from zerotrial.engine.checkpoint import shards
-from zerotrial.engine.memory.files import (
+from zerotrial.engine.memory.mapped_files import (
     FileMemory,
     is_in_file,
     read_ahead,

@@ -28,7 +28,7 @@ from zerolab.errors import ConfigError, EngineError
 from zerotrial.engine import Engine, initialize
 from zerotrial.engine.update.lamb import Lamb
 from zerotrial.engine.update.muon import MuonWithAdamW
-from zerotrial.engine.watch.census import storage_bytes
+from zerotrial.engine.watch.tensor_memory import storage_bytes
 from zerotrial.failures import reason_of
 
 STEPS = 20

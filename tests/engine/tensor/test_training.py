@@ -261,7 +261,7 @@ def test_a_model_without_a_plan_is_told_how_to_write_one() -> None:
 
 
 def test_one_process_is_not_cut() -> None:
-    from zerotrial.engine.tensor.divide import divide
+    from zerotrial.engine.tensor.model_sharding import divide
 
     model = SmallGpt()
     divided = divide(model, TensorParallelConfig(), Mesh(), torch.device("cpu"))

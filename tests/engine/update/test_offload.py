@@ -18,14 +18,14 @@ from tests.engine.ranks import run_on_ranks
 from zerolab.config import load_engine_config
 from zerolab.errors import ConfigError
 from zerotrial.engine import initialize
-from zerotrial.engine.seams import Updater, UpdaterInputs
-from zerotrial.engine.update.choose import choose_optimizer
-from zerotrial.engine.update.files import NvmeUpdater
-from zerotrial.engine.update.host import CpuUpdater
+from zerotrial.engine.protocols import Updater, UpdaterInputs
+from zerotrial.engine.update.cpu_offload import CpuUpdater
+from zerotrial.engine.update.factory import choose_optimizer
 from zerotrial.engine.update.in_memory import build_updater
+from zerotrial.engine.update.nvme_offload import NvmeUpdater
+from zerotrial.engine.update.optimizer_states import make_states, read_scalars, tensor_states
 from zerotrial.engine.update.paged_file import OffloadError, PagedFile
-from zerotrial.engine.update.states import make_states, read_scalars, tensor_states
-from zerotrial.engine.watch.census import storage_bytes
+from zerotrial.engine.watch.tensor_memory import storage_bytes
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "AdamW": {"lr": 0.01, "weight_decay": 0.1},

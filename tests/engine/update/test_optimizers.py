@@ -15,7 +15,7 @@ from zerolab.errors import ConfigError
 from zerotrial.engine.update.lamb import Lamb
 from zerotrial.engine.update.lion import Lion
 from zerotrial.engine.update.muon import MuonWithAdamW
-from zerotrial.engine.update.uncorrected import UncorrectedAdam, UncorrectedAdamW
+from zerotrial.engine.update.uncorrected_adam import UncorrectedAdam, UncorrectedAdamW
 
 GRADIENTS = [torch.tensor([0.5, -2.0, 0.0]), torch.tensor([-1.0, 1.0, 0.25])]
 

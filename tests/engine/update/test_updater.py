@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from zerolab.config import load_engine_config
-from zerotrial.engine.seams import UpdaterInputs
-from zerotrial.engine.update.choose import choose_optimizer
+from zerotrial.engine.protocols import UpdaterInputs
+from zerotrial.engine.update.factory import choose_optimizer
 from zerotrial.engine.update.in_memory import ElementwiseUpdater
 
 SIZES = [40, 7, 1000]

@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.engine.ranks import run_on_ranks
 from tests.engine.stage3_models import Language, make_batches
 from zerotrial.engine import Engine, initialize
-from zerotrial.engine.seams import NullObserver
+from zerotrial.engine.protocols import NullObserver
 from zerotrial.engine.watch.flops import PEAK_VARIABLE, count_flops
 from zerotrial.engine.watch.step_observer import StepObserver, count_tokens
 from zerotrial.engine.watch.timers import PhaseTimer

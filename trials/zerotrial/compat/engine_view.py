@@ -6,7 +6,7 @@ from typing import Any
 
 from zerolab.errors import TrialError
 from zerotrial.engine.engine import Engine
-from zerotrial.engine.seams import Observer
+from zerotrial.engine.protocols import Observer
 from zerotrial.mpu import ModelParallelUnit, make_mesh_mpu, make_pipeline_mpu
 
 __all__ = ["EngineView", "view_of"]

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from zerolab.errors import ConfigError
-from zerotrial.engine.comm.world import start_world
+from zerotrial.engine.comm.process_group import start_world
 
 __all__ = ["add_config_arguments", "init_distributed"]
 

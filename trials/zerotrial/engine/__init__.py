@@ -4,9 +4,9 @@ import importlib
 from typing import Any
 
 _EXPORTS = {
-    "initialize": "zerotrial.engine.build",
+    "initialize": "zerotrial.engine.builder.build",
     "Engine": "zerotrial.engine.engine",
-    "model_in_files": "zerotrial.engine.memory.files",
+    "model_in_files": "zerotrial.engine.memory.mapped_files",
 }
 """Public name -> module that defines it."""
 

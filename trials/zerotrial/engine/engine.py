@@ -1,6 +1,6 @@
 """The engine: DeepSpeed's calls, each a few lines that hand the work to a part.
 
-The parts are chosen in :mod:`zerotrial.engine.build`; nothing here asks for stage or precision.
+:mod:`zerotrial.engine.builder.build` chooses the parts; nothing here depends on stage or precision.
 """
 
 import math
@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from zerolab.config.engine.batch import BatchSizes
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.errors import EngineError
-from zerotrial.engine.calls.deepspeed import DeepSpeedCalls
 from zerotrial.engine.checkpoint.of_engine import CheckpointCalls
 from zerotrial.engine.checkpoint.whole import WholeCalls
-from zerotrial.engine.comm.attendance import Attendance
-from zerotrial.engine.comm.wires import PeerError
+from zerotrial.engine.comm.peer_sockets import PeerError
+from zerotrial.engine.comm.watchdog import Attendance
+from zerotrial.engine.deepspeed_accessors import DeepSpeedCalls
 from zerotrial.engine.loss_scale import LossScaler
 from zerotrial.engine.lr_schedules.base import required_arguments
 from zerotrial.engine.mesh import Mesh
@@ -34,8 +34,8 @@ from zerotrial.engine.module.gradient_access import (
 from zerotrial.engine.module.outputs import comes_to, watch
 from zerotrial.engine.module.taken import Taken
 from zerotrial.engine.progress import Progress
-from zerotrial.engine.seams import Observer, Stage, StepResult
-from zerotrial.engine.tensor.divide import Divided
+from zerotrial.engine.protocols import Observer, Stage, StepResult
+from zerotrial.engine.tensor.model_sharding import Divided
 
 __all__ = ["Engine", "EngineParts", "check_loss", "to_device"]
 
@@ -45,7 +45,7 @@ _open: "WeakSet[Engine]" = WeakSet()
 
 @dataclass
 class EngineParts:
-    """What an engine is made of; see :mod:`zerotrial.engine.build`."""
+    """What an engine is made of; see :mod:`zerotrial.engine.builder.build`."""
 
     module: nn.Module
     stage: Stage

@@ -12,13 +12,13 @@ from torch import nn
 from zerolab.config.engine.batch import BatchSizes
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.errors import TrialError
-from zerotrial.engine.build import planning
-from zerotrial.engine.building.arguments import groups_of, make_given
-from zerotrial.engine.calls.deepspeed import DeepSpeedCalls
+from zerotrial.engine.builder.arguments import groups_of, make_given
+from zerotrial.engine.builder.build import planning
+from zerotrial.engine.deepspeed_accessors import DeepSpeedCalls
 from zerotrial.engine.memory import MOMENTS
 from zerotrial.engine.module.units import asked_units, plan_units
 from zerotrial.engine.pipeline.module import PipelineModule, built_whole
-from zerotrial.engine.seams import ParamGroup
+from zerotrial.engine.protocols import ParamGroup
 from zerotrial.engine.stage3.gather import (
     in_forward_order,
     kept_between_steps,

@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 TRIAL_CLASS_MODULES = (
     "zerotrial.process.harness",
     "zerotrial.loop.session",
-    "zerotrial.engine.build",
+    "zerotrial.engine.builder.build",
     "zerolab.client.http",
     "zerolab.config.validation",
     "httpcore",  # httpx imports it with its first client

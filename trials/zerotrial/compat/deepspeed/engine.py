@@ -12,7 +12,7 @@ from zerotrial.compat.deepspeed.absent import methods
 from zerotrial.compat.deepspeed.as_module import AsModule
 from zerotrial.engine.checkpoint.files import NothingSavedError
 from zerotrial.engine.engine import Engine, EngineParts
-from zerotrial.engine.seams import StepResult
+from zerotrial.engine.protocols import StepResult
 
 __all__ = ["SAVING_TIMEOUT_S", "DeepSpeedEngine"]
 

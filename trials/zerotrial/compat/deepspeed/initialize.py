@@ -12,9 +12,9 @@ from zerolab.errors import ConfigError
 from zerotrial.compat.deepspeed.engine import DeepSpeedEngine
 from zerotrial.compat.deepspeed.finder import VERSION
 from zerotrial.compat.deepspeed.gathering import know
-from zerotrial.engine.build import initialize as build
-from zerotrial.engine.building.arguments import read_config, unusable
-from zerotrial.engine.building.ground import is_pipeline
+from zerotrial.engine.builder.arguments import read_config, unusable
+from zerotrial.engine.builder.build import initialize as build
+from zerotrial.engine.builder.environment import is_pipeline
 from zerotrial.engine.engine import Engine
 
 __all__ = ["CUT_OVER", "initialize"]

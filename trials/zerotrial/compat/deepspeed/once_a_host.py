@@ -16,11 +16,11 @@ import torch.distributed as dist
 from torch import nn
 
 from zerotrial.compat.deepspeed.names.comm import init_distributed
+from zerotrial.engine.comm.peer_sockets import host_name
 from zerotrial.engine.comm.shared_memory import SharedMemoryCommunicator, connect_shared_memory
-from zerotrial.engine.comm.wires import host_name
-from zerotrial.engine.memory.files import warn_of_memory
+from zerotrial.engine.memory.copy_on_write import borrow_from_disk, is_lent
 from zerotrial.engine.memory.heap import give_back_now
-from zerotrial.engine.memory.lent import borrow_from_disk, is_lent
+from zerotrial.engine.memory.mapped_files import warn_of_memory
 from zerotrial.engine.mesh import group_alike, group_on_cpu
 
 __all__ = ["HostMemory", "host_memory"]

@@ -87,7 +87,7 @@ def _patch(module: ModuleType) -> None:
 
 def _own(model: "nn.Module") -> "list[nn.Parameter]":
     """What the files had not: each rank has drawn values of its own."""
-    from zerotrial.engine.memory.lent import is_lent
+    from zerotrial.engine.memory.copy_on_write import is_lent
 
     return [parameter for parameter in model.parameters() if not is_lent(parameter)]
 

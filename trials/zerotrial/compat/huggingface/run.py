@@ -99,7 +99,7 @@ def best_effort_close(context: Context, error: ZerolabError) -> None:
 def _end_torch() -> None:
     import torch.distributed as dist
 
-    from zerotrial.engine.comm.world import leave_world
+    from zerotrial.engine.comm.process_group import leave_world
 
     if dist.is_available() and dist.is_initialized():
         leave_world()

@@ -10,7 +10,7 @@ from torch import Tensor
 from zerolab.formatting import first_few
 from zerotrial.engine.checkpoint.files import CheckpointError
 from zerotrial.engine.checkpoint.ranks import CheckpointRanks
-from zerotrial.engine.update.states import (
+from zerotrial.engine.update.optimizer_states import (
     common_states,
     on_device,
     set_common_states,

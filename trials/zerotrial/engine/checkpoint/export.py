@@ -17,8 +17,8 @@ from zerotrial.engine.checkpoint.ranks import CheckpointRanks
 from zerotrial.engine.checkpoint.shards import ShardReader, read_tensors
 from zerotrial.engine.checkpoint.whole import gather_whole
 from zerotrial.engine.mesh import Mesh
-from zerotrial.engine.seams import Stage
-from zerotrial.engine.tensor.divide import Divided
+from zerotrial.engine.protocols import Stage
+from zerotrial.engine.tensor.model_sharding import Divided
 
 __all__ = ["export_weights", "read_weights"]
 

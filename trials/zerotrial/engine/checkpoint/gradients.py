@@ -20,8 +20,8 @@ from torch import Tensor
 
 from zerotrial.engine.checkpoint.shards import ShardReader, ranges_of
 from zerotrial.engine.progress import WindowState
-from zerotrial.engine.seams import Piece
-from zerotrial.engine.tensor.cut import Span
+from zerotrial.engine.protocols import Piece
+from zerotrial.engine.tensor.shard_spec import Span
 
 __all__ = ["SavedGradients", "gradient_ranges"]
 
@@ -32,7 +32,7 @@ def gradient_ranges(
     """Copy gathered gradients to host memory, as entries of files.
 
     Args:
-        pieces: Of :meth:`zerotrial.engine.seams.Stage.gradient_pieces`.
+        pieces: Of :meth:`zerotrial.engine.protocols.Stage.gradient_pieces`.
         rank: That has them; tensor-parallel ranks of one model are one.
         spans: Says which part of a parameter this rank has.
     """
@@ -46,7 +46,7 @@ def _kind(kind: str, rank: int) -> str:
 
 
 class SavedGradients:
-    """The gathered gradients of a checkpoint; a :class:`~zerotrial.engine.seams.GradientSource`.
+    """Gathered gradients of a checkpoint: a ``GradientSource`` of the engine's protocols.
 
     Args:
         reader: Of the files with gradients.
@@ -89,7 +89,7 @@ class SavedGradients:
         return found
 
     def read_average(self, name: str, start: int, out: Tensor) -> None:
-        """See :class:`~zerotrial.engine.seams.GradientSource`."""
+        """See :class:`~zerotrial.engine.protocols.GradientSource`."""
         kinds = self._reader.kinds(name)
         if "gradient" in kinds:
             self._reader.read_into(name, "gradient", start, out, self._spans(name))
@@ -106,7 +106,7 @@ class SavedGradients:
         self._scale(out)
 
     def read_share(self, name: str, out: Tensor) -> bool:
-        """See :class:`~zerotrial.engine.seams.GradientSource`."""
+        """See :class:`~zerotrial.engine.protocols.GradientSource`."""
         if self._own is None or self._own not in self._reader.kinds(name):
             return False
         self._reader.read_into(name, self._own, 0, out, self._spans(name))

@@ -17,13 +17,13 @@ from zerotrial.engine.checkpoint.files import CheckpointError
 from zerotrial.engine.checkpoint.load import Selection
 from zerotrial.engine.checkpoint.ranks import CheckpointRanks
 from zerotrial.engine.checkpoint.training_state import TrainingState
-from zerotrial.engine.comm.attendance import Attendance, collective
+from zerotrial.engine.comm.watchdog import Attendance, collective
 from zerotrial.engine.loss_scale import LossScaler
 from zerotrial.engine.mesh import Mesh
 from zerotrial.engine.module.gradient_access import GradientOwner, close_window, open_window
 from zerotrial.engine.progress import Progress
-from zerotrial.engine.seams import Stage
-from zerotrial.engine.tensor.divide import Divided
+from zerotrial.engine.protocols import Stage
+from zerotrial.engine.tensor.model_sharding import Divided
 
 __all__ = ["CheckpointCalls"]
 

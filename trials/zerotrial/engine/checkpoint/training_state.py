@@ -11,8 +11,8 @@ from zerotrial.engine.loss_scale import LossScaler
 from zerotrial.engine.mesh import Mesh
 from zerotrial.engine.module.gradient_access import set_raw_gradient
 from zerotrial.engine.progress import Progress, WindowState
-from zerotrial.engine.seams import Stage
-from zerotrial.engine.tensor.divide import Divided
+from zerotrial.engine.protocols import Stage
+from zerotrial.engine.tensor.model_sharding import Divided
 
 __all__ = ["TrainingState"]
 

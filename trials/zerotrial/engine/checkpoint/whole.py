@@ -1,7 +1,7 @@
 """Whole tensors out of an engine and into it, by name, whatever the stage has cut.
 
 A weight is the one that the optimizer updates (fp32 in mixed precision). Each rank puts in what
-it keeps (:class:`~zerotrial.engine.seams.Piece`), so that no stage needs code of its own for it.
+it keeps (:class:`~zerotrial.engine.protocols.Piece`); no stage needs its own code for it.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -16,12 +16,12 @@ from zerolab.errors import EngineError
 from zerolab.schema.section import suggest
 from zerotrial.engine.checkpoint.ranks import CheckpointRanks
 from zerotrial.engine.checkpoint.state import module_tensors, set_module_tensor
-from zerotrial.engine.comm.attendance import Attendance, collective
+from zerotrial.engine.comm.watchdog import Attendance, collective
 from zerotrial.engine.loss_scale import LossScaler
 from zerotrial.engine.mesh import Axis, Mesh, tie_of
 from zerotrial.engine.module.gathered import is_sharded, whole_of
-from zerotrial.engine.seams import Piece, Stage
-from zerotrial.engine.tensor.divide import Divided
+from zerotrial.engine.protocols import Piece, Stage
+from zerotrial.engine.tensor.model_sharding import Divided
 
 __all__ = ["WholeCalls", "gather_whole"]
 

@@ -19,12 +19,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from zerotrial.engine.comm.observed import COMMUNICATION
+from zerotrial.engine.comm.timed_collectives import COMMUNICATION
 
 if TYPE_CHECKING:
     from zerotrial.engine.comm.communicator import Traffic
     from zerotrial.engine.mesh import Axis
-    from zerotrial.engine.seams import Observer
+    from zerotrial.engine.protocols import Observer
 
 __all__ = ["Replicas", "copy_first"]
 

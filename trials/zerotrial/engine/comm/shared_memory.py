@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zerotrial.engine.comm.communicator import Buffer, Common, Traffic, Work
-from zerotrial.engine.comm.wires import (
+from zerotrial.engine.comm.peer_sockets import (
     READY,
     SUMMED,
     PeerError,
@@ -36,7 +36,7 @@ from zerotrial.engine.comm.wires import (
     host_name,
     open_listener,
 )
-from zerotrial.engine.memory.lent import borrow
+from zerotrial.engine.memory.copy_on_write import borrow
 
 __all__ = ["PeerError", "SharedMemoryCommunicator", "connect_shared_memory"]
 

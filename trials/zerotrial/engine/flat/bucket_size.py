@@ -8,7 +8,7 @@ from torch import nn
 
 from zerolab.config.engine.zero import ZeroConfig
 from zerotrial.engine.flat.layout import cut_into_buckets
-from zerotrial.engine.seams import NamedParameter, ParamGroup
+from zerotrial.engine.protocols import NamedParameter, ParamGroup
 
 __all__ = ["choose_bucket_numel", "largest_bucket"]
 

@@ -5,7 +5,7 @@ fixed order of the buckets, whatever the order in which a rank completes them: a
 early waits for the ones before it, and at the end of backward those that are not full are sent with
 zeros in place of what is missing. Between two arrivals, collectives under way are advanced without
 waiting. Where gradients wait until then is what
-:class:`~zerotrial.engine.flat.whole.WholeGradients` and
+:class:`~zerotrial.engine.flat.replicated.WholeGradients` and
 :class:`~zerotrial.engine.flat.sharded.ShardedGradients` say.
 """
 

@@ -18,7 +18,7 @@ from torch import nn
 
 from zerotrial.engine.comm.communicator import Buffer, Communicator
 from zerotrial.engine.mesh import Tie, tie_of
-from zerotrial.engine.seams import ParamGroup
+from zerotrial.engine.protocols import ParamGroup
 
 __all__ = ["Bucket", "Place", "allocate_for", "cut_into_buckets"]
 

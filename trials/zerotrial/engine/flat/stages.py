@@ -13,25 +13,25 @@ import torch
 from torch import Tensor, nn
 
 from zerotrial.engine.comm.communicator import Communicator, Traffic, Work
-from zerotrial.engine.comm.observed import COMMUNICATION
 from zerotrial.engine.comm.replicas import Replicas
+from zerotrial.engine.comm.timed_collectives import COMMUNICATION
 from zerotrial.engine.flat.bucket_size import choose_bucket_numel
-from zerotrial.engine.flat.gathered import gathered_pieces, places_within, resume_gathered
 from zerotrial.engine.flat.gradients import Averaging, Gradients, Handling
 from zerotrial.engine.flat.hooks import GradientHooks
 from zerotrial.engine.flat.layout import Bucket, Place, cut_into_buckets
+from zerotrial.engine.flat.pending_gradients import gathered_pieces, places_within, resume_gathered
+from zerotrial.engine.flat.replicated import WholeGradients
 from zerotrial.engine.flat.sharded import ShardedGradients
-from zerotrial.engine.flat.ties import Ties
+from zerotrial.engine.flat.tied_gradients import Ties
+from zerotrial.engine.flat.weight_writes import WrittenWeights
 from zerotrial.engine.flat.weights import flatten_parameters
-from zerotrial.engine.flat.whole import WholeGradients
-from zerotrial.engine.flat.written import WrittenWeights
 from zerotrial.engine.module.frozen import FrozenOriginals
 from zerotrial.engine.module.gradient_access import set_raw_gradient
 from zerotrial.engine.module.precision import kept_in_full
-from zerotrial.engine.seams import GradientSource, Piece, StageInputs, Updater, UpdaterInputs
+from zerotrial.engine.protocols import GradientSource, Piece, StageInputs, Updater, UpdaterInputs
 from zerotrial.engine.update.in_memory import build_updater
 from zerotrial.engine.update.norm import squared_norm
-from zerotrial.engine.update.states import uncommon_numbers
+from zerotrial.engine.update.optimizer_states import uncommon_numbers
 
 __all__ = ["FlatStage", "Stage0", "Stage1", "Stage2"]
 
@@ -39,7 +39,7 @@ UpdaterFactory = Callable[[UpdaterInputs], Updater]
 
 
 class FlatStage:
-    """See :class:`~zerotrial.engine.seams.Stage`.
+    """See :class:`~zerotrial.engine.protocols.Stage`.
 
     Args:
         inputs: The model and everything else.
@@ -92,21 +92,21 @@ class FlatStage:
     # -- a step ---------------------------------------------------------------------------------
 
     def leaves(self) -> Iterator[Tensor]:
-        """See :class:`~zerotrial.engine.seams.Stage`."""
+        """See :class:`~zerotrial.engine.protocols.Stage`."""
         return iter(self._trained)
 
     def when_unannounced(self, begin: Callable[[], None]) -> None:
-        """See :class:`~zerotrial.engine.seams.Stage`."""
+        """See :class:`~zerotrial.engine.protocols.Stage`."""
         self._hooks.unannounced = begin
 
     def before_backward(self, *, boundary: bool, share: float = 1.0) -> None:
-        """See :class:`~zerotrial.engine.seams.Stage`."""
+        """See :class:`~zerotrial.engine.protocols.Stage`."""
         self.gradients.begin(boundary=boundary)
         self.gradients.share = share
         self._hooks.listening = True
 
     def after_backward(self, *, boundary: bool) -> None:
-        """See :class:`~zerotrial.engine.seams.Stage`."""
+        """See :class:`~zerotrial.engine.protocols.Stage`."""
         self._hooks.listening = False
         self._hooks.end()
         self.gradients.end(boundary=boundary)
@@ -116,7 +116,7 @@ class FlatStage:
         self._hooks.sweep()
 
     def reduce_gradients(self, loss_scale: float = 1.0) -> float:
-        """See :class:`~zerotrial.engine.seams.Stage`."""
+        """See :class:`~zerotrial.engine.protocols.Stage`."""
         self.gradients.send_rest()
         self.gradients.finish()
         self._average_replicas([self.gradients.result(bucket.index) for bucket in self.buckets])
@@ -137,26 +137,26 @@ class FlatStage:
 
     @property
     def gathers_gradients(self) -> bool:
-        """See :class:`~zerotrial.engine.seams.Stage`."""
+        """See :class:`~zerotrial.engine.protocols.Stage`."""
         if self.gradients.exposed:
             return False
         whole = not self.shards_states and self.gradients.all_sent
         return (self._comm.size > 1 and not whole) or self._replicas.count > 1
 
     gradients_readable = True
-    """See :class:`~zerotrial.engine.seams.Stage`."""
+    """See :class:`~zerotrial.engine.protocols.Stage`."""
 
     def owns_gradient(self, parameter: Tensor) -> bool:
-        """See :class:`~zerotrial.engine.seams.Stage`."""
+        """See :class:`~zerotrial.engine.protocols.Stage`."""
         return parameter in self._trained
 
     def read_gradient(self, parameter: Tensor) -> Tensor | None:
-        """See :class:`~zerotrial.engine.seams.Stage`."""
+        """See :class:`~zerotrial.engine.protocols.Stage`."""
         self._expose_gradients()
         return self.gradients.read(*self._places[parameter])
 
     def write_gradient(self, parameter: Tensor, value: Tensor | None) -> None:
-        """See :class:`~zerotrial.engine.seams.Stage`."""
+        """See :class:`~zerotrial.engine.protocols.Stage`."""
         self._expose_gradients()
         self.gradients.write(*self._places[parameter], value)
 
@@ -209,7 +209,7 @@ class FlatStage:
         return parts
 
     def apply(self, scale: float) -> None:
-        """See :class:`~zerotrial.engine.seams.Stage`."""
+        """See :class:`~zerotrial.engine.protocols.Stage`."""
         self._written.adopt()
         self._hold_frozen()
         late = []
@@ -238,18 +238,18 @@ class FlatStage:
                 self._updater.hold(bucket.index, [cut for p in places for cut in _parts(p, own)])
 
     def drop_gradients(self) -> None:
-        """See :class:`~zerotrial.engine.seams.Stage`."""
+        """See :class:`~zerotrial.engine.protocols.Stage`."""
         self.gradients.reset()
 
     def cancel_backward(self) -> None:
-        """See :class:`~zerotrial.engine.seams.Stage`."""
+        """See :class:`~zerotrial.engine.protocols.Stage`."""
         self._hooks.listening = False
         self.gradients.abandon()
         for parameter in self._trained:
             set_raw_gradient(parameter, None)
 
     def close(self, *, give_back: bool = True) -> None:
-        """See :class:`~zerotrial.engine.seams.Stage`."""
+        """See :class:`~zerotrial.engine.protocols.Stage`."""
         self._hooks.remove()
         for parameter in self._trained if give_back else ():
             parameter.data = parameter.data.clone()
@@ -259,7 +259,7 @@ class FlatStage:
     # -- for checkpoints and the census -----------------------------------------------------------
 
     def pieces(self, *, write: bool = False) -> Iterator[Piece]:
-        """See :class:`~zerotrial.engine.seams.Stage`."""
+        """See :class:`~zerotrial.engine.protocols.Stage`."""
         if not write:
             self._written.adopt()
         for bucket in self.buckets:
@@ -278,33 +278,33 @@ class FlatStage:
 
     @property
     def traffic(self) -> Traffic:
-        """See :class:`~zerotrial.engine.seams.Stage`."""
+        """See :class:`~zerotrial.engine.protocols.Stage`."""
         return self._comm.traffic
 
     @property
     def share_factor(self) -> float | None:
-        """See :class:`~zerotrial.engine.seams.Stage`."""
+        """See :class:`~zerotrial.engine.protocols.Stage`."""
         factor = self.gradients.share_factor
         return None if factor is None else factor / self._replicas.count
 
     def settle_gradients(self) -> None:
-        """See :class:`~zerotrial.engine.seams.Stage`."""
+        """See :class:`~zerotrial.engine.protocols.Stage`."""
         self.gradients.settle()
         found = [self.gradients.averaged(bucket.index) for bucket in self.buckets]
         self._average_replicas([average for average in found if average is not None])
 
     def gradient_pieces(self, *, write: bool = False) -> Iterator[Piece]:
-        """See :class:`~zerotrial.engine.seams.Stage`."""
+        """See :class:`~zerotrial.engine.protocols.Stage`."""
         owned = [self._owned(bucket) for bucket in self.buckets]
         return gathered_pieces(self.gradients, self.buckets, owned, self._comm.rank, write=write)
 
     def resume_gradients(self, source: GradientSource) -> None:
-        """See :class:`~zerotrial.engine.seams.Stage`."""
+        """See :class:`~zerotrial.engine.protocols.Stage`."""
         owned = [self._owned(bucket) for bucket in self.buckets]
         resume_gathered(self.gradients, self.buckets, owned, source)
 
     def other_states(self, scalars: Mapping[str, float]) -> dict[str, Mapping[str, Any]]:
-        """See :class:`~zerotrial.engine.seams.Stage`."""
+        """See :class:`~zerotrial.engine.protocols.Stage`."""
         kept = self._updater.other_states(scalars)
         if not self.shards_states and self._comm.rank > 0:
             return {}  # rank 0 has the same
@@ -322,7 +322,7 @@ class FlatStage:
         return found
 
     def set_other_states(self, states: Mapping[str, Mapping[str, Any]]) -> None:
-        """See :class:`~zerotrial.engine.seams.Stage`."""
+        """See :class:`~zerotrial.engine.protocols.Stage`."""
         if self._inputs.optimizer_factory.elementwise:
             for bucket in self.buckets:
                 own = self._owned(bucket)
@@ -342,19 +342,19 @@ class FlatStage:
             yield bucket.index, [p for p in bucket.places if own.start <= p.start < own.stop]
 
     def scalars(self) -> dict[str, float]:
-        """See :class:`~zerotrial.engine.seams.Stage`."""
+        """See :class:`~zerotrial.engine.protocols.Stage`."""
         return self._updater.scalars()
 
     def set_scalars(self, scalars: Mapping[str, float]) -> None:
-        """See :class:`~zerotrial.engine.seams.Stage`."""
+        """See :class:`~zerotrial.engine.protocols.Stage`."""
         self._updater.set_scalars(scalars)
 
     def prepare_states(self) -> None:
-        """See :class:`~zerotrial.engine.seams.Stage`."""
+        """See :class:`~zerotrial.engine.protocols.Stage`."""
         self._updater.prepare_states()
 
     def weights_changed(self) -> None:
-        """See :class:`~zerotrial.engine.seams.Stage`."""
+        """See :class:`~zerotrial.engine.protocols.Stage`."""
         self._comm.fence()
         for bucket in self.buckets:
             part = self._weights[bucket.index].tensor[self._owned(bucket)]
@@ -368,16 +368,16 @@ class FlatStage:
         self._comm.fence()
 
     def gathered(self, names: frozenset[str]) -> AbstractContextManager[None]:
-        """See :class:`~zerotrial.engine.seams.Stage`: they are whole at all times."""
+        """See :class:`~zerotrial.engine.protocols.Stage`: they are whole at all times."""
         del names
         return nullcontext()
 
     def full_writers(self) -> Mapping[nn.Module, Mapping[str, Callable[[Tensor], None]]]:
-        """See :class:`~zerotrial.engine.seams.Stage`: nothing is sharded in the modules."""
+        """See :class:`~zerotrial.engine.protocols.Stage`: nothing is sharded in the modules."""
         return {}
 
     def full_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        """See :class:`~zerotrial.engine.seams.Stage`."""
+        """See :class:`~zerotrial.engine.protocols.Stage`."""
         self._written.adopt()
         for bucket in self.buckets:
             whole = self._whole_master(bucket, dtype)
@@ -385,7 +385,7 @@ class FlatStage:
                 yield place.name, whole[place.start : place.stop].view(place.parameter.shape)
 
     def held(self) -> dict[str, list[Tensor]]:
-        """See :class:`~zerotrial.engine.seams.Stage`."""
+        """See :class:`~zerotrial.engine.protocols.Stage`."""
         weights = [buffer.tensor for buffer in self._weights]
         frozen = [p for p in self._inputs.module.parameters() if p not in self._trained]
         parameters = [*weights, *frozen, *self.originals.tensors]

@@ -10,7 +10,7 @@ from zerotrial.engine.comm.communicator import Buffer, Communicator
 from zerotrial.engine.flat.layout import Bucket, allocate_for
 from zerotrial.engine.module.frozen import FrozenOriginals
 from zerotrial.engine.module.precision import kept_in_full
-from zerotrial.engine.seams import StageInputs
+from zerotrial.engine.protocols import StageInputs
 
 __all__ = ["FlatWeights", "flatten_parameters"]
 

@@ -25,7 +25,7 @@ from zerotrial.engine.module.units import find_blocks
 
 if TYPE_CHECKING:
     from zerolab.config.engine.runtime import ActivationCheckpointingConfig
-    from zerotrial.engine.tensor.moves import Line
+    from zerotrial.engine.tensor.redistribution import Line
 
 Forward = Callable[..., Any]
 _LOOKED_AT = 64

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from zerotrial.engine.comm.communicator import Communicator
-    from zerotrial.engine.memory.files import FileMemory
+    from zerotrial.engine.memory.mapped_files import FileMemory
 
 __all__ = ["FrozenOriginals", "FrozenParameters", "some_of"]
 

@@ -20,7 +20,7 @@ from zerotrial.engine.module.precision import kept_in_full
 
 if TYPE_CHECKING:
     from zerotrial.engine.comm.communicator import Communicator
-    from zerotrial.engine.seams import Piece, StageInputs
+    from zerotrial.engine.protocols import Piece, StageInputs
 
 __all__ = ["ReplicatedBucket", "ReplicatedParameters", "is_replicated", "make_buckets"]
 

@@ -16,15 +16,15 @@ from zerolab.config.engine.pipelines import (
     unmanaged_problem,
 )
 from zerolab.errors import ConfigError, EngineError
-from zerotrial.engine.comm.observed import COMMUNICATION
+from zerotrial.engine.comm.timed_collectives import COMMUNICATION
 from zerotrial.engine.engine import Engine, EngineParts, to_device
 from zerotrial.engine.flat.stages import FlatStage
 from zerotrial.engine.module.precision import DTYPES, cast_inputs
-from zerotrial.engine.pipeline.alone import Alone
 from zerotrial.engine.pipeline.failure import Failures
 from zerotrial.engine.pipeline.grid import Grid
 from zerotrial.engine.pipeline.micro_batches import MicroBatches, draw
 from zerotrial.engine.pipeline.module import PipelineModule
+from zerotrial.engine.pipeline.single_stage import Alone
 
 if TYPE_CHECKING:
     from zerotrial.engine.pipeline.runner import Runner

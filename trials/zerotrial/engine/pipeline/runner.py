@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zerotrial.engine.pipeline.alone import Passes
-from zerotrial.engine.pipeline.observed import observed_transfers
 from zerotrial.engine.pipeline.schedule import make_schedule
+from zerotrial.engine.pipeline.single_stage import Passes
 from zerotrial.engine.pipeline.stage import Feed, ZeroStage, stage_class
+from zerotrial.engine.pipeline.timed_transfers import observed_transfers
 from zerotrial.engine.pipeline.transfer import Signature, Transfer
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from zerotrial.engine.pipeline.failure import Failures
     from zerotrial.engine.pipeline.micro_batches import MicroBatches
     from zerotrial.engine.pipeline.module import PipelineModule
-    from zerotrial.engine.seams import Observer
+    from zerotrial.engine.protocols import Observer
 
 __all__ = ["Runner"]
 

@@ -20,12 +20,12 @@ from torch.distributed.pipelining import PipelineStage
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from zerolab.errors import EngineError
-from zerotrial.engine.pipeline.split import add_weight_gradients, keep_weight_gradients
+from zerotrial.engine.pipeline.split_backward import add_weight_gradients, keep_weight_gradients
 from zerotrial.engine.pipeline.transfer import Signature, put_together
 
 if TYPE_CHECKING:
     from zerotrial.engine.mesh import Axis
-    from zerotrial.engine.pipeline.alone import Passes
+    from zerotrial.engine.pipeline.single_stage import Passes
 
 __all__ = ["Feed", "Torch211Stage", "Torch212Stage", "ZeroStage", "stage_class"]
 

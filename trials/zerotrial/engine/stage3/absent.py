@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from zerolab.errors import ConfigError
 from zerolab.formatting import first_few
-from zerotrial.engine.memory.lent import is_lent
+from zerotrial.engine.memory.copy_on_write import is_lent
 from zerotrial.engine.module.compiling import strip_compiled
 from zerotrial.engine.module.frozen import some_of
 from zerotrial.engine.module.swapped import become

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from zerotrial.engine.memory.files import release
+from zerotrial.engine.memory.mapped_files import release
 from zerotrial.engine.module.gradient_access import get_raw_gradient, set_raw_gradient
 from zerotrial.engine.module.replicated import ReplicatedBucket, make_buckets
 from zerotrial.engine.stage3.internals import (
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
     from zerotrial.engine.comm.communicator import Communicator
-    from zerotrial.engine.memory.files import FileMemory
-    from zerotrial.engine.seams import StageInputs
+    from zerotrial.engine.memory.mapped_files import FileMemory
+    from zerotrial.engine.protocols import StageInputs
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from zerotrial.engine.comm.world import leave_world
+from zerotrial.engine.comm.process_group import leave_world
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch.distributed.device_mesh import DeviceMesh
 
-    from zerotrial.engine.seams import StageInputs
+    from zerotrial.engine.protocols import StageInputs
 
 _users = 0
 """Open engines in a world of one that was started here; 0 when there is no such world."""

@@ -1,7 +1,7 @@
 """Stage 3 with parameters and gradients in files: ``offload_param: {device: nvme}``.
 
-A rank's shards lie in a mapped file (:mod:`zerotrial.engine.memory.files`), unit by unit, and so do
-its gradients. What is in memory at a time:
+A rank's shards and gradients lie in a mapped file, unit by unit (see
+:mod:`zerotrial.engine.memory.mapped_files`). What is in memory at a time:
 
 - forward and backward: the unit that computes, gathered, and the next one's shards, which are read
   ahead; a unit's shards are given up as soon as it is gathered;
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from zerolab.errors import ConfigError
-from zerotrial.engine.memory.files import FileMemory, read_ahead, release
+from zerotrial.engine.memory.mapped_files import FileMemory, read_ahead, release
 from zerotrial.engine.module.gradient_access import get_raw_gradient
 from zerotrial.engine.stage3.internals import UnitParameters, parameters_of
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
     from zerotrial.engine.module.replicated import ReplicatedBucket
-    from zerotrial.engine.seams import StageInputs
+    from zerotrial.engine.protocols import StageInputs
     from zerotrial.engine.stage3.layout import FlatBucket
 
 __all__ = ["PagedGradients", "open_files", "page_units", "to_files"]

@@ -28,13 +28,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from zerotrial.engine.comm.communicator import Communicator
-from zerotrial.engine.comm.observed import COMMUNICATION
+from zerotrial.engine.comm.timed_collectives import COMMUNICATION
 from zerotrial.engine.stage3.internals import AllGather, UnitParameters, set_all_gather
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
-    from zerotrial.engine.seams import Observer
+    from zerotrial.engine.protocols import Observer
 
 _compare = ctypes.CDLL(None).memcmp
 _compare.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)

@@ -27,8 +27,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from zerotrial.engine.comm.communicator import Buffer, Communicator, Work
-from zerotrial.engine.comm.observed import COMMUNICATION
 from zerotrial.engine.comm.ring import Ring
+from zerotrial.engine.comm.timed_collectives import COMMUNICATION
 from zerotrial.engine.module.gradient_access import get_raw_gradient
 from zerotrial.engine.stage3.internals import (
     ReduceScatter,
@@ -44,7 +44,7 @@ from zerotrial.engine.stage3.publish import GroupAllGather, PublishedShards, pub
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
-    from zerotrial.engine.seams import Observer
+    from zerotrial.engine.protocols import Observer
 
 _RING = 3
 

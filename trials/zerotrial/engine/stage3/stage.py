@@ -3,7 +3,7 @@
 ``fully_shard`` gathers a unit before its forward and again before its backward, and
 reduce-scatters its gradients after; see :mod:`zerotrial.engine.stage3.wrap` for the units. What is
 ours: where the shards lie, the global norm, scaling and clipping, the same
-:class:`~zerotrial.engine.seams.Updater` as at the other stages, and the pieces of a checkpoint.
+:class:`~zerotrial.engine.protocols.Updater` as at the other stages, and the pieces of a checkpoint.
 
 References:
     Rajbhandari et al., ZeRO, arXiv:1910.02054, section 5.3.
@@ -24,11 +24,11 @@ from torch.distributed.tensor import DTensor
 
 from zerolab.errors import ConfigError, EngineError
 from zerotrial.engine.comm.communicator import Communicator, Traffic, uses_nccl
-from zerotrial.engine.comm.connect import connect
-from zerotrial.engine.comm.observed import COMMUNICATION, observed
+from zerotrial.engine.comm.factory import connect
 from zerotrial.engine.comm.replicas import Replicas
+from zerotrial.engine.comm.timed_collectives import COMMUNICATION, observed
 from zerotrial.engine.flat.gradients import Averaging, refuse_unused
-from zerotrial.engine.memory.files import is_in_file, release
+from zerotrial.engine.memory.mapped_files import is_in_file, release
 from zerotrial.engine.module.frozen import FrozenOriginals
 from zerotrial.engine.module.gradient_access import (
     INSTEAD,
@@ -38,7 +38,7 @@ from zerotrial.engine.module.gradient_access import (
 from zerotrial.engine.module.gradient_hooks import GradientHooks
 from zerotrial.engine.module.outputs import comes_to
 from zerotrial.engine.module.replicated import ReplicatedParameters
-from zerotrial.engine.seams import GradientSource, Piece, Updater, UpdaterInputs
+from zerotrial.engine.protocols import GradientSource, Piece, Updater, UpdaterInputs
 from zerotrial.engine.stage3.alone import gather_when_alone
 from zerotrial.engine.stage3.gather import kept_whole
 from zerotrial.engine.stage3.give_back import give_back as make_plain
@@ -62,12 +62,12 @@ from zerotrial.engine.update.norm import squared_norm
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
-    from zerotrial.engine.memory.files import FileMemory
-    from zerotrial.engine.seams import StageInputs
+    from zerotrial.engine.memory.mapped_files import FileMemory
+    from zerotrial.engine.protocols import StageInputs
 
 
 class Stage3:
-    """The :class:`~zerotrial.engine.seams.Stage` on ``fully_shard``.
+    """The :class:`~zerotrial.engine.protocols.Stage` on ``fully_shard``.
 
     Args:
         inputs: What every stage is built from; the module is sharded already.
@@ -158,14 +158,14 @@ class Stage3:
         self._versions = self._read_versions()
 
     def leaves(self) -> Iterator[Tensor]:
-        """See :class:`~zerotrial.engine.seams.Stage`: the gathered parameters."""
+        """See :class:`~zerotrial.engine.protocols.Stage`: the gathered parameters."""
         for unit in self._reduced:
             for member in unit.trained:
                 yield from member.gathered_once()
         yield from self._replicated.parameters
 
     def when_unannounced(self, begin: Callable[[], None]) -> None:
-        """See :class:`~zerotrial.engine.seams.Stage`."""
+        """See :class:`~zerotrial.engine.protocols.Stage`."""
 
         def look(unit: UnitParameters) -> None:
             # On another rank the pass may have come to this unit: the sums must go together.
@@ -308,20 +308,20 @@ class Stage3:
 
     @property
     def traffic(self) -> Traffic:
-        """See :class:`~zerotrial.engine.seams.Stage`."""
+        """See :class:`~zerotrial.engine.protocols.Stage`."""
         return self._comm.traffic
 
     share_factor: float | None = None
-    """See :class:`~zerotrial.engine.seams.Stage`: every backward averages."""
+    """See :class:`~zerotrial.engine.protocols.Stage`: every backward averages."""
 
     gathers_gradients = False
-    """See :class:`~zerotrial.engine.seams.Stage`."""
+    """See :class:`~zerotrial.engine.protocols.Stage`."""
 
     gradients_readable = False
-    """See :class:`~zerotrial.engine.seams.Stage`."""
+    """See :class:`~zerotrial.engine.protocols.Stage`."""
 
     def owns_gradient(self, parameter: Tensor) -> bool:
-        """See :class:`~zerotrial.engine.seams.Stage`."""
+        """See :class:`~zerotrial.engine.protocols.Stage`."""
         return parameter in self._places
 
     @property
@@ -335,7 +335,7 @@ class Stage3:
         return self._owned
 
     def read_gradient(self, parameter: Tensor) -> NoReturn:
-        """Refuse; see :class:`~zerotrial.engine.seams.Stage`."""
+        """Refuse; see :class:`~zerotrial.engine.protocols.Stage`."""
         del parameter
         raise EngineError(
             f"p.grad: at stage 3 each rank keeps a part of the gradient; {INSTEAD}; discard "
@@ -343,7 +343,7 @@ class Stage3:
         )
 
     def write_gradient(self, parameter: Tensor, value: Tensor | None) -> None:
-        """Remove a gradient, refuse another; see :class:`~zerotrial.engine.seams.Stage`."""
+        """Remove a gradient, refuse another; see :class:`~zerotrial.engine.protocols.Stage`."""
         if value is not None:
             self.read_gradient(parameter)
         shard = self._places[parameter]
@@ -467,11 +467,11 @@ class Stage3:
         return {k: [t for t in found[k] if not is_in_file(_own_part(t))] for k in found}
 
     def gathered(self, names: frozenset[str]) -> AbstractContextManager[None]:
-        """See :class:`~zerotrial.engine.seams.Stage`."""
+        """See :class:`~zerotrial.engine.protocols.Stage`."""
         return kept_whole(self._units, names)
 
     def full_writers(self) -> Mapping[nn.Module, Mapping[str, Callable[[Tensor], None]]]:
-        """See :class:`~zerotrial.engine.seams.Stage`."""
+        """See :class:`~zerotrial.engine.protocols.Stage`."""
         found = filter(None, map(parameters_of, self._units))
         members = {member.sharded: member for unit in found for member in unit.members}
         return {

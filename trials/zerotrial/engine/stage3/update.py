@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from zerotrial.engine.memory.files import release
-from zerotrial.engine.seams import Piece, Updater, UpdaterInputs
-from zerotrial.engine.update.states import uncommon_numbers
+from zerotrial.engine.memory.mapped_files import release
+from zerotrial.engine.protocols import Piece, Updater, UpdaterInputs
+from zerotrial.engine.update.optimizer_states import uncommon_numbers
 
 if TYPE_CHECKING:
     from zerotrial.engine.comm.communicator import Buffer, Communicator
-    from zerotrial.engine.seams import StageInputs
+    from zerotrial.engine.protocols import StageInputs
     from zerotrial.engine.stage3.layout import Layout, Shard
 
 MakeUpdater = Callable[[UpdaterInputs], Updater]
@@ -69,7 +69,7 @@ class Update(Protocol):
         ...
 
     def pieces(self, *, write: bool) -> Iterator[Piece]:
-        """See :meth:`zerotrial.engine.seams.Stage.pieces`."""
+        """See :meth:`zerotrial.engine.protocols.Stage.pieces`."""
         ...
 
 

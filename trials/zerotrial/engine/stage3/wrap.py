@@ -24,7 +24,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from zerolab.errors import ConfigError, EngineError
-from zerotrial.engine.memory.files import release
+from zerotrial.engine.memory.mapped_files import release
 from zerotrial.engine.module.frozen import FrozenOriginals
 from zerotrial.engine.module.gradient_hooks import hooks_of, put_back
 from zerotrial.engine.module.precision import kept_in_full
@@ -44,8 +44,8 @@ from zerotrial.engine.stage3.paged import to_files
 
 if TYPE_CHECKING:
     from zerotrial.engine.comm.communicator import Communicator
-    from zerotrial.engine.memory.files import FileMemory
-    from zerotrial.engine.seams import StageInputs
+    from zerotrial.engine.memory.mapped_files import FileMemory
+    from zerotrial.engine.protocols import StageInputs
 
 _REMEDY = "use zero_optimization.stage 0, 1 or 2, which take any module"
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from zerotrial.engine.update.each import EachParameter
+from zerotrial.engine.update.per_parameter import EachParameter
 
 __all__ = ["Lion"]
 

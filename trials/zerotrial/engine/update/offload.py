@@ -1,7 +1,7 @@
 """Optimizer states and master weights away from the device: in host memory, or in files.
 
-Both are an :class:`~zerotrial.engine.seams.Updater`, so no stage knows about them. Updates run on
-the CPU, bucket by bucket, while other buckets travel::
+Both are an :class:`~zerotrial.engine.protocols.Updater`, so no stage knows about them. Updates run
+on the CPU, bucket by bucket, while other buckets travel::
 
     cpu    gradient i+1 -> host  |  update i  |  weights i-1 -> device
     nvme   states i+1 <- file    |  update i  |  states i-1 -> file
@@ -12,10 +12,10 @@ References:
 """
 
 from zerolab.errors import ConfigError
-from zerotrial.engine.seams import Updater, UpdaterInputs
-from zerotrial.engine.update.files import NvmeUpdater
-from zerotrial.engine.update.host import CpuUpdater
+from zerotrial.engine.protocols import Updater, UpdaterInputs
+from zerotrial.engine.update.cpu_offload import CpuUpdater
 from zerotrial.engine.update.in_memory import build_updater as build_in_memory
+from zerotrial.engine.update.nvme_offload import NvmeUpdater
 
 __all__ = ["build_updater"]
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 
-from zerotrial.engine.comm.observed import COMMUNICATION
+from zerotrial.engine.comm.timed_collectives import COMMUNICATION
 from zerotrial.engine.watch.timers import PhaseTimer
 from zerotrial.engine.watch.trace import Behind, make_trace
 

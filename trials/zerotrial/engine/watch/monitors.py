@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from zerolab.config.engine.engine_config import EngineConfig
     from zerotrial.engine.engine import Engine
-    from zerotrial.engine.seams import Observer, StepResult
+    from zerotrial.engine.protocols import Observer, StepResult
 
 __all__ = ["CsvWriter", "Monitored", "make_writers"]
 
@@ -84,12 +84,12 @@ class Monitored:
         return getattr(self._inner, name)
 
     def attach(self, engine: Engine) -> None:
-        """See :class:`~zerotrial.engine.seams.Observer`."""
+        """See :class:`~zerotrial.engine.protocols.Observer`."""
         self._engine = engine
         self._inner.attach(engine)
 
     def step_finished(self, result: StepResult) -> None:
-        """See :class:`~zerotrial.engine.seams.Observer`."""
+        """See :class:`~zerotrial.engine.protocols.Observer`."""
         self._inner.step_finished(result)
         engine = self._engine
         if engine is None:
@@ -105,7 +105,7 @@ class Monitored:
             writer.flush()
 
     def close(self) -> None:
-        """See :class:`~zerotrial.engine.seams.Observer`."""
+        """See :class:`~zerotrial.engine.protocols.Observer`."""
         self._inner.close()
         for writer in self._writers:
             writer.close()

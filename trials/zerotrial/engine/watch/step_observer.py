@@ -1,7 +1,7 @@
 """What users look at while an engine trains: progress, rates, where time and memory go.
 
 All of it is off unless the config asks, and then costs nothing: the engine gets a
-:class:`~zerotrial.engine.seams.NullObserver`. Lines are written by rank 0 through ``logging``,
+:class:`~zerotrial.engine.protocols.NullObserver`. Lines are written by rank 0 through ``logging``,
 under the name of :data:`logger`.
 """
 
@@ -22,9 +22,8 @@ from torch.utils._pytree import tree_leaves
 
 from zerolab.config.engine.resolved_config import format_entries, resolve, without_effect
 from zerolab.formatting import size_text
-from zerotrial.engine.seams import NullObserver, Observer
+from zerotrial.engine.protocols import NullObserver, Observer
 from zerotrial.engine.watch.breakdown import Breakdown
-from zerotrial.engine.watch.census import census
 from zerotrial.engine.watch.flops import (
     ForwardProfile,
     counter,
@@ -33,13 +32,14 @@ from zerotrial.engine.watch.flops import (
     peak_flops,
 )
 from zerotrial.engine.watch.monitors import Monitored, make_writers
+from zerotrial.engine.watch.tensor_memory import census
 
 if TYPE_CHECKING:
     from torch.utils.flop_counter import FlopCounterMode
 
     from zerolab.config.engine.engine_config import EngineConfig
     from zerotrial.engine.engine import Engine
-    from zerotrial.engine.seams import StepResult
+    from zerotrial.engine.protocols import StepResult
 
 logger = logging.getLogger("zerotrial.engine")
 
@@ -112,7 +112,7 @@ def _make_audible() -> None:
 
 
 class StepObserver:
-    """The :class:`~zerotrial.engine.seams.Observer` that writes lines.
+    """The :class:`~zerotrial.engine.protocols.Observer` that writes lines.
 
     Args:
         config: Says which.
@@ -144,16 +144,16 @@ class StepObserver:
 
     @property
     def times_phases(self) -> bool:
-        """See :class:`~zerotrial.engine.seams.Observer`."""
+        """See :class:`~zerotrial.engine.protocols.Observer`."""
         return self._breakdown is not None
 
     def under_way(self, change: int) -> None:
-        """See :class:`~zerotrial.engine.seams.Observer`."""
+        """See :class:`~zerotrial.engine.protocols.Observer`."""
         if self._breakdown is not None:
             self._breakdown.under_way(change)
 
     def add_loss(self, share: Tensor) -> None:
-        """See :class:`~zerotrial.engine.seams.Observer`."""
+        """See :class:`~zerotrial.engine.protocols.Observer`."""
         self._loss += share
         self._has_loss = True
 
@@ -172,8 +172,8 @@ class StepObserver:
         """Time what runs inside, and count its operations where that is due.
 
         Args:
-            name: See :class:`~zerotrial.engine.seams.Observer`; a forward without gradients counts
-                as ``evaluation``.
+            name: Phase, see :class:`~zerotrial.engine.protocols.Observer`; a forward without
+                gradients counts as ``evaluation``.
 
         Yields:
             Nothing.
@@ -287,7 +287,7 @@ class StepObserver:
         return f"communication of a step, in elements: {', '.join(parts) or 'none'}"
 
     def close(self) -> None:
-        """See :class:`~zerotrial.engine.seams.Observer`."""
+        """See :class:`~zerotrial.engine.protocols.Observer`."""
         if self._breakdown is not None:
             self._breakdown.drop_trace()
 

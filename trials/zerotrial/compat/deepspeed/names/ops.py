@@ -11,7 +11,7 @@ import torch
 from zerolab.errors import ConfigError
 from zerotrial.engine.update.lamb import Lamb
 from zerotrial.engine.update.lion import Lion
-from zerotrial.engine.update.uncorrected import UncorrectedAdam, UncorrectedAdamW
+from zerotrial.engine.update.uncorrected_adam import UncorrectedAdam, UncorrectedAdamW
 
 __all__ = [
     "DeepSpeedCPUAdagrad",

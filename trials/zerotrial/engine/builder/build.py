@@ -16,7 +16,7 @@ from torch import nn
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.torch_versions import torch_problems
 from zerolab.errors import ConfigError
-from zerotrial.engine.building.arguments import (
+from zerotrial.engine.builder.arguments import (
     check_values,
     groups_of,
     make_given,
@@ -24,7 +24,7 @@ from zerotrial.engine.building.arguments import (
     read_config,
     unusable,
 )
-from zerotrial.engine.building.ground import (
+from zerotrial.engine.builder.environment import (
     Ground,
     choose_device,
     find_ground,
@@ -32,11 +32,11 @@ from zerotrial.engine.building.ground import (
     is_pipeline,
 )
 from zerotrial.engine.checkpoint.into_module import accept_full_tensors
-from zerotrial.engine.comm.all_reducing import without_reduce_scatter
-from zerotrial.engine.comm.attendance import Attendance, wait_for_all
-from zerotrial.engine.comm.connect import connect
-from zerotrial.engine.comm.observed import observed
+from zerotrial.engine.comm.all_reduce import without_reduce_scatter
+from zerotrial.engine.comm.factory import connect
 from zerotrial.engine.comm.replicas import copy_first
+from zerotrial.engine.comm.timed_collectives import observed
+from zerotrial.engine.comm.watchdog import Attendance, wait_for_all
 from zerotrial.engine.engine import Engine, EngineParts
 from zerotrial.engine.flat.stages import Stage0, Stage1, Stage2
 from zerotrial.engine.loader import build_loader
@@ -46,10 +46,10 @@ from zerotrial.engine.module.activation import checkpoint_blocks, recomputed, re
 from zerotrial.engine.module.compiling import compile_blocks, unwrap_compiled
 from zerotrial.engine.module.precision import register_input_cast
 from zerotrial.engine.module.taken import Taken, release
-from zerotrial.engine.seams import Observer, OptimizerFactory, Stage, StageInputs
-from zerotrial.engine.tensor.divide import Divided, divide
-from zerotrial.engine.update.choose import choose_optimizer
-from zerotrial.engine.update.savable import check_savable
+from zerotrial.engine.protocols import Observer, OptimizerFactory, Stage, StageInputs
+from zerotrial.engine.tensor.model_sharding import Divided, divide
+from zerotrial.engine.update.checkpoint_support import check_savable
+from zerotrial.engine.update.factory import choose_optimizer
 from zerotrial.engine.watch.step_observer import describe_config, make_observer
 
 __all__ = ["initialize", "planning"]

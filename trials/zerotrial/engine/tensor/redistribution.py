@@ -36,7 +36,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zerotrial.engine.comm.communicator import Traffic
-from zerotrial.engine.comm.observed import COMMUNICATION
+from zerotrial.engine.comm.timed_collectives import COMMUNICATION
 
 __all__ = ["SEQUENCE", "SPLIT", "Line", "enter", "gather", "leave", "take"]
 
@@ -68,7 +68,7 @@ class Line:
     rank: int
     size: int
     phase: Callable[[str], AbstractContextManager[None]]
-    """Times what runs inside; see :class:`~zerotrial.engine.seams.Observer`."""
+    """Times what runs inside; see :class:`~zerotrial.engine.protocols.Observer`."""
 
     traffic: Traffic = field(default_factory=Traffic)
     """Elements of activations and their gradients, counted as everywhere in the engine."""

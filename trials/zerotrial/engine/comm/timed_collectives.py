@@ -13,7 +13,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from zerotrial.engine.comm.communicator import Buffer, Communicator, Work
-    from zerotrial.engine.seams import Observer
+    from zerotrial.engine.protocols import Observer
 
 __all__ = ["COMMUNICATION", "observed"]
 

@@ -2,7 +2,8 @@
 
 Parameters stay the plain ones that they were, with this rank's part as their value: the stages lay
 them out like any other, and stage 3 shards each part over the data axis. What moves between ranks
-is put around the forward of each layer that is cut; see :mod:`zerotrial.engine.tensor.moves`.
+is put around the forward of each layer that is cut; see
+:mod:`zerotrial.engine.tensor.redistribution`.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from torch import Tensor, nn
 
 from zerolab.errors import ConfigError, EngineError
 from zerotrial.engine.comm.replicas import copy_first
-from zerotrial.engine.seams import NullObserver
-from zerotrial.engine.tensor.around import wrap
-from zerotrial.engine.tensor.cut import Cut, Span, mark, unmark
+from zerotrial.engine.protocols import NullObserver
 from zerotrial.engine.tensor.first_batch import watch_first_batch
-from zerotrial.engine.tensor.fit import (
+from zerotrial.engine.tensor.forward_wrappers import wrap
+from zerotrial.engine.tensor.plan import find_layers
+from zerotrial.engine.tensor.plan_validation import (
     Stages,
     cuts_of,
     heads_that_do_not_fit,
@@ -32,8 +33,8 @@ from zerotrial.engine.tensor.fit import (
     ties_cut_otherwise,
     unsaid_blocks,
 )
-from zerotrial.engine.tensor.moves import Line
-from zerotrial.engine.tensor.plan import find_layers
+from zerotrial.engine.tensor.redistribution import Line
+from zerotrial.engine.tensor.shard_spec import Cut, Span, mark, unmark
 
 if TYPE_CHECKING:
     from zerolab.config.engine.parallel import TensorParallelConfig
@@ -136,7 +137,7 @@ def divide(
         config: The ``tensor_parallel`` block.
         mesh: The ranks.
         device: Where values travel.
-        phase: Times what runs inside; see :class:`~zerotrial.engine.seams.Observer`.
+        phase: Times what runs inside; see :class:`~zerotrial.engine.protocols.Observer`.
 
     Raises:
         ConfigError: If the plan does not fit the model; nothing is cut then.

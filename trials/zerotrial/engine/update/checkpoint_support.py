@@ -1,6 +1,6 @@
 """Which optimizers a checkpoint can hold: asked before anything is trained, and in every save.
 
-What there is to hold, and how, is told in :mod:`zerotrial.engine.update.states`.
+What there is to hold, and how, is told in :mod:`zerotrial.engine.update.optimizer_states`.
 """
 
 import copy
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from zerolab.errors import ConfigError
-from zerotrial.engine.update.states import (
+from zerotrial.engine.update.optimizer_states import (
     common_states,
     is_by_element,
     is_elementwise,

@@ -13,8 +13,8 @@ from zerolab.errors import ConfigError
 from zerolab.formatting import first_few
 from zerotrial.engine.checkpoint.state import unsavable
 from zerotrial.engine.lr_schedules import SCHEDULES
-from zerotrial.engine.seams import NamedParameter, ParamGroup
-from zerotrial.engine.update.savable import is_plain
+from zerotrial.engine.protocols import NamedParameter, ParamGroup
+from zerotrial.engine.update.checkpoint_support import is_plain
 
 __all__ = ["check_values", "groups_of", "make_given", "make_schedule", "read_config", "unusable"]
 

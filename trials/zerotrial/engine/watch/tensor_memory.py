@@ -36,7 +36,7 @@ def census(kinds: Mapping[str, Iterable[Tensor]]) -> dict[str, int]:
     """Walk every tensor alive in this process and tell the bytes of each kind.
 
     Args:
-        kinds: Kind to its tensors, as :meth:`zerotrial.engine.seams.Stage.held` gives them; a
+        kinds: Kind to its tensors, as :meth:`zerotrial.engine.protocols.Stage.held` gives them; a
             storage that several kinds share counts for the first.
 
     Returns:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from zerolab.errors import EngineError
-from zerotrial.engine.tensor.fit import is_transposed, layouts_of
-from zerotrial.engine.tensor.moves import SEQUENCE, SPLIT, Line, enter, gather, leave, take
 from zerotrial.engine.tensor.plan import Layer, Move, Prepared
+from zerotrial.engine.tensor.plan_validation import is_transposed, layouts_of
+from zerotrial.engine.tensor.redistribution import SEQUENCE, SPLIT, Line, enter, gather, leave, take
 
 __all__ = ["wrap"]
 

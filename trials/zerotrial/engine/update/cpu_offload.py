@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zerotrial.engine.seams import UpdaterInputs
+from zerotrial.engine.protocols import UpdaterInputs
 from zerotrial.engine.update.in_memory import build_updater
 
 __all__ = ["CpuUpdater"]
@@ -31,7 +31,7 @@ class _Transfer:
 
 
 class CpuUpdater:
-    """See :class:`~zerotrial.engine.seams.Updater`; wraps the one that works in memory."""
+    """See :class:`~zerotrial.engine.protocols.Updater`; wraps the one that works in memory."""
 
     def __init__(self, inputs: UpdaterInputs) -> None:
         options = inputs.config.zero_optimization.offload_optimizer
@@ -52,7 +52,7 @@ class CpuUpdater:
         self._late: list[tuple[_Transfer, Tensor]] = []
 
     def step(self, index: int, gradient: Tensor, scale: float, publish: Tensor) -> bool:
-        """See :class:`~zerotrial.engine.seams.Updater`."""
+        """See :class:`~zerotrial.engine.protocols.Updater`."""
         transfer = self._transfers.get(index)
         if transfer is None:
             transfer = _Transfer(
@@ -85,7 +85,7 @@ class CpuUpdater:
         return done
 
     def finish(self) -> None:
-        """See :class:`~zerotrial.engine.seams.Updater`."""
+        """See :class:`~zerotrial.engine.protocols.Updater`."""
         running, self._running = self._running, []
         for job in running:
             job.result()
@@ -98,45 +98,45 @@ class CpuUpdater:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
 
     def hold(self, index: int, spans: Sequence[slice]) -> None:
-        """See :class:`~zerotrial.engine.seams.Updater`."""
+        """See :class:`~zerotrial.engine.protocols.Updater`."""
         self._inner.hold(index, spans)
 
     def member_scalars(self, index: int) -> list[tuple[slice, dict[str, float]]]:
-        """See :class:`~zerotrial.engine.seams.Updater`."""
+        """See :class:`~zerotrial.engine.protocols.Updater`."""
         return self._inner.member_scalars(index)
 
     def set_member_scalars(self, index: int, span: slice, scalars: Mapping[str, float]) -> None:
-        """See :class:`~zerotrial.engine.seams.Updater`."""
+        """See :class:`~zerotrial.engine.protocols.Updater`."""
         self._inner.set_member_scalars(index, span, scalars)
 
     @contextmanager
     def states(self, index: int, *, write: bool) -> Iterator[Mapping[str, Tensor]]:
-        """See :class:`~zerotrial.engine.seams.Updater`."""
+        """See :class:`~zerotrial.engine.protocols.Updater`."""
         with self._inner.states(index, write=write) as tensors:
             yield tensors
 
     def other_states(self, scalars: Mapping[str, float]) -> list[list[dict[str, Any]]]:
-        """See :class:`~zerotrial.engine.seams.Updater`."""
+        """See :class:`~zerotrial.engine.protocols.Updater`."""
         return self._inner.other_states(scalars)
 
     def set_other_states(self, index: int, place: int, values: Mapping[str, Any]) -> None:
-        """See :class:`~zerotrial.engine.seams.Updater`."""
+        """See :class:`~zerotrial.engine.protocols.Updater`."""
         self._inner.set_other_states(index, place, values)
 
     def prepare_states(self) -> None:
-        """See :class:`~zerotrial.engine.seams.Updater`."""
+        """See :class:`~zerotrial.engine.protocols.Updater`."""
         self._inner.prepare_states()
 
     def scalars(self) -> dict[str, float]:
-        """See :class:`~zerotrial.engine.seams.Updater`."""
+        """See :class:`~zerotrial.engine.protocols.Updater`."""
         return self._inner.scalars()
 
     def set_scalars(self, scalars: Mapping[str, float]) -> None:
-        """See :class:`~zerotrial.engine.seams.Updater`."""
+        """See :class:`~zerotrial.engine.protocols.Updater`."""
         self._inner.set_scalars(scalars)
 
     def held(self) -> dict[str, list[Tensor]]:
-        """See :class:`~zerotrial.engine.seams.Updater`; buckets are what travels."""
+        """See :class:`~zerotrial.engine.protocols.Updater`; buckets are what travels."""
         buckets = [t for pair in self._transfers.values() for t in (pair.gradient, pair.weights)]
         inner = self._inner.held()
         return {**inner, "buckets": inner.get("buckets", []) + buckets}

@@ -9,8 +9,8 @@ from torch import nn
 
 from zerotrial.engine.comm.ranks import GroupRanks
 from zerotrial.engine.mesh import tie_of
-from zerotrial.engine.tensor.cut import Cut
 from zerotrial.engine.tensor.plan import Layer
+from zerotrial.engine.tensor.shard_spec import Cut
 
 if TYPE_CHECKING:
     from zerolab.config.engine.parallel import LayerPlan

@@ -22,7 +22,7 @@ from zerotrial.engine.loss_scale import LossScaler
 from zerotrial.engine.lr_schedules.base import set_rates
 from zerotrial.engine.mesh import Mesh
 from zerotrial.engine.progress import Progress
-from zerotrial.engine.seams import Stage
+from zerotrial.engine.protocols import Stage
 
 __all__ = ["DeepSpeedCalls"]
 

@@ -10,10 +10,10 @@ import torch
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.engine.optimizers import OPTIMIZERS
 from zerolab.errors import ConfigError
-from zerotrial.engine.seams import OptimizerFactory
-from zerotrial.engine.update.nothing import no_optimizer
-from zerotrial.engine.update.states import is_elementwise
-from zerotrial.engine.update.uncorrected import UncorrectedAdam, UncorrectedAdamW
+from zerotrial.engine.protocols import OptimizerFactory
+from zerotrial.engine.update.null_optimizer import no_optimizer
+from zerotrial.engine.update.optimizer_states import is_elementwise
+from zerotrial.engine.update.uncorrected_adam import UncorrectedAdam, UncorrectedAdamW
 
 __all__ = ["ADAMS", "ConfiguredOptimizer", "GivenOptimizer", "choose_optimizer"]
 
@@ -49,7 +49,7 @@ def _is_elementwise(cls: type) -> bool:
 
 
 class ConfiguredOptimizer:
-    """The ``optimizer`` block; see :class:`~zerotrial.engine.seams.OptimizerFactory`."""
+    """The ``optimizer`` block; see :class:`~zerotrial.engine.protocols.OptimizerFactory`."""
 
     def __init__(self, cls: type[torch.optim.Optimizer], params: Mapping[str, Any]) -> None:
         self._cls = cls

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from zerotrial.engine.pipeline.failure import Failures
     from zerotrial.engine.pipeline.micro_batches import MicroBatches
     from zerotrial.engine.pipeline.module import PipelineModule
-    from zerotrial.engine.seams import Observer
+    from zerotrial.engine.protocols import Observer
 
 __all__ = ["Alone", "Passes"]
 

@@ -15,9 +15,9 @@ from tests.engine.ranks import run_on_ranks
 from tests.engine.stage3.test_stage3 import Branching, Mixture, Normed, train, two_engines
 from tests.engine.stage3_models import Language, make_batches
 from zerotrial.engine import Engine, initialize
-from zerotrial.engine.comm.all_reducing import without_reduce_scatter
+from zerotrial.engine.comm.all_reduce import without_reduce_scatter
 from zerotrial.engine.comm.communicator import GroupCommunicator, Work
-from zerotrial.engine.comm.connect import connect
+from zerotrial.engine.comm.factory import connect
 
 CPU = torch.device("cpu")
 BLOCKS, WIDTH = 4, 32

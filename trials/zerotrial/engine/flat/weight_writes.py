@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from zerotrial.engine.flat.layout import Bucket
-from zerotrial.engine.seams import Updater
+from zerotrial.engine.protocols import Updater
 
 __all__ = ["WrittenWeights"]
 

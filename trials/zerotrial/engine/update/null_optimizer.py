@@ -29,7 +29,7 @@ class NothingToUpdate(torch.optim.Optimizer):
 
 
 class _NoOptimizer:
-    """See :class:`~zerotrial.engine.seams.OptimizerFactory`."""
+    """See :class:`~zerotrial.engine.protocols.OptimizerFactory`."""
 
     elementwise = True
 

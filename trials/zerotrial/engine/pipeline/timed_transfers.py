@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed.pipelining import schedules
 
 if TYPE_CHECKING:
-    from zerotrial.engine.seams import Observer
+    from zerotrial.engine.protocols import Observer
 
 __all__ = ["observed_transfers"]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from zerotrial.engine.flat.gradients import Gradients
 from zerotrial.engine.flat.layout import Bucket, Place
-from zerotrial.engine.seams import GradientSource, Piece
+from zerotrial.engine.protocols import GradientSource, Piece
 
 __all__ = ["gathered_pieces", "places_within", "resume_gathered"]
 
@@ -28,7 +28,7 @@ def gathered_pieces(
     *,
     write: bool = False,
 ) -> Iterator[Piece]:
-    """See :meth:`zerotrial.engine.seams.Stage.gradient_pieces`.
+    """See :meth:`zerotrial.engine.protocols.Stage.gradient_pieces`.
 
     Args:
         gradients: Settled.
@@ -57,7 +57,7 @@ def resume_gathered(
     owned: Sequence[slice],
     source: GradientSource,
 ) -> None:
-    """See :meth:`zerotrial.engine.seams.Stage.resume_gradients`.
+    """See :meth:`zerotrial.engine.protocols.Stage.resume_gradients`.
 
     Args:
         gradients: Of which none is held.

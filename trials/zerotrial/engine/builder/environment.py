@@ -12,7 +12,7 @@ from torch import nn
 from zerolab.config.engine.batch import BatchSizes
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.errors import ConfigError
-from zerotrial.engine.comm.world import start_world
+from zerotrial.engine.comm.process_group import start_world
 from zerotrial.engine.memory.heap import keep_freed_memory, return_freed_memory
 from zerotrial.engine.mesh import Mesh
 from zerotrial.engine.module.precision import Precision, choose_precision

@@ -17,11 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from zerolab.errors import ConfigError, ZerolabError
-from zerotrial.engine.seams import UpdaterInputs
+from zerotrial.engine.protocols import UpdaterInputs
+from zerotrial.engine.update.checkpoint_support import SavableStates
 from zerotrial.engine.update.in_memory import cuts_within, is_within, step_scaled
-from zerotrial.engine.update.paged_file import OffloadError, PagedFile
-from zerotrial.engine.update.savable import SavableStates
-from zerotrial.engine.update.states import (
+from zerotrial.engine.update.optimizer_states import (
     common_states,
     is_known,
     is_scalar,
@@ -33,6 +32,7 @@ from zerotrial.engine.update.states import (
     tensor_states,
     write_scalars,
 )
+from zerotrial.engine.update.paged_file import OffloadError, PagedFile
 
 __all__ = ["NvmeUpdater"]
 
@@ -79,7 +79,7 @@ class _Bucket:
 
 
 class NvmeUpdater:
-    """See :class:`~zerotrial.engine.seams.Updater`.
+    """See :class:`~zerotrial.engine.protocols.Updater`.
 
     A master that is the model's own memory (in fp32, and at stage 3) stays there, and the file has
     no room for it: a copy would save nothing. On a GPU the master is a copy, and goes to the file.
@@ -122,7 +122,7 @@ class NvmeUpdater:
     # -- a step ---------------------------------------------------------------------------------
 
     def step(self, index: int, gradient: Tensor, scale: float, publish: Tensor) -> bool:
-        """See :class:`~zerotrial.engine.seams.Updater`."""
+        """See :class:`~zerotrial.engine.protocols.Updater`."""
         bucket = self._buckets[index]
         self._bind(bucket)
         self._split(bucket, bucket.held)
@@ -152,7 +152,7 @@ class NvmeUpdater:
         return True
 
     def hold(self, index: int, spans: Sequence[slice]) -> None:
-        """See :class:`~zerotrial.engine.seams.Updater`."""
+        """See :class:`~zerotrial.engine.protocols.Updater`."""
         self._buckets[index].held = list(spans)
 
     def _split(self, bucket: _Bucket, spans: Sequence[slice]) -> None:
@@ -173,7 +173,7 @@ class NvmeUpdater:
             self._savable.replace(member, parts, self._members)
 
     def member_scalars(self, index: int) -> list[tuple[slice, dict[str, float]]]:
-        """See :class:`~zerotrial.engine.seams.Updater`."""
+        """See :class:`~zerotrial.engine.protocols.Updater`."""
         bucket = self._buckets[index]
         return [
             (span, read_scalars(self.optimizer, [(0, member)]))
@@ -181,7 +181,7 @@ class NvmeUpdater:
         ]
 
     def set_member_scalars(self, index: int, span: slice, scalars: Mapping[str, float]) -> None:
-        """See :class:`~zerotrial.engine.seams.Updater`."""
+        """See :class:`~zerotrial.engine.protocols.Updater`."""
         bucket = self._buckets[index]
         if cuts_within(slice(0, bucket.records["master"].numel), [span]):
             self._bind(bucket)
@@ -199,7 +199,7 @@ class NvmeUpdater:
 
     @contextmanager
     def states(self, index: int, *, write: bool) -> Iterator[Mapping[str, Tensor]]:
-        """See :class:`~zerotrial.engine.seams.Updater`."""
+        """See :class:`~zerotrial.engine.protocols.Updater`."""
         bucket = self._buckets[index]
         yield self._bring(bucket)
         if write:
@@ -221,11 +221,11 @@ class NvmeUpdater:
         ]
 
     def set_other_states(self, index: int, place: int, values: Mapping[str, Any]) -> None:
-        """See :class:`~zerotrial.engine.seams.Updater`."""
+        """See :class:`~zerotrial.engine.protocols.Updater`."""
         set_other_states(self.optimizer, self._buckets[index].members[place], values)
 
     def prepare_states(self) -> None:
-        """See :class:`~zerotrial.engine.seams.Updater`."""
+        """See :class:`~zerotrial.engine.protocols.Updater`."""
         for bucket in self._buckets:
             if not self._never_stepped(bucket):
                 continue
@@ -237,15 +237,15 @@ class NvmeUpdater:
             self._settle(bucket)
 
     def scalars(self) -> dict[str, float]:
-        """See :class:`~zerotrial.engine.seams.Updater`."""
+        """See :class:`~zerotrial.engine.protocols.Updater`."""
         return read_scalars(self.optimizer, self._members)
 
     def set_scalars(self, scalars: Mapping[str, float]) -> None:
-        """See :class:`~zerotrial.engine.seams.Updater`."""
+        """See :class:`~zerotrial.engine.protocols.Updater`."""
         write_scalars(self.optimizer, self._members, scalars)
 
     def held(self) -> dict[str, list[Tensor]]:
-        """Tensors that are in memory now; see :class:`~zerotrial.engine.seams.Updater`."""
+        """Tensors that are in memory now; see :class:`~zerotrial.engine.protocols.Updater`."""
         kinds: dict[str, list[Tensor]] = {"master": [], "optimizer": list(self._file.borrowable)}
         for bucket in self._buckets:
             for kind, record in bucket.records.items():

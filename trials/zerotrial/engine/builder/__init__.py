@@ -1,0 +1,1 @@
+"""Construction of an engine from the arguments of ``initialize``."""

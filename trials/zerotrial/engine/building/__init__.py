@@ -1,1 +1,0 @@
-"""From what ``initialize`` is given to what an engine is made of."""

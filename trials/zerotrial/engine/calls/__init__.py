@@ -1,1 +1,0 @@
-"""What an engine answers beside training and checkpoints."""
