@@ -3,12 +3,12 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import FileResponse, HTMLResponse, Response
 from fastapi.routing import APIRoute
@@ -17,8 +17,10 @@ from starlette.routing import BaseRoute
 
 from zerolab import __version__
 from zerolab.paths import Home
+from zerolab.registry import Registry
 from zeroserver.access.guard import OPEN_PATHS, Guard
 from zeroserver.access.keys import Keys
+from zeroserver.access.routes import EXTENSIONS
 from zeroserver.api import checkpoints, events, experiments, submitted, trials
 from zeroserver.api.cluster import agents, queue, server
 from zeroserver.api.common import add_resources
@@ -102,8 +104,29 @@ def _routes() -> list[BaseRoute]:
     wire: list[BaseRoute] = [route.route() for route in WIRE_ROUTES]  # asked for all the time
     of_experiments = (experiments, trials, checkpoints, submitted, view, analysis, preview, custom)
     modules = (*of_experiments, events, server, agents, queue, models)
-    routers = (*(module.router for module in modules), experiments.imports)
+    routers = (*(module.router for module in modules), experiments.imports, *_extension_routers())
     return wire + sorted((each for one in routers for each in one.routes), key=_place)
+
+
+def _router(loaded: Any) -> APIRouter:
+    if not isinstance(loaded, APIRouter):
+        raise TypeError(f"must be a fastapi.APIRouter, got {loaded!r}")
+    if not all(getattr(route, "path", "").startswith(EXTENSIONS) for route in loaded.routes):
+        raise TypeError(f"its routes must be below {EXTENSIONS}")
+    return loaded
+
+
+ROUTERS: Registry[APIRouter] = Registry("zeroserver.routers", {}, _router)
+"""Routes of extensions."""
+
+
+def _extension_routers() -> Iterator[APIRouter]:
+    for name in ROUTERS:
+        problem = ROUTERS.problem(name)
+        if problem is None:
+            yield ROUTERS[name]
+        else:
+            logger.error("routes of an extension are left out: %s", problem)
 
 
 def _place(route: BaseRoute) -> tuple[int, list[bool]]:

@@ -3,9 +3,13 @@
 from difflib import get_close_matches
 from typing import Any
 
+import typer
 from typer.core import TyperGroup
+from typer.main import get_command
 
-__all__ = ["Group", "Root"]
+from zerolab.registry import Registry
+
+__all__ = ["COMMANDS", "Group", "Root"]
 
 _NEVER_SUGGESTED = {"logout"}
 """Commands that take something away from others, which a slip must not lead to."""
@@ -18,6 +22,16 @@ _GROUPS |= {
         "experiment", "trial", "task", "checkpoint", "agent", "job", "model", "pool", "quota"
     )
 }  # fmt: skip
+
+
+def _command(loaded: Any) -> Any:
+    if not isinstance(loaded, typer.Typer):
+        raise TypeError(f"must be a typer.Typer, got {loaded!r}")
+    return get_command(loaded)
+
+
+COMMANDS: Registry[Any] = Registry("zerolab.commands", {}, _command)
+"""Commands of extensions by name; ``zerolab NAME`` runs one."""
 
 
 class Group(TyperGroup):
@@ -49,6 +63,20 @@ class Group(TyperGroup):
 
 
 class Root(Group):
-    """The root of the command: plurals of its groups, and short words, mean the group."""
+    """Root of the command line, with short names of the groups and commands of extensions."""
 
     aliases = _GROUPS
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Find a command of the core, else one of an extension."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            return command
+        problem = COMMANDS.problem(cmd_name)
+        if problem is not None:
+            ctx.fail(problem)
+        return COMMANDS.get(cmd_name)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """List the commands of the core, then those of extensions."""
+        return [*super().list_commands(ctx), *sorted(COMMANDS.loadable())]

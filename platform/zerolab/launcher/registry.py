@@ -1,6 +1,8 @@
-"""The launchers that there are: a new one is one file, and one line here.
+"""Registry of the launchers; others are added as extensions.
 
-One whose slots are those of a cluster is made from a file, which needs a second line.
+A new launcher is one file and one entry point of the group ``zerolab.launchers``. The entry point
+names a class or function that makes a launcher; a class with ``from_file`` can also be the
+``resource_manager.type`` of a file.
 """
 
 from collections.abc import Callable
@@ -14,21 +16,29 @@ from zerolab.launcher.local import LocalLauncher
 from zerolab.launcher.slurm.launcher import SlurmLauncher
 from zerolab.launcher.ssh import SshLauncher
 from zerolab.paths import Home
+from zerolab.registry import Registry
 
-__all__ = ["LAUNCHERS", "MANAGED", "launcher_of_file"]
+__all__ = ["LAUNCHERS", "launcher_of_file", "managed_launchers"]
 
-LAUNCHERS: dict[str, MakeLauncher] = {
-    "local": LocalLauncher,
-    "slurm": SlurmLauncher,
-    "ssh": SshLauncher,
-}
-"""What ``zerolab agent start --launcher`` may be. ``ssh`` also starts those runs of a ``local``
+LAUNCHERS: Registry[MakeLauncher] = Registry(
+    "zerolab.launchers",
+    {
+        "local": LocalLauncher,
+        "slurm": SlurmLauncher,
+        "ssh": SshLauncher,
+    },
+)
+"""Values of ``zerolab agent start --launcher``. ``ssh`` also starts those runs of a ``local``
 agent that name machines of a hostfile."""
 
-MANAGED: dict[str, Callable[[Home, Path], Launcher]] = {
-    "slurm": SlurmLauncher.of_file,
-}
-"""What ``resource_manager.type`` may be, in the file of ``--resource-manager``."""
+
+def managed_launchers() -> dict[str, Callable[[Home, Path], Launcher]]:
+    """Return the values of ``resource_manager.type``, and what makes a launcher from the file."""
+    return {
+        name: maker.from_file
+        for name, maker in LAUNCHERS.loadable().items()
+        if hasattr(maker, "from_file")
+    }
 
 
 def launcher_of_file(home: Home, path: Path) -> Launcher:
@@ -44,7 +54,8 @@ def launcher_of_file(home: Home, path: Path) -> Launcher:
     content = read_yaml(path)
     block: Any = content.get("resource_manager", content)
     kind = block.get("type") if isinstance(block, dict) else block
-    if kind not in MANAGED:
-        problem = f"resource_manager.type: must be {' or '.join(MANAGED)}, got {kind!r}"
-        raise ConfigError(str(path), [problem])
-    return MANAGED[kind](home, path)
+    managed = managed_launchers()
+    if kind not in managed:
+        problem = f"resource_manager.type: must be {' or '.join(managed)}, got {kind!r}"
+        raise ConfigError(str(path), [LAUNCHERS.problem(str(kind)) or problem])
+    return managed[kind](home, path)

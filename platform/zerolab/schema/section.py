@@ -17,6 +17,8 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, core_schema
 
+from zerolab.registry import Registry
+
 __all__ = [
     "Count",
     "Fraction",
@@ -61,20 +63,28 @@ class OneOf:
     """
 
     def __init__(self, choices: Mapping[str, type[Section]]) -> None:
-        self.choices = choices
+        self._choices = choices
+
+    def loadable(self) -> Mapping[str, type[Section]]:
+        """Return the sections, but those of extensions that cannot be imported."""
+        return self._choices.loadable() if isinstance(self._choices, Registry) else self._choices
+
+    def problem(self, name: str) -> str | None:
+        """Return why the extension that provides a section cannot be used, if one does."""
+        return self._choices.problem(name) if isinstance(self._choices, Registry) else None
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
         """Build a union schema that is tagged by the name."""
         del source
-        schemas = {name: handler.generate_schema(cls) for name, cls in self.choices.items()}
+        schemas = {name: handler.generate_schema(cls) for name, cls in self.loadable().items()}
         return core_schema.tagged_union_schema(schemas, discriminator="name")
 
 
 def choices_of(field: FieldInfo) -> Mapping[str, type[Section]]:
     """Return the sections of a field that is :class:`OneOf` several, else an empty mapping."""
-    return next((mark.choices for mark in field.metadata if isinstance(mark, OneOf)), {})
+    return next((mark.loadable() for mark in field.metadata if isinstance(mark, OneOf)), {})
 
 
 def _integer_from_float(value: object) -> object:
@@ -238,8 +248,15 @@ def _unknown_hint(section: type[Section], path: Path) -> str:
     )
 
 
-def _unknown_choice(key: str, error: Mapping[str, Any]) -> str:
+def _unknown_choice(section: type[Section], key: str, error: Mapping[str, Any]) -> str:
     tag = error["ctx"]["tag"]
+    path: Path = error["loc"]
+    parent = _section_at(section, path[:-1])
+    field = parent.model_fields.get(str(path[-1])) if parent else None
+    marks = [mark for mark in field.metadata if isinstance(mark, OneOf)] if field else []
+    problem = marks[0].problem(tag) if marks else None
+    if problem is not None:
+        return f"{key}.name: {problem}"
     names = error["ctx"]["expected_tags"].replace("'", "").split(", ")
     return f"{key}.name: must be one of {', '.join(names)}, got {tag!r}{suggest(tag, names)}"
 
@@ -262,7 +279,7 @@ def _problem(section: type[Section], error: Mapping[str, Any]) -> str:
     kind, message = error["type"], error["msg"]
     key = dotted(_file_path(section, error["loc"]))
     if kind == "union_tag_invalid":
-        return _unknown_choice(key, error)
+        return _unknown_choice(section, key, error)
     if kind == "extra_forbidden":
         return _unknown_key(section, key, error)
     if kind in _MISSING_SUFFIXES:

@@ -1,5 +1,11 @@
-"""Registry of the searchers; a new searcher is one file and one line here."""
+"""Registry of the searchers; others are added as extensions.
 
+A new searcher is one file and one entry point of the group ``zerolab.searchers``.
+"""
+
+from typing import Any
+
+from zerolab.registry import Registry
 from zerolab.searcher.asha.adaptive_asha import AdaptiveAshaConfig
 from zerolab.searcher.asha.async_halving import AsyncHalvingConfig
 from zerolab.searcher.custom import CustomConfig
@@ -12,14 +18,25 @@ from zerolab.searcher.tpe.section import TpeAshaConfig
 
 __all__ = ["SEARCHERS"]
 
-SEARCHERS: dict[str, type[SearcherConfig]] = {
-    "single": SingleConfig,
-    "random": RandomConfig,
-    "grid": GridConfig,
-    "async_halving": AsyncHalvingConfig,
-    "adaptive_asha": AdaptiveAshaConfig,
-    "pbt": PbtConfig,
-    "tpe_asha": TpeAshaConfig,
-    "custom": CustomConfig,
-}
+
+def _section(loaded: Any) -> type[SearcherConfig]:
+    if not (isinstance(loaded, type) and issubclass(loaded, SearcherConfig)):
+        raise TypeError(f"must be a subclass of SearcherConfig, got {loaded!r}")
+    return loaded
+
+
+SEARCHERS: Registry[type[SearcherConfig]] = Registry(
+    "zerolab.searchers",
+    {
+        "single": SingleConfig,
+        "random": RandomConfig,
+        "grid": GridConfig,
+        "async_halving": AsyncHalvingConfig,
+        "adaptive_asha": AdaptiveAshaConfig,
+        "pbt": PbtConfig,
+        "tpe_asha": TpeAshaConfig,
+        "custom": CustomConfig,
+    },
+    _section,
+)
 """Values of ``searcher.name``, with the configuration section of each."""

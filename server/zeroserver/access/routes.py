@@ -6,7 +6,17 @@ route is declared on purpose.
 
 from typing import Literal
 
-__all__ = ["ACCESS", "PUBLIC", "RUN", "TOKEN", "Caller", "Callers"]
+__all__ = [
+    "ACCESS",
+    "EXTENSIONS",
+    "PUBLIC",
+    "RUN",
+    "TOKEN",
+    "USER",
+    "Caller",
+    "Callers",
+    "declare_access",
+]
 
 Caller = Literal["owner", "browser", "agent", "run", "search", "nobody"]
 """Kind of caller; see :class:`zeroserver.access.principal.Principal`."""
@@ -25,6 +35,9 @@ RUN: Callers = frozenset({"owner", "run"})
 RUN_OR_AGENT: Callers = RUN | AGENT
 SEARCH: Callers = frozenset({"owner", "browser", "search"})
 """The searcher process of the experiment of the path."""
+
+EXTENSIONS = "/api/v1/extensions/"
+"""Prefix of the routes of extensions."""
 
 ACCESS: dict[str, Callers] = {
     "GET /": PUBLIC,
@@ -122,3 +135,20 @@ ACCESS: dict[str, Callers] = {
     "DELETE /api/v1/quotas/{kind}/{name:path}": USER,
 }
 """Method and path of each route to its callers."""
+
+
+def declare_access(route: str, callers: Callers) -> None:
+    """Declare who may call a route of an extension; undeclared ones need the owner's token.
+
+    Args:
+        route: Method and path, such as ``GET /api/v1/extensions/hello``.
+        callers: One of the sets of this module but ``PUBLIC``.
+
+    Raises:
+        ValueError: If the route is not below ``/api/v1/extensions/``, or nothing is required.
+    """
+    if not route.partition(" ")[2].startswith(EXTENSIONS):
+        raise ValueError(f"{route}: must be below {EXTENSIONS}")
+    if callers == PUBLIC:
+        raise ValueError(f"{route}: must require a token, got PUBLIC")
+    ACCESS[route] = callers

@@ -143,7 +143,10 @@ def _check(pool: str, name: str | None, launcher: str, problems: list[str]) -> N
             check_pool("a" if word is None else word)
         except ValueError as error:
             problems.append(f"--{option}: {error}")
-    if launcher not in LAUNCHERS:
+    problem = LAUNCHERS.problem(launcher)
+    if problem is not None:
+        problems.append(f"--launcher: {problem}")
+    elif launcher not in LAUNCHERS:
         problems.append(f"--launcher: must be one of {', '.join(LAUNCHERS)}, got {launcher!r}")
     if problems:
         raise ConfigError("agent", problems)
@@ -151,12 +154,12 @@ def _check(pool: str, name: str | None, launcher: str, problems: list[str]) -> N
 
 def _said_twice(slots: int | None, launcher: str, *, cpu: bool) -> list[str]:
     """Refuse the options that say what the file of ``--resource-manager`` says."""
-    from zerolab.launcher.registry import MANAGED
+    from zerolab.launcher.registry import managed_launchers
 
     asked = {
         "slots": slots is not None,
         "cpu": cpu,
-        "launcher": launcher not in {"local", *MANAGED},
+        "launcher": launcher not in {"local", *managed_launchers()},
     }
     told = "cannot be combined with --resource-manager, whose file says which slots there are"
     return [f"--{option}: {told}: leave it out" for option, given in asked.items() if given]

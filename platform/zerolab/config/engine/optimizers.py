@@ -4,8 +4,9 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
+from zerolab.registry import Registry
 from zerolab.schema.hints import hint
 from zerolab.schema.section import (
     NonNegativeFloat,
@@ -116,16 +117,35 @@ class MuonParams(_Params):
     eps: NonNegativeFloat = 1e-8
 
 
-OPTIMIZERS: dict[str, type[Section]] = {
-    "Adam": AdamParams,
-    "AdamW": AdamWParams,
-    "SGD": SgdParams,
-    "Adagrad": AdagradParams,
-    "Lion": LionParams,
-    "LAMB": LambParams,
-    "Muon": MuonParams,
-}
-"""Optimizers whose parameters are checked here, under their usual spelling."""
+class AnyParams(Section):
+    """Arguments of an optimizer that describes none: the optimizer checks them itself."""
+
+    model_config = ConfigDict(extra="allow")
+
+    lr: NonNegativeFloat | None = None
+
+
+def _section_of_class(optimizer: Any) -> type[Section]:
+    section = getattr(optimizer, "section", AnyParams)
+    if not (isinstance(section, type) and issubclass(section, Section)):
+        raise TypeError("its `section` must be a subclass of zerolab.schema.section.Section")
+    return section
+
+
+OPTIMIZERS: Registry[type[Section]] = Registry(
+    "zerotrial.optimizers",
+    {
+        "Adam": AdamParams,
+        "AdamW": AdamWParams,
+        "SGD": SgdParams,
+        "Adagrad": AdagradParams,
+        "Lion": LionParams,
+        "LAMB": LambParams,
+        "Muon": MuonParams,
+    },
+    _section_of_class,
+)
+"""Arguments of the optimizers of the core, which are read without torch, and of extensions."""
 
 TORCH_OPTIMIZERS = frozenset(
     {"ASGD", "Adadelta", "Adafactor", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop"}
@@ -155,6 +175,9 @@ def problems_of(config: OptimizerConfig) -> list[str]:
     name = canonical_optimizer(config.type)
     if name in _REFUSED:
         return [f"optimizer.type: {_REFUSED[name]}, got {config.type!r}"]
+    problem = OPTIMIZERS.problem(name)
+    if problem is not None:
+        return [f"optimizer.type: {problem}"]
     if name in OPTIMIZERS:
         return _param_problems(name, config.params)
     if name in TORCH_OPTIMIZERS:

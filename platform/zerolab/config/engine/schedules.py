@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
+from zerolab.registry import Registry
 from zerolab.schema.section import (
     Int,
     NonNegativeFloat,
@@ -122,15 +123,26 @@ class LRRangeTestParams(Section):
     last_batch_iteration: Int = -1
 
 
-SCHEDULES: dict[str, type[Section]] = {
-    "WarmupLR": WarmupParams,
-    "WarmupDecayLR": WarmupDecayParams,
-    "WarmupCosineLR": WarmupCosineParams,
-    "OneCycle": OneCycleParams,
-    "LRRangeTest": LRRangeTestParams,
-    "LinearWarmupLR": LinearWarmupParams,
-}
-"""Schedules whose parameters are checked here."""
+def _section_of_class(schedule: Any) -> type[Section]:
+    section = getattr(schedule, "section", None)
+    if not (isinstance(section, type) and issubclass(section, Section)):
+        raise TypeError("must be a subclass of LRSchedule with a section")
+    return section
+
+
+SCHEDULES: Registry[type[Section]] = Registry(
+    "zerotrial.lr_schedules",
+    {
+        "WarmupLR": WarmupParams,
+        "WarmupDecayLR": WarmupDecayParams,
+        "WarmupCosineLR": WarmupCosineParams,
+        "OneCycle": OneCycleParams,
+        "LRRangeTest": LRRangeTestParams,
+        "LinearWarmupLR": LinearWarmupParams,
+    },
+    _section_of_class,
+)
+"""Arguments of the schedules of the core, which are read without torch, and of extensions."""
 
 TORCH_SCHEDULES = frozenset(
     {
@@ -168,6 +180,9 @@ def problems_of(config: SchedulerConfig) -> list[str]:
     name = canonical_schedule(config.type)
     if name in _REFUSED:
         return [f"scheduler.type: {_REFUSED[name]}, got {config.type!r}"]
+    problem = SCHEDULES.problem(name)
+    if problem is not None:
+        return [f"scheduler.type: {problem}"]
     if name in SCHEDULES:
         _, problems, _ = validate(SCHEDULES[name], config.params)
         return [f"scheduler.params.{problem}" for problem in problems]

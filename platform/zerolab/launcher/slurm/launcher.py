@@ -47,7 +47,7 @@ class SlurmLauncher:
         self._runs: list[RunFolder] = []
 
     @classmethod
-    def of_file(cls, home: Home, path: Path) -> Self:
+    def from_file(cls, home: Home, path: Path) -> Self:
         """Make it for what a file says; wait until Slurm answers.
 
         Args:

@@ -4,12 +4,14 @@ A schedule counts applied optimizer steps. DeepSpeed writes the first value at c
 again at the first ``step()``, so that its warm-ups run two optimizer steps at the minimum;
 :class:`LinearWarmupLR` does not.
 
-A new schedule is a file and a line, :func:`register`; its arguments are the fields of its section.
-Those of the ones here stand in :mod:`zerolab.config.engine.schedules`, which reads files where
-there is no torch.
+A new schedule is one file with a subclass of :class:`LRSchedule`, whose arguments are the fields of
+its section, and one entry point of the group ``zerotrial.lr_schedules``. The sections of the core's
+schedules are in :mod:`zerolab.config.engine.schedules`, since configurations are checked without
+torch.
 """
 
 from zerolab.config.engine import schedules as files
+from zerolab.registry import Registry
 from zerotrial.engine.lr_schedules.base import LRSchedule
 from zerotrial.engine.lr_schedules.one_cycle import OneCycle
 from zerotrial.engine.lr_schedules.range_test import LRRangeTest
@@ -30,23 +32,34 @@ __all__ = [
     "register",
 ]
 
-SCHEDULES: dict[str, type[LRSchedule]] = {}
-"""By the name in the ``scheduler`` block."""
+SCHEDULES: Registry[type[LRSchedule]] = Registry(
+    "zerotrial.lr_schedules",
+    {
+        schedule.__name__: schedule
+        for schedule in (
+            WarmupLR,
+            WarmupDecayLR,
+            WarmupCosineLR,
+            OneCycle,
+            LRRangeTest,
+            LinearWarmupLR,
+        )
+    },
+)
+"""Values of ``scheduler.type``, with the class of each."""
 
 
 def register(schedule: type[LRSchedule]) -> None:
-    """Let engine files name a schedule, and be checked by the rules of its arguments.
+    """Register a schedule for this process.
 
     Args:
-        schedule: Its class's name is the ``type`` of the block, its ``section`` has the rules.
+        schedule: The name of the class is the ``type`` in the ``scheduler`` block. The rules for
+            its arguments are in its ``section``.
+
+    Example::
+
+        register(InverseSqrtLR)
+        zerotrial.initialize(model=model, config={"scheduler": {"type": "InverseSqrtLR"}, ...})
     """
     SCHEDULES[schedule.__name__] = schedule
     files.SCHEDULES[schedule.__name__] = schedule.section
-
-
-register(WarmupLR)
-register(WarmupDecayLR)
-register(WarmupCosineLR)
-register(OneCycle)
-register(LRRangeTest)
-register(LinearWarmupLR)

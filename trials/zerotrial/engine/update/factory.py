@@ -10,6 +10,7 @@ import torch
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.engine.optimizers import OPTIMIZERS
 from zerolab.errors import ConfigError
+from zerolab.registry import Registry
 from zerotrial.engine.protocols import OptimizerFactory
 from zerotrial.engine.update.null_optimizer import no_optimizer
 from zerotrial.engine.update.optimizer_states import is_elementwise
@@ -42,6 +43,16 @@ ADAMS: dict[tuple[bool, bool], type[torch.optim.Optimizer]] = {
     (False, False): UncorrectedAdam,
 }
 """By whether the weight decay is decoupled, and whether the moments are corrected."""
+
+
+def _class(loaded: Any) -> type[torch.optim.Optimizer]:
+    if not (isinstance(loaded, type) and issubclass(loaded, torch.optim.Optimizer)):
+        raise TypeError(f"must be a subclass of torch.optim.Optimizer, got {loaded!r}")
+    return loaded
+
+
+CLASSES: Registry[type[torch.optim.Optimizer]] = Registry("zerotrial.optimizers", {}, _class)
+"""Optimizers of extensions by ``optimizer.type``."""
 
 
 def _is_elementwise(cls: type) -> bool:
@@ -152,8 +163,8 @@ def _configured(name: str, params: Mapping[str, Any]) -> ConfiguredOptimizer:
 
         cls = MuonWithAdamW
     else:
-        cls = getattr(torch.optim, name)
-    if name in OPTIMIZERS:
+        cls = CLASSES.get(name) or getattr(torch.optim, name)
+    if name in OPTIMIZERS and name not in CLASSES:
         params.setdefault("lr", 1e-3)
     if "betas" in params:
         params["betas"] = tuple(params["betas"])

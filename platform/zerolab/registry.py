@@ -1,0 +1,155 @@
+"""Named objects of the core, and those that distributions register by entry points."""
+
+import importlib.metadata
+import importlib.util
+import tomllib
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from functools import cache
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from zerolab.errors import ConfigError
+
+__all__ = ["Registry"]
+
+T = TypeVar("T")
+
+_DISTRIBUTION = "zerolab"
+_CHECKOUT = Path(__file__).parents[2] / "pyproject.toml"
+
+
+class Registry(MutableMapping[str, T], Generic[T]):
+    """Objects by name: built-in ones, and extensions, which are loaded when they are looked up.
+
+    An extension is an entry point of an installed distribution. Our own extensions and those of
+    others are found in the same way.
+
+    Args:
+        group: Group of the entry points, such as ``zerolab.searchers``.
+        builtins: Objects of the core by name.
+        convert: Applied to what an entry point names; raises TypeError if it does not fit.
+
+    Example::
+
+        SEARCHERS = Registry("zerolab.searchers", {"single": SingleConfig})
+        SEARCHERS["single"]             # from the core
+        SEARCHERS["tpe_asha"]           # imported now
+    """
+
+    def __init__(
+        self, group: str, builtins: Mapping[str, T], convert: Callable[[Any], T] | None = None
+    ) -> None:
+        self.group = group
+        self._objects = dict(builtins)
+        self._convert = convert
+
+    def __getitem__(self, name: str) -> T:
+        """Return the object of a name.
+
+        Raises:
+            KeyError: If nothing has the name.
+            ConfigError: If its extension cannot be imported, or several have the name.
+        """
+        points = self._points().get(name, [])
+        if name not in self._objects:
+            self._objects[name] = self._load(name, points)
+        return self._objects[name]
+
+    def __setitem__(self, name: str, value: T) -> None:
+        """Register an object in this process only."""
+        self._objects[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        """Remove an object that was registered in this process."""
+        del self._objects[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names, those of the core first; extensions that are missing left out."""
+        yield from self._objects
+        for name, points in self._points().items():
+            if name not in self._objects and _exists(points[0]):
+                yield name
+
+    def __contains__(self, name: object) -> bool:
+        """Return whether a name can be looked up, without loading what it names."""
+        return name in set(self)
+
+    def __len__(self) -> int:
+        """Return the number of names."""
+        return sum(1 for _ in self)
+
+    def loadable(self) -> dict[str, T]:
+        """Return all objects but those of extensions that cannot be imported."""
+        return {name: self[name] for name in self if self.problem(name) is None}
+
+    def problem(self, name: str) -> str | None:
+        """Return why a registered name cannot be used; None if it can, or is not registered."""
+        points = self._points().get(name)
+        if points is None:
+            return None
+        if not _exists(points[0]):
+            return f"{name!r} is provided by {points[0].module}, which is not installed"
+        try:
+            self[name]
+        except ConfigError as error:
+            return error.problems[0]
+        return None
+
+    def _points(self) -> Mapping[str, list[EntryPoint]]:
+        return _entry_points(self.group)
+
+    def _load(self, name: str, points: list[EntryPoint]) -> T:
+        if not points:
+            raise KeyError(name)
+        if len(points) > 1:
+            owners = " and ".join(sorted(map(_owner, points)))
+            raise ConfigError(self.group, [f"{name}: is registered by {owners}; uninstall one"])
+        try:
+            loaded = points[0].load()
+            return self._convert(loaded) if self._convert else loaded
+        except (ImportError, AttributeError, TypeError) as error:
+            problem = f"{name}: {_owner(points[0])} provides it as {points[0].value}, which "
+            raise ConfigError(self.group, [f"{problem}cannot be used: {error}"]) from error
+
+
+def _owner(point: EntryPoint) -> str:
+    return point.dist.name if point.dist else _DISTRIBUTION
+
+
+def _exists(point: EntryPoint) -> bool:
+    try:
+        return importlib.util.find_spec(point.module) is not None
+    except ImportError:
+        return False
+
+
+@cache
+def _entry_points(group: str) -> Mapping[str, list[EntryPoint]]:
+    """Return the entry points of a group by name, our own first."""
+    points: dict[str, list[EntryPoint]] = defaultdict(list)
+    of_checkout = _checkout()
+    for name, value in (of_checkout or {}).get(group, {}).items():
+        points[name].append(EntryPoint(name, value, group))
+    installed = importlib.metadata.entry_points(group=group)
+    for point in sorted(installed, key=lambda point: _owner(point) != _DISTRIBUTION):
+        # Our own installation may be older than the checkout that it refers to.
+        if of_checkout is None or _owner(point) != _DISTRIBUTION:
+            points[point.name].append(point)
+    return points
+
+
+@cache
+def _checkout() -> Mapping[str, Mapping[str, str]] | None:
+    """Return our entry points by group from ``pyproject.toml``; None outside of a checkout.
+
+    A checkout works without an installation.
+    """
+    if not _CHECKOUT.is_file():
+        return None
+    project = tomllib.loads(_CHECKOUT.read_text(encoding="utf-8")).get("project", {})
+    if project.get("name") != _DISTRIBUTION:
+        return None
+    points: dict[str, dict[str, str]] = project.get("entry-points", {})
+    return points
