@@ -38,14 +38,14 @@ WORLD = """
 import sys
 import torch.distributed as dist
 import zerotrial
-from zerotrial.engine.comm.process_group import leave_world
+from zerotrial.engine.comm.process_group import destroy_process_groups
 rank, size, method = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] or None
 for _ in range(2):  # a second call changes nothing
     zerotrial.init_distributed(init_method=method, rank=rank, world_size=size)
 ranks = [None] * dist.get_world_size()
 dist.all_gather_object(ranks, dist.get_rank())
 print(ranks, dist.get_backend())
-leave_world()
+destroy_process_groups()
 """
 
 

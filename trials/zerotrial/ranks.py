@@ -16,7 +16,7 @@ import torch.distributed as dist
 from zerolab.contract.spec import ENV_COLLECTIVE_TIMEOUT
 from zerolab.errors import ConfigError
 from zerolab.ranks import Located
-from zerotrial.engine.comm.process_group import leave_world
+from zerotrial.engine.comm.process_group import destroy_process_groups
 from zerotrial.engine.comm.ranks import GroupRanks
 from zerotrial.engine.comm.shared_memory import PeerError
 from zerotrial.engine.mesh import group_on_cpu
@@ -122,7 +122,7 @@ class Distributed(Located, GroupRanks):
         self.barrier("the last barrier before the end")
         self._group = None
         if self._owns_default_group and dist.is_initialized():
-            leave_world()
+            destroy_process_groups()
 
     def _exchange(self, operation: str, run: Callable[[], Any]) -> None:
         try:

@@ -34,27 +34,27 @@ class Slow:
         return self.over
 
 
-def test_a_buffer_is_lent_again_when_its_reader_is_done_and_works_end_in_order() -> None:
+def test_buffers_are_reused_in_order() -> None:
     works: deque[Work] = deque()
     ring = Ring(SoloCommunicator(), CPU, 2, works, nbytes=64)
     log: list[str] = []
     homes = []
     for name in "abc":
         ring.wait()
-        homes.append(ring.lend(8, torch.float32).tensor.data_ptr())
+        homes.append(ring.get(8, torch.float32).tensor.data_ptr())
         work = Slow(name, log)
         works.append(work)
-        ring.pass_on(work)
+        ring.advance_turn(work)
     assert homes[0] == homes[2] != homes[1]
     assert log == ["wait a", "release a"]
     assert [work.name for work in works] == ["b", "c"]  # type: ignore[attr-defined]
 
 
-def test_a_buffer_ahead_is_free_when_nobody_reads_it() -> None:
+def test_buffer_ahead_is_free_without_reader() -> None:
     works: deque[Work] = deque()
     ring = Ring(SoloCommunicator(), CPU, 2, works, nbytes=64)
     work = Slow("a")
-    ring.pass_on(work)
+    ring.advance_turn(work)
     assert ring.is_free(0)
     assert not ring.is_free(1)
     assert not ring.is_free(2)
@@ -62,11 +62,11 @@ def test_a_buffer_ahead_is_free_when_nobody_reads_it() -> None:
     assert ring.is_free(1)
 
 
-def test_buffers_are_made_when_they_are_wanted_and_grow() -> None:
+def test_buffers_are_allocated_on_demand_and_grow() -> None:
     ring = Ring(SoloCommunicator(), CPU, 3, deque())
     assert ring.tensors == []
-    assert ring.lend(4, torch.float64).tensor.shape == (4,)
-    assert ring.lend(2, torch.bfloat16).tensor.dtype == torch.bfloat16
+    assert ring.get(4, torch.float64).tensor.shape == (4,)
+    assert ring.get(2, torch.bfloat16).tensor.dtype == torch.bfloat16
     assert [tensor.numel() for tensor in ring.tensors] == [32]
-    ring.lend(9, torch.float64)
+    ring.get(9, torch.float64)
     assert [tensor.numel() for tensor in ring.tensors] == [72]

@@ -34,7 +34,7 @@ def names_in_shared_memory() -> set[str]:
 
 def check_reductions(comm: Communicator) -> None:
     numel = SHARD * comm.size
-    own = slice(comm.rank * SHARD, (comm.rank + 1) * SHARD)
+    local = slice(comm.rank * SHARD, (comm.rank + 1) * SHARD)
     for dtype in DTYPES:
         everyone = [value(rank, dtype, numel).double() for rank in range(comm.size)]
         total = torch.stack(everyone).sum(0)
@@ -44,13 +44,13 @@ def check_reductions(comm: Communicator) -> None:
         buffer.tensor.copy_(value(comm.rank, dtype, numel))
         out = torch.ones(SHARD)
         works = [comm.reduce_scatter(buffer, out, 0.5, add=True)]
-        works.append(comm.reduce_scatter(buffer, buffer.tensor[own], 1.0, add=False))
+        works.append(comm.reduce_scatter(buffer, buffer.tensor[local], 1.0, add=False))
         for work in works:
             work.wait()
-        wanted = total[own]
-        torch.testing.assert_close(out.double(), 1 + 0.5 * wanted, check_dtype=False, **precision)
+        expected = total[local]
+        torch.testing.assert_close(out.double(), 1 + 0.5 * expected, check_dtype=False, **precision)
         torch.testing.assert_close(
-            buffer.tensor[own].double(), wanted, check_dtype=False, **precision
+            buffer.tensor[local].double(), expected, check_dtype=False, **precision
         )
         for work in works:
             work.release()
@@ -82,18 +82,18 @@ def check_copies(comm: Communicator) -> None:
 
 
 def check_common_memory(comm: Communicator) -> None:
-    common = comm.allocate_common(6 * comm.size, torch.bfloat16)
+    common = comm.allocate_shared(6 * comm.size, torch.bfloat16)
     if common is None:
         assert not isinstance(comm, SharedMemoryCommunicator)
         return
-    whole = common.part(0, 6 * comm.size)
-    assert not whole.any()
+    shared = common.part(0, 6 * comm.size)
+    assert not shared.any()
     comm.fence()
-    own = common.part(6 * comm.rank, 6 * comm.rank + 6)
-    own.fill_(comm.rank + 1.0)
+    local = common.part(6 * comm.rank, 6 * comm.rank + 6)
+    local.fill_(comm.rank + 1.0)
     comm.fence()
-    assert whole.view(comm.size, 6)[:, 0].tolist() == [r + 1.0 for r in range(comm.size)]
-    assert storage_bytes([own]) == 12  # what the others have there is not counted as ours
+    assert shared.view(comm.size, 6)[:, 0].tolist() == [r + 1.0 for r in range(comm.size)]
+    assert storage_bytes([local]) == 12  # other ranks' memory is not counted
 
 
 def check_every_communicator() -> list[str]:
@@ -118,13 +118,13 @@ def check_every_communicator() -> list[str]:
 
 
 def come_late(directory: Path) -> str:
-    """Rank 2 does not come to a collective whose timeout is a second."""
+    """Rank 2 is missing from a collective with a timeout of one second."""
     group = dist.group.WORLD
     assert group is not None
     comm = connect(group, CPU)
     assert isinstance(comm, SharedMemoryCommunicator)
-    assert comm._wires._timeout_s == DEADLINE_S  # the group's
-    comm._wires._timeout_s = 1.0
+    assert comm._sockets._timeout_s == DEADLINE_S  # the group's
+    comm._sockets._timeout_s = 1.0
     if comm.rank == 2:
         until(
             "the others have given up",
@@ -159,13 +159,13 @@ def disagree() -> str:
 
 
 def die(directory: Path) -> str:
-    """Rank 1 is killed while the others wait for it; what they are told."""
+    """Rank 1 is killed while the others wait for it; their errors."""
     group = dist.group.WORLD
     assert group is not None
     comm = connect(group, CPU)
     buffer = comm.allocate(400 * comm.size, torch.float32, CPU)
     comm.fence()
-    comm._wires._timeout_s = 10 * DEADLINE_S  # who waits for that to pass fails
+    comm._sockets._timeout_s = 10 * DEADLINE_S  # who waits for that to pass fails
     if comm.rank == 1:
         until(
             "the others wait",
@@ -183,30 +183,30 @@ def die(directory: Path) -> str:
 
 
 def run_all(directory: str) -> dict[str, Any]:
-    found: dict[str, Any] = {"names": check_every_communicator()}
-    found["late"] = come_late(Path(directory))
-    found["disagreement"] = disagree()
-    found["death"] = die(Path(directory))
+    results: dict[str, Any] = {"names": check_every_communicator()}
+    results["late"] = come_late(Path(directory))
+    results["disagreement"] = disagree()
+    results["death"] = die(Path(directory))
     # The world is broken now: skip the barrier that ends a healthy one.
     dist.barrier = lambda *_, **__: None  # type: ignore[assignment]
     dist.destroy_process_group = lambda *_, **__: None  # type: ignore[assignment]
-    return found
+    return results
 
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Any], set[str]]:
-    """What three ranks saw, and what is new in /dev/shm after the second was killed."""
+    """Results of three ranks, and new files in /dev/shm after the second was killed."""
     before = names_in_shared_memory()
     directory = tmp_path_factory.mktemp("ranks")
-    found = run_on_ranks(run_all, 3, str(directory), expect_deaths=True)
-    return found, {name for name in names_in_shared_memory() - before if "zerolab" in name}
+    results = run_on_ranks(run_all, 3, str(directory), expect_deaths=True)
+    return results, {name for name in names_in_shared_memory() - before if "zerolab" in name}
 
 
 Outcome = tuple[list[Any], set[str]]
 
 
 @pytest.mark.processes
-def test_every_communicator_gives_the_same_results(outcome: Outcome) -> None:
+def test_all_communicators_agree(outcome: Outcome) -> None:
     (first, dead, third), _ = outcome
     assert dead is None
     names = ["SharedMemoryCommunicator", "GroupCommunicator"]
@@ -214,19 +214,19 @@ def test_every_communicator_gives_the_same_results(outcome: Outcome) -> None:
 
 
 @pytest.mark.processes
-def test_a_killed_rank_is_named_without_waiting_for_a_timeout(outcome: Outcome) -> None:
+def test_killed_rank_is_named_without_timeout(outcome: Outcome) -> None:
     (first, _, third), _ = outcome
     for rank in (first, third):
         assert "reduce_scatter of 1200 elements: rank 1 has ended" in rank["death"]
 
 
 @pytest.mark.processes
-def test_a_killed_rank_leaves_nothing_in_shared_memory(outcome: Outcome) -> None:
+def test_killed_rank_leaves_no_shared_memory(outcome: Outcome) -> None:
     assert outcome[1] == set()
 
 
 @pytest.mark.processes
-def test_ranks_that_call_different_collectives_are_told_so(outcome: Outcome) -> None:
+def test_mismatched_collectives_are_reported(outcome: Outcome) -> None:
     (first, _, third), _ = outcome
     assert "all_gather of 60 elements: rank" in first["disagreement"]
     assert "called reduce_scatter of 60 elements instead" in first["disagreement"]
@@ -234,12 +234,12 @@ def test_ranks_that_call_different_collectives_are_told_so(outcome: Outcome) -> 
 
 
 @pytest.mark.processes
-def test_a_rank_that_does_not_come_is_named_after_the_timeout(outcome: Outcome) -> None:
+def test_late_rank_is_named_after_timeout(outcome: Outcome) -> None:
     (first, _, _), _ = outcome
     assert "2 has not called it within 1 s" in first["late"]
 
 
-def test_one_rank_needs_nobody() -> None:
+def test_single_rank_needs_no_peers() -> None:
     comm = connect(None, CPU)
     assert isinstance(comm, SoloCommunicator)
     check_reductions(comm)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from zerolab.errors import ConfigError
-from zerotrial.engine.comm.process_group import start_world
+from zerotrial.engine.comm.process_group import start_process_group
 
 __all__ = ["add_config_arguments", "init_distributed"]
 
@@ -76,9 +76,11 @@ def init_distributed(  # noqa: PLR0917 - DeepSpeed's order
         torch.cuda.set_device(local_rank % torch.cuda.device_count())
     if world_size < 0 and init_method is None and "WORLD_SIZE" not in os.environ:
         _check_alone()
-        start_world(backend, store=HashStore(), rank=0, world_size=1)
+        start_process_group(backend, store=HashStore(), rank=0, world_size=1)
         return
-    start_world(backend, init_method=init_method, timeout=timeout, world_size=world_size, rank=rank)
+    start_process_group(
+        backend, init_method=init_method, timeout=timeout, world_size=world_size, rank=rank
+    )
 
 
 def _check_alone() -> None:

@@ -19,7 +19,7 @@ from zerolab.errors import EngineError
 from zerotrial.engine.checkpoint.of_engine import CheckpointCalls
 from zerotrial.engine.checkpoint.whole import WholeCalls
 from zerotrial.engine.comm.peer_sockets import PeerError
-from zerotrial.engine.comm.watchdog import Attendance
+from zerotrial.engine.comm.watchdog import CollectiveWatchdog
 from zerotrial.engine.deepspeed_accessors import DeepSpeedCalls
 from zerotrial.engine.loss_scale import LossScaler
 from zerotrial.engine.lr_schedules.base import required_arguments
@@ -60,7 +60,7 @@ class EngineParts:
     divided: Divided
     observer: Observer
     taken: Taken
-    attendance: Attendance
+    watchdog: CollectiveWatchdog
     trains: bool = True
     """Whether there is an optimizer."""
 
@@ -93,14 +93,14 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
         self._taken = parts.taken
         self._frozen = FrozenParameters(parts.module, parts.taken.trained_elsewhere)
         # the calls that all ranks must make
-        self.attendance = parts.attendance
+        self.watchdog = parts.watchdog
         self._forward_call: AbstractContextManager[None] = nullcontext()
         if parts.stage.gathers:
-            self._forward_call = self.attendance.call("forward")
-        self._backward_call = self.attendance.call("backward")
-        self._own_call = self.attendance.open_call("backward")
-        self._gradient_call = self.attendance.call("reading p.grad")
-        self._step_call = self.attendance.call("step")
+            self._forward_call = self.watchdog.call("forward")
+        self._backward_call = self.watchdog.call("backward")
+        self._own_call = self.watchdog.open_call("backward")
+        self._gradient_call = self.watchdog.call("reading p.grad")
+        self._step_call = self.watchdog.call("step")
         # state
         managed = parts.config.managed_gradient_accumulation
         self.progress = Progress(parts.batch, managed=managed)
@@ -381,7 +381,7 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
         self._own_call.leave()  # one that raised
         self._pass_is_over()
         if self.progress.broken or self.progress.waiting:
-            with self.attendance.call("zero_grad"):
+            with self.watchdog.call("zero_grad"):
                 self.stage.cancel_backward()
         self.progress.forget_backwards()
         self.module.zero_grad(set_to_none)
@@ -546,11 +546,11 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
         if self.trains:
             self._stop_serving()
         stage, self.stage = self.stage, cast("Stage", _ClosedStage(self.optimizer, how))
-        with self.attendance.call("close"):
+        with self.watchdog.call("close"):
             stage.close(give_back=give_back)
             if give_back:
                 self.divided.undo()
-        self.attendance.close()
+        self.watchdog.close()
         self.observer.close()
         self._taken.give_back()
 

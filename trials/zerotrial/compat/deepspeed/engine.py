@@ -192,7 +192,7 @@ class DeepSpeedEngine(Engine, AsModule):  # type: ignore[misc]  # train() is our
         """
         if not is_main_process and self._gathered_at == self.global_steps:
             return {}
-        if missing := self.attendance.meet(call, SAVING_TIMEOUT_S):
+        if missing := self.watchdog.wait_for_ranks(call, SAVING_TIMEOUT_S):
             raise ConfigError(
                 f"{call}()",
                 [

@@ -101,7 +101,9 @@ class HostMemory:
                 text += "what is loaded from now on stays in memory; TMPDIR names another folder"
                 logger.warning(text, _WHO, self._folder, error.strerror or error)
                 self._folder = None
-        return parameter.data if self._lender is None else self._lender.lend(parameter)
+        return (
+            parameter.data if self._lender is None else self._lender.share_copy_on_write(parameter)
+        )
 
 
 def _is_plain(parameter: nn.Parameter) -> bool:

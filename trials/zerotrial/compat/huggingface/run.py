@@ -99,10 +99,10 @@ def best_effort_close(context: Context, error: ZerolabError) -> None:
 def _end_torch() -> None:
     import torch.distributed as dist
 
-    from zerotrial.engine.comm.process_group import leave_world
+    from zerotrial.engine.comm.process_group import destroy_process_groups
 
     if dist.is_available() and dist.is_initialized():
-        leave_world()
+        destroy_process_groups()
 
 
 def store(context: Context, folder: Path, metadata: Mapping[str, Any]) -> str:

@@ -34,9 +34,9 @@ from zerotrial.engine.builder.environment import (
 from zerotrial.engine.checkpoint.into_module import accept_full_tensors
 from zerotrial.engine.comm.all_reduce import without_reduce_scatter
 from zerotrial.engine.comm.factory import connect
-from zerotrial.engine.comm.replicas import copy_first
-from zerotrial.engine.comm.timed_collectives import observed
-from zerotrial.engine.comm.watchdog import Attendance, wait_for_all
+from zerotrial.engine.comm.replicas import broadcast_module
+from zerotrial.engine.comm.timed_collectives import timed_communicator
+from zerotrial.engine.comm.watchdog import CollectiveWatchdog, watched_call
 from zerotrial.engine.engine import Engine, EngineParts
 from zerotrial.engine.flat.stages import Stage0, Stage1, Stage2
 from zerotrial.engine.loader import build_loader
@@ -154,7 +154,7 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
     where = choose_device(device)
     world = find_world(where, start=dist_init_required)
     # With an mpu the engine may be that of some ranks only.
-    with wait_for_all("initialize") if mpu is None else contextlib.nullcontext():
+    with watched_call("initialize") if mpu is None else contextlib.nullcontext():
         ground = find_ground(resolved, model, where, mpu, world)
         with taken.undone_if_refused():
             saving = ground.mesh.saving
@@ -295,7 +295,7 @@ def _assemble(
             divided=divided,
             observer=inputs.observer,
             taken=inputs.taken,
-            attendance=Attendance.of(ground.mesh),
+            watchdog=CollectiveWatchdog.of(ground.mesh),
             trains=bool(inputs.groups),
         )
     )
@@ -337,7 +337,7 @@ def _optimizer_factory(
 
 def _build_stage(inputs: StageInputs) -> Stage:
     zero = inputs.config.zero_optimization
-    copy_first(inputs.module, inputs.mesh.replicate, inputs.device)
+    broadcast_module(inputs.module, inputs.mesh.replicate, inputs.device)
     updater = None
     if zero.offload_optimizer.device != "none":
         from zerotrial.engine.update.offload import build_updater
@@ -350,6 +350,6 @@ def _build_stage(inputs: StageInputs) -> Stage:
     comm = connect(inputs.mesh.shard.group, inputs.device)
     if not zero.reduce_scatter:
         comm = without_reduce_scatter(comm)
-    comm = observed(comm, inputs.observer)
+    comm = timed_communicator(comm, inputs.observer)
     kind = _FLAT_STAGES[zero.stage] if inputs.groups else Stage0  # only what is updated is sharded
     return kind(inputs, comm, updater)

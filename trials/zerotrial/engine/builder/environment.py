@@ -12,7 +12,7 @@ from torch import nn
 from zerolab.config.engine.batch import BatchSizes
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.errors import ConfigError
-from zerotrial.engine.comm.process_group import start_world
+from zerotrial.engine.comm.process_group import start_process_group
 from zerotrial.engine.memory.heap import keep_freed_memory, return_freed_memory
 from zerotrial.engine.mesh import Mesh
 from zerotrial.engine.module.precision import Precision, choose_precision
@@ -111,7 +111,7 @@ def find_world(device: torch.device, *, start: bool | None) -> "dist.ProcessGrou
         world = int(os.environ.get("WORLD_SIZE", "1"))
         if world > 1 or start:
             backend = "nccl" if device.type == "cuda" else "gloo"
-            start_world(backend)
+            start_process_group(backend)
     return dist.group.WORLD if dist.is_initialized() else None
 
 

@@ -17,7 +17,7 @@ from zerotrial.engine.checkpoint.files import CheckpointError
 from zerotrial.engine.checkpoint.load import Selection
 from zerotrial.engine.checkpoint.ranks import CheckpointRanks
 from zerotrial.engine.checkpoint.training_state import TrainingState
-from zerotrial.engine.comm.watchdog import Attendance, collective
+from zerotrial.engine.comm.watchdog import CollectiveWatchdog, collective
 from zerotrial.engine.loss_scale import LossScaler
 from zerotrial.engine.mesh import Mesh
 from zerotrial.engine.module.gradient_access import GradientOwner, close_window, open_window
@@ -42,7 +42,7 @@ class CheckpointCalls:
     progress: Progress
     mesh: Mesh
     divided: Divided
-    attendance: Attendance
+    watchdog: CollectiveWatchdog
 
     @cached_property
     def checkpointer(self) -> Checkpointer:

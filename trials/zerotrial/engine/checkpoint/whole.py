@@ -16,7 +16,7 @@ from zerolab.errors import EngineError
 from zerolab.schema.section import suggest
 from zerotrial.engine.checkpoint.ranks import CheckpointRanks
 from zerotrial.engine.checkpoint.state import module_tensors, set_module_tensor
-from zerotrial.engine.comm.watchdog import Attendance, collective
+from zerotrial.engine.comm.watchdog import CollectiveWatchdog, collective
 from zerotrial.engine.loss_scale import LossScaler
 from zerotrial.engine.mesh import Axis, Mesh, tie_of
 from zerotrial.engine.module.gathered import is_sharded, whole_of
@@ -37,7 +37,7 @@ class WholeCalls:
     mesh: Mesh
     divided: Divided
     device: torch.device
-    attendance: Attendance
+    watchdog: CollectiveWatchdog
 
     @property
     def weights(self) -> "WholeCalls":
@@ -144,14 +144,14 @@ class WholeCalls:
             EngineError: If no parameter has one of the names.
         """
         firsts = self._first_names(names)
-        with self.attendance.call("gathered"), self.stage.gathered(frozenset(firsts)):
+        with self.watchdog.call("gathered"), self.stage.gathered(frozenset(firsts)):
             yield
             values = {}
             if modifier_rank is not None:
                 for name in firsts:
                     values[name] = self.module.get_parameter(name).detach().clone()
         if modifier_rank is not None:
-            with self.attendance.call("gathered"):
+            with self.watchdog.call("gathered"):
                 self._spread(values, modifier_rank)
 
     def _spread(self, values: dict[str, Tensor], source: int) -> None:

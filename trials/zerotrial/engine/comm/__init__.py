@@ -1,1 +1,1 @@
-"""Collectives, and how ranks of one machine meet."""
+"""Collectives of the engine: torch's backends, shared memory on one host, and a watchdog."""

@@ -1,7 +1,7 @@
-"""All-reduce where a stage asks for reduce-scatter: ``zero_optimization.reduce_scatter: false``.
+"""Reduce-scatter replaced by all-reduce: ``zero_optimization.reduce_scatter: false``.
 
-It moves P elements more and gives the same sums; in 16 bits they are rounded once more. It is for
-comparing with engines that all-reduce, and for backends whose reduce-scatter is in doubt.
+It transfers P more elements and gives the same sums, with one more rounding in 16 bits. Use it to
+compare with engines that all-reduce, or with a backend whose reduce-scatter is in doubt.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 def without_reduce_scatter(comm: Communicator) -> Communicator:
-    """Replace a communicator's reduce-scatter, and leave the rest to it.
+    """Return a communicator that all-reduces instead of reduce-scattering.
 
     Args:
-        comm: Does the work.
+        comm: Communicator for all other operations.
     """
-    return cast("Communicator", _AllReducing(comm)) if comm.size > 1 else comm
+    return cast("Communicator", _AllReduceCommunicator(comm)) if comm.size > 1 else comm
 
 
-class _AllReducing:
+class _AllReduceCommunicator:
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
 
@@ -33,27 +33,29 @@ class _AllReducing:
     def reduce_scatter(self, buffer: Buffer, out: Tensor, factor: float, *, add: bool) -> Work:
         """Reduce all of the buffer, which is overwritten, and keep this rank's shard."""
         shard = buffer.tensor.numel() // self._comm.size
-        own = buffer.tensor[self._comm.rank * shard : (self._comm.rank + 1) * shard]
-        return _Kept(self._comm, self._comm.all_reduce(buffer, factor), own, out, add=add)
+        local = buffer.tensor[self._comm.rank * shard : (self._comm.rank + 1) * shard]
+        return _ShardOfAllReduce(
+            self._comm, self._comm.all_reduce(buffer, factor), local, out, add=add
+        )
 
 
-class _Kept:
-    """An all-reduce under way, of which one shard is kept.
+class _ShardOfAllReduce:
+    """All-reduce in progress, of which this rank uses one shard.
 
     Args:
-        comm: That does it.
+        comm: Communicator of the all-reduce.
         work: The all-reduce.
-        own: (S,) This rank's shard of what is reduced.
-        out: (S,) Takes it, and may be the same memory.
-        add: Whether ``out`` is added to.
+        own: (S,) This rank's shard of the reduced buffer.
+        out: (S,) Destination; may be the same memory.
+        add: Whether to add to ``out``.
     """
 
     def __init__(
-        self, comm: Communicator, work: Work, own: Tensor, out: Tensor, *, add: bool
+        self, comm: Communicator, work: Work, local: Tensor, out: Tensor, *, add: bool
     ) -> None:
         self._comm = comm
         self._work = work
-        self._own = own
+        self._shard = local
         self._out: Tensor | None = out
         self._add = add
 
@@ -61,28 +63,28 @@ class _Kept:
         """See :class:`~zerotrial.engine.comm.communicator.Work`."""
         if not self._work.advance():
             return False
-        self._take()
+        self._store_shard()
         return True
 
     def wait(self) -> None:
         """See :class:`~zerotrial.engine.comm.communicator.Work`."""
         self._work.wait()
-        self._take()
+        self._store_shard()
 
     def release(self) -> None:
         """See :class:`~zerotrial.engine.comm.communicator.Work`. **Collective**."""
         self._work.release()
-        self._comm.fence()  # others read the sum from here as well
+        self._comm.fence()  # other ranks read the sum from this buffer, too
 
     def is_free(self) -> bool:
         """See :class:`~zerotrial.engine.comm.communicator.Work`: never without :meth:`release`."""
         return False
 
-    def _take(self) -> None:
+    def _store_shard(self) -> None:
         out, self._out = self._out, None
         if out is None:
             return
         if self._add:
-            out.add_(self._own)
-        elif out.data_ptr() != self._own.data_ptr():
-            out.copy_(self._own)
+            out.add_(self._shard)
+        elif out.data_ptr() != self._shard.data_ptr():
+            out.copy_(self._shard)

@@ -1,10 +1,11 @@
-"""The collectives of the flat stages, behind one small interface.
+"""Collectives of the flat stages behind one small interface.
 
 Three implementations: one process (:class:`SoloCommunicator`), any torch backend
-(:class:`GroupCommunicator`), and ranks of one host on CPU
-(:class:`~zerotrial.engine.comm.shared_memory.SharedMemoryCommunicator`). :func:`connect` chooses.
+(:class:`GroupCommunicator`), and CPU ranks of one host
+(:class:`~zerotrial.engine.comm.shared_memory.SharedMemoryCommunicator`).
+:func:`~zerotrial.engine.comm.factory.connect` selects one.
 
-Shapes: N ranks, S elements in a shard; a buffer has N * S elements, and rank r owns the r-th S.
+Shapes: N ranks, S elements in a shard; a buffer has N * S elements, and rank r owns the r-th shard.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,9 +19,9 @@ from torch import Tensor
 
 __all__ = [
     "Buffer",
-    "Common",
     "Communicator",
     "GroupCommunicator",
+    "SharedBuffer",
     "SoloCommunicator",
     "Traffic",
     "Work",
@@ -30,7 +31,7 @@ __all__ = [
 
 @dataclass
 class Traffic:
-    """Elements that went through collectives, counted as in the ZeRO paper.
+    """Number of elements transferred by collectives, counted as in the ZeRO paper.
 
     A reduce-scatter or an all-gather of E elements counts E, an all-reduce 2 E.
 
@@ -41,56 +42,56 @@ class Traffic:
     elements: dict[str, int] = field(default_factory=dict)
 
     def add(self, collective: str, elements: int) -> None:
-        """Count one collective."""
+        """Count one collective of ``elements`` elements."""
         self.elements[collective] = self.elements.get(collective, 0) + elements
 
     @property
     def total(self) -> int:
-        """Elements of all collectives."""
+        """Number of elements of all collectives."""
         return sum(self.elements.values())
 
     def clear(self) -> None:
-        """Start counting anew."""
+        """Reset all counts to zero."""
         self.elements.clear()
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """Memory on which collectives run."""
+    """Memory that collectives operate on."""
 
     tensor: Tensor
-    """(N * S,), this rank's."""
+    """(N * S,) This rank's memory."""
 
     peers: Sequence[Tensor] = ()
-    """Every rank's ``tensor`` in rank order, where they can be read directly; else empty."""
+    """Every rank's ``tensor`` in rank order if directly readable; otherwise empty."""
 
     def part(self, start: int, stop: int) -> "Buffer":
-        """Return elements ``start:stop`` as a buffer of their own."""
+        """Return elements ``start:stop`` as a buffer."""
         return Buffer(self.tensor[start:stop], [peer[start:stop] for peer in self.peers])
 
     def cast(self, dtype: torch.dtype) -> "Buffer":
-        """Read the same bytes as another type."""
+        """View the same bytes as another type."""
         return Buffer(self.tensor.view(dtype), [peer.view(dtype) for peer in self.peers])
 
 
-class Common:
-    """One memory for all ranks: what one writes there, the others read.
+class SharedBuffer:
+    """One memory shared by all ranks: writes of one rank are visible to the others.
 
-    In order only where a fence or another collective lies between.
+    Writes are ordered only across a fence or another collective.
 
     Args:
-        memory: Mapped by every rank, and zeroed.
-        dtype: Of the elements.
+        memory: Zeroed memory, mapped by every rank.
+        dtype: Type of the elements.
     """
 
     def __init__(self, memory: mmap, dtype: torch.dtype) -> None:
         self._memory = memory
         self._dtype = dtype
         self.parts: list[Tensor] = []
-        """All that were asked for."""
+        """All parts returned so far."""
 
     def part(self, start: int, stop: int) -> Tensor:
-        """Return elements ``start:stop``, as a storage of their own."""
+        """Return elements ``start:stop`` as a tensor with its own storage object."""
         count, offset = stop - start, start * self._dtype.itemsize
         if count == 0:
             return torch.empty(0, dtype=self._dtype)
@@ -100,22 +101,22 @@ class Common:
 
 
 class Work(Protocol):
-    """A collective under way."""
+    """Collective in progress."""
 
     def advance(self) -> bool:
-        """Do what can be done without waiting; whether the result is there."""
+        """Make progress without waiting; return whether the result is complete."""
         ...
 
     def wait(self) -> None:
-        """Return when the result is there."""
+        """Wait for the result."""
         ...
 
     def release(self) -> None:
-        """Return when no other rank reads this rank's buffer any more; after :meth:`wait`."""
+        """Wait until no other rank reads this rank's buffer; call it after :meth:`wait`."""
         ...
 
     def is_free(self) -> bool:
-        """Whether :meth:`wait` and :meth:`release` would return at once."""
+        """Return whether :meth:`wait` and :meth:`release` would return at once."""
         ...
 
 
@@ -130,21 +131,22 @@ class Communicator(Protocol):
     traffic: Traffic
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> Buffer:
-        """Make a zeroed buffer of ``numel`` elements."""
+        """Allocate a zeroed buffer of ``numel`` elements."""
         ...
 
-    def allocate_common(self, numel: int, dtype: torch.dtype) -> Common | None:
-        """Make one zeroed memory of ``numel`` elements; None where ranks share no memory."""
+    def allocate_shared(self, numel: int, dtype: torch.dtype) -> SharedBuffer | None:
+        """Allocate one zeroed memory for all ranks; return None if ranks share no memory."""
         ...
 
     def reduce_scatter(self, buffer: Buffer, out: Tensor, factor: float, *, add: bool) -> Work:
         """Start: ``out = factor * sum over ranks of their shard of buffer (+ out)``.
 
         Args:
-            buffer: (N * S,); may be overwritten only after :meth:`Work.release` or :meth:`fence`.
-            out: (S,); may be this rank's shard of ``buffer.tensor``.
-            factor: Applied to the sum.
-            add: Whether the old ``out`` is kept and added to.
+            buffer: (N * S,) Input; may be overwritten only after :meth:`Work.release` or
+                :meth:`fence`.
+            out: (S,) Output; may be this rank's shard of ``buffer.tensor``.
+            factor: Factor of the sum.
+            add: Whether to add to the old ``out``.
         """
         ...
 
@@ -153,28 +155,28 @@ class Communicator(Protocol):
         ...
 
     def all_gather(self, buffer: Buffer) -> Work:
-        """Start: fill the other ranks' shards of ``buffer`` with what they have there."""
+        """Start: fill the other ranks' shards of ``buffer`` with their values."""
         ...
 
     def sum(self, values: Tensor) -> Tensor:
-        """Add a few fp64 numbers over ranks, in rank order; same bits everywhere. Waits."""
+        """Add a few fp64 numbers over ranks, in rank order; bitwise equal everywhere. Waits."""
         ...
 
     def broadcast(self, tensor: Tensor) -> None:
-        """Give every rank rank 0's tensor, in place. Waits."""
+        """Copy rank 0's tensor to every rank, in place. Waits."""
         ...
 
     def fence(self) -> None:
-        """Wait until all ranks are here; buffers of finished collectives are free again."""
+        """Wait for all ranks; buffers of finished collectives may be reused afterwards."""
         ...
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release all resources."""
         ...
 
 
 class _Done:
-    """Work that is finished."""
+    """Finished work."""
 
     def advance(self) -> bool:
         return True
@@ -201,7 +203,7 @@ def _scaled_into(out: Tensor, total: Tensor, factor: float, *, add: bool) -> Non
 
 
 class SoloCommunicator:
-    """One rank: nothing to exchange."""
+    """Communicator of a single rank, without communication."""
 
     rank = 0
     size = 1
@@ -213,7 +215,7 @@ class SoloCommunicator:
         """See :class:`Communicator`."""
         return Buffer(torch.zeros(numel, dtype=dtype, device=device))
 
-    def allocate_common(self, numel: int, dtype: torch.dtype) -> Common | None:
+    def allocate_shared(self, numel: int, dtype: torch.dtype) -> SharedBuffer | None:
         """See :class:`Communicator`."""
         return None
 
@@ -246,7 +248,7 @@ class SoloCommunicator:
 
 
 class _GroupWork:
-    """A collective of torch.distributed, and what is to be done with its result."""
+    """Collective of torch.distributed with a callback for its result."""
 
     def __init__(self, work: dist.Work | None, finish: Callable[[], None] | None = None) -> None:
         self._work = work
@@ -260,13 +262,13 @@ class _GroupWork:
             return
         self._work.wait()
         self._work = None
-        finish, self._finish = self._finish, None  # which holds memory
+        finish, self._finish = self._finish, None  # drop the closure, which holds memory
         if finish is not None:
             finish()
 
     def release(self) -> None:
-        # The backend has read it when the work is done; on a GPU, what is written later comes
-        # later, since wait() put the stream behind the collective.
+        # The backend has read the buffer when the work is done. On a GPU, later writes are queued
+        # behind the collective, since wait() made the stream wait for it.
         return
 
     def is_free(self) -> bool:
@@ -274,13 +276,13 @@ class _GroupWork:
 
 
 def uses_nccl(group: dist.ProcessGroup, device: torch.device) -> bool:
-    """Return True if a group's collectives on this device run over NCCL.
+    """Return whether a group's collectives on this device run over NCCL.
 
-    A script may have chosen gloo for its GPUs, for instance because two ranks share one.
+    Scripts may select gloo for GPUs, for instance because two ranks share one.
 
     Args:
-        group: The ranks.
-        device: Where the tensors are.
+        group: Process group.
+        device: Device of the tensors.
     """
     if device.type != "cuda":
         return False
@@ -289,11 +291,11 @@ def uses_nccl(group: dist.ProcessGroup, device: torch.device) -> bool:
 
 
 class GroupCommunicator:
-    """Any backend of torch.distributed: NCCL between GPUs, gloo between hosts.
+    """Communicator of any torch.distributed backend: NCCL between GPUs, gloo between hosts.
 
-    NCCL reduces in the buffer's type, asynchronously on its own stream, in place where it can.
-    gloo's reduce-scatter is an all-reduce inside, so there the shards travel by all-to-all and are
-    summed here, in fp32.
+    NCCL reduces in the buffer's type, asynchronously on its own stream, in place where possible.
+    gloo implements reduce-scatter as an all-reduce. Therefore its shards are exchanged by
+    all-to-all and summed here in fp32.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
@@ -308,7 +310,7 @@ class GroupCommunicator:
         """See :class:`Communicator`."""
         return Buffer(torch.zeros(numel, dtype=dtype, device=device))
 
-    def allocate_common(self, numel: int, dtype: torch.dtype) -> Common | None:
+    def allocate_shared(self, numel: int, dtype: torch.dtype) -> SharedBuffer | None:
         """See :class:`Communicator`."""
         return None
 
@@ -318,7 +320,7 @@ class GroupCommunicator:
         self.traffic.add("reduce_scatter", source.numel())
         if self._native:
             operation, factor = self._operation(factor)
-            # NCCL may write to the shard that it reads
+            # NCCL may write to the shard that it is reading
             total = source.new_empty(out.numel()) if add or out.dtype != source.dtype else out
             work = _reduce_scatter(total, source, self._group, operation)
             return _GroupWork(work, lambda: _scaled_into(out, total, factor, add=add))
@@ -326,7 +328,7 @@ class GroupCommunicator:
         work = dist.all_to_all_single(parts, source, group=self._group, async_op=True)
 
         def add_up() -> None:
-            # fp32, or fp64 where the gradient is; in rank order
+            # fp32, or fp64 for fp64 gradients; in rank order, so that all runs sum alike
             wide = torch.promote_types(source.dtype, torch.float32)
             rows = parts.view(self.size, -1)
             total = rows[0].to(wide, copy=True)
@@ -348,10 +350,10 @@ class GroupCommunicator:
         """See :class:`Communicator`."""
         self.traffic.add("all_gather", buffer.tensor.numel())
         shard = buffer.tensor.numel() // self.size
-        own = buffer.tensor[self.rank * shard : (self.rank + 1) * shard]
-        if not self._native:  # gloo copies the input into the output: they must not be the same
-            own = own.clone()
-        return _GroupWork(_all_gather(buffer.tensor, own, self._group))
+        local_shard = buffer.tensor[self.rank * shard : (self.rank + 1) * shard]
+        if not self._native:  # gloo copies input to output, so they must not overlap
+            local_shard = local_shard.clone()
+        return _GroupWork(_all_gather(buffer.tensor, local_shard, self._group))
 
     def sum(self, values: Tensor) -> Tensor:
         """See :class:`Communicator`."""
@@ -367,16 +369,16 @@ class GroupCommunicator:
 
     def fence(self) -> None:
         """See :class:`Communicator`."""
-        if not self._native:  # on one stream, order is enough
+        if not self._native:  # NCCL's stream order already suffices
             dist.barrier(self._group)
 
     def close(self) -> None:
         """See :class:`Communicator`."""
 
     def _operation(self, factor: float) -> tuple["dist.ReduceOp.RedOpType", float]:
-        """What to do with the ranks' values, and the factor that is left for afterwards.
+        """Return the reduce operation, and the factor to apply to its result.
 
-        NCCL takes the mean without another pass over the memory.
+        NCCL averages without another pass over the memory.
         """
         if self._native and factor * self.size == 1.0:
             return dist.ReduceOp.AVG, 1.0
@@ -389,14 +391,14 @@ def _reduce_scatter(
     group: dist.ProcessGroup,
     operation: "dist.ReduceOp.RedOpType",
 ) -> dist.Work | None:
-    """``reduce_scatter_tensor``, under the name that this torch does not warn about."""
+    """Call ``reduce_scatter_tensor`` under the name that is not deprecated."""
     call = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     work: dist.Work | None = call(output, source, operation, group=group, async_op=True)
     return work
 
 
 def _all_gather(output: Tensor, source: Tensor, group: dist.ProcessGroup) -> dist.Work | None:
-    """``all_gather_into_tensor``, under the name that this torch does not warn about."""
+    """Call ``all_gather_into_tensor`` under the name that is not deprecated."""
     call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     work: dist.Work | None = call(output, source, group=group, async_op=True)
     return work

@@ -1,4 +1,4 @@
-"""Choosing how ranks talk to each other."""
+"""Selection of the communicator."""
 
 import torch
 import torch.distributed as dist
@@ -10,11 +10,11 @@ __all__ = ["connect"]
 
 
 def connect(group: dist.ProcessGroup | None, device: torch.device) -> Communicator:
-    """Choose the fastest way between the ranks of a group. **Collective**.
+    """Return the fastest communicator for the ranks of a group. **Collective**.
 
     Args:
-        group: The data-parallel ranks; None for one process.
-        device: Where the buffers will be.
+        group: Data-parallel ranks; None for one process.
+        device: Device of the buffers.
 
     Returns:
         Shared memory for CPU ranks of one host, torch's collectives otherwise.

@@ -1,4 +1,4 @@
-"""Small values between ranks, carried by a process group of ``torch.distributed``."""
+"""Exchange of small Python values over a process group of ``torch.distributed``."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 
 class GroupRanks(Ranks):
-    """The ranks of a process group; one process without torch.distributed is rank 0 of 1.
+    """Ranks of a process group; one process without torch.distributed is rank 0 of 1.
 
     Args:
-        group: Of the ranks; None for one process.
+        group: Process group; None for one process.
     """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
@@ -25,7 +25,7 @@ class GroupRanks(Ranks):
         self.size = 1 if group is None else dist.get_world_size(group)
 
     def allgather(self, value: T, operation: str = "allgather") -> list[T]:
-        """Give every rank the values of all ranks, in the order of ranks. **Collective**."""
+        """Return the values of all ranks, in rank order. **Collective**."""
         if self._group is None:
             return [value]
         values: list[Any] = [None] * self.size
@@ -34,7 +34,7 @@ class GroupRanks(Ranks):
         return values
 
     def broadcast(self, value: T, operation: str = "broadcast", *, src: int = 0) -> T:
-        """Give every rank the value of one, by its rank in the group. **Collective**."""
+        """Return the value of rank ``src`` of the group. **Collective**."""
         if self._group is None:
             return value
         box: list[Any] = [value]
@@ -46,11 +46,11 @@ class GroupRanks(Ranks):
         return received
 
     def barrier(self, operation: str = "barrier") -> None:
-        """Wait until every rank is here. **Collective**."""
+        """Wait for every rank. **Collective**."""
         if self._group is not None:
             group = self._group
             self._exchange(operation, lambda: dist.barrier(group=group))
 
     def _exchange(self, operation: str, run: Callable[[], Any]) -> None:
-        """Run a collective; a subclass may say more about its failure."""
+        """Run a collective; subclasses may add details to its errors."""
         run()

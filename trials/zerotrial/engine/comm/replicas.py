@@ -1,9 +1,9 @@
-"""Ranks that have the same shards: what they make of them is averaged.
+"""Averaging over replicas: ranks with the same shards.
 
-Where states are sharded over a part of the data axis only, a rank's gradient is the mean over the
-ranks of its shard axis, and the others like it have means of their own. These are averaged once in
-a step, before the norm is taken. To average what has been averaged changes nothing, so that it may
-be done at any moment, and gradients be added afterwards.
+If states are sharded over a part of the data axis only, a rank's gradient is the mean over its
+shard axis, and its replicas have other means. They are averaged once per step, before the norm is
+computed. Averaging twice changes nothing, so it may happen at any time, and more gradients may be
+added afterwards.
 
 References:
     Zhang et al., MiCS, arXiv:2205.00119, section 3.4.
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from zerotrial.engine.mesh import Axis
     from zerotrial.engine.protocols import Observer
 
-__all__ = ["Replicas", "copy_first"]
+__all__ = ["Replicas", "broadcast_module"]
 
 
 class Replicas:
-    """The ranks that have the same shards as this one.
+    """Ranks with the same shards as this one.
 
     Args:
-        axis: They.
-        traffic: Counts what they exchange.
-        observer: Is told when they do.
+        axis: Mesh axis of the replicas.
+        traffic: Counter of transferred elements.
+        observer: Notified of communication phases.
     """
 
     def __init__(self, axis: Axis, traffic: Traffic, observer: Observer) -> None:
@@ -45,16 +45,16 @@ class Replicas:
 
     @property
     def count(self) -> int:
-        """How many; 1 where every rank has a shard of its own."""
+        """Number of replicas; 1 if no two ranks have the same shard."""
         return self._axis.size
 
     def average(self, tensors: Sequence[Tensor]) -> None:
-        """Put the mean over the replicas into each tensor. **Collective**; waits.
+        """Replace each tensor by its mean over the replicas. **Collective**; waits.
 
-        Every replica has the same bits afterwards, and so goes on alike.
+        The result is bitwise equal on all replicas, so their updates stay equal.
 
         Args:
-            tensors: (S,) each, of any float type; the same in number and size on all of them.
+            tensors: (S,) Tensors of any float type; the same count and sizes on all replicas.
         """
         if self.count == 1:
             return
@@ -67,18 +67,18 @@ class Replicas:
                 self._traffic.add("all_reduce", 2 * tensor.numel())
 
 
-def copy_first(module: nn.Module, axis: Axis, device: torch.device) -> None:
-    """Give every rank of an axis the first one's parameters and buffers. **Collective**.
+def broadcast_module(module: nn.Module, axis: Axis, device: torch.device) -> None:
+    """Broadcast the first rank's parameters and buffers to its axis. **Collective**.
 
     Args:
-        module: The same on all of them but for its values; what is on the meta device stays so.
-        axis: The ranks.
-        device: Where values travel.
+        module: The same module on all ranks except for its values; meta tensors are skipped.
+        axis: Mesh axis.
+        device: Device for the transfer.
     """
     if axis.size == 1:
         return
     for value in (*module.parameters(), *module.buffers()):
         if value.numel() and not value.is_meta:
-            there = value.data.to(device).contiguous()
-            dist.broadcast(there, group=axis.group, group_src=0)
-            value.data.copy_(there)
+            on_device = value.data.to(device).contiguous()
+            dist.broadcast(on_device, group=axis.group, group_src=0)
+            value.data.copy_(on_device)

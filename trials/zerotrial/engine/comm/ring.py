@@ -1,4 +1,4 @@
-"""Transport buffers that collectives use in turn, each again when no rank reads it any more."""
+"""Ring of transport buffers that collectives reuse in turn."""
 
 from collections import deque
 
@@ -11,15 +11,15 @@ __all__ = ["Ring"]
 
 
 class Ring:
-    """A few buffers of bytes; the *turn* is that of the one which the next collective uses.
+    """Buffers of bytes in a ring; the *turn* is the index of the next collective's buffer.
 
     Args:
-        comm: Allocates; every rank must ask for the same sizes in the same order.
-        device: Of the buffers.
-        count: How many.
-        works: Collectives under way, oldest first, which go on in this order on every rank. The
-            caller adds to it.
-        nbytes: Of each buffer; 0: made when first lent, and anew where more is wanted.
+        comm: Allocator; every rank must request the same sizes in the same order.
+        device: Device of the buffers.
+        count: Number of buffers.
+        works: Collectives in progress, oldest first, in the same order on every rank. The
+            caller appends to it.
+        nbytes: Size of each buffer; 0 allocates on first use and again for larger requests.
     """
 
     def __init__(
@@ -34,42 +34,43 @@ class Ring:
         self._device = device
         self._count = count
         self._works = works
-        made = range(count if nbytes else 0)
-        self._buffers = [comm.allocate(nbytes, torch.uint8, device) for _ in made]
+        preallocated = range(count if nbytes else 0)
+        self._buffers = [comm.allocate(nbytes, torch.uint8, device) for _ in preallocated]
         self._users: list[Work | None] = [None] * count
         self._turn = 0
 
     @property
     def tensors(self) -> list[Tensor]:
-        """This rank's memory."""
+        """This rank's buffers."""
         return [buffer.tensor for buffer in self._buffers]
 
     def is_free(self, ahead: int) -> bool:
-        """Whether the buffer that comes ``ahead`` turns from now can be written to at once."""
+        """Return whether the buffer ``ahead`` turns from now can be written at once."""
         if ahead >= self._count:
             return False
         user = self._users[(self._turn + ahead) % self._count]
         return user is None or user.is_free()
 
     def wait(self) -> None:
-        """Return when the buffer whose turn it is can be written to."""
+        """Wait until the buffer of the current turn can be written."""
         user, self._users[self._turn] = self._users[self._turn], None
         if user is None:
             return
-        while self._works and not user.advance():  # in order, as the other ranks do
+        # Ranks finish collectives in the same order, or each would wait for another one's.
+        while self._works and not user.advance():
             self._works.popleft().wait()
         user.release()
 
-    def lend(self, numel: int, dtype: torch.dtype, ahead: int = 0) -> Buffer:
-        """Lend a buffer that is free. **Collective** where it must be made.
+    def get(self, numel: int, dtype: torch.dtype, ahead: int = 0) -> Buffer:
+        """Return a free buffer. **Collective** if it must be allocated.
 
         Args:
-            numel: Elements, N * S.
-            dtype: Of the elements.
-            ahead: Turns from now.
+            numel: Number of elements, N * S.
+            dtype: Type of the elements.
+            ahead: Number of turns from now.
 
         Returns:
-            Its first elements, with arbitrary content.
+            The buffer's first elements, uninitialized.
         """
         nbytes = numel * dtype.itemsize
         turn = (self._turn + ahead) % self._count
@@ -79,7 +80,7 @@ class Ring:
             self._buffers[turn] = self._comm.allocate(nbytes, torch.uint8, self._device)
         return self._buffers[turn].part(0, nbytes).cast(dtype)
 
-    def pass_on(self, work: Work) -> None:
-        """End the turn of the buffer that ``work`` reads."""
+    def advance_turn(self, work: Work) -> None:
+        """End the current turn; ``work`` reads its buffer."""
         self._users[self._turn] = work
         self._turn = (self._turn + 1) % self._count

@@ -1,13 +1,13 @@
 """Collectives between CPU ranks of one host: data in shared memory, signals over sockets.
 
-Each rank's buffers are anonymous memory files (``memfd``) whose descriptors are passed to the other
-ranks, which map them and read each other's data in place. The files never have a name, so nothing
-can be left behind, however a rank ends. Signals are 16-byte tokens on Unix stream sockets with
-abstract names: the kernel orders memory around them, a waiting rank sleeps, and a rank that dies
-closes its sockets, which the others notice at once.
+Each rank's buffers are anonymous memory files (``memfd``). Their descriptors are passed to the
+other ranks, which map them and read each other's data in place. The files have no name, so nothing
+remains however a rank ends. Signals are 16-byte tokens on Unix stream sockets with abstract names.
+The kernel orders memory around them, a waiting rank sleeps, and a rank that dies closes its
+sockets, which its peers notice at once.
 
-A collective is a fixed sequence of phases; in each, a rank tells every peer that it got there and
-goes on when all peers have said so:
+A collective is a fixed sequence of phases. In each phase a rank signals all peers, and continues
+when all of them have signalled:
 
     reduce_scatter   READY (my buffer is full)  -> sum my shard -> SUMMED (yours is free)
     all_gather       READY (my shard is final)  -> copy the other shards
@@ -26,12 +26,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zerotrial.engine.comm.communicator import Buffer, Common, Traffic, Work
+from zerotrial.engine.comm.communicator import Buffer, SharedBuffer, Traffic, Work
 from zerotrial.engine.comm.peer_sockets import (
     READY,
     SUMMED,
     PeerError,
-    Wires,
+    PeerSockets,
     connect_all,
     host_name,
     open_listener,
@@ -43,17 +43,17 @@ __all__ = ["PeerError", "SharedMemoryCommunicator", "connect_shared_memory"]
 _CHUNK = 1 << 16  # elements: 256 KB of fp32 stay in a core's cache
 _BOARD = 64  # fp64 numbers that `sum` can add up
 
-_Step = Callable[[], None]  # what a collective does after a phase
+_Step = Callable[[], None]  # continuation of a collective after a phase
 
 
 class SharedMemoryCommunicator:
-    """A :class:`~zerotrial.engine.comm.communicator.Communicator` by :func:`connect_shared_memory`.
+    """Communicator created by :func:`connect_shared_memory`.
 
     Args:
-        rank: Of this process among the peers.
+        rank: Rank of this process.
         size: Number of ranks.
-        wires: A connected stream socket for each other rank, for tokens.
-        controls: Another, for file descriptors.
+        wires: Connected stream socket to each other rank, for tokens.
+        controls: Second socket to each other rank, for file descriptors.
         timeout_s: Seconds to wait for a peer.
     """
 
@@ -61,14 +61,14 @@ class SharedMemoryCommunicator:
         self,
         rank: int,
         size: int,
-        wires: dict[int, socket.socket],
+        sockets: dict[int, socket.socket],
         controls: dict[int, socket.socket],
         timeout_s: float,
     ) -> None:
         self.rank = rank
         self.size = size
         self.traffic = Traffic()
-        self._wires = Wires(rank, wires, controls, timeout_s)
+        self._sockets = PeerSockets(rank, sockets, controls, timeout_s)
         self._rounds = 0
         self._boards = self.allocate(2 * _BOARD, torch.float64, torch.device("cpu"))
 
@@ -76,42 +76,42 @@ class SharedMemoryCommunicator:
         """See :class:`~zerotrial.engine.comm.communicator.Communicator`."""
         assert device.type == "cpu"
         nbytes = max(numel * dtype.itemsize, 1)
-        with self._opened(nbytes) as files:
+        with self._memory_files(nbytes) as files:
             peers = [_map(fd, nbytes) for fd in files]
         peers = [memory[: numel * dtype.itemsize].view(dtype) for memory in peers]
         return Buffer(peers[self.rank], peers)
 
-    def allocate_common(self, numel: int, dtype: torch.dtype) -> Common:
+    def allocate_shared(self, numel: int, dtype: torch.dtype) -> SharedBuffer:
         """See :class:`~zerotrial.engine.comm.communicator.Communicator`."""
         nbytes = max(numel * dtype.itemsize, 1)
-        with self._opened(nbytes) as files:
-            return Common(mmap(files[0], nbytes), dtype)
+        with self._memory_files(nbytes) as files:
+            return SharedBuffer(mmap(files[0], nbytes), dtype)
 
-    def lend(self, tensor: Tensor) -> Tensor:
-        """Return rank 0's values in memory that exists once, for all ranks. **Collective**.
+    def share_copy_on_write(self, tensor: Tensor) -> Tensor:
+        """Return rank 0's values in memory shared by all ranks, copy-on-write. **Collective**.
 
-        A rank that writes to it gets pages of its own.
+        A rank that writes to it gets private pages.
 
         Args:
-            tensor: Of the same shape and type on every rank; it is left as it is.
+            tensor: Tensor of the same shape and type on every rank; it is not changed.
         """
         if tensor.numel() == 0:
             return tensor.detach().clone()
         nbytes = tensor.numel() * tensor.element_size()
-        with self._opened(nbytes) as files:
+        with self._memory_files(nbytes) as files:
             if self.rank == 0:
-                whole = _map(files[0], nbytes).view(tensor.dtype)
-                whole.copy_(tensor.detach().reshape(-1))
-            self._meet("fence", 0)  # from now on nobody writes to the file
+                shared = _map(files[0], nbytes).view(tensor.dtype)
+                shared.copy_(tensor.detach().reshape(-1))
+            self._synchronize("fence", 0)  # from here on the file is read-only
             return borrow(files[0], tensor.shape, tensor.dtype)
 
     @contextlib.contextmanager
-    def _opened(self, nbytes: int) -> Iterator[list[int]]:
-        """Make a file of memory on every rank, and lend the descriptors of all."""
+    def _memory_files(self, nbytes: int) -> Iterator[list[int]]:
+        """Create a memory file on every rank; yield the descriptors of all ranks."""
         files = {self.rank: os.memfd_create("zerolab")}
         try:
             os.ftruncate(files[self.rank], nbytes)
-            files |= self._wires.swap_descriptors(files[self.rank], nbytes)
+            files |= self._sockets.exchange_descriptors(files[self.rank], nbytes)
             yield [files[rank] for rank in range(self.size)]
         finally:
             for fd in files.values():
@@ -120,42 +120,42 @@ class SharedMemoryCommunicator:
     def reduce_scatter(self, buffer: Buffer, out: Tensor, factor: float, *, add: bool) -> Work:
         """See :class:`~zerotrial.engine.comm.communicator.Communicator`."""
         self.traffic.add("reduce_scatter", buffer.tensor.numel())
-        number = self._wires.begin("reduce_scatter", buffer.tensor.numel())
+        number = self._sockets.begin("reduce_scatter", buffer.tensor.numel())
 
         def finish() -> None:
             self._sum_shard(buffer, out, factor, add=add)
-            self._wires.tell(SUMMED, number)
+            self._sockets.signal_all(SUMMED, number)
 
         return self._start(number, [(READY, finish)])
 
     def all_reduce(self, buffer: Buffer, factor: float) -> Work:
         """See :class:`~zerotrial.engine.comm.communicator.Communicator`."""
         self.traffic.add("all_reduce", 2 * buffer.tensor.numel())
-        number = self._wires.begin("all_reduce", buffer.tensor.numel())
+        number = self._sockets.begin("all_reduce", buffer.tensor.numel())
 
         def add_up() -> None:
-            own = _shard(buffer.tensor, self.rank, self.size)
-            self._sum_shard(buffer, own, factor, add=False)
-            self._wires.tell(SUMMED, number)
+            local_shard = _shard(buffer.tensor, self.rank, self.size)
+            self._sum_shard(buffer, local_shard, factor, add=False)
+            self._sockets.signal_all(SUMMED, number)
 
         return self._start(number, [(READY, add_up), (SUMMED, lambda: self._copy(buffer))])
 
     def all_gather(self, buffer: Buffer) -> Work:
         """See :class:`~zerotrial.engine.comm.communicator.Communicator`."""
         self.traffic.add("all_gather", buffer.tensor.numel())
-        number = self._wires.begin("all_gather", buffer.tensor.numel())
+        number = self._sockets.begin("all_gather", buffer.tensor.numel())
         return self._start(number, [(READY, lambda: self._copy(buffer))])
 
     def sum(self, values: Tensor) -> Tensor:
         """See :class:`~zerotrial.engine.comm.communicator.Communicator`."""
         count = values.numel()
         assert count <= _BOARD
-        # Two boards in turn: when a rank writes one again, all others have read it, since they
-        # have meanwhile taken part in the round that used the other.
+        # Two boards in turn. A rank writes a board again only after the round on the other board,
+        # in which all ranks took part after reading this one: no further fence is needed.
         self._rounds += 1
         start = (self._rounds % 2) * _BOARD
         self._boards.tensor[start : start + count].copy_(values)
-        self._meet("sum", count)
+        self._synchronize("sum", count)
         total = self._boards.peers[0][start : start + count].clone()
         for board in self._boards.peers[1:]:
             total += board[start : start + count]
@@ -166,63 +166,70 @@ class SharedMemoryCommunicator:
         board = self._boards.cast(torch.uint8).part(0, _BOARD * 8)
         if 0 < tensor.numel() * tensor.element_size() <= _BOARD * 8:
             board = board.part(0, tensor.numel() * tensor.element_size()).cast(tensor.dtype)
-            self._meet("fence", 0)  # nobody reads the board any more
+            self._synchronize("fence", 0)  # all ranks have read the board's previous content
         else:
             board = self.allocate(tensor.numel(), tensor.dtype, tensor.device)
         if self.rank == 0:
             board.tensor.copy_(tensor.reshape(-1))
-        self._meet("broadcast", tensor.numel())
+        self._synchronize("broadcast", tensor.numel())
         if self.rank != 0:
             tensor.copy_(board.peers[0].view(tensor.shape))
-        self._meet("fence", 0)
+        self._synchronize("fence", 0)
 
     def fence(self) -> None:
         """See :class:`~zerotrial.engine.comm.communicator.Communicator`."""
-        self._meet("fence", 0)
+        self._synchronize("fence", 0)
 
     def close(self) -> None:
         """See :class:`~zerotrial.engine.comm.communicator.Communicator`."""
-        self._wires.close()
+        self._sockets.close()
 
-    def _meet(self, kind: str, elements: int) -> None:
-        number = self._wires.begin(kind, elements)
-        self._wires.tell(READY, number)
-        self._wires.await_all(READY, number)
+    def _synchronize(self, kind: str, elements: int) -> None:
+        number = self._sockets.begin(kind, elements)
+        self._sockets.signal_all(READY, number)
+        self._sockets.wait_for_all(READY, number)
 
     def _start(self, number: int, steps: list[tuple[int, _Step]]) -> Work:
-        self._wires.tell(READY, number)
-        return _SharedWork(self._wires, number, deque(steps))
+        self._sockets.signal_all(READY, number)
+        return _SharedWork(self._sockets, number, deque(steps))
 
     def _sum_shard(self, buffer: Buffer, out: Tensor, factor: float, *, add: bool) -> None:
-        """Add up every rank's copy of this rank's shard, own first, then in rank order."""
-        own = _shard(buffer.tensor, self.rank, self.size)
+        """Sum every rank's copy of this rank's shard: local copy first, then in rank order."""
+        local = _shard(buffer.tensor, self.rank, self.size)
         order = [(self.rank + step) % self.size for step in range(1, self.size)]
-        others = [_shard(buffer.peers[rank], self.rank, self.size) for rank in sorted(order)]
-        for start in range(0, own.numel(), _CHUNK):
-            cut = slice(start, start + _CHUNK)
-            _sum_chunk(out[cut], own[cut], [other[cut] for other in others], factor, add=add)
+        shards = [_shard(buffer.peers[rank], self.rank, self.size) for rank in sorted(order)]
+        for start in range(0, local.numel(), _CHUNK):
+            chunk = slice(start, start + _CHUNK)
+            _sum_chunk(
+                out[chunk],
+                local[chunk],
+                [remote[chunk] for remote in shards],
+                factor,
+                add=add,
+            )
 
     def _copy(self, buffer: Buffer) -> None:
-        for step in range(1, self.size):  # each rank starts with another, to spread the load
+        # Each rank starts at its neighbour, so that no rank's memory is read by all at once.
+        for step in range(1, self.size):
             rank = (self.rank + step) % self.size
-            theirs = _shard(buffer.peers[rank], rank, self.size)
-            _shard(buffer.tensor, rank, self.size).copy_(theirs)
+            remote_shard = _shard(buffer.peers[rank], rank, self.size)
+            _shard(buffer.tensor, rank, self.size).copy_(remote_shard)
 
 
 def _sum_chunk(
-    out: Tensor, own: Tensor, others: Sequence[Tensor], factor: float, *, add: bool
+    out: Tensor, local: Tensor, remote: Sequence[Tensor], factor: float, *, add: bool
 ) -> None:
-    if own.dtype in {torch.bfloat16, torch.float16}:  # sums in fp32, rounded once
-        total = own.float()
-        for other in others:
+    if local.dtype in {torch.bfloat16, torch.float16}:  # sums in fp32, rounded once
+        total = local.float()
+        for other in remote:
             total.add_(other.float())
     elif add:
-        total = own + others[0]
-        for other in others[1:]:
+        total = local + remote[0]
+        for other in remote[1:]:
             total.add_(other)
     else:
-        total = torch.add(own, others[0], out=out)
-        for other in others[1:]:
+        total = torch.add(local, remote[0], out=out)
+        for other in remote[1:]:
             total.add_(other)
     if add:
         out.add_(total, alpha=factor)
@@ -234,33 +241,35 @@ def _sum_chunk(
 
 
 class _SharedWork:
-    """A collective under way: phases still to be awaited, each with what follows it."""
+    """Collective in progress: the phases to wait for, each with its continuation."""
 
-    def __init__(self, wires: "Wires", number: int, steps: deque[tuple[int, _Step]]) -> None:
-        self._wires = wires
+    def __init__(
+        self, sockets: "PeerSockets", number: int, steps: deque[tuple[int, _Step]]
+    ) -> None:
+        self._sockets = sockets
         self._number = number
         self._steps = steps
 
     def advance(self) -> bool:
         while self._steps:
-            phase, then = self._steps[0]
-            if not self._wires.all_there(phase, self._number):
+            phase, continuation = self._steps[0]
+            if not self._sockets.have_all_reached(phase, self._number):
                 return False
             self._steps.popleft()
-            then()
+            continuation()
         return True
 
     def wait(self) -> None:
         while self._steps:
-            phase, then = self._steps.popleft()
-            self._wires.await_all(phase, self._number)
-            then()
+            phase, continuation = self._steps.popleft()
+            self._sockets.wait_for_all(phase, self._number)
+            continuation()
 
     def release(self) -> None:
-        self._wires.await_all(SUMMED, self._number)
+        self._sockets.wait_for_all(SUMMED, self._number)
 
     def is_free(self) -> bool:
-        return not self._steps and self._wires.all_there(SUMMED, self._number)
+        return not self._steps and self._sockets.have_all_reached(SUMMED, self._number)
 
 
 def _shard(tensor: Tensor, rank: int, size: int) -> Tensor:
@@ -269,45 +278,45 @@ def _shard(tensor: Tensor, rank: int, size: int) -> Tensor:
 
 
 def _map(fd: int, nbytes: int) -> Tensor:
-    """Map a file for reading and writing; the mapping ends with the last view of the tensor."""
+    """Map a file for reading and writing, until the tensor's last view is freed."""
     path = f"/proc/self/fd/{fd}"
     storage = torch.UntypedStorage.from_file(path, shared=True, nbytes=nbytes)
     return torch.tensor([], dtype=torch.uint8).set_(storage)  # type: ignore[arg-type]
 
 
 def connect_shared_memory(group: dist.ProcessGroup) -> SharedMemoryCommunicator | None:
-    """Connect the ranks of a group, if they are all on this host. **Collective**.
+    """Connect the ranks of a group if all of them are on this host. **Collective**.
 
     Returns:
-        None, on every rank alike, where it cannot be done: other hosts, other systems than Linux, a
-        sandbox that forbids it.
+        None, on every rank alike, if it is impossible: several hosts, a system other than
+        Linux, or a sandbox that forbids it.
     """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     listener, name = open_listener()
     names: list[tuple[str, str]] = [("", "")] * size
     dist.all_gather_object(names, (host_name(), name), group=group)
     possible = listener is not None and len({host for host, _ in names}) == 1
-    wires: dict[int, socket.socket] = {}
+    sockets: dict[int, socket.socket] = {}
     controls: dict[int, socket.socket] = {}
     connected = False
     if possible and all(address for _, address in names):
         assert listener is not None
         with contextlib.suppress(OSError):
-            connect_all(rank, [address for _, address in names], listener, (wires, controls))
+            connect_all(rank, [address for _, address in names], listener, (sockets, controls))
             connected = True
     if listener is not None:
         listener.close()
     outcomes = [False] * size
     dist.all_gather_object(outcomes, connected, group=group)
     if not all(outcomes):
-        for wire in (*wires.values(), *controls.values()):
+        for wire in (*sockets.values(), *controls.values()):
             wire.close()
         return None
-    return SharedMemoryCommunicator(rank, size, wires, controls, _timeout_of(group))
+    return SharedMemoryCommunicator(rank, size, sockets, controls, _timeout_of(group))
 
 
 def _timeout_of(group: dist.ProcessGroup) -> float:
-    """Seconds after which the group's own collectives give up."""
+    """Return the timeout of the group's collectives, in seconds."""
     try:
         options = group._get_backend(torch.device("cpu")).options  # noqa: SLF001 - no public way
         return float(options._timeout.total_seconds())  # noqa: SLF001

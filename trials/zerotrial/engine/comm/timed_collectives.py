@@ -1,8 +1,8 @@
-"""Collectives whose time an observer is told, where the file asks for a breakdown of steps.
+"""Communicator that reports the time of collectives to an observer, for step breakdowns.
 
-What a rank spends inside a call of its communicator is communication that is not hidden: it starts
-a collective, brings it on, or waits for the others. Between the start and the end of a collective
-the rank does something else, behind which the rest is hidden.
+Time inside a communicator's call (starting, advancing, waiting) is exposed communication. Between
+the start and the end of a collective the rank does other work, which hides the remaining
+communication.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
     from zerotrial.engine.comm.communicator import Buffer, Communicator, Work
     from zerotrial.engine.protocols import Observer
 
-__all__ = ["COMMUNICATION", "observed"]
+__all__ = ["COMMUNICATION", "timed_communicator"]
 
 COMMUNICATION = "communication"
-"""The phase that all of it counts as."""
+"""Name of the phase of all collectives."""
 
 
-def observed(comm: Communicator, observer: Observer) -> Communicator:
-    """Have an observer told what a communicator does, if it times phases at all.
+def timed_communicator(comm: Communicator, observer: Observer) -> Communicator:
+    """Wrap a communicator to report its phases, if the observer times phases.
 
     Args:
-        comm: Does the work.
-        observer: Of the engine.
+        comm: Communicator to wrap.
+        observer: The engine's observer.
     """
     if comm.size == 1 or not observer.times_phases:
         return comm
-    return cast("Communicator", _Observed(comm, observer))
+    return cast("Communicator", _TimedCommunicator(comm, observer))
 
 
-class _Observed:
+class _TimedCommunicator:
     def __init__(self, comm: Communicator, observer: Observer) -> None:
         self._comm = comm
         self._observer = observer
@@ -44,17 +44,17 @@ class _Observed:
     def reduce_scatter(self, buffer: Buffer, out: Tensor, factor: float, *, add: bool) -> Work:
         """See :class:`~zerotrial.engine.comm.communicator.Communicator`."""
         with self._observer.phase(COMMUNICATION):
-            return self._started(self._comm.reduce_scatter(buffer, out, factor, add=add))
+            return self._track(self._comm.reduce_scatter(buffer, out, factor, add=add))
 
     def all_reduce(self, buffer: Buffer, factor: float) -> Work:
         """See :class:`~zerotrial.engine.comm.communicator.Communicator`."""
         with self._observer.phase(COMMUNICATION):
-            return self._started(self._comm.all_reduce(buffer, factor))
+            return self._track(self._comm.all_reduce(buffer, factor))
 
     def all_gather(self, buffer: Buffer) -> Work:
         """See :class:`~zerotrial.engine.comm.communicator.Communicator`."""
         with self._observer.phase(COMMUNICATION):
-            return self._started(self._comm.all_gather(buffer))
+            return self._track(self._comm.all_gather(buffer))
 
     def sum(self, values: Tensor) -> Tensor:
         """See :class:`~zerotrial.engine.comm.communicator.Communicator`."""
@@ -71,12 +71,12 @@ class _Observed:
         with self._observer.phase(COMMUNICATION):
             self._comm.fence()
 
-    def _started(self, work: Work) -> Work:
+    def _track(self, work: Work) -> Work:
         self._observer.under_way(1)
-        return _ObservedWork(work, self._observer)
+        return _TimedWork(work, self._observer)
 
 
-class _ObservedWork:
+class _TimedWork:
     def __init__(self, work: Work, observer: Observer) -> None:
         self._work = work
         self._observer = observer

@@ -1,11 +1,10 @@
-"""Says which ranks have not come, when a call that all must make has been waiting for long.
+"""Watchdog that reports the ranks missing from a collective call.
 
-A collective call that one rank leaves out (``if rank == 0: engine.save_checkpoint(...)``) waits
-without a word until the process group's timeout, which is half an hour with torch's defaults. Here
-each rank notes the call that it is in, which costs a few assignments, and a thread looks at the
-note a few times within the time that ranks may wait. Where a call has been open for long, it asks
-the other ranks through the store by which torch's ranks met, and their threads answer with what
-they are in: for every backend, and also for a rank that hangs.
+A collective call that one rank skips (``if rank == 0: engine.save_checkpoint(...)``) blocks
+silently until the process group's timeout, half an hour with torch's defaults. So each rank records
+its current call, at the cost of a few assignments, and a thread checks the record several times per
+timeout. When a call has been open for long, the thread asks the other ranks' threads for their
+status through torch's rendezvous store. That works with every backend, and for a rank that hangs.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 if TYPE_CHECKING:
     from zerotrial.engine.mesh import Mesh
 
-__all__ = ["Attendance", "collective", "wait_for_all"]
+__all__ = ["CollectiveWatchdog", "collective", "watched_call"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -37,28 +36,28 @@ R = TypeVar("R")
 logger = logging.getLogger(__name__)
 
 VARIABLE = "ZEROLAB_RANK_WAIT_SECONDS"
-"""How long ranks may wait for others before it is said; 0: never."""
+"""Seconds that ranks may wait for others before a warning; 0 disables the watchdog."""
 
-_PATIENCE_S = 20.0
-"""Where the variable says nothing: the line is there within 30 seconds."""
+_DEFAULT_TIMEOUT_S = 20.0
+"""Default timeout: a warning appears within 30 seconds."""
 
-_STEPS = 8
-"""The thread looks as often within the time that ranks may wait."""
+_POLLS_PER_TIMEOUT = 8
+"""Number of polls per timeout."""
 
 
 @dataclass(frozen=True)
-class _Answer:
-    """What one rank is doing."""
+class _RankStatus:
+    """Status of one rank: its current call."""
 
     calls: int
-    """How many it has begun."""
+    """Number of calls begun."""
     name: str
-    """That it is in; empty where it is in none."""
-    question: int = 0
-    """What was asked: how many calls the rank had begun that waits."""
+    """Name of the current call; empty outside of calls."""
+    request: int = 0
+    """Request that this answers: the number of calls begun by the waiting rank."""
 
-    def has_come_to(self, other: _Answer) -> bool:
-        """Whether it is in another rank's call, or has been."""
+    def has_reached(self, other: _RankStatus) -> bool:
+        """Return whether this rank is in the other's call, or beyond it."""
         return self.calls > other.calls or self.name == other.name
 
     def __str__(self) -> str:
@@ -67,13 +66,13 @@ class _Answer:
         return f"is in {self.name}()" if self.name else "is in no call of the engine"
 
 
-class Attendance:
-    """One engine's calls, and whether the other ranks make them.
+class CollectiveWatchdog:
+    """Record of one engine's calls, compared with the other ranks' when a call blocks.
 
     Args:
-        ranks: All global ranks that make the same calls.
-        rank: This one.
-        token: The same on all of them, and no other engine's; None: nobody is watched.
+        ranks: Global ranks that make the same calls.
+        rank: Global rank of this process.
+        token: Key prefix shared by these ranks and unique to the engine; None disables it.
     """
 
     def __init__(self, ranks: list[int], rank: int, token: str | None) -> None:
@@ -84,58 +83,58 @@ class Attendance:
         self._name = ""
         self._calls = 0
         self._since = 0.0
-        self._last = _Answer(0, "")
-        """What was answered last."""
-        self._meetings = 0
-        self._told: tuple[int, list[int], list[int], float] = (-1, [], [], 0.0)
-        """The last call of which was told that ranks are missing, which, which of them had not
-        answered, and after how long."""
-        self._looks = (0, 0)
-        """The call that others are asked about, and how often this rank has looked since. No
-        seconds: in those of a machine that was suspended nobody could have answered."""
+        self._last = _RankStatus(0, "")
+        """Last published status."""
+        self._waits = 0
+        self._last_warning: tuple[int, list[int], list[int], float] = (-1, [], [], 0.0)
+        """Last warning: call, missing ranks, those without an answer, seconds waited."""
+        self._polls = (0, 0)
+        """The call that other ranks are asked about, and the number of polls since. Polls, not
+        seconds: while the machine is suspended time passes, but no rank can answer."""
 
     @classmethod
-    def of(cls, mesh: Mesh) -> Attendance:
-        """Watch the ranks of an engine. **Collective**."""
-        found = mesh.gather((dist.get_rank() if dist.is_initialized() else 0, secrets.token_hex(8)))
-        patience = _patience()
-        if len(found) == 1 or patience <= 0:
+    def of(cls, mesh: Mesh) -> CollectiveWatchdog:
+        """Create the watchdog of an engine's ranks. **Collective**."""
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        members = mesh.gather((rank, secrets.token_hex(8)))
+        timeout_s = _timeout_s()
+        if len(members) == 1 or timeout_s <= 0:
             return cls([], 0, None)
-        attendance = cls(sorted(rank for rank, _ in found), dist.get_rank(), min(found)[1])
-        _watcher.add(attendance, patience)
-        return attendance
+        watchdog = cls(sorted(member for member, _ in members), rank, min(members)[1])
+        _polling_thread.add(watchdog, timeout_s)
+        return watchdog
 
     def call(self, name: str) -> _Call:
-        """Note a call while it lasts; calls inside of it are a part of it.
+        """Return a context manager that records a call; nested calls belong to the outer one.
 
         Args:
-            name: Of the engine's method.
+            name: Name of the engine's method.
         """
         return _Call(self, name)
 
     def open_call(self, name: str) -> OpenCall:
-        """Note a call that begins in one place and ends in another, or not at all if it raises.
+        """Return a record of a call that begins and ends in different methods.
 
         Args:
-            name: As :meth:`call`.
+            name: Name of the engine's method.
         """
         return OpenCall(self, name)
 
-    def meet(self, name: str, timeout_s: float) -> list[int]:
+    def wait_for_ranks(self, name: str, timeout_s: float) -> list[int]:
         """Wait until all ranks make a call, before its first collective. **Collective**.
 
         Args:
-            name: Of the call.
-            timeout_s: How long to wait.
+            name: Name of the call.
+            timeout_s: Seconds to wait.
 
         Returns:
-            Ranks that have not come in time; empty if all have, or if nobody is watched.
+            Ranks that did not arrive in time; empty if all did, or if the watchdog is disabled.
         """
         store = _store()
         if store is None or self._token is None:
             return []
-        self._meetings += 1
-        key = f"{self._token}/{name}/{self._meetings}"
+        self._waits += 1
+        key = f"{self._token}/{name}/{self._waits}"
         missing = self._ranks
         end = time.monotonic() + timeout_s
         with self.call(name):
@@ -143,11 +142,11 @@ class Attendance:
             while missing := [rank for rank in missing if not store.check([f"{key}/{rank}"])]:
                 if time.monotonic() > end:
                     break
-                time.sleep(0.05)  # not store.wait(), which the watching thread would wait for
+                time.sleep(0.05)  # store.wait() would block the polling thread
         return missing
 
     def enter(self, name: str) -> None:
-        """Begin a call."""
+        """Record the start of a call."""
         self._depth += 1
         if self._depth == 1:
             self._calls += 1
@@ -155,188 +154,188 @@ class Attendance:
             self._name = name
 
     def leave(self) -> None:
-        """End it."""
+        """Record the end of a call."""
         self._depth -= 1
         if self._depth == 0:
             self._name = ""
 
-    def come(self, store: Store) -> None:
-        """Answer before anybody asks: this rank is in the call that it has just begun."""
-        store.set(self._key(self._rank), json.dumps(asdict(_Answer(1, self._name, question=1))))
+    def announce(self, store: Store) -> None:
+        """Publish the call that this rank has just begun, without a request."""
+        store.set(self._key(self._rank), json.dumps(asdict(_RankStatus(1, self._name, request=1))))
 
     def close(self) -> None:
-        """Stop watching."""
-        _watcher.remove(self)
+        """Stop watching this engine."""
+        _polling_thread.remove(self)
 
     # -- in the thread ----------------------------------------------------------------------------
 
-    def look(self, store: Store, patience: float) -> None:
-        """Answer a rank that asks, ask if this one waits, and tell whom it waits for.
+    def poll(self, store: Store, timeout_s: float) -> None:
+        """Answer a request, send one if this rank waits, and warn about missing ranks.
 
-        Told again, after twice the time, where the ranks that are missing are no longer the same,
-        or one of them has answered that did not.
+        The warning is repeated after twice the time if the missing ranks have changed, or if one
+        of them has answered in the meantime.
 
         Args:
-            store: Of all ranks.
-            patience: Seconds that a call may be open before it is told.
+            store: Store shared by all ranks.
+            timeout_s: Seconds that a call may be open before a warning.
         """
-        own = _Answer(self._calls, self._name)
-        question = self._asked(store)
-        waited = time.monotonic() - self._since if own.name else 0.0
-        if waited > patience / 2:
-            call, looks = self._looks
-            self._looks = own.calls, looks + 1 if call == own.calls else 1
-            if question < own.calls:
-                question = own.calls
-                store.set(f"{self._token}/asked", str(question))
-        self._answer(store, replace(own, question=question))
-        call, *_, told_after = self._told
-        if waited > (patience if call != own.calls else max(patience, 2 * told_after)):
-            answers = self._answers(store, own)
-            # One that does not answer hangs, or is slow: it gets more time.
-            if len(answers) == len(self._ranks) or self._looks[1] > 0.9 * _STEPS:
-                self._tell(answers, own, waited)
+        status = _RankStatus(self._calls, self._name)
+        request = self._requested_call(store)
+        waited = time.monotonic() - self._since if status.name else 0.0
+        if waited > timeout_s / 2:
+            call, polls = self._polls
+            self._polls = status.calls, polls + 1 if call == status.calls else 1
+            if request < status.calls:
+                request = status.calls
+                store.set(f"{self._token}/asked", str(request))
+        self._publish_status(store, replace(status, request=request))
+        call, *_, warned_after = self._last_warning
+        if waited > (timeout_s if call != status.calls else max(timeout_s, 2 * warned_after)):
+            answers = self._read_statuses(store, status)
+            # A rank that does not answer hangs or is slow: wait longer before reporting it.
+            if len(answers) == len(self._ranks) or self._polls[1] > 0.9 * _POLLS_PER_TIMEOUT:
+                self._warn(answers, status, waited)
 
-    def _asked(self, store: Store) -> int:
+    def _requested_call(self, store: Store) -> int:
         key = f"{self._token}/asked"
         return int(store.get(key)) if store.check([key]) else 0
 
-    def _answer(self, store: Store, own: _Answer) -> None:
-        """Say what this rank does, if somebody asks who does not know it."""
+    def _publish_status(self, store: Store, status: _RankStatus) -> None:
+        """Publish this rank's status if a request needs it."""
         last = self._last
-        known = last.question == own.question and last.calls > own.question
-        if own.question and own != last and not known:
-            store.set(self._key(self._rank), json.dumps(asdict(own)))
-            self._last = own
+        answered = last.request == status.request and last.calls > status.request
+        if status.request and status != last and not answered:
+            store.set(self._key(self._rank), json.dumps(asdict(status)))
+            self._last = status
 
     def _key(self, rank: int) -> str:
         return f"{self._token}/{rank}"
 
-    def _answers(self, store: Store, own: _Answer) -> dict[int, _Answer]:
-        found = {self._rank: own}
+    def _read_statuses(self, store: Store, status: _RankStatus) -> dict[int, _RankStatus]:
+        statuses = {self._rank: status}
         for rank in self._ranks:
             if rank != self._rank and store.check([self._key(rank)]):
-                answer = _Answer(**json.loads(store.get(self._key(rank))))
-                if answer.question >= own.calls:
-                    found[rank] = answer
-        return found
+                answer = _RankStatus(**json.loads(store.get(self._key(rank))))
+                if answer.request >= status.calls:
+                    statuses[rank] = answer
+        return statuses
 
-    def _tell(self, answers: dict[int, _Answer], own: _Answer, waited: float) -> None:
-        nothing = _Answer(0, "")
-        missing = [r for r in self._ranks if not answers.get(r, nothing).has_come_to(own)]
-        here = [rank for rank, answer in answers.items() if answer.name == own.name]
+    def _warn(self, answers: dict[int, _RankStatus], status: _RankStatus, waited: float) -> None:
+        unknown = _RankStatus(0, "")
+        missing = [r for r in self._ranks if not answers.get(r, unknown).has_reached(status)]
+        arrived = [rank for rank, answer in answers.items() if answer.name == status.name]
         if not missing:
-            return  # all are there: it takes long, which is no fault; asked again at the next look
+            return  # all ranks have arrived: slow, but no fault; asked again at the next poll
         silent = [rank for rank in missing if rank not in answers]
-        told = self._told[:-1]
-        self._told = own.calls, missing, silent, waited
-        if told == (own.calls, missing, silent) or self._rank != min(here):
+        previous = self._last_warning[:-1]
+        self._last_warning = status.calls, missing, silent, waited
+        if previous == (status.calls, missing, silent) or self._rank != min(arrived):
             return
-        doing = "; ".join(
+        details = "; ".join(
             f"rank {rank} {answers.get(rank, 'does not answer')}" for rank in missing[:8]
         )
         logger.warning(
             "%s(): rank %d has waited %.0f s for %s, which %s not come: %s. Every rank must call "
-            "%s(); calls under `if rank == 0` wait for ever",
-            own.name,
+            "%s(); calls under `if rank == 0` block forever",
+            status.name,
             self._rank,
             waited,
-            _listed(missing),
+            _rank_list(missing),
             "has" if len(missing) == 1 else "have",
-            doing,
-            own.name,
+            details,
+            status.name,
         )
 
 
 class _Call:
-    """See :meth:`Attendance.call`; a class of its own, since a generator costs more."""
+    """Context manager of :meth:`CollectiveWatchdog.call`; a generator would cost more."""
 
-    __slots__ = ("_attendance", "_name")
+    __slots__ = ("_name", "_watchdog")
 
-    def __init__(self, attendance: Attendance, name: str) -> None:
-        self._attendance = attendance
+    def __init__(self, watchdog: CollectiveWatchdog, name: str) -> None:
+        self._watchdog = watchdog
         self._name = name
 
     def __enter__(self) -> None:
-        self._attendance.enter(self._name)
+        self._watchdog.enter(self._name)
 
     def __exit__(self, *_: object) -> None:
-        self._attendance.leave()
+        self._watchdog.leave()
 
 
 @contextmanager
-def wait_for_all(name: str) -> Iterator[None]:
-    """Watch a call of all ranks of torch's world, who need not have agreed on anything before.
+def watched_call(name: str) -> Iterator[None]:
+    """Watch a call of all ranks in torch's world before they have agreed on a token.
 
-    Each writes at once that it has come, since one that has gone on answers nobody here.
+    Each rank publishes its arrival at once, since it no longer answers after leaving the call.
 
     Args:
-        name: Of the call; numbered by how often a rank has made it.
+        name: Name of the call; repetitions are numbered.
     """
-    patience, store = _patience(), _store()
-    if store is None or dist.get_world_size() == 1 or patience <= 0:
+    timeout_s, store = _timeout_s(), _store()
+    if store is None or dist.get_world_size() == 1 or timeout_s <= 0:
         yield
         return
     rank = dist.get_rank()
     number = store.add(f"{name}/{rank}", 1)
-    attendance = Attendance(list(range(dist.get_world_size())), rank, f"{name}-{number}")
-    attendance.enter(name)
-    attendance.come(store)
-    _watcher.add(attendance, patience)
+    watchdog = CollectiveWatchdog(list(range(dist.get_world_size())), rank, f"{name}-{number}")
+    watchdog.enter(name)
+    watchdog.announce(store)
+    _polling_thread.add(watchdog, timeout_s)
     try:
         yield
     finally:
-        _watcher.remove(attendance)
+        _polling_thread.remove(watchdog)
 
 
 class OpenCall:
-    """See :meth:`Attendance.open_call`."""
+    """Record of a call that begins and ends in different methods."""
 
-    def __init__(self, attendance: Attendance, name: str) -> None:
-        self._attendance = attendance
+    def __init__(self, watchdog: CollectiveWatchdog, name: str) -> None:
+        self._watchdog = watchdog
         self._name = name
         self._is_open = False
 
     def enter(self) -> None:
-        """Begin the call."""
+        """Record the start of the call."""
         self._is_open = True
-        self._attendance.enter(self._name)
+        self._watchdog.enter(self._name)
 
     def leave(self) -> None:
-        """End the call, if it has begun."""
+        """Record the end of the call, if it has begun."""
         if self._is_open:
             self._is_open = False
-            self._attendance.leave()
+            self._watchdog.leave()
 
 
-class _Watcher:
-    """The one thread of a process that looks at the calls of all its engines."""
+class _PollingThread:
+    """Thread of a process that polls the watchdogs of all its engines."""
 
     def __init__(self) -> None:
-        self._watched: dict[Attendance, float] = {}
+        self._watched: dict[CollectiveWatchdog, float] = {}
         self._lock = threading.Lock()
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def add(self, attendance: Attendance, patience: float) -> None:
+    def add(self, watchdog: CollectiveWatchdog, timeout_s: float) -> None:
         with self._lock:
-            self._watched[attendance] = patience
+            self._watched[watchdog] = timeout_s
             if self._thread is None:
                 self._end = threading.Event()
                 self._thread = threading.Thread(
-                    target=self._run, args=(self._end,), name="engine attendance", daemon=True
+                    target=self._run, args=(self._end,), name="engine watchdog", daemon=True
                 )
                 self._thread.start()
 
-    def remove(self, attendance: Attendance) -> None:
+    def remove(self, watchdog: CollectiveWatchdog) -> None:
         with self._lock:
-            self._watched.pop(attendance, None)
+            self._watched.pop(watchdog, None)
             last = not self._watched
         if last:
             self.stop()
 
     def stop(self) -> None:
-        """End the thread, before torch.distributed or the interpreter ends under it."""
+        """End the thread before torch.distributed or the interpreter shuts down."""
         with self._lock:
             thread, self._thread = self._thread, None
             self._end.set()
@@ -344,50 +343,51 @@ class _Watcher:
             thread.join(timeout=5.0)
 
     def _run(self, end: threading.Event) -> None:
-        while not end.wait(min(self._watched.values(), default=_PATIENCE_S) / _STEPS):
+        default_s = _DEFAULT_TIMEOUT_S
+        while not end.wait(min(self._watched.values(), default=default_s) / _POLLS_PER_TIMEOUT):
             with self._lock:
                 watched = list(self._watched.items())
             store = _store()
-            for attendance, patience in watched:
+            for watchdog, timeout_s in watched:
                 try:
                     if store is not None and not end.is_set():
-                        attendance.look(store, patience)
+                        watchdog.poll(store, timeout_s)
                 except (RuntimeError, ValueError):  # the store ends with the ranks
-                    logger.debug("attendance: the store does not answer", exc_info=True)
+                    logger.debug("watchdog: the store does not answer", exc_info=True)
 
 
-_watcher = _Watcher()
-atexit.register(_watcher.stop)
+_polling_thread = _PollingThread()
+atexit.register(_polling_thread.stop)
 
 
 def _store() -> Store | None:
-    """The store by which torch's ranks met, with keys of our own."""
+    """Return torch's rendezvous store with a key prefix; None before initialization."""
     if not dist.is_initialized():
         return None
     default: Store | None = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - no public way
-    return None if default is None else PrefixStore("zerotrial/attendance", default)
+    return None if default is None else PrefixStore("zerotrial/watchdog", default)
 
 
-def _patience() -> float:
+def _timeout_s() -> float:
     text = os.environ.get(VARIABLE, "")
     try:
-        return float(text) if text else _PATIENCE_S
+        return float(text) if text else _DEFAULT_TIMEOUT_S
     except ValueError:
         logger.warning("%s: must be a number of seconds, got %r; %g is used", VARIABLE, text, 20.0)
-        return _PATIENCE_S
+        return _DEFAULT_TIMEOUT_S
 
 
-def _listed(ranks: list[int]) -> str:
+def _rank_list(ranks: list[int]) -> str:
     shown = ", ".join(map(str, ranks[:16])) + (", ..." if len(ranks) > 16 else "")
     return f"rank {shown}" if len(ranks) == 1 else f"{len(ranks)} ranks ({shown})"
 
 
 def collective(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
-    """Mark a method of an engine as one that every rank must call; see :class:`Attendance`."""
+    """Mark a method of an engine as collective, for :class:`CollectiveWatchdog`."""
 
     @functools.wraps(method)
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with self.attendance.call(method.__name__):
+        with self.watchdog.call(method.__name__):
             return method(self, *args, **kwargs)
 
     return call

@@ -95,7 +95,7 @@ class ShardedGradients(Gradients):
 
     def _open(self, bucket: int) -> None:
         numel, sent = self._buckets[bucket].numel, self._types[bucket]
-        self._filling[bucket] = self._ring.lend(numel, sent, bucket - self._next)
+        self._filling[bucket] = self._ring.get(numel, sent, bucket - self._next)
 
     def _fill(self, bucket: int, place: int) -> None:
         at = self._buckets[bucket].places[place]
@@ -125,7 +125,7 @@ class ShardedGradients(Gradients):
         work = self._comm.reduce_scatter(
             buffer, self._shards[bucket], self._averaging.after, add=self._begun
         )
-        self._ring.pass_on(work)
+        self._ring.advance_turn(work)
         return work
 
     def settle(self) -> None:

@@ -108,7 +108,7 @@ class PipelineEngine(Engine):
         self._check_trains("train_batch")
         if data_iter is None and self.reads_data:
             data_iter = self._own_batches()
-        with self.attendance.call("train_batch"):
+        with self.watchdog.call("train_batch"):
             self.recover()
             steps = self.batch.accumulation_steps
             failures = Failures(self.mesh, "train_batch", gathers=self.stage.gathers)
@@ -189,7 +189,7 @@ class PipelineEngine(Engine):
         training = self.module.training
         self.module.eval()
         try:
-            with self.attendance.call("eval_batch"), torch.no_grad():
+            with self.watchdog.call("eval_batch"), torch.no_grad():
                 self.recover()
                 failures = Failures(self.mesh, "eval_batch", gathers=self.stage.gathers)
                 drawn = self._draw(data_iter, count, failures, ragged=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from zerotrial.engine.comm.process_group import leave_world
+from zerotrial.engine.comm.process_group import destroy_process_groups
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,4 +52,4 @@ def _leave() -> None:
     global _users
     _users -= 1
     if _users == 0 and dist.is_initialized():
-        leave_world()
+        destroy_process_groups()

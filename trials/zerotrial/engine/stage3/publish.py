@@ -91,7 +91,7 @@ class PublishedShards:
         for shard in self._shards:
             starts.append(end)
             end += -(-comm.size * shard.numel() // _ALIGN) * _ALIGN
-        self._common = common = comm.allocate_common(end, kinds.pop())
+        self._common = common = comm.allocate_shared(end, kinds.pop())
         if common is None:
             return
         for shard, start in zip(self._shards, starts, strict=True):

@@ -72,7 +72,7 @@ class Reductions:
         """N."""
         return self._comm.size
 
-    def lend(self, numel: int, dtype: torch.dtype) -> Buffer:
+    def get(self, numel: int, dtype: torch.dtype) -> Buffer:
         """Lend a buffer, to be filled and given to :meth:`start`. **Collective**.
 
         Args:
@@ -83,7 +83,7 @@ class Reductions:
             A buffer with arbitrary content.
         """
         self._ring.wait()
-        return self._ring.lend(numel, dtype)
+        return self._ring.get(numel, dtype)
 
     def start(self, buffer: Buffer, out: Tensor, factor: float, *, add: bool = False) -> None:
         """Start ``out = factor * sum over ranks`` of what was lent last. **Collective**.
@@ -96,7 +96,7 @@ class Reductions:
         """
         self.advance()
         work = self._comm.reduce_scatter(buffer, out, factor, add=add)
-        self._ring.pass_on(work)
+        self._ring.advance_turn(work)
         self._works.append(work)
         self.advance()
 
@@ -141,7 +141,7 @@ class SharedReduceScatter(ReduceScatter):
         numel = math.prod(int(length) for length in size)
         if self._buffer is not None:
             return torch.empty(numel, dtype=dtype, device=device)
-        self._buffer = self._reductions.lend(numel, dtype)
+        self._buffer = self._reductions.get(numel, dtype)
         return self._buffer.tensor
 
     def __call__(
@@ -223,7 +223,7 @@ class UnitGradients:
         }
         ranks = self._reductions.ranks
         with self._observer.phase(COMMUNICATION):
-            buffer = self._reductions.lend(ranks * self.numel, self._dtype)
+            buffer = self._reductions.get(ranks * self.numel, self._dtype)
             cut_into_shards(
                 [
                     member.zeros() if gradient is None else gradient

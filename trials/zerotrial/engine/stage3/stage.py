@@ -26,7 +26,7 @@ from zerolab.errors import ConfigError, EngineError
 from zerotrial.engine.comm.communicator import Communicator, Traffic, uses_nccl
 from zerotrial.engine.comm.factory import connect
 from zerotrial.engine.comm.replicas import Replicas
-from zerotrial.engine.comm.timed_collectives import COMMUNICATION, observed
+from zerotrial.engine.comm.timed_collectives import COMMUNICATION, timed_communicator
 from zerotrial.engine.flat.gradients import Averaging, refuse_unused
 from zerotrial.engine.memory.mapped_files import is_in_file, release
 from zerotrial.engine.module.frozen import FrozenOriginals
@@ -527,7 +527,7 @@ def build_stage3(inputs: StageInputs) -> Stage3:
     Returns:
         The stage.
     """
-    comm = observed(connect(inputs.mesh.shard.group, inputs.device), inputs.observer)
+    comm = timed_communicator(connect(inputs.mesh.shard.group, inputs.device), inputs.observer)
     files = open_files(inputs)
     mesh, leave = open_mesh(inputs)
     units: list[FSDPModule] = []

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from zerolab.errors import ConfigError, EngineError
-from zerotrial.engine.comm.replicas import copy_first
+from zerotrial.engine.comm.replicas import broadcast_module
 from zerotrial.engine.protocols import NullObserver
 from zerotrial.engine.tensor.first_batch import watch_first_batch
 from zerotrial.engine.tensor.forward_wrappers import wrap
@@ -163,7 +163,7 @@ def divide(
     if problems := sorted(stages.union(set(problems))):  # each stage has layers of its own
         raise ConfigError("tensor_parallel", problems)
     line = Line(axis.group, axis.rank, axis.size, phase)
-    copy_first(module, axis, device)
+    broadcast_module(module, axis, device)
     _draw_alike(line, device)
     for parameter, cut in cuts.items():
         parameter.data = cut.take(parameter.data)

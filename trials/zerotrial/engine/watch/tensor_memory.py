@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor
 
-from zerotrial.engine.comm.communicator import Buffer, Common
+from zerotrial.engine.comm.communicator import Buffer, SharedBuffer
 
 OTHER = "other"
 """Tensors that belong to no kind: inputs, activations, what the user keeps."""
@@ -52,16 +52,16 @@ def census(kinds: Mapping[str, Iterable[Tensor]]) -> dict[str, int]:
         mine = {key: size for key, size in _storages(tensors).items() if key not in seen}
         seen |= mine.keys()
         counted[kind] = sum(mine.values())
-    seen |= _of_other_ranks(found for found in alive if type(found) in {Buffer, Common})
+    seen |= _of_other_ranks(found for found in alive if type(found) in {Buffer, SharedBuffer})
     counted[OTHER] = sum(size for key, size in everything.items() if key not in seen)
     return counted
 
 
-def _of_other_ranks(shared: Iterable[Buffer | Common]) -> set[tuple[str, int]]:
+def _of_other_ranks(shared: Iterable[Buffer | SharedBuffer]) -> set[tuple[str, int]]:
     """Memory of other ranks on this host, which this one only reads."""
     found: set[tuple[str, int]] = set()
     for memory in shared:
-        if isinstance(memory, Common):
+        if isinstance(memory, SharedBuffer):
             found |= _storages(memory.parts).keys()
         else:
             found |= _storages(memory.peers).keys() - _storages([memory.tensor]).keys()

@@ -1,4 +1,4 @@
-"""A rank that does not come to a collective call is named, long before the call times out."""
+"""The watchdog names ranks missing from a collective call long before its timeout."""
 
 import logging
 import os
@@ -17,7 +17,7 @@ import zerotrial
 from tests.engine.ranks import run_on_ranks
 from tests.waiting import until
 from zerotrial.engine.comm import watchdog as module
-from zerotrial.engine.comm.watchdog import VARIABLE, Attendance
+from zerotrial.engine.comm.watchdog import VARIABLE, CollectiveWatchdog
 
 LONG_S = 1e9
 NO_CALL = r"is in no call of the engine|has made no such call yet"
@@ -25,7 +25,7 @@ SILENT = "does not answer"
 
 
 class Lines(logging.Handler):
-    """Writes what is logged to a file, which the rank that is late waits for."""
+    """Log handler that writes to a file, which the late rank waits for."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -41,13 +41,13 @@ def line_about(rank: int, path: Path, does: str) -> str:
 
     Args:
         rank: That is missed.
-        path: Where it is said.
-        does: A pattern for what it does meanwhile.
+        path: Log file.
+        does: Pattern of its status.
     """
-    wanted = re.compile(rf"for rank {rank}, which has not come: rank {rank} ({does})")
+    pattern = re.compile(rf"for rank {rank}, which has not come: rank {rank} ({does})")
     return until(
         f"rank {rank} is missed",
-        lambda: [line for line in path.read_text().splitlines() if wanted.search(line)],
+        lambda: [line for line in path.read_text().splitlines() if pattern.search(line)],
         not_yet=FileNotFoundError,
         details=lambda: path.read_text() if path.exists() else "nothing is said",
     )[0]
@@ -69,7 +69,7 @@ def backward(engine: Any) -> None:
 
 
 def calls(directory: Path) -> dict[str, tuple[int, Callable[[Any], Any], Callable[[Any], Any]]]:
-    """Name of a case: stage, what all ranks do, and what one rank is late for."""
+    """Name of a case: stage, the action of all ranks, and the call that one rank delays."""
     saved = str(directory)
     losses: list[Any] = []
 
@@ -101,10 +101,10 @@ def calls(directory: Path) -> dict[str, tuple[int, Callable[[Any], Any], Callabl
 
 
 def late(directory: str, names: list[str], who: int) -> dict[str, str]:
-    """Let one rank be late for each call until another rank's line says so."""
+    """Delay one rank at each call until another rank logs a warning."""
     os.environ[VARIABLE] = "1"
     rank, base = dist.get_rank(), Path(directory)
-    found = {}
+    lines = {}
     logger = logging.getLogger(module.__name__)
     for name in names:
         heard = base / f"{name}.log"
@@ -120,8 +120,8 @@ def late(directory: str, names: list[str], who: int) -> dict[str, str]:
         logger.removeHandler(handler)
         engine.close()
         dist.barrier()
-        found[name] = line_about(who, heard, NO_CALL)
-    return found
+        lines[name] = line_about(who, heard, NO_CALL)
+    return lines
 
 
 def over_gloo(directory: str, names: list[str], who: int) -> tuple[dict[str, str], str]:
@@ -134,26 +134,26 @@ def over_gloo(directory: str, names: list[str], who: int) -> tuple[dict[str, str
 
 
 @pytest.mark.processes
-def test_every_call_that_all_must_make_names_the_rank_that_has_not_come(tmp_path: Path) -> None:
+def test_every_collective_call_names_the_missing_rank(tmp_path: Path) -> None:
     names = list(calls(tmp_path))
-    for found in run_on_ranks(late, 2, str(tmp_path), names, 1):
-        for name, line in found.items():
+    for lines in run_on_ranks(late, 2, str(tmp_path), names, 1):
+        for name, line in lines.items():
             call = line.partition("(")[0]
             assert call in {name, "backward", "step"} if name == "train_batch" else call == name
 
 
 @pytest.mark.processes
-def test_ranks_without_shared_memory_are_named_by_the_lowest_that_waits(tmp_path: Path) -> None:
+def test_gloo_ranks_are_reported_by_the_lowest_waiting(tmp_path: Path) -> None:
     names = ["save_checkpoint", "step"]
-    for found, kind in run_on_ranks(over_gloo, 3, str(tmp_path), names, 0):
+    for lines, kind in run_on_ranks(over_gloo, 3, str(tmp_path), names, 0):
         assert kind == "GroupCommunicator"
         for name in names:
-            line = found[name]
+            line = lines[name]
             assert line.startswith(f"{name}(): rank 1 has waited ")
 
 
 def late_to_initialize(directory: str) -> str:
-    """Let rank 1 be late for a second engine, and then a third one be made by all."""
+    """Delay rank 1 at the second engine; then build a third one on all ranks."""
     os.environ[VARIABLE] = "1"
     heard = Path(directory) / "initialize.log"
     logger, handler = logging.getLogger(module.__name__), Lines(heard)
@@ -163,7 +163,7 @@ def late_to_initialize(directory: str) -> str:
     if dist.get_rank() == 1:
         line_about(1, heard, SILENT)
     engines += [engine_of(1), engine_of(3)]
-    assert len(module._watcher._watched) == len(engines)
+    assert len(module._polling_thread._watched) == len(engines)
     for engine in engines:
         engine.close()
     dist.barrier()
@@ -172,74 +172,74 @@ def late_to_initialize(directory: str) -> str:
 
 
 @pytest.mark.processes
-def test_a_rank_that_does_not_come_to_initialize_is_named(tmp_path: Path) -> None:
+def test_rank_missing_from_initialize_is_named(tmp_path: Path) -> None:
     for line in run_on_ranks(late_to_initialize, 2, str(tmp_path)):
         assert line.startswith("initialize(): rank 0 has waited")
 
 
-def test_a_rank_that_has_come_and_gone_on_is_not_missed(caplog: pytest.LogCaptureFixture) -> None:
+def test_finished_rank_is_not_missing(caplog: pytest.LogCaptureFixture) -> None:
     first, second, store = pair()
-    for one in (second, first):
-        one.enter("initialize")
-        one.come(store)
+    for watchdog in (second, first):
+        watchdog.enter("initialize")
+        watchdog.announce(store)
     second.close()
     for _ in range(3):
-        first.look(store, 0.0)
+        first.poll(store, 0.0)
     assert not caplog.records
 
 
-def pair() -> tuple[Attendance, Attendance, HashStore]:
-    return Attendance([0, 1], 0, "t"), Attendance([0, 1], 1, "t"), HashStore()
+def pair() -> tuple[CollectiveWatchdog, CollectiveWatchdog, HashStore]:
+    return CollectiveWatchdog([0, 1], 0, "t"), CollectiveWatchdog([0, 1], 1, "t"), HashStore()
 
 
 def ask(store: HashStore, calls: int) -> None:
     store.set("t/asked", str(calls))
 
 
-def test_a_call_that_takes_long_with_all_there_is_no_fault(
+def test_slow_call_with_all_ranks_is_no_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     first, second, store = pair()
     with first.call("save_checkpoint"), second.call("save_checkpoint"):
         for _ in range(3):
-            first.look(store, LONG_S)
-            second.look(store, LONG_S)
+            first.poll(store, LONG_S)
+            second.poll(store, LONG_S)
             ask(store, 1)
         for _ in range(3):
-            first.look(store, 0.0)
-            second.look(store, 0.0)
+            first.poll(store, 0.0)
+            second.poll(store, 0.0)
     assert not caplog.records
 
 
-def test_a_rank_in_another_call_is_said_to_be_there(caplog: pytest.LogCaptureFixture) -> None:
+def test_rank_in_another_call_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     first, second, store = pair()
     first.enter("save_checkpoint")
     second.enter("backward")
     ask(store, 1)
-    second.look(store, LONG_S)
-    first.look(store, 0.0)
-    first.look(store, 0.0)
-    mine = [r.getMessage() for r in caplog.records if "save_checkpoint(): rank 0" in r.message]
-    assert len(mine) == 1
-    assert "rank 1 is in backward()" in mine[0]
+    second.poll(store, LONG_S)
+    first.poll(store, 0.0)
+    first.poll(store, 0.0)
+    messages = [r.getMessage() for r in caplog.records if "save_checkpoint(): rank 0" in r.message]
+    assert len(messages) == 1
+    assert "rank 1 is in backward()" in messages[0]
 
 
-def test_a_rank_has_its_time_to_answer_and_one_that_does_so_later_is_told_again(
+def test_slow_rank_has_time_to_answer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     first, second, store = pair()
     first.enter("step")
     for _ in range(2):  # the seconds have passed while the machine slept
-        first.look(store, 0.0)
+        first.poll(store, 0.0)
     assert not caplog.records
     for _ in range(10):
-        first.look(store, 0.0)
+        first.poll(store, 0.0)
     (line,) = caplog.messages
     assert "rank 1 does not answer" in line
 
     def told() -> list[str]:
-        second.look(store, LONG_S)
-        first.look(store, 0.0)
+        second.poll(store, LONG_S)
+        first.poll(store, 0.0)
         return caplog.messages
 
     until("it is told again", told, lambda lines: len(lines) > 1)
@@ -250,17 +250,17 @@ def test_a_rank_has_its_time_to_answer_and_one_that_does_so_later_is_told_again(
 
 
 @pytest.mark.parametrize("answers", [False, True], ids=["a silent rank", "a rank on its way"])
-def test_who_is_missing_is_told_again_when_others_have_come(
+def test_warning_repeats_when_missing_ranks_change(
     caplog: pytest.LogCaptureFixture, answers: bool
 ) -> None:
     store = HashStore()
-    never, first, second = (Attendance([0, 1, 2], rank, "t") for rank in range(3))
+    never, first, second = (CollectiveWatchdog([0, 1, 2], rank, "t") for rank in range(3))
     first.enter("step")
 
     def told() -> list[str]:
-        for one in (never, second) if answers or second._calls else (never,):
-            one.look(store, LONG_S)
-        first.look(store, 0.0)
+        for watchdog in (never, second) if answers or second._calls else (never,):
+            watchdog.poll(store, LONG_S)
+        first.poll(store, 0.0)
         return caplog.messages
 
     until("two ranks are missed", told)
@@ -268,62 +268,62 @@ def test_who_is_missing_is_told_again_when_others_have_come(
     until("one is missed", lambda: len(told()) > 1)
     for _ in range(20):
         told()
-    both, one = caplog.messages
-    assert "for 2 ranks (0, 2), which have not come" in both
-    assert "for rank 0, which has not come" in one
+    first_message, second_message = caplog.messages
+    assert "for 2 ranks (0, 2), which have not come" in first_message
+    assert "for rank 0, which has not come" in second_message
 
 
-def test_a_rank_that_has_gone_on_is_not_missed(caplog: pytest.LogCaptureFixture) -> None:
+def test_rank_beyond_the_call_is_not_missing(caplog: pytest.LogCaptureFixture) -> None:
     first, second, store = pair()
     for _ in range(2):
         with second.call("step"):
             pass
     first.enter("step")
     ask(store, 1)
-    second.look(store, LONG_S)
-    first.look(store, 0.0)
+    second.poll(store, LONG_S)
+    first.poll(store, 0.0)
     assert not caplog.records
 
 
-def test_an_answer_to_an_earlier_question_does_not_count(
+def test_answer_to_earlier_request_is_ignored(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     first, second, store = pair()
     with first.call("step"):
         ask(store, 1)
-        second.look(store, LONG_S)  # in no call
+        second.poll(store, LONG_S)  # in no call
     with second.call("step"):
         pass
     first.enter("save_checkpoint")
     second.enter("save_checkpoint")
-    first.look(store, LONG_S)
+    first.poll(store, LONG_S)
     ask(store, 2)
-    first.look(store, LONG_S)
-    second.look(store, LONG_S)
-    first.look(store, 0.0)
+    first.poll(store, LONG_S)
+    second.poll(store, LONG_S)
+    first.poll(store, 0.0)
     assert not caplog.records
 
 
-def test_nobody_answers_when_nobody_asks() -> None:
+def test_no_status_is_published_without_request() -> None:
     first, second, store = pair()
     with first.call("step"):
-        for one in (first, second):
-            one.look(store, LONG_S)
+        for watchdog in (first, second):
+            watchdog.poll(store, LONG_S)
     assert store.num_keys() == 0
 
 
-def test_calls_inside_of_a_call_are_a_part_of_it() -> None:
+def test_nested_call_is_part_of_outer_call() -> None:
     first, _, store = pair()
     with first.call("save_checkpoint"), first.call("wait_for_checkpoint"):
         ask(store, 1)
-        first.look(store, LONG_S)
+        first.poll(store, LONG_S)
     assert b"save_checkpoint" in store.get("t/0")
-    first.look(store, LONG_S)
+    first.poll(store, LONG_S)
     assert b'"calls": 1' in store.get("t/0")
 
 
-def test_zero_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zero_disables_the_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "0")
-    assert module._patience() == 0.0
+    assert module._timeout_s() == 0.0
     monkeypatch.setenv(VARIABLE, "soon")
-    assert module._patience() == 20.0
+    assert module._timeout_s() == 20.0

@@ -35,7 +35,7 @@ zerotrial.init_distributed()
 
 @pytest.mark.processes
 @pytest.mark.parametrize("start", STARTS)
-def test_a_world_that_zerotrial_started_is_left_at_the_end_of_the_script(start: str) -> None:
+def test_process_group_is_destroyed_at_exit(start: str) -> None:
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     ranks = [
         subprocess.Popen(
