@@ -5,7 +5,7 @@ from typing import Any
 
 from zerolab.config import load_experiment
 from zerolab.config.experiment.entrypoint import parse_entrypoint
-from zerolab.config.experiment.run_spec import sections_of
+from zerolab.config.experiment.run_spec import run_spec_fields
 
 SEARCHER = {"name": "single", "metric": "validation_loss"}
 
@@ -21,5 +21,6 @@ def sections(config: Mapping[str, Any]) -> dict[str, Any]:
     content = {**config, "entrypoint": "python script.py", "searcher": searcher}
     entrypoint = parse_entrypoint(config.get("entrypoint", "model:Trial"))
     return {
-        **sections_of(load_experiment(content)), "entrypoint": entrypoint, "config": dict(config),
+        **run_spec_fields(load_experiment(content)),
+        "entrypoint": entrypoint, "config": dict(config),
     }  # fmt: skip

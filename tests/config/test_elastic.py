@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from zerolab.config import load_engine_config
-from zerolab.config.engine.batch import BatchSizes, keep_batch, keeping_batch_of
+from zerolab.config.engine.batch import BatchSizes, keep_batch, keep_planned_batch
 from zerolab.config.experiment.model_source import FolderFiles
 from zerolab.config.experiment.resources import ResourcesConfig, fewer_slots
 from zerolab.config.validation import check_experiment
@@ -42,7 +42,7 @@ def test_fewer_ranks_take_more_micro_batches_of_the_same_batch() -> None:
 
 def test_an_engine_of_a_smaller_run_keeps_the_batch_that_its_trial_was_made_for() -> None:
     config = load_engine_config(ENGINE)
-    with keeping_batch_of(4, 2):
+    with keep_planned_batch(4, 2):
         assert config.batch_sizes(2) == BatchSizes(24, 2, 6, 2)
     assert config.batch_sizes(2) == BatchSizes(12, 2, 3, 2)
 

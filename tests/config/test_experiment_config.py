@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zerolab.config import grid_points, load_experiment, sample_hyperparameters
-from zerolab.config.experiment.run_spec import sections_of
-from zerolab.config.experiment.unsupported_fields import OTHER_SEARCHERS, REFUSED_FIELDS
+from zerolab.config.experiment.run_spec import run_spec_fields
+from zerolab.config.experiment.unsupported_fields import OTHER_SEARCHERS, UNSUPPORTED_FIELDS
 from zerolab.errors import ConfigError
 from zerolab.schema.hyperparameters import extremes
 from zerolab.searcher.registry import SEARCHERS
@@ -80,7 +80,7 @@ workspace: ""
     assert config.to_dict()["min_validation_period"] == {"epochs": 2}
     assert config.hyperparameters["decay"] == 0.001
     assert config.data == {"url": "x", "nothing": None}
-    assert sections_of(config)["variables"]["cuda"] == {"A": "1", "B": "x=y"}
+    assert run_spec_fields(config)["variables"]["cuda"] == {"A": "1", "B": "x=y"}
     assert [policy.name for policy in config.policies()] == ["stuck", "ECC Error"]
     assert config.log_policies[1].action == "cancel_retries"
     assert load_experiment(config.to_dict()) == config
@@ -343,13 +343,13 @@ def test_a_mistake_is_refused_with_a_line(content: dict[str, Any], problem: str)
     assert any(line.startswith(problem) for line in lines), lines
 
 
-@pytest.mark.parametrize("field", sorted(REFUSED_FIELDS))
+@pytest.mark.parametrize("field", sorted(UNSUPPORTED_FIELDS))
 def test_a_field_without_counterpart_says_what_to_do_instead(field: str) -> None:
     head, _, rest = field.partition(".")
     content = with_values()
     content[head] = {**content.get(head, {}), rest: ["on"]} if rest else ["on"]
     lines = problems(content)
-    assert f"{field}: is not supported; {REFUSED_FIELDS[field].instead}" in lines
+    assert f"{field}: is not supported; {UNSUPPORTED_FIELDS[field].instead}" in lines
     content[head] = {**content[head], rest: None} if rest else {}
     assert problems(content) == []
 
@@ -371,10 +371,10 @@ def test_a_length_that_the_searcher_and_the_class_need_is_asked_for_once() -> No
 def test_variables_may_differ_by_kind_of_slot() -> None:
     both = {"environment_variables": {"cpu": ["A=1"], "cuda": ["A=2", "B="]}}
     config = load_experiment(with_values(environment=both))
-    assert sections_of(config)["variables"] == {"cpu": {"A": "1"}, "cuda": {"A": "2", "B": ""}}
+    assert run_spec_fields(config)["variables"] == {"cpu": {"A": "1"}, "cuda": {"A": "2", "B": ""}}
     one = load_experiment(with_values(environment={"environment_variables": ["A=3"]}))
-    assert sections_of(one)["variables"] == {"cpu": {"A": "3"}, "cuda": {"A": "3"}}
-    assert sections_of(load_experiment(with_values()))["variables"] == {"cpu": {}, "cuda": {}}
+    assert run_spec_fields(one)["variables"] == {"cpu": {"A": "3"}, "cuda": {"A": "3"}}
+    assert run_spec_fields(load_experiment(with_values()))["variables"] == {"cpu": {}, "cuda": {}}
 
 
 @pytest.mark.parametrize(
@@ -393,7 +393,7 @@ def test_variables_under_gpu_are_those_of_cuda_and_those_under_rocm_are_refused(
         return with_values(environment={"environment_variables": lists})
 
     config = load_experiment(variables(cpu=["A=1"], gpu=["A=2"], rocm=[]))
-    assert sections_of(config)["variables"] == {"cpu": {"A": "1"}, "cuda": {"A": "2"}}
+    assert run_spec_fields(config)["variables"] == {"cpu": {"A": "1"}, "cuda": {"A": "2"}}
     (line,) = problems(variables(cuda=["A=1"], gpu=["A=2"]))
     assert "gpu is another name for cuda, got both" in line
     (line,) = problems(variables(rocm=["A=1"]))

@@ -8,7 +8,7 @@ import pytest
 from zerolab.config.experiment.experiment_config import ExperimentConfig, load_experiment
 from zerolab.config.experiment.hosts import with_ranks
 from zerolab.config.experiment.model_source import FolderFiles
-from zerolab.config.experiment.run_spec import sections_of
+from zerolab.config.experiment.run_spec import run_spec_fields
 from zerolab.config.validation import check_experiment
 from zerolab.contract.spec import HostSlots
 from zerolab.errors import ConfigError
@@ -50,11 +50,11 @@ def test_the_ranks_of_a_trial_are_the_slots_that_the_filters_leave(folder: Path)
     assert found.resources.slots_per_trial == 3
     again = load_experiment(found.to_dict())
     assert again.resources == found.resources
-    sections = sections_of(again)
+    sections = run_spec_fields(again)
     assert sections["hosts"] == (HostSlots("worker-1", (0, 1)), HostSlots("me@worker-2", (1,)))
     assert sections["ssh_config"] == "/etc/ssh/x"
     assert sections["fewer"] == ()
-    assert sections_of(check(folder, slots_per_trial=2))["hosts"] == ()
+    assert run_spec_fields(check(folder, slots_per_trial=2))["hosts"] == ()
 
 
 def test_a_plan_for_another_number_of_ranks_asks_for_no_machines(folder: Path) -> None:
@@ -68,7 +68,7 @@ def test_an_elastic_trial_of_a_hostfile_begins_with_fewer_ranks_where_the_batch_
     folder: Path,
 ) -> None:
     found = check(folder, hostfile="hosts", exclude="me@worker-2:0", elastic={"min_slots": 1})
-    sections = sections_of(load_experiment(found.to_dict()))
+    sections = run_spec_fields(load_experiment(found.to_dict()))
     assert sections["fewer"] == (2, 1)
     columns = resource_columns(found)
     assert (columns["slots"], columns["fewer_slots"]) == (1, "[]")  # of the agent: one, not fewer

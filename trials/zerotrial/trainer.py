@@ -12,8 +12,8 @@ import msgspec
 import torch
 
 from zerolab.config import load_experiment
-from zerolab.config.experiment.run_overrides import determined_by_run
-from zerolab.config.experiment.run_spec import sections_of
+from zerolab.config.experiment.run_overrides import apply_run_overrides
+from zerolab.config.experiment.run_spec import run_spec_fields
 from zerolab.config.experiment.storage import read_address
 from zerolab.contract.hparam_reads import warn_of_unread
 from zerolab.contract.secrets import mask_secrets
@@ -92,7 +92,7 @@ def init(
     context.set_enable_tensorboard_logging(enable_tensorboard_logging)
     random_state.seed_everything(spec.trial_seed)
     try:
-        with determined_by_run(spec):
+        with apply_run_overrides(spec):
             yield context
     except BaseException:
         context.close()
@@ -240,7 +240,7 @@ def _run_spec(
     if isinstance(storage, Mapping):
         address = read_address(storage) or address
     if exp_conf and "searcher" in exp_conf:
-        sections = sections_of(load_experiment({"entrypoint": "python", **exp_conf}))
+        sections = run_spec_fields(load_experiment({"entrypoint": "python", **exp_conf}))
     return RunSpec(
         **sections,
         config=mask_secrets(exp_conf or {}, for_trial=True),

@@ -75,11 +75,13 @@ def _check(given: Mapping[str, float], like: int | None) -> None:
 
 def _computed(file: Path, given: Mapping[str, float]) -> dict[str, Any]:
     from zerolab.config import load_experiment
-    from zerolab.config.experiment.search_preview import preview_of
+    from zerolab.config.experiment.search_preview import estimate_search
 
     seconds = given.get("seconds_per_batch"), given.get("seconds_per_epoch")
     config = load_experiment(file)
-    return _plain(preview_of(config, seconds_per_batch=seconds[0], seconds_per_epoch=seconds[1]))
+    return _plain(
+        estimate_search(config, seconds_per_batch=seconds[0], seconds_per_epoch=seconds[1])
+    )
 
 
 def _asked(file: Path, like: int) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Configuration: experiment files (YAML) and engine files (DeepSpeed's JSON), read strictly.
 
-Importing this package is cheap; each name is loaded when it is first used.
+Importing this package is cheap; each name is imported on first use.
 """
 
 from importlib import import_module

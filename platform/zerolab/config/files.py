@@ -1,4 +1,4 @@
-"""Reading JSON and YAML so that nothing written in a file is lost: duplicate keys are refused."""
+"""Strict parsers of JSON and YAML, which reject duplicate keys."""
 
 import json
 import re
@@ -27,21 +27,21 @@ __all__ = [
 
 
 def experiment_file(path: Path) -> Path:
-    """Return the experiment file that a user means: a folder's ``experiment.yaml``, else the file.
+    """Return the experiment file: ``experiment.yaml`` of a folder, else the file itself.
 
     Raises:
-        ConfigError: If the folder has none, or the file is a program.
+        ConfigError: If the folder has no such file, or the file is a program.
     """
     if not path.is_dir():
         if path.suffix.lower() in _PROGRAMS and path.is_file():
             raise ConfigError(str(path), [_program_problem(path)])
         return path
-    found = [path / name for name in ("experiment.yaml", "experiment.yml")]
-    for file in found:
+    candidates = [path / name for name in ("experiment.yaml", "experiment.yml")]
+    for file in candidates:
         if file.is_file():
             return file
-    others = sorted(each.name for each in path.iterdir() if each.suffix in (".yaml", ".yml"))
-    has = f"its YAML files are: {', '.join(others)}" if others else "it has no YAML file"
+    yaml_files = sorted(entry.name for entry in path.iterdir() if entry.suffix in (".yaml", ".yml"))
+    has = f"its YAML files are: {', '.join(yaml_files)}" if yaml_files else "it has no YAML file"
     raise ConfigError(str(path), [f"folder: must have an experiment.yaml, got none; {has}"])
 
 
@@ -49,21 +49,21 @@ _PROGRAMS = {".py": "a Python file", ".ipynb": "a notebook", ".sh": "a shell scr
 
 
 def _program_problem(path: Path) -> str:
-    """Say which file is meant where a program is given, or how to run the program alone."""
+    """Return the error text for a program that was given as an experiment file."""
     near = [path.parent / name for name in ("experiment.yaml", "experiment.yml")]
     file = next((str(file) for file in near if file.is_file()), None)
-    meant = f"use {file}" if file else "write one, and name the program in its `entrypoint`"
+    advice = f"use {file}" if file else "write one, and name the program in its `entrypoint`"
     runner = {".py": "python ", ".sh": "sh "}.get(path.suffix.lower())
-    alone = f", or run it alone: `zerolab task run --name {path.stem} -- {runner}{path.name}`"
+    run_hint = f", or run it alone: `zerolab task run --name {path.stem} -- {runner}{path.name}`"
     got = f"got {_PROGRAMS[path.suffix.lower()]}"
-    return f"file: must be an experiment file (YAML), {got}; {meant}{alone if runner else ''}"
+    return f"file: must be an experiment file (YAML), {got}; {advice}{run_hint if runner else ''}"
 
 
 def _decode(text: bytes | str, source: str) -> str:
-    """Read bytes as text: UTF-8, with or without a mark, or what the mark says.
+    """Decode UTF-8, or the encoding that a byte order mark names.
 
     Raises:
-        ConfigError: If it is something else, with the place of the first wrong byte.
+        ConfigError: If the bytes are invalid, with the position of the first one.
     """
     if isinstance(text, str):
         return text
@@ -84,7 +84,7 @@ def read_bytes(path: str | PathLike[str]) -> bytes:
     """Read a file.
 
     Raises:
-        ConfigError: If that is impossible.
+        ConfigError: If it cannot be read.
     """
     try:
         return Path(path).read_bytes()
@@ -96,7 +96,7 @@ def read_bytes(path: str | PathLike[str]) -> bytes:
 
 
 def _missing_file(path: Path) -> str:
-    """Say that a file does not exist, and which files of its kind its folder has."""
+    """Return the error text for a missing file, with the files of its kind in the folder."""
     folder = path.absolute().parent
     if not folder.is_dir():
         return f"file: must exist, got a path in the folder {folder}, which does not exist"
@@ -104,8 +104,8 @@ def _missing_file(path: Path) -> str:
     names = sorted(file.name for file in folder.iterdir() if file.suffix.lower() in kinds)
     kind = " and ".join(sorted(kinds))
     has = f"its {kind} files are: {', '.join(names[:10])}" if names else f"it has no {kind} file"
-    told = f"file: must exist, got {path.name!r}, which is not in {folder}"
-    return f"{told}{suggest(path.name, names)}; {has}"
+    problem = f"file: must exist, got {path.name!r}, which is not in {folder}"
+    return f"{problem}{suggest(path.name, names)}; {has}"
 
 
 def read_json(path: str | PathLike[str]) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def parse_json(text: bytes | str, source: str, *, finite: bool = True) -> dict[s
     Args:
         text: The content of a file.
         source: Its name, for messages.
-        finite: Whether ``Infinity`` and ``NaN`` are refused here.
+        finite: Reject ``Infinity`` and ``NaN``.
 
     Raises:
         ConfigError: If it is not JSON, or names a key twice.
@@ -148,8 +148,8 @@ def parse_json(text: bytes | str, source: str, *, finite: bool = True) -> dict[s
     try:
         content = json.loads(text, object_pairs_hook=collect, parse_constant=read_constant)
     except json.JSONDecodeError as error:
-        where = f"line {error.lineno}, column {error.colno}"
-        raise ConfigError(source, [f"{where}: {_json_problem(text, error)}"]) from None
+        position = f"line {error.lineno}, column {error.colno}"
+        raise ConfigError(source, [f"{position}: {_json_problem(text, error)}"]) from None
     except RecursionError:
         raise _too_deep(source) from None
     except ValueError as error:
@@ -159,7 +159,7 @@ def parse_json(text: bytes | str, source: str, *, finite: bool = True) -> dict[s
 
 
 class _Collector:
-    """Makes a mapping of pairs, and remembers the keys that stand in it twice."""
+    """Collector of a mapping's pairs that records duplicate keys."""
 
     def __init__(self) -> None:
         self._twice: list[str] = []
@@ -170,7 +170,7 @@ class _Collector:
         return dict(pairs)
 
     def refuse(self, source: str) -> None:
-        """Refuse the file if there are any.
+        """Raise an error if there are duplicate keys.
 
         Raises:
             ConfigError: With one line for each key.
@@ -181,17 +181,17 @@ class _Collector:
 
 
 def parse_hjson(text: bytes | str, source: str) -> dict[str, Any] | None:
-    """Read JSON with comments, commas too many and the other freedoms of hjson.
+    """Read JSON with comments, superfluous commas and the other extensions of hjson.
 
-    Text without quotes reaches to the end of its line in hjson, a comma included; such a value is
-    told as a mistake.
+    Text without quotes reaches to the end of its line in hjson, a comma included. Such a value is
+    an error.
 
     Args:
         text: The content of a file.
         source: Its name, for messages.
 
     Returns:
-        The content; None if it is no hjson, or no object in braces.
+        The content; None if it is not hjson, or not an object in braces.
 
     Raises:
         ConfigError: If it names a key twice, or holds text without quotes before a comma.
@@ -218,7 +218,7 @@ _ENDLESS = ("Infinity", "-Infinity", "NaN")
 
 
 def _with_constants(value: Any, path: Keys, problems: list[str]) -> Any:
-    """Read text without quotes that is a number all the same, and name what cannot be read."""
+    """Convert numbers in text without quotes, and record what is invalid."""
     if isinstance(value, dict):
         return {key: _with_constants(inner, (*path, key), problems) for key, inner in value.items()}
     if isinstance(value, list):
@@ -238,17 +238,17 @@ def _with_constants(value: Any, path: Keys, problems: list[str]) -> Any:
 
 
 def _json_problem(text: str, error: json.JSONDecodeError) -> str:
-    """Say what is wrong by what stands at the place."""
-    here, before = text[error.pos :], text[: error.pos].rstrip()
-    if not here.strip():
+    """Describe a syntax error by the text at its position."""
+    remaining, before = text[error.pos :], text[: error.pos].rstrip()
+    if not remaining.strip():
         return "must be JSON, got the end of the file before everything is closed"
-    if here[0] in "}]" and before.endswith(","):
-        return f"must be JSON, got a comma before {here[0]!r}; remove the comma"
-    if here.startswith(("//", "/*", "#")):
+    if remaining[0] in "}]" and before.endswith(","):
+        return f"must be JSON, got a comma before {remaining[0]!r}; remove the comma"
+    if remaining.startswith(("//", "/*", "#")):
         return "must be JSON without comments, got a comment; remove it"
-    if here[0] == "'":
+    if remaining[0] == "'":
         return 'must be JSON, got text in single quotes; use "double quotes"'
-    word = re.match(r"True|False|None", here)
+    word = re.match(r"True|False|None", remaining)
     if word:
         return f"must be JSON, got {word[0]}; write {_PLAIN[word[0]]}"
     return f"must be JSON, got an error: {error.msg}"
@@ -309,7 +309,7 @@ def _mapping(content: object, source: str) -> dict[str, Any]:
 
 
 def _loader() -> "type[yaml.SafeLoader]":
-    """A safe YAML loader with YAML 1.2 floats, string keys and no key given twice."""
+    """Return a safe YAML loader with YAML 1.2 floats, string keys and unique keys."""
     import yaml
 
     class Loader(yaml.SafeLoader):

@@ -1,4 +1,4 @@
-"""Which machines and slots a multi-node run uses, in DeepSpeed's syntax.
+"""Machines and slots of a multi-node run, in DeepSpeed's syntax.
 
 ```
 worker-0 slots=4
@@ -19,10 +19,10 @@ __all__ = ["combination_problems", "filter_slots", "parse_hostfile"]
 
 _ENTRY = re.compile(r"(\S+)\s+slots=0*([0-9]+)(?:[\s#](.*))?")
 _BYTE_ORDER_MARK = "\ufeff"
-_AGAIN = re.compile(r"\bslots=")
+_SLOTS_AGAIN = re.compile(r"\bslots=")
 _NUMBER = re.compile(r"[0-9]{1,9}")
 _MOST_SLOTS = 4096
-"""Of one machine: a slip of the finger shall not become a list of a thousand million slots."""
+"""Most slots of one machine: a typing error must not create a list of a billion slots."""
 
 
 def parse_hostfile(text: str) -> dict[str, int]:
@@ -35,7 +35,8 @@ def parse_hostfile(text: str) -> dict[str, int]:
         Host to its number of slots, in the order of the file. ``user@host`` stays as it is.
 
     Raises:
-        ConfigError: If a line is no entry, a host stands twice, or there is none; all at once.
+        ConfigError: If a line is invalid, a host occurs twice, or there is no host; all problems at
+            once.
     """
     hosts: dict[str, int] = {}
     problems = []
@@ -48,11 +49,11 @@ def parse_hostfile(text: str) -> dict[str, int]:
             problems.append(f"line {number}: must look like `HOST slots=N`, got {content!r}")
         elif entry[1] in hosts:
             problems.append(f"line {number}: {entry[1]} stands here a second time; keep one line")
-        elif _AGAIN.search((entry[3] or "").partition("#")[0]):
+        elif _SLOTS_AGAIN.search((entry[3] or "").partition("#")[0]):
             problems.append(f"line {number}: {entry[1]} has slots= twice; keep one of them")
         elif len(entry[2]) > len(str(_MOST_SLOTS)) or int(entry[2]) > _MOST_SLOTS:
-            told = f"must be at most {_MOST_SLOTS}, got {entry[2][:20]}"
-            problems.append(f"line {number}: slots of {entry[1]}: {told}")
+            problem = f"must be at most {_MOST_SLOTS}, got {entry[2][:20]}"
+            problems.append(f"line {number}: slots of {entry[1]}: {problem}")
         else:
             hosts[entry[1]] = int(entry[2])
     if not hosts and not problems:
@@ -72,12 +73,12 @@ def filter_slots(
     """Choose hosts and slots.
 
     Args:
-        hosts: From :func:`parse_hostfile`; those with 0 slots are out of use, and not counted.
-        include: Only these; a host without slots means all of its slots, unless the same host
-            stands there with slots too.
-        exclude: All but these.
-        num_nodes: The first so many hosts.
-        num_gpus: The first so many slots of each host.
+        hosts: From :func:`parse_hostfile`; hosts with 0 slots are ignored.
+        include: Use these only; a host without slots means all of its slots, unless the same host
+            also occurs with slots.
+        exclude: Use all but these.
+        num_nodes: Use the first N hosts.
+        num_gpus: Use the first N slots of each host.
 
     Returns:
         Host to its slots in ascending order; hosts in the order of the hostfile, none without a
@@ -103,8 +104,8 @@ def filter_slots(
         available = _first(available, num_nodes, num_gpus, problems)
     available = {host: slots for host, slots in available.items() if slots}
     if not available and not problems:
-        told = "no slot is left; include more, or exclude less"
-        problems.append(told if include or exclude else "every host of the hostfile has slots=0")
+        problem = "no slot is left; include more, or exclude less"
+        problems.append(problem if include or exclude else "every host of the hostfile has slots=0")
     if problems:
         raise ConfigError("hosts and slots", problems)
     return available
@@ -113,7 +114,7 @@ def filter_slots(
 def combination_problems(
     include: str, exclude: str, num_nodes: int | None = None, num_gpus: int | None = None
 ) -> list[str]:
-    """Say which filters and counts cannot be given together, whatever the hostfile holds."""
+    """Return the conflicts between filters and counts, for any hostfile."""
     problems = []
     if include and exclude:
         problems.append("include and exclude: only one of them may be given")
@@ -148,7 +149,7 @@ def _parse_filter(
     without: Sequence[str],
     problems: list[str],
 ) -> dict[str, list[int]]:
-    whole: set[str] = set()
+    full_hosts: set[str] = set()
     chosen: dict[str, set[int]] = {}
     for part in _split_nodes(text, {*available, *without}):
         host, colon, numbers = (word.strip() for word in part.partition(":"))
@@ -159,13 +160,13 @@ def _parse_filter(
         elif host not in available:
             problems.append(f"{key}: {host!r} is not in the hostfile ({', '.join(available)})")
         elif not colon:
-            whole.add(host)
+            full_hosts.add(host)
         else:
             slots = chosen.setdefault(host, set())
             for number in numbers.split(","):
                 if not _NUMBER.fullmatch(number.strip()):
-                    told = f"{part.strip()!r}: slots must be numbers with commas between them"
-                    problems.append(f"{key}: {told}, got {number!r}")
+                    problem = f"{part.strip()!r}: slots must be numbers with commas between them"
+                    problems.append(f"{key}: {problem}, got {number!r}")
                 elif int(number) not in available[host]:
                     has = f"has slots 0 to {len(available[host]) - 1}"
                     problems.append(f"{key}: {host} {has}, got {number.strip()}")
@@ -174,7 +175,7 @@ def _parse_filter(
     return {
         host: sorted(chosen[host]) if host in chosen else available[host]
         for host in available
-        if host in whole or host in chosen
+        if host in full_hosts or host in chosen
     }
 
 

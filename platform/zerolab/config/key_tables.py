@@ -1,4 +1,4 @@
-"""Tables of every key for the documents, from the sections themselves.
+"""Tables of all configuration keys for the docs, generated from the sections.
 
 ``python -m zerolab.config.key_tables docs`` writes them between the markers of
 ``docs/ds_config.md``, ``docs/experiment_config.md`` and ``docs/from_determined.md``.
@@ -19,11 +19,11 @@ from typing import Any
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.engine.optimizers import OPTIMIZERS, TORCH_OPTIMIZERS
 from zerolab.config.engine.schedules import SCHEDULES, TORCH_SCHEDULES
-from zerolab.config.engine.unsupported_keys import ALIASES, REFUSED
+from zerolab.config.engine.unsupported_keys import ALIASES, UNSUPPORTED_KEYS
 from zerolab.config.experiment.experiment_config import ExperimentConfig
 from zerolab.config.experiment.sections import StageConfig
-from zerolab.config.experiment.unsupported_fields import OTHER_SEARCHERS, REFUSED_FIELDS
-from zerolab.config.unsupported import Refused
+from zerolab.config.experiment.unsupported_fields import OTHER_SEARCHERS, UNSUPPORTED_FIELDS
+from zerolab.config.unsupported import UnsupportedKey
 from zerolab.determined import replacements
 from zerolab.schema.hints import HINT
 from zerolab.schema.lengths import Length
@@ -37,11 +37,11 @@ Row = tuple[str, str, str, str]
 
 @cache
 def field_texts(kind: type, base: type = Section) -> Mapping[str, str]:
-    """The line of text under each field of a class, by the field's name.
+    """Return the text under each field of a class, by the field's name.
 
     Args:
-        kind: A section, or another class that declares its fields.
-        base: What it is made from; that has no fields of its own.
+        kind: A section, or another class that declares fields.
+        base: Its base class, whose fields are left out.
     """
     texts: dict[str, str] = {}
     for cls in reversed(kind.__mro__):
@@ -62,12 +62,12 @@ def field_texts(kind: type, base: type = Section) -> Mapping[str, str]:
 
 
 def rows(section: type[Section], model: str, prefix: str = "") -> Iterator[Row]:
-    """One row for each key of a section and of the sections inside it.
+    """Yield a row for each key of a section and of the sections inside it.
 
     Args:
-        section: Of the engine's or the experiment's file.
-        model: Whose keys these are, ``DeepSpeed`` or ``Determined``.
-        prefix: Dotted key of the section itself, with a dot behind it.
+        section: A section of the engine's or the experiment's file.
+        model: Owner of the keys, ``DeepSpeed`` or ``Determined``.
+        prefix: Dotted key of the section, with a final dot.
     """
     texts = field_texts(section)
     for name, field in section.model_fields.items():
@@ -94,7 +94,7 @@ def rows(section: type[Section], model: str, prefix: str = "") -> Iterator[Row]:
 def _choice_rows(
     shared: type[Section] | None, choices: Mapping[str, type[Section]], model: str, prefix: str
 ) -> Iterator[Row]:
-    """The rows of a block that is one of several: its name, what all share, what only one has."""
+    """Yield rows of a block with several kinds: the name, shared keys, keys of one kind."""
     assert shared is not None
     meanings = (f"`{name}`: {field_texts(cls)['name']}" for name, cls in choices.items())
     names = ", ".join(f"`{name}`" for name in choices)
@@ -133,18 +133,18 @@ def _type(annotation: Any) -> str:
 
 
 def table(head: tuple[str, ...], body: Iterable[tuple[str, ...]]) -> str:
-    """A table in Markdown."""
+    """Return a Markdown table."""
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in body]
     return "\n".join(lines)
 
 
 def _keys(section: type[Section], model: str, prefix: str = "") -> str:
-    found = (
+    table_rows = (
         (f"`{key}`", kind, default, text)
         for key, kind, default, text in rows(section, model, prefix)
     )
-    return table(("key", "type", "default", "effect"), found)
+    return table(("key", "type", "default", "effect"), table_rows)
 
 
 def _arguments(sections: Mapping[str, type[Section]]) -> str:
@@ -167,7 +167,7 @@ def _pairs(head: tuple[str, str], pairs: Mapping[str, str]) -> str:
     return table(head, ((f"`{key}`", text) for key, text in sorted(pairs.items())))
 
 
-def _refused(head: str, keys: Mapping[str, Refused]) -> str:
+def _refused(head: str, keys: Mapping[str, UnsupportedKey]) -> str:
     body = (
         (f"`{key}`", ", ".join(filter(None, ["`null`", entry.off.text])), entry.instead)
         for key, entry in sorted(keys.items())
@@ -185,13 +185,13 @@ TABLES = {
     "engine torch optimizers": lambda: _names(TORCH_OPTIMIZERS),
     "engine schedules": lambda: _arguments(SCHEDULES),
     "engine torch schedules": lambda: _names(TORCH_SCHEDULES),
-    "engine refused": lambda: _refused("key", REFUSED),
+    "engine refused": lambda: _refused("key", UNSUPPORTED_KEYS),
     "engine aliases": lambda: _pairs(
         ("second name", "first name"), {key: f"`{first}`" for key, first in ALIASES.items()}
     ),
     "experiment fields": lambda: _keys(ExperimentConfig, "Determined"),
     "experiment stage": lambda: _keys(StageConfig, "Determined", "data.stage."),
-    "experiment refused": lambda: _refused("field", REFUSED_FIELDS),
+    "experiment refused": lambda: _refused("field", UNSUPPORTED_FIELDS),
     "experiment strangers": lambda: _pairs(
         ("value", "what the message says"),
         {f"searcher.name: {name}": text for name, text in OTHER_SEARCHERS.items()},
@@ -202,14 +202,14 @@ TABLES = {
     ),
     "determined commands": lambda: _pairs(
         ("Determined", "here"),
-        {f"det {words}": text for words, text in replacements("det ").items()},
+        {f"det {command}": text for command, text in replacements("det ").items()},
     ),
 }
-"""Name of a marker to what stands between it and its end."""
+"""Name of a marker to the content between it and its end."""
 
 
 def with_tables(text: str, tables: Mapping[str, Callable[[], str]] = TABLES) -> str:
-    """A document with what stands between its markers made anew."""
+    """Return a document with the content between its markers replaced."""
 
     def fill(match: re.Match[str]) -> str:
         return f"{match[1]}\n{tables[match[2]]()}\n{match[3]}"

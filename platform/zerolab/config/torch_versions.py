@@ -20,7 +20,7 @@ def torch_problems(
     Args:
         config: Of the engine.
         version: Of torch, e.g. ``2.7.1+cu126``.
-        pipeline_stages: Of the model, where they are known; by default those of the configuration.
+        pipeline_stages: Stages of the model, if known; by default those of the configuration.
 
     Returns:
         One problem for each key that needs a newer torch; empty if there is none.
@@ -34,7 +34,7 @@ def torch_problems(
     release = _RELEASE.match(version)
     if release is None:
         return [f"torch: must be a version such as 2.11.0, got {version!r}"]
-    found = (int(release[1]), int(release[2]))
+    release_numbers = (int(release[1]), int(release[2]))
     zero, optimizer = config.zero_optimization, config.optimizer
     stages = pipeline_stages or config.pipeline.stages or 1
     cut = config.tensor_parallel.size
@@ -46,11 +46,11 @@ def torch_problems(
         ((2, 9), is_muon, "optimizer.type: Muon", "use AdamW"),
     ]
     problems = []
-    if found < OLDEST_TORCH:
+    if release_numbers < OLDEST_TORCH:
         problems.append(f"torch: must be 2.6 or newer, got {version}; install a newer torch")
     return problems + [
         f"{key} needs torch {oldest[0]}.{oldest[1]} or newer, got torch {version}; "
         f"install a newer torch, or {remedy}"
         for oldest, applies, key, remedy in needs
-        if applies and found < oldest
+        if applies and release_numbers < oldest
     ]

@@ -1,15 +1,24 @@
-"""Keys that do not exist here: which values of them mean "off", and what to do about the others."""
+"""Unsupported keys: the values that turn a key off, and the advice for other values."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["BLOCK", "EMPTY", "NOTHING", "SWITCH", "Off", "Refused", "take_refused", "values"]
+__all__ = [
+    "BLOCK",
+    "EMPTY",
+    "NEVER_OFF",
+    "SWITCH",
+    "OffValues",
+    "UnsupportedKey",
+    "remove_unsupported",
+    "values",
+]
 
 
 @dataclass(frozen=True)
-class Off:
-    """Which values of a key mean that it is off; ``null`` always does."""
+class OffValues:
+    """Values that turn a key off; ``null`` always does."""
 
     text: str
     """The values, for the documents."""
@@ -18,23 +27,23 @@ class Off:
 
 
 @dataclass(frozen=True)
-class Refused:
+class UnsupportedKey:
     """A key without counterpart."""
 
     instead: str
-    """What the user should do."""
+    """Advice for the user."""
 
-    off: Off
-    """Values that are accepted, since they ask for nothing."""
+    off: OffValues
+    """Values that are accepted because they request nothing."""
 
 
-def values(off: Sequence[Any]) -> Off:
-    """Exactly these, each of its own type: ``1`` is not ``true``."""
+def values(off: Sequence[Any]) -> OffValues:
+    """Match exactly these values, with their types: ``1`` is not ``true``."""
 
     def holds(value: Any) -> bool:
-        return any(type(value) is type(known) and value == known for known in off)
+        return any(type(value) is type(expected) and value == expected for expected in off)
 
-    return Off(", ".join(f"`{_as_json(value)}`" for value in off), holds)
+    return OffValues(", ".join(f"`{_as_json(value)}`" for value in off), holds)
 
 
 def _as_json(value: Any) -> str:
@@ -46,45 +55,45 @@ def _is_disabled(value: Any) -> bool:
 
 
 SWITCH = values([False])
-"""Of a switch that is off unless it is turned on."""
+"""A switch that is off by default."""
 
-NOTHING = Off("", lambda _: False)
-"""Of a key that is on as soon as it is there."""
+NEVER_OFF = OffValues("", lambda _: False)
+"""A key that is on whenever it is present."""
 
-EMPTY = Off("`false`, empty", lambda value: value is False or value in ("", [], {}))
-"""Of a key that asks for nothing when there is nothing in it."""
+EMPTY = OffValues("`false`, empty", lambda value: value is False or value in ("", [], {}))
+"""A key that requests nothing if its value is empty."""
 
-BLOCK = Off("`false`, without `enabled: true`", _is_disabled)
-"""Of a block that is off unless it is enabled."""
+BLOCK = OffValues("`false`, without `enabled: true`", _is_disabled)
+"""A block that is off unless it is enabled."""
 
 
-def take_refused(
-    data: Mapping[str, Any], table: Mapping[str, Refused], opaque: Collection[str]
+def remove_unsupported(
+    data: Mapping[str, Any], table: Mapping[str, UnsupportedKey], opaque: Collection[str]
 ) -> tuple[dict[str, Any], list[str], list[str]]:
-    """Part a file from the keys that have no counterpart here.
+    """Remove the unsupported keys from a file.
 
     Args:
         data: The file.
-        table: By dotted key.
-        opaque: Dotted keys whose content is the user's own.
+        table: Unsupported keys, by dotted key.
+        opaque: Dotted keys whose content belongs to the user.
 
     Returns:
-        The file without them, one problem for each that is on, and the keys that are off.
+        The file without them, one problem for each key that is on, and the keys that are off.
     """
     problems: list[str] = []
     off: list[str] = []
 
     def take(block: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-        rest: dict[str, Any] = {}
+        supported: dict[str, Any] = {}
         for name, value in block.items():
             key = f"{prefix}{name}"
             if key not in table:
                 inside = isinstance(value, Mapping) and key not in opaque
-                rest[name] = take(value, f"{key}.") if inside else value
+                supported[name] = take(value, f"{key}.") if inside else value
             elif value is None or table[key].off.holds(value):
                 off.append(key)
             else:
                 problems.append(f"{key}: is not supported; {table[key].instead}")
-        return rest
+        return supported
 
     return take(data, ""), problems, off

@@ -1,4 +1,4 @@
-"""Checking an experiment with the engine file it names, before anything starts."""
+"""Validation of an experiment with its engine file, before anything starts."""
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +24,11 @@ from zerolab.config.experiment.model_source import (
     entrypoint_problem,
     source_problems,
 )
-from zerolab.config.experiment.resources import ResourcesConfig, elastic_with, launcher_problem
+from zerolab.config.experiment.resources import (
+    ResourcesConfig,
+    launcher_problem,
+    with_elastic_counts,
+)
 from zerolab.config.experiment.run_spec import variables_of
 from zerolab.config.experiment.training_arguments import training_argument_problems
 from zerolab.config.files import experiment_file, read_yaml
@@ -51,14 +55,14 @@ def check_experiment(
 ) -> ExperimentConfig:
     """Check an experiment's configuration, its entrypoint and the engine file that it names.
 
-    The model's source is read, never imported. Searched values are tried at the ends of their
+    The model's source is read, never imported. Searched values are checked at the ends of their
     ranges, and every choice once.
 
     Args:
         content: The experiment file.
         model: The files of the model directory.
         source: The experiment file's name, for messages.
-        strict: Read the engine file without the tolerant step.
+        strict: Read the engine file without normalization.
 
     Raises:
         ConfigError: With every problem of both files.
@@ -85,13 +89,13 @@ def check_experiment(
         problems += misplaced_specs(space)
         batches = _batches(parsed.config)
         is_command = _is_command(parsed.config, content)
-        for _, found in engine_files(space, model, batches, strict=strict):
+        for _, engine in engine_files(space, model, batches, strict=strict):
             # A Trainer fills them from its own arguments.
-            left = found.left_open if is_command else []
-            problems += [line for line in found.problems if line not in left]
-            problems += _batch_problems(found, slots)
-            problems += _schedule_problems(found, slots)
-            counts = _counts_that_divide(found, slots)
+            open_keys = engine.left_open if is_command else []
+            problems += [line for line in engine.problems if line not in open_keys]
+            problems += _batch_problems(engine, slots)
+            problems += _schedule_problems(engine, slots)
+            counts = _batch_keeping_counts(engine, slots)
             fit = counts if fit is None or counts is None else [n for n in fit if n in counts]
     environment = _environment(parsed.config)
     if parsed.config is not None and "entrypoint" not in parsed.bad:
@@ -104,7 +108,7 @@ def check_experiment(
     if problems or parsed.config is None or resources is None:
         raise ConfigError(source, problems)
     try:
-        elastic = elastic_with(resources, fit)
+        elastic = with_elastic_counts(resources, fit)
     except ValueError as error:
         raise ConfigError(source, [str(error)]) from None
     filled = resources.model_copy(update={"elastic": elastic})
@@ -112,37 +116,37 @@ def check_experiment(
 
 
 def _is_command(config: ExperimentConfig | None, content: Mapping[str, Any]) -> bool:
-    """Whether the entrypoint is a command, also where the file has mistakes."""
+    """Return whether the entrypoint is a command, even if the file has errors."""
     if config is not None:
         return config.trial_class is None
     entrypoint = content.get("entrypoint")
-    words = entrypoint.split() if isinstance(entrypoint, str) else entrypoint
-    return isinstance(words, list) and len(words) > 1
+    arguments = entrypoint.split() if isinstance(entrypoint, str) else entrypoint
+    return isinstance(arguments, list) and len(arguments) > 1
 
 
 def _other_python(content: Mapping[str, Any]) -> bool:
-    """Whether the experiment names the Python that runs its trials."""
+    """Return whether the experiment names the Python interpreter of its trials."""
     environment = content.get("environment")
     return isinstance(environment, Mapping) and bool(environment.get("python"))
 
 
-def _counts_that_divide(found: EngineFile, slots: int | None) -> list[int] | None:
-    """Return with how many ranks a trial could keep its batch; None where that is not known."""
-    config = found.config
-    if config is None or slots is None or found.problems or _batch_problems(found, slots):
+def _batch_keeping_counts(engine: EngineFile, slots: int | None) -> list[int] | None:
+    """Return the numbers of ranks that keep a trial's batch, or None if unknown."""
+    config = engine.config
+    if config is None or slots is None or engine.problems or _batch_problems(engine, slots):
         return None
     planned = config.batch_sizes(config.data_parallel_size(slots))
     return [
         count
         for count in range(1, slots + 1)
         if config.layout_problem(count) is None
-        and not isinstance(kept := keep_batch(planned, config.data_parallel_size(count)), str)
-        and not _unfit(config, kept)
+        and not isinstance(sizes := keep_batch(planned, config.data_parallel_size(count)), str)
+        and not _pipeline_problems(config, sizes)
     ]
 
 
 def _environment(config: ExperimentConfig | None) -> dict[str, str]:
-    """Variables that a trial gets, on whichever kind of slot."""
+    """Return the variables of a trial, for any kind of slot."""
     variables = variables_of(config) if config is not None else {}
     return {name: value for named in variables.values() for name, value in named.items()}
 
@@ -165,7 +169,7 @@ def _entrypoint_problems(
 
 
 def _refuse_engine_file(content: Mapping[str, Any], source: str) -> None:
-    """Refuse a file that is the engine's own, in one line in place of one for each key.
+    """Reject an engine file, with one line instead of one for each key.
 
     Raises:
         ConfigError: If it has keys of an engine file, and none of an experiment.
@@ -192,12 +196,12 @@ def engine_files(
     Args:
         space: An experiment's hyperparameters, without mistakes.
         model: The files of the model directory.
-        batches: How far the searcher lets a trial train, in optimizer steps.
-        strict: Leave the tolerant step out.
+        batches: Maximum length of a trial in optimizer steps.
+        strict: Skip normalization.
 
     Yields:
-        The engine file's name (empty when the experiment holds its content) and what was read;
-        its problems begin with the file's name.
+        The engine file's name (empty if the experiment has its content) and the file; its problems
+        begin with that name.
     """
     for sample in extremes(space):
         base = sample.get("deepspeed_config")
@@ -224,8 +228,8 @@ def _read_engine(
 ) -> tuple[str, EngineFile]:
     key = "hyperparameters.deepspeed_config"
     if isinstance(base, Mapping):
-        found = read(base, key)
-        return "", _prefixed(found, f"{key}.")
+        engine = read(base, key)
+        return "", _prefixed(engine, f"{key}.")
     if not isinstance(base, str):
         text = f"{key}: must be the path of a JSON file or its content, got {base!r}"
         return "", EngineFile(None, [text], frozenset())
@@ -240,60 +244,62 @@ def _read_engine(
     try:
         content, changes = read_engine_text(raw, base, strict=strict)
     except ConfigError as error:
-        found = EngineFile(None, error.problems, frozenset())
+        engine = EngineFile(None, error.problems, frozenset())
     else:
-        found = read(content, base)
-        found = replace(found, changes=[*changes, *found.changes])
-    return base, _prefixed(found, f"{base}: ")
+        engine = read(content, base)
+        engine = replace(engine, changes=[*changes, *engine.changes])
+    return base, _prefixed(engine, f"{base}: ")
 
 
-def _prefixed(found: EngineFile, prefix: str) -> EngineFile:
+def _prefixed(engine: EngineFile, prefix: str) -> EngineFile:
     problems, left_open = (
-        [prefix + one for one in each] for each in (found.problems, found.left_open)
+        [prefix + line for line in lines] for lines in (engine.problems, engine.left_open)
     )
-    return replace(found, problems=problems, left_open=left_open, prefix=prefix)
+    return replace(engine, problems=problems, left_open=left_open, prefix=prefix)
 
 
 def _batches(config: ExperimentConfig | None) -> int | None:
-    """How far the searcher lets a trial train; None when that is not said in batches."""
+    """Return a trial's maximum length in batches, or None if it has another unit."""
     length = config.searcher.full_length if config is not None else None
     return length.batches or None if length is not None else None
 
 
 def _slots(content: Mapping[str, Any], resources: ResourcesConfig | None) -> int | None:
-    """Ranks of a trial; None when the file says something impossible there."""
+    """Return the ranks of a trial, or None if the file's value is invalid."""
     if resources is not None:
         return resources.slots_per_trial
-    given = content.get("resources", {})
-    slots = given.get("slots_per_trial", 1) if isinstance(given, Mapping) else None
+    resources_block = content.get("resources", {})
+    slots = (
+        resources_block.get("slots_per_trial", 1) if isinstance(resources_block, Mapping) else None
+    )
     return slots if type(slots) is int and slots > 0 else None
 
 
 _SAY_STAGES = "; ranks that are pipeline stages are no replicas: say pipeline.stages"
 
 
-def _batch_problems(found: EngineFile, slots: int | None) -> list[str]:
-    config = found.config
-    if config is None or slots is None or found.bad & set(_BATCH_KEYS):
+def _batch_problems(engine: EngineFile, slots: int | None) -> list[str]:
+    config = engine.config
+    if config is None or slots is None or engine.bad & set(_BATCH_KEYS):
         return []
     problem = config.layout_problem(slots)
     if problem is None:
         problem = config.batch_problem(config.data_parallel_size(slots))
         if problem and slots > 1 and "pipeline" in config.model_fields_set:
             problem += "" if config.pipeline.stages else _SAY_STAGES
-    return [found.prefix + problem] if problem else []
+    return [engine.prefix + problem] if problem else []
 
 
-def _schedule_problems(found: EngineFile, slots: int | None) -> list[str]:
-    """Say why a pipeline's schedule cannot run the micro-batches that so many ranks have."""
-    config = found.config
-    if config is None or slots is None or found.problems or _batch_problems(found, slots):
+def _schedule_problems(engine: EngineFile, slots: int | None) -> list[str]:
+    """Return why a pipeline's schedule cannot run the micro-batches of these ranks."""
+    config = engine.config
+    if config is None or slots is None or engine.problems or _batch_problems(engine, slots):
         return []
     sizes = config.batch_sizes(config.data_parallel_size(slots))
-    return [found.prefix + problem for problem in _unfit(config, sizes)]
+    return [engine.prefix + problem for problem in _pipeline_problems(config, sizes)]
 
 
-def _unfit(config: EngineConfig, sizes: BatchSizes) -> list[str]:
+def _pipeline_problems(config: EngineConfig, sizes: BatchSizes) -> list[str]:
     stages = config.pipeline.stages or 1
     if stages == 1:
         return []
@@ -308,22 +314,22 @@ def check_file(
     strict: bool = False,
     torch: str | None = None,
 ) -> str:
-    """Check an experiment file or an engine file, and say what it comes to.
+    """Check an experiment file or an engine file, and return a report.
 
     Args:
         path: An experiment file (``.yaml``, ``.yml``) or an engine file (JSON).
-        world_size: Ranks; by default ``slots_per_trial`` of an experiment, else as many as one
-            model is cut over.
-        hyperparameters: Where an engine file's ``"auto"`` is looked up; an experiment has its own.
-        strict: Read the engine file without the tolerant step.
+        world_size: Ranks; by default ``slots_per_trial`` of an experiment, else the ranks that
+            share one model.
+        hyperparameters: Values for ``"auto"`` in an engine file; an experiment has its own.
+        strict: Read the engine file without normalization.
         torch: Version of torch that will train; keys that need a newer one are problems.
 
     Returns:
-        What the tolerant step changes, and the resolved engine configuration, line by line, with
-        the origin of every value.
+        The changes of normalization and the resolved engine configuration, line by line, with the
+        origin of every value.
 
     Raises:
-        ConfigError: With every problem that was found.
+        ConfigError: With all problems.
     """
     path = experiment_file(Path(path))
     if path.suffix.lower() in (".yaml", ".yml"):
@@ -334,47 +340,47 @@ def check_file(
             raise ConfigError(str(path), [problem])
         return _check_experiment_file(path, world_size, strict=strict, torch=torch)
     content, changes = read_source(path, strict=strict)
-    given = {} if hyperparameters is None else hyperparameters
-    found = parse_engine_config(content, str(path), hyperparameters=given, strict=strict)
-    left = found.left_open if hyperparameters is None else []
-    problems = [line for line in found.problems if line not in left]
-    if not problems and left:
-        keys = ", ".join(line.partition(":")[0] for line in left)
+    auto_values = {} if hyperparameters is None else hyperparameters
+    engine = parse_engine_config(content, str(path), hyperparameters=auto_values, strict=strict)
+    open_keys = engine.left_open if hyperparameters is None else []
+    problems = [line for line in engine.problems if line not in open_keys]
+    if not problems and open_keys:
+        keys = ", ".join(line.partition(":")[0] for line in open_keys)
         return (
             f"{path}: ok; 'auto' of {keys} is left to the script's own arguments, as those of "
             "transformers' Trainer; --hyperparameters FILE checks the values"
         )
-    fit = _fitting_sizes(found) if world_size is None else [world_size]
-    ranks = fit[0] if fit else 1 if found.config is None else found.config.model_parallel_size
-    problems += _batch_problems(found, ranks)
+    fit = _fitting_sizes(engine) if world_size is None else [world_size]
+    ranks = fit[0] if fit else 1 if engine.config is None else engine.config.model_parallel_size
+    problems += _batch_problems(engine, ranks)
     if world_size is not None:
-        problems += _schedule_problems(found, ranks)
-    if found.config is not None and torch is not None:
-        problems += torch_problems(found.config, torch)
-    if problems or found.config is None:
+        problems += _schedule_problems(engine, ranks)
+    if engine.config is not None and torch is not None:
+        problems += torch_problems(engine.config, torch)
+    if problems or engine.config is None:
         raise ConfigError(str(path), problems)
-    text = _report(str(path), found.config, [*changes, *found.changes], ranks)
+    text = _report(str(path), engine.config, [*changes, *engine.changes], ranks)
     return text if world_size is not None else f"{text}\n  {_sizes_text(fit)}"
 
 
-def _fitting_sizes(found: EngineFile) -> list[int]:
+def _fitting_sizes(engine: EngineFile) -> list[int]:
     """Return the numbers of ranks, up to a limit, whose batch and layout the file allows."""
-    if found.config is None or found.problems:
+    if engine.config is None or engine.problems:
         return []
-    cut = found.config.model_parallel_size
+    cut = engine.config.model_parallel_size
     sizes = range(cut, _MOST_RANKS + 1, cut)
-    return [ranks for ranks in sizes if not _batch_problems(found, ranks)]
+    return [ranks for ranks in sizes if not _batch_problems(engine, ranks)]
 
 
 def _sizes_text(fit: Sequence[int]) -> str:
     steps = {after - before for before, after in itertools.pairwise(fit)}
     if len(fit) > _SHOWN_SIZES and len(steps) == 1:
         (step,) = steps
-        known = "any" if step == 1 else f"every multiple of {step}"
+        shown = "any" if step == 1 else f"every multiple of {step}"
     else:
         more = ", ..." if len(fit) > _SHOWN_SIZES else ""
-        known = ", ".join(map(str, fit[:_SHOWN_SIZES])) + more
-    return f"world sizes that fit: {known} (--world-size N checks one)"
+        shown = ", ".join(map(str, fit[:_SHOWN_SIZES])) + more
+    return f"world sizes that fit: {shown} (--world-size N checks one)"
 
 
 _MOST_RANKS = 4096
@@ -393,17 +399,17 @@ def _check_experiment_file(
     slots = config.resources.slots_per_trial
     seen = set()
     batches = _batches(config)
-    for name, found in engine_files(config.hyperparameters, model, batches, strict=strict):
+    for name, engine in engine_files(config.hyperparameters, model, batches, strict=strict):
         if name in seen:
             continue
         seen.add(name)
         label = name or "hyperparameters.deepspeed_config"
-        if found.left_open:
+        if engine.left_open:
             parts.append(f"{label}: ok; each 'auto' that nothing here says is left to the script")
-        elif found.config is not None:
-            if torch is not None and (too_old := torch_problems(found.config, torch)):
+        elif engine.config is not None:
+            if torch is not None and (too_old := torch_problems(engine.config, torch)):
                 raise ConfigError(str(path), [f"{label}: {problem}" for problem in too_old])
-            parts.append(_report(label, found.config, found.changes, slots))
+            parts.append(_report(label, engine.config, engine.changes, slots))
     return "\n\n".join(parts)
 
 

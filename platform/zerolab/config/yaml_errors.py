@@ -15,7 +15,7 @@ _CLOSING = {"[": "]", "{": "}"}
 
 
 def explain_yaml_error(text: str, error: "yaml.MarkedYAMLError") -> str:
-    """Describe a YAML syntax error: the place, what is wrong there, and how to correct it.
+    """Describe a YAML syntax error: its position, the problem, and the correction.
 
     Args:
         text: The content of the file.
@@ -28,11 +28,11 @@ def explain_yaml_error(text: str, error: "yaml.MarkedYAMLError") -> str:
     lines = text.splitlines()
     number = min(mark.line, max(len(lines) - 1, 0))
     line = lines[number] if lines else ""
-    where = f"line {mark.line + 1}, column {mark.column + 1}"
+    position = f"line {mark.line + 1}, column {mark.column + 1}"
     if "\t" in line[: len(line) - len(line.lstrip())]:
-        return f"{where}: must be indented with spaces, got a tab; use spaces"
-    found = _of_context(lines, error) or _of_structure(lines, number, mark.column, problem)
-    return found or f"{where}: {_of_word(problem, line, mark.column)}"
+        return f"{position}: must be indented with spaces, got a tab; use spaces"
+    description = _of_context(lines, error) or _of_structure(lines, number, mark.column, problem)
+    return description or f"{position}: {_of_word(problem, line, mark.column)}"
 
 
 def explain_plain_key(key: str, *, has_value: bool) -> str | None:
@@ -44,8 +44,8 @@ def explain_plain_key(key: str, *, has_value: bool) -> str | None:
     """
     bracket = re.fullmatch(rf"({_KEY})\s*([\[{{])\s*(.*)", key)
     if bracket:
-        name, opening, rest = bracket.groups()
-        return f"{name} must be followed by a colon; write `{name}: {opening}{rest}`"
+        name, opening, remaining = bracket.groups()
+        return f"{name} must be followed by a colon; write `{name}: {opening}{remaining}`"
     joined = None if has_value else re.fullmatch(rf"({_KEY}):(\S.*)", key)
     if joined:
         return _joined(*joined.groups())
@@ -66,16 +66,18 @@ def _of_context(lines: list[str], error: "yaml.MarkedYAMLError") -> str | None:
         opening = "{" if "mapping" in context else "["
         if opened.line >= len(lines) or lines[opened.line][opened.column :][:1] != opening:
             return None
-        told = f"must close the {opening!r} with {_CLOSING[opening]!r}"
+        problem = f"must close the {opening!r} with {_CLOSING[opening]!r}"
         at = error.problem_mark
         stop = f"; YAML could not go past line {at.line + 1}, column {at.column + 1}" if at else ""
         remedy = f"add the {_CLOSING[opening]!r}, or the comma that is missing between two entries"
-        return f"line {opened.line + 1}, column {opened.column + 1}: {told}{stop}; {remedy}"
+        return f"line {opened.line + 1}, column {opened.column + 1}: {problem}{stop}; {remedy}"
     if "simple key" in context and (missing := _missing_colon(lines, opened.line)):
         return missing
     if "quoted scalar" in context:
-        told = "must close the quote that begins here, got the end of the file"
-        return f"line {opened.line + 1}, column {opened.column + 1}: {told}; add the closing quote"
+        problem = "must close the quote that begins here, got the end of the file"
+        return (
+            f"line {opened.line + 1}, column {opened.column + 1}: {problem}; add the closing quote"
+        )
     return None
 
 
@@ -84,27 +86,31 @@ def _of_structure(lines: list[str], number: int, column: int, problem: str) -> s
     if "mapping values are not allowed" in problem:
         return _second_colon(lines, number, column)
     line = lines[number] if number < len(lines) else ""
-    told = ""
+    problem_text = ""
     if line[column : column + 1] in {"]", "}"}:
-        told = f"{line[column]!r} closes nothing; remove it"
+        problem_text = f"{line[column]!r} closes nothing; remove it"
     elif "but found '<scalar>'" in problem:
-        told = f"nothing can follow a closing quote, got {line[column:].strip()!r}; put the whole "
-        told += "value in quotes, and double a quote inside it"
+        problem_text = (
+            f"nothing can follow a closing quote, got {line[column:].strip()!r}; put the whole "
+        )
+        problem_text += "value in quotes, and double a quote inside it"
     elif "sequence entries are not allowed" in problem:
-        told = f"a list must begin on a line of its own, got {line.strip()!r}; or write it as "
-        told += "[1, 2]"
+        problem_text = (
+            f"a list must begin on a line of its own, got {line.strip()!r}; or write it as "
+        )
+        problem_text += "[1, 2]"
     elif "expected <block end>" in problem or "expected '<document start>'" in problem:
         return _missing_colon(lines, number) or _between(lines, number)
-    return f"line {number + 1}, column {column + 1}: {told}" if told else None
+    return f"line {number + 1}, column {column + 1}: {problem_text}" if problem_text else None
 
 
 def _second_colon(lines: list[str], number: int, column: int) -> str | None:
-    """Describe a colon where no key can be: in a value, or below a line that has one."""
+    """Describe a colon at a position without a key."""
     line = lines[number] if number < len(lines) else ""
     if re.search(r":\s", line[:column].lstrip()):
-        told = f"a value with a colon and a space must be in quotes, got {line.strip()!r}"
+        problem = f"a value with a colon and a space must be in quotes, got {line.strip()!r}"
         key, _, value = line.strip().partition(":")
-        return f"line {number + 1}: {told}; write `{key}: '{value.strip()}'`"
+        return f"line {number + 1}: {problem}; write `{key}: '{value.strip()}'`"
     above = _line_above(lines, number)
     if above is None:
         return None
@@ -121,7 +127,7 @@ def _line_above(lines: list[str], number: int) -> int | None:
 
 
 def _missing_colon(lines: list[str], above: int) -> str | None:
-    """Describe a line that has no colon, or none with a space behind it."""
+    """Describe a line without a colon, or without a space after it."""
     content = lines[above].split(" #")[0].strip()
     if not content or content.startswith(("-", "#")) or _KEY_LINE.match(lines[above]):
         return None
@@ -132,8 +138,8 @@ def _missing_colon(lines: list[str], above: int) -> str | None:
     if word is None:
         return None
     value = f" {word[2]}" if word[2] else ""
-    told = f"must be `key: value`, got {content!r} without a colon"
-    return f"line {above + 1}: {told}; write `{word[1]}:{value}`"
+    problem = f"must be `key: value`, got {content!r} without a colon"
+    return f"line {above + 1}: {problem}; write `{word[1]}:{value}`"
 
 
 def _indent(line: str) -> int:
@@ -142,11 +148,11 @@ def _indent(line: str) -> int:
 
 def _deeper(lines: list[str], above: int, number: int) -> str | None:
     """Describe a line that is indented below a line that already has a value."""
-    here, over = _indent(lines[number]), _indent(lines[above])
+    indent, indent_above = _indent(lines[number]), _indent(lines[above])
     named = _KEY_LINE.match(lines[above])
-    if here <= over or named is None:
+    if indent <= indent_above or named is None:
         return None
-    got = f"must be indented by {over} spaces as line {above + 1}, got {here}"
+    got = f"must be indented by {indent_above} spaces as line {above + 1}, got {indent}"
     key, value = named[3], named[4] or ""
     remedy = f"align it with `{key}`"
     if value:
@@ -156,7 +162,7 @@ def _deeper(lines: list[str], above: int, number: int) -> str | None:
 
 def _between(lines: list[str], number: int) -> str | None:
     """Describe an indentation that matches none of the lines above."""
-    here = _indent(lines[number]) if number < len(lines) else 0
+    indent = _indent(lines[number]) if number < len(lines) else 0
     levels = sorted({_indent(line) for line in lines[:number] if line.strip()})
     if number >= len(lines) or not levels:
         return None
@@ -164,9 +170,11 @@ def _between(lines: list[str], number: int) -> str | None:
     above = _line_above(lines, number)
     if above is not None and content.startswith("-") != lines[above].lstrip().startswith("-"):
         return _mixed(lines, number)
-    known = " or ".join(map(str, levels))
-    told = f"must be indented by as many spaces as the lines it belongs to ({known}), got {here}"
-    return f"line {number + 1}: {told}; align it with them"
+    allowed = " or ".join(map(str, levels))
+    problem = (
+        f"must be indented by as many spaces as the lines it belongs to ({allowed}), got {indent}"
+    )
+    return f"line {number + 1}: {problem}; align it with them"
 
 
 def _mixed(lines: list[str], number: int) -> str:

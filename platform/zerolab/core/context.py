@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
-from zerolab.config.experiment.run_overrides import determined_by_run
+from zerolab.config.experiment.run_overrides import apply_run_overrides
 from zerolab.contract.hparam_reads import as_trial_hparams, tracked, warn_of_unread
 from zerolab.contract.outcome import BEYOND_BOUND, REACHED_BOUND, write_reason
 from zerolab.contract.spec import (
@@ -408,7 +408,7 @@ class Context(NamesReplacements):
         self._platform = platform
         self._results: Path | None = None
         self._exit_stack = contextlib.ExitStack()
-        self._exit_stack.enter_context(determined_by_run(info))
+        self._exit_stack.enter_context(apply_run_overrides(info))
         self._sigterm = SigtermFlag()
         self._reporter: Reporter | None = None
         self._poller: DirectivePoller | None = None

@@ -111,13 +111,13 @@ class _Stored(msgspec.Struct):
 def _compiled(config: str) -> _Policies:
     """Compile the policies of a stored configuration."""
     # Loads the whole configuration's code, which a server that only starts can do without.
-    from zerolab.config.experiment.experiment_config import policies_in_force
+    from zerolab.config.experiment.experiment_config import effective_log_policies
     from zerolab.config.experiment.patterns import compile_any, compile_pattern
     from zerolab.config.experiment.sections import LogPolicy
 
     given = msgspec.json.decode(config, type=_Stored).log_policies
     found, patterns = [], []
-    for policy in policies_in_force([LogPolicy.model_construct(**each) for each in given]):
+    for policy in effective_log_policies([LogPolicy.model_construct(**each) for each in given]):
         try:
             pattern = compile_pattern(policy.pattern)
         except ValueError as error:  # submitted when patterns were Python's own

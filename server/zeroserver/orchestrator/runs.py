@@ -115,11 +115,13 @@ def assign(
         "spec": "",
         "created_at": now,
     }
-    from zerolab.config.experiment.run_spec import sections_of  # pydantic, not before it is needed
+    from zerolab.config.experiment.run_spec import (
+        run_spec_fields,  # pydantic, not before it is needed
+    )
 
     made = transaction.connection.execute(runs.insert().values(row).returning(runs.c.id))
     run_id = int(made.scalar_one())
-    sections = sections_of(world.config(transaction, experiment["id"]))
+    sections = run_spec_fields(world.config(transaction, experiment["id"]))
     sections["fit"] = msgspec.structs.replace(sections["fit"], until=_bound(sections["fit"], trial))
     on_hosts = sum(len(one.slots) for one in sections["hosts"])
     spec = RunSpec(

@@ -12,7 +12,7 @@ from tests.config.memory_files import MemoryFiles
 from zerolab import core
 from zerolab.cli.main import app
 from zerolab.config import check_experiment, load_engine_config, resolve
-from zerolab.config.engine.auto_values import determined_by
+from zerolab.config.engine.auto_values import trial_auto_values
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.engine.reader import parse_engine_config
 from zerolab.errors import ConfigError
@@ -295,7 +295,7 @@ def test_engine_files_find_the_hyperparameters_of_the_trial_that_their_process_b
     tmp_path: Path,
 ) -> None:
     content = {"train_micro_batch_size_per_gpu": "auto"}
-    with determined_by({"micro_batch_size": 3}):
+    with trial_auto_values({"micro_batch_size": 3}):
         assert load_engine_config(content).train_micro_batch_size_per_gpu == 3
         with pytest.raises(ConfigError):
             load_engine_config(content, hyperparameters={})

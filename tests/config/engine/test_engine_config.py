@@ -19,7 +19,7 @@ from zerolab.config import (
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.engine.optimizers import AdamParams
 from zerolab.config.engine.reader import parse_engine_config
-from zerolab.config.engine.unsupported_keys import REFUSED
+from zerolab.config.engine.unsupported_keys import UNSUPPORTED_KEYS
 from zerolab.config.key_tables import rows
 from zerolab.errors import ConfigError
 from zerolab.schema.hints import hints_of
@@ -206,7 +206,7 @@ def saying(key: str, value: Any) -> dict[str, Any]:
     return value
 
 
-@pytest.mark.parametrize("key", sorted(REFUSED))
+@pytest.mark.parametrize("key", sorted(UNSUPPORTED_KEYS))
 def test_a_key_without_counterpart_is_refused_unless_it_is_off(key: str) -> None:
     (line,) = problems(saying(key, {"enabled": True, "autotp_size": 2}))
     assert line.startswith(f"{key}: is not supported; ")
@@ -247,7 +247,7 @@ def test_each_refused_key_has_its_own_values_that_mean_off(
         assert load_engine_config(saying(key, value)).off == (key,)
     for value in on:
         (line,) = problems(saying(key, value))
-        assert line == f"{key}: is not supported; {REFUSED[key].instead}", value
+        assert line == f"{key}: is not supported; {UNSUPPORTED_KEYS[key].instead}", value
 
 
 def test_unmanaged_accumulation_is_a_key_of_its_own_and_never_off() -> None:

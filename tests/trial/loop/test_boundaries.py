@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import zerotrial
 from tests.trial.helpers import LineTrial, fit, make_settings, make_spec, metrics
 from zerolab.config import load_experiment
-from zerolab.config.experiment.run_spec import sections_of
+from zerolab.config.experiment.run_spec import run_spec_fields
 from zerolab.contract.spec import FitSpec, LengthSpec
 from zerolab.errors import ConfigError
 from zerotrial import Batch, Epoch
@@ -151,7 +151,7 @@ def test_settings_from_experiment_configuration() -> None:
         "checkpoint_policy": "all",
         "profiling": {"enabled": True, "begin_on_batch": 2, "end_after_batch": 3},
     }  # fmt: skip
-    settings = FitSettings.from_spec(sections_of(load_experiment(config))["fit"])
+    settings = FitSettings.from_spec(run_spec_fields(load_experiment(config))["fit"])
     assert (settings.metric, settings.smaller_is_better) == ("error", False)
     assert settings.checkpoint_policy == "all"
     schedule = settings.schedule(10)

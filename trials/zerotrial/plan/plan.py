@@ -25,7 +25,7 @@ import psutil
 import torch
 
 from zerolab.config import sample_hyperparameters
-from zerolab.config.engine.auto_values import determined_by
+from zerolab.config.engine.auto_values import trial_auto_values
 from zerolab.config.experiment.experiment_config import ExperimentConfig
 from zerolab.config.experiment.hosts import with_ranks
 from zerolab.config.experiment.model_source import FolderFiles
@@ -165,7 +165,7 @@ def _build_trial(experiment: ExperimentConfig, directory: Path, scratch: str) ->
     )
     trial_class = load_trial_class(experiment.trial_class, directory)
     length = experiment.searcher.full_length
-    with determined_by(spec.hparams, length.batches if length else None):
+    with trial_auto_values(spec.hparams, length.batches if length else None):
         return trial_class(ZeroTrialContext(spec, Distributed()))
 
 

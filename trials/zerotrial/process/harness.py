@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from zerolab.config.experiment.run_overrides import determined_by_run
+from zerolab.config.experiment.run_overrides import apply_run_overrides
 from zerolab.contract.hparam_reads import warn_of_unread
 from zerolab.contract.outcome import write_reason
 from zerolab.contract.spec import ENV_RUN_SPEC, RunSpec, TrialClass, read_run_spec
@@ -95,7 +95,7 @@ class _RankRun:
         session = Session(ZeroTrialContext(spec, distributed))
         stop_reason = None
         try:
-            with determined_by_run(spec):
+            with apply_run_overrides(spec):
                 controller = session.build_controller(trial_class, settings)
             self.building = False
             stop_reason = controller.run()

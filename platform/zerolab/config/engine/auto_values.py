@@ -1,7 +1,8 @@
-"""Values that say ``"auto"``: what determines each one, and which are refused since nothing does.
+"""Resolution of values that are ``"auto"``, from hyperparameters and rules.
 
-Hyperparameters are looked at first, then their block ``training_arguments``, under DeepSpeed's own
-name of the key and under the names that Hugging Face's libraries use. Then each key has its rule.
+Hyperparameters come first, then their block ``training_arguments``, under DeepSpeed's name of the
+key and under the names of Hugging Face's libraries. Otherwise each key has its rule. A key
+without any of these is an error.
 """
 
 import contextlib
@@ -10,10 +11,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from zerolab.config.engine.unsupported_keys import REFUSED
+from zerolab.config.engine.unsupported_keys import UNSUPPORTED_KEYS
 from zerolab.contract.hparam_reads import note_read
 
-__all__ = ["AUTO_SOURCES", "Filled", "determined_by", "fill_auto"]
+__all__ = ["AUTO_SOURCES", "ResolvedAuto", "fill_auto", "trial_auto_values"]
 
 _MICRO, _TRAIN = "train_micro_batch_size_per_gpu", "train_batch_size"
 _LR, _TOTAL = "optimizer.params.lr", "scheduler.params.total_num_steps"
@@ -36,10 +37,10 @@ AUTO_SOURCES: dict[str, tuple[str, ...]] = {
     "zero_optimization.offload_optimizer.nvme_path": ("offload_optimizer_nvme_path",),
     "zero_optimization.offload_param.device": ("offload_param_device",),
 }
-"""Hyperparameters that fill a key beside the one that has the key's own name."""
+"""Hyperparameters that fill a key, besides the one with the key's name."""
 
 _TOO_COMMON = frozenset({"enabled", "device", "type", "nvme_path"})
-"""Names that stand in many blocks: a hyperparameter of that name would fill all of them alike."""
+"""Names of keys in many blocks: one hyperparameter would fill all of them."""
 
 _LEFT_OPEN = frozenset(
     {
@@ -58,26 +59,26 @@ _LEFT_OPEN = frozenset(
         "zero_optimization.offload_param.pin_memory",
     }
 )
-"""Keys that stand as if absent where nothing fills them."""
+"""Keys that are dropped if nothing fills them."""
 
 _OPEN_BLOCKS = ("data_types.", "fp16.", "bf16.", "optimizer.params.", "zero_optimization.stage3_")
-"""What all keys begin with of which the same is true."""
+"""Prefixes of further keys that are dropped if nothing fills them."""
 
 _LAST = ("scheduler.params.warmup_max_lr", "scheduler.params.warmup_num_steps")
-"""Keys whose rules look at what others have come to."""
+"""Keys whose rules depend on other resolved keys."""
 
 
 @dataclass(frozen=True)
-class Filled:
-    """An engine file in which nothing says ``"auto"`` any more."""
+class ResolvedAuto:
+    """An engine file without ``"auto"`` values."""
 
     content: dict[str, Any]
     origins: dict[str, str]
-    """Of each key that said it: what determined it."""
+    """Origin of the value of each ``"auto"`` key."""
     problems: list[str]
-    """One line for each key that nothing determines. Such keys are left out."""
+    """One line for each key without a value. Such keys are left out."""
     bad: frozenset[str]
-    """Those keys, and what depends on them."""
+    """These keys, and the keys that depend on them."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +88,8 @@ class _Answer:
     origin: str
 
 
-class _Known:
-    """What values are looked up in."""
+class _Lookup:
+    """Lookup of values in a trial's hyperparameters."""
 
     def __init__(
         self,
@@ -103,36 +104,38 @@ class _Known:
         if isinstance(inner, Mapping):
             self._homes.append((inner, "hyperparameters.training_arguments"))
         self.batches = batches
-        """How far the searcher lets a trial train, in optimizer steps."""
+        """Maximum length of a trial in optimizer steps."""
 
     def find(self, *names: str) -> _Answer | None:
-        """The first hyperparameter of these names that is not null."""
+        """Return the first hyperparameter with one of these names that is not null."""
         for name in names:
-            for home, place in self._homes:
-                if home.get(name) is not None:
+            for values, path in self._homes:
+                if values.get(name) is not None:
                     if self._of_trial:
-                        note_read(f"{place}.{name}".removeprefix("hyperparameters."))
-                    return _Answer(home[name], f"{place}.{name}")
+                        note_read(f"{path}.{name}".removeprefix("hyperparameters."))
+                    return _Answer(values[name], f"{path}.{name}")
         return None
 
 
-_of_this_process: list[_Known] = []
+_of_this_process: list[_Lookup] = []
 
 
 @contextlib.contextmanager
-def determined_by(hyperparameters: Mapping[str, Any], batches: int | None = None) -> Iterator[None]:
-    """Have engine files that are read in this process find a trial's hyperparameters.
+def trial_auto_values(
+    hyperparameters: Mapping[str, Any], batches: int | None = None
+) -> Iterator[None]:
+    """Resolve ``"auto"`` in engine files of this process from a trial's hyperparameters.
 
     Args:
-        hyperparameters: Of the trial.
-        batches: How far the searcher lets it train, in optimizer steps.
+        hyperparameters: The trial's hyperparameters.
+        batches: Maximum length of the trial in optimizer steps.
     """
-    known = _Known(hyperparameters, batches, of_trial=True)
-    _of_this_process.append(known)
+    lookup = _Lookup(hyperparameters, batches, of_trial=True)
+    _of_this_process.append(lookup)
     try:
         yield
     finally:
-        _of_this_process[:] = [each for each in _of_this_process if each is not known]
+        _of_this_process[:] = [entry for entry in _of_this_process if entry is not lookup]
 
 
 def fill_auto(
@@ -140,32 +143,32 @@ def fill_auto(
     hyperparameters: Mapping[str, Any] | None = None,
     batches: int | None = None,
     idle: Collection[str] = (),
-) -> Filled:
-    """Replace each ``"auto"`` by what determines it.
+) -> ResolvedAuto:
+    """Replace each ``"auto"`` by its value.
 
     Args:
-        content: An engine file, its keys under their first names.
+        content: An engine file with canonical keys.
         hyperparameters: A trial's, nested or not; None means those of the trial that this process
-            belongs to (:func:`determined_by`), if it does.
-        batches: How far the searcher lets the trial train, in optimizer steps.
+            belongs to (:func:`trial_auto_values`), if it does.
+        batches: Maximum length of the trial in optimizer steps.
         idle: Dotted keys that have no effect here.
     """
     if hyperparameters is not None:
-        known = _Known(hyperparameters, batches)
+        lookup = _Lookup(hyperparameters, batches)
     else:
-        known = _of_this_process[-1] if _of_this_process else _Known({})
-    filling = _Filling(content, known, idle)
+        lookup = _of_this_process[-1] if _of_this_process else _Lookup({})
+    filling = _Filling(content, lookup, idle)
     for key in sorted(filling.waiting, key=lambda key: key in _LAST):
         filling.fill(key)
     filling.check_batch()
-    return Filled(filling.content, filling.origins, filling.problems, frozenset(filling.bad))
+    return ResolvedAuto(filling.content, filling.origins, filling.problems, frozenset(filling.bad))
 
 
 class _Filling:
-    """A file that is being filled."""
+    """State of the replacement of ``"auto"`` values in a file."""
 
-    def __init__(self, content: Mapping[str, Any], known: _Known, idle: Collection[str]) -> None:
-        self.known = known
+    def __init__(self, content: Mapping[str, Any], lookup: _Lookup, idle: Collection[str]) -> None:
+        self.lookup = lookup
         self.waiting: list[str] = []
         self.content = self._without_autos(content, "")
         self.origins: dict[str, str] = {}
@@ -174,28 +177,28 @@ class _Filling:
         self._idle = idle
 
     def _without_autos(self, block: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-        rest: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         for name, value in block.items():
             key = f"{prefix}{name}"
             if value == "auto" and key in ("fp16", "bf16"):
-                rest[name] = self._without_autos({"enabled": "auto"}, f"{key}.")
+                result[name] = self._without_autos({"enabled": "auto"}, f"{key}.")
             elif isinstance(value, Mapping):
-                rest[name] = self._without_autos(value, f"{key}.")
+                result[name] = self._without_autos(value, f"{key}.")
             elif value == "auto":
                 self.waiting.append(key)
             else:
-                rest[name] = value
-        return rest
+                result[name] = value
+        return result
 
     def value(self, key: str) -> Any:
-        """What a key has come to; None when it is absent."""
-        found: Any = self.content
+        """Return the resolved value of a key, or None."""
+        value: Any = self.content
         for part in key.split("."):
-            found = found.get(part) if isinstance(found, Mapping) else None
-        return found
+            value = value.get(part) if isinstance(value, Mapping) else None
+        return value
 
     def fill(self, key: str) -> None:
-        """Put what determines a key into its place, or name the key."""
+        """Replace a key's ``"auto"``, or record that nothing determines it."""
         answer = self._answer(key)
         if answer is None:
             self.refuse(key, key)
@@ -210,37 +213,37 @@ class _Filling:
 
     def _answer(self, key: str) -> _Answer | None:
         blocks = key.split(".")
-        if any(".".join(blocks[: count + 1]) in REFUSED for count in range(len(blocks))):
+        if any(".".join(blocks[: count + 1]) in UNSUPPORTED_KEYS for count in range(len(blocks))):
             return _Answer(None, "does not exist here, and is off")
         if key in _RULES:
             return _RULES[key](self)
-        found = self.known.find(*_names(key))
-        if found is not None:
-            return found
+        match = self.lookup.find(*_names(key))
+        if match is not None:
+            return match
         if key == _LR or not (key in self._idle or _is_open(key)):
             return None
         return _Answer(None, "as if absent")
 
     def refuse(self, key: str, *bad: str) -> None:
-        """Say that nothing determines a key."""
-        wanted = " or ".join(f"hyperparameters.{name}" for name in _names(key))
+        """Record that nothing determines a key."""
+        alternatives = " or ".join(f"hyperparameters.{name}" for name in _names(key))
         if key == _TOTAL:
-            wanted += " or searcher.max_length in batches"
-        more = f", or set {wanted}" if wanted else ""
+            alternatives += " or searcher.max_length in batches"
+        more = f", or set {alternatives}" if alternatives else ""
         self.problems.append(
             f"{key}: must be a value, got 'auto', which nothing determines; give one{more}"
         )
         self.bad.update(bad)
 
     def check_batch(self) -> None:
-        """One of two sizes must be known for the others to be derived; said once for both."""
-        said = [key for key in (_MICRO, _TRAIN) if key in self.waiting]
-        if said and self.value(_MICRO) is None and self.value(_TRAIN) is None:
-            self.refuse(said[0], _MICRO, _TRAIN, "gradient_accumulation_steps")
+        """Require one of two sizes, from which the others follow; report both at once."""
+        open_sizes = [key for key in (_MICRO, _TRAIN) if key in self.waiting]
+        if open_sizes and self.value(_MICRO) is None and self.value(_TRAIN) is None:
+            self.refuse(open_sizes[0], _MICRO, _TRAIN, "gradient_accumulation_steps")
 
 
 def _names(key: str) -> tuple[str, ...]:
-    """The hyperparameters that fill a key."""
+    """Return the hyperparameters that fill a key."""
     name = key.rpartition(".")[2]
     return (*(() if name in _TOO_COMMON else (name,)), *AUTO_SOURCES.get(key, ()))
 
@@ -254,16 +257,16 @@ def _is_number(value: Any) -> bool:
 
 
 def _clipping(filling: _Filling) -> _Answer:
-    found = filling.known.find(*_names("gradient_clipping"))
-    return found or _Answer(1.0, "1.0 where nothing says otherwise")
+    match = filling.lookup.find(*_names("gradient_clipping"))
+    return match or _Answer(1.0, "1.0 where nothing says otherwise")
 
 
 def _precision(filling: _Filling, kind: str) -> _Answer | None:
-    own, mixed = filling.known.find(kind), filling.known.find("mixed_precision")
-    if own is not None and own.value is not False:
-        return own
+    explicit, mixed = filling.lookup.find(kind), filling.lookup.find("mixed_precision")
+    if explicit is not None and explicit.value is not False:
+        return explicit
     if mixed is None:
-        return own or _Answer(value=False, origin="off where nothing says otherwise")
+        return explicit or _Answer(value=False, origin="off where nothing says otherwise")
     word = "no" if mixed.value is False else mixed.value  # YAML reads a bare no as false
     if word not in ("no", "fp32", "fp16", "bf16"):
         problem = f"{mixed.origin}: must be no, fp16 or bf16, got {mixed.value!r}"
@@ -273,49 +276,49 @@ def _precision(filling: _Filling, kind: str) -> _Answer | None:
 
 
 def _betas(filling: _Filling) -> _Answer:
-    found = filling.known.find(*_names("optimizer.params.betas"))
-    first, second = filling.known.find("adam_beta1"), filling.known.find("adam_beta2")
-    if found or not (first or second):
-        return found or _Answer(None, "as if absent")
+    match = filling.lookup.find(*_names("optimizer.params.betas"))
+    first, second = filling.lookup.find("adam_beta1"), filling.lookup.find("adam_beta2")
+    if match or not (first or second):
+        return match or _Answer(None, "as if absent")
     pair = [first.value if first else 0.9, second.value if second else 0.999]
-    return _Answer(pair, " and ".join(each.origin for each in (first, second) if each))
+    return _Answer(pair, " and ".join(beta.origin for beta in (first, second) if beta))
 
 
 def _highest_rate(filling: _Filling) -> _Answer | None:
-    own, rate = filling.known.find("warmup_max_lr"), filling.value(_LR)
-    if own is None and rate is not None:
+    explicit, rate = filling.lookup.find("warmup_max_lr"), filling.value(_LR)
+    if explicit is None and rate is not None:
         return _Answer(rate, _LR)
-    return own or filling.known.find("learning_rate", "lr")
+    return explicit or filling.lookup.find("learning_rate", "lr")
 
 
 def _total(filling: _Filling) -> _Answer | None:
-    own, most = filling.known.find("total_num_steps"), filling.known.find("max_steps")
-    if own is None and filling.known.batches:
-        return _Answer(filling.known.batches, "searcher.max_length")
+    explicit, most = filling.lookup.find("total_num_steps"), filling.lookup.find("max_steps")
+    if explicit is None and filling.lookup.batches:
+        return _Answer(filling.lookup.batches, "searcher.max_length")
     if most is not None and _is_number(most.value) and most.value <= 0:
         most = None  # -1 leaves it to the epochs
-    return own or most
+    return explicit or most
 
 
 def _warmup(filling: _Filling) -> _Answer | None:
-    known = filling.known
-    steps, ratio = known.find("warmup_num_steps", "warmup_steps"), known.find("warmup_ratio")
-    given = [each for each in (steps, ratio) if each is not None]
-    for each in given:
-        if not _is_number(each.value) or each.value >= 1 or each.value < 0:
-            return each  # as it is, for the schedule's own rules
-        if each.value > 0:  # a share of all steps
+    lookup = filling.lookup
+    steps, ratio = lookup.find("warmup_num_steps", "warmup_steps"), lookup.find("warmup_ratio")
+    specified = [setting for setting in (steps, ratio) if setting is not None]
+    for setting in specified:
+        if not _is_number(setting.value) or setting.value >= 1 or setting.value < 0:
+            return setting  # unchanged: the schedule checks it
+        if setting.value > 0:  # a share of all steps
             total = filling.value(_TOTAL)
-            found = _Answer(total, _TOTAL) if total is not None else _total(filling)
-            if found is None or not _is_number(found.value):
+            total_steps = _Answer(total, _TOTAL) if total is not None else _total(filling)
+            if total_steps is None or not _is_number(total_steps.value):
                 return None
-            count = max(1, math.ceil(each.value * found.value))
-            return _Answer(count, f"{each.origin} x {found.origin}")
-    return _Answer(1, f"{given[0].origin}, at least 1") if given else None
+            count = max(1, math.ceil(setting.value * total_steps.value))
+            return _Answer(count, f"{setting.origin} x {total_steps.origin}")
+    return _Answer(1, f"{specified[0].origin}, at least 1") if specified else None
 
 
 def _lowest_rate(filling: _Filling) -> _Answer:
-    return filling.known.find("warmup_min_lr") or _Answer(0.0, "0 where nothing says otherwise")
+    return filling.lookup.find("warmup_min_lr") or _Answer(0.0, "0 where nothing says otherwise")
 
 
 _RULES: dict[str, Callable[[_Filling], _Answer | None]] = {
@@ -328,4 +331,4 @@ _RULES: dict[str, Callable[[_Filling], _Answer | None]] = {
     "scheduler.params.warmup_num_steps": _warmup,
     _TOTAL: _total,
 }
-"""Keys with a rule of their own."""
+"""Keys with a rule."""

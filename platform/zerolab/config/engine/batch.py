@@ -1,15 +1,15 @@
-"""The three batch sizes and the one rule that binds them."""
+"""Batch sizes of an optimizer step and the rule between them."""
 
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["BatchSizes", "keep_batch", "keeping_batch_of", "planned_size", "resolve_batch_sizes"]
+__all__ = ["BatchSizes", "keep_batch", "keep_planned_batch", "planned_size", "resolve_batch_sizes"]
 
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """Samples and micro-batches of one optimizer step, consistent with each other."""
+    """Consistent numbers of samples and micro-batches of an optimizer step."""
 
     train: int
     """Samples in one optimizer step, over all data-parallel ranks."""
@@ -29,7 +29,7 @@ def _nearest(value: int, unit: int) -> str:
 def resolve_batch_sizes(
     train: int | None, micro: int | None, steps: int | None, dp_world_size: int
 ) -> BatchSizes | str:
-    """Derive the sizes that are not given, or say in one line why that is impossible.
+    """Derive the missing sizes, or return the problem in one line.
 
     Args:
         train: Samples in one optimizer step, or None.
@@ -66,20 +66,22 @@ def resolve_batch_sizes(
 
 
 def keep_batch(planned: BatchSizes, dp_world_size: int) -> BatchSizes | str:
-    """Give the same batch to another number of ranks, by more or fewer micro-batches on each.
+    """Divide the same batch among another number of ranks.
 
     Args:
-        planned: The sizes for as many ranks as the trial was made for.
-        dp_world_size: Data-parallel ranks that there are.
+        planned: The sizes for the ranks that the trial was configured for.
+        dp_world_size: Available data-parallel ranks.
 
     Returns:
-        The sizes, or the problem as text, with the numbers of ranks that would do.
+        The sizes, or the problem as text, with the numbers of ranks that are possible.
     """
-    steps, rest = divmod(planned.train, planned.micro * dp_world_size)
-    if rest == 0:
+    steps, remainder = divmod(planned.train, planned.micro * dp_world_size)
+    if remainder == 0:
         return BatchSizes(planned.train, planned.micro, steps, dp_world_size)
-    whole = planned.train // planned.micro
-    fit = [str(ranks) for ranks in range(1, planned.dp_world_size + 1) if whole % ranks == 0]
+    micro_batches = planned.train // planned.micro
+    fit = [
+        str(ranks) for ranks in range(1, planned.dp_world_size + 1) if micro_batches % ranks == 0
+    ]
     return (
         f"train_batch_size: {planned.train} samples in micro-batches of {planned.micro} cannot be "
         f"shared by {dp_world_size} data-parallel ranks; {', '.join(fit)} of them can"
@@ -90,22 +92,22 @@ _of_this_process: list[tuple[int, int]] = []
 
 
 @contextlib.contextmanager
-def keeping_batch_of(planned: int, ranks: int) -> Iterator[None]:
-    """Have engines that are built in this process keep the batch of another number of ranks.
+def keep_planned_batch(planned: int, ranks: int) -> Iterator[None]:
+    """Make engines of this process keep the batch of another number of ranks.
 
     Args:
-        planned: Ranks that the trial was made for.
+        planned: Ranks that the trial was configured for.
         ranks: Ranks that it has.
     """
-    mine = (planned, ranks)
-    _of_this_process.append(mine)
+    entry = (planned, ranks)
+    _of_this_process.append(entry)
     try:
         yield
     finally:
-        _of_this_process[:] = [each for each in _of_this_process if each is not mine]
+        _of_this_process[:] = [item for item in _of_this_process if item is not entry]
 
 
 def planned_size(dp_world_size: int) -> int:
-    """Return the data-parallel ranks of which the batch is kept; the ones there are, elsewhere."""
+    """Return the data-parallel size whose batch is kept; by default the size itself."""
     planned, ranks = _of_this_process[-1] if _of_this_process else (1, 1)
     return dp_world_size * planned // ranks

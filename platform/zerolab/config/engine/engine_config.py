@@ -1,4 +1,4 @@
-"""The engine's configuration: DeepSpeed's JSON keys, typed, checked, with nothing ignored."""
+"""Configuration of the engine: DeepSpeed's JSON keys, typed and checked."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -46,14 +46,14 @@ class EngineConfig(Section):
     """Micro-batches in one optimizer step."""
 
     managed_gradient_accumulation: bool = True
-    """``false``: every ``engine.step()`` updates the weights, with what the ``backward()`` calls
-    since the last one have summed; losses are divided by the accumulation steps all the same."""
+    """``false``: every ``engine.step()`` updates the weights with the gradients summed since the
+    last step; losses are still divided by the accumulation steps."""
 
     optimizer: OptimizerConfig | None = None
-    """Which optimizer updates the weights, when none is passed to ``initialize()``."""
+    """Optimizer, if none is passed to ``initialize()``."""
 
     scheduler: SchedulerConfig | None = None
-    """How the learning rate changes, when no schedule is passed to ``initialize()``."""
+    """Learning-rate schedule, if none is passed to ``initialize()``."""
 
     gradient_clipping: NonNegativeFloat = 0.0
     """Largest L2 norm of the whole gradient; 0 turns clipping off."""
@@ -66,10 +66,10 @@ class EngineConfig(Section):
     2)."""
 
     gradient_allreduce_op: Literal["mean", "sum"] = "mean"
-    """Whether the gradients of the ranks are averaged or summed."""
+    """Average or sum the gradients of the ranks."""
 
     communication_data_type: DType | None = None
-    """Type in which gradients travel; null means the type they accumulate in."""
+    """Type in which gradients are communicated; null means the type in which they accumulate."""
 
     fp16: Fp16Config = Fp16Config()
     """16-bit floats with loss scaling."""
@@ -78,19 +78,19 @@ class EngineConfig(Section):
     """bfloat16."""
 
     data_types: DataTypesConfig = DataTypesConfig()
-    """Types of what the engine keeps."""
+    """Types of stored tensors."""
 
     zero_optimization: ZeroConfig = ZeroConfig()
-    """How training state is divided between the data-parallel ranks."""
+    """Sharding of the training state over the data-parallel ranks."""
 
     tensor_parallel: TensorParallelConfig = TensorParallelConfig()
-    """How matrices are cut over ranks that have one model between them."""
+    """Tensor parallelism: sharding of matrices over ranks that share one model."""
 
     activation_checkpointing: ActivationCheckpointingConfig = ActivationCheckpointingConfig()
     """Recompute activations in backward instead of keeping them."""
 
     pipeline: PipelineConfig = PipelineConfig()
-    """How a model that is cut into pipeline stages runs."""
+    """Pipeline parallelism: execution of a model with pipeline stages."""
 
     compile: CompileConfig = CompileConfig()
     """``torch.compile`` on the model."""
@@ -102,15 +102,15 @@ class EngineConfig(Section):
     """Drop a last micro-batch that is not full, in the loader that ``initialize()`` builds."""
 
     steps_per_print: PositiveInt | None = None
-    """Print a line of progress every so many optimizer steps: loss, rates, momentum, speed; null
-    prints none."""
+    """Print a line of progress every N optimizer steps: loss, rates, momentum, speed; null prints
+    none."""
 
     wall_clock_breakdown: bool = False
     """Time input, forward, backward, communication and update, and print their shares with each
     line of progress: every 10 optimizer steps unless ``steps_per_print`` says otherwise."""
 
     memory_breakdown: bool = False
-    """Print the bytes held, by kind, after the first step and with each line of progress."""
+    """Print the allocated bytes, by kind, after the first step and with each line of progress."""
 
     dump_state: bool = False
     """Print the resolved configuration when the engine is built."""
@@ -119,13 +119,13 @@ class EngineConfig(Section):
     """A table of the floating-point operations of one step."""
 
     comms_logger: CommsLoggerConfig = CommsLoggerConfig()
-    """What collectives move."""
+    """Log of the elements that collectives move."""
 
     timers: TimersConfig = TimersConfig()
     """DeepSpeed's timers."""
 
     aio: AioConfig = AioConfig()
-    """How DeepSpeed reads and writes offloaded files."""
+    """DeepSpeed's settings for reading and writing offloaded files."""
 
     tensorboard: MonitorConfig = MonitorConfig()
     """Numbers of each step, for TensorBoard."""
@@ -141,7 +141,7 @@ class EngineConfig(Section):
     zero_force_ds_cpu_optimizer: bool = hint(
         default=True, reason="any optimizer may be offloaded; torch's own runs on the CPU"
     )
-    """Insist on DeepSpeed's CPU optimizer when offloading."""
+    """Require DeepSpeed's CPU optimizer when offloading."""
 
     vocabulary_size: PositiveInt | None = hint(None, "it only ever caused a warning")
     """Warn about vocabularies that are no multiple of 8."""
@@ -156,16 +156,16 @@ class EngineConfig(Section):
 
     @property
     def dtype(self) -> DType:
-        """The type that the model computes in."""
+        """Return the type in which the model computes."""
         if self.bf16.enabled:
             return "bf16"
         return "fp16" if self.fp16.enabled else "fp32"
 
     def sums_micro_batches(self, accumulation_steps: int) -> bool:
-        """Whether an update may be made from more than one micro-batch.
+        """Return whether an update may use more than one micro-batch.
 
         Args:
-            accumulation_steps: As :meth:`batch_sizes` gives them.
+            accumulation_steps: From :meth:`batch_sizes`.
         """
         return accumulation_steps > 1 or not self.managed_gradient_accumulation
 
@@ -176,17 +176,17 @@ class EngineConfig(Section):
         off: tuple[str, ...],
         auto: Mapping[str, str],
     ) -> "EngineConfig":
-        """Remember where the values came from.
+        """Return a copy that records where the values came from.
 
         Args:
             source: The file's name, for messages.
-            overridden: Dotted keys that an override gave.
-            off: Dotted keys of DeepSpeed that the file turns off, and that do not exist here.
-            auto: Dotted keys that said ``"auto"``, and what determined each.
+            overridden: Dotted keys of overrides.
+            off: Dotted unsupported keys of DeepSpeed that the file turns off.
+            auto: Dotted keys that were ``"auto"``, and the origin of each value.
         """
         copy = self.model_copy()
-        mine = (source, overridden, off)
-        copy._source, copy._overridden, copy._off = mine  # noqa: SLF001 - a copy of self
+        origin = (source, overridden, off)
+        copy._source, copy._overridden, copy._off = origin  # noqa: SLF001 - a copy of self
         copy._auto = dict(auto)  # noqa: SLF001 - as above
         return copy
 
@@ -197,17 +197,17 @@ class EngineConfig(Section):
 
     @property
     def overridden(self) -> frozenset[str]:
-        """Dotted keys that an override gave."""
+        """Dotted keys of overrides."""
         return self._overridden
 
     @property
     def off(self) -> tuple[str, ...]:
-        """Dotted keys of DeepSpeed that the file turns off, and that do not exist here."""
+        """Dotted unsupported keys of DeepSpeed that the file turns off."""
         return self._off
 
     @property
     def auto(self) -> Mapping[str, str]:
-        """Dotted keys that said ``"auto"``, and what determined each."""
+        """Dotted keys that were ``"auto"``, and the origin of each value."""
         return self._auto
 
     @field_validator("tensor_parallel", mode="before")
@@ -216,13 +216,13 @@ class EngineConfig(Section):
         return {} if value is False else value
 
     def data_parallel_size(self, world_size: int) -> int:
-        """Divide all ranks by those that have one model between them.
+        """Divide the world size by the ranks that share one model.
 
         Args:
             world_size: All ranks.
 
         Raises:
-            ConfigError: If there is a rest.
+            ConfigError: If it is not divisible.
         """
         problem = self.layout_problem(world_size)
         if problem is not None:
@@ -231,11 +231,11 @@ class EngineConfig(Section):
 
     @property
     def model_parallel_size(self) -> int:
-        """Ranks that have one model between them, as far as the file tells."""
+        """Ranks that share one model, according to the file."""
         return self.tensor_parallel.size * (self.pipeline.stages or 1)
 
     def layout_problem(self, world_size: int) -> str | None:
-        """What stands in the way of laying so many ranks out, in one line."""
+        """Return why a number of ranks cannot be laid out, in one line, or None."""
         size, shard = self.model_parallel_size, self.zero_optimization.shard_ranks
         if world_size % size:
             sizes = {
@@ -243,17 +243,16 @@ class EngineConfig(Section):
                 "tensor_parallel.size": self.tensor_parallel.size,
             }
             divided = {key: value for key, value in sizes.items() if value and value > 1}
-            found = " x ".join(str(value) for value in divided.values())
-            return (
-                f"{' x '.join(divided)}: must divide the number of ranks, {world_size}, got {found}"
-            )
+            product = " x ".join(str(value) for value in divided.values())
+            keys = " x ".join(divided)
+            return f"{keys}: must divide the number of ranks, {world_size}, got {product}"
         if shard is not None and world_size // size % shard:
             ranks = f"must divide the number of data-parallel ranks, {world_size // size}"
             return f"zero_optimization.mics_shard_size: {ranks}, got {shard}"
         return None
 
     def batch_sizes(self, dp_world_size: int) -> BatchSizes:
-        """Fill in whichever of the three batch sizes the file leaves out.
+        """Derive the batch sizes that the file leaves out.
 
         Args:
             dp_world_size: Number of data-parallel ranks.
@@ -270,7 +269,7 @@ class EngineConfig(Section):
         return sizes
 
     def batch_problem(self, dp_world_size: int) -> str | None:
-        """What is wrong with the batch sizes for so many data-parallel ranks, in one line."""
+        """Return the problem of the batch sizes with these data-parallel ranks, or None."""
         sizes = self._sizes(dp_world_size)
         return sizes if isinstance(sizes, str) else None
 

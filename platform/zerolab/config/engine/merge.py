@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from os import PathLike
 from typing import Any
 
-from zerolab.config.engine.normalization import log_changes, read_source, tolerate
+from zerolab.config.engine.normalization import log_changes, normalize, read_source
 from zerolab.errors import ConfigError
 
 __all__ = ["merge", "overwrite_deepspeed_config"]
@@ -14,14 +14,14 @@ __all__ = ["merge", "overwrite_deepspeed_config"]
 def overwrite_deepspeed_config(
     base: str | PathLike[str] | Mapping[str, Any], overrides: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Lay overrides over an engine configuration, key by key at every depth.
+    """Merge overrides into an engine configuration, key by key at every depth.
 
     A mapping merges into a mapping; anything else (a scalar, a list, null, ``"auto"``) is
     replaced, whichever side is the mapping. Neither argument is changed or shared.
 
     Args:
         base: Path of a JSON file, or its content as a mapping.
-        overrides: What to change, e.g. ``{"optimizer": {"params": {"lr": 0.005}}}``.
+        overrides: Changes, e.g. ``{"optimizer": {"params": {"lr": 0.005}}}``.
 
     Returns:
         A new mapping.
@@ -31,8 +31,8 @@ def overwrite_deepspeed_config(
     """
     problems: list[str] = []
     if not isinstance(base, str | PathLike | Mapping):
-        found = type(base).__name__
-        problems.append(f"base: must be the path of a JSON file or a mapping, got a {found}")
+        type_name = type(base).__name__
+        problems.append(f"base: must be the path of a JSON file or a mapping, got a {type_name}")
     if not isinstance(overrides, Mapping):
         problems.append(f"overrides: must be a mapping, got a {type(overrides).__name__}")
     if problems:
@@ -41,7 +41,7 @@ def overwrite_deepspeed_config(
     parts = []
     name = "engine config" if isinstance(base, Mapping) else str(base)
     for source, part in ((name, content), ("overrides", overrides)):
-        clean, more = tolerate(part, source)
+        clean, more = normalize(part, source)
         log_changes(source, [*changes, *more])
         parts.append(clean)
         changes = []
@@ -49,11 +49,11 @@ def overwrite_deepspeed_config(
 
 
 def merge(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Lay overrides over a configuration, key by key at every depth, and nothing else.
+    """Merge overrides into a configuration, key by key at every depth, without checks.
 
     Args:
         base: The configuration.
-        overrides: What to change.
+        overrides: Changes.
     """
     merged = {key: copy.deepcopy(value) for key, value in base.items()}
     for key, value in overrides.items():

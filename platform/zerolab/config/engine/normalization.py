@@ -1,8 +1,8 @@
-"""Engine files as they are in public: one tolerant step before the strict reader.
+"""Normalization of public engine files before the strict reader.
 
-DeepSpeed reads its files with hjson, ignores what it does not know, and has old names for some
-keys; Hugging Face's libraries write more of their own. What such a file means is written here as
-the strict reader wants it, with one line for each change.
+DeepSpeed reads its files with hjson, ignores unknown keys, and has old names for some keys.
+Hugging Face's libraries write further keys. This module converts such a file to the form that
+the strict reader expects, with one line for each change.
 """
 
 import logging
@@ -22,30 +22,30 @@ from zerolab.errors import ConfigError
 from zerolab.schema.json_values import json_value_problems, to_json_values
 from zerolab.schema.section import Section, dotted, keys_of, section_of
 
-__all__ = ["drop_whole_parameters", "log_changes", "read_engine_text", "read_source", "tolerate"]
+__all__ = ["drop_unsharded_offload", "log_changes", "normalize", "read_engine_text", "read_source"]
 
 logger = logging.getLogger("zerolab.config")
 
 Block = dict[str, Any]
 Step = Callable[[Block], Iterator[str]]
-"""Changes a file in place, and says what it changed."""
+"""A function that changes a file in place and yields a line for each change."""
 
 
 def read_engine_text(
     text: bytes | str, source: str, *, strict: bool = False
 ) -> tuple[Block, list[str]]:
-    """Read a file's text: JSON, else what DeepSpeed reads.
+    """Read a file's text: JSON, else hjson as DeepSpeed does.
 
     Args:
         text: The content of a file.
         source: Its name, for messages.
-        strict: Plain JSON alone.
+        strict: Accept plain JSON only.
 
     Returns:
-        The content, and a line when it is no plain JSON.
+        The content, and a line if it is not plain JSON.
 
     Raises:
-        ConfigError: If it is neither, or names a key twice.
+        ConfigError: If it is invalid, or names a key twice.
     """
     try:
         return parse_json(text, source, finite=strict), []
@@ -72,18 +72,18 @@ def read_source(
     return read_engine_text(read_bytes(source), str(source), strict=strict)
 
 
-def tolerate(content: Mapping[str, Any], source: str) -> tuple[Block, list[str]]:
-    """Write a file's content as the strict reader wants it.
+def normalize(content: Mapping[str, Any], source: str) -> tuple[Block, list[str]]:
+    """Convert a file's content to the form that the strict reader expects.
 
     Args:
-        content: A file, which stays as it is.
+        content: A file; it is not changed.
         source: Its name, for messages.
 
     Returns:
-        The content, and one line for each thing that was changed.
+        The content, and one line for each change.
 
     Raises:
-        ConfigError: If it holds values that no file may hold.
+        ConfigError: If it has values that no file may have.
     """
     data = dict(content)
     changes = list(_drop_infinite_steps(data))
@@ -94,14 +94,14 @@ def tolerate(content: Mapping[str, Any], source: str) -> tuple[Block, list[str]]
     return data, changes + [line for step in _STEPS for line in step(data)]
 
 
-def drop_whole_parameters(content: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
-    """Leave ``offload_param`` out where parameters are not sharded, as DeepSpeed does.
+def drop_unsharded_offload(content: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
+    """Drop ``offload_param`` if parameters are not sharded, as DeepSpeed does.
 
     Args:
         content: A file, with its overrides and without ``"auto"``.
 
     Returns:
-        The content, and one line where something was left out.
+        The content, and one line if something was dropped.
     """
     zero = content.get("zero_optimization")
     if not isinstance(zero, Mapping) or not isinstance(zero.get("offload_param"), Mapping):
@@ -109,12 +109,12 @@ def drop_whole_parameters(content: Mapping[str, Any]) -> tuple[Mapping[str, Any]
     stage, device = zero.get("stage", 0), zero["offload_param"].get("device", "none")
     if stage not in (0, 1, 2) or device not in ("cpu", "nvme"):
         return content, []
-    kept = {key: value for key, value in zero.items() if key != "offload_param"}
+    remaining = {key: value for key, value in zero.items() if key != "offload_param"}
     line = (
         f"zero_optimization.offload_param: device {device!r} is left out; it has an effect at "
         f"stage 3 only, and the stage is {stage}"
     )
-    return {**content, "zero_optimization": kept}, [line]
+    return {**content, "zero_optimization": remaining}, [line]
 
 
 def log_changes(source: str, changes: list[str]) -> None:
@@ -122,11 +122,11 @@ def log_changes(source: str, changes: list[str]) -> None:
 
     Args:
         source: The file's name.
-        changes: From :func:`read_source` and :func:`tolerate`.
+        changes: From :func:`read_source` and :func:`normalize`.
     """
     if os.environ.get("RANK", "0") == "0":
         for line in changes:
-            logger.warning("%s: %s", source, line)  # a plain script shows no less
+            logger.warning("%s: %s", source, line)  # a plain script shows warnings only
 
 
 def _copied(block: Mapping[str, Any]) -> Block:
@@ -136,10 +136,10 @@ def _copied(block: Mapping[str, Any]) -> Block:
 
 
 def _inside(data: Block, *path: str) -> Block:
-    """The block at a path; an empty one, which is not in the file, where there is none."""
+    """Return the block at a path; a new empty one if it is missing."""
     for key in path:
-        found = data.get(key)
-        data = found if isinstance(found, dict) else {}
+        block = data.get(key)
+        data = block if isinstance(block, dict) else {}
     return data
 
 
@@ -150,21 +150,21 @@ def _drop_comments(data: Block, prefix: str = "") -> Iterator[str]:
     for key, value in list(data.items()):
         if isinstance(value, dict):
             yield from _drop_comments(value, f"{prefix}{key}.")
-        words = value if isinstance(value, list) else [value]
+        lines = value if isinstance(value, list) else [value]
         if (
             isinstance(key, str)
             and _COMMENT.fullmatch(key)
-            and all(isinstance(word, str) for word in words)
+            and all(isinstance(word, str) for word in lines)
         ):
             del data[key]
             yield f"{prefix}{key}: is a comment, and left out"
 
 
 def _fold_dotted(data: Block) -> Iterator[str]:
-    known = (*keys_of(EngineConfig), "bfloat16")
+    first_keys = (*keys_of(EngineConfig), "bfloat16")
     for key in [key for key in data if "." in str(key)]:
         *blocks, last = key.split(".")
-        if blocks[0] not in known or not all((*blocks, last)) or not _has_room(data, blocks):
+        if blocks[0] not in first_keys or not all((*blocks, last)) or not _has_room(data, blocks):
             continue
         home = data
         for part in blocks:
@@ -175,12 +175,12 @@ def _fold_dotted(data: Block) -> Iterator[str]:
 
 
 def _has_room(data: Block, path: list[str]) -> bool:
-    """Whether blocks, or nothing, stand along a path."""
-    found: Any = data
+    """Return whether only blocks, or nothing, are along a path."""
+    block: Any = data
     for part in path:
-        found = found.get(part)
-        if not isinstance(found, dict):
-            return found is None
+        block = block.get(part)
+        if not isinstance(block, dict):
+            return block is None
     return True
 
 
@@ -204,7 +204,7 @@ def _rename_bfloat16(data: Block) -> Iterator[str]:
 _SWITCHES = {"true": True, "false": False}
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 _ARGUMENTS = (("optimizer", "params"), ("scheduler", "params"))
-"""Blocks without a section of their own, in which no text looks like a number."""
+"""Blocks without a section, in which no text looks like a number."""
 
 
 def _read_numbers(data: Block) -> Iterator[str]:
@@ -214,7 +214,7 @@ def _read_numbers(data: Block) -> Iterator[str]:
 
 
 def _numbers_of(block: Block, section: type[Section], path: tuple[str, ...]) -> Iterator[str]:
-    """Read the numbers and switches of a section where a key takes one, and no text."""
+    """Convert texts to numbers and switches for keys that take no text."""
     for name, field in section.model_fields.items():
         key = field.alias or name
         value, inner = block.get(key), section_of(field.annotation)
@@ -242,11 +242,11 @@ def _numbers_in(
     block: Block, path: tuple[str, ...], keys: Collection[str] | None = None
 ) -> Iterator[str]:
     for key in list(block) if keys is None else keys:
-        given = block[key]
-        read = [_number(each) for each in given] if isinstance(given, list) else _number(given)
-        if read != given:
+        value = block[key]
+        read = [_number(item) for item in value] if isinstance(value, list) else _number(value)
+        if read != value:
             block[key] = read
-            yield f"{dotted((*path, key))}: the text {given!r} is read as {read}"
+            yield f"{dotted((*path, key))}: the text {value!r} is read as {read}"
 
 
 def _number(value: Any) -> Any:
@@ -259,10 +259,10 @@ def _number(value: Any) -> Any:
 
 
 def _read_zero_switch(data: Block) -> Iterator[str]:
-    given = data.get("zero_optimization")
-    if isinstance(given, bool):
-        data["zero_optimization"] = {"stage": int(given)}
-        yield f"zero_optimization: {given} is taken for stage {int(given)}, as in DeepSpeed"
+    value = data.get("zero_optimization")
+    if isinstance(value, bool):
+        data["zero_optimization"] = {"stage": int(value)}
+        yield f"zero_optimization: {value} is taken for stage {int(value)}, as in DeepSpeed"
 
 
 def _drop_empty_sub_groups(data: Block) -> Iterator[str]:
@@ -314,8 +314,8 @@ def _read_cpu_offload(data: Block) -> Iterator[str]:
         if zero.get(old) is True and zero.get(new) is None:
             del zero[old]
             zero[new] = {"device": "cpu"}
-            key, meant = f"zero_optimization.{old}", f"zero_optimization.{new}"
-            yield f'{key}: an old name; taken for {meant}: {{"device": "cpu"}}'
+            key, new_key = f"zero_optimization.{old}", f"zero_optimization.{new}"
+            yield f'{key}: an old name; taken for {new_key}: {{"device": "cpu"}}'
     pinned = "cpu_offload_use_pin_memory"
     if zero.get(pinned) is True:
         del zero[pinned]
@@ -327,8 +327,8 @@ def _read_auto_tp(data: Block) -> Iterator[str]:
     sizes = {"autotp_size": block, "tp.tp_size": _inside(block, "tp")}
     for old, home in sizes.items():
         size = home.get(old.rpartition(".")[2])
-        asked = size not in (None, 0, 1, "auto") and not isinstance(size, Mapping)
-        if asked and block.get("size") in (None, size):
+        is_requested = size not in (None, 0, 1, "auto") and not isinstance(size, Mapping)
+        if is_requested and block.get("size") in (None, size):
             block["size"] = size
             del home[old.rpartition(".")[2]]
             yield f"tensor_parallel.{old}: DeepSpeed's name; taken for tensor_parallel.size: {size}"
@@ -353,24 +353,24 @@ _TYPES = {
     for name in (short, *names)
 }
 _MEANS = {"sum": "sum", "mean": "mean", "avg": "mean", "average": "mean"}
-_WORDS: dict[tuple[str, ...], dict[str, str]] = {
+_SPELLINGS: dict[tuple[str, ...], dict[str, str]] = {
     ("gradient_allreduce_op",): _MEANS,
     ("communication_data_type",): _TYPES,
     ("data_types", "grad_accum_dtype"): _TYPES,
     ("data_types", "param_dtype"): _TYPES,
 }
-"""Words with other spellings."""
+"""Alternative spellings of values."""
 
 
-def _respell(data: Block) -> Iterator[str]:
-    for (*path, name), words in _WORDS.items():
+def _canonical_spelling(data: Block) -> Iterator[str]:
+    for (*path, name), spellings in _SPELLINGS.items():
         block = _inside(data, *path)
         value = block.get(name)
         if isinstance(value, str):
-            meant = words.get(value.lower().removeprefix("torch."), value)
-            if meant != value:
-                block[name] = meant
-                yield f"{dotted((*path, name))}: {value!r} is taken for {meant!r}"
+            canonical = spellings.get(value.lower().removeprefix("torch."), value)
+            if canonical != value:
+                block[name] = canonical
+                yield f"{dotted((*path, name))}: {value!r} is taken for {canonical!r}"
 
 
 def _drop_disable_allgather(data: Block) -> Iterator[str]:
@@ -410,7 +410,7 @@ _STEPS: tuple[Step, ...] = (
     _read_compile_disable,
     _read_cpu_offload,
     _read_auto_tp,
-    _respell,
+    _canonical_spelling,
     _drop_disable_allgather,
     _drop_unread_blocks,
 )

@@ -1,4 +1,4 @@
-"""The ``optimizer`` block: which names there are, and which parameters each one takes."""
+"""The ``optimizer`` block: names of optimizers and their parameters."""
 
 import math
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ Betas = Annotated[list[Beta], Field(min_length=2, max_length=2)]
 
 
 class OptimizerConfig(Section):
-    """Which optimizer updates the weights."""
+    """Optimizer that updates the weights."""
 
     type: str
     """``Adam``, ``AdamW``, ``SGD``, ``Adagrad``, ``Lion``, ``LAMB``, ``Muon``, or a class name of
@@ -103,7 +103,7 @@ class LambParams(_Params):
 
 
 class MuonParams(_Params):
-    """Arguments of Muon; parameters that are no matrices are updated by AdamW."""
+    """Arguments of Muon; AdamW updates parameters that are not matrices."""
 
     momentum: Beta = 0.95
     nesterov: bool = True
@@ -165,13 +165,13 @@ _REFUSED = {
 
 
 def canonical_optimizer(name: str) -> str:
-    """The usual spelling of an optimizer's name, which may be written in any case."""
-    known = {key.lower(): key for key in (*OPTIMIZERS, *TORCH_OPTIMIZERS, *_REFUSED)}
-    return known.get(name.lower(), name)
+    """Return the usual spelling of an optimizer's name."""
+    spellings = {key.lower(): key for key in (*OPTIMIZERS, *TORCH_OPTIMIZERS, *_REFUSED)}
+    return spellings.get(name.lower(), name)
 
 
 def problems_of(config: OptimizerConfig) -> list[str]:
-    """List what is wrong with the block, one line for each mistake."""
+    """Return the problems of the block, one line each."""
     name = canonical_optimizer(config.type)
     if name in _REFUSED:
         return [f"optimizer.type: {_REFUSED[name]}, got {config.type!r}"]
@@ -188,22 +188,22 @@ def problems_of(config: OptimizerConfig) -> list[str]:
 
 
 def _param_problems(name: str, params: Mapping[str, Any]) -> list[str]:
-    found = []
+    range_problems = []
     if "max_grad_norm" in params:
         params = {key: value for key, value in params.items() if key != "max_grad_norm"}
-        found.append(
+        range_problems.append(
             "optimizer.params.max_grad_norm: is not an optimizer's parameter; "
             "set gradient_clipping at the top of the file"
         )
     _, problems, _ = validate(OPTIMIZERS[name], params)
-    return found + [f"optimizer.params.{problem}" for problem in problems]
+    return range_problems + [f"optimizer.params.{problem}" for problem in problems]
 
 
 def torch_problems(block: str, params: Mapping[str, Any]) -> list[str]:
-    """Check what can be known of a torch class's arguments without torch."""
-    found = []
+    """Check the arguments of a torch class as far as possible without torch."""
+    problems = []
     lr = params.get("lr")
     is_number = isinstance(lr, int | float) and not isinstance(lr, bool)
     if lr is not None and not (is_number and math.isfinite(lr) and lr >= 0):
-        found.append(f"{block}.params.lr: must be a number that is not negative, got {lr!r}")
-    return found
+        problems.append(f"{block}.params.lr: must be a number that is not negative, got {lr!r}")
+    return problems

@@ -1,8 +1,8 @@
-"""Blocks of the engine file for models that are spread over ranks.
+"""Blocks of the engine file for pipeline and tensor parallelism.
 
-A plan of tensor parallelism says for each layer, by a pattern of its name, how its matrix is cut.
-What a layer reads and gives is **replicate** (whole on every rank), **split** (cut along its last
-dimension, features or heads) or **sequence** (cut along dimension 1, the tokens).
+A tensor-parallel plan maps patterns of layer names to the sharding of the layer's matrix. A
+layer's input and output layouts are **replicate** (full on every rank), **split** (divided along
+the last dimension, features or heads) or **sequence** (divided along dimension 1, the tokens).
 """
 
 from collections.abc import Mapping
@@ -23,44 +23,43 @@ __all__ = [
 ]
 
 ScheduleName = Literal["1f1b", "gpipe", "interleaved", "zero-bubble"]
-"""In which order micro-batches pass the stages of a pipeline."""
+"""Order in which micro-batches pass the stages of a pipeline."""
 
 
 class PipelineConfig(Section):
-    """How a ``PipelineModule`` runs; most is said where it is built."""
+    """Execution of a ``PipelineModule``; its layers are configured where it is built."""
 
     stages: PositiveInt | None = None
-    """Pipeline stages, which the ``PipelineModule`` must have; null takes what it has. Where it is
-    said, batch sizes are checked before anything starts for the replicas that it leaves, and what
-    does not go with pipeline stages is refused."""
+    """Pipeline stages; null means the number of the ``PipelineModule``. If it is set, batch sizes
+    and keys that conflict with pipeline stages are checked before anything starts."""
 
     schedule: ScheduleName = "1f1b"
     """``1f1b``: each stage turns to backward as soon as it can; ``gpipe``: all forwards first;
-    ``interleaved``: several chunks on each rank, for a smaller bubble; ``zero-bubble``: gradients
-    of weights are made while a stage would wait."""
+    ``interleaved``: several chunks on each rank, for a smaller bubble; ``zero-bubble``: a stage
+    computes gradients of weights when it would otherwise wait."""
 
     activation_checkpoint_interval: NonNegativeInt = 0
-    """Layers that are computed again in backward together; 0 takes what the ``PipelineModule``
-    says. ``activation_checkpointing`` says where their inputs wait."""
+    """Layers that are recomputed together in backward; 0 means the value of the
+    ``PipelineModule``. ``activation_checkpointing`` decides where their inputs are stored."""
 
     partition: str | None = hint(None, "partition_method is said where PipelineModule is built")
-    """How layers are divided."""
+    """Partitioning of layers."""
 
     seed_layers: bool = hint(
         default=False, reason="seed_layers is said where PipelineModule is built"
     )
-    """Seed each layer by its place."""
+    """Seed each layer by its index."""
 
     use_reentrant: bool = hint(
         default=True, reason="activations are always computed again without reentering autograd"
     )
-    """Which kind of activation checkpointing."""
+    """Kind of activation checkpointing."""
 
     pipe_partitioned: bool = hint(default=True, reason="activations are sent whole")
-    """Divide activations on their way over the tensor-parallel ranks."""
+    """Partition transferred activations over the tensor-parallel ranks."""
 
     grad_partitioned: bool = hint(default=True, reason="activations' gradients are sent whole")
-    """Divide the gradients of activations on their way over the tensor-parallel ranks."""
+    """Partition transferred gradients of activations over the tensor-parallel ranks."""
 
 
 Style = Literal["colwise", "rowwise", "sequence", "summed", "replicate"]
@@ -68,28 +67,27 @@ Layout = Literal["replicate", "split", "sequence"]
 
 
 class LayerPlan(Section):
-    """How one layer is cut."""
+    """Sharding of one layer."""
 
     style: Style
     """``colwise``: each rank has some of the outputs. ``rowwise``: some of the inputs.
-    ``sequence``: whole, and computes each rank's tokens. ``summed``: whole, and computes what a
-    rank has, so that its gradients are summed. ``replicate``: whole."""
+    ``sequence``: full on each rank, for the rank's tokens. ``summed``: full on each rank, for the
+    rank's inputs; gradients are summed. ``replicate``: full on each rank."""
 
     input: Layout | None = None
-    """What it reads; null is what the style expects."""
+    """Layout of its input; null means the style's."""
 
     output: Layout | None = None
-    """What it gives; null is what the style makes."""
+    """Layout of its output; null means the style's."""
 
     blocks: PositiveInt = 1
-    """Matrices that lie in this one, one after the other, each of which is cut: 3 for query, key
-    and value."""
+    """Matrices that are concatenated in this one; each is sharded: 3 for query, key and value."""
 
     def __str__(self) -> str:
-        """Say what is not the style's own."""
+        """Return the style and the options that differ from its defaults."""
         more = {"input": self.input, "output": self.output, "blocks": self.blocks}
-        said = [f", {key} {value}" for key, value in more.items() if value not in (None, 1)]
-        return self.style + "".join(said)
+        options = [f", {key} {value}" for key, value in more.items() if value not in (None, 1)]
+        return self.style + "".join(options)
 
 
 STYLES: Mapping[str, Mapping[str, Any]] = {
@@ -114,46 +112,46 @@ STYLES: Mapping[str, Mapping[str, Any]] = {
     "sequence_parallel": {"style": "sequence"},
     "replicated_with_grad_allreduce": {"style": "summed"},
 }
-"""Names of styles, and what each stands for."""
+"""Names of styles and their meaning."""
 
 
-def layer_plan(given: Any) -> Any:
-    """Write the name of a style out; anything else is left as it is.
+def layer_plan(value: Any) -> Any:
+    """Expand the name of a style; any other value is returned unchanged.
 
     Raises:
-        ValueError: If there is no such style.
+        ValueError: If the style is unknown.
     """
-    if not isinstance(given, str):
-        return given
-    if given not in STYLES:
-        known = ", ".join(sorted(STYLES))
-        raise ValueError(f"must be one of {known}, got {given!r}{suggest(given, STYLES)}")
-    return dict(STYLES[given])
+    if not isinstance(value, str):
+        return value
+    if value not in STYLES:
+        styles = ", ".join(sorted(STYLES))
+        raise ValueError(f"must be one of {styles}, got {value!r}{suggest(value, STYLES)}")
+    return dict(STYLES[value])
 
 
 class TensorParallelConfig(Section):
-    """Cut the matrices of a model over ranks."""
+    """Sharding of a model's matrices over ranks."""
 
     size: PositiveInt = 1
-    """Ranks that have one model between them; the data-parallel ranks are the others' number: all
-    ranks divided by this."""
+    """Ranks that share one model; the data-parallel size is the number of all ranks divided by
+    this."""
 
     plan: Literal["auto"] | dict[str, LayerPlan] = "auto"
-    """How each layer is cut, by a pattern of its name in which ``*`` stands for any part between
-    two dots. ``auto``: the model's own, from its ``tensor_parallel_plan()`` or, of a Hugging Face
-    model, its ``tp_plan``."""
+    """Sharding of each layer, by a pattern of its name; ``*`` matches any part between two dots.
+    ``auto``: the plan of the model, from ``tensor_parallel_plan()`` or, for a Hugging Face model,
+    from its ``tp_plan``."""
 
     @field_validator("plan", mode="before")
     @classmethod
-    def _written_out(cls, plan: Any) -> Any:
+    def _expand_styles(cls, plan: Any) -> Any:
         if not isinstance(plan, Mapping):
             if plan != "auto":
                 raise ValueError(f"must be 'auto' or map names of layers to styles, got {plan!r}")
             return plan
-        found = {}
-        for name, given in plan.items():
+        expanded = {}
+        for name, layer in plan.items():
             try:
-                found[name] = layer_plan(given)
+                expanded[name] = layer_plan(layer)
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from error
-        return found
+        return expanded

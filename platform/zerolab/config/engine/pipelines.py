@@ -1,7 +1,7 @@
-"""Rules between keys for pipeline stages, asked where a file is read and where an engine is built.
+"""Rules between keys for pipeline stages.
 
-A file that says ``pipeline.stages`` is held to them before anything starts; else the model says
-how many there are, and the engine asks again.
+They are checked when a file with ``pipeline.stages`` is read, and when an engine is built. Without
+``pipeline.stages`` only the model has the number of stages.
 """
 
 from collections.abc import Iterator
@@ -13,14 +13,14 @@ __all__ = ["pipeline_checks", "schedule_problems", "unmanaged_problem"]
 
 
 def pipeline_checks(config: EngineConfig, stages: int) -> Iterator[tuple[list[str], str]]:
-    """Rules that hold for any model of several stages.
+    """Yield the violated rules of models with several stages.
 
     Args:
-        config: Of the engine.
+        config: The engine's configuration.
         stages: Ranks of a pipeline.
 
     Yields:
-        The keys that a rule reads, and its problem.
+        The keys that a rule reads, and the problem.
     """
     if stages == 1:
         return
@@ -44,10 +44,10 @@ _COMPILED = (
 
 
 def unmanaged_problem(config: EngineConfig) -> str | None:
-    """Say what a ``PipelineModule`` of any number of stages asks of the accumulation of gradients.
+    """Return the problem of gradient accumulation with a ``PipelineModule``, or None.
 
     Args:
-        config: Of the engine.
+        config: The engine's configuration.
     """
     if config.managed_gradient_accumulation:
         return None
@@ -65,14 +65,14 @@ def schedule_problems(
     chunks: int | None = None,
     compiled: bool = False,
 ) -> list[str]:
-    """Say why a schedule cannot run on several stages; nothing if it can.
+    """Return why a schedule cannot run on several stages; empty if it can.
 
     Args:
-        name: Of the configuration.
+        name: Name of the schedule.
         stages: Ranks of a pipeline.
-        micro_batches: Of a batch.
-        chunks: On each rank; None where the model is not known.
-        compiled: Whether the model is compiled.
+        micro_batches: Micro-batches of a batch.
+        chunks: Chunks on each rank; None if the model is unknown.
+        compiled: The model is compiled.
     """
     problems = []
     if name in {"1f1b", "gpipe"} and (chunks or 1) > 1:

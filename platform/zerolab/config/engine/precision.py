@@ -34,7 +34,7 @@ class Fp16Config(Section):
     """Overflows that are tolerated before the scale is halved."""
 
     consecutive_hysteresis: bool = False
-    """A clean step gives the tolerance back."""
+    """A clean step restores the tolerance."""
 
     min_loss_scale: PositiveInt = 1
     """The dynamic scale never falls below this."""
@@ -58,10 +58,10 @@ class Bf16Config(Section):
 
 
 class DataTypesConfig(Section):
-    """Types of what the engine keeps."""
+    """Types of stored tensors."""
 
     grad_accum_dtype: DType | None = None
-    """In which gradients are summed over micro-batches; null means fp32."""
+    """Type in which gradients are summed over micro-batches; null means fp32."""
 
     param_dtype: DType | None = None
     """Must be the type that ``fp16`` or ``bf16`` chooses; it is derived from them."""

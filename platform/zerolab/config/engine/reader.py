@@ -1,4 +1,4 @@
-"""Reading an engine file: as it is in public, then strictly, with every problem at once."""
+"""Reader of engine files: normalization, then strict checks that report all problems."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -6,18 +6,18 @@ from os import PathLike
 from typing import Any
 
 from zerolab.config.engine import optimizers, schedules
-from zerolab.config.engine.auto_values import Filled, fill_auto
+from zerolab.config.engine.auto_values import ResolvedAuto, fill_auto
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.engine.merge import merge
 from zerolab.config.engine.normalization import (
-    drop_whole_parameters,
+    drop_unsharded_offload,
     log_changes,
+    normalize,
     read_source,
-    tolerate,
 )
 from zerolab.config.engine.pipelines import pipeline_checks
-from zerolab.config.engine.unsupported_keys import REFUSED, without_aliases
-from zerolab.config.unsupported import take_refused
+from zerolab.config.engine.unsupported_keys import UNSUPPORTED_KEYS, without_aliases
+from zerolab.config.unsupported import remove_unsupported
 from zerolab.errors import ConfigError
 from zerolab.schema.hints import hints_of
 from zerolab.schema.json_values import json_value_problems, to_json_values
@@ -31,19 +31,19 @@ _OPAQUE = frozenset({"optimizer.params", "scheduler.params"})
 
 @dataclass(frozen=True)
 class EngineFile:
-    """What reading an engine file gave: the configuration, or as much of it as could be saved."""
+    """Result of reading an engine file, with as much of the configuration as is valid."""
 
     config: EngineConfig | None
     problems: list[str]
     bad: frozenset[str]
-    """Dotted keys that were wrong; they stand at their defaults in ``config``."""
+    """Dotted keys with errors; they have their defaults in ``config``."""
     changes: list[str] = field(default_factory=list)
-    """What the tolerant step changed, one line each."""
+    """Changes of normalization, one line each."""
     prefix: str = ""
-    """What problems of this file begin with."""
+    """Prefix of this file's problems."""
     left_open: list[str] = field(default_factory=list)
-    """Those of the problems that a script's own arguments may answer: an ``"auto"`` that nothing
-    of the experiment determines."""
+    """Problems that a script's arguments may solve: ``"auto"`` keys without a value in the
+    experiment."""
 
 
 def load_engine_config(
@@ -51,19 +51,18 @@ def load_engine_config(
     overrides: Mapping[str, Any] | None = None,
     hyperparameters: Mapping[str, Any] | None = None,
 ) -> EngineConfig:
-    """Read and check an engine configuration, as files are in public.
+    """Read and check an engine configuration, including the forms of public files.
 
-    What is not as the strict reader wants it is written so first, with a line in the log for each
-    change (``zerolab.config``).
+    Other forms are normalized first, with a line in the log (``zerolab.config``) for each change.
 
     Args:
         source: Path of a JSON file, or its content.
-        overrides: Laid over the file by :func:`overwrite_deepspeed_config`.
-        hyperparameters: Where values that say ``"auto"`` are looked up, or in their block
-            ``training_arguments``; by default those of the trial that this process belongs to.
+        overrides: Merged into the file by :func:`overwrite_deepspeed_config`.
+        hyperparameters: Values for ``"auto"`` keys, also in their block ``training_arguments``; by
+            default those of the trial that this process runs.
 
     Returns:
-        The configuration, whole and consistent for any number of ranks;
+        The configuration, complete and consistent for any number of ranks;
         :meth:`EngineConfig.batch_sizes` needs that number.
 
     Raises:
@@ -71,8 +70,8 @@ def load_engine_config(
     """
     name = "engine config" if isinstance(source, Mapping) else str(source)
     if not isinstance(hyperparameters, Mapping | None):
-        found = type(hyperparameters).__name__
-        raise ConfigError(name, [f"hyperparameters: must be a mapping, got a {found}"])
+        type_name = type(hyperparameters).__name__
+        raise ConfigError(name, [f"hyperparameters: must be a mapping, got a {type_name}"])
     content, changes = read_source(source)
     parsed = parse_engine_config(content, name, overrides, to_json_values(hyperparameters))
     log_changes(name, [*changes, *parsed.changes])
@@ -90,22 +89,24 @@ def parse_engine_config(
     *,
     strict: bool = False,
 ) -> EngineFile:
-    """Check an engine configuration and go on after its mistakes.
+    """Check an engine configuration and collect all its errors.
 
     Args:
         content: The file.
         source: Its name, for messages.
-        overrides: Laid over the file.
-        hyperparameters: Where values that say ``"auto"`` are looked up; None means those of the
-            trial that this process belongs to.
-        batches: How far the searcher lets the trial train, in optimizer steps.
-        strict: Leave the tolerant step out.
+        overrides: Merged into the file.
+        hyperparameters: Values for ``"auto"`` keys; None means those of the trial that this process
+            runs.
+        batches: Maximum length of the trial in optimizer steps.
+        strict: Skip normalization.
     """
     changes: list[str] = []
     parts: list[Mapping[str, Any]] = []
     for name, part in ((source, content), ("overrides", to_json_values(overrides or {}))):
         try:
-            clean, more = (part, _refuse_unfit(part, name)) if strict else tolerate(part, name)
+            clean, more = (
+                (part, _check_json_values(part, name)) if strict else normalize(part, name)
+            )
         except ConfigError as error:
             return EngineFile(None, error.problems, frozenset(), changes)
         parts.append(clean)
@@ -113,12 +114,12 @@ def parse_engine_config(
     renamed, twice = without_aliases(merge(*parts))
     filled = fill_auto(renamed, hyperparameters, batches, hints_of(EngineConfig))
     if not strict:
-        whole, dropped = drop_whole_parameters(filled.content)
-        filled, changes = replace(filled, content=dict(whole)), changes + dropped
+        reduced, dropped = drop_unsharded_offload(filled.content)
+        filled, changes = replace(filled, content=dict(reduced)), changes + dropped
     return _check(filled, source, parts[1], changes, twice)
 
 
-def _refuse_unfit(content: Mapping[str, Any], source: str) -> list[str]:
+def _check_json_values(content: Mapping[str, Any], source: str) -> list[str]:
     unfit = json_value_problems(content)
     if unfit:
         raise ConfigError(source, unfit)
@@ -126,23 +127,23 @@ def _refuse_unfit(content: Mapping[str, Any], source: str) -> list[str]:
 
 
 def _check(
-    filled: Filled,
+    filled: ResolvedAuto,
     source: str,
     overrides: Mapping[str, Any],
     changes: list[str],
     twice: list[str],
 ) -> EngineFile:
-    rest, refused, off = take_refused(filled.content, REFUSED, _OPAQUE)
-    config, wrong, paths = validate(EngineConfig, drop_nulls(rest, ()))
+    supported, refused, off = remove_unsupported(filled.content, UNSUPPORTED_KEYS, _OPAQUE)
+    config, wrong, paths = validate(EngineConfig, drop_nulls(supported, ()))
     problems = [*filled.problems, *twice, *refused, *wrong]
     bad = frozenset(dotted(path) for path in paths) | filled.bad
     if config is None:
         return EngineFile(None, problems, bad, changes, left_open=filled.problems)
     config = _canonical(config)
-    told = {problem.partition(": ")[0] for problem in problems}
+    wrong_keys = {problem.partition(": ")[0] for problem in problems}
     for keys, problem in _checks(config):
-        known = problem.partition(": ")[0] in told
-        if not known and not any(_touches(key, bad) for key in keys):
+        is_repeated = problem.partition(": ")[0] in wrong_keys
+        if not is_repeated and not any(_touches(key, bad) for key in keys):
             problems.append(problem)
     overridden = frozenset(dotted(path) for path in _leaves(overrides))
     config = config.with_origin(source, overridden, tuple(off), filled.origins)
@@ -162,7 +163,7 @@ def _leaves(data: Mapping[str, Any], path: Path = ()) -> Iterator[Path]:
 
 
 def _canonical(config: EngineConfig) -> EngineConfig:
-    """Write the names of optimizer and schedule in their usual spelling."""
+    """Return the configuration with canonical names of optimizer and schedule."""
     update: dict[str, Section] = {}
     if config.optimizer is not None:
         name = optimizers.canonical_optimizer(config.optimizer.type)
@@ -174,7 +175,7 @@ def _canonical(config: EngineConfig) -> EngineConfig:
 
 
 def _checks(config: EngineConfig) -> Iterator[tuple[list[str], str]]:
-    """Rules between keys: the keys that each one reads, and its problem."""
+    """Yield violated rules between keys: the keys that each one reads, and the problem."""
     if config.fp16.enabled and config.bf16.enabled:
         yield (
             ["fp16.enabled", "bf16.enabled"],
@@ -212,7 +213,7 @@ def _checks(config: EngineConfig) -> Iterator[tuple[list[str], str]]:
 
 
 def _offload_checks(config: EngineConfig) -> Iterator[tuple[list[str], str]]:
-    """Rules between keys where something lies elsewhere than on the device."""
+    """Yield violated rules between keys for offloading."""
     zero, stage = config.zero_optimization, "zero_optimization.stage"
     optimizer, param = zero.offload_optimizer, zero.offload_param
     if optimizer.device != "none" and zero.stage == 0:
@@ -254,7 +255,7 @@ def _offload_checks(config: EngineConfig) -> Iterator[tuple[list[str], str]]:
 
 
 def _parallel_checks(config: EngineConfig) -> Iterator[tuple[list[str], str]]:
-    """Rules between keys where a model is divided over ranks."""
+    """Yield violated rules between keys for a model that is divided over ranks."""
     zero = config.zero_optimization
     if zero.shard_ranks is not None and zero.stage == 0:
         yield (

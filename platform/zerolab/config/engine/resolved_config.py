@@ -1,4 +1,4 @@
-"""The engine's configuration with every value in place, and where each one came from."""
+"""The engine's resolved configuration, with the origin of every value."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -9,7 +9,7 @@ from zerolab.config.engine.zero import LIVE_LIMIT
 from zerolab.schema.hints import hints_of
 from zerolab.schema.section import Section
 
-__all__ = ["Entry", "format_entries", "resolve", "without_effect"]
+__all__ = ["Entry", "format_entries", "ineffective_keys", "resolve"]
 
 Entry = tuple[str, Any, str]
 """Dotted key, value, origin. The origin begins with ``file``, ``override``, ``auto``, ``default``,
@@ -22,16 +22,15 @@ _OFF = "hint: does not exist here, and is off"
 def resolve(
     config: EngineConfig, world_size: int, model_elements: int | None = None
 ) -> list[Entry]:
-    """Say what the engine will use, and where each value came from.
+    """Return the values that the engine will use, and the origin of each.
 
     Args:
         config: The configuration.
         world_size: Data-parallel ranks.
-        model_elements: Trainable parameters, in elements, where they are known: buckets are
-            clamped to them.
+        model_elements: Trainable parameters, in elements, if known; buckets are clamped to them.
 
     Returns:
-        One entry for each key that has an effect, and for each hint that the file gives.
+        One entry for each key that has an effect, and for each hint about the file.
 
     Raises:
         ConfigError: If the batch sizes do not fit the number of ranks.
@@ -56,13 +55,13 @@ def resolve(
             entries.append((key, derived[key], f"derived{remark}"))
         else:
             entries.append((key, value, origin))
-    entries += _left_to_the_optimizer(config)
+    entries += _optimizer_defaults(config)
     entries += [(key, None, _OFF) for key in config.off]
     return entries
 
 
-def _left_to_the_optimizer(config: EngineConfig) -> Iterator[Entry]:
-    """Its parameters that said ``"auto"`` and stand at its own defaults."""
+def _optimizer_defaults(config: EngineConfig) -> Iterator[Entry]:
+    """Yield ``"auto"`` parameters that have the optimizer's default."""
     prefix = "optimizer.params."
     optimizer = config.optimizer
     section = OPTIMIZERS.get(optimizer.type) if optimizer else None
@@ -93,7 +92,7 @@ _STAGES = {
 
 
 def _hints(config: EngineConfig) -> dict[str, str]:
-    """Keys that change nothing in this configuration, and why."""
+    """Return keys without effect in this configuration, with the reason."""
     hints = hints_of(EngineConfig)
     if config.optimizer is not None and config.optimizer.type in OPTIMIZERS:
         hints |= hints_of(OPTIMIZERS[config.optimizer.type], "optimizer.params.")
@@ -104,10 +103,10 @@ def _hints(config: EngineConfig) -> dict[str, str]:
 
 
 def _derived(config: EngineConfig, world_size: int, model_elements: int | None) -> dict[str, Any]:
-    """Values that follow from others where the file leaves them open."""
+    """Return values that follow from others and that the file leaves out."""
     sizes = config.batch_sizes(world_size)
     zero = config.zero_optimization
-    # With one micro-batch there is nothing to sum: gradients stay as backward made them.
+    # With one micro-batch there is nothing to sum: gradients keep the type of backward.
     summed = "fp32" if config.sums_micro_batches(sizes.accumulation_steps) else config.dtype
     accumulate = config.data_types.grad_accum_dtype or summed
     values: dict[str, Any] = {
@@ -122,9 +121,11 @@ def _derived(config: EngineConfig, world_size: int, model_elements: int | None) 
     if zero.overlap_comm is None:
         values["zero_optimization.overlap_comm"] = True
     limits = ("stage3_max_live_parameters", "stage3_max_reuse_distance")
-    given = [name for name in limits if getattr(zero, name) is not None]
+    set_limits = [name for name in limits if getattr(zero, name) is not None]
     values |= {
-        f"zero_optimization.{name}": LIVE_LIMIT for name in set(limits) - set(given) if given
+        f"zero_optimization.{name}": LIVE_LIMIT
+        for name in set(limits) - set(set_limits)
+        if set_limits
     }
     if model_elements is not None:
         for name in ("reduce_bucket_size", "allgather_bucket_size"):
@@ -132,15 +133,15 @@ def _derived(config: EngineConfig, world_size: int, model_elements: int | None) 
     return values
 
 
-def without_effect(config: EngineConfig, entries: Iterable[Entry]) -> list[str]:
-    """List the keys that ask for something and change nothing.
+def ineffective_keys(config: EngineConfig, entries: Iterable[Entry]) -> list[str]:
+    """List the keys that are set and have no effect.
 
     Args:
         config: The configuration.
         entries: From :func:`resolve`.
 
     Returns:
-        Dotted keys whose values are others than their defaults.
+        Dotted keys whose values differ from their defaults.
     """
     defaults = {key: value for key, value, _ in _leaves(EngineConfig(), "")}
     if config.optimizer is not None and config.optimizer.type in OPTIMIZERS:
@@ -154,7 +155,7 @@ def without_effect(config: EngineConfig, entries: Iterable[Entry]) -> list[str]:
 
 
 def _leaves(section: Section, prefix: str) -> Iterator[tuple[str, Any, bool]]:
-    """Key, value and whether the file gives it, for everything inside a section."""
+    """Yield key, value and whether the file sets it, for everything inside a section."""
     for name in type(section).model_fields:
         value = getattr(section, name)
         if isinstance(value, Section):
@@ -170,16 +171,16 @@ def format_entries(entries: Iterable[Entry], origins: Iterable[str] = ()) -> str
 
     Args:
         entries: From :func:`resolve`.
-        origins: Only entries of these origins, by first word; all when empty.
+        origins: First words of the origins to include; all if empty.
     """
-    wanted = set(origins)
+    selected = set(origins)
     rows = [
         (f"{key} = {_text(value)}", origin)
         for key, value, origin in entries
-        if not wanted or origin.partition(":")[0] in wanted
+        if not selected or origin.partition(":")[0] in selected
     ]
-    width = min(max((len(left) for left, _ in rows), default=0), 64)
-    return "\n".join(f"{left:<{width}}  ({origin})" for left, origin in rows)
+    width = min(max((len(text) for text, _ in rows), default=0), 64)
+    return "\n".join(f"{text:<{width}}  ({origin})" for text, origin in rows)
 
 
 def _text(value: Any) -> str:

@@ -33,11 +33,11 @@ class ActivationCheckpointingConfig(Section):
 
     partition_activations: bool = False
     """Keep on each tensor-parallel rank only its part of the saved inputs of blocks, and gather
-    them for backward; without ``tensor_parallel`` there is nobody to share with, and a plan that
-    cuts along the tokens has divided them already."""
+    them for backward. It has no effect without ``tensor_parallel``, or with a plan that already
+    divides them along the tokens."""
 
     number_checkpoints: PositiveInt | None = hint(None, "every block is one checkpoint")
-    """How many checkpoints the model has."""
+    """Number of checkpoints in the model."""
 
     contiguous_memory_optimization: bool = hint(
         default=False, reason="torch's allocator keeps the saved inputs"
@@ -54,15 +54,15 @@ class ActivationCheckpointingConfig(Section):
 
     @property
     def active(self) -> bool:
-        """Whether blocks are checkpointed."""
+        """Return whether blocks are checkpointed."""
         if self.enabled is not None:
             return self.enabled
-        asked = self.cpu_checkpointing or self.partition_activations
-        return asked or self.number_checkpoints is not None
+        is_requested = self.cpu_checkpointing or self.partition_activations
+        return is_requested or self.number_checkpoints is not None
 
 
 class AioConfig(Section):
-    """How DeepSpeed reads and writes offloaded files."""
+    """DeepSpeed's settings for reading and writing offloaded files."""
 
     block_size: PositiveInt = hint(1_048_576, _FILES)
     """Bytes in one request."""
@@ -74,7 +74,7 @@ class AioConfig(Section):
     """Threads for one request."""
 
     thread_count: PositiveInt = hint(1, _FILES)
-    """Threads for one request, under its old name."""
+    """Threads for one request (old name)."""
 
     single_submit: bool = hint(default=False, reason=_FILES)
     """Submit requests one by one."""
@@ -87,13 +87,13 @@ class AioConfig(Section):
 
 
 class WriterConfig(Section):
-    """How checkpoint files are written."""
+    """Settings for writing checkpoint files."""
 
     decoupled: bool = False
-    """Training goes on while a checkpoint is written."""
+    """Continue training while a checkpoint is written."""
 
     type: Literal["mock", "python", "fast"] = hint("python", "there is one writer")
-    """Which of DeepSpeed's writers."""
+    """Type of DeepSpeed's writer."""
 
     io_buffer_size: PositiveInt = hint(67_108_864, "there is one writer")
     """Bytes in one buffer."""
@@ -107,7 +107,7 @@ class WriterConfig(Section):
     data_parallel: Literal["replica", "socket", "machine"] | None = hint(
         None, "every rank writes what it owns"
     )
-    """Which ranks write."""
+    """Ranks that write."""
 
     io_multiplier: PositiveInt = hint(1, "there is one writer")
     """Ranks that write, times this."""
@@ -124,10 +124,10 @@ class CheckpointConfig(Section):
     """Saving and loading."""
 
     tag_validation: Literal["Ignore", "Warn", "Fail"] = "Warn"
-    """What to do when ranks save under different tags."""
+    """Reaction to different tags on the ranks."""
 
     writer: WriterConfig = WriterConfig()
-    """How files are written."""
+    """Settings for writing files."""
 
     load_universal: bool = hint(
         default=False, reason="every checkpoint loads at any stage and world size"
@@ -135,7 +135,7 @@ class CheckpointConfig(Section):
     """Load DeepSpeed's universal layout."""
 
     parallel_write: ParallelWriteConfig = ParallelWriteConfig()
-    """Which ranks write."""
+    """Ranks that write."""
 
     checkpoint_serialization: bool = hint(default=True, reason="tensors are saved as safetensors")
     """Serialize with torch."""
@@ -147,7 +147,7 @@ class CheckpointConfig(Section):
 
 
 class CommsLoggerConfig(Section):
-    """What collectives move."""
+    """Log of the elements that collectives move."""
 
     enabled: bool = False
     """Write the elements that this rank's collectives moved in a step, with each line of progress:
@@ -157,7 +157,7 @@ class CommsLoggerConfig(Section):
     """All collectives."""
 
     prof_ops: list[str] = Field(default_factory=list)
-    """Only these, where ``prof_all`` is false: ``all_reduce``, ``reduce_scatter``,
+    """Collectives to log if ``prof_all`` is false: ``all_reduce``, ``reduce_scatter``,
     ``all_gather``."""
 
     verbose: bool = hint(default=False, reason="collectives are counted, not logged one by one")
@@ -191,7 +191,7 @@ class FlopsProfilerConfig(Section):
     """Profile a step and print the table."""
 
     profile_step: PositiveInt = 1
-    """Which optimizer step, counted from 1."""
+    """Optimizer step to profile, counted from 1."""
 
     module_depth: Int = -1
     """Depth of modules shown; -1 means all."""
@@ -206,7 +206,7 @@ class FlopsProfilerConfig(Section):
     """Write the table here instead of printing it."""
 
     recompute_fwd_factor: NonNegativeFloat = 0.0
-    """Share of the forward pass that backward computes again, counted on top."""
+    """Share of the forward pass that backward recomputes, counted in addition."""
 
 
 class CompileConfig(Section):
@@ -229,7 +229,7 @@ class CompileConfig(Section):
 
 
 class MonitorConfig(Section):
-    """Where the numbers of each optimizer step are written, by rank 0."""
+    """Files in which rank 0 records the numbers of each optimizer step."""
 
     enabled: bool = False
     """Write learning rate, gradient norm and, in fp16, loss scale, over the samples trained."""

@@ -1,4 +1,4 @@
-"""The ``scheduler`` block: learning-rate schedules and the parameters each one takes."""
+"""The ``scheduler`` block: learning-rate schedules and their parameters."""
 
 import math
 from typing import Annotated, Any, Literal
@@ -21,11 +21,11 @@ __all__ = ["SCHEDULES", "TORCH_SCHEDULES", "SchedulerConfig", "canonical_schedul
 
 
 class SchedulerConfig(Section):
-    """How the learning rate changes; it moves once for each applied optimizer step."""
+    """Learning-rate schedule; it advances once for each applied optimizer step."""
 
     type: str
     """``WarmupLR``, ``WarmupDecayLR``, ``WarmupCosineLR``, ``OneCycle``, ``LRRangeTest`` with
-    DeepSpeed's values, ``LinearWarmupLR`` (a warm-up that wastes no step), or a class name of
+    DeepSpeed's values, ``LinearWarmupLR`` (a warm-up without a step at 0), or a class name of
     ``torch.optim.lr_scheduler``."""
 
     params: dict[str, Any] = Field(default_factory=dict)
@@ -43,7 +43,7 @@ def _rates(value: Any) -> Any:
 
 
 Rate = Annotated[Any, AfterValidator(_rates)]
-"""One value, or one for each parameter group."""
+"""A rate, or a list with one for each parameter group."""
 
 
 def _rates_or_none(value: Any) -> Any:
@@ -59,13 +59,13 @@ class WarmupParams(Section):
     warmup_min_lr: Rate = 0.0
     warmup_max_lr: Annotated[Any, AfterValidator(_rates_or_none)] = None
     warmup_num_steps: NonNegativeInt = 1000
-    """At least 2 are run, as in DeepSpeed: Hugging Face writes 0 for no warm-up."""
+    """The minimum is 2, as in DeepSpeed: Hugging Face writes 0 for no warm-up."""
     warmup_type: WarmupType = "log"
     last_batch_iteration: Int = -1
 
 
 class LinearWarmupParams(Section):
-    """Arguments of LinearWarmupLR; its warm-up is always a straight line."""
+    """Arguments of LinearWarmupLR; its warm-up is always linear."""
 
     warmup_min_lr: Rate = 0.0
     warmup_max_lr: Annotated[Any, AfterValidator(_rates_or_none)] = None
@@ -170,13 +170,13 @@ _REFUSED = {
 
 
 def canonical_schedule(name: str) -> str:
-    """The usual spelling of a schedule's name, which may be written in any case."""
-    known = {key.lower(): key for key in (*SCHEDULES, *TORCH_SCHEDULES, *_REFUSED)}
-    return known.get(name.lower(), name)
+    """Return the usual spelling of a schedule's name."""
+    spellings = {key.lower(): key for key in (*SCHEDULES, *TORCH_SCHEDULES, *_REFUSED)}
+    return spellings.get(name.lower(), name)
 
 
 def problems_of(config: SchedulerConfig) -> list[str]:
-    """List what is wrong with the block, one line for each mistake."""
+    """Return the problems of the block, one line each."""
     name = canonical_schedule(config.type)
     if name in _REFUSED:
         return [f"scheduler.type: {_REFUSED[name]}, got {config.type!r}"]

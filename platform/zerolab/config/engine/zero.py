@@ -1,4 +1,4 @@
-"""The ``zero_optimization`` block: what is sharded, how it moves, where it is kept."""
+"""The ``zero_optimization`` block: sharding, communication and offloading."""
 
 from typing import Annotated, Any, Literal
 
@@ -27,14 +27,14 @@ Stage = Annotated[Literal[0, 1, 2, 3], BeforeValidator(_number)]
 Shards = Annotated[Int, Field(ge=-1)]
 
 LIVE_LIMIT = 1_000_000_000
-"""Elements: DeepSpeed's default of ``stage3_max_live_parameters`` and of
-``stage3_max_reuse_distance``, which holds for the one that a file leaves out."""
+"""DeepSpeed's default of ``stage3_max_live_parameters`` and ``stage3_max_reuse_distance``, in
+elements; it applies to the one that a file leaves out."""
 
 _BY_BLOCK = "stage 3 gathers and releases whole blocks of the model"
 
 
 class OffloadParamConfig(Section):
-    """Where sharded parameters wait between uses (stage 3)."""
+    """Storage of sharded parameters between uses (stage 3)."""
 
     device: Literal["none", "cpu", "nvme"] = "none"
     """``cpu`` keeps the shards in host memory, ``nvme`` keeps shards and gradients in files."""
@@ -58,7 +58,7 @@ class OffloadParamConfig(Section):
 
 
 class OffloadOptimizerConfig(Section):
-    """Where optimizer states and master weights live (stages 1 to 3)."""
+    """Storage of optimizer states and master weights (stages 1 to 3)."""
 
     device: Literal["none", "cpu", "nvme"] = "none"
     """``cpu`` keeps the states in host memory and updates there, ``nvme`` keeps them in files."""
@@ -84,18 +84,18 @@ class OffloadOptimizerConfig(Section):
     """Skip writing the first zeros."""
 
     ratio: Fraction = 1.0
-    """Share of the states that is offloaded; all or nothing here, so 1."""
+    """Share of the states that is offloaded; only 1 is supported."""
 
     cpuadam_cores_perc: Fraction = hint(0.8, "OMP_NUM_THREADS says how many cores are used")
     """Share of the cores for the update."""
 
 
 class LeafModuleConfig(Section):
-    """Modules that stage 3 gathers as one."""
+    """Modules that stage 3 gathers in one collective."""
 
     classes: list[str] = Field(default_factory=list)
-    """Class names of modules that are gathered whole, with all that is inside them (stage 3). With
-    or without the Python module: ``Block`` or ``my_models.blocks.Block``."""
+    """Class names of modules that are gathered in one collective, with their submodules (stage 3),
+    with or without the Python module: ``Block`` or ``my_models.blocks.Block``."""
 
     names: list[str] = hint([], "name the classes; they are found wherever they stand")
     """Module names."""
@@ -105,33 +105,33 @@ class LeafModuleConfig(Section):
 
 
 class ZeroConfig(Section):
-    """How training state is divided between the data-parallel ranks."""
+    """Sharding of the training state over the data-parallel ranks."""
 
     stage: Stage = 0
     """0: nothing is sharded; 1: optimizer states; 2: and gradients; 3: and parameters."""
 
     reduce_bucket_size: PositiveInt = 500_000_000
-    """Elements of gradient in one collective, clamped to the model (stages 0 to 2). Unless the file
-    gives it, the engine chooses a size at which reduction overlaps backward."""
+    """Gradient elements in one collective, clamped to the model (stages 0 to 2). By default the
+    engine chooses a size at which reduction overlaps backward."""
 
     allgather_bucket_size: PositiveInt = 500_000_000
     """Elements of updated weights gathered in one collective; clamped (stages 1 and 2)."""
 
     overlap_comm: bool | None = None
-    """Reduce gradients while backward still runs; null means yes (stages 0 to 2)."""
+    """Overlap gradient reduction with backward; null means yes (stages 0 to 2)."""
 
     ignore_unused_parameters: bool = True
-    """``false``: a trainable parameter that gets no gradient ends training with its name."""
+    """``false``: a trainable parameter without a gradient is an error that names it."""
 
     offload_optimizer: OffloadOptimizerConfig = OffloadOptimizerConfig()
-    """Where optimizer states live."""
+    """Storage of optimizer states."""
 
     offload_param: OffloadParamConfig = OffloadParamConfig()
-    """Where parameters wait (stage 3)."""
+    """Storage of parameters (stage 3)."""
 
     stage3_gather_16bit_weights_on_model_save: bool = False
-    """Allow ``engine.save_16bit_model()``, which gathers the whole model on rank 0; ``false`` makes
-    it an error. ``engine.export()`` needs no leave (stage 3)."""
+    """Allow ``engine.save_16bit_model()``, which gathers the full model on rank 0; ``false`` makes
+    it an error. ``engine.export()`` is always allowed (stage 3)."""
 
     contiguous_gradients: bool = hint(
         default=True, reason="gradients are always reduced in flat pieces of memory"
@@ -139,13 +139,13 @@ class ZeroConfig(Section):
     """Copy gradients into one buffer as they are produced."""
 
     reduce_scatter: bool = True
-    """``false``: gradients are all-reduced, and a rank keeps its shard of them, which moves as many
-    elements again as the model has for each reduction (stages 1 and 2)."""
+    """``false``: gradients are all-reduced and a rank keeps its shard, which doubles the elements
+    that each reduction moves (stages 1 and 2)."""
 
     allgather_partitions: bool = hint(
         default=True, reason="updated weights are always all-gathered, never broadcast one by one"
     )
-    """All-gather updated weights in place of broadcasts."""
+    """All-gather updated weights instead of broadcasting them."""
 
     round_robin_gradients: bool = hint(
         default=False,
@@ -154,9 +154,9 @@ class ZeroConfig(Section):
     """Spread gradient copies over the ranks."""
 
     sub_group_size: PositiveInt | None = None
-    """Most elements of a rank that are updated at once, which bounds what is in memory of states
-    in files; null means a block's. LAMB, Muon and your own optimizers update whole parameters
-    whatever it says (stage 3; at the others ``reduce_bucket_size`` is the limit)."""
+    """Maximum number of elements that a rank updates at once, which bounds the memory for states in
+    files; null means the elements of a block. LAMB, Muon and custom optimizers always update
+    complete parameters (stage 3; at the others ``reduce_bucket_size`` is the limit)."""
 
     use_multi_rank_bucket_allreduce: bool = hint(
         default=True, reason="a bucket is always reduced for all ranks in one collective"
@@ -184,32 +184,32 @@ class ZeroConfig(Section):
     """Pad between parameters of a flat buffer."""
 
     mics_shard_size: Shards = -1
-    """Ranks that have the states between them, next to each other; the others are replicas of
-    these, and average gradients once in a step. It must divide the data-parallel size; -1 or 0:
-    all of them are one (stages 1 to 3)."""
+    """Number of adjacent ranks over which the states are sharded; other ranks are replicas, which
+    average gradients once in a step. It must divide the data-parallel size; -1 or 0: all ranks
+    (stages 1 to 3)."""
 
     stage3_prefetch_bucket_size: NonNegativeInt | None = None
-    """Elements gathered ahead of use, in whole blocks: the next block, and more while they fit
-    together; 0 gathers nothing ahead; null means one block ahead in backward (stage 3)."""
+    """Elements to prefetch, in complete blocks: the next block, and more while they fit; 0 turns
+    prefetching off; null means one block ahead in backward (stage 3)."""
 
     stage3_param_persistence_threshold: NonNegativeInt | None = None
-    """A block stays whole from its first use to the update, through all micro-batches, if each of
-    its parameters has fewer elements; null means 0, that is none (stage 3)."""
+    """A block stays gathered from its first use to the update, through all micro-batches, if each
+    of its parameters has fewer elements; null means 0, that is no block (stage 3)."""
 
     stage3_model_persistence_threshold: NonNegativeInt = 2**63 - 1
-    """Most elements, of all blocks together, that stay whole for that reason (stage 3)."""
+    """Maximum number of elements, of all blocks together, that stay gathered for that reason (stage
+    3)."""
 
     stage3_max_live_parameters: NonNegativeInt | None = None
-    """Elements that may stay whole from forward to backward, so that they are gathered once; the
-    last blocks come first; null means 1e9 if ``stage3_max_reuse_distance`` is given, else 0
-    (stage 3)."""
+    """Elements that may stay gathered from forward to backward, starting with the last blocks; null
+    means 1e9 if ``stage3_max_reuse_distance`` is set, else 0 (stage 3)."""
 
     stage3_max_reuse_distance: NonNegativeInt | None = None
-    """Most elements used between a block's forward and its backward if it stays whole; null means
-    1e9 if ``stage3_max_live_parameters`` is given (stage 3)."""
+    """Maximum number of elements used between the forward and the backward of a block that stays
+    gathered; null means 1e9 if ``stage3_max_live_parameters`` is set (stage 3)."""
 
     stage3_module_granularity_threshold: NonNegativeInt = hint(0, _BY_BLOCK)
-    """Modules finer than this are gathered as one."""
+    """Modules finer than this are gathered in one collective."""
 
     stage3_use_all_reduce_for_fetch_params: bool = hint(default=False, reason=_BY_BLOCK)
     """Fetch parameters by all-reduce."""
@@ -244,9 +244,9 @@ class ZeroConfig(Section):
     """Keep Muon's momentum in memory."""
 
     leaf_module: LeafModuleConfig = LeafModuleConfig()
-    """Modules that stage 3 gathers as one."""
+    """Modules that stage 3 gathers in one collective."""
 
     @property
     def shard_ranks(self) -> int | None:
-        """Ranks that states are sharded over; None: all data-parallel ones."""
+        """Return the ranks over which states are sharded; None for all data-parallel ranks."""
         return self.mics_shard_size if self.mics_shard_size > 0 else None

@@ -21,10 +21,10 @@ from zerolab.config.experiment.storage import CheckpointStorageConfig, storage_p
 from zerolab.config.experiment.unsupported_fields import (
     OTHER_SEARCHER_KEYS,
     OTHER_SEARCHERS,
-    REFUSED_FIELDS,
+    UNSUPPORTED_FIELDS,
 )
 from zerolab.config.files import read_yaml
-from zerolab.config.unsupported import take_refused
+from zerolab.config.unsupported import remove_unsupported
 from zerolab.contract.limits import LABEL_CHARACTERS, LABELS, LOG_POLICIES, NAME_CHARACTERS
 from zerolab.contract.names import check_name, check_text
 from zerolab.contract.secrets import masked_paths
@@ -49,18 +49,18 @@ from zerolab.searcher.section import SearcherConfig
 __all__ = ["ExperimentConfig", "ExperimentFile", "load_experiment", "parse_experiment"]
 
 DEFAULT_LOG_POLICIES = (
-    # Not checked here: the patterns' library is loaded by those who have patterns of their own.
+    # Not checked here: the patterns' library is only imported for experiments with patterns.
     LogPolicy.model_construct(name="CUDA OOM", pattern=".*CUDA out of memory.*"),
     LogPolicy.model_construct(name="ECC Error", pattern=".*uncorrectable ECC error encountered.*"),
 )
-"""Labels that every experiment has unless it names a policy of its own so."""
+"""Default log policies; a policy of the same name replaces one."""
 
 
-def policies_in_force(given: Sequence[LogPolicy]) -> list[LogPolicy]:
+def effective_log_policies(policies: Sequence[LogPolicy]) -> list[LogPolicy]:
     """Return the given policies and the defaults that they do not replace."""
-    mine = {policy.name for policy in given if policy.name}
-    kept = [policy for policy in DEFAULT_LOG_POLICIES if policy.name not in mine]
-    return [policy for policy in (*given, *kept) if policy.pattern]
+    names = {policy.name for policy in policies if policy.name}
+    defaults = [policy for policy in DEFAULT_LOG_POLICIES if policy.name not in names]
+    return [policy for policy in (*policies, *defaults) if policy.pattern]
 
 
 def _entrypoint(value: Any) -> Any:
@@ -74,103 +74,103 @@ class ExperimentConfig(Section):
     name: Annotated[
         str, Field(min_length=1, max_length=NAME_CHARACTERS), AfterValidator(check_name)
     ] = "experiment"
-    """What the experiment is called."""
+    """Name of the experiment."""
 
     description: Annotated[str, AfterValidator(check_text)] | None = None
-    """A line about it."""
+    """Description in one line."""
 
     labels: Annotated[
         list[Annotated[str, Field(max_length=LABEL_CHARACTERS), AfterValidator(check_name)]],
         Field(max_length=LABELS),
     ] = Field(default_factory=list)
-    """Words to find it by."""
+    """Labels for searching."""
 
     data: dict[str, Any] = Field(default_factory=dict)
-    """Free for the trial's own use: ``context.get_data_config()``; but ``stage`` has data copied to
+    """Free for the trial's use: ``context.get_data_config()``. The key ``stage`` copies data to
     each machine first."""
 
     entrypoint: Annotated[Any, AfterValidator(_entrypoint)]
     """``module:Class`` of a ZeroTrial, or a command as text or as a list of words."""
 
     hyperparameters: dict[str, Any] = Field(default_factory=dict)
-    """Constants and search specs at any depth; ``deepspeed_config`` names the engine file (or
-    holds its content), ``overwrite_deepspeed_args`` is laid over it."""
+    """Constants and search specs at any depth; ``deepspeed_config`` is the path or the content of
+    the engine file, ``overwrite_deepspeed_args`` is merged into it."""
 
     searcher: Annotated[SearcherConfig, OneOf(SEARCHERS)]
-    """Which trials there are."""
+    """Searcher that creates the trials."""
 
     resources: ResourcesConfig = ResourcesConfig()
-    """What each trial runs on."""
+    """Slots and machines of each trial."""
 
     max_restarts: Annotated[NonNegativeInt, Field(le=1_000_000)] = 5
-    """How often a trial that fails is started again, from its last checkpoint."""
+    """Maximum number of restarts of a failed trial, from its last checkpoint."""
 
     min_validation_period: Length = Length(batches=0)
-    """How often to validate; 0 means only at the end of training."""
+    """Period of validation; 0 means only at the end of training."""
 
     min_checkpoint_period: Length = Length(batches=0)
-    """How often to checkpoint; 0 means only as ``checkpoint_policy`` says and at the end."""
+    """Period of checkpoints; 0 means only according to ``checkpoint_policy`` and at the end."""
 
     checkpoint_policy: Literal["best", "all", "none"] = "best"
     """Checkpoint after a validation: if it is the trial's best, always, or never."""
 
     checkpoint_storage: CheckpointStorageConfig = CheckpointStorageConfig()
-    """Where checkpoints are kept, and which of them."""
+    """Storage and retention of checkpoints."""
 
     perform_initial_validation: bool = False
     """Validate before the first batch."""
 
     scheduling_unit: PositiveInt = 100
-    """Training metrics are reported each time so many batches are done."""
+    """Batches between reports of training metrics."""
 
     records_per_epoch: NonNegativeInt = 0
     """Samples in an epoch, for training data that has no length; 0 means unknown."""
 
     reproducibility: ReproducibilityConfig = ReproducibilityConfig()
-    """Randomness."""
+    """Random seeds."""
 
     environment: EnvironmentConfig = EnvironmentConfig()
-    """What the processes of a trial find around them."""
+    """Environment of a trial's processes."""
 
     log_policies: Annotated[list[LogPolicy], Field(max_length=LOG_POLICIES)] = Field(
         default_factory=list
     )
-    """What to do when a line of a trial's log matches a pattern."""
+    """Actions for lines of a trial's log that match a pattern."""
 
     preemption_timeout: Count = 3600
-    """Seconds that a run may take to checkpoint and exit when it is asked to. A command that never
-    asks whether it is goes on for so long, and is killed; its log says so. ``cancel`` does not wait
-    for such a one."""
+    """Seconds that a run may take to checkpoint and exit when it is preempted. A command that never
+    polls for preemption is killed after this time, with a line in its log; ``cancel`` kills it
+    immediately."""
 
     retention_policy: RetentionPolicyConfig = RetentionPolicyConfig()
-    """How long logs are kept."""
+    """Retention of logs."""
 
     profiling: ProfilingConfig = ProfilingConfig()
     """Timings of the training loop."""
 
     @property
     def trial_class(self) -> TrialClass | None:
-        """Module and class of the entrypoint; None when it is a command."""
+        """Return module and class of the entrypoint; None for a command."""
         parsed = parse_entrypoint(self.entrypoint)
         return parsed if isinstance(parsed, TrialClass) else None
 
     def policies(self) -> list[LogPolicy]:
-        """The log policies in force: the file's, and defaults that it does not replace."""
-        return policies_in_force(self.log_policies)
+        """Return the effective log policies: the file's, and defaults that it does not replace."""
+        return effective_log_policies(self.log_policies)
 
     def to_dict(self) -> dict[str, Any]:
-        """The whole file as plain values, defaults filled in; reading it gives the same again."""
+        """Return the complete file as plain values, with defaults; it can be read again."""
         return self.model_dump(mode="json")
 
 
 @dataclass(frozen=True)
 class ExperimentFile:
-    """What reading an experiment file gave."""
+    """Result of reading an experiment file."""
 
     config: ExperimentConfig | None
     problems: list[str]
     bad: frozenset[str]
-    """Dotted fields that were wrong; they stand at their defaults in ``config``."""
+    """Dotted fields with errors; they have their defaults in ``config``."""
 
 
 def load_experiment(source: str | PathLike[str] | Mapping[str, Any]) -> ExperimentConfig:
@@ -191,14 +191,14 @@ def load_experiment(source: str | PathLike[str] | Mapping[str, Any]) -> Experime
 
 
 def parse_experiment(content: Mapping[str, Any]) -> ExperimentFile:
-    """Check the content of an experiment file and go on after its mistakes."""
+    """Check the content of an experiment file and collect all its errors."""
     unfit = json_value_problems(content)
     if unfit:
         return ExperimentFile(None, unfit, frozenset())
     content, problems = _without_other_searcher(content)
-    rest, refused, _ = take_refused(content, REFUSED_FIELDS, _OPAQUE)
-    config, wrong, paths = validate(ExperimentConfig, drop_nulls(rest, _OPAQUE))
-    problems += refused + [_with_remedy(line) for line in wrong] + list(_mask_problems(rest))
+    supported, refused, _ = remove_unsupported(content, UNSUPPORTED_FIELDS, _OPAQUE)
+    config, wrong, paths = validate(ExperimentConfig, drop_nulls(supported, _OPAQUE))
+    problems += refused + [_with_remedy(line) for line in wrong] + list(_mask_problems(supported))
     bad = frozenset(dotted(path) for path in paths)
     if config is not None:
         wrong_keys = {problem.partition(": ")[0] for problem in problems}
@@ -214,7 +214,7 @@ _NO_SEARCHER = "searcher: is required, got nothing"
 
 
 def _with_remedy(problem: str) -> str:
-    """Say what to do about a file without a searcher, such as that of a task."""
+    """Add the remedy to the problem of a file without a searcher, such as a task's."""
     if problem != _NO_SEARCHER:
         return problem
     return (
@@ -224,30 +224,30 @@ def _with_remedy(problem: str) -> str:
 
 
 def _mask_problems(content: Mapping[str, Any]) -> Iterator[str]:
-    """Refuse the mask where a secret should be; the storage's own check covers its credentials."""
-    for place in masked_paths(content):
-        if not place.startswith("checkpoint_storage."):
+    """Reject masks instead of secrets; the storage's check covers its credentials."""
+    for path in masked_paths(content):
+        if not path.startswith("checkpoint_storage."):
             yield (
-                f"{place}: must be the value itself, got the mask that stands for it in "
+                f"{path}: must be the value itself, got the mask that stands for it in "
                 "responses; write the value"
             )
 
 
 def _repeats(problem: str, wrong_keys: Collection[str]) -> bool:
-    """Whether a problem is about a key that is wrong already, or about the block of one."""
+    """Return whether a problem is about a key that is already wrong, or its block."""
     key = problem.partition(": ")[0]
     return any(wrong == key or wrong.startswith(f"{key}.") for wrong in wrong_keys)
 
 
 _OPAQUE = frozenset({"hyperparameters", "data"})
-"""Blocks whose content is the user's own."""
+"""Blocks whose content belongs to the user."""
 
 
 def _without_other_searcher(content: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Refuse a searcher that Determined calls otherwise, in one line.
+    """Reject a searcher that Determined names differently, in one line.
 
     Returns:
-        The file with a known searcher instead, so that its other mistakes are found, and the
+        The file with a known searcher instead, so that its other errors are found, and the
         problems.
     """
     searcher = content.get("searcher")
@@ -258,21 +258,21 @@ def _without_other_searcher(content: Mapping[str, Any]) -> tuple[dict[str, Any],
         or name not in OTHER_SEARCHERS
     ):
         return dict(content), []
-    known = {key: value for key, value in searcher.items() if key not in OTHER_SEARCHER_KEYS}
-    accepted = {"max_trials": 1, "max_length": 1} | known | {"name": "random"}
+    common_keys = {key: value for key, value in searcher.items() if key not in OTHER_SEARCHER_KEYS}
+    accepted = {"max_trials": 1, "max_length": 1} | common_keys | {"name": "random"}
     problem = f"searcher.name: {OTHER_SEARCHERS[name]}, got {name!r}"
     return {**content, "searcher": accepted}, [problem]
 
 
 def _checks(config: ExperimentConfig) -> Iterator[str]:
-    """Rules between fields."""
+    """Yield violated rules between fields."""
     searcher = config.searcher
     if searcher.max_length is not None and searcher.max_length.count == 0:
         yield "searcher.max_length: must be at least one batch or epoch, got 0"
-    told = list(searcher.problems(config.hyperparameters))
-    yield from told
-    is_told = any(each.startswith("searcher.max_length: ") for each in told)
-    if searcher.full_length is None and config.trial_class is not None and not is_told:
+    searcher_problems = list(searcher.problems(config.hyperparameters))
+    yield from searcher_problems
+    is_reported = any(line.startswith("searcher.max_length: ") for line in searcher_problems)
+    if searcher.full_length is None and config.trial_class is not None and not is_reported:
         yield (
             "searcher.max_length: is required for a trial class, got nothing; "
             "say how far to train, e.g. {batches: 1000}"

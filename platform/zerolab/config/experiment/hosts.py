@@ -1,4 +1,4 @@
-"""The machines that an experiment's hostfile and its filters leave."""
+"""The machines of an experiment's hostfile after its filters."""
 
 from collections.abc import Mapping
 from pathlib import PurePosixPath
@@ -15,18 +15,17 @@ _HOST_KEYS = frozenset({"hostfile", "include", "exclude", "ssh_config", "hosts"}
 
 
 def with_hosts(resources: ResourcesConfig, model: ModelFiles) -> ResourcesConfig:
-    """Fill in machines, their slots, and so the ranks of a trial.
+    """Fill in machines, their slots, and the ranks of a trial.
 
     Args:
         resources: The block.
         model: The files of the model directory.
 
     Returns:
-        The block; as it is where it names no hostfile.
+        The block; unchanged if it names no hostfile.
 
     Raises:
-        ConfigError: With everything that is wrong with the file, the filters, or what is asked of
-            them.
+        ConfigError: With all problems of the file, the filters and the requested slots.
     """
     if resources.hostfile is None:
         return resources
@@ -40,15 +39,16 @@ def with_hosts(resources: ResourcesConfig, model: ModelFiles) -> ResourcesConfig
         problems.append(f"resources.hostfile: {resources.hostfile} must be text in UTF-8")
     except ConfigError as error:
         problems += [_placed(problem, resources.hostfile) for problem in error.problems]
-    if not hosts:  # which the filters are not held against, only against each other
-        told = combination_problems(resources.include, resources.exclude)
-        problems += [f"resources.{problem}" for problem in told]
+    if not hosts:  # filters are then checked against each other only
+        filter_problems = combination_problems(resources.include, resources.exclude)
+        problems += [f"resources.{problem}" for problem in filter_problems]
     ranks = sum(map(len, chosen.values()))
-    said = resources.slots_per_trial
-    if ranks and said != ranks and "slots_per_trial" in resources.model_fields_set:
+    requested = resources.slots_per_trial
+    if ranks and requested != ranks and "slots_per_trial" in resources.model_fields_set:
         problems.append(
             f"resources.slots_per_trial: must be {ranks}, the slots that {resources.hostfile} and "
-            f"the filters leave, got {said}; leave it out, or choose slots with resources.include"
+            f"the filters leave, got {requested}; leave it out, or choose slots with "
+            "resources.include"
         )
     filled = resources.model_copy(update={"hosts": chosen, "slots_per_trial": ranks})
     if ranks:
@@ -59,21 +59,21 @@ def with_hosts(resources: ResourcesConfig, model: ModelFiles) -> ResourcesConfig
 
 
 def with_ranks(content: Mapping[str, Any], ranks: int) -> dict[str, Any]:
-    """Return an experiment file as it would be with so many ranks, wherever they are.
+    """Return an experiment file with another number of ranks, on any machines.
 
     Args:
         content: The file; its block ``resources`` may be missing.
-        ranks: In place of ``slots_per_trial``, or of what a hostfile says.
+        ranks: Replacement of ``slots_per_trial``, or of the hostfile's slots.
     """
     resources = content.get("resources") or {}
     if not isinstance(resources, Mapping):
-        return dict(content)  # which is told when the file is checked
-    kept = {key: value for key, value in resources.items() if key not in _HOST_KEYS}
-    return {**content, "resources": {**kept, "slots_per_trial": ranks}}
+        return dict(content)  # the check of the file reports this
+    other_keys = {key: value for key, value in resources.items() if key not in _HOST_KEYS}
+    return {**content, "resources": {**other_keys, "slots_per_trial": ranks}}
 
 
 def _placed(problem: str, file: str) -> str:
-    """Say where a problem of the file or of a filter stands."""
+    """Add the position to a problem of the file or of a filter."""
     key = problem.partition(":")[0]
     if key == "resources.hostfile":
         return problem

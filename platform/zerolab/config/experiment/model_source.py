@@ -1,7 +1,7 @@
-"""Looking for an entrypoint in a model's source: read as text, never imported.
+"""Checks of an entrypoint in a model's source, which is read as text and never imported.
 
-Only what is certain is refused. A class that another module gives, or that is made while the
-module runs, is left to the run, which imports the module.
+Only certain errors are reported. A class that another module provides, or that is created while
+the module runs, is checked by the run, which imports the module.
 """
 
 import ast
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from zerolab.config.experiment.entrypoint import what_python_runs
+from zerolab.config.experiment.entrypoint import parse_python_command
 from zerolab.contract.spec import Command, TrialClass
 from zerolab.determined import scan_script
 from zerolab.schema.section import suggest
@@ -35,10 +35,10 @@ __all__ = [
 
 
 class ModelFiles(Protocol):
-    """The files of a model directory, wherever they are."""
+    """Interface to the files of a model directory."""
 
     def read(self, path: str) -> bytes | None:
-        """Read a file by its path inside the directory; None when there is none."""
+        """Read a file by its path inside the directory; None if it is missing."""
         ...
 
     def names(self) -> list[str]:
@@ -57,25 +57,25 @@ class FolderFiles:
         self._root = root
 
     def read(self, path: str) -> bytes | None:
-        """Read a file by its path inside the directory; None when there is none."""
+        """Read a file by its path inside the directory; None if it is missing."""
         file = self._root / path
         return file.read_bytes() if file.is_file() else None
 
     def names(self) -> list[str]:
         """Return the paths of the files in the directory itself, and of one level below."""
-        found = [*self._root.glob("*"), *self._root.glob("*/*")]
-        return sorted(str(file.relative_to(self._root)) for file in found if file.is_file())
+        files = [*self._root.glob("*"), *self._root.glob("*/*")]
+        return sorted(str(file.relative_to(self._root)) for file in files if file.is_file())
 
 
 def entrypoint_problem(
     entrypoint: TrialClass | Command, model: ModelFiles, environment: Mapping[str, str]
 ) -> str | None:
-    """Say why an entrypoint cannot work, if that is certain from the model's source.
+    """Return why an entrypoint cannot work, if that is certain from the model's source.
 
     Args:
-        entrypoint: As the experiment file says it.
+        entrypoint: As in the experiment file.
         model: The model directory.
-        environment: Variables that the trial gets.
+        environment: The trial's environment variables.
     """
     if isinstance(entrypoint, Command):
         return _command_problem(entrypoint, model)
@@ -93,9 +93,9 @@ def determined_problems(
     """Find Determined's names in the entrypoint's source, with the replacement of each.
 
     Args:
-        entrypoint: As the experiment file says it, refused or not.
+        entrypoint: As in the experiment file, valid or not.
         model: The model directory.
-        environment: Variables that the trial gets.
+        environment: The trial's environment variables.
     """
     search_path = environment.get("PYTHONPATH", "").split(":")
     path = _entry_file(entrypoint, model)
@@ -110,14 +110,14 @@ def source_problems(entrypoint: object, model: ModelFiles) -> list[str]:
     The entrypoint's own file is read, and those of the model directory that it imports at its top.
 
     Args:
-        entrypoint: As the experiment file says it.
+        entrypoint: As in the experiment file.
         model: The model directory.
     """
     path = _entry_file(entrypoint, model)
-    words = _words(entrypoint)
-    if path is None or words[0].startswith("/"):  # another Python may read another syntax
+    arguments = _words(entrypoint)
+    if path is None or arguments[0].startswith("/"):  # another Python version has another syntax
         return []
-    is_module = path not in words
+    is_module = path not in arguments
     problems = []
     folder = "" if is_module else posixpath.dirname(path)
     for file, source in imported_files(path, model.read, (folder,)):
@@ -152,43 +152,45 @@ def _entry_file(entrypoint: object, model: ModelFiles) -> str | None:
 
 def _command_problem(command: Command, model: ModelFiles) -> str | None:
     word = command.words[0]
-    ran = what_python_runs(command.words)
+    ran = parse_python_command(command.words)
     if ran is not None:
         kind, script, _ = ran
         return None if kind or script == "-" else _script_problem(script, model)
     if "/" in word:
         return _path_problem(word, model) if len(command.words) == 1 else None
     if model.read(word) is not None:
-        meant = f"python {word}" if word.endswith(".py") else f"./{word}"
-        meant = " ".join([meant, *command.words[1:]])
-        return f"must be a program, got a file of the model directory, {word!r}; write {meant!r}"
+        correction = f"python {word}" if word.endswith(".py") else f"./{word}"
+        correction = " ".join([correction, *command.words[1:]])
+        return (
+            f"must be a program, got a file of the model directory, {word!r}; write {correction!r}"
+        )
     named = len(command.words) == 1 and all(part.isidentifier() for part in word.split("."))
     return _name_problem(word, model) if named else None
 
 
 _BESIDE_PYTHON = str(Path(sys.executable).parent)
-"""Where programs of packages are; ranks look there first, activated or not."""
+"""Directory of the packages' programs; ranks search it first, activated or not."""
 
 
 def _script_problem(script: str, model: ModelFiles) -> str | None:
-    """Say that the script which Python is to run is not there: a run begins in a copy of these."""
+    """Return the problem of a script that is missing in the model directory."""
     path = posixpath.normpath(script)
-    known = model.names()
-    there = any(model.read(name) is not None for name in (path, f"{path}/__main__.py"))
-    there |= any(name.startswith(f"{path}/") for name in known)
-    if there or path.startswith((".", "/")):  # the directory itself, or what lies outside of it
+    files = model.names()
+    exists = any(model.read(name) is not None for name in (path, f"{path}/__main__.py"))
+    exists |= any(name.startswith(f"{path}/") for name in files)
+    if exists or path.startswith((".", "/")):  # the directory itself, or a path outside of it
         return None
-    scripts = [name for name in known if name.endswith(".py")]
+    scripts = [name for name in files if name.endswith(".py")]
     return f"there is no file {script!r} in the model directory{suggest(path, scripts)}"
 
 
 def _name_problem(word: str, model: ModelFiles) -> str | None:
-    """Say that a class stands alone or behind a dot, or a module alone."""
+    """Return the problem of a class without module, or a module without class."""
     module, _, name = word.rpartition(".")
     if module:
         is_class = name[:1].isupper() or (name != "py" and _source_of(module, model) is not None)
-        meant = f"must be module:Class, got {word!r}; did you mean {f'{module}:{name}'!r}?"
-        return meant if is_class else None
+        problem = f"must be module:Class, got {word!r}; did you mean {f'{module}:{name}'!r}?"
+        return problem if is_class else None
     if shutil.which(word) is not None or shutil.which(word, path=_BESIDE_PYTHON) is not None:
         return None
     for module in _modules(model):
@@ -201,7 +203,7 @@ def _name_problem(word: str, model: ModelFiles) -> str | None:
 
 
 def _path_problem(word: str, model: ModelFiles) -> str | None:
-    """Say that a class stands behind a slash, where no program is."""
+    """Return the problem of a class after a slash, if no program has that path."""
     path = posixpath.normpath(word)
     folders, _, name = path.rpartition("/")
     module = folders.removesuffix(".py").replace("/", ".")
@@ -209,16 +211,18 @@ def _path_problem(word: str, model: ModelFiles) -> str | None:
         return None
     if model.read(path) is not None:
         return None
-    whole = f"{module}.{name}"
-    meant = f"{module}:{name}" if _source_of(whole, model) is None else f"{whole}:Class"
+    dotted_name = f"{module}.{name}"
+    correction = (
+        f"{module}:{name}" if _source_of(dotted_name, model) is None else f"{dotted_name}:Class"
+    )
     text = (
         f"must be module:Class or a program, got {word!r}, which is no file of the model directory"
     )
-    return f"{text}; did you mean {meant!r}?"
+    return f"{text}; did you mean {correction!r}?"
 
 
 def _classes(source: bytes) -> list[str]:
-    """Names of the classes of a module, none where it cannot be read."""
+    """Return the names of a module's classes; empty if it cannot be read."""
     tree = parsed(source)
     return [node.name for node in tree.body if isinstance(node, ast.ClassDef)] if tree else []
 
@@ -232,10 +236,10 @@ def _source_of(module: str, model: ModelFiles) -> tuple[str, bytes] | None:
 
 
 def _module_problem(
-    wanted: TrialClass, model: ModelFiles, environment: Mapping[str, str]
+    trial: TrialClass, model: ModelFiles, environment: Mapping[str, str]
 ) -> str | None:
     names = model.names()
-    top = wanted.module.partition(".")[0]
+    top = trial.module.partition(".")[0]
     inside = any(name.startswith((f"{top}/", f"{top}.")) for name in names)
     if not inside and ("PYTHONPATH" in environment or _installed(top)):
         return None
@@ -244,8 +248,8 @@ def _module_problem(
         return None
     modules = _modules(model)
     return (
-        f"there is no module {wanted.module!r} in the model directory"
-        f"{suggest(wanted.module, modules)}; its modules are: {', '.join(modules[:20]) or 'none'}"
+        f"there is no module {trial.module!r} in the model directory"
+        f"{suggest(trial.module, modules)}; its modules are: {', '.join(modules[:20]) or 'none'}"
     )
 
 
@@ -268,7 +272,7 @@ _MAKERS = frozenset({"exec", "eval", "globals", "vars", "locals", "setattr", "__
 """Names whose use may put a class into a module that its source does not name."""
 
 
-def _class_problem(wanted: TrialClass, path: str, tree: ast.Module) -> str | None:
+def _class_problem(trial: TrialClass, path: str, tree: ast.Module) -> str | None:
     nodes = list(ast.walk(tree))
     if any(name in _MAKERS for node in nodes for name in _used(node)) or any(
         alias.name == "*" for node in nodes if isinstance(node, ast.ImportFrom)
@@ -276,28 +280,28 @@ def _class_problem(wanted: TrialClass, path: str, tree: ast.Module) -> str | Non
     ):  # fmt: skip
         return None
     bound = [(name, node) for node in nodes for name in _bound(node)]
-    mine = [node for name, node in bound if name == wanted.name]
-    if not mine:
+    definitions = [node for name, node in bound if name == trial.name]
+    if not definitions:
         classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
         return (
-            f"{path} has no class {wanted.name!r}{suggest(wanted.name, classes)}; "
+            f"{path} has no class {trial.name!r}{suggest(trial.name, classes)}; "
             f"its classes are: {', '.join(classes[:20]) or 'none'}"
         )
-    plain = len(mine) == 1 and mine[0] in tree.body
-    return _kind_problem(wanted, path, mine[0]) if plain else None
+    plain = len(definitions) == 1 and definitions[0] in tree.body
+    return _kind_problem(trial, path, definitions[0]) if plain else None
 
 
-def _kind_problem(wanted: TrialClass, path: str, found: ast.AST) -> str | None:
-    """Say that a name stands for what is certainly no trial class."""
-    if isinstance(found, ast.ClassDef):
-        if found.bases or found.keywords or found.decorator_list:
+def _kind_problem(trial: TrialClass, path: str, definition: ast.AST) -> str | None:
+    """Return the problem of a name that is certainly not a trial class."""
+    if isinstance(definition, ast.ClassDef):
+        if definition.bases or definition.keywords or definition.decorator_list:
             return None
         return (
-            f"{wanted.name} in {path} is not a ZeroTrial; "
-            f"derive it: class {wanted.name}(zerotrial.ZeroTrial)"
+            f"{trial.name} in {path} is not a ZeroTrial; "
+            f"derive it: class {trial.name}(zerotrial.ZeroTrial)"
         )
-    if isinstance(found, ast.FunctionDef) and not found.decorator_list:
-        return f"{wanted.name} in {path} is a function, not a class"
+    if isinstance(definition, ast.FunctionDef) and not definition.decorator_list:
+        return f"{trial.name} in {path} is a function, not a class"
     return None
 
 
@@ -311,7 +315,7 @@ def _used(node: ast.AST) -> Iterator[str]:
 
 
 def _bound(node: ast.AST) -> Iterator[str]:
-    """Names that a statement gives a value, at any depth: too many rather than too few."""
+    """Yield names that a statement binds, at any depth; too many rather than too few."""
     if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         yield node.name
     elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):

@@ -1,7 +1,7 @@
-"""Regular expressions of users: matched in time linear in the text, whatever they say.
+"""Users' regular expressions, matched in time linear in the text.
 
-Python's own ``re`` backtracks: ``(a+)+$`` and one line of 40 characters keep it busy for hours,
-and hold the interpreter all the while. RE2 does not, and refuses what cannot be done without.
+Python's ``re`` backtracks: ``(a+)+$`` and one line of 40 characters keep it busy for hours, and
+block the interpreter. RE2 does not backtrack, and rejects patterns that need it.
 """
 
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ __all__ = ["SYNTAX", "compile_any", "compile_pattern"]
 SYNTAX = "https://github.com/google/re2/wiki/Syntax"
 
 _MOST_BYTES = 1024 * 1024
-"""Of a compiled pattern, with its automata; a line takes milliseconds at worst."""
+"""Memory of a compiled pattern with its automata; matching a line takes milliseconds at most."""
 
 
 def compile_any(patterns: Sequence[str]) -> Any:
-    """Compile the alternation of correct patterns: it is found where one of them is."""
+    """Compile an alternation of valid patterns."""
     import re2
 
     options = re2.Options()
@@ -31,9 +31,9 @@ def compile_pattern(text: str) -> Any:
     """Compile a pattern; its ``search`` is linear in the length of the text.
 
     Raises:
-        ValueError: If it is no regular expression, or one that needs backtracking.
+        ValueError: If it is not a regular expression, or needs backtracking.
     """
-    import re2  # 15 ms, which nobody pays who has no patterns
+    import re2  # takes 15 ms: only for experiments with patterns
 
     options = re2.Options()
     options.max_mem = _MOST_BYTES

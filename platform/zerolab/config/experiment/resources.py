@@ -1,11 +1,11 @@
-"""The block ``resources`` of an experiment file: what each trial runs on."""
+"""The block ``resources`` of an experiment file: slots and machines of a trial."""
 
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from zerolab.config.experiment.entrypoint import Launcher
+from zerolab.config.experiment.entrypoint import RankLauncher
 from zerolab.contract.limits import SLOTS
 from zerolab.contract.names import DEFAULT_POOL, check_pool
 from zerolab.schema.hints import hint
@@ -15,15 +15,15 @@ __all__ = [
     "ElasticConfig",
     "ResourcesConfig",
     "elastic_problems",
-    "elastic_with",
     "fewer_slots",
     "launcher_problem",
     "resource_problems",
+    "with_elastic_counts",
 ]
 
 
 def _pool(value: Any) -> Any:
-    return DEFAULT_POOL if value == "" else value  # as Determined's files name the default
+    return DEFAULT_POOL if value == "" else value  # Determined's files write the default so
 
 
 def _slots(value: Any) -> Any:
@@ -33,77 +33,76 @@ def _slots(value: Any) -> Any:
 
 
 class ElasticConfig(Section):
-    """With how many slots a trial goes on where it cannot have all of them."""
+    """Smaller numbers of slots with which a trial may continue."""
 
     min_slots: Count
-    """The fewest. The batch stays the same: each rank takes more micro-batches, so that only
-    numbers of ranks that divide it will do."""
+    """Minimum. The batch stays the same: each rank takes more micro-batches, so only numbers of
+    ranks that divide it are possible."""
 
     counts: list[Count] | None = None
-    """The numbers of slots that will do; found from the engine file when left out."""
+    """Possible numbers of slots; derived from the engine file by default."""
 
 
 class ResourcesConfig(Section):
-    """What each trial runs on."""
+    """Slots and machines of each trial."""
 
     slots_per_trial: Annotated[Count, Field(le=SLOTS), BeforeValidator(_slots)] = 1
-    """Ranks of a trial, one for each slot: a GPU, or a CPU slot where there is none."""
+    """Ranks of a trial, one for each slot: a GPU, or a CPU slot on machines without GPUs."""
 
     max_slots: Count | None = None
-    """Most slots that all trials of the experiment hold at a time."""
+    """Maximum number of slots that all trials of the experiment use at a time."""
 
     weight: Annotated[PositiveFloat, Field(le=1_000_000)] = 1.0
-    """Share of the slots, against experiments of the same priority."""
+    """Share of the slots, relative to experiments of the same priority."""
 
     priority: Annotated[int, Field(ge=1, le=99)] = 42
-    """1 to 99; a smaller number goes first."""
+    """1 to 99; a smaller number is scheduled first."""
 
     resource_pool: Annotated[str, BeforeValidator(_pool), AfterValidator(check_pool)] = DEFAULT_POOL
-    """The agents among which its trials run: those that were started with ``--pool`` and this
-    name."""
+    """Resource pool of its trials: the agents that were started with ``--pool`` and this name."""
 
     queue_time: Count | None = None
-    """Seconds: an experiment that waits longer for slots, with no trial running, ends with an
-    error that says what it waited for."""
+    """Seconds after which an experiment that waits for slots, with no trial running, fails with an
+    error that names the missing resources."""
 
     max_nodes: Count = 1
-    """Machines (agents) over which the slots of a trial may lie; as few as possible are taken. All
-    of them must see the storage of checkpoints at the same place."""
+    """Maximum number of machines (agents) of a trial; as few as possible are used. All of them must
+    see the checkpoint storage at the same path."""
 
     slots_per_rank: Count = 1
-    """Slots of each process of a command, all on one machine: one process for so many GPUs."""
+    """Slots (GPUs) of each process of a command, all on one machine."""
 
     elastic: ElasticConfig | None = None
-    """A trial whose machine is lost, or whose slots others have, goes on with fewer."""
+    """Let a trial continue with fewer slots if its machine is lost or its slots are in use."""
 
     hostfile: str | None = None
-    """Lines of ``HOST slots=N``, a file of the model directory: each trial has a rank on each slot
-    of these machines, started over ssh by an agent, which gives one slot for that. A slot of the
-    file belongs to one trial at a time."""
+    """File of the model directory with lines ``HOST slots=N``. Each trial has a rank on each slot
+    of these machines, started over ssh by an agent, which uses one of its slots for that. A slot of
+    the file belongs to one trial at a time."""
 
     include: str = ""
-    """Only these of the hostfile: ``worker-1@worker-2:0,1``."""
+    """Use only these of the hostfile: ``worker-1@worker-2:0,1``."""
 
     exclude: str = ""
-    """All of the hostfile but these: ``worker-2:0@worker-3:0,1``."""
+    """Use all of the hostfile but these: ``worker-2:0@worker-3:0,1``."""
 
     ssh_config: str | None = None
     """Configuration for ssh (``ssh -F``): a file of the model directory, or an absolute path on the
     agent's machine."""
 
     hosts: dict[str, list[NonNegativeInt]] | None = None
-    """Machines to their slots; found from the hostfile."""
+    """Machines to their slots; read from the hostfile."""
 
     is_single_node: bool | None = hint(None, "max_nodes says it: 1 is one machine")
     """All slots of a trial on one machine."""
 
 
 def resource_problems(resources: ResourcesConfig, *, is_class: bool) -> Iterator[str]:
-    """Say what does not go together in the block.
+    """Yield conflicts between fields of the block.
 
     Args:
         resources: The block.
-        is_class: Whether the entrypoint is a trial class, and no command.
+        is_class: The entrypoint is a trial class, not a command.
     """
     slots, unit = resources.slots_per_trial, resources.slots_per_rank
     if resources.max_slots is not None and resources.max_slots < slots:
@@ -128,20 +127,20 @@ def _host_problems(resources: ResourcesConfig) -> Iterator[str]:
             if value := getattr(resources, key):
                 yield f"resources.{key}: goes with resources.hostfile, got {value!r} without one"
         return
-    whole = "a trial with a hostfile has all slots of it that the filters leave"
+    reason = "a trial with a hostfile has all slots of it that the filters leave"
     if resources.max_nodes > 1:
-        yield f"resources.max_nodes: must be left out, got {resources.max_nodes}; {whole}"
+        yield f"resources.max_nodes: must be left out, got {resources.max_nodes}; {reason}"
     if resources.max_slots is not None:
-        yield f"resources.max_slots: must be left out, got {resources.max_slots}; {whole}"
+        yield f"resources.max_slots: must be left out, got {resources.max_slots}; {reason}"
     if resources.slots_per_rank > 1:
-        yield f"resources.slots_per_rank: must be 1, got {resources.slots_per_rank}; {whole}"
+        yield f"resources.slots_per_rank: must be 1, got {resources.slots_per_rank}; {reason}"
 
 
-def launcher_problem(launcher: Launcher, resources: ResourcesConfig) -> str | None:
-    """Say that a launcher would be started more than once, and its ranks so many times over.
+def launcher_problem(launcher: RankLauncher, resources: ResourcesConfig) -> str | None:
+    """Return the problem of a launcher that would be started more than once, or None.
 
     Args:
-        launcher: What the entrypoint's command leaves it to, to start ranks.
+        launcher: The launcher that the entrypoint's command starts.
         resources: The block, with the slots of a hostfile.
     """
     slots, unit = resources.slots_per_trial, resources.slots_per_rank
@@ -149,7 +148,7 @@ def launcher_problem(launcher: Launcher, resources: ResourcesConfig) -> str | No
     if processes < 2 or not nodes.isdecimal() or nodes == str(processes):
         return None
     remedy = f"write {launcher.instead!r} (the platform starts a rank on each slot)"
-    several = int(nodes) if len(nodes) <= 6 else 0  # a longer one is no number of machines
+    several = int(nodes) if len(nodes) <= 6 else 0  # more digits are not a number of machines
     if resources.hostfile is None and not launcher.hides_run and several and slots % several == 0:
         which = f"each of {several} processes" if several > 1 else "one process"
         remedy += (
@@ -164,7 +163,7 @@ def launcher_problem(launcher: Launcher, resources: ResourcesConfig) -> str | No
 
 
 def elastic_problems(resources: ResourcesConfig) -> Iterator[str]:
-    """Say what of ``elastic`` does not fit the slots of a trial, as far as they are known.
+    """Yield conflicts of ``elastic`` with the slots of a trial, as far as they are known.
 
     Args:
         resources: The block; without ``hosts`` the slots of a hostfile are not known yet.
@@ -184,10 +183,10 @@ def elastic_problems(resources: ResourcesConfig) -> Iterator[str]:
 
 
 def fewer_slots(resources: ResourcesConfig) -> list[int]:
-    """Return the numbers of slots with which an elastic trial may go on, the largest first.
+    """Return the smaller numbers of slots of an elastic trial, the largest first.
 
     Args:
-        resources: The block; ``elastic.counts`` is what will do, or None for any number.
+        resources: The block; ``elastic.counts`` are the possible numbers, or None for any.
     """
     elastic, slots, unit = resources.elastic, resources.slots_per_trial, resources.slots_per_rank
     if elastic is None:
@@ -197,16 +196,18 @@ def fewer_slots(resources: ResourcesConfig) -> list[int]:
     return sorted(fit, reverse=True)
 
 
-def elastic_with(resources: ResourcesConfig, fit: Sequence[int] | None) -> ElasticConfig | None:
-    """Fill in the numbers of slots that will do.
+def with_elastic_counts(
+    resources: ResourcesConfig, fit: Sequence[int] | None
+) -> ElasticConfig | None:
+    """Fill in the possible numbers of slots.
 
     Args:
         resources: The block.
-        fit: Those with which the batch of the engine file can be kept; None where any will do, or
-            the trial's own code decides.
+        fit: Numbers that keep the engine file's batch; None if any number is possible, or the
+            trial's code decides.
 
     Raises:
-        ValueError: If one that the block names will not do.
+        ValueError: If a number in the block is not possible.
     """
     elastic = resources.elastic
     if elastic is None or fit is None:

@@ -1,24 +1,24 @@
-"""What a run determines of the engine files that its ranks read."""
+"""Overrides that a run applies to the engine files of its ranks."""
 
 import contextlib
 from collections.abc import Iterator
 
-from zerolab.config.engine.auto_values import determined_by
-from zerolab.config.engine.batch import keeping_batch_of
+from zerolab.config.engine.auto_values import trial_auto_values
+from zerolab.config.engine.batch import keep_planned_batch
 from zerolab.contract.spec import RunSpec
 
-__all__ = ["determined_by_run"]
+__all__ = ["apply_run_overrides"]
 
 
 @contextlib.contextmanager
-def determined_by_run(spec: RunSpec) -> Iterator[None]:
-    """Have engines in this process find a trial's hyperparameters, and keep its batch.
+def apply_run_overrides(spec: RunSpec) -> Iterator[None]:
+    """Make engines of this process use a trial's hyperparameters and keep its batch.
 
     Args:
-        spec: Of the run that this process belongs to.
+        spec: The run of this process.
     """
     with (
-        determined_by(spec.hparams, spec.max_batches),
-        keeping_batch_of(spec.planned_slots or spec.slots, spec.slots),
+        trial_auto_values(spec.hparams, spec.max_batches),
+        keep_planned_batch(spec.planned_slots or spec.slots, spec.slots),
     ):
         yield

@@ -1,4 +1,4 @@
-"""What of an experiment's configuration a run needs, in the words of the contract."""
+"""Conversion of an experiment's configuration to fields of a run specification."""
 
 from typing import Any
 
@@ -16,14 +16,14 @@ from zerolab.contract.spec import (
 )
 from zerolab.schema.lengths import Length
 
-__all__ = ["sections_of", "variables_of"]
+__all__ = ["run_spec_fields", "variables_of"]
 
 
-def sections_of(config: ExperimentConfig) -> dict[str, Any]:
-    """Return the sections of a :class:`~zerolab.contract.spec.RunSpec` that a configuration fills.
+def run_spec_fields(config: ExperimentConfig) -> dict[str, Any]:
+    """Return the fields of a :class:`~zerolab.contract.spec.RunSpec` from a configuration.
 
     Args:
-        config: Of the experiment.
+        config: The experiment's configuration.
     """
     return {
         "entrypoint": parse_entrypoint(config.entrypoint),
@@ -68,19 +68,20 @@ def _fit(config: ExperimentConfig) -> FitSpec:
 
 
 def _length(length: Length | None) -> LengthSpec | None:
-    """Zero means never."""
+    """Convert a length; zero means never."""
     return LengthSpec(length.unit, length.count) if length and length.count else None
 
 
 def variables_of(config: ExperimentConfig) -> dict[str, dict[str, str]]:
-    """Return the variables that an experiment gives its ranks, by kind of slot.
+    """Return the environment variables of an experiment's ranks, by kind of slot.
 
     Args:
-        config: Of the experiment.
+        config: The experiment's configuration.
     """
     named = config.environment.environment_variables
     lines = {"cpu": named.cpu, "cuda": named.cuda}
     always = {} if config.environment.deepspeed is None else {ENV_AS_DEEPSPEED: "1"}
     return {
-        kind: always | dict(line.split("=", 1) for line in found) for kind, found in lines.items()
+        kind: always | dict(line.split("=", 1) for line in assignments)
+        for kind, assignments in lines.items()
     }

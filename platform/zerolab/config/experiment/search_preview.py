@@ -1,30 +1,30 @@
-"""An experiment file as a preview: what its search comes to."""
+"""Preview of an experiment file: its search's trials and cost."""
 
 from zerolab.config.experiment.experiment_config import ExperimentConfig
 from zerolab.errors import ConfigError
 from zerolab.schema.hyperparameters import space_warnings
 from zerolab.searcher.preview import Preview
 
-__all__ = ["preview_of"]
+__all__ = ["estimate_search"]
 
 
-def preview_of(
+def estimate_search(
     config: ExperimentConfig,
     *,
     seconds_per_batch: float | None = None,
     seconds_per_epoch: float | None = None,
     like: int | None = None,
 ) -> Preview:
-    """Say which trials there will be and what they cost.
+    """Estimate a search's trials and their cost (dry run).
 
     Args:
         config: The experiment file.
-        seconds_per_batch: How long one batch of a trial takes; for a search that counts in them.
-        seconds_per_epoch: The same for epochs.
+        seconds_per_batch: Duration of one batch of a trial, for a search that counts batches.
+        seconds_per_epoch: Duration of one epoch, for a search that counts epochs.
         like: The experiment from which the time is known.
 
     Raises:
-        ConfigError: If a time is given for another unit than the search counts in.
+        ConfigError: If a time has another unit than the search.
     """
     searcher = config.searcher
     times = {"batches": seconds_per_batch, "epochs": seconds_per_epoch}
@@ -32,8 +32,8 @@ def preview_of(
     if seconds is None and any(times.values()):
         unit = searcher.unit or "nothing: its trials decide by themselves how far they train"
         options = {"batches": "seconds_per_batch", "epochs": "seconds_per_epoch"}
-        given = next(options[name] for name, value in times.items() if value)
-        problem = f"{given}: must be in the unit of the search, which counts in {unit}"
+        option = next(options[name] for name, value in times.items() if value)
+        problem = f"{option}: must be in the unit of the search, which counts in {unit}"
         raise ConfigError("preview", [problem])
     return Preview(
         outline=searcher.outline(config.hyperparameters),

@@ -43,29 +43,29 @@ def _target(value: str) -> str:
 
 
 class StageConfig(Section):
-    """Data that is copied to a place of the node before the ranks of a trial start."""
+    """Data that is copied to a directory of the node before the ranks of a trial start."""
 
     source: Annotated[str, AfterValidator(_source)] = Field(alias="from")
-    """What is copied: a folder or a file, by its absolute path, or an address that fsspec reads,
-    e.g. ``s3://bucket/folder``, with the credentials of the machine."""
+    """Source: the absolute path of a folder or a file, or a URL that fsspec reads, e.g.
+    ``s3://bucket/folder``, with the credentials of the machine."""
 
     to: Annotated[str, AfterValidator(_target)]
-    """The directory that holds the copy, on each machine of the trial; a file lies in it under its
-    own name. It must not be there yet, or be an earlier copy."""
+    """Directory of the copy on each machine of the trial; a file keeps its name in it. It must not
+    exist yet, or be an earlier copy."""
 
     once_per: Literal["node", "trial"] = "node"
-    """``node``: all trials of a machine share one copy, which stays. ``trial``: each run has a copy
-    of its own in ``to/trial-ID``, which is removed when the run ends."""
+    """``node``: all trials of a machine share one copy, which is kept. ``trial``: each run has a
+    copy in ``to/trial-ID``, which is removed when the run ends."""
 
 
 def stage_of(data: Mapping[str, Any]) -> StageConfig | None:
-    """Return the part ``stage`` of a block ``data`` that has been checked."""
+    """Return the key ``stage`` of a valid block ``data``."""
     block = data.get("stage")
     return None if block is None else StageConfig.model_validate(drop_nulls(block, frozenset()))
 
 
 def stage_problems(data: Mapping[str, Any]) -> Iterator[str]:
-    """Say what is wrong with the part ``stage`` of a block ``data``."""
+    """Yield the problems of the key ``stage`` of a block ``data``."""
     block = data.get("stage")
     if block is None:
         return
@@ -84,40 +84,40 @@ def stage_problems(data: Mapping[str, Any]) -> Iterator[str]:
 
 
 class ReproducibilityConfig(Section):
-    """Randomness."""
+    """Random seeds."""
 
     experiment_seed: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-    """From which hyperparameters and the seeds of trials are drawn; chosen when left out."""
+    """Seed of the sampled hyperparameters and of the trials' seeds; random by default."""
 
 
 def _variables(value: Any) -> Any:
-    """Read the ways in which Determined's users write variables: one list, or by kind of slot."""
+    """Read Determined's forms of variables: one list, or lists by kind of slot."""
     if isinstance(value, EnvironmentVariables):
         return value
     lists = value.values() if isinstance(value, dict) else [value]
-    for lines in lists:  # said without the values, which may be secrets
+    for lines in lists:  # without the values, which may be secrets
         if lines is not None and not isinstance(lines, list):
             raise ValueError(f"must be lists of lines NAME=value, got {type(lines).__name__}")
         if not all(isinstance(line, str) for line in lines or ()):
             raise ValueError("must be lists of lines NAME=value, got one that is no text")
     if isinstance(value, list):
         return {"cpu": value, "cuda": value}
-    kept = {kind: lines for kind, lines in value.items() if kind not in {"gpu", "rocm"}}
+    result = {kind: lines for kind, lines in value.items() if kind not in {"gpu", "rocm"}}
     if value.get("rocm"):
         text = "must be a list, or lists under cpu and cuda, got one under rocm; "
         raise ValueError(text + "ROCm's GPUs are no slots here: remove it")
-    if value.get("gpu"):  # as cuda was once called
-        if kept.get("cuda") not in (None, [], value["gpu"]):
+    if value.get("gpu"):  # former name of cuda
+        if result.get("cuda") not in (None, [], value["gpu"]):
             raise ValueError("gpu is another name for cuda, got both; keep cuda")
-        kept["cuda"] = value["gpu"]
-    return kept
+        result["cuda"] = value["gpu"]
+    return result
 
 
 _OURS = frozenset(
     {"CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "LOCAL_RANK", "RANK", "WORLD_SIZE"}
     | {"MASTER_ADDR", "MASTER_PORT"}
 )
-"""Variables that say where a rank runs."""
+"""Variables that the launcher sets for each rank."""
 
 
 def _assignments(value: list[str]) -> list[str]:
@@ -126,8 +126,8 @@ def _assignments(value: list[str]) -> list[str]:
             shown = MASK if is_secret_name(text) else repr(text)
             raise ValueError(f"must be lines of the form NAME=value, got {shown}")
         name = text.partition("=")[0]
-        theirs = name == ENV_COLLECTIVE_TIMEOUT
-        if name in _OURS or (name.startswith("ZEROLAB_") and not theirs):
+        is_users = name == ENV_COLLECTIVE_TIMEOUT
+        if name in _OURS or (name.startswith("ZEROLAB_") and not is_users):
             raise ValueError(f"{name} is set by the platform; remove it")
     return value
 
@@ -153,7 +153,7 @@ def _python(value: str) -> str:
 
 
 class EnvironmentConfig(Section):
-    """What the processes of a trial find around them."""
+    """Environment of a trial's processes."""
 
     environment_variables: Annotated[EnvironmentVariables, BeforeValidator(_variables)] = (
         EnvironmentVariables()
@@ -161,12 +161,12 @@ class EnvironmentConfig(Section):
     """Lines ``NAME=value``, as one list or as lists under ``cpu`` and ``cuda``."""
 
     deepspeed: Literal["zerolab"] | None = None
-    """``zerolab``: scripts that import deepspeed, or let Hugging Face do so, find this engine."""
+    """``zerolab``: scripts that import deepspeed, also through Hugging Face, get this engine."""
 
     python: Annotated[str, AfterValidator(_python)] | None = None
-    """Another interpreter for the ranks, or the directory of a conda or virtual environment, on
-    every machine at the same place; it needs Zerolab in the same version. The agent's own when
-    left out."""
+    """Another interpreter for the ranks, or the directory of a conda or virtual environment, at the
+    same path on every machine, with Zerolab in the same version. By default the agent's
+    interpreter."""
 
 
 def _regex(value: str) -> str:
@@ -180,10 +180,10 @@ def _action(value: Any) -> Any:
 
 
 class LogPolicy(Section):
-    """What to do when a line of a trial's log matches a pattern."""
+    """Action for lines of a trial's log that match a pattern."""
 
     name: Annotated[str, AfterValidator(check_name)] | None = None
-    """A label shown with the trial; a policy of the same name replaces a default one."""
+    """A label shown with the trial; it replaces a default policy of the same name."""
 
     pattern: Annotated[str, AfterValidator(_regex)] = ""
     """A regular expression (RE2's syntax); an empty one switches the default policy off."""
@@ -195,15 +195,15 @@ class LogPolicy(Section):
 
 
 class RetentionPolicyConfig(Section):
-    """How long logs are kept."""
+    """Retention of logs."""
 
     log_retention_days: Annotated[int, Field(ge=-1, le=32767)] | None = None
-    """Days after the end of a trial until the server removes its log; -1, or no value: the log is
+    """Days after the end of a trial until the server deletes its log; -1, or no value: the log is
     kept until the experiment is deleted."""
 
     @property
     def days(self) -> int | None:
-        """Days after the end of a trial; None when its log is kept."""
+        """Return the days after the end of a trial; None if its log is kept."""
         days = self.log_retention_days
         return None if days is None or days < 0 else days
 

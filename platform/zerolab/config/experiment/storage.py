@@ -1,4 +1,4 @@
-"""The block ``checkpoint_storage``: where checkpoints lie, how it is opened, which are kept."""
+"""The block ``checkpoint_storage``: location, credentials and retention of checkpoints."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
@@ -17,7 +17,7 @@ __all__ = ["CheckpointStorageConfig", "address_of", "read_address", "storage_pro
 
 
 def _secret(value: Any) -> Any:
-    """Refuse what is no text without saying what it is."""
+    """Reject a value that is not text, without showing it."""
     if value is not None and not isinstance(value, str):
         raise ValueError("must be text, got another kind of value; put it into quotes")
     return value
@@ -27,12 +27,11 @@ Secret = Annotated[str | None, BeforeValidator(_secret)]
 
 
 class CheckpointStorageConfig(Section):
-    """Where checkpoints are kept, and which of them are kept."""
+    """Storage and retention of checkpoints."""
 
     type: Literal["shared_fs", "directory", "s3", "gcs", "azure"] | None = None
     """``shared_fs`` or ``directory``: a directory that every machine sees at the same path;
-    ``s3``, ``gcs`` or ``azure``: a bucket; when it is left out, the installation's own
-    directory."""
+    ``s3``, ``gcs`` or ``azure``: a bucket; by default the installation's directory."""
 
     host_path: str | None = None
     """The directory of ``shared_fs``."""
@@ -47,29 +46,29 @@ class CheckpointStorageConfig(Section):
     """The bucket of ``s3`` or ``gcs``."""
 
     prefix: str | None = None
-    """What the names of all objects begin with, in ``s3`` or ``gcs``."""
+    """Prefix of all object names, in ``s3`` or ``gcs``."""
 
     endpoint_url: str | None = None
-    """Address of a store that speaks ``s3`` and is not Amazon's, e.g. ``http://minio:9000``."""
+    """Address of an S3-compatible store other than Amazon's, e.g. ``http://minio:9000``."""
 
     access_key: Secret = None
-    """Of ``s3``; with ``secret_key``, or neither: then each machine's own credentials count.
-    Shown nowhere."""
+    """Of ``s3``, together with ``secret_key``; by default each machine's credentials. Never
+    shown."""
 
     secret_key: Secret = None
-    """Of ``s3``. Shown nowhere."""
+    """Of ``s3``. Never shown."""
 
     container: str | None = None
     """The container of ``azure``."""
 
     connection_string: Secret = None
-    """Of ``azure``; this or ``account_url``. Shown nowhere."""
+    """Of ``azure``; this or ``account_url``. Never shown."""
 
     account_url: str | None = None
     """Of ``azure``, e.g. ``https://name.blob.core.windows.net``."""
 
     credential: Secret = None
-    """Of ``azure`` with ``account_url``; when left out, the machine's own. Shown nowhere."""
+    """Of ``azure`` with ``account_url``; by default the machine's credentials. Never shown."""
 
     save_experiment_best: NonNegativeInt = 0
     """Checkpoints kept of the experiment: those with the best metric."""
@@ -88,23 +87,24 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "gcs": ("bucket", "prefix"),
     "azure": ("container", "connection_string", "account_url", "credential"),
 }
-"""What says where each kind lies; the first key is required."""
+"""Keys of the location of each kind; the first key is required."""
 
-_WHAT = {"host_path": "a directory", "container_path": "a directory"}
+_DESCRIPTIONS = {"host_path": "a directory", "container_path": "a directory"}
 _SCHEMES = {"s3": "s3", "gcs": "gs", "azure": "az"}
 
 
 def storage_problems(storage: CheckpointStorageConfig) -> Iterator[str]:
-    """Say what does not go together in the block."""
+    """Yield conflicts between keys of the block."""
     kind = storage.type or ""
-    mine = _KEYS.get(kind, ())
-    if mine and not getattr(storage, mine[0]):
-        what = _WHAT.get(mine[0], f"the {mine[0]}")
+    location_keys = _KEYS.get(kind, ())
+    if location_keys and not getattr(storage, location_keys[0]):
+        what = _DESCRIPTIONS.get(location_keys[0], f"the {location_keys[0]}")
         yield (
-            f"checkpoint_storage.{mine[0]}: is required for type {kind!r}, got nothing; name {what}"
+            f"checkpoint_storage.{location_keys[0]}: is required for type {kind!r}, got nothing; "
+            f"name {what}"
         )
     for key in dict.fromkeys(key for keys in _KEYS.values() for key in keys):
-        if getattr(storage, key) is not None and key not in mine:
+        if getattr(storage, key) is not None and key not in location_keys:
             yield _misplaced(storage, key)
     for key in STORAGE_SECRETS:
         if getattr(storage, key) == MASK:
@@ -133,7 +133,7 @@ def _directory_problems(storage: CheckpointStorageConfig) -> Iterator[str]:
         if path and not path.startswith("/"):
             yield f"checkpoint_storage.{key}: must be an absolute path, got {path!r}"
     inside = storage.storage_path
-    if inside and not _lies_inside(inside, storage.host_path or ""):
+    if inside and not _is_inside(inside, storage.host_path or ""):
         yield (
             "checkpoint_storage.storage_path: must be a path inside host_path, relative to it or "
             f"whole, got {inside!r}"
@@ -149,10 +149,10 @@ def _bucket_problems(storage: CheckpointStorageConfig) -> Iterator[str]:
         if "/" in name or "?" in name or "#" in name:
             yield f"checkpoint_storage.{key}: must be a name alone, without '/', got {name!r}"
     if (storage.access_key is None) != (storage.secret_key is None):
-        given, missing = ("access_key", "secret_key")
+        present, missing = ("access_key", "secret_key")
         if storage.access_key is None:
-            given, missing = missing, given
-        yield f"checkpoint_storage.{missing}: is required with {given}, got nothing; give both"
+            present, missing = missing, present
+        yield f"checkpoint_storage.{missing}: is required with {present}, got nothing; give both"
     yield from _url_problems("endpoint_url", storage.endpoint_url)
     yield from _url_problems("account_url", storage.account_url)
     if storage.type == "azure":
@@ -181,15 +181,15 @@ def _url_problems(key: str, url: str | None) -> Iterator[str]:
         yield f"checkpoint_storage.{key}: must look like https://host:port, got {url!r}"
 
 
-def _lies_inside(path: str, root: str) -> bool:
-    """Whether a relative path, or a whole one below ``root``, leads nowhere else."""
+def _is_inside(path: str, root: str) -> bool:
+    """Return whether a path stays below ``root``."""
     if ".." in path.split("/"):
         return False
     return not path.startswith("/") or bool(root and PurePosixPath(path).is_relative_to(root))
 
 
 def address_of(storage: CheckpointStorageConfig) -> StorageAddress | None:
-    """Return where checkpoints lie; None for the installation's own directory."""
+    """Return the address of the storage; None for the installation's directory."""
     if storage.type is None:
         return None
     if storage.type == "shared_fs":
@@ -198,9 +198,9 @@ def address_of(storage: CheckpointStorageConfig) -> StorageAddress | None:
         )
     if storage.type == "directory":
         return StorageAddress(root=str(PurePosixPath(storage.container_path or "/")))
-    place = storage.container if storage.type == "azure" else storage.bucket
+    bucket = storage.container if storage.type == "azure" else storage.bucket
     prefix = (storage.prefix or "").strip("/")
-    url = f"{_SCHEMES[storage.type]}://{place}"
+    url = f"{_SCHEMES[storage.type]}://{bucket}"
     options = {
         key: str(getattr(storage, key))
         for key in _KEYS[storage.type]
@@ -210,13 +210,13 @@ def address_of(storage: CheckpointStorageConfig) -> StorageAddress | None:
 
 
 def read_address(block: Mapping[str, Any]) -> StorageAddress | None:
-    """Read a block ``checkpoint_storage`` that stands alone.
+    """Read a block ``checkpoint_storage`` outside of an experiment file.
 
     Raises:
-        ConfigError: With every problem of it.
+        ConfigError: With all its problems.
     """
-    rest = drop_nulls(block, frozenset())
-    storage, problems, _ = validate(CheckpointStorageConfig, rest)
+    values = drop_nulls(block, frozenset())
+    storage, problems, _ = validate(CheckpointStorageConfig, values)
     problems = [f"checkpoint_storage.{problem}" for problem in problems]
     if storage is not None:
         problems += storage_problems(storage)

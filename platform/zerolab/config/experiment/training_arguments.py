@@ -1,6 +1,6 @@
-"""``hyperparameters.training_arguments``, looked up in the source of transformers, not imported.
+"""Check of ``hyperparameters.training_arguments`` against the source of transformers.
 
-Only what is certain is refused: where scripts use other arguments than ``TrainingArguments``, or
+Only certain errors are reported. If scripts use other arguments than ``TrainingArguments``, or
 transformers is not installed here, the trial checks the names at its start.
 """
 
@@ -21,27 +21,27 @@ _CLASS = "TrainingArguments"
 
 
 def training_argument_problems(space: Mapping[str, Any], model: ModelFiles) -> list[str]:
-    """Name arguments that no ``TrainingArguments`` has, with what may have been meant.
+    """Report unknown fields of ``TrainingArguments``, with suggestions.
 
     Args:
         space: An experiment's hyperparameters.
         model: The model directory.
     """
-    given = space.get("training_arguments")
-    if not isinstance(given, Mapping) or not given or not _uses_no_other(model):
+    arguments = space.get("training_arguments")
+    if not isinstance(arguments, Mapping) or not arguments or not _uses_no_other(model):
         return []
-    known = _installed_names()
+    fields = _installed_names()
     return [
         f"hyperparameters.training_arguments.{name}: {_CLASS} has no such argument"
-        f"{suggest(name, known)}"
-        for name in given
-        if known and isinstance(name, str) and name not in known
+        f"{suggest(name, fields)}"
+        for name in arguments
+        if fields and isinstance(name, str) and name not in fields
     ]
 
 
 def _uses_no_other(model: ModelFiles) -> bool:
-    """Whether the scripts name ``TrainingArguments``, and nothing that may derive from it."""
-    found: set[str] = set()
+    """Return whether the scripts use ``TrainingArguments`` and no class derived from it."""
+    names: set[str] = set()
     for path in model.names():
         source = model.read(path) if path.endswith(".py") else None
         if source is None:
@@ -49,8 +49,8 @@ def _uses_no_other(model: ModelFiles) -> bool:
         tree = parsed(source)
         if tree is None:
             return False
-        found.update(name for node in ast.walk(tree) for name in _names(node))
-    return {name for name in found if name.endswith(_CLASS) or name == "trl"} == {_CLASS}
+        names.update(name for node in ast.walk(tree) for name in _names(node))
+    return {name for name in names if name.endswith(_CLASS) or name == "trl"} == {_CLASS}
 
 
 def _names(node: ast.AST) -> Iterator[str]:
@@ -69,7 +69,7 @@ def _names(node: ast.AST) -> Iterator[str]:
 
 @functools.cache
 def _installed_names() -> frozenset[str]:
-    """Fields of the installed class; none where transformers is not installed, or is unlike."""
+    """Fields of the installed class; empty if transformers is missing or has another layout."""
     try:
         spec = importlib.util.find_spec("transformers")
     except (ImportError, ValueError, AttributeError):

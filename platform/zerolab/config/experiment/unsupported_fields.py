@@ -1,10 +1,10 @@
 """Experiment keys and searchers that are not supported, with their replacement."""
 
-from zerolab.config.unsupported import EMPTY, Off, Refused
+from zerolab.config.unsupported import EMPTY, OffValues, UnsupportedKey
 from zerolab.determined import replacements
 from zerolab.searcher.registry import SEARCHERS
 
-__all__ = ["OTHER_SEARCHERS", "OTHER_SEARCHER_KEYS", "REFUSED_FIELDS", "REMOVED_BACKEND"]
+__all__ = ["OTHER_SEARCHERS", "OTHER_SEARCHER_KEYS", "REMOVED_BACKEND", "UNSUPPORTED_FIELDS"]
 
 REMOVED_BACKEND = (
     "remove it to train with Zerolab's engine; for DeepSpeed's own engine call "
@@ -16,23 +16,26 @@ _OTHER_KEYS = dict.fromkeys(
     ("resources.slots_per_task", "resources.slots_per_worker", "resources.gpus"),
     "set resources.slots_per_trial",
 ) | {"resources.slots_per_node": "set resources.slots_per_trial to the slots of all nodes"}
-"""Keys that users of other platforms try."""
+"""Keys of other platforms."""
 
-REFUSED_FIELDS = {
-    key: Refused(text, EMPTY) for key, text in (replacements("experiment.") | _OTHER_KEYS).items()
+UNSUPPORTED_FIELDS = {
+    key: UnsupportedKey(text, EMPTY)
+    for key, text in (replacements("experiment.") | _OTHER_KEYS).items()
 } | {
-    "backend": Refused(
+    "backend": UnsupportedKey(
         REMOVED_BACKEND,
-        Off(f"`zerolab`, {EMPTY.text}", lambda value: value == "zerolab" or EMPTY.holds(value)),
+        OffValues(
+            f"`zerolab`, {EMPTY.text}", lambda value: value == "zerolab" or EMPTY.holds(value)
+        ),
     ),
 }
-"""By dotted key."""
+"""Unsupported fields, by dotted key."""
 
 OTHER_SEARCHERS = {
     name: f"must be one of {', '.join(SEARCHERS)}; {name} is {replacement} here"
     for name, replacement in replacements("searcher.name: ").items()
 }
-"""Determined's searchers under other names, with the message."""
+"""Determined's other names of searchers, with the message."""
 
 OTHER_SEARCHER_KEYS = frozenset(
     {

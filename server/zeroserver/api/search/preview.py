@@ -53,7 +53,7 @@ def preview_search(services: ServicesDep, connection: ReadDep, wanted: PreviewOf
     """Say how many trials a search has at which length, and what that costs; nothing starts."""
     # They load the whole configuration, which a server that only starts can do without.
     from zerolab.config import load_experiment
-    from zerolab.config.experiment.search_preview import preview_of
+    from zerolab.config.experiment.search_preview import estimate_search
 
     config = load_experiment(replace_masks(wanted.config, "masked"))
     like, seconds = None, None
@@ -76,7 +76,9 @@ def preview_search(services: ServicesDep, connection: ReadDep, wanted: PreviewOf
             slots = count_host_slots(like["host_slots"])
             resources = config.resources.model_copy(update={"slots_per_trial": slots})
             config = config.model_copy(update={"resources": resources})
-    found = preview_of(config, **times, like=like["id"] if like is not None and seconds else None)
+    found = estimate_search(
+        config, **times, like=like["id"] if like is not None and seconds else None
+    )
     lengths = [PreviewLength(length, number) for length, number in sorted(found.lengths.items())]
     return respond(
         PreviewAnswer(

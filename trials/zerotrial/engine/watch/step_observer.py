@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from zerolab.config.engine.resolved_config import format_entries, resolve, without_effect
+from zerolab.config.engine.resolved_config import format_entries, ineffective_keys, resolve
 from zerolab.formatting import size_text
 from zerotrial.engine.protocols import NullObserver, Observer
 from zerotrial.engine.watch.breakdown import Breakdown
@@ -92,7 +92,7 @@ def describe_config(config: EngineConfig, world_size: int, model: nn.Module) -> 
     if config.dump_state:
         _make_audible()
         logger.info("%s, on %d ranks:\n%s", config.source, world_size, format_entries(entries))
-    if idle := without_effect(config, entries):
+    if idle := ineffective_keys(config, entries):
         # A warning, since a plain script shows no less.
         logger.warning(
             "%s: accepted, and without effect here: %s; `zerolab config check` says why",
