@@ -260,7 +260,7 @@ def test_an_agent_that_gets_no_work_says_why_once_and_one_that_is_refused_ends(
     farm.server.stop()
     Home(farm.server.home).replace_agent_token()
     farm.agents["early"] = farm.spawn("early")
-    nobody = "asking goes on: no Zerolab server answers"
+    nobody = "asking goes on: no Zerolab server responds"
     for name in ("a", "early"):
         until(f"{name} finds nobody", farm.log(name).read_text, lambda told: nobody in told)
     farm.server.start()

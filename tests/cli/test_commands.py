@@ -582,7 +582,7 @@ def test_without_a_server_there_is_one_message_that_says_what_to_do(tmp_path: Pa
     assert "start one with `zerolab up`" in nothing.quick("status", expect=1).stderr
     words = ("--master", "http://127.0.0.1:9", "experiment", "list")
     assert (
-        "no Zerolab server answers at http://127.0.0.1:9" in nothing.quick(*words, expect=2).stderr
+        "no Zerolab server responds at http://127.0.0.1:9" in nothing.quick(*words, expect=2).stderr
     )
 
 

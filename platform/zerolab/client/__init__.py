@@ -1,4 +1,4 @@
-"""Talking to a server: requests, reports of a run, and the archive of a model directory."""
+"""Client of a server: requests, reports of a run, archives of model directories."""
 
 from zerolab.client.http import Client
 

@@ -1,8 +1,9 @@
-"""A model directory as one tar.gz: packed the same way every time, unpacked with suspicion.
+"""Reproducible tar.gz archives of model directories, with strict checks when unpacking.
 
-Left out are what ``.zerolabignore`` and ``.gitignore`` name (in any directory, the deepest one
-decides, ``.zerolabignore`` after ``.gitignore``), version control and caches. Links to files are
-packed as the files that they lead to; links to directories are left out.
+``.zerolabignore`` and ``.gitignore`` in any directory exclude files; the deepest directory
+decides, and ``.zerolabignore`` overrides ``.gitignore``. Version control and caches are always
+excluded. Links to files are packed as the files that they point to; links to directories are
+excluded.
 """
 
 import gzip
@@ -31,19 +32,19 @@ logger = logging.getLogger(__name__)
 MAX_FILES = 20_000
 
 _IGNORE_FILES = (".gitignore", ".zerolabignore")  # later lines win
-_NEVER = (
+_ALWAYS_IGNORED = (
     ".git/", ".hg/", ".svn/", ".venv/", "node_modules/", ".zerolab/",
     "__pycache__/", "*.py[co]", ".ipynb_checkpoints/", ".mypy_cache/", ".ruff_cache/",
     ".pytest_cache/", ".DS_Store",
 )  # fmt: skip
-_HEADER_BYTES = 4096  # what a tar file spends on one member, generously
+_HEADER_BYTES = 4096  # upper estimate of a tar member's header
 _DESCRIPTION_EFFORT = 50_000**2  # bytes squared; 20,000 files with 353 bytes each
 _DESCRIPTIONS = frozenset(
     {tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE}
     | {tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK}
 )
 _PIECE = 1 << 20
-_DAMAGE = (
+_DAMAGE_ERRORS = (
     tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile, UnicodeError,
     RecursionError,  # a description of a description of a ...
 )  # fmt: skip
@@ -64,14 +65,14 @@ class _Ignore(NamedTuple):
 def pack(model_dir: str | Path, *, max_bytes: int = ARCHIVE_BYTES) -> bytes:
     """Pack a model directory.
 
-    The same files give the same bytes, whoever packs them and when.
+    The same files always give the same bytes.
 
     Args:
-        model_dir: The directory that holds the user's code.
-        max_bytes: Most that the files may add up to.
+        model_dir: The directory with the user's code.
+        max_bytes: Maximum total size of the files.
 
     Raises:
-        ConfigError: If there is no such directory, nothing in it to pack, or too much.
+        ConfigError: If the directory is missing, has no files to pack, or too many.
     """
     if not isinstance(model_dir, str | os.PathLike):
         problem = f"model_dir: must be a path, got {model_dir!r}"
@@ -96,20 +97,20 @@ def pack(model_dir: str | Path, *, max_bytes: int = ARCHIVE_BYTES) -> bytes:
 
 
 def unpack(archive: bytes, directory: str | Path, *, max_bytes: int = ARCHIVE_BYTES) -> None:
-    """Unpack what :func:`pack` made into a directory that is empty or does not exist.
+    """Unpack an archive of :func:`pack` into a directory that is empty or missing.
 
-    Nothing is written outside ``directory``, and only plain files and directories are made.
+    Nothing is written outside ``directory``, and only plain files and directories are created.
 
     Raises:
-        ConfigError: If the archive is damaged, too large, or holds a name or a kind of member
-            that an honest one does not; or if ``directory`` holds something.
+        ConfigError: If the archive is damaged, too large, or has a member with an invalid name or
+            type; or if ``directory`` is not empty.
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     if any(directory.iterdir()):
         raise ConfigError("archive", [f"{directory}: must be empty before an archive goes there"])
     for _ in _read(archive, max_bytes):
-        pass  # all of it is checked before anything is written
+        pass  # check everything before writing
     for info, content in _read(archive, max_bytes):
         target = directory / info.name
         try:
@@ -125,14 +126,14 @@ def unpack(archive: bytes, directory: str | Path, *, max_bytes: int = ARCHIVE_BY
 
 
 def read_member(archive: bytes, path: str, *, max_bytes: int = ARCHIVE_BYTES) -> bytes | None:
-    """Return one file of an archive, or None when it holds no such file.
+    """Return a file of an archive, or None if it is missing.
 
     Raises:
         ConfigError: As :func:`unpack`.
     """
-    wanted = PurePosixPath(path)
+    member_path = PurePosixPath(path)
     for info, content in _read(archive, max_bytes):
-        if content is not None and PurePosixPath(info.name) == wanted:
+        if content is not None and PurePosixPath(info.name) == member_path:
             return content
     return None
 
@@ -143,20 +144,20 @@ def member_sizes(archive: bytes, *, max_bytes: int = ARCHIVE_BYTES) -> dict[str,
     Raises:
         ConfigError: As :func:`unpack`.
     """
-    found = _read(archive, max_bytes)
+    members = _read(archive, max_bytes)
     return {
         str(PurePosixPath(info.name)): len(content)
-        for info, content in found
+        for info, content in members
         if content is not None
     }
 
 
-def _members(directory: Path, place: PurePosixPath, above: Sequence[_Ignore]) -> Iterator[_Member]:
-    ignores = [*above, *_ignores_of(directory, place)]
-    with os.scandir(directory) as found:
-        entries = list(found)
+def _members(directory: Path, prefix: PurePosixPath, above: Sequence[_Ignore]) -> Iterator[_Member]:
+    ignores = [*above, *_ignores_of(directory, prefix)]
+    with os.scandir(directory) as iterator:
+        entries = list(iterator)
     for entry in entries:
-        name = place / entry.name
+        name = prefix / entry.name
         is_dir = entry.is_dir(follow_symlinks=False)
         if not is_text(entry.name):  # no pattern of an ignore file could match it
             problem = f"{entry.path!r}: the name must be text in UTF-8; rename it"
@@ -173,18 +174,18 @@ def _members(directory: Path, place: PurePosixPath, above: Sequence[_Ignore]) ->
             logger.warning("%s is left out: not a file, nor a link to one", entry.path)
 
 
-def _ignores_of(directory: Path, place: PurePosixPath) -> Iterator[_Ignore]:
-    lines = [] if place.parts else list(_NEVER)
+def _ignores_of(directory: Path, prefix: PurePosixPath) -> Iterator[_Ignore]:
+    lines = [] if prefix.parts else list(_ALWAYS_IGNORED)
     for name in _IGNORE_FILES:
         file = directory / name
         if file.is_file():
             lines += file.read_text(encoding="utf-8", errors="replace").splitlines()
     if lines:
-        yield _Ignore(place, pathspec.GitIgnoreSpec.from_lines(lines))
+        yield _Ignore(prefix, pathspec.GitIgnoreSpec.from_lines(lines))
 
 
 def _ignored(name: str, ignores: Sequence[_Ignore]) -> bool:
-    """Ask the deepest directory first; the first that has an opinion decides."""
+    """Return whether a file is excluded; the deepest directory with a matching pattern decides."""
     for ignore in reversed(ignores):
         inside = name.removeprefix(f"{ignore.base}/") if ignore.base.parts else name
         verdict = ignore.spec.check_file(inside).include
@@ -220,14 +221,14 @@ def _check_size(model_dir: Path, members: Sequence[_Member], max_bytes: int) -> 
 
 
 class _BoundedGzip(gzip.GzipFile):
-    """Unpacks until more comes out than is allowed, then raises."""
+    """Gzip reader that raises when the output exceeds a limit."""
 
     def __init__(self, archive: bytes, limit: int) -> None:
         super().__init__(fileobj=io.BytesIO(archive), mode="rb")
         self._left = limit
 
     def read(self, size: int | None = -1) -> bytes:
-        """Read as usual, up to the limit."""
+        """Read up to the limit."""
         unlimited = size is None or size < 0
         data = super().read(self._left + 1 if unlimited else min(size or 0, self._left + 1))
         self._left -= len(data)
@@ -237,16 +238,16 @@ class _BoundedGzip(gzip.GzipFile):
 
 
 class _BoundedInfo(tarfile.TarInfo):
-    """A member, whose description may not take long to read.
+    """Member whose extended header is bounded in size.
 
-    Python reads a description in a time that grows with the square of its size.
+    Python's time for reading such a header grows with the square of its size.
     """
 
     effort_left = 0
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        """Read a header; what describes a member stands in headers of its own before it."""
+        """Read a header; extended headers precede the header that they describe."""
         info = super().frombuf(buf, encoding, errors)
         if info.type in _DESCRIPTIONS:
             cls.effort_left -= info.size**2
@@ -257,7 +258,7 @@ class _BoundedInfo(tarfile.TarInfo):
 
 
 def _read(archive: bytes, max_bytes: int) -> Iterator[tuple[tarfile.TarInfo, bytes | None]]:
-    """Go through an archive once; the content is None for a directory."""
+    """Yield the members of an archive once; the content of a directory is None."""
     limit = max_bytes + _HEADER_BYTES * MAX_FILES
 
     class Info(_BoundedInfo):
@@ -267,7 +268,7 @@ def _read(archive: bytes, max_bytes: int) -> Iterator[tuple[tarfile.TarInfo, byt
     try:
         with (
             _BoundedGzip(archive, limit) as unzipped,
-            # As a stream: what a member adds up to is checked before the next one is unpacked.
+            # As a stream: the total size is checked before the next member is unpacked.
             tarfile.open(fileobj=unzipped, mode="r|", tarinfo=Info) as tar,
         ):
             for info in tar:
@@ -276,9 +277,9 @@ def _read(archive: bytes, max_bytes: int) -> Iterator[tuple[tarfile.TarInfo, byt
                 _check_member(info, count, total, max_bytes)
                 file = tar.extractfile(info)
                 yield info, file.read() if file else None
-            while unzipped.read(_PIECE):  # to its checksum, and to what may stand behind it
+            while unzipped.read(_PIECE):  # up to the checksum and anything after it
                 pass
-    except _DAMAGE as error:
+    except _DAMAGE_ERRORS as error:
         raise ConfigError("archive", [f"must be an undamaged tar.gz: {error}"]) from error
 
 

@@ -1,21 +1,21 @@
-"""Pauses between the tries at reaching a server that is away."""
+"""Pauses between attempts to reach a server."""
 
 import random
 
 __all__ = ["Backoff"]
 
-_CHANCE = random.SystemRandom()
-"""Not the generator that a user's training draws from: threads of ours would change its numbers."""
+_JITTER = random.SystemRandom()
+"""Separate from the generator of a user's training, whose numbers must not change."""
 
 
 class Backoff:
-    """How long to wait before the next try: twice as long each time, and never quite the same.
+    """Exponential backoff with random jitter.
 
-    Those whom a server has left alone do not all come back in the same moment.
+    The jitter keeps clients from reconnecting at the same moment after an outage.
 
     Args:
         first_s: The first pause, in seconds.
-        longest_s: No pause is much longer, in seconds.
+        longest_s: Approximate maximum of a pause, in seconds.
     """
 
     def __init__(self, first_s: float, longest_s: float) -> None:
@@ -24,11 +24,11 @@ class Backoff:
         self._next_s = first_s
 
     def pause_s(self) -> float:
-        """Return how long to wait now, in seconds."""
+        """Return the next pause, in seconds."""
         now_s = min(self._next_s, self._longest_s)
         self._next_s = min(2 * self._next_s, self._longest_s)
-        return now_s * _CHANCE.uniform(0.8, 1.2)
+        return now_s * _JITTER.uniform(0.8, 1.2)
 
     def reset(self) -> None:
-        """Begin again: the last try succeeded."""
+        """Start again with the first pause, after a success."""
         self._next_s = self._first_s

@@ -1,4 +1,4 @@
-"""Copying a checkpoint from a server to a directory: checked, and going on where it stopped."""
+"""Download of a checkpoint from a server, verified and resumable."""
 
 import fnmatch
 from collections.abc import Sequence
@@ -19,52 +19,52 @@ __all__ = ["download_checkpoint"]
 def download_checkpoint(
     client: Client, uuid: str, directory: str | Path, globs: Sequence[str] = ()
 ) -> int:
-    """Copy a checkpoint's files; those that are there whole are not copied again.
+    """Download a checkpoint's files; complete files are not downloaded again.
 
     Args:
-        client: Of the server that knows the checkpoint.
-        uuid: Its name.
-        directory: New, empty, or that of an earlier copy of the same checkpoint.
-        globs: Patterns of the files that are wanted; none for all.
+        client: Client of the checkpoint's server.
+        uuid: Uuid of the checkpoint, or its first characters.
+        directory: New, empty, or with an earlier copy of the same checkpoint.
+        globs: Patterns of the files to download; empty for all.
 
     Returns:
-        Bytes that are there now.
+        Bytes of the requested files.
 
     Raises:
-        ConfigError: If nothing fits the patterns.
-        ConflictError: If the directory holds something else, or the checkpoint is gone.
-        NotFoundError: If a file is not what was saved.
+        ConfigError: If no file matches the patterns.
+        ConflictError: If the directory has other content, or the checkpoint was deleted.
+        NotFoundError: If a file differs from the saved one.
     """
     directory = Path(directory)
-    uuid = client.checkpoint(uuid)["uuid"]  # where its first characters are given
+    uuid = client.checkpoint(uuid)["uuid"]  # complete abbreviated uuids
     content = b"".join(client.checkpoint_file(uuid, DESCRIPTION_FILE))
     _check_directory(directory, uuid)
     described = msgspec.json.decode(content, type=StoredCheckpoint)
     if problem := resources_problem(described.resources):
         raise NotFoundError(f"checkpoint {uuid} is damaged: {problem}; take an earlier checkpoint")
-    wanted = [
+    selected = [
         name
         for name in described.resources
-        if not globs or any(fnmatch.fnmatchcase(name, one) for one in globs)
+        if not globs or any(fnmatch.fnmatchcase(name, pattern) for pattern in globs)
     ]
-    if globs and not wanted:
+    if globs and not selected:
         names = ", ".join(sorted(described.resources)[:10])
         problem = f"must fit at least one file, got {', '.join(globs)}; there are: {names}"
         raise ConfigError("zerolab checkpoint download", [f"--glob: {problem}"])
     directory.mkdir(parents=True, exist_ok=True)
     write_atomic(directory / DESCRIPTION_FILE, content, mode=0o644)
-    for name in wanted:
+    for name in selected:
         record = FileRecord(described.resources[name], described.hashes.get(name, ""))
         target = path_inside(directory.resolve().parent, directory.resolve().name, name)
         _copy(client, (uuid, name), target, record)
-    return sum(described.resources[name] for name in wanted)
+    return sum(described.resources[name] for name in selected)
 
 
 def _check_directory(directory: Path, uuid: str) -> None:
     if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
         return
-    known = directory / DESCRIPTION_FILE
-    if known.is_file() and uuid.encode() in known.read_bytes():
+    description = directory / DESCRIPTION_FILE
+    if description.is_file() and uuid.encode() in description.read_bytes():
         return
     raise ConflictError(
         f"{directory}: must be new or empty, or hold an earlier copy of checkpoint {uuid}"
@@ -77,7 +77,7 @@ def _copy(client: Client, source: tuple[str, str], target: Path, record: FileRec
     if _fits(target, record):
         return
     part = target.with_name(f"{target.name}.part")
-    for _ in range(2):  # what an earlier copy left may be of another content
+    for _ in range(2):  # an earlier copy may have other content
         with part.open("ab") as file:
             if file.tell() > record.size:
                 file.truncate(0)

@@ -1,7 +1,7 @@
-"""One method for each route of the server, and its errors as our own exceptions.
+"""Client methods for the routes of the server, which raise Zerolab's errors.
 
-The bodies are those of the REST reference: what a method returns is the JSON resource, as a
-dictionary. Metric values that are not finite arrive as the strings ``NaN``, ``Infinity`` and
+Requests and responses are those of the REST reference. A method returns the JSON resource as a
+dictionary. Metric values that are not finite are the strings ``NaN``, ``Infinity`` and
 ``-Infinity``.
 """
 
@@ -35,13 +35,14 @@ __all__ = ["Client", "Event", "Json"]
 
 
 class Client(Transport):
-    """The routes of one server, over a connection that threads may share.
+    """Client of one server, over a connection that threads may share.
 
-    ``Client()`` talks to the server of this installation, or to the one that the environment names.
+    ``Client()`` connects to the server of this installation, or to the one that the environment
+    names.
 
-    Every method raises :class:`UnreachableError` when nothing answers,
-    :class:`ForbiddenError` when the token is not accepted, and the error of
-    :mod:`zerolab.errors` that the server names for everything else.
+    Every method raises :class:`UnreachableError` if the server does not respond,
+    :class:`ForbiddenError` if the token is not accepted, and otherwise the error of
+    :mod:`zerolab.errors` that the response names.
     """
 
     # -- the server itself -------------------------------------------------------------------
@@ -52,25 +53,25 @@ class Client(Transport):
 
     def agents(self) -> list[Json]:
         """List the agents and their slots."""
-        return self._whole("/agents", "agents")
+        return self._unpaged_list("/agents", "agents")
 
-    def agent_action(self, agent_id: int, action: str, **wish: Any) -> Json:
+    def agent_action(self, agent_id: int, action: str, **options: Any) -> Json:
         """Disable or enable an agent, or some of its ``slots``; ``drain`` lets runs finish."""
-        given = {key: value for key, value in wish.items() if value is not None}
-        return resource(self.post(f"/agents/{agent_id}/{action}", given), "agent")
+        body = {key: value for key, value in options.items() if value is not None}
+        return resource(self.post(f"/agents/{agent_id}/{action}", body), "agent")
 
     def delete_agent(self, agent_id: int) -> None:
-        """Forget an agent that is gone."""
+        """Remove an agent that has left."""
         self._send("DELETE", f"/agents/{agent_id}")
 
     def jobs(self, pool: str | None = None) -> list[Json]:
-        """List what waits for slots and what holds them, the first to run first."""
-        return self._whole("/jobs", "jobs", pool=pool)
+        """List the jobs that wait for slots or use them, in the order of the queue."""
+        return self._unpaged_list("/jobs", "jobs", pool=pool)
 
-    def move_job(self, experiment_id: int, **where: int | None) -> Json:
+    def move_job(self, experiment_id: int, **target: int | None) -> Json:
         """Put a job ``ahead_of`` another one, or ``behind`` it."""
-        given = {key: value for key, value in where.items() if value is not None}
-        return resource(self.post(f"/jobs/{experiment_id}/move", given), "job")
+        body = {key: value for key, value in target.items() if value is not None}
+        return resource(self.post(f"/jobs/{experiment_id}/move", body), "job")
 
     def patch_job(self, experiment_id: int, **changes: Any) -> Json:
         """Change a job's ``priority``, ``weight`` or ``max_slots``."""
@@ -78,30 +79,30 @@ class Client(Transport):
 
     def pools(self) -> list[Json]:
         """List the resource pools."""
-        return self._whole("/pools", "pools")
+        return self._unpaged_list("/pools", "pools")
 
     def put_pool(self, name: str, policy: str) -> Json:
-        """Say in which order the jobs of a pool start."""
+        """Set the scheduling policy of a pool."""
         return resource(
             self._send("PUT", _path("pools", name), json={"policy": policy}).json(), "pool"
         )
 
     def quotas(self) -> list[Json]:
-        """List the quotas, and what is held of each."""
-        return self._whole("/quotas", "quotas")
+        """List the quotas with the slots in use."""
+        return self._unpaged_list("/quotas", "quotas")
 
     def put_quota(self, kind: str, name: str, max_slots: int) -> Json:
-        """Limit the slots that the jobs of a pool, or with a label, hold together."""
-        answer = self._send("PUT", _path("quotas", kind, name), json={"max_slots": max_slots})
-        return resource(answer.json(), "quota")
+        """Limit the total slots of the jobs of a pool, or with a label."""
+        response = self._send("PUT", _path("quotas", kind, name), json={"max_slots": max_slots})
+        return resource(response.json(), "quota")
 
     def delete_quota(self, kind: str, name: str) -> None:
-        """Take a limit away."""
+        """Remove a quota."""
         self._send("DELETE", _path("quotas", kind, name))
 
     def models(self) -> list[Json]:
         """List the models of the registry, with their versions."""
-        return self._whole("/models", "models")
+        return self._unpaged_list("/models", "models")
 
     def model(self, name: str) -> Json:
         """Read one model of the registry."""
@@ -117,15 +118,15 @@ class Client(Transport):
         return resource(self.post(_path("models", name, "versions"), body), "model")
 
     def remove_version(self, name: str, version: int) -> None:
-        """Take a version out of the registry."""
+        """Remove a version from the registry."""
         self._send("DELETE", _path("models", name, "versions", str(version)))
 
     def remove_model(self, name: str) -> None:
-        """Take a model out of the registry."""
+        """Remove a model from the registry."""
         self._send("DELETE", _path("models", name))
 
     def login_link(self) -> str:
-        """Make a link that opens the web page once, without a password."""
+        """Create a link that opens the web page once, without a password."""
         link = str(self.post("/login-links")["url"])
         return link if "://" in link else f"{self.url}{link}"
 
@@ -134,13 +135,13 @@ class Client(Transport):
         self._send("POST", "/logout")
 
     def renew_token(self) -> str:
-        """Have the server make a new token, which is the only one from then on; return it."""
+        """Replace the token of the server, and return the new one."""
         return str(self.post("/token")["token"])
 
     def agent_token(self, *, renew: bool = False) -> str:
-        """Return the join token of agents; with ``renew``, a new one that replaces it."""
-        answer = self.post("/agent-token") if renew else self.get("/agent-token")
-        return str(answer["token"])
+        """Return the join token of agents; with ``renew``, replace it first."""
+        response = self.post("/agent-token") if renew else self.get("/agent-token")
+        return str(response["token"])
 
     # -- experiments -------------------------------------------------------------------------
 
@@ -155,23 +156,23 @@ class Client(Transport):
         """Submit an experiment.
 
         Args:
-            config: What the experiment file holds, as it is written there. Tuples, paths, numbers
-                and arrays of numpy, and OmegaConf nodes are converted.
-            archive: The model directory: its path, the path of an archive, or what
-                :func:`zerolab.client.archive.pack` returned.
-            activate: Start it; else it waits, paused.
-            test: One batch, one validation and one checkpoint only.
+            config: Content of the experiment file. Tuples, paths, numbers and arrays of numpy, and
+            OmegaConf nodes are converted.
+            archive: The model directory: its path, the path of an archive, or the result of
+            :func:`zerolab.client.archive.pack`.
+            activate: Start it; otherwise it is paused.
+            test: Run one batch, one validation and one checkpoint only.
 
         Raises:
-            ConfigError: If something in ``config`` or in its engine config does not hold; all
-                problems at once. Or if it is no text in UTF-8.
+            ConfigError: If ``config`` or its engine configuration is invalid, with all problems; or
+                if a text is not valid UTF-8.
         """
         content = archive if isinstance(archive, bytes) else _read_archive(Path(archive))
         try:
             text = msgspec.json.encode(config, enc_hook=_plain).decode()
         except UnicodeEncodeError:
             from zerolab.schema.json_values import (
-                json_value_problems,  # takes long, and is rarely asked
+                json_value_problems,  # slow import, rarely needed
             )
 
             raise ConfigError("experiment", json_value_problems(config)) from None
@@ -184,33 +185,33 @@ class Client(Transport):
         )
         return resource(response.json(), "experiment")
 
-    def preview(self, config: Mapping[str, Any], **known: float | None) -> Json:
-        """Say what a search would come to.
+    def preview(self, config: Mapping[str, Any], **times: float | None) -> Json:
+        """Estimate a search's trials and cost (dry run).
 
         Args:
-            config: What the experiment file holds.
-            known: ``seconds_per_batch``, ``seconds_per_epoch`` or ``like``, where they are known.
+            config: Content of the experiment file.
+            times: ``seconds_per_batch``, ``seconds_per_epoch`` or ``like``, if known.
 
         Returns:
-            Trials by length, and their cost; see ``SearchPreview`` in the REST API.
+            Trials by length, and their cost, as ``SearchPreview`` of the REST API.
         """
-        body = {"config": _plain(dict(config)), **known}
+        body = {"config": _plain(dict(config)), **times}
         return resource(self.post("/experiments/preview", body), "preview")
 
     def search_events(self, experiment_id: int, after: int, wait_s: float) -> Json:
-        """Return what a searcher outside of the server must know, waiting for it."""
+        """Wait for events of an external searcher, and return them."""
         params = {"after": after, "wait_s": wait_s}
         path = f"/experiments/{experiment_id}/searcher/events"
-        found: Json = self._get(path, params, extra_s=wait_s).json()
-        return found
+        response: Json = self._get(path, params, extra_s=wait_s).json()
+        return response
 
     def search_operations(self, experiment_id: int, body: Mapping[str, Any]) -> Json:
-        """Send what a searcher outside of the server wants; saying it again changes nothing."""
+        """Send operations of an external searcher; repeated calls have no further effect."""
         path = f"/experiments/{experiment_id}/searcher/operations"
         return self.post(path, body, repeatable=True)
 
     def searcher(self, experiment_id: int) -> Json:
-        """Return where the trials of a search stand."""
+        """Return the state of a search and its trials."""
         return resource(self.get(f"/experiments/{experiment_id}/searcher"), "searcher")
 
     def experiments(self, **filters: str | int | bool | None) -> list[Json]:
@@ -236,10 +237,9 @@ class Client(Transport):
         """Pause, activate, cancel, kill, continue, archive, unarchive or fork an experiment.
 
         Args:
-            experiment_id: Which.
-            action: What to do.
-            body: For ``continue`` and ``fork``: ``config``, laid over the one that was submitted,
-                and ``activate``.
+            experiment_id: Id of the experiment.
+            action: Name of the action.
+            body: For ``continue`` and ``fork``: ``config`` overrides and ``activate``.
 
         Returns:
             The experiment; the new one for ``fork``.
@@ -247,8 +247,8 @@ class Client(Transport):
         Raises:
             ConflictError: If its state does not allow it; the message says what to do.
         """
-        answer = self.post(f"/experiments/{experiment_id}/{action}", body)
-        return resource(answer, "experiment")
+        response = self.post(f"/experiments/{experiment_id}/{action}", body)
+        return resource(response, "experiment")
 
     def trials(self, experiment_id: int, **filters: str | int | bool | None) -> list[Json]:
         """List an experiment's trials; ``state``, ``sort``, ``archived`` narrow the list."""
@@ -264,8 +264,8 @@ class Client(Transport):
         """Pause, activate, cancel, kill, continue, archive, unarchive or fork one trial.
 
         Args:
-            trial_id: Which.
-            action: What to do.
+            trial_id: Id of the trial.
+            action: Name of the action.
             body: For ``fork``, as for an experiment.
 
         Returns:
@@ -274,15 +274,15 @@ class Client(Transport):
         Raises:
             ConflictError: If its state does not allow it; the message says what to do.
         """
-        answer = self.post(f"/trials/{trial_id}/{action}", body)
-        return resource(answer, "experiment" if action == "fork" else "trial")
+        response = self.post(f"/trials/{trial_id}/{action}", body)
+        return resource(response, "experiment" if action == "fork" else "trial")
 
     def delete_trial(self, trial_id: int) -> None:
-        """Delete a trial of an experiment that has ended, with all that belongs to it."""
+        """Delete a trial of an experiment that has ended, with all its data."""
         self._send("DELETE", f"/trials/{trial_id}")
 
     def kill_trial(self, trial_id: int) -> Json:
-        """Stop one trial now."""
+        """Stop a trial immediately."""
         return self.trial_action(trial_id, "kill")
 
     def metric_names(self, trial_id: int) -> list[Json]:
@@ -300,7 +300,7 @@ class Client(Transport):
     ) -> list[Json]:
         """Return a trial's curves from step ``first`` on: ``group``, ``name``, ``points``.
 
-        A point is ``[step, value]``; the mean of several where there are more than ``max_points``.
+        A point is ``[step, value]``, or the mean of several if there are more than ``max_points``.
         """
         params = {
             "group": group,
@@ -312,7 +312,7 @@ class Client(Transport):
         return curves
 
     def export_metrics(self, experiment_id: int, **params: str | int | None) -> Iterator[bytes]:
-        """Stream every point of an experiment, in pieces of the file."""
+        """Stream a file with all points of an experiment."""
         path = f"{PREFIX}/experiments/{experiment_id}/metrics/export"
         yield from self._download(path, params)
 
@@ -321,7 +321,7 @@ class Client(Transport):
         return self._list(f"/experiments/{experiment_id}/checkpoints", "checkpoints")
 
     def checkpoint_totals(self, experiment_id: int) -> tuple[int, int]:
-        """Return how many checkpoints of an experiment are there, and their bytes."""
+        """Return the number of an experiment's checkpoints, and their bytes."""
         page = self.get(f"/experiments/{experiment_id}/checkpoints", limit=1)
         return int(page["count"]), int(page["size_bytes"])
 
@@ -331,11 +331,11 @@ class Client(Transport):
 
     def best_checkpoint(self, experiment_id: int) -> Json:
         """Return the best ``checkpoint`` of an experiment, its ``validation``, and a ``note``."""
-        found = self.get(f"/experiments/{experiment_id}/best-checkpoint")
-        return resource(found, "best_checkpoint")
+        response = self.get(f"/experiments/{experiment_id}/best-checkpoint")
+        return resource(response, "best_checkpoint")
 
     def trial_best_checkpoint(self, trial_id: int) -> Json:
-        """Return the same of one trial."""
+        """Return the best ``checkpoint`` of a trial, its ``validation``, and a ``note``."""
         return resource(self.get(f"/trials/{trial_id}/best-checkpoint"), "best_checkpoint")
 
     def checkpoint(self, uuid: str) -> Json:
@@ -343,26 +343,26 @@ class Client(Transport):
         return resource(self.get(_path("checkpoints", uuid)), "checkpoint")
 
     def checkpoint_file(self, uuid: str, name: str, first: int = 0) -> Iterator[bytes]:
-        """Stream a file of a checkpoint from byte ``first`` on, from whatever storage."""
+        """Stream a file of a checkpoint from byte ``first`` on."""
         path = f"{PREFIX}/checkpoints/{uuid}/file"
         yield from self._download(path, {"name": name, "first": first})
 
     def remove_checkpoints(
         self, uuids: Sequence[str], globs: Sequence[str] = (), *, dry_run: bool = False
     ) -> Json:
-        """Remove checkpoints, or files of them; return what went, or would go."""
+        """Remove checkpoints, or some of their files; return the removed ones."""
         body = {"uuids": list(uuids), "globs": list(globs), "dry_run": dry_run}
         return self.post("/checkpoints/remove", body)
 
     def collect_checkpoints(
         self, experiment_id: int, policy: Mapping[str, int], *, dry_run: bool = False
     ) -> Json:
-        """Set how many checkpoints an experiment keeps; return what went, or would go."""
+        """Set an experiment's retention of checkpoints; return the removed ones."""
         return self.post(f"/experiments/{experiment_id}/gc", {**policy, "dry_run": dry_run})
 
     def runs(self, trial_id: int) -> list[Json]:
         """List the runs of a trial, the oldest first."""
-        return self._whole(f"/trials/{trial_id}/runs", "runs")
+        return self._unpaged_list(f"/trials/{trial_id}/runs", "runs")
 
     def trial_logs(self, trial_id: int, **filters: str | int | None) -> Json:
         """Return a page of a trial's log lines: ``logs`` and ``next_after``."""
@@ -375,7 +375,7 @@ class Client(Transport):
     def events(
         self, experiment_id: int | None = None, *, after: str | None = None
     ) -> Iterator[Event]:
-        """Follow what happens, until the connection ends; call again with the last id."""
+        """Stream events until the connection ends; call again with the last id."""
         path = "/events" if experiment_id is None else f"/experiments/{experiment_id}/events"
         headers = {"Accept": "text/event-stream"}
         if after is not None:
@@ -384,10 +384,10 @@ class Client(Transport):
             yield from parse_events(response.iter_lines())
 
     def import_metrics(self, content: bytes) -> Json:
-        """Bring the metrics file of a run without a server into this one.
+        """Import the metrics file of a run without a server.
 
         Returns:
-            The experiment that now holds them.
+            The experiment with these metrics.
         """
         headers = {"Content-Type": "application/x-ndjson"}
         response = self._send("POST", "/import", content=content, headers=headers)
@@ -402,49 +402,49 @@ class Client(Transport):
 
         Args:
             registration: Name and slots of the agent.
-            use_join_token: In place of the owner's token, send the join token from then on.
+            use_join_token: Send the join token instead of the owner's token in later requests.
         """
-        answer = self._send_typed("/agents", registration).json()
-        if use_join_token and answer.get("token"):
-            self.use_token(str(answer["token"]))
-        return int(answer["agent_id"])
+        response = self._send_typed("/agents", registration).json()
+        if use_join_token and response.get("token"):
+            self.use_token(str(response["token"]))
+        return int(response["agent_id"])
 
     def work(
         self, agent_id: int, version: int, wait_s: float = 30.0, identity: str | None = None
     ) -> AgentWork:
-        """Wait until what an agent must run differs from ``version``; also the heartbeat."""
+        """Wait until an agent's work differs from ``version``; also the heartbeat."""
         params = {"version": version, "wait_s": wait_s, "identity": identity}
         response = self._get(f"/agents/{agent_id}/work", params, extra_s=wait_s)
         return msgspec.json.decode(response.content, type=AgentWork)
 
     def leave(self, agent_id: int, *, done: bool) -> None:
-        """Tell the server that an agent stops: nothing new there; with ``done``, it is gone."""
+        """Report that an agent accepts no new run; with ``done``, that it has left."""
         self._send_typed(f"/agents/{agent_id}/leave", AgentLeave(done))
 
     def download_archive(self, path: str) -> bytes:
-        """Fetch the archive whose path on the server a work item names."""
+        """Download a work item's archive by its path on the server."""
         return b"".join(self._download(path, {}))
 
     def run_started(self, run_id: int) -> None:
-        """Tell the server that the processes of a run are there."""
+        """Report that the processes of a run have started."""
         self.post(f"/runs/{run_id}/started", repeatable=True)
 
     def run_exited(self, run_id: int, end: RunExit) -> None:
-        """Tell the server that the processes of a run are gone."""
+        """Report that the processes of a run have ended."""
         self._send_typed(f"/runs/{run_id}/exited", end)
 
-    def run_meeting(self, run_id: int, place: RendezvousAddress) -> None:
-        """Tell the server where the ranks of a run on several agents meet."""
-        self._send_typed(f"/runs/{run_id}/meeting", place)
+    def run_meeting(self, run_id: int, address: RendezvousAddress) -> None:
+        """Report the rendezvous address of a run on several agents."""
+        self._send_typed(f"/runs/{run_id}/meeting", address)
 
     def run_activity(self, run_id: int, text: str) -> None:
-        """Tell the server what a run does before its ranks are there."""
+        """Report the activity of a run before its ranks start."""
         self._send_typed(f"/runs/{run_id}/activity", RunActivity(text))
 
     def ship_logs(self, run_id: int, first: int, entries: Sequence[LogEntry], node: int = 0) -> int:
-        """Send log lines numbered from ``first``; return the number of the next one wanted."""
-        answer = self._send_typed(f"/runs/{run_id}/logs", LogBatch(first, list(entries), node))
-        return msgspec.json.decode(answer.content, type=BatchReceipt).stored
+        """Send log lines numbered from ``first``; return the number of the next one."""
+        response = self._send_typed(f"/runs/{run_id}/logs", LogBatch(first, list(entries), node))
+        return msgspec.json.decode(response.content, type=BatchReceipt).stored
 
     # -- runs --------------------------------------------------------------------------------
 
@@ -459,11 +459,11 @@ class Client(Transport):
         """
         headers = {"Content-Type": MSGPACK}
         path = f"/runs/{run_id}/reports"
-        answer = self._send("POST", path, content=body, headers=headers, repeatable=True)
-        return msgspec.json.decode(answer.content, type=BatchReceipt).stored
+        response = self._send("POST", path, content=body, headers=headers, repeatable=True)
+        return msgspec.json.decode(response.content, type=BatchReceipt).stored
 
     def directive(self, run_id: int, version: int | None = None, wait_s: float = 30.0) -> Directive:
-        """Wait until what the server wants of a run differs from ``version``.
+        """Wait until the directive of a run differs from ``version``.
 
         Raises:
             StaleRunError: If another run has taken over, or this one has ended.
@@ -473,35 +473,35 @@ class Client(Transport):
         return msgspec.json.decode(response.content, type=Directive)
 
     def extend(self, run_id: int, until: int) -> Extension:
-        """Ask whether a run that has come to its bound ``until`` may go on at once.
+        """Return whether a run that reached its bound ``until`` may continue immediately.
 
         Raises:
             StaleRunError: If another run has taken over, or this one has ended.
         """
-        answer = self._send_typed(f"/runs/{run_id}/extend", BoundReached(until))
-        return msgspec.json.decode(answer.content, type=Extension)
+        response = self._send_typed(f"/runs/{run_id}/extend", BoundReached(until))
+        return msgspec.json.decode(response.content, type=Extension)
 
 
-def _path(*words: str) -> str:
-    """Put words of a user into a path.
+def _path(*segments: str) -> str:
+    """Join path segments, escaped for a URL.
 
     Raises:
-        ConfigError: If one cannot stand there.
+        ConfigError: If a segment is not possible in a path.
     """
-    for word in words:
-        if word in {"", ".", ".."} or "/" in word:
-            problem = f"must be neither empty nor a path, got {word!r}"
+    for segment in segments:
+        if segment in {"", ".", ".."} or "/" in segment:
+            problem = f"must be neither empty nor a path, got {segment!r}"
             raise ConfigError("name", [problem])
-    return "".join(f"/{quote(word, safe='')}" for word in words)
+    return "".join(f"/{quote(segment, safe='')}" for segment in segments)
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value that JSON does not have.
+    """Convert a value to plain JSON types.
 
     Raises:
         ConfigError: If it cannot be converted.
     """
-    from zerolab.schema.json_values import to_json_values  # takes long, and is rarely needed
+    from zerolab.schema.json_values import to_json_values  # slow import, rarely needed
 
     plain = to_json_values(value)
     if plain is value:
@@ -513,6 +513,6 @@ def _plain(value: Any) -> Any:
 def _read_archive(path: Path) -> bytes:
     if path.is_file():
         return path.read_bytes()
-    from zerolab.client.archive import pack  # takes long, and is rarely needed
+    from zerolab.client.archive import pack  # slow import, rarely needed
 
     return pack(path)

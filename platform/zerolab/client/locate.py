@@ -1,4 +1,4 @@
-"""Which server a client talks to when the caller names none."""
+"""Default server of a client."""
 
 import os
 from pathlib import Path
@@ -17,7 +17,7 @@ def find_server() -> tuple[str, str]:
     then the server of the data directory (``ZEROLAB_HOME``, or ``~/.zerolab``).
 
     Raises:
-        ConfigError: If there is none.
+        ConfigError: If no server is found.
     """
     home = Home.default()
     if named_master() is None and ENV_RUN_SPEC in os.environ:

@@ -1,4 +1,4 @@
-"""Which addresses are this machine's own, and lead nowhere from another one."""
+"""Recognition of loopback addresses."""
 
 import ipaddress
 
@@ -6,10 +6,10 @@ __all__ = ["is_loopback"]
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or an address is one of a machine's own loopback.
+    """Return whether a name or an address is a loopback address.
 
     Args:
-        host: As ``urlsplit(...).hostname`` has it: without brackets.
+        host: As in ``urlsplit(...).hostname``: without brackets.
     """
     try:
         return ipaddress.ip_address(host).is_loopback

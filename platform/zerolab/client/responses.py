@@ -1,4 +1,4 @@
-"""What a server's answer means: resources, events, and errors as our own exceptions."""
+"""Parsers of a server's responses: resources, events and errors."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -27,17 +27,17 @@ class Event(NamedTuple):
     """One message of a server's event stream."""
 
     id: str
-    """Cursor: pass it as ``after`` to go on behind this event."""
+    """Cursor: pass it as ``after`` to continue after this event."""
     name: str
     data: Json
 
 
-def resource(answer: Json, key: str) -> Json:
-    """Unwrap ``{"experiment": {...}}``, with its ``warnings``; a bare resource stays as it is."""
-    inner = answer.get(key)
+def resource(response: Json, key: str) -> Json:
+    """Unwrap ``{"experiment": {...}}``, with its ``warnings``."""
+    inner = response.get(key)
     if not isinstance(inner, dict):
-        return answer
-    return inner | {"warnings": answer["warnings"]} if answer.get("warnings") else inner
+        return response
+    return inner | {"warnings": response["warnings"]} if response.get("warnings") else inner
 
 
 def parse_events(lines: Iterator[str]) -> Iterator[Event]:
@@ -59,7 +59,7 @@ def parse_events(lines: Iterator[str]) -> Iterator[Event]:
 
 
 def error_of(response: httpx.Response, url: str) -> ZerolabError:
-    """Turn an answer of 400 and above into the exception that it stands for."""
+    """Convert a response with status 400 or above to an exception."""
     status = response.status_code
     try:
         body = response.json()["error"]
@@ -67,10 +67,10 @@ def error_of(response: httpx.Response, url: str) -> ZerolabError:
         problems = [str(problem) for problem in body.get("problems") or ()]
     except (ValueError, KeyError, TypeError, AttributeError):
         kind, problems = "", []
-        text = " ".join(response.text.split())[:500]  # one line of the page of another server
+        text = " ".join(response.text.split())[:500]  # perhaps the page of another server
         message = f"{response.request.method} {response.request.url.path}: {text}"
     error: ZerolabError
-    if kind == "stale_run":  # also 401, of a token that has expired
+    if kind == "stale_run":  # also with status 401, for an expired token
         error = StaleRunError(message)
     elif status in {401, 403}:
         error = ForbiddenError(
@@ -89,5 +89,5 @@ def error_of(response: httpx.Response, url: str) -> ZerolabError:
     elif kind:
         error = ZerolabError(f"{url}: the server failed ({status}): {message}; see its log")
     else:
-        error = UnreachableError(f"{url}: what answers is no Zerolab server ({status}): {message}")
+        error = UnreachableError(f"{url}: not a Zerolab server ({status}): {message}")
     return error

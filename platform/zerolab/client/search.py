@@ -1,10 +1,10 @@
-"""Runs a searcher of the user's own: asks for events, and sends the operations that follow.
+"""Runner of a user's external searcher: it polls for events and sends operations.
 
-``python -m zerolab.client.search EXPERIMENT_ID module:Class`` does so for a class of the working
-directory; the server starts it for ``searcher.entrypoint``. The class is made with the searcher's
-block of the experiment file, the hyperparameters and the seed, and has the methods of
-:class:`zerolab.searcher.Searcher`. When the process ends and is started again, the class is told
-all events anew: it must decide the same from the same events.
+``python -m zerolab.client.search EXPERIMENT_ID module:Class`` runs a class of the working
+directory; the server starts it for ``searcher.entrypoint``. The class gets the searcher's block of
+the experiment file, the hyperparameters and the seed, and has the methods of
+:class:`zerolab.searcher.Searcher`. When the process restarts, the class receives all events again:
+it must make the same decisions from the same events.
 """
 
 import importlib
@@ -34,7 +34,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 MakeSearcher = Callable[[Mapping[str, Any], Mapping[str, Any], int], Searcher]
-"""From the searcher's block, the hyperparameters and the seed."""
+"""Factory of a searcher from its block, the hyperparameters and the seed."""
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 10.0
@@ -50,18 +50,18 @@ def serve(
 ) -> None:
     """Run a searcher until its experiment has ended.
 
-    Once the server has answered, one that is away is waited for: it may be started again.
+    After the first response it waits for a server that is not reachable, which may be restarting.
 
     Args:
-        client: Of the server.
-        experiment_id: Whose ``searcher.name`` is ``custom``.
-        make: Makes the searcher.
-        wait_s: Longest wait of one question for events, in seconds.
-        config: Of the experiment; read from the server when None.
+        client: Client of the server.
+        experiment_id: Experiment with ``searcher.name: custom``.
+        make: Factory of the searcher.
+        wait_s: Maximum wait of a request for events, in seconds.
+        config: The experiment's configuration; read from the server if None.
 
     Raises:
-        ConflictError: If the experiment's searcher is another one, or somebody else serves it.
-        UnreachableError: If no server answers at the first question.
+        ConflictError: If the experiment has another searcher, or another process serves it.
+        UnreachableError: If no server responds to the first request.
     """
     if config is None:
         config = client.experiment(experiment_id)["config"]
@@ -69,36 +69,38 @@ def serve(
     searcher = make(config["searcher"], config["hyperparameters"], seed)
     waiting = searcher.initial_operations()
     seen, handled = 0, -1
-    found = client.search_events(experiment_id, after=0, wait_s=0)
-    handled = found["handled"]
+    update = client.search_events(experiment_id, after=0, wait_s=0)
+    handled = update["handled"]
     if handled < 0:
         body = _body(handled, 0, waiting, searcher)
-        handled = _answered(_send, client, experiment_id, body)
-    while not found["over"]:
+        handled = _retry_until_response(_send, client, experiment_id, body)
+    while not update["over"]:
         waiting = []
-        for event in found["events"]:
+        for event in update["events"]:
             seen = event["id"]
-            operations = _tell(searcher, event)
+            operations = _dispatch_event(searcher, event)
             if seen > handled:
                 waiting += operations
         if seen > handled:
             body = _body(handled, seen, waiting, searcher)
-            handled = _answered(_send, client, experiment_id, body)
-        found = _answered(client.search_events, experiment_id, after=seen, wait_s=wait_s)
+            handled = _retry_until_response(_send, client, experiment_id, body)
+        update = _retry_until_response(
+            client.search_events, experiment_id, after=seen, wait_s=wait_s
+        )
 
 
-def _answered(ask: Callable[P, T], *what: P.args, **how: P.kwargs) -> T:
-    """Ask until a server answers; to ask again changes nothing."""
+def _retry_until_response(request: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Repeat an idempotent request until the server responds."""
     backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
     while True:
         try:
-            return ask(*what, **how)
+            return request(*args, **kwargs)
         except UnreachableError as error:
             logger.warning("%s; asking goes on", error)
         time.sleep(backoff.pause_s())
 
 
-def _tell(searcher: Searcher, event: Mapping[str, Any]) -> list[Operation]:
+def _dispatch_event(searcher: Searcher, event: Mapping[str, Any]) -> list[Operation]:
     kind, trial_id = event["kind"], event["trial_id"]
     if kind == "created":
         return searcher.trial_created(trial_id)
@@ -123,13 +125,13 @@ def _body(
 
 
 def _send(client: Client, experiment_id: int, body: Mapping[str, Any]) -> int:
-    found = int(client.search_operations(experiment_id, body)["handled"])
-    if found < body["handled"]:  # the experiment is ending: nothing is wanted any more
+    handled = int(client.search_operations(experiment_id, body)["handled"])
+    if handled < body["handled"]:  # the experiment is ending and accepts no operations
         return int(body["handled"])
-    if found > body["handled"]:
+    if handled > body["handled"]:
         msg = f"experiment {experiment_id}: another process serves its searcher; this one stops"
         raise ConflictError(msg)
-    return found
+    return handled
 
 
 def _plain(operation: Operation) -> dict[str, Any]:
@@ -159,7 +161,7 @@ def main() -> int:
     """Run a class of the working directory as an experiment's searcher.
 
     Returns:
-        The exit code: 64 when the class cannot be loaded or fails.
+        The exit code: 64 if the class cannot be loaded or fails.
     """
     experiment_id, entrypoint, *started_by_server = sys.argv[1:]
     config = None
@@ -176,17 +178,17 @@ def main() -> int:
             make = getattr(importlib.import_module(module), name)
             serve(client, int(experiment_id), make, config=config)
         except (OSError, ConnectionError):
-            raise  # the server: it is tried again
+            raise  # a server error: retried
         except Exception as error:
-            if isinstance(error, ConflictError) or _is_ours(error):
+            if isinstance(error, ConflictError) or _is_client_error(error):
                 raise
             traceback.print_exc()
             return EXIT_USER_ERROR
     return 0
 
 
-def _is_ours(error: BaseException) -> bool:
-    """Whether the conversation with the server failed, and not the user's class."""
+def _is_client_error(error: BaseException) -> bool:
+    """Return whether a request to the server failed, not the user's class."""
     from zerolab.errors import ZerolabError
 
     return isinstance(error, ZerolabError)

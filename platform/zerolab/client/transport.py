@@ -1,4 +1,4 @@
-"""How a request goes to the server and its answer comes back: token, timeouts, pages, errors."""
+"""HTTP transport of the client: token, timeouts, pages, errors."""
 
 import ssl
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -19,11 +19,11 @@ __all__ = ["PREFIX", "Transport", "present"]
 PREFIX = "/api/v1"
 _CONNECT_TIMEOUT_S = 10.0
 _PAGE = 1000
-"""Rows that are asked for at a time: as many as the server gives."""
+"""Rows of a request: the server's maximum."""
 
 
 class _Bearer(httpx.Auth):
-    """Sends a token; looks for a newer one, once a request, when the server refuses it."""
+    """HTTP authentication with a token, which is read again once if the server rejects it."""
 
     def __init__(self, token: str, newer: Callable[[], str] | None) -> None:
         self.token = token
@@ -34,8 +34,8 @@ class _Bearer(httpx.Auth):
         sent = self.token
         if sent:
             request.headers["Authorization"] = f"Bearer {sent}"
-        answer = yield request
-        if answer.status_code != 401 or self._newer is None:
+        response = yield request
+        if response.status_code != 401 or self._newer is None:
             return
         self.token = self._newer() or sent
         if self.token != sent:
@@ -46,18 +46,18 @@ class _Bearer(httpx.Auth):
 class Transport:
     """A connection to one server; may be shared by threads.
 
-    Every method raises :class:`UnreachableError` when nothing answers,
-    :class:`ForbiddenError` when the token is not accepted, and the error of
-    :mod:`zerolab.errors` that the server names for everything else.
+    Every method raises :class:`UnreachableError` if the server does not respond,
+    :class:`ForbiddenError` if the token is not accepted, and otherwise the error of
+    :mod:`zerolab.errors` that the response names.
 
     Args:
-        url: Address of the server, e.g. ``http://127.0.0.1:8080``. When left out, address and
-            token come from ``ZEROLAB_MASTER`` and ``ZEROLAB_TOKEN``, from the run that the process
-            is part of, or from the server of the data directory.
+        url: Address of the server, e.g. ``http://127.0.0.1:8080``. By default address and token
+            come from ``ZEROLAB_MASTER`` and ``ZEROLAB_TOKEN``, from the run that the process is
+            part of, or from the server of the data directory.
         token: Sent with every request.
-        timeout_s: Longest wait for an answer, in seconds; long polls add their own wait.
-        newer_token: Asked for the token when the server does not accept the one that we have: it
-            may have been renewed.
+        timeout_s: Maximum wait for a response, in seconds; long polls add their own wait.
+        newer_token: Returns the current token if the server rejects the known one, which may have
+            been renewed.
     """
 
     def __init__(
@@ -80,13 +80,13 @@ class Transport:
             problem = f"must look like http://127.0.0.1:8080, got {url!r}"
             raise ConfigError("address of the server", [problem])
         self._bearer = _Bearer(token, newer_token)
-        # Reading the system's certificates takes 20 ms, for nothing where there is no TLS.
+        # Reading the system's certificates takes 20 ms and is only needed for TLS.
         plain = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._http = httpx.Client(
             base_url=self.url,
             auth=self._bearer,
             timeout=httpx.Timeout(timeout_s, connect=_CONNECT_TIMEOUT_S),
-            # SSL_CERT_FILE counts for a loopback address too; a proxy does not.
+            # SSL_CERT_FILE applies to a loopback address too; a proxy does not.
             verify=plain if parsed.scheme == "http" else httpx.create_ssl_context(),
             trust_env=not is_loopback(parsed.host),
         )
@@ -103,7 +103,7 @@ class Transport:
         self.close()
 
     def use_token(self, token: str) -> None:
-        """Send another token from now on."""
+        """Send another token in later requests."""
         self._bearer.token = token
 
     def close(self) -> None:
@@ -114,8 +114,8 @@ class Transport:
 
     def get(self, path: str, **params: Any) -> Json:
         """GET JSON from a path under the API's prefix; parameters that are None are left out."""
-        answer: Json = self._get(path, params).json()
-        return answer
+        response: Json = self._get(path, params).json()
+        return response
 
     def post(
         self, path: str, body: Mapping[str, Any] | None = None, *, repeatable: bool = False
@@ -123,9 +123,9 @@ class Transport:
         """POST JSON to a path under the API's prefix.
 
         Args:
-            path: Behind the prefix, e.g. ``/experiments/3/pause``.
-            body: JSON object; empty when None.
-            repeatable: Doing it twice does no harm, so that a lost connection is tried again.
+            path: Path after the prefix, e.g. ``/experiments/3/pause``.
+            body: JSON object; empty if None.
+            repeatable: The request is idempotent: retry it after a lost connection.
         """
         response = self._send("POST", path, json=body or {}, repeatable=repeatable)
         answer: Json = response.json() if response.content else {}
@@ -135,27 +135,27 @@ class Transport:
         return self._send("GET", path, params=params, extra_s=extra_s, repeatable=True)
 
     def _send_typed(self, path: str, body: msgspec.Struct) -> httpx.Response:
-        """POST a body that may be sent twice without harm."""
+        """POST a body in an idempotent request."""
         content, headers = msgspec.json.encode(body), {"Content-Type": JSON}
         return self._send("POST", path, content=content, headers=headers, repeatable=True)
 
-    def _whole(self, path: str, key: str, **params: Any) -> list[Json]:
-        """Read a list that has no pages."""
-        found: list[Json] = self.get(path, **params)[key]
-        return found
+    def _unpaged_list(self, path: str, key: str, **params: Any) -> list[Json]:
+        """Read a list without pages."""
+        items: list[Json] = self.get(path, **params)[key]
+        return items
 
     def _list(self, path: str, key: str, params: Mapping[str, Any] | None = None) -> list[Json]:
-        """Read every page of a list, or one page when the caller sets ``limit``."""
+        """Read all pages of a list, or one page if the caller sets ``limit``."""
         params = present(params or {})
         one_page = "limit" in params
         params.setdefault("limit", _PAGE)
-        found: list[Json] = []
+        items: list[Json] = []
         while True:
             page = self.get(path, **params)
-            found += page[key]
+            items += page[key]
             params["after"] = page.get("next_after")
             if params["after"] is None or one_page:
-                return found
+                return items
 
     def _download(self, path: str, params: Mapping[str, Any]) -> Iterator[bytes]:
         with self._stream(path, params=present(params)) as response:
@@ -165,7 +165,7 @@ class Transport:
     def _stream(
         self, path: str, *, endless: bool = False, **request: Any
     ) -> Iterator[httpx.Response]:
-        """Read an answer as it comes; of an endless one, nothing may come for any time."""
+        """Stream a response; an endless one may be silent for any time."""
         if endless:
             request["timeout"] = httpx.Timeout(_CONNECT_TIMEOUT_S, read=None)
         try:
@@ -196,15 +196,15 @@ class Transport:
                 )
                 break
             except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError) as error:
-                # A kept connection that the server has closed in the meantime.
+                # A kept-alive connection that the server has closed.
                 if attempt == last_attempt:
                     raise self._unreachable(error) from error
             except httpx.TransportError as error:
                 raise self._unreachable(error) from error
-            except ValueError:  # JSON has no number for it, or UTF-8 no text
+            except ValueError:  # not a JSON number, or not valid UTF-8
                 from zerolab.schema.json_values import (
                     json_value_problems,
-                )  # takes long, and is rarely asked
+                )  # slow import, rarely needed
 
                 problems = json_value_problems(content.get("json") or {})
                 if not problems:
@@ -222,11 +222,11 @@ class Transport:
                 "SSL_CERT_FILE to the certificate of its authority"
             )
         return UnreachableError(
-            f"no Zerolab server answers at {self.url} ({reason}); start one with `zerolab up`, "
+            f"no Zerolab server responds at {self.url} ({reason}); start one with `zerolab up`, "
             "or set ZEROLAB_MASTER to the address of one that runs"
         )
 
 
 def present(params: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Leave out parameters that are None."""
+    """Drop parameters that are None."""
     return {key: value for key, value in (params or {}).items() if value is not None}
