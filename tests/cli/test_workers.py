@@ -2,7 +2,7 @@
 
 import pytest
 
-from zerolab.cli.cluster.task import count_slots, given_workers
+from zerolab.cli.cluster.task import count_slots, worker_specification
 from zerolab.errors import ConfigError
 
 
@@ -49,21 +49,21 @@ def test_the_variable_of_a_platform_is_read_where_it_is_named(
 ) -> None:
     for name in ("DC_DL_CONFIG", "ALL_WORKERS"):
         monkeypatch.delenv(name, raising=False)
-    assert given_workers(None, "", None) == ""
+    assert worker_specification(None, "", None) == ""
     monkeypatch.setenv("ALL_WORKERS", "host-0,host-1")  # inside a job of such a platform
-    assert given_workers(None, "", None) == ""
-    assert given_workers(None, "", "ALL_WORKERS") == "host-0,host-1"
+    assert worker_specification(None, "", None) == ""
+    assert worker_specification(None, "", "ALL_WORKERS") == "host-0,host-1"
     monkeypatch.setenv("ALL_WORKERS", '{"count": 2}')
-    assert given_workers(None, "", None) == '{"count": 2}'
+    assert worker_specification(None, "", None) == '{"count": 2}'
     monkeypatch.setenv("DC_DL_CONFIG", '{"worker": {"count": 3}}')
-    assert given_workers(None, "", None) == '{"worker": {"count": 3}}'
+    assert worker_specification(None, "", None) == '{"worker": {"count": 3}}'
     monkeypatch.setenv("MY_JOB", "mine")
-    assert given_workers(2, "", None) == ""  # which the environment does not contradict
-    assert given_workers(None, "said", None) == "said"
-    assert given_workers(None, "", "MY_JOB") == "mine"
+    assert worker_specification(2, "", None) == ""  # which the environment does not contradict
+    assert worker_specification(None, "said", None) == "said"
+    assert worker_specification(None, "", "MY_JOB") == "mine"
     monkeypatch.setenv("MY_JOB", "")
     with pytest.raises(ConfigError) as refused:
-        given_workers(2, "", "MY_JOB")
+        worker_specification(2, "", "MY_JOB")
     assert refused.value.problems == [
         "--worker-from: cannot be combined with --worker or --slots",
         "--worker-from: the variable MY_JOB must be set, and not empty",

@@ -1,5 +1,5 @@
 """The command ``zerolab``: results on standard output, everything else on standard error.
 
-The modules here import next to nothing, so that ``zerolab --help`` is instant: what a command
-needs is imported when it runs.
+The modules import very little, so that ``zerolab --help`` is fast: a command imports its
+dependencies when it runs.
 """

@@ -1,4 +1,4 @@
-"""``zerolab checkpoint`` and ``zerolab model``: what trials have saved, and what has a name."""
+"""Commands ``zerolab checkpoint`` and ``zerolab model``."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,7 +18,7 @@ from zerolab.cli.output import (
 )
 from zerolab.formatting import size_text
 
-if TYPE_CHECKING:  # the client is loaded by the commands that need it
+if TYPE_CHECKING:  # commands import the client when they need it
     from zerolab.client.http import Json
 
 __all__ = ["group", "models"]
@@ -51,59 +51,64 @@ def list_checkpoints(
     from zerolab.cli.connection import connect
 
     with connect() as client:
-        found = client.experiment_checkpoints(experiment_id)
+        checkpoints = client.experiment_checkpoints(experiment_id)
     if trial is not None:
-        found = [one for one in found if one["trial_id"] == trial]
+        checkpoints = [checkpoint for checkpoint in checkpoints if checkpoint["trial_id"] == trial]
     if as_json:
-        print_json(found)
+        print_json(checkpoints)
         return
     rows = [
         (
-            one["uuid"],
-            one["trial_id"],
-            one["steps_completed"],
-            one["state"],
-            size_text(one["size_bytes"]),
-            one["created_at"],
+            checkpoint["uuid"],
+            checkpoint["trial_id"],
+            checkpoint["steps_completed"],
+            checkpoint["state"],
+            size_text(checkpoint["size_bytes"]),
+            checkpoint["created_at"],
         )
-        for one in found
+        for checkpoint in checkpoints
     ]
     print_table(["uuid", "trial", "batch", "state", "size", "created"], rows)
-    there = [one for one in found if one["state"] in {"COMPLETED", "PARTIAL"}]
-    say(f"{len(there)} there, {size_text(sum(one['size_bytes'] for one in there))}")
+    stored = [
+        checkpoint for checkpoint in checkpoints if checkpoint["state"] in {"COMPLETED", "PARTIAL"}
+    ]
+    say(f"{len(stored)} there, {size_text(sum(checkpoint['size_bytes'] for checkpoint in stored))}")
 
 
 @group.command()
 def describe(uuid: Uuid, as_json: AsJson = False) -> None:
-    """Show one checkpoint: what is in it, where it lies, how good it is."""
+    """Show a checkpoint: files, storage path, validation metrics."""
     from zerolab.cli.connection import connect
 
     with connect() as client:
-        found = client.checkpoint(uuid)
+        checkpoint = client.checkpoint(uuid)
     if as_json:
-        print_json(found)
+        print_json(checkpoint)
         return
     print_fields(
         {
-            "checkpoint": found["uuid"],
-            "trial": f"{found['trial_id']} of experiment {found['experiment_id']}",
-            "batch": found["steps_completed"],
-            "state": found["state"],
-            "size": size_text(found["size_bytes"]),
-            "validation": _metrics(found),
-            "metadata": "\n".join(f"{key}: {value}" for key, value in found["metadata"].items()),
-            "path": found["path"],
-            "files": "\n".join(
-                f"{name} ({size_text(size)})" for name, size in sorted(found["resources"].items())
+            "checkpoint": checkpoint["uuid"],
+            "trial": f"{checkpoint['trial_id']} of experiment {checkpoint['experiment_id']}",
+            "batch": checkpoint["steps_completed"],
+            "state": checkpoint["state"],
+            "size": size_text(checkpoint["size_bytes"]),
+            "validation": _metrics(checkpoint),
+            "metadata": "\n".join(
+                f"{key}: {value}" for key, value in checkpoint["metadata"].items()
             ),
-            "created": found["created_at"],
+            "path": checkpoint["path"],
+            "files": "\n".join(
+                f"{name} ({size_text(size)})"
+                for name, size in sorted(checkpoint["resources"].items())
+            ),
+            "created": checkpoint["created_at"],
         }
     )
 
 
-def _metrics(found: "Json") -> str:
-    """The validation metrics of a checkpoint, one a line; empty without any."""
-    metrics = found["metrics"] or {}
+def _metrics(checkpoint: "Json") -> str:
+    """Return a checkpoint's validation metrics, one per line."""
+    metrics = checkpoint["metrics"] or {}
     return "\n".join(f"{name}: {number(metrics[name])}" for name in metrics)
 
 
@@ -115,9 +120,9 @@ def download(
         list[str] | None, typer.Option(help="Only files like this; may be repeated.")
     ] = None,
 ) -> None:
-    """Copy a checkpoint out of its storage, through the server; prints where it is.
+    """Download a checkpoint through the server; prints the directory.
 
-    One that was cut off goes on where it stopped, when it is given the same directory.
+    An interrupted download continues if it gets the same directory.
 
     Example: zerolab checkpoint download 2f0c... best/
     """
@@ -130,7 +135,7 @@ def download(
     result(str(directory))
 
 
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only list what would be removed.")]
 
 
 @group.command()
@@ -145,7 +150,7 @@ def delete(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove checkpoints, or files of them; what something still needs is refused.
+    """Remove checkpoints, or some of their files; checkpoints in use are refused.
 
     Example: zerolab checkpoint delete 2f0c... --glob 'model0/rank-*'
     """
@@ -174,18 +179,18 @@ def gc(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Set how many checkpoints an experiment keeps, and remove the others.
+    """Set an experiment's retention of checkpoints, and remove the others.
 
     Example: zerolab checkpoint gc 1 --save-trial-best 0 --dry-run
     """
     from zerolab.cli.connection import connect
 
-    given = {
+    limits = {
         "save_experiment_best": save_experiment_best,
         "save_trial_best": save_trial_best,
         "save_trial_latest": save_trial_latest,
     }
-    policy = {name: count for name, count in given.items() if count is not None}
+    policy = {name: count for name, count in limits.items() if count is not None}
     with connect() as client:
         if not (dry_run or yes):
             plan = client.collect_checkpoints(experiment_id, policy, dry_run=True)
@@ -195,29 +200,29 @@ def gc(
 
 
 def _ask(plan: "Json") -> None:
-    """Ask whether to remove what a dry run names.
+    """Ask whether to remove the checkpoints of a dry run.
 
     Raises:
-        typer.Abort: If the answer is no.
+        typer.Abort: If the user declines.
     """
     size, count = size_text(plan["size_bytes"]), len(plan["checkpoints"])
     typer.confirm(f"Remove {size} of {count} checkpoint(s)?", abort=True, err=True)
 
 
 def print_removal(answer: "Json", as_json: bool) -> None:
-    """Print what went, or would go."""
+    """Print the removed checkpoints, or those of a dry run."""
     if as_json:
         print_json(answer)
         return
     rows = [
         (
-            one["uuid"],
-            one["trial_id"],
-            one["steps_completed"],
-            "all" if one["whole"] else len(one["files"]),
-            size_text(one["size_bytes"]),
+            checkpoint["uuid"],
+            checkpoint["trial_id"],
+            checkpoint["steps_completed"],
+            "all" if checkpoint["whole"] else len(checkpoint["files"]),
+            size_text(checkpoint["size_bytes"]),
         )
-        for one in answer["checkpoints"]
+        for checkpoint in answer["checkpoints"]
     ]
     if rows:
         print_table(["uuid", "trial", "batch", "files", "size"], rows)
@@ -249,13 +254,19 @@ def list_models(as_json: AsJson = False) -> None:
     from zerolab.cli.connection import connect
 
     with connect() as client:
-        found = client.models()
+        model_list = client.models()
     if as_json:
-        print_json(found)
+        print_json(model_list)
         return
     rows = [
-        (one["name"], len(one["versions"]), _newest(one), one["created_at"], one["description"])
-        for one in found
+        (
+            model["name"],
+            len(model["versions"]),
+            _newest(model),
+            model["created_at"],
+            model["description"],
+        )
+        for model in model_list
     ]
     print_table(["name", "versions", "newest", "created", "description"], rows)
 
@@ -271,23 +282,23 @@ def describe_model(name: ModelName, as_json: AsJson = False) -> None:
     from zerolab.cli.connection import connect
 
     with connect() as client:
-        found = client.model(name)
+        model = client.model(name)
     if as_json:
-        print_json(found)
+        print_json(model)
         return
-    print_fields({key: found[key] for key in ("name", "description", "created_at")})
+    print_fields({key: model[key] for key in ("name", "description", "created_at")})
     rows = [
         (
-            one["version"],
-            one["checkpoint"],
-            one["experiment_id"],
-            one["trial_id"],
-            one["steps_completed"],
-            size_text(one["size_bytes"]),
-            _metrics(one),
-            one["notes"],
+            version["version"],
+            version["checkpoint"],
+            version["experiment_id"],
+            version["trial_id"],
+            version["steps_completed"],
+            size_text(version["size_bytes"]),
+            _metrics(version),
+            version["notes"],
         )
-        for one in found["versions"]
+        for version in model["versions"]
     ]
     columns = ["version", "checkpoint", "experiment", "trial", "batch", "size", "validation"]
     print_table([*columns, "notes"], rows)
@@ -299,7 +310,7 @@ def register_version(
     uuid: Uuid,
     notes: Annotated[str, typer.Option(help="What is to be known of it.")] = "",
 ) -> None:
-    """Make a checkpoint the next version of a model, and print its number; it is kept from then on.
+    """Make a checkpoint the next version of a model, and print its number; retention then keeps it.
 
     Example: zerolab model register-version digits 6f5902ac-237a-4c2d-9d2b-7e7a4e7d7b0f
     """
@@ -307,15 +318,21 @@ def register_version(
 
     with connect() as client:
         uuid = client.checkpoint(uuid)["uuid"]
-        found = client.register_version(name, uuid, notes)
-    result(str(next(one["version"] for one in found["versions"] if one["checkpoint"] == uuid)))
+        model = client.register_version(name, uuid, notes)
+    result(
+        str(
+            next(
+                version["version"] for version in model["versions"] if version["checkpoint"] == uuid
+            )
+        )
+    )
 
 
 @models.command("remove-version")
 def remove_version(
     name: ModelName, version: Annotated[int, typer.Argument(help="Its number.", min=1)]
 ) -> None:
-    """Take a version out of the registry; its checkpoint is kept no longer for that."""
+    """Remove a version from the registry; retention no longer keeps its checkpoint."""
     from zerolab.cli.connection import connect
 
     with connect() as client:
@@ -325,7 +342,7 @@ def remove_version(
 
 @models.command("remove")
 def remove_model(name: ModelName) -> None:
-    """Take a model and its versions out of the registry; its checkpoints are not touched."""
+    """Remove a model and its versions from the registry; its checkpoints are not deleted."""
     from zerolab.cli.connection import connect
 
     with connect() as client:

@@ -1,4 +1,4 @@
-"""``zerolab config``: files are checked without a server and without torch."""
+"""Command ``zerolab config``, which checks files without a server and without torch."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +16,7 @@ group = typer.Typer(
 
 @group.callback()
 def about() -> None:
-    """Keep the group a group, with one command or many."""
+    """Make typer keep the group with a single command."""
 
 
 @group.command()
@@ -54,18 +54,18 @@ def check(
         ),
     ] = False,
 ) -> None:
-    """Check a file whole and print what it comes to; all problems at once, exit code 2.
+    """Check a file and print the resolved configuration, or all problems with exit code 2.
 
     Example: zerolab config check ds_config.json --world-size 4
     """
     from zerolab.config import check_file
 
-    given = None if hyperparameters is None else _read_hyperparameters(hyperparameters)
-    result(check_file(file, world_size, given, strict=strict, torch=torch).rstrip("\n"))
+    auto_values = None if hyperparameters is None else _read_hyperparameters(hyperparameters)
+    result(check_file(file, world_size, auto_values, strict=strict, torch=torch).rstrip("\n"))
 
 
 def _read_hyperparameters(file: Path) -> dict[str, Any]:
-    """The values of a file, or of an experiment file's block ``hyperparameters``."""
+    """Return the values of a file, or of an experiment file's block ``hyperparameters``."""
     from zerolab.config.files import read_json, read_yaml
 
     content = read_json(file) if file.suffix.lower() == ".json" else read_yaml(file)

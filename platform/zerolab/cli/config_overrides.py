@@ -1,4 +1,4 @@
-"""Changes to a configuration on the command line: a file laid over it, and single values."""
+"""Overrides of a configuration on the command line: a file, and single values."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,10 +28,10 @@ def read_changes(file: Path | None, values: list[str] | None, *, paused: bool) -
 
     config: dict[str, Any] = dict(read_yaml(file)) if file is not None else {}
     problems = []
-    for each in values or ():
-        key, equals, text = each.partition("=")
+    for assignment in values or ():
+        key, equals, text = assignment.partition("=")
         if not equals or not all(key.split(".")):
-            problems.append(f"--set: must be KEY.BELOW=VALUE, got {each!r}")
+            problems.append(f"--set: must be KEY.BELOW=VALUE, got {assignment!r}")
             continue
         problem = _put(config, key.split("."), text)
         if problem:
@@ -42,7 +42,7 @@ def read_changes(file: Path | None, values: list[str] | None, *, paused: bool) -
 
 
 def _put(config: dict[str, Any], path: list[str], text: str) -> str | None:
-    """Put a value where it belongs; return what is wrong with it."""
+    """Set a value at its path; return the problem, or None."""
     import yaml
 
     try:

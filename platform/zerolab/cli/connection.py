@@ -1,4 +1,4 @@
-"""Which server a command talks to, with which token, and how its things are named."""
+"""Connection of commands to a server, and arguments that name its resources."""
 
 import re
 from collections.abc import Callable
@@ -16,29 +16,29 @@ __all__ = [
     "ExperimentId",
     "TrialId",
     "connect",
+    "find_server_url",
     "id_of",
     "named_master",
-    "own_server",
     "server_url",
     "token_of",
 ]
 
 
 def id_of(noun: str) -> Callable[[str], int]:
-    """Return what reads the id of an experiment or a trial from the command line."""
+    """Return a parser of ids of experiments or trials."""
 
     def read(text: str) -> int:
         if re.fullmatch(r"[1-9][0-9]{0,14}", text) is None:
             msg = f"must be the id of {_LISTS[noun][0]}, a whole number from 1, got {text!r}"
-            raise typer.BadParameter(f"{msg}; {shown_by(noun)}")
+            raise typer.BadParameter(f"{msg}; {list_command(noun)}")
         return int(text)
 
-    read.__name__ = "int"  # told in --help
+    read.__name__ = "int"  # shown in --help
     return read
 
 
-def shown_by(noun: str) -> str:
-    """Say which command lists things of that kind."""
+def list_command(noun: str) -> str:
+    """Return the command that lists resources of a kind."""
     return f"`{_LISTS[noun][1]}` shows which there are"
 
 
@@ -54,11 +54,11 @@ ExperimentId = Annotated[
 TrialId = Annotated[int, typer.Argument(parser=id_of("trial"), help="Id of the trial.")]
 
 
-def own_server(home: Home) -> str:
+def find_server_url(home: Home) -> str:
     """Return the address of the server.
 
     Raises:
-        UnreachableError: If no server of this installation has been started, and none is named.
+        UnreachableError: If no server of this installation runs, and the environment names none.
     """
     url = server_url(home)
     if url is None:
@@ -71,10 +71,10 @@ def connect(home: Home | None = None, *, timeout_s: float = 60.0) -> "Client":
     """Connect to the server.
 
     Raises:
-        UnreachableError: If no server of this installation has been started, and none is named.
+        UnreachableError: If no server of this installation runs, and the environment names none.
     """
     from zerolab.client.http import Client
 
     home = home or Home.default()
-    url = own_server(home)
+    url = find_server_url(home)
     return Client(url, token_of(home), timeout_s=timeout_s, newer_token=lambda: token_of(home))

@@ -1,4 +1,4 @@
-"""``zerolab experiment``: what was submitted, and what becomes of it."""
+"""Command group ``zerolab experiment``."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +11,7 @@ from zerolab.cli.log_stream import AsJsonLines, OfLevel, OfRank, Tail
 from zerolab.cli.output import (
     ArchivedToo,
     AsJson,
-    Toned,
+    ColoredText,
     Yes,
     age,
     checkpoint_text,
@@ -69,34 +69,39 @@ def list_experiments(
 
     with connect() as client:
         shown = None if archived else False
-        found = client.experiments(state=state, name=name, sort=sort, limit=limit, archived=shown)
+        experiments = client.experiments(
+            state=state, name=name, sort=sort, limit=limit, archived=shown
+        )
     if as_json:
-        print_json(found)
+        print_json(experiments)
         return
-    say_archived(found, shown=archived)
+    say_archived(experiments, shown=archived)
     rows = [
         (
-            one["id"],
-            one["name"],
-            _short_state(one),
-            f"{100 * (one['progress'] or 0):.0f} %",
-            one["num_trials"],
-            number(one["best_validation"]),
-            one["metric"],
-            age(one["created_at"]),
+            experiment["id"],
+            experiment["name"],
+            _short_state(experiment),
+            f"{100 * (experiment['progress'] or 0):.0f} %",
+            experiment["num_trials"],
+            number(experiment["best_validation"]),
+            experiment["metric"],
+            age(experiment["created_at"]),
         )
-        for one in found
+        for experiment in experiments
     ]
     columns = ["id", "name", "state", "done", "trials", "best", "metric", "age"]
     print_table(columns, rows, shortened={"name", "metric"})
-    for line in [*waiting_lines("experiment", found), *problem_lines("experiment", found)]:
+    for line in [
+        *waiting_lines("experiment", experiments),
+        *problem_lines("experiment", experiments),
+    ]:
         result(line)
 
 
-def _short_state(experiment: dict[str, Any]) -> Toned:
-    """Return the state without what a stopping experiment ends as."""
+def _short_state(experiment: dict[str, Any]) -> ColoredText:
+    """Return the state without the final state of a stopping experiment."""
     state = end_state(experiment)
-    return Toned("STOPPING", state.tone) if state.startswith("STOPPING_") else state
+    return ColoredText("STOPPING", state.tone) if state.startswith("STOPPING_") else state
 
 
 @group.command()
@@ -105,37 +110,37 @@ def describe(experiment_id: ExperimentId, as_json: AsJson = False) -> None:
     from zerolab.cli.connection import connect
 
     with connect() as client:
-        found = client.experiment(experiment_id)
+        experiment = client.experiment(experiment_id)
         trials = client.trials(experiment_id)
-        kept, size = client.checkpoint_totals(experiment_id)
+        count, size = client.checkpoint_totals(experiment_id)
         saved = client.best_checkpoint(experiment_id)
     if as_json:
-        print_json({**found, "trials": trials, "best_checkpoint": saved})
+        print_json({**experiment, "trials": trials, "best_checkpoint": saved})
         return
-    best = next((one for one in trials if one["id"] == found["best_trial_id"]), None)
-    states = [one["state"] for one in trials]
+    best = next((trial for trial in trials if trial["id"] == experiment["best_trial_id"]), None)
+    states = [trial["state"] for trial in trials]
     print_fields(
         {
-            "experiment": f"{found['id']}: {found['name']}",
-            "description": found["description"],
-            "labels": ", ".join(found["labels"]),
-            "notes": found["notes"],
-            "state": end_state(found),
-            "no result": found["result_problem"] if not found["error"] else None,
-            "waits": found["waiting_reason"],
-            "progress": f"{100 * (found['progress'] or 0):.0f} %",
-            "searcher": _searcher_text(found),
+            "experiment": f"{experiment['id']}: {experiment['name']}",
+            "description": experiment["description"],
+            "labels": ", ".join(experiment["labels"]),
+            "notes": experiment["notes"],
+            "state": end_state(experiment),
+            "no result": experiment["result_problem"] if not experiment["error"] else None,
+            "waits": experiment["waiting_reason"],
+            "progress": f"{100 * (experiment['progress'] or 0):.0f} %",
+            "searcher": _searcher_text(experiment),
             "trials": ", ".join(f"{states.count(s)} {s}" for s in dict.fromkeys(states)),
-            "best validation": number(found["best_validation"]),
+            "best validation": number(experiment["best_validation"]),
             "best trial": best and f"{best['id']}{' (failed)' if best['state'] == 'ERROR' else ''}",
             "started with": hparam_lines(best) if best else None,
-            "best checkpoint": checkpoint_text(saved, found["metric"]),
+            "best checkpoint": checkpoint_text(saved, experiment["metric"]),
             "note": saved["note"],
-            "slot time": duration_text(sum(one["slot_seconds"] for one in trials)),
-            "checkpoints": f"{kept} kept, {size_text(size)}" if kept else None,
-            "created": found["created_at"],
-            "ended": found["ended_at"],
-            "error": found["error"],
+            "slot time": duration_text(sum(trial["slot_seconds"] for trial in trials)),
+            "checkpoints": f"{count} kept, {size_text(size)}" if count else None,
+            "created": experiment["created_at"],
+            "ended": experiment["ended_at"],
+            "error": experiment["error"],
         }
     )
 
@@ -156,7 +161,7 @@ def logs(
     level: OfLevel = None,
     as_json: AsJsonLines = False,
 ) -> None:
-    """Print what the ranks of all trials wrote.
+    """Print the logs of all trials.
 
     Example: zerolab experiment logs 1 --follow
     """
@@ -164,8 +169,8 @@ def logs(
     from zerolab.cli.log_stream import LogFilter, print_logs
 
     with connect() as client:
-        wanted = LogFilter(rank=rank, level=level, tail=tail)
-        print_logs(client, "experiment", experiment_id, wanted, follow=follow, as_json=as_json)
+        log_filter = LogFilter(rank=rank, level=level, tail=tail)
+        print_logs(client, "experiment", experiment_id, log_filter, follow=follow, as_json=as_json)
 
 
 @group.command()
@@ -209,12 +214,12 @@ def wait(
     from zerolab.cli.log_stream import ENDED, exit_code, wait_for_end
 
     with connect() as client:
-        found = wait_for_end(client, experiment_id, timeout)
-    result(end_state(found))
-    if found["state"] not in ENDED:
+        experiment = wait_for_end(client, experiment_id, timeout)
+    result(end_state(experiment))
+    if experiment["state"] not in ENDED:
         raise typer.Exit(124)
-    if exit_code(found):
-        raise typer.Exit(exit_code(found))
+    if exit_code(experiment):
+        raise typer.Exit(exit_code(experiment))
 
 
 @group.command()
@@ -225,31 +230,31 @@ def pause(experiment_id: ExperimentId) -> None:
 
 @group.command()
 def activate(experiment_id: ExperimentId) -> None:
-    """Let a paused experiment go on."""
+    """Continue a paused experiment."""
     _act(experiment_id, "activate")
 
 
 @group.command()
 def cancel(experiment_id: ExperimentId) -> None:
-    """Stop for good, after a checkpoint."""
+    """Stop an experiment after a checkpoint."""
     _act(experiment_id, "cancel")
 
 
 @group.command()
 def kill(experiment_id: ExperimentId) -> None:
-    """Stop for good, now."""
+    """Stop an experiment immediately."""
     _act(experiment_id, "kill")
 
 
 @group.command()
 def archive(experiment_id: ExperimentId) -> None:
-    """Put an ended experiment away: it leaves the lists, its data stays."""
+    """Archive an ended experiment: lists omit it, its data is kept."""
     _act(experiment_id, "archive")
 
 
 @group.command()
 def unarchive(experiment_id: ExperimentId) -> None:
-    """Bring an archived experiment back into the lists."""
+    """Unarchive an experiment: lists show it again."""
     _act(experiment_id, "unarchive")
 
 
@@ -268,9 +273,9 @@ def fork(
 
     changes = read_changes(config, values, paused=paused)
     with connect() as client:
-        made = client.experiment_action(experiment_id, "fork", changes)
-    say_warnings(made)
-    result(str(made["id"]))
+        new_experiment = client.experiment_action(experiment_id, "fork", changes)
+    say_warnings(new_experiment)
+    result(str(new_experiment["id"]))
 
 
 @group.command("continue")
@@ -280,7 +285,7 @@ def continue_experiment(
     values: Values = None,
     paused: Paused = False,
 ) -> None:
-    """Let an ended experiment go on from its checkpoints, with changes.
+    """Continue an ended experiment from its checkpoints, with changes.
 
     Example: zerolab experiment continue 1 --set searcher.max_length.batches=2000
     """
@@ -288,8 +293,8 @@ def continue_experiment(
 
     changes = read_changes(config, values, paused=paused)
     with connect() as client:
-        found = client.experiment_action(experiment_id, "continue", changes)
-    say(f"experiment {experiment_id} goes on: it is {found['state']}")
+        experiment = client.experiment_action(experiment_id, "continue", changes)
+    say(f"experiment {experiment_id} goes on: it is {experiment['state']}")
 
 
 @group.command()
@@ -309,8 +314,8 @@ def change(
     from zerolab.cli.connection import connect
     from zerolab.errors import ConfigError
 
-    given = {"name": name, "description": description, "notes": notes, "labels": label}
-    changes = {key: value for key, value in given.items() if value}
+    values = {"name": name, "description": description, "notes": notes, "labels": label}
+    changes = {key: value for key, value in values.items() if value}
     if not changes:
         problem = "give at least one of --name, --description, --notes, --label"
         raise ConfigError("zerolab experiment change", [problem])
@@ -339,13 +344,13 @@ def _act(experiment_id: int, action: str) -> None:
     from zerolab.cli.connection import connect
 
     with connect() as client:
-        found = client.experiment(experiment_id)
-        before, waited = found["state"], found["waiting_reason"] is not None
+        experiment = client.experiment(experiment_id)
+        before, waited = experiment["state"], experiment["waiting_reason"] is not None
         state = client.experiment_action(experiment_id, action)["state"]
-    told = _DONE[action]
+    message = _DONE[action]
     if state == "CANCELED" or (state == "PAUSED" and (waited or before == state)):
-        told = _NOTHING_RAN.get(action, told)
+        message = _NOTHING_RAN.get(action, message)
     if action in {"cancel", "kill"} and before == state:
         ends = state.startswith("STOPPING")
-        told = f"is ending already: it is {state}" if ends else f"has ended: it stays {state}"
-    say(f"experiment {experiment_id} {told}")
+        message = f"is ending already: it is {state}" if ends else f"has ended: it stays {state}"
+    say(f"experiment {experiment_id} {message}")

@@ -12,7 +12,7 @@ from zerolab.registry import Registry
 __all__ = ["COMMANDS", "Group", "Root"]
 
 _NEVER_SUGGESTED = {"logout"}
-"""Commands that take something away from others, which a slip must not lead to."""
+"""Commands with effects on other users; a typing error must not lead to them."""
 
 _GROUPS = {"e": "experiment", "exp": "experiment", "t": "trial", "c": "checkpoint", "m": "model"}
 _GROUPS |= {"a": "agent", "j": "job"}
@@ -37,11 +37,11 @@ COMMANDS: Registry[Any] = Registry("zerolab.commands", {}, _command)
 class Group(TyperGroup):
     """Group of commands that hints at the replacement of an unknown command."""
 
-    aliases = {"ls": "list"}  # noqa: RUF012 - of the class
-    """Other words for its commands."""
+    aliases = {"ls": "list"}  # noqa: RUF012 - a class attribute
+    """Aliases of its commands."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Find a command by its name or by another word for it."""
+        """Find a command by its name or an alias."""
         return super().get_command(ctx, self.aliases.get(cmd_name, cmd_name))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -49,16 +49,18 @@ class Group(TyperGroup):
         if args and self.get_command(ctx, args[0]) is None:
             from zerolab.determined import command_replacement
 
-            words, parent = [args[0]], ctx
+            command_path, parent = [args[0]], ctx
             while parent.parent is not None:
-                words.insert(0, parent.command.name)
+                command_path.insert(0, parent.command.name)
                 parent = parent.parent
-            text = command_replacement(*words)
+            text = command_replacement(*command_path)
             if text is not None:
-                ctx.fail(f"No such command {args[0]!r}. What `det {' '.join(words)}` did: {text}")
+                ctx.fail(
+                    f"No such command {args[0]!r}. What `det {' '.join(command_path)}` did: {text}"
+                )
             close = get_close_matches(args[0], sorted({*self.commands} - _NEVER_SUGGESTED))
-            meant = f" Did you mean {', '.join(map(repr, close))}?" if close else ""
-            ctx.fail(f"No such command {args[0]!r}.{meant}")
+            suggestion = f" Did you mean {', '.join(map(repr, close))}?" if close else ""
+            ctx.fail(f"No such command {args[0]!r}.{suggestion}")
         return super().resolve_command(ctx, args)
 
 

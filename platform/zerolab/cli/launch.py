@@ -1,4 +1,4 @@
-"""``zerolab launch``: one script on the ranks of one machine or of many, without a server."""
+"""Command ``zerolab launch``: a script on the ranks of one or more machines, without a server."""
 
 import contextlib
 import os
@@ -18,20 +18,22 @@ if TYPE_CHECKING:
 
 __all__ = ["add_to"]
 
-_HERE = re.compile(r"^--localhost:")
+_LOCALHOST = re.compile(r"^--localhost:")
 
 
 class _Launch(TyperCommand):
-    """Options end at the script: what follows is its own. ``--localhost:0,2`` is an option too."""
+    """Command whose options end at the script; ``--localhost:0,2`` is an option, too."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Take ``--localhost:0,2`` apart before the options are read."""
+        """Split ``--localhost:0,2`` before options are parsed."""
         ctx.allow_interspersed_args = False
-        taken = [_HERE.sub("--localhost=", word) for word in args]
-        rest = super().parse_args(ctx, taken)
-        own = ctx.params.get("arguments") or []
-        ctx.params["arguments"] = args[len(args) - len(own) :]  # as they were: the script's own
-        return rest
+        normalized = [_LOCALHOST.sub("--localhost=", word) for word in args]
+        remaining = super().parse_args(ctx, normalized)
+        script_arguments = ctx.params.get("arguments") or []
+        ctx.params["arguments"] = args[
+            len(args) - len(script_arguments) :
+        ]  # the script's arguments, unchanged
+        return remaining
 
 
 def add_to(app: typer.Typer) -> None:
@@ -202,8 +204,8 @@ def launch(
 ) -> None:
     """Run a script on the slots of this machine, or on those of the hosts of a hostfile, over ssh.
 
-    Options come before the script. Exit code: 0, that of the rank that failed first, 68 when a
-    host was lost, 75 when ranks left with code 66, having saved a checkpoint.
+    Options come before the script. Exit code: 0, that of the rank that failed first, 68 if a host
+    was lost, 75 if ranks were preempted and saved a checkpoint (their code is 66).
     Example: zerolab launch --hostfile hosts --include worker-1:0,1 train.py --epochs 3
     """
     from zerolab.agent.slots import find_slots
@@ -216,11 +218,13 @@ def launch(
 
     del no_ssh_check
     min_elastic_nodes, max_elastic_nodes = _count(min_elastic_nodes), _count(max_elastic_nodes)
-    here = "" if localhost is None else localhost or ","  # nothing at all is no list of slots
+    local_slots = (
+        "" if localhost is None else localhost or ","
+    )  # an empty value is not a list of slots
     options = LaunchOptions(
         script=script,
         arguments=arguments or (),
-        wanted=Wanted(hostfile, include, exclude, _count(num_nodes), _count(num_gpus), here),
+        wanted=Wanted(hostfile, include, exclude, _count(num_nodes), _count(num_gpus), local_slots),
         address=master_addr,
         port=master_port,
         module=module,
@@ -263,7 +267,7 @@ def launch(
         bounds = NodeBounds.of(plan, min_elastic_nodes, max_elastic_nodes)
     else:
         bounds = None
-    if log_dir == Path("None"):  # DeepSpeed's default, which scripts hand on
+    if log_dir == Path("None"):  # DeepSpeed's default, which scripts pass on
         log_dir = None
     with _pid_file() if save_pid else contextlib.nullcontext():
         raise typer.Exit(shell_exit_code(_run(plan, bounds, log_dir)))
@@ -271,11 +275,11 @@ def launch(
 
 @contextlib.contextmanager
 def _pid_file() -> Iterator[None]:
-    """Keep this process's id in a file, as DeepSpeed's launcher does, until the run has ended."""
+    """Store this process's id in a file until the run ends, as DeepSpeed's launcher does."""
     import tempfile
 
     file = Path(tempfile.gettempdir()) / f"{os.getpid()}.ds"
-    file.unlink(missing_ok=True)  # of an earlier process with this number
+    file.unlink(missing_ok=True)  # from an earlier process with this id
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as pid:
         pid.write(str(os.getpid()))
     try:
@@ -284,13 +288,13 @@ def _pid_file() -> Iterator[None]:
         file.unlink(missing_ok=True)
 
 
-def _count(given: int | None) -> int | None:
-    """DeepSpeed's default, which scripts hand on, is -1: all of them."""
-    return None if given == -1 else given
+def _count(count: int | None) -> int | None:
+    """Convert DeepSpeed's default -1, which scripts pass on, to None for all."""
+    return None if count == -1 else count
 
 
 def _run(plan: "Plan", bounds: "NodeBounds | None", log_dir: Path | None) -> int:
-    """Run a plan, show and keep what its ranks write, and say how it ended."""
+    """Run a plan, show and save the output of its ranks, and return the exit code."""
     import signal
     import time
 
@@ -311,7 +315,7 @@ def _run(plan: "Plan", bounds: "NodeBounds | None", log_dir: Path | None) -> int
         output.hurry()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has SIGHUP
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, stop)
     try:
         host, end = head.run()
@@ -321,6 +325,6 @@ def _run(plan: "Plan", bounds: "NodeBounds | None", log_dir: Path | None) -> int
     finally:
         output.close()
     if end.told and end.exit_code in CHECKPOINTED_EXITS:
-        # Before the ranks began: they have not left by themselves, as those with this code do.
+        # The ranks have not started: exit codes of preempted ranks do not apply.
         return -signal.SIGTERM
     return end.exit_code

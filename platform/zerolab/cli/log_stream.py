@@ -1,4 +1,4 @@
-"""Logs as they come, and waiting for an end."""
+"""Log streaming, and waiting for the end of an experiment."""
 
 import json
 import socket
@@ -26,13 +26,15 @@ __all__ = [
     "wait_for_end",
 ]
 
-Tail = Annotated[int | None, typer.Option(help="Only the last lines, so many.")]
-OfRank = Annotated[int | None, typer.Option("--rank", help="Only this rank's lines.")]
-OfLevel = Annotated[str | None, typer.Option("--level", help="Only lines of this level: ERROR...")]
+Tail = Annotated[int | None, typer.Option(help="Show only the last N lines.")]
+OfRank = Annotated[int | None, typer.Option("--rank", help="Show only lines of this rank.")]
+OfLevel = Annotated[
+    str | None, typer.Option("--level", help="Show only lines of this level: ERROR...")
+]
 AsJsonLines = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
 
 ENDED = frozenset({"COMPLETED", "CANCELED", "ERROR"})
-"""States of experiments and trials in which nothing more happens."""
+"""Final states of experiments and trials."""
 
 _SOME_FAILED = 3
 
@@ -44,7 +46,7 @@ Noun = Literal["experiment", "trial"]
 
 @dataclass(frozen=True)
 class LogFilter:
-    """Which lines are wanted."""
+    """Filter of log lines."""
 
     rank: int | None = None
     level: str | None = None
@@ -52,16 +54,22 @@ class LogFilter:
 
 
 def print_logs(
-    client: "Client", noun: Noun, noun_id: int, wanted: LogFilter, *, follow: bool, as_json: bool
+    client: "Client",
+    noun: Noun,
+    noun_id: int,
+    log_filter: LogFilter,
+    *,
+    follow: bool,
+    as_json: bool,
 ) -> None:
-    """Print log lines, to the present end or, with ``follow``, until it has ended."""
+    """Print log lines so far or, with ``follow``, until the experiment or trial has ended."""
     after: Any = None
-    tail = wanted.tail
+    tail = log_filter.tail
     while True:
-        # Asked before the page: an end that is seen here has all its lines behind it.
+        # Read before the page: after an end seen here, the page has all lines.
         ended = not follow or _state(client, noun, noun_id) in ENDED
         while True:
-            page = _page(client, noun, noun_id, wanted, tail=tail, after=after)
+            page = _page(client, noun, noun_id, log_filter, tail=tail, after=after)
             for entry in page["logs"]:
                 result(json.dumps(entry) if as_json else _line(entry))
                 after = entry["id"]
@@ -76,12 +84,12 @@ def print_logs(
 def wait_for_end(
     client: "Client", experiment_id: int, timeout_s: float | None = None
 ) -> dict[str, Any]:
-    """Wait until an experiment has ended; return it, ended or not when the time is over."""
+    """Wait until an experiment has ended, or for a timeout; return the experiment."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     while True:
-        found = client.experiment(experiment_id)
-        if found["state"] in ENDED or (deadline is not None and time.monotonic() > deadline):
-            return found
+        experiment = client.experiment(experiment_id)
+        if experiment["state"] in ENDED or (deadline is not None and time.monotonic() > deadline):
+            return experiment
         time.sleep(_POLL_S)
 
 
@@ -96,11 +104,18 @@ def exit_code(experiment: Mapping[str, Any]) -> int:
 
 
 def _page(
-    client: "Client", noun: Noun, noun_id: int, wanted: LogFilter, *, tail: int | None, after: Any
+    client: "Client",
+    noun: Noun,
+    noun_id: int,
+    log_filter: LogFilter,
+    *,
+    tail: int | None,
+    after: Any,
 ) -> dict[str, Any]:
     limit = None if tail is not None else _PAGE
     filters = {
-        "rank": wanted.rank, "level": wanted.level, "tail": tail, "after": after, "limit": limit
+        "rank": log_filter.rank, "level": log_filter.level,
+        "tail": tail, "after": after, "limit": limit
     }  # fmt: skip
     if noun == "trial":
         return client.trial_logs(noun_id, **filters)
@@ -108,8 +123,8 @@ def _page(
 
 
 def _state(client: "Client", noun: Noun, noun_id: int) -> str:
-    found = client.trial(noun_id) if noun == "trial" else client.experiment(noun_id)
-    return str(found["state"])
+    resource = client.trial(noun_id) if noun == "trial" else client.experiment(noun_id)
+    return str(resource["state"])
 
 
 def _line(entry: dict[str, Any]) -> str:

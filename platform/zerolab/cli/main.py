@@ -1,4 +1,4 @@
-"""The root of the command: groups, global options, and errors as exit codes."""
+"""Root of the command line: groups, global options, errors as exit codes."""
 
 import os
 import re
@@ -9,7 +9,7 @@ import typer
 
 from zerolab.cli import checkpoint, config, experiment, launch, tools, trial
 from zerolab.cli.cluster import agent, job, pool, task
-from zerolab.cli.connection import shown_by
+from zerolab.cli.connection import list_command
 from zerolab.cli.groups import Group, Root
 from zerolab.cli.local import database, deepspeed_command, doctor, installation, submit
 from zerolab.contract.spec import ENV_MASTER, ENV_TOKEN
@@ -24,13 +24,13 @@ app = typer.Typer(
     epilog="Begin with: zerolab run examples/digits/experiment.yaml",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # importing rich would take half of the time that --help may take
+    rich_markup_mode=None,  # importing rich would take half of the time limit of --help
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         tools.version()
         raise typer.Exit
 
@@ -52,7 +52,7 @@ def options(
         ),
     ] = False,
 ) -> None:
-    """Hold the options that stand before any command."""
+    """Declare the global options."""
     if master:
         os.environ[ENV_MASTER] = master
 
@@ -81,7 +81,7 @@ tools.add_to(app)
 
 
 def main() -> None:
-    """Run the command; a user's mistake is one message and exit code 2."""
+    """Run a command; a user error prints one message and exits with 2."""
     if ENV_TOKEN in os.environ:
         from zerolab.parent import forbid_inspection
 
@@ -90,10 +90,10 @@ def main() -> None:
         app()
     except ZerolabError as error:
         missing = re.match(r"there is no (experiment|trial|checkpoint) \S+$", str(error))
-        hint = f"; {shown_by(missing[1])}" if missing else ""
+        hint = f"; {list_command(missing[1])}" if missing else ""
         print(f"zerolab: {error}{hint}", file=sys.stderr)  # noqa: T201 - the one message
         sys.exit(2)
-    except BrokenPipeError:  # the reader, e.g. `head`, has seen enough
+    except BrokenPipeError:  # the reader, e.g. `head`, has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except OSError as error:

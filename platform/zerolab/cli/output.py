@@ -1,4 +1,4 @@
-"""How commands speak: tables for people, JSON for programs, messages on standard error."""
+"""Output of commands: tables for people, JSON for programs, messages on standard error."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from zerolab.contract.flatten import flatten_hparams
 __all__ = [
     "ArchivedToo",
     "AsJson",
-    "Toned",
+    "ColoredText",
     "Yes",
     "age",
     "checkpoint_text",
@@ -36,14 +36,14 @@ __all__ = [
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-ArchivedToo = Annotated[bool, typer.Option("--archived", help="Those that are archived, too.")]
+ArchivedToo = Annotated[bool, typer.Option("--archived", help="Include archived ones.")]
 
 
 def port_of(text: str) -> int:
     """Read the value of ``--port``.
 
     Raises:
-        typer.BadParameter: If it is no port.
+        typer.BadParameter: If it is not a port.
     """
     from zerolab.contract.ports import read_port
 
@@ -54,80 +54,80 @@ def port_of(text: str) -> int:
 
 
 _NARROWEST = 8
-"""Characters that a column keeps, however narrow the terminal is."""
+"""Minimum width of a column in characters, in any terminal."""
 
 _NAMED = 8
 _WIDE = 400
-"""Characters in a line when nobody's terminal limits them."""
+"""Line width without a terminal, in characters."""
 
 
 _CODES = {"green": 32, "yellow": 33, "red": 31}
 
 
-class Toned(str):
-    """Text that has a colour where it is shown on a terminal.
+class ColoredText(str):
+    """Text with a color on terminals.
 
     Args:
-        text: What to show.
+        text: The text.
         tone: ``green``, ``yellow``, ``red``, or empty.
     """
 
     tone: str
 
-    def __new__(cls, text: str, tone: str) -> "Toned":
-        """Make the text."""
-        made = super().__new__(cls, text)
-        made.tone = tone
-        return made
+    def __new__(cls, text: str, tone: str) -> "ColoredText":
+        """Create the text."""
+        colored = super().__new__(cls, text)
+        colored.tone = tone
+        return colored
 
 
-def end_state(resource: Mapping[str, Any]) -> Toned:
+def end_state(resource: Mapping[str, Any]) -> ColoredText:
     """Return the state of an experiment or a trial, with the number of trials that failed.
 
-    Green is only for ends with a result and without a failed trial.
+    Green is only used for a result without failed trials.
     """
     state, failed = str(resource["state"]), resource.get("failed_trials", 0)
     good = "yellow" if resource["result_problem"] or failed else "green"
     tone = {"COMPLETED": good, "ERROR": "red"}.get(state, "")
     if state != "COMPLETED" or not failed:
-        return Toned(state, tone)
+        return ColoredText(state, tone)
     total, canceled = resource["num_trials"], resource["canceled_trials"]
     counts = f"{total - failed - canceled} of {total}, {failed} failed"
-    return Toned(f"{state} ({counts}{f', {canceled} canceled' if canceled else ''})", tone)
+    return ColoredText(f"{state} ({counts}{f', {canceled} canceled' if canceled else ''})", tone)
 
 
 def checkpoint_text(best: Mapping[str, Any], metric: str | None) -> str | None:
-    """Write the best checkpoint of an experiment or a trial, with its own validation.
+    """Format the best checkpoint of an experiment or a trial, with its validation.
 
     Args:
-        best: As the server answers it.
-        metric: The searcher's.
+        best: The server's resource.
+        metric: The searcher's metric.
     """
-    found = best["checkpoint"]
-    if found is None:
+    checkpoint = best["checkpoint"]
+    if checkpoint is None:
         return None
-    place = f"batch {found['steps_completed']} of trial {found['trial_id']}"
-    return f"{found['uuid']}  {metric} {number(best['validation'])}, {place}"
+    position = f"batch {checkpoint['steps_completed']} of trial {checkpoint['trial_id']}"
+    return f"{checkpoint['uuid']}  {metric} {number(best['validation'])}, {position}"
 
 
 def problem_lines(noun: str, resources: Iterable[Mapping[str, Any]]) -> list[str]:
-    """One line for each experiment or trial that has failed, or ended without a result: why."""
+    """Return why experiments or trials failed or have no result, one line each."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDE
     lines = [
-        f"{noun} {one['id']} {'failed' if one['state'] == 'ERROR' else 'has no result'}: "
-        f"{one['result_problem']}"
-        for one in resources
-        if one["result_problem"]
+        f"{noun} {resource['id']} {'failed' if resource['state'] == 'ERROR' else 'has no result'}: "
+        f"{resource['result_problem']}"
+        for resource in resources
+        if resource["result_problem"]
     ]
     return [line if len(line) <= width else f"{line[: width - 1]}\u2026" for line in lines]
 
 
 def waiting_lines(noun: str, resources: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Say why experiments or trials wait, one line for each reason."""
+    """Return why experiments or trials wait, one line for each reason."""
     by_reason: dict[str, list[int]] = {}
-    for one in resources:
-        if one["waiting_reason"]:
-            by_reason.setdefault(one["waiting_reason"], []).append(one["id"])
+    for resource in resources:
+        if resource["waiting_reason"]:
+            by_reason.setdefault(resource["waiting_reason"], []).append(resource["id"])
     lines = []
     for reason, ids in by_reason.items():
         more = f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else ""
@@ -137,23 +137,23 @@ def waiting_lines(noun: str, resources: Iterable[Mapping[str, Any]]) -> list[str
 
 def result(text: str) -> None:
     """Print a result, for people or programs."""
-    print(text)  # noqa: T201 - this is the place
+    print(text)  # noqa: T201 - the output
 
 
 def say(text: str) -> None:
-    """Print a message that is no result."""
-    print(text, file=sys.stderr, flush=True)  # noqa: T201 - this is the place
+    """Print a message that is not a result."""
+    print(text, file=sys.stderr, flush=True)  # noqa: T201 - the output
 
 
-def say_archived(found: Collection[object], *, shown: bool) -> None:
-    """Say of an empty list how to see what was put away."""
-    if not found and not shown:
+def say_archived(resources: Collection[object], *, shown: bool) -> None:
+    """Mention archived resources if a list is empty."""
+    if not resources and not shown:
         say("there is none; --archived lists those that are archived, too")
 
 
-def say_warnings(made: Mapping[str, Any]) -> None:
-    """Print what the server came upon in a submission that it has taken."""
-    for line in made.get("warnings", []):
+def say_warnings(resource: Mapping[str, Any]) -> None:
+    """Print the server's warnings about a submission."""
+    for line in resource.get("warnings", []):
         say(f"warning: {line}")
 
 
@@ -171,36 +171,36 @@ def print_table(
     """Print a table as a result; empty cells for None.
 
     Args:
-        columns: Their heads.
-        rows: As many cells each as there are columns.
-        shortened: Columns that are cut where the terminal is too narrow; the others are folded.
-        optional: Those of the shortened columns that are left out where they do not fit even then.
+        columns: Titles of the columns.
+        rows: Rows with one cell per column.
+        shortened: Columns that are truncated if the terminal is too narrow; others are wrapped.
+        optional: Truncated columns that are omitted if they still do not fit.
 
     Returns:
-        The columns that were left out.
+        The omitted columns.
     """
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    given = [list(row) for row in rows]
-    cells = [["" if cell is None else str(cell) for cell in row] for row in given]
-    wanted = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+    row_lists = [list(row) for row in rows]
+    cells = [["" if cell is None else str(cell) for cell in row] for row in row_lists]
+    full_widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
     console = Console(width=None if sys.stdout.isatty() else _WIDE, highlight=False)
-    if optional and not sys.stdout.isatty():  # a file, or a pager, is as wide as it need be
-        console.width = max(_WIDE, _width(wanted))
-    widths = _fit(columns, wanted, shortened, optional, console.width)
+    if optional and not sys.stdout.isatty():  # files and pagers have no width limit
+        console.width = max(_WIDE, _width(full_widths))
+    widths = _fit(columns, full_widths, shortened, optional, console.width)
     table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for i in widths:
         table.add_column(columns[i], overflow="fold")
-    for texts, row in zip(cells, given, strict=True):
+    for texts, row in zip(cells, row_lists, strict=True):
         line = []
         for i, width in widths.items():
             cut = columns[i] in shortened and len(texts[i]) > width
             text = f"{texts[i][: width - 1]}\u2026" if cut else texts[i]
             cell = row[i]
-            line.append(Text(text, style=cell.tone if isinstance(cell, Toned) else ""))
+            line.append(Text(text, style=cell.tone if isinstance(cell, ColoredText) else ""))
         table.add_row(*line)
     console.print(table)
     return [name for i, name in enumerate(columns) if i not in widths]
@@ -208,25 +208,25 @@ def print_table(
 
 def _fit(
     columns: Sequence[str],
-    wanted: Sequence[int],
+    full_widths: Sequence[int],
     shortened: Collection[str],
     optional: Collection[str],
     room: int,
 ) -> dict[int, int]:
-    """Find the columns that fit in one line, and how wide each of them is there.
+    """Return the columns that fit in one line, with their widths.
 
-    The widest are cut first. Where cutting all does not do, columns that are optional are kept from
-    the left as long as there is room.
+    The widest are truncated first. If that is not enough, optional columns are kept from the left
+    as long as there is room.
     """
     least = [
         min(width, max(_NARROWEST, len(name))) if name in shortened else width
-        for name, width in zip(columns, wanted, strict=True)
+        for name, width in zip(columns, full_widths, strict=True)
     ]
-    kept = [i for i, name in enumerate(columns) if name not in optional]
-    for i in sorted(set(range(len(columns))) - set(kept)):
-        if _width([least[one] for one in (*kept, i)]) <= room:
-            kept.append(i)
-    widths = {i: wanted[i] for i in sorted(kept)}
+    fixed = [i for i, name in enumerate(columns) if name not in optional]
+    for i in sorted(set(range(len(columns))) - set(fixed)):
+        if _width([least[index] for index in (*fixed, i)]) <= room:
+            fixed.append(i)
+    widths = {i: full_widths[i] for i in sorted(fixed)}
     while _width(widths.values()) > room:
         spare = [i for i in widths if widths[i] > least[i]]
         if not spare:
@@ -236,24 +236,24 @@ def _fit(
 
 
 def _width(columns: Collection[int]) -> int:
-    """Of a table whose columns are so wide, with what it puts between and around them."""
+    """Return the width of a table with these columns, including separators."""
     return sum(columns) + 2 * len(columns)
 
 
 def print_fields(fields: Mapping[str, object]) -> None:
-    """Print named values, one a line; those that are None or empty are left out."""
+    """Print named values, one per line; None and empty values are omitted."""
     shown = {name: value for name, value in fields.items() if value not in (None, "", [])}
     width = max((len(name) for name in shown), default=0)
     for name, value in shown.items():
         first, *more = str(value).splitlines() or [""]
-        tone = value.tone if isinstance(value, Toned) else ""
+        tone = value.tone if isinstance(value, ColoredText) else ""
         result(f"{name:<{width}}  {_coloured(first, tone)}")
         for line in more:
             result(f"{'':<{width}}  {line}")
 
 
 def hparam_lines(trial: Mapping[str, Any]) -> str:
-    """Write the hyperparameters of a trial, one in a line."""
+    """Format a trial's hyperparameters, one per line."""
     return "\n".join(
         f"{name}: {value}" for name, value in flatten_hparams(trial["hparams"]).items()
     )
@@ -266,14 +266,14 @@ def _coloured(text: str, tone: str) -> str:
 
 
 def number(value: object, digits: int = 4) -> str:
-    """Write a metric in few digits; what is no number stays as it is."""
+    """Format a metric with few digits; other values are returned unchanged."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "" if value is None else str(value)
     return f"{value:.{digits}g}"
 
 
 def age(moment: str | None, now: datetime | None = None) -> str:
-    """Write how long ago an ISO 8601 time was, in one unit: ``40 s``, ``12 min``, ``3 h``."""
+    """Format the age of an ISO 8601 time in one unit: ``40 s``, ``12 min``, ``3 h``."""
     if not moment:
         return ""
     passed = ((now or datetime.now(UTC)) - datetime.fromisoformat(moment)).total_seconds()

@@ -1,4 +1,4 @@
-"""``zerolab experiment preview``: which trials there will be, and what they cost."""
+"""Command ``zerolab experiment preview``: estimate of a search (dry run)."""
 
 import textwrap
 from collections.abc import Mapping
@@ -37,30 +37,32 @@ def preview(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say how many trials train how far, and what that costs; nothing is started.
+    """Estimate a search's trials, their lengths and the cost; nothing is started.
 
     Without a time and --like it needs no server.
 
     Example: zerolab experiment preview experiment.yaml --seconds-per-batch 0.05
     """
     times = {"seconds_per_batch": seconds_per_batch, "seconds_per_epoch": seconds_per_epoch}
-    given = {name: value for name, value in times.items() if value is not None}
-    _check(given, like)
+    known_times = {name: value for name, value in times.items() if value is not None}
+    _check(known_times, like)
     from zerolab.config.files import experiment_file
 
     file = experiment_file(config)
-    found = _asked(file, like) if like is not None else _computed(file, given)
-    say_warnings(found)
+    estimate = (
+        _server_estimate(file, like) if like is not None else _local_estimate(file, known_times)
+    )
+    say_warnings(estimate)
     if as_json:
-        print_json(found)
+        print_json(estimate)
         return
-    _show(found)
+    _show(estimate)
 
 
-def _check(given: Mapping[str, float], like: int | None) -> None:
+def _check(known_times: Mapping[str, float], like: int | None) -> None:
     from zerolab.errors import ConfigError
 
-    options = {f"--{name.replace('_', '-')}": value for name, value in given.items()}
+    options = {f"--{name.replace('_', '-')}": value for name, value in known_times.items()}
     problems = [
         f"{option}: must be above 0, got {value:g}"
         for option, value in options.items()
@@ -73,79 +75,83 @@ def _check(given: Mapping[str, float], like: int | None) -> None:
         raise ConfigError("zerolab experiment preview", problems)
 
 
-def _computed(file: Path, given: Mapping[str, float]) -> dict[str, Any]:
+def _local_estimate(file: Path, known_times: Mapping[str, float]) -> dict[str, Any]:
     from zerolab.config import load_experiment
     from zerolab.config.experiment.search_preview import estimate_search
 
-    seconds = given.get("seconds_per_batch"), given.get("seconds_per_epoch")
+    seconds = known_times.get("seconds_per_batch"), known_times.get("seconds_per_epoch")
     config = load_experiment(file)
     return _plain(
         estimate_search(config, seconds_per_batch=seconds[0], seconds_per_epoch=seconds[1])
     )
 
 
-def _asked(file: Path, like: int) -> dict[str, Any]:
+def _server_estimate(file: Path, like: int) -> dict[str, Any]:
     from zerolab.cli.connection import connect
     from zerolab.config import load_experiment
     from zerolab.config.files import read_yaml
 
-    load_experiment(file)  # so that its mistakes are told with the file's name
+    load_experiment(file)  # reports errors with the file's name
     with connect() as client:
         return client.preview(read_yaml(file), like=like)
 
 
-def _plain(found: "Preview") -> dict[str, Any]:
-    """As the server answers it."""
+def _plain(estimate: "Preview") -> dict[str, Any]:
+    """Convert a preview to the server's resource."""
     return {
-        "outline": found.outline,
-        "trials": found.trials,
-        "unit": found.unit,
+        "outline": estimate.outline,
+        "trials": estimate.trials,
+        "unit": estimate.unit,
         "lengths": [
-            {"length": length, "trials": number} for length, number in sorted(found.lengths.items())
+            {"length": length, "trials": number}
+            for length, number in sorted(estimate.lengths.items())
         ],
-        "total_length": found.total_length,
-        "most_length": found.most_length,
-        "slots_per_trial": found.slots,
-        "seconds_per_unit": found.seconds_per_unit,
-        "like": found.like,
-        "slot_hours": found.slot_hours,
-        "most_slot_hours": found.most_slot_hours,
-        "premise": found.premise,
-        "warnings": list(found.warnings),
+        "total_length": estimate.total_length,
+        "most_length": estimate.most_length,
+        "slots_per_trial": estimate.slots,
+        "seconds_per_unit": estimate.seconds_per_unit,
+        "like": estimate.like,
+        "slot_hours": estimate.slot_hours,
+        "most_slot_hours": estimate.most_slot_hours,
+        "premise": estimate.premise,
+        "warnings": list(estimate.warnings),
     }
 
 
-def _show(found: Mapping[str, Any]) -> None:
-    unit, slots = found["unit"], found["slots_per_trial"]
-    result(found["outline"])
-    if not found["lengths"]:
+def _show(estimate: Mapping[str, Any]) -> None:
+    unit, slots = estimate["unit"], estimate["slots_per_trial"]
+    result(estimate["outline"])
+    if not estimate["lengths"]:
         result("how far they train cannot be said beforehand")
         return
     if unit is None:
-        alone = found["trials"] == 1
-        who = "1 trial, which decides" if alone else f"{found['trials']} trials, which decide"
+        is_single = estimate["trials"] == 1
+        who = (
+            "1 trial, which decides" if is_single else f"{estimate['trials']} trials, which decide"
+        )
         result(f"{who} alone how far to train")
         return
-    rows = [(each["length"], each["trials"]) for each in found["lengths"]]
+    rows = [(group["length"], group["trials"]) for group in estimate["lengths"]]
     print_table([f"ends after {unit}", "trials"], rows)
-    total, most, trials = found["total_length"], found["most_length"], found["trials"]
-    one, article = {"batches": ("batch", "a"), "epochs": ("epoch", "an")}[unit]
-    held = "1 slot" if slots == 1 else f"{slots} slots"
+    total, most, trials = estimate["total_length"], estimate["most_length"], estimate["trials"]
+    unit_name, article = {"batches": ("batch", "a"), "epochs": ("epoch", "an")}[unit]
+    slots_text = "1 slot" if slots == 1 else f"{slots} slots"
     who = "1 trial trains" if trials == 1 else f"{trials} trials together train"
-    result(f"{who} {total:,} {unit}, on {held}{'' if trials == 1 else ' each'}")
+    result(f"{who} {total:,} {unit}, on {slots_text}{'' if trials == 1 else ' each'}")
     may_be_more = most > total
     if may_be_more:
-        rest = f"at most they train {most:,} {unit}, if none is stopped early."
-        result(textwrap.fill(f"That is {found['premise']}; {rest}", _WIDTH))
-    if found["slot_hours"] is None:
+        limit_text = f"at most they train {most:,} {unit}, if none is stopped early."
+        result(textwrap.fill(f"That is {estimate['premise']}; {limit_text}", _WIDTH))
+    if estimate["slot_hours"] is None:
         bound = f", at most {most * slots:,} times" if may_be_more else ""
         result(
-            f"cost: {total * slots:,} times one {one} on one slot{bound}; for slot-hours give "
-            f"--seconds-per-{one}, or --like ID of an experiment whose {unit} took as long"
+            f"cost: {total * slots:,} times one {unit_name} on one slot{bound}; for slot-hours "
+            f"give --seconds-per-{unit_name}, or --like ID of an experiment whose {unit} took "
+            "as long"
         )
         return
-    source = f", as in experiment {found['like']}" if found["like"] else ""
-    seconds = found["seconds_per_unit"]
-    bound = f", at most {found['most_slot_hours']:.3g}" if may_be_more else ""
-    hours = f"{found['slot_hours']:.3g} slot-hours{bound}"
-    result(f"cost: {hours}, at {seconds:.3g} s {article} {one}{source}")
+    source = f", as in experiment {estimate['like']}" if estimate["like"] else ""
+    seconds = estimate["seconds_per_unit"]
+    bound = f", at most {estimate['most_slot_hours']:.3g}" if may_be_more else ""
+    hours = f"{estimate['slot_hours']:.3g} slot-hours{bound}"
+    result(f"cost: {hours}, at {seconds:.3g} s {article} {unit_name}{source}")

@@ -1,4 +1,4 @@
-"""``import``, ``plan``, ``version``."""
+"""Commands ``import``, ``plan`` and ``version``."""
 
 from pathlib import Path
 from typing import Annotated
@@ -22,7 +22,7 @@ def import_file(
     file: Annotated[Path, typer.Argument(help="Metrics file (JSON lines) of such a run.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the experiment as JSON.")] = False,
 ) -> None:
-    """Bring the metrics of a run without a server into the server; prints the experiment's id."""
+    """Import the metrics of a run without a server; prints the experiment's id."""
     from zerolab.cli.connection import connect
 
     with connect() as client:
@@ -38,7 +38,7 @@ def plan(
     context: typer.Context,
     file: Annotated[Path, typer.Argument(help="experiment.yaml, with the model beside it.")],
 ) -> None:
-    """Print the bytes of each rank at every ZeRO stage, before anything trains.
+    """Print the memory of each rank at every ZeRO stage, before anything trains.
 
     Further options go to `python -m zerotrial.plan`: --world-size N, --gpu-memory GB and
     --host-memory GB (for other GPUs than those of this machine), --json.
@@ -50,8 +50,8 @@ def plan(
     from zerolab.config.files import experiment_file
 
     file = experiment_file(file)
-    words = [sys.executable, "-P", "-m", "zerotrial.plan", str(file), *context.args]
-    raise typer.Exit(subprocess.run(words, check=False).returncode)
+    command = [sys.executable, "-P", "-m", "zerotrial.plan", str(file), *context.args]
+    raise typer.Exit(subprocess.run(command, check=False).returncode)
 
 
 def version() -> None:

@@ -1,4 +1,4 @@
-"""``zerolab trial``: one choice of hyperparameters."""
+"""Command group ``zerolab trial``."""
 
 from typing import Annotated
 
@@ -77,32 +77,32 @@ def describe(trial_id: TrialId, as_json: AsJson = False) -> None:
     from zerolab.cli.connection import connect
 
     with connect() as client:
-        found = client.trial(trial_id)
+        trial = client.trial(trial_id)
         if as_json:
-            print_json(found)
+            print_json(trial)
             return
-        metric = client.experiment(found["experiment_id"])["metric"]
+        metric = client.experiment(trial["experiment_id"])["metric"]
         saved = client.trial_best_checkpoint(trial_id)
     print_fields(
         {
-            "trial": f"{found['id']} of experiment {found['experiment_id']}",
-            "state": end_state(found),
-            "no result": found["result_problem"] if not found["error"] else None,
-            "waits": found["waiting_reason"],
-            "batches": found["steps_completed"],
-            "best validation": number(found["best_validation"]),
-            "at batch": found["best_steps"],
-            "latest": number(found["latest_validation"]),
-            "restarts": found["restarts"],
-            "slot time": duration_text(found["slot_seconds"]),
-            "seed": found["seed"],
-            "hyperparameters": hparam_lines(found),
+            "trial": f"{trial['id']} of experiment {trial['experiment_id']}",
+            "state": end_state(trial),
+            "no result": trial["result_problem"] if not trial["error"] else None,
+            "waits": trial["waiting_reason"],
+            "batches": trial["steps_completed"],
+            "best validation": number(trial["best_validation"]),
+            "at batch": trial["best_steps"],
+            "latest": number(trial["latest_validation"]),
+            "restarts": trial["restarts"],
+            "slot time": duration_text(trial["slot_seconds"]),
+            "seed": trial["seed"],
+            "hyperparameters": hparam_lines(trial),
             "best checkpoint": checkpoint_text(saved, metric),
             "note": saved["note"],
-            "latest checkpoint": found["latest_checkpoint"],
-            "created": found["created_at"],
-            "ended": found["ended_at"],
-            "error": found["error"],
+            "latest checkpoint": trial["latest_checkpoint"],
+            "created": trial["created_at"],
+            "ended": trial["ended_at"],
+            "error": trial["error"],
         }
     )
 
@@ -118,7 +118,7 @@ def logs(
     level: OfLevel = None,
     as_json: AsJsonLines = False,
 ) -> None:
-    """Print what a trial's ranks wrote.
+    """Print the logs of a trial.
 
     Example: zerolab trial logs 3 --rank 0 --follow
     """
@@ -126,8 +126,8 @@ def logs(
     from zerolab.cli.log_stream import LogFilter, print_logs
 
     with connect() as client:
-        wanted = LogFilter(rank=rank, level=level, tail=tail)
-        print_logs(client, "trial", trial_id, wanted, follow=follow, as_json=as_json)
+        log_filter = LogFilter(rank=rank, level=level, tail=tail)
+        print_logs(client, "trial", trial_id, log_filter, follow=follow, as_json=as_json)
 
 
 @group.command()
@@ -141,7 +141,7 @@ def metrics(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print a trial's curves, a point a line.
+    """Print a trial's curves, one point per line.
 
     Example: zerolab trial metrics 3 --name loss
     """
@@ -168,31 +168,31 @@ def pause(trial_id: TrialId) -> None:
 
 @group.command()
 def activate(trial_id: TrialId) -> None:
-    """Let a paused trial go on."""
+    """Continue a paused trial."""
     _act(trial_id, "activate", "waits for its slots")
 
 
 @group.command()
 def cancel(trial_id: TrialId) -> None:
-    """Stop one trial after a checkpoint; the experiment goes on without it."""
+    """Stop a trial after a checkpoint; the experiment continues without it."""
     _act(trial_id, "cancel", "is being canceled: it checkpoints first")
 
 
 @group.command()
 def kill(trial_id: TrialId) -> None:
-    """Stop one trial now; the experiment goes on without it."""
+    """Stop a trial immediately; the experiment continues without it."""
     _act(trial_id, "kill", "is being stopped")
 
 
 @group.command()
 def archive(trial_id: TrialId) -> None:
-    """Put an ended trial away: it leaves the lists, its data stays."""
+    """Archive an ended trial: lists omit it, its data is kept."""
     _act(trial_id, "archive", "is archived")
 
 
 @group.command()
 def unarchive(trial_id: TrialId) -> None:
-    """Bring an archived trial back into the lists."""
+    """Unarchive a trial: lists show it again."""
     _act(trial_id, "unarchive", "is not archived any more")
 
 
@@ -211,7 +211,7 @@ def delete(trial_id: TrialId, yes: Yes = False) -> None:
 
 @group.command("continue")
 def continue_trial(trial_id: TrialId) -> None:
-    """Let a trial that failed or was stopped go on from its checkpoint."""
+    """Continue a failed or stopped trial from its checkpoint."""
     _act(trial_id, "continue", "goes on")
 
 
@@ -219,7 +219,7 @@ def continue_trial(trial_id: TrialId) -> None:
 def fork(
     trial_id: TrialId, config: ChangesFile = None, values: Values = None, paused: Paused = False
 ) -> None:
-    """Submit a trial as an experiment of its own, which begins with its weights; prints the id.
+    """Submit a trial as a new experiment that starts with its weights; prints the id.
 
     Example: zerolab trial fork 3 --set searcher.max_length.epochs=5
     """
@@ -227,9 +227,9 @@ def fork(
 
     changes = read_changes(config, values, paused=paused)
     with connect() as client:
-        made = client.trial_action(trial_id, "fork", changes)
-    say_warnings(made)
-    result(str(made["id"]))
+        experiment = client.trial_action(trial_id, "fork", changes)
+    say_warnings(experiment)
+    result(str(experiment["id"]))
 
 
 _NOTHING_RAN = {
@@ -237,7 +237,7 @@ _NOTHING_RAN = {
     ("cancel", "CANCELED"): "is canceled",
     ("kill", "CANCELED"): "is stopped",
 }
-"""What is done at once with a trial that holds no slots: by the action, and the state after it."""
+"""Message of an action on a trial without slots, by the action and the state after it."""
 
 
 def _act(trial_id: int, action: str, done: str) -> None:

@@ -1,4 +1,4 @@
-"""Trials as a table: for people, with the hyperparameters that differ; as CSV, with all."""
+"""Trial tables: differing hyperparameters for people, all of them as CSV."""
 
 import csv
 import io
@@ -25,39 +25,39 @@ Trials = Sequence[Mapping[str, Any]]
 
 
 def column_of(name: str) -> str:
-    """Return the server's name of a column that a user names; ``-`` before it stays.
+    """Return the server's name of a column; a ``-`` prefix is kept.
 
-    ``metric`` and the fields of a trial are themselves; all else is a hyperparameter.
+    ``metric`` and the fields of a trial are unchanged; other names are hyperparameters.
     """
     sign, bare = ("-", name[1:]) if name.startswith("-") else ("", name)
     return f"{sign}{bare}" if bare in _SORTED or "hparams." in bare else f"{sign}hparams.{bare}"
 
 
 def print_trials(trials: Trials) -> None:
-    """Print trials as a table, a column for each hyperparameter that differs between them.
+    """Print trials as a table, with a column for each hyperparameter that differs.
 
-    Says which of them are called by a part of their names there, and which do not fit.
+    Also prints which columns have short names, and which are omitted.
     """
-    flat = [flatten_hparams(one["hparams"]) for one in trials]
+    flat = [flatten_hparams(trial["hparams"]) for trial in trials]
     differ = [
         name
-        for name in dict.fromkeys(name for each in flat for name in each)
-        if len({json.dumps(each.get(name)) for each in flat}) > 1
+        for name in dict.fromkeys(name for hparams in flat for name in hparams)
+        if len({json.dumps(hparams.get(name)) for hparams in flat}) > 1
     ]
-    short = short_names(name for each in flat for name in each)
+    short = short_names(name for hparams in flat for name in hparams)
     heads = {short[n] if short[n] not in _ALWAYS else f"hparams.{n}": n for n in differ}
     rows = [
         (
-            one["id"],
-            end_state(one),
-            one["steps_completed"],
-            number(one["best_validation"]),
-            number(one["latest_validation"]),
-            one["restarts"],
-            duration_text(one["slot_seconds"]),
-            *(number(each.get(name)) for name in differ),
+            trial["id"],
+            end_state(trial),
+            trial["steps_completed"],
+            number(trial["best_validation"]),
+            number(trial["latest_validation"]),
+            trial["restarts"],
+            duration_text(trial["slot_seconds"]),
+            *(number(hparams.get(name)) for name in differ),
         )
-        for one, each in zip(trials, flat, strict=True)
+        for trial, hparams in zip(trials, flat, strict=True)
     ]
     left_out = print_table([*_ALWAYS, *heads], rows, shortened=heads.keys(), optional=heads.keys())
     for head, name in heads.items():
@@ -70,13 +70,17 @@ def print_trials(trials: Trials) -> None:
 
 def csv_lines(trials: Trials) -> str:
     """Return trials as a CSV file with a header: their fields, and all their hyperparameters."""
-    flat = [flatten_hparams(one["hparams"]) for one in trials]
-    names = list(dict.fromkeys(name for each in flat for name in each))
+    flat = [flatten_hparams(trial["hparams"]) for trial in trials]
+    names = list(dict.fromkeys(name for hparams in flat for name in hparams))
     text = io.StringIO()
     out = csv.writer(text)
     heads = [*FIELDS, *(safe_cell(f"hparams.{name}") for name in names), *_MORE]
     out.writerow(heads)
-    for one, each in zip(trials, flat, strict=True):
-        cells = [*(one[f] for f in FIELDS), *(each.get(n) for n in names), *(one[f] for f in _MORE)]
+    for trial, hparams in zip(trials, flat, strict=True):
+        cells = [
+            *(trial[f] for f in FIELDS),
+            *(hparams.get(n) for n in names),
+            *(trial[f] for f in _MORE),
+        ]
         out.writerow([safe_cell(cell) if isinstance(cell, str) else cell for cell in cells])
     return text.getvalue()

@@ -1,4 +1,4 @@
-"""``zerolab agent``: machines that offer slots."""
+"""Command group ``zerolab agent``: machines that offer slots."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -62,20 +62,20 @@ def start(
 ) -> None:
     """Offer this machine's slots to a server, in the foreground, until it is stopped.
 
-    `zerolab up` does it for this machine.
+    `zerolab up` starts one for this machine.
 
     Example: zerolab agent start --server http://10.0.0.1:8080 --token-file agent.token
     """
     from zerolab.agent.token import agent_token, hide_environment_token
 
-    environment_token = hide_environment_token()  # before anything else: it replaces this process
+    environment_token = hide_environment_token()  # first, because it replaces this process
 
     import logging
     import os
 
     from zerolab.agent.agent import Agent
     from zerolab.agent.slots import find_slots
-    from zerolab.cli.connection import own_server
+    from zerolab.cli.connection import find_server_url
     from zerolab.client.http import Client
     from zerolab.contract.spec import ENV_MASTER
     from zerolab.errors import ForbiddenError
@@ -86,28 +86,28 @@ def start(
     form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     logging.basicConfig(level=logging.INFO, format=form)
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    said = [] if resource_manager is None else _said_twice(slots, launcher, cpu=cpu)
+    problems = [] if resource_manager is None else _duplicate_options(slots, launcher, cpu=cpu)
     if token is not None:
         other_users = "not accepted, since other users can read the arguments of a process"
-        said.append(f"--token: {other_users}; use --token-file FILE or set ZEROLAB_TOKEN")
-    _check(pool, name, launcher, said)
+        problems.append(f"--token: {other_users}; use --token-file FILE or set ZEROLAB_TOKEN")
+    _check(pool, name, launcher, problems)
     forbid_inspection()
     if server:
         os.environ[ENV_MASTER] = server
     home = Home.default().create()
     secret, renewed = agent_token(token_file, environment_token, home)
-    place = _place(home, name)
+    agent_home = _agent_home(home, name)
     over_ssh = None
     if resource_manager is not None:
-        starts = launcher_of_file(place, resource_manager)
+        starts = launcher_of_file(agent_home, resource_manager)
     else:
-        starts = LAUNCHERS[launcher](place, find_slots(slots, cpu=cpu))
+        starts = LAUNCHERS[launcher](agent_home, find_slots(slots, cpu=cpu))
         if launcher == "local":
-            over_ssh = LAUNCHERS["ssh"](place, starts.offers())
-    with Client(own_server(home), secret, newer_token=renewed) as client:
-        made = Agent(place, client, starts, over_ssh, name=name or "", pool=pool)
+            over_ssh = LAUNCHERS["ssh"](agent_home, starts.offers())
+    with Client(find_server_url(home), secret, newer_token=renewed) as client:
+        new_agent = Agent(agent_home, client, starts, over_ssh, name=name or "", pool=pool)
         try:
-            made.run()
+            new_agent.run()
         except ForbiddenError as error:
             msg = f"{error}; `zerolab agent token` prints it there, and --token-file reads it here"
             raise ForbiddenError(msg) from error
@@ -129,10 +129,10 @@ def token(
 
 
 def _check(pool: str, name: str | None, launcher: str, problems: list[str]) -> None:
-    """See that the words given to an agent can be used, besides the problems that are known.
+    """Check the names given to an agent, and raise them with the problems so far.
 
     Raises:
-        ConfigError: With all that cannot.
+        ConfigError: With all problems.
     """
     from zerolab.contract.names import check_pool
     from zerolab.errors import ConfigError
@@ -152,21 +152,23 @@ def _check(pool: str, name: str | None, launcher: str, problems: list[str]) -> N
         raise ConfigError("agent", problems)
 
 
-def _said_twice(slots: int | None, launcher: str, *, cpu: bool) -> list[str]:
-    """Refuse the options that say what the file of ``--resource-manager`` says."""
+def _duplicate_options(slots: int | None, launcher: str, *, cpu: bool) -> list[str]:
+    """Return options that conflict with the file of ``--resource-manager``."""
     from zerolab.launcher.registry import managed_launchers
 
-    asked = {
+    conflicting = {
         "slots": slots is not None,
         "cpu": cpu,
         "launcher": launcher not in {"local", *managed_launchers()},
     }
-    told = "cannot be combined with --resource-manager, whose file says which slots there are"
-    return [f"--{option}: {told}: leave it out" for option, given in asked.items() if given]
+    reason = "cannot be combined with --resource-manager, whose file says which slots there are"
+    return [
+        f"--{option}: {reason}: leave it out" for option, is_set in conflicting.items() if is_set
+    ]
 
 
-def _place(home: "Home", name: str | None) -> "Home":
-    """The directory of an agent: its own if it was given a name, so that several can be here."""
+def _agent_home(home: "Home", name: str | None) -> "Home":
+    """Return the agent's directory; one with a name has its own."""
     from zerolab.paths import Home
 
     return home if name is None else Home(home.path / "agents" / name).create()
@@ -174,7 +176,7 @@ def _place(home: "Home", name: str | None) -> "Home":
 
 @group.command("list")
 def list_agents(as_json: AsJson = False) -> None:
-    """List the agents, their slots and how they stand."""
+    """List the agents with their slots and states."""
     from zerolab.cli.connection import connect
 
     with connect() as client:
@@ -183,7 +185,7 @@ def list_agents(as_json: AsJson = False) -> None:
         print_json(agents)
         return
     columns = ["id", "name", "host", "pool", "state", "slots", "in use", "disabled", "device"]
-    print_table(columns, [row_of(one) for one in agents])
+    print_table(columns, [row_of(agent) for agent in agents])
 
 
 def row_of(agent: dict[str, Any]) -> tuple[Any, ...]:
@@ -210,9 +212,9 @@ def disable(
     drain: Annotated[bool, typer.Option("--drain", help="Let what runs there finish.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Start nothing new on an agent, or on some of its slots; what runs there goes elsewhere.
+    """Start no new runs on an agent or some of its slots, and move its runs.
 
-    Runs there save a checkpoint and go on from it on other slots.
+    Its runs save a checkpoint and resume from it on other slots.
     """
     _close(agent, slot, drain=drain, as_json=as_json)
 
@@ -225,23 +227,23 @@ def drain(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Start nothing new on an agent, and let what runs there finish."""
+    """Start no new runs on an agent, and let its runs finish."""
     _close(agent, None, drain=not preempt, as_json=as_json)
 
 
 @group.command()
 def enable(agent: WhichAgent, slot: OfSlots = None, as_json: AsJson = False) -> None:
-    """Let runs start again on an agent, or on some of its slots."""
+    """Start runs again on an agent, or on some of its slots."""
     from zerolab.cli.connection import connect
 
     with connect() as client:
-        found = client.agent_action(_id_of(client, agent), "enable", slots=slot or None)
-    _tell(found, as_json=as_json)
+        resource = client.agent_action(_id_of(client, agent), "enable", slots=slot or None)
+    _print_state(resource, as_json=as_json)
 
 
 @group.command()
 def remove(agent: WhichAgent) -> None:
-    """Forget an agent that is gone; its runs stay in the history."""
+    """Remove an agent that has left; run history is kept."""
     from zerolab.cli.connection import connect
 
     with connect() as client:
@@ -254,33 +256,33 @@ def _close(agent: str, slots: list[int] | None, *, drain: bool, as_json: bool) -
 
     with connect() as client:
         agent_id = _id_of(client, agent)
-        found = client.agent_action(agent_id, "disable", slots=slots or None, drain=drain)
-    _tell(found, as_json=as_json)
+        resource = client.agent_action(agent_id, "disable", slots=slots or None, drain=drain)
+    _print_state(resource, as_json=as_json)
 
 
-def _tell(agent: dict[str, Any], *, as_json: bool) -> None:
+def _print_state(agent: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(agent)
         return
     off = [str(slot["id"]) for slot in agent["slots"] if not slot["enabled"]]
-    held = sum(slot["run_id"] is not None for slot in agent["slots"])
-    told = f"agent {agent['name']} is {agent['state']}; {held} of its slots are held"
-    result(told + (f"; disabled: {', '.join(off)}" if off and agent["enabled"] else ""))
+    used = sum(slot["run_id"] is not None for slot in agent["slots"])
+    message = f"agent {agent['name']} is {agent['state']}; {used} of its slots are held"
+    result(message + (f"; disabled: {', '.join(off)}" if off and agent["enabled"] else ""))
 
 
 def _id_of(client: "Client", agent: str) -> int:
     """Find an agent by its name, or by its id.
 
     Raises:
-        NotFoundError: If there is none.
+        NotFoundError: If there is no such agent.
     """
     from zerolab.errors import NotFoundError
 
     agents = client.agents()
     for key in ("name", "id"):
-        for one in agents:
-            if str(one[key]) == agent:
-                return int(one["id"])
-    names = ", ".join(one["name"] for one in agents) or "none"
+        for candidate in agents:
+            if str(candidate[key]) == agent:
+                return int(candidate["id"])
+    names = ", ".join(candidate["name"] for candidate in agents) or "none"
     msg = f"there is no agent {agent!r}; there are: {names}"
     raise NotFoundError(msg)

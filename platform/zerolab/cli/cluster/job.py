@@ -1,4 +1,4 @@
-"""``zerolab job``: the queue, and who goes first in it."""
+"""Command group ``zerolab job``: the queue and its order."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,40 +31,40 @@ def list_jobs(
     pool: Annotated[str | None, typer.Option(help="Only of this pool.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List what waits for slots, and why, and what holds them; the first to run first."""
+    """List the queue: running and waiting experiments, with the reason for waiting."""
     from zerolab.cli.connection import connect
 
     with connect() as client:
-        found = client.jobs(pool)
+        jobs = client.jobs(pool)
     if as_json:
-        print_json(found)
+        print_json(jobs)
         return
     rows = [
         (
-            one["experiment_id"],
-            one["name"],
-            one["pool"],
-            one["place"],
-            one["priority"],
-            one["state"],
-            _slots(one),
-            one["running_trials"],
-            one["queued_trials"],
-            one["held_slots"],
+            job["experiment_id"],
+            job["name"],
+            job["pool"],
+            job["place"],
+            job["priority"],
+            job["state"],
+            _slots(job),
+            job["running_trials"],
+            job["queued_trials"],
+            job["held_slots"],
         )
-        for one in found
+        for job in jobs
     ]
     columns = ["id", "name", "pool", "place", "prio", "state", "slots", "running", "queued"]
     print_table([*columns, "held"], rows, shortened={"name", "pool"})
-    for one in found:
-        if one["waiting_reason"]:
-            result(f"experiment {one['experiment_id']} waits: {one['waiting_reason']}")
-        if one["fewer_reason"]:
-            result(f"experiment {one['experiment_id']}: {one['fewer_reason']}")
+    for job in jobs:
+        if job["waiting_reason"]:
+            result(f"experiment {job['experiment_id']} waits: {job['waiting_reason']}")
+        if job["fewer_reason"]:
+            result(f"experiment {job['experiment_id']}: {job['fewer_reason']}")
 
 
 def _slots(job: "Json") -> str:
-    """What a trial takes of the pool, and of the machines of its hostfile."""
+    """Return the slots of a trial in the pool, and on the machines of its hostfile."""
     on_hosts = f" + {job['host_slots']} on hosts" if job["host_slots"] else ""
     return f"{job['slots_per_trial']}{on_hosts}"
 
@@ -106,7 +106,7 @@ def set_priority(
     experiment_id: ExperimentId,
     priority: Annotated[int, typer.Argument(help="1 to 99; a smaller number goes first.")],
 ) -> None:
-    """Set the priority of an experiment; what runs may be preempted for it."""
+    """Set the priority of an experiment; other runs may be preempted for it."""
     _set(experiment_id, "priority", priority, heeded_by={"fair_share", "priority"})
 
 
@@ -115,22 +115,22 @@ def set_weight(
     experiment_id: ExperimentId,
     weight: Annotated[float, typer.Argument(help="Above 0; twice as much is twice the slots.")],
 ) -> None:
-    """Set the share of an experiment among those of its priority."""
+    """Set the share of an experiment among experiments of its priority."""
     _set(experiment_id, "weight", weight, heeded_by={"fair_share"})
 
 
 def _set(experiment_id: int, name: str, value: float, heeded_by: set[str]) -> None:
-    """Change what the queue knows of an experiment; say if the policy of its pool ignores that."""
+    """Update a queue setting of an experiment, with a note if the pool's policy ignores it."""
     from zerolab.cli.connection import connect
 
     with connect() as client:
         job = client.patch_job(experiment_id, **{name: value})
         policies = {pool["name"]: pool["policy"] for pool in client.pools()}
-    told = f"experiment {experiment_id} has {name} {job[name]:g}"
+    message = f"experiment {experiment_id} has {name} {job[name]:g}"
     policy = policies.get(job["pool"])
     if policy is not None and policy not in heeded_by:
-        told += f", which has no effect: the policy of pool {job['pool']} is {policy}"
-    result(told)
+        message += f", which has no effect: the policy of pool {job['pool']} is {policy}"
+    result(message)
 
 
 @changes.command("max-slots", context_settings=NUMBERS)
@@ -138,7 +138,7 @@ def set_max_slots(
     experiment_id: ExperimentId,
     max_slots: Annotated[str, typer.Argument(help="Most slots at a time, or none.")],
 ) -> None:
-    """Set the most slots that the trials of an experiment hold together; what runs goes on."""
+    """Limit the total slots of an experiment's trials; running trials continue."""
     from zerolab.cli.connection import connect
     from zerolab.errors import ConfigError
 

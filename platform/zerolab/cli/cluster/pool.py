@@ -1,4 +1,4 @@
-"""``zerolab pool`` and ``zerolab quota``: how agents are shared, and within which bounds."""
+"""Command groups ``zerolab pool`` and ``zerolab quota``."""
 
 from typing import Annotated
 
@@ -25,16 +25,18 @@ Group = Annotated[str, typer.Argument(help="pool:NAME or label:NAME.")]
 
 @pools.command("list")
 def list_pools(as_json: AsJson = False) -> None:
-    """List the pools, their agents and slots, and in which order their jobs start."""
+    """List the pools with their agents, slots and scheduling policies."""
     from zerolab.cli.connection import connect
 
     with connect() as client:
-        found = client.pools()
+        pool_list = client.pools()
     if as_json:
-        print_json(found)
+        print_json(pool_list)
         return
     names = ["name", "policy", "agents", "slots", "free_slots", "jobs", "max_slots"]
-    print_table([name.replace("_", " ") for name in names], [[p[n] for n in names] for p in found])
+    print_table(
+        [name.replace("_", " ") for name in names], [[p[n] for n in names] for p in pool_list]
+    )
 
 
 @pools.command("set")
@@ -42,7 +44,7 @@ def set_pool(
     name: Annotated[str, typer.Argument(help="Name of the pool.")],
     policy: Annotated[str, typer.Option(help="fair_share, priority or fifo.")],
 ) -> None:
-    """Say in which order the jobs of a pool start.
+    """Set the scheduling policy of a pool.
 
     Example: zerolab pool set big --policy fifo
     """
@@ -50,26 +52,26 @@ def set_pool(
     from zerolab.errors import ConfigError
     from zerolab.scheduler import Policy
 
-    if policy not in {each.value for each in Policy}:
-        known = ", ".join(Policy)
-        raise ConfigError("pool", [f"--policy: must be one of {known}, got {policy!r}"])
+    if policy not in {item.value for item in Policy}:
+        choices = ", ".join(Policy)
+        raise ConfigError("pool", [f"--policy: must be one of {choices}, got {policy!r}"])
     with connect() as client:
         pool = client.put_pool(name, policy)
-    told = "" if pool["agents"] else "; no agent has joined it yet"
-    result(f"pool {pool['name']} has the policy {pool['policy']}{told}")
+    note = "" if pool["agents"] else "; no agent has joined it yet"
+    result(f"pool {pool['name']} has the policy {pool['policy']}{note}")
 
 
 @quotas.command("list")
 def list_quotas(as_json: AsJson = False) -> None:
-    """List the quotas, and what is held of each."""
+    """List the quotas with the slots in use."""
     from zerolab.cli.connection import connect
 
     with connect() as client:
-        found = client.quotas()
+        quota_list = client.quotas()
     if as_json:
-        print_json(found)
+        print_json(quota_list)
         return
-    rows = [(one["group"], one["max_slots"], one["held_slots"]) for one in found]
+    rows = [(quota["group"], quota["max_slots"], quota["held_slots"]) for quota in quota_list]
     print_table(["group", "max slots", "held"], rows)
 
 
@@ -78,22 +80,22 @@ def set_quota(
     group: Group,
     max_slots: Annotated[int, typer.Argument(help="Most slots at a time.", min=0)],
 ) -> None:
-    """Limit the slots that the experiments of a pool, or with a label, hold together.
+    """Limit the total slots of the experiments of a pool, or with a label.
 
-    What runs goes on. Example: zerolab quota set label:vision 4
+    Running trials continue. Example: zerolab quota set label:vision 4
     """
     from zerolab.cli.connection import connect
 
     kind, name = _parts(group)
     with connect() as client:
         quota = client.put_quota(kind, name, max_slots)
-    most, held = quota["max_slots"], quota["held_slots"]
-    result(f"{quota['group']} may hold {most} slot(s), and holds {held}")
+    most, used = quota["max_slots"], quota["held_slots"]
+    result(f"{quota['group']} may hold {most} slot(s), and holds {used}")
 
 
 @quotas.command("remove")
 def remove_quota(group: Group) -> None:
-    """Take a limit away."""
+    """Remove a quota."""
     from zerolab.cli.connection import connect
 
     kind, name = _parts(group)
@@ -103,10 +105,10 @@ def remove_quota(group: Group) -> None:
 
 
 def _parts(group: str) -> tuple[str, str]:
-    """Take the name of a quota apart.
+    """Split the name of a quota.
 
     Raises:
-        ConfigError: If it is none.
+        ConfigError: If it is invalid.
     """
     from zerolab.errors import ConfigError
 

@@ -1,4 +1,4 @@
-"""``zerolab task``: a command on some slots, as a job of the queue, detached from the terminal."""
+"""Command group ``zerolab task``: commands as jobs of the queue, detached from the terminal."""
 
 import os
 from collections.abc import Sequence
@@ -25,23 +25,24 @@ from zerolab.formatting import duration_text
 if TYPE_CHECKING:
     from zerolab.client.http import Client
 
-__all__ = ["all_slots", "count_slots", "given_workers", "group"]
+__all__ = ["all_slots", "count_slots", "group", "worker_specification"]
 
 group = typer.Typer(
     help="Commands on slots, as jobs of the queue.", no_args_is_help=True, rich_markup_mode=None
 )
 
-EVERYTHING = "ALL_WORKERS"
-"""In place of ``--worker``'s JSON: every slot of the pool."""
+ALL_SLOTS = "ALL_WORKERS"
+"""Alternative to the JSON of ``--worker``: all slots of the pool."""
 VARIABLES = ("DC_DL_CONFIG", "ALL_WORKERS")
-"""Variables that are read where the command names none, if they hold a JSON object. Platforms set
-the second one to a list of hosts, which says nothing about a task."""
+"""Variables that are read by default if they contain a JSON object.
+
+Platforms set the second one to a list of hosts, which is ignored."""
 _IGNORED = frozenset({"framework", "name"})
-"""Keys of such JSON that say nothing about slots."""
+"""Keys of such JSON that do not affect slots."""
 
 
 class Per(StrEnum):
-    """What a task has one process for."""
+    """Unit for which a task has one process."""
 
     SLOT = "slot"
     WORKER = "worker"
@@ -102,7 +103,7 @@ def run(
         bool, typer.Option("--follow", "-f", help="Print its log until it has ended.")
     ] = False,
 ) -> None:
-    """Queue a command and print the task's id; it goes on when this terminal is closed.
+    """Queue a command and print the task's id; it continues when this terminal is closed.
 
     Exit code with --follow: 0 when it completed, 1 when it did not.
     Example: zerolab task run --name train --slots 2 -- python train.py
@@ -112,15 +113,15 @@ def run(
     from zerolab.client.archive import pack
 
     archive = pack(context or Path.cwd())
-    workers = given_workers(slots, workers, worker_from)
+    workers = worker_specification(slots, workers, worker_from)
     with connect() as client:
-        if workers == EVERYTHING and slots is None:
+        if workers == ALL_SLOTS and slots is None:
             slots, nodes = all_slots(client.agents(), pool)
             workers = ""
-        total, each = count_slots(slots, workers)
+        total, slots_per_worker = count_slots(slots, workers)
         resources = {
             "slots_per_trial": total,
-            "slots_per_rank": each if per is Per.WORKER else 1,
+            "slots_per_rank": slots_per_worker if per is Per.WORKER else 1,
             "max_nodes": nodes,
             "resource_pool": pool,
             "priority": priority,
@@ -136,58 +137,60 @@ def run(
         }
         if as_deepspeed:
             config["environment"] = {"deepspeed": "zerolab"}
-        made = client.create_experiment(config, archive)
-        say_warnings(made)
-        if made["waiting_reason"]:
-            say(f"task {name} waits: {made['waiting_reason']}")
-        result(str(made["id"]))
+        experiment = client.create_experiment(config, archive)
+        say_warnings(experiment)
+        if experiment["waiting_reason"]:
+            say(f"task {name} waits: {experiment['waiting_reason']}")
+        result(str(experiment["id"]))
         if not follow:
             return
-        print_logs(client, "experiment", made["id"], LogFilter(), follow=True, as_json=False)
-        ended = client.experiment(made["id"])
+        print_logs(client, "experiment", experiment["id"], LogFilter(), follow=True, as_json=False)
+        ended = client.experiment(experiment["id"])
     if ended["state"] != "COMPLETED":
         say(f"task {name}: {ended['state']}: {ended['error'] or ''}".rstrip(": "))
         raise typer.Exit(1)
 
 
 def all_slots(agents: Sequence[dict[str, Any]], pool: str) -> tuple[int, int]:
-    """Count the slots of a pool on which something can run, and the agents that have them.
+    """Count the usable slots of a pool, and the agents with such slots.
 
     Args:
-        agents: All that there are.
+        agents: All agents.
         pool: Name of the pool.
 
     Raises:
-        ConfigError: If none is there.
+        ConfigError: If the pool has no usable slot.
     """
     from zerolab.errors import ConfigError
 
-    ready = [one for one in agents if one["pool"] == pool and one["state"] == "ready"]
-    found = [sum(slot["enabled"] and not slot["down"] for slot in one["slots"]) for one in ready]
-    counts = [count for count in found if count]
+    ready = [agent for agent in agents if agent["pool"] == pool and agent["state"] == "ready"]
+    usable = [
+        sum(slot["enabled"] and not slot["down"] for slot in agent["slots"]) for agent in ready
+    ]
+    counts = [count for count in usable if count]
     if not counts:
         raise ConfigError("task", [f"--worker: no agent of pool {pool} has a slot now"])
     return sum(counts), len(counts)
 
 
-def given_workers(slots: int | None, workers: str, variable: str | None) -> str:
-    """Return what says how many workers there are: the option, or a variable of the environment.
+def worker_specification(slots: int | None, workers: str, variable: str | None) -> str:
+    """Return the specification of workers: the option, or an environment variable.
 
     Args:
-        slots: As ``--slots`` says; it wins over a variable that the command does not name.
-        workers: As ``--worker`` says.
-        variable: As ``--worker-from`` says.
+        slots: Value of ``--slots``; it overrides a variable that the command does not name.
+        workers: Value of ``--worker``.
+        variable: Value of ``--worker-from``.
 
     Raises:
-        ConfigError: If two of them say it, or the variable says nothing.
+        ConfigError: If two of them are set, or the variable is empty.
     """
     from zerolab.errors import ConfigError
 
     if variable is None:
         if workers or slots is not None:
             return workers
-        found = (os.environ.get(name, "").strip() for name in VARIABLES)
-        return next((text for text in found if text.startswith("{")), "")
+        texts = (os.environ.get(name, "").strip() for name in VARIABLES)
+        return next((text for text in texts if text.startswith("{")), "")
     problems = []
     if workers or slots is not None:
         problems.append("--worker-from: cannot be combined with --worker or --slots")
@@ -199,15 +202,15 @@ def given_workers(slots: int | None, workers: str, variable: str | None) -> str:
 
 
 def count_slots(slots: int | None, workers: str) -> tuple[int, int]:
-    """How many slots a task has, and how many of them each worker.
+    """Return the slots of a task, and the slots of each worker.
 
     Args:
-        slots: As ``--slots`` says.
-        workers: JSON: ``{"count": 2, "gpus": 1}``, or that under the role ``worker``; ``framework``
+        slots: Value of ``--slots``.
+        workers: JSON: ``{"count": 2, "gpus": 1}``, or this under the role ``worker``; ``framework``
             and ``name`` are ignored.
 
     Raises:
-        ConfigError: If that is said twice, or cannot be read.
+        ConfigError: If both are set, or the JSON is invalid.
     """
     import json
 
@@ -217,30 +220,30 @@ def count_slots(slots: int | None, workers: str) -> tuple[int, int]:
         return slots or 1, 1
     form = 'must look like {"count": 2, "gpus": 1}'
     try:
-        given: Any = json.loads(workers)
+        specification: Any = json.loads(workers)
     except ValueError:
         raise ConfigError("task", [f"--worker: {form}, got {workers!r}"]) from None
     problems = []
-    if isinstance(given, dict) and isinstance(given.get("worker"), dict):
-        others = ", ".join(sorted(given.keys() - {"worker"} - _IGNORED))
-        if others:
-            told = "the ranks of a task are all alike, so that worker must be its only role"
-            problems.append(f"--worker: {told}, got {others} too")
-        given = given["worker"]
-    if not isinstance(given, dict) or given.keys() - {"count", "gpus"} - _IGNORED:
+    if isinstance(specification, dict) and isinstance(specification.get("worker"), dict):
+        other_roles = ", ".join(sorted(specification.keys() - {"worker"} - _IGNORED))
+        if other_roles:
+            reason = "the ranks of a task are all alike, so that worker must be its only role"
+            problems.append(f"--worker: {reason}, got {other_roles} too")
+        specification = specification["worker"]
+    if not isinstance(specification, dict) or specification.keys() - {"count", "gpus"} - _IGNORED:
         problems.append(f"--worker: {form}, got {workers!r}")
-        given = {}
-    numbers = [given.get("count", 1), given.get("gpus", 1)]
-    wrong = any(type(one) is not int for one in numbers)
+        specification = {}
+    numbers = [specification.get("count", 1), specification.get("gpus", 1)]
+    wrong = any(type(number) is not int for number in numbers)
     if wrong or numbers[0] < 1 or numbers[1] < 0:
-        told = "count must be at least 1, and gpus at least 0"
-        problems.append(f"--worker: {told}, got {workers!r}")
+        reason = "count must be at least 1, and gpus at least 0"
+        problems.append(f"--worker: {reason}, got {workers!r}")
     if slots is not None:
         problems.append("--worker, --slots: only one of them may be given")
     if problems:
         raise ConfigError("task", problems)
-    each = max(1, numbers[1])  # a worker without a GPU has a CPU slot
-    return numbers[0] * each, each
+    slots_per_worker = max(1, numbers[1])  # a worker without a GPU has a CPU slot
+    return numbers[0] * slots_per_worker, slots_per_worker
 
 
 @group.command("list")
@@ -261,14 +264,14 @@ def list_tasks(
     from zerolab.cli.connection import connect
 
     with connect() as client:
-        found = _tasks(client, state=state and state.upper(), name=name, limit=limit)
+        tasks = _tasks(client, state=state and state.upper(), name=name, limit=limit)
     if as_json:
-        print_json(found)
+        print_json(tasks)
         return
     header = ("id", "name", "state", "waits for")
     rows = [
-        (one["id"], one["name"], one["state"], one["waiting_reason"] or one["error"] or "")
-        for one in found
+        (task["id"], task["name"], task["state"], task["waiting_reason"] or task["error"] or "")
+        for task in tasks
     ]
     print_table(header, rows)
 
@@ -300,12 +303,12 @@ def describe(name: TaskName, as_json: AsJson = False) -> None:
             "state": end_state(task),
             "waits": task["waiting_reason"],
             "command": command,
-            "labels": ", ".join(one for one in task["labels"] if one != TASK_LABEL),
+            "labels": ", ".join(item for item in task["labels"] if item != TASK_LABEL),
             "slots": resources["slots_per_trial"],
             "pool": resources["resource_pool"],
             "agents": ", ".join(last.get("agents", ())),
             "restarts": trials[0]["restarts"] if trials else None,
-            "slot time": duration_text(sum(one["slot_seconds"] for one in trials)),
+            "slot time": duration_text(sum(item["slot_seconds"] for item in trials)),
             "exit code": last.get("exit_code"),
             "created": task["created_at"],
             "started": task["started_at"],
@@ -326,14 +329,14 @@ def logs(
     level: OfLevel = None,
     as_json: AsJsonLines = False,
 ) -> None:
-    """Print what a task's ranks wrote."""
+    """Print the logs of a task."""
     from zerolab.cli.connection import connect
     from zerolab.cli.log_stream import LogFilter, print_logs
 
     with connect() as client:
         task = _find(client, name)
-        wanted = LogFilter(rank=rank, level=level, tail=tail)
-        print_logs(client, "experiment", task["id"], wanted, follow=follow, as_json=as_json)
+        log_filter = LogFilter(rank=rank, level=level, tail=tail)
+        print_logs(client, "experiment", task["id"], log_filter, follow=follow, as_json=as_json)
 
 
 @group.command()
@@ -346,7 +349,7 @@ def stop(
     ],
     kill: Annotated[bool, typer.Option("--kill", help="At once, without time to save.")] = False,
 ) -> None:
-    """Stop a task: its ranks may save what they have, then it ends."""
+    """Stop a task: its ranks may save a checkpoint, then it ends."""
     from zerolab.cli.connection import connect
     from zerolab.cli.log_stream import ENDED
 
@@ -360,38 +363,38 @@ def stop(
 
 
 def _tasks(client: "Client", **filters: str | int | None) -> list[dict[str, Any]]:
-    found = client.experiments(label=TASK_LABEL, **filters)
-    return sorted(found, key=lambda one: -int(one["id"]))
+    experiments = client.experiments(label=TASK_LABEL, **filters)
+    return sorted(experiments, key=lambda task: -int(task["id"]))
 
 
 def _find(client: "Client", name: str, *, to_stop: bool = False) -> dict[str, Any]:
-    """Return the task of that id, or else the newest of that name.
+    """Return the task with an id, or else the newest with a name.
 
     Args:
-        client: Of the server.
-        name: What the user calls it.
-        to_stop: One that has ended is meant only where all of that name have.
+        client: Client of the server.
+        name: Id or name of the task.
+        to_stop: Prefer tasks that have not ended.
 
     Raises:
-        ConfigError: If several tasks may be stopped.
-        NotFoundError: If there is none.
+        ConfigError: If several tasks match.
+        NotFoundError: If no task matches.
     """
     from zerolab.cli.log_stream import ENDED
     from zerolab.errors import ConfigError, NotFoundError
 
-    found = _tasks(client)
-    by_id = [one for one in found if str(one["id"]) == name]
-    if by_id:  # what else may be called so has an id of its own
+    tasks = _tasks(client)
+    by_id = [task for task in tasks if str(task["id"]) == name]
+    if by_id:  # an id is unique, a name is not
         return by_id[0]
-    named = [one for one in found if one["name"] == name]
+    named = [task for task in tasks if task["name"] == name]
     if to_stop:
-        named = [one for one in named if one["state"] not in ENDED] or named[:1]
+        named = [task for task in named if task["state"] not in ENDED] or named[:1]
         if len(named) > 1:
-            ids = ", ".join(str(one["id"]) for one in named)
-            told = f"{len(named)} tasks of this name have not ended: give the id of one ({ids})"
-            raise ConfigError("task", [f"{name}: {told}"])
+            ids = ", ".join(str(task["id"]) for task in named)
+            problem = f"{len(named)} tasks of this name have not ended: give the id of one ({ids})"
+            raise ConfigError("task", [f"{name}: {problem}"])
     if named:
         return named[0]
-    names = ", ".join(dict.fromkeys(str(one["name"]) for one in found)) or "none"
+    names = ", ".join(dict.fromkeys(str(task["name"]) for task in tasks)) or "none"
     msg = f"there is no task {name!r}; there are: {names}"
     raise NotFoundError(msg)

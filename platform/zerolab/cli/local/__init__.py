@@ -1,1 +1,1 @@
-"""What starts, stops and watches an installation on this machine."""
+"""Commands that start, stop and watch an installation on this machine."""

@@ -19,12 +19,12 @@ from zerolab.paths import Home
 if TYPE_CHECKING:
     import psutil
 
-__all__ = ["Service", "agent_token", "bring_down", "bring_up", "renew_token", "running"]
+__all__ = ["Service", "agent_token", "renew_token", "running", "start_services", "stop_services"]
 
 _UP_S = 120.0
-"""For a server to answer, in seconds; it takes one, but a machine can be busy."""
+"""Timeout of a server's start, in seconds; it takes 1 s, or longer on a busy machine."""
 _DOWN_S = 60.0
-"""Longer than an agent gives its runs to checkpoint."""
+"""Timeout of a stop in seconds; longer than an agent's grace period for checkpoints."""
 _POLL_S = 0.05
 
 
@@ -34,9 +34,9 @@ class Service:
 
     name: str
     file: Path
-    """Written by the process while it runs; holds its pid."""
+    """File that the process writes while it runs, with its pid."""
     word: str
-    """What every such process has in its command line."""
+    """Words in the command line of every such process."""
     log: Path
 
 
@@ -62,7 +62,7 @@ def running(service: Service) -> "psutil.Process | None":
     return our_process(pid, service.word, written) if isinstance(pid, int) else None
 
 
-def bring_up(
+def start_services(
     home: Home,
     *,
     port: int | None = None,
@@ -72,62 +72,62 @@ def bring_up(
     server_options: Sequence[str] = (),
     say: Callable[[str], None],
 ) -> str:
-    """Start what does not run yet, and wait until it answers.
+    """Start the server and the agent unless they run, and wait until they respond.
 
     Args:
-        home: Of the installation.
-        port: For the server; 8080, or any free one when that is taken, when None.
-        slots: For the agent; all when None.
-        cpu: Offer CPU slots although there are GPUs.
-        agent: Start an agent too.
-        server_options: Other words for the command line of the server.
-        say: Told what is started.
+        home: The installation.
+        port: Port of the server; None means 8080, or any free one if that is taken.
+        slots: Slots of the agent; None for all.
+        cpu: Offer CPU slots even if there are GPUs.
+        agent: Start an agent, too.
+        server_options: Further options of the server.
+        say: Prints a status message.
 
     Returns:
         Address of the server.
 
     Raises:
-        ZerolabError: If something does not come up.
+        ZerolabError: If a process does not start.
     """
     import filelock
 
     home.create()
     home.ensure_token()
-    words, variables = _without_database(server_options)
+    options, variables = _split_database_option(server_options)
     if server_options:
-        _check_server_options(home, words, variables)
+        _check_server_options(home, options, variables)
     with filelock.FileLock(home.up_lock, mode=0o600):
-        url = _server_up(home, port, words, variables, say)
+        url = _server_up(home, port, options, variables, say)
         if agent:
             _agent_up(home, url, slots, cpu=cpu, say=say)
     return url
 
 
-def bring_down(home: Home, say: Callable[[str], None]) -> bool:
+def stop_services(home: Home, say: Callable[[str], None]) -> bool:
     """Stop the agent, so that its runs can checkpoint and report, and then the server.
 
     Returns:
-        Whether anything ran.
+        Whether a process was stopped.
     """
     import filelock
 
     home.create()
-    found = False
+    stopped = False
     with filelock.FileLock(home.up_lock, mode=0o600):
         for service in (agent_of(home), server_of(home)):
             process = running(service)
             if process is not None:
                 _stop(service, process, say)
-                found = True
+                stopped = True
             service.file.unlink(missing_ok=True)
-    return found
+    return stopped
 
 
 def renew_token(home: Home) -> str:
-    """Put a new token in place of the old one, by the server if there is one; return it.
+    """Replace the token, through the server if it runs; return the new one.
 
     Raises:
-        ZerolabError: If the server cannot do it now.
+        ZerolabError: If the server does not respond.
     """
     from zerolab.cli.connection import connect, named_master
 
@@ -138,13 +138,13 @@ def renew_token(home: Home) -> str:
 
 
 def agent_token(*, renew: bool = False) -> str:
-    """Return the join token of agents, from the server if there is one.
+    """Return the join token of agents, from the server if it runs.
 
     Args:
-        renew: Put a new one in place of the old one first.
+        renew: Replace it first.
 
     Raises:
-        ZerolabError: If the server cannot do it now.
+        ZerolabError: If the server does not respond.
     """
     from zerolab.cli.connection import connect, named_master
 
@@ -156,32 +156,33 @@ def agent_token(*, renew: bool = False) -> str:
     return home.replace_agent_token() if renew else home.ensure_agent_token()
 
 
-def _without_database(options: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+def _split_database_option(options: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """Move the address of the database from the options to the environment.
 
-    It may contain a password, and all users of this machine can read a command's arguments.
+    The address may contain a password, and all users of this machine can read a command's
+    arguments.
 
     Raises:
         ConfigError: If ``--database`` has no value.
     """
-    words: list[str] = []
+    remaining: list[str] = []
     url = os.environ.get(ENV_DATABASE, "")
-    rest = iter(options)
-    for word in rest:
-        name, equals, value = word.partition("=")
+    iterator = iter(options)
+    for option in iterator:
+        name, equals, value = option.partition("=")
         if name == "--database":
-            url = value if equals else next(rest, "")
+            url = value if equals else next(iterator, "")
             if not url or url.startswith("--"):
                 raise ConfigError(
                     "server", [f"--database: must have a URL, got {url or 'nothing'}"]
                 )
         else:
-            words.append(word)
-    return words, {ENV_DATABASE: url} if url else {}
+            remaining.append(option)
+    return remaining, {ENV_DATABASE: url} if url else {}
 
 
 def _check_server_options(home: Home, options: list[str], variables: dict[str, str]) -> None:
-    """Have the server check its options before anything is started.
+    """Let the server check its options before anything is started.
 
     Raises:
         ConfigError: With the server's message about the first invalid option.
@@ -213,22 +214,22 @@ def _server_up(
                 "the server runs already and keeps its options; `zerolab down` first to change them"
             )
         return _wait_for_server(home, process.is_running)
-    said = f"starting the server (log: {service.log})"
+    message = f"starting the server (log: {service.log})"
     ports = [port]
     if not port and (old := _last_port(service)) is not None:
-        ports.insert(0, old)  # of a server that was killed: agent and runs still look for it there
+        ports.insert(0, old)  # the agent and runs of a killed server still use its port
     service.file.unlink(missing_ok=True)
     for number in ports:
-        say(said)
-        words = ["zeroserver", "--home", str(home.path)]
-        words += [] if number is None else ["--port", str(number)]
-        child = _start(service, [*words, *options], home, variables)
+        say(message)
+        command = ["zeroserver", "--home", str(home.path)]
+        command += [] if number is None else ["--port", str(number)]
+        child = _start(service, [*command, *options], home, variables)
         try:
-            return _wait_for_server(home, _lives(child))
+            return _wait_for_server(home, _is_alive(child))
         except UnreachableError:
             if child.poll() is None or number == ports[-1]:
                 raise
-        said = f"port {number} is taken; trying another one"
+        message = f"port {number} is taken; trying another one"
     raise AssertionError
 
 
@@ -238,7 +239,7 @@ def _last_port(service: Service) -> int | None:
     return int(port) if port.isdecimal() else None
 
 
-def _lives(child: "subprocess.Popen[bytes]") -> Callable[[], bool]:
+def _is_alive(child: "subprocess.Popen[bytes]") -> Callable[[], bool]:
     return lambda: child.poll() is None
 
 
@@ -277,20 +278,20 @@ def _agent_up(
     service = agent_of(home)
     process = running(service)
     if process is not None:
-        known = (read_json(service.file) or {}).get("master")
-        if known in (None, url):
+        master = (read_json(service.file) or {}).get("master")
+        if master in (None, url):
             return
-        say(f"the agent knows only a server at {known}")
+        say(f"the agent knows only a server at {master}")
         _stop(service, process, say)
     say(f"starting the agent (log: {service.log})")
-    words = ["zerolab", "agent", "start"]
-    words += [] if slots is None else ["--slots", str(slots)]
-    words += ["--cpu"] if cpu else []
-    child = _start(service, words, home, {ENV_MASTER: url})
+    command = ["zerolab", "agent", "start"]
+    command += [] if slots is None else ["--slots", str(slots)]
+    command += ["--cpu"] if cpu else []
+    child = _start(service, command, home, {ENV_MASTER: url})
     deadline = time.monotonic() + _UP_S
     while time.monotonic() < deadline:
-        noted = read_json(service.file) or {}
-        if noted.get("pid") == child.pid and "agent_id" in noted:
+        registration = read_json(service.file) or {}
+        if registration.get("pid") == child.pid and "agent_id" in registration:
             return
         if child.poll() is not None:
             msg = f"the agent ended as it started; its log, {service.log}, ends with:\n"
@@ -301,14 +302,17 @@ def _agent_up(
 
 
 def _start(
-    service: Service, words: Sequence[str], home: Home, environment: dict[str, str] | None = None
+    service: Service,
+    arguments: Sequence[str],
+    home: Home,
+    environment: dict[str, str] | None = None,
 ) -> "subprocess.Popen[bytes]":
-    # This installation's own token counts here, whatever another server's may be.
+    # Use this installation's token, not another server's.
     hidden = {ENV_TOKEN, ENV_DATABASE}
     inherited = {key: value for key, value in os.environ.items() if key not in hidden}
     with append_private(service.log) as log:
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", *words],
+            [sys.executable, "-P", "-m", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -1,4 +1,4 @@
-"""``zerolab db``: back up, restore and check the server's database."""
+"""Command group ``zerolab db``: backup, restore and check of the server's database."""
 
 from pathlib import Path
 from typing import Annotated
@@ -33,7 +33,7 @@ def backup(
 ) -> None:
     """Write a backup while the server runs; prints its directory.
 
-    It holds the database and the submitted model directories, not the checkpoints.
+    It contains the database and the submitted model directories, not the checkpoints.
     """
     _run(database, "backup", *([str(directory)] if directory else []))
 
@@ -45,26 +45,26 @@ def restore(
 ) -> None:
     """Replace the database by a backup. The server must be stopped: `zerolab down`.
 
-    What was there before is backed up first.
+    The current database is backed up first.
     """
     _run(database, "restore", str(directory))
 
 
 @group.command()
 def check(database: _Database = "") -> None:
-    """Read the whole database and print what is wrong. Exit code 1 when something is.
+    """Check the complete database and print problems. Exit code 1 if there are any.
 
     The server may run.
     """
     _run(database, "check")
 
 
-def _run(database: str, *words: str) -> None:
+def _run(database: str, *arguments: str) -> None:
     import os
     import subprocess
     import sys
 
-    command = [sys.executable, "-P", "-m", "zeroserver.maintenance", *words]
-    # By the environment: everybody on this machine sees the words of a command.
+    command = [sys.executable, "-P", "-m", "zeroserver.maintenance", *arguments]
+    # Through the environment: all users of this machine can read a command's arguments.
     environment = {**os.environ, ENV_DATABASE: database}
     raise typer.Exit(subprocess.run(command, check=False, env=environment).returncode)

@@ -1,4 +1,4 @@
-"""``zerolab deepspeed``: a command ``deepspeed`` that is ``zerolab launch --as-deepspeed``."""
+"""Command group ``zerolab deepspeed``: installs a command ``deepspeed``."""
 
 import os
 import sys
@@ -28,10 +28,10 @@ _EXPLANATION = (
 
 
 class DeepspeedGroup(Group):
-    """Explains itself where it is used as DeepSpeed's launcher."""
+    """Command group with an explanation for use as DeepSpeed's launcher."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Refuse what is neither a command nor a request for help."""
+        """Reject arguments that are neither a command nor an option for help."""
         if args and args[0] not in {*self.commands, "--help", "-h"}:
             ctx.fail(_EXPLANATION)
         return super().parse_args(ctx, args)
@@ -39,15 +39,15 @@ class DeepspeedGroup(Group):
 
 @group.command("install-command")
 def install_command() -> None:
-    """Install a command `deepspeed` beside this Python, and print its path.
+    """Install a command `deepspeed` next to this Python, and print its path.
 
-    It is `zerolab launch --as-deepspeed`: scripts find this engine as `import deepspeed`. It is
-    refused where a `deepspeed` exists.
+    It runs `zerolab launch --as-deepspeed`: scripts get this engine by `import deepspeed`. An
+    existing `deepspeed` is an error.
     Example: zerolab deepspeed install-command
     """
     from zerolab.errors import ConfigError, ConflictError
 
-    file = _place()
+    file = _target_file()
     other = _other_deepspeed(file)
     if other is not None:
         msg = f"there is a deepspeed already: {other}"
@@ -68,26 +68,26 @@ def install_command() -> None:
 
 @group.command("uninstall-command")
 def uninstall_command() -> None:
-    """Remove the command `deepspeed` that `install-command` has installed.
+    """Remove the command `deepspeed` of `install-command`.
 
     Example: zerolab deepspeed uninstall-command
     """
     from zerolab.errors import ConflictError, NotFoundError
 
-    file = _place()
+    file = _target_file()
     if not os.path.lexists(file):
         raise NotFoundError(f"there is no {file}: `zerolab deepspeed install-command` installs it")
-    if not _is_ours(file):
+    if not _is_installed_by_us(file):
         raise ConflictError(f"{file} was not installed by zerolab; it stays as it is")
     file.unlink()
     say(f"{file} is removed")
 
 
-def _place() -> Path:
+def _target_file() -> Path:
     return Path(sys.executable).parent / "deepspeed"
 
 
-def _is_ours(file: Path) -> bool:
+def _is_installed_by_us(file: Path) -> bool:
     try:
         with file.open("rb") as content:
             return _MARK.encode() in content.read(2000)
@@ -96,7 +96,7 @@ def _is_ours(file: Path) -> bool:
 
 
 def _other_deepspeed(file: Path) -> str | None:
-    """Return what a real DeepSpeed is, if there is one."""
+    """Return the path of a real DeepSpeed command, or None."""
     import shutil
     from importlib.metadata import PackageNotFoundError, version
 
@@ -104,17 +104,17 @@ def _other_deepspeed(file: Path) -> str | None:
         return f"the package deepspeed {version('deepspeed')} of {sys.executable}"
     except PackageNotFoundError:
         pass
-    if os.path.lexists(file) and not _is_ours(file):
+    if os.path.lexists(file) and not _is_installed_by_us(file):
         return str(file)
     for folder in os.environ.get("PATH", "").split(os.pathsep):
-        found = shutil.which("deepspeed", path=folder) if folder else None
-        if found is not None and not _is_ours(Path(found)):
-            return found
+        program = shutil.which("deepspeed", path=folder) if folder else None
+        if program is not None and not _is_installed_by_us(Path(program)):
+            return program
     return None
 
 
 def _script() -> str:
-    """Return the program; through a shell where the interpreter's path is no shebang's."""
+    """Return the program; a shell starts it if the shebang would be too long."""
     head = f"#!{sys.executable}\n"
     if len(sys.executable) > _LONGEST_SHEBANG or any(char.isspace() for char in sys.executable):
         import shlex

@@ -1,4 +1,4 @@
-"""``zerolab doctor``: what this machine and this installation have, and what is wrong with them."""
+"""Command ``zerolab doctor``: checks of this machine and this installation."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from zerolab.cli.output import AsJson, Toned, print_json, print_table, say
+from zerolab.cli.output import AsJson, ColoredText, print_json, print_table, say
 from zerolab.paths import Home
 
 if TYPE_CHECKING:
@@ -23,9 +23,9 @@ _LITTLE_DISK = 5 * _GIB
 _NO_DISK = _GIB // 2
 _LITTLE_SHARED_MEMORY = 256 << 20
 _TORCH_S = 120.0
-"""Longest import of torch, in seconds: from a network's disk it takes a minute."""
+"""Timeout of importing torch, in seconds; from a network file system it takes a minute."""
 
-_LOOK_AT_TORCH = """
+_TORCH_PROGRAM = """
 import json, torch
 import torch.distributed as dist
 cuda = torch.cuda.is_available()
@@ -54,7 +54,7 @@ def add_to(app: typer.Typer) -> None:
 def doctor(as_json: AsJson = False) -> None:
     """Check interpreter, torch, GPUs, disk, ports, server, agent and versions of this machine.
 
-    Exit code 1 when something must be corrected. Nothing is started or changed.
+    Exit code 1 if there is a problem. Nothing is started or changed.
     Example: zerolab doctor
     """
     home = Home.default()
@@ -67,7 +67,8 @@ def doctor(as_json: AsJson = False) -> None:
     else:
         tones = {"ok": "green", "warning": "yellow", "problem": "red"}
         rows = [
-            (Toned(check.state, tones[check.state]), check.name, check.detail) for check in checks
+            (ColoredText(check.state, tones[check.state]), check.name, check.detail)
+            for check in checks
         ]
         print_table(("state", "check", "found"), rows)
         for result in checks:
@@ -78,14 +79,14 @@ def doctor(as_json: AsJson = False) -> None:
 
 
 def _guarded(check: Callable[[Home], Iterator[Check]], home: Home) -> list[Check]:
-    """Run one check; an error in it is a result, and the others go on."""
+    """Run a check; an error in it becomes a result."""
     name = check.__name__.strip("_").replace("_", " ")
-    found: list[Check] = []
+    results: list[Check] = []
     try:
-        found.extend(check(home))
+        results.extend(check(home))
     except Exception as error:  # noqa: BLE001 - the command exists to report what is broken
-        found.append(Check(name, "problem", f"{type(error).__name__}: {error}"))
-    return found
+        results.append(Check(name, "problem", f"{type(error).__name__}: {error}"))
+    return results
 
 
 def _python(_home: Home) -> Iterator[Check]:
@@ -106,13 +107,13 @@ def _packages(_home: Home) -> Iterator[Check]:
         yield Check("zerolab", "problem", text, f"{sys.executable} -m pip install zerolab again")
     else:
         yield Check("zerolab", "ok", f"{__version__}, {Path(__file__).parents[2]}")
-    found = []
+    versions = []
     for name in _OPTIONAL:
         try:
-            found.append(f"{name} {version(name)}")
+            versions.append(f"{name} {version(name)}")
         except PackageNotFoundError:
-            found.append(f"{name} -")
-    yield Check("optional packages", "ok", ", ".join(found))
+            versions.append(f"{name} -")
+    yield Check("optional packages", "ok", ", ".join(versions))
 
 
 def _torch_and_gpus(_home: Home) -> Iterator[Check]:
@@ -121,13 +122,13 @@ def _torch_and_gpus(_home: Home) -> Iterator[Check]:
     from zerolab.launcher.devices import find_gpus
     from zerolab.linux import usable_cores
 
-    words = [sys.executable, "-P", "-c", _LOOK_AT_TORCH]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=_TORCH_S, check=False)
+    command = [sys.executable, "-P", "-c", _TORCH_PROGRAM]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_TORCH_S, check=False)
     gpus = [slot.device for slot in find_gpus()]
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        yield Check("torch", "problem", said, f"{sys.executable} -m pip install torch")
+        error = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        yield Check("torch", "problem", error, f"{sys.executable} -m pip install torch")
     else:
         release, cuda, names, backends = json.loads(done.stdout.splitlines()[-1])
         built = f"CUDA {cuda}" if cuda else "CPU only"
@@ -136,9 +137,9 @@ def _torch_and_gpus(_home: Home) -> Iterator[Check]:
             remedy = "install a torch that is built for CUDA and fits the driver"
             text = f"the driver has {len(gpus)} GPU(s), torch finds {len(names)}"
             yield Check("GPUs and torch", "problem", text, remedy)
-    found = ", ".join(gpus) or "none; CPU slots are used"
+    gpu_text = ", ".join(gpus) or "none; CPU slots are used"
     limited = f" (CUDA_VISIBLE_DEVICES={hidden})" if hidden is not None else ""
-    yield Check("GPUs", "ok", f"{found}{limited}")
+    yield Check("GPUs", "ok", f"{gpu_text}{limited}")
     yield Check("CPU cores", "ok", f"{usable_cores()} usable of {os.cpu_count()}")
 
 
@@ -149,14 +150,14 @@ def _data_directory(home: Home) -> Iterator[Check]:
     from zerolab.contract.spec import ENV_HOME
     from zerolab.formatting import size_text
 
-    place = next(path for path in (home.path, *home.path.parents) if path.is_dir())
-    if not os.access(place, os.W_OK):
+    existing = next(path for path in (home.path, *home.path.parents) if path.is_dir())
+    if not os.access(existing, os.W_OK):
         remedy = f"set {ENV_HOME} to a directory of yours"
         yield Check("data directory", "problem", f"{home.path} cannot be written", remedy)
     else:
-        there = "" if home.path.is_dir() else ", not created yet"
-        yield Check("data directory", "ok", f"{home.path}{there}")
-    for name, folder in (("disk", place), ("temporary directory", Path(tempfile.gettempdir()))):
+        note = "" if home.path.is_dir() else ", not created yet"
+        yield Check("data directory", "ok", f"{home.path}{note}")
+    for name, folder in (("disk", existing), ("temporary directory", Path(tempfile.gettempdir()))):
         free = shutil.disk_usage(folder).free
         state: Literal["ok", "warning", "problem"] = "ok"
         if free < _LITTLE_DISK:
@@ -175,7 +176,7 @@ def _memory(_home: Home) -> Iterator[Check]:
     memory = psutil.virtual_memory()
     text = f"{size_text(memory.available)} available of {size_text(memory.total)}"
     yield Check("memory", "ok", text)
-    shared = Path("/dev/shm")  # noqa: S108 - looked at, not written to
+    shared = Path("/dev/shm")  # noqa: S108 - only read
     if shared.is_dir():
         size = shutil.disk_usage(shared).total
         little = size < _LITTLE_SHARED_MEMORY
@@ -197,7 +198,7 @@ def _server(home: Home) -> Iterator[Check]:
     yield from _ports(url)
     try:
         with connect(home, timeout_s=10.0) as client:
-            yield from _answering(client, url)
+            yield from _check_response(client, url)
     except UnreachableError as error:
         lives = f"process {process.pid} lives" if process else "its process has ended"
         remedy = f"see {home.logs / 'server.log'}, then `zerolab up`"
@@ -208,11 +209,11 @@ def _server(home: Home) -> Iterator[Check]:
     except ZerolabError as error:
         yield Check("server", "problem", f"{url}: {error}")
     agent = running(agent_of(home))
-    known = f"process {agent.pid}" if agent else "none on this machine; `zerolab up` starts one"
-    yield Check("agent of this machine", "ok", known)
+    status = f"process {agent.pid}" if agent else "none on this machine; `zerolab up` starts one"
+    yield Check("agent of this machine", "ok", status)
 
 
-def _answering(client: "Client", url: str) -> Iterator[Check]:
+def _check_response(client: "Client", url: str) -> Iterator[Check]:
     from zerolab import __version__
 
     info, agents = client.info(), client.agents()
@@ -224,15 +225,15 @@ def _answering(client: "Client", url: str) -> Iterator[Check]:
     lost = [agent["name"] for agent in agents if not agent["alive"]]
     cluster = info["cluster"]
     slots = f"{cluster['slots']} slot(s), {cluster['free_slots']} free"
-    gone = f"; without contact: {', '.join(lost)}" if lost else ""
+    lost_text = f"; without contact: {', '.join(lost)}" if lost else ""
     state: Literal["ok", "warning"] = "warning" if lost or not alive else "ok"
     remedy = "start an agent there (`zerolab agent start`), or `zerolab agent remove NAME`"
-    text = f"{', '.join(alive) or 'none'}, {slots}{gone}"
+    text = f"{', '.join(alive) or 'none'}, {slots}{lost_text}"
     yield Check("agents", state, text, remedy if state == "warning" else "")
 
 
 def _ports(url: str | None) -> Iterator[Check]:
-    """Say whether the usual port of a server is free; a server that runs may have it."""
+    """Check whether the server's default port is free, or used by the running server."""
     import socket
 
     if url is not None and url.rstrip("/").endswith(":8080"):

@@ -1,4 +1,4 @@
-"""``up``, ``down``, ``status``, ``open``, ``logout``, ``token``: this installation's own server."""
+"""Commands ``up``, ``down``, ``status``, ``open``, ``logout`` and ``token``."""
 
 from typing import Annotated
 
@@ -38,14 +38,15 @@ def up(
     ),
     agent: Annotated[bool, typer.Option(help="Start an agent on this machine too.")] = True,
 ) -> None:
-    """Start the server and an agent in the background; what runs already is left alone.
+    """Start the server and an agent in the background, unless they run.
 
-    Prints the server's address. Other options are the server's: `python -m zeroserver --help`.
+    Prints the server's address. Other options are passed to the server: `python -m zeroserver
+    --help`.
     Example: zerolab up --slots 2 --log-megabytes 16
     """
-    from zerolab.cli.local.background import bring_up
+    from zerolab.cli.local.background import start_services
 
-    url = bring_up(
+    url = start_services(
         Home.default(), port=port, slots=slots, cpu=cpu, agent=agent, server_options=context.args,
         say=say,
     )  # fmt: skip
@@ -55,11 +56,11 @@ def up(
 def down() -> None:
     """Stop the agent (its runs checkpoint first) and the server.
 
-    What was running goes on from its checkpoints after the next `zerolab up`.
+    Runs resume from their checkpoints after the next `zerolab up`.
     """
-    from zerolab.cli.local.background import bring_down
+    from zerolab.cli.local.background import stop_services
 
-    if not bring_down(Home.default(), say):
+    if not stop_services(Home.default(), say):
         say("nothing was running")
 
 
@@ -69,7 +70,7 @@ def status(
     ),
     as_json: AsJson = False,
 ) -> None:
-    """Say what runs: server, agents, slots, experiments. Exit code 1 when no server answers."""
+    """Show the server, agents, slots and experiments. Exit code 1 if no server responds."""
     from zerolab.cli.connection import connect, server_url
     from zerolab.errors import UnreachableError
 
@@ -94,9 +95,9 @@ def status(
             "version": info["version"],
             "data": info["home"],
             "started": info["started_at"],
-            "agents": ", ".join(one["name"] for one in agents if one["alive"]) or "none",
+            "agents": ", ".join(item["name"] for item in agents if item["alive"]) or "none",
             "slots": f"{cluster['slots']}, {cluster['free_slots']} free",
-            "active": "\n".join(f"experiment {one['id']}: {one['name']}" for one in active),
+            "active": "\n".join(f"experiment {item['id']}: {item['name']}" for item in active),
         }
     )
 

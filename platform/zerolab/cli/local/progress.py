@@ -1,4 +1,4 @@
-"""Live progress of an experiment: batch, loss, samples per second, time that is left."""
+"""Live progress of an experiment: batch, loss, samples per second, remaining time."""
 
 import math
 import sys
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Lines", "TrialProgress", "describe_line", "watch"]
 
-_RECENT_BATCHES = 300  # asked for; all of a long curve would come as means of many batches
+_RECENT_BATCHES = 300  # of a longer curve the server would return means
 _POLL_S = 0.5
 _LINE_S = 10.0
-"""Between two lines of a trial where nothing can be redrawn, in seconds."""
+"""Seconds between lines of a trial, on outputs that cannot be redrawn."""
 _SHOWN_TRIALS = 8
 _SPEED = "samples_per_second"
 
 
 @dataclass(frozen=True)
 class TrialProgress:
-    """What is shown of one trial."""
+    """Displayed progress of a trial."""
 
     trial_id: int
     state: str
@@ -36,21 +36,21 @@ class TrialProgress:
     progress: float
     """0 to 1."""
     metric: str = ""
-    """Name of the training metric that is shown: ``loss`` where there is one."""
+    """Name of the displayed training metric: ``loss`` if there is one."""
     value: float | str | None = None
     speed: float | str | None = None
     """Samples per second, over all ranks."""
     remaining_s: float | None = None
     waiting: str | None = None
-    """Why it has no slots."""
+    """Reason why it has no slots."""
     assigned: bool = False
     """It holds slots."""
     activity: str | None = None
-    """What its run is doing, as the run says."""
+    """Activity that the run reports."""
 
     @property
     def doing(self) -> str:
-        """What the trial waits for or does, other than training; empty for plain training."""
+        """Return a reason for waiting, or an activity other than training."""
         if self.state == "QUEUED" and not self.assigned:
             return "the scheduler has not placed it yet"
         if self.state == "QUEUED":
@@ -63,10 +63,10 @@ class TrialProgress:
 def watch(client: "Client", experiment_id: int) -> dict[str, Any]:
     """Show progress on standard error until an experiment has ended; return it.
 
-    On a terminal it is redrawn; else there is a line for each trial every ten seconds, and one
-    whenever its state changes.
+    A terminal is redrawn. Other outputs get a line for each trial every ten seconds and whenever
+    its state changes.
     """
-    watcher = _Watcher(client, experiment_id)
+    watcher = _ProgressPoller(client, experiment_id)
     if not sys.stderr.isatty():
         return _watch_lines(watcher)
     from rich.console import Console
@@ -82,7 +82,7 @@ def watch(client: "Client", experiment_id: int) -> dict[str, Any]:
 
 
 def describe_line(trial: TrialProgress) -> str:
-    """Say in one line how far a trial is."""
+    """Return a trial's progress in one line."""
     if trial.waiting:
         return f"trial {trial.trial_id}  waits: {trial.waiting}"
     parts = [f"trial {trial.trial_id}", _state(trial)]
@@ -105,40 +105,44 @@ def _state(trial: TrialProgress) -> str:
     return "starting:" if starts else f"{trial.state.lower()}{':' * (trial.state == 'QUEUED')}"
 
 
-class _Watcher:
-    """Asks the server, and keeps what it takes to tell the time that is left."""
+class _ProgressPoller:
+    """Poller of the server that estimates the remaining time."""
 
     def __init__(self, client: "Client", experiment_id: int) -> None:
         self._client = client
         self._experiment_id = experiment_id
         self._first_seen: dict[int, tuple[float, float]] = {}
-        """Trial to the time and the progress at which it was first seen to move."""
+        """Time and progress of each trial when it was first seen to advance."""
         self._last: tuple[dict[str, Any], list[TrialProgress]] | None = None
 
     def look(self) -> tuple[dict[str, Any], list[TrialProgress]]:
-        """Return the experiment and its running trials, as last known while nothing answers."""
+        """Return the experiment and its running trials, or the last known ones."""
         try:
             experiment = self._client.experiment(self._experiment_id)
-            self._last = experiment, [self._progress(one) for one in self._shown()]
+            self._last = experiment, [self._progress(trial) for trial in self._shown()]
         except UnreachableError:
             if self._last is None:
                 raise
         return self._last
 
     def _shown(self) -> list[dict[str, Any]]:
-        """Return the first trials that run, or else that wait; there may be thousands."""
+        """Return the first running trials, or else waiting ones; there may be thousands."""
         for state in ("RUNNING", "QUEUED", "PAUSED"):
-            found = self._client.trials(self._experiment_id, state=state, limit=_SHOWN_TRIALS)
-            if found:
-                return found
+            trials = self._client.trials(self._experiment_id, state=state, limit=_SHOWN_TRIALS)
+            if trials:
+                return trials
         return []
 
     def _progress(self, trial: dict[str, Any]) -> TrialProgress:
         recent = max(0, trial["steps_completed"] - _RECENT_BATCHES)
         curves = self._client.metrics(trial["id"], first=recent)
-        training = {one["name"]: one["points"] for one in curves if one["group"] == "training"}
+        training = {
+            curve["name"]: curve["points"] for curve in curves if curve["group"] == "training"
+        }
         metric = "loss" if "loss" in training else next(iter(sorted(training)), "")
-        speeds = [one["points"] for one in curves if one["name"] == _SPEED and one["points"]]
+        speeds = [
+            curve["points"] for curve in curves if curve["name"] == _SPEED and curve["points"]
+        ]
         points = training.get(metric)
         return TrialProgress(
             trial_id=trial["id"],
@@ -165,18 +169,18 @@ class _Watcher:
 
 
 class Lines:
-    """Which lines to print where nothing can be redrawn: a few, whatever happens in between."""
+    """Rate limiter of progress lines on outputs that cannot be redrawn."""
 
     def __init__(self) -> None:
         self._shown: dict[int, tuple[float, str, str | None, str]] = {}
-        """Trial to the time of its last line, its state, the reason to wait, and what it does."""
+        """Time of the last line, state, reason for waiting and activity of each trial."""
 
     def due(self, trials: list[TrialProgress], now_s: float) -> list[str]:
-        """Return what is to be printed now.
+        """Return the lines to print now.
 
         Args:
-            trials: As they are.
-            now_s: Seconds on any clock that only goes forward.
+            trials: Current progress.
+            now_s: Seconds of a monotonic clock.
         """
         lines = []
         for trial in trials:
@@ -190,7 +194,7 @@ class Lines:
         return lines
 
 
-def _watch_lines(watcher: _Watcher) -> dict[str, Any]:
+def _watch_lines(watcher: _ProgressPoller) -> dict[str, Any]:
     lines = Lines()
     while True:
         experiment, trials = watcher.look()
@@ -230,7 +234,7 @@ def _table(experiment: dict[str, Any], trials: list[TrialProgress]) -> "Renderab
             "" if trial.remaining_s is None else duration_text(trial.remaining_s),
         )
     waiting = [f"waits: {trial.waiting}" for trial in trials if trial.waiting]
-    doing = [f"{_state(one)} {one.doing}" for one in trials if one.doing and not one.waiting]
+    doing = [f"{_state(t)} {t.doing}" for t in trials if t.doing and not t.waiting]
     notes = dict.fromkeys([*waiting, *doing])
     if notes:
         table.caption = Text("\n".join(notes), style="yellow" if waiting else "dim")

@@ -1,4 +1,4 @@
-"""``run`` and ``submit``: from an experiment file to an experiment."""
+"""Commands ``run`` and ``submit``, which create an experiment from a file."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from zerolab.cli.output import (
-    Toned,
+    ColoredText,
     checkpoint_text,
     end_state,
     number,
@@ -63,14 +63,14 @@ def run(
         ),
     ] = None,
 ) -> None:
-    """Run an experiment: start what is missing, submit, show progress, say how it ended.
+    """Run an experiment: start services, submit, show progress, print the result.
 
     Exit code 0 when it completed, 3 when it completed with failed trials, else 1. Ctrl-C leaves it
     running.
     Example: zerolab run examples/digits/experiment.yaml
     """
     from zerolab.cli.connection import connect, named_master
-    from zerolab.cli.local.background import bring_up
+    from zerolab.cli.local.background import start_services
     from zerolab.cli.local.progress import watch
     from zerolab.cli.log_stream import exit_code
     from zerolab.paths import Home
@@ -78,12 +78,12 @@ def run(
     content, archive = _read(config, model_dir)
     home = Home.default()
     if named_master() is None:
-        bring_up(home, port=port, slots=slots, cpu=cpu, say=say)
+        start_services(home, port=port, slots=slots, cpu=cpu, say=say)
     with connect(home) as client:
-        made = client.create_experiment(content, archive, test=test)
-        experiment_id = made["id"]
+        experiment = client.create_experiment(content, archive, test=test)
+        experiment_id = experiment["id"]
         say(f"experiment {experiment_id} is submitted")
-        _say_if_it_waits(made)
+        _print_waiting_reason(experiment)
         try:
             ended = watch(client, experiment_id)
         except KeyboardInterrupt:
@@ -115,19 +115,19 @@ def submit(
 
     content, archive = _read(config, model_dir)
     with connect() as client:
-        made = client.create_experiment(content, archive, activate=not paused, test=test)
+        experiment = client.create_experiment(content, archive, activate=not paused, test=test)
     if as_json:
-        print_json(made)
+        print_json(experiment)
         return
-    say(f"experiment {made['id']}: {made['name']}")
-    _say_if_it_waits(made)
-    result(str(made["id"]))
+    say(f"experiment {experiment['id']}: {experiment['name']}")
+    _print_waiting_reason(experiment)
+    result(str(experiment["id"]))
 
 
-def _say_if_it_waits(made: dict[str, Any]) -> None:
-    say_warnings(made)
-    if made["waiting_reason"]:
-        say(f"experiment {made['id']} waits: {made['waiting_reason']}")
+def _print_waiting_reason(experiment: dict[str, Any]) -> None:
+    say_warnings(experiment)
+    if experiment["waiting_reason"]:
+        say(f"experiment {experiment['id']} waits: {experiment['waiting_reason']}")
 
 
 def _read(config: Path, model_dir: Path | None) -> tuple[dict[str, Any], bytes]:
@@ -155,16 +155,16 @@ def _conclude(client: "Client", ended: dict[str, Any]) -> None:
     checkpoint = checkpoint_text(saved, ended["metric"]) or (last and last["latest_checkpoint"])
     validation = None
     if best:
-        place = f"at batch {best['best_steps']} of trial {best['id']}"
-        validation = f"{ended['metric']} {number(ended['best_validation'])} {place}"
+        position = f"at batch {best['best_steps']} of trial {best['id']}"
+        validation = f"{ended['metric']} {number(ended['best_validation'])} {position}"
     error, problem = ended["error"] or (last and last["error"]), ended["result_problem"]
     fruitless = ended["state"] == "COMPLETED" and problem
     print_fields(
         {
             "experiment": ended["id"],
             "state": end_state(ended),
-            "error": Toned(str(error), "red") if ended["state"] == "ERROR" else None,
-            "no result": Toned(str(problem), "yellow") if fruitless else None,
+            "error": ColoredText(str(error), "red") if ended["state"] == "ERROR" else None,
+            "no result": ColoredText(str(problem), "yellow") if fruitless else None,
             "best validation": validation,
             "checkpoint": checkpoint,
             "note": saved["note"],
