@@ -4,6 +4,7 @@ import argparse
 import copy
 import io
 import json
+import multiprocessing
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,13 @@ import yaml
 
 from zerolab.config import overwrite_deepspeed_config
 from zerolab.contract import hparam_reads
-from zerolab.contract.hparam_reads import as_trial_hparams, note_read, tracked, warn_of_unread
+from zerolab.contract.hparam_reads import (
+    as_trial_hparams,
+    note_read,
+    read_unread,
+    tracked,
+    warn_of_unread,
+)
 from zerolab.contract.spec import RunSpec
 
 SPACE = {
@@ -31,11 +38,26 @@ class AttrDict(dict[str, Any]):
         return self[name]
 
 
+def forget_reads() -> None:
+    for notes in (hparam_reads._read, hparam_reads._forked, hparam_reads._flags):
+        notes.clear()
+
+
 @pytest.fixture(autouse=True)
 def _reset_reads() -> Iterator[None]:
-    hparam_reads._read.clear()
+    forget_reads()
     yield
-    hparam_reads._read.clear()
+    forget_reads()
+
+
+def not_called(_: Any) -> None:
+    """Stand for a script that never asks for its hyperparameters."""
+
+
+def read_in_fork(hparams: Any) -> None:
+    worker = multiprocessing.get_context("fork").Process(target=lambda: hparams["lr"])
+    worker.start()
+    worker.join()
 
 
 def unread(
@@ -47,7 +69,8 @@ def unread(
         config={"hyperparameters": SPACE}, hparams=HPARAMS, trial_seed=1, slots=1,
         model_dir=str(tmp_path), run_dir=str(tmp_path), checkpoint_dir=str(tmp_path), **changes,
     )  # fmt: skip
-    read(tracked(spec.hparams))
+    if read is not not_called:
+        read(tracked(spec.hparams))
     warn_of_unread(spec)
     result = [record.getMessage() for record in caplog.records]
     return [name for name in ("lr", "optimizer.momentum") if any(f"'{name}'" in m for m in result)]
@@ -61,6 +84,7 @@ NOT_ALL: list[tuple[str, Callable[[Any], Any], list[str]]] = [
     ("a copy", lambda h: (h.copy()["optimizer"]["momentum"],), ["lr"]),
     ("a deep copy", lambda h: (copy.deepcopy(h)["optimizer"]["momentum"],), ["lr"]),
     ("nested in an AttrDict", lambda h: dict(AttrDict(h).optimizer, name="adam"), []),
+    ("a forked worker", read_in_fork, ["optimizer.momentum"]),
     ("printed", lambda h: str(h) and h["width"], ["lr", "optimizer.momentum"]),
 ]
 ALL: list[Callable[[Any], Any]] = [
@@ -75,6 +99,7 @@ ALL: list[Callable[[Any], Any]] = [
     lambda h: (h | {}, {} | h["optimizer"]),
     lambda h: [(name, value, *dict(h["optimizer"]).items()) for name, value in h.items()],
     lambda h: ([*h.values()], [*h["optimizer"].values()]),
+    lambda h: ([*h], sorted(h["optimizer"])),
     lambda h: [h[name] for name in h] + [h["optimizer"][name] for name in h["optimizer"]],
     lambda h: (argparse.Namespace(**h).lr, SimpleNamespace(**h["optimizer"]).momentum),
     lambda h: overwrite_deepspeed_config({}, {"optimizer": {"params": h["optimizer"]}}) and h["lr"],
@@ -118,8 +143,35 @@ def test_unread_hparams_warn_only_when_certain(
 ) -> None:
     if source is not None:
         (tmp_path / "train.py").write_text(source)
+    names = unread(tmp_path, caplog, not_called)
+    assert bool(names) == warned
+
+
+@pytest.mark.parametrize(
+    ("source", "warned"),
+    [
+        ("hparams = context.train.get_hparams()\n", True),
+        ("hparams = json.load(open(os.environ['ZEROLAB_RUN_SPEC']))['hparams']\n", False),
+        ("lr = context.train.info.hparams['lr']\n", False),
+    ],
+)
+def test_hparams_that_are_taken_and_not_used_warn(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, source: str, warned: bool
+) -> None:
+    (tmp_path / "train.py").write_text(f"import zerolab.core\n{source}")
     names = unread(tmp_path, caplog, lambda _: None)
     assert bool(names) == warned
+    assert read_unread(tmp_path) == (names if warned else None)
+
+
+def test_mistyped_hyperparameter_suggests_name(tmp_path: Path) -> None:
+    hparams = tracked({"learning_rate": 0.1, "optimizer": {"momentum": 0.9}})
+    with pytest.raises(KeyError, match="lerning_rate; did you mean 'learning_rate'"):
+        hparams["lerning_rate"]
+    with pytest.raises(KeyError, match="did you mean 'momentum'"):
+        hparams["optimizer"]["momentun"]
+    with pytest.raises(KeyError, match=r"^'width'$"):
+        hparams["width"]
 
 
 def test_tracked_hyperparameters_behave_as_a_dict(tmp_path: Path) -> None:
@@ -146,7 +198,7 @@ def test_plain_mappings_where_omegaconf_is_installed(
     plain = as_trial_hparams(tracked(HPARAMS))
     assert (type(plain), type(plain["optimizer"])) == (dict, dict)
     assert unread(tmp_path, caplog, lambda _: None) == []
-    hparam_reads._read.clear()
+    forget_reads()
     assert unread(tmp_path, caplog, lambda h: as_trial_hparams(h["lr"])) == ["optimizer.momentum"]
 
 

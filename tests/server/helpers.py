@@ -198,8 +198,15 @@ class Server:
             assert answer.is_success, answer.text
             assert answer.json() == {"stored": number}
 
-    def exit(self, run_id: int, code: int, reason: str | None = None, tail: str = "") -> None:
-        body = msgspec.to_builtins(RunExit(code, reason, tail))
+    def exit(
+        self,
+        run_id: int,
+        code: int,
+        reason: str | None = None,
+        tail: str = "",
+        unread: list[str] | None = None,
+    ) -> None:
+        body = msgspec.to_builtins(RunExit(code, reason, tail, unread_hparams=unread))
         self.post(f"/runs/{run_id}/exited", body)
 
     def log(self, run_id: int, first: int, *lines: str, rank: int | None = 0) -> int:

@@ -17,6 +17,7 @@ from zerolab.agent.rendezvous import as_seen_from_here, offer_place
 from zerolab.client.archive import unpack
 from zerolab.client.backoff import Backoff
 from zerolab.client.http import Client
+from zerolab.contract.hparam_reads import read_unread
 from zerolab.contract.messages import RunExit, WorkItem
 from zerolab.contract.nodes import failed_by_itself
 from zerolab.contract.outcome import (
@@ -328,7 +329,10 @@ def finish_run(
     if outcome is None:
         outcome = read_outcome(folder.path) or Outcome(1, "the run left no outcome")
     tail_of_log = _log_tail(folder, outcome)
-    end = RunExit(outcome.exit_code, outcome.reason, tail_of_log, node, told=outcome.told)
+    end = RunExit(
+        outcome.exit_code, outcome.reason, tail_of_log, node, told=outcome.told,
+        unread_hparams=read_unread(folder.path),
+    )  # fmt: skip
     steps: list[tuple[Callable[[], object], float]] = [
         (lambda: deliver(folder.path, client, run_id, folder.say), _TRIES),
         (lambda: shipper.ship(final=True), _TRIES),

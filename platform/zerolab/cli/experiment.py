@@ -26,6 +26,7 @@ from zerolab.cli.output import (
     say,
     say_archived,
     say_warnings,
+    unread_text,
     waiting_lines,
 )
 from zerolab.cli.preview import preview
@@ -136,6 +137,7 @@ def describe(experiment_id: ExperimentId, as_json: AsJson = False) -> None:
             "started with": hparam_lines(best) if best else None,
             "best checkpoint": checkpoint_text(saved, experiment["metric"]),
             "note": saved["note"],
+            "warning": unread_text(experiment),
             "slot time": duration_text(sum(trial["slot_seconds"] for trial in trials)),
             "checkpoints": f"{count} kept, {size_text(size)}" if count else None,
             "created": experiment["created_at"],

@@ -31,6 +31,7 @@ __all__ = [
     "say",
     "say_archived",
     "say_warnings",
+    "unread_text",
     "waiting_lines",
 ]
 
@@ -94,6 +95,17 @@ def end_state(resource: Mapping[str, Any]) -> ColoredText:
     total, canceled = resource["num_trials"], resource["canceled_trials"]
     counts = f"{total - failed - canceled} of {total}, {failed} failed"
     return ColoredText(f"{state} ({counts}{f', {canceled} canceled' if canceled else ''})", tone)
+
+
+def unread_text(experiment: Mapping[str, Any]) -> str | None:
+    """Warn of the searched hyperparameters that no trial of an experiment has read."""
+    names = experiment["unread_hparams"]
+    if not names:
+        return None
+    return (
+        f"the code of the trials never reads {', '.join(names)}, which the search varies; "
+        "read it from get_hparams(), or remove it from the search"
+    )
 
 
 def checkpoint_text(best: Mapping[str, Any], metric: str | None) -> str | None:

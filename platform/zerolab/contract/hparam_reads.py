@@ -2,35 +2,57 @@
 
 :func:`tracked` returns the mapping that a trial gets: a ``dict`` that records each read. Code
 that takes everything (``dict(**hparams)``, ``json.dumps(hparams)``, ``for name, value in
-hparams.items()``) has read everything. The record belongs to this process, which runs one trial.
+hparams.items()``) has read everything. The record belongs to this process, which runs one trial,
+and to the processes that it forks, such as the workers of a data loader.
 """
 
 from __future__ import annotations
 
 import copy
+import difflib
 import importlib.util
 import itertools
 import logging
+import mmap
 from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from zerolab.contract.run_folder import RunFolder
+from zerolab.files import read_json, write_json
 
 if TYPE_CHECKING:
     from zerolab.contract.spec import RunSpec
 
-__all__ = ["TrackedHparams", "as_trial_hparams", "note_read", "tracked", "warn_of_unread"]
+__all__ = [
+    "TrackedHparams",
+    "as_trial_hparams",
+    "note_read",
+    "read_unread",
+    "searched_names",
+    "tracked",
+    "warn_of_unread",
+]
 
 logger = logging.getLogger(__name__)
 
 _read: set[str] = set()
 """Dotted paths; one that ends in ``.*`` stands for everything below."""
 
+_FORKED_BYTES = 1 << 16
+_forked: dict[str, int] = {}
+"""Indices of the same paths in :data:`_flags`."""
+_flags: list[mmap.mmap] = []
+"""Memory shared with forked processes; a byte that is not 0 stands for a path that was read."""
+
 _SEARCHED = frozenset({"int", "double", "log", "categorical"})
 _SOURCES = (".py", ".sh", ".bash", ".ipynb")
 _MOST_FILES = 500
-_READS_OTHERWISE = (b"hparam", b"hyperparam", b"RUN_SPEC", b".info")
-"""Text in code that may read hyperparameters in a way that is not tracked."""
+_READS_FILE = (b"RUN_SPEC", b"info.hparams", b"spec.hparams")
+_MAY_READ = (b"hparam", b"hyperparam")
+"""Text of code that may read hyperparameters in a way that is not tracked."""
 
 
 class TrackedHparams(dict[str, Any]):
@@ -49,6 +71,10 @@ class TrackedHparams(dict[str, Any]):
         value = super().__getitem__(key)
         note_read(_join(self._path, key), with_children=not isinstance(value, TrackedHparams))
         return value
+
+    def __missing__(self, key: str) -> NoReturn:
+        close = difflib.get_close_matches(str(key), [*map(str, super().keys())], 1)
+        raise KeyError(f"{key}; did you mean {close[0]!r}?" if close else key)
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return one value, as ``dict.get`` does."""
@@ -76,7 +102,10 @@ class TrackedHparams(dict[str, Any]):
 
     def __iter__(self) -> Iterator[str]:
         # With this one, `dict(self)`, `update(self)` and `f(**self)` read by __getitem__.
-        return super().__iter__()
+        for key in super().__iter__():
+            is_block = isinstance(super().__getitem__(key), TrackedHparams)
+            note_read(_join(self._path, key), with_children=not is_block)
+            yield key
 
     def items(self) -> ItemsView[str, Any]:  # type: ignore[override]
         """Return the pairs; iteration counts as a read."""
@@ -117,6 +146,7 @@ def tracked(value: Any, path: str = "") -> Any:
     if isinstance(value, Mapping):
         if not path:
             _register_with_yaml()
+            _share(value)
         plain = dict.items(value) if isinstance(value, dict) else value.items()
         return TrackedHparams(dict(plain), path)
     return copy.deepcopy(value)
@@ -156,21 +186,59 @@ def note_read(path: str, *, with_children: bool = True) -> None:
         path: Its dotted path.
         with_children: Count everything below the path as read, too.
     """
-    _read.add(f"{path}.*" if with_children else path)
+    name = f"{path}.*" if with_children else path
+    _read.add(name)
+    if name in _forked:
+        _flags[0][_forked[name]] = 1
+
+
+def _share(content: Mapping[str, Any], path: str = "") -> None:
+    """Have forked processes record their reads in shared memory."""
+    if not _flags:
+        _flags.append(mmap.mmap(-1, _FORKED_BYTES))
+    for key, value in dict(content).items():
+        here = _join(path, key)
+        for name in (here, f"{here}.*"):
+            if len(_forked) < _FORKED_BYTES:
+                _forked.setdefault(name, len(_forked))
+        if isinstance(value, Mapping):
+            _share(value, here)
+
+
+def searched_names(space: Any) -> list[str]:
+    """Return the dotted names of the hyperparameters that an experiment searches.
+
+    Args:
+        space: ``hyperparameters`` of its configuration.
+    """
+    return [*_searched(space)] if isinstance(space, Mapping) else []
+
+
+def read_unread(run_dir: Path) -> list[str] | None:
+    """Return what :func:`warn_of_unread` stored, if this run has got so far."""
+    names = (read_json(RunFolder(run_dir).unread) or {}).get("names")
+    return [str(name) for name in names] if isinstance(names, list) else None
 
 
 def warn_of_unread(spec: RunSpec) -> None:
     """Warn of the hyperparameters that are searched and that this process never read.
 
+    The names go to the server at the end of the run, too.
+
     Args:
         spec: Of a run that ends without an error.
     """
-    space = spec.config.get("hyperparameters")
-    if not spec.trial_id or not isinstance(space, Mapping):
+    names = searched_names(spec.config.get("hyperparameters"))
+    searched = [path for path in names if _exists(spec.hparams, path)]
+    if not spec.trial_id or not searched:
         return
-    searched = [path for path in _searched(space) if _exists(spec.hparams, path)]
+    _read.update(name for name, index in _forked.items() if _flags[0][index])
     unread = [path for path in searched if not _is_read(path)]
-    if not unread or (not _read and _has_untracked_reads(Path(spec.model_dir))):
+    if unread and _has_untracked_reads(Path(spec.model_dir)):
+        return
+    with suppress(OSError):
+        write_json(RunFolder(Path(spec.run_dir)).unread, {"names": unread})
+    if not unread:
         return
     logger.warning(
         "searched hyperparameters that the code of this trial never read: %s; read them from "
@@ -219,8 +287,9 @@ def _is_read(path: str) -> bool:
 def _has_untracked_reads(model_dir: Path) -> bool:
     """Return whether the code may read its hyperparameters in an untracked way.
 
-    Code that uses Zerolab and never mentions hyperparameters does not read them.
+    Code that got them from Zerolab, or uses Zerolab without naming them, does not.
     """
+    hints = _READS_FILE if _flags else _READS_FILE + _MAY_READ
     files = (path for path in model_dir.rglob("*") if path.suffix in _SOURCES)
     uses = False
     for path in itertools.islice(files, _MOST_FILES):
@@ -228,7 +297,7 @@ def _has_untracked_reads(model_dir: Path) -> bool:
             text = path.read_bytes()
         except OSError:
             return True
-        if any(word in text for word in _READS_OTHERWISE):
+        if any(word in text for word in hints):
             return True
         uses = uses or b"zerolab" in text or b"zerotrial" in text
-    return not uses
+    return not uses and not _flags

@@ -223,6 +223,8 @@ class RunExit(msgspec.Struct, frozen=True):
     """Node rank of the agent, in a run on several agents."""
     told: bool = False
     """The ranks were stopped: the outcome of another node counts, if one failed."""
+    unread_hparams: list[str] | None = None
+    """Searched hyperparameters that the code did not read; None if that is not known."""
 
 
 class RunActivity(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ ranks/N                  process id of rank N
 ranks/ready_N            rank N handles SIGTERM
 reason.json              why a rank ended on purpose
 exit.json                how the run ended, written by the launcher
+unread.json              searched hyperparameters that the code did not read
 launcher.json            process of the launcher
 shipped.json             cursor of the log lines that the server has
 delivered                the server has the outcome: nothing is left to do
@@ -71,6 +72,11 @@ class RunFolder:
     def exit(self) -> Path:
         """``{"exit_code", "reason", "rank"}`` of the whole run."""
         return self.path / "exit.json"
+
+    @property
+    def unread(self) -> Path:
+        """``{"names"}`` of searched hyperparameters that the code did not read."""
+        return self.path / "unread.json"
 
     @property
     def launcher(self) -> Path:

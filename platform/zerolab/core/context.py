@@ -454,7 +454,8 @@ class Context(NamesReplacements):
             self._exit(EXIT_INFRASTRUCTURE, str(error))
         if error is not None:
             return
-        if self._reporter is not None:
+        is_over = self.train.has_reached or not self.preempt.acknowledged
+        if self._reporter is not None and is_over:
             warn_of_unread(self.info)
         if self.train.has_reached:  # not a failure: each rank ends by itself
             ignored = None if self.preempt.acknowledged else self.train.overrun

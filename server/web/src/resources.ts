@@ -217,6 +217,8 @@ export interface Experiment {
   error: string | null;
   /** Why it ended without a result, also when it is `COMPLETED`: every trial failed, or none reported a number for the metric; else null. */
   result_problem: string | null;
+  /** Searched hyperparameters that no trial has read; empty while that is not known. */
+  unread_hparams: Array<string>;
 }
 
 /** One experiment. */

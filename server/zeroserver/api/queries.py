@@ -172,6 +172,7 @@ def experiment_list(
             canceled_trials=counts.get((row["id"], _CANCELED), 0),
             waiting_reason=waiting.of_experiment(row["id"], row["state"]),
             result_problem=experiment_problem(row),
+            unread_hparams=msgspec.json.decode(row["unread_hparams"] or b"[]"),
         )
         for row in rows
     ]

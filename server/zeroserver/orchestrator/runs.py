@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import RowMapping, func, select
 
+from zerolab.contract.hparam_reads import searched_names
 from zerolab.contract.messages import RunExit
 from zerolab.contract.names import printable
 from zerolab.contract.outcome import BEYOND_BOUND, is_failure
@@ -228,6 +229,7 @@ def exited(
     check_move(RUN_MOVES, f"run {run_id}", run["state"], RunState.EXITED)
     secrets = world.secrets_of(transaction, run["experiment_id"])
     end = msgspec.structs.replace(end, reason=_line(mask_values(end.reason or "", secrets)))
+    _note_unread(transaction, run, end)
     merged = all_ended(world, transaction, run, end, matches)
     if merged is None:
         return
@@ -249,6 +251,23 @@ def exited(
     apply_matches(transaction, run, matches)
     save(transaction, trials, trial["id"], run_id=None, activity=None)
     _decide(world, transaction, find(transaction, runs, run_id), end)
+
+
+def _note_unread(transaction: Transaction, run: RowMapping, end: RunExit) -> None:
+    """Keep the searched hyperparameters that no run of the experiment has read."""
+    if end.unread_hparams is None or end.exit_code not in (0, EXIT_REACHED):
+        return
+    experiment = find(transaction, experiments, run["experiment_id"])
+    before = experiment["unread_hparams"]
+    if before is None:
+        space = msgspec.json.decode(experiment["config"]).get("hyperparameters")
+        known = searched_names(space)
+    else:
+        known = msgspec.json.decode(before)
+    unread = [name for name in known if name in end.unread_hparams]
+    if before is None or unread != known:
+        text = msgspec.json.encode(unread).decode()
+        save(transaction, experiments, experiment["id"], unread_hparams=text)
 
 
 def _line(text: str | None) -> str | None:

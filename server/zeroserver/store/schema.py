@@ -50,7 +50,7 @@ __all__ = [
     "trials",
 ]
 
-HEAD = "0014"
+HEAD = "0015"
 
 WAITING = (
     "state = 'QUEUED' AND run_id IS NULL "
@@ -114,6 +114,7 @@ experiments = Table(
     Column("error", Text, nullable=True),
     Column("log_retention_days", Integer, nullable=True),  # after a trial's end; NULL: for ever
     Column("creating", Integer, nullable=False, server_default="0"),  # trials are still created
+    Column("unread_hparams", Text, nullable=True),  # by all runs that finished; NULL: not known
     Column("created_at", Double, nullable=False),
     Column("started_at", Double, nullable=True),
     Column("ended_at", Double, nullable=True),

@@ -165,3 +165,22 @@ def test_a_later_validation_may_lack_the_metric(server: Server) -> None:
     assert server.experiment()["state"] == "ACTIVE"
     server.exit(spec.run_id, 0)
     assert server.experiment()["result_problem"] is None
+
+
+def test_unread_hparams_are_those_that_no_run_reads(server: Server) -> None:
+    space = {
+        "lr": {"type": "double", "minval": 0, "maxval": 1},
+        "momentum": {"type": "double", "minval": 0, "maxval": 1},
+        "width": 8,
+    }
+    searcher = {"name": "random", "metric": "loss", "max_trials": 3, "max_length": 100}
+    server.submit(hyperparameters=space, searcher=searcher, max_restarts=0)
+    server.add_agent(3)
+    first, second, third = (server.begin(number) for number in (1, 2, 3))
+    assert server.experiment()["unread_hparams"] == []
+    server.exit(first.run_id, 1, unread=["lr"])
+    assert server.experiment()["unread_hparams"] == []
+    server.exit(second.run_id, 0, unread=["lr", "momentum", "width", "x"])
+    assert server.experiment()["unread_hparams"] == ["lr", "momentum"]
+    server.exit(third.run_id, 0, unread=["momentum"])
+    assert server.experiment()["unread_hparams"] == ["momentum"]

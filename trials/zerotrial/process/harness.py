@@ -101,7 +101,7 @@ class _RankRun:
             stop_reason = controller.run()
         finally:
             session.close(stop_reason)
-        if distributed.is_chief:
+        if distributed.is_chief and stop_reason not in (StopReason.PREEMPTED, StopReason.STALE):
             warn_of_unread(spec)
         if stop_reason is not StopReason.STALE:
             distributed.close()

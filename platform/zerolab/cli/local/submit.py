@@ -16,6 +16,7 @@ from zerolab.cli.output import (
     result,
     say,
     say_warnings,
+    unread_text,
 )
 
 if TYPE_CHECKING:
@@ -158,6 +159,7 @@ def _conclude(client: "Client", ended: dict[str, Any]) -> None:
         position = f"at batch {best['best_steps']} of trial {best['id']}"
         validation = f"{ended['metric']} {number(ended['best_validation'])} {position}"
     error, problem = ended["error"] or (last and last["error"]), ended["result_problem"]
+    warning = unread_text(ended)
     fruitless = ended["state"] == "COMPLETED" and problem
     print_fields(
         {
@@ -168,6 +170,7 @@ def _conclude(client: "Client", ended: dict[str, Any]) -> None:
             "best validation": validation,
             "checkpoint": checkpoint,
             "note": saved["note"],
+            "warning": warning and Toned(warning, "yellow"),
             "browse": client.login_link(),
         }
     )

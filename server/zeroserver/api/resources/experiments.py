@@ -64,6 +64,8 @@ class Experiment(Resource, frozen=True):
     result_problem: str | None
     """Why it ended without a result, also when it is `COMPLETED`: every trial failed, or none
     reported a number for the metric; else null."""
+    unread_hparams: list[str]
+    """Searched hyperparameters that no trial has read; empty while that is not known."""
 
 
 class ExperimentAnswer(Resource, frozen=True):
