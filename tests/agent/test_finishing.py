@@ -65,4 +65,4 @@ def test_an_end_of_a_run_that_the_server_does_not_know_needs_no_answer(
     with caplog.at_level(logging.INFO):
         assert finish_run(folder, 999, client, threading.Event())
     assert folder.delivered.exists()
-    assert "the server wants nothing more" in caplog.text
+    assert "the server rejected the outcome" in caplog.text

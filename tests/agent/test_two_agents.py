@@ -260,12 +260,12 @@ def test_an_agent_that_gets_no_work_says_why_once_and_one_that_is_refused_ends(
     farm.server.stop()
     Home(farm.server.home).replace_agent_token()
     farm.agents["early"] = farm.spawn("early")
-    nobody = "asking goes on: no Zerolab server responds"
+    nobody = "polling failed, retrying: no Zerolab server responds"
     for name in ("a", "early"):
         until(f"{name} finds nobody", farm.log(name).read_text, lambda told: nobody in told)
     farm.server.start()
     farm.client = farm.server.client()
-    again, void = "the server gives work again", f"asking goes on: {farm.server.url}: a valid"
+    again, void = "polling succeeded again", f"polling failed, retrying: {farm.server.url}: a valid"
     until("one gets work", farm.log("early").read_text, lambda told: again in told)
     until("one has an old token", farm.log("a").read_text, lambda told: void in told)
     farm.signal("a", signal.SIGTERM)

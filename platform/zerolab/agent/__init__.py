@@ -1,1 +1,1 @@
-"""What every machine with slots runs: it takes runs from the server and tells how they end."""
+"""Daemon of a machine with slots: it executes runs of the server."""

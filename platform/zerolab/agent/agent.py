@@ -1,4 +1,4 @@
-"""The agent's loop: what the server wants of this machine is made true."""
+"""Main loop of the agent: starts and stops runs according to the server's work list."""
 
 import itertools
 import logging
@@ -34,29 +34,29 @@ __all__ = ["Agent"]
 logger = logging.getLogger(__name__)
 
 _STOP_GRACE_S = 20.0
-"""For ranks to checkpoint when the agent is stopped, in seconds."""
+"""Seconds for ranks to checkpoint when the agent is stopped."""
 _DELIVERY_S = 10.0
-"""For what they leave, after that."""
+"""Seconds to deliver the remaining reports and logs after that."""
 _FAREWELL_S = 5.0
-"""For the server to hear that this agent leaves; one that hangs holds nobody up."""
+"""Timeout of the agent's deregistration in seconds; a hanging server must not delay the exit."""
 _WAIT_S = 30.0
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 2.0
 _ALIVE_POLL_S = 1.0
 _SLOTS_POLL_S = 5.0
 _REFUSALS = (ConfigError, ConflictError, ForbiddenError, NotFoundError)
-"""What an agent that is not known yet is told for good: waiting would change nothing."""
+"""Permanent errors of a registration: retries would not help."""
 
 
 class Agent:
-    """Offers slots, runs what it is given, and reports.
+    """Offers slots of a machine, executes runs and reports.
 
     Args:
-        home: Holds the runs; one agent at a time.
-        client: The server.
-        launcher: Starts the ranks; has the slots that are offered.
-        for_hosts: Starts those that name machines of a hostfile; ``launcher`` does when None.
-        name: Of this agent; the machine's when empty.
+        home: Data directory with the runs; used by one agent at a time.
+        client: Client of the server.
+        launcher: Starts the ranks; provides the slots that are offered.
+        for_hosts: Launcher of runs with a hostfile; ``launcher`` if None.
+        name: Name of this agent; the machine's name if empty.
         pool: The pool that it joins.
     """
 
@@ -78,22 +78,24 @@ class Agent:
         self._identity = home.identity()
         self._agent_id: int | None = None
         self._refused: ZerolabError | None = None
-        self._trouble: tuple[type[Exception], float] | None = None  # told last, and since when
+        self._trouble: tuple[type[Exception], float] | None = (
+            None  # last reported kind of error, and its start
+        )
         self._stopping = threading.Event()
         self._closing = threading.Event()
         self._changing = threading.Lock()
         self._runs: dict[int, Run] = {}
-        self._finished: dict[int, float] = {}  # runs that an earlier agent left
+        self._finished: dict[int, float] = {}  # runs of an earlier agent
         self._launcher = launcher
         self._for_hosts = for_hosts or launcher
 
     def run(self) -> None:
-        """Work until SIGTERM or SIGINT; then stop the runs, so that they may checkpoint.
+        """Execute runs until SIGTERM or SIGINT; then stop them so that they can checkpoint.
 
         Raises:
             ConflictError: If another agent has this data directory, or this name.
-            ZerolabError: If the server refuses it: as it first introduces itself, or, later, for
-                another agent that has its name.
+            ZerolabError: If the server rejects the registration, or later because another agent has
+                this name.
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda _number, _frame: self._stopping.set())
@@ -104,7 +106,7 @@ class Agent:
             msg = f"another agent runs with the data directory {self._home.path}"
             raise ConflictError(f"{msg}; stop it with `zerolab down`") from error
         with lock:
-            self._note()
+            self._write_agent_file()
             try:
                 self._work()
             finally:
@@ -124,14 +126,14 @@ class Agent:
             self._stopping.wait(_ALIVE_POLL_S)
         if self._refused is None:
             logger.info("stopping")
-        answered = self._tell_leaving(done=False)
+        answered = self._deregister(done=False)
         self._stop_runs()
         if answered:
-            self._tell_leaving(done=True)
+            self._deregister(done=True)
         self._launcher.close()
 
     def _watch_slots(self) -> None:
-        """Tell the server when other slots than before can be used."""
+        """Register again whenever the usable slots change."""
         while not self._stopping.wait(_SLOTS_POLL_S):
             try:
                 offered = list(self._launcher.offers())
@@ -142,16 +144,16 @@ class Agent:
                     self._agent_id = self._register()
             except ZerolabError as error:
                 logger.warning("%s", error)
-                self._agent_id = None  # it introduces itself again when the server is there
+                self._agent_id = None  # registers again when the server responds
             except Exception:  # the thread's boundary
-                logger.exception("asking for the slots failed")
+                logger.exception("querying the slots failed")
 
     def _finish(self, folder: RunFolder, run_id: int) -> None:
         finish_run(folder, run_id, self._client, self._closing)
         self._finished[run_id] = time.monotonic()
 
     def _ended_at(self, run_id: int) -> float:
-        """When the server learned here how a run had ended; before all time if it was not here."""
+        """Return when the server acknowledged the end of a run here, or minus infinity."""
         run = self._runs.get(run_id)
         ended = self._finished.get(run_id) if run is None else run.ended_at
         return -math.inf if ended is None else ended
@@ -168,11 +170,11 @@ class Agent:
         for run in runs:
             run.join(_DELIVERY_S)
 
-    def _tell_leaving(self, *, done: bool) -> bool:
-        """Have the server start nothing here any more; it finds out by itself, only later.
+    def _deregister(self, *, done: bool) -> bool:
+        """Ask the server to start no new run here; otherwise it notices later by the timeout.
 
         Returns:
-            Whether the server is there: one that does not answer need not be told again.
+            Whether the server responded.
         """
         agent_id = self._agent_id
         if agent_id is None:
@@ -182,7 +184,7 @@ class Agent:
             try:
                 self._client.leave(agent_id, done=done)
             except ZerolabError as error:
-                logger.info("the server does not hear that this agent leaves: %s", error)
+                logger.info("could not deregister: %s", error)
 
         farewell = threading.Thread(target=tell, name="farewell", daemon=True)
         farewell.start()
@@ -190,46 +192,46 @@ class Agent:
         return not farewell.is_alive()
 
     def _poll(self) -> None:
-        """Ask for work until the agent stops; also what keeps it alive for the server."""
-        version, backoff, known = 0, Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S), False
+        """Request work until the agent stops; the requests are also the heartbeat."""
+        version, backoff, registered = 0, Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S), False
         while not self._stopping.is_set():
             try:
                 if self._agent_id is None:
                     self._agent_id = self._register()
-                    version, known = 0, True
-                asked = time.monotonic()
+                    version, registered = 0, True
+                requested_at = time.monotonic()
                 work = self._client.work(self._agent_id, version, _WAIT_S, self._identity)
                 version = work.version
                 backoff.reset()
-                self._apply(work, asked)
-                self._note_return()
+                self._apply_work(work, requested_at)
+                self._log_recovery()
                 continue
-            except Exception as error:  # noqa: BLE001 - the thread's boundary; else it would be deaf
-                version = 0  # it is answered at once when the server is back
+            except Exception as error:  # noqa: BLE001 - the thread's boundary; polling must continue
+                version = 0  # a returning server responds immediately
                 if isinstance(error, NotFoundError) and self._agent_id is not None:
-                    self._agent_id = None  # it does not know us: introduce ourselves again
-                elif isinstance(error, ConflictError if known else _REFUSALS):
-                    self._refused = error  # with a conflict, we would get another agent's runs
+                    self._agent_id = None  # unknown to the server: register again
+                elif isinstance(error, ConflictError if registered else _REFUSALS):
+                    self._refused = error  # after a conflict the work would be another agent's
                     self._stopping.set()
                 else:
-                    self._note_trouble(error)
+                    self._log_polling_error(error)
             self._stopping.wait(backoff.pause_s())
 
-    def _note_trouble(self, error: Exception) -> None:
-        """Tell why no work is given, once for each kind of reason in a row."""
+    def _log_polling_error(self, error: Exception) -> None:
+        """Log why no work arrives, once for each kind of error in a row."""
         before, since = self._trouble or (None, time.monotonic())
         if before is type(error):
             return
         self._trouble = type(error), since
         if isinstance(error, ZerolabError):
-            logger.warning("no work, and asking goes on: %s", error)
+            logger.warning("polling failed, retrying: %s", error)
         else:
-            logger.error("asking for work failed, and goes on", exc_info=error)
+            logger.error("polling failed, retrying", exc_info=error)
 
-    def _note_return(self) -> None:
+    def _log_recovery(self) -> None:
         if self._trouble is not None:
             away_s = time.monotonic() - self._trouble[1]
-            logger.info("the server gives work again, after %.0f s", away_s)
+            logger.info("polling succeeded again, after %.0f s", away_s)
             self._trouble = None
 
     def _register(self) -> int:
@@ -237,23 +239,23 @@ class Agent:
             self._name, socket.gethostname(), self._slots, self._pool, self._identity
         )
         agent_id = self._client.register_agent(registration, use_join_token=True)
-        self._note(agent_id=agent_id)
+        self._write_agent_file(agent_id=agent_id)
         ready = sum(not slot.down for slot in self._slots)
         logger.info("registered as %s (%s) with %d slots", self._name, agent_id, ready)
         return agent_id
 
-    def _note(self, **known: str | int) -> None:
-        """Tell ``zerolab up`` and ``down`` about us."""
-        noted = {"pid": os.getpid(), "master": self._client.url, **known}
-        write_json(self._home.agent_file, noted)
+    def _write_agent_file(self, **details: str | int) -> None:
+        """Update the agent's file, which ``zerolab up`` and ``down`` read."""
+        content = {"pid": os.getpid(), "master": self._client.url, **details}
+        write_json(self._home.agent_file, content)
 
-    def _apply(self, work: AgentWork, asked: float) -> None:
-        """Begin what is new and stop what is not wanted.
+    def _apply_work(self, work: AgentWork, requested_at: float) -> None:
+        """Start new runs and stop unlisted ones.
 
         Args:
-            work: All that the server wants of this agent.
-            asked: When it was asked, on the monotonic clock: the answer may be older than what
-                we have told since.
+            work: All runs that this agent should have.
+            requested_at: Time of the request on the monotonic clock; reports sent since then may be
+                newer than the response.
         """
         with self._changing:
             if self._stopping.is_set():
@@ -261,23 +263,23 @@ class Agent:
             for item in work.runs:
                 run = self._runs.get(item.run_id)
                 if run is None or run.join(0):
-                    self._begin(item, asked)
+                    self._start_run(item, requested_at)
                 elif item.action == "kill":
                     run.stop(item.grace_s)
-            wanted = {item.run_id for item in work.runs}
+            listed = {item.run_id for item in work.runs}
             for run_id, run in list(self._runs.items()):
-                if run_id not in wanted:
+                if run_id not in listed:
                     run.stop(KILL_GRACE_S)
                     if run.join(0):
                         del self._runs[run_id]
 
-    def _begin(self, item: WorkItem, asked: float) -> None:
-        """Start a run, unless it is one that has ended here."""
+    def _start_run(self, item: WorkItem, requested_at: float) -> None:
+        """Start a run, unless it has already ended here."""
         folder = RunFolder(self._home.run(item.run_id))
         if folder.path.exists():
-            if not folder.delivered.exists() or self._ended_at(item.run_id) >= asked:
-                return  # its end is not delivered yet, or was not when the server answered
-            _put_away(folder)
+            if not folder.delivered.exists() or self._ended_at(item.run_id) >= requested_at:
+                return  # its end is not delivered yet, or was not at the time of the response
+            _rename_old_run(folder)
         environment = run_environment(self._slots, item.slot_ids)
         run = Run(
             item,
@@ -294,10 +296,10 @@ class Agent:
         run.start()
 
 
-def _put_away(folder: RunFolder) -> None:
-    """Make room for a run whose number another one has had, under another database."""
+def _rename_old_run(folder: RunFolder) -> None:
+    """Rename the directory of a run with the same number from another database."""
     for number in itertools.count(1):
-        place = folder.path.with_name(f"{folder.path.name}.old-{number}")
-        if not place.exists():
-            folder.path.rename(place)
+        target = folder.path.with_name(f"{folder.path.name}.old-{number}")
+        if not target.exists():
+            folder.path.rename(target)
             return

@@ -1,8 +1,8 @@
-"""Lines of a run's log files, numbered, to the server, each exactly once.
+"""Shipping of a run's log files to the server, as numbered lines, each exactly once.
 
-Before a batch is sent, the file ranges that it is made of are written down. So the batch that an
-agent was sending as it died is made again from the same ranges by the next one, with the same
-numbers, and the server drops what it has already.
+The file ranges of a batch are saved before it is sent. If the agent dies while sending, the next
+one builds the same batch from the same ranges, with the same numbers, and the server drops the
+lines that it already has.
 """
 
 import re
@@ -19,20 +19,20 @@ from zerolab.files import write_atomic
 __all__ = ["LogShipper", "LogTarget"]
 
 _FILE_BYTES = 256 * 1024
-"""Most that one batch takes from one file."""
+"""Maximum bytes of one file in a batch."""
 _LINE_CHARS = 16_000
 _LEVEL = re.compile(r"\b(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b")
 _TERMINAL_CODE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-_])")
 _LEVEL_CHARS = 80
-"""A level stands at the head of a line, or it is a word of the message."""
+"""Characters of a line in which a level is recognized; later ones are words of the message."""
 _RANK_FILE = re.compile(r"rank_(\d+)\.(out|err)")
 
 
 class LogTarget(Protocol):
-    """Takes numbered log lines; :class:`zerolab.client.http.Client` does."""
+    """Receiver of numbered log lines, such as :class:`zerolab.client.http.Client`."""
 
     def ship_logs(self, run_id: int, first: int, entries: list[LogEntry], node: int = 0) -> int:
-        """Store what is new of ``entries``; return the number of the next one wanted."""
+        """Store the new entries; return the number of the next one."""
 
 
 class _Range(msgspec.Struct):
@@ -44,23 +44,23 @@ class _Range(msgspec.Struct):
 
 
 class _Cursor(msgspec.Struct):
-    """What the server has, and what is on its way."""
+    """Shipped bytes, and the batch in transit."""
 
     next: int = 0
     """Number of the next entry."""
     offsets: dict[str, int] = {}
-    """File name to the bytes of it that are shipped."""
+    """Shipped bytes by file name."""
     pending: list[_Range] = []
-    """What the batch on its way is made of."""
+    """File ranges of the batch in transit."""
 
 
 class LogShipper:
-    """Ships one run's logs; only one at a time may exist for a run.
+    """Ships the logs of a run; a run may have only one shipper at a time.
 
     Args:
-        folder: Of the run.
-        run_id: Of the run.
-        target: Where to.
+        folder: Directory of the run.
+        run_id: Id of the run.
+        target: Receiver of the lines.
         node: Node rank of this agent.
     """
 
@@ -72,13 +72,13 @@ class LogShipper:
         self._cursor = _read_cursor(folder.shipped)
 
     def ship(self, *, final: bool = False) -> None:
-        """Send everything that stands in the files.
+        """Send all lines of the files.
 
         Args:
-            final: Nothing is written any more: a last line without its end counts too.
+            final: The files are complete: include a last line without a line end.
 
         Raises:
-            ZerolabError: If the server does not take it; the next call sends it again.
+            ZerolabError: If the server does not store it; the next call sends it again.
         """
         while True:
             if not self._cursor.pending:
@@ -95,18 +95,18 @@ class LogShipper:
                 continue
             start = self._cursor.offsets.get(path.name, 0)
             content = _read(path, start, _FILE_BYTES)
-            whole = content.rfind(b"\n") + 1
-            if final or (not whole and len(content) == _FILE_BYTES):
-                whole = whole or len(content)
-            if whole:
-                ranges.append(_Range(path.name, start, start + whole))
+            complete = content.rfind(b"\n") + 1
+            if final or (not complete and len(content) == _FILE_BYTES):
+                complete = complete or len(content)
+            if complete:
+                ranges.append(_Range(path.name, start, start + complete))
         return ranges
 
     def _send(self) -> None:
         entries = [entry for part in self._cursor.pending for entry in self._entries(part)]
         stored = self._ship(entries)
         if stored < self._cursor.next + len(entries) and stored != self._cursor.next:
-            # The server has lost lines, or another numbering: go on with its own.
+            # The server lost lines, or numbers differently: continue with its numbers.
             self._cursor.next = stored
             stored = self._ship(entries)
         self._cursor.next = stored
@@ -120,11 +120,11 @@ class LogShipper:
 
     def _entries(self, part: _Range) -> list[LogEntry]:
         content = _read(self._folder.logs / part.name, part.start, part.stop - part.start)
-        found = _RANK_FILE.fullmatch(part.name)
-        rank = int(found[1]) if found else None
+        match = _RANK_FILE.fullmatch(part.name)
+        rank = int(match[1]) if match else None
         stream: Literal["stdout", "stderr", "agent"] = "agent"
-        if found:
-            stream = "stdout" if found[2] == "out" else "stderr"
+        if match:
+            stream = "stdout" if match[2] == "out" else "stderr"
         now = time.time()
         return [
             LogEntry(line, now, rank, stream, _level(line))
@@ -149,9 +149,9 @@ def _read(path: Path, start: int, size: int) -> bytes:
 
 
 def _lines(text: str) -> list[str]:
-    r"""Split at line ends; of a line that was redrawn with ``\r``, the last state counts.
+    r"""Split at line ends; a line that was redrawn with ``\r`` has its last state.
 
-    Codes for a terminal (colours, movements) are left out: a reader of logs has another one.
+    Terminal codes (colors, cursor movements) are removed.
     """
     lines = text.removesuffix("\n").split("\n")
     shown = (line.rstrip("\r").rpartition("\r")[2] for line in lines)
@@ -159,5 +159,5 @@ def _lines(text: str) -> list[str]:
 
 
 def _level(line: str) -> str | None:
-    found = _LEVEL.search(line[:_LEVEL_CHARS])
-    return found[1] if found else None
+    match = _LEVEL.search(line[:_LEVEL_CHARS])
+    return match[1] if match else None

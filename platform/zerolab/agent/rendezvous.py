@@ -1,4 +1,4 @@
-"""Where the ranks of a run on several agents meet: on the first of them, which tells the server."""
+"""Rendezvous address of a run on several agents, which the first agent reports."""
 
 import socket
 from urllib.parse import urlsplit
@@ -10,37 +10,37 @@ from zerolab.contract.messages import RendezvousAddress
 from zerolab.contract.spec import Nodes
 from zerolab.linux import free_port
 
-__all__ = ["as_seen_from_here", "offer_place"]
+__all__ = ["offer_rendezvous", "replace_loopback"]
 
 
-def offer_place(server: str) -> RendezvousAddress:
-    """Choose an address of this machine, the one that leads to the server, and a free port.
+def offer_rendezvous(server: str) -> RendezvousAddress:
+    """Choose the address of this machine towards the server, and a free port.
 
     Args:
         server: Address of the server.
     """
-    return RendezvousAddress(_own_address(server), free_port())
+    return RendezvousAddress(_address_towards(server), free_port())
 
 
-def _own_address(server: str) -> str:
+def _address_towards(server: str) -> str:
     parts = urlsplit(server)
     try:
-        place = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(place[0], place[1]) as probe:
-            probe.connect(place[4])  # UDP: nothing is sent
+        address = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(address[0], address[1]) as probe:
+            probe.connect(address[4])  # UDP: nothing is sent
             return str(probe.getsockname()[0])
     except OSError:
         return socket.gethostname()
 
 
-def as_seen_from_here(nodes: Nodes, server: str) -> Nodes:
-    """Put the server's address in the place of a loopback one.
+def replace_loopback(nodes: Nodes, server: str) -> Nodes:
+    """Replace a loopback address by the server's address.
 
-    An agent on the server's own machine finds the server, and so itself, at an address that means
-    nothing elsewhere; where the server is, seen from here, that agent is too.
+    An agent on the server's machine may reach the server, and so itself, at a loopback address. The
+    server's address as seen from here leads to that agent, too.
 
     Args:
-        nodes: As the server told them.
+        nodes: From the server.
         server: Address of the server, seen from here.
     """
     host = urlsplit(server).hostname or nodes.address

@@ -1,4 +1,4 @@
-"""One run on this machine, from its archive to the server's knowledge of how it ended."""
+"""Execution of a run on this machine, from its archive to the report of its outcome."""
 
 import contextlib
 import logging
@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 
 from zerolab.agent.logs import LogShipper
-from zerolab.agent.rendezvous import as_seen_from_here, offer_place
+from zerolab.agent.rendezvous import offer_rendezvous, replace_loopback
 from zerolab.client.archive import unpack
 from zerolab.client.backoff import Backoff
 from zerolab.client.http import Client
@@ -52,12 +52,12 @@ logger = logging.getLogger(__name__)
 _POLL_S = 0.05
 _SHIP_S = 0.3
 _SHOWN_AFTER_S = 1.0
-"""Shorter steps of a start are not shown, in seconds."""
+"""Steps of a start that take at least this many seconds are shown."""
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 2.0
 _FINAL_TAIL_LINES = 100
 _TRIES = 20
-"""Of a step that an answering server fails at; half a minute."""
+"""Attempts of a step that fails although the server responds; about 30 s."""
 
 _STOPPED_EARLY = Outcome(EXIT_INFRASTRUCTURE, "the run was stopped before it began")
 
@@ -69,16 +69,16 @@ class _Stoppable(Protocol):
 
 
 class Run:
-    """A run that this agent executes, in a thread of its own.
+    """Executes a run of this agent in a thread.
 
     Args:
-        item: What to run.
-        folder: Its directory; made here.
-        client: The server.
+        item: The run.
+        folder: Its directory; created here.
+        client: Client of the server.
         environment: Variables for the ranks: threads, devices.
         launcher: Starts the ranks.
-        closing: Set when the agent ends: what the server does not take then stays on disk.
-        cache: Directory for what goes to an object store, and comes from there.
+        closing: Set when the agent ends: undelivered data then stays on disk.
+        cache: Directory for files in transfer to and from an object store.
     """
 
     def __init__(
@@ -102,44 +102,44 @@ class Run:
         self._launcher = launcher
         self._closing = closing
         self.ended_at: float | None = None
-        """When the server knew how it had ended, on the monotonic clock."""
+        """Time at which the server acknowledged the outcome, on the monotonic clock."""
         self._stop = threading.Event()
         self._grace_s = 0.0
         self._thread = threading.Thread(target=self._main, name=f"run-{item.run_id}", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self, grace_s: float) -> None:
-        """Ask the ranks to end, with SIGTERM, and kill them ``grace_s`` seconds later."""
+        """Stop the ranks with SIGTERM, and kill them ``grace_s`` seconds later."""
         if not self._stop.is_set():
             self._grace_s = grace_s
             self._stop.set()
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Wait for the end; return whether it has come."""
+        """Wait for the end, up to a timeout; return whether the run has ended."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def _main(self) -> None:
         try:
             outcome = self._execute()
-        except Exception as error:  # the thread's boundary: the server must learn of it
+        except Exception as error:  # the thread's boundary: the server must know
             logger.exception("run %d failed in the agent", self.run_id)
             reason = f"the agent failed: {type(error).__name__}: {error}"
             outcome = Outcome(EXIT_INFRASTRUCTURE, reason)
-        # On several machines the others are stopped because a rank here may have failed.
+        # Of a run on several machines, a failed rank here may be why the others are stopped.
         cause = self._item.spec.nodes is not None and failed_by_itself(outcome)
         if self._stop.is_set() and not cause:
-            outcome = _not_blamed(outcome)
+            outcome = _without_blame(outcome)
         try:
             self._folder.create()
             write_outcome(self._folder.path, outcome)
             if outcome.reason:
                 self._folder.say(outcome.reason)
-        except OSError:  # a full disk, maybe; the server learns of it all the same
-            logger.exception("run %d: how it ended cannot be written down", self.run_id)
+        except OSError:  # perhaps a full disk; the outcome is still reported
+            logger.exception("run %d: could not save the outcome", self.run_id)
         logger.info("run %d ended with code %d", self.run_id, outcome.exit_code)
         finish_run(self._folder, self.run_id, self._client, self._closing, outcome, node=self._node)
         self.ended_at = time.monotonic()
@@ -149,17 +149,17 @@ class Run:
         problem = interpreter_problem(named) if named else None
         if problem is not None:
             return Outcome(EXIT_USER_ERROR, problem)
-        with self._shown("its agent unpacks the model directory"):
+        with self._shown_activity("its agent unpacks the model directory"):
             refused = self._prepare()
         if refused is not None:
             return refused
         if self._stop.is_set():
             return _STOPPED_EARLY
-        with self._shown("its agent imports torch"):
+        with self._shown_activity("its agent imports torch"):
             process = self._launcher.start(self._folder, self._environment)
         logger.info("run %d started as process %d", self.run_id, process.pid)
         over = threading.Event()
-        teller = threading.Thread(target=self._tell, args=(over,), daemon=True)
+        teller = threading.Thread(target=self._report_and_ship_logs, args=(over,), daemon=True)
         teller.start()
         try:
             code = process.poll()
@@ -175,8 +175,8 @@ class Run:
         return read_outcome(self._folder.path) or _outcome_without_launcher(code)
 
     @contextlib.contextmanager
-    def _shown(self, activity: str) -> Iterator[None]:
-        """Show what the run waits for, as the activity of its trial, if the block takes long."""
+    def _shown_activity(self, activity: str) -> Iterator[None]:
+        """Show an activity of the trial while the block runs, if it takes long."""
 
         def show() -> None:
             with contextlib.suppress(ZerolabError):
@@ -191,10 +191,10 @@ class Run:
             timer.cancel()
 
     def _prepare(self) -> Outcome | None:
-        """Make the run's directory; return why it cannot be, if so."""
+        """Create the run's directory; return the outcome if that fails."""
         folder = self._folder
         folder.create()
-        nodes = self._meet(self._item.spec.nodes)
+        nodes = self._exchange_rendezvous(self._item.spec.nodes)
         if nodes is None and self._item.spec.nodes is not None:
             return _STOPPED_EARLY
         spec = msgspec.structs.replace(
@@ -215,7 +215,7 @@ class Run:
             fetched.append(self._client.download_archive(self._item.archive))
 
         try:
-            if not _until_reached(fetch, self._stop):
+            if not _retry_until_reached(fetch, self._stop):
                 return _STOPPED_EARLY
             unpack(fetched[0], folder.model)
         except ZerolabError as error:
@@ -224,30 +224,36 @@ class Run:
             return Outcome(EXIT_INFRASTRUCTURE, f"the model directory cannot be written: {error}")
         return None
 
-    def _meet(self, nodes: Nodes | None) -> Nodes | None:
-        """Say where the ranks meet, if it is here; None when the run is stopped before."""
+    def _exchange_rendezvous(self, nodes: Nodes | None) -> Nodes | None:
+        """Report the rendezvous address if it is here; None after a stop."""
         if nodes is None or nodes.rank > 0:
-            return nodes and as_seen_from_here(nodes, self._client.url)
-        place = offer_place(self._client.url)
-        if not _until_reached(lambda: self._client.run_meeting(self.run_id, place), self._stop):
+            return nodes and replace_loopback(nodes, self._client.url)
+        address = offer_rendezvous(self._client.url)
+        if not _retry_until_reached(
+            lambda: self._client.run_meeting(self.run_id, address), self._stop
+        ):
             return None
-        return Nodes(nodes.slots, 0, place.address, place.port)
+        return Nodes(nodes.slots, 0, address.address, address.port)
 
-    def _tell(self, over: threading.Event) -> None:
-        """Tell the server that the run is there, and ship its logs while it runs."""
+    def _report_and_ship_logs(self, over: threading.Event) -> None:
+        """Report that the run has started, and ship its logs while it runs."""
         shipper = LogShipper(self._folder, self.run_id, self._client, self._node)
         try:
-            _until_reached(lambda: self._client.run_started(self.run_id), over)
+            _retry_until_reached(lambda: self._client.run_started(self.run_id), over)
             while not over.wait(_SHIP_S):
-                _until_reached(shipper.ship, over)
+                _retry_until_reached(shipper.ship, over)
         except (NotFoundError, ConflictError) as error:
-            logger.info("run %d: the server wants nothing of it: %s", self.run_id, error)
+            logger.info(
+                "run %d: the server rejected the run (it ended or was superseded): %s",
+                self.run_id,
+                error,
+            )
         except (ZerolabError, OSError):
-            logger.exception("run %d: logs are not shipped while it runs", self.run_id)
+            logger.exception("run %d: could not ship logs while it runs", self.run_id)
 
 
 def _storage_problem(spec: RunSpec) -> Outcome | None:
-    """Say why nothing can be saved to, or gone on from, on this machine."""
+    """Return an outcome if checkpoints cannot be saved or loaded on this machine."""
     storage = StorageAddress(root=spec.checkpoint_dir, options=spec.storage_options)
     missing = missing_package(storage)
     if missing is not None:
@@ -255,22 +261,22 @@ def _storage_problem(spec: RunSpec) -> Outcome | None:
     ref = spec.latest_checkpoint
     if ref is None or not ref.saved_on:
         return None
-    place = ref.storage or storage
-    if place.is_remote or Path(place.root.removeprefix("file://"), ref.uuid).is_dir():
+    address = ref.storage or storage
+    if address.is_remote or Path(address.root.removeprefix("file://"), ref.uuid).is_dir():
         return None
     reason = (
         f"checkpoint {ref.uuid}, from which the trial goes on, is not on {socket.gethostname()}: "
-        f"it was saved in {place.root} on {ref.saved_on}; mount or copy it there, or give that "
+        f"it was saved in {address.root} on {ref.saved_on}; mount or copy it there, or give that "
         "agent back; for new experiments set checkpoint_storage to a directory that every machine "
         "sees at the same path, or to an object store (type: s3)"
     )
     return Outcome(EXIT_INFRASTRUCTURE, reason)
 
 
-def _not_blamed(outcome: Outcome) -> Outcome:
-    """How a run ended that was told to: a death is then no failure of the trial.
+def _without_blame(outcome: Outcome) -> Outcome:
+    """Return the outcome of a stopped run: a killed rank is then not a failure of the trial.
 
-    It may have come before the ranks could heed SIGTERM, or when their time was over.
+    The signal may arrive before the ranks handle SIGTERM, or after their grace period.
     """
     if outcome.exit_code == 0 or outcome.exit_code in DELIBERATE_EXITS:
         return outcome
@@ -279,23 +285,23 @@ def _not_blamed(outcome: Outcome) -> Outcome:
 
 
 def leftover_runs(runs: Path, launcher: Launcher) -> list[tuple[int, RunFolder]]:
-    """Find runs that an earlier agent has not brought to their end.
+    """Find unfinished runs of an earlier agent.
 
-    Their processes, if there still are any, are killed; a run without an outcome gets one.
+    Remaining processes are killed; a run without an outcome gets one.
     """
-    found = []
+    leftover = []
     for path in sorted(runs.iterdir() if runs.is_dir() else ()):
         folder = RunFolder(path)
         if not path.name.isdecimal() or folder.delivered.exists():
             continue
-        folder.create()  # it may have died in the middle of that
+        folder.create()  # the agent may have died while creating it
         launcher.sweep(folder)
         if read_outcome(path) is None:
             outcome = Outcome(EXIT_INFRASTRUCTURE, "the agent ended while the run was going on")
             write_outcome(path, outcome)
             folder.say(str(outcome.reason))
-        found.append((int(path.name), folder))
-    return found
+        leftover.append((int(path.name), folder))
+    return leftover
 
 
 def finish_run(
@@ -307,22 +313,22 @@ def finish_run(
     *,
     node: int | None = None,
 ) -> bool:
-    """Deliver all that a run has left: reports, logs, and last how it ended.
+    """Deliver the remaining reports and logs of a run, and then its outcome.
 
-    Tries for as long as it takes, until ``closing`` is set and the server still does not answer.
-    Logs and reports that an answering server fails to take are left out in the end; how the run
-    ended never is: a server that does not know it would have the run started again.
+    Retries until it succeeds, or until ``closing`` is set and the server still does not respond.
+    Logs and reports that a responding server cannot store are dropped after some retries. The
+    outcome is never dropped: without it the server would start the run again.
 
     Args:
-        folder: Of the run.
-        run_id: Its number.
-        client: The server.
+        folder: Directory of the run.
+        run_id: Id of the run.
+        client: Client of the server.
         closing: Ends the waiting.
-        outcome: How it ended; what stands in the folder when None.
-        node: Node rank of this agent; what the run spec in the folder says when None.
+        outcome: Outcome of the run; read from the folder if None.
+        node: Node rank of this agent; read from the run specification if None.
 
     Returns:
-        Whether the server knows the end now, or wants nothing of this run any more.
+        Whether the server has the outcome, or rejected the run.
     """
     node = _node_of(folder) if node is None else node
     shipper = LogShipper(folder, run_id, client, node)
@@ -340,27 +346,31 @@ def finish_run(
     ]
     for step, tries in steps:
         try:
-            if not _until_reached(step, closing, tries):
+            if not _retry_until_reached(step, closing, tries):
                 return False
         except (NotFoundError, ConflictError) as error:
-            logger.info("run %d: the server wants nothing more: %s", run_id, error)
-        except (ZerolabError, OSError):  # of the rest as much as possible: the end above all
-            logger.exception("run %d: not all of its rest can be delivered", run_id)
+            logger.info(
+                "run %d: the server rejected the outcome (the run ended or was superseded): %s",
+                run_id,
+                error,
+            )
+        except (ZerolabError, OSError):  # deliver as much as possible, above all the outcome
+            logger.exception("run %d: could not flush the remaining logs and reports", run_id)
     try:
         write_json(folder.delivered, {"exit_code": outcome.exit_code})
-    except OSError:  # then the next agent tells the server once more, which changes nothing
-        logger.exception("run %d: cannot be marked as delivered", run_id)
+    except OSError:  # the next agent then repeats the report, which has no effect
+        logger.exception("run %d: could not mark the run as delivered", run_id)
     _remove_tree(folder.model)
     return True
 
 
-def _until_reached(action: Callable[[], object], stop: _Stoppable, tries: float = 1) -> bool:
-    """Do something as soon as the server can be reached; return False when ``stop`` comes first.
+def _retry_until_reached(action: Callable[[], object], stop: _Stoppable, tries: float = 1) -> bool:
+    """Repeat an action until the server is reachable; return False if ``stop`` is set first.
 
     Args:
-        action: Asks the server for something.
+        action: Sends a request.
         stop: Ends the waiting.
-        tries: How often a server that answers may fail at it before that is raised.
+        tries: Number of failures with a responding server before the error is raised.
     """
     backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
     while True:
@@ -382,10 +392,10 @@ def _until_reached(action: Callable[[], object], stop: _Stoppable, tries: float 
 
 
 def _node_of(folder: RunFolder) -> int:
-    """Node rank of this agent, as the run spec has it; 0 where there is no other agent."""
+    """Return the node rank of this agent from the run specification; 0 for a single agent."""
     try:
         nodes = read_run_spec(folder.spec).nodes
-    except (OSError, msgspec.DecodeError):  # it never came to that
+    except (OSError, msgspec.DecodeError):  # the run specification was never written
         return 0
     return nodes.rank if nodes is not None else 0
 
@@ -399,7 +409,7 @@ def _outcome_without_launcher(code: int) -> Outcome:
 
 
 def _log_tail(folder: RunFolder, outcome: Outcome) -> str:
-    """Return the end of what the rank that failed wrote, or of the launcher's own output."""
+    """Return the end of the failed rank's output, or of the launcher's output."""
     if outcome.exit_code == 0:
         return ""
     ranks = [outcome.rank] if outcome.rank is not None else sorted(folder.rank_pids())

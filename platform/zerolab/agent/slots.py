@@ -1,4 +1,4 @@
-"""Which devices this machine offers, and what a run on some of them sees."""
+"""Devices that this machine offers as slots, and the variables of runs on them."""
 
 from collections.abc import Sequence
 
@@ -14,8 +14,8 @@ def find_slots(count: int | None = None, *, cpu: bool = False) -> list[SlotInfo]
     """Find the slots of this machine: its GPUs, or else one for each CPU core.
 
     Args:
-        count: Offer this many; all when None. There may be more CPU slots than cores.
-        cpu: Offer CPU slots although there are GPUs.
+        count: Number of slots; all if None. There may be more CPU slots than cores.
+        cpu: Offer CPU slots even if there are GPUs.
 
     Raises:
         ConfigError: If ``count`` is not positive, or more than there are GPUs.
@@ -35,13 +35,13 @@ def run_environment(slots: Sequence[SlotInfo], slot_ids: Sequence[int]) -> dict[
     """Return the variables that confine a run to its slots.
 
     Args:
-        slots: All slots of this machine; when all are taken, the ranks' threads fit the cores.
-        slot_ids: Those of the run.
+        slots: All slots of this machine; the cores are divided among them for the ranks' threads.
+        slot_ids: Slots of the run.
     """
     threads = max(1, usable_cores() // len(slots))
     environment = {"OMP_NUM_THREADS": str(threads)}
     if any(slot.device.startswith("cuda") for slot in slots):
-        environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the order in which the slots are counted
+        environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the order of the slots' numbers
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(str(slot) for slot in slot_ids)
     else:
         environment["CUDA_VISIBLE_DEVICES"] = ""

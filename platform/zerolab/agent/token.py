@@ -1,4 +1,4 @@
-"""Read an agent's token, and keep it from everything that the agent starts.
+"""Token of an agent, hidden from everything that the agent starts.
 
 A trial runs as the same Unix user as its agent and can read ``/proc/PID/environ``, which shows the
 environment a process was started with, even after a variable was removed. So the agent replaces
@@ -24,11 +24,11 @@ _TOKEN_BYTES = 4096
 
 
 def hide_environment_token() -> str:
-    """Return the token of ``ZEROLAB_TOKEN``, empty if there is none, and remove it.
+    """Return the token of ``ZEROLAB_TOKEN`` or an empty text, and remove it.
 
     The first call replaces the process by the same command without the variable; the token goes
-    through a pipe. The address of the server's database, which is no agent's, goes likewise. Call
-    it before anything is started.
+    through a pipe. The address of the server's database, which an agent must not have, is removed
+    as well. Call it before anything is started.
     """
     database = os.environ.pop(ENV_DATABASE, "")
     token = os.environ.pop(ENV_TOKEN, "")
@@ -46,12 +46,12 @@ def hide_environment_token() -> str:
         return file.read(_TOKEN_BYTES).decode()
 
 
-def agent_token(named: str, given: str, home: Home) -> tuple[str, Callable[[], str]]:
+def agent_token(named: str, environment_token: str, home: Home) -> tuple[str, Callable[[], str]]:
     """Return the token of an agent, and a function that reads it again after a renewal.
 
     Args:
         named: File that holds the token, ``-`` for standard input, empty for neither.
-        given: Token of the environment; used when no file is named.
+        environment_token: Token of the environment; used when no file is named.
         home: Data directory of the installation, whose own token is the default.
 
     Raises:
@@ -66,8 +66,8 @@ def agent_token(named: str, given: str, home: Home) -> tuple[str, Callable[[], s
         return token, lambda: token
     if named:
         return _read_file(Path(named)), lambda: _read_file(Path(named))
-    if given:
-        return given, lambda: given
+    if environment_token:
+        return environment_token, lambda: environment_token
 
     def own() -> str:
         return home.read_agent_token() or home.read_token() or ""
