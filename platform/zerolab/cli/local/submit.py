@@ -170,7 +170,7 @@ def _conclude(client: "Client", ended: dict[str, Any]) -> None:
             "best validation": validation,
             "checkpoint": checkpoint,
             "note": saved["note"],
-            "warning": warning and Toned(warning, "yellow"),
+            "warning": warning and ColoredText(warning, "yellow"),
             "browse": client.login_link(),
         }
     )
