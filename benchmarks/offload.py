@@ -87,7 +87,7 @@ def _measure(stage: int, options: argparse.Namespace, path: str) -> dict[str, An
                 _wait_for_device()
                 if step >= 2:
                     seconds[place].append(time.perf_counter() - started)
-            states = engine.stage.held()
+            states = engine.stage.tensors_by_kind()
             held[place] = sum(
                 tensor.nbytes for kind in ("master", "optimizer") for tensor in states.get(kind, [])
             )

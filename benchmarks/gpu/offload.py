@@ -235,7 +235,7 @@ def held_bytes(plan: str, device: torch.device, cases: Cases) -> None:
     engine = initialize(model=GPT(size), config=config, device=device)[0]
     engine.backward(engine(next(batches(1, size.sequence, 0))))
     engine.step()
-    held = engine.stage.held()
+    held = engine.stage.tensors_by_kind()
     # Some tensors are views of others.
     storages = {
         tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()

@@ -177,7 +177,7 @@ def test_a_step_asks_the_device_for_one_number(
                 engine.backward(engine(tokens, tokens))
                 engine.step()
             assert reads.count == step + 1  # the norm
-    held = [tensor for tensors in engine.stage.held().values() for tensor in tensors]
+    held = [tensor for tensors in engine.stage.tensors_by_kind().values() for tensor in tensors]
     assert {tensor.device.type for tensor in held} == {"meta"}
     engine.close()
 

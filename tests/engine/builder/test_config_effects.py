@@ -302,7 +302,7 @@ def updating_in_tiles() -> Iterator[tuple[str, Any, Any]]:
                 each.step()
                 ends.append(each(*step[0][rank]).item())
             yield f"{name}: goes on as the other", ends[0], ends[1]
-            held = sum(t.nbytes for t in other.stage.held()["optimizer"])
+            held = sum(t.nbytes for t in other.stage.tensors_by_kind()["optimizer"])
             # Three tiles or blocks, with two states each, and memory to be used again.
             few = 4 * 3 * 4 * tile
             yield f"{name}: {held} bytes held", held <= few, bool(second)

@@ -119,7 +119,7 @@ def run_twice(first: int, second: int, *, close: bool) -> bool:
     later, *_ = zerotrial.initialize(model=model, config=config(second))
     losses += train(later, range(4, 8))
     assert losses == pytest.approx(wanted, rel=1e-5)
-    for call in (lambda: train(engine, range(1)), lambda: engine.stage.held()):  # noqa: PLW0108
+    for call in (lambda: train(engine, range(1)), lambda: engine.stage.tensors_by_kind()):  # noqa: PLW0108
         with pytest.raises(EngineError, match="this engine was closed"):
             call()
     assert engine.get_lr() == [LR]

@@ -175,8 +175,10 @@ def evaluate(stage: int) -> list[float]:
         assert optimizer is None
         with torch.no_grad():
             losses.append(engine.eval()(inputs(0)).item())
-        held = sum(len(tensors) for kind, tensors in engine.stage.held().items() if kind in HELD)
-        assert held == 0, engine.stage.held()
+        held = sum(
+            len(tensors) for kind, tensors in engine.stage.tensors_by_kind().items() if kind in HELD
+        )
+        assert held == 0, engine.stage.tensors_by_kind()
         whole = engine.full("first.weight")
         assert whole is not None
         close(whole, Net().first.weight.to(whole.dtype).float())

@@ -40,8 +40,8 @@ def train(
     stage: int, precision: str, window: tuple[int, float], zero: dict[str, Any]
 ) -> dict[str, Any]:
     """Train on this rank; losses are those of the whole batch."""
-    alone = not dist.is_initialized()
-    rank, ranks = (0, 1) if alone else (dist.get_rank(), dist.get_world_size())
+    single = not dist.is_initialized()
+    rank, ranks = (0, 1) if single else (dist.get_rank(), dist.get_world_size())
     accumulation, clip = window
     torch.manual_seed(rank)  # rank 0's weights must win
     if rank == 0:
@@ -67,7 +67,7 @@ def train(
             norms.append(result.grad_norm)
             total = 0.0
     everyone = torch.tensor(losses, dtype=torch.float64)
-    if not alone:
+    if not single:
         dist.all_reduce(everyone)
     weights = {name: w.clone() for name, w in engine.stage.full_weights(torch.float32)}
     same = [p.detach().float().sum().item() for p in engine.module.parameters()]
@@ -96,7 +96,7 @@ def train_every_case(ranks: int) -> dict[Key, Any]:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_every_stage_and_precision_trains_as_one_process(ranks: int) -> None:
+def test_stages_and_precisions_match_one_process(ranks: int) -> None:
     if ranks > 1:
         every_rank = run_on_ranks(train_every_case, ranks, ranks)
     else:
@@ -109,17 +109,17 @@ def test_every_stage_and_precision_trains_as_one_process(ranks: int) -> None:
     }
     for case in every_case(ranks):
         _, precision, window, _ = case
-        found, expected = every_rank[0][case], references[precision, window]
+        actual, expected = every_rank[0][case], references[precision, window]
         tolerance = TOLERANCES[precision]
-        assert found["losses"] == pytest.approx(expected.losses, rel=tolerance), case
+        assert actual["losses"] == pytest.approx(expected.losses, rel=tolerance), case
         # Each rank rounds its part of a batch to bf16, one process the whole: beyond the losses,
         # which average, that shows.
         more = 10 if precision == "bf16" else 1
-        assert found["norms"] == pytest.approx(expected.norms, rel=tolerance * more), case
-        assert found["skipped"] == 0
+        assert actual["norms"] == pytest.approx(expected.norms, rel=tolerance * more), case
+        assert actual["skipped"] == 0
         for name, weight in expected.weights.items():
-            gap = (found["weights"][name] - weight).norm() / weight.norm()
+            gap = (actual["weights"][name] - weight).norm() / weight.norm()
             assert gap < tolerance * more, (case, name)
         for other in every_rank[1:]:
-            assert other[case]["norms"] == found["norms"], case
-            assert other[case]["published"] == found["published"], case
+            assert other[case]["norms"] == actual["norms"], case
+            assert other[case]["published"] == actual["published"], case

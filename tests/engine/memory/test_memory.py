@@ -231,7 +231,7 @@ def measure_case(
     engine.backward(engine(*first[0][0]))
     assert engine.step().updated
     engine.backward(engine(*second[0][0]))
-    kinds = census(engine.stage.held())
+    kinds = census(engine.stage.tensors_by_kind())
     engine.close()
     block = sum(p.numel() for p in Language(width=16, blocks=1).blocks.parameters())
     return {"numel": numel, "block": block, **kinds}
@@ -319,7 +319,7 @@ def measure_working_sets() -> dict[Any, int]:
         engine, *_ = initialize(model=wide_model(), config=config)
         engine.backward(engine(torch.ones(2, WIDTH)).float().mean())
         engine.step()
-        found[stage, precision, bucket] = storage_bytes(engine.stage.held()["buckets"])
+        found[stage, precision, bucket] = storage_bytes(engine.stage.tensors_by_kind()["buckets"])
         engine.close()
     return found
 

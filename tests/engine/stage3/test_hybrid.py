@@ -86,7 +86,9 @@ def held(stage: int) -> dict[str, Any]:
         engine.stage.traffic.clear() if step == 2 else None
         engine.backward(engine(torch.randn(2, 16)).square().mean())
         engine.step()
-    kinds = {kind: storage_bytes(tensors) for kind, tensors in engine.stage.held().items()}
+    kinds = {
+        kind: storage_bytes(tensors) for kind, tensors in engine.stage.tensors_by_kind().items()
+    }
     states = [
         (p.name, p.start, {k: t.clone() for k, t in p.tensors.items()})
         for p in engine.stage.pieces()

@@ -470,7 +470,7 @@ def cost() -> Iterator[tuple[str, list[str]]]:
         for step in make_batches(2, 1, ranks):
             engine.stage._comm.traffic.clear()
             engine.backward(engine(*step[0][rank]))
-            held = {kind: storage_bytes(t) for kind, t in engine.stage.held().items()}
+            held = {kind: storage_bytes(t) for kind, t in engine.stage.tensors_by_kind().items()}
             engine.step()
         moved = engine.stage._comm.traffic.total / numel
         expected = 3.0 if ranks > 1 else 0.0

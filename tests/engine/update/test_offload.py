@@ -202,7 +202,7 @@ def test_only_a_few_buckets_are_in_memory_at_a_time(tmp_path: Path, spread: int)
         most = 0
         for index, size in enumerate(sizes):
             updater.step(index, torch.ones(size), 1.0, publish[index])
-            held = updater.held()
+            held = updater.tensors_by_kind()
             most = max(most, sum(storage_bytes(tensors) for tensors in held.values()))
         updater.finish()
         bucket = 3 * 4 * sizes[0]

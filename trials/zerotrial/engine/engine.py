@@ -110,7 +110,7 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
         self._grad_norm: float | None = None
         if parts.trains:
             self._stop_serving = serve_gradients(self, parts.module.parameters())
-            parts.stage.when_unannounced(_weakly(self._begin_unannounced))
+            parts.stage.on_unexpected_gradient(_weakly(self._begin_unannounced))
 
     # -- training -------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
-"""The seams of the engine: what a stage, an observer and an optimizer factory must offer.
+"""Protocols of the engine: stage, observer, updater and optimizer factory.
 
-:class:`~zerotrial.engine.engine.Engine` drives a :class:`Stage` and never asks which one it is; a
-new stage, or another place for optimizer states, is a new class behind one of these interfaces.
+:class:`~zerotrial.engine.engine.Engine` drives a :class:`Stage` without knowing which one. A new
+stage, or a new memory for optimizer states, is a new class that implements one of these protocols.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,15 +46,15 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 class Piece:
     """A contiguous range of one parameter's flattened elements.
 
-    This rank owns it (stages 1 to 3) or is charged with writing it (stage 0). Over all ranks the
+    Owned by this rank (stages 1 to 3), or assigned to it for writing (stage 0). Over all ranks the
     pieces cover every trainable parameter exactly once.
     """
 
     name: str
-    """In ``module.named_parameters()``; of tied parameters the first name."""
+    """Name in ``module.named_parameters()``; the first name of tied parameters."""
 
     shape: torch.Size
-    """Of the whole parameter."""
+    """Shape of the full parameter."""
 
     start: int
     stop: int
@@ -66,7 +66,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one call of ``Engine.step`` did."""
+    """Outcome of one call of ``Engine.step``."""
 
     updated: bool
     """Whether the weights changed."""
@@ -77,7 +77,7 @@ class StepResult:
 
 @dataclass(frozen=True)
 class NamedParameter:
-    """A trainable parameter, once, under the first of its names."""
+    """Trainable parameter under the first of its names."""
 
     name: str
     parameter: nn.Parameter
@@ -89,22 +89,22 @@ class ParamGroup:
 
     parameters: list[NamedParameter]
     options: dict[str, Any] = field(default_factory=dict)
-    """Besides ``params``: ``lr``, ``weight_decay``, ... as ``torch.optim`` names them."""
+    """Optimizer options without ``params``: ``lr``, ``weight_decay``, ... as in ``torch.optim``."""
 
 
 class OptimizerFactory(Protocol):
-    """Makes the one optimizer of an engine, on whatever tensors the stage wants updated."""
+    """Factory of the engine's optimizer on the tensors that the stage updates."""
 
     elementwise: bool
-    """Whether an element's update depends on no other element, so that parameters may be cut."""
+    """Whether updates are elementwise, so that parameters may be split."""
 
     def __call__(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        """Build it on ``groups`` (``params`` and options, as many as there are ParamGroups)."""
+        """Build the optimizer on ``groups``: one dict of ``params`` and options per ParamGroup."""
         ...
 
 
 class Observer(Protocol):
-    """Is told what the engine does: timers, progress lines, breakdowns."""
+    """Observer of an engine: timers, progress lines, step breakdowns."""
 
     @property
     def times_phases(self) -> bool:
@@ -113,15 +113,15 @@ class Observer(Protocol):
 
     @property
     def measured(self) -> Mapping[str, float]:
-        """Numbers of the last line, by the names in ``docs/engine.md``."""
+        """Values of the last progress line, by the names in ``docs/engine.md``."""
         ...
 
     def attach(self, engine: Any) -> None:
-        """Get to know the engine, when it is built."""
+        """Attach to an engine that has been built."""
         ...
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """Time what runs inside.
+        """Time the block.
 
         Args:
             name: ``input``, ``forward``, ``backward``, ``communication`` or ``step``; in pipelines
@@ -130,24 +130,24 @@ class Observer(Protocol):
         ...
 
     def under_way(self, change: int) -> None:
-        """Count collectives that have begun (1) or ended (-1)."""
+        """Count collectives that start (1) or end (-1)."""
         ...
 
     def add_loss(self, share: Tensor) -> None:
-        """Take note of a loss, divided by the micro-batches of a step; on the device."""
+        """Add a loss divided by the micro-batches of a step; it stays on the device."""
         ...
 
     def step_finished(self, result: StepResult) -> None:
-        """Take note of an accumulation boundary (counters are already up to date)."""
+        """Handle an accumulation boundary; the engine's counters are up to date."""
         ...
 
     def close(self) -> None:
-        """End: the engine is closed."""
+        """Release resources; the engine is closed."""
         ...
 
 
 class NullObserver:
-    """Observes nothing, at no cost."""
+    """Observer that does nothing, at no cost."""
 
     times_phases = False
     measured: Mapping[str, float] = MappingProxyType({})
@@ -156,7 +156,7 @@ class NullObserver:
         """Do nothing."""
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """Return a context that does nothing."""
+        """Return a null context."""
         return _NOTHING
 
     def under_way(self, change: int) -> None:
@@ -174,14 +174,14 @@ class NullObserver:
 
 @dataclass(frozen=True)
 class StageInputs:
-    """Everything that a stage may be built from."""
+    """Inputs from which a stage is built."""
 
     module: nn.Module
-    """On ``device``, still in fp32 (or as the user made it); the stage casts it. At stage 3 it is
-    where the user has built it, and may lack values."""
+    """Module on ``device``, in fp32 or as built; the stage casts it. At stage 3 it is on the
+    device where the user built it, and may lack values."""
 
     groups: Sequence[ParamGroup]
-    """Trainable parameters by optimizer group; each parameter in exactly one."""
+    """Trainable parameters by optimizer group; each parameter is in exactly one group."""
 
     config: "EngineConfig"
     precision: "Precision"
@@ -189,28 +189,28 @@ class StageInputs:
     accumulation_steps: int
     device: torch.device
     mesh: "Mesh"
-    """Between which ranks there is what, and which parameters count on this one."""
+    """Process groups, and the parameters that count on this rank."""
 
     taken: "Taken"
-    """How the module was, so that it can be given back."""
+    """Original state of the module, for its restoration."""
 
     observer: Observer = field(default_factory=NullObserver)
 
     weights: "str | PathLike[str] | None" = None
-    """Safetensors that the model is to be filled from; only at stage 3."""
+    """Safetensors files to load into the model; only at stage 3."""
 
 
 class GradientSource(Protocol):
-    """Gradients that a checkpoint has of an accumulation window it was made in."""
+    """Gradients of an unfinished accumulation window, from a checkpoint."""
 
     has_averages: bool
-    """Whether there are averages over ranks; the same on all ranks."""
+    """Whether there are averages over ranks; equal on all ranks."""
 
     has_shares: bool
-    """Whether there are shares of this rank, as :meth:`Stage.gradient_pieces` gave them."""
+    """Whether there are shares of this rank, see :meth:`Stage.gradient_pieces`."""
 
     def read_average(self, name: str, start: int, out: Tensor) -> None:
-        """Fill ``out``, (numel,), from element ``start`` of a parameter; leave it if it has none.
+        """Fill ``out``, (numel,), from element ``start`` of a parameter, if it has an average.
 
         Raises:
             ZerolabError: If it cannot be read.
@@ -218,7 +218,7 @@ class GradientSource(Protocol):
         ...
 
     def read_share(self, name: str, out: Tensor) -> bool:
-        """Fill ``out``, (numel,), with all of a parameter; False if it has no share.
+        """Fill ``out``, (numel,), with a parameter's share; return False if it has none.
 
         Raises:
             ZerolabError: If it cannot be read.
@@ -227,53 +227,53 @@ class GradientSource(Protocol):
 
 
 class Stage(Protocol):
-    """Where parameters, gradients and optimizer states live, and which collective moves them."""
+    """Placement of parameters, gradients and optimizer states, and their collectives."""
 
     optimizer: torch.optim.Optimizer
-    """The one whose ``param_groups`` schedules and users touch."""
+    """Optimizer whose ``param_groups`` schedules and users change."""
 
     originals: "FrozenOriginals"
-    """Frozen parameters in the precision in which they were given."""
+    """Frozen parameters in their original precision."""
 
     gathers: bool
-    """Whether a forward pass is **Collective**: it gathers weights."""
+    """Whether forward is **Collective**, because it gathers weights."""
 
     @property
     def traffic(self) -> "Traffic":
-        """What went through collectives, in elements."""
+        """Number of elements transferred by collectives."""
         ...
 
     @property
     def share_factor(self) -> float | None:
-        """Turns the sum over ranks of unaveraged gradients into their average; None: none wait."""
+        """Factor from the sum of all ranks' shares to their average; None without shares."""
         ...
 
     def leaves(self) -> Iterator[Tensor]:
-        """Walk the tensors that autograd writes the gradients of trained parameters to."""
+        """Iterate over the tensors to which autograd writes the gradients."""
         ...
 
-    def when_unannounced(self, begin: Callable[[], None]) -> None:
-        """Have ``begin`` called where gradients come with no :meth:`before_backward`."""
+    def on_unexpected_gradient(self, begin: Callable[[], None]) -> None:
+        """Register a callback for gradients that arrive without :meth:`before_backward`."""
         ...
 
     def before_backward(self, *, boundary: bool, share: float = 1.0) -> None:
-        """Get ready for one micro-batch's gradients.
+        """Prepare for one micro-batch's gradients.
 
         Args:
-            boundary: It is the last before a step.
-            share: What they are multiplied by.
+            boundary: Whether it is the last micro-batch before a step.
+            share: Factor of its gradients.
         """
         ...
 
     def after_backward(self, *, boundary: bool) -> None:
-        """Take note that the micro-batch's gradients are complete."""
+        """Complete the micro-batch's gradients."""
         ...
 
     def reduce_gradients(self, loss_scale: float = 1.0) -> float:
         """Finish the averaging over ranks. **Collective**, at an accumulation boundary.
 
         Args:
-            loss_scale: The factor that the losses were multiplied by.
+            loss_scale: Factor of the losses.
 
         Returns:
             L2 norm, summed in fp64, of the averaged gradient divided by ``loss_scale``; equal on
@@ -290,11 +290,11 @@ class Stage(Protocol):
         ...
 
     def drop_gradients(self) -> None:
-        """Forget the gradients gathered so far."""
+        """Clear the accumulated gradients."""
         ...
 
     def cancel_backward(self) -> None:
-        """Forget all gradients, a torn backward's too. **Collective** if some were sent."""
+        """Clear all gradients after an interrupted backward. **Collective** if some were sent."""
         ...
 
     @property
@@ -304,21 +304,21 @@ class Stage(Protocol):
 
     @property
     def gradients_readable(self) -> bool:
-        """Whether :meth:`read_gradient` does not raise."""
+        """Whether :meth:`read_gradient` is supported now."""
         ...
 
     def owns_gradient(self, parameter: Tensor) -> bool:
-        """Return whether the stage keeps the gradient of a parameter."""
+        """Return whether the stage manages the gradient of a parameter."""
         ...
 
     def read_gradient(self, parameter: Tensor) -> Tensor | None:
         """Return the averaged gradient of a parameter, between a backward and a step.
 
-        **Collective** where :attr:`gathers_gradients` says so.
+        **Collective** if :attr:`gathers_gradients`.
 
         Returns:
-            In the parameter's shape, times the loss scale; writes to it in place count. None where
-            it has none.
+            Gradient in the parameter's shape, times the loss scale; writes to it take effect.
+            None if there is none.
 
         Raises:
             EngineError: At stage 3.
@@ -326,116 +326,116 @@ class Stage(Protocol):
         ...
 
     def write_gradient(self, parameter: Tensor, value: Tensor | None) -> None:
-        """Replace what :meth:`read_gradient` returns; None leaves the parameter out of the step."""
+        """Replace the gradient of a parameter; None excludes it from the step."""
         ...
 
     def settle_gradients(self) -> None:
-        """Finish the averaging that is under way between boundaries. **Collective**."""
+        """Finish averaging in progress between boundaries. **Collective**."""
         ...
 
     def gradient_pieces(self, *, write: bool = False) -> Iterator[Piece]:
-        """Walk the gradients gathered so far; after :meth:`settle_gradients`.
+        """Iterate over the accumulated gradients; call :meth:`settle_gradients` before.
 
         Args:
-            write: Walk everything that this rank holds (at stage 0 that is all, where a save walks
-                its share); the pieces' tensors are the gradients themselves.
+            write: Iterate over everything that this rank has (at stage 0 all, where a save covers
+                only its share); the pieces' tensors are the gradients themselves.
 
         Yields:
-            Pieces of two kinds. ``gradient``: averaged over ranks; each element comes from one
-            rank. ``share``: a whole parameter's, this rank's own and not averaged yet.
+            Pieces of two kinds. ``gradient``: average over ranks; each element comes from one
+            rank. ``share``: a full parameter's gradient on this rank, not averaged yet.
         """
         ...
 
     def resume_gradients(self, source: GradientSource) -> None:
-        """Go on with the gradients of a checkpoint; when none are held.
+        """Continue with the gradients of a checkpoint, when there are no others.
 
         Raises:
-            ZerolabError: If the source cannot be read; nothing is held then that counts.
+            ZerolabError: If the source cannot be read; then there are no gradients.
         """
         ...
 
     def pieces(self, *, write: bool = False) -> Iterator[Piece]:
-        """Walk what this rank owns, in a fixed order.
+        """Iterate over the pieces that this rank owns, in a fixed order.
 
         Args:
-            write: For a load: walk everything that this rank holds (at stage 0 that is all, where
-                a save walks its share), and keep what is changed in a piece's tensors when the
-                iterator advances (needed where states live in files).
+            write: For a load: iterate over everything that this rank has (at stage 0 all, where a
+                save covers only its share), and keep changes of a piece's tensors when the
+                iterator advances (needed if states are in files).
         """
         ...
 
     def scalars(self) -> dict[str, float]:
-        """Numbers that the optimizer keeps, e.g. ``group0.step``: one parameter's for its group."""
+        """Return numbers of the optimizer, e.g. ``group0.step``: one parameter's for its group."""
         ...
 
     def set_scalars(self, scalars: Mapping[str, float]) -> None:
-        """Restore what :meth:`scalars` gave; call after :meth:`prepare_states`."""
+        """Restore the result of :meth:`scalars`; call it after :meth:`prepare_states`."""
         ...
 
     def other_states(self, scalars: Mapping[str, float]) -> dict[str, Mapping[str, Any]]:
-        """Return optimizer states that do not go by element, by the name of the parameter.
+        """Return optimizer states that are not elementwise, by parameter name.
 
-        Each parameter's from one rank; where none has any, nothing.
+        Each parameter's states come from one rank; empty if there are none.
 
         Args:
-            scalars: What all ranks' :meth:`scalars` gave together; other numbers are returned.
+            scalars: Merged :meth:`scalars` of all ranks; numbers that differ are returned.
 
         Raises:
-            ConfigError: If it keeps what no checkpoint can hold.
+            ConfigError: If a state cannot be stored in a checkpoint.
         """
         ...
 
     def set_other_states(self, states: Mapping[str, Mapping[str, Any]]) -> None:
-        """Restore this rank's part of what all ranks' :meth:`other_states` gave together.
+        """Restore this rank's part of the merged :meth:`other_states` of all ranks.
 
-        Call after :meth:`set_scalars`.
+        Call it after :meth:`set_scalars`.
         """
         ...
 
     def prepare_states(self) -> None:
-        """Make the optimizer's states as its first step would, so that a load can fill them."""
+        """Create the optimizer states as its first step would, so that a load can fill them."""
         ...
 
     def weights_changed(self) -> None:
-        """Publish master weights to the parameters of every rank, after a load. **Collective**."""
+        """Copy loaded master weights to the parameters of every rank. **Collective**."""
         ...
 
-    def held(self) -> dict[str, list[Tensor]]:
-        """Tensors by kind: parameters, gradients, optimizer, master, buckets."""
+    def tensors_by_kind(self) -> dict[str, list[Tensor]]:
+        """Return tensors by kind: parameters, gradients, optimizer, master, buckets."""
         ...
 
     def gathered(self, names: frozenset[str]) -> AbstractContextManager[None]:
-        """Have parameters whole in their modules in a context. **Collective** where sharded."""
+        """Gather parameters in their modules while the context lasts. **Collective** if sharded."""
         ...
 
     def full_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Yield every trainable parameter, whole, one after the other. **Collective**."""
+        """Yield every trainable parameter in full, one at a time. **Collective**."""
         ...
 
     def full_writers(self) -> Mapping[nn.Module, Mapping[str, Callable[[Tensor], None]]]:
-        """Return what writes a full tensor to this rank's shard, by module and parameter name."""
+        """Return functions that write a full tensor to this rank's shard, by module and name."""
         ...
 
     def close(self, *, give_back: bool = True) -> None:
-        """Remove hooks and give memory shared with other ranks back.
+        """Remove hooks and release memory shared with other ranks.
 
         Args:
-            give_back: Leave the module with whole, plain parameters of its own, in the types in
-                which it computes; **Collective** where they are sharded.
+            give_back: Restore full, plain parameters in the module, in the compute type;
+                **Collective** if they are sharded.
         """
         ...
 
 
 @dataclass(frozen=True)
 class UpdaterInputs:
-    """What an :class:`Updater` is built from: this rank's part of the flat buckets."""
+    """Inputs from which an :class:`Updater` is built: this rank's part of the flat buckets."""
 
     masters: Sequence[Tensor]
-    """One for each bucket: initial fp32 weights, ``(shard numel,)`` or, for optimizers that need
-    whole parameters, see ``shapes``. May alias the model's parameters (fp32 training)."""
+    """Initial fp32 weights of each bucket, ``(shard numel,)``; for optimizers that need full
+    parameters, see ``shapes``. May alias the model's parameters (fp32 training)."""
 
     group_indices: Sequence[int]
-    """For each bucket, its index in ``groups``."""
+    """Index in ``groups`` of each bucket."""
 
     groups: Sequence[dict[str, Any]]
     """Optimizer options of each ParamGroup, without ``params``."""
@@ -444,14 +444,14 @@ class UpdaterInputs:
     config: "EngineConfig"
     device: torch.device
     shapes: Sequence[Sequence[tuple[int, int, torch.Size]]] | None = None
-    """For each bucket the whole parameters in its shard, as ``(start, stop, shape)``; None when the
-    optimizer is elementwise and each shard is one flat tensor."""
+    """Full parameters in each bucket's shard, as ``(start, stop, shape)``; None if the optimizer is
+    elementwise and each shard is one flat tensor."""
 
 
 class Updater(Protocol):
-    """Owns this rank's master weights and optimizer states, and steps them bucket by bucket.
+    """Owner of this rank's master weights and optimizer states, stepped bucket by bucket.
 
-    In memory by default; offload is another class behind this interface.
+    In memory by default; offloading is another class with this interface.
     """
 
     optimizer: torch.optim.Optimizer
@@ -460,87 +460,87 @@ class Updater(Protocol):
         """Update one bucket's shard.
 
         Args:
-            index: Of the bucket; every bucket once in a step, in ascending order.
+            index: Index of the bucket; each bucket once per step, in ascending order.
             gradient: Averaged, ``(shard numel,)``, any float type; may be overwritten.
-            scale: What the gradient is still to be multiplied by.
+            scale: Factor still to be applied to the gradient.
             publish: ``(shard numel,)`` in the compute type; receives the new weights. May alias the
                 master.
 
         Returns:
-            Whether ``publish`` is in place already; if not, it is after :meth:`finish`.
+            Whether ``publish`` is already written; otherwise it is after :meth:`finish`.
         """
         ...
 
-    def hold(self, index: int, spans: Sequence[slice]) -> None:
-        """Leave elements alone in all steps from now on: weights, states and step counts.
+    def freeze(self, index: int, spans: Sequence[slice]) -> None:
+        """Exclude elements from all further steps: weights, states and step counts.
 
         Args:
-            index: Of the bucket.
-            spans: Of its shard, each of one parameter; those of an earlier call are stepped again.
+            index: Index of the bucket.
+            spans: Ranges of its shard, one parameter each; they replace those of earlier calls.
         """
         ...
 
     def member_scalars(self, index: int) -> Sequence[tuple[slice, Mapping[str, float]]]:
-        """Return the numbers that the optimizer keeps, by part of a bucket's shard.
+        """Return the numbers of the optimizer by part of a bucket's shard.
 
         Args:
-            index: Of the bucket.
+            index: Index of the bucket.
 
         Returns:
-            Elements, and the numbers as :meth:`scalars` names them, all under group 0.
+            Range, and numbers with the names of :meth:`scalars`, all under group 0.
         """
         ...
 
     def set_member_scalars(self, index: int, span: slice, scalars: Mapping[str, float]) -> None:
-        """Restore what :meth:`member_scalars` gave for the elements of a span."""
+        """Restore the numbers of :meth:`member_scalars` for the elements of a span."""
         ...
 
     def finish(self) -> None:
-        """End the step: everything published is in place when this returns."""
+        """End the step: all published weights are written when this returns."""
         ...
 
     def states(self, index: int, *, write: bool) -> AbstractContextManager[Mapping[str, Tensor]]:
-        """Lend one bucket's ``master`` and optimizer states, each ``(shard numel,)``.
+        """Yield one bucket's ``master`` and optimizer states, each ``(shard numel,)``.
 
         Args:
-            index: Of the bucket.
-            write: Keep what was changed when the context ends.
+            index: Index of the bucket.
+            write: Keep changes when the context ends.
         """
         ...
 
     def other_states(self, scalars: Mapping[str, float]) -> Sequence[Sequence[Mapping[str, Any]]]:
-        """Return what does not go by element, for each bucket and whole parameter.
+        """Return states that are not elementwise, for each bucket and full parameter.
 
         See :meth:`Stage.other_states`.
         """
         ...
 
     def set_other_states(self, index: int, place: int, values: Mapping[str, Any]) -> None:
-        """Restore them for one parameter; call after :meth:`set_scalars`.
+        """Restore one parameter's states; call it after :meth:`set_scalars`.
 
         Args:
-            index: Of the bucket.
-            place: Of the parameter in what :meth:`other_states` gave.
-            values: By name.
+            index: Index of the bucket.
+            place: Position of the parameter in :meth:`other_states`.
+            values: States by name.
         """
         ...
 
     def prepare_states(self) -> None:
-        """See :meth:`Stage.prepare_states`."""
+        """Create the optimizer states as its first step would, so that a load can fill them."""
         ...
 
     def scalars(self) -> dict[str, float]:
-        """See :meth:`Stage.scalars`."""
+        """Return numbers of the optimizer, e.g. ``group0.step``: one parameter's for its group."""
         ...
 
     def set_scalars(self, scalars: Mapping[str, float]) -> None:
-        """See :meth:`Stage.scalars`."""
+        """Restore the result of :meth:`scalars`; call it after :meth:`prepare_states`."""
         ...
 
-    def held(self) -> dict[str, list[Tensor]]:
-        """Tensors of kind ``master`` and ``optimizer`` that are in this process's memory."""
+    def tensors_by_kind(self) -> dict[str, list[Tensor]]:
+        """Return tensors of kinds ``master`` and ``optimizer`` in this process's memory."""
         ...
 
     def close(self) -> None:
-        """Give files and threads back."""
+        """Release files and threads."""
         ...

@@ -60,24 +60,22 @@ class _ShardOfAllReduce:
         self._add = add
 
     def advance(self) -> bool:
-        """See :class:`~zerotrial.engine.comm.communicator.Work`."""
         if not self._work.advance():
             return False
         self._store_shard()
         return True
 
     def wait(self) -> None:
-        """See :class:`~zerotrial.engine.comm.communicator.Work`."""
         self._work.wait()
         self._store_shard()
 
     def release(self) -> None:
-        """See :class:`~zerotrial.engine.comm.communicator.Work`. **Collective**."""
+        """Wait until no other rank reads this rank's buffer."""
         self._work.release()
         self._comm.fence()  # other ranks read the sum from this buffer, too
 
     def is_free(self) -> bool:
-        """See :class:`~zerotrial.engine.comm.communicator.Work`: never without :meth:`release`."""
+        """Return False: only :meth:`release` frees the buffer."""
         return False
 
     def _store_shard(self) -> None:

@@ -212,39 +212,39 @@ class SoloCommunicator:
         self.traffic = Traffic()
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> Buffer:
-        """See :class:`Communicator`."""
+        """Allocate a zeroed buffer of ``numel`` elements."""
         return Buffer(torch.zeros(numel, dtype=dtype, device=device))
 
     def allocate_shared(self, numel: int, dtype: torch.dtype) -> SharedBuffer | None:
-        """See :class:`Communicator`."""
+        """Allocate one zeroed memory for all ranks; return None if ranks share no memory."""
         return None
 
     def reduce_scatter(self, buffer: Buffer, out: Tensor, factor: float, *, add: bool) -> Work:
-        """See :class:`Communicator`."""
+        """Start: ``out = factor * sum over ranks of their shard of buffer (+ out)``."""
         _scaled_into(out, buffer.tensor, factor, add=add)
         return _Done()
 
     def all_reduce(self, buffer: Buffer, factor: float) -> Work:
-        """See :class:`Communicator`."""
+        """Start: every rank's ``buffer = factor * sum over ranks``."""
         _scaled_into(buffer.tensor, buffer.tensor, factor, add=False)
         return _Done()
 
     def all_gather(self, buffer: Buffer) -> Work:
-        """See :class:`Communicator`."""
+        """Start: fill the other ranks' shards of ``buffer`` with their values."""
         return _Done()
 
     def sum(self, values: Tensor) -> Tensor:
-        """See :class:`Communicator`."""
+        """Add a few fp64 numbers over ranks, in rank order; bitwise equal everywhere. Waits."""
         return values
 
     def broadcast(self, tensor: Tensor) -> None:
-        """See :class:`Communicator`."""
+        """Copy rank 0's tensor to every rank, in place. Waits."""
 
     def fence(self) -> None:
-        """See :class:`Communicator`."""
+        """Wait for all ranks; buffers of finished collectives may be reused afterwards."""
 
     def close(self) -> None:
-        """See :class:`Communicator`."""
+        """Release all resources."""
 
 
 class _GroupWork:
@@ -307,15 +307,15 @@ class GroupCommunicator:
         self._native = uses_nccl(group, device)
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> Buffer:
-        """See :class:`Communicator`."""
+        """Allocate a zeroed buffer of ``numel`` elements."""
         return Buffer(torch.zeros(numel, dtype=dtype, device=device))
 
     def allocate_shared(self, numel: int, dtype: torch.dtype) -> SharedBuffer | None:
-        """See :class:`Communicator`."""
+        """Allocate one zeroed memory for all ranks; return None if ranks share no memory."""
         return None
 
     def reduce_scatter(self, buffer: Buffer, out: Tensor, factor: float, *, add: bool) -> Work:
-        """See :class:`Communicator`."""
+        """Start: ``out = factor * sum over ranks of their shard of buffer (+ out)``."""
         source = buffer.tensor
         self.traffic.add("reduce_scatter", source.numel())
         if self._native:
@@ -339,7 +339,7 @@ class GroupCommunicator:
         return _GroupWork(work, add_up)
 
     def all_reduce(self, buffer: Buffer, factor: float) -> Work:
-        """See :class:`Communicator`."""
+        """Start: every rank's ``buffer = factor * sum over ranks``."""
         self.traffic.add("all_reduce", 2 * buffer.tensor.numel())
         operation, factor = self._operation(factor)
         work = dist.all_reduce(buffer.tensor, operation, group=self._group, async_op=True)
@@ -347,7 +347,7 @@ class GroupCommunicator:
         return _GroupWork(work, lambda: _scaled_into(tensor, tensor, factor, add=False))
 
     def all_gather(self, buffer: Buffer) -> Work:
-        """See :class:`Communicator`."""
+        """Start: fill the other ranks' shards of ``buffer`` with their values."""
         self.traffic.add("all_gather", buffer.tensor.numel())
         shard = buffer.tensor.numel() // self.size
         local_shard = buffer.tensor[self.rank * shard : (self.rank + 1) * shard]
@@ -356,7 +356,7 @@ class GroupCommunicator:
         return _GroupWork(_all_gather(buffer.tensor, local_shard, self._group))
 
     def sum(self, values: Tensor) -> Tensor:
-        """See :class:`Communicator`."""
+        """Add a few fp64 numbers over ranks, in rank order; bitwise equal everywhere. Waits."""
         gathered = values.new_empty(self.size * values.numel())
         work = _all_gather(gathered, values.contiguous(), self._group)
         if work is not None:
@@ -364,16 +364,16 @@ class GroupCommunicator:
         return gathered.view(self.size, -1).sum(0)
 
     def broadcast(self, tensor: Tensor) -> None:
-        """See :class:`Communicator`."""
+        """Copy rank 0's tensor to every rank, in place. Waits."""
         dist.broadcast(tensor, group=self._group, group_src=0)
 
     def fence(self) -> None:
-        """See :class:`Communicator`."""
+        """Wait for all ranks; buffers of finished collectives may be reused afterwards."""
         if not self._native:  # NCCL's stream order already suffices
             dist.barrier(self._group)
 
     def close(self) -> None:
-        """See :class:`Communicator`."""
+        """Release all resources."""
 
     def _operation(self, factor: float) -> tuple["dist.ReduceOp.RedOpType", float]:
         """Return the reduce operation, and the factor to apply to its result.

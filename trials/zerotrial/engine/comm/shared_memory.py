@@ -73,7 +73,7 @@ class SharedMemoryCommunicator:
         self._boards = self.allocate(2 * _BOARD, torch.float64, torch.device("cpu"))
 
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> Buffer:
-        """See :class:`~zerotrial.engine.comm.communicator.Communicator`."""
+        """Allocate a zeroed buffer of ``numel`` elements."""
         assert device.type == "cpu"
         nbytes = max(numel * dtype.itemsize, 1)
         with self._memory_files(nbytes) as files:
@@ -82,7 +82,7 @@ class SharedMemoryCommunicator:
         return Buffer(peers[self.rank], peers)
 
     def allocate_shared(self, numel: int, dtype: torch.dtype) -> SharedBuffer:
-        """See :class:`~zerotrial.engine.comm.communicator.Communicator`."""
+        """Allocate one zeroed memory for all ranks; return None if ranks share no memory."""
         nbytes = max(numel * dtype.itemsize, 1)
         with self._memory_files(nbytes) as files:
             return SharedBuffer(mmap(files[0], nbytes), dtype)
@@ -118,7 +118,7 @@ class SharedMemoryCommunicator:
                 os.close(fd)
 
     def reduce_scatter(self, buffer: Buffer, out: Tensor, factor: float, *, add: bool) -> Work:
-        """See :class:`~zerotrial.engine.comm.communicator.Communicator`."""
+        """Start: ``out = factor * sum over ranks of their shard of buffer (+ out)``."""
         self.traffic.add("reduce_scatter", buffer.tensor.numel())
         number = self._sockets.begin("reduce_scatter", buffer.tensor.numel())
 
@@ -129,7 +129,7 @@ class SharedMemoryCommunicator:
         return self._start(number, [(READY, finish)])
 
     def all_reduce(self, buffer: Buffer, factor: float) -> Work:
-        """See :class:`~zerotrial.engine.comm.communicator.Communicator`."""
+        """Start: every rank's ``buffer = factor * sum over ranks``."""
         self.traffic.add("all_reduce", 2 * buffer.tensor.numel())
         number = self._sockets.begin("all_reduce", buffer.tensor.numel())
 
@@ -141,13 +141,13 @@ class SharedMemoryCommunicator:
         return self._start(number, [(READY, add_up), (SUMMED, lambda: self._copy(buffer))])
 
     def all_gather(self, buffer: Buffer) -> Work:
-        """See :class:`~zerotrial.engine.comm.communicator.Communicator`."""
+        """Start: fill the other ranks' shards of ``buffer`` with their values."""
         self.traffic.add("all_gather", buffer.tensor.numel())
         number = self._sockets.begin("all_gather", buffer.tensor.numel())
         return self._start(number, [(READY, lambda: self._copy(buffer))])
 
     def sum(self, values: Tensor) -> Tensor:
-        """See :class:`~zerotrial.engine.comm.communicator.Communicator`."""
+        """Add a few fp64 numbers over ranks, in rank order; bitwise equal everywhere. Waits."""
         count = values.numel()
         assert count <= _BOARD
         # Two boards in turn. A rank writes a board again only after the round on the other board,
@@ -162,7 +162,7 @@ class SharedMemoryCommunicator:
         return total
 
     def broadcast(self, tensor: Tensor) -> None:
-        """See :class:`~zerotrial.engine.comm.communicator.Communicator`."""
+        """Copy rank 0's tensor to every rank, in place. Waits."""
         board = self._boards.cast(torch.uint8).part(0, _BOARD * 8)
         if 0 < tensor.numel() * tensor.element_size() <= _BOARD * 8:
             board = board.part(0, tensor.numel() * tensor.element_size()).cast(tensor.dtype)
@@ -177,11 +177,11 @@ class SharedMemoryCommunicator:
         self._synchronize("fence", 0)
 
     def fence(self) -> None:
-        """See :class:`~zerotrial.engine.comm.communicator.Communicator`."""
+        """Wait for all ranks; buffers of finished collectives may be reused afterwards."""
         self._synchronize("fence", 0)
 
     def close(self) -> None:
-        """See :class:`~zerotrial.engine.comm.communicator.Communicator`."""
+        """Release all resources."""
         self._sockets.close()
 
     def _synchronize(self, kind: str, elements: int) -> None:

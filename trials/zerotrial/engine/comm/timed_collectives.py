@@ -42,32 +42,26 @@ class _TimedCommunicator:
         return getattr(self._comm, name)
 
     def reduce_scatter(self, buffer: Buffer, out: Tensor, factor: float, *, add: bool) -> Work:
-        """See :class:`~zerotrial.engine.comm.communicator.Communicator`."""
         with self._observer.phase(COMMUNICATION):
             return self._track(self._comm.reduce_scatter(buffer, out, factor, add=add))
 
     def all_reduce(self, buffer: Buffer, factor: float) -> Work:
-        """See :class:`~zerotrial.engine.comm.communicator.Communicator`."""
         with self._observer.phase(COMMUNICATION):
             return self._track(self._comm.all_reduce(buffer, factor))
 
     def all_gather(self, buffer: Buffer) -> Work:
-        """See :class:`~zerotrial.engine.comm.communicator.Communicator`."""
         with self._observer.phase(COMMUNICATION):
             return self._track(self._comm.all_gather(buffer))
 
     def sum(self, values: Tensor) -> Tensor:
-        """See :class:`~zerotrial.engine.comm.communicator.Communicator`."""
         with self._observer.phase(COMMUNICATION):
             return self._comm.sum(values)
 
     def broadcast(self, tensor: Tensor) -> None:
-        """See :class:`~zerotrial.engine.comm.communicator.Communicator`."""
         with self._observer.phase(COMMUNICATION):
             self._comm.broadcast(tensor)
 
     def fence(self) -> None:
-        """See :class:`~zerotrial.engine.comm.communicator.Communicator`."""
         with self._observer.phase(COMMUNICATION):
             self._comm.fence()
 
@@ -83,7 +77,6 @@ class _TimedWork:
         self._is_done = False
 
     def advance(self) -> bool:
-        """See :class:`~zerotrial.engine.comm.communicator.Work`."""
         with self._observer.phase(COMMUNICATION):
             done = self._work.advance()
             if done:
@@ -91,18 +84,15 @@ class _TimedWork:
         return done
 
     def wait(self) -> None:
-        """See :class:`~zerotrial.engine.comm.communicator.Work`."""
         with self._observer.phase(COMMUNICATION):
             self._work.wait()
             self._end()
 
     def release(self) -> None:
-        """See :class:`~zerotrial.engine.comm.communicator.Work`."""
         with self._observer.phase(COMMUNICATION):
             self._work.release()
 
     def is_free(self) -> bool:
-        """See :class:`~zerotrial.engine.comm.communicator.Work`."""
         return self._work.is_free()
 
     def _end(self) -> None:

@@ -1,4 +1,4 @@
-"""How large buckets are: the one policy, which the stages use and ``zerolab plan`` asks."""
+"""Bucket sizes: one policy for the stages and for ``zerolab plan``."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -7,15 +7,15 @@ import torch
 from torch import nn
 
 from zerolab.config.engine.zero import ZeroConfig
-from zerotrial.engine.flat.layout import cut_into_buckets
+from zerotrial.engine.flat.layout import build_buckets
 from zerotrial.engine.protocols import NamedParameter, ParamGroup
 
 __all__ = ["choose_bucket_numel", "largest_bucket"]
 
-_OVERLAP_PARTS = 8  # buckets of a model whose file names no size
-_SMALLEST = 1 << 20  # elements; below, a collective costs more than it hides
-_LARGEST_ON_HOST = 1 << 24  # elements, updated by the CPU; larger ones fall out of the cache
-_LARGEST_ON_GPU = 1 << 27  # elements; their update keeps a GPU busy while the host starts the next
+_OVERLAP_PARTS = 8  # number of buckets without a configured size
+_SMALLEST = 1 << 20  # elements; a smaller collective costs more than it hides
+_LARGEST_ON_HOST = 1 << 24  # elements updated by the CPU; more fall out of its cache
+_LARGEST_ON_GPU = 1 << 27  # elements; their update hides the launch of the next one
 
 
 def choose_bucket_numel(
@@ -26,17 +26,17 @@ def choose_bucket_numel(
     offload_optimizer: Literal["none", "cpu", "nvme"],
     device: str,
 ) -> int:
-    """Choose how many elements a bucket may have: what the file says, else a part of the model.
+    """Return the largest number of elements of a bucket: configured, or a part of the model.
 
     Args:
-        zero: Of the file; its own stage and offload are not looked at.
-        numel: Trained elements of the model.
+        zero: ``zero_optimization``; its ``stage`` and offload settings are ignored.
+        numel: Number of trained elements of the model.
         stage: 0, 1 or 2.
-        offload_optimizer: Where optimizer states live.
-        device: That trains: ``cpu``, or another.
+        offload_optimizer: Memory of the optimizer states.
+        device: Type of the training device: ``cpu``, or another.
 
     Returns:
-        At least 1, and no more than the model has.
+        A number from 1 to ``numel``.
     """
     limit = zero.reduce_bucket_size
     if stage:
@@ -53,13 +53,13 @@ def choose_bucket_numel(
 def largest_bucket(
     sizes: Sequence[Sequence[int]], bucket_numel: int, ranks: int, *, whole_parameters: bool = False
 ) -> int:
-    """Say how large the largest bucket becomes, since no parameter is parted over two.
+    """Return the size of the largest bucket; a parameter is never split over two buckets.
 
     Args:
-        sizes: Elements of each trained parameter, by optimizer group, in the order of the module.
-        bucket_numel: From :func:`choose_bucket_numel`.
+        sizes: Elements of each trained parameter, by optimizer group, in module order.
+        bucket_numel: Limit from :func:`choose_bucket_numel`.
         ranks: N.
-        whole_parameters: Whether the optimizer looks at whole parameters.
+        whole_parameters: Whether the optimizer needs full parameters.
 
     Returns:
         Elements, padding included; 0 without parameters.
@@ -67,13 +67,15 @@ def largest_bucket(
     groups = [
         ParamGroup(
             [
-                NamedParameter(f"{index}.{place}", nn.Parameter(torch.empty(size, device="meta")))
-                for place, size in enumerate(members)
+                NamedParameter(
+                    f"{index}.{position}", nn.Parameter(torch.empty(size, device="meta"))
+                )
+                for position, size in enumerate(members)
             ]
         )
         for index, members in enumerate(sizes)
     ]
-    buckets = cut_into_buckets(
+    buckets = build_buckets(
         groups,
         [named.name for group in groups for named in group.parameters],
         bucket_numel,

@@ -1,12 +1,11 @@
-"""Gathering gradients in buckets while backward runs, and averaging them over ranks.
+"""Collection of gradients in buckets during backward, and their averaging over ranks.
 
-Backward hands each parameter's gradient to :meth:`Gradients.arrived`. Collectives go out in the
-fixed order of the buckets, whatever the order in which a rank completes them: a bucket that is full
-early waits for the ones before it, and at the end of backward those that are not full are sent with
-zeros in place of what is missing. Between two arrivals, collectives under way are advanced without
-waiting. Where gradients wait until then is what
-:class:`~zerotrial.engine.flat.replicated.WholeGradients` and
-:class:`~zerotrial.engine.flat.sharded.ShardedGradients` say.
+Hooks pass each parameter's gradient to :meth:`Gradients.arrived`. Every rank sends the buckets in
+the same fixed order, whatever the order in which backward completes them. A bucket that is full
+early waits for the ones before it. At the end of backward the remaining buckets are sent with zeros
+for missing gradients. Between two gradients, collectives in progress are advanced without waiting.
+:class:`~zerotrial.engine.flat.replicated.ReplicatedGradients` and
+:class:`~zerotrial.engine.flat.sharded.ShardedGradients` define the memory of the gradients.
 """
 
 from collections import deque
@@ -21,21 +20,28 @@ from zerotrial.engine.comm.communicator import Communicator, Work
 from zerotrial.engine.flat.layout import Bucket
 from zerotrial.engine.module.gradient_access import get_raw_gradient, set_raw_gradient
 
-__all__ = ["Averaging", "Gradients", "Handling", "late", "refuse_unused", "take_gradient"]
+__all__ = [
+    "Averaging",
+    "GradientPolicy",
+    "Gradients",
+    "late_gradient_error",
+    "refuse_unused",
+    "take_gradient",
+]
 
 _NAMED = 10
 
 
 @dataclass(frozen=True)
 class Averaging:
-    """What gradients are multiplied by on either side of the sum over ranks."""
+    """Factors applied to gradients before and after the sum over ranks."""
 
     before: float
     after: float
 
     @classmethod
     def of(cls, ranks: int, *, operation: str, prescale: bool, predivide: float) -> "Averaging":
-        """Read DeepSpeed's three keys.
+        """Return the factors for DeepSpeed's three keys.
 
         Args:
             ranks: N.
@@ -50,131 +56,135 @@ class Averaging:
         return cls(1.0 / predivide, predivide / ranks)
 
     def within(self, replicas: int) -> "Averaging":
-        """As much for each of so many replicas, whose mean is taken afterwards."""
+        """Return the factors for shards whose mean over ``replicas`` is taken afterwards."""
         return Averaging(self.before, self.after * replicas)
 
 
 @dataclass(frozen=True)
-class Handling:
-    """What the file says about gradients."""
+class GradientPolicy:
+    """Configuration of the gradients."""
 
     averaging: Averaging
     device: torch.device
-    """Of the gradients."""
+    """Device of the gradients."""
 
     accumulate: Sequence[torch.dtype]
-    """For each bucket, the type in which gradients add up."""
+    """Accumulation type of each bucket."""
 
     communicate: Sequence[torch.dtype]
-    """For each bucket, the type in which it travels."""
+    """Communication type of each bucket."""
 
     overlap: bool
-    """Start collectives while backward runs."""
+    """Whether to start collectives during backward."""
 
     refuse_unused: bool
-    """Raise when a parameter gets no gradient."""
+    """Whether to raise if a parameter has no gradient."""
 
 
 class Gradients:
-    """What the two kinds have in common: arrivals, order, and works under way.
+    """Base class: arrival of gradients, order of the buckets, and collectives in progress.
 
     Args:
-        buckets: Of the stage, in order.
-        comm: Between the data-parallel ranks.
-        handling: What the file says.
+        buckets: Buckets of the stage, in order.
+        comm: Communicator of the data-parallel ranks.
+        policy: Configuration.
     """
 
-    def __init__(self, buckets: Sequence[Bucket], comm: Communicator, handling: Handling) -> None:
+    def __init__(
+        self, buckets: Sequence[Bucket], comm: Communicator, policy: GradientPolicy
+    ) -> None:
         self._buckets = buckets
         self._comm = comm
-        self._averaging = handling.averaging
+        self._averaging = policy.averaging
         self.share = 1.0
-        """What the gradients of the pass under way are multiplied by, besides."""
-        self._overlap = handling.overlap
-        self._refuse_unused = handling.refuse_unused
+        """Additional factor of the current pass's gradients."""
+        self._overlap = policy.overlap
+        self._refuse_unused = policy.refuse_unused
         self._arrived: list[set[int]] = [set() for _ in buckets]
         self._touched: list[set[int] | None] = [set() for _ in buckets]
-        """Parameters that have had a gradient since the last step; None: all of them."""
+        """Parameters with a gradient since the last step; None stands for all of them."""
         self._dropped: list[set[int]] = [set() for _ in buckets]
         """Parameters whose gradient user code has removed."""
         self.exposed: dict[int, Tensor] = {}
-        """By bucket, (N * S,): averages that user code may read and write. They count then."""
+        """By bucket, (N * S,): averages that user code may read and write; the step uses them."""
         self._next = 0
         self._works: deque[Work] = deque()
         self._sending = False
 
     def begin(self, *, boundary: bool) -> None:
-        """Get ready for a backward pass."""
+        """Prepare for a backward pass."""
         raise NotImplementedError
 
-    def arrived(self, bucket: int, place: int) -> None:
-        """Take a parameter's gradient; called as soon as backward has produced it."""
-        self._take(bucket, place)
-        self._arrived[bucket].add(place)
+    def arrived(self, bucket: int, slot: int) -> None:
+        """Accept a parameter's gradient as soon as backward has produced it."""
+        self._accumulate(bucket, slot)
+        self._arrived[bucket].add(slot)
+        # In the order of the buckets on every rank: collectives must match. A full bucket waits
+        # for its predecessors; the rest is sent at the end of backward.
         if self._sending and self._overlap:
             while self._next < len(self._buckets) and self._full(self._next):
                 self._send_next()
             self._advance()
 
     def end(self, *, boundary: bool) -> None:
-        """End a backward pass: send what has not been sent."""
+        """End a backward pass; send the remaining buckets."""
         if self._refuse_unused and boundary:
             self._check_unused()
         for index, arrived in enumerate(self._arrived):
             touched = self._touched[index]
             if touched is not None:
-                full = len(arrived) == len(self._buckets[index].places)
+                full = len(arrived) == len(self._buckets[index].slots)
                 self._touched[index] = None if full else touched | arrived
             self._dropped[index] -= arrived
         if self._sending:
             self.send_rest()
 
     def idle(self, bucket: int) -> list[int]:
-        """Return the parameters that the next step leaves alone.
+        """Return the parameters that the next step must not update.
 
-        They are frozen and have had no gradient since the last step, or user code has removed it.
+        They are frozen without a gradient since the last step, or user code removed theirs.
         """
         if self._touched[bucket] is None:
             return sorted(self._dropped[bucket])
-        places = range(len(self._buckets[bucket].places))
-        return [place for place in places if self._is_idle(bucket, place)]
+        slots = range(len(self._buckets[bucket].slots))
+        return [slot for slot in slots if self._is_idle(bucket, slot)]
 
-    def _is_idle(self, bucket: int, place: int) -> bool:
-        if place in self._dropped[bucket]:
+    def _is_idle(self, bucket: int, slot: int) -> bool:
+        if slot in self._dropped[bucket]:
             return True
         touched = self._touched[bucket]
-        if touched is None or place in touched:
+        if touched is None or slot in touched:
             return False
-        return not self._buckets[bucket].places[place].parameter.requires_grad
+        return not self._buckets[bucket].slots[slot].parameter.requires_grad
 
-    def read(self, bucket: int, place: int) -> Tensor | None:
-        """Return a parameter's average, in its shape, out of :attr:`exposed`."""
-        if self._is_idle(bucket, place):
+    def read(self, bucket: int, slot: int) -> Tensor | None:
+        """Return a parameter's averaged gradient from :attr:`exposed`."""
+        if self._is_idle(bucket, slot):
             return None
-        at = self._buckets[bucket].places[place]
-        return self.exposed[bucket][at.start : at.stop].view(at.parameter.shape)
+        entry = self._buckets[bucket].slots[slot]
+        return self.exposed[bucket][entry.start : entry.stop].view(entry.parameter.shape)
 
-    def write(self, bucket: int, place: int, value: Tensor | None) -> None:
-        """Replace a parameter's average in :attr:`exposed`; None removes it."""
-        at = self._buckets[bucket].places[place]
-        view = self.exposed[bucket][at.start : at.stop].view(at.parameter.shape)
+    def write(self, bucket: int, slot: int, value: Tensor | None) -> None:
+        """Replace a parameter's averaged gradient in :attr:`exposed`; None removes it."""
+        entry = self._buckets[bucket].slots[slot]
+        view = self.exposed[bucket][entry.start : entry.stop].view(entry.parameter.shape)
         if value is None:
             view.zero_()
-            self._dropped[bucket].add(place)
+            self._dropped[bucket].add(slot)
             return
         view.copy_(value.to_dense() if value.layout != torch.strided else value)
-        self._dropped[bucket].discard(place)
+        self._dropped[bucket].discard(slot)
         touched = self._touched[bucket]
         if touched is not None:
-            touched.add(place)
+            touched.add(slot)
 
     @property
     def all_sent(self) -> bool:
-        """Whether the averaging of all buckets has begun."""
+        """Whether the averaging of all buckets has started."""
         return self._next == len(self._buckets)
 
     def send_rest(self) -> None:
-        """Send all buckets that have not been sent, full or not."""
+        """Send the remaining buckets, full or not."""
         while self._next < len(self._buckets):
             self._send_next()
 
@@ -184,24 +194,24 @@ class Gradients:
             self._works.popleft().wait()
 
     def result(self, bucket: int) -> Tensor:
-        """The averaged gradient of what this rank updates: (S,), or (N * S,) at stage 0."""
+        """Return the averaged gradient that this rank applies: (S,), or (N * S,) at stage 0."""
         raise NotImplementedError
 
     def norm_part(self, bucket: int) -> Tensor:
-        """The (S,) elements whose squares this rank adds up."""
+        """Return the (S,) elements that this rank adds to the norm."""
         raise NotImplementedError
 
     def reset(self) -> None:
-        """Forget all gradients."""
+        """Clear all gradients."""
         self._touched = [set() for _ in self._buckets]
         self._dropped = [set() for _ in self._buckets]
         self.exposed = {}
 
     def abandon(self) -> None:
-        """Forget all gradients at any moment. **Collective** if some were sent.
+        """Clear all gradients at any time. **Collective** if some were sent.
 
-        Ranks may have come to different buckets when a backward raised: each sends the rest, so
-        that none waits for another, and nobody writes to what another still reads.
+        Ranks may have sent different buckets when a backward raised. Each sends the remaining
+        ones, so that no rank waits for another, and none writes to memory that is being read.
         """
         if self._sending:
             self.send_rest()
@@ -209,11 +219,11 @@ class Gradients:
             self._comm.fence()
         self.reset()
 
-    def held(self) -> dict[str, list[Tensor]]:
-        """Tensors of kind ``gradients`` and ``buckets``."""
+    def tensors_by_kind(self) -> dict[str, list[Tensor]]:
+        """Return the tensors of kinds ``gradients`` and ``buckets``."""
         raise NotImplementedError
 
-    def _take(self, bucket: int, place: int) -> None:
+    def _accumulate(self, bucket: int, slot: int) -> None:
         raise NotImplementedError
 
     def _send(self, bucket: int) -> Work:
@@ -225,7 +235,7 @@ class Gradients:
         self._works.append(work)
 
     def _full(self, bucket: int) -> bool:
-        return len(self._arrived[bucket]) == len(self._buckets[bucket].places)
+        return len(self._arrived[bucket]) == len(self._buckets[bucket].slots)
 
     def _advance(self) -> None:
         while self._works and self._works[0].advance():
@@ -237,55 +247,55 @@ class Gradients:
         self._next = 0
         self._sending = sending
 
-    # Between two boundaries, for checkpoints: what earlier passes have left averaged, and what is
-    # this rank's own still.
+    # State between two accumulation boundaries, for checkpoints: averages of earlier passes,
+    # and shares of this rank that are not averaged yet.
 
     share_factor: float | None = None
-    """Turns the sum of the ranks' :meth:`shares` into the average; None: all is averaged."""
+    """Factor from the sum of all ranks' :meth:`shares` to the average; None without shares."""
 
     def settle(self) -> None:
-        """Finish the averaging under way, before one of the following. **Collective**."""
+        """Finish averaging in progress, before the methods below. **Collective**."""
         raise NotImplementedError
 
     def averaged(self, bucket: int) -> Tensor | None:
-        """What is averaged, laid out like :meth:`result`; None when nothing is."""
+        """Return the averages so far, laid out like :meth:`result`; None if there are none."""
         raise NotImplementedError
 
-    def average_room(self, bucket: int) -> Tensor:
-        """Zeros to be filled: from now on the bucket's average so far. To be called for all."""
+    def average_buffer(self, bucket: int) -> Tensor:
+        """Return zeros to fill with the bucket's average; call it for all buckets."""
         raise NotImplementedError
 
     def shares(self, bucket: int) -> dict[int, Tensor]:
-        """By place, (numel,): gradients that are not averaged, multiplied by the factor before."""
+        """Return gradients that are not averaged, by slot: (numel,), with the factor before."""
         del bucket
         return {}
 
-    def share_room(self, bucket: int, place: int) -> Tensor:
-        """Where :meth:`shares` has a parameter's; (numel,), of any value until kept."""
+    def share_buffer(self, bucket: int, slot: int) -> Tensor:
+        """Return the memory of one share: (numel,), uninitialized."""
         raise NotImplementedError
 
-    def keep_share(self, bucket: int, place: int) -> None:
-        """Count what was put into :meth:`share_room`."""
+    def mark_share(self, bucket: int, slot: int) -> None:
+        """Mark the content of :meth:`share_buffer` as valid."""
         raise NotImplementedError
 
     def _check_unused(self) -> None:
         unused = [
-            place.name
+            slot.name
             for bucket, arrived in zip(self._buckets, self._arrived, strict=True)
-            for index, place in enumerate(bucket.places)
-            if index not in arrived and place.parameter.requires_grad
+            for index, slot in enumerate(bucket.slots)
+            if index not in arrived and slot.parameter.requires_grad
         ]
         refuse_unused(unused)
 
 
 def refuse_unused(names: Sequence[str]) -> None:
-    """Refuse a backward that has reached too little, where the file asks for that.
+    """Raise for parameters without a gradient, if the configuration demands gradients.
 
     Args:
-        names: Of the trainable parameters without a gradient.
+        names: Trainable parameters without a gradient.
 
     Raises:
-        EngineError: If there are any.
+        EngineError: If ``names`` is not empty.
     """
     if names:
         more = ", ..." if len(names) > _NAMED else ""
@@ -297,18 +307,18 @@ def refuse_unused(names: Sequence[str]) -> None:
         raise EngineError(msg)
 
 
-def late(bucket: Bucket, place: int) -> EngineError:
-    """Say why a gradient that comes after its bucket was sent cannot be taken."""
+def late_gradient_error(bucket: Bucket, slot: int) -> EngineError:
+    """Return the error for a gradient that arrives after its bucket was sent."""
     return EngineError(
-        f"{bucket.places[place].name}: got a second gradient in one backward pass after the first "
+        f"{bucket.slots[slot].name}: got a second gradient in one backward pass after the first "
         "was sent (reentrant checkpointing does that to shared parameters); use "
         "checkpoint(..., use_reentrant=False), or set zero_optimization.overlap_comm to false"
     )
 
 
-def take_gradient(bucket: Bucket, place: int) -> Tensor:
-    """Take a parameter's gradient away from it."""
-    parameter = bucket.places[place].parameter
+def take_gradient(bucket: Bucket, slot: int) -> Tensor:
+    """Remove and return a parameter's gradient."""
+    parameter = bucket.slots[slot].parameter
     gradient: Tensor = get_raw_gradient(parameter)
     set_raw_gradient(parameter, None)
     return gradient.to_dense() if gradient.layout != torch.strided else gradient

@@ -1,4 +1,4 @@
-"""Handing gradients over as backward produces them."""
+"""Gradient hooks: pass on gradients as backward produces them."""
 
 import weakref
 from collections.abc import Callable, Sequence
@@ -15,76 +15,79 @@ __all__ = ["GradientHooks"]
 
 
 class GradientHooks:
-    """Calls back with the place of each parameter whose gradient has been accumulated.
+    """Hooks that call back with the slot of each parameter whose gradient was accumulated.
 
-    Only while :attr:`listening`: a gradient that comes from another engine's loss (the generator's,
-    through the discriminator) is not this engine's, and is dropped.
+    Active only while :attr:`listening`. A gradient from another engine's loss (the generator's,
+    through the discriminator) does not belong to this engine and is dropped.
 
     Args:
-        buckets: Whose parameters to listen to.
-        arrived: Called with the indices of bucket and place.
+        buckets: Buckets of the parameters to hook.
+        arrived: Callback with the indices of bucket and slot.
     """
 
     def __init__(self, buckets: Sequence[Bucket], arrived: Callable[[int, int], None]) -> None:
         self.listening = False
-        self.unannounced: Callable[[], None] | None = None
-        """Called when a gradient comes while nobody listens; may begin to."""
+        self.on_unexpected: Callable[[], None] | None = None
+        """Called for a gradient while not listening; may start listening."""
         self._buckets = buckets
         self._arrived = arrived
         self._handles: dict[tuple[int, int], RemovableHandle] = {}
-        self._waiting: dict[tuple[int, int], None] = {}
-        """Gradients that hooks of user code have not seen yet, in the order of arrival."""
-        # A parameter keeps its hooks alive out of the garbage collector's sight. If they kept the
-        # engine alive in turn, an engine that is dropped without close() would never be freed.
+        self._deferred: dict[tuple[int, int], None] = {}
+        """Gradients that later hooks of user code have not seen yet, in order of arrival."""
+        # A parameter keeps its hooks alive where the garbage collector cannot see it. Hooks with
+        # a strong reference to the engine would keep an engine without close() alive forever.
         for bucket in buckets:
-            for index, place in enumerate(bucket.places):
-                self._register(bucket.index, index, place.parameter)
+            for index, slot in enumerate(bucket.slots):
+                self._register(bucket.index, index, slot.parameter)
 
-    def _register(self, bucket: int, place: int, parameter: nn.Parameter) -> None:
-        call = partial(_hand_over, weakref.ref(self), bucket, place)
+    def _register(self, bucket: int, slot: int, parameter: nn.Parameter) -> None:
+        call = partial(_on_gradient, weakref.ref(self), bucket, slot)
         register: Any = parameter.register_post_accumulate_grad_hook
-        self._handles[bucket, place] = register(call)
+        self._handles[bucket, slot] = register(call)
 
     def sweep(self) -> None:
-        """Hand over what was written to ``.grad`` with no hook called."""
+        """Pass on gradients that were written to ``.grad`` without a hook call."""
         for bucket in self._buckets:
-            for index, place in enumerate(bucket.places):
-                if get_raw_gradient(place.parameter) is not None:
+            for index, slot in enumerate(bucket.slots):
+                if get_raw_gradient(slot.parameter) is not None:
                     self._arrived(bucket.index, index)
 
     def end(self) -> None:
-        """Hand over, at the end of a backward, what hooks registered later have seen by now."""
-        for bucket, place in self._waiting:
-            parameter = self._buckets[bucket].places[place].parameter
+        """Pass on, at the end of backward, gradients that later hooks have now seen."""
+        for bucket, slot in self._deferred:
+            parameter = self._buckets[bucket].slots[slot].parameter
             if get_raw_gradient(parameter) is not None:
-                self._arrived(bucket, place)
-            self._handles[bucket, place].remove()  # comes last from now on
-            self._register(bucket, place, parameter)
-        self._waiting.clear()
+                self._arrived(bucket, slot)
+            # Registered again, so that it runs after user hooks registered in between.
+            self._handles[bucket, slot].remove()
+            self._register(bucket, slot, parameter)
+        self._deferred.clear()
 
     def remove(self) -> None:
-        """Stop listening for good."""
+        """Remove all hooks."""
         for handle in self._handles.values():
             handle.remove()
         self._handles.clear()
 
 
-def _hand_over(
-    receiver: "weakref.ref[GradientHooks]", bucket: int, place: int, parameter: nn.Parameter
+def _on_gradient(
+    listener_ref: "weakref.ref[GradientHooks]", bucket: int, slot: int, parameter: nn.Parameter
 ) -> None:
-    """Take one parameter's gradient, or drop it while nobody listens; one call, for speed."""
-    own = receiver()
-    if own is None:  # the engine is gone
+    """Pass on or drop one parameter's gradient; a single function for speed."""
+    listener = listener_ref()
+    if listener is None:  # the engine was freed
         return
-    if not own.listening and own.unannounced is not None:
-        own.unannounced()
-    if own.listening:
+    if not listener.listening and listener.on_unexpected is not None:
+        listener.on_unexpected()
+    if listener.listening:
+        # Torch runs hooks in order of registration. If user code registered one after ours,
+        # it must see the gradient first: then the gradient is passed on in end().
         hooks: Any = parameter._post_accumulate_grad_hooks  # noqa: SLF001
         if len(hooks) == 1:
-            own._arrived(bucket, place)  # noqa: SLF001 - own class
-        elif next(reversed(hooks)) != own._handles[bucket, place].id:  # noqa: SLF001
-            own._waiting[bucket, place] = None  # noqa: SLF001
-        elif get_raw_gradient(parameter) is not None:  # no other hook has taken it
-            own._arrived(bucket, place)  # noqa: SLF001
+            listener._arrived(bucket, slot)  # noqa: SLF001 - own class
+        elif next(reversed(hooks)) != listener._handles[bucket, slot].id:  # noqa: SLF001
+            listener._deferred[bucket, slot] = None  # noqa: SLF001
+        elif get_raw_gradient(parameter) is not None:  # no user hook has consumed it
+            listener._arrived(bucket, slot)  # noqa: SLF001
     else:
         set_raw_gradient(parameter, None)

@@ -1,13 +1,13 @@
-"""How parameters lie end to end in buckets, and which part of a bucket each rank owns.
+"""Layout of parameters in buckets, and the shard of a bucket that each rank owns.
 
-    parameters   [--p0--][------p1------][-p2-]
-    bucket       [--p0--][------p1------][-p2-][0]     padded to a multiple of the ranks; large
-                                                       parameters begin on cache lines
-    shards       [---- rank 0 ---][---- rank 1 ---]    cut without regard to parameter edges
+parameters   [--p0--][------p1------][-p2-]
+bucket       [--p0--][------p1------][-p2-][0]     padded to a multiple of the ranks; large
+                                                    parameters begin on cache lines
+shards       [---- rank 0 ---][---- rank 1 ---]    cut regardless of parameter boundaries
 
-An optimizer that needs whole parameters (LAMB, Muon) gets another layout: every parameter lies in
-one rank's shard, and each shard is padded to the largest. Parameters that are tied over pipeline
-stages lie in buckets of their own, which are alike on all their owners.
+Optimizers that need full parameters (LAMB, Muon) use another layout: every parameter lies in one
+rank's shard, and each shard is padded to the largest. Parameters tied over pipeline stages lie in
+separate buckets, which are equal on all owners.
 """
 
 from collections.abc import Collection, Sequence
@@ -20,14 +20,14 @@ from zerotrial.engine.comm.communicator import Buffer, Communicator
 from zerotrial.engine.mesh import Tie, tie_of
 from zerotrial.engine.protocols import ParamGroup
 
-__all__ = ["Bucket", "Place", "allocate_for", "cut_into_buckets"]
+__all__ = ["Bucket", "ParameterSlot", "allocate_for", "build_buckets"]
 
 _ALIGN = 32  # elements: a cache line in 16 bits, two in 32
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a parameter lies in its bucket."""
+class ParameterSlot:
+    """Range of a parameter in its bucket."""
 
     name: str
     parameter: nn.Parameter
@@ -36,7 +36,7 @@ class Place:
 
     @property
     def numel(self) -> int:
-        """Elements of the parameter."""
+        """Number of elements of the parameter."""
         return self.stop - self.start
 
 
@@ -47,31 +47,31 @@ class Bucket:
     index: int
     group_index: int
     dtype: torch.dtype
-    """Of the parameters while the model computes."""
+    """Type of the parameters in forward."""
 
-    places: tuple[Place, ...]
+    slots: tuple[ParameterSlot, ...]
     shard_numel: int
-    """S: elements that each rank owns, padding included."""
+    """S: number of elements of a rank's shard, with padding."""
 
     numel: int
     """N * S."""
 
     tie: Tie | None = None
-    """Its parameters are tied to those of other pipeline stages, where a bucket like it lies."""
+    """Tie of its parameters to those of other pipeline stages, which have an equal bucket."""
 
     def gaps(self) -> list[slice]:
-        """Elements that belong to no parameter."""
-        found, at = [], 0
-        for place in sorted(self.places, key=lambda place: place.start):
-            if place.start > at:
-                found.append(slice(at, place.start))
-            at = place.stop
-        if at < self.numel:
-            found.append(slice(at, self.numel))
-        return found
+        """Return the ranges that belong to no parameter."""
+        gaps, position = [], 0
+        for slot in sorted(self.slots, key=lambda place: place.start):
+            if slot.start > position:
+                gaps.append(slice(position, slot.start))
+            position = slot.stop
+        if position < self.numel:
+            gaps.append(slice(position, self.numel))
+        return gaps
 
     def shard(self, rank: int) -> slice:
-        """Elements of the bucket that a rank owns."""
+        """Return the range of a rank's shard."""
         return slice(rank * self.shard_numel, (rank + 1) * self.shard_numel)
 
 
@@ -83,12 +83,12 @@ class _Draft:
     parameters: list[nn.Parameter]
     numel: int
     last: int
-    """Place of the bucket's last gradient in the order of backward."""
+    """Position of the bucket's last gradient in the order of backward."""
 
     tie: Tie | None
 
 
-def cut_into_buckets(
+def build_buckets(
     groups: Sequence[ParamGroup],
     order: Sequence[str],
     bucket_numel: int,
@@ -98,15 +98,15 @@ def cut_into_buckets(
     keep: Collection[nn.Parameter] = (),
     whole_parameters: bool = False,
 ) -> list[Bucket]:
-    """Lay all parameters out.
+    """Assign all parameters to buckets.
 
     Args:
-        groups: Of the optimizer.
-        order: Names as the module lists them; backward is expected to go the other way.
-        bucket_numel: Largest number of elements of a bucket; one parameter may exceed it.
+        groups: Parameter groups of the optimizer.
+        order: Parameter names in module order; backward is expected in reverse order.
+        bucket_numel: Largest number of elements of a bucket; a single parameter may exceed it.
         ranks: N.
-        compute: Type of the parameters in buckets; None keeps each parameter's own.
-        keep: Parameters that keep their own type all the same.
+        compute: Type of the parameters in buckets; None keeps each parameter's type.
+        keep: Parameters that keep their type regardless of ``compute``.
         whole_parameters: Keep every parameter in one rank's shard.
 
     Returns:
@@ -123,7 +123,7 @@ def cut_into_buckets(
             kind = dtype, None if tie is None else tie.key
             draft = open_drafts.get(kind)
             full = draft is not None and draft.numel + parameter.numel() > bucket_numel
-            # A tied bucket is never cut: its owners must all have the same one.
+            # A tied bucket is never split: all owners must have the same one.
             if draft is None or (full and not whole_parameters and tie is None):
                 draft = _Draft(group_index, dtype, [], [], 0, 0, tie)
                 open_drafts[kind] = draft
@@ -135,12 +135,12 @@ def cut_into_buckets(
     drafts.sort(key=lambda draft: draft.last)
     buckets: list[Bucket] = []
     for draft in drafts:
-        lay_out = _places_whole if whole_parameters else _places_in_a_row
-        places, shard_numel = lay_out(draft, ranks)
+        lay_out = _unsplit_slots if whole_parameters else _contiguous_slots
+        slots, shard_numel = lay_out(draft, ranks)
         numel = shard_numel * ranks
         buckets.append(
             Bucket(
-                len(buckets), draft.group_index, draft.dtype, places, shard_numel, numel, draft.tie
+                len(buckets), draft.group_index, draft.dtype, slots, shard_numel, numel, draft.tie
             )
         )
     return buckets
@@ -152,21 +152,21 @@ def allocate_for(
     comm: Communicator,
     device: torch.device,
 ) -> list[Buffer]:
-    """Make a buffer for each bucket, all of one type in one piece of memory. **Collective**.
+    """Allocate a buffer for each bucket, from one memory per type. **Collective**.
 
     Args:
-        buckets: In order.
-        dtypes: Of each one's buffer.
-        comm: Allocates.
-        device: Of the buffers.
+        buckets: Buckets in order.
+        dtypes: Type of each bucket's buffer.
+        comm: Allocator.
+        device: Device of the buffers.
     """
     starts, totals = [], dict.fromkeys(dtypes, 0)
     for bucket, dtype in zip(buckets, dtypes, strict=True):
         starts.append(totals[dtype])
         totals[dtype] = _round_up(totals[dtype] + bucket.numel, _ALIGN)
-    whole = {dtype: comm.allocate(total, dtype, device) for dtype, total in totals.items()}
+    memory = {dtype: comm.allocate(total, dtype, device) for dtype, total in totals.items()}
     return [
-        whole[dtype].part(start, start + bucket.numel)
+        memory[dtype].part(start, start + bucket.numel)
         for bucket, dtype, start in zip(buckets, dtypes, starts, strict=True)
     ]
 
@@ -175,19 +175,19 @@ def _round_up(numel: int, unit: int) -> int:
     return -(-numel // unit) * unit
 
 
-def _places_in_a_row(draft: _Draft, ranks: int) -> tuple[tuple[Place, ...], int]:
-    places, at = [], 0
+def _contiguous_slots(draft: _Draft, ranks: int) -> tuple[tuple[ParameterSlot, ...], int]:
+    slots, position = [], 0
     for name, parameter in zip(draft.names, draft.parameters, strict=True):
-        if parameter.numel() >= 64 * _ALIGN:  # matrix kernels like to begin on a cache line
-            at = _round_up(at, _ALIGN)
-        places.append(Place(name, parameter, at, at + parameter.numel()))
-        at += parameter.numel()
-    # Small buckets are not padded to cache lines: the padding would outweigh them.
-    unit = _ALIGN if at >= 64 * _ALIGN * ranks else 1
-    return tuple(places), _round_up(_round_up(at, ranks) // ranks, unit)
+        if parameter.numel() >= 64 * _ALIGN:  # matrix kernels are faster on cache lines
+            position = _round_up(position, _ALIGN)
+        slots.append(ParameterSlot(name, parameter, position, position + parameter.numel()))
+        position += parameter.numel()
+    # Small buckets are not aligned to cache lines: the padding would outweigh them.
+    unit = _ALIGN if position >= 64 * _ALIGN * ranks else 1
+    return tuple(slots), _round_up(_round_up(position, ranks) // ranks, unit)
 
 
-def _places_whole(draft: _Draft, ranks: int) -> tuple[tuple[Place, ...], int]:
+def _unsplit_slots(draft: _Draft, ranks: int) -> tuple[tuple[ParameterSlot, ...], int]:
     fill = [0] * ranks
     owner: dict[str, tuple[int, int]] = {}
     items = list(zip(draft.names, draft.parameters, strict=True))
@@ -196,9 +196,9 @@ def _places_whole(draft: _Draft, ranks: int) -> tuple[tuple[Place, ...], int]:
         owner[name] = (rank, fill[rank])
         fill[rank] += parameter.numel()
     shard_numel = max(fill)
-    places = []
+    slots = []
     for name, parameter in items:
         rank, at = owner[name]
         start = rank * shard_numel + at
-        places.append(Place(name, parameter, start, start + parameter.numel()))
-    return tuple(places), shard_numel
+        slots.append(ParameterSlot(name, parameter, start, start + parameter.numel()))
+    return tuple(slots), shard_numel

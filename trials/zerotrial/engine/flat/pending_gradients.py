@@ -1,4 +1,4 @@
-"""What waits between two accumulation boundaries at stages 0 to 2, for checkpoints.
+"""Accumulated gradients between two boundaries at stages 0 to 2, for checkpoints.
 
 N ranks, S elements in a rank's shard of a bucket.
 """
@@ -6,21 +6,21 @@ N ranks, S elements in a rank's shard of a bucket.
 from collections.abc import Iterator, Sequence
 
 from zerotrial.engine.flat.gradients import Gradients
-from zerotrial.engine.flat.layout import Bucket, Place
+from zerotrial.engine.flat.layout import Bucket, ParameterSlot
 from zerotrial.engine.protocols import GradientSource, Piece
 
-__all__ = ["gathered_pieces", "places_within", "resume_gathered"]
+__all__ = ["accumulated_pieces", "resume_accumulated", "slots_within"]
 
 
-def places_within(bucket: Bucket, span: slice) -> Iterator[tuple[Place, int, int]]:
-    """Yield parameters that have elements in ``span``, and from where to where in the bucket."""
-    for place in bucket.places:
-        start, stop = max(place.start, span.start), min(place.stop, span.stop)
+def slots_within(bucket: Bucket, span: slice) -> Iterator[tuple[ParameterSlot, int, int]]:
+    """Yield the slots that overlap ``span``, with the overlap's start and stop in the bucket."""
+    for slot in bucket.slots:
+        start, stop = max(slot.start, span.start), min(slot.stop, span.stop)
         if start < stop:
-            yield place, start, stop
+            yield slot, start, stop
 
 
-def gathered_pieces(
+def accumulated_pieces(
     gradients: Gradients,
     buckets: Sequence[Bucket],
     owned: Sequence[slice],
@@ -28,52 +28,52 @@ def gathered_pieces(
     *,
     write: bool = False,
 ) -> Iterator[Piece]:
-    """See :meth:`zerotrial.engine.protocols.Stage.gradient_pieces`.
+    """Yield the pieces of :meth:`zerotrial.engine.protocols.Stage.gradient_pieces`.
 
     Args:
-        gradients: Settled.
-        buckets: Of the stage.
-        owned: For each bucket, the elements of which this rank has the average: S or, where every
-            rank has all, N * S, of which it yields its shard.
-        rank: This one's.
-        write: Whether all that this rank has is wanted.
+        gradients: Settled gradients.
+        buckets: Buckets of the stage.
+        owned: For each bucket, the elements whose average this rank has: S, or N * S, of which
+            it yields its shard.
+        rank: Rank of this process.
+        write: Whether to yield everything that this rank has.
     """
-    for bucket, held in zip(buckets, owned, strict=True):
+    for bucket, owned_span in zip(buckets, owned, strict=True):
         average = gradients.averaged(bucket.index)
         if average is not None:
-            walked = held if write else bucket.shard(rank)
-            for place, start, stop in places_within(bucket, walked):
-                values = average[start - held.start : stop - held.start]
-                span = (start - place.start, stop - place.start)
-                yield Piece(place.name, place.parameter.shape, *span, {"gradient": values})
+            yielded = owned_span if write else bucket.shard(rank)
+            for slot, start, stop in slots_within(bucket, yielded):
+                values = average[start - owned_span.start : stop - owned_span.start]
+                span = (start - slot.start, stop - slot.start)
+                yield Piece(slot.name, slot.parameter.shape, *span, {"gradient": values})
         for index, share in gradients.shares(bucket.index).items():
-            place = bucket.places[index]
-            yield Piece(place.name, place.parameter.shape, 0, place.numel, {"share": share})
+            slot = bucket.slots[index]
+            yield Piece(slot.name, slot.parameter.shape, 0, slot.numel, {"share": share})
 
 
-def resume_gathered(
+def resume_accumulated(
     gradients: Gradients,
     buckets: Sequence[Bucket],
     owned: Sequence[slice],
     source: GradientSource,
 ) -> None:
-    """See :meth:`zerotrial.engine.protocols.Stage.resume_gradients`.
+    """Restore gradients, see :meth:`zerotrial.engine.protocols.Stage.resume_gradients`.
 
     Args:
-        gradients: Of which none is held.
-        buckets: Of the stage.
-        owned: See :func:`gathered_pieces`.
-        source: What to go on with.
+        gradients: Gradients without content.
+        buckets: Buckets of the stage.
+        owned: See :func:`accumulated_pieces`.
+        source: Gradients of the checkpoint.
     """
-    for bucket, held in zip(buckets, owned, strict=True):
-        room = gradients.average_room(bucket.index) if source.has_averages else None
+    for bucket, owned_span in zip(buckets, owned, strict=True):
+        buffer = gradients.average_buffer(bucket.index) if source.has_averages else None
         if bucket.tie is not None and bucket.tie.owners.rank > 0:
-            continue  # the first owner has all of it; they are added up
-        if room is not None:
-            for place, start, stop in places_within(bucket, held):
-                part = room[start - held.start : stop - held.start]
-                source.read_average(place.name, start - place.start, part)
+            continue  # only the first owner restores it, since the owners' gradients are added
+        if buffer is not None:
+            for slot, start, stop in slots_within(bucket, owned_span):
+                target = buffer[start - owned_span.start : stop - owned_span.start]
+                source.read_average(slot.name, start - slot.start, target)
         if source.has_shares:
-            for index, place in enumerate(bucket.places):
-                if source.read_share(place.name, gradients.share_room(bucket.index, index)):
-                    gradients.keep_share(bucket.index, index)
+            for index, slot in enumerate(bucket.slots):
+                if source.read_share(slot.name, gradients.share_buffer(bucket.index, index)):
+                    gradients.mark_share(bucket.index, index)

@@ -1,7 +1,7 @@
 """Stages 0, 1 and 2 on flat buckets.
 
-What the three share is in :class:`FlatStage`; each stage adds which part of a bucket a rank
-updates, and how gradients are kept. N ranks, S elements in a rank's shard of a bucket.
+:class:`FlatStage` is common to all three. Each stage defines which part of a bucket a rank updates
+and how gradients are kept. N ranks, S elements in a rank's shard of a bucket.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,14 +16,18 @@ from zerotrial.engine.comm.communicator import Communicator, Traffic, Work
 from zerotrial.engine.comm.replicas import Replicas
 from zerotrial.engine.comm.timed_collectives import COMMUNICATION
 from zerotrial.engine.flat.bucket_size import choose_bucket_numel
-from zerotrial.engine.flat.gradients import Averaging, Gradients, Handling
+from zerotrial.engine.flat.gradients import Averaging, GradientPolicy, Gradients
 from zerotrial.engine.flat.hooks import GradientHooks
-from zerotrial.engine.flat.layout import Bucket, Place, cut_into_buckets
-from zerotrial.engine.flat.pending_gradients import gathered_pieces, places_within, resume_gathered
-from zerotrial.engine.flat.replicated import WholeGradients
+from zerotrial.engine.flat.layout import Bucket, ParameterSlot, build_buckets
+from zerotrial.engine.flat.pending_gradients import (
+    accumulated_pieces,
+    resume_accumulated,
+    slots_within,
+)
+from zerotrial.engine.flat.replicated import ReplicatedGradients
 from zerotrial.engine.flat.sharded import ShardedGradients
-from zerotrial.engine.flat.tied_gradients import Ties
-from zerotrial.engine.flat.weight_writes import WrittenWeights
+from zerotrial.engine.flat.tied_gradients import TiedGradients
+from zerotrial.engine.flat.weight_writes import WeightWrites
 from zerotrial.engine.flat.weights import flatten_parameters
 from zerotrial.engine.module.frozen import FrozenOriginals
 from zerotrial.engine.module.gradient_access import set_raw_gradient
@@ -39,12 +43,12 @@ UpdaterFactory = Callable[[UpdaterInputs], Updater]
 
 
 class FlatStage:
-    """See :class:`~zerotrial.engine.protocols.Stage`.
+    """Base class of the flat stages, a :class:`~zerotrial.engine.protocols.Stage`.
 
     Args:
-        inputs: The model and everything else.
-        comm: Between the ranks that states are sharded over.
-        updater_factory: Where master weights and optimizer states live.
+        inputs: Model, configuration and mesh.
+        comm: Communicator of the ranks that states are sharded over.
+        updater_factory: Factory of the master weights and optimizer states.
     """
 
     shards_states: ClassVar[bool]
@@ -59,23 +63,23 @@ class FlatStage:
         self._observer = inputs.observer
         self._comm = comm
         self._replicas = Replicas(inputs.mesh.replicate, comm.traffic, inputs.observer)
-        whole = self.shards_states and not inputs.optimizer_factory.elementwise
-        self.buckets = cut_into_buckets(
+        unsplit = self.shards_states and not inputs.optimizer_factory.elementwise
+        self.buckets = build_buckets(
             inputs.groups,
             [name for name, _ in inputs.module.named_parameters()],
             self._bucket_numel(),
             comm.size,
             inputs.precision.compute,
             keep=kept_in_full(inputs.module),
-            whole_parameters=whole,
+            whole_parameters=unsplit,
         )
-        self._trained = frozenset(place.parameter for b in self.buckets for place in b.places)
+        self._trained = frozenset(place.parameter for b in self.buckets for place in b.slots)
         self.originals = FrozenOriginals(comm, inputs.device)
         flat = flatten_parameters(inputs, self.buckets, comm, self._owned, self.originals)
         self._weights = flat.buffers
         self._updater = (updater_factory or build_updater)(self._updater_inputs(flat.masters))
-        del flat  # masters that the updater keeps elsewhere take no memory here
-        self._written = WrittenWeights(
+        del flat  # frees masters of which the updater keeps a copy elsewhere
+        self._weight_writes = WeightWrites(
             self.buckets,
             [buffer.tensor for buffer in self._weights],
             [self._owned(bucket) for bucket in self.buckets],
@@ -83,40 +87,40 @@ class FlatStage:
         )
         self.optimizer = self._updater.optimizer
         self.gradients = self._build_gradients()
-        self.ties = Ties(self.buckets, comm)
+        self.ties = TiedGradients(self.buckets, comm)
         self._hooks = GradientHooks(self.buckets, self.gradients.arrived)
-        self._held: list[list[int]] = [[] for _ in self.buckets]
-        """For each bucket, the frozen parameters that the last step has left alone."""
-        self._counting = inputs.mesh.counts(self._trained)
+        self._frozen: list[list[int]] = [[] for _ in self.buckets]
+        """For each bucket, the frozen parameters that the last step did not update."""
+        self._counted_parameters = inputs.mesh.counts(self._trained)
 
     # -- a step ---------------------------------------------------------------------------------
 
     def leaves(self) -> Iterator[Tensor]:
-        """See :class:`~zerotrial.engine.protocols.Stage`."""
+        """Iterate over the tensors to which autograd writes the gradients."""
         return iter(self._trained)
 
-    def when_unannounced(self, begin: Callable[[], None]) -> None:
-        """See :class:`~zerotrial.engine.protocols.Stage`."""
-        self._hooks.unannounced = begin
+    def on_unexpected_gradient(self, begin: Callable[[], None]) -> None:
+        """Register a callback for gradients that arrive without :meth:`before_backward`."""
+        self._hooks.on_unexpected = begin
 
     def before_backward(self, *, boundary: bool, share: float = 1.0) -> None:
-        """See :class:`~zerotrial.engine.protocols.Stage`."""
+        """Prepare for one micro-batch's gradients."""
         self.gradients.begin(boundary=boundary)
         self.gradients.share = share
         self._hooks.listening = True
 
     def after_backward(self, *, boundary: bool) -> None:
-        """See :class:`~zerotrial.engine.protocols.Stage`."""
+        """Complete the micro-batch's gradients."""
         self._hooks.listening = False
         self._hooks.end()
         self.gradients.end(boundary=boundary)
 
     def sweep_gradients(self) -> None:
-        """Take what a backward pass wrote to ``.grad`` with no hook called; before its end."""
+        """Accept gradients that were written to ``.grad`` without a hook call; before the end."""
         self._hooks.sweep()
 
     def reduce_gradients(self, loss_scale: float = 1.0) -> float:
-        """See :class:`~zerotrial.engine.protocols.Stage`."""
+        """Finish the averaging over ranks. **Collective**, at an accumulation boundary."""
         self.gradients.send_rest()
         self.gradients.finish()
         self._average_replicas([self.gradients.result(bucket.index) for bucket in self.buckets])
@@ -124,10 +128,10 @@ class FlatStage:
             self.ties.add(self.gradients)
         squares = torch.zeros(1, dtype=torch.float64, device=self._inputs.device)
         for bucket in self.buckets:
-            for part in self._counted(bucket):
+            for part in self._norm_parts(bucket):
                 squares += squared_norm(part)
-        # Every rank comes here after it has read what it needs of the others' buckets, so once
-        # the sum is known the buckets may be written again.
+        # The sum also serves as a fence: a rank reaches it after its last read of other ranks'
+        # buckets, so once it is known all buckets may be written again.
         squares = self._comm.sum(squares)
         with self._observer.phase(COMMUNICATION):
             self._inputs.mesh.add_over_model(squares)
@@ -137,40 +141,40 @@ class FlatStage:
 
     @property
     def gathers_gradients(self) -> bool:
-        """See :class:`~zerotrial.engine.protocols.Stage`."""
+        """Whether the next :meth:`read_gradient` is **Collective**."""
         if self.gradients.exposed:
             return False
-        whole = not self.shards_states and self.gradients.all_sent
-        return (self._comm.size > 1 and not whole) or self._replicas.count > 1
+        replicated = not self.shards_states and self.gradients.all_sent
+        return (self._comm.size > 1 and not replicated) or self._replicas.count > 1
 
     gradients_readable = True
-    """See :class:`~zerotrial.engine.protocols.Stage`."""
+    """Gradients can be read at any time between backward and step."""
 
     def owns_gradient(self, parameter: Tensor) -> bool:
-        """See :class:`~zerotrial.engine.protocols.Stage`."""
+        """Return whether the stage manages the gradient of a parameter."""
         return parameter in self._trained
 
     def read_gradient(self, parameter: Tensor) -> Tensor | None:
-        """See :class:`~zerotrial.engine.protocols.Stage`."""
+        """Return the averaged gradient of a parameter, between a backward and a step."""
         self._expose_gradients()
-        return self.gradients.read(*self._places[parameter])
+        return self.gradients.read(*self._slot_indices[parameter])
 
     def write_gradient(self, parameter: Tensor, value: Tensor | None) -> None:
-        """See :class:`~zerotrial.engine.protocols.Stage`."""
+        """Replace the gradient of a parameter; None excludes it from the step."""
         self._expose_gradients()
-        self.gradients.write(*self._places[parameter], value)
+        self.gradients.write(*self._slot_indices[parameter], value)
 
     @cached_property
-    def _places(self) -> dict[Tensor, tuple[int, int]]:
-        """The bucket of each parameter, and its place there."""
+    def _slot_indices(self) -> dict[Tensor, tuple[int, int]]:
+        """Index of the bucket and slot of each parameter."""
         return {
-            place.parameter: (bucket.index, index)
+            slot.parameter: (bucket.index, index)
             for bucket in self.buckets
-            for index, place in enumerate(bucket.places)
+            for index, slot in enumerate(bucket.slots)
         }
 
     def _expose_gradients(self) -> None:
-        """Finish the averaging, and let this rank have all of it. **Collective** where sharded."""
+        """Finish averaging, and give this rank all averages. **Collective** if sharded."""
         if self.gradients.exposed:
             return
         self.gradients.send_rest()
@@ -188,31 +192,31 @@ class FlatStage:
                 self._comm.all_gather(buffer).wait()
                 self.gradients.exposed[bucket.index] = buffer.tensor
         if self.shards_states:
-            self._comm.fence()  # others may still read what user code is going to change
+            self._comm.fence()  # other ranks may still read what user code is going to change
 
     def _average_replicas(self, gradients: Sequence[Tensor]) -> None:
         if self._replicas.count > 1:
-            self._comm.fence()  # others may still read what is changed here
+            self._comm.fence()  # other ranks may still read what changes here
             self._replicas.average(gradients)
 
-    def _counted(self, bucket: Bucket) -> list[Tensor]:
-        """Parts of this rank's gradient whose squares it adds to the norm."""
+    def _norm_parts(self, bucket: Bucket) -> list[Tensor]:
+        """Return the parts of this rank's gradient that count in the norm."""
         part = self.gradients.norm_part(bucket.index)
-        if len(self._counting) == len(self._trained):
+        if len(self._counted_parameters) == len(self._trained):
             return [part]
-        own = bucket.shard(self._comm.rank)
+        shard = bucket.shard(self._comm.rank)
         parts = []
-        for place in bucket.places:
-            if place.parameter in self._counting:
-                start, stop = max(place.start, own.start), min(place.stop, own.stop)
-                parts.append(part[start - own.start : max(start, stop) - own.start])
+        for slot in bucket.slots:
+            if slot.parameter in self._counted_parameters:
+                start, stop = max(slot.start, shard.start), min(slot.stop, shard.stop)
+                parts.append(part[start - shard.start : max(start, stop) - shard.start])
         return parts
 
     def apply(self, scale: float) -> None:
-        """See :class:`~zerotrial.engine.protocols.Stage`."""
-        self._written.adopt()
-        self._hold_frozen()
-        late = []
+        """Multiply the gradient by ``scale``, step, publish the new weights. **Collective**."""
+        self._weight_writes.update_masters()
+        self._freeze_idle()
+        deferred = []
         works = []
         for bucket in self.buckets:
             index = bucket.index
@@ -220,141 +224,141 @@ class FlatStage:
             if self._updater.step(index, self.gradients.result(index), scale, part):
                 works.append(self._publish(index))
             else:
-                late.append(index)
+                deferred.append(index)
         self._updater.finish()
-        works += [self._publish(index) for index in late]
+        works += [self._publish(index) for index in deferred]
         for work in works:
             if work is not None:
                 work.wait()
         self.gradients.reset()
 
-    def _hold_frozen(self) -> None:
-        """Have the updater leave frozen parameters alone, as plain torch does."""
+    def _freeze_idle(self) -> None:
+        """Freeze idle parameters in the updater, as plain torch does."""
         for bucket in self.buckets:
             idle = self.gradients.idle(bucket.index)
-            if idle != self._held[bucket.index]:
-                self._held[bucket.index] = idle
-                own, places = self._owned(bucket), [bucket.places[index] for index in idle]
-                self._updater.hold(bucket.index, [cut for p in places for cut in _parts(p, own)])
+            if idle != self._frozen[bucket.index]:
+                self._frozen[bucket.index] = idle
+                owned, slots = self._owned(bucket), [bucket.slots[index] for index in idle]
+                self._updater.freeze(bucket.index, [cut for p in slots for cut in _parts(p, owned)])
 
     def drop_gradients(self) -> None:
-        """See :class:`~zerotrial.engine.protocols.Stage`."""
+        """Clear the accumulated gradients."""
         self.gradients.reset()
 
     def cancel_backward(self) -> None:
-        """See :class:`~zerotrial.engine.protocols.Stage`."""
+        """Clear all gradients after an interrupted backward. **Collective** if some were sent."""
         self._hooks.listening = False
         self.gradients.abandon()
         for parameter in self._trained:
             set_raw_gradient(parameter, None)
 
     def close(self, *, give_back: bool = True) -> None:
-        """See :class:`~zerotrial.engine.protocols.Stage`."""
+        """Remove hooks and release memory shared with other ranks."""
         self._hooks.remove()
         for parameter in self._trained if give_back else ():
             parameter.data = parameter.data.clone()
         self._updater.close()
         self._comm.close()
 
-    # -- for checkpoints and the census -----------------------------------------------------------
+    # -- checkpoints and memory accounting --------------------------------------------------------
 
     def pieces(self, *, write: bool = False) -> Iterator[Piece]:
-        """See :class:`~zerotrial.engine.protocols.Stage`."""
+        """Iterate over the pieces that this rank owns, in a fixed order."""
         if not write:
-            self._written.adopt()
+            self._weight_writes.update_masters()
         for bucket in self.buckets:
-            held = self._owned(bucket)
-            walked = held if write else bucket.shard(self._comm.rank)
+            owned = self._owned(bucket)
+            yielded = owned if write else bucket.shard(self._comm.rank)
             with self._updater.states(bucket.index, write=write) as states:
-                for place, start, stop in places_within(bucket, walked):
-                    cut = slice(start - held.start, stop - held.start)
+                for slot, start, stop in slots_within(bucket, yielded):
+                    part = slice(start - owned.start, stop - owned.start)
                     yield Piece(
-                        place.name,
-                        place.parameter.shape,
-                        start - place.start,
-                        stop - place.start,
-                        {kind: tensor[cut] for kind, tensor in states.items()},
+                        slot.name,
+                        slot.parameter.shape,
+                        start - slot.start,
+                        stop - slot.start,
+                        {kind: tensor[part] for kind, tensor in states.items()},
                     )
 
     @property
     def traffic(self) -> Traffic:
-        """See :class:`~zerotrial.engine.protocols.Stage`."""
+        """Number of elements transferred by collectives."""
         return self._comm.traffic
 
     @property
     def share_factor(self) -> float | None:
-        """See :class:`~zerotrial.engine.protocols.Stage`."""
+        """Factor from the sum of all ranks' shares to their average; None without shares."""
         factor = self.gradients.share_factor
         return None if factor is None else factor / self._replicas.count
 
     def settle_gradients(self) -> None:
-        """See :class:`~zerotrial.engine.protocols.Stage`."""
+        """Finish averaging in progress between boundaries. **Collective**."""
         self.gradients.settle()
-        found = [self.gradients.averaged(bucket.index) for bucket in self.buckets]
-        self._average_replicas([average for average in found if average is not None])
+        averages = [self.gradients.averaged(bucket.index) for bucket in self.buckets]
+        self._average_replicas([average for average in averages if average is not None])
 
     def gradient_pieces(self, *, write: bool = False) -> Iterator[Piece]:
-        """See :class:`~zerotrial.engine.protocols.Stage`."""
+        """Iterate over the accumulated gradients; call :meth:`settle_gradients` before."""
         owned = [self._owned(bucket) for bucket in self.buckets]
-        return gathered_pieces(self.gradients, self.buckets, owned, self._comm.rank, write=write)
+        return accumulated_pieces(self.gradients, self.buckets, owned, self._comm.rank, write=write)
 
     def resume_gradients(self, source: GradientSource) -> None:
-        """See :class:`~zerotrial.engine.protocols.Stage`."""
+        """Continue with the gradients of a checkpoint, when there are no others."""
         owned = [self._owned(bucket) for bucket in self.buckets]
-        resume_gathered(self.gradients, self.buckets, owned, source)
+        resume_accumulated(self.gradients, self.buckets, owned, source)
 
     def other_states(self, scalars: Mapping[str, float]) -> dict[str, Mapping[str, Any]]:
-        """See :class:`~zerotrial.engine.protocols.Stage`."""
-        kept = self._updater.other_states(scalars)
+        """Return optimizer states that are not elementwise, by parameter name."""
+        other_states = self._updater.other_states(scalars)
         if not self.shards_states and self._comm.rank > 0:
-            return {}  # rank 0 has the same
-        found: dict[str, Mapping[str, Any]] = {}
+            return {}  # rank 0 has the same states
+        result: dict[str, Mapping[str, Any]] = {}
         if self._inputs.optimizer_factory.elementwise:
             for bucket in self.buckets:
-                own = self._owned(bucket)
-                items = [(p.name, part) for p in bucket.places for part in _parts(p, own)]
+                owned = self._owned(bucket)
+                items = [(p.name, part) for p in bucket.slots for part in _parts(p, owned)]
                 numbers = self._updater.member_scalars(bucket.index)
-                found |= uncommon_numbers(items, numbers, bucket.group_index, scalars)
-        for index, members in self._whole_members():
-            for place, states in zip(members, kept[index], strict=True):
+                result |= uncommon_numbers(items, numbers, bucket.group_index, scalars)
+        for index, members in self._full_members():
+            for slot, states in zip(members, other_states[index], strict=True):
                 if states:
-                    found[place.name] = states
-        return found
+                    result[slot.name] = states
+        return result
 
     def set_other_states(self, states: Mapping[str, Mapping[str, Any]]) -> None:
-        """See :class:`~zerotrial.engine.protocols.Stage`."""
+        """Restore this rank's part of the merged :meth:`other_states` of all ranks."""
         if self._inputs.optimizer_factory.elementwise:
             for bucket in self.buckets:
-                own = self._owned(bucket)
-                for place in (p for p in bucket.places if p.name in states):
-                    numbers = {f"group0.{name}": v for name, v in states[place.name].items()}
-                    for part in _parts(place, own):
+                owned = self._owned(bucket)
+                for slot in (p for p in bucket.slots if p.name in states):
+                    numbers = {f"group0.{name}": v for name, v in states[slot.name].items()}
+                    for part in _parts(slot, owned):
                         self._updater.set_member_scalars(bucket.index, part, numbers)
-        for index, members in self._whole_members():
-            for position, place in enumerate(members):
-                if place.name in states:
-                    self._updater.set_other_states(index, position, states[place.name])
+        for index, members in self._full_members():
+            for position, slot in enumerate(members):
+                if slot.name in states:
+                    self._updater.set_other_states(index, position, states[slot.name])
 
-    def _whole_members(self) -> Iterator[tuple[int, list[Place]]]:
-        """For each bucket, the parameters that the optimizer has whole on this rank."""
+    def _full_members(self) -> Iterator[tuple[int, list[ParameterSlot]]]:
+        """For each bucket, yield the full parameters that this rank's optimizer updates."""
         for bucket in () if self._inputs.optimizer_factory.elementwise else self.buckets:
-            own = self._owned(bucket)
-            yield bucket.index, [p for p in bucket.places if own.start <= p.start < own.stop]
+            owned = self._owned(bucket)
+            yield bucket.index, [p for p in bucket.slots if owned.start <= p.start < owned.stop]
 
     def scalars(self) -> dict[str, float]:
-        """See :class:`~zerotrial.engine.protocols.Stage`."""
+        """Return numbers of the optimizer, e.g. ``group0.step``: one parameter's for its group."""
         return self._updater.scalars()
 
     def set_scalars(self, scalars: Mapping[str, float]) -> None:
-        """See :class:`~zerotrial.engine.protocols.Stage`."""
+        """Restore the result of :meth:`scalars`; call it after :meth:`prepare_states`."""
         self._updater.set_scalars(scalars)
 
     def prepare_states(self) -> None:
-        """See :class:`~zerotrial.engine.protocols.Stage`."""
+        """Create the optimizer states as its first step would, so that a load can fill them."""
         self._updater.prepare_states()
 
     def weights_changed(self) -> None:
-        """See :class:`~zerotrial.engine.protocols.Stage`."""
+        """Copy loaded master weights to the parameters of every rank. **Collective**."""
         self._comm.fence()
         for bucket in self.buckets:
             part = self._weights[bucket.index].tensor[self._owned(bucket)]
@@ -364,62 +368,64 @@ class FlatStage:
             work = self._publish(bucket.index)
             if work is not None:
                 work.wait()
-        self._written.forget()
+        self._weight_writes.forget()
         self._comm.fence()
 
     def gathered(self, names: frozenset[str]) -> AbstractContextManager[None]:
-        """See :class:`~zerotrial.engine.protocols.Stage`: they are whole at all times."""
+        """Return a null context: parameters are full at all times."""
         del names
         return nullcontext()
 
     def full_writers(self) -> Mapping[nn.Module, Mapping[str, Callable[[Tensor], None]]]:
-        """See :class:`~zerotrial.engine.protocols.Stage`: nothing is sharded in the modules."""
+        """Return no writers: nothing is sharded in the modules."""
         return {}
 
     def full_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        """See :class:`~zerotrial.engine.protocols.Stage`."""
-        self._written.adopt()
+        """Yield every trainable parameter in full, one at a time. **Collective**."""
+        self._weight_writes.update_masters()
         for bucket in self.buckets:
-            whole = self._whole_master(bucket, dtype)
-            for place in bucket.places:
-                yield place.name, whole[place.start : place.stop].view(place.parameter.shape)
+            master = self._full_master(bucket, dtype)
+            for slot in bucket.slots:
+                yield slot.name, master[slot.start : slot.stop].view(slot.parameter.shape)
 
-    def held(self) -> dict[str, list[Tensor]]:
-        """See :class:`~zerotrial.engine.protocols.Stage`."""
+    def tensors_by_kind(self) -> dict[str, list[Tensor]]:
+        """Return tensors by kind: parameters, gradients, optimizer, master, buckets."""
         weights = [buffer.tensor for buffer in self._weights]
         frozen = [p for p in self._inputs.module.parameters() if p not in self._trained]
         parameters = [*weights, *frozen, *self.originals.tensors]
-        kinds = {"parameters": parameters, **self.gradients.held()}
-        known = {tensor.untyped_storage().data_ptr() for tensor in weights}
-        for kind, tensors in self._updater.held().items():
-            own = [t for t in tensors if t.untyped_storage().data_ptr() not in known]
-            kinds[kind] = kinds.get(kind, []) + own
+        kinds = {"parameters": parameters, **self.gradients.tensors_by_kind()}
+        weight_storages = {tensor.untyped_storage().data_ptr() for tensor in weights}
+        for kind, tensors in self._updater.tensors_by_kind().items():
+            separate = [t for t in tensors if t.untyped_storage().data_ptr() not in weight_storages]
+            kinds[kind] = kinds.get(kind, []) + separate
         return kinds
 
     # -- parts that differ between stages -------------------------------------------------------
 
     def _owned(self, bucket: Bucket) -> slice:
-        """Elements of a bucket that this rank updates."""
+        """Return the range of a bucket that this rank updates."""
         return bucket.shard(self._comm.rank) if self.shards_states else slice(0, bucket.numel)
 
     def _publish(self, index: int) -> Work | None:
-        """Start giving the other ranks what this one updated."""
+        """Start sending this rank's updated weights to the other ranks."""
         return self._comm.all_gather(self._weights[index]) if self.shards_states else None
 
     def _build_gradients(self) -> Gradients:
         everywhere = not self.shards_states
-        return WholeGradients(self.buckets, self._comm, self._handling(), everywhere=everywhere)
+        return ReplicatedGradients(
+            self.buckets, self._comm, self._gradient_policy(), everywhere=everywhere
+        )
 
-    def _handling(self, *, at_once: bool = False) -> Handling:
-        """What the file says about gradients.
+    def _gradient_policy(self, *, immediate: bool = False) -> GradientPolicy:
+        """Return the configuration of the gradients.
 
         Args:
-            at_once: They travel as backward makes them; else as they have added up.
+            immediate: Gradients are sent as backward produces them, else in the accumulation type.
         """
         config, precision = self._inputs.config, self._inputs.precision
         accumulate = [precision.accumulate or bucket.dtype for bucket in self.buckets]
-        waiting = [bucket.dtype for bucket in self.buckets] if at_once else accumulate
-        return Handling(
+        sent = [bucket.dtype for bucket in self.buckets] if immediate else accumulate
+        return GradientPolicy(
             averaging=Averaging.of(
                 self._inputs.mesh.data.size,
                 operation=config.gradient_allreduce_op,
@@ -428,7 +434,7 @@ class FlatStage:
             ).within(self._replicas.count),
             device=self._inputs.device,
             accumulate=accumulate,
-            communicate=[precision.communicate or kind for kind in waiting],
+            communicate=[precision.communicate or kind for kind in sent],
             overlap=config.zero_optimization.overlap_comm is not False,
             refuse_unused=not config.zero_optimization.ignore_unused_parameters,
         )
@@ -436,7 +442,7 @@ class FlatStage:
     # -- construction ---------------------------------------------------------------------------
 
     def _bucket_numel(self) -> int:
-        """Elements in a bucket, at most."""
+        """Return the largest number of elements of a bucket."""
         zero = self._inputs.config.zero_optimization
         return choose_bucket_numel(
             zero,
@@ -451,7 +457,7 @@ class FlatStage:
         shapes: list[list[tuple[int, int, torch.Size]]] | None = None
         if not inputs.optimizer_factory.elementwise:
             shapes = []
-            for index, members in self._whole_members():
+            for index, members in self._full_members():
                 begin = self._owned(self.buckets[index]).start
                 shapes.append(
                     [(s.start - begin, s.stop - begin, s.parameter.shape) for s in members]
@@ -466,42 +472,42 @@ class FlatStage:
             shapes=shapes,
         )
 
-    def _whole_master(self, bucket: Bucket, dtype: torch.dtype | None) -> Tensor:
+    def _full_master(self, bucket: Bucket, dtype: torch.dtype | None) -> Tensor:
         with self._updater.states(bucket.index, write=False) as states:
-            own = states["master"]
-            wide = dtype or own.dtype
+            master = states["master"]
+            wide = dtype or master.dtype
             if not self.shards_states:
-                return own.to(wide)
+                return master.to(wide)
             buffer = self._comm.allocate(bucket.numel, wide, self._inputs.device)
-            buffer.tensor[bucket.shard(self._comm.rank)].copy_(own)
+            buffer.tensor[bucket.shard(self._comm.rank)].copy_(master)
         self._comm.all_gather(buffer).wait()
         return buffer.tensor
 
 
-def _parts(place: Place, own: slice) -> list[slice]:
-    """Return where the elements of a parameter lie in a rank's part of a bucket, if any do."""
-    start, stop = max(place.start, own.start), min(place.stop, own.stop)
-    return [slice(start - own.start, stop - own.start)] if start < stop else []
+def _parts(slot: ParameterSlot, owned: slice) -> list[slice]:
+    """Return the overlap of a parameter with a rank's part of a bucket, in the part's indices."""
+    start, stop = max(slot.start, owned.start), min(slot.stop, owned.stop)
+    return [slice(start - owned.start, stop - owned.start)] if start < stop else []
 
 
 class Stage0(FlatStage):
-    """Everything whole on every rank; gradients are all-reduced."""
+    """Stage 0: everything is replicated; gradients are all-reduced."""
 
     shards_states = False
 
 
 class Stage1(FlatStage):
-    """Optimizer states and master weights are sharded; gradients are reduced at the boundary."""
+    """Stage 1: optimizer states and master weights are sharded; gradients are reduced once."""
 
     shards_states = True
 
 
 class Stage2(FlatStage):
-    """Gradients are sharded too: reduced in every micro-batch, only the shard is kept."""
+    """Stage 2: gradients are sharded, too, and reduced in every micro-batch."""
 
     shards_states = True
 
     def _build_gradients(self) -> Gradients:
-        if self._comm.size == 1:  # the shard is the whole: nothing need travel through a buffer
+        if self._comm.size == 1:  # the shard is the full gradient, so no transport buffer is needed
             return super()._build_gradients()
-        return ShardedGradients(self.buckets, self._comm, self._handling(at_once=True))
+        return ShardedGradients(self.buckets, self._comm, self._gradient_policy(immediate=True))

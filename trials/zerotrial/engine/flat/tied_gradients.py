@@ -1,8 +1,8 @@
-"""Gradients of parameters that several pipeline stages have: added up over their owners.
+"""Gradients of parameters tied over pipeline stages, summed over their owners.
 
-Each owner makes a part of the gradient, which is averaged over its data-parallel ranks like any
-other. Then the parts are added, before the norm is taken, so that every owner makes the same update
-and the copies stay equal to the last bit.
+Each owner computes a part of the gradient, which is averaged over its data-parallel ranks like any
+other. The parts are added before the norm is taken. So every owner makes the same update, and the
+copies stay bitwise equal.
 """
 
 from collections.abc import Sequence
@@ -14,43 +14,43 @@ from zerotrial.engine.comm.communicator import Communicator, Traffic
 from zerotrial.engine.flat.gradients import Gradients
 from zerotrial.engine.flat.layout import Bucket
 
-__all__ = ["Ties"]
+__all__ = ["TiedGradients"]
 
 
-class Ties:
-    """The tied buckets of a stage.
+class TiedGradients:
+    """Tied buckets of a stage.
 
     Args:
-        buckets: Of the stage.
-        comm: Between the data-parallel ranks.
+        buckets: Buckets of the stage.
+        comm: Communicator of the data-parallel ranks.
     """
 
     def __init__(self, buckets: Sequence[Bucket], comm: Communicator) -> None:
         tied = [(bucket.tie.key, bucket) for bucket in buckets if bucket.tie is not None]
-        # One order on all stages, whatever order they have their buckets in.
+        # In the same order on all stages, whose bucket orders may differ.
         self._buckets = [bucket for _, bucket in sorted(tied, key=lambda item: item[0])]
         self._comm = comm
         self.traffic = Traffic()
 
     @property
     def exist(self) -> bool:
-        """Whether there are any on this rank."""
+        """Whether this rank has tied buckets."""
         return bool(self._buckets)
 
     def add(self, gradients: Gradients) -> None:
-        """Add what the other owners have. **Collective** over them, if there are any.
+        """Add the other owners' gradients. **Collective** over the owners, if there are any.
 
         Args:
-            gradients: Averaged over the data-parallel ranks.
+            gradients: Gradients averaged over the data-parallel ranks.
         """
         if not self._buckets:
             return
-        self._comm.fence()  # others may still read what is changed here
+        self._comm.fence()  # other ranks may still read what changes here
         for bucket in self._buckets:
             assert bucket.tie is not None
-            owners, own = bucket.tie.owners, gradients.result(bucket.index)
-            wide = own.to(torch.promote_types(own.dtype, torch.float32))
+            owners, local = bucket.tie.owners, gradients.result(bucket.index)
+            wide = local.to(torch.promote_types(local.dtype, torch.float32))
             dist.all_reduce(wide, group=owners.group)
-            if wide is not own:
-                own.copy_(wide)
-            self.traffic.add("all_reduce", 2 * own.numel())
+            if wide is not local:
+                local.copy_(wide)
+            self.traffic.add("all_reduce", 2 * local.numel())

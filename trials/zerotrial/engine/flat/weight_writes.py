@@ -1,7 +1,7 @@
-"""Weights that user code writes to between steps, where the masters lie elsewhere.
+"""Detection of user writes to weights whose masters are elsewhere.
 
-Without this, what was written to a 16-bit weight would last until the next update, which starts
-from the master: a state dict loaded into the module, clipped weights, an average copied in.
+Otherwise a value written to a 16-bit weight would last only until the next update, which starts
+from the master: a loaded state dict, clipped weights, a copied average.
 """
 
 from collections.abc import Sequence
@@ -12,19 +12,19 @@ from torch import Tensor
 from zerotrial.engine.flat.layout import Bucket
 from zerotrial.engine.protocols import Updater
 
-__all__ = ["WrittenWeights"]
+__all__ = ["WeightWrites"]
 
 
-class WrittenWeights:
-    """Finds what was written, by autograd's own count of writes in place.
+class WeightWrites:
+    """Detector of writes to parameters, by autograd's version counters.
 
-    ``parameter.data`` has a count of its own, so that a write through it is not seen.
+    ``parameter.data`` has a separate counter, so writes through it are not detected.
 
     Args:
-        buckets: Of the stage.
-        weights: Of each bucket, (N * S,).
+        buckets: Buckets of the stage.
+        weights: Weights of each bucket, (N * S,).
         owned: Part of each bucket that this rank updates.
-        updater: Has the masters.
+        updater: Owner of the masters.
     """
 
     def __init__(
@@ -36,39 +36,39 @@ class WrittenWeights:
     ) -> None:
         self._buckets = list(zip(buckets, weights, owned, strict=True))
         self._updater = updater
-        self._counts = self._read()
+        self._counts = self._versions()
 
-    def _read(self) -> list[list[int]]:
-        # The stage writes to buffers and not to parameters, which does not count.
+    def _versions(self) -> list[list[int]]:
+        # The stage writes to buffers, not to parameters, which leaves the counters alone.
         return [
-            [place.parameter._version for place in bucket.places]  # noqa: SLF001 - no public name
+            [slot.parameter._version for slot in bucket.slots]  # noqa: SLF001 - no public name
             for bucket, _, _ in self._buckets
         ]
 
     def forget(self) -> None:
-        """Take the weights as they are for unwritten: the masters have just been loaded."""
-        self._counts = self._read()
+        """Regard the weights as unwritten: the masters have just been loaded."""
+        self._counts = self._versions()
 
-    def adopt(self) -> None:
-        """Take over into the masters what was written since the last call.
+    def update_masters(self) -> None:
+        """Copy values written since the last call into the masters.
 
-        Only elements that are not their master's rounded value: the others keep all their bits.
+        Only elements that differ from their rounded master: the others keep full precision.
         """
-        before, self._counts = self._counts, self._read()
-        for (bucket, weights, own), old, new in zip(
+        before, self._counts = self._counts, self._versions()
+        for (bucket, weights, owned), old, new in zip(
             self._buckets, before, self._counts, strict=True
         ):
             if old == new:
                 continue
             with self._updater.states(bucket.index, write=True) as states:
-                for place, was, count in zip(bucket.places, old, new, strict=True):
-                    start, stop = max(place.start, own.start), min(place.stop, own.stop)
-                    if was != count and start < stop:
-                        cut = slice(start - own.start, stop - own.start)
-                        _adopt(weights[start:stop], states["master"][cut])
+                for slot, previous, count in zip(bucket.slots, old, new, strict=True):
+                    start, stop = max(slot.start, owned.start), min(slot.stop, owned.stop)
+                    if previous != count and start < stop:
+                        part = slice(start - owned.start, stop - owned.start)
+                        _update_master(weights[start:stop], states["master"][part])
 
 
-def _adopt(written: Tensor, master: Tensor) -> None:
-    found = written.to(master.device)
-    unchanged = found == master.to(found.dtype)
-    master.copy_(torch.where(unchanged, master, found.to(master.dtype)))
+def _update_master(weights: Tensor, master: Tensor) -> None:
+    values = weights.to(master.device)
+    unchanged = values == master.to(values.dtype)
+    master.copy_(torch.where(unchanged, master, values.to(master.dtype)))

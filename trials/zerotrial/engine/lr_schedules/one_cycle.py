@@ -36,7 +36,7 @@ class OneCycle(LRSchedule):
     given: OneCycleParams
 
     def prepare(self) -> None:
-        """See :class:`LRSchedule`."""
+        """Make ready, when :attr:`optimizer` and :attr:`given` are there; sets the first rates."""
         given, groups = self.given, self.optimizer.param_groups
         self._min = for_groups("cycle_min_lr", given.cycle_min_lr, len(groups))
         self._max = for_groups("cycle_max_lr", given.cycle_max_lr, len(groups))
@@ -71,7 +71,7 @@ class OneCycle(LRSchedule):
         return (it - self._total + 1) / interval if interval else 0.0
 
     def rates(self, it: int) -> list[float]:
-        """See :class:`LRSchedule`."""
+        """Learning rate of each group after ``step()`` number ``it + 1``."""
         if it < self._total:
             height = self._height(it)
             both = zip(self._min, self._max, strict=True)

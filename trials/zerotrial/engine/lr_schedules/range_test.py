@@ -28,14 +28,14 @@ class LRRangeTest(LRSchedule):
     given: LRRangeTestParams
 
     def prepare(self) -> None:
-        """See :class:`LRSchedule`."""
+        """Make ready, when :attr:`optimizer` and :attr:`given` are there; sets the first rates."""
         low = self.given.lr_range_test_min_lr
         self._min = for_groups("lr_range_test_min_lr", low, len(self.optimizer.param_groups))
         if self.last_batch_iteration == -1:
             set_rates(self.optimizer, self._min)
 
     def rates(self, it: int) -> list[float]:
-        """See :class:`LRSchedule`."""
+        """Learning rate of each group after ``step()`` number ``it + 1``."""
         size, rate = self.given.lr_range_test_step_size, self.given.lr_range_test_step_rate
         stairs = self.given.lr_range_test_staircase
         interval = (it + 1) // size if stairs else (it + 1) / size

@@ -145,7 +145,7 @@ class ReplicatedParameters:
                         found[self._names[parameter]] = new
         return found
 
-    def adopt(self) -> None:
+    def update_masters(self) -> None:
         """Take what user code has written into the masters; every rank must have written it."""
         written = self._written()
         if not written:

@@ -148,12 +148,12 @@ class Stage3:
     def _read_versions(self) -> list[int]:
         """Count the writes to each shard, where masters of their own must hear of them."""
         shards = self._shards if self._update.masters_apart else ()
-        return [shard.parameter._version for shard in shards]  # noqa: SLF001 - as WrittenWeights
+        return [shard.parameter._version for shard in shards]  # noqa: SLF001 - as WeightWrites
 
     def _adopt_written(self) -> None:
         """Take what user code has written to shards into the masters. **Collective**."""
         if self._written:
-            self._update.adopt()
+            self._update.update_masters()
         self._written = False
         self._versions = self._read_versions()
 
@@ -164,7 +164,7 @@ class Stage3:
                 yield from member.gathered_once()
         yield from self._replicated.parameters
 
-    def when_unannounced(self, begin: Callable[[], None]) -> None:
+    def on_unexpected_gradient(self, begin: Callable[[], None]) -> None:
         """See :class:`~zerotrial.engine.protocols.Stage`."""
 
         def look(unit: UnitParameters) -> None:
@@ -277,9 +277,9 @@ class Stage3:
         self._forget()
         if idle != self._held:
             self._held = idle
-            self._update.hold(idle)
+            self._update.freeze(idle)
         self._adopt_written()
-        self._replicated.adopt()
+        self._replicated.update_masters()
         self._update.apply(gradients, scale)
         self._replicated.publish()
         self._release()
@@ -410,7 +410,7 @@ class Stage3:
                 flag = torch.tensor([written], dtype=torch.float64, device=self._device)
                 self._written = float(self._comm.sum(flag)) > 0
                 self._adopt_written()
-            self._replicated.adopt()
+            self._replicated.update_masters()
         return self._update.pieces(write=write)
 
     def other_states(self, scalars: Mapping[str, float]) -> dict[str, Mapping[str, Any]]:
@@ -453,9 +453,9 @@ class Stage3:
         if self._plugged is not None:
             self._plugged.publish()
 
-    def held(self) -> dict[str, list[Tensor]]:
+    def tensors_by_kind(self) -> dict[str, list[Tensor]]:
         """Tensors by kind; the shards are the master weights."""
-        states = self._update.updater.held()
+        states = self._update.updater.tensors_by_kind()
         masters = [*(bucket.master for bucket in self._buckets), *states.get("master", [])]
         found = {
             "parameters": [*self._frozen, *self.originals.tensors],

@@ -48,11 +48,11 @@ class Update(Protocol):
     masters_apart: bool
     """Whether the updater has masters of its own, and the shards are copies."""
 
-    def adopt(self) -> None:
+    def update_masters(self) -> None:
         """Bring the updater's masters in line with the shards. **Collective**."""
         ...
 
-    def hold(self, names: Collection[str]) -> None:
+    def freeze(self, names: Collection[str]) -> None:
         """Leave these parameters alone in all steps from now on, and no others."""
         ...
 
@@ -146,10 +146,10 @@ class ShardUpdate:
                 found.append((shard.name, slice(start - tile.span.start, stop - tile.span.start)))
         return found
 
-    def hold(self, names: Collection[str]) -> None:
+    def freeze(self, names: Collection[str]) -> None:
         """See :class:`Update`."""
         for index, tile in enumerate(self._tiles):
-            self.updater.hold(index, [part for name, part in self._parts(tile) if name in names])
+            self.updater.freeze(index, [part for name, part in self._parts(tile) if name in names])
 
     def uncommon_numbers(self, scalars: Mapping[str, float]) -> dict[str, dict[str, float]]:
         """See :class:`Update`."""
@@ -168,7 +168,7 @@ class ShardUpdate:
                     numbers = {f"group0.{key}": value for key, value in states[name].items()}
                     self.updater.set_member_scalars(index, part, numbers)
 
-    def adopt(self) -> None:
+    def update_masters(self) -> None:
         """See :class:`Update`."""
         for index, tile in enumerate(self._tiles):
             with self.updater.states(index, write=True) as states:
@@ -268,10 +268,10 @@ class WholeUpdate:
 
     masters_apart = True
 
-    def hold(self, names: Collection[str]) -> None:
+    def freeze(self, names: Collection[str]) -> None:
         """See :class:`Update`."""
         for index, mine in enumerate(self._mine):
-            self.updater.hold(index, [whole.span for whole in mine if whole.shard.name in names])
+            self.updater.freeze(index, [whole.span for whole in mine if whole.shard.name in names])
 
     def uncommon_numbers(self, scalars: Mapping[str, float]) -> dict[str, dict[str, float]]:
         """See :class:`Update`: they are among the states of whole parameters."""
@@ -281,7 +281,7 @@ class WholeUpdate:
     def set_numbers(self, states: Mapping[str, Mapping[str, Any]]) -> None:
         """See :class:`Update`: nothing to do, for the same reason."""
 
-    def adopt(self) -> None:
+    def update_masters(self) -> None:
         """See :class:`Update`."""
         for index, bucket in enumerate(self._layout.buckets):
             gathered = self._gathered(index, bucket.master)

@@ -52,7 +52,7 @@ class CpuUpdater:
         self._late: list[tuple[_Transfer, Tensor]] = []
 
     def step(self, index: int, gradient: Tensor, scale: float, publish: Tensor) -> bool:
-        """See :class:`~zerotrial.engine.protocols.Updater`."""
+        """Update one bucket's shard."""
         transfer = self._transfers.get(index)
         if transfer is None:
             transfer = _Transfer(
@@ -85,7 +85,7 @@ class CpuUpdater:
         return done
 
     def finish(self) -> None:
-        """See :class:`~zerotrial.engine.protocols.Updater`."""
+        """End the step: all published weights are written when this returns."""
         running, self._running = self._running, []
         for job in running:
             job.result()
@@ -97,48 +97,48 @@ class CpuUpdater:
         if self._stream is not None:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
 
-    def hold(self, index: int, spans: Sequence[slice]) -> None:
-        """See :class:`~zerotrial.engine.protocols.Updater`."""
-        self._inner.hold(index, spans)
+    def freeze(self, index: int, spans: Sequence[slice]) -> None:
+        """Exclude elements from all further steps: weights, states and step counts."""
+        self._inner.freeze(index, spans)
 
     def member_scalars(self, index: int) -> list[tuple[slice, dict[str, float]]]:
-        """See :class:`~zerotrial.engine.protocols.Updater`."""
+        """Return the numbers of the optimizer by part of a bucket's shard."""
         return self._inner.member_scalars(index)
 
     def set_member_scalars(self, index: int, span: slice, scalars: Mapping[str, float]) -> None:
-        """See :class:`~zerotrial.engine.protocols.Updater`."""
+        """Restore the numbers of :meth:`member_scalars` for the elements of a span."""
         self._inner.set_member_scalars(index, span, scalars)
 
     @contextmanager
     def states(self, index: int, *, write: bool) -> Iterator[Mapping[str, Tensor]]:
-        """See :class:`~zerotrial.engine.protocols.Updater`."""
+        """Yield one bucket's ``master`` and optimizer states, each ``(shard numel,)``."""
         with self._inner.states(index, write=write) as tensors:
             yield tensors
 
     def other_states(self, scalars: Mapping[str, float]) -> list[list[dict[str, Any]]]:
-        """See :class:`~zerotrial.engine.protocols.Updater`."""
+        """Return states that are not elementwise, for each bucket and full parameter."""
         return self._inner.other_states(scalars)
 
     def set_other_states(self, index: int, place: int, values: Mapping[str, Any]) -> None:
-        """See :class:`~zerotrial.engine.protocols.Updater`."""
+        """Restore one parameter's states; call it after :meth:`set_scalars`."""
         self._inner.set_other_states(index, place, values)
 
     def prepare_states(self) -> None:
-        """See :class:`~zerotrial.engine.protocols.Updater`."""
+        """Create the optimizer states as its first step would, so that a load can fill them."""
         self._inner.prepare_states()
 
     def scalars(self) -> dict[str, float]:
-        """See :class:`~zerotrial.engine.protocols.Updater`."""
+        """Return numbers of the optimizer, e.g. ``group0.step``: one parameter's for its group."""
         return self._inner.scalars()
 
     def set_scalars(self, scalars: Mapping[str, float]) -> None:
-        """See :class:`~zerotrial.engine.protocols.Updater`."""
+        """Restore the result of :meth:`scalars`; call it after :meth:`prepare_states`."""
         self._inner.set_scalars(scalars)
 
-    def held(self) -> dict[str, list[Tensor]]:
-        """See :class:`~zerotrial.engine.protocols.Updater`; buckets are what travels."""
+    def tensors_by_kind(self) -> dict[str, list[Tensor]]:
+        """Return tensors by kind; ``buckets`` are those in transfer."""
         buckets = [t for pair in self._transfers.values() for t in (pair.gradient, pair.weights)]
-        inner = self._inner.held()
+        inner = self._inner.tensors_by_kind()
         return {**inner, "buckets": inner.get("buckets", []) + buckets}
 
     def close(self) -> None:

@@ -75,8 +75,7 @@ class _InMemory:
         self.optimizer = inputs.optimizer_factory(groups)
         self._savable = SavableStates(self.optimizer, self._members, whole=self._whole)
 
-    def hold(self, index: int, spans: Sequence[slice]) -> None:
-        """See :class:`~zerotrial.engine.protocols.Updater`."""
+    def freeze(self, index: int, spans: Sequence[slice]) -> None:
         self._split(index, spans)
         self._held[index] = list(spans)
 
@@ -92,14 +91,12 @@ class _InMemory:
         return [(p, span) for p, span in pairs if not is_within(span, held)]
 
     def member_scalars(self, index: int) -> list[tuple[slice, dict[str, float]]]:
-        """See :class:`~zerotrial.engine.protocols.Updater`."""
         return [
             (span, read_scalars(self.optimizer, [(0, member)]))
             for member, span in zip(self._parameters[index], self._spans[index], strict=True)
         ]
 
     def set_member_scalars(self, index: int, span: slice, scalars: Mapping[str, float]) -> None:
-        """See :class:`~zerotrial.engine.protocols.Updater`."""
         self._split(index, [span])
         for member, at in zip(self._parameters[index], self._spans[index], strict=True):
             if is_within(at, [span]):
@@ -107,7 +104,6 @@ class _InMemory:
 
     @contextmanager
     def states(self, index: int, *, write: bool) -> Iterator[Mapping[str, Tensor]]:
-        """See :class:`~zerotrial.engine.protocols.Updater`."""
         del write  # what is lent is the memory itself
         lent: dict[str, Tensor] = {"master": self._masters[index]}
         copies: list[tuple[Tensor, Tensor]] = []
@@ -127,7 +123,6 @@ class _InMemory:
             state.copy_(part)
 
     def other_states(self, scalars: Mapping[str, float]) -> list[list[dict[str, Any]]]:
-        """See :class:`~zerotrial.engine.protocols.Updater`."""
         self._savable.check("save_checkpoint()", scalars)
         found = iter(
             [
@@ -138,32 +133,27 @@ class _InMemory:
         return [[next(found) for _ in members] for members in self._parameters]
 
     def set_other_states(self, index: int, place: int, values: Mapping[str, Any]) -> None:
-        """See :class:`~zerotrial.engine.protocols.Updater`."""
         set_other_states(self.optimizer, self._parameters[index][place], values)
 
     def prepare_states(self) -> None:
-        """See :class:`~zerotrial.engine.protocols.Updater`."""
         make_states(self.optimizer, [member for _, member in self._members])
         self._savable.note()
         self._savable.check("optimizer.step()")
 
     def scalars(self) -> dict[str, float]:
-        """See :class:`~zerotrial.engine.protocols.Updater`."""
         return read_scalars(self.optimizer, self._members)
 
     def set_scalars(self, scalars: Mapping[str, float]) -> None:
-        """See :class:`~zerotrial.engine.protocols.Updater`."""
         write_scalars(self.optimizer, self._members, scalars)
 
-    def held(self) -> dict[str, list[Tensor]]:
-        """See :class:`~zerotrial.engine.protocols.Updater`."""
+    def tensors_by_kind(self) -> dict[str, list[Tensor]]:
         states = [
             value for state in self.optimizer.state.values() for value in tensors_within(state)
         ]
         return {"master": list(self._masters), "optimizer": states}
 
     def close(self) -> None:
-        """See :class:`~zerotrial.engine.protocols.Updater`."""
+        """Release files and threads."""
 
 
 class ElementwiseUpdater(_InMemory):
@@ -178,7 +168,7 @@ class ElementwiseUpdater(_InMemory):
         """Memory for one bucket's gradient in its master's type, on CPU; made when needed."""
 
     def step(self, index: int, gradient: Tensor, scale: float, publish: Tensor) -> bool:
-        """See :class:`~zerotrial.engine.protocols.Updater`."""
+        """Update one bucket's shard."""
         master, stepped = self._masters[index], self._stepped(index)
         gradient = self._widened(gradient, master.dtype)
         for parameter, span in stepped:
@@ -191,7 +181,7 @@ class ElementwiseUpdater(_InMemory):
         return True
 
     def finish(self) -> None:
-        """See :class:`~zerotrial.engine.protocols.Updater`."""
+        """End the step: all published weights are written when this returns."""
         self._savable.after_step()
 
     def _split(self, index: int, spans: Sequence[slice]) -> None:
@@ -211,10 +201,10 @@ class ElementwiseUpdater(_InMemory):
             self._members[at : at + 1] = [(group, part) for part in parts]
             self._savable.replace(member, parts, self._members)
 
-    def held(self) -> dict[str, list[Tensor]]:
-        """See :class:`~zerotrial.engine.protocols.Updater`; gradients are widened in a bucket."""
+    def tensors_by_kind(self) -> dict[str, list[Tensor]]:
+        """Return tensors of kinds ``master`` and ``optimizer`` in this process's memory."""
         wide = [] if self._wide is None else [self._wide]
-        return {**super().held(), "buckets": wide}
+        return {**super().tensors_by_kind(), "buckets": wide}
 
     def _widened(self, gradient: Tensor, dtype: torch.dtype) -> Tensor:
         """Cast a gradient, on CPU into memory that is used again.
@@ -294,7 +284,7 @@ class WholeUpdater(_InMemory):
         self._build(inputs, parameters, spans)
 
     def step(self, index: int, gradient: Tensor, scale: float, publish: Tensor) -> bool:
-        """See :class:`~zerotrial.engine.protocols.Updater`."""
+        """Update one bucket's shard."""
         master = self._masters[index]
         gradient = gradient.to(master.dtype)
         if scale != 1.0:
@@ -305,7 +295,7 @@ class WholeUpdater(_InMemory):
         return False
 
     def finish(self) -> None:
-        """See :class:`~zerotrial.engine.protocols.Updater`."""
+        """End the step: all published weights are written when this returns."""
         self.optimizer.step()
         self._savable.after_step()
         for _, parameter in self._members:

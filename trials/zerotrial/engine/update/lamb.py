@@ -57,7 +57,7 @@ class Lamb(EachParameter):
         super().__init__(params, options)
 
     def update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        """See :class:`EachParameter`."""
+        """Update one parameter in place; without a graph."""
         state = self.state[parameter]
         if not state:
             state["step"] = torch.zeros(())

@@ -36,7 +36,7 @@ class Lion(EachParameter):
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
 
     def update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        """See :class:`EachParameter`."""
+        """Update one parameter in place; without a graph."""
         state = self.state[parameter]
         if not state:
             state["exp_avg"] = torch.zeros_like(parameter)

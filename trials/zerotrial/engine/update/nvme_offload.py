@@ -122,7 +122,7 @@ class NvmeUpdater:
     # -- a step ---------------------------------------------------------------------------------
 
     def step(self, index: int, gradient: Tensor, scale: float, publish: Tensor) -> bool:
-        """See :class:`~zerotrial.engine.protocols.Updater`."""
+        """Update one bucket's shard."""
         bucket = self._buckets[index]
         self._bind(bucket)
         self._split(bucket, bucket.held)
@@ -151,8 +151,8 @@ class NvmeUpdater:
         self._send_away(bucket)
         return True
 
-    def hold(self, index: int, spans: Sequence[slice]) -> None:
-        """See :class:`~zerotrial.engine.protocols.Updater`."""
+    def freeze(self, index: int, spans: Sequence[slice]) -> None:
+        """Exclude elements from all further steps: weights, states and step counts."""
         self._buckets[index].held = list(spans)
 
     def _split(self, bucket: _Bucket, spans: Sequence[slice]) -> None:
@@ -173,7 +173,7 @@ class NvmeUpdater:
             self._savable.replace(member, parts, self._members)
 
     def member_scalars(self, index: int) -> list[tuple[slice, dict[str, float]]]:
-        """See :class:`~zerotrial.engine.protocols.Updater`."""
+        """Return the numbers of the optimizer by part of a bucket's shard."""
         bucket = self._buckets[index]
         return [
             (span, read_scalars(self.optimizer, [(0, member)]))
@@ -181,7 +181,7 @@ class NvmeUpdater:
         ]
 
     def set_member_scalars(self, index: int, span: slice, scalars: Mapping[str, float]) -> None:
-        """See :class:`~zerotrial.engine.protocols.Updater`."""
+        """Restore the numbers of :meth:`member_scalars` for the elements of a span."""
         bucket = self._buckets[index]
         if cuts_within(slice(0, bucket.records["master"].numel), [span]):
             self._bind(bucket)
@@ -199,7 +199,7 @@ class NvmeUpdater:
 
     @contextmanager
     def states(self, index: int, *, write: bool) -> Iterator[Mapping[str, Tensor]]:
-        """See :class:`~zerotrial.engine.protocols.Updater`."""
+        """Yield one bucket's ``master`` and optimizer states, each ``(shard numel,)``."""
         bucket = self._buckets[index]
         yield self._bring(bucket)
         if write:
@@ -221,11 +221,11 @@ class NvmeUpdater:
         ]
 
     def set_other_states(self, index: int, place: int, values: Mapping[str, Any]) -> None:
-        """See :class:`~zerotrial.engine.protocols.Updater`."""
+        """Restore one parameter's states; call it after :meth:`set_scalars`."""
         set_other_states(self.optimizer, self._buckets[index].members[place], values)
 
     def prepare_states(self) -> None:
-        """See :class:`~zerotrial.engine.protocols.Updater`."""
+        """Create the optimizer states as its first step would, so that a load can fill them."""
         for bucket in self._buckets:
             if not self._never_stepped(bucket):
                 continue
@@ -237,14 +237,14 @@ class NvmeUpdater:
             self._settle(bucket)
 
     def scalars(self) -> dict[str, float]:
-        """See :class:`~zerotrial.engine.protocols.Updater`."""
+        """Return numbers of the optimizer, e.g. ``group0.step``: one parameter's for its group."""
         return read_scalars(self.optimizer, self._members)
 
     def set_scalars(self, scalars: Mapping[str, float]) -> None:
-        """See :class:`~zerotrial.engine.protocols.Updater`."""
+        """Restore the result of :meth:`scalars`; call it after :meth:`prepare_states`."""
         write_scalars(self.optimizer, self._members, scalars)
 
-    def held(self) -> dict[str, list[Tensor]]:
+    def tensors_by_kind(self) -> dict[str, list[Tensor]]:
         """Tensors that are in memory now; see :class:`~zerotrial.engine.protocols.Updater`."""
         kinds: dict[str, list[Tensor]] = {"master": [], "optimizer": list(self._file.borrowable)}
         for bucket in self._buckets:

@@ -84,12 +84,12 @@ class Monitored:
         return getattr(self._inner, name)
 
     def attach(self, engine: Engine) -> None:
-        """See :class:`~zerotrial.engine.protocols.Observer`."""
+        """Attach to an engine that has been built."""
         self._engine = engine
         self._inner.attach(engine)
 
     def step_finished(self, result: StepResult) -> None:
-        """See :class:`~zerotrial.engine.protocols.Observer`."""
+        """Handle an accumulation boundary; the engine's counters are up to date."""
         self._inner.step_finished(result)
         engine = self._engine
         if engine is None:
@@ -105,7 +105,7 @@ class Monitored:
             writer.flush()
 
     def close(self) -> None:
-        """See :class:`~zerotrial.engine.protocols.Observer`."""
+        """Release resources; the engine is closed."""
         self._inner.close()
         for writer in self._writers:
             writer.close()

@@ -144,16 +144,16 @@ class StepObserver:
 
     @property
     def times_phases(self) -> bool:
-        """See :class:`~zerotrial.engine.protocols.Observer`."""
+        """Whether :meth:`phase` measures anything."""
         return self._breakdown is not None
 
     def under_way(self, change: int) -> None:
-        """See :class:`~zerotrial.engine.protocols.Observer`."""
+        """Count collectives that start (1) or end (-1)."""
         if self._breakdown is not None:
             self._breakdown.under_way(change)
 
     def add_loss(self, share: Tensor) -> None:
-        """See :class:`~zerotrial.engine.protocols.Observer`."""
+        """Add a loss divided by the micro-batches of a step; it stays on the device."""
         self._loss += share
         self._has_loss = True
 
@@ -287,7 +287,7 @@ class StepObserver:
         return f"communication of a step, in elements: {', '.join(parts) or 'none'}"
 
     def close(self) -> None:
-        """See :class:`~zerotrial.engine.protocols.Observer`."""
+        """Release resources; the engine is closed."""
         if self._breakdown is not None:
             self._breakdown.drop_trace()
 
@@ -430,7 +430,9 @@ def memory_line(engine: Engine) -> str:
     Returns:
         One line.
     """
-    parts = [f"{kind} {size_text(size)}" for kind, size in census(engine.stage.held()).items()]
+    parts = [
+        f"{kind} {size_text(size)}" for kind, size in census(engine.stage.tensors_by_kind()).items()
+    ]
     parts.append(f"process {size_text(psutil.Process().memory_info().rss)}")
     if engine.device.type == "cuda":
         now, most = (torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated())

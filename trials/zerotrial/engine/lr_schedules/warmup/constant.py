@@ -37,7 +37,7 @@ class WarmupLR(LRSchedule):
     given: WarmupParams | WarmupDecayParams | LinearWarmupParams
 
     def prepare(self) -> None:
-        """See :class:`LRSchedule`."""
+        """Make ready, when :attr:`optimizer` and :attr:`given` are there; sets the first rates."""
         groups = self.optimizer.param_groups
         own: Rates = [float(group["lr"]) for group in groups]
         top: Rates = own if self.given.warmup_max_lr is None else self.given.warmup_max_lr
@@ -57,6 +57,6 @@ class WarmupLR(LRSchedule):
         return warmup_share(it, self._steps, kind) if it < self._steps else 1.0
 
     def rates(self, it: int) -> list[float]:
-        """See :class:`LRSchedule`."""
+        """Learning rate of each group after ``step()`` number ``it + 1``."""
         share = self.share(max(it, 0))
         return [low + (high - low) * share for low, high in zip(self._min, self._max, strict=True)]

@@ -31,7 +31,7 @@ class WarmupCosineLR(LRSchedule):
     given: WarmupCosineParams
 
     def prepare(self) -> None:
-        """See :class:`LRSchedule`."""
+        """Make ready, when :attr:`optimizer` and :attr:`given` are there; sets the first rates."""
         self._steps = max(2, self.given.warmup_num_steps)
         self._base = [float(group["lr"]) for group in self.optimizer.param_groups]
         if self.last_batch_iteration == -1:
@@ -49,6 +49,6 @@ class WarmupCosineLR(LRSchedule):
         return floor + (1.0 - floor) * (1.0 + math.cos(math.pi * done)) / 2.0
 
     def rates(self, it: int) -> list[float]:
-        """See :class:`LRSchedule`."""
+        """Learning rate of each group after ``step()`` number ``it + 1``."""
         ratio = self.ratio(it)
         return [base * ratio for base in self._base]

@@ -26,7 +26,7 @@ class WarmupDecayLR(WarmupLR):
     given: WarmupDecayParams
 
     def share(self, it: int) -> float:
-        """See :class:`WarmupLR`."""
+        """Part of the way from minimum to maximum, 0 to 1."""
         if it < self._steps:
             return super().share(it)
         total = self.given.total_num_steps

@@ -33,6 +33,6 @@ class LinearWarmupLR(WarmupLR):
         return min(1.0, (it + 2) / self.given.warmup_num_steps)
 
     def rates(self, it: int) -> list[float]:
-        """See :class:`LRSchedule`."""
+        """Learning rate of each group after ``step()`` number ``it + 1``."""
         share = self.share(it)
         return [low + (high - low) * share for low, high in zip(self._min, self._max, strict=True)]
