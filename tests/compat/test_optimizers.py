@@ -9,7 +9,7 @@ from torch import nn
 from zerolab.errors import ConfigError
 from zerotrial.compat.deepspeed.initialize import initialize
 from zerotrial.compat.deepspeed.names import ops
-from zerotrial.engine.update.factory import GivenOptimizer
+from zerotrial.engine.update.factory import UserOptimizer
 from zerotrial.engine.update.lamb import Lamb
 from zerotrial.engine.update.lion import Lion
 from zerotrial.engine.update.uncorrected_adam import UncorrectedAdam, UncorrectedAdamW
@@ -147,10 +147,10 @@ class Layerwise(ops.DeepSpeedCPUAdam):
 
 def test_subclass_with_its_own_step_gets_whole_parameters() -> None:
     weight = [nn.Parameter(torch.ones(2))]
-    assert GivenOptimizer(Renamed(weight)).elementwise
-    assert not GivenOptimizer(Layerwise(weight)).elementwise
-    assert GivenOptimizer(ops.DeepSpeedCPUAdagrad(weight)).elementwise
-    assert not GivenOptimizer(ops.FusedLamb(weight)).elementwise
+    assert UserOptimizer(Renamed(weight)).elementwise
+    assert not UserOptimizer(Layerwise(weight)).elementwise
+    assert UserOptimizer(ops.DeepSpeedCPUAdagrad(weight)).elementwise
+    assert not UserOptimizer(ops.FusedLamb(weight)).elementwise
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])

@@ -109,7 +109,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 
 def every_case(directory: str) -> dict[Any, Any]:
-    found = {}
+    results = {}
     for stage in (0, 1, 2, 3):
         for name, (kind, zero, more) in CASES.items():
             options = {
@@ -120,22 +120,22 @@ def every_case(directory: str) -> dict[Any, Any]:
                 continue
             engine = make_engine(stage, kind, options, **more)
             norms = train(engine, range(STEPS))
-            found[stage, name] = norms, weights(engine)
+            results[stage, name] = norms, weights(engine)
             engine.close()
-    return found
+    return results
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_frozen_parameters_stay_as_in_plain_torch(ranks: int, tmp_path: Path) -> None:
     path = str(tmp_path)
     answers = run_on_ranks(every_case, ranks, path) if ranks > 1 else [every_case(path)]
-    for (stage, name), (norms, found) in (item for a in answers for item in a.items()):
+    for (stage, name), (norms, weights) in (item for a in answers for item in a.items()):
         if name == "bf16":
             continue  # what stays and what moves is checked in each step
         expected_norms, expected = plain(CASES[name][0])
         assert norms == pytest.approx(expected_norms, rel=1e-4), (stage, name)
         for key, value in expected.items():
-            gap = float((found[key] - value).abs().max())
+            gap = float((weights[key] - value).abs().max())
             assert gap < 2e-5, (stage, name, key, gap)
 
 
@@ -149,24 +149,24 @@ def save_frozen(directory: str) -> None:
 
 
 def resume_frozen(directory: str) -> dict[Any, Any]:
-    found = {}
+    counts = {}
     for stage in (0, 2, 3):
         for tag in ("1AdamW", "3AdamW", "3Lamb"):
             engine = make_engine(stage, tag[1:], {})
             engine.load_checkpoint(directory, tag=tag)
-            set_required(engine.module, 4)  # what is frozen is not a part of a checkpoint
+            set_required(engine.module, 4)  # frozen parameters are not part of a checkpoint
             train(engine, range(6, STEPS))
-            found[stage, tag] = weights(engine)
+            counts[stage, tag] = weights(engine)
             engine.close()
-    return found
+    return counts
 
 
 def test_step_counts_of_frozen_parameters_resume(tmp_path: Path) -> None:
     run_on_ranks(save_frozen, 2, str(tmp_path))
     answers = [resume_frozen(str(tmp_path)), *run_on_ranks(resume_frozen, 4, str(tmp_path))]
-    for (stage, tag), found in (item for answer in answers for item in answer.items()):
+    for (stage, tag), counts in (item for answer in answers for item in answer.items()):
         for key, value in plain(tag[1:])[1].items():
-            gap = float((found[key] - value).abs().max())
+            gap = float((counts[key] - value).abs().max())
             assert gap < 2e-5, (stage, tag, key, gap)
 
 

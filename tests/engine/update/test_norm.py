@@ -12,32 +12,32 @@ from zerotrial.engine.update.norm import squared_norm
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("numel", [0, 1, 255, 256, 100_003])
-def test_a_sum_of_squares_is_that_of_fp64(dtype: torch.dtype, numel: int) -> None:
+def test_squared_norm_matches_fp64(dtype: torch.dtype, numel: int) -> None:
     values = torch.randn(numel, generator=torch.Generator().manual_seed(numel)).to(dtype)
     exact = float(values.double().square().sum())
-    found = squared_norm(values)
-    assert found.dtype == torch.float64
-    assert found.shape == ()
-    assert float(found) == pytest.approx(exact, rel=3e-7)
+    actual = squared_norm(values)
+    assert actual.dtype == torch.float64
+    assert actual.shape == ()
+    assert float(actual) == pytest.approx(exact, rel=3e-7)
 
 
-def test_a_sum_over_millions_of_equal_elements_stays_exact() -> None:
+def test_squared_norm_of_millions_of_equal_elements() -> None:
     values = torch.full((4_000_000,), 0.1234567)
     exact = float(values.double().square().sum())
     assert float(squared_norm(values)) == pytest.approx(exact, rel=1e-6)
 
 
-@pytest.mark.parametrize("place", [0, 300, 999])
+@pytest.mark.parametrize("position", [0, 300, 999])
 @pytest.mark.parametrize("bad", [math.inf, math.nan])
-def test_a_value_that_is_not_finite_shows(place: int, bad: float) -> None:
+def test_squared_norm_of_non_finite_values(position: int, bad: float) -> None:
     values = torch.ones(1000)
-    values[place] = bad
+    values[position] = bad
     assert not math.isfinite(float(squared_norm(values)))
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_in_bf16_the_norm_is_that_of_the_exact_mean_of_what_the_model_gives(stage: int) -> None:
-    """What is left between bf16 and fp32 is the model's own arithmetic, not the engine's."""
+def test_bf16_norm_is_the_norm_of_the_exact_mean(stage: int) -> None:
+    """The remaining difference of bf16 and fp32 is the model's arithmetic, not the engine's."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 16))
     other = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 16)).bfloat16()

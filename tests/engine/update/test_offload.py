@@ -76,23 +76,23 @@ def train_with_each(directory: str) -> list[str]:
             states = all_states(engine)
             engine.load_checkpoint(f"{directory}/checkpoint")
             losses += train(engine, 2)
-            found = (losses, engine.stage.scalars(), sorted(states))
+            result = (losses, engine.stage.scalars(), sorted(states))
             engine.close()
             if reference is None:
-                reference = (found, states)
-            where = f"{name} at stage {stage} {bits} with {device}"
+                reference = (result, states)
+            label = f"{name} at stage {stage} {bits} with {device}"
             if losses[3:5] != losses[5:]:
-                problems.append(f"{where}: not resumed")
-            if found != reference[0]:
-                problems.append(f"{where}: {found} instead of {reference[0]}")
+                problems.append(f"{label}: not resumed")
+            if result != reference[0]:
+                problems.append(f"{label}: {result} instead of {reference[0]}")
             if not all(torch.equal(states[key], reference[1][key]) for key in states):
-                problems.append(f"{where}: other states")
+                problems.append(f"{label}: other states")
     problems += [f"left behind: {path}" for path in Path(directory, "nvme").iterdir()]
     return problems
 
 
 @pytest.mark.processes
-def test_training_and_checkpoints_are_the_same_bits_wherever_states_live(tmp_path: Path) -> None:
+def test_offload_is_bitwise_equal(tmp_path: Path) -> None:
     for problems in run_on_ranks(train_with_each, 2, str(tmp_path)):
         assert problems == []
 
@@ -130,14 +130,17 @@ def step_all(updater: Updater, sizes: list[int], publish: list[Tensor], step: in
 SHAPES = [[torch.Size([4, 6]), torch.Size([6])], [torch.Size([3, 2]), torch.Size([1])]]
 
 
-def check_same_states(one: Updater, other: Updater, *, buckets: int) -> None:
+def check_same_states(first: Updater, second: Updater, *, buckets: int) -> None:
     """Compare bit by bit, and close both."""
     for index in range(buckets):
-        with one.states(index, write=False) as mine, other.states(index, write=False) as theirs:
-            assert mine.keys() == theirs.keys()
-            assert all(torch.equal(mine[kind], theirs[kind]) for kind in mine)
-    one.close()
-    other.close()
+        with (
+            first.states(index, write=False) as actual,
+            second.states(index, write=False) as expected,
+        ):
+            assert actual.keys() == expected.keys()
+            assert all(torch.equal(actual[kind], expected[kind]) for kind in actual)
+    first.close()
+    second.close()
 
 
 @pytest.mark.parametrize(
@@ -150,7 +153,7 @@ def check_same_states(one: Updater, other: Updater, *, buckets: int) -> None:
         (CpuUpdater, "Adafactor"),
     ],
 )
-def test_whole_parameters_are_updated_alike_wherever_states_live(
+def test_full_parameter_offload_is_equal(
     tmp_path: Path, build: Callable[[UpdaterInputs], Updater], optimizer: str
 ) -> None:
     ends = [list(itertools.accumulate(s.numel() for s in shapes)) for shapes in SHAPES]
@@ -172,7 +175,7 @@ def test_whole_parameters_are_updated_alike_wherever_states_live(
 
 @pytest.mark.parametrize("build", [NvmeUpdater, CpuUpdater])
 @pytest.mark.parametrize("optimizer", ["AdamW", "Lion", "Rprop", "ASGD", "NAdam"])
-def test_an_updater_publishes_what_the_one_in_memory_does(
+def test_offload_updaters_publish_equal_weights(
     tmp_path: Path, build: Callable[[UpdaterInputs], Updater], optimizer: str
 ) -> None:
     sizes = [5, 1, 7, 64]
@@ -185,14 +188,14 @@ def test_an_updater_publishes_what_the_one_in_memory_does(
     for step in range(4):
         for updater, publish in zip(updaters, published, strict=True):
             step_all(updater, sizes, publish, step)
-        for mine, theirs in zip(*published, strict=True):
-            assert torch.equal(mine, theirs)
+        for actual, expected in zip(*published, strict=True):
+            assert torch.equal(actual, expected)
     assert updaters[0].scalars() == updaters[1].scalars()
     check_same_states(*updaters, buckets=len(sizes))
 
 
 @pytest.mark.parametrize("spread", [0, 300])
-def test_only_a_few_buckets_are_in_memory_at_a_time(tmp_path: Path, spread: int) -> None:
+def test_few_buckets_are_in_memory(tmp_path: Path, spread: int) -> None:
     sizes = [10_000 - spread * index for index in range(12)]
     inputs = updater_inputs(sizes, tmp_path)
     updater = NvmeUpdater(inputs)
@@ -202,8 +205,8 @@ def test_only_a_few_buckets_are_in_memory_at_a_time(tmp_path: Path, spread: int)
         most = 0
         for index, size in enumerate(sizes):
             updater.step(index, torch.ones(size), 1.0, publish[index])
-            held = updater.tensors_by_kind()
-            most = max(most, sum(storage_bytes(tensors) for tensors in held.values()))
+            by_kind = updater.tensors_by_kind()
+            most = max(most, sum(storage_bytes(tensors) for tensors in by_kind.values()))
         updater.finish()
         bucket = 3 * 4 * sizes[0]
         if step > 0:
@@ -212,7 +215,7 @@ def test_only_a_few_buckets_are_in_memory_at_a_time(tmp_path: Path, spread: int)
     updater.close()
 
 
-def test_files_have_room_for_what_goes_there_and_no_more(tmp_path: Path) -> None:
+def test_files_have_exact_size(tmp_path: Path) -> None:
     """Weights that are their own master stay in memory; a copy of them in a file is no use."""
     page = 4096
     for stage in (1, 3):
@@ -225,12 +228,12 @@ def test_files_have_room_for_what_goes_there_and_no_more(tmp_path: Path) -> None
             records = sum(len(bucket.records) for bucket in updater._buckets)
             for steps in (0, 2):  # all of it is taken at once
                 train(engine, steps)
-                taken = os.fstat(updater._file._file.fileno()).st_blocks * 512
-                assert needed <= taken <= needed + records * page
+                used = os.fstat(updater._file._file.fileno()).st_blocks * 512
+                assert needed <= used <= needed + records * page
             engine.close()
 
 
-def test_a_change_of_lent_states_is_kept_when_asked_for(tmp_path: Path) -> None:
+def test_changed_states_are_written_on_request(tmp_path: Path) -> None:
     sizes = [8, 8]
     updater = NvmeUpdater(updater_inputs(sizes, tmp_path))
     publish = [torch.zeros(size, dtype=torch.bfloat16) for size in sizes]
@@ -245,7 +248,7 @@ def test_a_change_of_lent_states_is_kept_when_asked_for(tmp_path: Path) -> None:
     updater.close()
 
 
-def test_a_disk_that_is_too_small_is_found_before_training(tmp_path: Path) -> None:
+def test_small_disk_is_noticed_before_training(tmp_path: Path) -> None:
     message = r"nvme_path: .*has no room for [\d,]+ bytes of optimizer states.*offload to cpu"
     with files_of_at_most(10_000), pytest.raises(OffloadError, match=message):
         make_engine(2, zero=nvme(tmp_path))
@@ -255,7 +258,7 @@ def test_a_disk_that_is_too_small_is_found_before_training(tmp_path: Path) -> No
         make_engine(2, zero={"offload_optimizer": {"device": "nvme"}})
 
 
-def test_a_disk_that_fills_up_later_leaves_training_and_checkpoints_whole(
+def test_full_disk_during_training_is_survived(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     bits = {"bf16": {"enabled": True}}
@@ -275,11 +278,11 @@ def test_a_disk_that_fills_up_later_leaves_training_and_checkpoints_whole(
     again.load_checkpoint(tmp_path / "checkpoint")
     assert train(again, 2) == losses[4:]
     assert probe(again) == probe(engine)
-    for each in (engine, again, expected):
-        each.close()
+    for closing in (engine, again, expected):
+        closing.close()
 
 
-def test_an_optimizer_whose_states_have_other_shapes_stays_out_of_files(tmp_path: Path) -> None:
+def test_states_of_other_shapes_are_refused_in_files(tmp_path: Path) -> None:
     model = nn.Linear(8, 8)
     message = (
         r"offload_optimizer\.device: must be cpu or none for Adafactor, .*'row_var'.* got nvme"
@@ -292,20 +295,20 @@ def test_an_optimizer_whose_states_have_other_shapes_stays_out_of_files(tmp_path
         )
 
 
-def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:
+def test_records_are_read_as_written(tmp_path: Path) -> None:
     file = PagedFile(tmp_path)
     tensors = [torch.randn(n) for n in (1, 1000, 1025, 5000)]
     places = [file.reserve(tensor.nbytes) for tensor in tensors]
     for future in [file.write(at, t) for at, t in zip(places, tensors, strict=True)]:
         future.result()
     for at, tensor in zip(places, tensors, strict=True):
-        out = file.borrow(tensor.numel(), tensor.dtype)
+        out = file.acquire(tensor.numel(), tensor.dtype)
         assert torch.equal(file.read(at, out).result(), tensor)
-        file.give_back(out)
+        file.release(out)
     larger = torch.randn(9000)
     at = file.reserve(larger.nbytes)
     file.write(at, larger).result()
-    assert torch.equal(file.read(at, file.borrow(9000, larger.dtype)).result(), larger)
+    assert torch.equal(file.read(at, file.acquire(9000, larger.dtype)).result(), larger)
     file.close()
 
 
@@ -326,7 +329,7 @@ FIRST_STEPS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", FIRST_STEPS)
-def test_states_made_ahead_are_those_that_the_first_step_begins_with(name: str) -> None:
+def test_prepared_states_match_first_step(name: str) -> None:
     cls, options = FIRST_STEPS[name]
     weights = torch.randn(9, generator=torch.Generator().manual_seed(0))
     results = []
@@ -343,8 +346,8 @@ def test_states_made_ahead_are_those_that_the_first_step_begins_with(name: str) 
             optimizer.step()
         states = tensor_states(optimizer, parameter)
         results.append((parameter.detach(), states, read_scalars(optimizer, [(0, parameter)])))
-    (mine, my_states, my_scalars), (theirs, states, scalars) = results
-    assert torch.equal(mine, theirs)
-    assert my_scalars == scalars
-    assert my_states.keys() == states.keys()
-    assert all(torch.equal(my_states[kind], states[kind]) for kind in states)
+    (prepared, prepared_states, prepared_scalars), (stepped, states, scalars) = results
+    assert torch.equal(prepared, stepped)
+    assert prepared_scalars == scalars
+    assert prepared_states.keys() == states.keys()
+    assert all(torch.equal(prepared_states[kind], states[kind]) for kind in states)

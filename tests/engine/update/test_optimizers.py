@@ -27,15 +27,15 @@ def stepped(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> list[f
     return parameter.detach().flatten().tolist()
 
 
-def test_lion_moves_by_the_sign_of_its_momentum() -> None:
+def test_lion_moves_by_the_sign_of_momentum() -> None:
     parameter = nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
-    found = stepped(Lion([parameter], lr=0.1, betas=(0.9, 0.8), weight_decay=0.5), parameter)
+    actual = stepped(Lion([parameter], lr=0.1, betas=(0.9, 0.8), weight_decay=0.5), parameter)
     weights, momentum = torch.tensor([1.0, 2.0, 3.0]), torch.zeros(3)
     for gradient in GRADIENTS:
         direction = torch.sign(0.9 * momentum + 0.1 * gradient)
         weights = weights * (1 - 0.1 * 0.5) - 0.1 * direction
         momentum = 0.8 * momentum + 0.2 * gradient
-    assert found == pytest.approx(weights.tolist())
+    assert actual == pytest.approx(weights.tolist())
 
 
 OPTIONS = {"lr": 0.1, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.1}
@@ -47,8 +47,8 @@ def uncorrected_adam(
     """Adam by hand, without the division by ``1 - beta ** step``."""
     lr, (beta1, beta2), eps, decay = OPTIONS.values()
     first, second = torch.zeros_like(weights), torch.zeros_like(weights)
-    for given in gradients:
-        gradient = given.clone()
+    for values in gradients:
+        gradient = values.clone()
         if decoupled:
             weights = weights * (1 - lr * decay)
         else:
@@ -59,7 +59,7 @@ def uncorrected_adam(
     return weights
 
 
-def test_torch_collects_the_steps_of_adam_last() -> None:
+def test_torch_collects_adam_steps_last() -> None:
     """Where UncorrectedAdam gives the kernel others."""
     for cls in (torch.optim.Adam, torch.optim.AdamW):
         assert list(inspect.signature(cls._init_group).parameters)[-1] == "state_steps"
@@ -67,16 +67,14 @@ def test_torch_collects_the_steps_of_adam_last() -> None:
 
 @pytest.mark.parametrize("kernel", [{"fused": True}, {"foreach": True}, {"foreach": False}])
 @pytest.mark.parametrize("decoupled", [True, False])
-def test_adam_without_bias_correction_follows_its_formula_on_every_kernel(
-    kernel: dict[str, bool], decoupled: bool
-) -> None:
+def test_uncorrected_adam_follows_its_formula(kernel: dict[str, bool], decoupled: bool) -> None:
     cls = UncorrectedAdamW if decoupled else UncorrectedAdam
     parameter = nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
     optimizer = cls([parameter], **OPTIONS, **kernel)
-    found = stepped(optimizer, parameter)
+    weights = stepped(optimizer, parameter)
     start = torch.tensor([1.0, 2.0, 3.0])
     expected = uncorrected_adam(start, GRADIENTS, decoupled=decoupled)
-    assert found == pytest.approx(expected.tolist())
+    assert weights == pytest.approx(expected.tolist())
     assert optimizer.state[parameter]["step"].item() == 2.0
 
 
@@ -85,7 +83,7 @@ def test_adam_without_bias_correction_follows_its_formula_on_every_kernel(
     [(0, "none"), *itertools.product([1, 2, 3], ["none", "cpu", "nvme"])],
 )
 @pytest.mark.parametrize("mode", [True, False])
-def test_bias_correction_false_of_the_file_trains_by_the_formula(
+def test_bias_correction_false_follows_the_formula(
     stage: int, device: str, mode: bool, tmp_path: Path
 ) -> None:
     torch.manual_seed(0)
@@ -121,7 +119,7 @@ def test_bias_correction_false_of_the_file_trains_by_the_formula(
 
 def test_lamb_scales_the_step_to_the_weights() -> None:
     parameter = nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
-    found = stepped(Lamb([parameter], lr=0.1, weight_decay=0.1, eps=1e-6), parameter)
+    actual = stepped(Lamb([parameter], lr=0.1, weight_decay=0.1, eps=1e-6), parameter)
     weights = torch.tensor([1.0, 2.0, 3.0])
     first, second = torch.zeros(3), torch.zeros(3)
     for count, gradient in enumerate(GRADIENTS, start=1):
@@ -131,16 +129,16 @@ def test_lamb_scales_the_step_to_the_weights() -> None:
         update = ratio + 0.1 * weights
         trust = min(max(float(weights.norm() / update.norm()), 0.01), 10.0)
         weights = weights - 0.1 * trust * update
-    assert found == pytest.approx(weights.tolist(), rel=1e-5)
+    assert actual == pytest.approx(weights.tolist(), rel=1e-5)
 
 
 @needs_muon
 @pytest.mark.parametrize("rates", [{"lr": 0.1}, {"lr": 1e-3, "muon_lr": 0.1}])
-def test_muon_takes_matrices_and_adamw_the_rest(rates: dict[str, float]) -> None:
+def test_muon_updates_matrices_adamw_the_others(rates: dict[str, float]) -> None:
     torch.manual_seed(0)
     start = torch.randn(4, 3)
     matrix, vector = nn.Parameter(start.clone()), nn.Parameter(torch.ones(3))
-    ours = MuonWithAdamW([matrix, vector], weight_decay=0.1, adam_lr=0.01, **rates)
+    combined = MuonWithAdamW([matrix, vector], weight_decay=0.1, adam_lr=0.01, **rates)
     plain_matrix, plain_vector = nn.Parameter(start.clone()), nn.Parameter(torch.ones(3))
     muon = torch.optim.Muon([plain_matrix], lr=0.1, weight_decay=0.1)
     adam = torch.optim.AdamW([plain_vector], lr=0.01, weight_decay=0.1)
@@ -148,14 +146,14 @@ def test_muon_takes_matrices_and_adamw_the_rest(rates: dict[str, float]) -> None
         gradient = torch.randn(4, 3)
         matrix.grad, plain_matrix.grad = gradient.clone(), gradient.clone()
         vector.grad, plain_vector.grad = gradient[0].clone(), gradient[0].clone()
-        for optimizer in (ours, muon, adam):
+        for optimizer in (combined, muon, adam):
             optimizer.step()
     torch.testing.assert_close(matrix, plain_matrix)
     torch.testing.assert_close(vector, plain_vector)
 
 
 class Signs(torch.optim.Optimizer):
-    """A user's optimizer that looks at the shape of what it updates."""
+    """User optimizer that depends on the shape of its parameters."""
 
     def __init__(self, params: Any, lr: float) -> None:
         super().__init__(params, {"lr": lr})
@@ -179,7 +177,7 @@ def engine_with(optimizer: Any, model: nn.Module, **config: Any) -> Any:
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
-def test_an_optimizer_of_the_users_gets_whole_parameters_in_their_shapes(stage: int) -> None:
+def test_user_optimizer_gets_full_parameters(stage: int) -> None:
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
     before = model.weight.detach().clone()
@@ -192,7 +190,7 @@ def test_an_optimizer_of_the_users_gets_whole_parameters_in_their_shapes(stage: 
     assert engine.optimizer is optimizer
 
 
-def test_a_callable_makes_the_optimizer_and_its_groups_keep_their_options() -> None:
+def test_callable_builds_optimizer_with_group_options() -> None:
     torch.manual_seed(0)
     model, plain = nn.Linear(3, 2), nn.Linear(3, 2)
     plain.load_state_dict(model.state_dict())
@@ -217,7 +215,7 @@ def test_a_callable_makes_the_optimizer_and_its_groups_keep_their_options() -> N
     assert engine.get_lr() == [0.1, 0.01]
 
 
-def test_parameter_groups_go_to_the_configured_optimizer() -> None:
+def test_parameter_groups_with_configured_optimizer() -> None:
     model = nn.Linear(3, 2)
     engine, *_ = zerotrial.initialize(
         model=model,
@@ -249,7 +247,7 @@ def test_parameter_groups_go_to_the_configured_optimizer() -> None:
         pytest.param({"type": "muon"}, MuonWithAdamW, None, marks=needs_muon),
     ],
 )
-def test_a_name_in_the_file_becomes_an_optimizer(
+def test_configured_name_becomes_optimizer(
     block: dict[str, Any], cls: type, fused: bool | None
 ) -> None:
     engine, optimizer, *_ = zerotrial.initialize(
@@ -261,7 +259,7 @@ def test_a_name_in_the_file_becomes_an_optimizer(
     assert engine.step().updated
 
 
-def test_an_optimizer_that_has_stepped_is_refused() -> None:
+def test_stepped_optimizer_is_refused() -> None:
     model = nn.Linear(3, 2)
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(1, 3)).sum().backward()
@@ -270,7 +268,7 @@ def test_an_optimizer_that_has_stepped_is_refused() -> None:
         engine_with(optimizer, model)
 
 
-def test_states_are_prepared_as_the_first_step_would_make_them() -> None:
+def test_prepared_states_are_those_of_the_first_step() -> None:
     model = nn.Linear(3, 2)
     engine = engine_with(torch.optim.AdamW(model.parameters(), lr=0.1), model)
     before = model.weight.detach().clone()

@@ -58,7 +58,7 @@ class Flat(Factored):
 
 
 class Odd(Factored):
-    """Keeps what no checkpoint holds."""
+    """Optimizer with a state that no checkpoint can store."""
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
@@ -68,7 +68,7 @@ class Odd(Factored):
 
 
 class Configured(Odd):
-    """Has attributes of its own, as most classes of users; one of them knows the model."""
+    """Optimizer with extra attributes, like most user classes; one of them knows the model."""
 
     def __init__(self, params: Any) -> None:
         params = list(params)
@@ -152,7 +152,7 @@ class Uneven(FlatNumbered):
 
 
 class Turning(Numbered):
-    """Makes of a number, in its sixth step, what no checkpoint holds."""
+    """Optimizer whose number becomes an unstorable state in its sixth step."""
 
     def look_at(self, state: dict[str, Any], largest: float, numel: int) -> None:
         state["peak"], state["turn"] = 0.0, 0 if state["step"] < 6 else object()
@@ -181,7 +181,7 @@ class FlatLater(Later):
 
 
 class Slow(torch.optim.Optimizer):
-    """Pulls weights to what they were in its second step, and keeps of all together what it needs.
+    """Optimizer that pulls weights to their values of its second step, with one common state.
 
     Which parameters have such a copy depends on their size; another has numbers for its rows.
     """
@@ -230,7 +230,7 @@ class Keyed(Slow):
 
 
 class Apart(Slow):
-    """Keeps of all together what each rank has of its own."""
+    """Optimizer whose common state differs between ranks."""
 
     def look_at(self, shared: dict[str, Any]) -> None:
         shared["rank"] = dist.get_rank() if dist.is_initialized() else 0
@@ -266,19 +266,19 @@ def train(engine: Any, steps: range) -> list[float]:
 def resumed(
     directory: str, saving: int, loading: int, kind: type[torch.optim.Optimizer] = Factored
 ) -> bool:
-    """Go on from a checkpoint at another stage, and compare with the run that was not cut."""
+    """Resume at another stage, and compare with the uninterrupted run."""
     engine = engine_of(saving, kind)
     train(engine, range(STEPS))
     engine.save_checkpoint(directory)
     expected = train(engine, range(STEPS, 2 * STEPS))
-    kept = list(engine.optimizer.state.values())
+    states = list(engine.optimizer.state.values())
     engine.close()
     other = engine_of(loading, kind)
     other.load_checkpoint(directory)
     assert train(other, range(STEPS, 2 * STEPS)) == pytest.approx(expected, rel=1e-5)
     if issubclass(kind, Numbered) and other.optimizer.state:
         assert {type(s["step"]) for s in other.optimizer.state.values()} == {int}
-        assert {s["step"] for s in kept} == {s["step"] for s in other.optimizer.state.values()}
+        assert {s["step"] for s in states} == {s["step"] for s in other.optimizer.state.values()}
     other.close()
     return True
 
@@ -288,7 +288,7 @@ PAIRS = [(0, 0), (1, 2), (2, 3), (3, 0), (3, 3)]
 
 @pytest.mark.parametrize("kind", [Factored, Numbered, Flagged, Slow])
 @pytest.mark.parametrize(("saving", "loading"), PAIRS)
-def test_one_process_goes_on_from_states_of_any_shape(
+def test_states_of_any_shape_resume(
     tmp_path: Path, saving: int, loading: int, kind: type[torch.optim.Optimizer]
 ) -> None:
     assert resumed(str(tmp_path), saving, loading, kind)
@@ -316,12 +316,14 @@ def on_two_ranks(directory: str) -> dict[str, Any]:
 
 
 @pytest.mark.processes
-def test_two_ranks_go_on_and_one_takes_their_checkpoint_up(tmp_path: Path) -> None:
-    for found in run_on_ranks(on_two_ranks, 2, str(tmp_path)):
-        assert found["files"] == ["states-00000.pt", "states-00001.pt"]
-        assert "got 'peak' 0.0 and 1.0" in found["refused"][0]
-        assert "Apart must keep the same on all ranks under keys that are no" in found["refused"][1]
-        assert "none, on some of 2 ranks for 'shared'" in found["refused"][1]
+def test_states_of_two_ranks_resume_on_one(tmp_path: Path) -> None:
+    for results in run_on_ranks(on_two_ranks, 2, str(tmp_path)):
+        assert results["files"] == ["states-00000.pt", "states-00001.pt"]
+        assert "got 'peak' 0.0 and 1.0" in results["refused"][0]
+        assert (
+            "Apart must keep the same on all ranks under keys that are no" in results["refused"][1]
+        )
+        assert "none, on some of 2 ranks for 'shared'" in results["refused"][1]
     engine, other = engine_of(0), engine_of(3)
     train(engine, range(STEPS))
     other.load_checkpoint(tmp_path / "one")
@@ -331,13 +333,13 @@ def test_two_ranks_go_on_and_one_takes_their_checkpoint_up(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_an_optimizer_on_flat_parts_that_keeps_other_shapes_is_refused(stage: int) -> None:
+def test_flat_optimizer_with_other_shapes_is_refused(stage: int) -> None:
     with pytest.raises(ConfigError, match=r"Flat has the attribute elementwise.*'count'"):
         engine_of(stage, Flat)
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"),
+    ("kind", "expected"),
     [
         (
             FlatNumbered,
@@ -349,20 +351,22 @@ def test_an_optimizer_on_flat_parts_that_keeps_other_shapes_is_refused(stage: in
         (Listed, "tensors of their shape and numbers, got 'history' of list"),
     ],
 )
-def test_an_optimizer_on_flat_parts_that_keeps_more_than_common_numbers_is_refused(
-    kind: type[torch.optim.Optimizer], told: str
+def test_flat_optimizer_with_uncommon_numbers_is_refused(
+    kind: type[torch.optim.Optimizer], expected: str
 ) -> None:
-    with pytest.raises(ConfigError, match=f"initialize.*(?s:.*){kind.__name__} has the .*{told}"):
+    with pytest.raises(
+        ConfigError, match=f"initialize.*(?s:.*){kind.__name__} has the .*{expected}"
+    ):
         engine_of(1, kind)
 
 
 @pytest.mark.parametrize("stage", [1, 3])
-def test_what_no_checkpoint_holds_is_refused_before_training(stage: int) -> None:
+def test_unstorable_states_are_refused_before_training(stage: int) -> None:
     with pytest.raises(ConfigError, match=r"Odd must keep tensors.*'owner' of object"):
         engine_of(stage, Odd)
 
 
-def test_options_of_a_group_that_no_checkpoint_holds_are_refused_before_training() -> None:
+def test_unstorable_group_options_are_refused() -> None:
     module = model()
     groups = [
         {
@@ -398,9 +402,7 @@ def wide_engine_of(
 
 @pytest.mark.parametrize(("at", "numel"), [(2, 0), (1, 4096), (3, 4096)])
 @pytest.mark.parametrize("stage", [1, 3])
-def test_what_is_kept_from_a_later_step_or_size_on_is_refused_before_training(
-    stage: int, at: int, numel: int
-) -> None:
+def test_late_unstorable_states_are_found_before_training(stage: int, at: int, numel: int) -> None:
     with pytest.raises(ConfigError, match=r"FlatLater has the attribute .*'late' of shape \(3,\)"):
         wide_engine_of(stage, FlatLater, torch.zeros(3), at, numel)
     with pytest.raises(ConfigError, match=r"Later must keep tensors.*'late' of range"):
@@ -412,25 +414,27 @@ def test_what_is_kept_from_a_later_step_or_size_on_is_refused_before_training(
 @pytest.mark.parametrize("device", ["none", "cpu", "nvme"])
 @pytest.mark.parametrize("stage", [1, 3])
 @pytest.mark.parametrize(
-    ("kind", "late", "told"),
+    ("kind", "late", "expected"),
     [
         (FlatLater, torch.zeros(3), "FlatLater has the attribute elementwise.*'late' of shape"),
         (Later, range(3), "Later must keep tensors.*'late' of range"),
     ],
 )
-def test_what_only_the_fifth_step_makes_is_refused_at_that_step(
-    tmp_path: Path, device: str, stage: int, kind: type[Later], late: Any, told: str
+def test_unstorable_state_of_fifth_step_is_refused(
+    tmp_path: Path, device: str, stage: int, kind: type[Later], late: Any, expected: str
 ) -> None:
     offload = {"device": device} | ({"nvme_path": str(tmp_path)} if device == "nvme" else {})
     engine = wide_engine_of(stage, kind, late, 5, 0, offload_optimizer=offload)
     train(engine, range(4))
-    told = "must be cpu or none for .*Later.*'late'" if device == "nvme" else f"step.*{told}"
-    with pytest.raises(ConfigError, match=f"(?s){told}"):
+    expected = (
+        "must be cpu or none for .*Later.*'late'" if device == "nvme" else f"step.*{expected}"
+    )
+    with pytest.raises(ConfigError, match=f"(?s){expected}"):
         train(engine, range(1))
     engine.close()
 
 
-def test_a_state_of_old_that_turns_into_what_no_checkpoint_holds_is_never_saved(
+def test_state_that_becomes_unstorable_is_not_saved(
     tmp_path: Path,
 ) -> None:
     engine = engine_of(1, Turning)
@@ -445,21 +449,21 @@ def test_a_state_of_old_that_turns_into_what_no_checkpoint_holds_is_never_saved(
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"),
+    ("kind", "expected"),
     [
         (FlatSlow, r"elementwise(?s:.*)got the key 'shared'; without the attribute"),
         (Owned, r"got 'owner' of object"),
         (Keyed, r"under texts and numbers, got the key \(1, 2\)"),
     ],
 )
-def test_keys_that_are_no_parameters_are_refused_where_no_checkpoint_could_hold_them(
-    kind: type[torch.optim.Optimizer], told: str
+def test_unstorable_common_keys_are_refused(
+    kind: type[torch.optim.Optimizer], expected: str
 ) -> None:
-    with pytest.raises(ConfigError, match=f"initialize.*(?s:.*){kind.__name__} .*{told}"):
+    with pytest.raises(ConfigError, match=f"initialize.*(?s:.*){kind.__name__} .*{expected}"):
         engine_of(1, kind)
 
 
-def test_a_flat_part_that_gets_a_tensor_of_its_shape_later_is_refused() -> None:
+def test_late_tensor_of_flat_part_is_refused() -> None:
     class Growing(FlatLater):
         @torch.no_grad()
         def step(self) -> None:  # type: ignore[override]
@@ -475,7 +479,7 @@ def test_a_flat_part_that_gets_a_tensor_of_its_shape_later_is_refused() -> None:
     engine.close()
 
 
-def test_another_optimizer_does_not_take_what_one_kept_later(tmp_path: Path) -> None:
+def test_late_states_do_not_fit_another_optimizer(tmp_path: Path) -> None:
     engine = engine_of(1, Slow)
     train(engine, range(STEPS))
     engine.save_checkpoint(tmp_path)
@@ -490,7 +494,7 @@ def test_another_optimizer_does_not_take_what_one_kept_later(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("kind", [Odd, Configured])
 @pytest.mark.parametrize("stage", [1, 3])
-def test_a_model_whose_optimizer_was_refused_is_as_it_was(
+def test_model_is_unchanged_after_refused_optimizer(
     stage: int, kind: type[torch.optim.Optimizer]
 ) -> None:
     module = model()
@@ -515,7 +519,7 @@ def test_files_refuse_other_shapes(tmp_path: Path, stage: int) -> None:
     engine.close()
 
 
-def test_a_users_class_on_flat_parts_is_asked_without_being_stepped() -> None:
+def test_user_class_on_flat_parts_is_not_stepped() -> None:
     steps = []
 
     class Counting(Mostly):
@@ -535,7 +539,7 @@ def test_a_users_class_on_flat_parts_is_asked_without_being_stepped() -> None:
     engine.close()
 
 
-def test_a_checkpoint_of_other_shapes_does_not_fit_another_optimizer(tmp_path: Path) -> None:
+def test_states_of_other_shapes_do_not_fit(tmp_path: Path) -> None:
     engine = engine_of(1)
     train(engine, range(1))
     engine.save_checkpoint(tmp_path)

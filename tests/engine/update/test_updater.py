@@ -41,17 +41,15 @@ def published(updater: ElementwiseUpdater, dtype: torch.dtype, scale: float) -> 
 
 @pytest.mark.parametrize("optimizer", ["AdamW", "Lion", "SGD"])
 @pytest.mark.parametrize("scale", [1.0, 0.125])
-def test_gradients_of_16_bits_move_weights_as_their_values_in_32(
-    optimizer: str, scale: float
-) -> None:
+def test_gradients_of_16_bits_match_32(optimizer: str, scale: float) -> None:
     narrow = published(make_updater(optimizer), torch.bfloat16, scale)
     wide = published(make_updater(optimizer), torch.float32, scale)
-    for mine, theirs in zip(narrow, wide, strict=True):
-        assert torch.equal(mine, theirs)
-        assert mine.any()
+    for actual, expected in zip(narrow, wide, strict=True):
+        assert torch.equal(actual, expected)
+        assert actual.any()
 
 
-def test_gradients_are_widened_in_one_piece_of_memory() -> None:
+def test_gradients_are_widened_in_reused_memory() -> None:
     updater = make_updater("AdamW")
     places = {
         updater._widened(torch.ones(size, dtype=torch.bfloat16), torch.float32).data_ptr()

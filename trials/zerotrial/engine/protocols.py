@@ -515,12 +515,12 @@ class Updater(Protocol):
         """
         ...
 
-    def set_other_states(self, index: int, place: int, values: Mapping[str, Any]) -> None:
+    def set_other_states(self, index: int, position: int, values: Mapping[str, Any]) -> None:
         """Restore one parameter's states; call it after :meth:`set_scalars`.
 
         Args:
             index: Index of the bucket.
-            place: Position of the parameter in :meth:`other_states`.
+            position: Position of the parameter in :meth:`other_states`.
             values: States by name.
         """
         ...

@@ -331,7 +331,7 @@ def _optimizer_factory(
         )
         raise ConfigError("initialize()", [problem])
     if given is not None:
-        check_savable(given, whole=not factory.elementwise)
+        check_savable(given, full_parameters=not factory.elementwise)
     return factory
 
 

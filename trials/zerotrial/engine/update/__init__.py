@@ -1,1 +1,1 @@
-"""From gradients to new weights: optimizers, and where their states lie."""
+"""Optimizer step: optimizers, and the memory of their states and master weights."""

@@ -1,7 +1,7 @@
 """Optimizer states and master weights in host memory, for a model on another device.
 
-S is the number of elements in a bucket's shard. A thread updates bucket i while the gradient of
-bucket i+1 comes and the weights of bucket i-1 go, on a stream of their own.
+S is the number of elements in a bucket's shard. A thread updates bucket i while a separate stream
+transfers the gradient of bucket i+1 and the weights of bucket i-1.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ __all__ = ["CpuUpdater"]
 
 @dataclass
 class _Transfer:
-    """One bucket's host memory."""
+    """Host memory of one bucket."""
 
     gradient: Tensor
     """(S,), type of the gradients."""
@@ -31,12 +31,12 @@ class _Transfer:
 
 
 class CpuUpdater:
-    """See :class:`~zerotrial.engine.protocols.Updater`; wraps the one that works in memory."""
+    """Updater on the CPU that wraps the in-memory updater, see the protocol ``Updater``."""
 
     def __init__(self, inputs: UpdaterInputs) -> None:
         options = inputs.config.zero_optimization.offload_optimizer
         on_gpu = inputs.device.type == "cuda"
-        # Only what travels is pinned: torch rounds pinned memory up to powers of two.
+        # Only the transfer buffers are pinned: torch rounds pinned memory up to powers of two.
         self._pin = options.pin_memory and on_gpu
         masters = [master.to("cpu", copy=True) for master in inputs.masters]
         self._inner = build_updater(replace(inputs, masters=masters, device=torch.device("cpu")))
@@ -45,11 +45,11 @@ class CpuUpdater:
         if on_gpu:
             self._stream = torch.cuda.Stream(inputs.device)  # type: ignore[no-untyped-call]
         self._worker = ThreadPoolExecutor(1, "offload-update")
-        if on_gpu:  # a new thread begins on the first GPU, whichever this rank has
+        if on_gpu:  # a new thread starts with the first GPU as its current device
             self._worker.submit(torch.cuda.set_device, self._stream.device).result()
         self._transfers: dict[int, _Transfer] = {}
         self._running: list[Future[bool]] = []
-        self._late: list[tuple[_Transfer, Tensor]] = []
+        self._unpublished: list[tuple[_Transfer, Tensor]] = []
 
     def step(self, index: int, gradient: Tensor, scale: float, publish: Tensor) -> bool:
         """Update one bucket's shard."""
@@ -59,29 +59,29 @@ class CpuUpdater:
                 self._host_like(gradient, gradient.dtype), self._host_like(publish, publish.dtype)
             )
             self._transfers[index] = transfer
-        arrived: Any = None
+        copied: Any = None
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
             gradient.record_stream(self._stream)
         with self._on_stream():
             transfer.gradient.copy_(gradient, non_blocking=True)
             if self._stream is not None:
-                arrived = self._stream.record_event()
-        job = self._worker.submit(self._update, index, transfer, arrived, scale, publish)
+                copied = self._stream.record_event()
+        job = self._worker.submit(self._update, index, transfer, copied, scale, publish)
         self._running.append(job)
         return False
 
     def _update(
-        self, index: int, transfer: _Transfer, arrived: Any, scale: float, publish: Tensor
+        self, index: int, transfer: _Transfer, copied: Any, scale: float, publish: Tensor
     ) -> bool:
-        if arrived is not None:
-            arrived.synchronize()
+        if copied is not None:
+            copied.synchronize()
         done = self._inner.step(index, transfer.gradient, scale, transfer.weights)
         if done:
             with self._on_stream():
                 publish.copy_(transfer.weights, non_blocking=True)
         else:
-            self._late.append((transfer, publish))
+            self._unpublished.append((transfer, publish))
         return done
 
     def finish(self) -> None:
@@ -91,9 +91,9 @@ class CpuUpdater:
             job.result()
         self._inner.finish()
         with self._on_stream():
-            for transfer, publish in self._late:
+            for transfer, publish in self._unpublished:
                 publish.copy_(transfer.weights, non_blocking=True)
-        self._late.clear()
+        self._unpublished.clear()
         if self._stream is not None:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
 
@@ -119,9 +119,9 @@ class CpuUpdater:
         """Return states that are not elementwise, for each bucket and full parameter."""
         return self._inner.other_states(scalars)
 
-    def set_other_states(self, index: int, place: int, values: Mapping[str, Any]) -> None:
+    def set_other_states(self, index: int, position: int, values: Mapping[str, Any]) -> None:
         """Restore one parameter's states; call it after :meth:`set_scalars`."""
-        self._inner.set_other_states(index, place, values)
+        self._inner.set_other_states(index, position, values)
 
     def prepare_states(self) -> None:
         """Create the optimizer states as its first step would, so that a load can fill them."""

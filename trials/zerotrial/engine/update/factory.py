@@ -1,4 +1,4 @@
-"""From a configuration or a user's argument to the one optimizer of an engine."""
+"""Selection of the engine's optimizer from the configuration or a user's argument."""
 
 import contextlib
 import inspect
@@ -16,7 +16,7 @@ from zerotrial.engine.update.null_optimizer import no_optimizer
 from zerotrial.engine.update.optimizer_states import is_elementwise
 from zerotrial.engine.update.uncorrected_adam import UncorrectedAdam, UncorrectedAdamW
 
-__all__ = ["ADAMS", "ConfiguredOptimizer", "GivenOptimizer", "choose_optimizer"]
+__all__ = ["ADAMS", "ConfiguredOptimizer", "UserOptimizer", "choose_optimizer"]
 
 _ELEMENTWISE = frozenset(
     {
@@ -33,7 +33,7 @@ _ELEMENTWISE = frozenset(
         torch.optim.Rprop,
     }
 )
-"""Classes that update each element from its own gradient and states alone."""
+"""Classes that update each element only from its gradient and states."""
 
 
 ADAMS: dict[tuple[bool, bool], type[torch.optim.Optimizer]] = {
@@ -42,7 +42,7 @@ ADAMS: dict[tuple[bool, bool], type[torch.optim.Optimizer]] = {
     (True, False): UncorrectedAdamW,
     (False, False): UncorrectedAdam,
 }
-"""By whether the weight decay is decoupled, and whether the moments are corrected."""
+"""Classes by decoupled weight decay and bias correction."""
 
 
 def _class(loaded: Any) -> type[torch.optim.Optimizer]:
@@ -60,7 +60,7 @@ def _is_elementwise(cls: type) -> bool:
 
 
 class ConfiguredOptimizer:
-    """The ``optimizer`` block; see :class:`~zerotrial.engine.protocols.OptimizerFactory`."""
+    """Optimizer factory of the ``optimizer`` block."""
 
     def __init__(self, cls: type[torch.optim.Optimizer], params: Mapping[str, Any]) -> None:
         self._cls = cls
@@ -68,7 +68,7 @@ class ConfiguredOptimizer:
         self.elementwise = _is_elementwise(cls)
 
     def __call__(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        """Build it, fused where torch has a fused kernel for it."""
+        """Build the optimizer, with torch's fused kernel if there is one."""
         accepted = inspect.signature(self._cls.__init__).parameters
         if "fused" in accepted and not {"fused", "foreach"} & self._params.keys():
             with contextlib.suppress(RuntimeError, TypeError, ValueError):
@@ -84,29 +84,29 @@ class ConfiguredOptimizer:
 
 
 def _copies(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Copy the groups, since torch writes its defaults into them."""
+    """Copy the groups, because torch writes its defaults into them."""
     return [dict(group) for group in groups]
 
 
-class GivenOptimizer:
-    """The user's instance, whose parameters the stage's tensors replace."""
+class UserOptimizer:
+    """Optimizer factory of the user's instance, whose parameters it replaces."""
 
-    def __init__(self, given: torch.optim.Optimizer) -> None:
-        self._given = given
-        self.elementwise = _is_elementwise(type(given))
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self.elementwise = _is_elementwise(type(optimizer))
 
     def __call__(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        """Put the engine's tensors in the place of the user's parameters."""
-        for group, mine in zip(self._given.param_groups, groups, strict=True):
-            group["params"] = mine["params"]
-        if isinstance(self._given, torch.optim.Adagrad):
-            self._given.state.clear()
-            self._given.state.update(_first_states(self._given))
-        return self._given
+        """Replace the user's parameters by the engine's tensors."""
+        for group, local in zip(self._optimizer.param_groups, groups, strict=True):
+            group["params"] = local["params"]
+        if isinstance(self._optimizer, torch.optim.Adagrad):
+            self._optimizer.state.clear()
+            self._optimizer.state.update(_first_states(self._optimizer))
+        return self._optimizer
 
 
 def _first_states(optimizer: torch.optim.Adagrad) -> Mapping[Any, Any]:
-    """Make the states that Adagrad, unlike the others, has before its first step."""
+    """Return the states that only Adagrad creates before its first step."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if not parameters:
         return {}
@@ -122,18 +122,18 @@ def _has_stepped(optimizer: torch.optim.Optimizer) -> bool:
 
 def choose_optimizer(
     config: EngineConfig,
-    given: torch.optim.Optimizer | None,
+    optimizer: torch.optim.Optimizer | None,
 ) -> OptimizerFactory:
-    """Take the user's optimizer, else the configuration's, else none: for evaluation.
+    """Return the factory: the user's optimizer, the configured one, or a null optimizer.
 
     Raises:
-        ConfigError: If the user's has stepped before.
+        ConfigError: If the user's optimizer has already stepped.
     """
-    if given is not None:
-        if _has_stepped(given):
+    if optimizer is not None:
+        if _has_stepped(optimizer):
             msg = "optimizer: must not have stepped before initialize(); pass a fresh one"
             raise ConfigError("initialize()", [msg])
-        return GivenOptimizer(given)
+        return UserOptimizer(optimizer)
     if config.optimizer is None:
         return no_optimizer
     return _configured(config.optimizer.type, config.optimizer.params)
@@ -148,7 +148,7 @@ def _configured(name: str, params: Mapping[str, Any]) -> ConfiguredOptimizer:
         decoupled = params.pop("adam_w_mode", True) or name == "AdamW"
         corrected = params.pop("bias_correction", True)
         cls = ADAMS[decoupled, corrected]
-        # torch's AdamW decays by 0.01 where DeepSpeed's does not decay
+        # torch's AdamW decays by 0.01 by default, DeepSpeed's does not decay
         params.setdefault("weight_decay", 0.0)
     elif name == "Lion":
         from zerotrial.engine.update.lion import Lion

@@ -22,7 +22,7 @@ from zerotrial.engine.update.optimizer_states import (
 
 __all__ = [
     "ElementwiseUpdater",
-    "WholeUpdater",
+    "FullParameterUpdater",
     "build_updater",
     "cuts_within",
     "is_within",
@@ -30,38 +30,38 @@ __all__ = [
 ]
 
 
-def build_updater(inputs: UpdaterInputs) -> "ElementwiseUpdater | WholeUpdater":
-    """Choose the updater that the optimizer allows."""
+def build_updater(inputs: UpdaterInputs) -> "ElementwiseUpdater | FullParameterUpdater":
+    """Return the updater that the optimizer permits."""
     if inputs.shapes is None:
         return ElementwiseUpdater(inputs)
-    return WholeUpdater(inputs)
+    return FullParameterUpdater(inputs)
 
 
 class _InMemory:
-    """What both updaters share: the optimizer, its parameters by bucket, and their states."""
+    """Base class of both updaters: the optimizer, its parameters by bucket, and their states."""
 
     optimizer: torch.optim.Optimizer
-    _whole: ClassVar[bool]
-    """Whether the optimizer sees whole parameters."""
+    _full_parameters: ClassVar[bool]
+    """Whether the optimizer gets full parameters."""
 
     _masters: list[Tensor]
     _parameters: list[list[nn.Parameter]]
     """For each bucket, the tensors that the optimizer updates; views of the bucket's master."""
 
     _spans: list[list[slice]]
-    """Where each of them lies in the bucket's shard."""
+    """Range of each of them in the bucket's shard."""
 
     _members: list[tuple[int, nn.Parameter]]
     """All of them, each with the index of its group."""
 
-    _held: list[list[slice]]
-    """For each bucket, the elements that steps leave alone."""
+    _frozen: list[list[slice]]
+    """For each bucket, the elements that steps do not update."""
 
     def _build(
         self, inputs: UpdaterInputs, parameters: list[list[nn.Parameter]], spans: list[list[slice]]
     ) -> None:
         self._masters = list(inputs.masters)
-        self._held = [[] for _ in parameters]
+        self._frozen = [[] for _ in parameters]
         self._parameters = parameters
         self._spans = spans
         self._members = [
@@ -73,22 +73,24 @@ class _InMemory:
         for index, members in zip(inputs.group_indices, parameters, strict=True):
             groups[index]["params"].extend(members)
         self.optimizer = inputs.optimizer_factory(groups)
-        self._savable = SavableStates(self.optimizer, self._members, whole=self._whole)
+        self._savable = SavableStates(
+            self.optimizer, self._members, full_parameters=self._full_parameters
+        )
 
     def freeze(self, index: int, spans: Sequence[slice]) -> None:
         self._split(index, spans)
-        self._held[index] = list(spans)
+        self._frozen[index] = list(spans)
 
     def _split(self, index: int, spans: Sequence[slice]) -> None:
-        """See to it that the optimizer updates each of the spans apart from all others."""
+        """Make the optimizer update each span separately from all others."""
 
     def _stepped(self, index: int) -> list[tuple[nn.Parameter, slice]]:
-        """Return the parameters of a bucket that a step updates, and where they lie."""
+        """Return the parameters of a bucket that a step updates, and their ranges."""
         pairs = list(zip(self._parameters[index], self._spans[index], strict=True))
-        held = self._held[index]
-        if not held:
+        frozen = self._frozen[index]
+        if not frozen:
             return pairs
-        return [(p, span) for p, span in pairs if not is_within(span, held)]
+        return [(p, span) for p, span in pairs if not is_within(span, frozen)]
 
     def member_scalars(self, index: int) -> list[tuple[slice, dict[str, float]]]:
         return [
@@ -98,46 +100,46 @@ class _InMemory:
 
     def set_member_scalars(self, index: int, span: slice, scalars: Mapping[str, float]) -> None:
         self._split(index, [span])
-        for member, at in zip(self._parameters[index], self._spans[index], strict=True):
-            if is_within(at, [span]):
+        for member, member_span in zip(self._parameters[index], self._spans[index], strict=True):
+            if is_within(member_span, [span]):
                 write_scalars(self.optimizer, [(0, member)], scalars)
 
     @contextmanager
     def states(self, index: int, *, write: bool) -> Iterator[Mapping[str, Tensor]]:
-        del write  # what is lent is the memory itself
-        lent: dict[str, Tensor] = {"master": self._masters[index]}
+        del write  # the yielded tensors are the memory itself
+        tensors: dict[str, Tensor] = {"master": self._masters[index]}
         copies: list[tuple[Tensor, Tensor]] = []
         spans, members = self._spans[index], self._parameters[index]
         for parameter, span in zip(members, spans, strict=True):
             for name, state in self._savable.by_element(parameter).items():
                 if len(members) == 1 and state.numel() == self._masters[index].numel():
-                    lent[name] = state.view(-1)
+                    tensors[name] = state.view(-1)
                     continue
-                if name not in lent:
-                    lent[name] = state.new_zeros(self._masters[index].numel())
-                part = lent[name][span].view(parameter.shape)
-                part.copy_(state)  # expanded, where one number stands for a row or a column
+                if name not in tensors:
+                    tensors[name] = state.new_zeros(self._masters[index].numel())
+                part = tensors[name][span].view(parameter.shape)
+                part.copy_(state)  # expands a state with one number per row or column
                 copies.append((state, part[tuple(slice(0, size) for size in state.shape)]))
-        yield lent
+        yield tensors
         for state, part in copies:
             state.copy_(part)
 
     def other_states(self, scalars: Mapping[str, float]) -> list[list[dict[str, Any]]]:
         self._savable.check("save_checkpoint()", scalars)
-        found = iter(
+        states = iter(
             [
                 {**other_states(self.optimizer, member, scalars), **self._savable.late(member[1])}
                 for member in self._members
             ]
         )
-        return [[next(found) for _ in members] for members in self._parameters]
+        return [[next(states) for _ in members] for members in self._parameters]
 
-    def set_other_states(self, index: int, place: int, values: Mapping[str, Any]) -> None:
-        set_other_states(self.optimizer, self._parameters[index][place], values)
+    def set_other_states(self, index: int, position: int, values: Mapping[str, Any]) -> None:
+        set_other_states(self.optimizer, self._parameters[index][position], values)
 
     def prepare_states(self) -> None:
         make_states(self.optimizer, [member for _, member in self._members])
-        self._savable.note()
+        self._savable.record_first_states()
         self._savable.check("optimizer.step()")
 
     def scalars(self) -> dict[str, float]:
@@ -157,15 +159,15 @@ class _InMemory:
 
 
 class ElementwiseUpdater(_InMemory):
-    """One flat tensor for each bucket: for optimizers whose elements do not know each other."""
+    """Updater with one flat tensor per bucket, for elementwise optimizers."""
 
-    _whole = False
+    _full_parameters = False
 
     def __init__(self, inputs: UpdaterInputs) -> None:
         parameters = [[nn.Parameter(master, requires_grad=True)] for master in inputs.masters]
         self._build(inputs, parameters, [[slice(0, m.numel())] for m in inputs.masters])
         self._wide: Tensor | None = None
-        """Memory for one bucket's gradient in its master's type, on CPU; made when needed."""
+        """Memory for one bucket's gradient in its master's type, on CPU; allocated on demand."""
 
     def step(self, index: int, gradient: Tensor, scale: float, publish: Tensor) -> bool:
         """Update one bucket's shard."""
@@ -185,20 +187,22 @@ class ElementwiseUpdater(_InMemory):
         self._savable.after_step()
 
     def _split(self, index: int, spans: Sequence[slice]) -> None:
-        for place, span in reversed(list(enumerate(self._spans[index]))):
+        for position, span in reversed(list(enumerate(self._spans[index]))):
             cuts = cuts_within(span, spans)
             if not cuts:
                 continue
-            member = self._parameters[index][place]
+            member = self._parameters[index][position]
             parts = split_parameter(self.optimizer, member, [cut - span.start for cut in cuts])
             bounds = [span.start, *cuts, span.stop]
-            self._parameters[index][place : place + 1] = parts
-            self._spans[index][place : place + 1] = [
+            self._parameters[index][position : position + 1] = parts
+            self._spans[index][position : position + 1] = [
                 slice(a, b) for a, b in itertools.pairwise(bounds)
             ]
-            at = next(i for i, (_, known) in enumerate(self._members) if known is member)
-            group = self._members[at][0]
-            self._members[at : at + 1] = [(group, part) for part in parts]
+            index_of_member = next(
+                i for i, (_, candidate) in enumerate(self._members) if candidate is member
+            )
+            group = self._members[index_of_member][0]
+            self._members[index_of_member : index_of_member + 1] = [(group, part) for part in parts]
             self._savable.replace(member, parts, self._members)
 
     def tensors_by_kind(self) -> dict[str, list[Tensor]]:
@@ -207,10 +211,10 @@ class ElementwiseUpdater(_InMemory):
         return {**super().tensors_by_kind(), "buckets": wide}
 
     def _widened(self, gradient: Tensor, dtype: torch.dtype) -> Tensor:
-        """Cast a gradient, on CPU into memory that is used again.
+        """Cast a gradient; on CPU into reused memory.
 
-        The system gives out large pieces of memory page by page, which takes ten times as long as
-        the cast. On other devices torch keeps memory by itself.
+        The system maps large allocations page by page, ten times as slow as the cast. On
+        other devices torch caches memory itself.
         """
         if gradient.dtype == dtype or gradient.device.type != "cpu":
             return gradient.to(dtype)
@@ -221,12 +225,12 @@ class ElementwiseUpdater(_InMemory):
 
 
 def is_within(span: slice, spans: Sequence[slice]) -> bool:
-    """Return whether one of several spans contains a span that has elements."""
+    """Return whether one of ``spans`` contains a span that is not empty."""
     return any(outer.start <= span.start < span.stop <= outer.stop for outer in spans)
 
 
 def cuts_within(span: slice, spans: Sequence[slice]) -> list[int]:
-    """Return where spans begin and end inside of another, ascending."""
+    """Return the bounds of ``spans`` inside of a span, ascending."""
     edges = {edge for inner in spans for edge in (inner.start, inner.stop)}
     return sorted(edge for edge in edges if span.start < edge < span.stop)
 
@@ -236,13 +240,13 @@ def step_scaled(
 ) -> None:
     """Step on gradients multiplied by ``scale``.
 
-    A fused kernel does that by itself, without another pass over the gradients; it is reached
-    through the attributes that torch's own GradScaler uses.
+    A fused kernel applies the factor itself, without another pass over the gradients, through the
+    attributes that torch's GradScaler uses.
 
     Args:
-        optimizer: Any.
-        parameters: Those that have a gradient, which may be overwritten.
-        scale: Applied to the gradients.
+        optimizer: Any optimizer.
+        parameters: Parameters with a gradient, which may be overwritten.
+        scale: Factor of the gradients.
     """
     fused: Any = optimizer
     if scale == 1.0:
@@ -254,7 +258,7 @@ def step_scaled(
         optimizer.step()
     else:
         device = parameters[0].device
-        # filled on the device: a copy from the host would wait for all that runs there
+        # filled on the device: a copy from the host would synchronize with it
         fused.grad_scale = torch.full((), 1.0 / scale, device=device)
         fused.found_inf = torch.zeros((), device=device)
         fused.step()
@@ -266,17 +270,17 @@ def _scales(optimizer: torch.optim.Optimizer) -> bool:
     return fused and bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
-class WholeUpdater(_InMemory):
-    """Whole parameters in their own shapes, all stepped at once: LAMB, Muon, users' optimizers."""
+class FullParameterUpdater(_InMemory):
+    """Updater of full parameters, all stepped at once: LAMB, Muon, users' optimizers."""
 
-    _whole = True
+    _full_parameters = True
 
     def __init__(self, inputs: UpdaterInputs) -> None:
         assert inputs.shapes is not None
         parameters: list[list[nn.Parameter]] = []
         spans: list[list[slice]] = []
         for master, shapes in zip(inputs.masters, inputs.shapes, strict=True):
-            # A number becomes one element: its states must not be taken for counters.
+            # A scalar becomes one element, so that its states are not taken for counters.
             views = [master[a:b].view(shape or (1,)) for a, b, shape in shapes]
             parameters.append([nn.Parameter(view) for view in views])
             spans.append([slice(a, b) for a, b, _ in shapes])

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from zerotrial.engine.update.per_parameter import EachParameter
+from zerotrial.engine.update.per_parameter import PerParameterOptimizer
 
 __all__ = ["Lamb"]
 
 
-class Lamb(EachParameter):
-    """For very large batches. It needs whole parameters, and the engine lays them out so.
+class Lamb(PerParameterOptimizer):
+    """LAMB for very large batches; the engine gives it full parameters.
 
     Args:
         params: Parameters or groups.
@@ -83,7 +83,7 @@ class Lamb(EachParameter):
 
 
 def _trust(parameter: Tensor, update: Tensor, group: dict[str, Any]) -> float:
-    """Norm of the weights over norm of the step, within bounds; 1 where either is zero."""
+    """Return the norm of the weights over that of the step, bounded; 1 if either is zero."""
     weights, step = float(parameter.norm()), float(update.norm())
     if weights == 0.0 or step == 0.0:
         return 1.0

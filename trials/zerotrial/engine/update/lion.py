@@ -6,19 +6,19 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from zerotrial.engine.update.per_parameter import EachParameter
+from zerotrial.engine.update.per_parameter import PerParameterOptimizer
 
 __all__ = ["Lion"]
 
 
-class Lion(EachParameter):
-    """Steps of equal size in every element, in the direction of the momentum's sign.
+class Lion(PerParameterOptimizer):
+    """Lion: steps of equal size in every element, in the direction of the momentum's sign.
 
     Args:
         params: Parameters or groups.
-        lr: About a tenth of what AdamW would take.
-        betas: How much momentum goes into the direction, and how much is kept.
-        weight_decay: Decoupled; about ten times AdamW's.
+        lr: Learning rate; about a tenth of AdamW's.
+        betas: Weight of the momentum in the direction, and its decay.
+        weight_decay: Decoupled weight decay; about ten times AdamW's.
 
     References:
         Chen et al., Symbolic Discovery of Optimization Algorithms, arXiv:2302.06675, algorithm 2.
@@ -41,8 +41,8 @@ class Lion(EachParameter):
         if not state:
             state["exp_avg"] = torch.zeros_like(parameter)
         momentum = state["exp_avg"]
-        now, kept = group["betas"]
+        beta1, beta2 = group["betas"]
         parameter.mul_(1.0 - group["lr"] * group["weight_decay"])
-        direction = torch.lerp(gradient, momentum, now).sign_()
+        direction = torch.lerp(gradient, momentum, beta1).sign_()
         parameter.add_(direction, alpha=-group["lr"])
-        momentum.lerp_(gradient, 1.0 - kept)
+        momentum.lerp_(gradient, 1.0 - beta2)

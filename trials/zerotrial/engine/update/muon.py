@@ -1,4 +1,4 @@
-"""Muon for matrices, AdamW for the rest, as one optimizer with one list of groups."""
+"""Muon for matrices and AdamW for other parameters, as one optimizer with one list of groups."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,22 +17,22 @@ _MUON = {"momentum", "nesterov", "ns_steps"}
 class MuonWithAdamW(torch.optim.Optimizer):
     """``torch.optim.Muon`` on parameters with two dimensions, fused AdamW on all others.
 
-    Both work on the states and groups of this optimizer, so that schedules and checkpoints see one.
+    Both use the states and groups of this optimizer, so that schedules and checkpoints see one.
 
     Args:
         params: Parameters or groups.
-        lr: Of both, where ``muon_lr`` and ``adam_lr`` do not say otherwise.
-        weight_decay: Of both, decoupled.
-        momentum: Of Muon.
-        nesterov: Of Muon.
+        lr: Learning rate of both, unless ``muon_lr`` or ``adam_lr`` is set.
+        weight_decay: Decoupled weight decay of both.
+        momentum: Momentum of Muon.
+        nesterov: Whether Muon uses Nesterov momentum.
         ns_steps: Newton-Schulz iterations of Muon.
-        muon_lr: Of Muon; None means ``lr``. Schedules move both by the same factor.
-        adam_lr: Of AdamW; None means ``lr``.
-        betas: Of AdamW.
-        eps: Of AdamW.
+        muon_lr: Learning rate of Muon; None means ``lr``. Schedules scale both equally.
+        adam_lr: Learning rate of AdamW; None means ``lr``.
+        betas: Decay rates of AdamW's moments.
+        eps: AdamW's epsilon.
 
     Raises:
-        ConfigError: If this torch has no Muon (before 2.9).
+        ConfigError: If this version of torch has no Muon (before 2.9).
 
     References:
         Jordan et al., https://kellerjordan.github.io/posts/muon/.
@@ -72,7 +72,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
     def _inner(
         self, cls: Any, keys: set[str], *, matrices: bool
     ) -> tuple[torch.optim.Optimizer, list[dict[str, Any]]] | None:
-        """An optimizer on a part of the parameters, and the outer group of each of its groups."""
+        """Return an optimizer of a subset of the parameters, with the outer group of each group."""
         groups, outer = [], []
         for group in self.param_groups:
             members = [p for p in group["params"] if (p.dim() == 2) == matrices]

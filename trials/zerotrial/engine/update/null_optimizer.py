@@ -1,14 +1,14 @@
-"""What stands where an optimizer would, in an engine that only computes."""
+"""Null optimizer for inference-only engines."""
 
 from typing import Any
 
 import torch
 
-__all__ = ["NothingToUpdate", "no_optimizer"]
+__all__ = ["NullOptimizer", "no_optimizer"]
 
 
-class NothingToUpdate(torch.optim.Optimizer):
-    """An optimizer of no parameters, which torch's own class refuses to be."""
+class NullOptimizer(torch.optim.Optimizer):
+    """Optimizer without parameters, which torch's class does not permit."""
 
     elementwise = True
 
@@ -24,20 +24,20 @@ class NothingToUpdate(torch.optim.Optimizer):
         """Do nothing."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what torch's would, of no parameters."""
+        """Return the state dict of an optimizer without parameters."""
         return {"state": {}, "param_groups": []}
 
 
-class _NoOptimizer:
-    """See :class:`~zerotrial.engine.protocols.OptimizerFactory`."""
+class _NullOptimizerFactory:
+    """Optimizer factory that returns a null optimizer."""
 
     elementwise = True
 
     def __call__(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        """Build it; there are no groups."""
+        """Return a null optimizer; there are no groups."""
         del groups
-        return NothingToUpdate()
+        return NullOptimizer()
 
 
-no_optimizer = _NoOptimizer()
-"""The factory of engines that only compute."""
+no_optimizer = _NullOptimizerFactory()
+"""Optimizer factory of inference-only engines."""

@@ -1,4 +1,4 @@
-"""Optimizer states and master weights away from the device: in host memory, or in files.
+"""Offload of optimizer states and master weights: to host memory or to files.
 
 Both are an :class:`~zerotrial.engine.protocols.Updater`, so no stage knows about them. Updates run
 on the CPU, bucket by bucket, while other buckets travel::
@@ -21,11 +21,11 @@ __all__ = ["build_updater"]
 
 
 def build_updater(inputs: UpdaterInputs) -> Updater:
-    """Choose by ``offload_optimizer.device``.
+    """Return the updater for ``offload_optimizer.device``.
 
     Raises:
-        ConfigError: If the states are to go into files and no directory is named.
-        OffloadError: If the directory cannot hold them.
+        ConfigError: If the device is nvme and no directory is configured.
+        OffloadError: If the directory lacks room for the states.
     """
     options = inputs.config.zero_optimization.offload_optimizer
     if options.device == "nvme":

@@ -1,14 +1,14 @@
-"""What any torch optimizer keeps: found, made before its first step, and read as scalars.
+"""States of any torch optimizer: access, creation before the first step, and scalars.
 
 An optimizer keeps, for each parameter, tensors of the parameter's shape (Adam's ``exp_avg``) and
-numbers (``step``). A checkpoint stores the former by element and the latter once for each group.
-Whatever else there is (SOAP's and Shampoo's factors, the scales of an 8-bit Adam, a counter in a
-tensor of shape (1,), a number that is the parameter's own) has no elements to go by. It is stored
-as it is, with its parameter, which is possible where the optimizer sees whole parameters. So is a
-tensor of the parameter's shape that the parameter's first step did not make: what a checkpoint has
-by element must be there before a load, which takes that step.
+numbers (``step``). A checkpoint stores the former elementwise and the latter once per group. All
+other states (factors of SOAP and Shampoo, scales of an 8-bit Adam, a counter of shape (1,), a
+number that differs between parameters) are stored unchanged with their parameter, which requires an
+optimizer of full parameters. The same applies to a tensor of the parameter's shape that the
+parameter's first step did not create: elementwise states must exist before a load, which takes that
+step.
 
-Under keys that are no parameters an optimizer may keep what is the same on all ranks.
+Under keys that are not parameters an optimizer may keep states that are equal on all ranks.
 """
 
 import copy
@@ -48,9 +48,9 @@ _FIRST_VALUES: Mapping[tuple[type[torch.optim.Optimizer], str], float | str] = {
     (torch.optim.ASGD, "mu"): 1.0,
     (torch.optim.NAdam, "mu_product"): 1.0,
 }
-"""What a state holds before the first step: a number, or an option of its group; 0 if not here.
+"""Value of a state before the first step: a number, or an option of its group; 0 if not listed.
 
-Adagrad makes its states when it is built, so they never need to be made here.
+Adagrad creates its states when it is built.
 """
 
 
@@ -71,27 +71,27 @@ def other_states(
     member: tuple[int, nn.Parameter],
     scalars: Mapping[str, float],
 ) -> dict[str, Any]:
-    """Return what is neither in :func:`tensor_states` nor a number that ``scalars`` tells.
+    """Return states that are neither in :func:`tensor_states` nor equal to a number in ``scalars``.
 
     Args:
-        optimizer: Any.
+        optimizer: Any optimizer.
         member: One of its parameters, with the index of its group.
-        scalars: As :func:`read_scalars` gives them.
+        scalars: Numbers from :func:`read_scalars`.
     """
     group, parameter = member
-    found = {}
+    states = {}
     for name, value in optimizer.state.get(parameter, {}).items():
         if is_scalar(value, parameter):
-            told = scalars.get(f"group{group}.{name}")
-            if told is None or not is_same_number(value, told):
-                found[name] = value
+            saved = scalars.get(f"group{group}.{name}")
+            if saved is None or not is_same_number(value, saved):
+                states[name] = value
         elif not is_by_element(value, parameter):
-            found[name] = value
-    return found
+            states[name] = value
+    return states
 
 
 def common_states(optimizer: torch.optim.Optimizer) -> dict[Any, Any]:
-    """Return what an optimizer keeps under keys that are none of its parameters."""
+    """Return an optimizer's states under keys that are not its parameters."""
     members = {p for group in optimizer.param_groups for p in group["params"]}
     if is_known(optimizer) or len(optimizer.state) == sum(p in optimizer.state for p in members):
         return {}
@@ -101,7 +101,7 @@ def common_states(optimizer: torch.optim.Optimizer) -> dict[Any, Any]:
 def set_other_states(
     optimizer: torch.optim.Optimizer, parameter: nn.Parameter, values: Mapping[str, Any]
 ) -> None:
-    """Restore what :func:`other_states` gave, where the parameter is now."""
+    """Restore the result of :func:`other_states` on the parameter's device."""
     optimizer.state[parameter].update(
         {name: on_device(value, parameter.device) for name, value in values.items()}
     )
@@ -119,7 +119,7 @@ def on_device(value: Any, device: torch.device) -> Any:
 
 
 def tensors_within(value: Any) -> Iterator[Tensor]:
-    """Walk the tensors of a state, which may lie in lists and dictionaries."""
+    """Iterate over the tensors of a state, which may be nested in lists and dictionaries."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict | list | tuple):
@@ -128,62 +128,66 @@ def tensors_within(value: Any) -> Iterator[Tensor]:
 
 
 def is_known(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether it is torch's or ours, and its states need not be looked at."""
+    """Return whether the optimizer is torch's or ours, so that its states need no check."""
     return f"{type(optimizer).__module__}.".startswith(("torch.optim.", "zerotrial."))
 
 
 def is_elementwise(optimizer_class: type) -> bool:
-    """Return whether a class declares that it updates each element on its own.
+    """Return whether a class declares that its updates are elementwise.
 
-    A subclass of one of our classes that replaces its update does not inherit the declaration.
+    A subclass of one of our classes that replaces the update does not inherit the declaration.
     """
     if getattr(optimizer_class, "elementwise", False) is not True:
         return False
-    ours = (cls for cls in optimizer_class.__mro__ if cls.__module__.startswith("zerotrial."))
-    known = next(ours, optimizer_class)
-    return "elementwise" in vars(optimizer_class) or _methods(optimizer_class) == _methods(known)
+    defining_classes = (
+        cls for cls in optimizer_class.__mro__ if cls.__module__.startswith("zerotrial.")
+    )
+    defining_class = next(defining_classes, optimizer_class)
+    return "elementwise" in vars(optimizer_class) or _methods(optimizer_class) == _methods(
+        defining_class
+    )
 
 
 def _methods(optimizer_class: type) -> list[Any]:
-    """Return the functions that update parameters, without the hooks that torch puts around."""
+    """Return the functions that update parameters, without torch's hooks around them."""
     functions = [getattr(optimizer_class, name, None) for name in ("step", "update")]
     return [None if function is None else inspect.unwrap(function) for function in functions]
 
 
 def is_by_element(value: Any, parameter: nn.Parameter) -> bool:
-    """Whether a state has the parameter's shape, or can be expanded to it."""
+    """Return whether a state has the parameter's shape, or can be expanded to it."""
     if not isinstance(value, Tensor) or is_scalar(value, parameter):
         return False
     same_rank = value.dim() == parameter.dim()
     return same_rank and all(
-        mine in {1, whole} for mine, whole in zip(value.shape, parameter.shape, strict=True)
+        size in {1, full_size} for size, full_size in zip(value.shape, parameter.shape, strict=True)
     )
 
 
 def is_scalar(value: Any, parameter: nn.Parameter) -> bool:
-    """Whether a state is a number, which a checkpoint stores once for each group if it can."""
+    """Return whether a state is a number, which a checkpoint stores once per group if possible."""
     if isinstance(value, Tensor):
         return value.dim() == 0 and parameter.dim() > 0 and not value.is_complex()
-    return isinstance(value, int | float)  # and so is a bool
+    return isinstance(value, int | float)  # includes bool
 
 
 def is_same_number(value: Any, number: float) -> bool:
-    """Whether a number is the one that a checkpoint tells, to the last digit."""
+    """Return whether a number is exactly equal to the one in a checkpoint."""
     value = plain_number(value)
     return bool(value == number) or (math.isnan(number) and math.isnan(value))
 
 
 def plain_number(value: Any) -> Any:
-    """Take a number out of the tensor it may lie in."""
+    """Return a number, extracted from a tensor if necessary."""
     return value.item() if isinstance(value, Tensor) else value
 
 
 def make_states(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]) -> None:
-    """Make the states of parameters that have none, as they are before the first step.
+    """Create missing states of parameters, with their values before the first step.
 
-    The optimizer makes them in a step of its own, one parameter at a time, taken on zeros with a
-    gradient of zero; parameters keep their values, and other parameters are not touched. Nor is
-    what :func:`common_states` gives.
+    The optimizer creates them in a step on zeros with a zero gradient, one parameter at a time.
+    Parameters keep their values, other parameters are not touched, and neither are the states of
+    :func:`common_states`.
     """
     group_of = {p: group for group in optimizer.param_groups for p in group["params"]}
     missing = [parameter for parameter in parameters if not optimizer.state.get(parameter)]
@@ -201,7 +205,7 @@ def make_states(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parame
 
 
 def set_common_states(optimizer: torch.optim.Optimizer, states: Mapping[Any, Any]) -> None:
-    """Put states in the place of what :func:`common_states` gives."""
+    """Replace the states of :func:`common_states`."""
     for key in common_states(optimizer):
         del optimizer.state[key]
     optimizer.state.update(states)
@@ -223,12 +227,12 @@ def _rewind(
 def split_parameter(
     optimizer: torch.optim.Optimizer, parameter: nn.Parameter, cuts: Sequence[int]
 ) -> list[nn.Parameter]:
-    """Make several flat parameters of one, with their parts of its states.
+    """Split a flat parameter into several, with their parts of its states.
 
     Args:
-        optimizer: Updates the elements of a parameter independently of each other.
-        parameter: Flat; the new ones are views of it and take its place.
-        cuts: The elements at which the second part and the following begin, ascending.
+        optimizer: An elementwise optimizer.
+        parameter: Flat parameter; the new ones are views of it and replace it.
+        cuts: First element of the second and each further part, ascending.
 
     Returns:
         The parts, in order.
@@ -259,15 +263,15 @@ def read_scalars(
     """Return the numbers that an optimizer keeps, e.g. ``group0.step``.
 
     Args:
-        optimizer: Any.
+        optimizer: Any optimizer.
         members: Its parameters, each with the index of its group.
     """
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for group, parameter in members:
         for name, value in optimizer.state.get(parameter, {}).items():
             if is_scalar(value, parameter):
-                found.setdefault(f"group{group}.{name}", float(value))
-    return found
+                numbers.setdefault(f"group{group}.{name}", float(value))
+    return numbers
 
 
 def uncommon_numbers(
@@ -276,24 +280,27 @@ def uncommon_numbers(
     group: int,
     scalars: Mapping[str, float],
 ) -> dict[str, dict[str, float]]:
-    """Return the numbers of parameters that are not those of their group.
+    """Return the numbers of parameters that differ from those of their group.
 
     Args:
-        parameters: Of a bucket, each with its elements in a rank's shard.
-        numbers: What an updater's ``member_scalars`` gave.
+        parameters: Parameters of a bucket, each with its range in a rank's shard.
+        numbers: Result of an updater's ``member_scalars``.
         group: Index of their group.
-        scalars: What all ranks' :func:`read_scalars` gave together.
+        scalars: Merged :func:`read_scalars` of all ranks.
     """
     members = [
-        (span, {key.partition(".")[2]: number for key, number in found.items()})
-        for span, found in numbers
+        (span, {key.partition(".")[2]: number for key, number in own_numbers.items()})
+        for span, own_numbers in numbers
     ]
     result = {}
     for name, span in parameters:
-        found = next((n for at, n in members if at.start <= span.start < at.stop), {})
+        own_numbers = next(
+            (n for member_span, n in members if member_span.start <= span.start < member_span.stop),
+            {},
+        )
         other = {
             key: number
-            for key, number in found.items()
+            for key, number in own_numbers.items()
             if not is_same_number(number, scalars.get(f"group{group}.{key}", math.inf))
         }
         if other:
@@ -306,7 +313,7 @@ def write_scalars(
     members: Sequence[tuple[int, nn.Parameter]],
     scalars: Mapping[str, float],
 ) -> None:
-    """Restore what :func:`read_scalars` gave."""
+    """Restore the result of :func:`read_scalars`."""
     for group, parameter in members:
         state = optimizer.state[parameter]
         for key, number in scalars.items():

@@ -1,4 +1,4 @@
-"""Tensors in a file: room is taken first, read ahead and written behind by two threads."""
+"""Tensors in a file: room is reserved first; two threads read ahead and write behind."""
 
 import logging
 import os
@@ -19,21 +19,21 @@ __all__ = ["OffloadError", "PagedFile"]
 logger = logging.getLogger(__name__)
 
 _ALIGN = 4096  # bytes; records begin on a page
-_MOST_FREE = 8  # pieces of memory that are kept for their next use
+_MOST_FREE = 8  # number of cached memory pieces
 
 
 class OffloadError(EngineError):
-    """States cannot be kept in files; the text names the directory and the bytes."""
+    """Error of states in files; the text contains the directory and the bytes."""
 
 
 class PagedFile:
-    """Records of fixed size in one file without a name, which vanishes with the process.
+    """Records of fixed size in an unnamed file, which disappears with the process.
 
     Args:
-        directory: Where the file is, e.g. on an NVMe disk.
+        directory: Directory of the file, e.g. on an NVMe disk.
 
     Raises:
-        OffloadError: If no file can be made there.
+        OffloadError: If no file can be created there.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -50,17 +50,17 @@ class PagedFile:
         self._writer = ThreadPoolExecutor(1, "offload-write")
         self._largest = 0  # of all records, bytes
         self._free: list[Tensor] = []
-        self._lent: dict[int, Tensor] = {}
-        """By address."""
+        self._in_use: dict[int, Tensor] = {}
+        """Acquired memory by address."""
 
     def reserve(self, nbytes: int) -> int:
-        """Take room for a record, so that a full disk is found now and not while training.
+        """Reserve room for a record, so that a full disk is noticed before training.
 
         Returns:
             Offset of the record, in bytes.
 
         Raises:
-            OffloadError: If the disk has not that much.
+            OffloadError: If the disk has too little room.
         """
         offset = self._end
         room = -(-nbytes // _ALIGN) * _ALIGN
@@ -80,40 +80,39 @@ class PagedFile:
         return offset
 
     def read(self, offset: int, out: Tensor) -> "Future[Tensor]":
-        """Start to fill ``out``, a contiguous CPU tensor; the future gives it back."""
+        """Start filling ``out``, a contiguous CPU tensor, which the future returns."""
         return self._reader.submit(self._read, offset, out)
 
     def write(self, offset: int, tensor: Tensor) -> "Future[Tensor]":
-        """Start to write ``tensor``, contiguous and on CPU; the future gives it back."""
+        """Start writing ``tensor``, contiguous and on CPU, which the future returns."""
         return self._writer.submit(self._write, offset, tensor)
 
-    def borrow(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """Return memory for a record; it is used again after :meth:`give_back`.
+    def acquire(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """Return memory for a record; reused after :meth:`release`.
 
-        All pieces are as large as the largest record, so that each can be used for any: as many as
-        are borrowed at once are all that is ever needed. Records of less than half of that get
-        memory that is not used again.
+        All pieces are as large as the largest record, so that each fits any record, and there are
+        than are in use at once. Records of less than half that size get memory that is not reused.
         """
         nbytes = numel * dtype.itemsize
         if 2 * nbytes < self._largest:
             return torch.empty(numel, dtype=dtype)
-        fitting = [at for at, piece in enumerate(self._free) if piece.numel() >= nbytes]
+        fitting = [position for position, piece in enumerate(self._free) if piece.numel() >= nbytes]
         if fitting:
             piece = self._free.pop(fitting[-1])
         else:
             piece = torch.empty(max(nbytes, self._largest), dtype=torch.uint8)
-        self._lent[piece.data_ptr()] = piece
+        self._in_use[piece.data_ptr()] = piece
         return piece[:nbytes].view(dtype)
 
-    def give_back(self, tensor: Tensor) -> None:
-        """Take memory of :meth:`borrow` back; what is not of there is left alone."""
-        piece = self._lent.pop(tensor.data_ptr(), None)
+    def release(self, tensor: Tensor) -> None:
+        """Return memory of :meth:`acquire`; ignore other tensors."""
+        piece = self._in_use.pop(tensor.data_ptr(), None)
         if piece is not None and len(self._free) < _MOST_FREE:
             self._free.append(piece)
 
     @property
-    def borrowable(self) -> Sequence[Tensor]:
-        """Memory that waits for its next use."""
+    def free_memory(self) -> Sequence[Tensor]:
+        """Memory available for reuse."""
         return self._free
 
     def close(self) -> None:
@@ -122,36 +121,36 @@ class PagedFile:
         self._writer.shutdown()
         self._file.close()
         self._free.clear()
-        self._lent.clear()
+        self._in_use.clear()
 
     def _read(self, offset: int, out: Tensor) -> Tensor:
         view = _bytes_of(out)
-        at = 0
-        while at < len(view):
-            count = os.preadv(self._file.fileno(), [view[at:]], offset + at)
+        done = 0
+        while done < len(view):
+            count = os.preadv(self._file.fileno(), [view[done:]], offset + done)
             if count == 0:
                 msg = f"{self.directory}: the file of optimizer states ends too early"
                 raise OffloadError(msg)
-            at += count
+            done += count
         return out
 
     def _write(self, offset: int, tensor: Tensor) -> Tensor:
         view = _bytes_of(tensor)
-        at = 0
+        done = 0
         try:
-            while at < len(view):
-                at += os.pwritev(self._file.fileno(), [view[at:]], offset + at)
+            while done < len(view):
+                done += os.pwritev(self._file.fileno(), [view[done:]], offset + done)
         except OSError as error:
             msg = (
                 f"offload_optimizer.nvme_path: {self.directory}: could not write "
-                f"{len(view) - at:,} of {len(view):,} bytes of optimizer states: {error.strerror}"
+                f"{len(view) - done:,} of {len(view):,} bytes of optimizer states: {error.strerror}"
             )
             raise OffloadError(msg) from error
         return tensor
 
     def _free_bytes(self) -> int:
-        found = os.statvfs(self.directory)
-        return found.f_bavail * found.f_frsize
+        status = os.statvfs(self.directory)
+        return status.f_bavail * status.f_frsize
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

@@ -1,4 +1,4 @@
-"""Optimizers that update one parameter after the other, which says all that is theirs."""
+"""Base class for per-parameter optimizers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["EachParameter", "loss_of"]
+__all__ = ["PerParameterOptimizer", "loss_of"]
 
 
-class EachParameter(torch.optim.Optimizer):
-    """Calls :meth:`update` for every parameter that has a gradient."""
+class PerParameterOptimizer(torch.optim.Optimizer):
+    """Base class of optimizers that call :meth:`update` for every parameter with a gradient."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -23,21 +23,21 @@ class EachParameter(torch.optim.Optimizer):
         return loss
 
     def update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        """Update one parameter in place; without a graph.
+        """Update one parameter in place, without a graph.
 
         Args:
-            parameter: Its states are in ``self.state[parameter]``, empty at first.
-            gradient: May be read only.
-            group: Of the parameter, with the options.
+            parameter: The parameter; its states are in ``self.state[parameter]``, empty at first.
+            gradient: Its gradient; may be read only.
+            group: Its group, with the options.
         """
         raise NotImplementedError
 
 
 def loss_of(closure: Callable[[], Any] | None) -> Any:
-    """Run what torch lets a caller give to ``step()``, with a graph, and return its loss.
+    """Run a closure that was passed to ``step()``, with a graph, and return its loss.
 
     Args:
-        closure: Computes the loss and its gradients; or None.
+        closure: Computes the loss and its gradients, or None.
     """
     if closure is None:
         return None
