@@ -106,7 +106,8 @@ class NamesReplacements:
                 close = get_close_matches(name, public, 1)
                 hint = f"; did you mean {close[0]!r}?" if close else ""
             message = f"{kind.__name__} has no attribute {name!r}{hint}"
-            raise AttributeError(message, name=name, obj=self)
+            # Without the object Python adds no similar name of its own to a traceback.
+            raise AttributeError(message, name=name, obj=None if hint else self)
 
 
 def scan_script(entry: str, read: ReadFile, search_path: Collection[str] = ()) -> list[str]:

@@ -83,15 +83,15 @@ def test_a_class_that_is_written_another_way_is_refused_with_the_right_one(
     [
         (
             "model_def:MyTrail",
-            "model_def.py has no class 'MyTrail'; did you mean 'MyTrial'?; "
-            "its classes are: Base, MyTrial, Plain",
+            "model_def.py has no class 'MyTrail'; its classes are: Base, MyTrial, Plain; "
+            "did you mean 'MyTrial'?",
         ),
         (
             "model_deff:MyTrial",
-            "there is no module 'model_deff' in the model directory; did you mean 'model_def'?; "
-            "its modules are: model_def, pkg.inner, train",
+            "there is no module 'model_deff' in the model directory; its modules are: "
+            "model_def, pkg.inner, train; did you mean 'model_def'?",
         ),
-        ("pkg.outer:T", "there is no module 'pkg.outer' in the model directory; did you mean"),
+        ("pkg.outer:T", "there is no module 'pkg.outer' in the model directory; its modules"),
         ("model_def:Plain", "Plain in model_def.py is not a ZeroTrial; derive it: class Plain("),
         ("model_def:factory", "factory in model_def.py is a function, not a class"),
         ("pkg.inner.t", "must be module:Class, got 'pkg.inner.t'; did you mean 'pkg.inner:t'?"),

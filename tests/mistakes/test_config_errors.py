@@ -25,7 +25,11 @@ def problems_of(text: str) -> list[str]:
 @pytest.mark.parametrize(
     ("text", "place", "remedy"),
     [
-        ("name: m\nresources {slots_per_trial: 1}\n", "line 2", "`resources: {slots_per_trial`"),
+        (
+            "name: m\nresources {slots_per_trial: 1}\n",
+            "line 2",
+            "`resources: {slots_per_trial: ...`",
+        ),
         ("name: m\nentrypoint x\n", "line 2", "`entrypoint: x`"),
         ("resources\n  slots_per_trial: 1\n", "line 1", "`resources:`"),
         ("name:m\nentrypoint: y\n", "line 1", "`name: m`"),

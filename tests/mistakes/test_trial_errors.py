@@ -75,7 +75,7 @@ def test_empty_validation_loader_fails_before_training(tmp_path: Path, validatio
 def test_unknown_hyperparameter_suggests_name(tmp_path: Path) -> None:
     with (
         zerotrial.init(hparams={"width": 8}, run_dir=tmp_path) as context,
-        pytest.raises(TrialError, match="'widht'; did you mean 'width'"),
+        pytest.raises(TrialError, match=r"'widht'; .*; did you mean 'width'"),
     ):
         context.get_hparam("widht")
 

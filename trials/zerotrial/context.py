@@ -216,7 +216,7 @@ class ZeroTrialContext(NamesReplacements):
             listing = ", ".join(names) or "none"
             hint = suggest(str(name), names)
             raise TrialError(
-                f"unknown hyperparameter {name!r}{hint}; there are: {listing}"
+                f"unknown hyperparameter {name!r}; there are: {listing}{hint}"
             ) from None
 
     def get_experiment_config(self) -> dict[str, Any]:

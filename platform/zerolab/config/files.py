@@ -102,10 +102,10 @@ def _missing_file(path: Path) -> str:
         return f"file: must exist, got a path in the folder {folder}, which does not exist"
     kinds = {".yaml", ".yml"} if path.suffix.lower() in {".yaml", ".yml", ""} else {path.suffix}
     names = sorted(file.name for file in folder.iterdir() if file.suffix.lower() in kinds)
-    kind = " and ".join(sorted(kinds))
+    kind = (" and " if names else " or ").join(sorted(kinds))
     has = f"its {kind} files are: {', '.join(names[:10])}" if names else f"it has no {kind} file"
     problem = f"file: must exist, got {path.name!r}, which is not in {folder}"
-    return f"{problem}{suggest(path.name, names)}; {has}"
+    return f"{problem}; {has}{suggest(path.name, names)}"
 
 
 def read_json(path: str | PathLike[str]) -> dict[str, Any]:

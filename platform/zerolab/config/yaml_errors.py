@@ -45,6 +45,8 @@ def explain_plain_key(key: str, *, has_value: bool) -> str | None:
     bracket = re.fullmatch(rf"({_KEY})\s*([\[{{])\s*(.*)", key)
     if bracket:
         name, opening, remaining = bracket.groups()
+        if remaining and remaining[-1] not in "]}":  # a colon in the brackets ended the key
+            remaining += ": ..."
         return f"{name} must be followed by a colon; write `{name}: {opening}{remaining}`"
     joined = None if has_value else re.fullmatch(rf"({_KEY}):(\S.*)", key)
     if joined:

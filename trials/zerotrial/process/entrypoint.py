@@ -36,8 +36,8 @@ def load_trial_class(entrypoint: TrialClass, model_dir: Path) -> type[ZeroTrial]
             raise  # a module that the user's module imports is missing
         files = sorted(path.stem for path in model_dir.glob("*.py"))
         raise TrialError(
-            f"{named}: there is no module {module_name!r} in the model directory"
-            f"{_suggest(module_name, files)}; its modules are: {', '.join(files) or 'none'}"
+            f"{named}: there is no module {module_name!r} in the model directory; its modules are: "
+            f"{', '.join(files) or 'none'}{_suggest(module_name, files)}"
         ) from None
     trial_class = getattr(module, class_name, None)
     file = _file(module_name, model_dir)

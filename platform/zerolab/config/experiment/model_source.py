@@ -248,8 +248,8 @@ def _module_problem(
         return None
     modules = _modules(model)
     return (
-        f"there is no module {trial.module!r} in the model directory"
-        f"{suggest(trial.module, modules)}; its modules are: {', '.join(modules[:20]) or 'none'}"
+        f"there is no module {trial.module!r} in the model directory; its modules are: "
+        f"{', '.join(modules[:20]) or 'none'}{suggest(trial.module, modules)}"
     )
 
 
@@ -284,8 +284,8 @@ def _class_problem(trial: TrialClass, path: str, tree: ast.Module) -> str | None
     if not definitions:
         classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
         return (
-            f"{path} has no class {trial.name!r}{suggest(trial.name, classes)}; "
-            f"its classes are: {', '.join(classes[:20]) or 'none'}"
+            f"{path} has no class {trial.name!r}; its classes are: "
+            f"{', '.join(classes[:20]) or 'none'}{suggest(trial.name, classes)}"
         )
     plain = len(definitions) == 1 and definitions[0] in tree.body
     return _kind_problem(trial, path, definitions[0]) if plain else None
