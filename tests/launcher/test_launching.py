@@ -29,7 +29,7 @@ from zerolab.launcher.fork_client import ForkServer
 from zerolab.launcher.interface import LauncherProcess
 from zerolab.launcher.process import (
     kill_leftovers,
-    note_launcher,
+    save_launcher_pid,
     start_launcher,
     stop_launcher,
 )
@@ -330,7 +330,7 @@ print(child.pid, flush=True)
 """
     folder = make_run(tmp_path / "run", script, slots=1)
     process = server.start(folder, ENVIRONMENT)
-    note_launcher(folder, process)
+    save_launcher_pid(folder, process)
     end_of(process, folder)
     orphan = int(folder.stdout(0).read_text())
     assert alive(orphan)

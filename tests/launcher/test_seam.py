@@ -13,7 +13,7 @@ from tests.launcher.toy_launcher import ToyLauncher
 from tests.waiting import until
 from zerolab.contract.spec import ENV_HOME, ENV_MASTER, ENV_TOKEN
 from zerolab.launcher import registry
-from zerolab.launcher.interface import MakeLauncher
+from zerolab.launcher.interface import LauncherFactory
 from zerolab.launcher.registry import LAUNCHERS
 from zerolab.linux import kill_tree
 
@@ -40,7 +40,7 @@ pathlib.Path(GATE).write_text(os.environ["TOY_SLOTS"])
 
 
 def test_every_launcher_is_one() -> None:
-    makers: list[MakeLauncher] = [*LAUNCHERS.values(), ToyLauncher]
+    makers: list[LauncherFactory] = [*LAUNCHERS.values(), ToyLauncher]
     verbs = ("keep_ready", "offers", "start", "stop", "sweep", "close")
     assert all(callable(getattr(maker, verb)) for maker in makers for verb in verbs)
     # Each in a file or a package of its own, of which nothing but the registry knows.

@@ -13,7 +13,7 @@ from typer.core import TyperCommand
 from zerolab.cli.output import say
 
 if TYPE_CHECKING:
-    from zerolab.launcher.nodes.coordinator import Plan
+    from zerolab.launcher.nodes.coordinator import LaunchPlan
     from zerolab.launcher.nodes.elastic_restart import NodeBounds
 
 __all__ = ["add_to"]
@@ -214,7 +214,7 @@ def launch(
     from zerolab.launcher.deepspeed_options import DeepSpeedOptions
     from zerolab.launcher.nodes.elastic_restart import NodeBounds
     from zerolab.launcher.nodes.options import LaunchOptions, make_plan
-    from zerolab.launcher.nodes.slot_selection import Wanted
+    from zerolab.launcher.nodes.slot_selection import SlotOptions
 
     del no_ssh_check
     min_elastic_nodes, max_elastic_nodes = _count(min_elastic_nodes), _count(max_elastic_nodes)
@@ -224,7 +224,9 @@ def launch(
     options = LaunchOptions(
         script=script,
         arguments=arguments or (),
-        wanted=Wanted(hostfile, include, exclude, _count(num_nodes), _count(num_gpus), local_slots),
+        slot_options=SlotOptions(
+            hostfile, include, exclude, _count(num_nodes), _count(num_gpus), local_slots
+        ),
         address=master_addr,
         port=master_port,
         module=module,
@@ -293,26 +295,26 @@ def _count(count: int | None) -> int | None:
     return None if count == -1 else count
 
 
-def _run(plan: "Plan", bounds: "NodeBounds | None", log_dir: Path | None) -> int:
+def _run(plan: "LaunchPlan", bounds: "NodeBounds | None", log_dir: Path | None) -> int:
     """Run a plan, show and save the output of its ranks, and return the exit code."""
     import signal
     import time
 
     from zerolab.contract.outcome import CHECKPOINTED_EXITS
-    from zerolab.launcher.nodes.coordinator import Head
-    from zerolab.launcher.nodes.elastic_restart import Elastic
+    from zerolab.launcher.nodes.coordinator import Coordinator
+    from zerolab.launcher.nodes.elastic_restart import ElasticRunner
     from zerolab.launcher.nodes.output import Output
     from zerolab.paths import Home
 
     started = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     output = Output(log_dir or Home.default().launches / f"{started}-{os.getpid()}")
-    head: Head | Elastic = Head(plan, output.take)
+    head: Coordinator | ElasticRunner = Coordinator(plan, output.take)
     if bounds is not None:
-        head = Elastic(plan, bounds, output.take, output.say)
+        head = ElasticRunner(plan, bounds, output.take, output.say)
 
     def stop(_number: int, _frame: object) -> None:
         head.stop()
-        output.hurry()
+        output.limit_wait()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP

@@ -1,1 +1,1 @@
-"""Starting and watching the processes of one run."""
+"""Launchers, which start and supervise the processes of a run."""

@@ -1,4 +1,4 @@
-"""Options of DeepSpeed's launcher that mean another thing here, or nothing: what to use instead."""
+"""Options of DeepSpeed's launcher that differ here or have no effect, and replacements."""
 
 import re
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ _TUNERS = (
 
 @dataclass(frozen=True, kw_only=True)
 class DeepSpeedOptions:
-    """As the command line has them; empty where they are left out."""
+    """Options of the command line; empty if not set."""
 
     launcher: str = ""
     launcher_args: str = ""
@@ -37,10 +37,10 @@ class DeepSpeedOptions:
     venv_script: str = ""
 
     def notes(self) -> list[str]:
-        """Return what the user should know of options without effect.
+        """Return notes about options without effect.
 
         Raises:
-            ConfigError: With every option that asks for what does not exist here.
+            ConfigError: With every unsupported option.
         """
         problems = []
         name = self.launcher.lower()
@@ -48,13 +48,13 @@ class DeepSpeedOptions:
             remedy = _LAUNCHERS.get(name, _SSH)
             problems.append(f"--launcher: must be pdsh or ssh, got {self.launcher!r}; {remedy}")
         if self.launcher_args.strip():
-            told = f"--launcher_args: is not supported, got {self.launcher_args!r}"
-            problems.append(f"{told}; use --ssh-config or --ssh_port for options of ssh")
+            problem = f"--launcher_args: is not supported, got {self.launcher_args!r}"
+            problems.append(f"{problem}; use --ssh-config or --ssh_port for options of ssh")
         if self.autotuning:
             problems.append(f"--autotuning: is not supported, got {self.autotuning!r}; {_TUNERS}")
         if self.venv_script:
-            told = f"--venv_script: is not supported, got {self.venv_script!r}"
-            problems.append(f"{told}; name the environment's interpreter with --python")
+            problem = f"--venv_script: is not supported, got {self.venv_script!r}"
+            problems.append(f"{problem}; name the environment's interpreter with --python")
         if problems:
             raise ConfigError("zerolab launch", problems)
         unused = [name for name in ("comment", "account") if getattr(self, name)]
@@ -65,7 +65,7 @@ def parse_cores(text: str) -> Sequence[int]:
     """Read a list of CPU cores such as ``1,3-5,7``.
 
     Raises:
-        ConfigError: If it is none.
+        ConfigError: If it is invalid.
 
     Example:
         >>> parse_cores("1,3-5")

@@ -8,7 +8,7 @@ __all__ = ["find_gpus"]
 
 
 def find_gpus() -> list[SlotInfo]:
-    """Find the GPUs that this process may use; numbered as the driver does."""
+    """Find the GPUs that this process may use, with the driver's numbers."""
     import pynvml
 
     try:
@@ -30,10 +30,10 @@ def find_gpus() -> list[SlotInfo]:
 
 
 def _is_named(index: int, uuid: str, visible_devices: str) -> bool:
-    """Whether a list of numbers or of (beginnings of) uuids names a GPU."""
-    words = [word.strip() for word in visible_devices.split(",")]
+    """Return whether a list of numbers or (abbreviated) uuids names a GPU."""
+    names = [name.strip() for name in visible_devices.split(",")]
     return any(
-        word == str(index) or (word[:4] == "GPU-" and uuid.startswith(word)) for word in words
+        name == str(index) or (name[:4] == "GPU-" and uuid.startswith(name)) for name in names
     )
 
 

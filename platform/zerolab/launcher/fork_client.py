@@ -1,4 +1,4 @@
-"""The agent's end of the fork server: launchers that need not import torch any more."""
+"""Client of the fork server, which starts launchers without importing torch again."""
 
 import contextlib
 import json
@@ -23,12 +23,12 @@ logger = logging.getLogger(__name__)
 
 _MESSAGE_BYTES = 1 << 20
 _ANSWER_S = 600.0
-"""For a server that is ready to fork: it may be importing something, on a busy machine."""
+"""Timeout of a fork request, in seconds; the server may still import modules on a busy machine."""
 _SERVER_DIED = -9  # its children die with it, by SIGKILL
 
 
 class _Forked:
-    """A launcher that the fork server has started."""
+    """A launcher process of the fork server."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -41,27 +41,27 @@ class _Forked:
 class ForkServer:
     """A process that has imported torch and forks launchers; see ``zerotrial.process.fork_server``.
 
-    The kernel kills it when the thread that made it ends. While it cannot serve (it could not be
-    started, or has died), launchers are started afresh: slower, but the same.
+    The kernel kills it when the thread that created it ends. If it does not run, launchers are
+    started as new processes, which is slower.
 
     Args:
-        log: File for what the server itself says.
+        log: Log file of the server.
     """
 
     def __init__(self, log: Path) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, append_private(log) as output:
-            words = [sys.executable, "-P", "-m", MODULE, "--serve", str(os.getpid())]
+        client_end, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with server_end, append_private(log) as output:
+            command = [sys.executable, "-P", "-m", MODULE, "--serve", str(os.getpid())]
             self._process = subprocess.Popen(
-                [*words, str(theirs.fileno())],
+                [*command, str(server_end.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[server_end.fileno()],
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
                 start_new_session=True,
             )
-        self._channel = ours
+        self._channel = client_end
         self._changed = threading.Condition()
         self._ready = False
         self._closed = False
@@ -75,9 +75,9 @@ class ForkServer:
         """Start a launcher, as :func:`zerolab.launcher.process.start_launcher` does.
 
         Args:
-            folder: Of the run; holds the run spec.
-            environment: Variables on top of ours.
-            timeout_s: Longest wait for the server to be ready, in seconds.
+            folder: Directory of the run, with the run specification.
+            environment: Variables in addition to this process's.
+            timeout_s: Maximum wait for the server to be ready, in seconds.
         """
         spec_file = str(folder.spec)
         request = {
@@ -96,7 +96,7 @@ class ForkServer:
                     lambda: spec_file in self._started or self._closed, _ANSWER_S
                 )
                 if spec_file not in self._started:
-                    self._process.kill()  # lest it starts the run a second time, later
+                    self._process.kill()  # it must not start the run a second time later
             forked = self._started.pop(spec_file, None)
         return forked or start_launcher(folder, environment)
 
@@ -107,14 +107,14 @@ class ForkServer:
 
     @property
     def lost(self) -> bool:
-        """Whether the server has died after it was ready: another one may do better."""
+        """Return whether the server died after it was ready: a new one may work."""
         return self._closed and self._ready
 
     def close(self) -> None:
-        """End the server, and with it every launcher that it has forked."""
-        self._process.kill()  # it may be importing still, and deaf to the end of the channel
+        """End the server and every launcher that it forked."""
+        self._process.kill()  # it may still be importing and not notice the closed channel
         self._process.wait()
-        with contextlib.suppress(OSError):  # wakes the thread that listens
+        with contextlib.suppress(OSError):  # wakes the listening thread
             self._channel.shutdown(socket.SHUT_RDWR)
         self._channel.close()
 

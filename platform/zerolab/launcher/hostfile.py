@@ -1,4 +1,4 @@
-"""Which machines and slots a multi-node run uses: see :mod:`zerolab.config.hostfile`."""
+"""Alias of :mod:`zerolab.config.hostfile`."""
 
 from zerolab.config.hostfile import combination_problems, filter_slots, parse_hostfile
 

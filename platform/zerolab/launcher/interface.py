@@ -1,4 +1,4 @@
-"""The one face of all launchers."""
+"""Interface of launchers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -7,49 +7,49 @@ from zerolab.contract.messages import SlotInfo
 from zerolab.contract.run_folder import RunFolder
 from zerolab.paths import Home
 
-__all__ = ["Launcher", "LauncherProcess", "MakeLauncher"]
+__all__ = ["Launcher", "LauncherFactory", "LauncherProcess"]
 
 
 class LauncherProcess(Protocol):
-    """What has been started for a run; ``subprocess.Popen`` is one."""
+    """Process of a started run, such as ``subprocess.Popen``."""
 
     pid: int
 
     def poll(self) -> int | None:
-        """Return its exit code, -n for signal n, or None while it runs."""
+        """Return the exit code, -n for signal n, or None while it runs."""
 
 
 class Launcher(Protocol):
-    """Starts the ranks of runs, and ends them. An agent has one.
+    """Starts and stops the ranks of runs; an agent has one.
 
-    The ranks of a run are there from :meth:`start` until its process has ended. How the run ended
-    stands in its folder then (:func:`zerolab.contract.outcome.write_outcome`); a process that ends
-    without it has failed, whatever its exit code.
+    The ranks of a run exist from :meth:`start` until its process has ended. The process writes the
+    outcome into the run's directory (:func:`zerolab.contract.outcome.write_outcome`); a process
+    without an outcome has failed, for any exit code.
     """
 
     def keep_ready(self) -> None:
-        """Prepare for runs to come; called every second, by the thread that outlives all runs."""
+        """Prepare for future runs; called every second, by the thread that outlives all runs."""
         ...
 
     def offers(self) -> Sequence[SlotInfo]:
-        """Return the slots of its agent as they are now; asked every five seconds, and may wait."""
+        """Return the current slots of its agent; called every five seconds, may block."""
         ...
 
     def start(self, folder: RunFolder, environment: Mapping[str, str]) -> LauncherProcess:
         """Start the ranks of a run.
 
         Args:
-            folder: Of the run; holds the run spec.
-            environment: Variables on top of the agent's.
+            folder: Directory of the run, with the run specification.
+            environment: Variables in addition to the agent's.
         """
         ...
 
     def stop(self, process: LauncherProcess, grace_s: float) -> int:
-        """Ask the ranks of a run to end, then kill what is left of them.
+        """Stop the ranks of a run, and kill the remaining ones after a grace period.
 
         Args:
             process: From :meth:`start`; may have ended already.
-            grace_s: Seconds that they have.
+            grace_s: Grace period in seconds.
 
         Returns:
             Exit code of the process, -n for signal n.
@@ -57,22 +57,22 @@ class Launcher(Protocol):
         ...
 
     def sweep(self, folder: RunFolder) -> int:
-        """Kill what still runs of a run whose process has ended; return how many processes."""
+        """Kill remaining processes of a run whose process has ended; return their number."""
         ...
 
     def close(self) -> None:
-        """Give back what :meth:`keep_ready` has taken. No run goes on after this."""
+        """Release the resources of :meth:`keep_ready`. No run continues after this."""
         ...
 
 
-class MakeLauncher(Protocol):
-    """Makes a launcher for an agent."""
+class LauncherFactory(Protocol):
+    """Factory of launchers."""
 
     def __call__(self, home: Home, slots: Sequence[SlotInfo]) -> Launcher:
-        """Make it.
+        """Create the launcher of an agent.
 
         Args:
             home: Data directory of the agent.
-            slots: That it offers.
+            slots: Slots of the agent.
         """
         ...

@@ -1,4 +1,4 @@
-"""Another Python for a run's ranks: which file is meant, and whether it can train."""
+"""Python interpreters of a run's ranks: location and check."""
 
 import os
 import subprocess
@@ -8,17 +8,17 @@ from zerolab import __version__
 
 __all__ = ["find_interpreter", "interpreter_problem"]
 
-_LOOK = (
+_PROBE = (
     "import importlib.util, zerolab, zerotrial; "
     "assert importlib.util.find_spec('torch'), 'there is no module torch'; "
     "print(zerolab.__version__)"
 )
-_LOOK_S = 120.0
-"""For an interpreter on a network's disk that nobody has read yet, in seconds."""
+_PROBE_TIMEOUT_S = 120.0
+"""Timeout in seconds; an interpreter on a network file system is slow at first."""
 
 
 def find_interpreter(named: str) -> Path:
-    """Return the interpreter that ``environment.python`` names: itself, or that of an environment.
+    """Return the interpreter of ``environment.python``, which may name an environment.
 
     Args:
         named: Path of an interpreter, or of the directory of a conda or virtual environment.
@@ -28,7 +28,7 @@ def find_interpreter(named: str) -> Path:
 
 
 def interpreter_problem(named: str) -> str | None:
-    """Say in one line why ranks cannot run under an interpreter on this machine; None if they can.
+    """Return why ranks cannot run under an interpreter on this machine, in one line, or None.
 
     Args:
         named: As in ``environment.python``.
@@ -41,17 +41,21 @@ def interpreter_problem(named: str) -> str | None:
         return f"{key}, and {path} is not executable: `chmod +x {path}`"
     try:
         looked = subprocess.run(
-            [str(path), "-P", "-c", _LOOK],
-            capture_output=True, text=True, check=False, timeout=_LOOK_S, cwd="/",
+            [str(path), "-P", "-c", _PROBE],
+            capture_output=True, text=True, check=False, timeout=_PROBE_TIMEOUT_S, cwd="/",
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{key}, and {path} cannot be run: {error}"
     install = f"`{path} -m pip install zerolab=={__version__}`"
     if looked.returncode:
-        said = (looked.stderr.strip().splitlines() or ["it says nothing"])[-1][:300]
-        return f"environment.python: {path} cannot import zerotrial: {said}; install it: {install}"
+        message = (looked.stderr.strip().splitlines() or ["it says nothing"])[-1][:300]
+        return (
+            f"environment.python: {path} cannot import zerotrial: {message}; install it: {install}"
+        )
     if looked.stdout.split()[-1:] != [__version__]:
-        found = looked.stdout.strip()[:50]
-        text = f"environment.python: {path} has zerolab {found}, this machine's agent {__version__}"
+        version = looked.stdout.strip()[:50]
+        text = (
+            f"environment.python: {path} has zerolab {version}, this machine's agent {__version__}"
+        )
         return f"{text}; install the same one: {install}"
     return None

@@ -1,4 +1,4 @@
-"""Ranks on the agent's own machine: forked from a process that has imported torch, or afresh."""
+"""Launcher of ranks on the agent's machine, forked from a process with torch if possible."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,7 +9,7 @@ from zerolab.launcher.fork_client import ForkServer
 from zerolab.launcher.interface import LauncherProcess
 from zerolab.launcher.process import (
     kill_leftovers,
-    note_launcher,
+    save_launcher_pid,
     start_launcher,
     stop_launcher,
 )
@@ -19,11 +19,12 @@ __all__ = ["LocalLauncher"]
 
 
 class LocalLauncher:
-    """See :class:`~zerolab.launcher.interface.Launcher`.
+    """Launcher of ranks on this machine.
 
     Args:
         home: Data directory of the agent.
-        slots: That it offers. On CPU slots launchers are forked, for CUDA does not survive a fork.
+        slots: Slots of the agent. Launchers are only forked for CPU slots because CUDA does not
+            survive a fork.
     """
 
     def __init__(self, home: Home, slots: Sequence[SlotInfo]) -> None:
@@ -33,24 +34,24 @@ class LocalLauncher:
         self._fork_server: ForkServer | None = None
 
     def keep_ready(self) -> None:
-        """Have a fork server; the kernel kills it when the calling thread ends."""
+        """Start a fork server if needed; the kernel kills it when the calling thread ends."""
         if self._forks and (self._fork_server is None or self._fork_server.lost):
             self._fork_server = ForkServer(self._log)
 
     def offers(self) -> Sequence[SlotInfo]:
-        """Return the slots, which are always there."""
+        """Return the slots, which never change."""
         return self._slots
 
     def start(self, folder: RunFolder, environment: Mapping[str, str]) -> LauncherProcess:
-        """Fork a launcher where that can be, else start one; it starts the ranks.
+        """Fork a launcher if possible, else start one; the launcher starts the ranks.
 
-        The fork server has the agent's interpreter: a run that wants another one is not forked.
+        The fork server has the agent's interpreter: runs with another one are not forked.
         """
         run = read_run_spec(folder.spec)
         forks = self._fork_server is not None and not run.python
         start = self._fork_server.start if forks and self._fork_server else start_launcher
         process = start(folder, environment)
-        note_launcher(folder, process)
+        save_launcher_pid(folder, process)
         return process
 
     def stop(self, process: LauncherProcess, grace_s: float) -> int:
@@ -58,7 +59,7 @@ class LocalLauncher:
         return stop_launcher(process, grace_s)
 
     def sweep(self, folder: RunFolder) -> int:
-        """Kill what ranks have started themselves."""
+        """Kill the remaining child processes of the ranks."""
         return kill_leftovers(folder)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The launcher as a process: started afresh or forked from a warm one, stopped with a deadline."""
+"""Launcher processes: start, stop with a deadline, cleanup."""
 
 import os
 import signal
@@ -16,22 +16,22 @@ from zerolab.launcher.interface import LauncherProcess
 from zerolab.launcher.interpreter import find_interpreter
 from zerolab.linux import kill_all, kill_tree
 
-__all__ = ["kill_leftovers", "note_launcher", "start_launcher", "stop_launcher"]
+__all__ = ["kill_leftovers", "save_launcher_pid", "start_launcher", "stop_launcher"]
 
 MODULE = "zerotrial.process.launch"
-"""Started as a process, never imported from here: torch lives there."""
+"""Started as a process, never imported here, because it imports torch."""
 
 _POLL_S = 0.02
 
 
 def start_launcher(folder: RunFolder, environment: Mapping[str, str]) -> LauncherProcess:
-    """Start a launcher from nothing, under the interpreter that the run wants.
+    """Start a launcher as a new process, under the run's interpreter.
 
     The kernel kills it when the calling *thread* ends, so that thread must outlive it.
 
     Args:
-        folder: Of the run; holds the run spec.
-        environment: Variables on top of ours.
+        folder: Directory of the run, with the run specification.
+        environment: Variables in addition to this process's.
     """
     named = read_run_spec(folder.spec).python
     python = str(find_interpreter(named)) if named else sys.executable
@@ -47,16 +47,16 @@ def start_launcher(folder: RunFolder, environment: Mapping[str, str]) -> Launche
         )
 
 
-def note_launcher(folder: RunFolder, process: LauncherProcess) -> None:
-    """Write down which process launches a run, for an agent that comes after us."""
+def save_launcher_pid(folder: RunFolder, process: LauncherProcess) -> None:
+    """Save the process of a run's launcher, for the next agent."""
     write_json(folder.launcher, {"pid": process.pid})
 
 
 def stop_launcher(process: LauncherProcess, grace_s: float) -> int:
-    """Ask a launcher and its ranks to end, then kill what is left of them.
+    """Stop a launcher and its ranks, and kill the remaining ones after a grace period.
 
     Args:
-        process: To stop; may have ended already.
+        process: The launcher; may have ended already.
         grace_s: Seconds between SIGTERM and SIGKILL.
 
     Returns:
@@ -81,27 +81,27 @@ def stop_launcher(process: LauncherProcess, grace_s: float) -> int:
 
 
 def kill_leftovers(folder: RunFolder) -> int:
-    """Kill what still runs of a run whose launcher has ended; return how many processes.
+    """Kill remaining processes of a run whose launcher has ended; return their number.
 
-    Ranks die with their launcher, but what they started themselves may not.
+    Ranks die with their launcher, but their child processes may not.
     """
-    left = list(_processes_of(folder))
-    kill_all(left)
-    return len(left)
+    processes = list(_processes_of(folder))
+    kill_all(processes)
+    return len(processes)
 
 
 def _processes_of(folder: RunFolder) -> Iterator[psutil.Process]:
-    """Find a run's processes by the run spec in their environment, or by the launcher's group.
+    """Find a run's processes by their environment, or by the launcher's group.
 
-    A forked rank has the environment of the process that it was forked from: there the group and
-    the command line must both fit, since numbers of groups are used again.
+    A forked rank has the environment of the fork server. Its group and its command line must both
+    match, because the system reuses the numbers of groups.
     """
-    noted = read_json(folder.launcher) or {}
+    saved = read_json(folder.launcher) or {}
     for process in psutil.process_iter():
         try:
             if process.pid == os.getpid():
                 continue
-            if os.getpgid(process.pid) == noted.get("pid"):
+            if os.getpgid(process.pid) == saved.get("pid"):
                 if any(MODULE in word for word in process.cmdline()):
                     yield process
             elif process.environ().get(ENV_RUN_SPEC) == str(folder.spec):

@@ -1,7 +1,7 @@
-"""One rank that is a command: ``python -m zerolab.launcher.rank PARENT FOLDER -- COMMAND``.
+"""A rank that runs a command: ``python -m zerolab.launcher.rank PARENT FOLDER -- COMMAND``.
 
-It notes its process id, asks to die with the launcher, and becomes the command. It imports next to
-nothing, since a Python starts for every such rank: the launcher says what stands in its contract.
+It saves its process id, ties its life to the launcher's, and becomes the command. It imports very
+little because a Python starts for every rank: the launcher passes the settings as options.
 """
 
 import os
@@ -14,11 +14,11 @@ __all__ = ["announce_rank", "main"]
 
 
 def announce_rank(parent: int, ranks: Path) -> None:
-    """Note this process as the rank that its environment names, and tie it to its launcher.
+    """Save this process's id as that of its rank, and tie it to its launcher.
 
     Args:
         parent: Process id of the launcher.
-        ranks: Folder of the run that has a file for each rank.
+        ranks: Directory of the run with a file for each rank.
     """
     die_with_parent(parent)
     file = ranks / os.environ["RANK"]
@@ -27,11 +27,11 @@ def announce_rank(parent: int, ranks: Path) -> None:
 
 
 def main() -> None:
-    """Become the command behind ``--``.
+    """Become the command after ``--``.
 
-    With ``--hide=NAME`` it does not see that variable; ``--local-rank-at=N`` puts ``--local_rank``
-    in front of its N-th word; with ``--slots=N`` it has N of its machine's slots; with
-    ``--bind-cores=0,1,2,3`` it runs on its own part of these CPU cores, of all when none is named.
+    ``--hide=NAME`` hides a variable from it. ``--local-rank-at=N`` inserts ``--local_rank`` before
+    its N-th word. ``--slots=N`` gives it N of the machine's slots. ``--bind-cores=0,1,2,3`` binds
+    it to its part of these CPU cores, or of all cores if the list is empty.
     """
     arguments = sys.argv[1:]
     dashes = arguments.index("--") if "--" in arguments else len(arguments)
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def _take_slots(number: int) -> None:
-    """Confine this rank to its own part of the slots that all ranks of its machine have."""
+    """Confine this rank to its part of the slots of the machine's ranks."""
     first = int(os.environ["LOCAL_RANK"]) * number
     devices = [word for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word]
     if devices:
@@ -68,7 +68,7 @@ def _take_slots(number: int) -> None:
 
 
 def _bind_cores(cores: list[int]) -> None:
-    """Confine this rank to its own part of the CPU cores, and its threads to as many."""
+    """Confine this rank to its part of the CPU cores, with as many threads."""
     usable = sorted(os.sched_getaffinity(0))
     missing = sorted(set(cores) - set(usable))
     if missing:
@@ -77,8 +77,8 @@ def _bind_cores(cores: list[int]) -> None:
     ranks, rank = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
     count = len(chosen) // ranks
     if count < 1:
-        told = f"needs at least a core for each of {ranks} ranks, got {len(chosen)}"
-        sys.exit(f"--bind_cores_to_rank: {told}; use fewer ranks or leave it out")
+        problem = f"needs at least a core for each of {ranks} ranks, got {len(chosen)}"
+        sys.exit(f"--bind_cores_to_rank: {problem}; use fewer ranks or leave it out")
     os.sched_setaffinity(0, chosen[rank * count : (rank + 1) * count])
     os.environ["OMP_NUM_THREADS"] = str(count)
 

@@ -1,7 +1,7 @@
 """Registry of the launchers; others are added as extensions.
 
 A new launcher is one file and one entry point of the group ``zerolab.launchers``. The entry point
-names a class or function that makes a launcher; a class with ``from_file`` can also be the
+names a class or function that creates a launcher; a class with ``from_file`` can also be the
 ``resource_manager.type`` of a file.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from zerolab.config.files import read_yaml
 from zerolab.errors import ConfigError
-from zerolab.launcher.interface import Launcher, MakeLauncher
+from zerolab.launcher.interface import Launcher, LauncherFactory
 from zerolab.launcher.local import LocalLauncher
 from zerolab.launcher.slurm.launcher import SlurmLauncher
 from zerolab.launcher.ssh import SshLauncher
@@ -20,7 +20,7 @@ from zerolab.registry import Registry
 
 __all__ = ["LAUNCHERS", "launcher_of_file", "managed_launchers"]
 
-LAUNCHERS: Registry[MakeLauncher] = Registry(
+LAUNCHERS: Registry[LauncherFactory] = Registry(
     "zerolab.launchers",
     {
         "local": LocalLauncher,
@@ -28,12 +28,12 @@ LAUNCHERS: Registry[MakeLauncher] = Registry(
         "ssh": SshLauncher,
     },
 )
-"""Values of ``zerolab agent start --launcher``. ``ssh`` also starts those runs of a ``local``
-agent that name machines of a hostfile."""
+"""Values of ``zerolab agent start --launcher``. ``ssh`` also starts runs of a ``local`` agent that
+have a hostfile."""
 
 
 def managed_launchers() -> dict[str, Callable[[Home, Path], Launcher]]:
-    """Return the values of ``resource_manager.type``, and what makes a launcher from the file."""
+    """Return the factories of launchers from a file, by ``resource_manager.type``."""
     return {
         name: maker.from_file
         for name, maker in LAUNCHERS.loadable().items()
@@ -42,14 +42,14 @@ def managed_launchers() -> dict[str, Callable[[Home, Path], Launcher]]:
 
 
 def launcher_of_file(home: Home, path: Path) -> Launcher:
-    """Make the launcher of which a file says how runs become jobs.
+    """Create the launcher of a resource manager from its file.
 
     Args:
         home: Data directory of the agent.
         path: The file.
 
     Raises:
-        ConfigError: With everything that is wrong with it.
+        ConfigError: With all problems of the file.
     """
     content = read_yaml(path)
     block: Any = content.get("resource_manager", content)

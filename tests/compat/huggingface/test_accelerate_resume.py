@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tests.waiting import DEADLINE_S, free_port
 from zerolab.contract.spec import ENV_AS_DEEPSPEED
 from zerolab.errors import ConfigError
-from zerolab.launcher.nodes.accelerate import engine_like_fsdp
+from zerolab.launcher.nodes.accelerate import deepspeed_variables_of_fsdp
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -212,14 +212,14 @@ def test_under_accelerate_launch_itself_a_file_chooses_the_stage(
 
 def test_what_accelerate_launch_says_of_fsdp_is_read_as_from_its_file() -> None:
     said = {"FSDP_VERSION": "1", "FSDP_SHARDING_STRATEGY": "FULL_SHARD"}
-    found = engine_like_fsdp({**said, "FSDP_OFFLOAD_PARAMS": "true"})
+    found = deepspeed_variables_of_fsdp({**said, "FSDP_OFFLOAD_PARAMS": "true"})
     assert found["ACCELERATE_DEEPSPEED_ZERO_STAGE"] == "3"
     assert found["ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE"] == "cpu"
     assert found["ACCELERATE_USE_FSDP"] == "false"
-    assert engine_like_fsdp({**said, "FSDP_OFFLOAD_PARAMS": "false"}) == {
+    assert deepspeed_variables_of_fsdp({**said, "FSDP_OFFLOAD_PARAMS": "false"}) == {
         **found,
         "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": "none",
         "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "none",
     }
     with pytest.raises(ConfigError, match=r"fsdp_sharding_strategy: must be FULL_SHARD.*'ALL'"):
-        engine_like_fsdp({"FSDP_SHARDING_STRATEGY": "ALL"})
+        deepspeed_variables_of_fsdp({"FSDP_SHARDING_STRATEGY": "ALL"})

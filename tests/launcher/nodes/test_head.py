@@ -11,9 +11,9 @@ import pytest
 from tests.launcher.nodes.test_options import plan
 from zerolab.contract.outcome import Outcome
 from zerolab.launcher.nodes import coordinator as module
-from zerolab.launcher.nodes.channel import News
-from zerolab.launcher.nodes.coordinator import Head
-from zerolab.launcher.nodes.messages import Said
+from zerolab.launcher.nodes.channel import NodeMessage
+from zerolab.launcher.nodes.coordinator import Coordinator
+from zerolab.launcher.nodes.messages import RankOutput
 
 pytestmark = pytest.mark.processes
 
@@ -28,7 +28,7 @@ def test_a_head_that_was_held_up_while_machines_start_waits_for_them_as_long_as_
     slept = 0.0
     lines: list[str] = []
 
-    def show(_host: str, said: Said) -> None:
+    def show(_host: str, said: RankOutput) -> None:
         nonlocal slept
         lines.extend(said.content.decode().splitlines())
         if lines[-1] == "early":
@@ -37,8 +37,10 @@ def test_a_head_that_was_held_up_while_machines_start_waits_for_them_as_long_as_
     clock: Any = SimpleNamespace(monotonic=lambda: time.monotonic() + slept)
     monkeypatch.setattr(module, "time", clock)
     made = replace(plan({"cpu": True}, num_gpus=1), start_s=300.0, silence_s=2 * SLEPT_S)
-    head = Head(made, show)
-    head._news.put(News("localhost", Said(b"early\n")))  # before the machine says that it is there
+    head = Coordinator(made, show)
+    head._news.put(
+        NodeMessage("localhost", RankOutput(b"early\n"))
+    )  # before the machine says that it is there
     assert head.run() == ("localhost", Outcome(0))
     assert head.lost == []
     assert [line for line in lines if line in {"early", "here"}] == ["early", "here"]

@@ -21,12 +21,12 @@ from zerolab.contract.spec import (
     Nodes,
 )
 from zerolab.errors import ConfigError, PeerFailedError
-from zerolab.launcher.nodes.channel import ssh_words
-from zerolab.launcher.nodes.coordinator import Place, Plan
+from zerolab.launcher.nodes.channel import ssh_command
+from zerolab.launcher.nodes.coordinator import LaunchPlan, MachineSlots
 from zerolab.launcher.nodes.elastic_restart import NodeBounds, RankCounts
-from zerolab.launcher.nodes.environment import exported, parse_environment, sent_variables
+from zerolab.launcher.nodes.environment import exported_variables, parse_environment, sent_variables
 from zerolab.launcher.nodes.options import LaunchOptions, make_command, make_plan
-from zerolab.launcher.nodes.slot_selection import Wanted, choose_places
+from zerolab.launcher.nodes.slot_selection import SlotOptions, choose_machines
 from zerolab.launcher.nodes.tunnel import tunnel_to
 from zerotrial.process.rendezvous import choose_network_interface, create_rendezvous
 
@@ -37,8 +37,8 @@ def slots_of_this_machine(count: int | None, cpu: bool) -> Sequence[int]:
     return range(count or 4)
 
 
-def plan(options: dict[str, Any], **wanted: Any) -> Plan:
-    made = LaunchOptions(script="train.py", wanted=Wanted(**wanted), **options)
+def plan(options: dict[str, Any], **wanted: Any) -> LaunchPlan:
+    made = LaunchOptions(script="train.py", slot_options=SlotOptions(**wanted), **options)
     return make_plan(made, slots_of_this_machine)[0]
 
 
@@ -51,7 +51,7 @@ def hosts(tmp_path: Path) -> Path:
 
 def test_places_are_those_of_the_hostfile_after_its_filters(hosts: Path) -> None:
     def chosen(**options: Any) -> dict[str, list[int]]:
-        places = choose_places(Wanted(hostfile=hosts, **options), [0])
+        places = choose_machines(SlotOptions(hostfile=hosts, **options), [0])
         assert not any(place.local for place in places)
         return {place.host: list(place.slots) for place in places}
 
@@ -66,18 +66,18 @@ def test_this_machine_is_known_in_a_hostfile_and_can_be_reached_by_ssh_all_the_s
 ) -> None:
     file = tmp_path / "hosts"
     file.write_text(f"{socket.gethostname()} slots=1\nother slots=1\n")
-    assert [place.local for place in choose_places(Wanted(file), [0])] == [True, False]
-    assert [place.local for place in choose_places(Wanted(file), [0], force_ssh=True)] == [
+    assert [place.local for place in choose_machines(SlotOptions(file), [0])] == [True, False]
+    assert [place.local for place in choose_machines(SlotOptions(file), [0], force_ssh=True)] == [
         False,
         False,
     ]
 
 
 def test_without_a_hostfile_the_slots_of_this_machine_are_chosen() -> None:
-    assert choose_places(Wanted(), [0, 1]) == [Place("localhost", [0, 1], local=True)]
-    assert choose_places(Wanted(include="localhost:1"), [0, 1])[0].slots == [1]
-    assert choose_places(Wanted(localhost="3,0"), [0, 1, 2, 3])[0].slots == [0, 3]
-    assert choose_places(Wanted(num_gpus=1), [0, 1])[0].slots == [0]
+    assert choose_machines(SlotOptions(), [0, 1]) == [MachineSlots("localhost", [0, 1], local=True)]
+    assert choose_machines(SlotOptions(include="localhost:1"), [0, 1])[0].slots == [1]
+    assert choose_machines(SlotOptions(localhost="3,0"), [0, 1, 2, 3])[0].slots == [0, 3]
+    assert choose_machines(SlotOptions(num_gpus=1), [0, 1])[0].slots == [0]
     with pytest.raises(ConfigError, match="num_gpus: must be at least 1, got 0"):
         plan({}, num_gpus=0)
     with pytest.raises(ConfigError, match="num_nodes: must say how many"):
@@ -87,28 +87,33 @@ def test_without_a_hostfile_the_slots_of_this_machine_are_chosen() -> None:
 @pytest.mark.parametrize(
     ("wanted", "problem"),
     [
-        (Wanted(localhost="0,7"), "this machine has the slots 0, 1, got 7"),
-        (Wanted(localhost="a"), "slots must be numbers with commas between them, got 'a'"),
-        (Wanted(localhost="0", num_gpus=2), "num_gpus: cannot be combined with --localhost"),
-        (Wanted(num_nodes=2), "num_nodes: must be 1 without a hostfile, got 2"),
-        (Wanted(num_gpus=0), "num_gpus: must be at least 1, got 0"),
-        (Wanted(include="nohost"), "'nohost' is not in the hostfile"),
-        (Wanted(include="worker-1:0"), "no hostfile was given or found"),
-        (Wanted(include="localhost:0", num_gpus=2), "cannot be combined with include or exclude"),
-        (Wanted(localhost=","), "must be numbers with commas between them, got ''"),
-        (Wanted(localhost="0-1"), "must be numbers with commas between them, got '0-1'"),
-        (Wanted(hostfile=Path("/nowhere/hosts")), "hostfile: must be readable"),
+        (SlotOptions(localhost="0,7"), "this machine has the slots 0, 1, got 7"),
+        (SlotOptions(localhost="a"), "slots must be numbers with commas between them, got 'a'"),
+        (SlotOptions(localhost="0", num_gpus=2), "num_gpus: cannot be combined with --localhost"),
+        (SlotOptions(num_nodes=2), "num_nodes: must be 1 without a hostfile, got 2"),
+        (SlotOptions(num_gpus=0), "num_gpus: must be at least 1, got 0"),
+        (SlotOptions(include="nohost"), "'nohost' is not in the hostfile"),
+        (SlotOptions(include="worker-1:0"), "no hostfile was given or found"),
+        (
+            SlotOptions(include="localhost:0", num_gpus=2),
+            "cannot be combined with include or exclude",
+        ),
+        (SlotOptions(localhost=","), "must be numbers with commas between them, got ''"),
+        (SlotOptions(localhost="0-1"), "must be numbers with commas between them, got '0-1'"),
+        (SlotOptions(hostfile=Path("/nowhere/hosts")), "hostfile: must be readable"),
     ],
 )
-def test_what_cannot_be_chosen_is_refused_with_the_reason(wanted: Wanted, problem: str) -> None:
+def test_what_cannot_be_chosen_is_refused_with_the_reason(
+    wanted: SlotOptions, problem: str
+) -> None:
     with pytest.raises(ConfigError) as refused:
-        choose_places(wanted, [0, 1])
+        choose_machines(wanted, [0, 1])
     assert problem in str(refused.value)
 
 
 def test_slots_that_are_hidden_from_this_machine_are_not_chosen() -> None:
     def chosen(**options: Any) -> Sequence[int]:
-        return choose_places(Wanted(**options), [1, 3])[0].slots
+        return choose_machines(SlotOptions(**options), [1, 3])[0].slots
 
     assert chosen() == chosen(include="localhost") == chosen(exclude="localhost:0") == [1, 3]
     assert chosen(exclude="localhost:1") == [3]
@@ -122,7 +127,9 @@ def test_slots_that_are_hidden_from_this_machine_are_not_chosen() -> None:
 def test_a_command_is_deepspeeds() -> None:
     def words(**options: Any) -> Command:
         return make_command(
-            LaunchOptions(script="train", arguments=["--x", "1"], wanted=Wanted(), **options)
+            LaunchOptions(
+                script="train", arguments=["--x", "1"], slot_options=SlotOptions(), **options
+            )
         )
 
     python = words().words[0]
@@ -172,7 +179,7 @@ def test_the_environment_file_beside_the_script_wins_over_the_one_at_home(
     monkeypatch.setenv("DS_ENV_FILE", str(tmp_path / "named"))
     assert sent_variables(beside) == {"C": "named"}
     mine = {"PYTHONPATH": "a", "NCCL_DEBUG": "INFO", "SECRET": "no"}
-    assert exported(mine) == {"PYTHONPATH": "a", "NCCL_DEBUG": "INFO"}
+    assert exported_variables(mine) == {"PYTHONPATH": "a", "NCCL_DEBUG": "INFO"}
 
 
 ACCELERATE = """
@@ -195,7 +202,7 @@ fsdp_config: {{fsdp_offload_params: true}}
 def test_accelerates_file_says_what_runs_where(hosts: Path, tmp_path: Path) -> None:
     file = tmp_path / "accelerate.yaml"
     file.write_text(ACCELERATE.format(hosts=hosts))
-    options = LaunchOptions(script="t.py", wanted=Wanted(), config_file=file)
+    options = LaunchOptions(script="t.py", slot_options=SlotOptions(), config_file=file)
     made, notes = make_plan(options, slots_of_this_machine)
     assert [(place.host, place.slots) for place in made.places] == [("worker-2", [1, 3])]
     assert (made.address, made.port) == ("10.0.0.1", 4321)
@@ -236,7 +243,7 @@ def test_as_deepspeed_hands_accelerates_sections_on_in_its_own_variables(
 ) -> None:
     file = tmp_path / "accelerate.yaml"
     file.write_text(f"{section}num_processes: 2\n")
-    words = {"script": "t.py", "wanted": Wanted(), "config_file": file}
+    words = {"script": "t.py", "slot_options": SlotOptions(), "config_file": file}
     made, notes = make_plan(LaunchOptions(**words, as_deepspeed=True), slots_of_this_machine)
     assert made.environment["ZEROLAB_AS_DEEPSPEED"] == "1"
     assert made.environment["ACCELERATE_USE_DEEPSPEED"] == "true"
@@ -247,7 +254,7 @@ def test_as_deepspeed_hands_accelerates_sections_on_in_its_own_variables(
     assert made.run.entrypoint.local_rank_at is None
     made, notes = make_plan(LaunchOptions(**words), slots_of_this_machine)
     assert "ZEROLAB_AS_DEEPSPEED" not in made.environment
-    assert notes[-1].startswith("--as-deepspeed has Accelerate use this engine")
+    assert notes[-1].startswith("--as-deepspeed has AccelerateConfig use this engine")
 
 
 def test_an_unknown_way_to_shard_in_accelerates_file_is_refused(tmp_path: Path) -> None:
@@ -290,7 +297,7 @@ def test_options_win_over_what_accelerates_file_says_about_places(
 
     def chosen(text: str, **wanted: Any) -> tuple[dict[str, list[int]], list[str]]:
         file.write_text(text)
-        options = LaunchOptions(script="t.py", wanted=Wanted(**wanted), config_file=file)
+        options = LaunchOptions(script="t.py", slot_options=SlotOptions(**wanted), config_file=file)
         made, notes = make_plan(options, slots_of_this_machine)
         return {place.host: list(place.slots) for place in made.places}, notes
 
@@ -334,7 +341,7 @@ def test_odd_keys_of_accelerates_file_are_refused_or_named(tmp_path: Path) -> No
         "main_training_function: train\nrdzv_backend: etcd\ndebug: true\nodd: 1\n"
         "deepspeed_config: {odd: 2}\ntpu_env: []\ndowncast_bf16: 'no'\n"
     )
-    options = LaunchOptions(script="t.py", wanted=Wanted(), config_file=file)
+    options = LaunchOptions(script="t.py", slot_options=SlotOptions(), config_file=file)
     _, (note,) = make_plan(options, slots_of_this_machine)
     assert note == (
         f"{file}: without effect here: compute_environment: AMAZON_SAGEMAKER, debug: True, "
@@ -363,7 +370,7 @@ def test_accelerates_file_without_a_hostfile_starts_this_one_of_several_machines
     text = "num_machines: 2\nnum_processes: 4\nmachine_rank: 1\nmain_process_ip: 10.0.0.1\n"
     file.write_text(text)
     made = plan({"config_file": file})
-    assert made.alone == Nodes((2, 2), 1, "10.0.0.1", 29500)
+    assert made.nodes == Nodes((2, 2), 1, "10.0.0.1", 29500)
     assert [place.slots for place in made.places] == [[0, 1]]
     file.write_text("num_machines: 2\nnum_processes: 3\nmachine_rank: x\n")
     with pytest.raises(ConfigError) as refused:
@@ -388,7 +395,7 @@ def test_one_node_of_several_must_be_told_its_place() -> None:
 
 
 def test_ssh_asks_nothing_and_refuses_hosts_whose_key_it_does_not_know() -> None:
-    words = ssh_words("me@host", python="/opt/python", config=Path("c"), port=2222)
+    words = ssh_command("me@host", python="/opt/python", config=Path("c"), port=2222)
     assert {"BatchMode=yes", "StrictHostKeyChecking=yes"} <= set(words)
     assert words[words.index("-F") + 1] == "c"
     assert words[words.index("-p") + 1] == "2222"
@@ -473,14 +480,14 @@ def test_a_preempted_run_has_an_exit_code_of_its_own() -> None:
 
 
 def test_an_elastic_trial_takes_the_most_ranks_that_its_batch_allows_of_what_is_left() -> None:
-    a, b, c = Place("a", (0, 1)), Place("b", (0, 1)), Place("c", (3,))
+    a, b, c = MachineSlots("a", (0, 1)), MachineSlots("b", (0, 1)), MachineSlots("c", (3,))
     counts = RankCounts((5, 4, 1))
     assert counts.choose([a, b, c]) == [a, b, c]
     assert counts.choose([a, b]) == [a, b]
-    assert counts.choose([b, c]) == [Place("b", (0,))]
-    assert RankCounts((5, 3)).choose([a, b]) == [a, Place("b", (0,))]
+    assert counts.choose([b, c]) == [MachineSlots("b", (0,))]
+    assert RankCounts((5, 3)).choose([a, b]) == [a, MachineSlots("b", (0,))]
     assert RankCounts((5, 3)).choose([a]) == []
-    assert RankCounts((5, 3)).too_few([a]) == (
+    assert RankCounts((5, 3)).shortage_message([a]) == (
         "the machines that are there have 2 slots, and the trial goes on with 3 or more "
         "(resources.elastic)"
     )
@@ -502,7 +509,7 @@ def test_a_server_on_a_loopback_address_is_reached_through_ssh_under_its_own_nam
     tunnel = tunnel_to(server)
     assert tunnel is not None
     assert (tunnel.forward, tunnel.address(5)) == (forward, seen)
-    assert ssh_words("h", tunnel=tunnel)[-5:-3] == ["-R", forward]
+    assert ssh_command("h", tunnel=tunnel)[-5:-3] == ["-R", forward]
     assert tunnel_to("https://10.0.0.1:8443") is None
 
 

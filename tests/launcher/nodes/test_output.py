@@ -14,8 +14,8 @@ import pytest
 from tests.launcher.helpers import catches_sigterm
 from tests.launcher.nodes.test_options import plan
 from tests.waiting import until
-from zerolab.launcher.nodes.channel import local_words
-from zerolab.launcher.nodes.messages import Ended, Job, Stop, decode_from_node, encode
+from zerolab.launcher.nodes.channel import local_command
+from zerolab.launcher.nodes.messages import Ended, Job, Stop, decode_from_worker, encode
 from zerolab.launcher.nodes.printing import Printer, View
 
 pytestmark = pytest.mark.processes
@@ -170,13 +170,13 @@ def test_a_stop_that_comes_with_the_job_is_heeded(
     made = plan({"cpu": True}, num_gpus=1)
     job = Job(run=made.run, environment={}, nodes=None, slots=(0,), silence_s=300.0)
     with subprocess.Popen(
-        local_words(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        local_command(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as node:
         assert node.stdin is not None
         assert node.stdout is not None
         node.stdin.write(encode(job) + encode(Stop(5.0)))
         node.stdin.flush()
-        messages = [decode_from_node(line) for line in node.stdout]
+        messages = [decode_from_worker(line) for line in node.stdout]
         node.stdin.close()
     (end,) = [message.outcome for message in messages if isinstance(message, Ended)]
     assert end.told, msgspec.json.encode(end)

@@ -22,9 +22,9 @@ from zerolab.contract.spec import ENV_HOME, EXIT_INFRASTRUCTURE, EXIT_PREEMPTED
 from zerolab.errors import ConfigError
 from zerolab.launcher.slurm.allocations import job_of
 from zerolab.launcher.slurm.follow import follow, outcome_of
-from zerolab.launcher.slurm.job import job_state, job_words, write_job_script
+from zerolab.launcher.slurm.job import job_state, sbatch_command, write_job_script
 from zerolab.launcher.slurm.launcher import SlurmLauncher
-from zerolab.launcher.slurm.partition import await_partition, count_ready, partition_problems
+from zerolab.launcher.slurm.partition import count_ready, partition_problems, wait_for_partition
 from zerolab.launcher.slurm.settings import SlurmSettings, read_settings
 from zerolab.launcher.slurm.worker import node_folder, sizes_of
 from zerolab.paths import Home
@@ -80,12 +80,14 @@ def test_a_run_takes_as_many_nodes_as_its_slots_need() -> None:
     assert sizes_of(4, 2) == [2, 2]
     assert sizes_of(3, 2) == [2, 1]
     assert sizes_of(1, 8) == [1]
-    words = job_words(SlurmSettings("p", ("--mem=1G",), grace_s=90), "/r", "n", [2, 1])
+    words = sbatch_command(SlurmSettings("p", ("--mem=1G",), grace_s=90), "/r", "n", [2, 1])
     assert {"--nodes=2", "--no-requeue", "--signal=TERM@90", "--partition=p"} <= set(words)
     assert words[-1] == "--mem=1G"
     assert "--output=/dev/null" in words  # a path would be read as a pattern
     assert "--cpus-per-task=2" in words
-    assert "--cpus-per-task=6" in job_words(SlurmSettings(), "/r", "n", [2, 1], slots_per_rank=3)
+    assert "--cpus-per-task=6" in sbatch_command(
+        SlurmSettings(), "/r", "n", [2, 1], slots_per_rank=3
+    )
 
 
 @pytest.mark.parametrize(
@@ -192,12 +194,12 @@ def test_an_agent_waits_until_slurm_answers(
     command.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setattr("zerolab.launcher.slurm.partition._WAIT_S", 0.01)
-    await_partition(SlurmSettings("p", slots_per_node=4))
+    wait_for_partition(SlurmSettings("p", slots_per_node=4))
     (told,) = [record.getMessage() for record in caplog.records if "Slurm" in record.getMessage()]
     assert told.startswith("Slurm does not answer (sinfo: Unable to contact slurm controller)")
     with pytest.raises(ConfigError, match="slots_per_node: must be at most 4"):
-        await_partition(SlurmSettings("p", slots_per_node=5))
-    await_partition(SlurmSettings("p", ("--partition=q",), slots_per_node=5))
+        wait_for_partition(SlurmSettings("p", slots_per_node=5))
+    wait_for_partition(SlurmSettings("p", ("--partition=q",), slots_per_node=5))
 
 
 @pytest.mark.parametrize(
@@ -208,7 +210,7 @@ def test_an_agent_waits_until_slurm_answers(
 def test_a_job_that_left_no_word_is_judged_by_its_state(
     tmp_path: Path, state: str, told: bool, expected: int
 ) -> None:
-    assert outcome_of(RunFolder(tmp_path), "7", state, 2, told=told).exit_code == expected
+    assert outcome_of(RunFolder(tmp_path), "7", state, 2, is_stopped=told).exit_code == expected
 
 
 @pytest.mark.processes

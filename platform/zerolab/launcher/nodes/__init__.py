@@ -1,1 +1,1 @@
-"""One run on the machines of a hostfile: a head, and over ssh a launcher on every machine."""
+"""Runs on the machines of a hostfile: a coordinator, and a worker on every machine."""

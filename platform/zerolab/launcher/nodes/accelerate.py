@@ -1,4 +1,4 @@
-"""The file that ``accelerate config`` writes, as far as it says what runs where."""
+"""Reader of files that ``accelerate config`` writes, for machines, slots and the engine."""
 
 import re
 from collections.abc import Mapping
@@ -9,9 +9,9 @@ from typing import Any
 from zerolab.config.files import read_yaml
 from zerolab.errors import ConfigError
 
-__all__ = ["Accelerate", "engine_like_fsdp", "read_accelerate"]
+__all__ = ["AccelerateConfig", "deepspeed_variables_of_fsdp", "read_accelerate"]
 
-_ABOUT_PLACES = {
+_MACHINE_KEYS = {
     "compute_environment", "distributed_type", "num_machines", "num_processes", "machine_rank",
     "main_process_ip", "main_process_port", "gpu_ids", "use_cpu", "mixed_precision",
     "main_training_function", "same_network", "rdzv_backend", "debug", "enable_cpu_affinity",
@@ -26,9 +26,8 @@ _AS_IT_IS: dict[str, tuple[Any, ...]] = {
     "debug": (),
     "enable_cpu_affinity": (),
 }
-"""Keys of :data:`_ABOUT_PLACES` to what they say that holds here, too; with anything else they have
-no effect."""
-_ABOUT_HOSTS = {
+"""Values of keys about machines that apply here, too; other values have no effect."""
+_HOST_KEYS = {
     "deepspeed_hostfile", "deepspeed_inclusion_filter", "deepspeed_exclusion_filter",
     "deepspeed_multinode_launcher",
 }  # fmt: skip
@@ -43,13 +42,13 @@ _DEEPSPEED = {
     "zero3_save_16bit_model": "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL",
     "deepspeed_config_file": "ACCELERATE_DEEPSPEED_CONFIG_FILE",
 }
-"""Keys of ``deepspeed_config`` to the variables in which ``accelerate launch`` hands them on."""
+"""Variables in which ``accelerate launch`` passes on keys of ``deepspeed_config``."""
 _STAGES = {
     "FULL_SHARD": 3, "1": 3, "TRUE": 3, "HYBRID_SHARD": 3, "4": 3,
     "SHARD_GRAD_OP": 2, "2": 2, "FALSE": 2, "HYBRID_SHARD_ZERO2": 2, "5": 2,
     "NO_SHARD": 0, "3": 0,
 }  # fmt: skip
-"""What FSDP shards, in its words, to the stage that shards as much."""
+"""ZeRO stage for each sharding strategy of FSDP."""
 _FSDP = {"fsdp_version", "fsdp_sharding_strategy", "fsdp_reshard_after_forward"}
 _FSDP |= {"fsdp_offload_params", "fsdp_state_dict_type"}
 _LAST_PORT = 65535
@@ -58,8 +57,8 @@ _OFF: tuple[Any, ...] = (None, False, "", "no", "NO", "none", {}, [])
 
 
 @dataclass
-class Accelerate:
-    """What such a file says."""
+class AccelerateConfig:
+    """Settings of such a file."""
 
     hostfile: str = ""
     include: str = ""
@@ -74,18 +73,18 @@ class Accelerate:
     cpu: bool = False
     environment: dict[str, str] = field(default_factory=dict)
     engine: dict[str, str] = field(default_factory=dict)
-    """Variables by which Accelerate learns of the sections about DeepSpeed or FSDP."""
+    """Variables in which AccelerateConfig expects the sections about DeepSpeed or FSDP."""
     unused: list[str] = field(default_factory=list)
-    """Keys that are set to something, and have no effect here."""
+    """Keys that are set and have no effect here."""
     about_engine: list[str] = field(default_factory=list)
-    """Keys that :attr:`engine` stands for."""
+    """Keys that :attr:`engine` covers."""
 
 
-def read_accelerate(path: Path) -> Accelerate:
+def read_accelerate(path: Path) -> AccelerateConfig:
     """Read such a file.
 
     Raises:
-        ConfigError: With everything that is wrong with it.
+        ConfigError: With all problems of the file.
     """
     content = read_yaml(path)
     problems: list[str] = []
@@ -105,7 +104,7 @@ def read_accelerate(path: Path) -> Accelerate:
     port = _number(content, "main_process_port", problems, least=0)
     if port is not None and port > _LAST_PORT:
         problems.append(f"main_process_port: must be at most {_LAST_PORT}, got {port}")
-    found = Accelerate(
+    settings = AccelerateConfig(
         hostfile=str(deepspeed.get("deepspeed_hostfile") or ""),
         include=str(deepspeed.get("deepspeed_inclusion_filter") or ""),
         exclude=str(deepspeed.get("deepspeed_exclusion_filter") or ""),
@@ -116,14 +115,14 @@ def read_accelerate(path: Path) -> Accelerate:
         port=port,
         cpu=_is_on(content, "use_cpu", problems),
     )
-    found.slots = _slots(content.get("gpu_ids"), found.per_node, problems)
+    settings.slots = _slots(content.get("gpu_ids"), settings.per_node, problems)
     if content.get("mixed_precision") not in _OFF:
-        found.environment["ACCELERATE_MIXED_PRECISION"] = str(content["mixed_precision"])
-    found.engine, found.about_engine = _engine(content, deepspeed, problems)
-    found.unused = sorted(set(_unused(content, deepspeed)) - set(found.about_engine))
+        settings.environment["ACCELERATE_MIXED_PRECISION"] = str(content["mixed_precision"])
+    settings.engine, settings.about_engine = _engine(content, deepspeed, problems)
+    settings.unused = sorted(set(_unused(content, deepspeed)) - set(settings.about_engine))
     if problems:
         raise ConfigError(str(path), problems)
-    return found
+    return settings
 
 
 def _is_on(content: dict[str, Any], key: str, problems: list[str]) -> bool:
@@ -135,19 +134,19 @@ def _is_on(content: dict[str, Any], key: str, problems: list[str]) -> bool:
 
 
 def _slots(ids: Any, ranks: int | None, problems: list[str]) -> str:
-    """The slots of this machine that ``gpu_ids`` names, as many as there are processes on it."""
+    """Return the slots in ``gpu_ids``, as many as there are processes on this machine."""
     if ids is None or ids in ("", "all", []):
         return ""
-    words = [str(one) for one in ids] if isinstance(ids, list) else str(ids).split(",")
+    numbers = [str(one) for one in ids] if isinstance(ids, list) else str(ids).split(",")
     problems += [
-        f"gpu_ids: must be numbers with commas between them, got {word.strip()!r}"
-        for word in words
-        if not re.fullmatch(r"[0-9]+", word.strip())
+        f"gpu_ids: must be numbers with commas between them, got {number.strip()!r}"
+        for number in numbers
+        if not re.fullmatch(r"[0-9]+", number.strip())
     ]
-    if ranks is not None and ranks > len(words):
-        told = f"must name at least as many as there are processes on a machine ({ranks})"
-        problems.append(f"gpu_ids: {told}, got {', '.join(words)}")
-    return ",".join(words[:ranks])
+    if ranks is not None and ranks > len(numbers):
+        requirement = f"must name at least as many as there are processes on a machine ({ranks})"
+        problems.append(f"gpu_ids: {requirement}, got {', '.join(numbers)}")
+    return ",".join(numbers[:ranks])
 
 
 def _number(content: dict[str, Any], key: str, problems: list[str], least: int) -> int | None:
@@ -165,25 +164,25 @@ def _unused(content: dict[str, Any], deepspeed: dict[str, Any]) -> list[str]:
     sections: dict[str, Any] = {"deepspeed_config": deepspeed}
     if isinstance(fsdp, dict):
         sections["fsdp_config"] = fsdp
-    known = _ABOUT_PLACES | sections.keys()
-    others = [key for key in content if key not in known and content[key] not in _OFF]
-    others += [
+    known_keys = _MACHINE_KEYS | sections.keys()
+    unused = [key for key in content if key not in known_keys and content[key] not in _OFF]
+    unused += [
         f"{key}: {content[key]}"
         for key, same in _AS_IT_IS.items()
         if content.get(key) not in (*_OFF, *same)
     ]
-    return others + [
+    return unused + [
         f"{name}.{key}"
         for name, section in sections.items()
         for key, value in section.items()
-        if key not in _ABOUT_HOSTS and value not in _OFF
+        if key not in _HOST_KEYS and value not in _OFF
     ]
 
 
 def _engine(
     content: dict[str, Any], deepspeed: dict[str, Any], problems: list[str]
 ) -> tuple[dict[str, str], list[str]]:
-    """Read the section about DeepSpeed or FSDP, whichever ``distributed_type`` names."""
+    """Read the section about DeepSpeed or FSDP, depending on ``distributed_type``."""
     kind = content.get("distributed_type")
     fsdp = content.get("fsdp_config") or {}
     if kind == "DEEPSPEED":
@@ -192,50 +191,50 @@ def _engine(
         variables["ACCELERATE_CONFIG_DS_FIELDS"] = ",".join(deepspeed)
         about = [f"deepspeed_config.{key}" for key in used]
     elif kind == "FSDP" and isinstance(fsdp, dict):
-        variables = _like_fsdp(fsdp, problems)
+        variables = _deepspeed_variables(fsdp, problems)
         about = [f"fsdp_config.{key}" for key in fsdp if key in _FSDP]
     else:
         return {}, []
     return {"ACCELERATE_USE_DEEPSPEED": "true"} | variables, about
 
 
-def _like_fsdp(fsdp: dict[str, Any], problems: list[str]) -> dict[str, str]:
-    """Say in DeepSpeed's variables what FSDP would do."""
+def _deepspeed_variables(fsdp: dict[str, Any], problems: list[str]) -> dict[str, str]:
+    """Convert settings of FSDP to DeepSpeed's variables."""
     newer = str(fsdp.get("fsdp_version", 1)) == "2"
     key = "fsdp_reshard_after_forward" if newer else "fsdp_sharding_strategy"
-    said = str(fsdp.get(key, "FULL_SHARD")).upper()
-    stage = _STAGES.get(said)
+    strategy = str(fsdp.get(key, "FULL_SHARD")).upper()
+    stage = _STAGES.get(strategy)
     if stage is None:
-        words = "FULL_SHARD, SHARD_GRAD_OP or NO_SHARD"
-        problems.append(f"fsdp_config.{key}: must be {words}, got {fsdp[key]!r}")
+        choices = "FULL_SHARD, SHARD_GRAD_OP or NO_SHARD"
+        problems.append(f"fsdp_config.{key}: must be {choices}, got {fsdp[key]!r}")
         return {}
     away = "cpu" if fsdp.get("fsdp_offload_params") else "none"
     return {
         _DEEPSPEED["zero_stage"]: str(stage),
         _DEEPSPEED["offload_optimizer_device"]: away if stage else "none",
         _DEEPSPEED["offload_param_device"]: away if stage == 3 else "none",
-        _DEEPSPEED["zero3_save_16bit_model"]: "true",  # get_state_dict() is whole with FSDP, too
+        _DEEPSPEED["zero3_save_16bit_model"]: "true",  # FSDP's get_state_dict() is unsharded, too
     }
 
 
-def engine_like_fsdp(environment: Mapping[str, str]) -> dict[str, str]:
-    """Say in DeepSpeed's variables what ``accelerate launch`` says in FSDP's.
+def deepspeed_variables_of_fsdp(environment: Mapping[str, str]) -> dict[str, str]:
+    """Convert FSDP's variables of ``accelerate launch`` to DeepSpeed's.
 
     Args:
-        environment: Of a process that it has started.
+        environment: Environment of a process that it started.
 
     Returns:
-        What to set.
+        Variables to set.
 
     Raises:
-        ConfigError: If what is said names no stage.
+        ConfigError: If the settings match no stage.
     """
-    said: dict[str, Any] = {
+    settings: dict[str, Any] = {
         key: environment[key.upper()] for key in _FSDP if key.upper() in environment
     }
-    said["fsdp_offload_params"] = said.get("fsdp_offload_params") == "true"
+    settings["fsdp_offload_params"] = settings.get("fsdp_offload_params") == "true"
     problems: list[str] = []
-    variables = _like_fsdp(said, problems)
+    variables = _deepspeed_variables(settings, problems)
     if problems:
         raise ConfigError("accelerate launch", problems)
     return {"ACCELERATE_USE_FSDP": "false", "ACCELERATE_USE_DEEPSPEED": "true"} | variables

@@ -1,4 +1,4 @@
-"""One node, as the head sees it: a process here, or ssh to another machine."""
+"""Connection of the coordinator to a node: a local process, or ssh to another machine."""
 
 import contextlib
 import queue
@@ -16,52 +16,60 @@ import msgspec
 
 from zerolab.launcher.nodes.messages import (
     Ended,
-    FromHead,
-    FromNode,
-    Said,
-    decode_from_node,
+    FromCoordinator,
+    FromWorker,
+    RankOutput,
+    decode_from_worker,
     encode,
 )
 from zerolab.launcher.nodes.tunnel import Tunnel
 
-__all__ = ["Channel", "Gone", "News", "Opened", "local_words", "ssh_words"]
+__all__ = [
+    "Channel",
+    "ChannelClosed",
+    "NodeMessage",
+    "TunnelOpened",
+    "local_command",
+    "ssh_command",
+]
 
-NODE = "zerolab.launcher.nodes.worker"
+WORKER_MODULE = "zerolab.launcher.nodes.worker"
 _ALLOCATED = re.compile(r"Allocated port (\d+) for remote forward")
-"""What ssh says when the other end of its tunnel is open."""
-_LAST_WORDS = 5
-"""Lines of ssh's own that are kept for the message when it fails."""
-_LOOKS = 10
-"""For these lines, within a second: another ssh that shares its connection may keep them open."""
+"""Message of ssh when the other end of its tunnel is open."""
+_KEPT_LINES = 5
+"""Lines of ssh's standard error that are kept for the error message."""
+_READ_ATTEMPTS = 10
+"""Attempts to read these lines, within 1 s: another ssh that shares the connection may keep the
+pipe open."""
 
 
-class Gone(NamedTuple):
-    """The channel has ended; whether the node's end was heard before is for the head to know."""
+class ChannelClosed(NamedTuple):
+    """End of the channel; the coordinator knows whether the node reported its outcome before."""
 
     exit_code: int
-    said: str
-    """Its last lines on standard error."""
+    stderr: str
+    """The last lines on standard error."""
 
 
-class Opened(NamedTuple):
-    """A port of the node leads through ssh to where the head said."""
+class TunnelOpened(NamedTuple):
+    """Opened tunnel: a port of the node leads through ssh to the server."""
 
     port: int
 
 
-class News(NamedTuple):
-    """Something that a node has said."""
+class NodeMessage(NamedTuple):
+    """Message of a node, with the node's name."""
 
     host: str
-    message: FromNode | Gone | Opened
+    message: FromWorker | ChannelClosed | TunnelOpened
 
 
-def local_words() -> list[str]:
-    """The command that starts a node's process on this machine."""
-    return [sys.executable, "-P", "-m", NODE]
+def local_command() -> list[str]:
+    """Return the command that starts a node's process on this machine."""
+    return [sys.executable, "-P", "-m", WORKER_MODULE]
 
 
-def ssh_words(
+def ssh_command(
     host: str,
     *,
     python: str = "",
@@ -69,55 +77,64 @@ def ssh_words(
     port: int | None = None,
     tunnel: Tunnel | None = None,
 ) -> list[str]:
-    """The command that starts a node's process on another machine.
+    """Return the command that starts a node's process on another machine.
 
-    Nothing is asked at the terminal, and a host whose key is not known is refused.
+    Ssh never prompts at the terminal, and rejects hosts with unknown keys.
 
     Args:
-        host: As ssh knows it, ``user@`` included.
-        python: Its interpreter; ours, at the same place, when empty.
-        config: For ``ssh -F``.
-        port: For ``ssh -p``.
-        tunnel: Lasts as long as the connection.
+        host: Name for ssh, perhaps with ``user@``.
+        python: Interpreter of the machine; this one's path if empty.
+        config: Value of ``ssh -F``.
+        port: Value of ``ssh -p``.
+        tunnel: Tunnel that lasts as long as the connection.
     """
-    words = ["ssh", "-T", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes"]
-    words += ["-o", "ConnectTimeout=20"]
+    command = ["ssh", "-T", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes"]
+    command += ["-o", "ConnectTimeout=20"]
     if config is not None:
-        words += ["-F", str(config)]
+        command += ["-F", str(config)]
     if port is not None:
-        words += ["-p", str(port)]
+        command += ["-p", str(port)]
     if tunnel is not None:
-        words += ["-o", "ExitOnForwardFailure=yes", "-o", "LogLevel=INFO", "-o", "ControlPath=none"]
-        words += ["-R", tunnel.forward]
-    remote = shlex.join([python or sys.executable, "-P", "-m", NODE])
-    return [*words, "--", host, f"exec {remote}"]
+        command += [
+            "-o",
+            "ExitOnForwardFailure=yes",
+            "-o",
+            "LogLevel=INFO",
+            "-o",
+            "ControlPath=none",
+        ]
+        command += ["-R", tunnel.forward]
+    remote = shlex.join([python or sys.executable, "-P", "-m", WORKER_MODULE])
+    return [*command, "--", host, f"exec {remote}"]
 
 
 class Channel:
-    """Starts a node's process, hears what it says, and ends with it.
+    """Starts a node's process, exchanges messages with it, and ends with it.
 
     Args:
         host: Name of the node.
-        words: The command that starts it.
-        news: Where its messages go.
+        command: The command that starts the process.
+        messages: Queue for the node's messages.
     """
 
-    def __init__(self, host: str, words: Sequence[str], news: "queue.Queue[News]") -> None:
+    def __init__(
+        self, host: str, command: Sequence[str], messages: "queue.Queue[NodeMessage]"
+    ) -> None:
         self.host = host
         self.heard = time.monotonic()
-        """When the node gave a sign of life, on the monotonic clock."""
-        self._news = news
+        """Time of the last heartbeat, on the monotonic clock."""
+        self._news = messages
         self._process = subprocess.Popen(
-            words,
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C at the terminal is for the head alone
+            start_new_session=True,  # only the coordinator handles Ctrl-C of the terminal
         )
         self._outbox: queue.Queue[bytes | None] = queue.Queue()
         threading.Thread(target=self._write, daemon=True).start()
         self._last_words: list[str] = []
-        self._complains = threading.Thread(target=self._keep_complaints, daemon=True)
+        self._complains = threading.Thread(target=self._keep_stderr, daemon=True)
         self._complains.start()
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -126,27 +143,27 @@ class Channel:
         """Process id of the node's process, or of its ssh."""
         return self._process.pid
 
-    def send(self, message: FromHead) -> None:
-        """Tell the node something; one that is gone, or hears nothing, is found out elsewhere."""
+    def send(self, message: FromCoordinator) -> None:
+        """Queue a message to the node; a lost node is detected elsewhere."""
         self._outbox.put(encode(message))
 
     def close(self) -> None:
-        """End the channel when all is said, and with it all that the node has started."""
+        """Close the channel after all messages; the node then ends everything that it started."""
         self._outbox.put(None)
 
     def kill(self) -> None:
-        """End this side of the channel at once; the other one ends for want of a head."""
+        """End this side of the channel immediately; the node ends because it has no coordinator."""
         self.close()
         self._process.kill()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for the end; return whether it has come."""
+        """Wait for the end, up to a timeout; return whether the channel has ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s)
         return self._process.poll() is not None
 
     def _write(self) -> None:
-        """Say what is to be said, in a thread: a node may be slow to hear it."""
+        """Send queued messages, in a thread because a node may be slow."""
         pipe = self._process.stdin
         assert pipe is not None
         with contextlib.suppress(OSError):
@@ -162,24 +179,24 @@ class Channel:
             for line in lines:
                 self.heard = time.monotonic()
                 try:
-                    message = decode_from_node(line)
+                    message = decode_from_worker(line)
                 except msgspec.DecodeError:  # a login shell's greeting
-                    message = Said(line.rstrip() + b"\n")
-                self._news.put(News(self.host, message))
+                    message = RankOutput(line.rstrip() + b"\n")
+                self._news.put(NodeMessage(self.host, message))
                 if isinstance(message, Ended):
                     self.close()
         code = self._process.wait()
-        for _ in range(_LOOKS):  # a pause of the machine ends one of them, and not all
-            self._complains.join(1.0 / _LOOKS)
-        self._news.put(News(self.host, Gone(code, "; ".join(self._last_words))))
+        for _ in range(_READ_ATTEMPTS):  # a pause of the machine affects one attempt, not all
+            self._complains.join(1.0 / _READ_ATTEMPTS)
+        self._news.put(NodeMessage(self.host, ChannelClosed(code, "; ".join(self._last_words))))
 
-    def _keep_complaints(self) -> None:
+    def _keep_stderr(self) -> None:
         assert self._process.stderr is not None
         with self._process.stderr as lines:
             for line in lines:
                 text = line.decode(errors="replace").strip()
                 opened = _ALLOCATED.match(text)
                 if opened is not None:
-                    self._news.put(News(self.host, Opened(int(opened[1]))))
+                    self._news.put(NodeMessage(self.host, TunnelOpened(int(opened[1]))))
                 elif text:
-                    self._last_words = [*self._last_words, text][-_LAST_WORDS:]
+                    self._last_words = [*self._last_words, text][-_KEPT_LINES:]

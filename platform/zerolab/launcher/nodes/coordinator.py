@@ -1,6 +1,6 @@
-"""The head of a run on several machines: starts a node's process on each, and watches all.
+"""Coordinator of a run on several machines: starts and supervises a worker on each.
 
-The failure of one ends all of them, and so does the end of the head itself: nothing is left.
+The failure of a node ends all nodes, and so does the end of the coordinator.
 """
 
 import queue
@@ -17,95 +17,96 @@ from zerolab.contract.outcome import Outcome
 from zerolab.contract.spec import EXIT_INFRASTRUCTURE, EXIT_USER_ERROR, Nodes, RunSpec
 from zerolab.launcher.nodes.channel import (
     Channel,
-    Gone,
-    News,
-    Opened,
-    local_words,
-    ssh_words,
+    ChannelClosed,
+    NodeMessage,
+    TunnelOpened,
+    local_command,
+    ssh_command,
 )
 from zerolab.launcher.nodes.messages import (
     BEAT_S,
-    HELD_UP_S,
+    SUSPENDED_S,
     Beat,
     Ended,
     Hello,
     Job,
-    Left,
-    Said,
+    RankOutput,
+    SpoolPiece,
     Stop,
 )
 from zerolab.launcher.nodes.tunnel import Tunnel
 
-__all__ = ["DEFAULT_PORT", "Head", "Place", "Plan"]
+__all__ = ["DEFAULT_PORT", "Coordinator", "LaunchPlan", "MachineSlots"]
 
 _WAIT_S = 0.1
 _AFTER_GRACE_S = 10.0
-"""For a node to say how it ended, in seconds, when the grace of its ranks is over."""
+"""Seconds for a node to report its outcome after the grace period of its ranks."""
 _FAILURE_GRACE_S = 5.0
-"""For ranks to end when those of another node have failed, in seconds: they can save nothing."""
+"""Grace period of ranks after another node failed, in seconds: they cannot save a checkpoint."""
 DEFAULT_PORT = 29500
-"""DeepSpeed's, and torchrun's."""
+"""Default rendezvous port, as in DeepSpeed and torchrun."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """A machine of the run."""
+class MachineSlots:
+    """A machine of the run with its slots."""
 
     host: str
     slots: Sequence[int]
     local: bool = False
-    """It is this machine: no ssh."""
+    """It is this machine and needs no ssh."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What shall run where."""
+class LaunchPlan:
+    """Runs a plan once."""
 
-    places: Sequence[Place]
-    """In the order of their ranks."""
+    places: Sequence[MachineSlots]
+    """Machines, in the order of their ranks."""
     run: RunSpec
-    """What every rank runs, and where; with how much time to checkpoint and end."""
+    """Run specification: command, directory and grace period of every rank."""
     archive: bytes = b""
-    """The model directory as tar.gz, where the machines do not see that of ``run``."""
+    """The model directory as tar.gz, if the machines do not see that of ``run``."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Sent to every node."""
+    """Variables that are sent to every node."""
     address: str = ""
-    """Where the ranks meet; found out when empty."""
+    """Rendezvous address; determined automatically if empty."""
     port: int | None = None
-    """29500 for several machines, any free one for a single one, when None; 0 is any free one."""
-    alone: Nodes | None = None
-    """This is one of several machines, and each has a head of its own."""
+    """Rendezvous port; 0 for any free one. None means 29500 for several machines, any free one for
+    a single one."""
+    nodes: Nodes | None = None
+    """Set if this is one of several machines, each with its own coordinator."""
     python: str = ""
     ssh_config: Path | None = None
     ssh_port: int | None = None
     tunnel: Tunnel | None = None
-    """To the server of an experiment, where only this machine reaches it."""
+    """Tunnel to the server of an experiment, if only this machine reaches it."""
     silence_s: float = 30.0
-    """A node, or a head, that is silent for so long is taken for gone."""
+    """Seconds without a heartbeat after which a node or a coordinator is lost."""
     start_s: float = 60.0
-    """Longest wait for a node's process to be there."""
+    """Maximum wait for a node's process to start, in seconds."""
 
 
-class Head:
+class Coordinator:
     """Runs a plan once.
 
     Args:
-        plan: What shall run where.
-        show: Told what every rank writes, as it comes, with the host.
-        keep: Told what the ranks of an experiment have left to report.
+        plan: The plan.
+        show: Receives the output of every rank, with the host.
+        keep: Receives undelivered reports of an experiment's ranks.
     """
 
     def __init__(
         self,
-        plan: Plan,
-        show: Callable[[str, Said], None],
-        keep: Callable[[Left], None] | None = None,
+        plan: LaunchPlan,
+        show: Callable[[str, RankOutput], None],
+        keep: Callable[[SpoolPiece], None] | None = None,
     ) -> None:
         self._plan = plan
         self._show = show
         self._keep = keep
         self._ports: dict[str, int] = {}
-        self._news: queue.Queue[News] = queue.Queue()
+        self._news: queue.Queue[NodeMessage] = queue.Queue()
         self._channels: dict[str, Channel] = {}
         self._hello: dict[str, Hello] = {}
         self._ends: dict[str, Outcome] = {}
@@ -115,22 +116,24 @@ class Head:
         self._turned_at = 0.0
         self._lost: list[str] = []
         self.begun = False
-        """Whether the machines were told to start ranks."""
+        """Whether the machines have received their jobs."""
 
     @property
     def lost(self) -> list[str]:
-        """Hosts that could not be reached, or did not live to say how their ranks ended."""
+        """Hosts that could not be reached, or were lost before they reported an outcome."""
         return list(self._lost)
 
     def stop(self) -> None:
-        """Have the ranks end, a second time at once; may be called by a signal handler."""
+        """Stop the ranks, on a second call immediately; may be called by a signal handler."""
         self._asked += 1
 
     def run(self) -> tuple[str, Outcome]:
-        """Start, watch and end all nodes; return which of them decided how it ended, and how."""
+        """Run all nodes to their end; return the deciding node and its outcome."""
         try:
-            for place in self._plan.places:
-                self._channels[place.host] = Channel(place.host, self._words(place), self._news)
+            for machine in self._plan.places:
+                self._channels[machine.host] = Channel(
+                    machine.host, self._words(machine), self._news
+                )
             if self._meet():
                 self.begun = True
                 self._send_jobs()
@@ -140,12 +143,12 @@ class Head:
             self._close()
         return merge_outcomes(self._ends)
 
-    def _words(self, place: Place) -> list[str]:
-        if place.local:
-            return local_words()
+    def _words(self, machine: MachineSlots) -> list[str]:
+        if machine.local:
+            return local_command()
         plan = self._plan
-        return ssh_words(
-            place.host,
+        return ssh_command(
+            machine.host,
             python=plan.python,
             config=plan.ssh_config,
             port=plan.ssh_port,
@@ -153,13 +156,13 @@ class Head:
         )
 
     def _meet(self) -> bool:
-        """Wait until all nodes are there; return whether they are."""
+        """Wait until all nodes have connected; return whether they have."""
         deadline = time.monotonic() + self._plan.start_s
         while self._missing() and not self._ends and not self._asked:
             before = time.monotonic()
             self._hear()
             now = time.monotonic()
-            if now - before > HELD_UP_S:
+            if now - before > SUSPENDED_S:
                 deadline += now - before
             elif now > deadline:
                 for host in self._missing():
@@ -171,15 +174,15 @@ class Head:
         return True
 
     def _missing(self) -> set[str]:
-        """Hosts that are not there yet, or from which no way leads to the server."""
-        tunnels = {place.host for place in self._plan.places if not place.local}
+        """Return the hosts that are not connected yet, or have no tunnel to the server."""
+        tunnels = {machine.host for machine in self._plan.places if not machine.local}
         if self._plan.tunnel is None:
             tunnels = set()
         return (self._channels.keys() - self._hello.keys()) | (tunnels - self._ports.keys())
 
-    def _run_of(self, place: Place) -> RunSpec:
-        """What a machine is told of the run: the server's address is that of its own tunnel."""
-        port = self._ports.get(place.host)
+    def _run_of(self, machine: MachineSlots) -> RunSpec:
+        """Return the run specification for a machine, with the server's address at its tunnel."""
+        port = self._ports.get(machine.host)
         tunnel = self._plan.tunnel
         if port is None or tunnel is None:
             return self._plan.run
@@ -188,38 +191,38 @@ class Head:
     def _send_jobs(self) -> None:
         plan = self._plan
         several = len(plan.places) > 1
-        sizes = tuple(len(place.slots) for place in plan.places)
+        sizes = tuple(len(machine.slots) for machine in plan.places)
         port = plan.port if plan.port is not None else DEFAULT_PORT if several else 0
         if several and port == 0:
             port = self._hello[plan.places[0].host].port
         address = plan.address or self._address()
-        names = tuple(place.host.rpartition("@")[2] for place in plan.places)
-        for rank, place in enumerate(plan.places):
+        names = tuple(machine.host.rpartition("@")[2] for machine in plan.places)
+        for rank, machine in enumerate(plan.places):
             job = Job(
-                run=msgspec.structs.replace(self._run_of(place), host_names=names),
+                run=msgspec.structs.replace(self._run_of(machine), host_names=names),
                 archive=plan.archive,
                 environment=dict(plan.environment),
-                nodes=plan.alone or Nodes(sizes, rank, address, port),
-                slots=tuple(place.slots),
+                nodes=plan.nodes or Nodes(sizes, rank, address, port),
+                slots=tuple(machine.slots),
                 silence_s=plan.silence_s,
             )
-            self._channels[place.host].send(job)
+            self._channels[machine.host].send(job)
 
     def _address(self) -> str:
-        """Where the first machine is reached: as the ssh connections have it."""
-        first, *others = self._plan.places
-        if not others:
+        """Return the address of the first machine, from the ssh connections."""
+        first, *remaining = self._plan.places
+        if not remaining:
             return "127.0.0.1"
-        seen = self._hello[others[0].host] if first.local else self._hello[first.host]
-        words = seen.connection.split()
-        if len(words) != 4:  # this machine twice, under two names
+        seen = self._hello[remaining[0].host] if first.local else self._hello[first.host]
+        endpoints = seen.connection.split()
+        if len(endpoints) != 4:  # this machine under two names
             return "127.0.0.1"
-        return words[0] if first.local else words[2]
+        return endpoints[0] if first.local else endpoints[2]
 
     def _turn(self) -> None:
         self._hear()
         now = time.monotonic()
-        if now - self._turned_at > HELD_UP_S:
+        if now - self._turned_at > SUSPENDED_S:
             for channel in self._channels.values():
                 channel.heard = now
         self._turned_at = now
@@ -257,38 +260,40 @@ class Head:
             return
 
     def _take(self, host: str, message: object) -> None:
-        if isinstance(message, Said):
+        if isinstance(message, RankOutput):
             self._show(host, message)
         elif isinstance(message, Hello):
             self._hello[host] = message
             if message.version != __version__:
                 other = f"has zerolab {message.version}, this machine {__version__}"
                 self._end(host, Outcome(EXIT_USER_ERROR, f"{other}; install the same one"))
-        elif isinstance(message, Opened):
+        elif isinstance(message, TunnelOpened):
             self._ports[host] = message.port
-        elif isinstance(message, Left):
+        elif isinstance(message, SpoolPiece):
             if self._keep is not None:
                 self._keep(message)
         elif isinstance(message, Ended):
             self._ends.setdefault(host, message.outcome)
-        elif isinstance(message, Gone) and host not in self._ends:
+        elif isinstance(message, ChannelClosed) and host not in self._ends:
             self._gone(host, message)
 
-    def _gone(self, host: str, gone: Gone) -> None:
-        said = f": {gone.said}" if gone.said else ""
+    def _gone(self, host: str, closed: ChannelClosed) -> None:
+        suffix = f": {closed.stderr}" if closed.stderr else ""
         if host not in self._hello:
-            hint = _HINTS.get(gone.exit_code, "")
-            why = f"its process could not be started (exit code {gone.exit_code}){said}{hint}"
-            if gone.exit_code == _SSH_FAILED and any(word in said for word in _AWAY):
-                self._lose(host, why)
+            hint = _HINTS.get(closed.exit_code, "")
+            reason = (
+                f"its process could not be started (exit code {closed.exit_code}){suffix}{hint}"
+            )
+            if closed.exit_code == _SSH_FAILED and any(word in suffix for word in _AWAY):
+                self._lose(host, reason)
             else:
-                self._end(host, Outcome(EXIT_USER_ERROR, why))
+                self._end(host, Outcome(EXIT_USER_ERROR, reason))
         else:
-            self._lose(host, f"its connection ended{said}")
+            self._lose(host, f"its connection ended{suffix}")
 
-    def _lose(self, host: str, why: str) -> None:
+    def _lose(self, host: str, reason: str) -> None:
         self._lost.append(host)
-        self._end(host, Outcome(EXIT_INFRASTRUCTURE, f"the node is lost: {why}"))
+        self._end(host, Outcome(EXIT_INFRASTRUCTURE, f"the node is lost: {reason}"))
 
     def _end(self, host: str, outcome: Outcome) -> None:
         self._ends[host] = outcome
@@ -303,7 +308,7 @@ class Head:
                 channel.kill()
         while not self._news.empty():
             host, message = self._news.get_nowait()
-            if isinstance(message, Said):
+            if isinstance(message, RankOutput):
                 self._show(host, message)
 
 
@@ -317,4 +322,4 @@ _AWAY = (
     "Connection refused", "timed out", "No route to host", "Network is unreachable",
     "Connection reset", "Connection closed", "Broken pipe",
 )  # fmt: skip
-"""What ssh says of a machine that is not there now, and may be later."""
+"""Messages of ssh for machines that may be available later."""

@@ -1,8 +1,8 @@
-"""Follows one run on the machines of a hostfile: ``python -m ...nodes.follow PARENT RUN_JSON``.
+"""Coordinator process of a run with a hostfile: ``python -m ...nodes.follow PARENT RUN_JSON``.
 
-It is a head as that of ``zerolab launch``, with a run folder in place of a terminal: what the ranks
-write goes to its logs, what they have left to report to its spool, and how the run ended stands
-there at last. SIGTERM has the ranks leave. With this process dies all that it has started.
+It works like the coordinator of ``zerolab launch``, with a run folder instead of a terminal: the
+output of the ranks goes to its logs, undelivered reports to its spool, and the outcome into a
+file. SIGTERM preempts the ranks. Everything that this process started dies with it.
 """
 
 import os
@@ -17,12 +17,12 @@ from zerolab.contract.spec import EXIT_USER_ERROR, RunSpec, read_run_spec
 from zerolab.errors import ConfigError
 from zerolab.files import append_private
 from zerolab.launcher.interpreter import find_interpreter
-from zerolab.launcher.nodes.coordinator import Head, Place, Plan
-from zerolab.launcher.nodes.elastic_restart import Elastic, RankCounts
-from zerolab.launcher.nodes.environment import exported, sent_variables
-from zerolab.launcher.nodes.messages import Left, Said
+from zerolab.launcher.nodes.coordinator import Coordinator, LaunchPlan, MachineSlots
+from zerolab.launcher.nodes.elastic_restart import ElasticRunner, RankCounts
+from zerolab.launcher.nodes.environment import exported_variables, sent_variables
+from zerolab.launcher.nodes.messages import RankOutput, SpoolPiece
 from zerolab.launcher.nodes.output import Output
-from zerolab.launcher.nodes.slot_selection import is_here
+from zerolab.launcher.nodes.slot_selection import is_local_host
 from zerolab.launcher.nodes.tunnel import tunnel_to
 from zerolab.linux import die_with_parent
 
@@ -44,24 +44,24 @@ def main() -> int:
 
 def _run(folder: RunFolder, run: RunSpec) -> Outcome:
     if not run.hosts:
-        told = "must be set: this agent starts ranks on the machines of hostfiles alone"
-        raise ConfigError("experiment", [f"resources.hostfile: {told} (--launcher ssh)"])
+        problem = "must be set: this agent starts ranks on the machines of hostfiles alone"
+        raise ConfigError("experiment", [f"resources.hostfile: {problem} (--launcher ssh)"])
     plan = _plan(folder, run)
     output = Output(folder.logs, quiet=True, file_of=_file_of)
     spool = folder.path / "spool"
     spool.mkdir(mode=0o700, exist_ok=True)
 
-    def keep(piece: Left) -> None:
+    def keep(piece: SpoolPiece) -> None:
         with append_private(spool / Path(piece.name).name) as file:
             file.write(piece.content)
 
-    head: Head | Elastic = Head(plan, output.take, keep)
+    head: Coordinator | ElasticRunner = Coordinator(plan, output.take, keep)
     if run.fewer:
-        counts = (sum(len(one.slots) for one in run.hosts), *run.fewer)
-        head = Elastic(plan, RankCounts(counts), output.take, folder.say, keep)
+        counts = (sum(len(entry.slots) for entry in run.hosts), *run.fewer)
+        head = ElasticRunner(plan, RankCounts(counts), output.take, folder.say, keep)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: head.stop())
-    folder.say(f"ranks on {', '.join(_words(place) for place in plan.places)}")
+    folder.say(f"ranks on {', '.join(_machine_text(machine) for machine in plan.places)}")
     try:
         host, end = head.run()
     finally:
@@ -69,14 +69,16 @@ def _run(folder: RunFolder, run: RunSpec) -> Outcome:
     return Outcome(end.exit_code, end.reason and f"{host}: {end.reason}", end.rank, end.told)
 
 
-def _plan(folder: RunFolder, run: RunSpec) -> Plan:
-    """What shall run where; the machines get the model directory, and need not see ours."""
-    places = [Place(one.host, one.slots, local=is_here(one.host)) for one in run.hosts]
-    return Plan(
+def _plan(folder: RunFolder, run: RunSpec) -> LaunchPlan:
+    """Return the launch plan; machines get the model directory and need not see this one's."""
+    places = [
+        MachineSlots(host.host, host.slots, local=is_local_host(host.host)) for host in run.hosts
+    ]
+    return LaunchPlan(
         places=places,
         run=run,
         archive=pack(folder.model),
-        environment=exported(os.environ) | sent_variables(folder.model),
+        environment=exported_variables(os.environ) | sent_variables(folder.model),
         python=str(find_interpreter(run.python)) if run.python else "",
         ssh_config=folder.model / run.ssh_config if run.ssh_config else None,
         port=0,
@@ -84,11 +86,11 @@ def _plan(folder: RunFolder, run: RunSpec) -> Plan:
     )
 
 
-def _words(place: Place) -> str:
-    return f"{place.host} ({len(place.slots)} slot{'s' if len(place.slots) > 1 else ''})"
+def _machine_text(machine: MachineSlots) -> str:
+    return f"{machine.host} ({len(machine.slots)} slot{'s' if len(machine.slots) > 1 else ''})"
 
 
-def _file_of(_host: str, piece: Said) -> str:
+def _file_of(_host: str, piece: RankOutput) -> str:
     return "launcher.log" if piece.rank is None else f"rank_{piece.rank}.{piece.stream}"
 
 

@@ -1,12 +1,13 @@
-"""What a head and the launcher of a node tell each other: one JSON object a line.
+"""Messages between the coordinator and a node's worker: one JSON object per line.
 
 ```
-node -> head    Hello, then Said and Beat as they come, Left for each file, last Ended
-head -> node    Job, then Beat as they come, or Stop
+worker -> coordinator    Hello, then RankOutput and Beat as they occur, SpoolPiece for each file,
+                         at last Ended
+coordinator -> worker    Job, then Beat as they occur, or Stop
 ```
 
-The channel is the standard input and output of the node's process. Its end, or silence for longer
-than ``Job.silence_s``, kills all that the node has started.
+The channel is the standard input and output of the worker. Its end, or no heartbeat for
+``Job.silence_s``, kills everything that the worker started.
 """
 
 import msgspec
@@ -16,72 +17,72 @@ from zerolab.contract.spec import Nodes, RunSpec
 
 __all__ = [
     "BEAT_S",
-    "HELD_UP_S",
+    "SUSPENDED_S",
     "Beat",
     "Ended",
-    "FromHead",
-    "FromNode",
+    "FromCoordinator",
+    "FromWorker",
     "Hello",
     "Job",
-    "Left",
-    "Said",
+    "RankOutput",
+    "SpoolPiece",
     "Stop",
-    "decode_from_head",
-    "decode_from_node",
+    "decode_from_coordinator",
+    "decode_from_worker",
     "encode",
 ]
 
 BEAT_S = 1.0
-"""Seconds between two signs of life, in both directions."""
+"""Seconds between heartbeats, in both directions."""
 
 
-HELD_UP_S = 3.0
-"""A side that has slept for so long itself was held up, as by a machine that was suspended: what it
-has not heard meanwhile was no silence of the other."""
+SUSPENDED_S = 3.0
+"""A side whose own loop paused for this many seconds was suspended. It then does not count missing
+heartbeats as silence of the other side."""
 
 
 class Job(msgspec.Struct, frozen=True, tag="job"):
-    """What a node shall run."""
+    """The job of a worker."""
 
     run: RunSpec
-    """What every rank runs, and in which directory: one that all machines see, or, with
-    ``archive``, none yet. The node puts in where it is itself."""
+    """Run specification: the command of every rank and its directory, which all machines see. With
+    ``archive`` the worker creates a directory and sets it."""
     environment: dict[str, str]
-    """Variables on top of the node's own."""
+    """Variables in addition to the machine's."""
     nodes: Nodes | None
-    """None where this is the only machine, and any free port will do."""
+    """None if this is the only machine; then any free port is used."""
     slots: tuple[int, ...]
-    """Which of its slots the ranks take."""
+    """Slots of the machine for the ranks."""
     silence_s: float
-    """After so many seconds without a sign of life the head is taken for gone."""
+    """Seconds without a heartbeat after which the coordinator is lost."""
     archive: bytes = b""
     """The model directory as tar.gz, for a run of an experiment."""
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
-    """Send SIGTERM to the ranks, and kill what is left of them later."""
+    """Send SIGTERM to the ranks, and kill the remaining ones after the grace period."""
 
     grace_s: float
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat"):
-    """A sign of life."""
+    """Heartbeat."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """The node's process is there."""
+    """First message of a worker."""
 
     host: str
     version: str
-    """Of zerolab."""
+    """Version of zerolab."""
     port: int = 0
-    """One that is free there, for the ranks to meet on."""
+    """A free port of the machine for the rendezvous."""
     connection: str = ""
     """``SSH_CONNECTION``: client's address and port, server's address and port."""
 
 
-class Said(msgspec.Struct, frozen=True, tag="said"):
-    """A piece of what a rank wrote, in lines or not; rank None is the launcher."""
+class RankOutput(msgspec.Struct, frozen=True, tag="said"):
+    """A piece of a rank's output, not necessarily full lines; rank None is the launcher."""
 
     content: bytes
     rank: int | None = None
@@ -89,46 +90,46 @@ class Said(msgspec.Struct, frozen=True, tag="said"):
     """``out`` or ``err``."""
 
 
-class Left(msgspec.Struct, frozen=True, tag="left"):
-    """A piece of a file that the ranks of an experiment have left in their spool."""
+class SpoolPiece(msgspec.Struct, frozen=True, tag="left"):
+    """A piece of a spool file with undelivered reports of an experiment's ranks."""
 
     name: str
     content: bytes
 
 
 class Ended(msgspec.Struct, frozen=True, tag="ended"):
-    """How the ranks of the node ended; nothing comes after this."""
+    """Outcome of the worker's ranks; its last message."""
 
     outcome: Outcome
 
 
-FromHead = Job | Stop | Beat
-FromNode = Hello | Said | Beat | Left | Ended
+FromCoordinator = Job | Stop | Beat
+FromWorker = Hello | RankOutput | Beat | SpoolPiece | Ended
 
-_from_head = msgspec.json.Decoder(FromHead)
-_from_node = msgspec.json.Decoder(FromNode)
+_from_head = msgspec.json.Decoder(FromCoordinator)
+_from_node = msgspec.json.Decoder(FromWorker)
 
 
-def encode(message: FromHead | FromNode) -> bytes:
-    """Make a line of a message."""
+def encode(message: FromCoordinator | FromWorker) -> bytes:
+    """Encode a message as a line."""
     return msgspec.json.encode(message) + b"\n"
 
 
-def decode_from_head(line: bytes) -> FromHead:
-    """Read a line that the head has sent.
+def decode_from_coordinator(line: bytes) -> FromCoordinator:
+    """Decode a line from the coordinator.
 
     Raises:
-        msgspec.DecodeError: If it is none.
+        msgspec.DecodeError: If it is invalid.
     """
-    message: FromHead = _from_head.decode(line)
+    message: FromCoordinator = _from_head.decode(line)
     return message
 
 
-def decode_from_node(line: bytes) -> FromNode:
-    """Read a line that a node has sent.
+def decode_from_worker(line: bytes) -> FromWorker:
+    """Decode a line from a worker.
 
     Raises:
-        msgspec.DecodeError: If it is none; a login shell may write there too.
+        msgspec.DecodeError: If it is invalid; a login shell may write there too.
     """
-    message: FromNode = _from_node.decode(line)
+    message: FromWorker = _from_node.decode(line)
     return message

@@ -1,11 +1,11 @@
-"""What the ranks of several machines write: kept in a file each, and shown with host and rank."""
+"""Output of ranks on several machines: a file for each, and lines with host and rank."""
 
 import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 
-from zerolab.launcher.nodes.messages import Said
+from zerolab.launcher.nodes.messages import RankOutput
 from zerolab.launcher.nodes.printing import Printer, View
 
 __all__ = ["Output", "name_of"]
@@ -13,19 +13,19 @@ __all__ = ["Output", "name_of"]
 _UNFIT = re.compile(r"[^A-Za-z0-9._@-]")
 
 
-def name_of(host: str, piece: Said) -> str:
-    """The file of a piece: ``HOST_rank_N.out`` or ``.err``."""
+def name_of(host: str, piece: RankOutput) -> str:
+    """Return the file name of a piece: ``HOST_rank_N.out`` or ``.err``."""
     who = "launcher" if piece.rank is None else f"rank_{piece.rank}"
     return f"{_UNFIT.sub('_', host)}_{who}.{piece.stream}"
 
 
 class Output:
-    """Keeps what is written as it was, and shows lines of it as ``[host:rank] text``.
+    """Writes output to files unchanged, and shows its lines as ``[host:rank] text``.
 
     Args:
-        directory: Gets a file for each rank and stream; made here.
-        quiet: Show nothing.
-        file_of: The name of the file for a piece from a host.
+        directory: Directory with a file for each rank and stream; created here.
+        quiet: Show no lines.
+        file_of: Function that returns the file name for a piece of a host.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Output:
         directory: Path,
         *,
         quiet: bool = False,
-        file_of: Callable[[str, Said], str] = name_of,
+        file_of: Callable[[str, RankOutput], str] = name_of,
     ) -> None:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.directory = directory
@@ -42,11 +42,11 @@ class Output:
         self._views: dict[str, View] = {}
         self._printer = None if quiet else Printer()
 
-    def take(self, host: str, piece: Said) -> None:
-        """Take what a rank wrote, or what starts the ranks there.
+    def take(self, host: str, piece: RankOutput) -> None:
+        """Store and show a piece of output of a rank, or of a launcher.
 
         Raises:
-            OSError: If it cannot be kept, or what came before could not be shown.
+            OSError: If it cannot be written, or earlier output could not be shown.
         """
         name = self._file_of(host, piece)
         if name not in self._files:
@@ -58,31 +58,31 @@ class Output:
             self._printer.look(self._views[name])
 
     def say(self, text: str) -> None:
-        """Show a sentence of the command itself."""
+        """Show a message of the command."""
         if self._printer is not None:
             self._printer.say(text)
 
-    def hurry(self) -> None:
-        """Hear that the run was told to stop: who reads nothing is waited for no more."""
+    def limit_wait(self) -> None:
+        """Note that the run was stopped: no longer wait for a blocked reader."""
         if self._printer is not None:
-            self._printer.hurry()
+            self._printer.limit_wait()
 
     def close(self) -> None:
-        """Wait until all is shown, and close the files.
+        """Wait until everything is shown, and close the files.
 
         Raises:
-            OSError: If it could not be shown.
+            OSError: If something could not be shown.
         """
         if self._printer is not None and not self._printer.close():
-            return  # its thread may still read
+            return  # its thread may still be reading
         for file in self._files.values():
             os.close(file)
         self._files.clear()
 
-    def _open(self, name: str, host: str, piece: Said) -> None:
+    def _open(self, name: str, host: str, piece: RankOutput) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
         self._files[name] = os.open(self.directory / name, flags, 0o600)
         if self._printer is not None:
-            place = host if piece.rank is None else f"{host}:{piece.rank}"
-            self._views[name] = View(self._files[name], place, piece.stream)
+            label = host if piece.rank is None else f"{host}:{piece.rank}"
+            self._views[name] = View(self._files[name], label, piece.stream)
             self._printer.add(self._views[name])

@@ -1,7 +1,7 @@
-"""Shows kept files as they grow, in a thread of its own: a reader may pause as long as he likes.
+"""Printer of growing files, in a thread, so that a slow reader blocks nothing.
 
-What is to be shown is read back from the files, so that a pause costs no memory, and holds up
-neither the ranks nor the signs of life that their machines wait for.
+The text is read back from the files. A blocked reader therefore costs no memory, and delays
+neither the ranks nor the heartbeats of their machines.
 """
 
 import contextlib
@@ -17,37 +17,37 @@ from typing import NamedTuple, TextIO
 __all__ = ["Printer", "View"]
 
 _PIECE_BYTES = 1 << 16
-"""That one look takes from one file."""
+"""Maximum bytes that one step reads from a file."""
 _LONGEST_LINE_BYTES = 1 << 18
-"""A longer one is shown as several."""
+"""Longer lines are split."""
 _WRITE_BYTES = 4096
-"""At once: a pipe that can take something takes so much without making us wait (``PIPE_BUF``)."""
+"""Bytes of a write; a writable pipe accepts this many without blocking (``PIPE_BUF``)."""
 _LOOK_S = 0.1
 _PROGRESS_S, _PROGRESS_TO_A_FILE_S = 1.0, 10.0
-"""Between two states of a line that is redrawn, on a terminal and elsewhere."""
+"""Intervals between states of a line that is redrawn, on a terminal and elsewhere."""
 _AFTER_STOP_S = 5.0
-"""A reader who takes nothing for so long is waited for no more, once the run was told to stop."""
+"""Maximum wait for a blocked reader after the run was stopped."""
 _TERMINAL_CODE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class View:
-    r"""The lines of a file, from where it ends now.
+    r"""Lines of a file, from its current end.
 
-    Of a line that is redrawn with ``\r``, as by a progress bar, the newest state counts.
+    A line that is redrawn with ``\r``, e.g. by a progress bar, has its newest state.
 
     Args:
-        file: Descriptor of the file, open to read.
-        place: Stands before each line.
+        file: File descriptor, open for reading.
+        label: Prefix of each line.
         stream: ``out`` or ``err``.
     """
 
-    def __init__(self, file: int, place: str, stream: str) -> None:
-        self.place = place
+    def __init__(self, file: int, label: str, stream: str) -> None:
+        self.label = label
         self.stream = stream
         self.queued = False
-        """Whether the thread is to look at it; for the printer alone."""
+        """Whether the view is in the printer's queue."""
         self.progress_at = 0.0
-        """When a state was shown last, on the monotonic clock."""
+        """Time of the last shown state, on the monotonic clock."""
         self._file = file
         self._read = os.fstat(file).st_size
         self._rest = b""
@@ -55,29 +55,29 @@ class View:
 
     @property
     def position(self) -> int:
-        """How much of the file has been looked at, in bytes."""
+        """Bytes of the file that have been read."""
         return self._read
 
     @property
     def size(self) -> int:
-        """How large the file is, in bytes."""
+        """Size of the file in bytes."""
         return os.fstat(self._file).st_size
 
     @property
     def is_redrawn(self) -> bool:
-        """Whether there is a line that is redrawn, and has not ended."""
+        """Return whether the last line is redrawn and has no end yet."""
         return b"\r" in self._rest
 
     def lines(self) -> list[str] | None:
-        """Return the lines that a look finds; None where the file has nothing more."""
-        if self.size < self._read:  # somebody has emptied it
+        """Return the next lines; None at the end of the file."""
+        if self.size < self._read:  # it was truncated
             self._read = 0
         content = os.pread(self._file, _PIECE_BYTES, self._read)
         if not content:
             return None
         self._read += len(content)
-        *whole, self._rest = (self._rest + content).split(b"\n")
-        lines = [line for one in whole if (line := self._ended(one)) is not None]
+        *finished, self._rest = (self._rest + content).split(b"\n")
+        lines = [line for part in finished if (line := self._ended(part)) is not None]
         if b"\r" in self._rest:
             self._rest = _newest(self._rest)
         while len(self._rest) >= _LONGEST_LINE_BYTES:
@@ -87,7 +87,7 @@ class View:
         return lines
 
     def state(self) -> str | None:
-        """Return the newest state of a line that is redrawn, if it is another one than before."""
+        """Return the newest state of a line that is redrawn, if it has changed."""
         state = _state(self._rest[: _whole_characters(self._rest, len(self._rest))])
         if not self.is_redrawn or not state or state == self._state:
             return None
@@ -95,12 +95,12 @@ class View:
         return state
 
     def rest(self) -> str | None:
-        """Return a last line without its end, if there is one."""
-        rest, self._rest = self._rest, b""
-        return self._ended(rest) if rest else None
+        """Return a last line without a line end, if there is one."""
+        content, self._rest = self._rest, b""
+        return self._ended(content) if content else None
 
     def _ended(self, line: bytes) -> str | None:
-        """The text of a line that has ended, unless it has been shown just so."""
+        """Return the text of a finished line, unless it is already shown."""
         shown, self._state = self._state, None
         if b"\r" not in line:
             return line.decode(errors="replace")
@@ -109,9 +109,9 @@ class View:
 
 
 def _state(line: bytes) -> str:
-    """What stands there after a line was redrawn; one that was wiped is as it was before."""
+    """Return the visible text of a redrawn line; a cleared line keeps its previous text."""
     states = line.decode(errors="replace").split("\r")
-    return next((one for one in reversed(states) if not _is_blank(one)), "")
+    return next((state for state in reversed(states) if not _is_blank(state)), "")
 
 
 def _is_blank(text: str) -> bool:
@@ -119,17 +119,17 @@ def _is_blank(text: str) -> bool:
 
 
 def _newest(line: bytes) -> bytes:
-    """Forget all states of a line but the newest, and what follows it."""
+    """Drop all states of a line except the newest."""
     states = line.split(b"\r")
     shown = (i for i in reversed(range(len(states))) if states[i].strip())
     return b"\r" + b"\r".join(states[next(shown, len(states) - 1) :])
 
 
 def _whole_characters(content: bytes, end: int) -> int:
-    """Go back from ``end`` to where no character of UTF-8 is split."""
+    """Return the last position up to ``end`` that splits no UTF-8 character."""
     for back in range(1, min(4, end + 1)):
         byte = content[end - back]
-        if byte >= 0xC0:  # the first of as many bytes as it has leading ones
+        if byte >= 0xC0:  # first byte: its leading ones are the character's length
             size = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
             return end if size <= back else end - back
         if byte < 0x80:
@@ -137,27 +137,27 @@ def _whole_characters(content: bytes, end: int) -> int:
     return end
 
 
-class _Sentence(NamedTuple):
-    """A line of the command itself."""
+class _Message(NamedTuple):
+    """A message of the command."""
 
     text: str
     behind: list[tuple["View", int]]
-    """Views, and how far they are shown before it, in bytes."""
+    """Positions in bytes up to which views are shown before it."""
 
     def waits(self) -> bool:
         return any(view.position < end for view, end in self.behind)
 
 
-class _LeftAloneError(Exception):
-    """Nobody reads any more, and we wait no longer."""
+class _ReaderBlockedError(Exception):
+    """The reader is blocked, and the wait is over."""
 
 
 class Printer:
-    """Shows the lines of views as ``[place] text``, and sentences between them."""
+    """Shows the lines of views as ``[label] text``, and messages between them."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._queue: deque[View | _Sentence] = deque()  # a view at most once
+        self._queue: deque[View | _Message] = deque()  # a view at most once
         self._views: list[View] = []
         self._closing = False
         self._hurried = 0
@@ -168,15 +168,15 @@ class Printer:
         self._thread.start()
 
     def add(self, view: View) -> None:
-        """Show this view's lines from now on."""
+        """Start to show a view's lines."""
         with self._changed:
             self._views.append(view)
 
     def look(self, view: View) -> None:
-        """Hear that a view's file has grown.
+        """Queue a view whose file has grown.
 
         Raises:
-            OSError: If nothing can be shown, as where the reader is gone.
+            OSError: If nothing can be shown, e.g. because the reader has exited.
         """
         if self._error is not None:
             raise self._error
@@ -187,23 +187,23 @@ class Printer:
                 self._changed.notify()
 
     def say(self, text: str) -> None:
-        """Show a sentence on standard error, behind what was to be shown before."""
+        """Show a message on standard error, after everything that is queued."""
         with self._changed:
             behind = [(view, view.size) for view in self._views]
-            self._queue.append(_Sentence(text, behind))
+            self._queue.append(_Message(text, behind))
             self._changed.notify()
 
-    def hurry(self) -> None:
-        """Hear that the run was told to stop; may be called by a signal handler."""
+    def limit_wait(self) -> None:
+        """Limit the wait for a blocked reader; may be called by a signal handler."""
         self._hurried += 1
 
     def close(self) -> bool:
-        """Wait until all is shown, and return whether it was.
+        """Wait until everything is shown, and return whether it was.
 
-        After :meth:`hurry` a reader who takes nothing is not waited for.
+        After :meth:`limit_wait` the wait for a blocked reader is limited.
 
         Raises:
-            OSError: If it could not be shown.
+            OSError: If something could not be shown.
         """
         with self._changed:
             self._closing = True
@@ -212,7 +212,7 @@ class Printer:
         while self._thread.is_alive():
             self._thread.join(_LOOK_S)
             idle_s = time.monotonic() - max(since, self._taken_at)
-            # Told while we wait for the reader alone: he is what shall be waited for no more.
+            # Only the reader delays the end: limit the wait for it.
             if self._hurried > hurried or (hurried and idle_s > _AFTER_STOP_S):
                 self._left_alone.set()
                 self._thread.join(_LOOK_S * 5)
@@ -224,35 +224,35 @@ class Printer:
     def _run(self) -> None:
         try:
             while (item := self._next()) is not None or not self._closing:
-                if isinstance(item, _Sentence):
+                if isinstance(item, _Message):
                     self._write([item.text], "err")
                 elif item is not None and (lines := item.lines()) is not None:
                     self._show(item, lines)
-                    self.look(item)  # for more, behind the others
+                    self.look(item)  # continue later, after the others
                 self._show_progress()
             for view in self._views:
-                if (rest := view.rest()) is not None:
-                    self._show(view, [rest])
+                if (last_line := view.rest()) is not None:
+                    self._show(view, [last_line])
         except OSError as error:
             self._error = error
-        except _LeftAloneError:
+        except _ReaderBlockedError:
             self._say_last()
 
     def _say_last(self) -> None:
-        """Show the sentences that are left where somebody takes them at once: how the run ended."""
+        """Show the remaining messages if the stream accepts them immediately."""
         for item in self._queue:
-            if isinstance(item, _Sentence):
-                with contextlib.suppress(OSError, _LeftAloneError):
+            if isinstance(item, _Message):
+                with contextlib.suppress(OSError, _ReaderBlockedError):
                     self._write([item.text], "err", wait_s=0.0)
 
-    def _next(self) -> View | _Sentence | None:
+    def _next(self) -> View | _Message | None:
         with self._changed:
             if not self._queue and not self._closing:
                 redrawn = any(view.is_redrawn for view in self._views)
                 self._changed.wait(_LOOK_S if redrawn else None)
             item = self._queue.popleft() if self._queue else None
-            if isinstance(item, _Sentence) and item.waits():
-                first = next((one for one in self._queue if isinstance(one, View)), None)
+            if isinstance(item, _Message) and item.waits():
+                first = next((view for view in self._queue if isinstance(view, View)), None)
                 if first is not None:
                     self._queue.remove(first)
                     self._queue.appendleft(item)
@@ -275,7 +275,7 @@ class Printer:
                 self._show(view, [state])
 
     def _show(self, view: View, lines: list[str]) -> None:
-        self._write([f"[{view.place}] {line}" for line in lines], view.stream)
+        self._write([f"[{view.label}] {line}" for line in lines], view.stream)
 
     def _write(self, lines: list[str], name: str, wait_s: float = _LOOK_S) -> None:
         stream = _stream(name)
@@ -289,7 +289,7 @@ class Printer:
         while content:
             if not ready.poll(wait_s * 1000):
                 if self._left_alone.is_set():
-                    raise _LeftAloneError
+                    raise _ReaderBlockedError
                 continue
             try:
                 content = content[os.write(descriptor, content[:_WRITE_BYTES]) :]
@@ -299,5 +299,5 @@ class Printer:
 
 
 def _stream(name: str) -> TextIO | None:
-    """Standard output or error; None where it is closed."""
+    """Return standard output or error; None if it is closed."""
     return sys.stdout if name == "out" else sys.stderr

@@ -1,20 +1,20 @@
-"""What is written to the ranks' output files, as it comes."""
+"""Reader of new output in the ranks' files."""
 
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from zerolab.launcher.nodes.messages import Said
+from zerolab.launcher.nodes.messages import RankOutput
 
-__all__ = ["Tails"]
+__all__ = ["OutputTails"]
 
 _RANK_FILE = re.compile(r"rank_(\d+)\.(out|err)")
 _MOST_BYTES = 1 << 18
-"""That one look takes from one file."""
+"""Maximum bytes that one call reads from a file."""
 
 
-class Tails:
-    """Reads on where it stopped.
+class OutputTails:
+    """Readers of the ranks' files that continue at their last positions.
 
     Args:
         logs: Directory of the files.
@@ -23,10 +23,10 @@ class Tails:
     def __init__(self, logs: Path) -> None:
         self._logs = logs
         self._read: dict[str, int] = {}
-        self._unended: dict[str, Said] = {}
+        self._unended: dict[str, RankOutput] = {}
 
-    def read(self) -> list[Said]:
-        """Return what has been written since, a piece of each file."""
+    def read(self) -> list[RankOutput]:
+        """Return new output, a piece of each file."""
         pieces = []
         for path in sorted(self._logs.iterdir()):
             named = _RANK_FILE.fullmatch(path.name)
@@ -40,15 +40,15 @@ class Tails:
                 continue
             self._read[path.name] = start + len(content)
             rank, stream = int(named[1]), named[2]
-            pieces.append(Said(content, rank, stream))
+            pieces.append(RankOutput(content, rank, stream))
             if content.endswith(b"\n"):
                 self._unended.pop(path.name, None)
             else:
-                self._unended[path.name] = Said(b"\n", rank, stream)
+                self._unended[path.name] = RankOutput(b"\n", rank, stream)
         return pieces
 
-    def read_rest(self) -> Iterator[Said]:
-        """Yield all that is left, and ends for last lines without one: others may follow."""
+    def read_rest(self) -> Iterator[RankOutput]:
+        """Yield all remaining output, with line ends for last lines that lack one."""
         while pieces := self.read():
             yield from pieces
         yield from self._unended.values()

@@ -1,4 +1,4 @@
-"""The way from the machines of a hostfile to a server that only the agent's machine reaches."""
+"""SSH tunnel from the machines of a hostfile to a server that only this machine reaches."""
 
 from dataclasses import dataclass
 from urllib.parse import urlsplit, urlunsplit
@@ -12,14 +12,14 @@ _PORTS = {"http": 80, "https": 443}
 
 @dataclass(frozen=True)
 class Tunnel:
-    """A port of another machine's loopback that ssh leads to the server."""
+    """Port of another machine's loopback that ssh forwards to the server."""
 
     server: str
-    """Address of the server, as this machine reaches it."""
+    """Address of the server on this machine."""
 
     @property
     def forward(self) -> str:
-        """For ``ssh -R``; the other machine chooses the port."""
+        """Return the value of ``ssh -R``; the other machine chooses the port."""
         parts = urlsplit(self.server)
         host = parts.hostname or ""
         port = parts.port or _PORTS[parts.scheme]
@@ -28,7 +28,7 @@ class Tunnel:
     def address(self, port: int) -> str:
         """Return the server's address at a port of the other machine.
 
-        A name that a certificate is for stays: only it is held against the certificate.
+        A name in a certificate is kept because the certificate is checked against it.
         """
         parts = urlsplit(self.server)
         host = _bracketed(parts.hostname or "") if parts.scheme == "https" else self._listens
@@ -41,10 +41,10 @@ class Tunnel:
 
 
 def tunnel_to(server: str) -> Tunnel | None:
-    """Return the way to a server on a loopback address; None where the others reach it themselves.
+    """Return a tunnel to a server on a loopback address; None if other machines reach the server.
 
     Args:
-        server: Its address.
+        server: Address of the server.
     """
     parts = urlsplit(server)
     hidden = parts.scheme in _PORTS and is_loopback(parts.hostname or "")

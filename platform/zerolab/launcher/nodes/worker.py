@@ -1,7 +1,8 @@
-"""The launcher of one machine: ``python -m zerolab.launcher.nodes.worker``, started by a head.
+"""Worker of one machine: ``python -m zerolab.launcher.nodes.worker``, started by a coordinator.
 
-It speaks with the head over standard input and output (:mod:`zerolab.launcher.nodes.messages`).
-When the head is gone, or silent for too long, it kills what it has started, and ends.
+It exchanges messages with the coordinator over standard input and output
+(:mod:`zerolab.launcher.nodes.messages`). If the coordinator ends, or sends no heartbeat for too
+long, the worker kills everything that it started, and ends.
 """
 
 import contextlib
@@ -29,18 +30,18 @@ from zerolab.launcher.devices import find_gpus
 from zerolab.launcher.interface import LauncherProcess
 from zerolab.launcher.nodes.messages import (
     BEAT_S,
-    HELD_UP_S,
+    SUSPENDED_S,
     Beat,
     Ended,
-    FromNode,
+    FromWorker,
     Hello,
     Job,
-    Left,
+    SpoolPiece,
     Stop,
-    decode_from_head,
+    decode_from_coordinator,
     encode,
 )
-from zerolab.launcher.nodes.tailing import Tails
+from zerolab.launcher.nodes.tailing import OutputTails
 from zerolab.launcher.process import start_launcher
 from zerolab.linux import free_port, head_a_family, kill_descendants, kill_tree, usable_cores
 
@@ -49,11 +50,11 @@ __all__ = ["main"]
 _POLL_S = 0.05
 _PIECE_BYTES = 1 << 18
 _HELLO_S = 60.0
-"""Longest wait for the job after the hello, in seconds."""
+"""Maximum wait for the job after the hello, in seconds."""
 
 
 class _Channel:
-    """The head, as a node sees it."""
+    """Connection of a worker to its coordinator."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -61,19 +62,19 @@ class _Channel:
         self._output = os.dup(1)
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 0)
-        os.dup2(2, 1)  # whatever else prints here does not speak with the head
+        os.dup2(2, 1)  # other output must not go to the coordinator
         self._rest = b""
         self._unheeded: list[Job | Stop | Beat] = []
         self.heard = time.monotonic()
-        """When the head gave a sign of life."""
+        """Time of the coordinator's last heartbeat."""
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._input, selectors.EVENT_READ)
 
-    def send(self, message: FromNode) -> None:
-        """Tell the head something; without a head there is nothing left to do.
+    def send(self, message: FromWorker) -> None:
+        """Send a message to the coordinator.
 
         Raises:
-            ConnectionError: If it is gone.
+            ConnectionError: If the coordinator is lost.
         """
         content = memoryview(encode(message))
         with self._lock:
@@ -84,10 +85,10 @@ class _Channel:
                 raise ConnectionError from error
 
     def receive(self, wait_s: float) -> list[Job | Stop | Beat]:
-        """Return what the head has said meanwhile.
+        """Return new messages of the coordinator.
 
         Raises:
-            ConnectionError: If it is gone.
+            ConnectionError: If the coordinator is lost.
         """
         if self._unheeded:
             messages, self._unheeded = self._unheeded, []
@@ -99,20 +100,20 @@ class _Channel:
             raise ConnectionError
         self.heard = time.monotonic()
         *lines, self._rest = (self._rest + content).split(b"\n")
-        return [decode_from_head(line) for line in lines]
+        return [decode_from_coordinator(line) for line in lines]
 
     def put_back(self, messages: list[Job | Stop | Beat]) -> None:
-        """Have messages received again."""
+        """Put messages back into the queue."""
         self._unheeded = [*messages, *self._unheeded]
 
 
 def main() -> int:
-    """Be the launcher of this machine."""
+    """Run the ranks of this machine."""
     head_a_family(os.getppid())
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
-        # The head decides, and its end is ours. Signals that are ignored would be so in what we
-        # start, too, which then misses a SIGTERM that comes before it has said what to do.
-        signal.signal(number, _heed_not)
+        # Only the coordinator decides about the end. Handlers, not SIG_IGN: child processes
+        # inherit ignored signals, and would miss a SIGTERM before they install a handler.
+        signal.signal(number, _ignore_signal)
     channel = _Channel()
     hello = Hello(
         socket.gethostname(), __version__, free_port(), os.environ.get("SSH_CONNECTION", "")
@@ -120,7 +121,7 @@ def main() -> int:
     try:
         channel.send(hello)
         job = _job(channel)
-        outcome = _Node(channel, job).run()
+        outcome = _Worker(channel, job).run()
         channel.send(Ended(outcome))
     except ConnectionError:
         kill_descendants()
@@ -128,8 +129,8 @@ def main() -> int:
     return 0
 
 
-def _heed_not(_number: int, _frame: FrameType | None) -> None:
-    """Do nothing about a signal."""
+def _ignore_signal(_number: int, _frame: FrameType | None) -> None:
+    """Ignore a signal."""
 
 
 def _job(channel: _Channel) -> Job:
@@ -138,12 +139,12 @@ def _job(channel: _Channel) -> Job:
         messages = channel.receive(_POLL_S)
         for i, message in enumerate(messages):
             if isinstance(message, Job):
-                channel.put_back(messages[i + 1 :])  # maybe it is to stop at once
+                channel.put_back(messages[i + 1 :])  # perhaps a stop follows
                 return message
     raise ConnectionError
 
 
-class _Node:
+class _Worker:
     def __init__(self, channel: _Channel, job: Job) -> None:
         self._channel = channel
         self._job = job
@@ -153,9 +154,9 @@ class _Node:
         """Run the ranks to their end.
 
         Raises:
-            ConnectionError: If the head is gone meanwhile.
+            ConnectionError: If the coordinator is lost.
         """
-        threading.Thread(target=self._watch_head, daemon=True).start()
+        threading.Thread(target=self._watch_coordinator, daemon=True).start()
         directory = self._job.run.model_dir
         if not self._job.archive and not Path(directory).is_dir():
             missing = f"the directory {directory} is not on this machine"
@@ -168,7 +169,7 @@ class _Node:
             shutil.rmtree(folder.path.parent, ignore_errors=True)
 
     def _prepare(self, folder: RunFolder) -> Outcome | None:
-        """Make the run's directory; return why it cannot be, if so."""
+        """Create the run's directory; return the outcome if that fails."""
         try:
             folder.create()
             if self._job.archive:
@@ -182,7 +183,7 @@ class _Node:
 
     def _run(self, folder: RunFolder) -> Outcome:
         process = start_launcher(folder, _environment(self._job))
-        tails = Tails(folder.logs)
+        tails = OutputTails(folder.logs)
         beat_at = 0.0
         code = process.poll()
         while code is None:
@@ -199,20 +200,20 @@ class _Node:
             code = process.poll()
         for piece in tails.read_rest():
             self._channel.send(piece)
-            self._channel.receive(0.0)  # there may be much: the head is heard meanwhile
-        self._send_left(folder.path / "spool")
+            self._channel.receive(0.0)  # much output must not delay the coordinator's messages
+        self._send_spool(folder.path / "spool")
         outcome = read_outcome(folder.path)
         return outcome or self._without_outcome(code, folder)
 
-    def _send_left(self, spool: Path) -> None:
-        """Hand over reports that the server has not taken yet; the run's directory goes."""
+    def _send_spool(self, spool: Path) -> None:
+        """Send undelivered reports to the coordinator; the run's directory will be deleted."""
         for path in sorted(spool.iterdir() if spool.is_dir() else ()):
             with path.open("rb") as file:
                 while content := file.read(_PIECE_BYTES):
-                    self._channel.send(Left(path.name, content))
+                    self._channel.send(SpoolPiece(path.name, content))
 
     def _stop(self, process: LauncherProcess, grace_s: float) -> None:
-        """Ask the ranks to end; a second time, kill them."""
+        """Stop the ranks; on a second call kill them."""
         if self._kill_at is not None:
             self._kill_at = min(self._kill_at, time.monotonic() + grace_s)
             return
@@ -228,13 +229,13 @@ class _Node:
         last = tail(folder.launcher_log, 1).strip()
         return Outcome(code or 1, f"the launcher ended with code {code}: {last}")
 
-    def _watch_head(self) -> None:
-        """End everything when the head has been silent: a write to it may hang for long."""
+    def _watch_coordinator(self) -> None:
+        """End everything if the coordinator sends no heartbeat; a write to it may block."""
         looked = time.monotonic()
         while time.monotonic() - self._channel.heard <= self._job.silence_s:
             time.sleep(BEAT_S / 2)
             now = time.monotonic()
-            if now - looked > HELD_UP_S:
+            if now - looked > SUSPENDED_S:
                 self._channel.heard = now
             looked = now
         kill_descendants()
@@ -242,14 +243,14 @@ class _Node:
 
 
 def _environment(job: Job) -> dict[str, str]:
-    """Variables of the ranks: what the head sends, and what confines them to their slots."""
+    """Return the variables of the ranks: from the coordinator, and for their slots."""
     # A command without an experiment may know devices of another kind by these numbers.
     has_devices = not job.archive or bool(find_gpus())
     slots = ",".join(map(str, job.slots)) if has_devices else ""
     threads = str(max(1, usable_cores() // len(job.slots)))
-    own = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    own["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", threads)
-    return own | job.environment | {"CUDA_VISIBLE_DEVICES": slots}
+    variables = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    variables["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", threads)
+    return variables | job.environment | {"CUDA_VISIBLE_DEVICES": slots}
 
 
 def _spec(job: Job, folder: RunFolder) -> RunSpec:

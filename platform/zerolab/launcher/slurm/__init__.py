@@ -1,1 +1,1 @@
-"""Runs as jobs of Slurm: submitted, followed, told to leave, and ended by one rule."""
+"""Runs as jobs of Slurm: submission, supervision and outcome."""

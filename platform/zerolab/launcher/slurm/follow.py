@@ -1,7 +1,7 @@
-"""Follows one job: ``python -m zerolab.launcher.slurm.follow PARENT RUN_JSON``, one process a run.
+"""Follower of one job: ``python -m zerolab.launcher.slurm.follow PARENT RUN_JSON``.
 
-It submits the job, waits for its end, and leaves how the run ended in its directory. SIGTERM is
-passed on to the ranks. It dies with its parent, and the job does not: the next agent cancels it.
+It submits the job, waits for its end, and writes the outcome into the run's directory. It passes
+SIGTERM on to the ranks. It dies with its parent, but the job does not: the next agent cancels it.
 """
 
 import os
@@ -25,12 +25,12 @@ from zerolab.contract.spec import (
     write_run_spec,
 )
 from zerolab.errors import ConfigError
-from zerolab.launcher.slurm.allocations import job_of, note_job, running_jobs
+from zerolab.launcher.slurm.allocations import job_of, running_jobs, save_job
 from zerolab.launcher.slurm.job import (
     ENDED,
     cancel,
     job_state,
-    job_words,
+    sbatch_command,
     signal_job,
     submit,
     write_job_script,
@@ -40,43 +40,43 @@ from zerolab.launcher.slurm.settings import SlurmSettings, settings_of_environme
 from zerolab.launcher.slurm.worker import node_folder, sizes_of
 from zerolab.linux import die_with_parent
 
-__all__ = ["cancel_job_of", "follow", "main", "outcome_of"]
+__all__ = ["cancel_orphaned_job", "follow", "main", "outcome_of"]
 
 _POLL_S = 1.0
 _LOOK_S = 3.0
 _LACKING_S = 15.0
-"""A job waits for nodes that Slurm has lost no longer than this, in seconds: the agent has told the
-server of them by then."""
+"""Maximum wait of a job for nodes that Slurm has lost, in seconds; the agent has reported them to
+the server by then."""
 _LAST_FILES_S = 10.0
-"""For the outcomes of the nodes to be seen in a shared directory, when the job has ended."""
+"""Seconds after the job's end until the nodes' outcomes are visible in a shared directory."""
 
 
 def main() -> int:
     """Submit a job and follow it to its end."""
     parent, spec_file = sys.argv[1:]
-    asked: list[int] = []
+    signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, _frame: asked.append(number))
+        signal.signal(number, lambda number, _frame: signals.append(number))
     die_with_parent(int(parent))
     folder = RunFolder(Path(spec_file).parent)
-    write_outcome(folder.path, follow(folder, settings_of_environment(), asked))
+    write_outcome(folder.path, follow(folder, settings_of_environment(), signals))
     return 0
 
 
-def follow(folder: RunFolder, settings: SlurmSettings, asked: Collection[int]) -> Outcome:
+def follow(folder: RunFolder, settings: SlurmSettings, signals: Collection[int]) -> Outcome:
     """Submit the job of a run, and wait for its end.
 
     Args:
-        folder: Of the run; those of the agent's other runs lie beside it.
-        settings: Of the pool.
-        asked: Signals that have come; with the first one the job is told to leave.
+        folder: Directory of the run, next to those of the agent's other runs.
+        settings: Settings of the pool.
+        signals: Received signals; the first one preempts the job.
     """
     spec = read_run_spec(folder.spec)
     if spec.hosts:
-        told = (
+        reason = (
             "resources.hostfile: must be left out in a pool of Slurm, which names its nodes itself"
         )
-        return Outcome(EXIT_USER_ERROR, f"{told}; take slots_per_trial")
+        return Outcome(EXIT_USER_ERROR, f"{reason}; take slots_per_trial")
     problem = node_capacity_problem(spec.slots, spec.slots_per_rank, settings.nodes_slots)
     if problem is not None:
         return Outcome(EXIT_USER_ERROR, problem)
@@ -87,41 +87,41 @@ def follow(folder: RunFolder, settings: SlurmSettings, asked: Collection[int]) -
     write_run_spec(changed, folder.spec)
     name = f"zerolab-{spec.experiment_id}-{spec.trial_id}-{spec.run_id}"
     try:
-        words = job_words(
+        command = sbatch_command(
             settings, str(folder.path), name, sizes, slots_per_rank=spec.slots_per_rank
         )
-        job = submit([*words, str(write_job_script(folder.path))])
+        job = submit([*command, str(write_job_script(folder.path))])
     except ConfigError as error:
         return Outcome(EXIT_USER_ERROR, f"Slurm does not take the job: {error.problems[0]}")
-    held = [ranks * spec.slots_per_rank for ranks in sizes]
-    note_job(folder, job, held)
+    sizes_in_slots = [ranks * spec.slots_per_rank for ranks in sizes]
+    save_job(folder, job, sizes_in_slots)
     state, passed = job_state(job), False
-    lack, left = _Lack(settings, folder, held), None
+    lack, shortage = _NodeShortage(settings, folder, sizes_in_slots), None
     while state not in ENDED:
-        if asked and not passed:
+        if signals and not passed:
             passed = True
             signal_job(job)
-        if state == "PENDING" and left is None:
-            left = lack.what_is_left()
-            if left is not None:
+        if state == "PENDING" and shortage is None:
+            shortage = lack.lasting_shortage()
+            if shortage is not None:
                 cancel(job)
         time.sleep(_POLL_S)
         state = job_state(job) or state
-    if left is not None:
-        waited = f"job {job} waited for {len(sizes)} node(s), and Slurm has {left}"
+    if shortage is not None:
+        waited = f"job {job} waited for {len(sizes)} node(s), and Slurm has {shortage}"
         return Outcome(EXIT_PREEMPTED, f"{waited}: the trial takes the slots that are there")
-    return outcome_of(folder, job, state or "GONE", len(sizes), told=passed)
+    return outcome_of(folder, job, state or "GONE", len(sizes), is_stopped=passed)
 
 
-class _Lack:
-    """Watches whether Slurm has the nodes for which a job waits, beside those of our other runs.
+class _NodeShortage:
+    """Checks whether Slurm has enough nodes for a waiting job and this agent's other runs.
 
-    Nodes that jobs of others hold are not missing. Those of ours are: the server gave this run
-    slots that none of them had.
+    Nodes in use by other users' jobs are not missing. Nodes in use by this agent's runs are: the
+    server assigned slots to this run that no other run has.
 
     Args:
-        settings: Of the pool.
-        folder: Of the run; those of the agent's other runs lie beside it.
+        settings: Settings of the pool.
+        folder: Directory of the run, next to those of the agent's other runs.
         sizes: Slots that the job needs on each node.
     """
 
@@ -132,18 +132,18 @@ class _Lack:
         self._next_look = 0.0
         self._since: float | None = None
 
-    def what_is_left(self) -> str | None:
-        """Say how many nodes there are when they have been too few for long; else None."""
+    def lasting_shortage(self) -> str | None:
+        """Return the available nodes as text if they have been too few for long, else None."""
         now = time.monotonic()
         if now < self._next_look:
             return None
         self._next_look = now + _LOOK_S
-        told = self._look()
-        if told is None:
+        description = self._look()
+        if description is None:
             self._since = None
             return None
         self._since = now if self._since is None else self._since
-        return told if now - self._since >= _LACKING_S else None
+        return description if now - self._since >= _LACKING_S else None
 
     def _look(self) -> str | None:
         runs = [RunFolder(path) for path in self._folder.path.parent.iterdir()]
@@ -153,48 +153,48 @@ class _Lack:
         if ready < len(self._sizes):
             return f"{ready} that it can use"
         try:
-            held = sum(sum(job.sizes) for job in running_jobs(runs))
+            used = sum(sum(job.sizes) for job in running_jobs(runs))
         except OSError:
             return None
-        there = ready * self._settings.slots_per_node
-        if held + sum(self._sizes) <= there:
+        available = ready * self._settings.slots_per_node
+        if used + sum(self._sizes) <= available:
             return None
-        return f"{ready}, of whose {there} slot(s) other runs hold {held}"
+        return f"{ready}, of whose {available} slot(s) other runs hold {used}"
 
 
-def outcome_of(folder: RunFolder, job: str, state: str, nodes: int, *, told: bool) -> Outcome:
-    """Say how a job ended: by what its nodes have told, and else by its state.
+def outcome_of(folder: RunFolder, job: str, state: str, nodes: int, *, is_stopped: bool) -> Outcome:
+    """Return the outcome of a job, from its nodes' outcomes or else from its state.
 
     Args:
-        folder: Of the run.
+        folder: Directory of the run.
         job: Number of the job.
         state: The job's last state.
-        nodes: How many it had.
-        told: Whether it was asked to leave.
+        nodes: Number of its nodes.
+        is_stopped: The job was preempted.
     """
     deadline = time.monotonic() + _LAST_FILES_S
-    found: dict[str, Outcome] = {}
+    outcomes: dict[str, Outcome] = {}
     while True:
-        late = time.monotonic() > deadline  # asked before the last look, however long that takes
+        is_late = time.monotonic() > deadline  # read before the last check, which may take long
         for rank in range(nodes):
             end = read_outcome(node_folder(folder, rank).path)
             if end is not None:
-                found[f"node {rank}"] = end
-        if late or len(found) == nodes or state != "COMPLETED":
+                outcomes[f"node {rank}"] = end
+        if is_late or len(outcomes) == nodes or state != "COMPLETED":
             break
         time.sleep(_POLL_S)
-    if len(found) == nodes and state != "NODE_FAIL":
-        name, outcome = merge_outcomes(found)
+    if len(outcomes) == nodes and state != "NODE_FAIL":
+        name, outcome = merge_outcomes(outcomes)
         reason = outcome.reason if nodes == 1 or not outcome.reason else f"{name}: {outcome.reason}"
         return msgspec.structs.replace(outcome, reason=reason)
-    if state == "CANCELLED" and told and not found:
+    if state == "CANCELLED" and is_stopped and not outcomes:
         return Outcome(EXIT_PREEMPTED, f"job {job} was canceled before it began")
-    why = f"Slurm's job {job} ended as {state}"
-    return Outcome(EXIT_INFRASTRUCTURE, why, told=told)
+    ending = f"Slurm's job {job} ended as {state}"
+    return Outcome(EXIT_INFRASTRUCTURE, ending, told=is_stopped)
 
 
-def cancel_job_of(folder: RunFolder) -> bool:
-    """End the job of a run whose follower is gone; return whether there was one."""
+def cancel_orphaned_job(folder: RunFolder) -> bool:
+    """Cancel the job of a run whose follower has ended; return whether there was one."""
     job = job_of(folder)
     if job is None or (job_state(job) or "") in ENDED:
         return False

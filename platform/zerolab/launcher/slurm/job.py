@@ -1,4 +1,4 @@
-"""A job of Slurm, through its commands: sbatch, squeue, scontrol, scancel."""
+"""Job of Slurm, through the commands sbatch, squeue, scontrol and scancel."""
 
 import logging
 import os
@@ -19,7 +19,7 @@ __all__ = [
     "cancel",
     "check_installed",
     "job_state",
-    "job_words",
+    "sbatch_command",
     "signal_job",
     "submit",
     "write_job_script",
@@ -33,14 +33,14 @@ ENDED = frozenset(
         "PREEMPTED", "TIMEOUT", "REVOKED", "GONE",
     }
 )  # fmt: skip
-"""States after which nothing of a job runs any more; ``GONE`` is what Slurm has forgotten."""
+"""Final states of a job; ``GONE`` is a job that Slurm no longer knows."""
 
 
 def check_installed() -> None:
-    """See that Slurm's commands are there.
+    """Check that Slurm's commands exist.
 
     Raises:
-        ConfigError: With those that are not.
+        ConfigError: With the missing ones.
     """
     missing = [
         name for name in ("sbatch", "scontrol", "scancel", "sinfo") if shutil.which(name) is None
@@ -57,16 +57,16 @@ def write_job_script(run_dir: Path, interpreter: str = sys.executable) -> Path:
         run_dir: Directory of the run, which all nodes see.
         interpreter: Python of the nodes.
     """
-    words = ["srun", "--kill-on-bad-exit=0", interpreter, "-P", "-m"]
-    words += ["zerolab.launcher.slurm.worker", str(run_dir)]
+    command = ["srun", "--kill-on-bad-exit=0", interpreter, "-P", "-m"]
+    command += ["zerolab.launcher.slurm.worker", str(run_dir)]
     log = shlex.quote(str(RunFolder(run_dir).launcher_log))
     script = run_dir / "job.sh"
-    text = f"#!/bin/sh\nexec {shlex.join(words)} >>{log} 2>&1\n"
+    text = f"#!/bin/sh\nexec {shlex.join(command)} >>{log} 2>&1\n"
     write_atomic(script, os.fsencode(text), mode=0o700)
     return script
 
 
-def job_words(
+def sbatch_command(
     settings: SlurmSettings,
     run_dir: str,
     name: str,
@@ -77,40 +77,40 @@ def job_words(
     """Return the command that submits the script of a run, without the script's path.
 
     Args:
-        settings: Of the pool.
+        settings: Settings of the pool.
         run_dir: Directory of the run, which all nodes see.
-        name: Of the job.
+        name: Name of the job.
         sizes: Ranks on each node.
-        slots_per_rank: Slots of each; a CPU for every slot.
+        slots_per_rank: Slots of a rank; a CPU for every slot.
     """
     nodes = len(sizes)
-    words = ["sbatch", "--parsable", "--no-requeue", f"--job-name={name}", f"--nodes={nodes}"]
+    command = ["sbatch", "--parsable", "--no-requeue", f"--job-name={name}", f"--nodes={nodes}"]
     cpus = max(sizes) * slots_per_rank
-    words += [f"--ntasks={nodes}", "--ntasks-per-node=1", f"--cpus-per-task={cpus}"]
+    command += [f"--ntasks={nodes}", "--ntasks-per-node=1", f"--cpus-per-task={cpus}"]
     # The script writes the log: in a name for --output Slurm would replace % and backslashes.
-    words += [f"--signal=TERM@{settings.grace_s}", "--output=/dev/null"]
-    words += ["--open-mode=append", f"--chdir={run_dir}"]
+    command += [f"--signal=TERM@{settings.grace_s}", "--output=/dev/null"]
+    command += ["--open-mode=append", f"--chdir={run_dir}"]
     if settings.partition:
-        words.append(f"--partition={settings.partition}")
-    return [*words, *settings.sbatch_args]
+        command.append(f"--partition={settings.partition}")
+    return [*command, *settings.sbatch_args]
 
 
-def submit(words: Sequence[str]) -> str:
+def submit(command: Sequence[str]) -> str:
     """Submit a job; return its number.
 
     Raises:
-        ConfigError: If Slurm refuses it, with what it says.
+        ConfigError: If Slurm rejects it, with its message.
     """
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise ConfigError("sbatch", [done.stderr.strip() or f"exit code {done.returncode}"])
     return done.stdout.strip().partition(";")[0]
 
 
 def job_state(job: str) -> str | None:
-    """Return the state of a job; None when Slurm does not answer now."""
-    words = ["scontrol", "--oneliner", "show", "job", job]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    """Return the state of a job; None if Slurm does not respond now."""
+    command = ["scontrol", "--oneliner", "show", "job", job]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         return "GONE" if "Invalid job id" in done.stderr else None
     for word in done.stdout.split():
@@ -121,18 +121,18 @@ def job_state(job: str) -> str | None:
 
 
 def signal_job(job: str) -> None:
-    """Send SIGTERM to a job's ranks: they may checkpoint. One that waits is canceled."""
+    """Send SIGTERM to a job's ranks, so that they can checkpoint. A waiting job is canceled."""
     _cancel(["--signal=TERM", job])
     _cancel(["--state=PENDING", job])
 
 
 def cancel(job: str) -> None:
-    """End a job now."""
+    """Cancel a job immediately."""
     _cancel(["--signal=KILL", job])
     _cancel([job])
 
 
-def _cancel(words: Sequence[str]) -> None:
-    done = subprocess.run(["scancel", *words], capture_output=True, text=True, check=False)
+def _cancel(arguments: Sequence[str]) -> None:
+    done = subprocess.run(["scancel", *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
-        logger.info("scancel %s: %s", " ".join(words), done.stderr.strip())
+        logger.info("scancel %s: %s", " ".join(arguments), done.stderr.strip())

@@ -1,4 +1,4 @@
-"""Ranks in jobs of Slurm: the agent offers the slots of a partition, and each run is a job."""
+"""Launcher of runs as jobs of Slurm; the agent offers the slots of a partition."""
 
 import os
 import subprocess
@@ -13,26 +13,26 @@ from zerolab.contract.messages import SlotInfo
 from zerolab.contract.run_folder import RunFolder
 from zerolab.files import append_private
 from zerolab.launcher.interface import LauncherProcess
-from zerolab.launcher.process import note_launcher, stop_launcher
-from zerolab.launcher.slurm.follow import cancel_job_of
+from zerolab.launcher.process import save_launcher_pid, stop_launcher
+from zerolab.launcher.slurm.follow import cancel_orphaned_job
 from zerolab.launcher.slurm.job import check_installed
-from zerolab.launcher.slurm.partition import await_partition, nodes_ready
+from zerolab.launcher.slurm.partition import nodes_ready, wait_for_partition
 from zerolab.launcher.slurm.settings import ENV_SLURM, SlurmSettings, read_settings
 from zerolab.paths import Home
 
 __all__ = ["SlurmLauncher"]
 
 _LEAVE_S = 60.0
-"""Jobs have at least so long to leave, in seconds: Slurm passes signals on slowly."""
+"""Minimum grace period of preempted jobs, in seconds: Slurm delivers signals slowly."""
 
 
 class SlurmLauncher:
-    """See :class:`~zerolab.launcher.interface.Launcher`.
+    """Launcher of runs as jobs of Slurm.
 
     Args:
         home: Data directory of the agent; all nodes of the cluster must see it.
-        slots: Without settings, those of one node of the default partition.
-        settings: How runs become jobs, and which slots there are.
+        slots: Slots of one node of the default partition, used without settings.
+        settings: Partition, options of sbatch and slots.
     """
 
     def __init__(
@@ -48,25 +48,25 @@ class SlurmLauncher:
 
     @classmethod
     def from_file(cls, home: Home, path: Path) -> Self:
-        """Make it for what a file says; wait until Slurm answers.
+        """Create a launcher from a file; wait until Slurm responds.
 
         Args:
             home: Data directory of the agent.
-            path: With the block ``resource_manager``.
+            path: File with the block ``resource_manager``.
 
         Raises:
-            ConfigError: With everything that is wrong with it, or that Slurm does not have.
+            ConfigError: With all problems of the file, or nodes that Slurm lacks.
         """
         settings = read_settings(path)
         check_installed()
-        await_partition(settings)
+        wait_for_partition(settings)
         return cls(home, settings.slots, settings)
 
     def keep_ready(self) -> None:
-        """Nothing is kept: Slurm starts the ranks."""
+        """Do nothing: Slurm starts the ranks."""
 
     def offers(self) -> Sequence[SlotInfo]:
-        """Return the slots: those of nodes that Slurm has lost or closed are down."""
+        """Return the slots; those of nodes that Slurm has lost or closed are down."""
         for folder in [*self._runs]:
             if folder.exit.exists() or not folder.path.exists():
                 self._runs.remove(folder)
@@ -75,15 +75,15 @@ class SlurmLauncher:
         return self._settings.slots_on(self._ready)
 
     def start(self, folder: RunFolder, environment: Mapping[str, str]) -> LauncherProcess:
-        """Submit a job, and follow it by a process.
+        """Submit a job, with a process that follows it.
 
-        Slurm says which devices a rank sees, so that of the agent's variables none is handed on.
+        Slurm selects the devices of a rank, so the agent's variables are not passed on.
         """
         settings = msgspec.json.encode(self._settings).decode()
-        words = [sys.executable, "-P", "-m", "zerolab.launcher.slurm.follow"]
+        command = [sys.executable, "-P", "-m", "zerolab.launcher.slurm.follow"]
         with append_private(folder.logs / "slurm.log") as log:
             process = subprocess.Popen(
-                [*words, str(os.getpid()), str(folder.spec)],
+                [*command, str(os.getpid()), str(folder.spec)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -91,17 +91,17 @@ class SlurmLauncher:
                 env={**os.environ, ENV_SLURM: settings},
                 start_new_session=True,
             )
-        note_launcher(folder, process)
+        save_launcher_pid(folder, process)
         self._runs.append(folder)
         return process
 
     def stop(self, process: LauncherProcess, grace_s: float) -> int:
-        """Have the job's ranks leave, and cancel it when they do not."""
+        """Preempt the job's ranks, and cancel the job if they do not exit."""
         return stop_launcher(process, max(grace_s, _LEAVE_S) if grace_s > 0 else 0.0)
 
     def sweep(self, folder: RunFolder) -> int:
-        """Cancel the job, if it is still there."""
-        return int(cancel_job_of(folder))
+        """Cancel the job if it still exists."""
+        return int(cancel_orphaned_job(folder))
 
     def close(self) -> None:
-        """There is nothing to give back."""
+        """Do nothing: there are no resources to release."""

@@ -1,4 +1,4 @@
-"""What Slurm says of a partition's nodes, held against what an agent is to offer of them."""
+"""Nodes of a partition in Slurm, compared with the agent's settings."""
 
 import logging
 import re
@@ -11,34 +11,34 @@ from zerolab.errors import ConfigError
 from zerolab.launcher.slurm.allocations import filled_nodes, running_jobs
 from zerolab.launcher.slurm.settings import SlurmSettings
 
-__all__ = ["await_partition", "count_ready", "nodes_ready", "partition_problems"]
+__all__ = ["count_ready", "nodes_ready", "partition_problems", "wait_for_partition"]
 
 logger = logging.getLogger(__name__)
 
 _WAIT_S = 10.0
 _ANSWER_S = 120.0
 _GPUS = re.compile(r"(?:^|,)gpu(?::[^,:()]+)?:(\d+)")
-"""In what Slurm calls generic resources: ``gpu:4`` and ``gpu:a100:4(S:0-1)``."""
+"""GPUs in Slurm's generic resources: ``gpu:4`` and ``gpu:a100:4(S:0-1)``."""
 _NOT_READY = (
     "down", "drain", "drng", "fail", "error", "unk", "maint", "reboot", "inval", "no_resp", "block",
 )  # fmt: skip
-"""How the states begin in which Slurm starts no job on a node."""
+"""Prefixes of states in which Slurm starts no job on a node."""
 _DRAINING = ("draining", "drng")
-_ITS_OWN = ("-p", "--partition", "-w", "--nodelist", "-C", "--constraint", "-M", "--clusters")
-"""Options of sbatch that choose nodes in their own way."""
+_NODE_OPTIONS = ("-p", "--partition", "-w", "--nodelist", "-C", "--constraint", "-M", "--clusters")
+"""Options of sbatch that select nodes."""
 
 
-def await_partition(settings: SlurmSettings) -> None:
-    """See that Slurm has the nodes that are to be offered; wait until it answers.
+def wait_for_partition(settings: SlurmSettings) -> None:
+    """Check that Slurm has the nodes of the settings; wait until it responds.
 
     Raises:
-        ConfigError: With what it does not have.
+        ConfigError: With the missing ones.
     """
-    if _chooses(settings):
+    if _selects_nodes(settings):
         return
     while True:
         try:
-            lines = _ask(settings.partition, "%P %c %G")
+            lines = _query_nodes(settings.partition, "%P %c %G")
         except OSError as error:
             text = "Slurm does not answer (sinfo: %s); no slots are offered before it does"
             logger.warning(text, error)
@@ -51,78 +51,81 @@ def await_partition(settings: SlurmSettings) -> None:
 
 
 def partition_problems(settings: SlurmSettings, lines: Sequence[str]) -> list[str]:
-    """Say what of the settings no nodes of the partition hold.
+    """Return settings that the nodes of the partition cannot satisfy.
 
     Args:
-        settings: Of the agent.
+        settings: Settings of the agent.
         lines: ``PARTITION CPUS GRES`` of each node; the default partition's name ends in ``*``.
     """
     nodes = _of_partition(settings, lines)
-    where = f"partition {settings.partition or nodes[0][0].rstrip('*')}" if nodes else "it"
+    partition_text = f"partition {settings.partition or nodes[0][0].rstrip('*')}" if nodes else "it"
     if not nodes:
         named = settings.partition or "(the default one)"
         return [f"resource_manager.partition: must be one that has nodes, got {named}"]
     problems = []
     if settings.nodes > len(nodes):
-        most = f"must be at most {len(nodes)}, the nodes of {where} (sinfo)"
+        most = f"must be at most {len(nodes)}, the nodes of {partition_text} (sinfo)"
         problems.append(f"resource_manager.nodes: {most}, got {settings.nodes}")
     what = "CPUs"
     counts = [int(node[1]) for node in nodes]
     if settings.slot_type == "cuda":
         what = "GPUs"
         counts = [sum(map(int, _GPUS.findall(node[2]))) for node in nodes]
-    # A cluster may give GPUs away without counting them; then sbatch has the word.
+    # A cluster may assign GPUs without counting them; then sbatch decides.
     largest = max(counts)
     if largest and settings.slots_per_node > largest:
-        most = f"must be at most {largest}, the {what} of the largest node of {where} (sinfo)"
+        most = (
+            f"must be at most {largest}, the {what} of the largest node of {partition_text} (sinfo)"
+        )
         problems.append(f"resource_manager.slots_per_node: {most}, got {settings.slots_per_node}")
     return problems
 
 
 def nodes_ready(settings: SlurmSettings, runs: Iterable[RunFolder] = ()) -> int | None:
-    """Count the nodes on which a job of ours runs or may start, now or when others have ended.
+    """Count the nodes on which this agent's jobs run or may start, now or after other jobs.
 
-    One that is being drained starts nothing new; while runs of ours fill it, it is still there.
+    A draining node starts no new job; while this agent's runs fill it, it still counts.
 
     Args:
-        settings: Of the agent.
-        runs: Folders of its runs.
+        settings: Settings of the agent.
+        runs: Directories of its runs.
 
     Returns:
-        None where that is not known: Slurm does not answer, or sbatch's own options choose.
+        The number; None if Slurm does not respond, or options of sbatch select nodes.
     """
-    if _chooses(settings):
+    if _selects_nodes(settings):
         return None
     try:
-        lines = _ask(settings.partition, "%P %T %N")
+        lines = _query_nodes(settings.partition, "%P %T %N")
         drained = any(line.split()[1].startswith(_DRAINING) for line in lines)
-        ours = filled_nodes(running_jobs(runs), settings.slots_per_node) if drained else ()
+        filled = filled_nodes(running_jobs(runs), settings.slots_per_node) if drained else ()
     except OSError as error:
         logger.info("Slurm: %s", error)
         return None
-    return count_ready(settings, lines, ours)
+    return count_ready(settings, lines, filled)
 
 
-def count_ready(settings: SlurmSettings, lines: Sequence[str], ours: Collection[str] = ()) -> int:
-    """Count the nodes that are neither lost nor closed, or closed to all but runs of ours.
+def count_ready(settings: SlurmSettings, lines: Sequence[str], filled: Collection[str] = ()) -> int:
+    """Count the nodes that are neither lost nor closed, or that this agent's runs fill.
 
     Args:
-        settings: Of the agent.
-        lines: ``PARTITION STATE NAME`` of each node; the state of one that is silent ends in ``*``.
-        ours: Nodes that runs of ours fill.
+        settings: Settings of the agent.
+        lines: ``PARTITION STATE NAME`` of each node; the state of an unresponsive node ends in
+        ``*``.
+        filled: Nodes that this agent's runs fill.
     """
 
     def there(state: str, name: str) -> bool:
         if state.endswith("*"):
             return False
-        return not state.startswith(_NOT_READY) or (state.startswith(_DRAINING) and name in ours)
+        return not state.startswith(_NOT_READY) or (state.startswith(_DRAINING) and name in filled)
 
     nodes = _of_partition(settings, lines)
     return sum(there(state.lower(), name) for _, state, name in nodes)
 
 
-def _chooses(settings: SlurmSettings) -> bool:
-    return any(word.startswith(_ITS_OWN) for word in settings.sbatch_args)
+def _selects_nodes(settings: SlurmSettings) -> bool:
+    return any(word.startswith(_NODE_OPTIONS) for word in settings.sbatch_args)
 
 
 def _of_partition(settings: SlurmSettings, lines: Sequence[str]) -> list[list[str]]:
@@ -131,16 +134,18 @@ def _of_partition(settings: SlurmSettings, lines: Sequence[str]) -> list[list[st
     return default if default and not settings.partition else nodes
 
 
-def _ask(partition: str, form: str) -> list[str]:
-    """Ask for the nodes.
+def _query_nodes(partition: str, form: str) -> list[str]:
+    """Query the nodes with sinfo.
 
     Raises:
-        OSError: If Slurm does not answer.
+        OSError: If Slurm does not respond.
     """
-    words = ["sinfo", "--noheader", "--Node", f"--format={form}"]
-    words += [f"--partition={partition}"] if partition else []
+    command = ["sinfo", "--noheader", "--Node", f"--format={form}"]
+    command += [f"--partition={partition}"] if partition else []
     try:
-        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=_ANSWER_S)
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=_ANSWER_S
+        )
     except subprocess.TimeoutExpired:
         raise OSError(f"no answer within {_ANSWER_S:g} s") from None
     if done.returncode:

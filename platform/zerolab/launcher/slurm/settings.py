@@ -1,4 +1,4 @@
-"""What ``zerolab agent start --resource-manager FILE`` reads."""
+"""Settings of ``zerolab agent start --resource-manager FILE``."""
 
 import os
 from dataclasses import dataclass
@@ -14,39 +14,40 @@ from zerolab.errors import ConfigError
 __all__ = ["ENV_SLURM", "SlurmSettings", "read_settings", "settings_of_environment"]
 
 ENV_SLURM = "ZEROLAB_SLURM"
-"""Settings of a job's follower, as JSON; set by the launcher for its own process."""
+"""Variable with the settings of a job's follower, as JSON."""
 
 _KEYS = {"type", "partition", "sbatch_args", "nodes", "slots_per_node", "slot_type", "grace_s"}
 
 
 @dataclass(frozen=True)
 class SlurmSettings:
-    """How runs become jobs."""
+    """Settings for running runs as jobs of Slurm."""
 
     partition: str = ""
     sbatch_args: tuple[str, ...] = ()
     """Further options of sbatch, e.g. ``--gpus-per-node=4``."""
     nodes: int = 1
-    """Nodes that all runs together may take."""
+    """Maximum number of nodes of all runs together."""
     slots_per_node: int = 1
     slot_type: str = "cpu"
-    """What a slot is: ``cpu`` or ``cuda``."""
+    """Kind of a slot: ``cpu`` or ``cuda``."""
     grace_s: int = 60
-    """Seconds before a time limit at which ranks are told to checkpoint."""
+    """Seconds before a time limit at which ranks are preempted."""
 
     @property
     def slots(self) -> list[SlotInfo]:
-        """Slots that the agent offers."""
+        """Return the slots that the agent offers."""
         device = "cpu" if self.slot_type == "cpu" else "cuda:0 Slurm"
-        each = self.slots_per_node
+        per_node = self.slots_per_node
         return [
-            SlotInfo(number, device, node=number // each) for number in range(self.nodes * each)
+            SlotInfo(number, device, node=number // per_node)
+            for number in range(self.nodes * per_node)
         ]
 
     def slots_on(self, ready: int | None) -> list[SlotInfo]:
-        """Slots that the agent offers while Slurm has so many nodes ready; None: not known.
+        """Return the slots that the agent offers while N nodes are ready; None if unknown.
 
-        As many nodes are down as are missing; which of ours they are, nobody can say.
+        The number of down nodes equals the missing ones; which nodes they are is unknown.
         """
         if ready is None:
             return self.slots
@@ -57,7 +58,7 @@ class SlurmSettings:
 
     @property
     def nodes_slots(self) -> list[int]:
-        """Slots of each node."""
+        """Return the slots of each node."""
         return [self.slots_per_node] * self.nodes
 
 
@@ -65,14 +66,14 @@ def read_settings(path: Path) -> SlurmSettings:
     """Read the block ``resource_manager`` of a file.
 
     Raises:
-        ConfigError: With everything that is wrong with it.
+        ConfigError: With all problems of the block.
     """
     content = read_yaml(path)
     block: Any = content.get("resource_manager", content)
     problems: list[str] = []
     if not isinstance(block, dict) or block.get("type") != "slurm":
-        found = block.get("type") if isinstance(block, dict) else block
-        problem = f"resource_manager.type: must be slurm, got {found!r}"
+        manager = block.get("type") if isinstance(block, dict) else block
+        problem = f"resource_manager.type: must be slurm, got {manager!r}"
         raise ConfigError(str(path), [problem])
     problems += [
         f"resource_manager.{key}: unknown key; known are {', '.join(sorted(_KEYS))}"
@@ -85,9 +86,9 @@ def read_settings(path: Path) -> SlurmSettings:
             problems.append(f"resource_manager.{key}: must be at least 1, got {value!r}")
         else:
             numbers[key] = value
-    words = block.get("sbatch_args", [])
-    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        problems.append(f"resource_manager.sbatch_args: must be a list of options, got {words!r}")
+    options = block.get("sbatch_args", [])
+    if not isinstance(options, list) or not all(isinstance(word, str) for word in options):
+        problems.append(f"resource_manager.sbatch_args: must be a list of options, got {options!r}")
     partition = block.get("partition", "")
     if not isinstance(partition, str):
         problems.append(f"resource_manager.partition: must be a name, got {partition!r}")
@@ -96,9 +97,9 @@ def read_settings(path: Path) -> SlurmSettings:
         problems.append(f"resource_manager.slot_type: must be cpu or cuda, got {kind!r}")
     if problems:
         raise ConfigError(str(path), problems)
-    return SlurmSettings(partition, tuple(words), slot_type=kind, **numbers)
+    return SlurmSettings(partition, tuple(options), slot_type=kind, **numbers)
 
 
 def settings_of_environment() -> SlurmSettings:
-    """Return what the launcher has set for its follower."""
+    """Return the settings that the launcher passes to its follower."""
     return msgspec.json.decode(os.environ[ENV_SLURM], type=SlurmSettings)

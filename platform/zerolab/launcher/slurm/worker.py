@@ -1,7 +1,7 @@
-"""One node of a job: ``srun python -m zerolab.launcher.slurm.worker RUN_DIR``, once a node.
+"""Worker of a job's node: ``srun python -m zerolab.launcher.slurm.worker RUN_DIR``.
 
-The nodes share the run's directory. The first one writes down where the ranks meet; each has a
-folder of its own, ``nodes/N``, whose logs and spool are those of the run.
+The nodes share the run's directory. The first one writes the rendezvous address there. Each node
+has a subfolder ``nodes/N`` with links to the logs and the spool of the run.
 """
 
 import contextlib
@@ -32,68 +32,68 @@ from zerolab.linux import free_port, head_a_family, kill_descendants, usable_cor
 __all__ = ["main", "node_folder", "sizes_of"]
 
 _POLL_S = 0.1
-_MEET_S = 300.0
-"""Longest wait for the first node, in seconds."""
+_RENDEZVOUS_TIMEOUT_S = 300.0
+"""Maximum wait for the first node, in seconds."""
 
 
 def sizes_of(slots: int, slots_per_node: int) -> list[int]:
-    """Ranks on each node: as many as fit on all but the last."""
-    full, rest = divmod(slots, slots_per_node)
-    return [slots_per_node] * full + ([rest] if rest else [])
+    """Return the ranks of each node: as many as fit on all but the last."""
+    full, remainder = divmod(slots, slots_per_node)
+    return [slots_per_node] * full + ([remainder] if remainder else [])
 
 
 def node_folder(folder: RunFolder, rank: int) -> RunFolder:
-    """The folder of one node inside the run's."""
+    """Return the folder of a node inside the run's."""
     return RunFolder(folder.path / "nodes" / str(rank))
 
 
 def main() -> int:
-    """Run the ranks of this node; return 0, their exit code, or 75 when they were preempted."""
+    """Run the ranks of this node; return 0, their exit code, or 75 after a preemption."""
     folder = RunFolder(Path(sys.argv[1]))
     rank = int(os.environ["SLURM_NODEID"])
-    asked: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _frame: asked.append(number))
+    signals: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _frame: signals.append(number))
     head_a_family(os.getppid())
-    own = node_folder(folder, rank)
+    local_folder = node_folder(folder, rank)
     try:
-        outcome = _run(folder, own, rank, asked)
+        outcome = _run(folder, local_folder, rank, signals)
     except Exception as error:  # noqa: BLE001 - the process boundary
         outcome = Outcome(1, f"the node's launcher failed: {type(error).__name__}: {error}")
-    own.path.mkdir(parents=True, exist_ok=True)
-    write_outcome(own.path, outcome)
+    local_folder.path.mkdir(parents=True, exist_ok=True)
+    write_outcome(local_folder.path, outcome)
     kill_descendants()
     return shell_exit_code(outcome.exit_code)
 
 
-def _run(folder: RunFolder, own: RunFolder, rank: int, asked: list[int]) -> Outcome:
-    own.path.mkdir(parents=True, exist_ok=True)
+def _run(folder: RunFolder, local_folder: RunFolder, rank: int, signals: list[int]) -> Outcome:
+    local_folder.path.mkdir(parents=True, exist_ok=True)
     (folder.path / "spool").mkdir(mode=0o700, exist_ok=True)
     for name in ("logs", "spool"):
         with contextlib.suppress(FileExistsError):
-            (own.path / name).symlink_to(folder.path / name)
+            (local_folder.path / name).symlink_to(folder.path / name)
     spec = read_run_spec(folder.spec)
     assert spec.nodes is not None
-    nodes = _meet(folder, spec.nodes, rank)
+    nodes = _exchange_rendezvous(folder, spec.nodes, rank)
     if nodes is None:
         return Outcome(1, "the first node did not say where the ranks meet")
-    own.create()
-    mine: RunSpec = msgspec.structs.replace(
-        spec, nodes=nodes, run_dir=str(own.path), host_names=_nodes_of_job()
+    local_folder.create()
+    local_spec: RunSpec = msgspec.structs.replace(
+        spec, nodes=nodes, run_dir=str(local_folder.path), host_names=_nodes_of_job()
     )
-    write_run_spec(mine, own.spec)
-    # Of each slot: a rank with several takes as many times that.
-    threads = str(max(1, usable_cores() // (mine.local_slots * mine.slots_per_rank)))
+    write_run_spec(local_spec, local_folder.spec)
+    # Threads of a slot; a rank with several slots has a multiple.
+    threads = str(max(1, usable_cores() // (local_spec.local_slots * local_spec.slots_per_rank)))
     environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads)}
-    process = start_launcher(own, environment)
+    process = start_launcher(local_folder, environment)
     passed = False
     while (code := process.poll()) is None:
-        if (asked or _another_failed(folder, rank, len(nodes.slots))) and not passed:
+        if (signals or _another_failed(folder, rank, len(nodes.slots))) and not passed:
             passed = True
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGTERM)
         time.sleep(_POLL_S)
-    kill_leftovers(own)
-    outcome = read_outcome(own.path)
+    kill_leftovers(local_folder)
+    outcome = read_outcome(local_folder.path)
     if outcome is not None:
         return outcome
     died = signal_text(-code) if code < 0 else f"code {code}"
@@ -101,40 +101,40 @@ def _run(folder: RunFolder, own: RunFolder, rank: int, asked: list[int]) -> Outc
 
 
 def _nodes_of_job() -> tuple[str, ...]:
-    """Return the names of the nodes of this job; none where Slurm does not say."""
+    """Return the names of this job's nodes; empty if Slurm does not respond."""
     named = os.environ.get("SLURM_JOB_NODELIST", "")
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        words = ["scontrol", "show", "hostnames", named]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
+        command = ["scontrol", "show", "hostnames", named]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
         if done.returncode == 0 and done.stdout.split():
             return tuple(done.stdout.split())
     return ()
 
 
 def _another_failed(folder: RunFolder, rank: int, nodes: int) -> bool:
-    """Whether another node's ranks have failed: ours may not have met them, and would wait."""
+    """Return whether another node failed; ranks that still wait for its rendezvous would hang."""
     ends = (
         read_outcome(node_folder(folder, other).path) for other in range(nodes) if other != rank
     )
     return any(end is not None and end.exit_code not in {0, *CHECKPOINTED_EXITS} for end in ends)
 
 
-def _meet(folder: RunFolder, nodes: Nodes, rank: int) -> Nodes | None:
-    """Say where the ranks meet, or wait until the first node has said so."""
+def _exchange_rendezvous(folder: RunFolder, nodes: Nodes, rank: int) -> Nodes | None:
+    """Write the rendezvous address, or wait until the first node has written it."""
     file = folder.path / "meeting.json"
     if rank == 0:
-        write_json(file, {"address": _own_address(), "port": free_port()})
-    deadline = time.monotonic() + _MEET_S
+        write_json(file, {"address": _node_address(), "port": free_port()})
+    deadline = time.monotonic() + _RENDEZVOUS_TIMEOUT_S
     while time.monotonic() < deadline:
-        found = read_json(file)
-        if found is not None:
-            return Nodes(nodes.slots, rank, found["address"], found["port"])
+        address = read_json(file)
+        if address is not None:
+            return Nodes(nodes.slots, rank, address["address"], address["port"])
         time.sleep(_POLL_S)
     return None
 
 
-def _own_address() -> str:
-    """The address of this node in the network over which Slurm has started it."""
+def _node_address() -> str:
+    """Return the address of this node in the network over which Slurm started it."""
     other = os.environ.get("SLURM_LAUNCH_NODE_IPADDR") or socket.gethostname()
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

@@ -38,9 +38,9 @@ def install_from_environment() -> None:
 def _take_fsdp_for_the_engine() -> None:
     if os.environ.get("ACCELERATE_USE_FSDP") != "true":
         return
-    from zerolab.launcher.nodes.accelerate import engine_like_fsdp
+    from zerolab.launcher.nodes.accelerate import deepspeed_variables_of_fsdp
 
-    variables = engine_like_fsdp(os.environ)
+    variables = deepspeed_variables_of_fsdp(os.environ)
     os.environ.update(variables)
     if os.environ.get("RANK", "0") == "0":
         sys.stderr.write(
