@@ -44,11 +44,11 @@ def optimizer(*rates: float) -> torch.optim.Optimizer:
 
 def run(schedule: LRSchedule, steps: int) -> list[float]:
     """Rate of the first group in each of the optimizer steps."""
-    found = []
+    rates = []
     for _ in range(steps):
-        found.append(schedule.optimizer.param_groups[0]["lr"])
+        rates.append(schedule.optimizer.param_groups[0]["lr"])
         schedule.step()
-    return found
+    return rates
 
 
 def warmup_share(it: int, steps: int, kind: str) -> float:
@@ -58,11 +58,11 @@ def warmup_share(it: int, steps: int, kind: str) -> float:
 
 
 @pytest.mark.parametrize("kind", ["log", "linear"])
-def test_warmup_runs_two_steps_at_the_minimum_and_then_climbs(kind: str) -> None:
-    found = run(WarmupLR(optimizer(0.5), 0.1, 0.9, 6, kind), 12)
+def test_warmup_starts_with_two_steps_at_minimum(kind: str) -> None:
+    rates = run(WarmupLR(optimizer(0.5), 0.1, 0.9, 6, kind), 12)
     expected = [0.1] + [0.1 + 0.8 * warmup_share(it, 6, kind) for it in range(11)]
-    assert found == pytest.approx(expected)
-    assert found[0] == found[1] == pytest.approx(0.1)
+    assert rates == pytest.approx(expected)
+    assert rates[0] == rates[1] == pytest.approx(0.1)
 
 
 def test_no_warmup_is_one_of_two_steps() -> None:
@@ -72,7 +72,7 @@ def test_no_warmup_is_one_of_two_steps() -> None:
         assert run(none, 8) == run(two, 8)
 
 
-def test_warmup_climbs_to_the_optimizers_own_rates_unless_told() -> None:
+def test_warmup_defaults_to_optimizer_rates() -> None:
     schedule = WarmupLR(optimizer(0.5, 0.25), warmup_num_steps=4)
     for _ in range(6):
         schedule.step()
@@ -81,24 +81,24 @@ def test_warmup_climbs_to_the_optimizers_own_rates_unless_told() -> None:
 
 
 @pytest.mark.parametrize("kind", ["log", "linear"])
-def test_warmup_decay_falls_in_a_line_to_the_end(kind: str) -> None:
-    found = run(WarmupDecayLR(optimizer(0.5), 20, 0.0, 0.01, 5, kind), 25)
+def test_warmup_decay_is_linear(kind: str) -> None:
+    rates = run(WarmupDecayLR(optimizer(0.5), 20, 0.0, 0.01, 5, kind), 25)
 
     def share(it: int) -> float:
         return warmup_share(it, 5, kind) if it < 5 else max(0.0, (20 - it) / 15)
 
-    assert found == pytest.approx([0.0] + [0.01 * share(it) for it in range(24)])
-    assert found[-1] == 0.0
+    assert rates == pytest.approx([0.0] + [0.01 * share(it) for it in range(24)])
+    assert rates[-1] == 0.0
 
 
-def test_warmup_decay_ignores_the_optimizers_rate_unless_told() -> None:
+def test_warmup_decay_ignores_optimizer_rate() -> None:
     schedule = WarmupDecayLR(optimizer(0.5), 100, warmup_num_steps=2)
     schedule.step(2)
     assert schedule.get_last_lr() == pytest.approx([0.001])
 
 
 @pytest.mark.parametrize("kind", ["log", "linear"])
-def test_warmup_cosine_is_a_share_of_the_optimizers_rates(kind: str) -> None:
+def test_warmup_cosine_scales_optimizer_rates(kind: str) -> None:
     schedule = WarmupCosineLR(optimizer(0.4), 20, 0.1, 5, 0.01, kind)
 
     def ratio(it: int) -> float:
@@ -113,7 +113,7 @@ def test_warmup_cosine_is_a_share_of_the_optimizers_rates(kind: str) -> None:
     assert expected[1] == pytest.approx(0.04)
 
 
-def test_one_cycle_goes_up_and_down_once_and_then_decays() -> None:
+def test_one_cycle_rises_falls_and_decays() -> None:
     schedule = OneCycle(
         optimizer(0.4),
         0.1,
@@ -148,7 +148,7 @@ def test_one_cycle_goes_up_and_down_once_and_then_decays() -> None:
         assert momenta[it] == (pytest.approx(momentum), 0.99), it
 
 
-def test_one_cycle_tells_the_momentum_of_groups_without_betas_and_of_none() -> None:
+def test_one_cycle_momentum_without_betas() -> None:
     parameters = [torch.nn.Parameter(torch.ones(1))]
     schedule = OneCycle(torch.optim.SGD(parameters, lr=0.1, momentum=0.5), 0.1, 0.5)
     schedule.step()
@@ -157,22 +157,22 @@ def test_one_cycle_tells_the_momentum_of_groups_without_betas_and_of_none() -> N
     assert still.get_mom() is None
 
 
-def test_one_cycle_can_climb_by_stairs() -> None:
+def test_one_cycle_with_stairs() -> None:
     schedule = OneCycle(
         optimizer(0.1), 0.0, 1.0, cycle_first_step_size=8, cycle_first_stair_count=2
     )
-    found = run(schedule, 9)[1:]
-    assert found[:7] == pytest.approx([0.0, 0.0, 0.0, 0.5, 0.5, 0.5, 0.5])
+    rates = run(schedule, 9)[1:]
+    assert rates[:7] == pytest.approx([0.0, 0.0, 0.0, 0.5, 0.5, 0.5, 0.5])
 
 
 @pytest.mark.parametrize(
     ("first", "second", "stairs"),
     [(10, 10, (10, 10)), (10, 21, (10, 7)), (7, 3, (3, 2)), (2000, 2000, (5, 5)), (6, 9, (4, 0))],
 )
-def test_a_stair_of_one_cycle_begins_on_its_step(
+def test_one_cycle_stair_starts_on_its_step(
     first: int, second: int, stairs: tuple[int, int]
 ) -> None:
-    """Against exact fractions: a float falls a stair too low where a stair begins."""
+    """Against exact fractions: a float rounds down a stair at its start."""
     schedule = OneCycle(
         optimizer(0.1),
         0.001,
@@ -196,24 +196,24 @@ def test_a_stair_of_one_cycle_begins_on_its_step(
 
 
 @pytest.mark.parametrize("stairs", [False, True])
-def test_the_range_test_grows_by_a_rate_each_interval(stairs: bool) -> None:
-    found = run(LRRangeTest(optimizer(1.0), 0.01, 5, 2.0, stairs), 20)
+def test_range_test_grows_by_interval(stairs: bool) -> None:
+    rates = run(LRRangeTest(optimizer(1.0), 0.01, 5, 2.0, stairs), 20)
 
     def rate(it: int) -> float:
         interval = (it + 1) / 5
         return 0.01 * (1 + 2.0 * (math.floor(interval) if stairs else interval))
 
-    assert found == pytest.approx([0.01] + [rate(it) for it in range(19)])
+    assert rates == pytest.approx([0.01] + [rate(it) for it in range(19)])
 
 
-def test_the_corrected_warmup_wastes_no_step() -> None:
-    found = run(LinearWarmupLR(optimizer(0.8), 0.0, 0.8, 4), 7)
-    assert found == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8, 0.8, 0.8])
+def test_linear_warmup_wastes_no_step() -> None:
+    rates = run(LinearWarmupLR(optimizer(0.8), 0.0, 0.8, 4), 7)
+    assert rates == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8, 0.8, 0.8])
     assert run(LinearWarmupLR(optimizer(0.8), 0.4, 0.8, 4), 2) == pytest.approx([0.5, 0.6])
 
 
 @pytest.mark.parametrize("name", sorted(lr_schedules.SCHEDULES))
-def test_a_saved_schedule_goes_on_where_it_was(name: str) -> None:
+def test_saved_schedule_resumes(name: str) -> None:
     arguments = ARGUMENTS[name]
     first = lr_schedules.SCHEDULES[name](optimizer(0.5), **arguments)
     run(first, 7)
@@ -224,7 +224,7 @@ def test_a_saved_schedule_goes_on_where_it_was(name: str) -> None:
     assert run(first, 10) == run(second, 10)
 
 
-def test_one_rate_for_each_group_or_one_for_all() -> None:
+def test_one_rate_per_group_or_for_all() -> None:
     schedule = WarmupLR(optimizer(0.5, 0.5), [0.0, 0.1], [1.0, 2.0], 2)
     schedule.step(5)
     assert schedule.get_last_lr() == [1.0, 2.0]
@@ -233,7 +233,7 @@ def test_one_rate_for_each_group_or_one_for_all() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(lr_schedules.SCHEDULES))
-def test_a_rate_that_is_a_tensor_stays_that_tensor(name: str) -> None:
+def test_tensor_rate_stays_the_same_tensor(name: str) -> None:
     plain, tensors = optimizer(0.5), optimizer(0.5)
     rate = torch.tensor(0.5, dtype=torch.float64)
     tensors.param_groups[0]["lr"] = rate
@@ -266,9 +266,7 @@ BROKEN: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "broken"), BROKEN)
-def test_a_schedule_built_in_code_keeps_the_rules_of_the_file(
-    name: str, broken: dict[str, Any]
-) -> None:
+def test_schedule_in_code_has_the_rules_of_the_file(name: str, broken: dict[str, Any]) -> None:
     arguments = ARGUMENTS[name] | broken
     with pytest.raises(ConfigError) as in_code:
         lr_schedules.SCHEDULES[name](optimizer(0.5), **arguments)
@@ -285,7 +283,7 @@ def test_none_is_no_number_of_steps_in_code(name: str) -> None:
         lr_schedules.SCHEDULES[name](optimizer(0.5), **arguments)
 
 
-def test_a_whole_number_may_be_written_as_a_float_in_code_as_in_a_file() -> None:
+def test_whole_number_as_float() -> None:
     schedule = LinearWarmupLR(optimizer(0.8), 0.0, 0.8, 4.0)
     assert run(schedule, 4) == pytest.approx([0.2, 0.4, 0.6, 0.8])
 
@@ -318,26 +316,26 @@ def toy() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("toy")
-def test_a_new_schedule_is_one_class_and_one_line() -> None:
+def test_new_schedule_is_one_class_and_one_line() -> None:
     config = {
         "train_batch_size": 1,
         "optimizer": {"type": "SGD", "params": {"lr": 0.8}},
         "scheduler": {"type": "toy", "params": {"halve_every": 3}},
     }
     engine, *_ = initialize(model=torch.nn.Linear(2, 1), config=config)
-    found = []
+    rates = []
     for _ in range(7):
-        found += engine.get_lr()
+        rates += engine.get_lr()
         engine.backward(engine(torch.ones(1, 2)).sum())
         engine.step()
     engine.close()
-    assert found == pytest.approx([0.8, 0.8, 0.8, 0.4, 0.4, 0.4, 0.2])
+    assert rates == pytest.approx([0.8, 0.8, 0.8, 0.4, 0.4, 0.4, 0.2])
     config["scheduler"] = {"type": "Toy", "params": {"halve_every": 0}}
     with pytest.raises(ConfigError, match=r"scheduler.params.halve_every: .* greater than 0"):
         load_engine_config(config)
 
 
-def test_files_are_checked_for_every_schedule_without_torch() -> None:
+def test_schedules_are_checked_without_torch() -> None:
     """The tables agree before a schedule is registered, as ``zerolab config check`` sees them."""
     code = "import zerolab.config.engine.schedules as s; print(*sorted(s.SCHEDULES))"
     names = subprocess.run(
@@ -346,7 +344,7 @@ def test_files_are_checked_for_every_schedule_without_torch() -> None:
     assert names.split() == sorted(lr_schedules.SCHEDULES)
 
 
-def test_the_arguments_of_a_schedule_are_the_fields_of_its_section() -> None:
+def test_schedule_arguments_are_its_section_fields() -> None:
     shown = inspect.signature(WarmupDecayLR).parameters
     assert list(shown) == ["optimizer", *WarmupDecayLR.section.model_fields]
     assert shown["total_num_steps"].default is inspect.Parameter.empty
@@ -357,9 +355,9 @@ def test_the_arguments_of_a_schedule_are_the_fields_of_its_section() -> None:
         WarmupLR(optimizer(1.0), warmup_steps=3)
 
 
-def test_one_cycle_moves_the_momentum_of_each_group() -> None:
+def test_one_cycle_momentum_of_each_group() -> None:
     parameters = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
-    groups = [{"params": [each]} for each in parameters]
+    groups = [{"params": [parameter]} for parameter in parameters]
     optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.5)
     schedule = OneCycle(
         optimizer, 0.1, 0.5, cycle_first_step_size=4,

@@ -29,7 +29,7 @@ from tests.engine.stage3.test_absent import Untied, peak_of
 from zerolab.errors import ConfigError
 from zerotrial.compat.deepspeed import install, once_a_host
 from zerotrial.engine.comm import shared_memory
-from zerotrial.engine.memory.copy_on_write import is_lent
+from zerotrial.engine.memory.copy_on_write import is_copy_on_write
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -119,7 +119,7 @@ def compare(found: dict[str, Any], plain: dict[str, Any]) -> None:
         wanted = plain[name].state_dict()
         values = model.state_dict()
         assert values.keys() == wanted.keys()
-        assert all(is_lent(parameter) for parameter in model.parameters()), name
+        assert all(is_copy_on_write(parameter) for parameter in model.parameters()), name
         drawn = [key for key in MADE if key in values and name in {"more", "head", "other"}]
         for key in values.keys() - set(drawn):
             torch.testing.assert_close(values[key], wanted[key], rtol=0, atol=0)
@@ -206,14 +206,14 @@ def build_under_init(root: str) -> None:
     torch.manual_seed(0)
     for mine, wanted in zip(built.parameters(), Untied().parameters(), strict=True):
         torch.testing.assert_close(mine, wanted, rtol=0, atol=0)
-        assert is_lent(mine)
+        assert is_copy_on_write(mine)
     torch.manual_seed(dist.get_rank())
     with deepspeed.zero.Init():
         again = GPT2LMHeadModel.from_pretrained(f"{root}/one")
     torch.testing.assert_close(again.lm_head.weight, make_model().lm_head.weight, rtol=0, atol=0)
     torch.manual_seed(dist.get_rank())
     made = GPT2LMHeadModel._from_config(make_model().config)
-    assert all(is_lent(parameter) for parameter in made.parameters())
+    assert all(is_copy_on_write(parameter) for parameter in made.parameters())
     every: list[Any] = [None, None]
     dist.all_gather_object(every, made.state_dict())
     for name, value in every[0].items():

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import zerotrial
-from zerotrial.engine.memory.heap import uncollected
+from zerotrial.engine.memory.heap import garbage_collection_paused
 
 FEW, TIMES = 400, 4
 LIMIT = 5.0
@@ -77,6 +77,6 @@ def test_garbage_collector_is_paused_during_build() -> None:
     assert not any(seen)
     assert gc.isenabled()
     engine.close()
-    with uncollected(), uncollected():
+    with garbage_collection_paused(), garbage_collection_paused():
         assert not gc.isenabled()
     assert gc.isenabled()

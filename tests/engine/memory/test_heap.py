@@ -1,4 +1,4 @@
-"""Memory that is freed on a CPU is used again, and not taken from the system anew."""
+"""Freed memory on a CPU is reused instead of returned to the system."""
 
 import os
 import subprocess
@@ -36,19 +36,19 @@ def _run(**environment: str) -> tuple[bool, float]:
         capture_output=True,
         text=True,
     )
-    kept, share = done.stdout.split()
-    return kept == "True", float(share)
+    reused, share = done.stdout.split()
+    return reused == "True", float(share)
 
 
 @pytest.mark.slow
-def test_freed_memory_is_used_again() -> None:
-    kept, share = _run()
-    assert kept
+def test_freed_memory_is_reused() -> None:
+    reused, share = _run()
+    assert reused
     assert share < 0.05
 
 
 @pytest.mark.slow
-def test_what_the_user_has_told_glibc_stands() -> None:
-    kept, share = _run(MALLOC_TRIM_THRESHOLD_="1000000")
-    assert not kept
+def test_user_settings_of_glibc_are_kept() -> None:
+    reused, share = _run(MALLOC_TRIM_THRESHOLD_="1000000")
+    assert not reused
     assert share > 0.5

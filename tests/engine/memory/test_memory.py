@@ -18,24 +18,24 @@ from tests.engine.stage3_models import Language, make_batches
 from zerolab.errors import ConfigError
 from zerotrial.engine import initialize
 from zerotrial.engine.memory import WHOLE, Place, estimate, every_choice
-from zerotrial.engine.watch.tensor_memory import OTHER, census, storage_bytes
+from zerotrial.engine.watch.tensor_memory import OTHER, storage_bytes, tensor_bytes_by_kind
 
 P = 1_000_000
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 64])
-def test_sixteen_bits_with_adam_cost_what_the_table_says(ranks: int) -> None:
+def test_adam_in_16_bits_matches_table(ranks: int) -> None:
     per_parameter = [estimate(P, 0, ranks, stage).device / P for stage in range(4)]
     n = ranks
     assert per_parameter == pytest.approx([16, 4 + 12 / n, 2 + 14 / n, 16 / n], rel=1e-4)
 
 
-def test_fp32_parameters_are_their_own_master() -> None:
+def test_fp32_parameters_are_their_master() -> None:
     per_parameter = [estimate(P, 0, 4, stage, precision="fp32").device / P for stage in range(4)]
     assert per_parameter == pytest.approx([16, 8 + 8 / 4, 4 + 12 / 4, 16 / 4])
 
 
-def test_fp32_accumulation_costs_two_bytes_more_where_gradients_are_kept() -> None:
+def test_fp32_accumulation_costs_two_bytes_more() -> None:
     for stage, more in enumerate([2, 2, 2 / 4, 0]):
         plain, summed = (estimate(P, 0, 4, stage, grad_accum_dtype=t) for t in (None, "fp32"))
         assert summed.accumulation / P == pytest.approx(more)
@@ -45,16 +45,16 @@ def test_fp32_accumulation_costs_two_bytes_more_where_gradients_are_kept() -> No
     assert (narrow.gradients, narrow.accumulation) == (2 * P, 0)
 
 
-def test_offloading_moves_bytes_and_does_not_lose_any() -> None:
+def test_offload_moves_all_bytes() -> None:
     for stage in (1, 2, 3):
         plain = estimate(P, 0, 4, stage)
         cpu = estimate(P, 0, 4, stage, offload_optimizer="cpu")
         nvme = estimate(P, 0, 4, stage, offload_optimizer="nvme")
         assert cpu.host == plain.master + plain.moments
         assert nvme.disk == plain.master + plain.moments
-        kept = plain.master if stage == 3 else 0  # what is gathered stays on the device
-        assert cpu.device == plain.device - cpu.host + kept
-        assert nvme.device == plain.device - nvme.disk + kept
+        on_device = plain.master if stage == 3 else 0  # gathered blocks stay on the device
+        assert cpu.device == plain.device - cpu.host + on_device
+        assert nvme.device == plain.device - nvme.disk + on_device
     in_place = estimate(P, 0, 4, 3, offload_optimizer="nvme", device="cpu")
     assert (in_place.disk, in_place.device) == (8 * P / 4, 8 * P / 4)
     everything = estimate(P, 0, 4, 3, offload_param="cpu")
@@ -62,21 +62,21 @@ def test_offloading_moves_bytes_and_does_not_lose_any() -> None:
     assert everything.host == estimate(P, 0, 4, 3).device
 
 
-def test_the_working_set_is_two_buckets_or_two_blocks() -> None:
+def test_working_set_is_two_buckets_or_blocks() -> None:
     fp32: dict[str, Any] = {"precision": "fp32"}
-    assert estimate(P, 0, 4, 1, **fp32).working == 0  # gradients are reduced where they lie
+    assert estimate(P, 0, 4, 1, **fp32).working == 0  # gradients are reduced in place
     assert estimate(P, 0, 4, 1, **fp32, communication_data_type="bf16").working == 2 * P
     assert estimate(P, 0, 4, 2, **fp32, bucket_numel=1000).working == 2 * 4 * 1000
     assert estimate(P, 0, 4, 2).working == 2 * P + 4 * P / 4  # one bucket has one buffer
     assert estimate(P, 1000, 4, 3).working == 1000 * (2 + 2 + 2 + 4)
-    found = estimate(P, 1000, 4, 3)
-    assert found.peak_device == found.device + found.working
+    result = estimate(P, 1000, 4, 3)
+    assert result.peak_device == result.device + result.working
     shared = estimate(P, 1000, 4, 3, device="cpu")
     assert shared.working == 1000 * (2 + 2 + 2 + 3 * 2) + 2 * P / 4
 
 
-def test_gradients_of_16_bits_are_widened_a_bucket_at_a_time() -> None:
-    """Where the optimizer updates: in the host's memory when its states are there."""
+def test_gradients_are_widened_by_bucket() -> None:
+    """In the memory where the optimizer updates: in the host's memory when its states are there."""
     for stage, share in ((0, 1000), (1, 250), (2, 250)):
         plain = estimate(P, 0, 4, stage, bucket_numel=1000, grad_accum_dtype="fp32")
         widened = estimate(P, 0, 4, stage, bucket_numel=1000)
@@ -86,14 +86,14 @@ def test_gradients_of_16_bits_are_widened_a_bucket_at_a_time() -> None:
     assert estimate(P, 0, 4, 1, optimizer="muon").working == 4 * P / 4
 
 
-def test_blocks_that_stage_3_keeps_whole_count_in_the_type_of_forward() -> None:
-    plain, kept = (estimate(P, 1000, 4, 3, kept_whole=numel) for numel in (0, 7000))
-    assert kept.working - plain.working == 2 * 7000
-    assert kept.device == plain.device
+def test_ungathered_blocks_count_in_compute_type() -> None:
+    plain, gathered = (estimate(P, 1000, 4, 3, kept_whole=numel) for numel in (0, 7000))
+    assert gathered.working - plain.working == 2 * 7000
+    assert gathered.device == plain.device
     assert estimate(P, 1000, 4, 2, kept_whole=7000) == estimate(P, 1000, 4, 2)
 
 
-def test_what_is_under_way_in_the_hosts_memory_counts_beside_the_states() -> None:
+def test_host_transfers_count_beside_states() -> None:
     cpu = estimate(P, 0, 4, 1, offload_optimizer="cpu", grad_accum_dtype="fp32")
     assert cpu.host_working == (4 + 2) * P / 4
     assert cpu.peak_host == cpu.host + cpu.host_working
@@ -103,13 +103,13 @@ def test_what_is_under_way_in_the_hosts_memory_counts_beside_the_states() -> Non
     assert estimate(P, 0, 4, 1, offload_optimizer="nvme").host_working == 12 * P / 4
 
 
-def test_whole_parameter_optimizers_have_a_copy_of_the_weights_at_stage_3() -> None:
+def test_full_parameter_optimizers_copy_weights_at_stage_3() -> None:
     adam, lamb = (estimate(P, 0, 4, 3, optimizer=name) for name in ("adam", "lamb"))
     assert lamb.device - adam.device == 4 * P / 4
     assert estimate(P, 0, 4, 2, optimizer="lamb") == estimate(P, 0, 4, 2)
 
 
-def test_impossible_questions_are_refused_all_at_once() -> None:
+def test_invalid_arguments_are_reported_together() -> None:
     with pytest.raises(ConfigError) as caught:
         estimate(P, 0, 0, 0, offload_optimizer="cpu", offload_param="cpu", optimizer="adm")
     assert [problem.split(":")[0] for problem in caught.value.problems] == [
@@ -120,36 +120,36 @@ def test_impossible_questions_are_refused_all_at_once() -> None:
     ]
 
 
-def test_the_choices_are_all_that_are_possible() -> None:
+def test_choices_are_complete() -> None:
     places: list[Place] = ["none", "cpu", "nvme"]
     possible = set()
     for stage, states, shards in itertools.product(range(4), places, places):
         with contextlib.suppress(ConfigError):
             possible.add(estimate(P, 1000, 8, stage, states, shards))
-    alone = {estimate(P, 1000, 8, 3, "none", place) for place in ("cpu", "nvme")}
-    for each in alone:  # states are where the shards are, or in the host's memory
-        together = estimate(P, 1000, 8, 3, "cpu", each.offload_param)
-        assert replace(each, offload_optimizer="cpu") == together
-    found = list(every_choice(P, 1000, 8))
-    assert len(found) == len(set(found))
-    assert set(found) == possible - alone
+    without_states = {estimate(P, 1000, 8, 3, "none", place) for place in ("cpu", "nvme")}
+    for choice in without_states:  # states are with the shards, or in host memory
+        together = estimate(P, 1000, 8, 3, "cpu", choice.offload_param)
+        assert replace(choice, offload_optimizer="cpu") == together
+    choices = list(every_choice(P, 1000, 8))
+    assert len(choices) == len(set(choices))
+    assert set(choices) == possible - without_states
 
 
-def test_a_storage_counts_once_through_however_many_views() -> None:
-    whole = torch.zeros(1000)
-    assert storage_bytes([whole, whole[10:], whole.view(10, 100)]) == 4000
-    counted = census({"first": [whole[:5]], "second": [whole]})
+def test_shared_storage_counts_once() -> None:
+    full = torch.zeros(1000)
+    assert storage_bytes([full, full[10:], full.view(10, 100)]) == 4000
+    counted = tensor_bytes_by_kind({"first": [full[:5]], "second": [full]})
     assert counted["first"] == 4000
     assert counted["second"] == 0
     stray = torch.zeros(50_000)
-    assert census({"first": [whole]})[OTHER] >= storage_bytes([stray])
+    assert tensor_bytes_by_kind({"first": [full]})[OTHER] >= storage_bytes([stray])
 
 
-def test_tensors_of_a_plan_hold_nothing() -> None:
-    whole = torch.zeros(1000)
+def test_fake_tensors_count_nothing() -> None:
+    full = torch.zeros(1000)
     with FakeTensorMode():
         planned = torch.zeros(1000)
-    assert storage_bytes([whole, planned]) == 4000
+    assert storage_bytes([full, planned]) == 4000
 
 
 RANKS = (1, 2, 4)
@@ -185,19 +185,19 @@ class Replicas:
 def measure(directory: str) -> dict[Any, dict[str, int]]:
     """Bytes by kind on this rank, between backward and the second step.
 
-    Where there are several worlds of a size, each takes its part of the cases.
+    Several process groups of one size divide the cases.
     """
-    found = {}
-    measure_case(Replicas(1), directory, *CASES[-1])  # imports what a run needs
+    measured = {}
+    measure_case(Replicas(1), directory, *CASES[-1])  # imports the modules of a run
     gc.collect()
-    gc.freeze()  # what is here now is neither walked nor counted
+    gc.freeze()  # existing objects are neither walked nor counted
     for ranks in RANKS:
         world = Replicas(ranks)
         for case in CASES[world.index :: world.count]:
-            found[ranks, *case] = measure_case(world, directory, *case)
+            measured[ranks, *case] = measure_case(world, directory, *case)
     for name in WHOLE - (set() if HAS_MUON else {"muon"}):
-        found[name] = measure_case(world, directory, 3, "bf16", "fp32", "none", name)
-    return found
+        measured[name] = measure_case(world, directory, 3, "bf16", "fp32", "none", name)
+    return measured
 
 
 def measure_case(
@@ -205,7 +205,7 @@ def measure_case(
     directory: str,
     stage: int,
     precision: str,
-    kept: str,
+    accumulation: str,
     offload: str,
     optimizer: str = "AdamW",
 ) -> dict[str, int]:
@@ -219,7 +219,7 @@ def measure_case(
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 2,
         "optimizer": {"type": optimizer},
-        "data_types": {"grad_accum_dtype": kept},
+        "data_types": {"grad_accum_dtype": accumulation},
         "zero_optimization": zero,
     }
     if precision != "fp32":
@@ -231,7 +231,7 @@ def measure_case(
     engine.backward(engine(*first[0][0]))
     assert engine.step().updated
     engine.backward(engine(*second[0][0]))
-    kinds = census(engine.stage.tensors_by_kind())
+    kinds = tensor_bytes_by_kind(engine.stage.tensors_by_kind())
     engine.close()
     block = sum(p.numel() for p in Language(width=16, blocks=1).blocks.parameters())
     return {"numel": numel, "block": block, **kinds}
@@ -247,51 +247,52 @@ def every_rank(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, dict[
     "optimizer",
     [pytest.param(name, marks=needs_muon if name == "muon" else ()) for name in sorted(WHOLE)],
 )
-def test_ranks_that_own_whole_parameters_hold_the_formula_together(
+def test_full_parameter_memory_matches_formula(
     every_rank: list[dict[Any, dict[str, int]]], optimizer: str
 ) -> None:
-    found = [kinds[optimizer] for kinds in every_rank]
-    wanted = estimate(found[0]["numel"], 0, 4, 3, optimizer=optimizer, device="cpu")
-    gradients = sum(kinds["gradients"] for kinds in found)
-    assert gradients == pytest.approx(4 * wanted.gradients, rel=0.02), found
-    moments = sum(kinds["optimizer"] for kinds in found)
+    sizes = [kinds[optimizer] for kinds in every_rank]
+    expected = estimate(sizes[0]["numel"], 0, 4, 3, optimizer=optimizer, device="cpu")
+    gradients = sum(kinds["gradients"] for kinds in sizes)
+    assert gradients == pytest.approx(4 * expected.gradients, rel=0.02), sizes
+    moments = sum(kinds["optimizer"] for kinds in sizes)
     few = 0.05 if optimizer == "muon" else 0.02  # Muon keeps two for each vector
-    assert moments == pytest.approx(4 * wanted.moments, rel=few), found
-    masters = sum(kinds["master"] for kinds in found)
-    assert masters == pytest.approx(4 * (wanted.parameters + wanted.master), rel=0.02), found
+    assert moments == pytest.approx(4 * expected.moments, rel=few), sizes
+    masters = sum(kinds["master"] for kinds in sizes)
+    assert masters == pytest.approx(4 * (expected.parameters + expected.master), rel=0.02), sizes
 
 
 @pytest.mark.processes
-def test_ranks_hold_what_the_formula_says_in_every_combination(
+def test_memory_matches_formula_in_all_combinations(
     every_rank: list[dict[Any, dict[str, int]]],
 ) -> None:
     measured = [
-        pair for found in every_rank for pair in found.items() if isinstance(pair[0], tuple)
+        pair for results in every_rank for pair in results.items() if isinstance(pair[0], tuple)
     ]
     assert {case for case, _ in measured} == {(n, *case) for n in RANKS for case in CASES}
-    for (ranks, stage, precision, kept, offload), kinds in measured:
-        wanted = estimate(
+    for (ranks, stage, precision, accumulation, offload), kinds in measured:
+        expected = estimate(
             kinds["numel"],
             kinds["block"],
             ranks,
             stage,
             offload,
             precision=precision,
-            grad_accum_dtype=kept,
+            grad_accum_dtype=accumulation,
             bucket_numel=BUCKET,
             device="cpu",
         )
-        found = {kind: kinds.get(kind, 0) for kind in STATES}
-        case = f"{ranks} ranks, stage {stage}, {precision}, {kept}, {offload}: {kinds}, {wanted}"
-        gradients = wanted.gradients + wanted.accumulation
-        assert found["gradients"] == pytest.approx(gradients, rel=0.02), case
-        in_memory = wanted.device + wanted.host
+        results = {kind: kinds.get(kind, 0) for kind in STATES}
+        case = f"{ranks} ranks, stage {stage}, {precision}, {accumulation}, {offload}"
+        case += f": {kinds}, {expected}"
+        gradients = expected.gradients + expected.accumulation
+        assert results["gradients"] == pytest.approx(gradients, rel=0.02), case
+        in_memory = expected.device + expected.host
         if offload == "nvme":
-            least, most = 0.98 * in_memory, 1.05 * (in_memory + wanted.host_working)
-            assert least <= sum(found.values()) <= most, case
+            least, most = 0.98 * in_memory, 1.05 * (in_memory + expected.host_working)
+            assert least <= sum(results.values()) <= most, case
         else:
-            assert sum(found.values()) == pytest.approx(in_memory, rel=0.02), case
-        room = wanted.working + wanted.host_working
+            assert sum(results.values()) == pytest.approx(in_memory, rel=0.02), case
+        room = expected.working + expected.host_working
         assert kinds.get("buckets", 0) <= 1.1 * room, case
         assert kinds[OTHER] <= 12_000, case
 
@@ -306,7 +307,7 @@ def wide_model() -> torch.nn.Sequential:
 
 def measure_working_sets() -> dict[Any, int]:
     """Bytes of kind ``buckets`` after a step, by stage, precision and bucket size."""
-    found = {}
+    sizes = {}
     for stage, precision, bucket in itertools.product((0, 1, 2), ("fp32", "bf16"), (1, 3, 8)):
         zero = {"stage": stage, "reduce_bucket_size": bucket * LAYER}
         config: dict[str, Any] = {
@@ -319,14 +320,14 @@ def measure_working_sets() -> dict[Any, int]:
         engine, *_ = initialize(model=wide_model(), config=config)
         engine.backward(engine(torch.ones(2, WIDTH)).float().mean())
         engine.step()
-        found[stage, precision, bucket] = storage_bytes(engine.stage.tensors_by_kind()["buckets"])
+        sizes[stage, precision, bucket] = storage_bytes(engine.stage.tensors_by_kind()["buckets"])
         engine.close()
-    return found
+    return sizes
 
 
 def measure_whole_blocks() -> dict[int, int]:
     """Bytes of weights that are whole after backward at stage 3, by persistence threshold."""
-    found = {}
+    sizes = {}
     for threshold in (0, LAYER + 1):
         zero = {"stage": 3, "stage3_param_persistence_threshold": threshold}
         engine, *_ = initialize(
@@ -339,10 +340,10 @@ def measure_whole_blocks() -> dict[int, int]:
             },
         )
         engine.backward(engine(torch.ones(2, WIDTH)).float().mean())
-        whole = [p for p in engine.module.parameters() if not isinstance(p, DTensor)]
-        found[threshold] = storage_bytes(whole)
+        full = [p for p in engine.module.parameters() if not isinstance(p, DTensor)]
+        sizes[threshold] = storage_bytes(full)
         engine.close()
-    return found
+    return sizes
 
 
 def measure_what_is_under_way() -> tuple[dict[Any, int], dict[int, int]]:
@@ -350,10 +351,10 @@ def measure_what_is_under_way() -> tuple[dict[Any, int], dict[int, int]]:
 
 
 @pytest.mark.processes
-def test_the_working_set_of_ranks_is_the_estimate() -> None:
-    for buckets, whole in run_on_ranks(measure_what_is_under_way, 2):
-        for (stage, precision, bucket), found in buckets.items():
-            wanted = estimate(
+def test_working_set_matches_estimate() -> None:
+    for buckets, blocks in run_on_ranks(measure_what_is_under_way, 2):
+        for (stage, precision, bucket), size in buckets.items():
+            expected = estimate(
                 8 * LAYER,
                 LAYER,
                 2,
@@ -362,21 +363,21 @@ def test_the_working_set_of_ranks_is_the_estimate() -> None:
                 bucket_numel=bucket * LAYER,
                 device="cpu",
             )
-            case = (stage, precision, bucket, found, wanted.working)
-            assert found == pytest.approx(wanted.working, rel=0.02), case
-        kept = [
+            case = (stage, precision, bucket, size, expected.working)
+            assert size == pytest.approx(expected.working, rel=0.02), case
+        gathered = [
             estimate(8 * LAYER, LAYER, 2, 3, kept_whole=numel, device="cpu").working
             for numel in (0, 8 * LAYER)
         ]
-        measured = whole[LAYER + 1] - whole[0]
-        assert measured == pytest.approx(kept[1] - kept[0], rel=0.02)
+        measured = blocks[LAYER + 1] - blocks[0]
+        assert measured == pytest.approx(gathered[1] - gathered[0], rel=0.02)
 
 
-def test_shards_and_gradients_in_files_leave_the_moments_where_they_are_asked_for() -> None:
+def test_parameters_in_files_leave_moments_in_place() -> None:
     plain = estimate(P, 1000, 4, 3, "cpu", "cpu", "fp32")
     for states, moments in (("cpu", plain.moments), ("nvme", 0)):
-        found = estimate(P, 1000, 4, 3, states, "nvme", "fp32")
-        assert (found.device, found.host) == (0, moments)
-        assert found.disk == plain.host - moments
+        result = estimate(P, 1000, 4, 3, states, "nvme", "fp32")
+        assert (result.device, result.host) == (0, moments)
+        assert result.disk == plain.host - moments
     with pytest.raises(ConfigError, match="whole parameters"):
         estimate(P, 1000, 4, 3, "nvme", "nvme", optimizer="lamb")

@@ -1,4 +1,4 @@
-"""Where the time of a step goes: what is made slow on purpose has most of it."""
+"""Breakdown of step time: a part made slow on purpose dominates it."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -47,17 +47,17 @@ class Square(nn.Module):
 def in_the_end(
     has_most: Callable[[dict[str, float]], bool], measure: Callable[[float], dict[str, float]]
 ) -> None:
-    """Assert what must be so once what is made slow is slow enough."""
-    found = {}
+    """Assert a condition, with growing delays until it holds."""
+    measured = {}
     for slow_s in SLOWER_S:
-        found = measure(slow_s)
-        if has_most(found):
+        measured = measure(slow_s)
+        if has_most(measured):
             return
-    pytest.fail(f"after {SLOWER_S[-1]} s: {found}")
+    pytest.fail(f"after {SLOWER_S[-1]} s: {measured}")
 
 
 def most(name: str) -> Callable[[dict[str, float]], bool]:
-    return lambda found: found[name] > sum(found.values()) / 2
+    return lambda item: item[name] > sum(item.values()) / 2
 
 
 def watched(**more: Any) -> dict[str, Any]:
@@ -71,20 +71,20 @@ def watched(**more: Any) -> dict[str, Any]:
 
 
 def shares(measured: Any) -> dict[str, float]:
-    """Those that add up to one."""
-    found = {
+    """Return the shares that add up to one."""
+    result = {
         name.removesuffix("_share"): float(value)
         for name, value in measured.items()
         if name.endswith("_share")
     }
-    assert 0 <= found.pop("hidden_communication", 0.0) <= 1
-    assert sum(found.values()) == pytest.approx(1.0)
-    assert min(found.values()) >= 0
-    return found
+    assert 0 <= result.pop("hidden_communication", 0.0) <= 1
+    assert sum(result.values()) == pytest.approx(1.0)
+    assert min(result.values()) >= 0
+    return result
 
 
 @pytest.mark.parametrize("loop", ["train_batch", "loader"])
-def test_a_slow_loader_has_most_of_a_step(loop: str) -> None:
+def test_slow_loader_dominates_the_step(loop: str) -> None:
     def measure(slow_s: float) -> dict[str, float]:
         engine, _, loader, _ = zerotrial.initialize(
             model=Square(), training_data=Rows(slow_s), config=watched()
@@ -105,7 +105,7 @@ def test_a_slow_loader_has_most_of_a_step(loop: str) -> None:
     in_the_end(most("input"), measure)
 
 
-def test_a_slow_forward_has_most_of_a_step() -> None:
+def test_slow_forward_dominates_the_step() -> None:
     def measure(slow_s: float) -> dict[str, float]:
         engine, *_ = zerotrial.initialize(model=Square(slow_s), config=watched())
         for _ in range(STEPS):
@@ -115,10 +115,10 @@ def test_a_slow_forward_has_most_of_a_step() -> None:
         engine.close()
         return shares(measured)
 
-    in_the_end(lambda found: most("forward")(found) and "evaluation" not in found, measure)
+    in_the_end(lambda item: most("forward")(item) and "evaluation" not in item, measure)
 
 
-def test_evaluation_counts_apart() -> None:
+def test_evaluation_is_separate() -> None:
     def measure(slow_s: float) -> dict[str, float]:
         engine, *_ = zerotrial.initialize(model=Square(slow_s), config=watched())
         for _ in range(STEPS):
@@ -131,10 +131,10 @@ def test_evaluation_counts_apart() -> None:
         engine.close()
         return shares(measured)
 
-    in_the_end(lambda found: found["evaluation"] > found["forward"] > 0, measure)
+    in_the_end(lambda item: item["evaluation"] > item["forward"] > 0, measure)
 
 
-def test_nothing_is_timed_unless_the_file_asks() -> None:
+def test_no_timing_by_default() -> None:
     for config in (watched(wall_clock_breakdown=False), watched(steps_per_print=None)):
         engine, *_ = zerotrial.initialize(model=Square(), config=config)
         timed = bool(config["wall_clock_breakdown"])
@@ -161,23 +161,23 @@ def wait_at_each_stage(slow_s: float) -> list[dict[str, float]]:
 
 
 @pytest.mark.processes
-def test_waiting_for_a_slow_rank_is_communication_at_every_stage() -> None:
+def test_waiting_for_slow_rank_is_communication() -> None:
     def measure(slow_s: float) -> dict[str, float]:
         first, second = run_on_ranks(wait_at_each_stage, 2, slow_s)
         assert second == [{}] * 4  # rank 0 alone measures
-        # However short: between the call that starts a collective and the one that waits for it.
+        # However short: between the start of a collective and the call that waits for it.
         # At stage 3 both ranks come at once, from a gather, and one may be done as it is started.
         assert all(measured["hidden_communication_share"] > 0 for measured in first[:3])
-        found = [shares(measured) for measured in first]
-        return min(found, key=lambda each: each["communication"])
+        candidates = [shares(measured) for measured in first]
+        return min(candidates, key=lambda each: each["communication"])
 
     in_the_end(most("communication"), measure)
 
 
 def slow(data: Iterator[Any], slow_s: float) -> Iterator[Any]:
-    for each in data:
+    for item in data:
         time.sleep(slow_s)
-        yield each
+        yield item
 
 
 def pipeline_shares(schedule: str, slow_s: float, *, slow_input: bool) -> dict[str, float]:
@@ -204,21 +204,21 @@ def pipelines(slow_s: float) -> list[dict[str, float]]:
 
 
 @pytest.mark.processes
-def test_a_pipeline_tells_sending_receiving_and_tied_gradients_apart() -> None:
+def test_pipeline_send_receive_and_tied_gradients() -> None:
     assert SAMPLES // MICRO > 2
     for slow_s in SLOWER_S:
         first, second = run_on_ranks(pipelines, 2, slow_s)
         assert second == [{}] * 3
         waiting, reading, split = (shares(measured) for measured in first)
-        for found in (waiting, reading, split):
-            assert {"send", "receive", "tied_gradients", "input", "communication"} <= set(found)
-        told = most("receive")(waiting) and most("input")(reading)
-        if told and split["receive"] > split["send"]:
+        for item in (waiting, reading, split):
+            assert {"send", "receive", "tied_gradients", "input", "communication"} <= set(item)
+        dominated = most("receive")(waiting) and most("input")(reading)
+        if dominated and split["receive"] > split["send"]:
             return
     pytest.fail(f"after {SLOWER_S[-1]} s: {first}")
 
 
-def test_what_is_hidden_is_the_time_under_way_outside_the_calls() -> None:
+def test_hidden_time_is_in_progress_outside_calls() -> None:
     now = 0.0
     overlap = Overlap(lambda: now)
 

@@ -1,4 +1,4 @@
-"""Counting floating-point operations, and what a device could do at most."""
+"""Counting of floating-point operations, and the peak of a device."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def numels(model: nn.Module) -> dict[str, int]:
     return {name: parameter.numel() for name, parameter in model.named_parameters()}
 
 
-def test_a_linear_layer_costs_two_operations_for_each_weight_and_row() -> None:
+def test_linear_layer_flops() -> None:
     layer, x = nn.Linear(8, 16), torch.randn(5, 8, requires_grad=True)
     with count_flops() as so_far:
         out = layer(x)
@@ -50,7 +50,7 @@ def test_attention_on_cpu_is_counted() -> None:
     assert so_far() > 2 * forward
 
 
-def test_every_module_of_a_forward_pass_is_counted_and_timed() -> None:
+def test_modules_of_a_forward_are_counted_and_timed() -> None:
     model = Model()
     with ForwardProfile(model, numels(model)) as profile:
         model(torch.randn(4, 8))
@@ -64,7 +64,7 @@ def test_every_module_of_a_forward_pass_is_counted_and_timed() -> None:
     assert not model._forward_hooks
 
 
-def test_the_table_obeys_depth_top_modules_and_detail() -> None:
+def test_profile_table_options() -> None:
     model = Model()
     with ForwardProfile(model, numels(model)) as profile:
         model(torch.randn(4, 8))
@@ -79,7 +79,7 @@ def test_the_table_obeys_depth_top_modules_and_detail() -> None:
     assert "    body.2 (Linear)" in full
 
 
-def test_the_peak_comes_from_the_environment_and_a_cpu_has_none(
+def test_peak_from_environment_or_none_on_cpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv(PEAK_VARIABLE, raising=False)

@@ -1,4 +1,4 @@
-"""What an engine writes while it trains, and that it writes nothing unless asked."""
+"""Output of a training engine, which is silent by default."""
 
 import csv
 import itertools
@@ -45,25 +45,25 @@ def train(steps: int, config: dict[str, Any], *, micro: int = 2) -> Engine:
     return engine
 
 
-def test_nothing_is_written_or_measured_unless_asked(lines: pytest.LogCaptureFixture) -> None:
+def test_nothing_is_written_by_default(lines: pytest.LogCaptureFixture) -> None:
     engine = train(3, {})
     assert type(engine.observer) is NullObserver
     assert lines.messages == []
     assert not engine.module._forward_pre_hooks
 
 
-def test_a_line_comes_every_so_many_steps_with_rates(
+def test_progress_line_with_rates(
     lines: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(PEAK_VARIABLE, "0.001")
     engine = train(5, {"steps_per_print": 2})
-    found = [line for line in lines.messages if line.startswith("step ")]
-    assert [line.split(":")[0] for line in found] == ["step 2", "step 4"]
+    progress = [line for line in lines.messages if line.startswith("step ")]
+    assert [line.split(":")[0] for line in progress] == ["step 2", "step 4"]
     assert re.fullmatch(
         r"step 4: loss [\d.]+, lr 0\.001, momentum 0\.9, gradient norm [\d.]+, skipped 0, "
         r"[\d,.]+ ms a step, [\d,.]+ samples/s, [\d,]+ tokens/s, "
         r"[\d.]+ [kMG]?FLOP/s on each device, MFU [\d.]+%",
-        found[1],
+        progress[1],
     )
     rates = engine.observer.rates
     # Two micro-batches of two samples of six tokens make a step.
@@ -71,7 +71,7 @@ def test_a_line_comes_every_so_many_steps_with_rates(
     assert rates["mfu"] == pytest.approx(rates["tflops"] / 0.001)
 
 
-def test_rates_are_left_out_where_the_config_says_so(lines: pytest.LogCaptureFixture) -> None:
+def test_rates_can_be_disabled(lines: pytest.LogCaptureFixture) -> None:
     off = {"steps_per_print": 2, "timers": {"throughput": {"enabled": False}}}
     observer = train(4, off).observer
     step = r"step \d: loss [\d.]+, lr 0\.001, momentum 0\.9, gradient norm [\d.]+, skipped 0, "
@@ -83,31 +83,31 @@ def test_rates_are_left_out_where_the_config_says_so(lines: pytest.LogCaptureFix
     assert observer._meter.flops == 0
 
 
-def test_operations_are_those_of_forward_and_backward(lines: pytest.LogCaptureFixture) -> None:
+def test_flops_of_forward_and_backward(lines: pytest.LogCaptureFixture) -> None:
     model, (((batch,),),) = Language(), make_batches(1, 1, 1)
     with count_flops() as so_far:
         model(*batch).backward()
-        wanted = so_far()
+        expected = so_far()
     observer = train(2, {"steps_per_print": 2}).observer
     assert isinstance(observer, StepObserver)
-    assert observer._meter.flops == 2 * wanted
+    assert observer._meter.flops == 2 * expected
     again = train(2, {"steps_per_print": 2, "activation_checkpointing": {"enabled": True}})
-    assert again.observer._meter.flops == pytest.approx(2 * wanted, rel=0.05)
+    assert again.observer._meter.flops == pytest.approx(2 * expected, rel=0.05)
 
 
-def test_fp16_shows_its_loss_scale(lines: pytest.LogCaptureFixture) -> None:
+def test_fp16_line_has_loss_scale(lines: pytest.LogCaptureFixture) -> None:
     train(1, {"steps_per_print": 1, "fp16": {"enabled": True, "initial_scale_power": 8}})
     assert "loss scale 256" in lines.messages[-1]
 
 
-def test_the_time_of_a_step_is_divided_into_phases(lines: pytest.LogCaptureFixture) -> None:
+def test_step_time_is_divided_into_phases(lines: pytest.LogCaptureFixture) -> None:
     train(4, {"steps_per_print": 2, "wall_clock_breakdown": True})
-    found = [line for line in lines.messages if line.startswith("time of a step")]
-    assert len(found) == 2
+    breakdowns = [line for line in lines.messages if line.startswith("time of a step")]
+    assert len(breakdowns) == 2
     for phase in ("input", "forward", "backward", "communication", "step", "between"):
-        assert re.search(rf"{phase} [\d.]+ ms \(\d+%\)", found[1])
-    whole, *parts = (float(text) for text in re.findall(r"([\d.]+) ms", found[1]))
-    assert sum(parts) == pytest.approx(whole, rel=0.02, abs=0.05)
+        assert re.search(rf"{phase} [\d.]+ ms \(\d+%\)", breakdowns[1])
+    total, *parts = (float(text) for text in re.findall(r"([\d.]+) ms", breakdowns[1]))
+    assert sum(parts) == pytest.approx(total, rel=0.02, abs=0.05)
 
 
 class Ticks:
@@ -123,7 +123,7 @@ class Ticks:
         return float(end - begin)
 
 
-def test_a_phase_inside_another_counts_for_itself_only() -> None:
+def test_nested_phase_counts_for_itself() -> None:
     timer = PhaseTimer(CPU)
     timer._clock = Ticks()
     for _ in range(2):
@@ -133,18 +133,16 @@ def test_a_phase_inside_another_counts_for_itself_only() -> None:
     assert timer.take() == {}
 
 
-def test_memory_is_shown_by_kind(lines: pytest.LogCaptureFixture) -> None:
+def test_memory_by_kind(lines: pytest.LogCaptureFixture) -> None:
     train(2, {"memory_breakdown": True, "steps_per_print": 2, "bf16": {"enabled": True}})
-    found = [line for line in lines.messages if line.startswith("memory")]
-    assert [line.split(":")[0] for line in found] == ["memory at step 1", "memory at step 2"]
+    memory_lines = [line for line in lines.messages if line.startswith("memory")]
+    assert [line.split(":")[0] for line in memory_lines] == ["memory at step 1", "memory at step 2"]
     for kind in ("parameters", "gradients", "master", "optimizer", "other", "process"):
-        assert re.search(rf"{kind} [\d.]+ [kMG]?B", found[1])
+        assert re.search(rf"{kind} [\d.]+ [kMG]?B", memory_lines[1])
 
 
 @pytest.mark.parametrize("stage", [1, 3])
-def test_the_profile_of_a_step_is_a_table_of_modules(
-    lines: pytest.LogCaptureFixture, stage: int
-) -> None:
+def test_step_profile_is_a_table_of_modules(lines: pytest.LogCaptureFixture, stage: int) -> None:
     profiler = {"enabled": True, "profile_step": 2, "module_depth": 2, "top_modules": 2}
     train(3, {"flops_profiler": profiler, "zero_optimization": {"stage": stage}})
     (table,) = [line for line in lines.messages if line.startswith("profile of")]
@@ -157,9 +155,7 @@ def test_the_profile_of_a_step_is_a_table_of_modules(
     assert "blocks.0.up" not in table
 
 
-def test_the_profile_goes_to_a_file_and_can_be_short(
-    lines: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
+def test_step_profile_to_file(lines: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     target = tmp_path / "deep" / "profile.txt"
     profiler = {"enabled": True, "output_file": str(target), "detailed": False}
     train(1, {"flops_profiler": profiler})
@@ -169,7 +165,7 @@ def test_the_profile_goes_to_a_file_and_can_be_short(
     assert not any("costliest" in line for line in lines.messages)
 
 
-def test_backward_counts_more_when_the_config_says_that_forward_is_recomputed(
+def test_recomputed_forward_counts_in_backward(
     tmp_path: Path,
 ) -> None:
     titles = []
@@ -186,21 +182,21 @@ def _kflops(title: str) -> list[float]:
     return [float(number) for number in re.findall(r"([\d.]+) kFLOP", title)]
 
 
-def test_the_resolved_config_says_where_each_value_comes_from(
+def test_resolved_config_names_sources(
     lines: pytest.LogCaptureFixture,
 ) -> None:
     zero = {"stage": 1, "reduce_bucket_size": 5e8, "contiguous_gradients": True}
     train(1, {"dump_state": True, "zero_optimization": zero})
     (text,) = [line for line in lines.messages if "on 1 ranks" in line]
-    found = dict(re.findall(r"^(\S+) = .*?\((\w+)", text, re.MULTILINE))
-    assert found["zero_optimization.stage"] == "file"
-    assert found["train_batch_size"] == "derived"
-    assert found["gradient_clipping"] == "default"
-    assert found["zero_optimization.reduce_bucket_size"] == "derived"  # clamped to the model
-    assert found["zero_optimization.contiguous_gradients"] == "hint"
+    sources = dict(re.findall(r"^(\S+) = .*?\((\w+)", text, re.MULTILINE))
+    assert sources["zero_optimization.stage"] == "file"
+    assert sources["train_batch_size"] == "derived"
+    assert sources["gradient_clipping"] == "default"
+    assert sources["zero_optimization.reduce_bucket_size"] == "derived"  # clamped to the model
+    assert sources["zero_optimization.contiguous_gradients"] == "hint"
 
 
-def test_keys_that_are_on_without_effect_are_named_in_one_line_when_training_starts(
+def test_ineffective_keys_are_warned_about(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """At the level of a warning, which a plain script shows without setting up logging."""
@@ -225,7 +221,7 @@ def test_keys_that_are_on_without_effect_are_named_in_one_line_when_training_sta
 
 
 @pytest.mark.parametrize("stage", [0, 2])
-def test_monitors_write_the_numbers_of_each_step(tmp_path: Path, stage: int) -> None:
+def test_monitors_write_step_numbers(tmp_path: Path, stage: int) -> None:
     """In the layout of DeepSpeed: one CSV file for each name, events in the job's folder."""
     blocks = {
         name: {"enabled": True, "output_path": str(tmp_path / name), "job_name": "mine"}
@@ -260,7 +256,7 @@ def write_on_ranks(directory: str) -> list[str]:
 
 
 @pytest.mark.processes
-def test_rank_0_alone_writes_to_monitors(tmp_path: Path) -> None:
+def test_only_rank_0_writes_monitors(tmp_path: Path) -> None:
     assert run_on_ranks(write_on_ranks, 2, str(tmp_path)) == [["Monitored"], ["NullObserver"]]
     file = tmp_path / "DeepSpeedJobName" / "Train_Samples_lr.csv"
     assert len(file.read_text().splitlines()) == 12
@@ -285,26 +281,26 @@ def communication_of_stages() -> dict[Any, list[str]]:
 
 
 @pytest.mark.processes
-def test_the_log_of_collectives_tells_what_a_step_moves() -> None:
+def test_comms_logger_counts_traffic() -> None:
     first, second = run_on_ranks(communication_of_stages, 2)
     assert not any(second.values())
     numel = sum(p.numel() for p in Language().parameters() if p.requires_grad)
-    found = {
+    traffic = {
         case: dict(re.findall(r"(\w+) ([\d,]+)", line.partition(": ")[2]))
         for case, (line,) in first.items()
     }
     moved = {
         case: {name: int(count.replace(",", "")) for name, count in parts.items()}
-        for case, parts in found.items()
+        for case, parts in traffic.items()
     }
-    each = pytest.approx(numel, rel=0.02)
+    expected = pytest.approx(numel, rel=0.02)
     assert moved[0, "{}"] == {"all_reduce": pytest.approx(2 * numel, rel=0.02)}
-    assert moved[1, "{}"] == moved[2, "{}"] == {"reduce_scatter": each, "all_gather": each}
+    assert moved[1, "{}"] == moved[2, "{}"] == {"reduce_scatter": expected, "all_gather": expected}
     (only,) = [parts for (_, comms), parts in moved.items() if "prof_ops" in comms]
-    assert only == {"all_gather": each}
+    assert only == {"all_gather": expected}
 
 
-def test_tokens_are_counted_in_the_first_integer_matrix() -> None:
+def test_tokens_are_counted_in_first_integer_matrix() -> None:
     ids, mask = torch.zeros(2, 8, dtype=torch.long), torch.ones(2, 8, dtype=torch.bool)
     assert count_tokens((ids, ids), {}) == 16
     assert count_tokens((), {"attention_mask": torch.ones(3, 3).long(), "input_ids": ids}) == 16
@@ -313,7 +309,7 @@ def test_tokens_are_counted_in_the_first_integer_matrix() -> None:
     assert count_tokens((mask,), {}) == 0
 
 
-def test_the_loss_in_a_line_is_the_mean_since_the_line_before(
+def test_line_has_mean_loss(
     lines: pytest.LogCaptureFixture,
 ) -> None:
     torch.manual_seed(1)

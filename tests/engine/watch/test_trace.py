@@ -1,6 +1,6 @@
-"""What a traced step shows: communication that runs beside computing, and phases that wait for it.
+"""Results of a traced step: communication that runs beside computing, and phases that wait for it.
 
-A GPU's kernels are played here; torch's profiler is real. What a GPU shows itself is in
+A GPU's kernels are played here; torch's profiler is real. Results of a GPU itself is in
 ``tests/trial/test_on_gpu.py``.
 """
 
@@ -20,7 +20,7 @@ import zerotrial
 from tests.engine.watch.test_breakdown import STEPS, Square, watched
 from zerotrial.engine.watch.breakdown import Breakdown
 from zerotrial.engine.watch.timers import HostClock
-from zerotrial.engine.watch.trace import Behind, GpuTrace, Span, behind
+from zerotrial.engine.watch.trace import GpuTrace, Span, TraceResult, analyze_trace
 
 CPU = torch.device("cpu")
 
@@ -37,52 +37,52 @@ def test_waiting_share_leaves_out_inner_phases() -> None:
         ("send", 6, 9),
         ("step", 12, 13),
     ]
-    result = behind([("nccl", 0.0, 2.0), ("gemm", 1.5, 1.75), ("nccl", 7.0, 9.5)], spans)
+    result = analyze_trace([("nccl", 0.0, 2.0), ("gemm", 1.5, 1.75), ("nccl", 7.0, 9.5)], spans)
     # step alone: 0-1, 4-6, 9-10 and 12-13, of which 0-1 and 9-9.5 wait
     assert result.waiting == {"step": 1.5 / 5, "backward": 0.75 / 3}
     assert result.hidden_s == 0.25
 
 
-def test_a_kernel_of_nccl_is_hidden_where_another_computes_and_else_waited_for() -> None:
+def test_nccl_kernel_is_hidden_or_waited_for() -> None:
     gather, reduce = "ncclDevKernel_AllGather_RING_LL(args)", "ncclKernel_ReduceScatter"
     kernels = [
         (gather, 0, 4),  # forward waits for 2, then computes behind it
         ("gemm", 2, 9),
         ("gemm", 3, 5),  # in a second stream: the same time once more
-        (reduce, 9, 12),  # backward waits, but for what the call itself says to be waiting
+        (reduce, 9, 12),  # backward waits, except within calls that are counted as waiting
         (reduce, 11, 13),
         ("Memcpy DtoH (Device -> Pinned)", 12, 13),  # no computing
         (reduce, 14, 15),  # after all phases
     ]
     spans = [("forward", 0, 8), ("backward", 8, 13), ("communication", 10, 11), ("send", 13, 15)]
-    found = behind(kernels, spans)
-    assert found.hidden_s == 2
+    result = analyze_trace(kernels, spans)
+    assert result.hidden_s == 2
     # Of backward's 4 seconds; sending is waiting in itself.
-    assert found.waiting == {"forward": 2 / 8, "backward": 3 / 4}
-    assert behind([], spans) == Behind(0, {"forward": 0, "backward": 0})
+    assert result.waiting == {"forward": 2 / 8, "backward": 3 / 4}
+    assert analyze_trace([], spans) == TraceResult(0, {"forward": 0, "backward": 0})
 
 
-def test_the_profilers_clock_and_that_of_the_phases_are_one() -> None:
-    one = torch.randn(600, 600)
-    one @ one
+def test_profiler_and_phases_share_a_clock() -> None:
+    matrix = torch.randn(600, 600)
+    matrix @ matrix
     trace = trace_of_cpu()
-    found = []
-    for slow_s in (0.05, 0.2, 0.8):  # the later ones where the machine is busy
+    differences = []
+    for slow_s in (0.05, 0.2, 0.8):  # the later ones if the machine is busy
         trace.begin()
         assert trace.runs
         with trace.phase("forward"):
             time.sleep(slow_s)
         with trace.phase("backward"):
             began = time.perf_counter()
-            one @ one
+            matrix @ matrix
             ended = time.perf_counter()
         kernels = trace._kernels(stopped(trace))
         since = trace._since(began), trace._since(ended)
         (begin, end), *_ = [(b, e) for name, b, e in kernels if name == "aten::mm"]
-        found.append((begin - since[0], since[1] - end))
-        if all(-slow_s / 10 < off < slow_s / 10 for off in found[-1]):
+        differences.append((begin - since[0], since[1] - end))
+        if all(-slow_s / 10 < off < slow_s / 10 for off in differences[-1]):
             return
-    pytest.fail(f"off by {found}")
+    pytest.fail(f"off by {differences}")
 
 
 def stopped(trace: GpuTrace) -> profile:
@@ -93,16 +93,16 @@ def stopped(trace: GpuTrace) -> profile:
     return running
 
 
-def test_a_step_is_traced_between_two_calls(caplog: pytest.LogCaptureFixture) -> None:
+def test_step_is_traced_between_two_calls(caplog: pytest.LogCaptureFixture) -> None:
     trace = trace_of_cpu()
     assert trace.end() is None
     for _ in range(2):
         trace.begin()
         with trace.phase("forward"):
             torch.ones(3) + 1
-        found = trace.end()
+        result = trace.end()
         assert not trace.runs
-        assert found == Behind(0, {"forward": 0})  # no kernel of NCCL here
+        assert result == TraceResult(0, {"forward": 0})  # no kernel of NCCL here
     with trace.phase("forward"):  # of no traced step
         pass
     assert trace.end() is None
@@ -121,14 +121,14 @@ for _ in range(2):
 """
 
 
-def test_the_profilers_library_is_quiet() -> None:
-    # It speaks of what is its first in a process.
-    words = [sys.executable, "-c", QUIET]
-    told = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert (told.stdout, told.stderr) == ("", "")
+def test_profiler_library_is_quiet() -> None:
+    # It logs only on its first use in a process.
+    command = [sys.executable, "-c", QUIET]
+    completed = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert (completed.stdout, completed.stderr) == ("", "")
 
 
-def test_a_profiler_of_the_users_goes_first() -> None:
+def test_user_profiler_has_priority() -> None:
     trace = trace_of_cpu()
     now_and_then = schedule(wait=1, warmup=1, active=1)
     with profile(activities=[ProfilerActivity.CPU], schedule=now_and_then) as waiting:
@@ -144,7 +144,7 @@ def test_a_profiler_of_the_users_goes_first() -> None:
     trace.end()
 
 
-def test_what_ran_is_read_from_behind_the_anchor_wherever_copies_come_in() -> None:
+def test_kernels_are_relative_to_the_anchor() -> None:
     now = 1_790_000_000_000_000_000  # since 1970: a float is 256 from the next
 
     class Event:
@@ -172,14 +172,14 @@ def test_what_ran_is_read_from_behind_the_anchor_wherever_copies_come_in() -> No
                 Event("cudaLaunchKernel", 450, 490, DeviceType.CPU),
             ]
 
-    found = GpuTrace(CPU, kind=DeviceType.CUDA, clock=HostClock())._kernels(Running())
-    assert found == [
+    kernels = GpuTrace(CPU, kind=DeviceType.CUDA, clock=HostClock())._kernels(Running())
+    assert kernels == [
         ("Memcpy HtoD (Pinned -> Device)", pytest.approx(-1.5e-6), pytest.approx(-1.1e-6)),
         ("gemm", pytest.approx(5.1e-7), pytest.approx(2.02e-6)),
     ]
 
 
-def test_what_the_device_had_to_do_yet_is_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pending_device_work_belongs_to_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
 
     class Slow(Played):
@@ -205,7 +205,7 @@ def test_what_the_device_had_to_do_yet_is_of_the_step(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("how", ["dropped", "gone", "broken"])
-def test_a_trace_that_nobody_ends_leaves_the_profiler_to_others(how: str) -> None:
+def test_unfinished_trace_frees_the_profiler(how: str) -> None:
     trace = trace_of_cpu()
     if how == "broken":
         trace._marker = None  # nothing can be added to it
@@ -220,10 +220,10 @@ def test_a_trace_that_nobody_ends_leaves_the_profiler_to_others(how: str) -> Non
     other = trace_of_cpu()
     other.begin()
     assert other.runs
-    assert other.end() == Behind(0, {})
+    assert other.end() == TraceResult(0, {})
 
 
-def test_a_step_that_does_not_end_is_not_traced_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_step_is_not_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = trace_of_cpu()
     trace.begin()
     with trace.phase("forward"):
@@ -245,8 +245,8 @@ def test_a_step_that_does_not_end_is_not_traced_for_ever(monkeypatch: pytest.Mon
     assert trace.missing == "a step that takes longer than 0 s is not traced"
 
 
-def test_training_goes_on_where_nothing_can_be_traced(caplog: pytest.LogCaptureFixture) -> None:
-    # A profiler that sees no GPU, as where the driver forbids it.
+def test_training_continues_if_tracing_fails(caplog: pytest.LogCaptureFixture) -> None:
+    # A profiler that sees no GPU, as if the driver forbade it.
     trace = GpuTrace(CPU, ProfilerActivity.CPU, DeviceType.CUDA, HostClock())
     with caplog.at_level(logging.WARNING, "zerotrial.engine"):
         for _ in range(3):
@@ -261,16 +261,16 @@ def test_training_goes_on_where_nothing_can_be_traced(caplog: pytest.LogCaptureF
 
 
 class Played(GpuTrace):
-    """Sees what a GPU might have shown."""
+    """Fake trace of a GPU."""
 
     def __init__(self) -> None:
         super().__init__(CPU, ProfilerActivity.CPU, DeviceType.CPU, HostClock())
 
-    def end(self) -> Behind | None:
-        return super().end() and Behind(0.02, {"forward": 0.75, "backward": 0.5})
+    def end(self) -> TraceResult | None:
+        return super().end() and TraceResult(0.02, {"forward": 0.75, "backward": 0.5})
 
 
-def test_what_a_phase_waited_is_communication_and_what_was_hidden_comes_besides() -> None:
+def test_traced_waiting_counts_as_communication() -> None:
     breakdown = Breakdown(CPU, 2)
     breakdown._overlap, breakdown._trace = None, Played()
 
@@ -304,7 +304,7 @@ def test_what_a_phase_waited_is_communication_and_what_was_hidden_comes_besides(
     breakdown.line(0.12, 1)
     assert breakdown.shares["hidden_communication_share"] > 0
 
-    breakdown._behind = None  # as where nothing was traced
+    breakdown._trace_result = None  # as where nothing was traced
     breakdown.restart()
     step()
     breakdown.line(0.12, 1)
@@ -312,26 +312,26 @@ def test_what_a_phase_waited_is_communication_and_what_was_hidden_comes_besides(
     assert breakdown.shares["communication_share"] == 0
 
 
-def test_that_nothing_is_hidden_is_told_where_it_is_known() -> None:
+def test_zero_hidden_communication_is_reported() -> None:
     breakdown = Breakdown(CPU, 2)
-    told = "; communication hidden behind them 0.00 ms (0%)"
-    assert told not in breakdown.line(1.0, 1)  # nothing communicates
+    expected = "; communication hidden behind them 0.00 ms (0%)"
+    assert expected not in breakdown.line(1.0, 1)  # nothing communicates
     with breakdown.phase("communication"):
         breakdown.under_way(1)
         breakdown.under_way(-1)
     for _ in range(2):
-        assert breakdown.line(1.0, 1).endswith(told)
+        assert breakdown.line(1.0, 1).endswith(expected)
         assert breakdown.shares["hidden_communication_share"] == 0
     breakdown._overlap, breakdown._trace = None, trace_of_cpu()
-    assert told not in breakdown.line(1.0, 1)  # nothing was traced yet
+    assert expected not in breakdown.line(1.0, 1)  # nothing was traced yet
     breakdown.restart()
     with breakdown.phase("forward"):
         pass
     breakdown.end_trace()
-    assert breakdown.line(1.0, 1).endswith(told)
+    assert breakdown.line(1.0, 1).endswith(expected)
 
 
-def test_two_engines_are_traced_one_after_the_other() -> None:
+def test_two_engines_are_traced_in_turn() -> None:
     traced: dict[str, list[int]] = {"actor": [], "critic": []}
     engines = {}
     for name in traced:
@@ -355,7 +355,7 @@ def test_two_engines_are_traced_one_after_the_other() -> None:
         engine.close()
 
 
-def test_where_no_step_was_traced_the_line_says_why() -> None:
+def test_missing_trace_has_a_reason() -> None:
     breakdown = Breakdown(CPU, 2)
     breakdown._overlap, breakdown._trace = None, Played()
     breakdown.restart()
@@ -364,8 +364,8 @@ def test_where_no_step_was_traced_the_line_says_why() -> None:
             with breakdown.phase("forward"):
                 pass
             breakdown.end_trace()
-    why = "; what NCCL does beside them is not known: another profiler of torch's is there"
-    assert breakdown.line(1.0, 2).endswith(why)
+    reason = "; NCCL communication is unknown: another torch profiler is active"
+    assert breakdown.line(1.0, 2).endswith(reason)
     breakdown.restart()
     with breakdown.phase("forward"):
         pass
@@ -373,7 +373,7 @@ def test_where_no_step_was_traced_the_line_says_why() -> None:
     assert "not known" not in breakdown.line(1.0, 1)
 
 
-def test_a_trace_begins_with_a_step_and_not_in_a_validation() -> None:
+def test_trace_starts_with_a_step_not_validation() -> None:
     breakdown = Breakdown(CPU, 2)
     breakdown._overlap, breakdown._trace = None, Played()
     breakdown.restart()
@@ -387,7 +387,7 @@ def test_a_trace_begins_with_a_step_and_not_in_a_validation() -> None:
     assert not breakdown._trace.runs
 
 
-def test_an_engine_has_a_step_of_nine_or_more_traced() -> None:
+def test_at_most_every_ninth_step_is_traced() -> None:
     engine, *_ = zerotrial.initialize(model=Square(), config=watched())
     trace = engine.observer._breakdown._trace = Played()
     engine.observer._breakdown._overlap = None

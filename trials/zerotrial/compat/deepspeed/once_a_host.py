@@ -18,8 +18,8 @@ from torch import nn
 from zerotrial.compat.deepspeed.names.comm import init_distributed
 from zerotrial.engine.comm.peer_sockets import host_name
 from zerotrial.engine.comm.shared_memory import SharedMemoryCommunicator, connect_shared_memory
-from zerotrial.engine.memory.copy_on_write import borrow_from_disk, is_lent
-from zerotrial.engine.memory.heap import give_back_now
+from zerotrial.engine.memory.copy_on_write import is_copy_on_write, map_to_disk
+from zerotrial.engine.memory.heap import trim_heap
 from zerotrial.engine.memory.mapped_files import warn_of_memory
 from zerotrial.engine.mesh import group_alike, group_on_cpu
 
@@ -64,11 +64,11 @@ class HostMemory:
                 same order everywhere. What is not plain memory of the CPU stays as it is.
         """
         for parameter in parameters:
-            if _is_plain(parameter) and not is_lent(parameter):
+            if _is_plain(parameter) and not is_copy_on_write(parameter):
                 self._freed += parameter.nbytes
                 parameter.data = self._lend(parameter)
         if self._freed > _MUCH:
-            give_back_now()
+            trim_heap()
             self._freed = 0
 
     def spread(self, parameters: Iterable[nn.Parameter], source: int = 0) -> None:
@@ -95,7 +95,7 @@ class HostMemory:
     def _lend(self, parameter: nn.Parameter) -> torch.Tensor:
         if self._folder is not None:
             try:
-                return borrow_from_disk(parameter, self._folder)
+                return map_to_disk(parameter, self._folder)
             except OSError as error:
                 text = "%s: %s: must have room for the model until initialize(), got: %s; "
                 text += "what is loaded from now on stays in memory; TMPDIR names another folder"

@@ -70,7 +70,7 @@ def _patch(module: ModuleType) -> None:
             raise ConfigError("from_pretrained()", [_DEVICE_MAP.format(kwargs["device_map"])])
         from zerotrial.compat.deepspeed.gathering import note_that_ranks_differ
         from zerotrial.compat.deepspeed.once_a_host import host_memory
-        from zerotrial.engine.memory.heap import give_back_now
+        from zerotrial.engine.memory.heap import trim_heap
 
         memory = host_memory()
         with _as_without_deepspeed(), _held_as_loaded(memory):
@@ -79,7 +79,7 @@ def _patch(module: ModuleType) -> None:
             note_that_ranks_differ()
             model = made[0] if isinstance(made, tuple) else made
             memory.spread(_own(model))
-            give_back_now()
+            trim_heap()
         return made
 
     module.PreTrainedModel.from_pretrained = classmethod(from_pretrained)
@@ -87,9 +87,9 @@ def _patch(module: ModuleType) -> None:
 
 def _own(model: "nn.Module") -> "list[nn.Parameter]":
     """What the files had not: each rank has drawn values of its own."""
-    from zerotrial.engine.memory.copy_on_write import is_lent
+    from zerotrial.engine.memory.copy_on_write import is_copy_on_write
 
-    return [parameter for parameter in model.parameters() if not is_lent(parameter)]
+    return [parameter for parameter in model.parameters() if not is_copy_on_write(parameter)]
 
 
 @contextlib.contextmanager

@@ -41,7 +41,7 @@ from zerotrial.engine.engine import Engine, EngineParts
 from zerotrial.engine.flat.stages import Stage0, Stage1, Stage2
 from zerotrial.engine.loader import build_loader
 from zerotrial.engine.loss_scale import make_scaler
-from zerotrial.engine.memory.heap import uncollected
+from zerotrial.engine.memory.heap import garbage_collection_paused
 from zerotrial.engine.module.activation import checkpoint_blocks, recomputed, recomputing
 from zerotrial.engine.module.compiling import compile_blocks, unwrap_compiled
 from zerotrial.engine.module.precision import register_input_cast
@@ -77,7 +77,7 @@ def planning(planner: Planner) -> Iterator[None]:
         _planner.reset(token)
 
 
-@uncollected()
+@garbage_collection_paused()
 def initialize(  # noqa: PLR0917 - DeepSpeed's order
     args: Any = None,
     model: nn.Module | None = None,

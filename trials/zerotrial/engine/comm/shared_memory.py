@@ -36,7 +36,7 @@ from zerotrial.engine.comm.peer_sockets import (
     host_name,
     open_listener,
 )
-from zerotrial.engine.memory.copy_on_write import borrow
+from zerotrial.engine.memory.copy_on_write import map_copy_on_write
 
 __all__ = ["PeerError", "SharedMemoryCommunicator", "connect_shared_memory"]
 
@@ -103,7 +103,7 @@ class SharedMemoryCommunicator:
                 shared = _map(files[0], nbytes).view(tensor.dtype)
                 shared.copy_(tensor.detach().reshape(-1))
             self._synchronize("fence", 0)  # from here on the file is read-only
-            return borrow(files[0], tensor.shape, tensor.dtype)
+            return map_copy_on_write(files[0], tensor.shape, tensor.dtype)
 
     @contextlib.contextmanager
     def _memory_files(self, nbytes: int) -> Iterator[list[int]]:

@@ -1,4 +1,4 @@
-"""Learning-rate schedules with DeepSpeed's names, arguments and values, and one that is corrected.
+"""Learning-rate schedules with DeepSpeed's names, arguments and values, and a corrected one.
 
 A schedule counts applied optimizer steps. DeepSpeed writes the first value at construction and
 again at the first ``step()``, so that its warm-ups run two optimizer steps at the minimum;

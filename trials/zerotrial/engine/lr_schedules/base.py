@@ -1,4 +1,4 @@
-"""What all schedules have in common: a counter, checked arguments, and how a rate is set."""
+"""Base class of the schedules: a counter, checked arguments, and setting of the rates."""
 
 import functools
 import inspect
@@ -14,74 +14,74 @@ from zerolab.schema.section import Section, validate
 __all__ = ["LRSchedule", "Rates", "for_groups", "required_arguments", "set_rates"]
 
 Rates = float | Sequence[float]
-"""One value for all parameter groups, or one for each."""
+"""One value for all parameter groups, or one per group."""
 
 
 class LRSchedule:
-    """Base of the schedules: a counter, and a rate for each parameter group at that count.
+    """Base class of schedules: a counter, and a rate for each parameter group at that count.
 
-    ``it`` is -1 when a schedule is made; each :meth:`step`, one for each applied optimizer step,
-    makes it ``it + 1`` and sets the rates. A schedule's arguments are the fields of its
-    :attr:`section`, in their order, by position or by name.
+    ``it`` is -1 at first. Each :meth:`step`, one per applied optimizer step, increments it and sets
+    the rates. A schedule's arguments are the fields of its :attr:`section`, in their order, by
+    position or by name.
 
     Args:
-        optimizer: Whose ``param_groups`` get the rates.
-        values: Of the section's first fields.
-        named: Of others.
+        optimizer: Optimizer whose ``param_groups`` get the rates.
+        values: Values of the section's first fields.
+        named: Values of other fields.
 
     Raises:
-        ConfigError: With one line for each argument that breaks a rule.
-        TypeError: For arguments that are not there, or are missing.
+        ConfigError: With one line per invalid argument.
+        TypeError: For unknown or missing arguments.
     """
 
     section: ClassVar[type[Section]]
-    """Its arguments and their rules, which a file's ``scheduler.params`` must keep as well."""
+    """Arguments and their rules, which also apply to a file's ``scheduler.params``."""
 
     given: Section
-    """The arguments."""
+    """The arguments of this schedule."""
 
     last_batch_iteration: int
-    """Where it is; -1 is the beginning."""
+    """Current count; -1 at the start."""
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Show the arguments to ``help()``, and to all who ask for the signature."""
+        """Set the signature from the section's fields, for ``help()`` and ``inspect``."""
         super().__init_subclass__(**options)
         if "section" in vars(cls):
             cls.__signature__ = _signature_of(cls.section)  # type: ignore[attr-defined]
 
     def __init__(self, optimizer: torch.optim.Optimizer, *values: Any, **named: Any) -> None:
-        given = inspect.signature(type(self)).bind(optimizer, *values, **named).arguments
-        self.optimizer = given.pop("optimizer")
-        self.given = self._read(given)
+        arguments = inspect.signature(type(self)).bind(optimizer, *values, **named).arguments
+        self.optimizer = arguments.pop("optimizer")
+        self.given = self._read(arguments)
         self.last_batch_iteration = getattr(self.given, "last_batch_iteration", -1)
         self.prepare()
 
     @classmethod
-    def _read(cls, given: Mapping[str, Any]) -> Section:
-        """Read arguments by the rules of the engine file."""
-        plain = {k: list(v) if isinstance(v, tuple) else v for k, v in given.items()}
-        read, problems, _ = validate(cls.section, plain)
-        if problems or read is None:
+    def _read(cls, arguments: Mapping[str, Any]) -> Section:
+        """Validate arguments by the rules of the engine config."""
+        plain = {k: list(v) if isinstance(v, tuple) else v for k, v in arguments.items()}
+        section, problems, _ = validate(cls.section, plain)
+        if problems or section is None:
             raise ConfigError(f"{cls.__name__}()", problems)
-        return read
+        return section
 
     def prepare(self) -> None:
-        """Make ready, when :attr:`optimizer` and :attr:`given` are there; sets the first rates."""
+        """Prepare the schedule and set the first rates; the arguments are validated."""
 
     def rates(self, it: int) -> list[float]:
-        """Learning rate of each group after ``step()`` number ``it + 1``."""
+        """Return the learning rate of each group after ``step()`` number ``it + 1``."""
         raise NotImplementedError
 
     def get_lr(self) -> list[float]:
-        """Rates at the present count."""
+        """Return the rates at the current count."""
         return self.rates(self.last_batch_iteration)
 
     def get_last_lr(self) -> list[float]:
-        """Rates that were set last."""
+        """Return the rates that were set last."""
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def step(self, last_batch_iteration: int | None = None) -> None:
-        """Move to the next optimizer step, or to a given one, and set the rates."""
+        """Advance to the next optimizer step, or to a given one, and set the rates."""
         if last_batch_iteration is None:
             last_batch_iteration = self.last_batch_iteration + 1
         self.last_batch_iteration = last_batch_iteration
@@ -91,11 +91,11 @@ class LRSchedule:
         set_rates(self.optimizer, self.rates(it))
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return {"last_batch_iteration": self.last_batch_iteration}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where :meth:`state_dict` was taken; the rates are the optimizer's."""
+        """Restore the result of :meth:`state_dict`; the optimizer keeps its rates."""
         self.last_batch_iteration = int(state["last_batch_iteration"])
 
 
@@ -109,10 +109,10 @@ def _signature_of(section: type[Section]) -> Signature:
 
 
 def required_arguments(schedule: Any) -> frozenset[str]:
-    """List the arguments that a schedule's ``step`` cannot do without.
+    """Return the required arguments of a schedule's ``step``.
 
     Args:
-        schedule: Any; ``ReduceLROnPlateau`` needs ``metrics``.
+        schedule: Any schedule; ``ReduceLROnPlateau`` needs ``metrics``.
     """
     return _required_arguments(cast("Hashable", type(schedule)))
 
@@ -121,21 +121,20 @@ def required_arguments(schedule: Any) -> frozenset[str]:
 def _required_arguments(schedule: Any) -> frozenset[str]:
     kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
     try:
-        _, *others = inspect.signature(schedule.step).parameters.values()
-    except (AttributeError, TypeError, ValueError):  # not a function of Python
+        _, *parameters = inspect.signature(schedule.step).parameters.values()
+    except (AttributeError, TypeError, ValueError):  # not a Python function
         return frozenset()
-    return frozenset(p.name for p in others if p.kind in kinds and p.default is Parameter.empty)
+    return frozenset(p.name for p in parameters if p.kind in kinds and p.default is Parameter.empty)
 
 
 def set_rates(optimizer: torch.optim.Optimizer, rates: Sequence[float]) -> None:
     """Set the learning rate of each parameter group.
 
-    A rate that is a tensor stays that tensor and is filled: a step that was compiled or captured
-    goes on reading it.
+    A rate that is a tensor is filled in place: a compiled or captured step keeps reading it.
 
     Args:
-        optimizer: Whose ``param_groups`` are changed.
-        rates: One for each group.
+        optimizer: Optimizer whose ``param_groups`` are changed.
+        rates: One rate per group.
     """
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         if isinstance(group["lr"], torch.Tensor):
@@ -145,18 +144,18 @@ def set_rates(optimizer: torch.optim.Optimizer, rates: Sequence[float]) -> None:
 
 
 def for_groups(name: str, value: Rates, groups: int) -> list[float]:
-    """Give every parameter group its value.
+    """Return one value per parameter group.
 
     Args:
-        name: Of the argument, for the message.
-        value: One, or as many as there are groups.
-        groups: Of the optimizer.
+        name: Name of the argument, for errors.
+        value: One value, or one per group.
+        groups: Number of the optimizer's groups.
 
     Returns:
-        As many as there are groups.
+        A list with one value per group.
 
     Raises:
-        ConfigError: If there are more or fewer.
+        ConfigError: If the number of values is wrong.
     """
     if isinstance(value, int | float):
         return [float(value)] * groups

@@ -1,4 +1,4 @@
-"""``LRRangeTest``: ever larger rates."""
+"""``LRRangeTest``: growing rates."""
 
 from typing import ClassVar
 
@@ -10,15 +10,15 @@ __all__ = ["LRRangeTest"]
 
 
 class LRRangeTest(LRSchedule):
-    """Ever larger rates, to find where training breaks.
+    """Growing rates, to find where training diverges.
 
     Args:
-        optimizer: Whose rates are set.
-        lr_range_test_min_lr: Rates at the beginning.
-        lr_range_test_step_size: Optimizer steps of one interval.
-        lr_range_test_step_rate: Growth for each interval, as a share of the minimum.
-        lr_range_test_staircase: Grow by whole intervals only.
-        last_batch_iteration: Where to go on.
+        optimizer: Optimizer whose rates are set.
+        lr_range_test_min_lr: Rates at the start.
+        lr_range_test_step_size: Optimizer steps per interval.
+        lr_range_test_step_rate: Growth per interval, as a share of the minimum.
+        lr_range_test_staircase: Whether to grow only after full intervals.
+        last_batch_iteration: Count at which to continue.
 
     References:
         Smith, arXiv:1506.01186, section 3.3.

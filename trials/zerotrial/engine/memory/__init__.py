@@ -1,4 +1,4 @@
-"""Memory of a rank: the estimate before it starts, files, and freed memory."""
+"""Memory of a rank: estimate, tensors in files, reuse of freed memory."""
 
 from zerotrial.engine.memory.formulas import (
     DEFAULT_BUCKET_NUMEL,

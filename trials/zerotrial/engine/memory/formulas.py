@@ -210,7 +210,7 @@ def estimate(  # noqa: PLR0917 - the order of the public signature
     )
     states = job.states()
     total, moments = sum(states), states.moments
-    # Weights that are their own master stay where they are.
+    # Weights that are their own master are not moved.
     in_place = job.fp32_weights and not job.copies_master
     offloaded = moments if in_place else states.master + moments
     disk = offloaded if offload_optimizer == "nvme" else 0
@@ -357,7 +357,7 @@ class _Job:
         return _BYTES[self.communicate] * self.num_params + widened
 
     def host_working(self, offloaded: int) -> int:
-        """Bytes of buffers on the host for so many offloaded bytes."""
+        """Return the bytes of host buffers for a number of offloaded bytes."""
         if self.offload_optimizer == "nvme":
             largest = self.largest if self.stage == 3 else self.bucket
             return int(min(1.0, _BUCKETS_PAGED * largest / max(self.num_params, 1)) * offloaded)
@@ -400,7 +400,7 @@ def _check(  # noqa: PLR0917 - as estimate
             "memory, got nvme"
         )
     if optimizer not in MOMENTS:
-        known = ", ".join(MOMENTS)
-        problems.append(f"optimizer: must be one of {known}, got {optimizer!r}")
+        names = ", ".join(MOMENTS)
+        problems.append(f"optimizer: must be one of {names}, got {optimizer!r}")
     if problems:
         raise ConfigError("memory estimate", problems)

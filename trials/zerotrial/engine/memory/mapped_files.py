@@ -1,9 +1,8 @@
-"""Tensors whose memory is a file, so that they take room only while they are used.
+"""Tensors in mapped files, which take memory only while they are used.
 
-A file is mapped, and the system brings its pages in when they are touched. They count as this
-process's memory until :func:`release`, which gives them up at once: what was changed is written to
-the disk by the system, in its own time, or is kept in its cache for as long as there is room to
-spare. :func:`read_ahead` has pages read before they are needed.
+The system reads the pages of a mapped file on access. They count as this process's memory until
+:func:`release`, which drops them at once. The system writes changed pages to disk later, or caches
+them while memory is free. :func:`read_ahead` reads pages before they are needed.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _PAGE = mmap.PAGESIZE
 
 
 class _Arena:
-    """One file without a name, mapped."""
+    """One unnamed mapped file."""
 
     def __init__(self, memory: mmap.mmap) -> None:
         first: Any = torch.frombuffer(memory, dtype=torch.uint8, count=1)
@@ -48,31 +47,31 @@ _arenas: list[_Arena] = []
 
 
 class FileMemory:
-    """Room for tensors in files that vanish with the process.
+    """Allocator of tensors in files that disappear with the process.
 
     Args:
-        directory: Where they are, e.g. on an NVMe disk.
-        key: Of the configuration, for what is said when there is no room.
+        directory: Directory of the files, e.g. on an NVMe disk.
+        key: Configuration key for errors about missing room.
     """
 
     def __init__(self, directory: Path, key: str = "offload_param.nvme_path") -> None:
         self.directory = directory
         self.nbytes = 0
-        """Taken so far, tensors that are gone included."""
+        """Bytes allocated so far, including those of freed tensors."""
         self._key = key
         self._memory: mmap.mmap | None = None
         self._used = 0
         self._mapped = False
 
     def allocate(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """Make a tensor of zeros.
+        """Allocate a one-dimensional tensor of zeros.
 
         Args:
-            numel: Elements; it has one dimension.
-            dtype: Of the elements.
+            numel: Number of elements.
+            dtype: Type of the elements.
 
         Raises:
-            EngineError: If the disk has no room, or no file can be made there.
+            EngineError: If the disk has no room, or the file cannot be created.
         """
         nbytes = numel * dtype.itemsize
         if nbytes == 0:
@@ -80,33 +79,33 @@ class FileMemory:
         room = -(-nbytes // _PAGE) * _PAGE
         if self._memory is None or self._used + room > len(self._memory):
             self._memory, self._used = self._map(max(room, _ARENA)), 0
-        found = torch.frombuffer(self._memory, dtype=dtype, count=numel, offset=self._used)
+        tensor = torch.frombuffer(self._memory, dtype=dtype, count=numel, offset=self._used)
         self._used += room
         self.nbytes += room
-        return found
+        return tensor
 
     def copy(self, tensor: Tensor) -> Tensor:
-        """Make a tensor of the same values, shape and type; contiguous."""
+        """Return a contiguous copy of a tensor in a file."""
         flat = self.allocate(tensor.numel(), tensor.dtype)
-        found = flat.view(tensor.shape)
-        found.copy_(tensor.detach())
-        release(found)
-        return found
+        copy = flat.view(tensor.shape)
+        copy.copy_(tensor.detach())
+        release(copy)
+        return copy
 
     def _map(self, nbytes: int) -> mmap.mmap:
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.directory) as file:
-                os.posix_fallocate(file.fileno(), 0, nbytes)  # a full disk is found now
+                os.posix_fallocate(file.fileno(), 0, nbytes)  # fail now if the disk is full
                 memory = mmap.mmap(file.fileno(), nbytes)
         except OSError as error:
-            why = error.strerror or str(error)
+            reason = error.strerror or str(error)
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                room = f"has no room for {nbytes:,} bytes on top of {self.nbytes:,} ({why})"
+                room = f"has no room for {nbytes:,} bytes on top of {self.nbytes:,} ({reason})"
                 problem = f"{self.directory} {room}; choose a larger disk"
             else:
                 must = "must be a directory in which files can be made"
-                problem = f"{must}, got {self.directory} ({why})"
+                problem = f"{must}, got {self.directory} ({reason})"
             raise EngineError(f"{self._key}: {problem}") from error
         if not self._mapped:
             warn_of_memory(self.directory, self._key)
@@ -117,11 +116,11 @@ class FileMemory:
 
 
 def warn_of_memory(directory: Path, key: str) -> None:
-    """Say so where what is to leave the memory stays in it.
+    """Warn if offloaded data would stay in memory because of a tmpfs.
 
     Args:
-        directory: That is there.
-        key: Of the configuration.
+        directory: An existing directory.
+        key: Key of the configuration.
     """
     if is_in_memory(directory):
         text = "%s: %s is a file system in memory (tmpfs): what is offloaded there frees nothing"
@@ -129,39 +128,39 @@ def warn_of_memory(directory: Path, key: str) -> None:
 
 
 def is_in_file(tensor: Tensor) -> bool:
-    """Whether a tensor's memory is a file of a :class:`FileMemory`."""
-    return _place_of(tensor) is not None
+    """Return whether a tensor is in a file of a :class:`FileMemory`."""
+    return _location_of(tensor) is not None
 
 
 def release(tensor: Tensor) -> None:
-    """Take a tensor's pages out of this process's memory; its values stay.
+    """Drop a tensor's pages from this process's memory; its values are kept.
 
     Args:
-        tensor: Contiguous; one that is not in a file is left alone.
+        tensor: Contiguous tensor; ignored if it is not in a file.
     """
     _advise(tensor, mmap.MADV_DONTNEED)
 
 
 def read_ahead(tensor: Tensor) -> None:
-    """Have a tensor's pages read while something else runs.
+    """Start reading a tensor's pages in the background.
 
     Args:
-        tensor: As for :func:`release`.
+        tensor: Contiguous tensor; ignored if it is not in a file.
     """
     _advise(tensor, mmap.MADV_WILLNEED)
 
 
 def _advise(tensor: Tensor, advice: int) -> None:
-    found = _place_of(tensor)
-    if found is None or tensor.numel() == 0:
+    location = _location_of(tensor)
+    if location is None or tensor.numel() == 0:
         return
-    memory, offset = found
+    memory, offset = location
     first = offset // _PAGE * _PAGE
     memory.madvise(advice, first, min(offset + tensor.nbytes, len(memory)) - first)
 
 
-def _place_of(tensor: Tensor) -> tuple[mmap.mmap, int] | None:
-    """The file of a tensor, and where in it the tensor begins, in bytes."""
+def _location_of(tensor: Tensor) -> tuple[mmap.mmap, int] | None:
+    """Return the file of a tensor, and the tensor's offset in it, in bytes."""
     if not _arenas or tensor.device.type != "cpu":
         return None
     address = tensor.data_ptr()
@@ -173,13 +172,13 @@ def _place_of(tensor: Tensor) -> tuple[mmap.mmap, int] | None:
 
 @contextmanager
 def model_in_files(directory: Path | str) -> Iterator[None]:
-    """Have the parameters of modules that are made inside lie in files.
+    """Put the parameters of modules created in the block into files.
 
-    So a model can be built that is larger than the memory: one parameter at a time is in it. To be
-    trained with ``offload_param: {device: nvme}``, which takes the parameters over one by one.
+    So a model larger than the memory can be built, with one parameter at a time in memory. Train it
+    with ``offload_param: {device: nvme}``, which takes the parameters over one by one.
 
     Args:
-        directory: Where the files are; they have no names, and vanish with the model.
+        directory: Directory of the unnamed files, which disappear with the model.
 
     Yields:
         Nothing.
@@ -192,18 +191,18 @@ def model_in_files(directory: Path | str) -> Iterator[None]:
     modules: Any = nn.Module
     register = modules.register_parameter
     open_module: nn.Module | None = None
-    made: list[Tensor] = []
+    created: list[Tensor] = []
 
     def register_in_file(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
         nonlocal open_module
         if module is not open_module:
-            for value in made:  # by now they are initialised
+            for value in created:  # initialized by now
                 release(value)
-            made.clear()
+            created.clear()
         open_module = module
         if param is not None and param.device.type == "cpu" and not is_in_file(param):
             param.data = files.copy(param.data)
-            made.append(param.data)
+            created.append(param.data)
         register(module, name, param)
 
     modules.register_parameter = register_in_file

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from zerolab.errors import ConfigError
 from zerolab.formatting import first_few
-from zerotrial.engine.memory.copy_on_write import is_lent
+from zerotrial.engine.memory.copy_on_write import is_copy_on_write
 from zerotrial.engine.module.compiling import strip_compiled
 from zerotrial.engine.module.frozen import some_of
 from zerotrial.engine.module.swapped import become
@@ -124,7 +124,7 @@ class Absent:
     @staticmethod
     def anywhere(module: nn.Module, comm: Communicator, device: torch.device) -> bool:
         """Whether any rank lacks any value, or has it lent. **Collective**."""
-        count = sum(value.is_meta or is_lent(value) for _, value in _named(module))
+        count = sum(value.is_meta or is_copy_on_write(value) for _, value in _named(module))
         return bool(comm.sum(torch.tensor([count], dtype=torch.float64, device=device)).item())
 
     def in_order(self, modules: Sequence[nn.Module]) -> Iterator[nn.Module]:
@@ -195,7 +195,7 @@ class Absent:
 
     def _materialise(self, value: Tensor) -> None:
         """Give a tensor memory; it stays the object that it is."""
-        if is_lent(value) and self._comm.rank > 0:
+        if is_copy_on_write(value) and self._comm.rank > 0:
             value.data = torch.empty_like(value, device=self._device)  # rank 0's come
             return
         if not value.is_meta:

@@ -1,1 +1,1 @@
-"""What is seen while an engine trains: the step line, timers, operations, bytes."""
+"""Observation of training: progress lines, timers, operation counts, memory."""

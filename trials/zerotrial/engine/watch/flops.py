@@ -1,7 +1,7 @@
-"""Floating-point operations: counted while a model runs, and set against what a device can do.
+"""Floating-point operations of a model, and the peak of a device.
 
-Counted by torch's own ``FlopCounterMode``, which sees every matrix product, convolution and
-attention; what is elementwise is not counted, as usual. A multiply-add is two operations.
+Counted by torch's ``FlopCounterMode``, which covers matrix products, convolutions and attention;
+elementwise operations are not counted, as usual. A multiply-add is two operations.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch.utils.hooks import RemovableHandle
 from zerolab.errors import ConfigError
 
 PEAK_VARIABLE = "ZEROLAB_PEAK_TFLOPS"
-"""Environment variable with the peak of one device in TFLOP/s; goes before the table."""
+"""Environment variable with the peak of one device in TFLOP/s; overrides the table."""
 
 # Dense peaks from the vendors' data sheets, TFLOP/s: 16-bit, fp32 (TF32 is off by default).
 _PEAKS: dict[str, tuple[float, float]] = {
@@ -50,14 +50,14 @@ _PEAKS: dict[str, tuple[float, float]] = {
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
-    """Look up what a device can do at most.
+    """Return the peak of a device.
 
     Args:
-        device: One GPU; a CPU has no known peak unless :data:`PEAK_VARIABLE` says it.
-        dtype: Of the matrix products.
+        device: A GPU; a CPU has no known peak unless :data:`PEAK_VARIABLE` is set.
+        dtype: Type of the matrix products.
 
     Returns:
-        Operations a second, or None when nobody knows.
+        Operations per second, or None if unknown.
 
     Raises:
         ConfigError: If the environment variable is not a positive number.
@@ -74,14 +74,14 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
-    for known, (half, single) in _PEAKS.items():
-        if known in name:
+    for model, (half, single) in _PEAKS.items():
+        if model in name:
             return (half if dtype in (torch.bfloat16, torch.float16) else single) * 1e12
     return None
 
 
 def counter() -> FlopCounterMode:
-    """Make a counter that also knows attention as it runs on CPU."""
+    """Return a counter that also covers attention on CPU."""
     aten = torch.ops.aten
     return FlopCounterMode(
         display=False,
@@ -93,7 +93,7 @@ def counter() -> FlopCounterMode:
 
 
 def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    """Operations of attention, from shapes."""
+    """Return the operations of attention from shapes."""
     return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
 
 
@@ -104,10 +104,10 @@ def _attention_backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any
 
 @contextmanager
 def count_flops() -> Iterator[Callable[[], int]]:
-    """Count the operations of what runs inside.
+    """Count the operations of the block.
 
     Yields:
-        A function that gives the number so far.
+        A function that returns the number so far.
     """
     with counter() as mode:
         yield mode.get_total_flops
@@ -115,15 +115,15 @@ def count_flops() -> Iterator[Callable[[], int]]:
 
 @dataclass(frozen=True)
 class ModuleCost:
-    """One module in one forward pass, with all that is inside it."""
+    """Cost of one module in one forward pass, with its submodules."""
 
     name: str
     kind: str
     parameters: int
-    """Elements."""
+    """Number of elements."""
     flops: int
     seconds: float
-    """On the host; on a GPU the device was awaited around each module."""
+    """Seconds on the host; a GPU is synchronized around each module."""
 
     @property
     def depth(self) -> int:
@@ -132,11 +132,11 @@ class ModuleCost:
 
 
 class ForwardProfile:
-    """Counts and times every module of one forward pass.
+    """Counter and timer of every module of one forward pass.
 
     Args:
-        module: The root.
-        numels: Elements of its parameters by name, whole; at stage 3 the module has only shards.
+        module: Root module.
+        numels: Elements of the full parameters by name; at stage 3 the module has only shards.
     """
 
     def __init__(self, module: nn.Module, numels: dict[str, int]) -> None:
@@ -162,7 +162,7 @@ class ForwardProfile:
 
     @property
     def flops(self) -> int:
-        """Of the whole pass."""
+        """Number of operations of the entire pass."""
         return self._mode.get_total_flops()
 
     def costs(self) -> list[ModuleCost]:
@@ -172,12 +172,12 @@ class ForwardProfile:
         counted = {
             name: sum(by_op.values()) for name, by_op in self._mode.get_flop_counts().items()
         }
-        found = []
+        costs = []
         for name, child in self._module.named_modules():
             if name not in self._seconds:
                 continue
             inside = f"{name}." if name else ""
-            found.append(
+            costs.append(
                 ModuleCost(
                     name=name,
                     kind=type(child).__name__.removeprefix("FSDP"),
@@ -186,7 +186,7 @@ class ForwardProfile:
                     seconds=self._seconds[name],
                 )
             )
-        return found
+        return costs
 
     def _enter(self, name: str) -> Callable[[nn.Module, Any], None]:
         def hook(_module: nn.Module, _args: Any) -> None:
@@ -217,14 +217,14 @@ def format_profile(
     top_modules: int,
     detailed: bool,
 ) -> str:
-    """Write a table for people.
+    """Return the profile as a table.
 
     Args:
-        costs: Of :meth:`ForwardProfile.costs`.
+        costs: Result of :meth:`ForwardProfile.costs`.
         title: First line.
-        module_depth: Depth below which modules are left out; -1 for none.
-        top_modules: How many of each depth the summary names, the costliest first.
-        detailed: Whether the whole module tree follows the summary.
+        module_depth: Depth below which modules are omitted; -1 for none.
+        top_modules: Number of modules per depth in the summary, the costliest first.
+        detailed: Whether the full module tree follows the summary.
 
     Returns:
         Text of several lines.
@@ -242,8 +242,8 @@ def format_profile(
         rows += [_row(cost, total) for cost in costs if cost.depth <= limit]
         widths = [max(len(row[column]) for row in rows) for column in range(5)]
         lines.append("")
-        for first, *rest in rows:
-            cells = [text.rjust(width) for text, width in zip(rest, widths[1:], strict=True)]
+        for first, *columns in rows:
+            cells = [text.rjust(width) for text, width in zip(columns, widths[1:], strict=True)]
             lines.append("  ".join([first.ljust(widths[0]), *cells]).rstrip())
     return "\n".join(lines)
 
@@ -267,7 +267,7 @@ def _row(cost: ModuleCost, total: int) -> tuple[str, str, str, str, str]:
 
 
 def in_units(number: float) -> str:
-    """Write a number with three digits and a prefix, such as ``12.3 G``."""
+    """Return a number with three digits and a prefix, such as ``12.3 G``."""
     for prefix in ("", "k", "M", "G", "T"):
         if abs(number) < 1000:
             return f"{number:.3g} {prefix}"

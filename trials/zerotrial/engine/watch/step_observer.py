@@ -1,7 +1,7 @@
-"""What users look at while an engine trains: progress, rates, where time and memory go.
+"""Step observer: progress lines, rates, and breakdowns of time and memory.
 
-All of it is off unless the config asks, and then costs nothing: the engine gets a
-:class:`~zerotrial.engine.protocols.NullObserver`. Lines are written by rank 0 through ``logging``,
+Everything is off by default and then costs nothing: the engine gets a
+:class:`~zerotrial.engine.protocols.NullObserver`. Rank 0 writes the lines through ``logging``,
 under the name of :data:`logger`.
 """
 
@@ -32,7 +32,7 @@ from zerotrial.engine.watch.flops import (
     peak_flops,
 )
 from zerotrial.engine.watch.monitors import Monitored, make_writers
-from zerotrial.engine.watch.tensor_memory import census
+from zerotrial.engine.watch.tensor_memory import tensor_bytes_by_kind
 
 if TYPE_CHECKING:
     from torch.utils.flop_counter import FlopCounterMode
@@ -44,25 +44,25 @@ if TYPE_CHECKING:
 logger = logging.getLogger("zerotrial.engine")
 
 DEFAULT_INTERVAL = 10
-"""Steps between two lines where the config asks for lines but not how often."""
+"""Number of steps between two lines if ``steps_per_print`` is not set."""
 
 _COUNTED = ("forward", "backward")
 """Phases whose operations are counted."""
 
 
 def make_observer(config: EngineConfig, device: torch.device, rank: int, ranks: int) -> Observer:
-    """Make what watches an engine.
+    """Return the observer of an engine.
 
     Args:
-        config: Says what is to be shown.
-        device: That the engine trains on.
-        rank: Global; only rank 0 writes, and only it measures.
-        ranks: How many there are.
+        config: Selects the output.
+        device: Training device.
+        rank: Global rank; only rank 0 measures and writes.
+        ranks: Number of ranks.
 
     Returns:
-        A reporter, or an observer that does nothing.
+        A step observer, or a null observer.
     """
-    wanted = (
+    needs_observer = (
         config.steps_per_print is not None
         or config.wall_clock_breakdown
         or config.memory_breakdown
@@ -72,7 +72,7 @@ def make_observer(config: EngineConfig, device: torch.device, rank: int, ranks: 
     if rank != 0:
         return NullObserver()
     observer: Observer = NullObserver()
-    if wanted:
+    if needs_observer:
         _make_audible()
         observer = StepObserver(config, device, ranks)
     writers = make_writers(config)
@@ -80,12 +80,12 @@ def make_observer(config: EngineConfig, device: torch.device, rank: int, ranks: 
 
 
 def describe_config(config: EngineConfig, world_size: int, model: nn.Module) -> None:
-    """Write the resolved configuration, when asked, and in one line the keys without effect.
+    """Log the resolved configuration, if requested, and the keys without effect in one line.
 
     Args:
-        config: Of the engine.
-        world_size: Data-parallel ranks.
-        model: Whose size clamps the buckets.
+        config: The engine's configuration.
+        world_size: Number of data-parallel ranks.
+        model: Model whose size limits the buckets.
     """
     numel = sum(p.numel() for p in model.parameters() if p.requires_grad)
     entries = resolve(config, world_size, numel)
@@ -93,7 +93,7 @@ def describe_config(config: EngineConfig, world_size: int, model: nn.Module) -> 
         _make_audible()
         logger.info("%s, on %d ranks:\n%s", config.source, world_size, format_entries(entries))
     if idle := ineffective_keys(config, entries):
-        # A warning, since a plain script shows no less.
+        # A warning, because a plain script does not show lower levels.
         logger.warning(
             "%s: accepted, and without effect here: %s; `zerolab config check` says why",
             config.source,
@@ -102,7 +102,7 @@ def describe_config(config: EngineConfig, world_size: int, model: nn.Module) -> 
 
 
 def _make_audible() -> None:
-    """Write to standard output where the program has not set up logging itself."""
+    """Write to standard output unless the program has configured logging."""
     if not logger.isEnabledFor(logging.INFO):
         logger.setLevel(logging.INFO)
     if not logger.hasHandlers():
@@ -112,12 +112,12 @@ def _make_audible() -> None:
 
 
 class StepObserver:
-    """The :class:`~zerotrial.engine.protocols.Observer` that writes lines.
+    """Observer that writes progress lines.
 
     Args:
-        config: Says which.
-        device: That is timed.
-        ranks: How many there are.
+        config: Selects the output.
+        device: Device to time.
+        ranks: Number of ranks.
     """
 
     def __init__(self, config: EngineConfig, device: torch.device, ranks: int) -> None:
@@ -134,13 +134,13 @@ class StepObserver:
         self._is_warm = False
         self._tokens = 0
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
-        self._has_loss = False  # a plain loss.backward() tells none
+        self._has_loss = False  # a plain loss.backward() reports no loss
         self._engine: Engine | None = None
         self.rates: dict[str, float] = {}
-        """Of the last line: ``samples_per_second``, ``tokens_per_second``, ``tflops`` of one device
-        and ``mfu``, as far as they are known."""
+        """Rates of the last line, as far as known: ``samples_per_second``, ``tokens_per_second``,
+        ``tflops`` of one device, ``mfu``."""
         self.measured: dict[str, float] = {}
-        """:attr:`rates`, and everything else in the last line that is measured."""
+        """All measured values of the last line, including :attr:`rates`."""
 
     @property
     def times_phases(self) -> bool:
@@ -158,10 +158,10 @@ class StepObserver:
         self._has_loss = True
 
     def attach(self, engine: Engine) -> None:
-        """Get to know the engine, when it is built.
+        """Attach to an engine that has been built.
 
         Args:
-            engine: Whose observer this is.
+            engine: The observed engine.
         """
         self._engine = engine
         self._meter.attach(engine.module)
@@ -169,7 +169,7 @@ class StepObserver:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time what runs inside, and count its operations where that is due.
+        """Time the block, and count its operations if needed.
 
         Args:
             name: Phase, see :class:`~zerotrial.engine.protocols.Observer`; a forward without
@@ -189,7 +189,7 @@ class StepObserver:
             yield
 
     def step_finished(self, result: StepResult) -> None:
-        """Write what is due after an optimizer step."""
+        """Write the lines that are due after an optimizer step."""
         engine = self._engine
         if engine is None:
             return
@@ -232,7 +232,7 @@ class StepObserver:
             torch.cuda.synchronize(self._device)
 
     def _seconds(self) -> float:
-        """Of one step, on average since the last line."""
+        """Return the average seconds of a step since the last line."""
         return (time.perf_counter() - (self._began or 0.0)) / self._steps
 
     def _measure(self, engine: Engine, seconds: float) -> None:
@@ -275,12 +275,12 @@ class StepObserver:
         return f"step {engine.global_steps}: {', '.join(parts)}"
 
     def _communication(self, engine: Engine) -> str:
-        """What this rank's collectives moved in a step, on average since the last line."""
-        wanted = self._config.comms_logger
+        """Return this rank's collective traffic per step, averaged since the last line."""
+        options = self._config.comms_logger
         counted = dict(engine.stage.traffic.elements)
         parts = []
         for name, elements in counted.items():
-            if wanted.prof_all or name in wanted.prof_ops:
+            if options.prof_all or name in options.prof_ops:
                 moved = (elements - self._moved.get(name, 0)) / self._steps
                 parts.append(f"{name} {moved:,.0f}")
         self._moved = counted
@@ -301,7 +301,7 @@ class StepObserver:
 
 
 def _momentum(engine: Engine) -> float | None:
-    """The first beta, or the momentum, of the first group; None where the optimizer has neither."""
+    """Return the first beta, or the momentum, of the first group; None if there is neither."""
     group = engine.optimizer.param_groups[0]
     if "betas" in group:
         return float(group["betas"][0])
@@ -309,18 +309,18 @@ def _momentum(engine: Engine) -> float | None:
 
 
 class FlopMeter:
-    """Counts the operations of the first step, and profiles the step that the config names.
+    """Counter of the first step's operations, and profiler of the configured step.
 
     Args:
-        config: ``flops_profiler``, and whether rates are printed at all.
+        config: ``flops_profiler``, and whether rates are printed.
     """
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._profiler = config.flops_profiler
-        # A compiled block runs kernels that the counter does not see.
+        # The counter does not see the kernels of compiled blocks.
         rated = config.steps_per_print is not None and config.timers.throughput.enabled
-        self._counting = rated and not config.compile.enabled
+        self._is_counting = rated and not config.compile.enabled
         self._module: nn.Module | None = None
         self._numels: dict[str, int] = {}
         self._steps = 0
@@ -328,20 +328,20 @@ class FlopMeter:
         self._counted = {"forward": 0, "backward": 0}
         self._profiled: dict[str, float] = {}
         self.flops = 0
-        """Operations of a step on this rank; 0 while unknown. What activation checkpointing
-        computes again is not counted: it is no progress."""
+        """Operations of a step on this rank; 0 while unknown. Recomputation by activation
+        checkpointing is not counted: it is no progress."""
 
     def attach(self, module: nn.Module) -> None:
-        """Get to know the model."""
+        """Attach to the model."""
         self._module = module
         self._numels = {name: p.numel() for name, p in module.named_parameters()}
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count what runs inside, where that is due.
+        """Count the block if needed.
 
         Args:
-            name: Of the phase.
+            name: Name of the phase.
 
         Yields:
             Nothing.
@@ -355,7 +355,7 @@ class FlopMeter:
                 yield
             self._profiled[f"{name} seconds"] = time.perf_counter() - began
             self._profiled[f"{name} flops"] = _flops_of(mode)
-        elif due and self._counting and self._steps == 0:
+        elif due and self._is_counting and self._steps == 0:
             with counter() as mode:
                 yield
             self._counted[name] += mode.get_total_flops()
@@ -369,7 +369,7 @@ class FlopMeter:
         return self._profile
 
     def step_finished(self, engine: Engine) -> None:
-        """Add up after the first step; write the table after the profiled one."""
+        """Sum up after the first step; write the table after the profiled one."""
         self._steps += 1
         if self._steps == 1:
             forward, backward = self._counted.values()
@@ -405,14 +405,14 @@ class FlopMeter:
 
 
 def count_tokens(args: Any, kwargs: Mapping[str, Any]) -> int:
-    """Guess how many tokens a forward is given.
+    """Estimate the number of tokens of a forward.
 
     Args:
-        args: Of the forward.
-        kwargs: Of the forward; ``input_ids`` is looked at first.
+        args: Arguments of the forward.
+        kwargs: Keyword arguments of the forward; ``input_ids`` has priority.
 
     Returns:
-        Elements of the first integer tensor of two or more dimensions, (batch, length); 0 when
+        Elements of the first integer tensor of two or more dimensions, (batch, length); 0 if
         there is none, as for images.
     """
     for value in (kwargs.get("input_ids"), *tree_leaves((args, dict(kwargs)))):
@@ -422,21 +422,22 @@ def count_tokens(args: Any, kwargs: Mapping[str, Any]) -> int:
 
 
 def memory_line(engine: Engine) -> str:
-    """Say how many bytes this rank holds, by what they are.
+    """Return the line about this rank's memory by kind.
 
     Args:
-        engine: That is looked at.
+        engine: Engine to inspect.
 
     Returns:
         One line.
     """
     parts = [
-        f"{kind} {size_text(size)}" for kind, size in census(engine.stage.tensors_by_kind()).items()
+        f"{kind} {size_text(size)}"
+        for kind, size in tensor_bytes_by_kind(engine.stage.tensors_by_kind()).items()
     ]
     parts.append(f"process {size_text(psutil.Process().memory_info().rss)}")
     if engine.device.type == "cuda":
-        now, most = (torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated())
-        parts.append(f"GPU {size_text(now)}, at most {size_text(most)}")
+        now, peak = (torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated())
+        parts.append(f"GPU {size_text(now)}, at most {size_text(peak)}")
     return f"memory at step {engine.global_steps}: {', '.join(parts)}"
 
 

@@ -1,4 +1,4 @@
-"""Where a step's time goes, without making the device wait while it is measured."""
+"""Timers of phases that do not make the device wait while measuring."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import Protocol
 import torch
 
 _MOST_SPANS = 4096
-"""Kept until they are added up, which may wait for the device."""
+"""Number of spans kept before they are summed, which may wait for the device."""
 
 
 class Clock(Protocol):
-    """Takes marks now and turns them into seconds later."""
+    """Clock that marks moments now and converts them to seconds later."""
 
     def mark(self) -> object:
-        """Remember this moment; cheap, and does not wait for the device."""
+        """Record this moment; cheap, and does not wait for the device."""
         ...
 
     def seconds(self, begin: object, end: object) -> float:
-        """Seconds between two marks; may wait for the device."""
+        """Return the seconds between two marks; may wait for the device."""
         ...
 
 
 class HostClock:
-    """For devices that have done their work when a call returns, such as the CPU."""
+    """Clock of devices that have finished their work when a call returns, such as the CPU."""
 
     def mark(self) -> float:
         """Return the monotonic time in seconds."""
@@ -41,7 +41,7 @@ class HostClock:
 
 
 class CudaClock:
-    """Marks are events in the GPU's stream: they tell when the GPU got there, not the host."""
+    """Clock of events in a GPU stream, which record the GPU's time, not the host's."""
 
     def mark(self) -> torch.cuda.Event:
         """Record an event in the current stream."""
@@ -50,7 +50,7 @@ class CudaClock:
         return event
 
     def seconds(self, begin: object, end: object) -> float:
-        """Wait until the GPU has passed the second mark."""
+        """Wait until the GPU has passed the second mark; return the seconds between."""
         if not (isinstance(begin, torch.cuda.Event) and isinstance(end, torch.cuda.Event)):
             raise TypeError("marks of another clock")
         end.synchronize()
@@ -66,10 +66,10 @@ class _Span:
 
 
 class PhaseTimer:
-    """Sums the time of named phases; a phase inside another counts only for itself.
+    """Sums of the time of named phases; a nested phase counts only for itself.
 
     Args:
-        device: Whose time is measured.
+        device: Device to time.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -80,10 +80,10 @@ class PhaseTimer:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time what runs inside.
+        """Time the block.
 
         Args:
-            name: Spans of one name are added up.
+            name: Name of the phase; blocks of one name are summed.
 
         Yields:
             Nothing.
@@ -101,11 +101,10 @@ class PhaseTimer:
                 self._fold()
 
     def take(self) -> dict[str, float]:
-        """Return the seconds of each phase since the last call, and start again from zero.
+        """Return the seconds of each phase since the last call, and reset them.
 
         Returns:
-            Name to seconds, in the order in which the names came up first; phases still open
-            are not counted.
+            Name to seconds, in order of first appearance; open phases are not counted.
         """
         self._fold()
         totals, self._totals = self._totals, {}

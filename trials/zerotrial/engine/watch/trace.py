@@ -1,10 +1,10 @@
-"""What a GPU does behind a step: the communication that is hidden, and what phases wait for.
+"""Trace of a GPU during a step: hidden communication, and phases that wait for it.
 
-NCCL works in streams of its own, so that marks in the stream that computes do not see it. One step
-in a line's interval is traced by torch's profiler: while a kernel of NCCL runs beside one that
-computes, communication is hidden; while it runs alone, the phase under way waits for it.
+NCCL uses separate streams, which marks in the compute stream do not cover. So torch's profiler
+traces one step per progress line. While an NCCL kernel runs beside a compute kernel, communication
+is hidden. While it runs alone, the current phase waits for it.
 
-Times are seconds from the trace's anchor, one small kernel that nothing runs beside.
+Times are seconds from the trace's anchor, a small kernel without concurrent work.
 """
 
 from __future__ import annotations
@@ -26,45 +26,45 @@ from torch.profiler import ProfilerActivity, profile
 
 from zerotrial.engine.watch.timers import Clock, CudaClock
 
-__all__ = ["Behind", "GpuTrace", "behind", "make_trace"]
+__all__ = ["GpuTrace", "TraceResult", "analyze_trace", "make_trace"]
 
 logger = logging.getLogger("zerotrial.engine")
 
 Span = tuple[str, float, float]
-"""The name of a phase or a kernel, its begin and its end."""
+"""Name of a phase or a kernel, its start and its end."""
 
 _COMMUNICATES = "nccl"
 _COPIES = ("Memcpy HtoD", "Memcpy DtoH")
-"""Between host and device: neither computing nor communication between ranks."""
+"""Copies between host and device: neither computation nor communication between ranks."""
 _NO_KERNEL = ("Memcpy", "Memset")
 
 _WAITING = ("forward", "backward", "evaluation", "step")
-"""Phases that a collective of another stream may hold up; the others are waiting by themselves."""
+"""Phases that a collective of another stream may delay; other phases wait by themselves."""
 
 _LONGEST_S = 60.0
-"""A trace grows by a few hundred bytes for each kernel, on the host, and is read one by one."""
+"""Longest traced step: a trace takes a few hundred bytes per kernel, and slow host processing."""
 
 _STEP_NAME = "ProfilerStep"
-"""What torch counts the steps of its profilers under, from when one is made until it is left."""
+"""Name under which torch counts its profilers' steps while they exist."""
 
 
 @dataclass(frozen=True)
-class Behind:
-    """What one traced step has shown."""
+class TraceResult:
+    """Result of one traced step."""
 
     hidden_s: float
-    """Seconds in which a collective was under way while the GPU computed."""
+    """Seconds with a collective in progress while the GPU computed."""
 
     waiting: Mapping[str, float]
-    """Phase to the part of its time, from 0 to 1, in which a collective ran and nothing else."""
+    """Share of each phase's time, from 0 to 1, in which only a collective ran."""
 
 
-def behind(kernels: Iterable[Span], spans: Sequence[Span]) -> Behind:
-    """Compute which communication a step hides, and how much of each phase waits for it.
+def analyze_trace(kernels: Iterable[Span], spans: Sequence[Span]) -> TraceResult:
+    """Compute the hidden communication of a step, and the share of each phase that waits.
 
     Args:
         kernels: Kernels that ran on the device.
-        spans: Phases of the step, nested, in the order of their begin.
+        spans: Phases of the step, nested, in order of their start.
     """
     # Sweep over all begins and ends. Between two of them the running kernels and the open phases
     # do not change. Phases are nested, so the one that began last is the innermost.
@@ -78,16 +78,16 @@ def behind(kernels: Iterable[Span], spans: Sequence[Span]) -> Behind:
         changes += [(begin, "phase", name, order), (max(begin, end), "phase", name, -order - 1)]
     running = {"communication": 0, "compute": 0}
     phases: dict[int, str] = {}
-    hidden = at = 0.0
-    own: dict[str, float] = defaultdict(float)
+    hidden = last_s = 0.0
+    phase_seconds: dict[str, float] = defaultdict(float)
     waited: dict[str, float] = defaultdict(float)
     for time_s, kind, name, change in sorted(changes, key=lambda item: item[0]):
-        passed, at = time_s - at, time_s
+        passed, last_s = time_s - last_s, time_s
         if running["communication"] and running["compute"]:
             hidden += passed
         if phases:
             innermost = phases[max(phases)]
-            own[innermost] += passed
+            phase_seconds[innermost] += passed
             if running["communication"] and not running["compute"]:
                 waited[innermost] += passed
         if kind != "phase":
@@ -96,8 +96,13 @@ def behind(kernels: Iterable[Span], spans: Sequence[Span]) -> Behind:
             phases[change] = name
         else:
             del phases[-change - 1]
-    return Behind(
-        hidden, {name: waited[name] / own[name] for name in own if name in _WAITING and own[name]}
+    return TraceResult(
+        hidden,
+        {
+            name: waited[name] / phase_seconds[name]
+            for name in phase_seconds
+            if name in _WAITING and phase_seconds[name]
+        },
     )
 
 
@@ -108,26 +113,26 @@ def _kind_of(kernel: str) -> str:
 
 
 def make_trace(device: torch.device, ranks: int) -> GpuTrace | None:
-    """Make what traces steps, where collectives have streams of their own.
+    """Return a tracer of steps, if collectives have separate streams.
 
     Args:
-        device: That the engine trains on.
-        ranks: How many there are; one alone has nothing to wait for.
+        device: Training device.
+        ranks: Number of ranks; a single rank never waits.
 
     Returns:
-        None where nothing needs to be traced.
+        None if no trace is needed.
     """
     return GpuTrace(device) if device.type == "cuda" and ranks > 1 else None
 
 
 class GpuTrace:
-    """Traces a step at a time; torch's profiler is shared, so a user's own goes first.
+    """Tracer of one step at a time; a user's profiler has priority, since torch's is shared.
 
     Args:
-        device: That is traced.
-        activity: What the profiler records.
-        kind: Of device that its events must be of.
-        clock: Marks the phases.
+        device: Device to trace.
+        activity: Activity for the profiler to record.
+        kind: Device type of the relevant events.
+        clock: Clock of the phases.
     """
 
     def __init__(
@@ -146,15 +151,15 @@ class GpuTrace:
         self._profile: profile | None = None
         self._stopping: weakref.finalize[[profile], GpuTrace] | None = None
         self._began = 0.0
-        self._thread = 0  # the profiler is started and stopped in one
+        self._thread = 0  # starts and stops the profiler, as required
         self._anchor: object = None
         self._spans: list[tuple[str, object, list[object]]] = []  # the end comes later
-        # what came of it
+        # result of the last trace
         self._is_out_of_order = False
         self._was_too_long = False
         self._spent_s = 0.0
         self.missing = ""
-        """Why nothing was seen the last time; nothing if it was."""
+        """Reason why the last step was not traced; empty if it was."""
 
     @property
     def runs(self) -> bool:
@@ -162,11 +167,11 @@ class GpuTrace:
         return self._profile is not None
 
     def begin(self) -> None:
-        """Start, once the device has done everything; not while somebody else profiles."""
+        """Start when the device is idle, unless another profiler is active."""
         if self._is_out_of_order:
             return
         if _is_taken():
-            self.missing = "another profiler of torch's is there"
+            self.missing = "another torch profiler is active"
             return
         self._spans = []
         with self._reporting(), _quiet():
@@ -185,17 +190,17 @@ class GpuTrace:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Mark what runs inside.
+        """Mark the block.
 
         Args:
-            name: Of the phase.
+            name: Name of the phase.
 
         Yields:
             Nothing.
         """
         if self.runs and self._is_too_long():
             self.missing = f"a step that takes longer than {_LONGEST_S:.0f} s is not traced"
-            # Once it may be models that are evaluated with gradients; twice all steps are so long.
+            # A single long step may include an evaluation with gradients; two mean all are long.
             self._is_out_of_order, self._was_too_long = self._was_too_long, True
             self.drop()
         if not self.runs:
@@ -208,11 +213,11 @@ class GpuTrace:
         finally:
             end.append(self._clock.mark())
 
-    def end(self) -> Behind | None:
-        """Stop, once the device has done everything.
+    def end(self) -> TraceResult | None:
+        """Stop when the device is idle.
 
         Returns:
-            What was seen; None where no step was traced, or the profiler saw nothing.
+            The result; None if no step was traced, or the profiler recorded nothing.
         """
         trace, self._profile = self._profile, None
         if trace is None or self._stopping is None:
@@ -230,19 +235,19 @@ class GpuTrace:
                 ]
                 self._spans = []
                 self.missing, self._was_too_long = "", False
-                return behind(kernels, spans)
+                return analyze_trace(kernels, spans)
         return None
 
     def take_spent(self) -> float:
-        """Return the seconds that tracing has taken since the last call, which are of no step.
+        """Return the seconds spent on tracing since the last call.
 
-        What the device had to do for its step when a trace began or ended is not among them.
+        Work of the device for its step at the start or end of a trace is not included.
         """
         spent, self._spent_s = self._spent_s, 0.0
         return spent
 
     def drop(self) -> None:
-        """Stop, and do not wait for a device that may never be done."""
+        """Stop without waiting for the device, which may never finish."""
         self._profile, self._spans = None, []
         if self._stopping is not None:
             with self._counting():
@@ -257,7 +262,7 @@ class GpuTrace:
             self._spent_s += time.perf_counter() - began
 
     def _is_too_long(self) -> bool:
-        """Whether a step does not end: models are evaluated with gradients, too."""
+        """Return whether the traced step is too long, e.g. an evaluation with gradients."""
         passed = time.monotonic() - self._began
         return passed > _LONGEST_S and threading.get_ident() == self._thread
 
@@ -269,61 +274,63 @@ class GpuTrace:
         return self._clock.seconds(self._anchor, mark)
 
     def _kernels(self, trace: profile) -> list[Span]:
-        """Name, begin and end of everything but the anchor, the first that is no copy."""
-        # Not events(), which takes twenty times as long to make more of the same.
+        """Return name, start and end of all kernels but the anchor, the first that is no copy."""
+        # Not events(), which takes twenty times as long and converts more than is needed.
         results = trace.profiler and trace.profiler.kineto_results
         ran = sorted(
             (event.start_ns(), event.end_ns(), event.name())
             for event in (results.events() if results else ())
             if event.device_type() == self._kind and not event.is_user_annotation()
         )
-        first = next((i for i, one in enumerate(ran) if not one[2].startswith(_NO_KERNEL)), None)
+        first = next(
+            (i for i, kernel in enumerate(ran) if not kernel[2].startswith(_NO_KERNEL)), None
+        )
         if first is None:
             raise RuntimeError("the profiler has seen nothing of the device")
         _, zero, _ = ran.pop(first)
-        # of nanoseconds since 1970 a float would lose hundreds
+        # A float would lose hundreds of nanoseconds of a time since 1970.
         return [(name, (begin - zero) / 1e9, (end - zero) / 1e9) for begin, end, name in ran]
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:
-        """Training goes on, whatever a profiler cannot do here; what is missing is said once."""
+        """Log a profiler's failure once and continue training."""
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - of the profiler, or a driver's
+        except Exception as error:  # noqa: BLE001 - raised by the profiler or a driver
             self._is_out_of_order = True
             self.missing = "torch's profiler cannot trace this device"
             self.drop()
             logger.warning(
-                "wall_clock_breakdown: torch's profiler cannot trace this device (%s); what NCCL "
-                "does in streams of its own counts as forward and backward, and what of it is "
-                "hidden is not told",
+                "wall_clock_breakdown: torch's profiler cannot trace this device (%s); NCCL's "
+                "communication counts as forward and backward, and hidden communication is not "
+                "reported",
                 error,
             )
 
 
 def _stop(trace: profile) -> None:
-    """Stop a profiler whose trace nobody wants: one of an engine that is gone, or that failed."""
+    """Stop a profiler without reading its trace, for an engine that is gone or has failed."""
     if trace.profiler is not None:
         trace.profiler.use_device = None  # else it waits for the device
-    with suppress(Exception):  # of one that never started, or is another thread's
+    with suppress(Exception):  # it may not have started, or belong to another thread
         trace.__exit__(None, None, None)  # type: ignore[no-untyped-call]
     KinetoStepTracker.erase_step_count(_STEP_NAME)
 
 
 def _is_taken() -> bool:
-    """Whether somebody else profiles, or waits to: of torch's profilers one runs at a time."""
+    """Return whether another profiler is active or waiting: torch supports one at a time."""
     enabled = torch._C._autograd._profiler_enabled()  # noqa: SLF001 - no public way
     return enabled or _STEP_NAME in getattr(KinetoStepTracker, "_step_dict", {})
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Have the profiler's library, which reads this when it starts first, tell of no stages."""
+    """Silence the profiler's library, which reads its log level on first start."""
     name = "KINETO_LOG_LEVEL"
     if name in os.environ:
         yield
         return
-    os.environ[name] = "6"  # above all that it has
+    os.environ[name] = "6"  # above all of its levels
     try:
         yield
     finally:

@@ -1,1 +1,1 @@
-"""Schedules that begin with a warm-up, by what comes after it; one wastes no step."""
+"""Schedules with a warm-up: constant, decay, cosine, and a corrected linear one."""

@@ -1,4 +1,4 @@
-"""``WarmupLR``: up to the full rate, then constant."""
+"""``WarmupLR``: warm-up, then constant."""
 
 import math
 from typing import ClassVar
@@ -11,7 +11,7 @@ __all__ = ["WarmupLR", "warmup_share"]
 
 
 def warmup_share(it: int, steps: int, kind: str) -> float:
-    """Part of the way through a warm-up, 0 to 1.
+    """Return the progress of a warm-up, 0 to 1.
 
     Args:
         it: Count, 0 to ``steps``.
@@ -22,15 +22,15 @@ def warmup_share(it: int, steps: int, kind: str) -> float:
 
 
 class WarmupLR(LRSchedule):
-    """From a minimum to a maximum in ``warmup_num_steps``, then constant.
+    """Warm-up from a minimum to a maximum in ``warmup_num_steps``, then constant.
 
     Args:
-        optimizer: Whose rates are set.
-        warmup_min_lr: Rates at the beginning.
-        warmup_max_lr: Rates after the warm-up; None means the optimizer's own.
-        warmup_num_steps: Length of the warm-up; at least 2 is used.
+        optimizer: Optimizer whose rates are set.
+        warmup_min_lr: Rates at the start.
+        warmup_max_lr: Rates after the warm-up; None means the optimizer's rates.
+        warmup_num_steps: Length of the warm-up; at least 2.
         warmup_type: See :func:`warmup_share`.
-        last_batch_iteration: Where to go on.
+        last_batch_iteration: Count at which to continue.
     """
 
     section: ClassVar[type[Section]] = WarmupParams
@@ -39,8 +39,10 @@ class WarmupLR(LRSchedule):
     def prepare(self) -> None:
         """Make ready, when :attr:`optimizer` and :attr:`given` are there; sets the first rates."""
         groups = self.optimizer.param_groups
-        own: Rates = [float(group["lr"]) for group in groups]
-        top: Rates = own if self.given.warmup_max_lr is None else self.given.warmup_max_lr
+        optimizer_rates: Rates = [float(group["lr"]) for group in groups]
+        top: Rates = (
+            optimizer_rates if self.given.warmup_max_lr is None else self.given.warmup_max_lr
+        )
         self._min = for_groups("warmup_min_lr", self.given.warmup_min_lr, len(groups))
         self._max = for_groups("warmup_max_lr", top, len(groups))
         self._steps = max(2, self.given.warmup_num_steps)
@@ -52,7 +54,7 @@ class WarmupLR(LRSchedule):
         self._write(0)
 
     def share(self, it: int) -> float:
-        """Part of the way from minimum to maximum, 0 to 1."""
+        """Return the progress from minimum to maximum, 0 to 1."""
         kind = getattr(self.given, "warmup_type", "linear")
         return warmup_share(it, self._steps, kind) if it < self._steps else 1.0
 

@@ -1,4 +1,4 @@
-"""``WarmupCosineLR``: up to the optimizer's own rates, then down a cosine."""
+"""``WarmupCosineLR``: warm-up to the optimizer's rates, then a cosine."""
 
 import math
 from typing import ClassVar
@@ -12,19 +12,19 @@ __all__ = ["WarmupCosineLR"]
 
 
 class WarmupCosineLR(LRSchedule):
-    """A warm-up to the optimizer's own rates, then a cosine down to a share of them.
+    """Warm-up to the optimizer's rates, then a cosine down to a share of them.
 
-    As in DeepSpeed the first optimizer step runs at rate 0, whatever ``warmup_min_ratio`` says; the
+    As in DeepSpeed the first optimizer step runs at rate 0, regardless of ``warmup_min_ratio``; the
     second runs at that ratio.
 
     Args:
-        optimizer: Whose rates are set, as shares of what they are now.
-        total_num_steps: Where the cosine ends.
-        warmup_min_ratio: Share at the beginning.
-        warmup_num_steps: Length of the warm-up; at least 2 is used.
+        optimizer: Optimizer whose rates are set, as shares of their current values.
+        total_num_steps: Step at which the cosine ends.
+        warmup_min_ratio: Share at the start.
+        warmup_num_steps: Length of the warm-up; at least 2.
         cos_min_ratio: Share at the end.
         warmup_type: See :func:`~zerotrial.engine.lr_schedules.warmup.constant.warmup_share`.
-        last_batch_iteration: Where to go on.
+        last_batch_iteration: Count at which to continue.
     """
 
     section: ClassVar[type[Section]] = WarmupCosineParams
@@ -38,7 +38,7 @@ class WarmupCosineLR(LRSchedule):
             self._write(-1)
 
     def ratio(self, it: int) -> float:
-        """Share of the optimizer's own rates."""
+        """Return the share of the optimizer's rates."""
         if it < 0:
             return 0.0
         low, floor = self.given.warmup_min_ratio, self.given.cos_min_ratio

@@ -1,4 +1,4 @@
-"""``WarmupDecayLR``: up, then down in a straight line."""
+"""``WarmupDecayLR``: warm-up, then a linear decay."""
 
 from typing import ClassVar
 
@@ -13,20 +13,20 @@ class WarmupDecayLR(WarmupLR):
     """:class:`WarmupLR`, then linearly down to the minimum at ``total_num_steps``.
 
     Args:
-        optimizer: Whose rates are set.
-        total_num_steps: Where the decay ends.
+        optimizer: Optimizer whose rates are set.
+        total_num_steps: Step at which the decay ends.
         warmup_min_lr: See :class:`WarmupLR`.
-        warmup_max_lr: See :class:`WarmupLR`; 0.001 unless given, as in DeepSpeed.
+        warmup_max_lr: See :class:`WarmupLR`; 0.001 by default, as in DeepSpeed.
         warmup_num_steps: See :class:`WarmupLR`.
         warmup_type: See :class:`WarmupLR`.
-        last_batch_iteration: Where to go on.
+        last_batch_iteration: Count at which to continue.
     """
 
     section: ClassVar[type[Section]] = WarmupDecayParams
     given: WarmupDecayParams
 
     def share(self, it: int) -> float:
-        """Part of the way from minimum to maximum, 0 to 1."""
+        """Return the progress from minimum to maximum, 0 to 1."""
         if it < self._steps:
             return super().share(it)
         total = self.given.total_num_steps

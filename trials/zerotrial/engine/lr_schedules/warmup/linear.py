@@ -1,4 +1,4 @@
-"""``LinearWarmupLR``: a warm-up that wastes no step."""
+"""``LinearWarmupLR``: a warm-up without wasted steps."""
 
 from typing import ClassVar
 
@@ -10,16 +10,16 @@ __all__ = ["LinearWarmupLR"]
 
 
 class LinearWarmupLR(WarmupLR):
-    """A straight warm-up: optimizer step k, counted from 1, runs at k / steps.
+    """Linear warm-up: optimizer step k, counted from 1, runs at k / steps.
 
     :class:`WarmupLR` runs the first two steps at the minimum.
 
     Args:
-        optimizer: Whose rates are set.
+        optimizer: Optimizer whose rates are set.
         warmup_min_lr: See :class:`WarmupLR`.
         warmup_max_lr: See :class:`WarmupLR`.
         warmup_num_steps: See :class:`WarmupLR`.
-        last_batch_iteration: Where to go on.
+        last_batch_iteration: Count at which to continue.
     """
 
     section: ClassVar[type[Section]] = LinearWarmupParams
@@ -29,7 +29,7 @@ class LinearWarmupLR(WarmupLR):
         self._write(-1)
 
     def share(self, it: int) -> float:
-        """Part of the way that the optimizer step after ``step()`` number ``it + 1`` runs at."""
+        """Return the progress of the optimizer step after ``step()`` number ``it + 1``."""
         return min(1.0, (it + 2) / self.given.warmup_num_steps)
 
     def rates(self, it: int) -> list[float]:
