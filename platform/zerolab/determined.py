@@ -67,11 +67,11 @@ def replacements(prefix: str) -> dict[str, str]:
     }
 
 
-def command_replacement(*words: str) -> str | None:
+def command_replacement(*command: str) -> str | None:
     """Return what replaces a command of ``det``, e.g. ``("user", "login")``; None if unknown."""
     table = _table()
-    full = " ".join(_ABBREVIATIONS.get(word, word) for word in words)
-    return table.get(f"det {full}") or table.get(f"det {' '.join(words)}")
+    full = " ".join(_ABBREVIATIONS.get(part, part) for part in command)
+    return table.get(f"det {full}") or table.get(f"det {' '.join(command)}")
 
 
 def import_error(module: str, name: str, *parents: str) -> ImportError | None:
@@ -102,29 +102,29 @@ class NamesReplacements:
             texts = (_table().get(f"{base.__name__}.{name}") for base in kind.__mro__)
             hint = next((f"; {text}" for text in texts if text), "")
             if not hint:
-                public = [known for known in dir(kind) if not known.startswith("_")]
+                public = [attribute for attribute in dir(kind) if not attribute.startswith("_")]
                 close = get_close_matches(name, public, 1)
                 hint = f"; did you mean {close[0]!r}?" if close else ""
             message = f"{kind.__name__} has no attribute {name!r}{hint}"
-            # Without the object Python adds no similar name of its own to a traceback.
+            # Without the object Python adds no similar name to a traceback.
             raise AttributeError(message, name=name, obj=None if hint else self)
 
 
 def scan_script(entry: str, read: ReadFile, search_path: Collection[str] = ()) -> list[str]:
     """Find Determined's names in a script, which is read as text and never imported.
 
-    Only imports at the top of a file count: one inside ``try``, ``if`` or a function may be meant
-    for another platform. Files of the model directory that are imported so are read as well.
+    Only imports at the top of a file count: one inside ``try``, ``if`` or a function may be for
+    another platform. Files of the model directory that are imported so are read as well.
 
     Args:
         entry: Path in the model directory of the script or of the trial class's module.
         read: Reads such files.
-        search_path: Folders of ``PYTHONPATH``; those outside of the model directory may hold a
+        search_path: Folders of ``PYTHONPATH``; folders outside of the model directory may contain a
             package named ``determined``.
 
     Returns:
-        One line for each name with its first place and its replacement. Empty where the script
-        does not need Determined to run it, or may import another package of that name.
+        One line for each name with its first position and its replacement. Empty if the script does
+        not need Determined to run it, or may import another package of that name.
     """
     if any(posixpath.normpath(folder).startswith(("..", "/")) for folder in search_path):
         return []
@@ -142,9 +142,9 @@ def scan_script(entry: str, read: ReadFile, search_path: Collection[str] = ()) -
     if not any(f"{name}.".startswith(f"{runner}.") for name in places for runner in _RUNNERS):
         return []
     return [
-        f"{place}: {name} is of Determined; instead: "
+        f"{position}: {name} is of Determined; instead: "
         f"{_table().get(name, 'nothing takes its place; see docs/from_determined.md')}"
-        for name, place in places.items()
+        for name, position in places.items()
     ]
 
 
@@ -172,7 +172,7 @@ def _other_package_installed() -> bool:
         spec = importlib.util.find_spec("determined")
     except (ImportError, ValueError):
         return False
-    if spec is None or spec.origin is None:  # the latter: a folder without __init__.py
+    if spec is None or spec.origin is None:  # no origin: a folder without __init__.py
         return False
     file = Path(spec.origin)
     return file.name != "__init__.py" or not (file.parent / "ipc.py").is_file()
@@ -184,18 +184,18 @@ def _is_determined(module: str) -> bool:
 
 def _used_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Yield line and dotted name of each use of Determined in a file."""
-    known: dict[str, str] = {}  # name in the file: Determined's name
+    imported: dict[str, str] = {}  # name in the file: Determined's name
     for node in tree.body:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if _is_determined(alias.name):
                     name = alias.name if alias.asname else "determined"
-                    known[alias.asname or name] = name
+                    imported[alias.asname or name] = name
         elif isinstance(node, ast.ImportFrom) and not node.level:
             module = node.module or ""
             for alias in node.names if _is_determined(module) else ():
                 name = f"{module}.{alias.name}"
-                known[alias.asname or alias.name] = name
+                imported[alias.asname or alias.name] = name
                 if _known_part(name) is not None:
                     yield node.lineno, name
     # ast.walk yields an attribute before its inner ones, so only whole chains `a.b.c` are used.
@@ -208,5 +208,5 @@ def _used_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
                 inner.add(value)
                 parts.insert(0, value.attr)
                 value = value.value
-            if isinstance(value, ast.Name) and value.id in known:
-                yield use.lineno, ".".join([known[value.id], *parts])
+            if isinstance(value, ast.Name) and value.id in imported:
+                yield use.lineno, ".".join([imported[value.id], *parts])

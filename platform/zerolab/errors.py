@@ -1,7 +1,7 @@
-"""Everything that Zerolab raises on purpose, in one tree.
+"""Exceptions that Zerolab raises on purpose.
 
 A command turns a :class:`ZerolabError` into one message and exit code 2, a route into the HTTP
-status of its class. Anything else that surfaces is a bug of ours and keeps its traceback.
+status of its class. Any other exception is a bug of Zerolab and keeps its traceback.
 """
 
 import errno
@@ -30,14 +30,14 @@ _STORAGE_ERRORS = frozenset(
 
 
 class ZerolabError(Exception):
-    """Something the user can mend; its text says what and how."""
+    """Base class of errors that the user can fix; the message contains the remedy."""
 
 
 class ConfigError(ZerolabError, ValueError):
-    """A file, a mapping or an argument that does not hold what it must.
+    """Invalid content of a file, a mapping or an argument.
 
     Args:
-        source: Where the problems are, e.g. ``ds_config.json``.
+        source: Source of the problems, e.g. ``ds_config.json``.
         problems: One line each: ``key: what must hold, got value; what to do``.
     """
 
@@ -48,16 +48,16 @@ class ConfigError(ZerolabError, ValueError):
         super().__init__(f"{source}: {len(self.problems)} problem(s){lines}")
 
     def __reduce__(self) -> tuple[type["ConfigError"], tuple[str, list[str]]]:
-        """Keep both parts when the error crosses a process boundary."""
+        """Pickle both parts."""
         return type(self), (self.source, self.problems)
 
 
 class NotFoundError(ZerolabError, LookupError):
-    """There is no such experiment, trial, checkpoint or file."""
+    """Unknown experiment, trial, checkpoint or file."""
 
 
 class ConflictError(ZerolabError):
-    """The thing is not in a state in which this can be done."""
+    """The current state does not allow the operation."""
 
 
 class StaleRunError(ConflictError):
@@ -65,27 +65,27 @@ class StaleRunError(ConflictError):
 
 
 class ForbiddenError(ZerolabError):
-    """The token is missing, unknown, or allows less than was asked."""
+    """The token is missing, unknown, or does not allow the request."""
 
 
 class UnreachableError(ZerolabError):
-    """Nothing answers at the server's address."""
+    """The server does not respond at its address."""
 
 
 class TrialError(ZerolabError):
-    """The user's trial class does something that the trial API rules out."""
+    """The user's trial class violates the trial API."""
 
 
 class EngineError(ZerolabError):
-    """A training loop or a model does something that the engine cannot take."""
+    """A training loop or a model does something that the engine does not support."""
 
 
 class InvalidHyperparametersError(ZerolabError):
-    """A trial declares its own hyperparameters impossible; it ends and is not restarted."""
+    """A trial declared its hyperparameters invalid; it ends and is not restarted."""
 
 
 class StorageError(ZerolabError):
-    """The storage is full, read-only or gone: no fault of the trial, and it may pass."""
+    """The storage is full, read-only or unavailable: not the trial's fault, perhaps temporary."""
 
 
 class PeerFailedError(ZerolabError):
@@ -93,7 +93,7 @@ class PeerFailedError(ZerolabError):
 
 
 def is_storage_failure(error: BaseException) -> bool:
-    """Whether a disk that is full, read-only or broken is what an error comes from."""
+    """Return whether an error comes from a full, read-only or broken disk."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, StorageError):
@@ -105,6 +105,6 @@ def is_storage_failure(error: BaseException) -> bool:
 
 
 def one_line(error: BaseException) -> str:
-    """Tell an error that someone else's code has raised: its class, and what it says first."""
+    """Describe an exception of other code: its class and the first line of its message."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

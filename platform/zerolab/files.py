@@ -1,4 +1,4 @@
-"""Small files that several processes read: whole or not there, private where they must be."""
+"""Small files shared by processes: written atomically, private if needed."""
 
 import os
 import tempfile
@@ -13,12 +13,12 @@ __all__ = ["append_private", "create_private", "read_json", "sync", "write_atomi
 def write_atomic(path: Path, content: bytes, *, mode: int = 0o600) -> None:
     """Replace a file in one step: a reader sees the old content or the new, never a part.
 
-    The new content is on the disk before it takes the place of the old, and so is its name when
-    this returns: a loss of power leaves one of the two.
+    The new content is on the disk before it replaces the old one, and so is the name when this
+    returns. A loss of power leaves the old or the new content.
 
     Args:
         path: File to write; its directory must exist.
-        content: The whole new content.
+        content: The complete new content.
         mode: Permissions of the new file.
     """
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
@@ -36,7 +36,7 @@ def write_atomic(path: Path, content: bytes, *, mode: int = 0o600) -> None:
 
 
 def sync(path: Path) -> None:
-    """Have the disk hold a file's content, or a directory's names."""
+    """Flush a file's content, or a directory's names, to the disk."""
     if not (path.is_file() or path.is_dir()):
         return
     descriptor = os.open(path, os.O_RDONLY)
@@ -47,10 +47,10 @@ def sync(path: Path) -> None:
 
 
 def create_private(path: Path, content: bytes) -> bool:
-    """Create a file that only its owner can read, unless it is there already.
+    """Create a file that only its owner can read, unless it exists.
 
     Returns:
-        Whether this call has created it; when two processes try, exactly one does.
+        Whether this call created it; of two processes exactly one does.
     """
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
@@ -68,18 +68,18 @@ def create_private(path: Path, content: bytes) -> bool:
 
 
 def append_private(path: Path) -> BinaryIO:
-    """Open a file to write behind what it holds; a new one is readable by its owner alone."""
+    """Open a file for appending; a new one is readable only by its owner."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     return os.fdopen(os.open(path, flags, 0o600), "ab")
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write ``content`` as JSON, in one step, readable by its owner alone."""
+    """Write ``content`` as JSON, atomically, readable only by its owner."""
     write_atomic(path, msgspec.json.encode(content))
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Read a JSON object; None when the file is not there, or not (yet) such an object."""
+    """Read a JSON object; None if the file is missing, or not (yet) such an object."""
     try:
         content = msgspec.json.decode(path.read_bytes())
     except (OSError, msgspec.DecodeError):

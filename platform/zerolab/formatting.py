@@ -1,4 +1,4 @@
-"""How much there is, as people read it: bytes, spans of time, and lists too long to be read."""
+"""Formatting for people: bytes, durations, and shortened lists."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 def size_text(size: float) -> str:
-    """Write a number of bytes, in units of 1000: ``512 B``, ``1.5 kB``, ``40.2 MB``.
+    """Format a number of bytes, in units of 1000: ``512 B``, ``1.5 kB``, ``40.2 MB``.
 
     Args:
         size: In bytes.
@@ -22,20 +22,20 @@ def size_text(size: float) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Write a span of time in two units: ``1 h 12 min``, ``3 min 5 s``, ``40 s``.
+    """Format a duration in two units: ``1 h 12 min``, ``3 min 5 s``, ``40 s``.
 
     Args:
-        seconds: The span; one below 0 counts as 0.
+        seconds: The duration; negative ones count as 0.
     """
-    whole = max(0, round(seconds))
-    hours, rest = divmod(whole, 3600)
-    minutes, rest = divmod(rest, 60)
+    total = max(0, round(seconds))
+    hours, remainder = divmod(total, 3600)
+    minutes, remainder = divmod(remainder, 60)
     if hours:
         return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+    return f"{minutes} min {remainder} s" if minutes else f"{remainder} s"
 
 
-def first_few(things: Sequence[str], most: int = 3) -> list[str]:
-    """Cut a list that may be long and all of one cause; what is left out is counted at its end."""
-    left = len(things) - most
-    return [*things[:most], f"and {left} more"] if left > 0 else list(things)
+def first_few(items: Sequence[str], most: int = 3) -> list[str]:
+    """Shorten a long list; its last item counts the omitted ones."""
+    omitted = len(items) - most
+    return [*items[:most], f"and {omitted} more"] if omitted > 0 else list(items)

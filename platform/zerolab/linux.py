@@ -1,4 +1,4 @@
-"""What the kernel does for us: processes that die with their parent, trees killed, free ports."""
+"""Linux features: processes that die with their parent, killing of trees, free ports."""
 
 import contextlib
 import ctypes
@@ -18,12 +18,12 @@ __all__ = [
     "PARENT_DIED",
     "die_with_parent",
     "free_port",
-    "head_a_family",
     "is_in_memory",
     "kill_all",
     "kill_descendants",
     "kill_tree",
     "our_process",
+    "own_process_tree",
     "reap_adopted",
     "sync_file_system",
     "usable_cores",
@@ -32,18 +32,19 @@ __all__ = [
 
 _PR_SET_CHILD_SUBREAPER = 36
 PARENT_DIED = signal.Signals(signal.SIGRTMAX) if hasattr(signal, "SIGRTMAX") else signal.SIGTERM
-"""Tells the head of a family that the process that has started it is gone."""
+"""Signal for the root of a process tree when its parent has died."""
 _WAIT_S = 10.0
 _POLL_S = 0.01
 _QUIET_PORTS = range(20_000, 32_000)
-"""Linux gives outgoing connections those from 32768 on, unless it is told otherwise."""
+"""Ports below 32768, from which Linux assigns ports to outgoing connections by default."""
 
 
-def head_a_family(parent: int) -> None:
-    """Let nothing that descends from this process outlive it, should its parent die.
+def own_process_tree(parent: int) -> None:
+    """Let all descendants of this process die with it if its parent dies.
 
-    A descendant whose own parent ends becomes our child, in whatever session it is; when ``parent``
-    ends, all of them are killed, and we with them. Elsewhere than on Linux it does nothing.
+    A descendant whose parent ends becomes a child of this process, in any session. When ``parent``
+    ends, all of them are killed, and this process, too. On other systems than Linux it does
+    nothing.
 
     Args:
         parent: As for :func:`die_with_parent`.
@@ -52,53 +53,55 @@ def head_a_family(parent: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     except (OSError, AttributeError):
         return
-    signal.signal(PARENT_DIED, _die_out)
+    signal.signal(PARENT_DIED, _die_with_descendants)
     die_with_parent(parent, PARENT_DIED)
 
 
-def _die_out(_number: int, _frame: object) -> None:
+def _die_with_descendants(_number: int, _frame: object) -> None:
     kill_descendants()
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def kill_descendants() -> None:
-    """Kill all that descends from this process, also what is started meanwhile."""
+    """Kill all descendants of this process, including new ones."""
     deadline = time.monotonic() + _WAIT_S
     while time.monotonic() < deadline:
-        found = psutil.Process().children(recursive=True)
-        left = [one for one in found if _runs(one) and not _clears_up(one)]
-        if not left:
+        children = psutil.Process().children(recursive=True)
+        running = [
+            process for process in children if _runs(process) and not _is_resource_tracker(process)
+        ]
+        if not running:
             return
-        for victim in left:
+        for victim in running:
             with contextlib.suppress(psutil.Error):
                 victim.kill()
         time.sleep(_POLL_S)
 
 
-def _clears_up(process: psutil.Process) -> bool:
-    """Whether it is Python's own, which gives shared memory back and ends with those who use it."""
+def _is_resource_tracker(process: psutil.Process) -> bool:
+    """Return whether it is Python's resource tracker, which ends by itself."""
     with contextlib.suppress(psutil.Error):
         return any("multiprocessing.resource_tracker" in word for word in process.cmdline())
     return False
 
 
-def reap_adopted(own: Collection[int]) -> None:
-    """Clear away children that have ended, all but our own.
+def reap_adopted(awaited: Collection[int]) -> None:
+    """Reap adopted children that have ended.
 
     Args:
-        own: Process ids of the children that someone else here waits for.
+        awaited: Process ids of children that other code in this process waits for.
     """
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.Error, ChildProcessError):
-            if child.pid not in own and child.status() == psutil.STATUS_ZOMBIE:
+            if child.pid not in awaited and child.status() == psutil.STATUS_ZOMBIE:
                 os.waitpid(child.pid, os.WNOHANG)
 
 
 def free_port() -> int:
-    """Find a port that nobody listens on now; another may take it before it is used.
+    """Find a free port; another process may take it before it is used.
 
-    It lies below those that the kernel gives to outgoing connections, of which a busy machine opens
-    many in the meantime.
+    It is below the ports that the kernel assigns to outgoing connections, of which a busy machine
+    opens many.
     """
     for port in random.SystemRandom().choices(_QUIET_PORTS, k=100):
         with contextlib.suppress(OSError), socket.socket() as probe:
@@ -122,15 +125,15 @@ def usable_cores() -> int:
 
 
 def our_process(pid: int, word: str, not_after: float) -> psutil.Process | None:
-    """Return the process that a file speaks of, if it still is the same one.
+    """Return the process whose id a file contains, if it is still the same one.
 
-    Process ids are used again: what is found must have ``word`` in its command line, and must
-    have been started before the file was written.
+    The system reuses process ids: the process must have ``word`` in its command line, and must have
+    started before the file was written.
 
     Args:
-        pid: As the file says.
-        word: Something that every such process has in its command line.
-        not_after: When the file was written, in seconds since 1970.
+        pid: Process id in the file.
+        word: Text in the command line of every such process.
+        not_after: Time at which the file was written, in seconds since 1970.
     """
     try:
         process = psutil.Process(pid)
@@ -144,16 +147,16 @@ def our_process(pid: int, word: str, not_after: float) -> psutil.Process | None:
 
 
 def kill_tree(pid: int) -> None:
-    """Kill a process and all that descends from it, with SIGKILL, and wait until they are gone.
+    """Kill a process and its descendants with SIGKILL, and wait for their end.
 
     Args:
-        pid: Root of the tree; may be gone already.
+        pid: Root of the tree; may have ended.
     """
     doomed: list[psutil.Process] = []
     try:
         root = psutil.Process(pid)
         doomed.append(root)
-        root.suspend()  # so that it starts nothing while we look
+        root.suspend()  # so that it starts nothing while its descendants are listed
         doomed += root.children(recursive=True)
     except psutil.Error:
         pass
@@ -161,9 +164,9 @@ def kill_tree(pid: int) -> None:
 
 
 def kill_all(processes: Iterable[psutil.Process]) -> None:
-    """Kill processes with SIGKILL, and wait until they run no more.
+    """Kill processes with SIGKILL, and wait for their end.
 
-    Children of ours are left to be waited for by whoever started them.
+    Children of this process are not reaped: the code that started them waits for them.
     """
     doomed = list(processes)
     for victim in doomed:
@@ -173,10 +176,10 @@ def kill_all(processes: Iterable[psutil.Process]) -> None:
 
 
 def wait_for_end(processes: Iterable[psutil.Process], timeout_s: float) -> bool:
-    """Wait until processes run no more; one that its parent has not waited for has ended too.
+    """Wait until processes have ended; a zombie has ended, too.
 
     Returns:
-        Whether all of them have ended in time.
+        Whether all have ended in time.
     """
     deadline = time.monotonic() + timeout_s
     for process in processes:
@@ -195,21 +198,26 @@ def _runs(process: psutil.Process) -> bool:
 
 
 def is_in_memory(path: Path) -> bool:
-    """Whether the file system of ``path`` is one in memory; not where that cannot be told."""
-    place = path.resolve()
+    """Return whether a path is on a file system in memory; False if unknown."""
+    resolved = path.resolve()
     try:
-        mounts = {Path(one.mountpoint): one.fstype for one in psutil.disk_partitions(all=True)}
+        mounts = {
+            Path(partition.mountpoint): partition.fstype
+            for partition in psutil.disk_partitions(all=True)
+        }
     except OSError:
         return False
-    of = next((one for one in (place, *place.parents) if one in mounts), None)
-    return of is not None and mounts[of] in {"tmpfs", "ramfs"}
+    mount_point = next(
+        (partition for partition in (resolved, *resolved.parents) if partition in mounts), None
+    )
+    return mount_point is not None and mounts[mount_point] in {"tmpfs", "ramfs"}
 
 
 def sync_file_system(path: Path) -> None:
-    """Have everything on the file system of ``path`` reach its disk.
+    """Flush the file system of ``path`` to its disk.
 
     Raises:
-        OSError: If it does not.
+        OSError: If that fails.
     """
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -217,7 +225,7 @@ def sync_file_system(path: Path) -> None:
         if libc.syncfs(handle):
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number), str(path))
-    except AttributeError:  # elsewhere than on Linux
+    except AttributeError:  # not on Linux
         os.sync()
     finally:
         os.close(handle)

@@ -1,6 +1,7 @@
-"""Settings of a process in the kernel: it dies with its parent, others cannot inspect it.
+"""Kernel settings of a process: it dies with its parent, others cannot inspect it.
 
-It stands apart from :mod:`zerolab.linux` for what is started for every trial: this imports little.
+It is separate from :mod:`zerolab.linux` because processes of every trial use it and it imports
+little.
 """
 
 import contextlib
@@ -17,12 +18,12 @@ _PR_SET_DUMPABLE = 4
 def die_with_parent(parent: int, with_signal: signal.Signals = signal.SIGKILL) -> None:
     """Ask the kernel to signal this process when the thread that started it ends.
 
-    It holds across ``exec``. Elsewhere than on Linux it does nothing.
+    It holds across ``exec``. On other systems than Linux it does nothing.
 
     Args:
-        parent: Process id of the parent as this process was started; when it is another one by
-            now, the parent is gone already, and so is this process.
-        with_signal: What to send.
+        parent: Process id of the parent at the start of this process. If the parent has changed, it
+        has died, and this process ends immediately.
+        with_signal: Signal to send.
     """
     try:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -34,10 +35,10 @@ def die_with_parent(parent: int, with_signal: signal.Signals = signal.SIGKILL) -
 
 
 def forbid_inspection() -> None:
-    """Keep other processes of this user from reading our memory, files and environment.
+    """Prevent other processes of this user from reading this one's memory, files and environment.
 
-    It lasts until the next exec, so what we start is not protected. Root may still read everything.
-    Elsewhere than on Linux it does nothing.
+    It lasts until the next exec, so child programs are not protected. Root can still read
+    everything. On other systems than Linux it does nothing.
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""Where an installation keeps its data: the only module that knows the names inside."""
+"""Data directory of an installation: the names of all files inside."""
 
 import contextlib
 import errno
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 class Home:
     """The data directory of an installation: token, database, archives, checkpoints, runs, logs.
 
-    Making a ``Home`` touches nothing; :meth:`create` makes the directories.
+    The constructor has no effect on the disk; :meth:`create` creates the directories.
     """
 
     path: Path
@@ -36,17 +36,17 @@ class Home:
 
     @property
     def token_file(self) -> Path:
-        """Holds the owner's token."""
+        """File with the owner's token."""
         return self.path / "token"
 
     @property
     def agent_token_file(self) -> Path:
-        """Holds the join token of agents: it is valid for the routes of agents only."""
+        """File with the join token of agents, which is valid for the routes of agents only."""
         return self.path / "agent.token"
 
     @property
     def keys_file(self) -> Path:
-        """Holds the keys with which the server signs tokens of runs and cookies of browsers."""
+        """File with the keys with which the server signs tokens of runs and cookies of browsers."""
         return self.path / "keys.json"
 
     @property
@@ -61,7 +61,7 @@ class Home:
 
     @property
     def identity_file(self) -> Path:
-        """Holds what tells this directory's agent from another of the same name."""
+        """File with the identity of this directory's agent."""
         return self.path / "agent.id"
 
     @property
@@ -86,12 +86,12 @@ class Home:
 
     @property
     def cache(self) -> Path:
-        """What the agent of this installation has at hand of checkpoints in object stores."""
+        """Local cache of checkpoints in object stores, for this installation's agent."""
         return self.path / "cache"
 
     @property
     def id_file(self) -> Path:
-        """Holds a name by which a storage tells this installation's files from others'."""
+        """File with the id of this installation in storages."""
         return self.path / "id"
 
     @property
@@ -111,17 +111,17 @@ class Home:
 
     @property
     def launches(self) -> Path:
-        """What the ranks of ``zerolab launch`` have written: a directory for each start."""
+        """Output of the ranks of ``zerolab launch``: a directory for each start."""
         return self.logs / "launch"
 
     @property
     def up_lock(self) -> Path:
-        """Held by ``zerolab up`` and ``zerolab down``, so that two of them take turns."""
+        """Lock of ``zerolab up`` and ``zerolab down``."""
         return self.path / "up.lock"
 
     @property
     def agent_lock(self) -> Path:
-        """Held by the agent as long as it lives: one agent for a directory of runs."""
+        """Lock of the agent while it runs: one agent per directory."""
         return self.path / "agent.lock"
 
     def run(self, run_id: int) -> Path:
@@ -129,10 +129,10 @@ class Home:
         return self.runs / str(run_id)
 
     def create(self) -> Self:
-        """Make the directories that are missing, readable by their owner alone.
+        """Create missing directories, readable only by their owner.
 
         Raises:
-            ConfigError: If the place cannot be written.
+            ConfigError: If the directory is not writable.
         """
         try:
             for directory in (self.path, self.archives, self.checkpoints, self.runs, self.logs):
@@ -144,19 +144,19 @@ class Home:
         return self
 
     def unwritable(self, error: OSError) -> ConfigError:
-        """Say that this directory cannot be used, and what to do."""
+        """Return the error for an unusable data directory, with a remedy."""
         full = error.errno in {errno.ENOSPC, errno.EDQUOT}
-        there = f"set {ENV_HOME} to a directory of yours"
-        remedy = "free some space on its disk" if full else there
+        default_remedy = f"set {ENV_HOME} to a directory of yours"
+        remedy = "free some space on its disk" if full else default_remedy
         problem = f"cannot be written ({error}); {remedy}"
         return ConfigError(f"data directory {self.path}", [problem])
 
     def identity(self) -> str:
-        """Return what tells this directory's agent from others of its name; made the first time."""
+        """Return the identity of this directory's agent, created on first use."""
         with contextlib.suppress(FileNotFoundError):
-            known = self.identity_file.read_text(encoding="ascii").strip()
-            if known:
-                return known
+            saved = self.identity_file.read_text(encoding="ascii").strip()
+            if saved:
+                return saved
         write_atomic(self.identity_file, f"{secrets.token_hex(16)}\n".encode())
         return self.identity_file.read_text(encoding="ascii").strip()
 
@@ -165,14 +165,14 @@ class Home:
         return _read_token(self.token_file)
 
     def ensure_token(self) -> str:
-        """Return the owner's token, made at random the first time.
+        """Return the owner's token, created randomly on first use.
 
-        Two processes that ask at once get the same one. A file that others can read is closed.
+        Concurrent processes get the same token. A file that others can read is made private.
         """
         return _ensure_token(self.token_file, "zerolab token --renew")
 
     def replace_token(self) -> str:
-        """Put a new random token in place of the owner's; return it."""
+        """Replace the owner's token by a new random one; return it."""
         return _replace_token(self.token_file)
 
     def read_agent_token(self) -> str | None:
@@ -180,15 +180,15 @@ class Home:
         return _read_token(self.agent_token_file)
 
     def ensure_agent_token(self) -> str:
-        """Return the join token of agents, made at random the first time."""
+        """Return the join token of agents, created randomly on first use."""
         return _ensure_token(self.agent_token_file, "zerolab agent token --renew")
 
     def replace_agent_token(self) -> str:
-        """Put a new random join token in place of the agents'; return it."""
+        """Replace the join token of agents by a new random one; return it."""
         return _replace_token(self.agent_token_file)
 
     def ensure_id(self) -> str:
-        """Return this installation's name in storages, made at random the first time."""
+        """Return this installation's id in storages, created randomly on first use."""
         create_private(self.id_file, f"{secrets.token_hex(4)}\n".encode())
         return self.id_file.read_text(encoding="ascii").strip()
 
@@ -207,7 +207,7 @@ def _ensure_token(file: Path, renewal: str) -> str:
     if token is None:
         create_private(file, f"{secrets.token_urlsafe(32)}\n".encode())
         token = _read_token(file)
-    return token or _replace_token(file)  # an emptied file
+    return token or _replace_token(file)  # the file is empty
 
 
 def _replace_token(file: Path) -> str:
@@ -217,11 +217,11 @@ def _replace_token(file: Path) -> str:
 
 
 def _close_token(file: Path, renewal: str) -> None:
-    """Make a token file private again, and say how to get a new token."""
+    """Make a token file private, and log how to get a new token."""
     mode = stat.S_IMODE(file.stat().st_mode)
     if not mode & 0o077:
         return
-    with contextlib.suppress(OSError):  # another owner's, or a disk that knows no modes
+    with contextlib.suppress(OSError):  # another owner's, or a file system without modes
         file.chmod(0o600)
     logger.warning(
         "%s could be read by others (mode %03o) and is closed now; if someone may have read "
@@ -233,16 +233,16 @@ def _close_token(file: Path, renewal: str) -> None:
 
 
 def named_master() -> str | None:
-    """Return the address that ``--master`` or the environment names, if one does."""
+    """Return the address of ``--master`` or of the environment, or None."""
     return os.environ.get(ENV_MASTER) or None
 
 
 def server_url(home: Home) -> str | None:
-    """Return the address of the server: the one named, or this installation's own."""
-    own = (read_json(home.server_file) or {}).get("url")
-    return named_master() or (str(own) if own else None)
+    """Return the address of the named server, or of this installation's."""
+    local_url = (read_json(home.server_file) or {}).get("url")
+    return named_master() or (str(local_url) if local_url else None)
 
 
 def token_of(home: Home) -> str:
-    """Return the token to use; empty when there is none yet."""
+    """Return the token to use; empty if it does not exist yet."""
     return os.environ.get(ENV_TOKEN) or home.read_token() or ""

@@ -1,4 +1,4 @@
-"""Python's modules as files and text: nothing is imported."""
+"""Source files of Python modules, read as text and never imported."""
 
 import ast
 import posixpath
@@ -13,10 +13,10 @@ _MOST_FILES = 50
 
 
 def module_paths(name: str) -> tuple[str, ...]:
-    """Return where a module's source may lie, in the order in which Python looks for it.
+    """Return the possible paths of a module's source, in Python's search order.
 
     Args:
-        name: With dots, as in an import.
+        name: Dotted name, as in an import.
 
     Returns:
         Paths below a folder of the module search path, e.g. ``a/b/__init__.py`` and ``a/b.py``.
@@ -26,26 +26,26 @@ def module_paths(name: str) -> tuple[str, ...]:
 
 
 def parsed(source: bytes) -> ast.Module | None:
-    """Read a module.
+    """Parse a module's source.
 
     Args:
-        source: Its text.
+        source: Source of the module.
 
     Returns:
-        None where this Python cannot read it: another one may run it, and this one is told then.
+        The syntax tree, or None if this Python version cannot parse it; another version may run it.
     """
     try:
         return ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last: nested too deep
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last ones: nested too deep
         return None
 
 
 def syntax_problem(source: bytes, path: str) -> str | None:
-    """Describe the syntax error of a file; None where this Python can read it.
+    """Describe the syntax error of a file; None if this Python version can parse it.
 
     Args:
-        source: Its text.
-        path: Its name, for the message.
+        source: Source of the module.
+        path: Path of the file, for the message.
 
     Returns:
         E.g. ``model_def.py:12: SyntaxError: expected ':' (in: def f())``.
@@ -56,7 +56,7 @@ def syntax_problem(source: bytes, path: str) -> str | None:
         line = (error.text or "").strip()
         shown = f" (in: {line})" if line else ""
         return f"{path}:{error.lineno or 1}: {type(error).__name__}: {error.msg}{shown}"
-    except ValueError as error:  # a NUL in older Pythons
+    except ValueError as error:  # a NUL character in older Python versions
         return f"{path}: SyntaxError: {error}"
     except (RecursionError, MemoryError):
         return None
@@ -66,12 +66,12 @@ def syntax_problem(source: bytes, path: str) -> str | None:
 def imported_files(
     entry: str, read: Callable[[str], bytes | None], folders: tuple[str, ...] = ("",)
 ) -> Iterator[tuple[str, bytes]]:
-    """Yield a file and those that it imports at its top, directly or not: path and source.
+    """Yield path and source of a file and its imports at the top, recursively.
 
     Args:
         entry: Path of the first file.
-        read: Reads a file by its path; None when there is none.
-        folders: In which modules are looked for.
+        read: Reads a file by its path; None if it is missing.
+        folders: Search path of modules.
     """
     waiting, seen = [entry], {entry}
     while waiting and len(seen) <= _MOST_FILES:
@@ -91,7 +91,7 @@ def imported_files(
 
 
 def imported_modules(tree: ast.Module) -> Iterator[str]:
-    """Yield modules that a file imports at its top, and names from modules, maybe modules too."""
+    """Yield modules that a file imports at its top, and names imported from them."""
     for node in tree.body:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -101,11 +101,11 @@ def imported_modules(tree: ast.Module) -> Iterator[str]:
 
 
 def relative_import_problem(source: bytes, path: str) -> str | None:
-    """Describe a relative import at the top of a file that is in no package; None without one.
+    """Describe a relative import at the top of a file without a package; None without one.
 
     Args:
-        source: Its text.
-        path: Its name, for the message.
+        source: Source of the module.
+        path: Path of the file, for the message.
     """
     tree = parsed(source)
     for node in tree.body if tree else ():
@@ -115,7 +115,7 @@ def relative_import_problem(source: bytes, path: str) -> str | None:
                 for alias in node.names
             )
             got = f"from {'.' * node.level}{node.module or ''} import {names}"
-            meant = f"from {node.module} import {names}" if node.module else f"import {names}"
-            told = f"a relative import needs a package, got `{got}`; write `{meant}`"
-            return f"{path}:{node.lineno}: {told}"
+            correction = f"from {node.module} import {names}" if node.module else f"import {names}"
+            problem = f"a relative import needs a package, got `{got}`; write `{correction}`"
+            return f"{path}:{node.lineno}: {problem}"
     return None

@@ -20,7 +20,7 @@ from zerolab.core.context import CheckpointContext, Context, PreemptContext, Tra
 from zerolab.core.socket_ranks import SocketRanks
 from zerolab.determined import replacements
 from zerolab.errors import TrialError
-from zerolab.ranks import Located
+from zerolab.ranks import RankLocation
 
 
 def test_deepspeed_arguments_select_engine_config(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_replacements_of_determined_names_exist() -> None:
             target: object = modules[top]
             for part in name.split("."):
                 target = getattr(target, part)
-    classes = (Context, TrainContext, CheckpointContext, PreemptContext, Located)
+    classes = (Context, TrainContext, CheckpointContext, PreemptContext, RankLocation)
     for replacement_class in (*classes, zerotrial.ZeroTrialContext):
         table = replacements(f"{replacement_class.__name__}.")
         assert table

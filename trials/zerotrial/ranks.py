@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from zerolab.contract.spec import ENV_COLLECTIVE_TIMEOUT
 from zerolab.errors import ConfigError
-from zerolab.ranks import Located
+from zerolab.ranks import RankLocation
 from zerotrial.engine.comm.process_group import destroy_process_groups
 from zerotrial.engine.comm.ranks import GroupRanks
 from zerotrial.engine.comm.shared_memory import PeerError
@@ -37,7 +37,7 @@ class CollectiveError(RuntimeError):
     """The other ranks did not take part in an exchange, or the connection to them broke."""
 
 
-class Distributed(Located, GroupRanks):
+class Distributed(RankLocation, GroupRanks):
     """The ranks of one run, as seen from one of them; works alone, too.
 
     Args:

@@ -18,7 +18,7 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from zerolab.errors import ConfigError, ZerolabError
-from zerolab.ranks import Located, Ranks
+from zerolab.ranks import RankLocation, Ranks
 
 __all__ = ["SocketRanks"]
 
@@ -33,7 +33,7 @@ _HANDSHAKE_TIMEOUT_S = 10.0
 _RETRY_S = 0.05
 
 
-class SocketRanks(Located, Ranks):
+class SocketRanks(RankLocation, Ranks):
     """Collectives of the ranks of a run over sockets.
 
     Every rank must call a collective, in the same order, from one thread. If a rank dies or does
@@ -229,7 +229,7 @@ def _authenticate(peer: socket.socket, key: bytes, size: int) -> int | None:
         proof, rank = _HELLO.unpack(_receive_exactly(peer, _HELLO.size))
         if 0 < rank < size and hmac.compare_digest(proof, _proof(key, "r", rank)):
             peer.sendall(_proof(key, "c", rank))
-            # A rank that timed out meanwhile connects again: count it only once it confirms.
+            # A rank that timed out connects again: count it only once it confirms.
             if _receive_exactly(peer, 1) == _CONFIRM:
                 return int(rank)
     return None

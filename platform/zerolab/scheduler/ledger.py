@@ -261,7 +261,7 @@ class Ledger:
                 reason = reasons.full_quota(job, group, self._used[group], limit)
                 return reason if full else reasons.EARLIER_TRIAL
             if self._used[group] + job.slots > limit:
-                if group in job.groups:  # else it waits for other trials of its own job
+                if group in job.groups:  # else it waits for other trials of this job
                     self._reserve_quotas(request, group)
                     # Behind another waiting request nothing is preempted for it: that one would get
                     # the slots. After a preemption it starts, and needs slots too.

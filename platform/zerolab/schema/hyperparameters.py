@@ -40,7 +40,7 @@ def sample_hyperparameters(space: Mapping[str, Any], rng: Random) -> dict[str, A
         rng: Random generator; the same state gives the same sample.
 
     Returns:
-        The space with values in place of specs; leaves that do not exist are left out.
+        The space with values instead of specs; leaves that do not exist are left out.
 
     Raises:
         ConfigError: If a spec is invalid.

@@ -24,7 +24,7 @@ _MAX_PROBLEMS = 20
 
 
 def to_json_values(value: Any) -> Any:
-    """Convert Python values to those that a configuration file holds.
+    """Convert Python values to types of a configuration file.
 
     Mappings (OmegaConf's too) become dicts, sequences and arrays lists, paths text, enumerations
     their values, and numbers of numpy and torch, Decimals and Fractions become Python's. Other

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from zerolab.contract.spec import TrialClass, read_run_spec
-from zerolab.linux import head_a_family
+from zerolab.linux import own_process_tree
 from zerotrial.process.early_sigterm import DeferredSigterm
 from zerotrial.process.preloading import TRIAL_CLASS_MODULES, import_next
 
@@ -121,7 +121,7 @@ def _become_launcher(request: dict[str, Any], server: int, sigterm: DeferredSigt
     from zerotrial.process.elastic import run_launcher
 
     os.setsid()
-    head_a_family(server)
+    own_process_tree(server)
     log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (log, 1), (log, 2)):

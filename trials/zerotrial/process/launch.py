@@ -14,7 +14,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from zerolab.linux import die_with_parent, head_a_family
+from zerolab.linux import die_with_parent, own_process_tree
 from zerotrial.process.early_sigterm import DeferredSigterm
 
 __all__ = ["main"]
@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
             return serve(int(channel))
         case [parent, spec_file] if parent.isdecimal():
             sigterm = DeferredSigterm()
-            head_a_family(int(parent))
+            own_process_tree(int(parent))
             from zerotrial.process.elastic import run_launcher
 
             return run_launcher(Path(spec_file).absolute(), sigterm)

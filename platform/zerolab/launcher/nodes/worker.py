@@ -43,7 +43,7 @@ from zerolab.launcher.nodes.messages import (
 )
 from zerolab.launcher.nodes.tailing import OutputTails
 from zerolab.launcher.process import start_launcher
-from zerolab.linux import free_port, head_a_family, kill_descendants, kill_tree, usable_cores
+from zerolab.linux import free_port, kill_descendants, kill_tree, own_process_tree, usable_cores
 
 __all__ = ["main"]
 
@@ -109,7 +109,7 @@ class _Channel:
 
 def main() -> int:
     """Run the ranks of this machine."""
-    head_a_family(os.getppid())
+    own_process_tree(os.getppid())
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         # Only the coordinator decides about the end. Handlers, not SIG_IGN: child processes
         # inherit ignored signals, and would miss a SIGTERM before they install a handler.

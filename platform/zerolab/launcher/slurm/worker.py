@@ -27,7 +27,7 @@ from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.spec import Nodes, RunSpec, read_run_spec, write_run_spec
 from zerolab.files import read_json, write_json
 from zerolab.launcher.process import kill_leftovers, start_launcher
-from zerolab.linux import free_port, head_a_family, kill_descendants, usable_cores
+from zerolab.linux import free_port, kill_descendants, own_process_tree, usable_cores
 
 __all__ = ["main", "node_folder", "sizes_of"]
 
@@ -53,7 +53,7 @@ def main() -> int:
     rank = int(os.environ["SLURM_NODEID"])
     signals: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _frame: signals.append(number))
-    head_a_family(os.getppid())
+    own_process_tree(os.getppid())
     local_folder = node_folder(folder, rank)
     try:
         outcome = _run(folder, local_folder, rank, signals)
