@@ -15,13 +15,16 @@ from typing import Any
 
 from zeroserver.store.database import Change
 
-__all__ = ["ALL", "LISTED_KINDS", "Entry", "Hub", "Journal"]
+__all__ = ["ALL", "LISTED_KINDS", "RELOAD", "Entry", "Hub", "Journal"]
 
 ALL = 0
 """Stands for every experiment, in the stream of the list."""
 
 LISTED_KINDS = frozenset({"experiment", "trial", "cluster"})
 """Events of that stream."""
+
+RELOAD = "reload"
+"""Kind of a change whose events are missing from the journal; readers read everything again."""
 
 _ENTRY_BYTES = 400
 """What an event takes beside its data."""
@@ -99,7 +102,7 @@ class Journal:
     _kept_after: dict[int, int] = field(default_factory=dict)
     """Experiment (or :data:`ALL`) that has a reader to the number before its first event."""
     _forgotten: int = 0
-    """Number of the last event that had to make room."""
+    """Number of the last event that had to make room, or is missing."""
     _readers: Counter[int] = field(default_factory=Counter)
     _left: dict[int, float] = field(default_factory=dict)
     """When the last reader of an experiment went, in monotonic seconds."""
@@ -131,6 +134,11 @@ class Journal:
         """Keep the events among ``changes`` and wake the readers; once each for a batch."""
         topics = {change.topic for change in changes if change.topic}
         for change in changes:
+            if change.kind == RELOAD:
+                self._last += 1
+                self._forgotten = self._last
+                topics |= {_topic(change.experiment_id), _topic(ALL)}
+                continue
             entry = Entry(self._last + 1, change.experiment_id, change.kind, change.resource)
             if change.kind and self._keeps(entry):
                 self._last = entry.number

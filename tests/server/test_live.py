@@ -2,13 +2,19 @@
 
 import asyncio
 import json
+from collections.abc import AsyncGenerator, Callable
 
 import pytest
 
 from tests.server.helpers import Server, metrics
-from tests.waiting import until
-from zeroserver.live import ALL, Hub, Journal
-from zeroserver.store.database import Change
+from tests.waiting import DEADLINE_S, until
+from zerolab.contract.messages import LogBatch, LogEntry, ReportBatch
+from zeroserver.live import ALL, Entry, Hub, Journal
+from zeroserver.orchestrator.control import act
+from zeroserver.orchestrator.desk import World
+from zeroserver.orchestrator.ingest.logs import store_logs
+from zeroserver.orchestrator.ingest.reports import store_reports
+from zeroserver.store.database import Change, Transaction
 
 
 def happen(journal: Journal, experiment_id: int, size: int, count: int = 1) -> None:
@@ -105,3 +111,53 @@ async def _open(journal: Journal):  # type: ignore[no-untyped-def]
     stream = journal.follow(1, None, 60.0)
     assert await anext(stream) is None
     return stream
+
+
+def _report(world: World, transaction: Transaction) -> None:
+    store_reports(world, transaction, 1, ReportBatch(1, [metrics("training", 1, loss=0.5)]))
+
+
+def _log(world: World, transaction: Transaction) -> None:
+    batch = LogBatch(0, [LogEntry("hello", 1.8e9, 0)])
+    store_logs(world, transaction, 1, batch, [], by_run=True)
+
+
+def _pause(world: World, transaction: Transaction) -> None:
+    act(world, transaction, 1, "pause")
+
+
+def _kill(world: World, transaction: Transaction) -> None:
+    act(world, transaction, 1, "kill")
+
+
+@pytest.mark.parametrize("change", [_report, _log, _pause, _kill])
+def test_reader_before_commit_reads_again(
+    sqlite_server: Server, change: Callable[[World, Transaction], None]
+) -> None:
+    """A reader that opens its stream in the middle of a change would miss its events."""
+    server = sqlite_server
+    searcher = {"name": "random", "metric": "loss", "max_length": 10, "max_trials": 3}
+    server.submit(searcher=searcher)
+    server.add_agent()
+    server.begin()
+    journal, portal = server.services.journal, server.http.portal
+    assert portal is not None
+    streams = []
+
+    def job(world: World, transaction: Transaction) -> None:
+        change(world, transaction)
+        streams.append(portal.call(_open, journal))
+
+    server.write(job)
+    (stream,) = streams
+    assert portal.call(_reads_again, stream)
+    portal.call(stream.aclose)
+
+
+async def _reads_again(stream: AsyncGenerator[list[Entry] | None, None]) -> bool:
+    """Wait until a stream has its reader read everything again."""
+    async with asyncio.timeout(DEADLINE_S):
+        async for entries in stream:
+            if entries is None:
+                return True
+    return False

@@ -14,7 +14,7 @@ from zerolab.contract.secrets import find_secrets, restore_secrets
 from zerolab.contract.storage import StorageAddress
 from zerolab.paths import Home
 from zerolab.scheduler import Job
-from zeroserver.live import ALL, Journal
+from zeroserver.live import ALL, RELOAD, Journal
 from zeroserver.orchestrator.waiting import Waiting
 from zeroserver.settings import Settings
 from zeroserver.store.database import Change, Transaction
@@ -34,6 +34,7 @@ __all__ = [
     "config_of",
     "experiment_of",
     "find",
+    "has_readers",
     "log_line",
     "owner_of",
     "resolved_config",
@@ -79,6 +80,8 @@ class World:
     """Experiment to the operations that the present change carries out; empty between changes."""
     lost: dict[int, str] = field(default_factory=dict)
     """Experiment to why its searcher cannot be made anew; each is ended at the next tick."""
+    replays: dict[int, Any] = field(default_factory=dict)
+    """Experiment to a replay of its search for a change to come; of any thread."""
     looked_back: dict[int, tuple[int, Any]] = field(default_factory=dict)
     """Experiment that has ended to its last event, and what was shown of its search; of any
     thread."""
@@ -98,6 +101,8 @@ class World:
     """Trials whose points are being imported, and which have no row before all are there."""
     orphans: deque[int] = field(default_factory=deque)
     """Trials that were deleted, and whose points and logs are removed a part at a time."""
+    deleting: set[int] = field(default_factory=set)
+    """Experiments of which a part is deleted."""
     archives_going: set[str] = field(default_factory=set)
     """Archives without an experiment, which are removed as soon as that is committed."""
     clock: Callable[[], float] = time.time
@@ -232,11 +237,37 @@ def touch(transaction: Transaction, kind: str, experiment_id: int, resource: Any
     transaction.changes.append(Change("", experiment_id, kind, resource))
 
 
+def has_readers(
+    world: World, transaction: Transaction, experiment_id: int, *, of_all: bool = False
+) -> bool:
+    """Check whether anyone reads the events of an experiment, so that a change must make them.
+
+    A reader who comes before the commit reads the state before the change. Such a reader is told
+    after the commit to read everything again.
+
+    Args:
+        world: Of the orchestrator.
+        transaction: Of the writer.
+        experiment_id: Whose events.
+        of_all: Only readers of metrics and logs count, not those of the experiment list.
+    """
+    check = world.journal.followed if of_all else world.journal.wanted
+    if check(experiment_id):
+        return True
+
+    def look_again() -> None:
+        if check(experiment_id):
+            transaction.changes.append(Change("", experiment_id, RELOAD))
+
+    transaction.then.append(look_again)
+    return False
+
+
 def touch_trials(
     world: World, transaction: Transaction, experiment_id: int, trial_ids: Iterable[int]
 ) -> None:
     """Tell the event streams, if anyone reads them, that thousands of trials have changed."""
-    if world.journal.wanted(experiment_id):
+    if has_readers(world, transaction, experiment_id):
         for trial_id in trial_ids:
             touch(transaction, "trial", experiment_id, trial_id)
 

@@ -12,7 +12,7 @@ from sqlalchemy import RowMapping, select
 from zerolab.contract.messages import LogBatch, LogEntry
 from zerolab.contract.secret_text import mask_values
 from zerolab.errors import StaleRunError
-from zeroserver.orchestrator.desk import World, find, save, touch
+from zeroserver.orchestrator.desk import World, find, has_readers, save, touch
 from zeroserver.orchestrator.ingest.values import check_times
 from zeroserver.orchestrator.log_policies import Match, apply_matches
 from zeroserver.orchestrator.nodes import host_of, next_log, save_next_log
@@ -95,7 +95,7 @@ def store_logs(
     save_next_log(transaction, run_id, batch.node, wanted + len(fresh))
     skipped = len(batch.entries) - len(fresh)
     apply_matches(transaction, run, [each for each in matches if each.last >= skipped])
-    if world.journal.followed(run["experiment_id"]):
+    if has_readers(world, transaction, run["experiment_id"], of_all=True):
         last = transaction.connection.scalar(
             select(logs.c.id).where(logs.c.run_id == run_id).order_by(logs.c.id.desc()).limit(1)
         )

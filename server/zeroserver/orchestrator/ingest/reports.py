@@ -17,7 +17,7 @@ from zerolab.contract.messages import (
     wire_number,
 )
 from zeroserver.orchestrator.checkpoints.retention import apply_after_report
-from zeroserver.orchestrator.desk import World, experiment_of, save, touch
+from zeroserver.orchestrator.desk import World, experiment_of, has_readers, save, touch
 from zeroserver.orchestrator.ingest.checkpoints import (
     check_checkpoint,
     choose_best_checkpoint,
@@ -166,10 +166,10 @@ def _consequences(
 def _announce(world: World, transaction: Transaction, run: Reporting, fresh: list[Record]) -> None:
     """Tell the event streams, if anyone reads them."""
     experiment_id, trial_id = run["experiment_id"], run["trial_id"]
-    if not world.journal.wanted(experiment_id):
+    if not has_readers(world, transaction, experiment_id):
         return
     touch(transaction, "trial", experiment_id, trial_id)
-    if not world.journal.followed(experiment_id):
+    if not has_readers(world, transaction, experiment_id, of_all=True):
         return
     curves: dict[tuple[str, str], list[list[Any]]] = {}
     for record in fresh:
