@@ -33,7 +33,6 @@ from zeroserver.live import Hub, Journal
 from zeroserver.orchestrator.desk import World
 from zeroserver.orchestrator.ingest.expiry import expire_logs
 from zeroserver.orchestrator.scheduling import bound_deadlines, tick
-from zeroserver.orchestrator.trials import resume_backlogs
 from zeroserver.search_processes import SearchProcesses
 from zeroserver.services import Services
 from zeroserver.settings import Settings
@@ -190,6 +189,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     services.loop = asyncio.get_running_loop()
     services.started_at = time.time()
     await asyncio.to_thread(prepare, services)
+    await services.load_large_searches()
     services.world.janitor.start(services.database)
     searches = SearchProcesses(services)
     ticking = asyncio.create_task(_tick_forever(services, searches))
@@ -209,7 +209,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 async def _tick_forever(services: Services, searches: SearchProcesses) -> None:
     with suppress(StoreError):  # the next start does it
         await services.write(_note_orphans)
-        await services.write(resume_backlogs)
+        await services.resume_searches()
     said, quiet_until = "", 0.0
     expire_at = 0.0
     while True:

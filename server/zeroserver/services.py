@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 import os
 import tempfile
 import time
@@ -20,16 +21,19 @@ from zeroserver.analysis.importance import Importances
 from zeroserver.analysis.orders import Orders
 from zeroserver.errors import StoreError
 from zeroserver.live import Hub, Journal
+from zeroserver.orchestrator import searching
 from zeroserver.orchestrator.desk import World
 from zeroserver.orchestrator.ingest.names import forget_names, unused_names
 from zeroserver.orchestrator.log_policies import PolicySearch
 from zeroserver.orchestrator.scheduling import schedule
-from zeroserver.orchestrator.trials import carry_out_more
+from zeroserver.orchestrator.trials import carry_out_more, interrupted_searches, resume_backlog
 from zeroserver.settings import Settings
 from zeroserver.store.database import Change, Database, Transaction
 from zeroserver.store.orphans import ROWS, remove_part
 
 __all__ = ["ReadDep", "Services", "ServicesDep", "services_of", "settle_memory"]
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -99,6 +103,44 @@ class Services:
     async def write(self, job: Callable[[World, Transaction], T]) -> T:
         """Run a job of the orchestrator and wait for its commit."""
         return await self.database.write(lambda transaction: job(self.world, transaction))
+
+    async def load_searcher(self, experiment_id: int) -> None:
+        """Replay a search that is not in memory outside of the writer, before a change needs it.
+
+        Raises:
+            NotFoundError: If there is no such experiment.
+        """
+        if experiment_id not in self.world.searchers:
+            await self.prepare_replay(experiment_id)
+            await self.write(
+                lambda world, transaction: searching.load_searcher(
+                    world, transaction, experiment_id
+                )
+            )
+
+    async def prepare_replay(self, experiment_id: int) -> None:
+        """Replay a search outside of the writer, for the next change that needs the replay."""
+        await self.read(
+            lambda connection: searching.prepare_replay(self.world, connection, experiment_id)
+        )
+
+    async def load_large_searches(self) -> None:
+        """Load the searchers of large running searches."""
+        for experiment_id in await self.read(searching.large_searches):
+            try:
+                await self.load_searcher(experiment_id)
+            except Exception:  # the other experiments can be served
+                logger.exception("the searcher of experiment %d cannot be loaded", experiment_id)
+
+    async def resume_searches(self) -> None:
+        """Take up the operations that a killed server has not carried out, a search at a time."""
+        for experiment_id in await self.read(interrupted_searches):
+            await self.prepare_replay(experiment_id)
+            await self.write(
+                lambda world, transaction, experiment_id=experiment_id: resume_backlog(  # type: ignore[misc]
+                    world, transaction, experiment_id
+                )
+            )
 
     async def carry_out(self) -> None:
         """Carry out what searchers want and was too much for one change, in several."""

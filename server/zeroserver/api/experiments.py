@@ -228,9 +228,12 @@ async def patch_experiment(
 @router.delete("/{experiment_id}", status_code=204)
 async def delete_experiment(services: ServicesDep, experiment_id: IdPath) -> Response:
     """Delete an experiment that has ended, its checkpoints and its archive."""
-    await services.write(
-        lambda world, transaction: control.remove(world, transaction, experiment_id)
-    )
+
+    def job(world: World, transaction: Transaction) -> bool:
+        return control.remove(world, transaction, experiment_id)
+
+    while not await services.write(job):  # others get their turn in between
+        services.database.deleted = True
     services.database.deleted = True
     await services.remove_orphans()
     return Response(status_code=204)
@@ -309,6 +312,11 @@ async def continue_experiment(
         return Continuation(config, raw, original["raw_config"], wish.activate)
 
     going_on = await run_in_threadpool(check)
+    await services.read(
+        lambda found: continuing.prepare_continuation(
+            services.world, found, experiment_id, going_on
+        )
+    )
     await services.write(
         lambda world, transaction: continuing.continue_experiment(
             world, transaction, experiment_id, going_on
@@ -372,6 +380,8 @@ async def act_on_experiment(
     services: ServicesDep, experiment_id: IdPath, action: Action
 ) -> Response:
     """Pause, activate, cancel, kill, archive or unarchive; doing it twice changes nothing."""
+    if action == "activate":
+        await services.load_searcher(experiment_id)
     await services.write(
         lambda world, transaction: control.act(world, transaction, experiment_id, action)
     )

@@ -41,10 +41,11 @@ from zeroserver.api.resources import (
     TrialPage,
 )
 from zeroserver.api.rows import respond
-from zeroserver.orchestrator import continuing, control
-from zeroserver.orchestrator.desk import config_of
-from zeroserver.services import ReadDep, ServicesDep
-from zeroserver.states import TrialState
+from zeroserver.orchestrator import continuing, control, searching
+from zeroserver.orchestrator.desk import World, config_of
+from zeroserver.services import ReadDep, Services, ServicesDep
+from zeroserver.states import EXPERIMENT_ENDED, TrialState
+from zeroserver.store.database import Transaction
 from zeroserver.store.points import MAX_STEP, point_times, read_curve
 from zeroserver.store.schema import experiments, logs, trials
 
@@ -121,6 +122,21 @@ def get_trial(services: ServicesDep, connection: ReadDep, trial_id: IdPath) -> R
     return respond(TrialAnswer(queries.trial_list(connection, [row], services.world)[0]))
 
 
+async def _prepare_searcher(services: Services, trial_id: int) -> None:
+    """Replay the search of a trial outside of the writer, which is told what becomes of it."""
+
+    def look(connection: Connection) -> tuple[int, bool, bool]:
+        home = queries.one(connection, trials, trial_id)["experiment_id"]
+        ended = queries.one(connection, experiments, home)["state"] in EXPERIMENT_ENDED
+        return home, ended, ended and searching.has_grown(connection, home)
+
+    home, ended, replays = await services.read(look)
+    if not ended:
+        await services.load_searcher(home)
+    elif replays:
+        await services.prepare_replay(home)
+
+
 @router.get("/trials/{trial_id}/runs", responses=answer(RunPage))
 def get_runs(connection: ReadDep, trial_id: IdPath) -> Response:
     """List the runs of a trial: where and when, and how each ended."""
@@ -131,6 +147,7 @@ def get_runs(connection: ReadDep, trial_id: IdPath) -> Response:
 @router.post("/trials/{trial_id}/continue", responses=answer(TrialAnswer))
 async def continue_trial(services: ServicesDep, trial_id: IdPath) -> Response:
     """Let a trial that has failed or was stopped go on from its checkpoint."""
+    await _prepare_searcher(services, trial_id)
     await services.write(
         lambda world, transaction: continuing.continue_trial(world, transaction, trial_id)
     )
@@ -170,9 +187,12 @@ def _alone(original: RowMapping, trial: RowMapping) -> dict[str, Any]:
 @router.delete("/trials/{trial_id}", status_code=204)
 async def delete_trial(services: ServicesDep, trial_id: IdPath) -> Response:
     """Delete a trial of an experiment that has ended, with its metrics, logs and checkpoints."""
-    await services.write(
-        lambda world, transaction: control.remove_trial(world, transaction, trial_id)
-    )
+
+    def job(world: World, transaction: Transaction) -> bool:
+        return control.remove_trial(world, transaction, trial_id)
+
+    while not await services.write(job):  # others get their turn in between
+        services.database.deleted = True
     services.database.deleted = True
     await services.remove_orphans()
     return Response(status_code=204)
@@ -184,6 +204,8 @@ TrialAction = Literal["pause", "activate", "cancel", "kill", "archive", "unarchi
 @router.post("/trials/{trial_id}/{action}", responses=answer(TrialAnswer))
 async def act_on_trial(services: ServicesDep, trial_id: IdPath, action: TrialAction) -> Response:
     """Pause, activate, cancel, kill, archive or unarchive one trial; twice changes nothing."""
+    if action not in {"archive", "unarchive"}:
+        await _prepare_searcher(services, trial_id)
     await services.write(
         lambda world, transaction: control.act_on_trial(world, transaction, trial_id, action)
     )

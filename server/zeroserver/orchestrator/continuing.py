@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import RowMapping, select
+from sqlalchemy import Connection, RowMapping, select
 
 from zerolab.contract.secret_text import mask_values
 from zerolab.contract.secrets import find_secrets, mask_secrets
@@ -18,7 +18,7 @@ from zerolab.errors import ConfigError, ConflictError
 from zerolab.searcher import Continue, Create, Operation, Shutdown
 from zeroserver.orchestrator import searching
 from zeroserver.orchestrator.cluster.slurm import check_pool_holds
-from zeroserver.orchestrator.desk import World, experiment_of, find, save
+from zeroserver.orchestrator.desk import World, config_of, experiment_of, find, save
 from zeroserver.orchestrator.experiments import move_experiment, resource_columns
 from zeroserver.orchestrator.scheduling import schedule
 from zeroserver.orchestrator.searching import Event
@@ -41,12 +41,19 @@ from zeroserver.states import (
     TrialState,
 )
 from zeroserver.store.database import Transaction
+from zeroserver.store.rows import one
 from zeroserver.store.schema import checkpoints, experiments, trials
 
 if TYPE_CHECKING:  # loaded when the first experiment comes
     from zerolab.config import ExperimentConfig
 
-__all__ = ["Continuation", "continue_experiment", "continue_trial", "why_through"]
+__all__ = [
+    "Continuation",
+    "continue_experiment",
+    "continue_trial",
+    "prepare_continuation",
+    "why_through",
+]
 
 
 @dataclass(frozen=True)
@@ -82,6 +89,7 @@ def continue_experiment(
             )
             raise ConflictError(msg)
         return
+    _refuse_while_deleted(world, experiment_id)
     if experiment["raw_config"] != wish.seen:
         msg = f"experiment {experiment_id}: was changed by someone else meanwhile; ask again"
         raise ConflictError(msg)
@@ -100,9 +108,11 @@ def continue_experiment(
         if _is_unfinished(trial, longer=longer)
         and (wish.config.searcher.rebuilds_on_growth or trial["request_id"] not in known_ends)
     ]
-    grows = not wish.config.searcher.rebuilds_on_growth and before.searcher != wish.config.searcher
+    grows = _grows(before, wish.config)
     wanted: Sequence[Operation] = []
-    if not grows:
+    if grows:  # the searcher keeps its former bounds until it has been told all ends
+        searching.restore(world, transaction, experiment_id)
+    else:
         _store(world, transaction, experiment, wish)
         operations = searching.replay(world, transaction, experiment_id)
         wanted = _not_carried_out(transaction, experiment_id, operations)
@@ -122,10 +132,51 @@ def continue_experiment(
     carry_out(world, transaction, experiment_id, wanted)
     _tell_the_rest(world, transaction, ended, {trial["id"] for trial in opened}, known_ends)
     _tell_of_deleted(world, transaction, experiment_id, known_ends)
-    if grows:  # until here the searcher has its former bounds
+    if grows:
         _store(world, transaction, experiment, wish)
         _grow(world, transaction, experiment, before, wish.config, opened=bool(opened))
     schedule(world, transaction)
+
+
+def _refuse_while_deleted(world: World, experiment_id: int) -> None:
+    """Let nothing of an experiment continue of which a part is deleted.
+
+    Raises:
+        ConflictError: If it is one.
+    """
+    if experiment_id in world.deleting:
+        msg = (
+            f"experiment {experiment_id}: is being deleted; run `zerolab experiment delete "
+            f"{experiment_id}` again if that was interrupted"
+        )
+        raise ConflictError(msg)
+
+
+def prepare_continuation(
+    world: World, connection: Connection, experiment_id: int, wish: Continuation
+) -> None:
+    """Replay the search of an experiment in a reader's thread, before it is continued.
+
+    Args:
+        world: Of the orchestrator; any thread may ask.
+        connection: Only read from.
+        experiment_id: Experiment that :func:`continue_experiment` is called for next.
+        wish: How it shall continue.
+    """
+    experiment = one(connection, experiments, experiment_id)
+    if experiment["state"] not in EXPERIMENT_ENDED:
+        return
+    before = config_of(experiment)
+    wish = _settled(wish, before)
+    if any(_problems(before, wish.config, experiment_id)):
+        return
+    config = before if _grows(before, wish.config) else wish.config
+    searching.prepare_replay(world, connection, experiment_id, config.searcher)
+
+
+def _grows(before: "ExperimentConfig", after: "ExperimentConfig") -> bool:
+    """Check whether the searcher that there is gets greater bounds."""
+    return not after.searcher.rebuilds_on_growth and before.searcher != after.searcher
 
 
 def _grow(
@@ -176,6 +227,7 @@ def continue_trial(world: World, transaction: Transaction, trial_id: int) -> Non
         return
     experiment = experiment_of(transaction, trial)
     home = experiment["id"]
+    _refuse_while_deleted(world, home)
     if experiment["state"] in EXPERIMENT_STOPPING:
         msg = (
             f"trial {trial_id}: its experiment {home} is {experiment['state']}; wait until it has "

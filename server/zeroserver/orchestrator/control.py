@@ -12,14 +12,15 @@ from zerolab.contract.secrets import mask_secrets
 from zerolab.errors import ConflictError
 from zeroserver.orchestrator import searching
 from zeroserver.orchestrator.checkpoints.registry import refuse_while_registered
+from zeroserver.orchestrator.checkpoints.retention import let_go
 from zeroserver.orchestrator.cluster.slurm import check_pool_holds
 from zeroserver.orchestrator.continuing import why_through
 from zeroserver.orchestrator.desk import (
     World,
     experiment_of,
     find,
+    has_readers,
     save,
-    storage_of,
     touch,
     touch_trials,
 )
@@ -53,14 +54,10 @@ from zeroserver.states import (
 )
 from zeroserver.store.archives import ArchiveGoneError, has_archive, remove_archive
 from zeroserver.store.database import Transaction
-from zeroserver.store.janitor import Chore
 from zeroserver.store.schema import (
     WEIGHTS_MISSING,
     checkpoints,
     experiments,
-    run_nodes,
-    runs,
-    searcher_events,
     trials,
 )
 
@@ -211,7 +208,7 @@ def _move_idle(
 ) -> None:
     """Move all trials without a run at once: there may be thousands."""
     mine = (trials.c.experiment_id == experiment_id) & trials.c.run_id.is_(None) & which
-    if world.journal.wanted(experiment_id):
+    if has_readers(world, transaction, experiment_id):
         moved = select(trials.c.id).where(mine).order_by(trials.c.id)
         touch_trials(world, transaction, experiment_id, transaction.connection.scalars(moved))
     transaction.connection.execute(update(trials).where(mine).values(state=state))
@@ -327,8 +324,15 @@ _TRIAL_ACTIONS = {
 }
 
 
-def remove(world: World, transaction: Transaction, experiment_id: int) -> None:
+def remove(world: World, transaction: Transaction, experiment_id: int) -> bool:
     """Delete an experiment that has ended, with its rows and files, and an archive of its own.
+
+    Of a large one only a part is deleted, as much as one change may cost: call it again until all
+    is deleted. What is left in between is an experiment of which checkpoints, then trials, were
+    deleted.
+
+    Returns:
+        Whether all of it is deleted.
 
     Raises:
         NotFoundError: If there is no such experiment.
@@ -337,48 +341,83 @@ def remove(world: World, transaction: Transaction, experiment_id: int) -> None:
     """
     experiment = find(transaction, experiments, experiment_id)
     EXPERIMENT_ACTIONS["delete"].wanted("experiment", experiment_id, experiment["state"])
-    thing = f"experiment {experiment_id}"
-    _discard(world, transaction, thing, experiment_id, checkpoints.c.experiment_id == experiment_id)
-    connection = transaction.connection
-    ids = select(trials.c.id).where(trials.c.experiment_id == experiment_id)
-    orphan(world, transaction, connection.scalars(ids).all())
-    of_runs = select(runs.c.id).where(runs.c.experiment_id == experiment_id)
-    connection.execute(delete(run_nodes).where(run_nodes.c.run_id.in_(of_runs)))
-    for table in (checkpoints, searcher_events, runs, trials):
-        connection.execute(delete(table).where(table.c.experiment_id == experiment_id))
-    connection.execute(delete(experiments).where(experiments.c.id == experiment_id))
-    world.drop_jobs([experiment_id])
     touch(transaction, "experiment", experiment_id, experiment_id)
+    if not _remove_part(world, transaction, experiment):
+        world.deleting.add(experiment_id)
+        return False
+    world.deleting.discard(experiment_id)
+    world.drop_jobs([experiment_id])
     let_archive_go(world, transaction, experiment["archive"])
+    return True
 
 
-def _discard(
-    world: World,
-    transaction: Transaction,
-    thing: str,
-    experiment_id: int,
-    whose: ColumnElement[bool],
-) -> None:
-    """Have the files of checkpoints removed after the commit, with what they belong to.
+def _remove_part(world: World, transaction: Transaction, experiment: RowMapping) -> bool:
+    """Delete checkpoints, trials or events of an experiment; with the last ones, its row."""
+    experiment_id = experiment["id"]
+    mine = checkpoints.c.experiment_id == experiment_id
+    refuse_while_needed(transaction, f"experiment {experiment_id}", mine)
+    refuse_while_registered(transaction, f"experiment {experiment_id}", mine)
+    if _discard_checkpoints(world, transaction, experiment_id, mine) == _CHECKPOINTS_AT_ONCE:
+        return False
+    ids = transaction.raw(_SOME_TRIALS, (experiment_id, _TRIALS_AT_ONCE))
+    _remove_trials(world, transaction, [trial_id for (trial_id,) in ids])
+    if len(ids) == _TRIALS_AT_ONCE:
+        _count_again(transaction, experiment)
+        return False
+    if transaction.run(_REMOVE_EVENTS, (experiment_id, _EVENTS_AT_ONCE)) == _EVENTS_AT_ONCE:
+        save(transaction, experiments, experiment_id, num_trials=0)
+        return False
+    transaction.connection.execute(delete(experiments).where(experiments.c.id == experiment_id))
+    return True
 
-    Raises:
-        ConflictError: If something still needs one of them; then nothing is.
-    """
-    refuse_while_needed(transaction, thing, whose)
-    refuse_while_registered(transaction, thing, whose)
+
+_CHECKPOINTS_AT_ONCE = 1000
+_TRIALS_AT_ONCE = 1000
+_EVENTS_AT_ONCE = 20_000
+_SOME_TRIALS = "SELECT id FROM trials WHERE experiment_id = ? ORDER BY id LIMIT ?"
+_REMOVE_EVENTS = (
+    "DELETE FROM searcher_events WHERE id IN "
+    "(SELECT id FROM searcher_events WHERE experiment_id = ? ORDER BY id LIMIT ?)"
+)
+
+
+def _discard_checkpoints(
+    world: World, transaction: Transaction, experiment_id: int, whose: ColumnElement[bool]
+) -> int:
+    """Delete checkpoints that nothing needs, not too many at once; return how many."""
     there = select(checkpoints.c.uuid).where(whose, checkpoints.c.state != "DELETED")
+    uuids = transaction.connection.scalars(there.limit(_CHECKPOINTS_AT_ONCE)).all()
     # What was imported has none, and no storage.
-    if uuids := transaction.connection.scalars(there).all():
-        storage = storage_of(world, transaction, experiment_id)
-        gone = (Chore(storage=storage, name=uuid) for uuid in uuids)
-        world.janitor.discard(transaction, *gone)
+    let_go(world, transaction, experiment_id, uuids)
+    return len(uuids)
 
 
-def remove_trial(world: World, transaction: Transaction, trial_id: int) -> None:
+def _remove_trials(world: World, transaction: Transaction, trial_ids: Sequence[int]) -> None:
+    """Delete trials whose checkpoints were discarded, with their runs."""
+    orphan(world, transaction, trial_ids)
+    keys = [(trial_id,) for trial_id in trial_ids]
+    for statement in _REMOVE_TRIAL:
+        transaction.many(statement, keys)
+
+
+_REMOVE_TRIAL = (
+    "DELETE FROM run_nodes WHERE run_id IN (SELECT id FROM runs WHERE trial_id = ?)",
+    "DELETE FROM checkpoints WHERE trial_id = ?",
+    "DELETE FROM runs WHERE trial_id = ?",
+    "DELETE FROM trials WHERE id = ?",
+)
+
+
+def remove_trial(world: World, transaction: Transaction, trial_id: int) -> bool:
     """Delete a trial of an experiment that has ended, with its metrics, logs and checkpoints.
+
+    Of a trial with very many checkpoints only some of them are deleted: call it again.
 
     What its searcher was told stays, so that the trial is not created again if the experiment is
     continued; the searcher is then told that it will not come back.
+
+    Returns:
+        Whether all of it is deleted.
 
     Raises:
         NotFoundError: If there is no such trial.
@@ -396,18 +435,16 @@ def remove_trial(world: World, transaction: Transaction, trial_id: int) -> None:
         )
         raise ConflictError(msg)
     whose = checkpoints.c.trial_id == trial_id
-    _discard(world, transaction, f"trial {trial_id}", home, whose)
-    forget_source(transaction, trial_id)
-    connection = transaction.connection
-    of_runs = select(runs.c.id).where(runs.c.trial_id == trial_id)
-    connection.execute(delete(run_nodes).where(run_nodes.c.run_id.in_(of_runs)))
-    orphan(world, transaction, [trial_id])
-    for table in (checkpoints, runs):
-        connection.execute(delete(table).where(table.c.trial_id == trial_id))
-    connection.execute(delete(trials).where(trials.c.id == trial_id))
-    _count_again(transaction, experiment)
+    refuse_while_needed(transaction, f"trial {trial_id}", whose)
+    refuse_while_registered(transaction, f"trial {trial_id}", whose)
     touch(transaction, "trial", home, trial_id)
     touch(transaction, "experiment", home, home)
+    if _discard_checkpoints(world, transaction, home, whose) == _CHECKPOINTS_AT_ONCE:
+        return False
+    forget_source(transaction, trial_id)
+    _remove_trials(world, transaction, [trial_id])
+    _count_again(transaction, experiment)
+    return True
 
 
 def _count_again(transaction: Transaction, experiment: RowMapping) -> None:

@@ -29,8 +29,9 @@ from zerolab.searcher import (
 from zerolab.searcher.factory import read_section
 from zerolab.searcher.view import HasView, SearchView
 from zeroserver.orchestrator.desk import World, config_of, find
-from zeroserver.states import TRIAL_ENDED, ExperimentState
+from zeroserver.states import EXPERIMENT_ENDED, TRIAL_ENDED, ExperimentState
 from zeroserver.store.database import Change, Transaction, raw_rows
+from zeroserver.store.rows import one
 from zeroserver.store.schema import experiments, searcher_events, trials
 
 if TYPE_CHECKING:  # loaded when the first experiment comes
@@ -41,19 +42,25 @@ __all__ = [
     "DISABLED",
     "Begun",
     "Event",
+    "Replay",
     "Seen",
     "check_custom_class",
     "created",
     "first_operations",
     "forget_lost",
     "grow",
+    "has_grown",
     "known_ends",
+    "large_searches",
+    "load_searcher",
     "look",
     "look_back",
     "newest_event",
     "not_carried_out",
+    "prepare_replay",
     "progress",
     "replay",
+    "restore",
     "searcher_of",
     "tell",
     "tell_created",
@@ -76,6 +83,10 @@ _UNSERVED = (
 )
 _LOOKED_BACK = 32
 """Searches that have ended of which is kept what was shown; a replay takes seconds."""
+_LARGE = 1000
+"""Trials of a search that is replayed before the server answers requests."""
+_REPLAYS = 4
+"""Replays that are kept for the changes that need them."""
 _LOST = (
     "another version of Zerolab began this search, whose searcher made other trials than this one "
     "does; where they stand is known to that one alone. Their metrics and checkpoints stay: "
@@ -168,13 +179,13 @@ def tell_created(
 def not_carried_out(world: World, transaction: Transaction, experiment_id: int) -> list[Operation]:
     """Return the operations of a searcher that no change has carried out, in order."""
     there = created(transaction, experiment_id)
-    replayed = _replay(world, transaction, experiment_id)
+    ends = known_ends(world, transaction, experiment_id)
+    replayed = _take_replay(world, transaction, experiment_id)
     if replayed.problem is not None:
         return []
     _keep(world, transaction, experiment_id, replayed.searcher)
     operations = _operations_in_force(replayed)
     reopened = {each.trial_id: at for at, each in enumerate(operations) if isinstance(each, Reopen)}
-    ends = known_ends(world, transaction, experiment_id)
     columns = trials.c
     query = select(columns.request_id, columns.state, columns.stop, columns.until)
     found = transaction.connection.execute(query.where(columns.experiment_id == experiment_id))
@@ -287,8 +298,9 @@ def look_back(world: World, connection: Connection, row: RowMapping) -> Seen:
     if then == last:
         return seen
     section = config_of(row).searcher
-    searcher, _, problem, _ = _fold(connection, row, section)
-    seen = Seen(section.unit, SearchView() if problem else _view(searcher), problem)
+    replayed = _fold(connection, row, section)
+    view = SearchView() if replayed.problem else _view(replayed.searcher)
+    seen = Seen(section.unit, view, replayed.problem)
     world.looked_back[row["id"]] = last, seen
     for experiment_id in list(world.looked_back)[:-_LOOKED_BACK]:
         world.looked_back.pop(experiment_id, None)
@@ -302,10 +314,11 @@ def _view(searcher: Searcher) -> SearchView:
 def _find(world: World, transaction: Transaction, experiment_id: int) -> Searcher:
     searcher = world.searchers.get(experiment_id)
     if searcher is None:
-        searcher, _, problem, _ = _replay(world, transaction, experiment_id)
-        if problem is not None:
+        replayed = _take_replay(world, transaction, experiment_id)
+        searcher = replayed.searcher
+        if replayed.problem is not None:
             searcher = _Lost()
-            world.lost[experiment_id] = problem
+            world.lost[experiment_id] = replayed.problem
     _keep(world, transaction, experiment_id, searcher)
     return searcher
 
@@ -326,7 +339,7 @@ def replay(world: World, transaction: Transaction, experiment_id: int) -> list[O
     return _operations_in_force(_replayed(world, transaction, experiment_id))
 
 
-def _operations_in_force(replayed: "_Replayed") -> list[Operation]:
+def _operations_in_force(replayed: "Replay") -> list[Operation]:
     """Return all operations of a replay in order, without a Shutdown that growth revoked."""
     operations: list[Operation] = []
     for event, step in zip([None, *replayed.events], replayed.operations, strict=True):
@@ -341,7 +354,11 @@ def known_ends(world: World, transaction: Transaction, experiment_id: int) -> se
 
     One that it has opened again since is none of them.
     """
-    told = _told(transaction.connection, experiment_id)
+    prepared = world.replays.get(experiment_id)
+    if prepared is not None and prepared.is_current(transaction.connection, experiment_id):
+        told = prepared.events
+    else:
+        told = _told(transaction.connection, experiment_id)
     steps: Iterable[Sequence[Operation]] = itertools.repeat(())
     if any(event.kind == "grown" for event in told):
         steps = _replay(world, transaction, experiment_id).operations[1:]
@@ -360,9 +377,10 @@ def grow(
     before: "SearcherConfig",
     lost: Collection[int],
 ) -> Sequence[Operation]:
-    """Let a search go on with greater bounds; return what the searcher wants.
+    """Let a search continue with greater bounds; return what the searcher wants.
 
     A replay of its log decides by the former bounds up to here, and by the new ones from here on.
+    Call :func:`restore` before the configuration changes.
 
     Args:
         world: Of the orchestrator.
@@ -370,19 +388,26 @@ def grow(
         experiment_id: Whose configuration has the new bounds already.
         before: Its searcher's section until now.
         lost: The searcher's numbers of the trials that have no checkpoint left to go on from.
-
-    Raises:
-        ConflictError: If it has other trials than its searcher makes.
     """
+    searcher = _find(world, transaction, experiment_id)
     growth = _Growth(before.model_dump(mode="json", exclude_none=True), sorted(lost))
     event = Event("grown", 0, reason=msgspec.json.encode(growth).decode())
     row = {"experiment_id": experiment_id, "time": world.clock(), **event._asdict()}
     transaction.connection.execute(_INSERT, row)
-    return _replayed(world, transaction, experiment_id).operations[-1]
+    return world.config(transaction, experiment_id).searcher.grow(searcher, growth.lost)
 
 
-def _replayed(world: World, transaction: Transaction, experiment_id: int) -> "_Replayed":
-    replayed = _replay(world, transaction, experiment_id)
+def restore(world: World, transaction: Transaction, experiment_id: int) -> None:
+    """Bring the searcher of an experiment that has ended back into memory.
+
+    Raises:
+        ConflictError: If it has other trials than its searcher makes.
+    """
+    _replayed(world, transaction, experiment_id)
+
+
+def _replayed(world: World, transaction: Transaction, experiment_id: int) -> "Replay":
+    replayed = _take_replay(world, transaction, experiment_id)
     if replayed.problem is not None:
         msg = f"experiment {experiment_id}: cannot be continued: {replayed.problem}"
         raise ConflictError(msg)
@@ -390,8 +415,8 @@ def _replayed(world: World, transaction: Transaction, experiment_id: int) -> "_R
     return replayed
 
 
-class _Replayed(NamedTuple):
-    """A searcher that was made anew."""
+class Replay(NamedTuple):
+    """A searcher that was rebuilt from the events of its experiment."""
 
     searcher: Searcher
     operations: list[Sequence[Operation]]
@@ -400,16 +425,95 @@ class _Replayed(NamedTuple):
     """Why it is not the one that has made the experiment's trials."""
     events: list[Event]
     """All of the experiment's searcher events, oldest first."""
+    newest: int
+    """Number of the last event."""
+    section: "SearcherConfig"
+    """Section of the searcher after the last event."""
+
+    def is_current(self, connection: Connection, experiment_id: int) -> bool:
+        """Check whether no event has come since."""
+        return self.newest == newest_event(connection, experiment_id)
 
 
-def _replay(world: World, transaction: Transaction, experiment_id: int) -> _Replayed:
-    row: RowMapping = find(transaction, experiments, experiment_id)
+def prepare_replay(
+    world: World,
+    connection: Connection,
+    experiment_id: int,
+    section: "SearcherConfig | None" = None,
+) -> None:
+    """Replay the events of a search in a reader's thread, for the next change that needs them.
+
+    A replay takes a second for ten thousand trials. A change that finds none, or an older one,
+    replays by itself.
+
+    Args:
+        world: Of the orchestrator; any thread may ask.
+        connection: Only read from.
+        experiment_id: Whose searcher.
+        section: Section of the searcher that the change will use; None for the stored one.
+    """
+    row = one(connection, experiments, experiment_id)
+    if not newest_event(connection, experiment_id):
+        return
+    world.replays[experiment_id] = _fold(connection, row, section or config_of(row).searcher)
+    for number in list(world.replays)[:-_REPLAYS]:
+        world.replays.pop(number, None)
+
+
+def load_searcher(world: World, transaction: Transaction, experiment_id: int) -> None:
+    """Bring the searcher of an experiment that has not ended into memory."""
+    row = find(transaction, experiments, experiment_id)
+    if row["state"] not in EXPERIMENT_ENDED:
+        _find(world, transaction, experiment_id)
+
+
+def has_grown(connection: Connection, experiment_id: int) -> bool:
+    """Check whether a search was ever given greater bounds."""
+    query = "SELECT 1 FROM searcher_events WHERE experiment_id = ? AND kind = 'grown' LIMIT 1"
+    return bool(raw_rows(connection, query, (experiment_id,)))
+
+
+def large_searches(connection: Connection) -> list[int]:
+    """Return the active searches whose replay takes long, the oldest first."""
+    known = experiments.c
+    query = select(known.id).where(
+        known.state == ExperimentState.ACTIVE,
+        known.searcher_done == 0,
+        known.creating == 0,
+        known.num_trials >= _LARGE,
+    )
+    return list(connection.scalars(query.order_by(known.id)))
+
+
+def _replay(world: World, transaction: Transaction, experiment_id: int) -> Replay:
+    """Return a replay of all events; whoever uses its searcher takes it out of memory."""
     section = world.config(transaction, experiment_id).searcher
-    return _fold(transaction.connection, row, section)
+    prepared = world.replays.get(experiment_id)
+    if (
+        prepared is None
+        or prepared.section != section
+        or not prepared.is_current(transaction.connection, experiment_id)
+    ):
+        row = find(transaction, experiments, experiment_id)
+        prepared = world.replays[experiment_id] = _fold(transaction.connection, row, section)
+        transaction.undo.append(lambda: _drop_replay(world, experiment_id))
+    return prepared
 
 
-def _fold(connection: Connection, row: RowMapping, section: "SearcherConfig") -> _Replayed:
+def _take_replay(world: World, transaction: Transaction, experiment_id: int) -> Replay:
+    """Return a replay whose searcher nobody else uses."""
+    replayed = _replay(world, transaction, experiment_id)
+    _drop_replay(world, experiment_id)
+    return replayed
+
+
+def _drop_replay(world: World, experiment_id: int) -> None:
+    world.replays.pop(experiment_id, None)
+
+
+def _fold(connection: Connection, row: RowMapping, section: "SearcherConfig") -> Replay:
     """Make a searcher and tell it everything."""
+    newest = newest_event(connection, row["id"])
     told = _told(connection, row["id"])
     growths = [
         msgspec.json.decode(event.reason or "", type=_Growth)
@@ -428,7 +532,8 @@ def _fold(connection: Connection, row: RowMapping, section: "SearcherConfig") ->
             operations.append(_apply(searcher, event))
     known = section.has_independent_trials or isinstance(searcher, ExternalSearcher)
     same = known or _made_the_trials(connection, row["id"], told, operations)
-    return _Replayed(searcher, operations, None if same else _LOST.format(row["id"]), told)
+    problem = None if same else _LOST.format(row["id"])
+    return Replay(searcher, operations, problem, told, newest, section)
 
 
 def _made_the_trials(

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from sqlalchemy import RowMapping, select, text, update
+from sqlalchemy import Connection, RowMapping, select, text, update
 
 from zerolab.contract.messages import LEAVE_GRACE_S
 from zerolab.contract.outcome import is_failure
@@ -54,12 +54,13 @@ __all__ = [
     "drop_backlog",
     "end_trial",
     "fail_experiment",
+    "interrupted_searches",
     "kill_run",
     "move_trial",
     "reopen_trial",
     "reopen_trials",
     "resting_state",
-    "resume_backlogs",
+    "resume_backlog",
     "stop_trial",
     "tell_searcher",
 ]
@@ -165,14 +166,20 @@ def carry_out_more(world: World, transaction: Transaction) -> bool:
     return True
 
 
-def resume_backlogs(world: World, transaction: Transaction) -> None:
-    """Take up what a server that was killed has not carried out of searches that go on."""
+def interrupted_searches(connection: Connection) -> list[int]:
+    """Return the running searches of whose operations a killed server has not carried out all."""
     query = select(experiments.c.id).where(
         experiments.c.creating == 1,
         experiments.c.searcher_name != "custom",  # its program sends the operations again
         experiments.c.state.not_in(EXPERIMENT_ENDED | EXPERIMENT_STOPPING),
     )
-    for experiment_id in transaction.connection.scalars(query).all():
+    return list(connection.scalars(query.order_by(experiments.c.id)))
+
+
+def resume_backlog(world: World, transaction: Transaction, experiment_id: int) -> None:
+    """Put the operations of a search that a killed server has not carried out into its backlog."""
+    experiment = find(transaction, experiments, experiment_id)
+    if experiment["state"] not in EXPERIMENT_ENDED | EXPERIMENT_STOPPING:
         rest = searching.not_carried_out(world, transaction, experiment_id)
         _keep_backlog(world, transaction, experiment_id, rest)
 

@@ -133,6 +133,7 @@ async def _events(services: Services, experiment_id: int, after: int) -> SearchE
     over = row["state"] in EXPERIMENT_ENDED | EXPERIMENT_STOPPING
     handled = -1
     if not over:
+        await services.load_searcher(experiment_id)
         handled = await services.write(
             lambda world, transaction: custom_search.handled(world, transaction, experiment_id)
         )
@@ -169,6 +170,7 @@ async def post_operations(
     """Send what a searcher outside of the server wants; saying it again changes nothing."""
     operations = [_operation(each) for each in body.operations]
     told = Answered(body.after, body.handled, operations, body.progress)
+    await services.load_searcher(experiment_id)
     start: int | None = 0
     handled = -1
     while start is not None:  # others get their turn in between

@@ -43,6 +43,7 @@ async def _seen(services: Services, row: RowMapping) -> searching.Seen:
     """Ask the searcher that is in memory; replay one whose experiment has ended, on the side."""
     if row["state"] in EXPERIMENT_ENDED:
         return await services.read(lambda found: searching.look_back(services.world, found, row))
+    await services.load_searcher(row["id"])
     return await services.write(
         lambda world, transaction: searching.look(world, transaction, row["id"])
     )
