@@ -133,6 +133,8 @@ def carry_out(
     for each in operations:  # what follows from the backlog must come behind it
         waits = isinstance(each, Create | Shutdown) or each.trial_id in waiting
         (later if backlog and waits else now).append(each)
+        if isinstance(each, Create):
+            waiting.add(each.trial_id)
     rest = (*carry_out_some(world, transaction, experiment_id, now), *backlog, *later)
     _keep_backlog(world, transaction, experiment_id, rest)
     if operations and not rest and find(transaction, experiments, experiment_id)["searcher_done"]:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.server.helpers import Server, serve
 from tests.waiting import until
-from zerolab.searcher import Create, Operation, Shutdown, Stop
+from zerolab.searcher import Continue, Create, Operation, Shutdown, Stop
 from zeroserver.orchestrator.custom_search import Answered, take_operations
 from zeroserver.orchestrator.desk import World
 from zeroserver.orchestrator.trials import carry_out
@@ -95,6 +95,28 @@ def test_kill_ends_a_search_that_is_being_created(
     server.http.portal.call(server.services.carry_out)
     assert len(numbers(server)) == created
     assert server.services.world.backlog == {}
+
+
+@pytest.mark.parametrize("follows", [Stop(9000), Continue(9000, 5)])
+def test_operations_on_a_trial_behind_the_backlog(
+    sqlite_server: Server,
+    interrupted: None,
+    monkeypatch: pytest.MonkeyPatch,
+    follows: Operation,
+) -> None:
+    """A searcher creates a trial and stops it at once, while others are still to be created."""
+    server = sqlite_server
+    server.submit(searcher=RANDOM, hyperparameters=SPACE)
+    operations = [Create(9000, {"lr": 0.5}, 0), follows]
+    server.write(lambda world, transaction: carry_out(world, transaction, 1, operations))
+    monkeypatch.undo()
+    assert server.http.portal is not None
+    server.http.portal.call(server.services.carry_out)
+    rows = server.sql("SELECT state, stop, until FROM trials WHERE request_id = 9000")
+    stops = isinstance(follows, Stop)
+    assert rows == [("COMPLETED", "searcher", None) if stops else ("QUEUED", None, 5)]
+    events = server.sql("SELECT kind, reason FROM searcher_events WHERE request_id = 9000")
+    assert events == [("created", None), *([("exited", None)] if stops else [])]
 
 
 def create(number: int, **more: Any) -> dict[str, Any]:
