@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from zerolab.searcher.tpe import (
+from zerolab.extensions.searcher_tpe import (
     candidates,
     gaussian,
     ladder,

@@ -8,13 +8,10 @@ from typing import Any
 from zerolab.registry import Registry
 from zerolab.searcher.asha.adaptive_asha import AdaptiveAshaConfig
 from zerolab.searcher.asha.async_halving import AsyncHalvingConfig
-from zerolab.searcher.custom import CustomConfig
 from zerolab.searcher.grid_search import GridConfig
-from zerolab.searcher.pbt import PbtConfig
 from zerolab.searcher.random_search import RandomConfig
 from zerolab.searcher.section import SearcherConfig
 from zerolab.searcher.single_trial import SingleConfig
-from zerolab.searcher.tpe.section import TpeAshaConfig
 
 __all__ = ["SEARCHERS"]
 
@@ -33,9 +30,6 @@ SEARCHERS: Registry[type[SearcherConfig]] = Registry(
         "grid": GridConfig,
         "async_halving": AsyncHalvingConfig,
         "adaptive_asha": AdaptiveAshaConfig,
-        "pbt": PbtConfig,
-        "tpe_asha": TpeAshaConfig,
-        "custom": CustomConfig,
     },
     _section,
 )

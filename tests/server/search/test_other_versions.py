@@ -6,8 +6,8 @@ import pytest
 
 from tests.server.helpers import Clock, Server, checkpoint, serve, validation
 from zerolab.contract.spec import EXIT_REACHED
+from zerolab.extensions.searcher_tpe import ladder
 from zerolab.schema.space import Space
-from zerolab.searcher.tpe import ladder
 from zeroserver.orchestrator import searching
 
 SPACE = {"deepspeed_config": "ds_config.json", "lr": {"type": "double", "minval": 0, "maxval": 1}}

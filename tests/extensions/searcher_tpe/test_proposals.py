@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
 
+from zerolab.extensions.searcher_tpe import proposals
+from zerolab.extensions.searcher_tpe.ladder import Ladder
+from zerolab.extensions.searcher_tpe.parzen import Mixture
+from zerolab.extensions.searcher_tpe.proposals import Proposer
 from zerolab.schema.space import Point, Space
-from zerolab.searcher.tpe import proposals
-from zerolab.searcher.tpe.ladder import Ladder
-from zerolab.searcher.tpe.parzen import Mixture
-from zerolab.searcher.tpe.proposals import Proposer
 
 REAL = {"x": {"type": "double", "minval": 0, "maxval": 1}}
 MIXED = REAL | {
@@ -115,7 +115,7 @@ def test_good_and_bad_sets_include_pending_as_bad(
             super().__init__(dimensions, points)
             mixtures.append([float(point[0]) for point in points])
 
-    monkeypatch.setattr("zerolab.searcher.tpe.proposals.Mixture", RecordingMixture)
+    monkeypatch.setattr("zerolab.extensions.searcher_tpe.proposals.Mixture", RecordingMixture)
     ladder, points = at_full_length([trial_id / 1000 for trial_id in range(judged)])
     pending = [judged, judged + 1]
     points |= {trial_id: (trial_id / 1000,) for trial_id in pending}

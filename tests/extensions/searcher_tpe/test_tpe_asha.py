@@ -13,6 +13,10 @@ from hypothesis import strategies as st
 from benchmarks.searching.clock import Cluster
 from benchmarks.searching.suite import OBJECTIVES
 from zerolab.errors import ConfigError
+from zerolab.extensions.searcher_tpe.ladder import Ladder, forecast, make_levels
+from zerolab.extensions.searcher_tpe.proposals import Proposer
+from zerolab.extensions.searcher_tpe.rung_correlation import RungCorrelation
+from zerolab.extensions.searcher_tpe.search import TpeAshaSearcher
 from zerolab.searcher import (
     Continue,
     Create,
@@ -23,10 +27,6 @@ from zerolab.searcher import (
     Stop,
     make_searcher,
 )
-from zerolab.searcher.tpe.ladder import Ladder, forecast, make_levels
-from zerolab.searcher.tpe.proposals import Proposer
-from zerolab.searcher.tpe.rung_correlation import RungCorrelation
-from zerolab.searcher.tpe.search import TpeAshaSearcher
 
 SPACE: dict[str, Any] = {
     "lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1},

@@ -1,7 +1,7 @@
 """Candidate points for the next trial: random, or near good ones.
 
-Points are rows of coordinates, as in :mod:`zerolab.searcher.tpe.parzen`. Every random number comes
-from the trial's own generator, a fixed number of them for each candidate.
+Points are rows of coordinates, as in :mod:`zerolab.extensions.searcher_tpe.parzen`. Every random
+number comes from the trial's own generator, a fixed number of them for each candidate.
 """
 
 import math

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from zerolab.extensions.searcher_tpe.parzen import Mixture
 from zerolab.schema.space import Space
-from zerolab.searcher.tpe.parzen import Mixture
 
 REAL = {"x": {"type": "double", "minval": 0, "maxval": 1}}
 WHOLE = {"n": {"type": "int", "minval": 1, "maxval": 4}}

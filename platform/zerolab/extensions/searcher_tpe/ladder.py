@@ -8,7 +8,7 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Collection, Container, Mapping
 
-from zerolab.searcher.tpe.rung_correlation import RungCorrelation
+from zerolab.extensions.searcher_tpe.rung_correlation import RungCorrelation
 
 __all__ = ["Ladder", "forecast", "make_levels"]
 

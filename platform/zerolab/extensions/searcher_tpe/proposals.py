@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
+from zerolab.extensions.searcher_tpe.candidates import perturb, sample_uniform, snap_rows, to_rows
+from zerolab.extensions.searcher_tpe.gaussian import GaussianProcess, embed, log_improvement
+from zerolab.extensions.searcher_tpe.ladder import Ladder
+from zerolab.extensions.searcher_tpe.parzen import Mixture
+from zerolab.extensions.searcher_tpe.scores import Scores, normalize_rungs
 from zerolab.schema.space import Dimension, Point, Space
-from zerolab.searcher.tpe.candidates import perturb, sample_uniform, snap_rows, to_rows
-from zerolab.searcher.tpe.gaussian import GaussianProcess, embed, log_improvement
-from zerolab.searcher.tpe.ladder import Ladder
-from zerolab.searcher.tpe.parzen import Mixture
-from zerolab.searcher.tpe.scores import Scores, normalize_rungs
 
 __all__ = ["Proposer"]
 

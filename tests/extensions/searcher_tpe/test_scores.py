@@ -7,7 +7,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from zerolab.searcher.tpe.scores import normalize_rungs
+from zerolab.extensions.searcher_tpe.scores import normalize_rungs
 
 
 def values_of(count: int, seed: int = 0) -> dict[int, float]:

@@ -5,8 +5,8 @@ from random import Random
 import numpy as np
 import pytest
 
+from zerolab.extensions.searcher_tpe.candidates import perturb, sample_uniform, snap_rows, to_rows
 from zerolab.schema.space import Space
-from zerolab.searcher.tpe.candidates import perturb, sample_uniform, snap_rows, to_rows
 
 SPACE = Space(
     {

@@ -44,7 +44,7 @@ class TpeAshaConfig(SearcherConfig):
 
     def grow(self, searcher: Searcher, lost: Collection[int]) -> list[Operation]:
         """Add trials, and rungs above the existing ones."""
-        from zerolab.searcher.tpe.search import TpeAshaSearcher
+        from zerolab.extensions.searcher_tpe.search import TpeAshaSearcher
 
         assert isinstance(searcher, TpeAshaSearcher)
         return searcher.grow(self.length, self.max_trials, lost)
@@ -66,14 +66,14 @@ class TpeAshaConfig(SearcherConfig):
     def validate_at(self) -> tuple[int, ...]:
         """Return the lengths of all rungs."""
         # imported lazily: numpy takes longer to import than most CLI commands run
-        from zerolab.searcher.tpe.ladder import make_levels
+        from zerolab.extensions.searcher_tpe.ladder import make_levels
 
         return tuple(make_levels(max(self.length, 1)))
 
     def forecast(self, space: Mapping[str, Any]) -> dict[int, int]:
         """Estimate from typical promotion rates."""
         # imported lazily: numpy takes longer to import than most CLI commands run
-        from zerolab.searcher.tpe.ladder import forecast
+        from zerolab.extensions.searcher_tpe.ladder import forecast
 
         del space
         return forecast(self.length, self.max_trials)
@@ -92,7 +92,7 @@ class TpeAshaConfig(SearcherConfig):
     def make(self, space: Mapping[str, Any], seed: int) -> Searcher:
         """Make the searcher; numpy is imported here."""
         # imported lazily: numpy takes longer to import than most CLI commands run
-        from zerolab.searcher.tpe.search import TpeAshaSearcher
+        from zerolab.extensions.searcher_tpe.search import TpeAshaSearcher
 
         return TpeAshaSearcher(
             space,

@@ -6,9 +6,9 @@ from random import Random
 import numpy as np
 import pytest
 
+from zerolab.extensions.searcher_tpe.candidates import to_rows
+from zerolab.extensions.searcher_tpe.gaussian import Array, GaussianProcess, embed, log_improvement
 from zerolab.schema.space import Space
-from zerolab.searcher.tpe.candidates import to_rows
-from zerolab.searcher.tpe.gaussian import Array, GaussianProcess, embed, log_improvement
 
 SPACE = Space(
     {

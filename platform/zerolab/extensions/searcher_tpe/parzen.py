@@ -17,8 +17,8 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
+from zerolab.extensions.searcher_tpe.candidates import box_muller, reflect, uniform
 from zerolab.schema.space import Dimension
-from zerolab.searcher.tpe.candidates import box_muller, reflect, uniform
 
 __all__ = ["Mixture"]
 
