@@ -1,4 +1,4 @@
-"""What the checkpoint tests share: a small model, its engine, and steps on fixed data."""
+"""Helpers of the checkpoint tests: a small model, its engine, and steps on fixed data."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ class Net(nn.Module):
 
 
 class Ranks:
-    """Stands for an ``mpu``: the data-parallel ranks are a part of the world."""
+    """Fake ``mpu``: the data-parallel ranks are a part of the world."""
 
     def __init__(
         self, group: dist.ProcessGroup, model_group: dist.ProcessGroup | None = None
@@ -91,9 +91,9 @@ def train(engine: Engine, steps: int) -> list[float]:
     for _ in range(steps):
         generator = torch.Generator().manual_seed(1000 + engine.global_steps)
         batch = torch.randn(SAMPLES, 6, generator=generator)
-        mine = batch[rank :: engine.dp_world_size]
+        local = batch[rank :: engine.dp_world_size]
         total = 0.0
-        for part in mine.chunk(engine.gradient_accumulation_steps()):
+        for part in local.chunk(engine.gradient_accumulation_steps()):
             loss = engine(part)
             engine.backward(loss)
             engine.step()
@@ -114,21 +114,21 @@ def probe(engine: Engine) -> float:
 def all_states(engine: Engine) -> dict[str, Tensor]:
     """Return every master weight and optimizer state, whole, on every rank. **Collective**."""
     group = engine.group
-    own = [
+    local = [
         (piece.name, piece.start, piece.stop, {k: v.clone() for k, v in piece.tensors.items()})
         for piece in engine.stage.pieces()
     ]
     everyones: list[Any] = [None] * engine.dp_world_size
     if group is None:
-        everyones = [own]
+        everyones = [local]
     else:
-        dist.all_gather_object(everyones, own, group=group)
-    whole: dict[str, list[tuple[int, Tensor]]] = {}
+        dist.all_gather_object(everyones, local, group=group)
+    merged: dict[str, list[tuple[int, Tensor]]] = {}
     for part in everyones:
         for name, start, _, tensors in part:
             for kind, tensor in tensors.items():
-                whole.setdefault(f"{name}/{kind}", []).append((start, tensor))
+                merged.setdefault(f"{name}/{kind}", []).append((start, tensor))
     return {
-        key: torch.cat([tensor for _, tensor in sorted(found, key=lambda item: item[0])])
-        for key, found in whole.items()
+        key: torch.cat([tensor for _, tensor in sorted(parts, key=lambda item: item[0])])
+        for key, parts in merged.items()
     }

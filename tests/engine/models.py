@@ -24,7 +24,7 @@ needs_muon = pytest.mark.skipif(not HAS_MUON, reason="Muon needs torch 2.9")
 
 
 class TinyModel(nn.Module):
-    """Has what is awkward: tied weights, a frozen parameter, a scalar, a buffer."""
+    """Model with difficult features: tied weights, a frozen parameter, a scalar, a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ def loss_of(module: Any, batch: tuple[Tensor, ...]) -> Tensor:
 
 
 class Reference:
-    """One process, plain torch, fp32 masters where the model is of 16 bits, an fp64 norm.
+    """Plain torch in one process, with fp32 masters of a 16-bit model and an fp64 norm.
 
     Args:
         steps: Optimizer steps.

@@ -33,8 +33,8 @@ class Plain(nn.Module):
         names = {str(i + 1): Block(WIDTH) for i in range(BLOCKS)}
         self.layers = nn.ModuleDict({"0": nn.Embedding(WORDS, WIDTH), **names})
 
-    def forward(self, words: Tensor) -> Tensor:
-        x = self.layers["0"](words)
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.layers["0"](tokens)
         for index in range(BLOCKS):
             x = self.layers[str(index + 1)](x)
         weight = self.layers["0"].weight
@@ -83,18 +83,18 @@ def engine_of(stages: int, stage: int, schedule: str = "1f1b", chunks: int = 1, 
 def whole_batch(step: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(step)
     shape = (SAMPLES, LENGTH)
-    words = torch.randint(0, WORDS, shape, generator=generator)
-    return words, torch.randint(0, WORDS, shape, generator=generator)
+    tokens = torch.randint(0, WORDS, shape, generator=generator)
+    return tokens, torch.randint(0, WORDS, shape, generator=generator)
 
 
 def batches(step: int, engine: Any) -> Iterator[tuple[Tensor, Tensor]]:
     """One batch's micro-batches of this rank's replica."""
     replicas, replica = engine.mesh.data.size, engine.mesh.data.rank
-    words, labels = whole_batch(step)
+    tokens, labels = whole_batch(step)
     size = engine.batch.micro
     for index in range(replica, SAMPLES // size, replicas):
         part = slice(index * size, (index + 1) * size)
-        yield words[part], labels[part]
+        yield tokens[part], labels[part]
 
 
 def reference(steps: int) -> tuple[list[float], list[float], dict[str, Tensor], float]:
@@ -104,11 +104,11 @@ def reference(steps: int) -> tuple[list[float], list[float], dict[str, Tensor], 
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.01)
     losses, norms = [], []
     for step in range(steps):
-        words, labels = whole_batch(step)
+        tokens, labels = whole_batch(step)
         total = 0.0
         for start in range(0, SAMPLES, MICRO):
             part = slice(start, start + MICRO)
-            loss = loss_of(model(words[part]), labels[part]) * MICRO / SAMPLES
+            loss = loss_of(model(tokens[part]), labels[part]) * MICRO / SAMPLES
             loss.backward()
             total += float(loss.detach())
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
@@ -119,7 +119,7 @@ def reference(steps: int) -> tuple[list[float], list[float], dict[str, Tensor], 
         optimizer.zero_grad()
         losses.append(total)
         norms.append(norm)
-    words, labels = whole_batch(steps)
+    tokens, labels = whole_batch(steps)
     with torch.no_grad():
-        last = float(loss_of(model(words), labels))
+        last = float(loss_of(model(tokens), labels))
     return losses, norms, {n: p.detach() for n, p in model.named_parameters()}, last

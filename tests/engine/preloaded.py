@@ -1,4 +1,4 @@
-"""What the ranks of tests are forked from: imported by multiprocessing's fork server, by name."""
+"""Preloaded process from which the ranks of tests are forked: imported by a fork server."""
 
 import os
 

@@ -1,7 +1,7 @@
-"""Running a function on several ranks, once, and collecting what each returns.
+"""Runs a function on several ranks and collects the results.
 
 Ranks are forked from a process that has imported torch and the engine already (``preloaded.py``):
-to import them costs a rank more than most of what it is asked here.
+importing them takes a rank longer than most tests.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ def process_context(*, fresh: bool = False) -> BaseContext:
     if fresh:
         return multiprocessing.get_context("spawn")
     forkserver.set_forkserver_preload(["tests.engine.preloaded"])
-    with contextlib.chdir(_ROOT):  # where the server, started at the first call, finds the tests
+    with contextlib.chdir(_ROOT):  # so that the server, started at the first call, finds the tests
         forkserver.ensure_running()
     return multiprocessing.get_context("forkserver")
 
@@ -67,10 +67,10 @@ def run_on_ranks(
         group_timeout: Seconds for one collective.
         expect_deaths: A rank that ends without an answer gives None rather than an error.
         fresh: As for :func:`process_context`.
-        gpus: Whether the ranks see the machine's GPUs; gloo is for what lies on a CPU.
+        gpus: Whether the ranks see the machine's GPUs; gloo is for CPU tensors.
 
     Returns:
-        What each rank returned, in rank order.
+        Results of the ranks, in rank order.
 
     Raises:
         RankError: With the traceback of each rank that failed.
@@ -84,16 +84,16 @@ def run_on_ranks(
         world = (world_size, f"{directory}/rendezvous", group_timeout, args)
         processes, pipes = [], []
         for rank in range(world_size):
-            ours, theirs = context.Pipe(duplex=False)
+            receiver, sender = context.Pipe(duplex=False)
             process = context.Process(
                 target=_rank_main,
-                args=(parent, environment, theirs, function, rank, *world),
+                args=(parent, environment, sender, function, rank, *world),
                 daemon=True,
             )
             process.start()
-            theirs.close()
+            sender.close()
             processes.append(process)
-            pipes.append(ours)
+            pipes.append(receiver)
         try:
             answers = _collect(pipes, time.monotonic() + 4 * DEADLINE_S)
         finally:
@@ -167,6 +167,6 @@ def _rank_main(
         dist.barrier()
         dist.destroy_process_group()
         pipe.send(pickle.dumps((result,)))  # by value: tensors outlive this process
-    except BaseException:  # noqa: BLE001 - told to the parent, which raises
+    except BaseException:  # noqa: BLE001 - sent to the parent, which raises
         pipe.send(traceback.format_exc())
         os._exit(1)

@@ -69,7 +69,7 @@ def make_batches(steps: int, micro: int, ranks: int, seed: int = 7) -> list[list
 
 @dataclass
 class Course:
-    """What a training run showed."""
+    """Results of a training run."""
 
     losses: list[float]
     norms: list[float]

@@ -104,7 +104,7 @@ class Attention(nn.Module):
         q, k, v = (
             w(x).unflatten(-1, (-1, HEAD)).transpose(1, 2) for w in (self.wq, self.wk, self.wv)
         )
-        q, k = (one * places.cos() + one.flip(-1) * places.sin() for one in (q, k))
+        q, k = (heads * places.cos() + heads.flip(-1) * places.sin() for heads in (q, k))
         attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         mixed: Tensor = self.wo(attended.transpose(1, 2).flatten(2))
         return mixed
@@ -138,7 +138,7 @@ class TutorialBlock(nn.Module):
 
 
 class Tutorial(nn.Module):
-    """A small Llama under the plan of torch's tutorial; the second block says it otherwise."""
+    """A small Llama under the plan of torch's tutorial; the second block passes it by position."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -157,8 +157,8 @@ class Tutorial(nn.Module):
         return logits
 
     def tensor_parallel_plan(self) -> dict[str, Any]:
-        tokens, whole = Shard(1), Replicate()
-        gather = PrepareModuleInput(input_layouts=tokens, desired_input_layouts=whole)
+        tokens, replicated = Shard(1), Replicate()
+        gather = PrepareModuleInput(input_layouts=tokens, desired_input_layouts=replicated)
         both_sides: dict[str, Any] = {
             "layers.1.feed_forward": gather,
             "layers.1.feed_forward.w2": RowwiseParallel(output_layouts=tokens),
@@ -167,20 +167,20 @@ class Tutorial(nn.Module):
             both_sides = {
                 "layers.1.feed_forward": parallel.PrepareModuleInputOutput(
                     input_layouts=tokens,
-                    desired_input_layouts=whole,
-                    output_layouts=whole,
+                    desired_input_layouts=replicated,
+                    output_layouts=replicated,
                     desired_output_layouts=tokens,
                 ),
                 "layers.1.feed_forward.w2": RowwiseParallel(),
             }
         return {
-            "tok_embeddings": RowwiseParallel(input_layouts=whole, output_layouts=tokens),
+            "tok_embeddings": RowwiseParallel(input_layouts=replicated, output_layouts=tokens),
             "layers.*.attention_norm": SequenceParallel(),
             "layers.0.attention": PrepareModuleInput(
-                input_layouts=(tokens, None), desired_input_layouts=(whole, None)
+                input_layouts=(tokens, None), desired_input_layouts=(replicated, None)
             ),
             "layers.1.attention": PrepareModuleInput(
-                input_kwarg_layouts={"x": tokens}, desired_input_kwarg_layouts={"x": whole}
+                input_kwarg_layouts={"x": tokens}, desired_input_kwarg_layouts={"x": replicated}
             ),
             "layers.*.attention.w[qkv]": ColwiseParallel(use_local_output=False),
             "layers.*.attention.wo": RowwiseParallel(output_layouts=tokens),
@@ -189,7 +189,7 @@ class Tutorial(nn.Module):
             "layers.*.feed_forward.w[13]": ColwiseParallel(),
             "layers.0.feed_forward.w2": RowwiseParallel(output_layouts=tokens),
             "norm": SequenceParallel(),
-            "output": ColwiseParallel(input_layouts=tokens, output_layouts=whole),
+            "output": ColwiseParallel(input_layouts=tokens, output_layouts=replicated),
             **both_sides,
         }
 
@@ -208,7 +208,7 @@ def loss_of(model: Any, tokens: Tensor) -> Tensor:
 def train(engine: Any, steps: range) -> list[tuple[float, float]]:
     """Loss of the whole batch and norm of the gradient, step by step."""
     data = engine.mesh.data
-    found = []
+    losses = []
     for step in steps:
         total = torch.zeros(())
         for micro in tokens_of(step).chunk(ACCUMULATION):
@@ -218,8 +218,8 @@ def train(engine: Any, steps: range) -> list[tuple[float, float]]:
             total += loss.detach() / ACCUMULATION / data.size
         if data.group is not None:
             dist.all_reduce(total, group=data.group)
-        found.append((float(total), result.grad_norm))
-    return found
+        losses.append((float(total), result.grad_norm))
+    return losses
 
 
 def reference(
@@ -228,7 +228,7 @@ def reference(
     """One process, plain torch, the whole batch at once, a norm in fp64."""
     model = make()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.01)
-    found = []
+    losses = []
     for step in range(steps):
         optimizer.zero_grad()
         loss = loss_of(model, tokens_of(step))
@@ -238,5 +238,5 @@ def reference(
         for gradient in gradients:
             gradient.mul_(min(1.0, CLIP / (norm + 1e-6)))
         optimizer.step()
-        found.append((float(loss.detach()), norm))
-    return found, model
+        losses.append((float(loss.detach()), norm))
+    return losses, model

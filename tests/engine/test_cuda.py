@@ -1,6 +1,6 @@
-"""What is special about GPUs: parity with a plain loop, offload, checkpoints, waits, NCCL.
+"""GPU-specific behaviour: parity with a plain loop, offload, checkpoints, waits, NCCL.
 
-Most need a GPU, and the last one two; the first ones show on a CPU what can be shown there.
+Most need a GPU, and the last one two; the first tests run on a CPU as far as possible.
 """
 
 import importlib
@@ -129,10 +129,10 @@ def reduce_as_on_gpus() -> str:
             buffer = comm.allocate(8 * comm.size, dtype, torch.device("cpu"))
             buffer.tensor.copy_(torch.arange(8 * comm.size) * (comm.rank + 1))
             mean = (torch.arange(8 * comm.size) * (comm.size + 1) / 2)[comm.rank * 8 :][:8]
-            own = buffer.tensor[comm.rank * 8 :][:8]
-            wanted = mean + own.float() * add
-            comm.reduce_scatter(buffer, own, 1 / comm.size, add=add).wait()
-            assert own.tolist() == wanted.tolist()
+            shard = buffer.tensor[comm.rank * 8 :][:8]
+            expected = mean + shard.float() * add
+            comm.reduce_scatter(buffer, shard, 1 / comm.size, add=add).wait()
+            assert shard.tolist() == expected.tolist()
     comm._native = False
     check_copies(comm)
     return "done"
@@ -142,7 +142,7 @@ def reduce_as_on_gpus() -> str:
     tuple(map(int, torch.__version__.split(".")[:2])) < (2, 8), reason="Gloo sums for AVG"
 )
 @pytest.mark.processes
-def test_shards_are_reduced_in_place_and_averaged_by_the_backend() -> None:
+def test_shards_are_reduced_in_place() -> None:
     assert run_on_ranks(reduce_as_on_gpus, 2) == ["done", "done"]
 
 
@@ -162,7 +162,7 @@ class Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_a_step_asks_the_device_for_one_number(
+def test_step_reads_one_number_from_the_device(
     monkeypatch: pytest.MonkeyPatch, stage: int, precision: str
 ) -> None:
     """The meta device computes nothing, but refuses what mixes devices or copies to the host."""
@@ -185,7 +185,7 @@ def test_a_step_asks_the_device_for_one_number(
 @on_gpu
 @each_stage
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_an_engine_on_a_gpu_trains_as_a_plain_loop(stage: int, precision: str) -> None:
+def test_gpu_training_matches_plain_loop(stage: int, precision: str) -> None:
     losses = losses_of(config_of(stage, precision))
     assert losses == pytest.approx(plain_losses(precision), rel=CLOSE[precision])
     assert losses[-1] < losses[0]
@@ -195,26 +195,26 @@ def test_an_engine_on_a_gpu_trains_as_a_plain_loop(stage: int, precision: str) -
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("device", ["cpu", "nvme"])
-def test_states_off_the_gpu_train_alike(
+def test_offloaded_states_match_gpu_states(
     tmp_path: Path, stage: int, precision: str, device: str
 ) -> None:
-    place = {"device": device} | ({"nvme_path": str(tmp_path)} if device == "nvme" else {})
-    away = losses_of(config_of(stage, precision, zero={"offload_optimizer": place}))
+    offload = {"device": device} | ({"nvme_path": str(tmp_path)} if device == "nvme" else {})
+    away = losses_of(config_of(stage, precision, zero={"offload_optimizer": offload}))
     assert away == pytest.approx(losses_of(config_of(stage, precision)), rel=CLOSE[precision])
 
 
 @on_gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_parameters_on_the_host_train_alike(precision: str) -> None:
-    place = {"device": "cpu"}
-    zero = {"offload_param": place, "offload_optimizer": place}
+def test_offloaded_parameters_match_gpu_parameters(precision: str) -> None:
+    offload = {"device": "cpu"}
+    zero = {"offload_param": offload, "offload_optimizer": offload}
     away = losses_of(config_of(3, precision, zero=zero))
     assert away == pytest.approx(losses_of(config_of(3, precision)), rel=CLOSE[precision])
 
 
 @on_gpu
 @each_stage
-def test_a_checkpoint_of_a_gpu_goes_on_there_and_on_a_cpu(tmp_path: Path, stage: int) -> None:
+def test_gpu_checkpoint_resumes_on_gpu_and_cpu(tmp_path: Path, stage: int) -> None:
     batches = make_batches(STEPS, MICRO, 1)
     engine = make_engine(language(), config_of(stage, "fp32"))
     train(engine, batches[:2])
@@ -230,7 +230,7 @@ def test_a_checkpoint_of_a_gpu_goes_on_there_and_on_a_cpu(tmp_path: Path, stage:
 
 
 @on_gpu
-def test_what_is_random_on_the_gpu_resumes(tmp_path: Path) -> None:
+def test_gpu_random_state_resumes(tmp_path: Path) -> None:
     batches = [[[(torch.ones(8, 64),)]] * MICRO] * 4
     engine = make_engine(Noisy(), config_of(1, "fp32"))
     train(engine, batches)
@@ -243,14 +243,14 @@ def test_what_is_random_on_the_gpu_resumes(tmp_path: Path) -> None:
 
 @on_gpu
 @pytest.mark.parametrize("stage", [1, 3])
-def test_inputs_of_blocks_wait_on_the_host(stage: int) -> None:
+def test_block_inputs_wait_on_the_host(stage: int) -> None:
     block = {"activation_checkpointing": {"enabled": True, "cpu_checkpointing": True}}
     losses = losses_of(config_of(stage, "fp32", ranks=1, **block))
     assert losses == pytest.approx(losses_of(config_of(stage, "fp32")), rel=CLOSE["fp32"])
 
 
 @on_gpu
-def test_activations_on_the_host_take_no_room_on_the_gpu() -> None:
+def test_offloaded_activations_take_no_gpu_memory() -> None:
     from zerolab.config import load_engine_config
 
     def held(**block: Any) -> int:
@@ -271,13 +271,13 @@ def test_activations_on_the_host_take_no_room_on_the_gpu() -> None:
 
 @on_gpu
 @each_stage
-def test_a_step_waits_for_the_gpu_once(stage: int) -> None:
+def test_step_synchronizes_once(stage: int) -> None:
     engine = make_engine(language(), config_of(stage, "bf16"))
     batches = make_batches(STEPS, MICRO, 1)
-    train(engine, batches[:2])  # what is made at the first step
+    train(engine, batches[:2])  # objects created in the first step
     on_device = [[part.to(GPU) for part in micro[0]] for micro in batches[2]]
     torch.cuda.synchronize()
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
         try:
@@ -286,13 +286,13 @@ def test_a_step_waits_for_the_gpu_once(stage: int) -> None:
                 engine.step()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    waits = [str(w.message) for w in found if "synchronizing CUDA" in str(w.message)]
+    waits = [str(w.message) for w in caught if "synchronizing CUDA" in str(w.message)]
     assert len(waits) == 1  # for the norm
     engine.close()
 
 
 @on_gpu
-def test_a_gradient_that_is_not_finite_is_skipped_on_a_gpu() -> None:
+def test_non_finite_gradient_is_skipped_on_gpu() -> None:
     config = config_of(1, "fp16") | {"fp16": {"enabled": True, "initial_scale_power": 24}}
     engine = make_engine(language(), config)
     losses = train(engine, make_batches(12, MICRO, 1))
@@ -321,7 +321,7 @@ def losses_over_nccl(precision: str) -> dict[int, list[float]]:
     torch.cuda.set_device(rank)
     group = dist.new_group(backend="nccl")
     assert group is not None
-    found = {}
+    results = {}
     for stage in range(4):
         config = config_of(stage, precision, ranks)
         device = torch.device("cuda", rank)
@@ -329,26 +329,26 @@ def losses_over_nccl(precision: str) -> dict[int, list[float]]:
         losses = train(engine, make_batches(STEPS, MICRO, ranks), rank)
         total = torch.tensor(losses, dtype=torch.float64)
         dist.all_reduce(total)
-        found[stage] = (total / ranks).tolist()
+        results[stage] = (total / ranks).tolist()
         engine.close()
-    return found
+    return results
 
 
 def shares_over_nccl() -> dict[int, dict[str, float]]:
-    """Where the time of a step goes, at each stage."""
+    """Return the breakdown of a step at each stage."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     torch.cuda.set_device(rank)
     group = dist.new_group(backend="nccl")
     assert group is not None
-    found = {}
+    results = {}
     for stage in range(4):
         config = config_of(stage, "bf16", ranks, wall_clock_breakdown=True, steps_per_print=STEPS)
         device = torch.device("cuda", rank)
         engine = make_engine(language(), config, mpu=Ranks(group), device=device)
         train(engine, make_batches(STEPS, MICRO, ranks), rank)
-        found[stage] = dict(engine.observer.measured)
+        results[stage] = dict(engine.observer.measured)
         engine.close()
-    return found
+    return results
 
 
 def frozen_on_the_host() -> list[bool]:
@@ -360,11 +360,11 @@ def frozen_on_the_host() -> list[bool]:
     model = language()
     model.get_submodule("blocks.0").requires_grad_(False)
     before = {name: value.clone() for name, value in model.named_parameters()}
-    place = {"device": "cpu"}
-    config = config_of(3, "fp32", 2, zero={"offload_param": place, "offload_optimizer": place})
+    offload = {"device": "cpu"}
+    config = config_of(3, "fp32", 2, zero={"offload_param": offload, "offload_optimizer": offload})
     engine = make_engine(model, config, mpu=Ranks(group), device=device)
-    whole = engine.full_state_dict()
-    same = [torch.equal(whole[name].cpu(), before[name]) for name in (before if whole else ())]
+    full = engine.full_state_dict()
+    same = [torch.equal(full[name].cpu(), before[name]) for name in (before if full else ())]
     engine.close()
     return same + [torch.equal(p.cpu(), before[name]) for name, p in model.named_parameters()]
 
@@ -373,10 +373,10 @@ def evaluated_in_turns(path: str, device: str) -> float:
     """Two pipeline ranks with two chunks each, whose activations are larger than NCCL's buffers."""
     rank = dist.get_rank()
     dist.destroy_process_group()
-    place = {"init_method": f"file://{path}/world", "rank": rank, "world_size": 2}
+    rendezvous = {"init_method": f"file://{path}/world", "rank": rank, "world_size": 2}
     if device == "cuda":
         torch.cuda.set_device(rank)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo", **place)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo", **rendezvous)
     width = 2048 if device == "cuda" else 8
     model = PipelineModule(
         [LayerSpec(nn.Linear, width, width) for _ in range(4)],
@@ -401,9 +401,7 @@ def evaluated_in_turns(path: str, device: str) -> float:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_two_gpus)])
-def test_two_pipeline_ranks_evaluate_without_waiting_for_each_other(
-    tmp_path: Path, device: str
-) -> None:
+def test_two_pipeline_ranks_evaluate_independently(tmp_path: Path, device: str) -> None:
     gpus = device == "cuda"
     first, second = run_on_ranks(evaluated_in_turns, 2, str(tmp_path), device, gpus=gpus)
     assert first == second
@@ -412,13 +410,13 @@ def test_two_pipeline_ranks_evaluate_without_waiting_for_each_other(
 
 @on_two_gpus
 @pytest.mark.processes
-def test_what_is_frozen_on_the_host_is_gathered_over_nccl() -> None:
+def test_frozen_host_parameters_are_gathered_over_nccl() -> None:
     assert all(all(same) for same in run_on_ranks(frozen_on_the_host, 2, gpus=True))
 
 
 @on_two_gpus
 @pytest.mark.processes
-def test_what_nccl_does_is_told_hidden_and_not_at_every_stage() -> None:
+def test_nccl_communication_is_reported_at_every_stage() -> None:
     first, second = run_on_ranks(shares_over_nccl, 2, gpus=True)
     assert second == {stage: {} for stage in range(4)}  # rank 0 alone measures
     hidden = []
@@ -434,8 +432,8 @@ def test_what_nccl_does_is_told_hidden_and_not_at_every_stage() -> None:
 @on_two_gpus
 @pytest.mark.processes
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_two_gpus_train_as_one_loop(precision: str) -> None:
-    wanted = plain_losses(precision, ranks=2)
-    for found in run_on_ranks(losses_over_nccl, 2, precision, gpus=True):
-        for losses in found.values():
-            assert losses == pytest.approx(wanted, rel=CLOSE[precision])
+def test_two_gpus_match_one_loop(precision: str) -> None:
+    expected = plain_losses(precision, ranks=2)
+    for results in run_on_ranks(losses_over_nccl, 2, precision, gpus=True):
+        for losses in results.values():
+            assert losses == pytest.approx(expected, rel=CLOSE[precision])

@@ -14,11 +14,11 @@ from zerotrial.engine.loss_scale import (
 
 def scales(scaler: DynamicLossScaler, pattern: str) -> list[float]:
     """Scale after each update; ``o`` is an overflow."""
-    found = []
+    values = []
     for step in pattern:
         scaler.update(step == "o")
-        found.append(scaler.scale)
-    return found
+        values.append(scaler.scale)
+    return values
 
 
 @pytest.mark.parametrize(
@@ -43,18 +43,18 @@ def scales(scaler: DynamicLossScaler, pattern: str) -> list[float]:
         ({"hysteresis": 2, "loss_scale_window": 1}, "....", [256, 512, 1024, 2048]),
     ],
 )
-def test_the_scale_follows_deepspeeds_tables(
+def test_dynamic_scale_matches_deepspeed(
     options: dict[str, object], pattern: str, expected: list[float]
 ) -> None:
     assert scales(DynamicLossScaler(8, **options), pattern) == expected
 
 
-def test_the_first_growth_comes_after_the_window_and_one_step() -> None:
-    found = scales(DynamicLossScaler(4, loss_scale_window=10), 12 * ".")
-    assert found == [16.0] * 10 + [32.0] * 2
+def test_first_growth_is_one_step_after_the_window() -> None:
+    values = scales(DynamicLossScaler(4, loss_scale_window=10), 12 * ".")
+    assert values == [16.0] * 10 + [32.0] * 2
 
 
-def test_an_overflow_at_the_smallest_scale_is_an_error_that_says_what_to_do() -> None:
+def test_overflow_at_smallest_scale_is_an_error() -> None:
     scaler = DynamicLossScaler(8, loss_scale_window=1, hysteresis=2, min_loss_scale=16)
     assert scales(scaler, "ooooo") == [256, 128, 64, 32, 16]
     with pytest.raises(LossScaleError, match=r"min_loss_scale.*bf16"):
@@ -70,12 +70,12 @@ def test_an_overflow_at_the_smallest_scale_is_an_error_that_says_what_to_do() ->
         ({"initial_scale_power": -1}, "initial_scale_power"),
     ],
 )
-def test_numbers_that_could_never_work_are_refused(options: dict[str, int], key: str) -> None:
+def test_invalid_numbers_are_refused(options: dict[str, int], key: str) -> None:
     with pytest.raises(ConfigError, match=f"fp16.{key}"):
         DynamicLossScaler(**options)
 
 
-def test_a_saved_scaler_goes_on_where_it_was() -> None:
+def test_saved_scaler_resumes() -> None:
     first = DynamicLossScaler(8, 4, 2)
     scales(first, "oo..")
     second = DynamicLossScaler(16, 4, 2)
@@ -83,7 +83,7 @@ def test_a_saved_scaler_goes_on_where_it_was() -> None:
     assert scales(first, "....o.o.") == scales(second, "....o.o.")
 
 
-def test_a_fixed_scale_stays_and_a_file_without_fp16_scales_nothing() -> None:
+def test_static_scale_and_no_scale() -> None:
     fixed = make_scaler(Fp16Config(enabled=True, loss_scale=128.0))
     fixed.update(True)
     assert fixed.scale == 128.0

@@ -27,7 +27,7 @@ _groups: dict[tuple[int, int, int], list[Any]] = {}
 
 
 class _SumBackward(torch.autograd.Function):
-    """What tensor parallelism has where a whole activation enters a matrix that is cut."""
+    """Entry of a replicated activation into a sharded matrix."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
@@ -66,7 +66,7 @@ def rows_of(step: int, replica: int) -> Tensor:
 
 @dataclass
 class Grid:
-    """Stands for an ``mpu``; subclasses say by which names its groups go."""
+    """Fake ``mpu``; subclasses say by which names its groups go."""
 
     pipe: Any
     data: Any
@@ -107,9 +107,9 @@ class NoTensor(OneGroup):
 
 
 def grid_of(layout: tuple[int, int, int], kind: type[Grid]) -> tuple[Grid, tuple[int, int, int]]:
-    """Make the groups of this rank, and say where it stands."""
+    """Create the groups of this rank; return them and its position."""
     ranks = torch.arange(RANKS).view(layout)
-    place = tuple(int(i) for i in (ranks == dist.get_rank()).nonzero()[0])
+    position = tuple(int(i) for i in (ranks == dist.get_rank()).nonzero()[0])
     if layout not in _groups:
         lines = (
             ranks.permute(1, 2, 0).reshape(-1, layout[0]),
@@ -118,12 +118,12 @@ def grid_of(layout: tuple[int, int, int], kind: type[Grid]) -> tuple[Grid, tuple
             ranks.permute(1, 0, 2).reshape(layout[1], -1),
         )
         _groups[layout] = [dist.new_subgroups_by_enumeration(line.tolist())[0] for line in lines]
-    return kind(*_groups[layout]), (place[0], place[1], place[2])
+    return kind(*_groups[layout]), (position[0], position[1], position[2])
 
 
-def part_of(layout: tuple[int, int, int], place: tuple[int, int, int], group: Any) -> Part:
+def part_of(layout: tuple[int, int, int], position: tuple[int, int, int], group: Any) -> Part:
     cut = ROWS // layout[2]
-    part = Part(place[0], slice(place[2] * cut, (place[2] + 1) * cut), group)
+    part = Part(position[0], slice(position[2] * cut, (position[2] + 1) * cut), group)
     if layout[2] > 1:
         part.matrix.weight.model_parallel = True
     return part
@@ -143,20 +143,20 @@ def engine_of(part: Part, mpu: Any, stage: int) -> Any:
 
 
 def train(stage: int, layout: tuple[int, int, int], kind: type[Grid]) -> Any:
-    mpu, place = grid_of(layout, kind)
-    part = part_of(layout, place, mpu.tensor if layout[2] > 1 else None)
+    mpu, position = grid_of(layout, kind)
+    part = part_of(layout, position, mpu.tensor if layout[2] > 1 else None)
     engine = engine_of(part, mpu, stage)
     norms = []
     for step in range(STEPS):
-        engine.backward(engine(rows_of(step, place[1])))
+        engine.backward(engine(rows_of(step, position[1])))
         norms.append(engine.step().grad_norm)
     weights = {name: weight.tolist() for name, weight in engine.stage.full_weights()}
     engine.close()
-    return norms, weights, place
+    return norms, weights, position
 
 
 def spread(stage: int) -> dict[str, Any]:
-    found = {}
+    results = {}
     for layout in LAYOUTS:
         kinds: list[type[Grid]] = [DeepSpeedGrid]
         if layout == (2, 1, 2):
@@ -164,33 +164,33 @@ def spread(stage: int) -> dict[str, Any]:
         if RANKS in layout:
             kinds.append(OneGroup)
         for kind in kinds:
-            found[f"{layout} {kind.__name__}"] = train(stage, layout, kind)
-    return found
+            results[f"{layout} {kind.__name__}"] = train(stage, layout, kind)
+    return results
 
 
 def refused() -> dict[str, str]:
-    """What is said about an mpu that leaves open who counts."""
+    """Return the error for an mpu that does not define which parameters count."""
     layout = (2, 1, 2)
-    found = {}
+    errors = {}
     for name, kind in (("one group", OneGroup), ("no tensor", NoTensor), ("no data", object)):
-        mpu, place = grid_of(layout, kind) if kind is not object else (object(), (0, 0, 0))
-        part = part_of(layout, place, None)
+        mpu, position = grid_of(layout, kind) if kind is not object else (object(), (0, 0, 0))
+        part = part_of(layout, position, None)
         if name == "one group":
-            setattr(part, f"only{place[0]}", nn.Linear(2, 2))
+            setattr(part, f"only{position[0]}", nn.Linear(2, 2))
         try:
             Mesh.of(mpu, dist.group.WORLD, part)
         except ConfigError as error:
-            found[name] = str(error)
-    return found
+            errors[name] = str(error)
+    return errors
 
 
 def doubted() -> list[str]:
-    """What is logged where ranks differ in values that should be whole on each."""
-    mpu, place = grid_of((2, 1, 2), OneGroup)
+    """Return the warning for differing replicated values."""
+    mpu, position = grid_of((2, 1, 2), OneGroup)
     heard = logging.handlers.BufferingHandler(capacity=100)
     logger = logging.getLogger("zerotrial.engine.mesh")
     logger.addHandler(heard)
-    Mesh.of(mpu, dist.group.WORLD, part_of((2, 1, 2), place, None))
+    Mesh.of(mpu, dist.group.WORLD, part_of((2, 1, 2), position, None))
     logger.removeHandler(heard)
     plain = nn.Linear(2, 2)  # nothing is marked: what the engine is to cut says which axis it is
     meshes = [Mesh.of(mpu, dist.group.WORLD, plain, cut_over=size) for size in (1, 4)]
@@ -200,15 +200,18 @@ def doubted() -> list[str]:
 
 def made() -> list[dict[str, list[int]]]:
     """The ranks along each axis of meshes that are made, and who counts a tied parameter."""
-    found = []
-    for asked in ({"pipe": 2}, {"pipe": 2, "tensor": 2}, {"shard": 2}):
-        mesh = Mesh.make(dist.group.WORLD, **asked)
+    results = []
+    for axes in ({"pipe": 2}, {"pipe": 2, "tensor": 2}, {"shard": 2}):
+        mesh = Mesh.make(dist.group.WORLD, **axes)
         names = ("pipe", "data", "tensor", "shard", "replicate", "saving")
-        found.append({name: _members(getattr(mesh, name)) for name in names})
-        tied, own = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+        results.append({name: _members(getattr(mesh, name)) for name in names})
+        tied, untied = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
         Tie("embedding", mesh.pipe).put_on(tied)
-        found[-1]["counts"] = [len(mesh.counts([tied])), len(mesh.counts([own]))]
-    return found
+        results[-1]["counts"] = [
+            len(mesh.counted_parameters([tied])),
+            len(mesh.counted_parameters([untied])),
+        ]
+    return results
 
 
 def _members(axis: Axis) -> list[int]:
@@ -218,13 +221,13 @@ def _members(axis: Axis) -> list[int]:
 
 
 def ill_made() -> list[str]:
-    """What is said of layouts for which there are not the ranks."""
-    found = []
-    for asked in ({"pipe": 3}, {"pipe": 8}, {"pipe": 2, "shard": 4}):
+    """Return the errors for layouts that do not fit the number of ranks."""
+    errors = []
+    for axes in ({"pipe": 3}, {"pipe": 8}, {"pipe": 2, "shard": 4}):
         with pytest.raises(ConfigError) as caught:
-            Mesh.make(dist.group.WORLD, **asked)
-        found.append(str(caught.value))
-    return found
+            Mesh.make(dist.group.WORLD, **axes)
+        errors.append(str(caught.value))
+    return errors
 
 
 def everything(stages: tuple[int, ...]) -> Any:
@@ -254,15 +257,15 @@ def answers() -> list[Any]:
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_norm_and_weights_are_those_of_one_process(
+def test_norm_and_weights_match_one_process(
     answers: list[Any], layout: tuple[int, int, int], stage: int
 ) -> None:
     norms, parts = reference(layout)
     for spreads, *_ in answers:
         runs = {k: run for k, run in spreads[stage].items() if k.startswith(str(layout))}
         assert runs
-        for found, weights, (pipe, _, tensor) in runs.values():
-            assert found == pytest.approx(norms, rel=1e-6)
+        for norm, weights, (pipe, _, tensor) in runs.values():
+            assert norm == pytest.approx(norms, rel=1e-6)
             assert weights["gain"] == pytest.approx(parts[pipe].gain.tolist(), rel=1e-5)
             cut = ROWS // layout[2]
             rows = parts[pipe].matrix.weight[tensor * cut : (tensor + 1) * cut]
@@ -271,7 +274,7 @@ def test_norm_and_weights_are_those_of_one_process(
             )
 
 
-def test_an_mpu_that_leaves_open_who_counts_is_refused(answers: list[Any]) -> None:
+def test_ambiguous_mpu_is_refused(answers: list[Any]) -> None:
     for _, refusals, *_ in answers:
         assert "only0.weight" in refusals["one group"]
         assert "get_tensor_model_parallel_group" in refusals["one group"]
@@ -279,7 +282,7 @@ def test_an_mpu_that_leaves_open_who_counts_is_refused(answers: list[Any]) -> No
         assert "must give get_data_parallel_group()" in refusals["no data"]
 
 
-def test_values_that_differ_where_they_should_be_whole_are_told(answers: list[Any]) -> None:
+def test_differing_replicated_values_are_warned_about(answers: list[Any]) -> None:
     for _, _, lines, *_ in answers:
         (line,) = lines
         assert "these differ: gain; mark what is cut" in line
@@ -287,10 +290,10 @@ def test_values_that_differ_where_they_should_be_whole_are_told(answers: list[An
 
 def test_one_process_counts_every_parameter() -> None:
     part = Part(0, slice(0, ROWS))
-    assert Mesh().counts(part.parameters()) == frozenset(part.parameters())
+    assert Mesh().counted_parameters(part.parameters()) == frozenset(part.parameters())
 
 
-def test_a_mesh_has_pipe_outermost_and_tensor_innermost(answers: list[Any]) -> None:
+def test_mesh_order_is_pipe_data_tensor(answers: list[Any]) -> None:
     for rank, (_, _, _, (stages, both, hybrid), _) in enumerate(answers):
         other = (rank + 2) % 4
         assert stages["pipe"] == both["pipe"] == sorted([rank, other])
@@ -302,7 +305,7 @@ def test_a_mesh_has_pipe_outermost_and_tensor_innermost(answers: list[Any]) -> N
         assert hybrid["replicate"] == sorted([rank, other])
 
 
-def test_a_parameter_counts_on_the_first_rank_of_what_it_is_replicated_over(
+def test_replicated_parameter_counts_on_first_rank(
     answers: list[Any],
 ) -> None:
     for rank, (_, _, _, (stages, both, _), _) in enumerate(answers):
@@ -310,7 +313,7 @@ def test_a_parameter_counts_on_the_first_rank_of_what_it_is_replicated_over(
         assert both["counts"] == [rank == 0, rank % 2 == 0]
 
 
-def test_a_layout_for_which_there_are_not_the_ranks_is_refused(answers: list[Any]) -> None:
+def test_layout_with_wrong_number_of_ranks_is_refused(answers: list[Any]) -> None:
     for *_, (indivisible, many, shard) in answers:
         assert "pipeline stages x tensor-parallel size = 3 x 1 = 3, got 4" in indivisible
         assert "must be a multiple of" in many

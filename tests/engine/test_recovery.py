@@ -17,7 +17,7 @@ STEPS, ACCUMULATION = 3, 2
 
 
 class Fails(torch.autograd.Function):
-    """Raises in backward when told to."""
+    """Function whose backward raises on demand."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, on: bool) -> Tensor:
@@ -102,7 +102,7 @@ BREAKS: list[Callable[[Any, Tensor], None]] = [
 def differences(stages: tuple[int, ...] = (0, 1, 2, 3)) -> dict[tuple[str, int], float]:
     """Largest differences of the weights from the plain loop's, by what broke and stage."""
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    expected, found = plain(), {}
+    expected, results = plain(), {}
     for breaks in BREAKS:
         for stage in stages:
             engine = zerotrial.initialize(
@@ -122,20 +122,20 @@ def differences(stages: tuple[int, ...] = (0, 1, 2, 3)) -> dict[tuple[str, int],
                 engine.step()
             assert (engine.global_steps, engine.micro_steps) == (STEPS, STEPS * ACCUMULATION)
             weights = dict(engine.stage.full_weights())
-            found[breaks.__name__, stage] = max(
+            results[breaks.__name__, stage] = max(
                 float((weights[name] - value).abs().max()) for name, value in expected.items()
             )
             engine.close()
-    return found
+    return results
 
 
 @pytest.mark.slow
-def test_what_a_broken_micro_batch_left_behind_changes_nothing() -> None:
-    found = differences()
-    assert max(found.values()) < 1e-6, found
+def test_broken_micro_batch_leaves_no_trace() -> None:
+    results = differences()
+    assert max(results.values()) < 1e-6, results
 
 
 @pytest.mark.processes
-def test_ranks_train_on_together_after_a_broken_micro_batch() -> None:
-    for found in run_on_ranks(differences, 2):
-        assert max(found.values()) < 1e-6, found
+def test_ranks_continue_after_broken_micro_batch() -> None:
+    for results in run_on_ranks(differences, 2):
+        assert max(results.values()) < 1e-6, results

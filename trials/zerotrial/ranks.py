@@ -19,7 +19,7 @@ from zerolab.ranks import RankLocation
 from zerotrial.engine.comm.process_group import destroy_process_groups
 from zerotrial.engine.comm.ranks import GroupRanks
 from zerotrial.engine.comm.shared_memory import PeerError
-from zerotrial.engine.mesh import group_on_cpu
+from zerotrial.engine.mesh import new_cpu_group
 
 __all__ = [
     "CollectiveError",
@@ -59,7 +59,7 @@ class Distributed(RankLocation, GroupRanks):
     ) -> None:
         group = None
         if size > 1:
-            group = group_on_cpu(timedelta(seconds=timeout_s))
+            group = new_cpu_group(timedelta(seconds=timeout_s))
         super().__init__(group)
         self.rank = rank
         self.size = size

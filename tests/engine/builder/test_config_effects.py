@@ -1,4 +1,4 @@
-"""Keys of the engine file whose effect is on traffic or memory, never on what is learned."""
+"""Configuration keys that affect traffic or memory, but not the training result."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -71,7 +71,7 @@ class Run:
 
 
 def whole_elements(module: nn.Module) -> int:
-    """Elements of the parameters that stand whole on this rank."""
+    """Return the elements of the parameters that are full on this rank."""
     return sum(p.numel() for p in module.parameters() if not isinstance(p, DTensor))
 
 
@@ -81,7 +81,7 @@ def keeping() -> Iterator[tuple[str, Any, Any]]:
     plain = Run({})
     yield "blocks are gathered twice", plain.moved["all_gather"], total + BLOCKS * block
     yield "the root alone stays whole", plain.whole, root
-    for zero, kept in (
+    for zero, remaining in (
         ({"stage3_max_live_parameters": 1e9, "stage3_max_reuse_distance": 1e9}, BLOCKS),
         ({"stage3_max_live_parameters": 1e9}, BLOCKS),
         ({"stage3_max_live_parameters": root + 2 * block}, 2),
@@ -92,10 +92,10 @@ def keeping() -> Iterator[tuple[str, Any, Any]]:
         ({"stage3_max_reuse_distance": 0}, 1),
     ):
         run = Run(zero)
-        gathered = total + (BLOCKS - kept) * block
+        gathered = total + (BLOCKS - remaining) * block
         moved = {"all_gather": gathered, "reduce_scatter": total}
         yield f"{zero}: traffic", run.moved, moved
-        yield f"{zero}: whole between forward and backward", run.whole, root + kept * block
+        yield f"{zero}: whole between forward and backward", run.whole, root + remaining * block
         yield f"{zero}: whole at rest", run.whole_at_rest, 0
         yield f"{zero}: losses and norms", run.course, plain.course
 
@@ -107,7 +107,7 @@ def persisting() -> Iterator[tuple[str, Any, Any]]:
     yield "each micro-batch gathers", plain.moved["all_gather"], 2 * once
     largest = 4 * WIDTH * WIDTH
     threshold = "stage3_param_persistence_threshold"
-    for zero, with_root, kept in (
+    for zero, with_root, gathered in (
         ({threshold: largest + 1}, True, BLOCKS),
         ({threshold: largest}, True, 0),
         ({threshold: 1}, False, 0),
@@ -122,9 +122,9 @@ def persisting() -> Iterator[tuple[str, Any, Any]]:
         ),
     ):
         run = Run(zero, 2)
-        saved = with_root * (root + PADDING) + kept * 3 * block  # of two, and of four gathers
+        saved = with_root * (root + PADDING) + gathered * 3 * block  # of two, and of four gathers
         yield f"{zero}: traffic", run.moved["all_gather"], 2 * once - saved
-        stays = with_root * root + kept * block
+        stays = with_root * root + gathered * block
         yield f"{zero}: whole after backward", run.whole_after, stays
         yield f"{zero}: whole at rest", run.whole_at_rest, 0
         yield f"{zero}: losses and norms", run.course, plain.course
@@ -173,8 +173,8 @@ def fetching() -> Iterator[tuple[str, Any, Any]]:
         (1e9, [4, 4, 4, 4], [4, 4, 4, 4]),
     ):
         zero = {} if numel is None else {"stage3_prefetch_bucket_size": numel}
-        found = gathered_so_far(zero)
-        yield f"prefetch {numel}", found, (forward, backward, losses)
+        gathered = gathered_so_far(zero)
+        yield f"prefetch {numel}", gathered, (forward, backward, losses)
 
 
 def together() -> Iterator[tuple[str, Any, Any]]:
@@ -227,8 +227,8 @@ def evaluating() -> Iterator[tuple[str, Any, Any]]:
             for parameter in (*engine.module.parameters(), *fresh.parameters()):
                 parameter.mul_(0.5)
         weights = dict(engine.stage.full_weights())
-    wanted = dict(fresh.named_parameters())
-    near += [torch.equal(weight, wanted[name]) for name, weight in weights.items()]
+    expected = dict(fresh.named_parameters())
+    near += [torch.equal(weight, expected[name]) for name, weight in weights.items()]
     engine.close()
     yield "evaluations see new weights, which last", set(near), {True}
 
@@ -297,15 +297,15 @@ def updating_in_tiles() -> Iterator[tuple[str, Any, Any]]:
             other = make_engine(build(), {**second, **offload})
             other.load_checkpoint(directory, name)
             ends = []
-            for each in (engine, other):
-                each.backward(each(*step[0][rank]))
-                each.step()
-                ends.append(each(*step[0][rank]).item())
+            for closing in (engine, other):
+                closing.backward(closing(*step[0][rank]))
+                closing.step()
+                ends.append(closing(*step[0][rank]).item())
             yield f"{name}: goes on as the other", ends[0], ends[1]
-            held = sum(t.nbytes for t in other.stage.tensors_by_kind()["optimizer"])
+            nbytes = sum(t.nbytes for t in other.stage.tensors_by_kind()["optimizer"])
             # Three tiles or blocks, with two states each, and memory to be used again.
             few = 4 * 3 * 4 * tile
-            yield f"{name}: {held} bytes held", held <= few, bool(second)
+            yield f"{name}: {nbytes} bytes held", nbytes <= few, bool(second)
             engine.close()
             other.close()
 
@@ -313,8 +313,8 @@ def updating_in_tiles() -> Iterator[tuple[str, Any, Any]]:
 @contextmanager
 def shared_directory() -> Iterator[str]:
     """A directory that all ranks know, until all have left it."""
-    with TemporaryDirectory() as mine:
-        names = [mine]
+    with TemporaryDirectory() as directory:
+        names = [directory]
         dist.broadcast_object_list(names)
         yield names[0]
         dist.barrier()
@@ -322,10 +322,10 @@ def shared_directory() -> Iterator[str]:
 
 def wrong(*cases: Any) -> list[str]:
     return [
-        f"{name}: {found} instead of {wanted}"
+        f"{name}: {actual} instead of {expected}"
         for case in cases
-        for name, found, wanted in case()
-        if found != wanted
+        for name, actual, expected in case()
+        if actual != expected
     ]
 
 
@@ -343,9 +343,9 @@ def on_ranks() -> list[str]:
 
 
 @pytest.mark.processes
-def test_keys_of_traffic_and_memory_change_those_and_nothing_else() -> None:
+def test_traffic_and_memory_keys_have_only_their_effect() -> None:
     assert run_on_ranks(on_ranks, 2) == [[], []]
 
 
-def test_weights_that_are_written_after_an_evaluation_are_seen_and_last() -> None:
+def test_weights_written_after_evaluation_last() -> None:
     assert wrong(evaluating) == []

@@ -94,16 +94,18 @@ def assert_plain(model: nn.Module, expected: nn.Module) -> None:
             assert not getattr(module, hooks)
     assert model.again.weight is model.tied.weight
     assert model.tied.weight.mark == "kept"
-    for (name, mine), wanted in zip(model.named_parameters(), expected.parameters(), strict=True):
-        assert type(mine) is nn.Parameter, name
-        assert mine.requires_grad == wanted.requires_grad, name
-        torch.testing.assert_close(mine, wanted, rtol=1e-5, atol=1e-6)
+    for (name, actual), reference in zip(
+        model.named_parameters(), expected.parameters(), strict=True
+    ):
+        assert type(actual) is nn.Parameter, name
+        assert actual.requires_grad == reference.requires_grad, name
+        torch.testing.assert_close(actual, reference, rtol=1e-5, atol=1e-6)
 
 
 def run_twice(first: int, second: int, *, close: bool) -> bool:
     """A cell at one stage, then at another, on one model; all ranks have the same data."""
     model, reference = Net(), Net()
-    wanted = plain(reference, range(4)) + plain(reference, range(4, 8))
+    expected = plain(reference, range(4)) + plain(reference, range(4, 8))
     engine, *_ = zerotrial.initialize(model=model, config=config(first))
     losses = train(engine, range(4))
     if close:
@@ -118,7 +120,7 @@ def run_twice(first: int, second: int, *, close: bool) -> bool:
         torch.testing.assert_close(model(inputs(0)), middle(inputs(0)))
     later, *_ = zerotrial.initialize(model=model, config=config(second))
     losses += train(later, range(4, 8))
-    assert losses == pytest.approx(wanted, rel=1e-5)
+    assert losses == pytest.approx(expected, rel=1e-5)
     for call in (lambda: train(engine, range(1)), lambda: engine.stage.tensors_by_kind()):  # noqa: PLW0108
         with pytest.raises(EngineError, match="this engine was closed"):
             call()
@@ -130,7 +132,7 @@ def run_twice(first: int, second: int, *, close: bool) -> bool:
 
 @pytest.mark.parametrize("close", [False, True])
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_cell_may_be_run_twice(stage: int, close: bool) -> None:
+def test_second_initialize_of_a_model(stage: int, close: bool) -> None:
     assert run_twice(stage, stage, close=close)
 
 
@@ -142,47 +144,47 @@ def on_two_ranks() -> list[str]:
     return ["done"]
 
 
-def test_a_cell_may_be_run_twice_on_every_rank_and_at_another_stage() -> None:
+def test_second_initialize_on_ranks_at_another_stage() -> None:
     assert run_on_ranks(on_two_ranks, 2) == [["done"], ["done"]]
 
 
 @pytest.mark.parametrize(("first", "second"), [(1, 1), (3, 1), (3, 3)])
 @pytest.mark.parametrize("kind", ["optimizer", "groups", "generator"])
-def test_parameters_taken_before_the_second_call_are_the_models(
-    first: int, second: int, kind: str
-) -> None:
+def test_parameters_taken_before_second_initialize(first: int, second: int, kind: str) -> None:
     model, reference = Net(), Net()
     earlier, *_ = zerotrial.initialize(model=model, config=config(first))
     train(earlier, range(2))
     settings = config(second)
-    given: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     trained = [p for p in model.parameters() if p.requires_grad]
     if kind == "optimizer":
         del settings["optimizer"]
-        given["optimizer"] = torch.optim.SGD(trained, lr=LR)
+        arguments["optimizer"] = torch.optim.SGD(trained, lr=LR)
     elif kind == "groups":
-        given["model_parameters"] = [{"params": trained[:1]}, {"params": trained[1:]}]
+        arguments["model_parameters"] = [{"params": trained[:1]}, {"params": trained[1:]}]
     else:
-        given["model_parameters"] = (p for p in model.parameters() if p.requires_grad)
-    later, *_ = zerotrial.initialize(model=model, config=settings, **given)
+        arguments["model_parameters"] = (p for p in model.parameters() if p.requires_grad)
+    later, *_ = zerotrial.initialize(model=model, config=settings, **arguments)
     train(later, range(2, 4))
     later.close()
     plain(reference, range(4))
     assert_plain(model, reference)
 
 
-def test_the_engine_that_lost_its_model_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_earlier_engine_reports_its_loss_once(caplog: pytest.LogCaptureFixture) -> None:
     model = Net()
     engine, *_ = zerotrial.initialize(model=model, config=config(1))
     later, *_ = zerotrial.initialize(model=model, config=config(1))
-    told = [r for r in caplog.records if "earlier engine trained this model (Net)" in r.message]
-    assert len(told) == 1
+    warnings_logged = [
+        r for r in caplog.records if "earlier engine trained this model (Net)" in r.message
+    ]
+    assert len(warnings_logged) == 1
     with pytest.raises(EngineError, match=r"closed by a later initialize\(\) of its model"):
         train(engine, range(1))
     later.close()
 
 
-def test_engines_that_train_other_parts_of_a_model_both_stay() -> None:
+def test_engines_of_different_parameters_coexist() -> None:
     model, reference = Net(), Net()
     parts = [model.first, model.tied]
     engines = [
@@ -204,7 +206,7 @@ def test_engines_that_train_other_parts_of_a_model_both_stay() -> None:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_16_bit_model_comes_back_in_16_bits_at_every_stage(stage: int) -> None:
+def test_restored_16_bit_model_stays_in_16_bits(stage: int) -> None:
     model = Net()
     engine, *_ = zerotrial.initialize(model=model, config=config(stage, bf16={"enabled": True}))
     train(engine, range(2))
@@ -215,7 +217,7 @@ def test_a_16_bit_model_comes_back_in_16_bits_at_every_stage(stage: int) -> None
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_blocks_recompute_once_after_two_calls(stage: int) -> None:
+def test_blocks_recompute_once_after_two_initializes(stage: int) -> None:
     model = Net()
     settings = config(stage, activation_checkpointing={"enabled": True})
     zerotrial.initialize(model=model, config=settings)
@@ -229,7 +231,7 @@ def test_blocks_recompute_once_after_two_calls(stage: int) -> None:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_refused_configuration_leaves_the_model_as_it_was(stage: int) -> None:
+def test_refused_configuration_leaves_model_unchanged(stage: int) -> None:
     model = Net()
     bad = config(stage, scheduler={"type": "StepLR", "params": {"no_such": 1}})
     with pytest.raises(ConfigError, match="no_such"):
@@ -237,7 +239,7 @@ def test_a_refused_configuration_leaves_the_model_as_it_was(stage: int) -> None:
     assert_plain(model, Net())
 
 
-def test_a_model_that_is_not_wanted_back_stays_sharded() -> None:
+def test_close_without_give_back_stays_sharded() -> None:
     model = Net()
     engine, *_ = zerotrial.initialize(model=model, config=config(3))
     engine.close(give_back=False)

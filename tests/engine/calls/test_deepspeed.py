@@ -1,4 +1,4 @@
-"""What scripts written for DeepSpeed ask an engine, and what it says where it has no answer."""
+"""Attributes that DeepSpeed scripts use, and errors for those that are not supported."""
 
 import math
 from pathlib import Path
@@ -27,7 +27,7 @@ def engine_of(model: nn.Module | None = None, **config: Any) -> Any:
     )[0]
 
 
-def test_getters_answer_what_the_file_says() -> None:
+def test_getters_return_the_configuration() -> None:
     engine = engine_of(
         gradient_accumulation_steps=3,
         bf16={"enabled": True},
@@ -52,8 +52,8 @@ def test_getters_answer_what_the_file_says() -> None:
         {"warmup_num_steps": 4},
     )
     assert (engine.global_rank, engine.world_size, engine.dp_world_size) == (0, 1, 1)
-    alone = dist.group.WORLD if dist.is_initialized() else None  # stage 3 of a test before makes it
-    assert engine.data_parallel_group is alone
+    group = dist.group.WORLD if dist.is_initialized() else None  # stage 3 of a test before makes it
+    assert engine.data_parallel_group is group
     engine.destroy()
     plain = engine_of(fp16={"enabled": True})
     assert (plain.fp16_enabled(), plain.bfloat16_enabled()) == (True, False)
@@ -62,7 +62,7 @@ def test_getters_answer_what_the_file_says() -> None:
     assert plain.gradient_clipping() == 0.0
 
 
-def test_rates_and_momenta_of_the_optimizer_are_read_and_set() -> None:
+def test_rates_and_momenta_get_and_set() -> None:
     engine = engine_of()
     assert engine.get_mom() == [(0.8, 0.9)]
     engine.set_lr(0.25)
@@ -77,7 +77,7 @@ def test_rates_and_momenta_of_the_optimizer_are_read_and_set() -> None:
     assert sgd.get_lr() == [0.5]
 
 
-def test_the_train_batch_size_changes_at_a_boundary_as_plain_torch_would() -> None:
+def test_set_train_batch_size_at_a_boundary() -> None:
     torch.manual_seed(0)
     model, plain = nn.Linear(3, 2), nn.Linear(3, 2)
     plain.load_state_dict(model.state_dict())
@@ -101,7 +101,7 @@ def test_the_train_batch_size_changes_at_a_boundary_as_plain_torch_would() -> No
     assert engine.global_samples == 2 * 12
 
 
-def test_a_train_batch_size_that_cannot_be_is_refused() -> None:
+def test_invalid_train_batch_size_is_refused() -> None:
     engine = engine_of(gradient_accumulation_steps=2)
     for wrong in (0, -2, 3):
         with pytest.raises(EngineError, match=f"must be a multiple of 2 .*, got {wrong}"):
@@ -112,7 +112,7 @@ def test_a_train_batch_size_that_cannot_be_is_refused() -> None:
         engine.set_train_batch_size(8)
 
 
-def test_a_checkpoint_goes_on_with_windows_of_a_changed_length(tmp_path: Path) -> None:
+def test_resume_after_changed_window_length(tmp_path: Path) -> None:
     def step(engine: Any) -> bool:
         engine.backward(engine(torch.ones(2, 3)).mean())
         updated: bool = engine.step().updated
@@ -144,7 +144,7 @@ class Frozen(nn.Module):
         return len(None)  # type: ignore[arg-type]
 
 
-def test_the_state_of_the_module_may_leave_out_what_is_frozen() -> None:
+def test_module_state_dict_without_frozen_parameters() -> None:
     engine = engine_of(Frozen())
     assert set(engine.module_state_dict()) == {"layer.weight", "layer.bias", "rest"}
     trained = engine.module_state_dict(exclude_frozen_parameters=True)
@@ -152,7 +152,7 @@ def test_the_state_of_the_module_may_leave_out_what_is_frozen() -> None:
     assert torch.equal(trained["layer.weight"], engine.module.layer.weight)
 
 
-def test_a_loader_is_made_as_initialize_makes_it() -> None:
+def test_deepspeed_io_matches_initialize() -> None:
     engine = engine_of()
     data = torch.utils.data.TensorDataset(torch.arange(8.0).view(8, 1))
     loader = engine.deepspeed_io(data)
@@ -160,7 +160,7 @@ def test_a_loader_is_made_as_initialize_makes_it() -> None:
     assert len(loader) == 4
 
 
-def test_the_loader_says_what_it_reads_and_how_much_at_once() -> None:
+def test_loader_shows_dataset_and_batch_size() -> None:
     data = torch.utils.data.TensorDataset(torch.ones(8, 3))
     loader = engine_of(train_batch_size=2).deepspeed_io(data)
     assert loader.batch_size == len(next(iter(loader))[0])
@@ -168,7 +168,7 @@ def test_the_loader_says_what_it_reads_and_how_much_at_once() -> None:
     assert len(loader.sampler) == len(data)
 
 
-def test_client_state_may_be_given_under_its_other_name(tmp_path: Path) -> None:
+def test_client_state_under_its_other_name(tmp_path: Path) -> None:
     engine = engine_of()
     engine.save_checkpoint(tmp_path, client_sd={"step": 7})
     assert engine.load_checkpoint(tmp_path)[1] == {"step": 7}
@@ -176,14 +176,14 @@ def test_client_state_may_be_given_under_its_other_name(tmp_path: Path) -> None:
         engine.save_checkpoint(tmp_path, client_state={}, client_sd={})
 
 
-def test_a_load_function_of_the_users_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_custom_load_function_is_refused(tmp_path: Path) -> None:
     engine = engine_of()
     engine.save_checkpoint(tmp_path, tag="t")
     with pytest.raises(EngineError, match=r"custom_load_fn\): must be None.*export\(\).*set_full"):
         engine.load_checkpoint(tmp_path, custom_load_fn=lambda src, dst: None)
 
 
-def test_an_unknown_attribute_names_the_engine_and_the_module() -> None:
+def test_unknown_attribute_names_engine_and_module() -> None:
     engine = engine_of(Frozen())
     assert engine.rest is engine.module.rest
     with pytest.raises(AttributeError) as caught:
@@ -240,15 +240,15 @@ def every_stage_backwards_alone() -> dict[int, list[float]]:
 
 
 @pytest.mark.processes
-def test_a_scaled_loss_may_run_its_own_backward_at_every_stage() -> None:
-    for found in run_on_ranks(every_stage_backwards_alone, 2):
-        for stage, (gap, *scales, steps) in found.items():
+def test_scaled_loss_backward_at_every_stage() -> None:
+    for differences in run_on_ranks(every_stage_backwards_alone, 2):
+        for stage, (gap, *scales, steps) in differences.items():
             assert gap < 5e-3, stage
             assert scales == [64.0] * 6
             assert steps == 3.0
 
 
-def test_what_is_no_loss_is_not_scaled() -> None:
+def test_invalid_loss_is_not_scaled() -> None:
     engine = engine_of()
     with pytest.raises(EngineError, match=r"scale\(loss\): loss must be a scalar tensor"):
         engine.scale(engine(torch.ones(2, 3)))
@@ -291,10 +291,10 @@ def test_plateau_schedule_follows_given_metric() -> None:
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     schedule = ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
-    given = zerotrial.initialize(
+    result = zerotrial.initialize(
         model=model, optimizer=optimizer, lr_scheduler=schedule, config=config
     )[0]
-    for engine in (from_file, given):
+    for engine in (from_file, result):
 
         def step(engine: Any = engine, **metrics: float) -> list[float]:
             engine.backward(engine(torch.ones(1, 1)).sum())

@@ -129,26 +129,28 @@ def train(engine: Engine, edit: str, accumulation: int) -> list[Any]:
 
 
 def every_edit() -> dict[Any, Any]:
-    found = {}
+    results = {}
     for stage in (0, 1, 2):
         for edit in EDITS:
             accumulation = 2 if edit in {"twice", "multiply", "drop"} else 1
             engine = make_engine(stage, accumulation)
             answers = train(engine, edit, accumulation)
             weights = {name: engine.full(name) for name, _ in engine.module.named_parameters()}
-            found[stage, edit, accumulation] = answers, weights
+            results[stage, edit, accumulation] = answers, weights
             engine.close()
-    return found
+    return results
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_edited_gradients_count_as_in_plain_torch(ranks: int) -> None:
     answers = run_on_ranks(every_edit, ranks) if ranks > 1 else [every_edit()]
-    for (stage, edit, accumulation), (told, found) in (i for a in answers for i in a.items()):
+    for (stage, edit, accumulation), (gradients, weights) in (
+        i for a in answers for i in a.items()
+    ):
         expected_told, expected = plain(edit, accumulation)
-        assert told == pytest.approx(expected_told, rel=1e-4), (stage, edit)
+        assert gradients == pytest.approx(expected_told, rel=1e-4), (stage, edit)
         for name, value in expected.items():
-            gap = float((found[name] - value).abs().max())
+            gap = float((weights[name] - value).abs().max())
             assert gap < 2e-5, (stage, edit, name, gap)
 
 
@@ -290,7 +292,7 @@ def plain_discards(how: str, at: int) -> dict[str, Tensor]:
 def all_discards(precision: str) -> dict[Any, Any]:
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     more = {"fp32": {}, "fp16": {"fp16": {"enabled": True, "initial_scale_power": 4}}}[precision]
-    found = {}
+    results = {}
     for stage, how, at in ((s, h, a) for s in (0, 1, 2, 3) for h in DISCARDS for a in (0, 1)):
         engine = make_engine(stage, 2, **more)
         for step in range(STEPS):
@@ -299,9 +301,9 @@ def all_discards(precision: str) -> dict[Any, Any]:
                 if step > 0 and index == at and (how != "moved" or precision == "fp32"):
                     DISCARDS[how](engine.module)
                 engine.step()
-        found[stage, how, at] = {n: engine.full(n) for n, _ in engine.module.named_parameters()}
+        results[stage, how, at] = {n: engine.full(n) for n, _ in engine.module.named_parameters()}
         engine.close()
-    return found
+    return results
 
 
 @pytest.mark.parametrize(("ranks", "precision"), [(1, "fp32"), (2, "fp32"), (2, "fp16")])
@@ -309,15 +311,15 @@ def test_discarded_gradients_do_not_count(ranks: int, precision: str) -> None:
     answers = (
         run_on_ranks(all_discards, ranks, precision) if ranks > 1 else [all_discards(precision)]
     )
-    for (stage, how, at), found in (item for a in answers for item in a.items()):
+    for (stage, how, at), weights in (item for a in answers for item in a.items()):
         for name, value in plain_discards(how, at).items():
-            gap = float((found[name] - value).abs().max())
+            gap = float((weights[name] - value).abs().max())
             assert gap < (2e-5 if precision == "fp32" else 0.03), (stage, how, at, name, gap)
 
 
 def read_between_micro_batches() -> dict[Any, Any]:
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    found = {}
+    results = {}
     for stage in (0, 1, 2):
         for edit in ("clip_norm", "multiply", "replace", "drop"):
             engine = make_engine(stage, 3, train_batch_size=6)
@@ -330,9 +332,9 @@ def read_between_micro_batches() -> dict[Any, Any]:
                     if index == 0:
                         answers.append(engine.module.second.bias.grad.sum().item())
             weights = {name: engine.full(name) for name, _ in engine.module.named_parameters()}
-            found[stage, edit] = answers, weights
+            results[stage, edit] = answers, weights
             engine.close()
-    return found
+    return results
 
 
 def plain_between_micro_batches(edit: str) -> tuple[list[Any], dict[str, Tensor]]:
@@ -358,11 +360,11 @@ def test_gradients_between_micro_batches(ranks: int) -> None:
         if ranks > 1
         else [read_between_micro_batches()]
     )
-    for (stage, edit), (told, found) in (item for a in answers for item in a.items()):
+    for (stage, edit), (gradients, weights) in (item for a in answers for item in a.items()):
         expected_told, expected = plain_between_micro_batches(edit)
-        assert told == pytest.approx(expected_told, rel=1e-3, abs=1e-6), (stage, edit)
+        assert gradients == pytest.approx(expected_told, rel=1e-3, abs=1e-6), (stage, edit)
         for name, value in expected.items():
-            gap = float((found[name] - value).abs().max())
+            gap = float((weights[name] - value).abs().max())
             assert gap < 2e-5, (stage, edit, name, gap)
 
 

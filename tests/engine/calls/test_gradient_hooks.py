@@ -24,7 +24,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """A tied embedding, blocks that are units of their own, a scalar."""
+    """Model with a tied embedding, blocks that are separate units, and a scalar."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,13 +122,13 @@ def train(stage: int, when: str, accumulation: int, **more: Any) -> dict[str, Te
             engine.backward(engine(part.chunk(ranks)[rank]))
         engine.step()
     assert not seen
-    found = {name: engine.full(name) for name, _ in engine.module.named_parameters()}
+    weights = {name: engine.full(name) for name, _ in engine.module.named_parameters()}
     again = engine.module.embed.weight.register_hook(lambda g: seen.append("again"))
     engine.close()
     model(tokens(0)).backward()
     assert seen == ["again"]
     again.remove()
-    return found
+    return weights
 
 
 CASES = [("before", 1), ("before", 2), ("after", 2), ("later", 1)]
@@ -142,9 +142,9 @@ def every_case() -> dict[Any, dict[str, Tensor]]:
 def test_gradient_hooks_change_full_gradients(ranks: int) -> None:
     answers = run_on_ranks(every_case, ranks) if ranks > 1 else [every_case()]
     expected = {case: plain(*case) for case in CASES}
-    for (stage, *case), found in (item for answer in answers for item in answer.items()):
+    for (stage, *case), weights in (item for answer in answers for item in answer.items()):
         for name, value in expected[tuple(case)].items():
-            gap = float((found[name] - value).abs().max())
+            gap = float((weights[name] - value).abs().max())
             assert gap < 1e-5, (stage, case, name, gap)
 
 
@@ -175,6 +175,6 @@ def test_post_accumulate_hook_may_take_the_gradient(stage: int) -> None:
         engine.backward(engine(tokens(0)[:1]))
         engine.step()
     for name, value in before.items():
-        taken = name in {"blocks.0.weight", "blocks.1.weight"}
-        assert torch.equal(value, engine.full(name)) == taken, name
+        is_consumed = name in {"blocks.0.weight", "blocks.1.weight"}
+        assert torch.equal(value, engine.full(name)) == is_consumed, name
     engine.close()

@@ -1,4 +1,4 @@
-"""The engine's calls on one process: counters, mistakes, and what DeepSpeed gets wrong."""
+"""The engine's calls on one process: counters, user errors, and DeepSpeed's faults."""
 
 import argparse
 import itertools
@@ -45,9 +45,7 @@ def zero(stage: int, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("stage", "half"), list(itertools.product(STAGES, HALF)))
-def test_the_first_step_is_the_same_at_every_stage_and_precision(
-    stage: int, half: dict[str, Any]
-) -> None:
+def test_first_step_is_equal_at_all_stages_and_precisions(stage: int, half: dict[str, Any]) -> None:
     """DeepSpeed divides by a loss scale it never applied, at stage 0 in fp16."""
     model = ones()
     engine = make(model, **zero(stage), **half)
@@ -84,7 +82,7 @@ def test_two_backward_calls_before_one_step_add_up(stage: int, half: dict[str, A
     assert model.weight.float().flatten().tolist() == pytest.approx([1 - 0.25 * 4.5] * 3)
 
 
-def test_masters_keep_the_bits_that_the_cast_loses() -> None:
+def test_masters_keep_bits_lost_by_the_cast() -> None:
     model = ones()
     exact = 1.0 + 2.0**-12  # not a bf16 number
     nn.init.constant_(model.weight, exact)
@@ -96,7 +94,7 @@ def test_masters_keep_the_bits_that_the_cast_loses() -> None:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_counters_and_boundaries_follow_the_accumulation(stage: int) -> None:
+def test_counters_and_boundaries(stage: int) -> None:
     engine = make(ones(), gradient_accumulation_steps=3, **zero(stage))
     seen = []
     for _ in range(7):
@@ -111,14 +109,14 @@ def test_counters_and_boundaries_follow_the_accumulation(stage: int) -> None:
     assert engine.zero_optimization_stage() == stage
 
 
-def test_backward_returns_the_loss_divided_by_the_accumulation_steps() -> None:
+def test_backward_returns_loss_divided_by_steps() -> None:
     engine = make(ones(), gradient_accumulation_steps=4)
     loss = engine(torch.ones(2, 3)).mean()
     assert engine.backward(loss).item() == pytest.approx(3.0 / 4)
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_step_without_backward_says_so(stage: int) -> None:
+def test_step_without_backward_is_error(stage: int) -> None:
     engine = make(ones(), **zero(stage))
     with pytest.raises(ZerolabError, match=r"step\(\) without backward\(\)"):
         engine.step()
@@ -126,7 +124,7 @@ def test_a_step_without_backward_says_so(stage: int) -> None:
     assert engine.step().updated
 
 
-def test_a_loss_that_cannot_be_used_is_refused() -> None:
+def test_invalid_loss_is_refused() -> None:
     engine = make(ones())
     with pytest.raises(ZerolabError, match=r"must be a scalar tensor, got \(2, 1\)"):
         engine.backward(engine(torch.ones(2, 3)))
@@ -135,7 +133,7 @@ def test_a_loss_that_cannot_be_used_is_refused() -> None:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_gradient_that_is_not_finite_is_dropped_and_counted(stage: int) -> None:
+def test_non_finite_gradient_is_skipped_and_counted(stage: int) -> None:
     model = ones()
     engine, _, _, schedule = zerotrial.initialize(
         model=model,
@@ -157,7 +155,7 @@ def test_a_gradient_that_is_not_finite_is_dropped_and_counted(stage: int) -> Non
     assert (engine.skipped_steps, schedule.last_batch_iteration) == (1, 0)
 
 
-def test_the_schedule_moves_once_for_each_optimizer_step() -> None:
+def test_schedule_steps_once_per_optimizer_step() -> None:
     engine = make(
         ones(),
         gradient_accumulation_steps=2,
@@ -179,7 +177,7 @@ def test_the_schedule_moves_once_for_each_optimizer_step() -> None:
         None,
     ],
 )
-def test_torch_schedules_work_from_the_file_and_as_a_callable(block: dict[str, Any] | None) -> None:
+def test_torch_schedules_by_name_and_callable(block: dict[str, Any] | None) -> None:
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 2,
         "optimizer": {"type": "SGD", "params": {"lr": 1.0}},
@@ -197,7 +195,7 @@ def test_torch_schedules_work_from_the_file_and_as_a_callable(block: dict[str, A
     assert isinstance(schedule, torch.optim.lr_scheduler.StepLR)
 
 
-def test_a_schedule_on_the_users_own_optimizer_moves_it() -> None:
+def test_schedule_on_user_optimizer() -> None:
     model = ones()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
@@ -228,7 +226,7 @@ class Nested(nn.Module):
 
 
 @pytest.mark.parametrize("half", HALF)
-def test_mappings_go_in_and_out_and_only_floats_are_cast(half: dict[str, Any]) -> None:
+def test_mappings_are_cast_by_floats_only(half: dict[str, Any]) -> None:
     model = Nested()
     engine = make(model, **half)
     batch = {"x": torch.ones(2, 3), "ids": torch.tensor([1, 2])}
@@ -250,7 +248,7 @@ class Pair:
     ids: Tensor
 
 
-def test_dataclasses_lists_and_named_tuples_are_cast_inside() -> None:
+def test_nested_containers_are_cast() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -267,7 +265,7 @@ def test_dataclasses_lists_and_named_tuples_are_cast_inside() -> None:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_evaluation_between_micro_batches_disturbs_nothing(stage: int) -> None:
+def test_evaluation_between_micro_batches(stage: int) -> None:
     results = []
     for evaluate in (False, True):
         torch.manual_seed(0)
@@ -285,7 +283,7 @@ def test_evaluation_between_micro_batches_disturbs_nothing(stage: int) -> None:
     assert results[0] == results[1]
 
 
-def test_train_batch_and_eval_batch_run_whole_steps() -> None:
+def test_train_batch_and_eval_batch() -> None:
     class Loss(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -305,7 +303,7 @@ def test_train_batch_and_eval_batch_run_whole_steps() -> None:
         engine.train_batch()
 
 
-def test_the_loader_reshuffles_each_epoch_and_feeds_train_batch() -> None:
+def test_loader_reshuffles_and_feeds_train_batch() -> None:
     class Loss(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -334,7 +332,7 @@ def test_the_loader_reshuffles_each_epoch_and_feeds_train_batch() -> None:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_gan_of_two_engines_trains_as_plain_torch_does(stage: int) -> None:
+def test_gan_of_two_engines_matches_plain_torch(stage: int) -> None:
     """The generator's loss sends gradients through the discriminator, which must ignore them."""
 
     def networks() -> tuple[nn.Module, nn.Module]:
@@ -360,13 +358,13 @@ def test_a_gan_of_two_engines_trains_as_plain_torch_does(stage: int) -> None:
         d.step()
         g.backward(-d(g(noise)).mean())
         g.step()
-    for ours, theirs in ((generator, plain_g), (discriminator, plain_d)):
-        for mine, expected in zip(ours.parameters(), theirs.parameters(), strict=True):
-            torch.testing.assert_close(mine, expected)
+    for engine, reference in ((generator, plain_g), (discriminator, plain_d)):
+        for actual, expected in zip(engine.parameters(), reference.parameters(), strict=True):
+            torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_sparse_gradients_of_an_embedding_are_taken(stage: int) -> None:
+def test_sparse_embedding_gradients(stage: int) -> None:
     model = nn.Embedding(6, 2, sparse=True)
     nn.init.ones_(model.weight)
     engine = make(model, **zero(stage))
@@ -376,7 +374,7 @@ def test_sparse_gradients_of_an_embedding_are_taken(stage: int) -> None:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_gradient_penalty_needs_no_special_care(stage: int) -> None:
+def test_gradient_penalty(stage: int) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
     plain = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
@@ -395,8 +393,8 @@ def test_a_gradient_penalty_needs_no_special_care(stage: int) -> None:
     engine = make(model, **zero(stage))
     engine.backward(penalty(engine, x))
     engine.step()
-    for mine, expected in zip(model.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(mine, expected)
+    for actual, expected in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(actual, expected)
 
 
 class Reused(nn.Module):
@@ -412,7 +410,7 @@ class Reused(nn.Module):
         return x.mean()
 
 
-def test_reentrant_checkpoints_of_a_shared_layer_work_or_say_what_to_do() -> None:
+def test_reentrant_checkpoints_of_shared_layer() -> None:
     x = torch.ones(2, 3, requires_grad=True)
     engine = make(Reused(), **zero(1))
     with pytest.raises(ZerolabError, match="use_reentrant=False"):
@@ -423,7 +421,7 @@ def test_reentrant_checkpoints_of_a_shared_layer_work_or_say_what_to_do() -> Non
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_an_unused_parameter_may_end_training_with_its_name(stage: int) -> None:
+def test_unused_parameter_is_named(stage: int) -> None:
     class Half(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -448,9 +446,7 @@ def test_an_unused_parameter_may_end_training_with_its_name(stage: int) -> None:
         ({"allgather_bucket_size": 500}, 4),
     ],
 )
-def test_bucket_sizes_bound_the_buckets_and_are_clamped_to_the_model(
-    zero_block: dict[str, int], count: int
-) -> None:
+def test_bucket_sizes_are_limits(zero_block: dict[str, int], count: int) -> None:
     model = nn.Sequential(*[nn.Linear(20, 20) for _ in range(4)])
     engine = make(model, **zero(1, **zero_block))
     assert len(engine.stage.buckets) == count
@@ -458,7 +454,7 @@ def test_bucket_sizes_bound_the_buckets_and_are_clamped_to_the_model(
     assert sum(bucket.numel for bucket in engine.stage.buckets) == total
 
 
-def test_without_a_size_the_model_is_cut_so_that_reduction_overlaps_with_backward() -> None:
+def test_default_bucket_size_overlaps_backward() -> None:
     model = nn.Sequential(*[nn.Linear(1024, 1024, bias=False) for _ in range(4)])
     assert len(make(model, **zero(1)).stage.buckets) == 4
     model = nn.Sequential(*[nn.Linear(1024, 1024, bias=False) for _ in range(4)])
@@ -467,9 +463,7 @@ def test_without_a_size_the_model_is_cut_so_that_reduction_overlaps_with_backwar
 
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("overlap", [True, False])
-def test_reduction_begins_while_backward_runs_unless_told_otherwise(
-    stage: int, overlap: bool
-) -> None:
+def test_reduction_overlaps_backward_by_default(stage: int, overlap: bool) -> None:
     model = nn.Sequential(*[nn.Linear(20, 20) for _ in range(4)])
     engine = make(model, **zero(stage, reduce_bucket_size=500, overlap_comm=overlap))
     gradients = engine.stage.gradients
@@ -483,7 +477,7 @@ def test_reduction_begins_while_backward_runs_unless_told_otherwise(
     engine.step()
 
 
-def test_the_arguments_of_initialize_are_checked_all_at_once(tmp_path: Path) -> None:
+def test_arguments_of_initialize_are_checked_together(tmp_path: Path) -> None:
     args = argparse.Namespace(deepspeed_config="ds.json")
     with pytest.raises(ConfigError) as both:
         zerotrial.initialize(args=args, config={"train_batch_size": 1})
@@ -541,12 +535,12 @@ def test_the_arguments_of_initialize_are_checked_all_at_once(tmp_path: Path) -> 
         {"optimizer": {"type": "AdamW", "params": {"max_grad_norm": 1.0}}},
     ],
 )
-def test_what_deepspeed_accepts_and_ignores_is_refused(problem: dict[str, Any]) -> None:
+def test_ignored_deepspeed_arguments_are_refused(problem: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         make(ones(), **problem)
 
 
-def test_a_closed_engine_leaves_the_module_to_others() -> None:
+def test_closed_engine_frees_the_module() -> None:
     model = ones()
     engine = make(model)
     engine.close()
@@ -554,7 +548,7 @@ def test_a_closed_engine_leaves_the_module_to_others() -> None:
     assert model.weight.grad is not None
 
 
-def test_no_sync_gathers_and_the_step_outside_applies() -> None:
+def test_no_sync_accumulates_until_outside_step() -> None:
     model = ones()
     engine = make(model, **zero(1))
     with engine.no_sync():
@@ -566,7 +560,7 @@ def test_no_sync_gathers_and_the_step_outside_applies() -> None:
     assert model.weight.flatten().tolist() == pytest.approx([0.8] * 3)
 
 
-def test_a_boundary_may_be_set_by_hand() -> None:
+def test_boundary_can_be_set_manually() -> None:
     engine = make(ones(), gradient_accumulation_steps=4)
     engine.set_gradient_accumulation_boundary(True)
     engine.backward(engine(torch.ones(2, 3)).mean())
@@ -576,7 +570,7 @@ def test_a_boundary_may_be_set_by_hand() -> None:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_batch_norm_trains_in_16_bits_with_its_statistics_in_fp32(stage: int) -> None:
+def test_batch_norm_in_16_bits_keeps_fp32_statistics(stage: int) -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(72, 1))
     engine = make(model, bf16={"enabled": True}, **zero(stage))
     engine.backward(engine(torch.randn(2, 1, 8, 8)).float().mean())
@@ -596,9 +590,7 @@ def test_batch_norm_trains_in_16_bits_with_its_statistics_in_fp32(stage: int) ->
     ],
 )
 @pytest.mark.parametrize("half", HALF)
-def test_weights_written_by_hand_stay_written(
-    stage: int, more: dict[str, Any], half: dict[str, Any]
-) -> None:
+def test_written_weights_last(stage: int, more: dict[str, Any], half: dict[str, Any]) -> None:
     model = nn.Sequential(ones(3, 3), ones(3, 3))
     nn.init.constant_(model[1].weight, 1.0 + 2**-12)  # lost in 16 bits, kept in the master
     engine = make(model, lr=0.0, **zero(stage, **more), **half)
@@ -606,8 +598,8 @@ def test_weights_written_by_hand_stay_written(
     def step() -> dict[str, list[float]]:
         engine.backward(engine(torch.ones(2, 3)).mean())
         engine.step()
-        found = engine.stage.full_weights(torch.float32)
-        return {name: weight.flatten().tolist() for name, weight in found}
+        weights = engine.stage.full_weights(torch.float32)
+        return {name: weight.flatten().tolist() for name, weight in weights}
 
     step()
     with torch.no_grad():

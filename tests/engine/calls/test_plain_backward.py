@@ -17,7 +17,7 @@ from zerolab.errors import EngineError
 
 
 class Told(nn.Module):
-    """Returns a loss beside what it was made of, at several depths, and a state to go on from."""
+    """Model that returns a loss, its parts at several depths, and a state for the next forward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,9 +30,9 @@ class Told(nn.Module):
 
 
 def loss_of(model: Any, x: Tensor) -> Tensor:
-    found = model(model(x)["state"])  # gradients leave the model and come into it again
+    outputs = model(model(x)["state"])  # gradients leave the model and come into it again
     penalty = model.back.weight.norm()  # made after the outputs: autograd goes there before
-    return found["loss"] + found["logits"].abs().mean() + found["more"][1][0].mean() + penalty
+    return outputs["loss"] + outputs["logits"].abs().mean() + outputs["more"][1][0].mean() + penalty
 
 
 def accumulated(stage: int) -> float:
@@ -71,8 +71,10 @@ def adversaries(stage: int) -> float:
         step(1)
         forger.zero_grad()
         for part in parts:
-            asked = part.clone().requires_grad_()
-            torch.autograd.grad(judge(asked).sum(), asked)  # writes no gradient, and counts as none
+            inputs = part.clone().requires_grad_()
+            torch.autograd.grad(
+                judge(inputs).sum(), inputs
+            )  # writes no gradient, and counts as none
             (judge(forger(part)).mean() / len(parts)).backward()
         step(0)
 
@@ -90,7 +92,7 @@ def gap(engine: Any, plain: nn.Module) -> float:
 
 
 def chained(stage: int) -> float:
-    """Gap to plain torch of two networks, one after the other, with windows of their own."""
+    """Return the difference from plain torch of two networks in turn, with separate windows."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     nets, copies = ([nn.Linear(8, 8), mlp(seed=2)] for _ in range(2))
     nets[0].load_state_dict(copies[0].state_dict())
@@ -116,7 +118,7 @@ def chained(stage: int) -> float:
 
 
 class Opaque(nn.Module):
-    """Returns what nobody looks into; all of it may be computed again in backward."""
+    """Model that returns an opaque object; all of it may be computed again in backward."""
 
     def __init__(self, *, again: bool = False) -> None:
         super().__init__()
@@ -165,13 +167,13 @@ def at_every_stage() -> dict[str, float]:
 
 
 @pytest.mark.processes
-def test_plain_backward_trains_as_plain_torch_at_every_stage() -> None:
-    for found in run_on_ranks(at_every_stage, 2):
-        assert {name for name, value in found.items() if not value < 1e-6} == set()
+def test_plain_backward_matches_plain_torch() -> None:
+    for differences in run_on_ranks(at_every_stage, 2):
+        assert {name for name, value in differences.items() if not value < 1e-6} == set()
 
 
 @pytest.mark.parametrize("stage", [1, 3])
-def test_a_plain_backward_with_fp16_is_refused_and_leaves_nothing(stage: int) -> None:
+def test_plain_backward_with_fp16_is_refused(stage: int) -> None:
     halves = make(Opaque(), stage, fp16={"enabled": True, "initial_scale_power": 4})
     norms = []
     for refused in (False, True):
@@ -185,7 +187,7 @@ def test_a_plain_backward_with_fp16_is_refused_and_leaves_nothing(stage: int) ->
     halves.close()
 
 
-def test_another_engines_announced_loss_is_dropped_as_before() -> None:
+def test_loss_of_another_engine_is_dropped() -> None:
     judge, forger = make(mlp(), 1), make(nn.Linear(8, 8), 1)
     for announced in (forger.backward, lambda loss: forger.scale(loss).backward()):
         announced(judge(forger(torch.ones(2, 8))).mean())
@@ -196,7 +198,7 @@ def test_another_engines_announced_loss_is_dropped_as_before() -> None:
     forger.close()
 
 
-def test_a_step_line_has_no_loss_where_none_was_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_progress_line_without_loss(caplog: pytest.LogCaptureFixture) -> None:
     engine = make(mlp(), 0, steps_per_print=2)
     with caplog.at_level(logging.INFO), closing(engine):
         for _ in range(4):

@@ -445,5 +445,5 @@ def test_two_backwards_before_a_step_are_one_micro_batch_of_the_window(tmp_path:
     engine.load_checkpoint(tmp_path)
     assert window(engine) == (0, 2)
     engine.step()
-    engine.forget_micro_batches()
+    engine.drop_micro_batches()
     assert engine.micro_steps == 0

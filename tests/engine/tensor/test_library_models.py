@@ -106,7 +106,7 @@ def kept_bytes(
     found = sum(one.values.nbytes for one in kept)
     engine.backward(loss)
     engine.zero_grad()
-    engine.forget_micro_batches()
+    engine.drop_micro_batches()
     lines = train(engine, range(2))
     engine.close()
     return found, lines

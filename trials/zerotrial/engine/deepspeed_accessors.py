@@ -1,7 +1,7 @@
-"""DeepSpeed's getters and setters, of one line each, so that its scripts find them on an engine.
+"""DeepSpeed's getters and setters, so that its scripts work with an engine.
 
-They read what the engine is made of and decide nothing. What trains is in
-:mod:`zerotrial.engine.engine`, what saves in :mod:`zerotrial.engine.checkpoint.of_engine`.
+They read the engine's parts. Training is in :mod:`zerotrial.engine.engine`, saving in
+:mod:`zerotrial.engine.checkpoint.of_engine`.
 """
 
 from collections.abc import Callable
@@ -24,13 +24,13 @@ from zerotrial.engine.mesh import Mesh
 from zerotrial.engine.progress import Progress
 from zerotrial.engine.protocols import Stage
 
-__all__ = ["DeepSpeedCalls"]
+__all__ = ["DeepSpeedAccessors"]
 
 
-class DeepSpeedCalls:
-    """What scripts ask a DeepSpeed engine, answered from the parts of this one."""
+class DeepSpeedAccessors:
+    """Mixin of DeepSpeed's getters and setters."""
 
-    INSTEAD: ClassVar[dict[str, str]] = {
+    REPLACEMENTS: ClassVar[dict[str, str]] = {
         "allreduce_gradients": "step() averages gradients; call no_sync() to wait with it",
         "coalesce_grad_reduction": "call backward() inside no_sync(), and the last one outside",
         "compile": "set compile.enabled in the engine file",
@@ -44,7 +44,7 @@ class DeepSpeedCalls:
         "tput_timer": "set steps_per_print in the engine file",
         "monitor": "set tensorboard.enabled or csv_monitor.enabled in the engine file",
     }
-    """Attributes of DeepSpeed's engine to what took their place."""
+    """Attributes of DeepSpeed's engine, with their replacements."""
 
     module: nn.Module
     stage: Stage
@@ -58,30 +58,30 @@ class DeepSpeedCalls:
     # -- sizes and ranks ------------------------------------------------------------------------
 
     def train_batch_size(self) -> int:
-        """Samples of one optimizer step, over all ranks."""
+        """Return the samples of one optimizer step, over all ranks."""
         return self.batch.train
 
     def train_micro_batch_size_per_gpu(self) -> int:
-        """Samples of one micro-batch on one rank."""
+        """Return the samples of one micro-batch on one rank."""
         return self.batch.micro
 
     def gradient_accumulation_steps(self) -> int:
-        """Micro-batches of one optimizer step."""
+        """Return the micro-batches of one optimizer step."""
         return self.batch.accumulation_steps
 
     def get_batch_info(self) -> tuple[int, int, int]:
-        """Samples of a step, samples of a micro-batch on a rank, and micro-batches of a step."""
+        """Return samples of a step, of a rank's micro-batch, and micro-batches of a step."""
         return self.batch.train, self.batch.micro, self.batch.accumulation_steps
 
     def set_train_batch_size(self, train_batch_size: int) -> None:
-        """Change how many micro-batches make an optimizer step, from the next boundary on.
+        """Change the micro-batches per optimizer step, from the next boundary on.
 
         Args:
             train_batch_size: Samples of one optimizer step, over all ranks; a multiple of the
                 micro-batch over all ranks.
 
         Raises:
-            EngineError: If it is no such multiple, or while micro-batches wait for a boundary.
+            EngineError: If it is not a multiple, or while micro-batches wait for a boundary.
         """
         unit = self.batch.micro * self.batch.dp_world_size
         if train_batch_size < unit or train_batch_size % unit:
@@ -99,126 +99,126 @@ class DeepSpeedCalls:
 
     @property
     def world_size(self) -> int:
-        """All ranks, those of other parts of the model among them."""
+        """Number of all ranks, including those of other parts of the model."""
         return dist.get_world_size() if dist.is_initialized() else 1
 
     @property
     def global_rank(self) -> int:
-        """This one's place among all ranks."""
+        """Global rank of this process."""
         return dist.get_rank() if dist.is_initialized() else 0
 
     @property
     def dp_world_size(self) -> int:
-        """Data-parallel ranks."""
+        """Number of data-parallel ranks."""
         return self.batch.dp_world_size
 
     @property
     def group(self) -> dist.ProcessGroup | None:
-        """The data-parallel ranks; None for one process without torch.distributed."""
+        """Data-parallel group; None for one process without torch.distributed."""
         return self.mesh.data.group
 
     @property
     def data_parallel_group(self) -> dist.ProcessGroup | None:
-        """See :attr:`group`."""
+        """Data-parallel group; the same as :attr:`group`."""
         return self.mesh.data.group
 
     # -- precision and stage --------------------------------------------------------------------
 
     def fp16_enabled(self) -> bool:
-        """Whether the model computes in fp16."""
+        """Return whether the model computes in fp16."""
         return self.config.fp16.enabled
 
     def bfloat16_enabled(self) -> bool:
-        """Whether the model computes in bfloat16."""
+        """Return whether the model computes in bfloat16."""
         return self.config.bf16.enabled
 
     @property
     def loss_scale(self) -> float:
-        """What losses are multiplied by; 1 unless fp16."""
+        """Factor of the losses; 1 unless fp16."""
         return self.scaler.scale
 
     def dynamic_loss_scale(self) -> bool:
-        """Whether the loss scale follows overflows."""
+        """Return whether the loss scale is dynamic."""
         return self.config.fp16.enabled and self.config.fp16.loss_scale == 0
 
     def zero_optimization(self) -> bool:
-        """Whether anything is sharded: stages 1 to 3."""
+        """Return whether anything is sharded: stages 1 to 3."""
         return self.config.zero_optimization.stage > 0
 
     def zero_optimization_stage(self) -> int:
-        """0, 1, 2 or 3."""
+        """Return the ZeRO stage: 0, 1, 2 or 3."""
         return self.config.zero_optimization.stage
 
     def zero_optimization_partition_gradients(self) -> bool:
-        """Whether gradients are sharded: stages 2 and 3."""
+        """Return whether gradients are sharded: stages 2 and 3."""
         return self.config.zero_optimization.stage >= 2
 
     def zero_optimization_partition_weights(self) -> bool:
-        """Whether parameters are sharded: stage 3."""
+        """Return whether parameters are sharded: stage 3."""
         return self.config.zero_optimization.stage >= 3
 
-    # -- what the file says ---------------------------------------------------------------------
+    # -- configuration --------------------------------------------------------------------------
 
     def gradient_clipping(self) -> float:
-        """Largest norm of the gradient; 0 is off."""
+        """Return the largest norm of the gradient; 0 disables clipping."""
         return self.config.gradient_clipping
 
     def prescale_gradients(self) -> bool:
-        """Whether gradients are divided by the ranks before they are reduced."""
+        """Return whether gradients are divided by the ranks before they are reduced."""
         return self.config.prescale_gradients
 
     def steps_per_print(self) -> int | None:
-        """Optimizer steps between two lines of progress; None prints none."""
+        """Return the optimizer steps between two progress lines; None prints none."""
         return self.config.steps_per_print
 
     def wall_clock_breakdown(self) -> bool:
-        """Whether the phases of a step are timed."""
+        """Return whether the phases of a step are timed."""
         return self.config.wall_clock_breakdown
 
     def memory_breakdown(self) -> bool:
-        """Whether the bytes held are printed."""
+        """Return whether memory is printed."""
         return self.config.memory_breakdown
 
     def optimizer_name(self) -> str | None:
-        """As the file names it; None where the user passed the optimizer."""
+        """Return the configured optimizer's name; None with a user's optimizer."""
         return self.config.optimizer.type if self.config.optimizer is not None else None
 
     def optimizer_params(self) -> dict[str, Any] | None:
-        """Its arguments in the file."""
+        """Return the configured optimizer's arguments."""
         return self.config.optimizer.params if self.config.optimizer is not None else None
 
     def scheduler_name(self) -> str | None:
-        """As the file names it; None without one."""
+        """Return the configured schedule's name; None without one."""
         return self.config.scheduler.type if self.config.scheduler is not None else None
 
     def scheduler_params(self) -> dict[str, Any] | None:
-        """Its arguments in the file."""
+        """Return the configured schedule's arguments."""
         return self.config.scheduler.params if self.config.scheduler is not None else None
 
     # -- optimizer ------------------------------------------------------------------------------
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """The one whose ``param_groups`` hold the learning rates."""
+        """Optimizer whose ``param_groups`` have the learning rates."""
         return self.stage.optimizer
 
     def get_lr(self) -> list[float]:
-        """Learning rate of each parameter group."""
+        """Return the learning rate of each parameter group."""
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def set_lr(self, lr: float) -> None:
-        """Set the learning rate of all parameter groups, until a schedule sets others."""
+        """Set the learning rate of all parameter groups, until a schedule changes it."""
         set_rates(self.optimizer, [lr] * len(self.optimizer.param_groups))
 
     def get_mom(self) -> list[Any]:
-        """Of each parameter group the betas, or the momentum where it has no betas."""
+        """Return each parameter group's betas, or its momentum without betas."""
         groups = self.optimizer.param_groups
         return [group.get("betas", group.get("momentum", 0.0)) for group in groups]
 
     # -- the model and the end ------------------------------------------------------------------
 
     def module_state_dict(self, *, exclude_frozen_parameters: bool = False) -> dict[str, Any]:
-        """Parameters and buffers as the module has them; at stage 3 this rank's shards.
+        """Return the module's parameters and buffers; at stage 3 this rank's shards.
 
         Args:
             exclude_frozen_parameters: Leave out parameters that are not trained.
@@ -233,20 +233,20 @@ class DeepSpeedCalls:
     def deepspeed_io(
         self, dataset: Any, collate_fn: Callable[[Any], Any] | None = None
     ) -> EngineLoader:
-        """Make a loader of this rank's share of a dataset, as ``initialize`` does.
+        """Return a loader of this rank's share of a dataset, as ``initialize`` does.
 
         Args:
-            dataset: With a length and items, or iterable.
-            collate_fn: As in ``torch.utils.data.DataLoader``.
+            dataset: Dataset with a length and items, or iterable.
+            collate_fn: See ``torch.utils.data.DataLoader``.
         """
         return build_loader(dataset, self.config, self.batch, self.mesh.data.rank, collate_fn)
 
     def destroy(self) -> None:
-        """See :meth:`~zerotrial.engine.engine.Engine.close`."""
+        """Close the engine, see :meth:`~zerotrial.engine.engine.Engine.close`."""
         self.close()
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever else is asked for is the module's.
+        """Return an attribute of the module.
 
         Raises:
             AttributeError: Naming engine and module, if neither has it.
@@ -258,7 +258,7 @@ class DeepSpeedCalls:
         except AttributeError as error:
             kind = type(self.module).__name__
             if f"'{kind}' object has no attribute '{name}'" not in str(error):
-                raise  # from inside the module's own code
+                raise  # raised inside the module's code
             msg = f"neither the engine nor its module ({kind}) has an attribute {name!r}"
             engine: Any = type(self)
             msg += _hint(engine, name)
@@ -267,7 +267,7 @@ class DeepSpeedCalls:
 
 @cache
 def _hint(engine: Any, name: str) -> str:
-    """What took the place of an attribute, or which one was meant; once for each name."""
-    if name in engine.INSTEAD:
-        return f"; {engine.INSTEAD[name]}"
-    return suggest(name, [known for known in dir(engine) if known[0] != "_"])
+    """Return the replacement of an attribute, or a suggestion; cached by name."""
+    if name in engine.REPLACEMENTS:
+        return f"; {engine.REPLACEMENTS[name]}"
+    return suggest(name, [candidate for candidate in dir(engine) if candidate[0] != "_"])

@@ -1,4 +1,4 @@
-"""The engine: DeepSpeed's calls, each a few lines that hand the work to a part.
+"""Engine with DeepSpeed's calls, each of which delegates to a part.
 
 :mod:`zerotrial.engine.builder.build` chooses the parts; nothing here depends on stage or precision.
 """
@@ -20,7 +20,7 @@ from zerotrial.engine.checkpoint.of_engine import CheckpointCalls
 from zerotrial.engine.checkpoint.whole import WholeCalls
 from zerotrial.engine.comm.peer_sockets import PeerError
 from zerotrial.engine.comm.watchdog import CollectiveWatchdog
-from zerotrial.engine.deepspeed_accessors import DeepSpeedCalls
+from zerotrial.engine.deepspeed_accessors import DeepSpeedAccessors
 from zerotrial.engine.loss_scale import LossScaler
 from zerotrial.engine.lr_schedules.base import required_arguments
 from zerotrial.engine.mesh import Mesh
@@ -39,13 +39,13 @@ from zerotrial.engine.tensor.model_sharding import Divided
 
 __all__ = ["Engine", "EngineParts", "check_loss", "to_device"]
 
-_open: "WeakSet[Engine]" = WeakSet()
-"""The engines inside a backward pass."""
+_in_backward: "WeakSet[Engine]" = WeakSet()
+"""Engines that are inside a backward pass."""
 
 
 @dataclass
 class EngineParts:
-    """What an engine is made of; see :mod:`zerotrial.engine.builder.build`."""
+    """Parts of an engine, see :mod:`zerotrial.engine.builder.build`."""
 
     module: nn.Module
     stage: Stage
@@ -62,13 +62,13 @@ class EngineParts:
     taken: Taken
     watchdog: CollectiveWatchdog
     trains: bool = True
-    """Whether there is an optimizer."""
+    """Whether the engine has an optimizer."""
 
 
-class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
-    """A model in training: call it, :meth:`backward` the loss, :meth:`step`.
+class Engine(CheckpointCalls, WholeCalls, DeepSpeedAccessors):
+    """Model in training: call it, :meth:`backward` the loss, :meth:`step`.
 
-    Unknown attributes are the module's, so an engine stands where the model stood.
+    Unknown attributes are the module's, so an engine can replace the model.
     """
 
     default_data: Iterator[Any] | None = None
@@ -82,7 +82,7 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
         self.lr_scheduler = parts.lr_scheduler
         self.training_dataloader = parts.training_dataloader
         self.observer = parts.observer
-        # where and how
+        # configuration and ranks
         self.config = parts.config
         self.batch = parts.batch
         self.device = parts.device
@@ -92,25 +92,26 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
         self.divided = parts.divided
         self._taken = parts.taken
         self._frozen = FrozenParameters(parts.module, parts.taken.trained_elsewhere)
-        # the calls that all ranks must make
+        # records of collective calls
         self.watchdog = parts.watchdog
         self._forward_call: AbstractContextManager[None] = nullcontext()
         if parts.stage.gathers:
             self._forward_call = self.watchdog.call("forward")
         self._backward_call = self.watchdog.call("backward")
-        self._own_call = self.watchdog.open_call("backward")
+        self._inside_call = self.watchdog.open_call("backward")
         self._gradient_call = self.watchdog.call("reading p.grad")
         self._step_call = self.watchdog.call("step")
         # state
         managed = parts.config.managed_gradient_accumulation
         self.progress = Progress(parts.batch, managed=managed)
         self._syncing = True
-        self._announced: Literal["by us", "by nobody"] | None = None  # the pass that is under way
+        # Caller of the current backward pass: the engine's backward() or scale(), or user code.
+        self._backward_origin: Literal["engine", "user"] | None = None
         self._last = StepResult(updated=False)
         self._grad_norm: float | None = None
         if parts.trains:
             self._stop_serving = serve_gradients(self, parts.module.parameters())
-            parts.stage.on_unexpected_gradient(_weakly(self._begin_unannounced))
+            parts.stage.on_unexpected_gradient(_weak_callback(self._begin_user_backward))
 
     # -- training -------------------------------------------------------------------------------
 
@@ -121,7 +122,7 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
             outputs = self.module(*args, **kwargs)
         if not self.trains or not torch.is_grad_enabled():
             return outputs
-        watch(outputs, self._came_back)
+        watch(outputs, self._on_output_gradient)
         return outputs
 
     forward = __call__
@@ -129,20 +130,20 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
     def backward(
         self, loss: Tensor, *, retain_graph: bool = False, scale_wrt_gas: bool = True
     ) -> Tensor:
-        """Gather the gradients of one micro-batch; after an error the window starts anew.
+        """Accumulate the gradients of one micro-batch; an error restarts the window.
 
         Args:
-            loss: A scalar, the mean over the micro-batch; it is divided by the accumulation steps
-                and multiplied by the loss scale here.
-            retain_graph: As in ``Tensor.backward``.
-            scale_wrt_gas: False: the loss is not divided; the caller has done it.
+            loss: Scalar mean over the micro-batch; it is divided by the accumulation steps and
+                multiplied by the loss scale.
+            retain_graph: See ``Tensor.backward``.
+            scale_wrt_gas: False: the loss is not divided, because the caller has done it.
 
         Returns:
             The loss divided by the accumulation steps.
 
         Raises:
-            EngineError: If the loss is not one number, or does not depend on trained parameters;
-                if the engine has no optimizer.
+            EngineError: If the loss is not a scalar, or does not depend on trained parameters; if
+                the engine has no optimizer.
         """
         self._check_trains("backward")
         check_loss("backward", loss)
@@ -154,29 +155,29 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
             try:
                 torch.autograd.backward(share * self.scaler.scale, retain_graph=retain_graph)
             finally:
-                self._pass_is_over()
+                self._leave_backward()
             self._end_backward(boundary=boundary)
         return share.detach()
 
     def scale(self, loss: Tensor) -> Tensor:
-        """Make a loss whose own ``backward()`` does what :meth:`backward` does.
+        """Return a loss whose ``backward()`` does what :meth:`backward` does.
 
         Args:
-            loss: A scalar, the mean over the micro-batch.
+            loss: Scalar mean over the micro-batch.
 
         Returns:
-            The loss times the loss scale. What its ``backward()`` gathers is divided by the
+            The loss times the loss scale. Gradients of its ``backward()`` are divided by the
             accumulation steps.
 
         Raises:
-            EngineError: If the loss is not one number, or does not depend on trained parameters.
+            EngineError: If the loss is not a scalar, or does not depend on trained parameters.
         """
         self._check_trains("scale")
         check_loss("scale", loss)
         steps = self.batch.accumulation_steps
 
         def begin(gradient: Tensor) -> Tensor:
-            self._begin_own("by us")
+            self._begin_inside_backward("engine")
             return gradient / steps
 
         self.observer.add_loss(loss.detach() / steps)
@@ -184,60 +185,60 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
         scaled.register_hook(begin)  # type: ignore[no-untyped-call]
         return scaled
 
-    def _came_back(self, gradient: Tensor) -> None:
-        """Look at the gradient of an output; begin a backward pass that nobody has announced."""
+    def _on_output_gradient(self, gradient: Tensor) -> None:
+        """Detect a backward pass of user code at the gradient of an output."""
         del gradient
-        # torch.autograd.grad() comes to no leaf: a penalty, or a question.
-        if self._announced is None and comes_to(self.stage.leaves()):
-            self._begin_unannounced()
+        # torch.autograd.grad() reaches no leaf, e.g. in a gradient penalty.
+        if self._backward_origin is None and comes_to(self.stage.leaves()):
+            self._begin_user_backward()
 
-    def _begin_unannounced(self) -> None:
-        """Begin the pass that runs, unless it is another engine's, whose loss came through here.
+    def _begin_user_backward(self) -> None:
+        """Begin a backward of user code, unless it is another engine's pass through this model.
 
         Raises:
-            EngineError: With fp16; the window then starts anew.
+            EngineError: With fp16; the window restarts.
         """
-        if any(engine._announced == "by us" for engine in _open):  # noqa: SLF001
+        if any(engine._backward_origin == "engine" for engine in _in_backward):  # noqa: SLF001
             return
-        self._begin_own("by nobody")
+        self._begin_inside_backward("user")
         if self.config.fp16.enabled:
             msg = "loss.backward(): with fp16 the loss must be multiplied by the loss scale; call "
             raise EngineError(f"{msg}engine.backward(loss), or engine.scale(loss).backward()")
 
-    def _begin_own(self, announced: Literal["by us", "by nobody"]) -> None:
-        """Begin a pass from inside of it, and have it ended when autograd is through."""
+    def _begin_inside_backward(self, origin: Literal["engine", "user"]) -> None:
+        """Begin a backward pass from inside of it, and end it when autograd has finished."""
         self.recover()
-        self._own_call.enter()
-        boundary = self._begin_backward(announced)
+        self._inside_call.enter()
+        boundary = self._begin_backward(origin)
 
         def end() -> None:
-            self._pass_is_over()
+            self._leave_backward()
             self._end_backward(boundary=boundary)
-            self._own_call.leave()
+            self._inside_call.leave()
 
-        # Two times, to come after what stage 3's own end of a backward has queued.
-        later = torch.autograd.Variable._execution_engine.queue_callback  # noqa: SLF001
-        later(lambda: later(end))
+        # Queued twice, to run after the callback that stage 3 queues for the end of backward.
+        queue = torch.autograd.Variable._execution_engine.queue_callback  # noqa: SLF001
+        queue(lambda: queue(end))
 
     def _check_trains(self, call: str) -> None:
         if not self.trains:
             msg = f"{call}(): this engine has no optimizer and is for evaluation; set optimizer in "
             raise EngineError(f"{msg}the engine file, or pass optimizer= to initialize()")
 
-    def _begin_backward(self, announced: Literal["by us", "by nobody"] = "by us") -> bool:
-        """Open a backward pass, and say whether gradients may travel with it."""
+    def _begin_backward(self, origin: Literal["engine", "user"] = "engine") -> bool:
+        """Begin a backward pass; return whether its gradients may be communicated."""
         close_window(self)
-        self._announced = announced
-        _open.add(self)
+        self._backward_origin = origin
+        _in_backward.add(self)
         boundary = self.progress.at_last_backward and self._syncing
         self.progress.broken = True
-        share = 1 / self.batch.accumulation_steps if announced == "by nobody" else 1.0
+        share = 1 / self.batch.accumulation_steps if origin == "user" else 1.0
         self.stage.before_backward(boundary=boundary, share=share)
         return boundary
 
-    def _pass_is_over(self) -> None:
-        self._announced = None
-        _open.discard(self)
+    def _leave_backward(self) -> None:
+        self._backward_origin = None
+        _in_backward.discard(self)
 
     def _end_backward(self, *, boundary: bool) -> None:
         self.stage.after_backward(boundary=boundary)
@@ -245,10 +246,10 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
         self.progress.backwards += 1
         open_window(self)
 
-    # -- gradients that user code reads and writes before step() ----------------------------------
+    # -- access to gradients between backward() and step() ----------------------------------------
 
     def owns_gradient(self, parameter: Tensor) -> bool:
-        """Return whether the engine keeps the gradient of a parameter."""
+        """Return whether the engine manages the gradient of a parameter."""
         return self.stage.owns_gradient(parameter)
 
     @property
@@ -257,14 +258,14 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
         return self.stage.gradients_readable and self.scaler.scale == 1
 
     def read_gradient(self, parameter: Tensor) -> Tensor | None:
-        """Return what ``parameter.grad`` is between ``backward`` and ``step``.
+        """Return ``parameter.grad`` between ``backward`` and ``step``.
 
-        Use ``parameter.grad``. **Collective** at stages 1 and 2 on several ranks, and at stage 0
-        between micro-batches.
+        Users read ``parameter.grad``. **Collective** at stages 1 and 2 on several ranks, and at
+        stage 0 between micro-batches.
 
         Returns:
-            The sum over the micro-batches so far, averaged over the ranks. Writes to it in place
-            count.
+            The sum over the micro-batches so far, averaged over the ranks. In-place writes take
+            effect.
 
         Raises:
             EngineError: At stage 3, and in fp16 while losses are multiplied by a loss scale.
@@ -274,10 +275,10 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
             return self.stage.read_gradient(parameter)
 
     def write_gradient(self, parameter: Tensor, value: Tensor | None) -> None:
-        """Replace what :meth:`read_gradient` returns; None leaves the parameter out of the step.
+        """Replace the gradient of a parameter; None excludes it from the step.
 
         Raises:
-            EngineError: As there unless the value is None, and for a value of another shape.
+            EngineError: Like :meth:`read_gradient` unless the value is None; for a wrong shape.
         """
         if value is not None:
             self._check_unscaled()
@@ -292,7 +293,7 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
 
     @contextmanager
     def _gradient_access(self) -> Iterator[None]:
-        """Name ``p.grad`` where ranks wait for others that do not read it, or fail for it."""
+        """Record ``p.grad`` as a collective call, and explain ranks that do not make it."""
         if not self.stage.gathers_gradients:
             yield
             return
@@ -312,11 +313,11 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
     def step(self, lr_kwargs: dict[str, Any] | None = None) -> StepResult:
         """End a micro-batch and, at an accumulation boundary, update the weights.
 
-        **Collective** at a boundary. A gradient that is not finite is dropped, and the step counted
-        as skipped; schedule and weights then stay as they are.
+        **Collective** at a boundary. A gradient that is not finite is dropped and the step counted
+        as skipped, without changes of schedule and weights.
 
         Args:
-            lr_kwargs: Passed on to the schedule's ``step``. ``ReduceLROnPlateau`` is stepped only
+            lr_kwargs: Arguments of the schedule's ``step``. ``ReduceLROnPlateau`` is stepped only
                 with ``{"metrics": value}``.
 
         Returns:
@@ -331,8 +332,8 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
             msg = "step() inside no_sync(): gradients are not averaged there; call it outside"
             raise EngineError(msg)
         if self.progress.broken:
-            msg = "step() after a backward() that raised: its gradients are not complete; go on "
-            raise EngineError(f"{msg}with the next micro-batch, which begins the window anew")
+            msg = "step() after a backward() that raised: its gradients are incomplete; continue "
+            raise EngineError(f"{msg}with the next micro-batch, which restarts the window")
         if self.progress.backwards == 0:
             msg = "step() without backward(): there is no gradient; call engine.backward(loss), "
             raise EngineError(f"{msg}or loss.backward(), before each engine.step()")
@@ -356,7 +357,7 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
             if updated:
                 self.stage.apply(self._clip(norm) / scale)
                 schedule = self.lr_scheduler
-                # One that needs a metric (ReduceLROnPlateau) is stepped only when it is given.
+                # A schedule that needs a metric (ReduceLROnPlateau) is stepped only with one.
                 if schedule is not None and required_arguments(schedule) <= lr_kwargs.keys():
                     schedule.step(**lr_kwargs)
             else:
@@ -373,24 +374,24 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
         return min(1.0, limit / (norm + 1e-6)) if limit > 0 else 1.0
 
     def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002 - nn.Module's
-        """Drop the gradients gathered since the last update; micro-batches count on.
+        """Drop the gradients since the last update; micro-batches keep counting.
 
-        **Collective** where some have been averaged already.
+        **Collective** if some have been averaged already.
         """
         close_window(self)
-        self._own_call.leave()  # one that raised
-        self._pass_is_over()
+        self._inside_call.leave()  # if the last pass raised
+        self._leave_backward()
         if self.progress.broken or self.progress.waiting:
             with self.watchdog.call("zero_grad"):
                 self.stage.cancel_backward()
-        self.progress.forget_backwards()
+        self.progress.reset_backwards()
         self.module.zero_grad(set_to_none)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Gather gradients without averaging them over ranks; the next backward outside does.
+        """Accumulate gradients without averaging; the next backward outside averages them.
 
-        At stage 2 there is no room for whole gradients, so they are averaged all the same.
+        Stage 2 averages nevertheless, because it keeps no full gradients.
         """
         before, self._syncing = self._syncing, False
         try:
@@ -399,24 +400,24 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
             self._syncing = before
 
     def train_batch(self, data_iter: Iterator[Any] | None = None) -> Tensor:
-        """Train on as many micro-batches as one optimizer step takes. **Collective**.
+        """Train on the micro-batches of one optimizer step. **Collective**.
 
         Args:
-            data_iter: Yields micro-batches; None uses the loader of ``initialize()``, or in a trial
-                the trial's. The module must return the loss; a tuple or list is passed as its
-                arguments, a dict by name.
+            data_iter: Iterator of micro-batches; by default the loader of ``initialize()``, or in
+                a trial the trial's. The module must return the loss; a tuple or list is passed
+                as positional arguments, a dict as keyword arguments.
 
         Returns:
             Mean loss of this rank's micro-batches.
         """
         if data_iter is None:
-            data_iter = self._own_batches()
+            data_iter = self._default_batches()
         total = torch.zeros((), device=self.device)
-        for left in reversed(range(self.batch.accumulation_steps)):
+        for remaining in reversed(range(self.batch.accumulation_steps)):
             with self.observer.phase("input"):
                 batch = to_device(next(data_iter), self.device)
             total += self.backward(self._loss_of(batch)).float()
-            if self.progress.managed or not left:
+            if self.progress.managed or not remaining:
                 self.step()
         return total
 
@@ -424,8 +425,8 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
         """Run one micro-batch through the module in evaluation mode, without gradients.
 
         Args:
-            data_iter: As for :meth:`train_batch`; None is for trials, whose validation loader is
-                used while they validate.
+            data_iter: See :meth:`train_batch`; None uses a trial's validation loader during
+                validation.
         """
         data_iter = self._data_for_evaluation(data_iter)
         training = self.module.training
@@ -441,7 +442,7 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
             return self(**batch)
         return self(*batch) if isinstance(batch, tuple | list) else self(batch)
 
-    def _own_batches(self) -> Iterator[Any]:
+    def _default_batches(self) -> Iterator[Any]:
         if self.training_dataloader is not None:
             return self.training_dataloader.forever()  # type: ignore[no-any-return]
         if self.default_data is None:
@@ -465,32 +466,32 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
         self.module.eval()
         return self
 
-    # -- questions ------------------------------------------------------------------------------
+    # -- state ----------------------------------------------------------------------------------
 
     def is_gradient_accumulation_boundary(self) -> bool:
-        """Whether the next :meth:`step` updates the weights."""
+        """Return whether the next :meth:`step` updates the weights."""
         return self.progress.at_boundary
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool | None) -> None:  # noqa: FBT001
-        """Decide by hand where boundaries are; None returns to counting.
+        """Set whether the next :meth:`step` is a boundary; None returns to counting.
 
         Raises:
-            EngineError: Where every :meth:`step` is a boundary.
+            EngineError: If every :meth:`step` is a boundary.
         """
         if not self.progress.managed:
             msg = "set_gradient_accumulation_boundary(): managed_gradient_accumulation must be true"
             raise EngineError(f"{msg}, got false; each step() is a boundary: call it there alone")
-        self.progress.boundary_by_hand = is_boundary
+        self.progress.manual_boundary = is_boundary
 
     def was_step_applied(self) -> bool:
-        """Whether the last :meth:`step` changed the weights."""
+        """Return whether the last :meth:`step` changed the weights."""
         return self._last.updated
 
     def get_global_grad_norm(self) -> float | None:
-        """Return the norm of the whole averaged gradient at the last update, before clipping.
+        """Return the norm of the full averaged gradient at the last update, before clipping.
 
-        Boundaries that were skipped, because the gradient was not finite, do not change it. None
-        before the first update.
+        Skipped boundaries (non-finite gradients) do not change it. None before the first
+        update.
         """
         return self._grad_norm
 
@@ -501,12 +502,12 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
 
     @property
     def micro_steps(self) -> int:
-        """Micro-batches that :meth:`step` has ended."""
+        """Micro-batches that :meth:`step` has completed."""
         return self.progress.micro_steps
 
     @property
     def skipped_steps(self) -> int:
-        """Boundaries whose gradient was not finite."""
+        """Boundaries with a non-finite gradient."""
         return self.progress.skipped_steps
 
     @property
@@ -514,38 +515,38 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
         """Samples of all boundaries passed, over all ranks."""
         return self.progress.global_samples
 
-    def forget_micro_batches(self) -> None:
-        """Drop gradients that wait for a boundary; the window starts anew. **Collective**."""
+    def drop_micro_batches(self) -> None:
+        """Drop gradients that wait for a boundary; the window restarts. **Collective**."""
         self.zero_grad()
         self.progress.return_to_boundary()
 
     def recover(self) -> None:
-        """After a backward that raised, begin the window anew. **Collective** then."""
+        """Restart the window after a backward that raised. **Collective** in that case."""
         if self.progress.broken:
-            self.forget_micro_batches()
+            self.drop_micro_batches()
 
     def close(self, *, give_back: bool = True) -> None:
-        """End training: give memory back, and the model as a plain one.
+        """End training: release memory, and restore the model as a plain one.
 
-        **Collective** at stage 3, where each rank gathers the whole model.
+        **Collective** at stage 3, where each rank gathers the full model.
 
         Args:
-            give_back: False leaves the model as it is at stage 3, sharded and of no more use:
-                where it does not fit whole on one rank, or not all ranks come here.
+            give_back: False leaves the model sharded and unusable at stage 3, for a model that
+                does not fit on one rank, or if not all ranks call it.
         """
         self._close("", give_back=give_back)
 
-    def close_for_another(self) -> None:
-        """Close, since a later ``initialize()`` takes the model over. **Collective** at stage 3."""
+    def close_for_reinitialize(self) -> None:
+        """Close because a later ``initialize()`` takes the model. **Collective** at stage 3."""
         self._close(" by a later initialize() of its model; use the one which that returned")
 
-    def _close(self, how: str, *, give_back: bool = True) -> None:
+    def _close(self, reason: str, *, give_back: bool = True) -> None:
         if isinstance(self.stage, _ClosedStage):
             return
         close_window(self)
         if self.trains:
             self._stop_serving()
-        stage, self.stage = self.stage, cast("Stage", _ClosedStage(self.optimizer, how))
+        stage, self.stage = self.stage, cast("Stage", _ClosedStage(self.optimizer, reason))
         with self.watchdog.call("close"):
             stage.close(give_back=give_back)
             if give_back:
@@ -556,46 +557,46 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedCalls):
 
 
 class _ClosedStage:
-    """Stands where a closed engine's stage was, and says so.
+    """Replacement of a closed engine's stage, which raises on every use.
 
     Args:
-        optimizer: The stage's: its rates can still be read.
-        how: The engine was closed; the end of a sentence.
+        optimizer: The stage's optimizer, whose rates can still be read.
+        how: Reason, as the end of a sentence.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, how: str) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, reason: str) -> None:
         self.optimizer = optimizer
-        self._how = how
+        self._reason = reason
 
     def __getattr__(self, name: str) -> Any:
-        raise EngineError(f"this engine was closed{self._how}")
+        raise EngineError(f"this engine was closed{self._reason}")
 
 
-def _weakly(method: Callable[[], None]) -> Callable[[], None]:
-    """Call a method, but do not keep its object: no model must keep its engine."""
-    weak = WeakMethod(method)
+def _weak_callback(method: Callable[[], None]) -> Callable[[], None]:
+    """Return a callback without a strong reference: a model must not keep its engine alive."""
+    reference = WeakMethod(method)
 
     def call() -> None:
-        found = weak()
-        if found is not None:
-            found()
+        bound = reference()
+        if bound is not None:
+            bound()
 
     return call
 
 
 def check_loss(call: str, loss: Any) -> None:
-    """Refuse what has no gradient, or more than one number.
+    """Raise if a loss has no gradient, or is not a scalar.
 
     Args:
-        call: Of the engine, for messages.
-        loss: To be one number, of any shape.
+        call: Name of the engine's method, for errors.
+        loss: The loss.
 
     Raises:
-        EngineError: If it is not.
+        EngineError: If it is invalid.
     """
     if not isinstance(loss, Tensor) or loss.numel() != 1:
-        found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-        msg = f"{call}(loss): loss must be a scalar tensor, got {found}; take its mean"
+        actual = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+        msg = f"{call}(loss): loss must be a scalar tensor, got {actual}; take its mean"
         raise EngineError(msg)
     if not loss.requires_grad:
         msg = f"{call}(loss): the loss does not depend on trained parameters; was it made "
@@ -603,7 +604,7 @@ def check_loss(call: str, loss: Any) -> None:
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """Move what is nested in tuples, lists and dicts; anything but tensors stays."""
+    """Move tensors nested in tuples, lists and dicts to a device."""
     if isinstance(value, Tensor):
         return value.to(device, non_blocking=True)
     if isinstance(value, tuple | list):

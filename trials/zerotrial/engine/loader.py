@@ -1,4 +1,4 @@
-"""The loader that ``initialize(training_data=...)`` returns."""
+"""Training loader returned by ``initialize(training_data=...)``."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -20,14 +20,14 @@ _END = object()
 
 
 class EngineLoader:
-    """Micro-batches of this rank's share of a dataset, in a new order each epoch.
+    """Loader of this rank's micro-batches, shuffled in each epoch.
 
     Args:
-        loader: Over one epoch.
-        sampler: Whose ``set_epoch`` chooses the order; None for iterable datasets.
-        samples: Of one micro-batch, over all ranks.
-        speaks: Whether this rank says where a checkpoint has moved it.
-        reading: Around the reading of each micro-batch.
+        loader: Loader of one epoch.
+        sampler: Sampler with ``set_epoch``; None for iterable datasets.
+        samples: Number of samples of one micro-batch, over all ranks.
+        speaks: Whether this rank logs the position after a load.
+        reading: Context for reading a micro-batch.
     """
 
     def __init__(
@@ -36,44 +36,44 @@ class EngineLoader:
         sampler: "_Sampler | None",
         samples: int,
         *,
-        speaks: bool = True,
-        reading: Callable[[], AbstractContextManager[None]] = nullcontext,
+        logs: bool = True,
+        read_context: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.epoch = 0
-        """The next one."""
+        """Index of the next epoch."""
 
         self._loader = loader
         self._sampler = sampler
         self._samples = samples
-        self._speaks = speaks
-        self._reading = reading
+        self._logs = logs
+        self._read_context = read_context
         self._running = False
-        self._taken = 0  # micro-batches of the running epoch
-        self._skip = 0  # micro-batches that a checkpoint has seen of the next epoch
+        self._consumed = 0  # micro-batches returned in the current epoch
+        self._skip = 0  # micro-batches of the next epoch to skip after a load
 
     def __len__(self) -> int:
-        """Micro-batches of an epoch."""
+        """Return the number of micro-batches per epoch."""
         return len(self._loader)
 
     @property
     def batch_size(self) -> int | None:
-        """Samples of a micro-batch of this rank."""
+        """Number of samples of this rank's micro-batch."""
         return self._loader.batch_size
 
     @property
     def dataset(self) -> "Dataset[Any]":
-        """What it reads, of all ranks."""
+        """Dataset of all ranks."""
         return self._loader.dataset
 
     @property
     def sampler(self) -> "DistributedSampler[Any] | None":
-        """What chooses this rank's samples; None for iterable datasets."""
+        """Sampler of this rank; None for iterable datasets."""
         return self._sampler
 
     def __iter__(self) -> Iterator[Any]:
-        """Run through the next epoch."""
-        self._running, self._taken, self._skip = True, self._skip, 0
-        skipped = self._taken
+        """Iterate over the next epoch."""
+        self._running, self._consumed, self._skip = True, self._skip, 0
+        skipped = self._consumed
         if self._sampler is not None:
             self._sampler.set_epoch(self.epoch)
             self._sampler.skip = skipped * (self._loader.batch_size or 1)
@@ -81,34 +81,34 @@ class EngineLoader:
         self.epoch += 1
         batches = islice(self._loader, skipped, None)
         while True:
-            with self._reading():
+            with self._read_context():
                 batch = next(batches, _END)
             if batch is _END:
                 return
-            self._taken += 1
+            self._consumed += 1
             yield batch
 
     def forever(self) -> Iterator[Any]:
-        """One iterator over epoch after epoch, the same at each call."""
+        """Return an iterator over endless epochs, the same one at each call."""
         if not hasattr(self, "_endless"):
             self._endless = self._repeat()
         return self._endless
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the running epoch is; counted in samples, so that other ranks may go on."""
-        taken = self._taken if self._running else self._skip
-        return {"epoch": self.epoch - self._running, "samples": taken * self._samples}
+        """Return the position, counted in samples so that other numbers of ranks can resume."""
+        consumed = self._consumed if self._running else self._skip
+        return {"epoch": self.epoch - self._running, "samples": consumed * self._samples}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on at the next sample; iterators that were begun before are done with."""
+        """Continue at the next sample; existing iterators become invalid."""
         self.epoch = int(state["epoch"])
         self._skip = int(state["samples"]) // self._samples
         self._running = False
         if self._sampler is not None and self._skip >= len(self):
             self.epoch, self._skip = self.epoch + 1, 0
         vars(self).pop("_endless", None)
-        # A warning: scripts for DeepSpeed skip once more, and training goes on without a sign.
-        if self._speaks and (self._skip or self.epoch):
+        # A warning: DeepSpeed scripts may skip again, which would go unnoticed.
+        if self._logs and (self._skip or self.epoch):
             logger.warning(
                 "the checkpoint has moved the training loader to micro-batch %d of epoch %d, both "
                 "counted from 0; do not skip again",
@@ -122,10 +122,10 @@ class EngineLoader:
 
 
 class _Sampler(DistributedSampler[Any]):
-    """May begin in the middle of an epoch, without reading what was before."""
+    """Sampler that can start in the middle of an epoch without reading the skipped samples."""
 
     skip = 0
-    """Samples of this rank."""
+    """Number of this rank's samples to skip."""
 
     def __iter__(self) -> Iterator[Any]:
         return islice(super().__iter__(), self.skip, None)
@@ -139,9 +139,9 @@ def build_loader(
     collate_fn: Callable[[Any], Any] | None,
     *,
     pin_memory: bool = False,
-    reading: Callable[[], AbstractContextManager[None]] = nullcontext,
+    read_context: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> EngineLoader:
-    """Divide a dataset over the ranks and shuffle it anew each epoch; see ``DataLoader``."""
+    """Return a loader of this rank's share of a dataset, shuffled in each epoch."""
     sampler: _Sampler | None = None
     if not isinstance(data, IterableDataset):
         sampler = _Sampler(
@@ -160,5 +160,9 @@ def build_loader(
         pin_memory=pin_memory,
     )
     return EngineLoader(
-        loader, sampler, batch.micro * batch.dp_world_size, speaks=rank == 0, reading=reading
+        loader,
+        sampler,
+        batch.micro * batch.dp_world_size,
+        logs=rank == 0,
+        read_context=read_context,
     )

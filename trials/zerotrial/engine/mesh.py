@@ -1,7 +1,7 @@
-"""The ranks of a run as a mesh of three axes: the only source of groups, and of who counts.
+"""Mesh of the ranks with three axes: the only source of process groups.
 
-No other file makes a process group or a ``DeviceMesh``; what needs one beside the axes asks
-:func:`group_on_cpu` or :func:`group_alike`.
+No other file creates a process group or a ``DeviceMesh``, except through :func:`new_cpu_group` and
+:func:`new_group_by_name`.
 
 ::
 
@@ -11,15 +11,15 @@ No other file makes a process group or a ``DeviceMesh``; what needs one beside t
     pipe 1     [r4]   [r5]         [r6]   [r7]
 
 Along **data** every rank has the same part of the model, and another part of the batch. Along
-**pipe** every rank has parameters of its own. Along **tensor** some parameters are cut, which have
-the attribute ``model_parallel`` or ``tensor_model_parallel``; all others are whole on every rank.
+**pipe** every rank has different parameters. Along **tensor** parameters with the attribute
+``model_parallel`` or ``tensor_model_parallel`` are sharded; all others are replicated.
 
-Hybrid sharding cuts the data axis in two: states are sharded over the ranks of **shard**, which lie
-next to each other, and are the same along **replicate**.
+Hybrid sharding splits the data axis in two: states are sharded over the ranks of **shard**, which
+are adjacent, and are equal along **replicate**.
 
-One rule follows, for every stage: a parameter counts on the first rank of each axis that it is
-replicated over, in the norm and in checkpoints. (Along data, stages see to it: they count elements,
-and each where it is kept.)
+One rule applies to every stage: a parameter counts on the first rank of each axis over which it is
+replicated, in the norm and in checkpoints. (Along data the stages handle it: they count elements,
+each on the rank that owns it.)
 """
 
 from __future__ import annotations
@@ -38,96 +38,104 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from zerolab.errors import ConfigError
 
-__all__ = ["Axis", "Mesh", "Tie", "group_alike", "group_on_cpu", "is_cut", "tie_of"]
+__all__ = [
+    "Axis",
+    "Mesh",
+    "Tie",
+    "is_model_parallel",
+    "new_cpu_group",
+    "new_group_by_name",
+    "tie_of",
+]
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_MARKS = ("model_parallel", "tensor_model_parallel")
+_SHARDED_MARKS = ("model_parallel", "tensor_model_parallel")
 _TIE = "pipeline_tie"
 _DATA = ("get_data_parallel_group",)
 _TENSOR = ("get_tensor_model_parallel_group", "get_slice_parallel_group")
 _PIPE = ("get_pipe_parallel_group", "get_pipeline_model_parallel_group")
 _MODEL = ("get_model_parallel_group",)
-"""What an ``mpu`` may be asked: Megatron's names, and DeepSpeed's."""
+"""Methods of an ``mpu``: Megatron's names, and DeepSpeed's."""
 
 
-def is_cut(parameter: nn.Parameter) -> bool:
-    """Whether a parameter is marked as cut along the tensor axis."""
-    return any(getattr(parameter, mark, False) for mark in _MARKS)
+def is_model_parallel(parameter: nn.Parameter) -> bool:
+    """Return whether a parameter is marked as sharded along the tensor axis."""
+    return any(getattr(parameter, mark, False) for mark in _SHARDED_MARKS)
 
 
 def tie_of(parameter: nn.Parameter) -> Tie | None:
-    """What a parameter is tied to on other pipeline stages; None where it is this stage's own."""
-    found: Tie | None = getattr(parameter, _TIE, None)
-    return found
+    """Return the tie of a parameter to other pipeline stages; None if it has none."""
+    tie: Tie | None = getattr(parameter, _TIE, None)
+    return tie
 
 
 @dataclass(frozen=True)
 class Axis:
-    """The ranks that differ from this one along one axis only."""
+    """Ranks that differ from this one along one axis only."""
 
     group: dist.ProcessGroup | None = None
-    """None where this rank is alone."""
+    """Process group; None if this rank is the only one."""
 
     @property
     def size(self) -> int:
-        """How many."""
+        """Number of ranks."""
         return 1 if self.group is None else dist.get_world_size(self.group)
 
     @property
     def rank(self) -> int:
-        """This one's place among them."""
+        """Rank of this process on the axis."""
         return 0 if self.group is None else dist.get_rank(self.group)
 
     def device_mesh(self, kind: str) -> DeviceMesh:
-        """Give the ranks as torch's functions want them; torch.distributed must be started.
+        """Return the axis as a DeviceMesh; torch.distributed must be initialized.
 
         Args:
-            kind: Of the devices that train: cpu or cuda.
+            kind: Type of the training devices: cpu or cuda.
         """
         group = self.group
         if group is None:
-            alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
-            group = cast("dist.ProcessGroup", alone)
+            single = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+            group = cast("dist.ProcessGroup", single)
         return DeviceMesh.from_group(group, kind)
 
 
-_ALONE = Axis()
+_SINGLE_RANK = Axis()
 
 
 @dataclass(frozen=True)
 class Tie:
-    """A parameter that several pipeline stages have: one parameter, kept on each of its owners."""
+    """Parameter with a copy on each of several pipeline stages, its owners."""
 
     key: str
-    """Which; the same on all owners."""
+    """Key of the parameter; the same on all owners."""
 
     owners: Axis
-    """The ranks that have it, along the pipe axis."""
+    """Ranks of the owners, along the pipe axis."""
 
     def put_on(self, parameter: nn.Parameter) -> None:
-        """Mark a parameter, before a stage takes it over."""
+        """Mark a parameter before a stage takes it over."""
         setattr(parameter, _TIE, self)
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """Where this rank stands. A process without torch.distributed is ``Mesh()``."""
+    """Position of this rank. A process without torch.distributed is ``Mesh()``."""
 
-    pipe: Axis = _ALONE
-    data: Axis = _ALONE
-    tensor: Axis = _ALONE
+    pipe: Axis = _SINGLE_RANK
+    data: Axis = _SINGLE_RANK
+    tensor: Axis = _SINGLE_RANK
 
     model: Axis | None = None
-    """All ranks of this model replica, where they are known in one group: pipe x tensor."""
+    """All ranks of this model replica (pipe x tensor), if they form one known group."""
 
     whole: Axis | None = None
-    """All ranks, where the parts that they have bear the names of one model; None for an mpu's."""
+    """All ranks, if their parameters have the names of one model; None with an mpu."""
 
     hybrid: tuple[Axis, Axis] | None = None
-    """Replicate and shard, where states are sharded over a part of the data axis only."""
+    """Replicate and shard axes, if states are sharded over a part of the data axis only."""
 
     @classmethod
     def make(
@@ -138,21 +146,21 @@ class Mesh:
         tensor: int = 1,
         shard: int | None = None,
     ) -> Mesh:
-        """Lay the ranks out. **Collective** over all of them.
+        """Build the mesh. **Collective** over all ranks.
 
         Args:
-            world: All ranks; None for one process.
-            pipe: Pipeline stages.
-            tensor: Ranks that a cut parameter is cut over.
-            shard: Ranks that states are sharded over; None: the whole data axis.
+            world: Group of all ranks; None for one process.
+            pipe: Number of pipeline stages.
+            tensor: Number of tensor-parallel ranks.
+            shard: Number of ranks that states are sharded over; None: the entire data axis.
 
         Raises:
-            ConfigError: If the ranks cannot be laid out so.
+            ConfigError: If the number of ranks does not fit.
         """
         ranks = 1 if world is None else dist.get_world_size(world)
-        data, rest = divmod(ranks, pipe * tensor)
+        data, remainder = divmod(ranks, pipe * tensor)
         problems = []
-        if rest or not data:
+        if remainder or not data:
             problems.append(
                 f"world size: must be a multiple of pipeline stages x tensor-parallel size = "
                 f"{pipe} x {tensor} = {pipe * tensor}, got {ranks}"
@@ -171,23 +179,23 @@ class Mesh:
         if shard is not None and shard < data:
             parts = layout.view(pipe, data // shard, shard, tensor)
             split = _axis(parts.movedim(1, -1), world), _axis(parts.movedim(2, -1), world)
-        alone = pipe == tensor == 1
+        is_data_parallel = pipe == tensor == 1
         return cls(
             pipe=_axis(layout.movedim(0, -1), world),
-            data=Axis(world) if alone else _axis(layout.movedim(1, -1), world),
+            data=Axis(world) if is_data_parallel else _axis(layout.movedim(1, -1), world),
             tensor=_axis(layout, world),
             whole=Axis(world),
             hybrid=split,
         )
 
     def owners(self, stages: Sequence[int]) -> Axis:
-        """Make the groups of some pipeline stages. **Collective** over all ranks of the mesh.
+        """Create the groups of some pipeline stages. **Collective** over all ranks of the mesh.
 
         Args:
-            stages: In ascending order.
+            stages: Indices in ascending order.
 
         Returns:
-            This rank's, along the pipe axis; alone where it is of no such stage.
+            This rank's group along the pipe axis; a single rank if it is in none of the stages.
         """
         assert self.whole is not None
         assert self.whole.group is not None
@@ -196,17 +204,17 @@ class Mesh:
 
     @property
     def shard(self) -> Axis:
-        """The ranks that states are sharded over: all of the data axis, or a part of it."""
+        """Ranks that states are sharded over: all or a part of the data axis."""
         return self.data if self.hybrid is None else self.hybrid[1]
 
     @property
     def replicate(self) -> Axis:
-        """The ranks that have the same shard as this one."""
-        return _ALONE if self.hybrid is None else self.hybrid[0]
+        """Ranks with the same shard as this one."""
+        return _SINGLE_RANK if self.hybrid is None else self.hybrid[0]
 
     @property
     def saving(self) -> Axis:
-        """The ranks that save and load one checkpoint together."""
+        """Ranks that save and load one checkpoint together."""
         return self.data if self.whole is None else self.whole
 
     @property
@@ -218,51 +226,52 @@ class Mesh:
     def of(
         cls, mpu: Any, world: dist.ProcessGroup | None, module: nn.Module, *, cut_over: int = 1
     ) -> Mesh:
-        """Ask an ``mpu`` for the axes. **Collective** over the ranks of a model replica.
+        """Build the mesh from an ``mpu``. **Collective** over the ranks of a model replica.
 
-        One that knows a model-parallel group only is taken at the word of its parameters: where
-        any is marked, or the engine cuts over as many ranks, the group is the tensor axis, and
-        else the pipe axis.
+        If it only provides a model-parallel group, the parameters decide: if any is marked, or the
+        engine shards over as many ranks, the group is the tensor axis, otherwise the pipe axis.
 
         Args:
-            mpu: Gives groups, under Megatron's or DeepSpeed's names; None is data parallel.
-            world: All ranks; None for one process.
+            mpu: Provider of groups, with Megatron's or DeepSpeed's names; None is data parallel.
+            world: Group of all ranks; None for one process.
             module: This rank's part of the model, before a stage takes it over.
-            cut_over: How many ranks the engine itself cuts matrices over.
+            cut_over: Number of ranks over which the engine shards matrices.
 
         Raises:
-            ConfigError: If the groups do not fit together, or do not say who holds what.
+            ConfigError: If the groups do not fit together, or leave the layout undefined.
         """
         if mpu is None or world is None:
             return cls.make(world)
-        data = _ask(mpu, _DATA)
+        data = _group_from(mpu, _DATA)
         if data is None:
             raise ConfigError("initialize()", [f"mpu: must give {_DATA[0]}(), got none"])
-        tensor, pipe, model = (_ask(mpu, names) for names in (_TENSOR, _PIPE, _MODEL))
+        tensor, pipe, model = (_group_from(mpu, names) for names in (_TENSOR, _PIPE, _MODEL))
         if model is None:
-            return cls(pipe or _ALONE, data, tensor or _ALONE)
+            return cls(pipe or _SINGLE_RANK, data, tensor or _SINGLE_RANK)
         if tensor is None and pipe is None:
-            held = _held_by_each(model, module)
-            if not any(one.marked for one in held):
-                to_be_cut = model.size == cut_over
-                return cls(_ALONE, data, model) if to_be_cut else cls(model, data)
-            _check_whole_everywhere(held)
-            return cls(_ALONE, data, model)
+            parameters_by_rank = _gather_parameters(model, module)
+            if not any(rank_parameters.marked for rank_parameters in parameters_by_rank):
+                is_tensor = model.size == cut_over
+                return cls(_SINGLE_RANK, data, model) if is_tensor else cls(model, data)
+            _check_replicated(parameters_by_rank)
+            return cls(_SINGLE_RANK, data, model)
         if tensor is None and pipe is not None and pipe.size == model.size:
-            tensor = _ALONE
+            tensor = _SINGLE_RANK
         _check_sizes(tensor, pipe, model)
         assert tensor is not None
-        return cls(pipe or _ALONE, data, tensor, model)
+        return cls(pipe or _SINGLE_RANK, data, tensor, model)
 
-    def counts(self, parameters: Iterable[nn.Parameter]) -> frozenset[nn.Parameter]:
-        """Choose the parameters that count on this rank: in the norm, and where one is to write.
+    def counted_parameters(self, parameters: Iterable[nn.Parameter]) -> frozenset[nn.Parameter]:
+        """Return the parameters that count on this rank, in the norm and for writing.
 
         Args:
-            parameters: Of this rank, from before a stage replaces them.
+            parameters: Parameters of this rank, before a stage replaces them.
         """
         first = self.tensor.rank == 0
-        found = [parameter for parameter in parameters if first or is_cut(parameter)]
-        ties = [(parameter, tie_of(parameter)) for parameter in found]
+        candidates = [
+            parameter for parameter in parameters if first or is_model_parallel(parameter)
+        ]
+        ties = [(parameter, tie_of(parameter)) for parameter in candidates]
         return frozenset(p for p, tie in ties if tie is None or tie.owners.rank == 0)
 
     def add_over_model(self, values: Tensor) -> None:
@@ -271,11 +280,11 @@ class Mesh:
             dist.all_reduce(values, group=axis.group)
 
     def gather_over_model(self, value: T) -> list[T]:
-        """Return what each rank of this model replica has. **Collective**."""
+        """Return the values of all ranks of this model replica. **Collective**."""
         return _gather(value, self._model_axes())
 
     def gather(self, value: T) -> list[T]:
-        """Return what each rank of the mesh has. **Collective**."""
+        """Return the values of all ranks of the mesh. **Collective**."""
         return _gather(value, [*self._model_axes(), self.data])
 
     def _model_axes(self) -> list[Axis]:
@@ -283,60 +292,60 @@ class Mesh:
         return [axis for axis in axes if axis.size > 1]
 
 
-def group_on_cpu(timeout: timedelta | None = None) -> dist.ProcessGroup:
-    """Make a group of all ranks that neither waits for a GPU nor meets others. **Collective**.
+def new_cpu_group(timeout: timedelta | None = None) -> dist.ProcessGroup:
+    """Create a CPU group of all ranks, separate from other collectives. **Collective**.
 
     Args:
-        timeout: Of its collectives; torch's by default.
+        timeout: Timeout of its collectives; torch's by default.
     """
     return cast("dist.ProcessGroup", dist.new_group(backend="gloo", timeout=timeout))
 
 
-def group_alike(names: Sequence[str]) -> dist.ProcessGroup:
-    """Make a group on CPU of the ranks that bear this one's name. **Collective** over all.
+def new_group_by_name(names: Sequence[str]) -> dist.ProcessGroup:
+    """Create a CPU group of the ranks with this one's name. **Collective** over all.
 
     Args:
-        names: Of each rank, in their order; the same everywhere.
+        names: Name of each rank, in rank order; the same list on all ranks.
     """
-    own: Any = None
+    local_group: Any = None
     for name in dict.fromkeys(names):
-        ranks = [rank for rank, other in enumerate(names) if other == name]
+        ranks = [rank for rank, candidate in enumerate(names) if candidate == name]
         group = dist.new_group(ranks, backend="gloo")
         if dist.get_rank() in ranks:
-            own = group
-    return cast("dist.ProcessGroup", own)
+            local_group = group
+    return cast("dist.ProcessGroup", local_group)
 
 
 def _axis(rows: Tensor, world: dist.ProcessGroup) -> Axis:
-    """Make the groups along the last dimension, and return this rank's. **Collective**.
+    """Create the groups along the last dimension; return this rank's. **Collective**.
 
     Args:
-        rows: Ranks, as places in the world; any number of dimensions.
-        world: All ranks.
+        rows: Ranks within the world; any number of dimensions.
+        world: Group of all ranks.
     """
-    own, found = dist.get_rank(world), _ALONE
+    rank_in_world, axis = dist.get_rank(world), _SINGLE_RANK
     for row in rows.reshape(-1, rows.shape[-1]).tolist() if rows.shape[-1] > 1 else ():
-        group = dist.new_group([dist.get_global_rank(world, rank) for rank in row])
-        if own in row:
-            found = Axis(group)
-    return found
+        group = dist.new_group([dist.get_global_rank(world, member) for member in row])
+        if rank_in_world in row:
+            axis = Axis(group)
+    return axis
 
 
 def _gather(value: T, axes: Iterable[Axis]) -> list[T]:
-    found = [value]
+    values = [value]
     for axis in axes:
         if axis.size > 1:
             parts: list[Any] = [None] * axis.size
-            dist.all_gather_object(parts, found, group=axis.group)
-            found = [one for part in parts for one in part]
-    return found
+            dist.all_gather_object(parts, values, group=axis.group)
+            values = [item for part in parts for item in part]
+    return values
 
 
-def _ask(mpu: Any, names: Iterable[str]) -> Axis | None:
-    """Return the group that an ``mpu`` has under the first of these names; None if it has none."""
+def _group_from(mpu: Any, names: Iterable[str]) -> Axis | None:
+    """Return an ``mpu``'s group under the first name that it has; None if it has none."""
     for name in names:
-        find = getattr(mpu, name, None)
-        group = find() if callable(find) else None
+        method = getattr(mpu, name, None)
+        group = method() if callable(method) else None
         if group is not None:
             return Axis(group)
     return None
@@ -361,23 +370,23 @@ def _check_sizes(tensor: Axis | None, pipe: Axis | None, model: Axis) -> None:
 
 
 @dataclass(frozen=True)
-class _Held:
-    """What one rank of a model-parallel group has."""
+class _RankParameters:
+    """Parameters of one rank of a model-parallel group."""
 
     marked: bool
     whole: Mapping[str, tuple[tuple[int, ...], str]]
     """Shape and digest of every parameter that is not marked."""
 
 
-def _held_by_each(model: Axis, module: nn.Module) -> list[_Held]:
+def _gather_parameters(model: Axis, module: nn.Module) -> list[_RankParameters]:
     trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
-    own = _Held(
-        any(is_cut(parameter) for parameter in trained.values()),
-        {n: (tuple(p.shape), _digest(p)) for n, p in trained.items() if not is_cut(p)},
+    local = _RankParameters(
+        any(is_model_parallel(parameter) for parameter in trained.values()),
+        {n: (tuple(p.shape), _digest(p)) for n, p in trained.items() if not is_model_parallel(p)},
     )
-    found: list[Any] = [own] * model.size
-    dist.all_gather_object(found, own, group=model.group)
-    return found
+    gathered: list[Any] = [local] * model.size
+    dist.all_gather_object(gathered, local, group=model.group)
+    return gathered
 
 
 def _digest(parameter: nn.Parameter) -> str:
@@ -385,34 +394,41 @@ def _digest(parameter: nn.Parameter) -> str:
     return hashlib.blake2b(value.numpy().tobytes(), digest_size=16).hexdigest()
 
 
-def _check_whole_everywhere(held: list[_Held]) -> None:
-    """See to it that ranks which differ in what should be whole on each are not one tensor axis."""
-    names = sorted({name for one in held for name in one.whole})
-    shapes = [[one.whole.get(name, (None, ""))[0] for one in held] for name in names]
-    values = [[one.whole.get(name) for one in held] for name in names]
-    told = (
+def _check_replicated(by_rank: list[_RankParameters]) -> None:
+    """Check that unmarked parameters are replicated, as they are on a tensor axis."""
+    names = sorted({name for rank_parameters in by_rank for name in rank_parameters.whole})
+    shapes = [
+        [rank_parameters.whole.get(name, (None, ""))[0] for rank_parameters in by_rank]
+        for name in names
+    ]
+    values = [[rank_parameters.whole.get(name) for rank_parameters in by_rank] for name in names]
+    remedy = (
         "mark what is cut, and where ranks are pipeline stages too, give "
         f"{_TENSOR[0]}() and {_PIPE[0]}()"
     )
-    if unlike := _named([n for n, found in zip(names, shapes, strict=True) if _differ(found)]):
+    if unlike := _shortened(
+        [n for n, column in zip(names, shapes, strict=True) if _differ(column)]
+    ):
         problem = (
             f"mpu: ranks of {_MODEL[0]}() must all have every parameter that is not marked "
-            f"model_parallel, in one shape, which does not hold for {unlike}; {told}"
+            f"model_parallel, in one shape, which does not hold for {unlike}; {remedy}"
         )
         raise ConfigError("initialize()", [problem])
-    if unlike := _named([n for n, found in zip(names, values, strict=True) if _differ(found)]):
+    if unlike := _shortened(
+        [n for n, column in zip(names, values, strict=True) if _differ(column)]
+    ):
         logger.warning(
             "mpu: parameters that are not marked model_parallel count once in the gradient norm, "
             "as they are taken to be the same on all ranks of %s(); these differ: %s; %s",
             _MODEL[0],
             unlike,
-            told,
+            remedy,
         )
 
 
-def _differ(found: list[Any]) -> bool:
-    return any(one != found[0] for one in found)
+def _differ(column: list[Any]) -> bool:
+    return any(item != column[0] for item in column)
 
 
-def _named(names: list[str]) -> str:
+def _shortened(names: list[str]) -> str:
     return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")

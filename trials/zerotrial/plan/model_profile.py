@@ -12,9 +12,9 @@ from torch import nn
 from zerolab.config.engine.batch import BatchSizes
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.errors import TrialError
-from zerotrial.engine.builder.arguments import groups_of, make_given
+from zerotrial.engine.builder.arguments import groups_of, make_user_optimizer
 from zerotrial.engine.builder.build import planning
-from zerotrial.engine.deepspeed_accessors import DeepSpeedCalls
+from zerotrial.engine.deepspeed_accessors import DeepSpeedAccessors
 from zerotrial.engine.memory import MOMENTS
 from zerotrial.engine.module.units import asked_units, plan_units
 from zerotrial.engine.pipeline.module import PipelineModule, built_whole
@@ -53,7 +53,7 @@ class ModelProfile:
         return self.stages * self.config.tensor_parallel.size
 
 
-class _PlannedEngine(DeepSpeedCalls):
+class _PlannedEngine(DeepSpeedAccessors):
     """Stand-in for an engine while the ``__init__`` of a trial continues."""
 
     optimizer = None  # type: ignore[assignment]
@@ -137,7 +137,7 @@ def profile_model(
         optimizer: Optimizer or function, as for ``initialize``.
         model_parameters: Parameters or groups, as for ``initialize``.
     """
-    created = make_given(optimizer, model_parameters, model)
+    created = make_user_optimizer(optimizer, model_parameters, model)
     sizes = _sizes_by_group(model, groups_of(model, created, model_parameters))
     zero = config.zero_optimization
     units = plan_units(model, wrap=asked_units(model), leaves=zero.leaf_module.classes)

@@ -78,7 +78,7 @@ class _ThroughputTimer:
 class DeepSpeedEngine(Engine, AsModule):  # type: ignore[misc]  # train() is ours
     """An :class:`~zerotrial.engine.engine.Engine` that scripts written for DeepSpeed know."""
 
-    INSTEAD: ClassVar[dict[str, str]] = Engine.INSTEAD | methods("DeepSpeedEngine")
+    REPLACEMENTS: ClassVar[dict[str, str]] = Engine.REPLACEMENTS | methods("DeepSpeedEngine")
 
     def __init__(self, parts: EngineParts) -> None:
         super().__init__(parts)
@@ -140,13 +140,13 @@ class DeepSpeedEngine(Engine, AsModule):  # type: ignore[misc]  # train() is our
 
     def _end_without_update(self) -> StepResult:
         """End a micro-batch whose gradients wait for the next."""
-        by_hand, self.progress.boundary_by_hand = self.progress.boundary_by_hand, False
+        by_hand, self.progress.manual_boundary = self.progress.manual_boundary, False
         self._syncing = True
         try:
             return super().step()
         finally:
             self._syncing = False
-            self.progress.boundary_by_hand = by_hand
+            self.progress.manual_boundary = by_hand
 
     def empty_partition_cache(self) -> None:
         """Do nothing: gathered weights are freed as soon as they have been used."""

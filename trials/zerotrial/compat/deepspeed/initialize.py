@@ -12,7 +12,7 @@ from zerolab.errors import ConfigError
 from zerotrial.compat.deepspeed.engine import DeepSpeedEngine
 from zerotrial.compat.deepspeed.finder import VERSION
 from zerotrial.compat.deepspeed.gathering import know
-from zerotrial.engine.builder.arguments import read_config, unusable
+from zerotrial.engine.builder.arguments import invalid_arguments, read_config
 from zerotrial.engine.builder.build import initialize as build
 from zerotrial.engine.builder.environment import is_pipeline
 from zerotrial.engine.engine import Engine
@@ -79,7 +79,7 @@ def _read(
 ) -> dict[str, Any]:
     """Read the configuration as the engine would, with DeepSpeed's default for clipping."""
     del others
-    problems = unusable(optimizer, training_data)
+    problems = invalid_arguments(optimizer, training_data)
     given = config if config is not None else config_params
     read = read_config(args, model, given, problems)
     trains = optimizer is not None or read.optimizer is not None

@@ -21,7 +21,7 @@ from zerotrial.engine.comm.shared_memory import SharedMemoryCommunicator, connec
 from zerotrial.engine.memory.copy_on_write import is_copy_on_write, map_to_disk
 from zerotrial.engine.memory.heap import trim_heap
 from zerotrial.engine.memory.mapped_files import warn_of_memory
-from zerotrial.engine.mesh import group_alike, group_on_cpu
+from zerotrial.engine.mesh import new_cpu_group, new_group_by_name
 
 __all__ = ["HostMemory", "host_memory"]
 
@@ -136,10 +136,10 @@ def host_memory() -> HostMemory | None:
 
 
 def _connect(world: dist.ProcessGroup) -> HostMemory:
-    talk = group_on_cpu()
+    talk = new_cpu_group()
     names = [""] * dist.get_world_size()
     dist.all_gather_object(names, host_name(), group=talk)
-    lender = connect_shared_memory(group_alike(names))
+    lender = connect_shared_memory(new_group_by_name(names))
     found: list[bool] = [False] * len(names)
     dist.all_gather_object(found, lender is not None, group=talk)
     if not all(found):

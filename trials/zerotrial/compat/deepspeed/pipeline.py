@@ -18,7 +18,9 @@ __all__ = ["PipelineEngine"]
 class PipelineEngine(engine.PipelineEngine, DeepSpeedEngine):  # type: ignore[misc]  # train() is ours
     """See :class:`zerotrial.engine.pipeline.PipelineEngine`."""
 
-    INSTEAD: ClassVar[dict[str, str]] = DeepSpeedEngine.INSTEAD | methods("PipelineEngine")
+    REPLACEMENTS: ClassVar[dict[str, str]] = DeepSpeedEngine.REPLACEMENTS | methods(
+        "PipelineEngine"
+    )
 
     def __init__(self, parts: EngineParts) -> None:
         super().__init__(parts)

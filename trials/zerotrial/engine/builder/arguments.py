@@ -1,4 +1,4 @@
-"""The arguments of ``initialize``: what is wrong with them, and what they stand for."""
+"""Validation and reading of the arguments of ``initialize``."""
 
 from collections.abc import Mapping, Sequence
 from os import PathLike
@@ -16,11 +16,18 @@ from zerotrial.engine.lr_schedules import SCHEDULES
 from zerotrial.engine.protocols import NamedParameter, ParamGroup
 from zerotrial.engine.update.checkpoint_support import is_plain
 
-__all__ = ["check_values", "groups_of", "make_given", "make_schedule", "read_config", "unusable"]
+__all__ = [
+    "check_values",
+    "groups_of",
+    "invalid_arguments",
+    "make_schedule",
+    "make_user_optimizer",
+    "read_config",
+]
 
 
-def unusable(optimizer: Any, training_data: Any) -> list[str]:
-    """Say what is wrong with two of the arguments.
+def invalid_arguments(optimizer: Any, training_data: Any) -> list[str]:
+    """Return the problems of two arguments.
 
     Args:
         optimizer: An instance, a callable or None.
@@ -45,13 +52,13 @@ def unusable(optimizer: Any, training_data: Any) -> list[str]:
 
 
 def read_config(args: Any, model: Any, config: Any, problems: list[str]) -> EngineConfig:
-    """Read the configuration from where it is given.
+    """Read the configuration.
 
     Args:
-        args: An object whose ``deepspeed_config`` names the file, or anything.
-        model: To be trained.
-        config: File name, mapping, or what was read already.
-        problems: Of the other arguments.
+        args: An object whose ``deepspeed_config`` is a file name, or anything else.
+        model: The model.
+        config: File name, mapping, or a configuration that was read before.
+        problems: Problems of other arguments.
 
     Raises:
         ConfigError: With all problems of the arguments, or of the file.
@@ -66,8 +73,8 @@ def read_config(args: Any, model: Any, config: Any, problems: list[str]) -> Engi
     elif not isinstance(
         config if config is not None else from_args, str | PathLike | Mapping | EngineConfig
     ):
-        found = type(config if config is not None else from_args).__name__
-        problems.append(f"config: must be a file name or a mapping, got {found}")
+        kind = type(config if config is not None else from_args).__name__
+        problems.append(f"config: must be a file name or a mapping, got {kind}")
     if problems:
         raise ConfigError("initialize()", problems)
     source = config if config is not None else from_args
@@ -80,13 +87,13 @@ def read_config(args: Any, model: Any, config: Any, problems: list[str]) -> Engi
 def check_values(
     model: nn.Module, config: EngineConfig, weights: Any, device: torch.device | str | None
 ) -> None:
-    """Refuse a model without values where nothing would give it any.
+    """Raise if parameters of the model have no values and would not get any.
 
     Args:
-        model: To be trained.
-        config: Of the engine.
+        model: The model.
+        config: The engine's configuration.
         weights: Safetensors to fill it from, or None.
-        device: Of the engine; on the meta device nothing has values.
+        device: The engine's device; on the meta device nothing has values.
 
     Raises:
         ConfigError: Names the first parameters that are on the meta device.
@@ -94,72 +101,78 @@ def check_values(
     stage = config.zero_optimization.stage
     if stage == 3 and config.tensor_parallel.size == 1:
         return
-    where = f"zero_optimization.stage is {stage}"
+    reason = f"zero_optimization.stage is {stage}"
     if config.tensor_parallel.size > 1:
-        where = f"tensor_parallel.size is {config.tensor_parallel.size}"
+        reason = f"tensor_parallel.size is {config.tensor_parallel.size}"
     problems = []
     if weights is not None:
-        problems.append(f"weights: are read at stage 3 of data-parallel ranks, and {where}; ")
+        problems.append(f"weights: are read at stage 3 of data-parallel ranks, and {reason}; ")
         problems[0] += "load them into the model before"
-    absent = [name for name, value in model.named_parameters() if value.is_meta]
-    if absent and (device is None or torch.device(device).type != "meta"):
-        told = ", ".join(first_few(absent))
-        problems.append(f"model: must hold values where {where}, got the meta device: {told}; ")
+    missing = [name for name, value in model.named_parameters() if value.is_meta]
+    if missing and (device is None or torch.device(device).type != "meta"):
+        names = ", ".join(first_few(missing))
+        problems.append(f"model: must hold values where {reason}, got the meta device: {names}; ")
         problems[-1] += "build it on a CPU, or use stage 3, which fills it unit by unit"
     if problems:
         raise ConfigError("initialize()", problems)
 
 
-def make_given(given: Any, model_parameters: Any, model: nn.Module) -> torch.optim.Optimizer | None:
-    """Turn a callable into an optimizer on the model's own parameters.
+def make_user_optimizer(
+    optimizer: Any, model_parameters: Any, model: nn.Module
+) -> torch.optim.Optimizer | None:
+    """Return the user's optimizer; call it first if it is a callable.
 
     Args:
-        given: An optimizer, a callable or None.
-        model_parameters: What to train; all of the model's by default.
-        model: Where they are.
+        optimizer: An optimizer, a callable or None.
+        model_parameters: Parameters to train; all of the model's by default.
+        model: Model that contains them.
 
     Raises:
-        ConfigError: If the callable makes something else.
+        ConfigError: If the callable returns anything else.
     """
-    if given is None or isinstance(given, torch.optim.Optimizer):
-        return given
-    wanted = model_parameters if model_parameters is not None else model.parameters()
-    made = given(list(wanted))
-    if not isinstance(made, torch.optim.Optimizer):
-        msg = f"optimizer: the callable must return a torch Optimizer, got {type(made).__name__}"
+    if optimizer is None or isinstance(optimizer, torch.optim.Optimizer):
+        return optimizer
+    parameters = model_parameters if model_parameters is not None else model.parameters()
+    result = optimizer(list(parameters))
+    if not isinstance(result, torch.optim.Optimizer):
+        msg = f"optimizer: the callable must return a torch Optimizer, got {type(result).__name__}"
         raise ConfigError("initialize()", [msg])
-    return made
+    return result
 
 
 def groups_of(
     model: nn.Module, optimizer: torch.optim.Optimizer | None, model_parameters: Any
 ) -> list[ParamGroup]:
-    """Name the parameters to be trained, group by group.
+    """Return the named parameters to train, by group.
 
     Args:
-        model: Where they are.
-        optimizer: Has groups, when it is given.
-        model_parameters: Parameters, or groups of them; else all of the model's.
+        model: Model that contains them.
+        optimizer: Optimizer with groups, or None.
+        model_parameters: Parameters, or groups of them; all of the model's by default.
 
     Raises:
-        ConfigError: With everything that is wrong with the groups.
+        ConfigError: With all problems of the groups.
     """
     names = {parameter: name for name, parameter in model.named_parameters()}
     if optimizer is not None:
         raw: Sequence[dict[str, Any]] = optimizer.param_groups
     else:
-        given: list[Any] = list(names if model_parameters is None else model_parameters)
-        raw = given if given and isinstance(given[0], dict) else [{"params": given}]
+        members_or_groups: list[Any] = list(names if model_parameters is None else model_parameters)
+        raw = (
+            members_or_groups
+            if members_or_groups and isinstance(members_or_groups[0], dict)
+            else [{"params": members_or_groups}]
+        )
     groups, seen, problems = [], set(), []
     for index, group in enumerate(raw):
         if "params" not in group:
-            known = ", ".join(map(str, group)) or "nothing"
-            problems.append(f"parameter group {index}: must have 'params', has {known}")
+            keys = ", ".join(map(str, group)) or "nothing"
+            problems.append(f"parameter group {index}: must have 'params', has {keys}")
             continue
         members = group["params"]
         named = []
         for member in [members] if isinstance(members, nn.Parameter) else list(members):
-            # torch accepts named parameters too
+            # torch also accepts named parameters
             parameter = member[1] if isinstance(member, tuple) else member
             if parameter not in names:
                 problems.append(f"parameter group {index}: has a parameter that model has not")
@@ -184,26 +197,26 @@ def groups_of(
 
 
 def make_schedule(
-    config: EngineConfig, given: Any, optimizer: torch.optim.Optimizer, *, has_optimizer: bool
+    config: EngineConfig, schedule: Any, optimizer: torch.optim.Optimizer, *, has_optimizer: bool
 ) -> Any:
-    """Make the learning-rate schedule, if there is to be one.
+    """Return the learning-rate schedule, or None.
 
     Args:
-        config: May name one.
-        given: A schedule, or a callable that makes one from the optimizer.
-        optimizer: The engine's.
-        has_optimizer: Whether the user gave it, so that a schedule can be on it already.
+        config: Configuration that may name one.
+        schedule: A schedule, or a callable that makes one from the optimizer.
+        optimizer: The engine's optimizer.
+        has_optimizer: Whether it is the user's, so that a schedule may refer to it already.
 
     Raises:
-        ConfigError: If a schedule cannot be on the optimizer, or refuses its arguments.
+        ConfigError: If the schedule has no optimizer, or rejects its arguments.
     """
-    if given is not None:
-        if callable(given) and not hasattr(given, "step"):
-            return given(optimizer)
+    if schedule is not None:
+        if callable(schedule) and not hasattr(schedule, "step"):
+            return schedule(optimizer)
         if not has_optimizer:
             msg = "lr_scheduler: an instance needs its optimizer; pass optimizer= too, or a "
             raise ConfigError("initialize()", [f"{msg}callable that takes the optimizer"])
-        return given
+        return schedule
     if config.scheduler is None or not optimizer.param_groups:
         return None
     name, params = config.scheduler.type, config.scheduler.params

@@ -1,4 +1,4 @@
-"""From DeepSpeed's arguments to an engine: chooses its parts by stage, precision and offload."""
+"""``initialize``: builds an engine, with parts by stage, precision and offload."""
 
 import contextlib
 import logging
@@ -19,16 +19,16 @@ from zerolab.errors import ConfigError
 from zerotrial.engine.builder.arguments import (
     check_values,
     groups_of,
-    make_given,
+    invalid_arguments,
     make_schedule,
+    make_user_optimizer,
     read_config,
-    unusable,
 )
 from zerotrial.engine.builder.environment import (
-    Ground,
+    EngineEnvironment,
     choose_device,
-    find_ground,
-    find_world,
+    find_environment,
+    find_process_group,
     is_pipeline,
 )
 from zerotrial.engine.checkpoint.into_module import accept_full_tensors
@@ -64,11 +64,11 @@ _planner: "ContextVar[Planner | None]" = ContextVar("planner", default=None)
 
 @contextlib.contextmanager
 def planning(planner: Planner) -> Iterator[None]:
-    """Have :func:`initialize` ask for a stand-in, and build nothing, in this context.
+    """Make :func:`initialize` call a planner in this context instead of building an engine.
 
     Args:
-        planner: Gets model, configuration, the given optimizer and ``model_parameters``; makes what
-            stands for the engine. The model is left as it is.
+        planner: Gets model, configuration, optimizer argument and ``model_parameters``, and
+            returns a replacement for the engine. The model is not changed.
     """
     token = _planner.set(planner)
     try:
@@ -97,29 +97,30 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
     weights: str | PathLike[str] | None = None,
     engine_class: type[Engine] | None = None,
 ) -> tuple[Engine, torch.optim.Optimizer, Any, Any]:
-    """Build an engine; stands where ``deepspeed.initialize`` stood. **Collective**.
+    """Build an engine; replaces ``deepspeed.initialize``. **Collective**.
 
     Args:
-        args: An object whose ``deepspeed_config`` names the file, when ``config`` is not given.
+        args: An object whose ``deepspeed_config`` is a file name, used without ``config``.
         model: The model; its parameters are taken over (flattened, cast) in place.
         optimizer: An instance on the model's parameters, or a callable that makes one from
-            parameters; overrides the configuration's. Where neither has one, the engine is for
-            evaluation: it computes, saves and loads, and holds no gradients and no states.
-        model_parameters: What to train, or parameter groups; all that require gradients by default.
-        training_data: A dataset; makes the returned loader.
-        lr_scheduler: A schedule on ``optimizer``, or a callable that makes one from the engine's.
-        distributed_port: Not used by ours; ranks find each other through the environment.
-        mpu: Says where the world holds more than data parallelism; see
-            :meth:`zerotrial.engine.mesh.Mesh.of`.
-        dist_init_required: False: torch.distributed is left alone.
-        collate_fn: Of the loader.
-        config: File name, mapping, or a configuration that was read already.
+            parameters; overrides the configuration's. Without either the engine is for
+            evaluation: it computes, saves and loads, without gradients or states.
+        model_parameters: Parameters to train, or parameter groups; by default all that require
+            gradients.
+        training_data: Dataset for the returned loader.
+        lr_scheduler: A schedule on ``optimizer``, or a callable that makes one from the
+            engine's optimizer.
+        distributed_port: Not used; ranks find each other through the environment.
+        mpu: Process groups of model parallelism, see :meth:`zerotrial.engine.mesh.Mesh.of`.
+        dist_init_required: False: do not start torch.distributed.
+        collate_fn: Collate function of the loader.
+        config: File name, mapping, or a configuration that was read before.
         mesh_param: Not supported; pass ``mpu``.
         config_params: Old name of ``config``.
-        device: Where to train; the local rank's GPU where there is one, else the CPU.
-        weights: Safetensors, a file or a folder, that a model is filled from unit by unit at
-            stage 3; it may be on the meta device.
-        engine_class: Of the engine; None chooses by the model.
+        device: Training device; by default the local rank's GPU if there is one, else the CPU.
+        weights: Safetensors, a file or a folder, from which a model is filled unit by unit at
+            stage 3; the model may be on the meta device.
+        engine_class: Class of the engine; by default chosen by the model.
 
     Returns:
         Engine, optimizer or None, training loader or None, schedule or None.
@@ -127,9 +128,9 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
     Raises:
         ConfigError: With all problems of the arguments or the file.
     """
-    problems = unusable(optimizer, training_data)
-    given = config if config is not None else config_params
-    resolved = read_config(args, model, given, problems)
+    problems = invalid_arguments(optimizer, training_data)
+    source = config if config is not None else config_params
+    resolved = read_config(args, model, source, problems)
     assert model is not None
     model = unwrap_compiled(model)
     planner = _planner.get()
@@ -147,65 +148,73 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
     if too_old:
         raise ConfigError(resolved.source, too_old)
     check_values(model, resolved, weights, device)
-    alone = resolved.zero_optimization.stage == 3
-    tell = int(os.environ.get("RANK", "0")) == 0
-    model_parameters = release(model, optimizer, model_parameters, alone=alone, tell=tell)
+    exclusive = resolved.zero_optimization.stage == 3
+    logs = int(os.environ.get("RANK", "0")) == 0
+    model_parameters = release(model, optimizer, model_parameters, alone=exclusive, tell=logs)
     taken = Taken(model)
-    where = choose_device(device)
-    world = find_world(where, start=dist_init_required)
-    # With an mpu the engine may be that of some ranks only.
+    training_device = choose_device(device)
+    world = find_process_group(training_device, start=dist_init_required)
+    # With an mpu not all ranks of the world may build this engine.
     with watched_call("initialize") if mpu is None else contextlib.nullcontext():
-        ground = find_ground(resolved, model, where, mpu, world)
+        environment = find_environment(resolved, model, training_device, mpu, world)
         with taken.undone_if_refused():
-            saving = ground.mesh.saving
-            observer = make_observer(ground.config, ground.device, saving.rank, saving.size)
-            divided = _prepare_model(model, ground, observer)
+            saving = environment.mesh.saving
+            observer = make_observer(
+                environment.config, environment.device, saving.rank, saving.size
+            )
+            divided = _prepare_model(model, environment, observer)
             taken.closed_by(divided.undo)
-            made = make_given(optimizer, model_parameters, model)
-            inputs = _stage_inputs(model, ground, taken, made, model_parameters, observer)
+            user_optimizer = make_user_optimizer(optimizer, model_parameters, model)
+            inputs = _stage_inputs(
+                model, environment, taken, user_optimizer, model_parameters, observer
+            )
             inputs = replace(inputs, weights=weights)
             stage = _build_stage(inputs)
             taken.closed_by(partial(_undo, stage, divided))
             _cast_inputs(inputs)
-            has_optimizer = made is not None
+            has_optimizer = user_optimizer is not None
             schedule = make_schedule(
                 resolved, lr_scheduler, stage.optimizer, has_optimizer=has_optimizer
             )
-            loader = _make_loader(training_data, ground, collate_fn, observer)
+            loader = _make_loader(training_data, environment, collate_fn, observer)
         engine = _assemble(
             inputs,
             stage,
             divided,
-            ground,
+            environment,
             schedule=schedule,
             loader=loader,
             engine_class=engine_class,
         )
-    taken.hold(_trained(inputs), engine.close_for_another, alone=alone)
-    if ground.mesh.saving.rank == 0:
-        describe_config(resolved, ground.mesh.data.size, model)
+    taken.hold(_trained(inputs), engine.close_for_reinitialize, alone=exclusive)
+    if environment.mesh.saving.rank == 0:
+        describe_config(resolved, environment.mesh.data.size, model)
     return engine, engine.optimizer if engine.trains else cast("Any", None), loader, schedule
 
 
-def _prepare_model(model: nn.Module, ground: Ground, observer: Observer) -> Divided:
-    """Put the model where it trains; cut, compiled and checkpointed as the file says."""
+def _prepare_model(model: nn.Module, environment: EngineEnvironment, observer: Observer) -> Divided:
+    """Move the model to its device; shard, compile and checkpoint it as configured."""
     if is_pipeline(model):
-        model.to(ground.device)
-        model.prepare(ground.mesh, ground.config.pipeline.activation_checkpoint_interval)
+        model.to(environment.device)
+        model.prepare(environment.mesh, environment.config.pipeline.activation_checkpoint_interval)
     divided = divide(
-        model, ground.config.tensor_parallel, ground.mesh, ground.device, observer.phase
+        model,
+        environment.config.tensor_parallel,
+        environment.mesh,
+        environment.device,
+        observer.phase,
     )
-    if ground.config.zero_optimization.stage < 3:  # which moves it unit by unit
-        model.to(ground.device)  # only now, when a rank's part is all there is
-    compile_blocks(model, ground.config.compile)
-    checkpointing = ground.config.activation_checkpointing
+    if environment.config.zero_optimization.stage < 3:  # stage 3 moves it unit by unit
+        model.to(environment.device)  # after sharding, when only this rank's part is left
+    compile_blocks(model, environment.config.compile)
+    checkpointing = environment.config.activation_checkpointing
     if is_pipeline(model):
         model.recompute_by(recomputing(checkpointing, divided.sharing))
         divided.on_undo(partial(model.recompute_by, recomputed))
         if (
             checkpointing.active
             and not model.activation_checkpoint_interval
-            and ground.mesh.saving.rank == 0
+            and environment.mesh.saving.rank == 0
         ):
             logger.warning(
                 "activation_checkpointing: has no effect on this PipelineModule; give "
@@ -218,54 +227,56 @@ def _prepare_model(model: nn.Module, ground: Ground, observer: Observer) -> Divi
 
 
 def _undo(stage: Stage, divided: Divided) -> None:
-    """Give the model back. **Collective** where it is sharded or cut."""
+    """Restore the model. **Collective** if it is sharded."""
     stage.close()
     divided.undo()
 
 
 def _stage_inputs(  # noqa: PLR0917 - one caller
     model: nn.Module,
-    ground: Ground,
+    environment: EngineEnvironment,
     taken: Taken,
-    made: torch.optim.Optimizer | None,
+    user_optimizer: torch.optim.Optimizer | None,
     model_parameters: Any,
     observer: Observer,
 ) -> StageInputs:
-    trains = made is not None or ground.config.optimizer is not None
+    trains = user_optimizer is not None or environment.config.optimizer is not None
     return StageInputs(
         module=model,
-        groups=groups_of(model, made, model_parameters) if trains else [],
-        config=ground.config,
-        precision=ground.precision,
-        optimizer_factory=_optimizer_factory(ground.config, made),
-        accumulation_steps=ground.batch.accumulation_steps,
-        device=ground.device,
-        mesh=ground.mesh,
+        groups=groups_of(model, user_optimizer, model_parameters) if trains else [],
+        config=environment.config,
+        precision=environment.precision,
+        optimizer_factory=_optimizer_factory(environment.config, user_optimizer),
+        accumulation_steps=environment.batch.accumulation_steps,
+        device=environment.device,
+        mesh=environment.mesh,
         taken=taken,
         observer=observer,
     )
 
 
 def _cast_inputs(inputs: StageInputs) -> None:
-    """Have what enters the model cast; stage 3 casts too: no harm."""
+    """Cast the model's inputs; harmless at stage 3, which casts them, too."""
     precision = inputs.precision
     if precision.cast_inputs and precision.compute is not None:
         register_input_cast(inputs.module, precision.compute)
 
 
-def _make_loader(training_data: Any, ground: Ground, collate_fn: Any, observer: Observer) -> Any:
+def _make_loader(
+    training_data: Any, environment: EngineEnvironment, collate_fn: Any, observer: Observer
+) -> Any:
     if training_data is None:
         return None
-    pinned = ground.device.type == "cuda"
-    rank = ground.mesh.data.rank
+    pinned = environment.device.type == "cuda"
+    rank = environment.mesh.data.rank
     return build_loader(
         training_data,
-        ground.config,
-        ground.batch,
+        environment.config,
+        environment.batch,
         rank,
         collate_fn,
         pin_memory=pinned,
-        reading=partial(observer.phase, "input"),
+        read_context=partial(observer.phase, "input"),
     )
 
 
@@ -273,29 +284,29 @@ def _assemble(
     inputs: StageInputs,
     stage: Stage,
     divided: Divided,
-    ground: Ground,
+    environment: EngineEnvironment,
     *,
     schedule: Any,
     loader: Any,
     engine_class: type[Engine] | None,
 ) -> Engine:
-    """Put the parts together, and show the engine to its observer."""
+    """Build the engine from its parts, and attach the observer."""
     engine = (engine_class or _class_for(inputs.module))(
         EngineParts(
             module=inputs.module,
             stage=stage,
-            scaler=make_scaler(ground.config.fp16),
+            scaler=make_scaler(environment.config.fp16),
             lr_scheduler=schedule,
             training_dataloader=loader,
-            config=ground.config,
-            batch=ground.batch,
-            device=ground.device,
+            config=environment.config,
+            batch=environment.batch,
+            device=environment.device,
             local_rank=int(os.environ.get("LOCAL_RANK", "0")),
-            mesh=ground.mesh,
+            mesh=environment.mesh,
             divided=divided,
             observer=inputs.observer,
             taken=inputs.taken,
-            watchdog=CollectiveWatchdog.of(ground.mesh),
+            watchdog=CollectiveWatchdog.of(environment.mesh),
             trains=bool(inputs.groups),
         )
     )
@@ -313,25 +324,29 @@ def _class_for(model: nn.Module) -> type[Engine]:
 
 
 def _trained(inputs: StageInputs) -> list[nn.Parameter]:
-    """The parameters to be trained, as the stage has left them in the model."""
+    """Return the trained parameters as the stage has left them in the model."""
     names = {named.name for group in inputs.groups for named in group.parameters}
     return [p for name, p in inputs.module.named_parameters() if name in names]
 
 
 def _optimizer_factory(
-    config: EngineConfig, given: torch.optim.Optimizer | None
+    config: EngineConfig, user_optimizer: torch.optim.Optimizer | None
 ) -> OptimizerFactory:
-    factory = choose_optimizer(config, given)
+    factory = choose_optimizer(config, user_optimizer)
     if config.tensor_parallel.size > 1 and not factory.elementwise:
-        name = config.optimizer.type if given is None and config.optimizer else type(given).__name__
+        name = (
+            config.optimizer.type
+            if user_optimizer is None and config.optimizer
+            else type(user_optimizer).__name__
+        )
         problem = (
             f"optimizer: must update each element by itself where tensor_parallel.size is "
             f"{config.tensor_parallel.size}, as no rank has a whole matrix, got {name}; use AdamW, "
             "or give an optimizer of yours, which does so, the attribute elementwise = True"
         )
         raise ConfigError("initialize()", [problem])
-    if given is not None:
-        check_savable(given, full_parameters=not factory.elementwise)
+    if user_optimizer is not None:
+        check_savable(user_optimizer, full_parameters=not factory.elementwise)
     return factory
 
 
@@ -351,5 +366,5 @@ def _build_stage(inputs: StageInputs) -> Stage:
     if not zero.reduce_scatter:
         comm = without_reduce_scatter(comm)
     comm = timed_communicator(comm, inputs.observer)
-    kind = _FLAT_STAGES[zero.stage] if inputs.groups else Stage0  # only what is updated is sharded
+    kind = _FLAT_STAGES[zero.stage] if inputs.groups else Stage0  # nothing to shard otherwise
     return kind(inputs, comm, updater)

@@ -1,4 +1,4 @@
-"""What an engine stands on, found before the model is touched: device, ranks, batch sizes."""
+"""Environment of an engine, resolved before the model is touched: device, mesh, batch sizes."""
 
 import os
 import sys
@@ -20,22 +20,28 @@ from zerotrial.engine.module.precision import Precision, choose_precision
 if TYPE_CHECKING:
     from zerotrial.engine.pipeline.module import PipelineModule
 
-__all__ = ["Ground", "choose_device", "find_ground", "find_world", "is_pipeline"]
+__all__ = [
+    "EngineEnvironment",
+    "choose_device",
+    "find_environment",
+    "find_process_group",
+    "is_pipeline",
+]
 
 
 def is_pipeline(model: nn.Module) -> "TypeGuard[PipelineModule]":
-    """Whether a model is cut into pipeline stages, without loading what only those need.
+    """Return whether a model is a PipelineModule, without importing its module.
 
     Args:
-        model: To be trained.
+        model: The model.
     """
     loaded = sys.modules.get("zerotrial.engine.pipeline.module")
     return loaded is not None and isinstance(model, loaded.PipelineModule)
 
 
 @dataclass(frozen=True)
-class Ground:
-    """What an engine stands on; known before the model is touched."""
+class EngineEnvironment:
+    """Resolved device, mesh, batch sizes and precision of an engine."""
 
     config: EngineConfig
     device: torch.device
@@ -44,32 +50,32 @@ class Ground:
     precision: Precision
 
 
-def find_ground(
+def find_environment(
     config: EngineConfig,
     model: nn.Module,
-    where: torch.device,
+    device: torch.device,
     mpu: Any,
     world: "dist.ProcessGroup | None",
-) -> Ground:
-    """Lay out the ranks, and find the batch sizes. **Collective**.
+) -> EngineEnvironment:
+    """Build the mesh and resolve the batch sizes. **Collective**.
 
     Args:
-        config: Of the engine.
-        model: To be trained; may know the ranks that it is spread over.
-        where: From :func:`choose_device`.
+        config: The engine's configuration.
+        model: The model; a PipelineModule defines the number of pipeline stages.
+        device: Device from :func:`choose_device`.
         mpu: See :meth:`~zerotrial.engine.mesh.Mesh.of`.
-        world: From :func:`find_world`.
+        world: Process group from :func:`find_process_group`.
 
     Raises:
-        ConfigError: If the batch sizes do not go together; if there are to be pipeline stages of a
-            model that cannot be cut into them.
+        ConfigError: If the batch sizes do not fit together, or if pipeline stages are
+            configured for a model that is no PipelineModule.
     """
     if (config.pipeline.stages or 1) > 1 and not is_pipeline(model):
         problem = f"pipeline.stages: needs a PipelineModule, got {type(model).__name__}; leave it "
         raise ConfigError(config.source, [f"{problem}out, or write the model as a list of layers"])
     if config.zero_optimization.offload_param.device == "nvme":
         return_freed_memory()
-    elif where.type == "cpu":
+    elif device.type == "cpu":
         keep_freed_memory()
     mesh = _make_mesh(mpu, world, model, config)
     batch = config.batch_sizes(mesh.data.size)
@@ -77,35 +83,37 @@ def find_ground(
         from zerotrial.engine.pipeline.engine import check_pipeline
 
         check_pipeline(model, config, batch.accumulation_steps)
-    return Ground(config, where, mesh, batch, choose_precision(config, batch.accumulation_steps))
+    return EngineEnvironment(
+        config, device, mesh, batch, choose_precision(config, batch.accumulation_steps)
+    )
 
 
 def choose_device(device: "torch.device | str | None") -> torch.device:
-    """Choose where to train: the local rank's GPU where there is one, unless told.
+    """Return the training device: by default the local rank's GPU, or the CPU without one.
 
     Raises:
-        ConfigError: If there is no such device.
+        ConfigError: If the device does not exist.
     """
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if where.type == "cuda":
+    chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if chosen.type == "cuda":
         if not torch.cuda.is_available():
-            problem = f"device: must be one that this machine has, got {where}; use cpu"
+            problem = f"device: must be one that this machine has, got {chosen}; use cpu"
             raise ConfigError("initialize()", [f"{problem}, or install a CUDA build of torch"])
-        if where.index is None:
+        if chosen.index is None:
             local = os.environ.get("LOCAL_RANK")
-            # A launcher may have shown each rank its own GPU only.
+            # A launcher may have made only the rank's GPU visible.
             index = int(local) % torch.cuda.device_count() if local else torch.cuda.current_device()
-            where = torch.device("cuda", index)
-        torch.cuda.set_device(where)
-    return where
+            chosen = torch.device("cuda", index)
+        torch.cuda.set_device(chosen)
+    return chosen
 
 
-def find_world(device: torch.device, *, start: bool | None) -> "dist.ProcessGroup | None":
-    """Find all ranks. **Collective** where the world is started.
+def find_process_group(device: torch.device, *, start: bool | None) -> "dist.ProcessGroup | None":
+    """Return the group of all ranks. **Collective** if it starts torch.distributed.
 
     Args:
-        device: That trains.
-        start: Whether to start torch.distributed; None: where the environment describes a world.
+        device: Training device.
+        start: Whether to start torch.distributed; None: if the environment describes ranks.
     """
     if not dist.is_initialized() and start is not False:
         world = int(os.environ.get("WORLD_SIZE", "1"))
@@ -118,7 +126,7 @@ def find_world(device: torch.device, *, start: bool | None) -> "dist.ProcessGrou
 def _make_mesh(
     mpu: Any, world: "dist.ProcessGroup | None", model: nn.Module, config: EngineConfig
 ) -> Mesh:
-    """Lay the ranks out. **Collective** over all of them."""
+    """Build the mesh. **Collective** over all ranks."""
     tensor, shard = config.tensor_parallel.size, config.zero_optimization.shard_ranks
     if mpu is None:
         pipe = model.num_stages if is_pipeline(model) else 1
@@ -131,7 +139,7 @@ def _make_mesh(
         raise ConfigError("initialize()", [problem])
     mesh = Mesh.of(mpu, world, model, cut_over=tensor)
     if tensor not in (1, mesh.tensor.size):
-        found = f"got {tensor} with {mesh.tensor.size} tensor-parallel ranks"
-        problem = f"tensor_parallel.size: must be what mpu says, or be left out, {found}"
+        actual = f"got {tensor} with {mesh.tensor.size} tensor-parallel ranks"
+        problem = f"tensor_parallel.size: must be what mpu says, or be left out, {actual}"
         raise ConfigError("initialize()", [problem])
     return mesh

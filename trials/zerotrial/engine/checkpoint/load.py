@@ -330,7 +330,9 @@ class Loader:
     def _check_window(self, gradients: SavedGradients | None, manifest: Manifest) -> None:
         if gradients is not None:
             steps = self._state.progress.batch.accumulation_steps
-            self._complain(gradients.state.misfit(steps) + gradients.missing(manifest.shapes))
+            self._complain(
+                gradients.state.resume_problems(steps) + gradients.missing(manifest.shapes)
+            )
 
     def _complain(self, problems: list[str]) -> None:
         if problems:

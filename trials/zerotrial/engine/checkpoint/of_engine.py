@@ -61,7 +61,7 @@ class CheckpointCalls:
         everywhere = _union(CheckpointRanks(self.mesh.saving.group).allgather(trainable))
         # Of ranks that have the same shards the first writes them.
         writes = self.mesh.replicate.rank == 0
-        counts = self.mesh.counts(self.module.parameters()) if writes else frozenset()
+        counts = self.mesh.counted_parameters(self.module.parameters()) if writes else frozenset()
         stateful = {
             "counters": self.progress,
             "loss_scaler": self.scaler,

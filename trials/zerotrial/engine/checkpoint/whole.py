@@ -399,7 +399,7 @@ def gather_whole(
     together = mesh.whole is not None
     first = mesh.data.rank == 0 and (not together or mesh.tensor.rank == 0)
     sends = together and mesh.pipe.rank > 0
-    names, counts = names_by_first(module), mesh.counts(module.parameters())
+    names, counts = names_by_first(module), mesh.counted_parameters(module.parameters())
     own = {name for name, parameter in module.named_parameters() if parameter in counts}
     found: dict[str, Tensor] = {}
     # Collectives at stage 3, so that every rank walks.

@@ -91,7 +91,7 @@ class FlatStage:
         self._hooks = GradientHooks(self.buckets, self.gradients.arrived)
         self._frozen: list[list[int]] = [[] for _ in self.buckets]
         """For each bucket, the frozen parameters that the last step did not update."""
-        self._counted_parameters = inputs.mesh.counts(self._trained)
+        self._counted_parameters = inputs.mesh.counted_parameters(self._trained)
 
     # -- a step ---------------------------------------------------------------------------------
 

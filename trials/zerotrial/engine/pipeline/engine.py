@@ -107,7 +107,7 @@ class PipelineEngine(Engine):
         """
         self._check_trains("train_batch")
         if data_iter is None and self.reads_data:
-            data_iter = self._own_batches()
+            data_iter = self._default_batches()
         with self.watchdog.call("train_batch"):
             self.recover()
             steps = self.batch.accumulation_steps
@@ -282,7 +282,7 @@ class PipelineEngine(Engine):
 
     forward = __call__
 
-    def _begin_unannounced(self) -> None:
+    def _begin_user_backward(self) -> None:
         """Drop the gradients of a pass that is not this engine's, which trains whole batches."""
 
     def backward(self, *args: Any, **kwargs: Any) -> NoReturn:

@@ -190,7 +190,7 @@ def lay_out(
         named.name: index for index, group in enumerate(inputs.groups) for named in group.parameters
     }
     named = [member for group in inputs.groups for member in group.parameters]
-    whose = inputs.mesh.counts(member.parameter for member in named)
+    whose = inputs.mesh.counted_parameters(member.parameter for member in named)
     counting = {member.name for member in named if member.parameter in whose}
     names: dict[Any, str] = {
         p: name for name, p in inputs.module.named_parameters() if name in group_of

@@ -193,15 +193,15 @@ class _StateErrors:
     """Errors for states that no checkpoint can store."""
 
     optimizer: torch.optim.Optimizer
-    whole: bool
+    full_parameters: bool
     """Whether the optimizer gets full parameters."""
-    where: str
+    call: str
     """Name of the call for an error."""
 
     def check_common(self, states: Mapping[Any, Any]) -> None:
         """Reject states under keys that are not parameters and cannot be stored."""
         for key, value in states.items():
-            if not self.whole:
+            if not self.full_parameters:
                 rule = "keep all its states under them, which it steps one after the other"
                 raise self._of_parts(rule, f"the key {key!r}")
             shown = f"tensor of shape {tuple(key.shape)}" if isinstance(key, Tensor) else repr(key)
@@ -218,7 +218,9 @@ class _StateErrors:
         for name, value in state.items():
             if is_by_element(value, parameter) or is_scalar(value, parameter):
                 continue
-            if not self.whole and value is not None:  # made again as it was, by the first step
+            if (
+                not self.full_parameters and value is not None
+            ):  # made again as it was, by the first step
                 is_tensor = isinstance(value, Tensor)
                 kind = f"shape {tuple(value.shape)}" if is_tensor else type(value).__name__
                 shown = f"{name!r} of {kind} for {tuple(parameter.shape)}"
@@ -262,7 +264,7 @@ class _StateErrors:
         )
 
     def _error(self, problem: str) -> ConfigError:
-        return ConfigError(self.where, [f"optimizer: {type(self.optimizer).__name__} {problem}"])
+        return ConfigError(self.call, [f"optimizer: {type(self.optimizer).__name__} {problem}"])
 
 
 def is_plain(value: Any) -> bool:

@@ -49,9 +49,9 @@ class Plain:
         self.optimizer.zero_grad()
 
 
-def close(mine: Tensor | None, wanted: Tensor | None) -> None:
-    assert mine is not None
-    torch.testing.assert_close(mine.float(), wanted, rtol=1e-5, atol=1e-7)
+def close(actual: Tensor | None, expected: Tensor | None) -> None:
+    assert actual is not None
+    torch.testing.assert_close(actual.float(), expected, rtol=1e-5, atol=1e-7)
 
 
 def read_and_write(stage: int) -> bool:
@@ -109,7 +109,7 @@ def read_and_write(stage: int) -> bool:
         assert state.keys() == expected.keys()  # tied ones under both names
         for name, value in expected.items():
             close(state[name], value)
-    for call, told in (
+    for call, message in (
         (lambda: engine.full("tied.wieght"), "no parameter 'tied.wieght'; did you mean"),
         (lambda: engine.set_full("first.weight", torch.ones(2)), r"tensor \(7, 5\), got \(2,\)"),
         (
@@ -119,36 +119,36 @@ def read_and_write(stage: int) -> bool:
         (lambda: engine.set_full("first.weight", moment, "gradient"), "no gradient now"),
         (lambda: engine.full("scale.weight", "gradient"), None),
     ):
-        if told is None:
+        if message is None:
             assert call() is None
         else:
-            with pytest.raises(EngineError, match=told):
+            with pytest.raises(EngineError, match=message):
                 call()
     engine.close()
     return True
 
 
 def read_within_a_window(stage: int) -> bool:
-    """Between two micro-batches a gradient is what has been gathered so far."""
+    """Between two micro-batches a gradient is the sum so far."""
     plain = Plain()
     file = adam(stage, gradient_accumulation_steps=2)
     engine, *_ = zerotrial.initialize(model=Net(), config=file)
     plain.backward(0)
     engine.backward(engine(own_inputs(0, dist.get_rank())))
     engine.step()
-    wanted = plain.parameters["first.weight"].grad
-    assert wanted is not None
-    close(engine.full("first.weight", "gradient"), wanted / 2)
+    expected = plain.parameters["first.weight"].grad
+    assert expected is not None
+    close(engine.full("first.weight", "gradient"), expected / 2)
     engine.backward(engine(own_inputs(1, dist.get_rank())))
     plain.backward(1)
-    close(engine.full("first.weight", "gradient"), wanted / 2)
+    close(engine.full("first.weight", "gradient"), expected / 2)
     engine.step()
     engine.close()
     return True
 
 
 def write_one_element(stage: int) -> bool:
-    """What one rank changes in bf16 leaves the last bits of all other masters alone."""
+    """A change on one rank in bf16 keeps the last bits of all other masters."""
     engine, *_ = zerotrial.initialize(model=Net(), config=adam(stage, bf16={"enabled": True}))
     engine.backward(engine(own_inputs(0, dist.get_rank())))
     engine.step()
@@ -175,13 +175,13 @@ def evaluate(stage: int) -> list[float]:
         assert optimizer is None
         with torch.no_grad():
             losses.append(engine.eval()(inputs(0)).item())
-        held = sum(
+        count = sum(
             len(tensors) for kind, tensors in engine.stage.tensors_by_kind().items() if kind in HELD
         )
-        assert held == 0, engine.stage.tensors_by_kind()
-        whole = engine.full("first.weight")
-        assert whole is not None
-        close(whole, Net().first.weight.to(whole.dtype).float())
+        assert count == 0, engine.stage.tensors_by_kind()
+        full = engine.full("first.weight")
+        assert full is not None
+        close(full, Net().first.weight.to(full.dtype).float())
         with pytest.raises(EngineError, match="has no optimizer and is for evaluation; set optim"):
             engine.backward(torch.zeros((), requires_grad=True))
         with pytest.raises(EngineError, match=r"step\(\): this engine has no optimizer"):
@@ -202,12 +202,10 @@ def all_of_them() -> list[list[float]]:
     return [evaluate(stage) for stage in STAGES]
 
 
-def test_whole_tensors_are_read_and_written_alike_at_every_stage_with_and_without_optimizer() -> (
-    None
-):
+def test_full_tensors_read_and_write_at_every_stage() -> None:
     with torch.no_grad():
-        wanted = Net()(inputs(0)).item()
+        expected = Net()(inputs(0)).item()
     for losses in run_on_ranks(all_of_them, 2):
         for plain, half in losses:
-            assert plain == pytest.approx(wanted, rel=1e-6)
-            assert half == pytest.approx(wanted, rel=2e-2)
+            assert plain == pytest.approx(expected, rel=1e-6)
+            assert half == pytest.approx(expected, rel=2e-2)
