@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 __all__ = ["add_to"]
 
 _LOCALHOST = re.compile(r"^--localhost:")
+_SETTINGS = {
+    "allow_interspersed_args": False,
+    # --num_nodes is --num-nodes
+    "token_normalize_func": lambda name: name.replace("_", "-"),
+}
 
 
 class _Launch(TyperCommand):
@@ -38,7 +43,7 @@ class _Launch(TyperCommand):
 
 def add_to(app: typer.Typer) -> None:
     """Add the command to the root."""
-    app.command(cls=_Launch, context_settings={"allow_interspersed_args": False})(launch)
+    app.command(cls=_Launch, context_settings=_SETTINGS)(launch)
 
 
 def launch(
@@ -65,28 +70,24 @@ def launch(
         str | None, typer.Option(help="Slots of this machine alone; also --localhost:0,2.")
     ] = None,
     num_nodes: Annotated[
-        int | None, typer.Option("--num_nodes", "--num-nodes", help="The first so many hosts.")
+        int | None, typer.Option("--num_nodes", help="The first so many hosts.")
     ] = None,
     num_gpus: Annotated[
         int | None,
         typer.Option(
             "--num_gpus",
-            "--num-gpus",
             "--num_accelerators",
             help="The first so many slots of each host.",
         ),
     ] = None,
     master_addr: Annotated[
         str,
-        typer.Option(
-            "--master_addr", "--master-addr", help="Address of the first host, for the others."
-        ),
+        typer.Option("--master_addr", help="Address of the first host, for the others."),
     ] = "",
     master_port: Annotated[
         int | None,
         typer.Option(
             "--master_port",
-            "--master-port",
             min=0,
             max=65535,
             help="Port of the first host. Default: 29500; any free one on a single machine.",
@@ -96,32 +97,30 @@ def launch(
         bool, typer.Option("--module", help="The script is a module, as for python -m.")
     ] = False,
     no_python: Annotated[
-        bool, typer.Option("--no_python", "--no-python", help="The script is a program.")
+        bool, typer.Option("--no_python", help="The script is a program.")
     ] = False,
     no_local_rank: Annotated[
         bool,
-        typer.Option(
-            "--no_local_rank", "--no-local-rank", help="Give the script no --local_rank=N."
-        ),
+        typer.Option("--no_local_rank", help="Give the script no --local_rank=N."),
     ] = False,
     config_file: Annotated[
         Path | None,
-        typer.Option("--config_file", "--config-file", help="What `accelerate config` writes."),
+        typer.Option("--config_file", help="What `accelerate config` writes."),
     ] = None,
     ssh_config: Annotated[
         Path | None, typer.Option("--ssh-config", help="Configuration for ssh (ssh -F).")
     ] = None,
     ssh_port: Annotated[
-        int | None, typer.Option("--ssh_port", "--ssh-port", help="Port for ssh (ssh -p).")
+        int | None, typer.Option("--ssh_port", help="Port for ssh (ssh -p).")
     ] = None,
     force_multi: Annotated[
-        bool, typer.Option("--force_multi", "--force-multi", help="Reach this machine by ssh too.")
+        bool, typer.Option("--force_multi", help="Reach this machine by ssh too.")
     ] = False,
     no_ssh: Annotated[
-        bool, typer.Option("--no_ssh", "--no-ssh", help="Start this node alone, of --num_nodes.")
+        bool, typer.Option("--no_ssh", help="Start this node alone, of --num_nodes.")
     ] = False,
     node_rank: Annotated[
-        int | None, typer.Option("--node_rank", "--node-rank", help="With --no_ssh: which it is.")
+        int | None, typer.Option("--node_rank", help="With --no_ssh: which it is.")
     ] = None,
     python: Annotated[
         str, typer.Option(help="Python of the other machines. Default: ours, at the same place.")
@@ -148,7 +147,6 @@ def launch(
         int | None,
         typer.Option(
             "--min_elastic_nodes",
-            "--min-elastic-nodes",
             help="With --elastic: the fewest hosts to go on with. Default: 1.",
         ),
     ] = None,
@@ -156,7 +154,6 @@ def launch(
         int | None,
         typer.Option(
             "--max_elastic_nodes",
-            "--max-elastic-nodes",
             help="With --elastic: the most hosts at a time; others stand in for lost ones.",
         ),
     ] = None,

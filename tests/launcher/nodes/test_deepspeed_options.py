@@ -105,6 +105,12 @@ def test_unsupported_option_names_replacement(tmp_path: Path, option: str, remed
     assert remedy in done.stderr
 
 
+def test_option_names_take_hyphens_and_underscores(tmp_path: Path) -> None:
+    words = ("--num-gpus", "1", "--node_timeout", "9", "--no-local-rank", "train.py", "--a_b-c")
+    ((rank, *_, arguments),) = ranks_of(run(tmp_path, "launch", *words))
+    assert (rank, arguments) == (0, ["--a_b-c"])
+
+
 def test_ranks_are_bound_to_cores(tmp_path: Path) -> None:
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:

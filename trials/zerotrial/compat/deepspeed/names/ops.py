@@ -1,7 +1,19 @@
 """``deepspeed.ops``: DeepSpeed's optimizer classes, on torch's kernels.
 
-They take DeepSpeed's arguments in its order. Arguments that choose a kernel have no effect.
+They take DeepSpeed's arguments in its order and run on any device. Common arguments:
+
+- ``params`` or ``model_params``: parameters or groups;
+- ``lr``: learning rate;
+- ``bias_correction``: correct the moments for their start at zero;
+- ``betas``: decay of the first and second moment; of Lion: how much momentum goes into the
+  direction, and how much is kept;
+- ``eps``: added to the root of the second moment, or of the sum of squares;
+- ``weight_decay``: strength of the weight decay;
+- ``set_grad_none``, ``fp32_optimizer_states``: no effect. ``zero_grad()`` sets gradients to None,
+  and states have the type of the engine's master weights.
 """
+
+# ruff: noqa: FBT001, FBT002, PLR0917 - DeepSpeed's arguments, in its order
 
 import inspect
 from typing import Any
@@ -54,28 +66,21 @@ class FusedAdam(_Adam):
     """Adam and AdamW.
 
     Args:
-        params: Parameters or groups.
-        lr: Learning rate.
-        bias_correction: Whether the moments are corrected for their start at zero.
-        betas: Decay of the first and second moment.
-        eps: Added to the root of the second moment.
         adam_w_mode: True: decoupled weight decay (AdamW); False: L2 regularization (Adam).
-        weight_decay: Strength of either.
         amsgrad: Keep the maximum of the second moment.
-        set_grad_none: No effect; ``zero_grad()`` sets gradients to None.
     """
 
-    def __init__(  # noqa: PLR0917 - DeepSpeed's order
+    def __init__(
         self,
         params: Any,
         lr: float = 1e-3,
-        bias_correction: bool = True,  # noqa: FBT001, FBT002 - DeepSpeed's
+        bias_correction: bool = True,
         betas: Betas = (0.9, 0.999),
         eps: float = 1e-8,
-        adam_w_mode: bool = True,  # noqa: FBT001, FBT002 - DeepSpeed's
+        adam_w_mode: bool = True,
         weight_decay: float = 0.0,
-        amsgrad: bool = False,  # noqa: FBT001, FBT002 - DeepSpeed's
-        set_grad_none: bool = True,  # noqa: FBT001, FBT002 - DeepSpeed's
+        amsgrad: bool = False,
+        set_grad_none: bool = True,
     ) -> None:
         super().__init__(
             params,
@@ -91,31 +96,24 @@ class FusedAdam(_Adam):
 
 
 class DeepSpeedCPUAdam(_Adam):
-    """Adam and AdamW, with the arguments of DeepSpeed's CPU kernel; it runs on any device.
+    """Adam and AdamW, with the arguments of DeepSpeed's CPU kernel.
 
     Args:
-        model_params: Parameters or groups.
-        lr: Learning rate.
-        bias_correction: Whether the moments are corrected for their start at zero.
-        betas: Decay of the first and second moment.
-        eps: Added to the root of the second moment.
-        weight_decay: Strength of the weight decay.
         amsgrad: Keep the maximum of the second moment.
         adamw_mode: True: decoupled weight decay (AdamW); False: L2 regularization (Adam).
-        fp32_optimizer_states: No effect; states have the type of the engine's master weights.
     """
 
-    def __init__(  # noqa: PLR0917 - DeepSpeed's order
+    def __init__(
         self,
         model_params: Any,
         lr: float = 1e-3,
-        bias_correction: bool = True,  # noqa: FBT001, FBT002 - DeepSpeed's
+        bias_correction: bool = True,
         betas: Betas = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
-        amsgrad: bool = False,  # noqa: FBT001, FBT002 - DeepSpeed's
-        adamw_mode: bool = True,  # noqa: FBT001, FBT002 - DeepSpeed's
-        fp32_optimizer_states: bool = True,  # noqa: FBT001, FBT002 - DeepSpeed's
+        amsgrad: bool = False,
+        adamw_mode: bool = True,
+        fp32_optimizer_states: bool = True,
     ) -> None:
         super().__init__(
             model_params,
@@ -134,24 +132,19 @@ class DeepSpeedCPUAdagrad(torch.optim.Adagrad):
     """Adagrad, with the arguments of DeepSpeed's CPU kernel.
 
     Args:
-        model_params: Parameters or groups.
-        lr: Learning rate.
-        eps: Added to the root of the sum of squares.
-        weight_decay: L2 regularization.
         amsgrad: No effect, as in DeepSpeed.
-        fp32_optimizer_states: No effect.
     """
 
     elementwise = True
 
-    def __init__(  # noqa: PLR0917 - DeepSpeed's order
+    def __init__(
         self,
         model_params: Any,
         lr: float = 1e-2,
         eps: float = 1e-10,
         weight_decay: float = 0.0,
-        amsgrad: bool = False,  # noqa: FBT001, FBT002 - DeepSpeed's
-        fp32_optimizer_states: bool = True,  # noqa: FBT001, FBT002 - DeepSpeed's
+        amsgrad: bool = False,
+        fp32_optimizer_states: bool = True,
     ) -> None:
         super().__init__(model_params, lr=lr, eps=eps, weight_decay=weight_decay)
         del amsgrad
@@ -159,15 +152,7 @@ class DeepSpeedCPUAdagrad(torch.optim.Adagrad):
 
 
 class DeepSpeedCPULion(Lion):
-    """Lion, with the arguments of DeepSpeed's CPU kernel.
-
-    Args:
-        model_params: Parameters or groups.
-        lr: Learning rate.
-        betas: How much momentum goes into the direction, and how much is kept.
-        weight_decay: Decoupled weight decay.
-        fp32_optimizer_states: No effect.
-    """
+    """Lion, with the arguments of DeepSpeed's CPU kernel."""
 
     def __init__(
         self,
@@ -175,22 +160,14 @@ class DeepSpeedCPULion(Lion):
         lr: float = 1e-3,
         betas: Betas = (0.9, 0.999),
         weight_decay: float = 0.0,
-        fp32_optimizer_states: bool = True,  # noqa: FBT001, FBT002 - DeepSpeed's
+        fp32_optimizer_states: bool = True,
     ) -> None:
         super().__init__(model_params, lr, betas, weight_decay)
         self.fp32_optimizer_states = fp32_optimizer_states
 
 
 class FusedLion(Lion):
-    """Lion, with the arguments of DeepSpeed's GPU kernel.
-
-    Args:
-        params: Parameters or groups.
-        lr: Learning rate.
-        betas: How much momentum goes into the direction, and how much is kept.
-        weight_decay: Decoupled weight decay.
-        set_grad_none: No effect; ``zero_grad()`` sets gradients to None.
-    """
+    """Lion, with the arguments of DeepSpeed's GPU kernel."""
 
     def __init__(
         self,
@@ -198,7 +175,7 @@ class FusedLion(Lion):
         lr: float = 1e-3,
         betas: Betas = (0.9, 0.999),
         weight_decay: float = 0.0,
-        set_grad_none: bool = True,  # noqa: FBT001, FBT002 - DeepSpeed's
+        set_grad_none: bool = True,
     ) -> None:
         super().__init__(params, lr, betas, weight_decay)
         self.set_grad_none = set_grad_none
@@ -208,13 +185,7 @@ class FusedLamb(Lamb):
     """LAMB, with DeepSpeed's arguments.
 
     Args:
-        params: Parameters or groups.
-        lr: Learning rate.
-        bias_correction: Whether the moments are corrected for their start at zero.
-        betas: Decay of the first and second moment.
-        eps: Added to the root of the second moment.
         eps_inside_sqrt: Add ``eps`` below the root.
-        weight_decay: Part of the step that is scaled.
         max_grad_norm: Only 0; set ``gradient_clipping`` in the engine file.
         max_coeff: Largest trust ratio.
         min_coeff: Smallest trust ratio.
@@ -224,19 +195,19 @@ class FusedLamb(Lamb):
         ConfigError: For ``max_grad_norm`` above 0, or ``amsgrad=True``.
     """
 
-    def __init__(  # noqa: PLR0917 - DeepSpeed's order
+    def __init__(
         self,
         params: Any,
         lr: float = 1e-3,
-        bias_correction: bool = True,  # noqa: FBT001, FBT002 - DeepSpeed's
+        bias_correction: bool = True,
         betas: Betas = (0.9, 0.999),
         eps: float = 1e-8,
-        eps_inside_sqrt: bool = False,  # noqa: FBT001, FBT002 - DeepSpeed's
+        eps_inside_sqrt: bool = False,
         weight_decay: float = 0.0,
         max_grad_norm: float = 0.0,
         max_coeff: float = 10.0,
         min_coeff: float = 0.01,
-        amsgrad: bool = False,  # noqa: FBT001, FBT002 - DeepSpeed's
+        amsgrad: bool = False,
     ) -> None:
         problems = []
         if max_grad_norm > 0:
