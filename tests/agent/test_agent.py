@@ -72,9 +72,7 @@ def expected_lines(rank: int, stop: int) -> list[str]:
     return [f"rank {rank} line {number}" for number in range(stop)]
 
 
-def test_lines_arrive_once_and_in_order_though_the_server_is_killed_in_between(
-    installation: Installation, tmp_path: Path
-) -> None:
+def test_logs_survive_killed_server(installation: Installation, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     experiment_id = installation.submit(tmp_path / "model", CONFIG, script(COUNT, gate))
     wait_for_files(gate, "first_0", "first_1")
@@ -86,9 +84,7 @@ def test_lines_arrive_once_and_in_order_though_the_server_is_killed_in_between(
         assert lines_of_rank(installation, experiment_id, rank) == expected_lines(rank, 1000)
 
 
-def test_a_killed_agent_takes_its_ranks_along_and_the_next_one_delivers_the_rest(
-    installation: Installation, tmp_path: Path
-) -> None:
+def test_next_agent_delivers_logs_of_killed_one(installation: Installation, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     config = {**CONFIG, "max_restarts": 0}
     experiment_id = installation.submit(tmp_path / "model", config, script(COUNT, gate))
@@ -129,9 +125,7 @@ time.sleep(1000)
 """
 
 
-def test_a_killed_agent_takes_along_what_the_ranks_have_started(
-    installation: Installation, tmp_path: Path
-) -> None:
+def test_killed_agent_ends_processes_of_ranks(installation: Installation, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     experiment_id = installation.submit(tmp_path / "model", CONFIG, script(FAMILY, gate))
     names = ("child", "session", "daemon")
@@ -149,7 +143,7 @@ def test_a_killed_agent_takes_along_what_the_ranks_have_started(
     assert installation.wait_for(experiment_id)["state"] == "CANCELED"
 
 
-def test_no_file_of_an_installation_is_open_to_others_whatever_the_umask(tmp_path: Path) -> None:
+def test_files_are_private_for_any_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         with Installation.running(tmp_path / "home") as installation:
@@ -172,9 +166,7 @@ def test_no_file_of_an_installation_is_open_to_others_whatever_the_umask(tmp_pat
     assert {str(path): mode for path, mode in files.items() if mode[1:] != "00"} == {}
 
 
-def test_a_renewed_token_is_found_by_the_agent_and_leaves_its_runs_alone(
-    installation: Installation, tmp_path: Path
-) -> None:
+def test_renewed_token_keeps_runs(installation: Installation, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     going_on = installation.submit(tmp_path / "model", CONFIG, script(COUNT, gate))
     wait_for_files(gate, "first_0", "first_1")
@@ -192,14 +184,14 @@ def test_a_renewed_token_is_found_by_the_agent_and_leaves_its_runs_alone(
     assert lines_of_rank(installation, later, 1) == expected_lines(1, 1000)
 
 
-def test_without_a_server_the_token_is_renewed_in_its_file(tmp_path: Path) -> None:
+def test_token_renewal_without_server(tmp_path: Path) -> None:
     nothing = Installation(tmp_path / "home")
     first = nothing.quick("token").stdout
     assert nothing.quick("token", "--renew").stdout != first
     assert nothing.quick("token").stdout != first
 
 
-def test_a_killed_experiment_leaves_no_process(installation: Installation, tmp_path: Path) -> None:
+def test_killed_experiment_leaves_no_process(installation: Installation, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     experiment_id = installation.submit(tmp_path / "model", CONFIG, script(COUNT, gate))
     wait_for_files(gate, "first_0", "first_1")
@@ -210,9 +202,7 @@ def test_a_killed_experiment_leaves_no_process(installation: Installation, tmp_p
     assert wait_for_end(ranks, DEADLINE_S)
 
 
-def test_going_down_lets_runs_checkpoint_and_coming_up_lets_them_go_on(
-    installation: Installation, tmp_path: Path
-) -> None:
+def test_down_and_up_resume_runs(installation: Installation, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     source = """
 import os, pathlib, signal, sys, time
@@ -243,9 +233,7 @@ while True:
     assert "gone on" in installation.lines(experiment_id)
 
 
-def test_a_run_that_dies_of_going_down_while_it_is_imported_is_no_failure(
-    installation: Installation, tmp_path: Path
-) -> None:
+def test_down_during_import_is_no_failure(installation: Installation, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     source = """
 import os, pathlib, sys, time
@@ -267,9 +255,7 @@ while True:
     assert installation.client.trials(experiment_id)[0]["restarts"] == 0
 
 
-def test_a_crash_is_told_with_the_signal_and_a_failure_with_its_last_line(
-    installation: Installation, tmp_path: Path
-) -> None:
+def test_failure_reason_has_signal_or_last_line(installation: Installation, tmp_path: Path) -> None:
     crash = 'import os\nif os.environ["RANK"] == "1": os.kill(os.getpid(), 11)\nwhile True: pass\n'
     first = installation.submit(tmp_path / "crash", CONFIG, {"script.py": crash})
     wrong = 'raise RuntimeError("the loss is\\nnot a number")\n'
@@ -279,9 +265,7 @@ def test_a_crash_is_told_with_the_signal_and_a_failure_with_its_last_line(
     assert "RuntimeError: the loss is" in installation.lines(second)
 
 
-def test_reports_that_a_killed_rank_left_in_its_spool_are_delivered_before_its_end(
-    installation: Installation, tmp_path: Path
-) -> None:
+def test_spool_is_delivered_before_exit(installation: Installation, tmp_path: Path) -> None:
     source = """
 import os, pathlib, signal, msgspec
 from zerolab.reports.reporter import Reporter
@@ -303,19 +287,19 @@ while True:
     assert [step for step, _ in curves[0]["points"]] == list(range(1, 101))
 
 
-def test_a_data_directory_has_one_agent(installation: Installation) -> None:
+def test_data_directory_has_one_agent(installation: Installation) -> None:
     refused = installation.cli("agent", "start", expect=2)
     assert "another agent runs" in refused.stderr
     assert psutil.pid_exists(installation.agent_pid)
 
 
-def test_what_already_runs_is_left_alone_by_up(installation: Installation) -> None:
+def test_up_keeps_running_services(installation: Installation) -> None:
     before = installation.server_pid, installation.agent_pid
     installation.up()
     assert (installation.server_pid, installation.agent_pid) == before
 
 
-def test_when_the_port_of_a_killed_server_is_taken_the_agent_follows_to_another(
+def test_agent_follows_server_to_new_port(
     installation: Installation,
 ) -> None:
     before = installation.client.url
@@ -330,9 +314,7 @@ def test_when_the_port_of_a_killed_server_is_taken_the_agent_follows_to_another(
     }
 
 
-def test_under_a_new_database_numbers_of_runs_begin_again(
-    installation: Installation, tmp_path: Path
-) -> None:
+def test_new_database_reuses_run_numbers(installation: Installation, tmp_path: Path) -> None:
     config = {**CONFIG, "resources": {"slots_per_trial": 1}}
     if not installation.client.experiments():  # else other tests have had these numbers
         first = installation.submit(tmp_path / "first", config, {"script.py": "print('first')"})
@@ -347,9 +329,7 @@ def test_under_a_new_database_numbers_of_runs_begin_again(
     assert installation.lines(second, "stdout") == ["second"]
 
 
-def test_a_process_that_only_has_the_old_number_is_not_stopped(
-    tmp_path: Path, installation: Installation
-) -> None:
+def test_reused_process_id_is_not_stopped(tmp_path: Path, installation: Installation) -> None:
     other = Installation(tmp_path / "other")
     for file in (other.home.server_file, other.home.agent_file):
         file.write_text(f'{{"pid": {os.getpid()}, "url": "http://127.0.0.1:9"}}')

@@ -163,7 +163,7 @@ def farm(tmp_path: Path) -> Iterator[Classes]:
         farm.close()
 
 
-def test_a_class_trains_over_two_agents_is_paused_goes_on_with_what_is_left_and_grows_back(
+def test_elastic_class_over_two_agents(
     farm: Classes,
 ) -> None:
     alone = farm.losses(farm.train(config(1, 0, accumulation=4)))

@@ -33,7 +33,7 @@ def sql(server: KillableServer, statement: str) -> None:
     connection.close()
 
 
-def test_an_end_that_the_server_fails_to_store_is_told_until_it_is_stored(
+def test_exit_report_is_retried(
     server: KillableServer, client: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (spec,) = make_runs(server, 1, tmp_path / "runs")
@@ -57,7 +57,7 @@ def test_an_end_that_the_server_fails_to_store_is_told_until_it_is_stored(
     assert client.trial(spec.trial_id)["state"] == "COMPLETED"
 
 
-def test_an_end_of_a_run_that_the_server_does_not_know_needs_no_answer(
+def test_exit_report_of_unknown_run_is_dropped(
     server: KillableServer, client: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (spec,) = make_runs(server, 1, tmp_path / "runs")

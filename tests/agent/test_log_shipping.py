@@ -63,7 +63,7 @@ def test_lines_carry_rank_stream_and_level(folder: RunFolder) -> None:
     }
 
 
-def test_a_line_waits_for_its_end_unless_the_run_is_over(folder: RunFolder) -> None:
+def test_incomplete_line_waits_for_end_of_run(folder: RunFolder) -> None:
     store = Store()
     shipper = LogShipper(folder, 7, store)
     write(folder.stdout(0), "first\nsec")
@@ -74,28 +74,28 @@ def test_a_line_waits_for_its_end_unless_the_run_is_over(folder: RunFolder) -> N
     assert store.texts(0, "stdout") == ["first", "second", "third"]
 
 
-def test_codes_for_a_terminal_are_left_out(folder: RunFolder) -> None:
+def test_terminal_codes_are_removed(folder: RunFolder) -> None:
     store = Store()
     write(folder.stdout(0), "\x1b[1;31mloss\x1b[0m 0.5\x1b[K\n\x1b]0;title\x07[1] a plain line\n")
     LogShipper(folder, 7, store).ship()
     assert store.texts(0, "stdout") == ["loss 0.5", "[1] a plain line"]
 
 
-def test_a_progress_bar_is_shipped_as_it_stood_last(folder: RunFolder) -> None:
+def test_progress_bar_has_last_state(folder: RunFolder) -> None:
     store = Store()
     write(folder.stderr(0), "10 %\r50 %\r100 %\nwindows line\r\n")
     LogShipper(folder, 7, store).ship()
     assert store.texts(0, "stderr") == ["100 %", "windows line"]
 
 
-def test_bytes_that_are_no_text_do_not_stop_the_rest(folder: RunFolder) -> None:
+def test_invalid_utf8_is_shipped(folder: RunFolder) -> None:
     store = Store()
     folder.stdout(0).write_bytes(b"\xff\xfe\x00\nfine\n")
     LogShipper(folder, 7, store).ship()
     assert store.texts(0, "stdout")[1] == "fine"
 
 
-def test_a_flood_goes_in_several_batches(folder: RunFolder) -> None:
+def test_large_output_is_split_into_batches(folder: RunFolder) -> None:
     store = Store()
     lines = [f"line {number} {'x' * 90}" for number in range(10_000)]
     write(folder.stdout(0), "\n".join(lines) + "\n")
@@ -111,7 +111,7 @@ def test_a_flood_goes_in_several_batches(folder: RunFolder) -> None:
         max_size=30,
     )
 )
-def test_whatever_dies_when_each_line_arrives_once_and_in_order(
+def test_lines_arrive_once_after_crashes(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
 ) -> None:
     folder = RunFolder(tmp_path_factory.mktemp("runs") / "7")

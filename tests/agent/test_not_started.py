@@ -43,7 +43,7 @@ def end_of(spec: RunSpec, directory: Path, *, stopped: bool = False) -> Outcome:
     return outcome
 
 
-def test_a_missing_package_is_told_with_what_to_do_and_is_no_failure_to_try_again(
+def test_missing_package_fails_without_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)
@@ -55,8 +55,6 @@ def test_a_missing_package_is_told_with_what_to_do_and_is_no_failure_to_try_agai
 
 
 @pytest.mark.parametrize("nodes", [None, *(Nodes((1, 1), rank, "127.0.0.1", 1) for rank in (0, 1))])
-def test_a_run_that_is_stopped_before_it_begins_has_not_failed(
-    tmp_path: Path, nodes: Nodes | None
-) -> None:
+def test_run_stopped_before_start_is_no_failure(tmp_path: Path, nodes: Nodes | None) -> None:
     outcome = end_of(make_spec(tmp_path, nodes=nodes), tmp_path, stopped=True)
     assert outcome == Outcome(EXIT_INFRASTRUCTURE, "the run was stopped before it began")

@@ -62,7 +62,7 @@ def farm(tmp_path: Path) -> Iterator[Farm]:
         farm.close()
 
 
-def test_a_trial_trains_on_the_slots_of_two_agents_and_outlives_one_that_is_killed(
+def test_trial_on_two_agents_survives_lost_one(
     farm: Farm,
 ) -> None:
     source, staged = farm.path / "source", farm.path / "scratch" / "data"
@@ -108,7 +108,7 @@ def test_a_trial_trains_on_the_slots_of_two_agents_and_outlives_one_that_is_kill
     assert told.count("data 17") >= 6, told
 
 
-def test_the_rank_that_fails_is_named_with_its_agent_and_ends_the_others(farm: Farm) -> None:
+def test_failed_rank_is_named_with_agent(farm: Farm) -> None:
     one = farm.submit(resources=SPREAD)
     farm.begun(3)
     (farm.gate / "fail_2").touch()
@@ -125,7 +125,7 @@ def test_the_rank_that_fails_is_named_with_its_agent_and_ends_the_others(farm: F
     assert free == [None, None, None]
 
 
-def test_a_trial_that_may_take_fewer_machines_than_it_needs_is_told_so(farm: Farm) -> None:
+def test_too_few_machines_has_waiting_reason(farm: Farm) -> None:
     one = farm.submit(resources={"slots_per_trial": 3})
     (trial,) = farm.client.trials(one)
     told = until("it is told", lambda: str(farm.client.trial(trial["id"])["waiting_reason"] or ""))

@@ -110,7 +110,7 @@ def finish_dump(client: Client, folder: Path) -> tuple[bytes, str]:
 
 
 @pytest.mark.parametrize("way", ["environment", "file", "stdin", "owner"])
-def test_trial_finds_no_token_but_its_own(server: LiveServer, tmp_path: Path, way: str) -> None:
+def test_trial_cannot_read_other_tokens(server: LiveServer, tmp_path: Path, way: str) -> None:
     token = server.token if way == "owner" else server.agent_token
     file = tmp_path / "agent.token"
     file.write_text(token)
@@ -137,9 +137,7 @@ def test_trial_finds_no_token_but_its_own(server: LiveServer, tmp_path: Path, wa
         end(agent)
 
 
-def test_agent_with_the_owners_token_survives_its_renewal(
-    server: LiveServer, tmp_path: Path
-) -> None:
+def test_agent_survives_owner_token_renewal(server: LiveServer, tmp_path: Path) -> None:
     agent = start_agent(server, tmp_path / "far", **{ENV_TOKEN: server.token})
     client = server.client()
     try:

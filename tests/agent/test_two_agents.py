@@ -157,7 +157,7 @@ def farm(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Farm]:
         made.close()
 
 
-def test_the_run_of_an_agent_that_was_away_for_a_while_goes_on(farm: Farm) -> None:
+def test_run_continues_after_agent_outage(farm: Farm) -> None:
     farm.join("a", "--slots", "1")
     experiment_id = farm.submit()
     farm.begun(1)
@@ -172,9 +172,7 @@ def test_the_run_of_an_agent_that_was_away_for_a_while_goes_on(farm: Farm) -> No
 
 @pytest.mark.parametrize("farm", [20.0], indirect=True)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_the_trial_of_an_agent_that_does_not_come_back_goes_on_elsewhere_uncounted(
-    farm: Farm, number: int
-) -> None:
+def test_trial_of_lost_agent_moves_uncounted(farm: Farm, number: int) -> None:
     farm.join("a", "--slots", "1")
     experiment_id = farm.submit()
     farm.begun(1)
@@ -202,7 +200,7 @@ def _trials(agent: psutil.Process) -> list[int]:
     return found
 
 
-def test_a_drained_agent_is_left_through_a_checkpoint_or_at_the_end_of_its_run(farm: Farm) -> None:
+def test_drain_and_disable_of_agent(farm: Farm) -> None:
     farm.join("a", "--slots", "1")
     farm.submit()
     farm.begun(1)
@@ -219,7 +217,7 @@ def test_a_drained_agent_is_left_through_a_checkpoint_or_at_the_end_of_its_run(f
     assert "agent a is ready" in farm.cli("agent", "enable", "a")
 
 
-def test_an_agent_that_is_stopped_leaves_at_once_and_its_trial_goes_on_elsewhere(
+def test_trial_of_stopped_agent_moves(
     farm: Farm,
 ) -> None:
     farm.join("a", "--slots", "1")
@@ -233,7 +231,7 @@ def test_an_agent_that_is_stopped_leaves_at_once_and_its_trial_goes_on_elsewhere
     assert farm.finish(experiment_id)["restarts"] == 0
 
 
-def test_agents_of_two_pools_take_the_runs_of_their_own(farm: Farm) -> None:
+def test_agents_take_runs_of_their_pool(farm: Farm) -> None:
     farm.join("a", "--slots", "1")
     farm.join("b", "--slots", "2", "--pool", "big")
     farm.submit(resources={"resource_pool": "big", "slots_per_trial": 1})
@@ -243,7 +241,7 @@ def test_agents_of_two_pools_take_the_runs_of_their_own(farm: Farm) -> None:
     farm.finish(1)
 
 
-def test_an_agent_that_gets_no_work_says_why_once_and_one_that_is_refused_ends(
+def test_polling_errors_are_logged_once(
     farm: Farm,
 ) -> None:
     farm.join("a", "--slots", "1")
@@ -277,7 +275,7 @@ def test_an_agent_that_gets_no_work_says_why_once_and_one_that_is_refused_ends(
         assert all(one != after for one, after in itertools.pairwise(reasons)), told
 
 
-def test_a_trial_whose_checkpoint_this_machine_does_not_see_waits_and_says_where_it_lies(
+def test_unreachable_checkpoint_has_waiting_reason(
     tmp_path: Path,
 ) -> None:
     farm = Farm(tmp_path, 150.0)

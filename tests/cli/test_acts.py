@@ -50,7 +50,7 @@ def trials(zerolab: Zerolab, number: int, *words: str) -> dict[int, tuple[str, b
     return {each["id"]: (each["state"], each["archived"]) for each in listed}
 
 
-def test_what_is_done_with_one_trial(owner: Server, zerolab: Zerolab) -> None:
+def test_trial_actions(owner: Server, zerolab: Zerolab) -> None:
     number = owner.submit(hyperparameters=SPACE, searcher=SEARCH, max_restarts=0)["id"]
     first, second, third = (trial["id"] for trial in owner.trials(number))
     runs = {item.spec.trial_id: item.run_id for item in owner.given(2)}
@@ -114,9 +114,7 @@ def test_what_is_done_with_one_trial(owner: Server, zerolab: Zerolab) -> None:
     assert [int(fork) in [each["id"] for each in found] for found in shown] == [False, True]
 
 
-def test_experiments_change_places_in_the_queue_within_quotas(
-    owner: Server, zerolab: Zerolab
-) -> None:
+def test_queue_order_and_quotas(owner: Server, zerolab: Zerolab) -> None:
     made = [owner.submit(resources={"slots_per_trial": 4}, labels=["acts"])["id"] for _ in range(3)]
     first, second, third = made
 
@@ -159,7 +157,7 @@ def test_experiments_change_places_in_the_queue_within_quotas(
         zerolab("experiment", "kill", each)
 
 
-def test_files_of_a_checkpoint_are_deleted_by_their_names(owner: Server, zerolab: Zerolab) -> None:
+def test_checkpoint_files_are_deleted_by_name(owner: Server, zerolab: Zerolab) -> None:
     number = owner.submit(max_restarts=0)["id"]
     (item,) = owner.given(1)
     owner.post(f"/runs/{item.run_id}/started", {})

@@ -56,7 +56,7 @@ def fields(text: str) -> dict[str, str]:
     }
 
 
-def test_run_shows_progress_and_ends_with_what_came_out(
+def test_run_shows_progress_and_result(
     installation: Installation, finished: subprocess.CompletedProcess[str]
 ) -> None:
     told = fields(finished.stdout)
@@ -73,7 +73,7 @@ def test_run_shows_progress_and_ends_with_what_came_out(
         assert page.status == 200
 
 
-def test_an_experiment_is_listed_and_described_for_people_and_programs(
+def test_experiment_list_and_describe(
     installation: Installation,
 ) -> None:
     table = installation.quick("experiment", "list").stdout
@@ -92,7 +92,7 @@ def test_an_experiment_is_listed_and_described_for_people_and_programs(
     assert "COMPLETED" in installation.quick("trial", "list", "1").stdout
 
 
-def test_metrics_can_be_read_and_exported(installation: Installation, tmp_path: Path) -> None:
+def test_metrics_and_export(installation: Installation, tmp_path: Path) -> None:
     curves = installation.json("trial", "metrics", "1", "--name", "loss")
     assert [curve["name"] for curve in curves] == ["loss"]
     assert [step for step, _ in curves[0]["points"]] == [1, 2, 5, 10, 15, 20]
@@ -104,7 +104,7 @@ def test_metrics_can_be_read_and_exported(installation: Installation, tmp_path: 
     assert sum(",loss," in line for line in printed.splitlines()) == 6
 
 
-def test_checkpoints_can_be_listed_and_copied(installation: Installation, tmp_path: Path) -> None:
+def test_checkpoint_list_and_download(installation: Installation, tmp_path: Path) -> None:
     found = installation.json("checkpoint", "list", "1", "--trial", "1")
     uuid = found[-1]["uuid"]
     assert uuid in installation.quick("checkpoint", "list", "1").stdout
@@ -131,7 +131,7 @@ def test_checkpoints_can_be_listed_and_copied(installation: Installation, tmp_pa
     assert "would be removed" in plan.stderr
 
 
-def test_a_checkpoint_becomes_a_version_of_a_model_and_is_kept_until_it_is_taken_out(
+def test_model_registry_keeps_checkpoint(
     installation: Installation,
 ) -> None:
     uuid = installation.json("checkpoint", "list", "1")[-1]["uuid"]
@@ -161,7 +161,7 @@ def test_a_checkpoint_becomes_a_version_of_a_model_and_is_kept_until_it_is_taken
     assert installation.json("checkpoint", "describe", uuid)["state"] == "COMPLETED"
 
 
-def test_logs_can_be_read_filtered_and_followed(installation: Installation) -> None:
+def test_logs_filter_and_follow(installation: Installation) -> None:
     whole = installation.quick("experiment", "logs", "1").stdout.splitlines()
     followed = installation.quick("trial", "logs", "1", "--follow").stdout.splitlines()
     assert whole == followed
@@ -176,7 +176,7 @@ def test_logs_can_be_read_filtered_and_followed(installation: Installation) -> N
     assert ranks == [line for line in whole if "[rank 0]" in line]
 
 
-def test_an_experiment_is_changed_forked_archived_and_deleted(installation: Installation) -> None:
+def test_experiment_change_fork_archive_delete(installation: Installation) -> None:
     fork = installation.quick("experiment", "fork", "1").stdout.strip()
     assert installation.quick("experiment", "wait", fork).stdout.strip() == "COMPLETED"
     words = ("--name", "again", "--label", "a", "--label", "b", "--notes", "a note")
@@ -192,9 +192,7 @@ def test_an_experiment_is_changed_forked_archived_and_deleted(installation: Inst
     assert f"{fork}" in installation.quick("experiment", "describe", fork, expect=2).stderr
 
 
-def test_a_file_with_mistakes_is_refused_before_anything_starts(
-    installation: Installation, tmp_path: Path
-) -> None:
+def test_invalid_file_is_rejected_before_start(installation: Installation, tmp_path: Path) -> None:
     (tmp_path / "model_def.py").write_text(MODEL)
     engine = {"train_batch_sise": 8, "gradient_clipping": "much"}
     (tmp_path / "ds_config.json").write_text(json.dumps(engine))
@@ -212,9 +210,7 @@ def test_a_file_with_mistakes_is_refused_before_anything_starts(
     assert "did you mean 'train_batch_size'" in checked.stderr
 
 
-def test_a_trial_that_can_never_start_is_told_of_wherever_it_is_looked_at(
-    installation: Installation, tmp_path: Path
-) -> None:
+def test_impossible_trial_shows_reason(installation: Installation, tmp_path: Path) -> None:
     (tmp_path / "model_def.py").write_text(MODEL)
     (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(experiment(slots=8)))
     submitted = installation.quick("submit", tmp_path)
@@ -258,9 +254,7 @@ def test_a_trial_that_can_never_start_is_told_of_wherever_it_is_looked_at(
         installation.quick("experiment", "kill", one)
 
 
-def test_the_list_of_experiments_fits_a_terminal_of_80_columns(
-    installation: Installation, tmp_path: Path
-) -> None:
+def test_experiment_list_fits_80_columns(installation: Installation, tmp_path: Path) -> None:
     long = experiment(name="a name that is as long as names of experiments are in real life")
     long["searcher"]["metric"] = "validation/mean_average_precision"
     made = installation.submit(tmp_path / "m", long, {"model_def.py": MODEL}, ["--paused"])
@@ -280,7 +274,7 @@ def test_the_list_of_experiments_fits_a_terminal_of_80_columns(
     installation.quick("experiment", "kill", str(made))
 
 
-def test_a_group_is_found_by_its_plural_and_by_short_words(installation: Installation) -> None:
+def test_group_aliases(installation: Installation) -> None:
     whole = installation.json("experiment", "list")
     for word in ("experiments", "exp", "e"):
         assert installation.json(word, "list") == whole
@@ -288,7 +282,7 @@ def test_a_group_is_found_by_its_plural_and_by_short_words(installation: Install
     assert "No such command 'planet'" in installation.quick("planet", expect=2).stderr
 
 
-def test_a_mistake_in_an_option_is_told_in_plain_words(installation: Installation) -> None:
+def test_invalid_option_message(installation: Installation) -> None:
     state = installation.quick("experiment", "list", "--state", "BROKEN", expect=2).stderr
     assert "state: must be 'ACTIVE', 'PAUSED'" in state
     assert "got 'BROKEN'" in state
@@ -302,7 +296,7 @@ def test_a_mistake_in_an_option_is_told_in_plain_words(installation: Installatio
     assert "Usage: " in installation.quick("run", expect=2).stderr
 
 
-def test_a_reader_that_has_seen_enough_ends_a_command_without_a_word() -> None:
+def test_broken_pipe_is_silent() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     file = Path(__file__).parents[2] / "examples" / "digits" / "smoke.yaml"
@@ -312,7 +306,7 @@ def test_a_reader_that_has_seen_enough_ends_a_command_without_a_word() -> None:
     assert (done.stderr, done.returncode) == ("", 141)
 
 
-def test_what_does_not_exist_is_one_message(installation: Installation, tmp_path: Path) -> None:
+def test_missing_resource_is_one_message(installation: Installation, tmp_path: Path) -> None:
     for words in (
         ("experiment", "describe", "999"),
         ("experiment", "pause", "999"),
@@ -335,7 +329,7 @@ def test_what_does_not_exist_is_one_message(installation: Installation, tmp_path
 @pytest.mark.parametrize(
     "command", ["experiment describe", "trial logs", "job move", "checkpoint list"]
 )
-def test_what_is_no_id_is_told_with_the_command_that_lists_them(
+def test_invalid_id_names_list_command(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str, given: str
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["zerolab", *command.split(), given])
@@ -347,9 +341,7 @@ def test_what_is_no_id_is_told_with_the_command_that_lists_them(
     assert f"a whole number from 1, got {given!r}; `zerolab {noun} list" in " ".join(told.split())
 
 
-def test_run_exits_with_1_when_the_experiment_fails(
-    installation: Installation, tmp_path: Path
-) -> None:
+def test_run_exits_with_1_after_failure(installation: Installation, tmp_path: Path) -> None:
     (tmp_path / "model_def.py").write_text(MODEL.replace("self.context = context", "1 / 0", 1))
     (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(experiment()))
     failed = installation.quick("run", tmp_path / "experiment.yaml", expect=1)
@@ -363,7 +355,7 @@ def test_run_exits_with_1_when_the_experiment_fails(
     )
 
 
-def test_the_test_mode_trains_one_batch(installation: Installation, tmp_path: Path) -> None:
+def test_test_mode_trains_one_batch(installation: Installation, tmp_path: Path) -> None:
     (tmp_path / "model_def.py").write_text(MODEL)
     (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(experiment(10_000)))
     told = fields(installation.quick("run", "--test", tmp_path / "experiment.yaml").stdout)
@@ -382,9 +374,7 @@ main()
 """
 
 
-def test_ctrl_c_detaches_from_a_run_that_can_be_paused_and_goes_on(
-    installation: Installation, tmp_path: Path
-) -> None:
+def test_ctrl_c_detaches_from_run(installation: Installation, tmp_path: Path) -> None:
     (tmp_path / "model_def.py").write_text(MODEL)
     (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(experiment(1_000_000)))
     process = subprocess.Popen(
@@ -433,9 +423,7 @@ def test_ctrl_c_detaches_from_a_run_that_can_be_paused_and_goes_on(
     assert installation.client.trial(trial["id"])["restarts"] == 0
 
 
-def test_on_a_terminal_progress_is_drawn_as_a_table(
-    installation: Installation, tmp_path: Path
-) -> None:
+def test_terminal_progress_is_table(installation: Installation, tmp_path: Path) -> None:
     (tmp_path / "model_def.py").write_text(MODEL)
     (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(experiment()))
     ours, theirs = pty.openpty()
@@ -466,9 +454,7 @@ with zerolab.core.init() as context:
 """
 
 
-def test_an_end_without_a_result_has_another_colour_than_success_and_a_reason(
-    installation: Installation, tmp_path: Path
-) -> None:
+def test_missing_result_has_color_and_reason(installation: Installation, tmp_path: Path) -> None:
     config = {
         "name": "fruitless",
         "entrypoint": "python train.py",
@@ -512,7 +498,7 @@ def on_a_terminal(installation: Installation, *words: str, columns: int = 120) -
     return drawn.decode()
 
 
-def test_a_submission_can_wait_and_be_killed(installation: Installation, tmp_path: Path) -> None:
+def test_submit_paused_and_kill(installation: Installation, tmp_path: Path) -> None:
     files = {"model_def.py": MODEL}
     waiting = installation.submit(tmp_path / "model", experiment(), files, ["--paused"])
     assert installation.client.experiment(waiting)["state"] == "PAUSED"
@@ -522,9 +508,7 @@ def test_a_submission_can_wait_and_be_killed(installation: Installation, tmp_pat
     assert installation.wait_for(waiting)["state"] == "CANCELED"
 
 
-def test_the_metrics_of_a_run_without_a_server_are_brought_in(
-    installation: Installation, tmp_path: Path
-) -> None:
+def test_import_metrics(installation: Installation, tmp_path: Path) -> None:
     spec = RunSpec(
         experiment_id=0,
         trial_id=0,
@@ -548,16 +532,14 @@ def test_the_metrics_of_a_run_without_a_server_are_brought_in(
     assert trial["hparams"] == {"width": 3}
 
 
-def test_what_a_model_needs_is_planned_before_it_is_submitted(
-    installation: Installation, tmp_path: Path
-) -> None:
+def test_plan_command(installation: Installation, tmp_path: Path) -> None:
     (tmp_path / "model_def.py").write_text(MODEL)
     (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(experiment()))
     told = installation.cli("plan", tmp_path / "experiment.yaml").stdout
     assert "2 parameters" in told
 
 
-def test_status_agents_jobs_token_and_links_are_told(installation: Installation) -> None:
+def test_status_agent_job_token_open(installation: Installation) -> None:
     url = installation.quick("status", "--url").stdout.strip()
     token = installation.quick("token").stdout.strip()
     request = urllib.request.Request(
@@ -575,7 +557,7 @@ def test_status_agents_jobs_token_and_links_are_told(installation: Installation)
     assert installation.quick("version").stdout.strip()
 
 
-def test_without_a_server_there_is_one_message_that_says_what_to_do(tmp_path: Path) -> None:
+def test_missing_server_has_remedy(tmp_path: Path) -> None:
     nothing = Installation(tmp_path / "home")
     refused = nothing.quick("experiment", "list", expect=2)
     assert "start one with `zerolab up`" in refused.stderr
@@ -586,7 +568,7 @@ def test_without_a_server_there_is_one_message_that_says_what_to_do(tmp_path: Pa
     )
 
 
-def test_files_are_checked_without_a_server(tmp_path: Path) -> None:
+def test_config_check_without_server(tmp_path: Path) -> None:
     nothing = Installation(tmp_path / "home")
     file = tmp_path / "ds_config.json"
     file.write_text('{"train_batch_size": 64, "gradient_accumulation_steps": 2}')
@@ -610,9 +592,7 @@ print(place, "trained a batch of", engine.train_batch_size(), "with", maker)
 """
 
 
-def test_a_task_has_a_process_for_each_worker_and_may_take_all_slots(
-    installation: Installation, tmp_path: Path
-) -> None:
+def test_task_workers_and_all_slots(installation: Installation, tmp_path: Path) -> None:
     say = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])"
     (tmp_path / "main.py").write_text(say)
     (tmp_path / "ds.py").write_text(TRAINS_WITH_DEEPSPEED)
@@ -624,9 +604,7 @@ def test_a_task_has_a_process_for_each_worker_and_may_take_all_slots(
     assert f"rank {installation.slots - 1} of {installation.slots}" in done.stdout
 
 
-def test_a_tasks_id_is_meant_although_another_one_is_called_so(
-    installation: Installation, tmp_path: Path
-) -> None:
+def test_task_id_precedes_name(installation: Installation, tmp_path: Path) -> None:
     (tmp_path / "main.py").write_text("import time; time.sleep(1000)")
     words = ["--context", tmp_path, "--slots", str(installation.slots), "--", "python", "main.py"]
     first = installation.quick("task", "run", "--name", "meant", *words).stdout.strip()
@@ -642,9 +620,7 @@ def test_a_tasks_id_is_meant_although_another_one_is_called_so(
     )
 
 
-def test_a_task_runs_a_command_on_its_slots_is_listed_and_can_be_stopped(
-    installation: Installation, tmp_path: Path
-) -> None:
+def test_task_run_list_stop(installation: Installation, tmp_path: Path) -> None:
     say = (
         "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], "
         "'on', os.environ['ALL_WORKERS'])"

@@ -37,7 +37,7 @@ def test_doctor_without_server(tmp_path: Path) -> None:
     assert not (tmp_path / "home").exists()
 
 
-def test_doctor_reports_server_that_does_not_answer(tmp_path: Path) -> None:
+def test_doctor_reports_unresponsive_server(tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     code, checks = doctor(tmp_path, ZEROLAB_MASTER=url)
     assert code == 1

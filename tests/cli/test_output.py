@@ -34,7 +34,7 @@ def test_state_shows_failed_trials(experiment: Any, text: str, tone: str, code: 
     assert (str(shown), shown.tone, exit_code(experiment)) == (text, tone, code)
 
 
-def test_failed_is_told_from_without_result() -> None:
+def test_failure_differs_from_missing_result() -> None:
     failed = {"id": 6, "state": "ERROR", "result_problem": "boom", "best_validation": 0.9}
     empty = {"id": 7, "state": "COMPLETED", "result_problem": "no validation"}
     good = {"id": 8, "state": "COMPLETED", "result_problem": None}
@@ -42,7 +42,7 @@ def test_failed_is_told_from_without_result() -> None:
     assert lines == ["trial 6 failed: boom", "trial 7 has no result: no validation"]
 
 
-def test_best_checkpoint_shows_its_own_metric() -> None:
+def test_best_checkpoint_shows_metric() -> None:
     checkpoint = {"uuid": "e268e49e", "steps_completed": 400, "trial_id": 63}
     best = {"checkpoint": checkpoint, "validation": 0.9645, "note": None}
     text = checkpoint_text(best, "accuracy")

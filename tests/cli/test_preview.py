@@ -39,7 +39,7 @@ def preview(file: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, check=False)
 
 
-def test_a_preview_tells_trials_by_length_and_what_they_cost(file: Path) -> None:
+def test_preview_shows_trials_and_cost(file: Path) -> None:
     told = preview(file, "--seconds-per-batch", "0.5").stdout
     assert "10 trials, compared after 100, 300, 900 batches" in told
     assert [line.split() for line in told.splitlines()[4:7]] == [
@@ -75,7 +75,7 @@ TABLES: dict[str, tuple[str, dict[int, int], str]] = {
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_a_preview_counts_what_is_counted_by_hand(tmp_path: Path, name: str) -> None:
+def test_preview_matches_hand_count(tmp_path: Path, name: str) -> None:
     block, ends, space = TABLES[name]
     path = tmp_path / "experiment.yaml"
     path.write_text(
@@ -162,9 +162,7 @@ ADAPTIVE = (
         (f"{ADAPTIVE}, max_concurrent_trials: 2", -1, 2 * 900 + 6 * 100 + 2 * 300),
     ],
 )
-def test_trials_that_come_one_after_another_never_train_further_than_the_most(
-    block: str, better: int, all_trained: int
-) -> None:
+def test_sequential_trials_stay_below_maximum(block: str, better: int, all_trained: int) -> None:
     trained_by_all, foretold, most = trained(block, lambda trial_id: -better * trial_id)
     assert trained_by_all == all_trained <= most
     assert (trained_by_all > foretold) == (better > 0)
@@ -185,7 +183,7 @@ THIRTY = "metric: loss, max_trials: 30, max_length: {epochs: 27}, max_concurrent
         ("`adaptive_asha` 1.6 times", f"name: adaptive_asha, divisor: 3, {THIRTY}"),
     ],
 )
-def test_in_a_random_order_more_train_on_by_what_the_documents_say(said: str, block: str) -> None:
+def test_random_order_promotes_documented_share(said: str, block: str) -> None:
     ratios = []
     for seed in range(50):
         order = Random(seed).sample(range(31), 31)
@@ -195,7 +193,7 @@ def test_in_a_random_order_more_train_on_by_what_the_documents_say(said: str, bl
     assert said in (DOCS / "cli.md").read_text().replace("\n", " ")
 
 
-def test_without_a_time_the_cost_is_told_in_batches_and_what_to_give(file: Path) -> None:
+def test_cost_without_time_is_in_batches(file: Path) -> None:
     told = preview(file).stdout
     assert "cost: 6,400 times one batch on one slot, at most 18,000 times; for slot-hours" in told
     assert "give --seconds-per-batch" in told
@@ -203,7 +201,7 @@ def test_without_a_time_the_cost_is_told_in_batches_and_what_to_give(file: Path)
     assert (found["total_length"], found["slot_hours"]) == (3200, None)
 
 
-def test_trials_that_decide_by_themselves_have_no_cost_beforehand(file: Path) -> None:
+def test_open_length_has_no_cost(file: Path) -> None:
     file.write_text('entrypoint: ["true"]\nsearcher: {name: single, metric: loss}\n')
     done = preview(file)
     assert done.returncode == 0
@@ -218,21 +216,21 @@ def test_trials_that_decide_by_themselves_have_no_cost_beforehand(file: Path) ->
         (["--seconds-per-batch", "1", "--like", "3"], "--seconds-per-batch: must stand alone"),
     ],
 )
-def test_a_mistaken_option_is_one_message(file: Path, options: list[str], problem: str) -> None:
+def test_invalid_option_is_one_message(file: Path, options: list[str], problem: str) -> None:
     done = preview(file, *options)
     assert done.returncode == 2
     assert problem in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_mistaken_file_is_told_by_key(file: Path) -> None:
+def test_invalid_file_names_key(file: Path) -> None:
     file.write_text(FILE.replace("max_trials: 10", "max_trials: 0"))
     done = preview(file)
     assert done.returncode == 2
     assert "searcher.max_trials: must be greater than 0" in done.stderr
 
 
-def test_the_folder_of_an_experiment_is_previewed_as_it_is_run(file: Path) -> None:
+def test_preview_accepts_folder(file: Path) -> None:
     assert preview(file.parent).stdout == preview(file).stdout != ""
     file.rename(file.with_name("other.yaml"))
     told = preview(file.parent)

@@ -11,12 +11,12 @@ from zerolab.cli.output import age, number, print_fields, print_table
 from zerolab.formatting import duration_text
 
 
-def test_a_line_says_batch_loss_speed_and_what_is_left() -> None:
+def test_line_has_batch_loss_speed_and_time() -> None:
     line = describe_line(TrialProgress(3, "RUNNING", 120, 0.4, "loss", 0.123456, 812.4, 75.0))
     assert line == "trial 3  running  batch 120  loss 0.1235  812 samples/s  40 %  1 min 15 s left"
 
 
-def test_what_is_not_known_yet_is_left_out() -> None:
+def test_unknown_values_are_omitted() -> None:
     line = describe_line(TrialProgress(3, "RUNNING", 1, 0.0, activity="training"))
     assert line == "trial 3  running  batch 1  0 %"
 
@@ -39,7 +39,9 @@ def test_what_is_not_known_yet_is_left_out() -> None:
         ("RUNNING", {"activity": "validating"}, "running  validating  batch 0  0 %"),
     ],
 )
-def test_line_before_first_batch_says_why(state: str, more: dict[str, Any], expected: str) -> None:
+def test_line_before_first_batch_has_reason(
+    state: str, more: dict[str, Any], expected: str
+) -> None:
     assert describe_line(TrialProgress(3, state, 0, 0.0, **more)) == f"trial 3  {expected}"
 
 
@@ -56,14 +58,12 @@ def test_start_prints_line_for_each_step() -> None:
     assert not any("batch 0" in line for line in shown[:3])
 
 
-def test_a_trial_that_waits_says_why_and_nothing_else() -> None:
+def test_waiting_trial_has_reason_only() -> None:
     waits = TrialProgress(3, "QUEUED", 0, 0.0, waiting="it needs 8 slots")
     assert describe_line(waits) == "trial 3  waits: it needs 8 slots"
 
 
-def test_where_nothing_can_be_redrawn_a_trial_has_a_line_each_ten_seconds_and_one_a_change() -> (
-    None
-):
+def test_plain_output_is_rate_limited() -> None:
     lines = Lines()
 
     def told(now_s: float, batch: int, **more: Any) -> int:
@@ -80,7 +80,7 @@ def test_where_nothing_can_be_redrawn_a_trial_has_a_line_each_ten_seconds_and_on
     ("passed", "text"),
     [({"seconds": 40}, "40 s"), ({"minutes": 12}, "12 min"), ({"hours": 30}, "1 d")],
 )
-def test_an_age_is_told_in_one_unit(passed: dict[str, int], text: str) -> None:
+def test_age_has_one_unit(passed: dict[str, int], text: str) -> None:
     now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     moment = (now - timedelta(**passed)).isoformat().replace("+00:00", "Z")
     assert age(moment, now) == text
@@ -97,11 +97,11 @@ def test_numbers_are_short(value: object, text: str) -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0.2, "0 s"), (59.7, "1 min 0 s"), (61, "1 min 1 s"), (7260, "2 h 1 min")]
 )
-def test_times_are_told_in_two_units(seconds: float, text: str) -> None:
+def test_durations_have_two_units(seconds: float, text: str) -> None:
     assert duration_text(seconds) == text
 
 
-def test_tables_show_what_users_wrote_as_they_wrote_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_show_user_text_literally(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(["id", "name"], [(1, "[bold]not markup[/bold]"), (2, None)])
     print_fields({"name": "a\nb", "nothing": None, "zero": 0})
     out = capsys.readouterr().out

@@ -54,17 +54,17 @@ def named_in(body: str) -> set[str]:
     return set(re.findall(r"`(--?[a-zA-Z][a-z_-]*)", listed))
 
 
-def test_the_reference_has_a_section_for_every_command_and_for_no_other() -> None:
+def test_reference_has_section_per_command() -> None:
     assert {f"{path}{arguments(one)}" for path, one in COMMANDS.items()} == set(SECTIONS)
 
 
 @pytest.mark.parametrize("path", sorted(COMMANDS))
-def test_a_section_names_every_option_and_no_other(path: str) -> None:
+def test_section_lists_all_options(path: str) -> None:
     body = SECTIONS[f"{path}{arguments(COMMANDS[path])}"]
     assert named_in(body) == options(COMMANDS[path])
 
 
-def test_the_section_everywhere_names_the_options_before_any_command_and_no_other() -> None:
+def test_section_lists_global_options() -> None:
     (body,) = re.findall(
         r"^## Everywhere\n(.*?)(?=^##|\Z)", REFERENCE.read_text(), re.MULTILINE | re.DOTALL
     )
@@ -72,20 +72,20 @@ def test_the_section_everywhere_names_the_options_before_any_command_and_no_othe
 
 
 @pytest.mark.parametrize("path", sorted(COMMANDS))
-def test_every_command_and_every_parameter_says_what_it_is_for(path: str) -> None:
+def test_commands_and_parameters_have_help(path: str) -> None:
     command = COMMANDS[path]
     assert command.help
     assert all(one.help for one in command.params)
 
 
-def test_every_example_in_a_help_text_is_a_command_that_exists() -> None:
+def test_help_examples_are_commands() -> None:
     for command in COMMANDS.values():
         for words in re.findall(r"zerolab ((?:[a-z][a-z-]* ?)+)", command.help):
             name = f"zerolab {words.strip()}"
             assert any(name == path or name.startswith(f"{path} ") for path in COMMANDS), name
 
 
-def test_what_stands_for_a_command_of_determined_exists() -> None:
+def test_replacements_of_det_commands_exist() -> None:
     for theirs, text in replacements("det ").items():
         assert f"zerolab {theirs}" not in COMMANDS
         for words in re.findall(r"`zerolab ((?:[a-z][a-z-]*\b ?)+)", text):
@@ -103,13 +103,13 @@ def test_what_stands_for_a_command_of_determined_exists() -> None:
         ("t ls", "Missing argument"),
     ],
 )
-def test_a_command_of_determined_is_told_what_it_is_here(words: str, told: str) -> None:
+def test_det_command_shows_replacement(words: str, told: str) -> None:
     done = CliRunner().invoke(app, words.split())
     assert done.exit_code == 2
     assert told in " ".join(done.output.replace("│", " ").split())
 
 
-def test_help_loads_nothing_heavy() -> None:
+def test_help_imports_little() -> None:
     code = """
 import sys
 sys.argv = ["zerolab", "--help"]
@@ -126,7 +126,7 @@ print("HEAVY", sorted(heavy & set(sys.modules)))
     assert "HEAVY []" in done.stdout
 
 
-def test_help_takes_little_time_of_a_core() -> None:
+def test_help_is_fast() -> None:
     def once() -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         words = [sys.executable, "-m", "zerolab", "--help"]

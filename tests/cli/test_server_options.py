@@ -55,7 +55,7 @@ def everything_in(directory: Path) -> str:
         ([f"--database=postgresql:/{PASSWORD}"], "must be postgresql://USER@HOST/NAME"),
     ],
 )
-def test_up_refuses_wrong_server_options(
+def test_up_rejects_invalid_server_options(
     environment: dict[str, str], words: list[str], message: str
 ) -> None:
     refused = in_process(environment, "up", "--no-agent", "--port", "0", *words, expect=2)

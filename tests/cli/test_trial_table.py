@@ -50,7 +50,7 @@ def zerolab(server: LiveServer, *words: str) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_trials_are_listed_with_the_hyperparameters_that_differ(live: LiveServer) -> None:
+def test_table_has_differing_hyperparameters(live: LiveServer) -> None:
     told = zerolab(live, "trial", "list", "1", "--sort", "metric").stdout
     head, *_ = (line.split() for line in told.splitlines() if line.strip())
     assert head[-2:] == ["optimizer.lr", "word"]
@@ -60,7 +60,7 @@ def test_trials_are_listed_with_the_hyperparameters_that_differ(live: LiveServer
     assert max(map(len, told.splitlines())) <= 100
 
 
-def test_a_long_name_is_told_by_its_shortest_tail_that_no_other_has() -> None:
+def test_long_names_are_shortened() -> None:
     assert short_names(CALLED) == CALLED
 
 
@@ -72,7 +72,7 @@ def long_names(trial_id: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_a_narrow_terminal_shows_what_fits_in_one_line_and_names_the_rest(
+def test_narrow_terminal_omits_columns(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trials = [long_names(trial_id) for trial_id in (1, 2)]
@@ -99,12 +99,12 @@ def test_a_narrow_terminal_shows_what_fits_in_one_line_and_names_the_rest(
     assert not err
 
 
-def test_trials_are_sorted_by_a_hyperparameter_and_limited(live: LiveServer) -> None:
+def test_trials_sorted_by_hyperparameter(live: LiveServer) -> None:
     told = zerolab(live, "trial", "list", "1", "--sort=-optimizer.lr", "--limit=2", "--json").stdout
     assert [one["hparams"]["optimizer"]["lr"] for one in json.loads(told)] == [0.3, 0.3]
 
 
-def test_csv_holds_every_hyperparameter_and_no_formula(live: LiveServer) -> None:
+def test_csv_has_all_hyperparameters(live: LiveServer) -> None:
     told = zerolab(live, "trial", "list", "1", "--csv").stdout
     rows = list(csv.DictReader(io.StringIO(told)))
     assert len(rows) == 6
@@ -114,13 +114,13 @@ def test_csv_holds_every_hyperparameter_and_no_formula(live: LiveServer) -> None
     assert all(float(row["slot_seconds"]) >= 0 for row in rows)
 
 
-def test_what_would_be_a_formula_in_a_spreadsheet_is_text() -> None:
+def test_csv_escapes_formulas() -> None:
     assert [safe_cell(text) for text in ("=1", "+1", "-1", "@a", "a=1")] == [
         "'=1", "'+1", "'-1", "'@a", "a=1",
     ]  # fmt: skip
 
 
-def test_a_column_that_is_none_is_named_with_what_is_meant(live: LiveServer) -> None:
+def test_unknown_sort_column_has_suggestion(live: LiveServer) -> None:
     done = zerolab(live, "trial", "list", "1", "--sort", "lr")
     assert done.returncode == 2
     assert "did you mean 'hparams.optimizer.lr'?" in done.stderr
@@ -128,7 +128,7 @@ def test_a_column_that_is_none_is_named_with_what_is_meant(live: LiveServer) -> 
     assert (both.returncode, both.stdout) == (2, "")
 
 
-def test_the_description_of_a_search_names_its_best_trial_and_its_cost(live: LiveServer) -> None:
+def test_describe_shows_best_trial_and_cost(live: LiveServer) -> None:
     told = zerolab(live, "experiment", "describe", "1").stdout
     assert "optimizer.lr: 0.001" in told
     assert "slot time" in told

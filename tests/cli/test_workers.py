@@ -20,7 +20,7 @@ from zerolab.errors import ConfigError
         ('{"worker": {"name": "w", "count": 2, "gpus": 2}}', (4, 2)),
     ],
 )
-def test_workers_and_their_gpus_are_slots(text: str, slots: tuple[int, int]) -> None:
+def test_workers_to_slots(text: str, slots: tuple[int, int]) -> None:
     assert count_slots(None, text) == slots
 
 
@@ -38,13 +38,13 @@ def test_workers_and_their_gpus_are_slots(text: str, slots: tuple[int, int]) -> 
         ('{"framework": "pytorch", "ps": {"count": 1}, "worker": {}}', "got ps too"),
     ],
 )
-def test_what_says_something_else_is_refused(text: str, told: str) -> None:
+def test_invalid_workers_are_rejected(text: str, told: str) -> None:
     with pytest.raises(ConfigError) as refused:
         count_slots(None, text)
     assert told in str(refused.value)
 
 
-def test_the_variable_of_a_platform_is_read_where_it_is_named(
+def test_worker_variable_of_platform(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("DC_DL_CONFIG", "ALL_WORKERS"):

@@ -30,7 +30,7 @@ def packed_names(directory: Path, tmp_path: Path) -> set[str]:
     return names(target)
 
 
-def test_a_directory_survives_packing_and_unpacking(tmp_path: Path) -> None:
+def test_pack_unpack_round_trip(tmp_path: Path) -> None:
     files = {
         "model_def.py": "x = 1\n",
         "data/words ä.txt": "ö",
@@ -47,7 +47,7 @@ def test_a_directory_survives_packing_and_unpacking(tmp_path: Path) -> None:
     assert not os.access(target / "model_def.py", os.X_OK)
 
 
-def test_the_same_files_give_the_same_bytes(tmp_path: Path) -> None:
+def test_pack_is_reproducible(tmp_path: Path) -> None:
     first = write(tmp_path / "first", {"b.py": "b", "a.py": "a", "sub/c.py": "c"})
     second = write(tmp_path / "second", {"sub/c.py": "c", "a.py": "a", "b.py": "b"})
     os.utime(second / "a.py", (1, 1))
@@ -55,7 +55,7 @@ def test_the_same_files_give_the_same_bytes(tmp_path: Path) -> None:
     assert archive.pack(first) == archive.pack(second)
 
 
-def test_ignored_files_and_caches_stay_out(tmp_path: Path) -> None:
+def test_ignored_files_are_excluded(tmp_path: Path) -> None:
     model = write(
         tmp_path / "model",
         {
@@ -88,9 +88,7 @@ def test_ignored_files_and_caches_stay_out(tmp_path: Path) -> None:
     }
 
 
-def test_links_to_files_are_packed_as_files_and_other_links_stay_out(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_file_links_are_resolved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = write(tmp_path / "model", {"model_def.py": ""})
     write(tmp_path, {"shared.py": "shared"})
     (model / "shared.py").symlink_to(tmp_path / "shared.py")
@@ -102,7 +100,7 @@ def test_links_to_files_are_packed_as_files_and_other_links_stay_out(
         assert f"{name} is left out" in caplog.text
 
 
-def test_too_much_is_refused_with_the_largest_files_named(tmp_path: Path) -> None:
+def test_too_large_directory_names_largest_files(tmp_path: Path) -> None:
     sizes = {f"file_{i}": i * 1024 for i in range(1, 9)}
     model = write(tmp_path / "model", {name: bytes(size) for name, size in sizes.items()})
     with pytest.raises(ConfigError) as caught:
@@ -115,7 +113,7 @@ def test_too_much_is_refused_with_the_largest_files_named(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("present", [True, False])
-def test_a_directory_with_nothing_to_pack_is_refused(present: bool, tmp_path: Path) -> None:
+def test_empty_directory_is_rejected(present: bool, tmp_path: Path) -> None:
     if present:
         write(tmp_path / "model", {".git/config": ""})
     with pytest.raises(ConfigError, match="model directory"):
@@ -159,7 +157,7 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_a_hostile_or_damaged_archive_is_refused(
+def test_invalid_archive_is_rejected(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(archive, "MAX_FILES", 1000)
@@ -183,7 +181,7 @@ def damaged_length(whole: bytes) -> bytes:
     "damage",
     [damaged_checksum, damaged_length, lambda whole: whole + b"garbage", lambda whole: whole[:-4]],
 )
-def test_an_archive_is_read_to_its_end(damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
+def test_archive_is_read_to_end(damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
     whole = archive.pack(write(tmp_path / "model", {"model_def.py": "x = 1\n"}))
     assert archive.read_member(whole, "nothing") is None
     with pytest.raises(ConfigError, match=r"must be an undamaged tar\.gz"):
@@ -201,7 +199,7 @@ def described(count: int, size: int) -> bytes:
     return gzip.compress(block * count + file + bytes(1024), 1)
 
 
-def test_a_description_larger_than_any_honest_one_is_refused_unread() -> None:
+def test_too_large_header_is_rejected() -> None:
     archive.read_member(described(1, 4000), "nothing")
     bomb = described(1, 40_000_000)
     tracemalloc.start()
@@ -216,7 +214,7 @@ def test_a_description_larger_than_any_honest_one_is_refused_unread() -> None:
         archive.read_member(described(300, 4000), "nothing")
 
 
-def test_an_archive_that_claims_little_and_unpacks_to_much_is_stopped(
+def test_decompression_bomb_is_rejected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(archive, "MAX_FILES", 1000)
@@ -226,14 +224,14 @@ def test_an_archive_that_claims_little_and_unpacks_to_much_is_stopped(
         archive.read_member(padded, "nothing", max_bytes=1_000_000)
 
 
-def test_an_archive_goes_only_into_an_empty_directory(tmp_path: Path) -> None:
+def test_unpack_requires_empty_directory(tmp_path: Path) -> None:
     write(tmp_path, {"model_def.py": "mine"})
     with pytest.raises(ConfigError, match="must be empty"):
         archive.unpack(tar(member("model_def.py")), tmp_path)
     assert (tmp_path / "model_def.py").read_text() == "mine"
 
 
-def test_one_member_is_read_without_unpacking(tmp_path: Path) -> None:
+def test_read_member_without_unpacking(tmp_path: Path) -> None:
     model = write(tmp_path / "model", {"conf/ds.json": "{}", "a.py": ""})
     packed = archive.pack(model)
     assert archive.read_member(packed, "conf/ds.json") == b"{}"

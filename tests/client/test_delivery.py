@@ -21,9 +21,7 @@ from zerolab.storage.store import new_uuid
 pytestmark = pytest.mark.processes
 
 
-def test_everything_reported_arrives_in_order(
-    server: KillableServer, client: Client, tmp_path: Path
-) -> None:
+def test_reports_arrive_in_order(server: KillableServer, client: Client, tmp_path: Path) -> None:
     (spec,) = make_runs(server, 1, tmp_path / "runs")
     reporter, uuid = Reporter(spec), new_uuid()
     for step in range(1, 20_001):
@@ -45,9 +43,7 @@ def test_everything_reported_arrives_in_order(
     assert names == {("training", "loss"), ("training", "nan"), ("validation", "loss")}
 
 
-def test_reports_arrive_while_the_run_goes_on(
-    server: KillableServer, client: Client, tmp_path: Path
-) -> None:
+def test_reports_arrive_during_run(server: KillableServer, client: Client, tmp_path: Path) -> None:
     (spec,) = make_runs(server, 1, tmp_path / "runs")
     reporter = Reporter(spec)
     for step in (1, 2):
@@ -60,9 +56,7 @@ def test_reports_arrive_while_the_run_goes_on(
     reporter.close(240)
 
 
-def test_what_was_reported_while_the_server_was_gone_arrives_when_it_is_back(
-    server: KillableServer, tmp_path: Path
-) -> None:
+def test_reports_arrive_after_outage(server: KillableServer, tmp_path: Path) -> None:
     first, second = make_runs(server, 2, tmp_path / "runs")
     server.kill()
     ended, lasting = Reporter(first), Reporter(second, longest_pause_s=0.1)
@@ -79,7 +73,7 @@ def test_what_was_reported_while_the_server_was_gone_arrives_when_it_is_back(
             assert stored_points(client, spec) == expected
 
 
-def test_acknowledged_reports_leave_the_disk(server: KillableServer, tmp_path: Path) -> None:
+def test_acknowledged_reports_are_deleted(server: KillableServer, tmp_path: Path) -> None:
     (spec,) = make_runs(server, 1, tmp_path / "runs")
     directory = Path(spec.run_dir) / SPOOL_DIR
     spool = Spool(directory, segment_bytes=1000)
@@ -95,7 +89,7 @@ def test_acknowledged_reports_leave_the_disk(server: KillableServer, tmp_path: P
         assert len(stored_points(client, spec)) == 200
 
 
-def test_one_damaged_byte_costs_one_record_and_the_trial_is_told(
+def test_damaged_record_is_skipped_with_warning(
     server: KillableServer, client: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (spec,) = make_runs(server, 1, tmp_path / "runs")
@@ -118,11 +112,11 @@ def test_one_damaged_byte_costs_one_record_and_the_trial_is_told(
     assert said == ["reports of this run that were lost because their file was damaged: 1"]
 
 
-def test_a_run_that_left_no_spool_has_nothing_to_deliver(client: Client, tmp_path: Path) -> None:
+def test_run_without_spool_delivers_nothing(client: Client, tmp_path: Path) -> None:
     assert deliver(tmp_path, client, 1) == 0
 
 
-def test_a_record_that_the_server_refuses_does_not_hold_up_the_others(
+def test_rejected_record_does_not_block_others(
     server: KillableServer, client: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (spec,) = make_runs(server, 1, tmp_path / "runs")
@@ -139,7 +133,7 @@ def test_a_record_that_the_server_refuses_does_not_hold_up_the_others(
     ]
 
 
-def test_a_run_that_another_one_has_replaced_is_told_so(
+def test_superseded_run_is_stale(
     server: KillableServer, client: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (spec,) = make_runs(server, 1, tmp_path / "runs")
@@ -161,7 +155,7 @@ def test_a_run_that_another_one_has_replaced_is_told_so(
     assert set(stored_points(client, spec)) <= {1}
 
 
-def test_a_run_without_a_server_is_brought_into_one_later(client: Client, tmp_path: Path) -> None:
+def test_import_of_run_without_server(client: Client, tmp_path: Path) -> None:
     searcher = {"name": "single", "metric": "loss", "max_length": {"batches": 30}}
     spec = make_spec(tmp_path, config={"name": "alone", "searcher": searcher}, hparams={"lr": 0.5})
     for first, last in ((1, 20), (11, 30)):  # killed at 20, continued from a checkpoint at 10

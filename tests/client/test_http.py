@@ -39,7 +39,7 @@ def config(**changes: Any) -> dict[str, Any]:
     return fields | changes
 
 
-def test_an_experiment_from_its_submission_to_its_deletion(client: Client, packed: bytes) -> None:
+def test_experiment_life_cycle(client: Client, packed: bytes) -> None:
     made = client.create_experiment(config(labels=["a"]), packed, activate=False)
     number = made["id"]
     assert (made["name"], made["state"]) == ("http", "PAUSED")
@@ -76,7 +76,7 @@ def test_an_experiment_from_its_submission_to_its_deletion(client: Client, packe
         client.experiment(number)
 
 
-def test_lists_are_read_to_their_last_page(client: Client, packed: bytes) -> None:
+def test_lists_have_all_pages(client: Client, packed: bytes) -> None:
     made = {
         client.create_experiment(config(name="many"), packed, activate=False)["id"]
         for _ in range(7)
@@ -86,9 +86,7 @@ def test_lists_are_read_to_their_last_page(client: Client, packed: bytes) -> Non
     assert len(pages) == 3
 
 
-def test_a_run_reports_logs_and_ends(
-    client: Client, server: KillableServer, tmp_path: Path
-) -> None:
+def test_run_reports_logs_and_exit(client: Client, server: KillableServer, tmp_path: Path) -> None:
     (spec,) = make_runs(server, 1, tmp_path / "runs")
     run_client = Client(server.url, spec.token)
     assert client.ship_logs(spec.run_id, 0, [LogEntry("a", 1.0), LogEntry("b", 2.0)]) == 2
@@ -108,9 +106,7 @@ def test_a_run_reports_logs_and_ends(
     run_client.close()
 
 
-def test_events_are_followed_from_a_cursor(
-    server: KillableServer, client: Client, packed: bytes
-) -> None:
+def test_events_from_cursor(server: KillableServer, client: Client, packed: bytes) -> None:
     number = client.create_experiment(config(), packed, activate=False)["id"]
     with server.client as other:
         events = other.events(number)
@@ -126,12 +122,12 @@ def test_events_are_followed_from_a_cursor(
         events.close()
 
 
-def test_the_server_says_what_it_is_and_gives_a_link(client: Client) -> None:
+def test_server_info_and_login_link(client: Client) -> None:
     assert client.info()["version"]
     assert client.login_link().startswith(f"{client.url}/login?code=")
 
 
-def test_all_problems_of_a_config_arrive(client: Client, packed: bytes) -> None:
+def test_all_config_problems_are_reported(client: Client, packed: bytes) -> None:
     wrong = config(max_restarts="many", sercher={}, resources={"slots_per_trial": -1})
     with pytest.raises(ConfigError) as caught:
         client.create_experiment(wrong, packed)
@@ -142,19 +138,19 @@ def test_all_problems_of_a_config_arrive(client: Client, packed: bytes) -> None:
     assert "did you mean 'searcher'" in text
 
 
-def test_a_misspelt_filter_is_refused_in_place_of_a_list_of_everything(client: Client) -> None:
+def test_misspelt_filter_is_rejected(client: Client) -> None:
     with pytest.raises(ConfigError) as caught:
         client.experiments(stat="ERROR")
     told = "request: 1 problem(s)\n  stat: unknown parameter; did you mean 'state'?"
     assert str(caught.value) == told
 
 
-def test_a_damaged_archive_is_refused(client: Client) -> None:
+def test_damaged_archive_is_rejected(client: Client) -> None:
     with pytest.raises(ConfigError, match="archive"):
         client.create_experiment(config(), b"nothing of the kind")
 
 
-def test_what_is_not_there_is_not_found(client: Client) -> None:
+def test_missing_resource_is_not_found(client: Client) -> None:
     for call in (client.experiment, client.trial):
         with pytest.raises(NotFoundError):
             call(10**6)
@@ -165,13 +161,13 @@ def test_what_is_not_there_is_not_found(client: Client) -> None:
 
 
 @pytest.mark.parametrize("token", ["", "wrong"])
-def test_a_wrong_token_is_named_with_the_remedy(token: str, client: Client) -> None:
+def test_wrong_token_has_remedy(token: str, client: Client) -> None:
     with Client(client.url, token) as stranger, pytest.raises(ForbiddenError) as caught:
         stranger.experiments()
     assert "ZEROLAB_TOKEN" in str(caught.value)
 
 
-def test_a_server_that_is_not_there_is_named_with_the_remedy() -> None:
+def test_unreachable_server_has_remedy() -> None:
     with Client(closed_port()) as client, pytest.raises(UnreachableError) as caught:
         client.info()
     assert "zerolab up" in str(caught.value)
@@ -179,20 +175,20 @@ def test_a_server_that_is_not_there_is_named_with_the_remedy() -> None:
 
 
 @pytest.mark.parametrize("url", ["", "127.0.0.1:8080", "ftp://x", "http://"])
-def test_an_address_that_is_none_is_refused(url: str) -> None:
+def test_invalid_address_is_rejected(url: str) -> None:
     with pytest.raises(ConfigError, match="must look like http://"):
         Client(url)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../.."])
-def test_a_name_that_is_a_path_is_refused_by_name(client: Client, name: str) -> None:
+def test_path_as_name_is_rejected(client: Client, name: str) -> None:
     for ask in (client.model, client.checkpoint, lambda pool: client.put_pool(pool, "fifo")):
         with pytest.raises(ConfigError, match="must be neither empty nor a path, got") as caught:
             ask(name)
         assert repr(name) in str(caught.value)
 
 
-def test_what_json_cannot_say_is_told_all_at_once_with_its_places(client: Client) -> None:
+def test_non_json_values_are_reported_with_paths(client: Client) -> None:
     with pytest.raises(ConfigError) as caught:
         client.post("/jobs/1/move", {"a": [1, math.nan], "b": {"c": -math.inf}, "d": "x\udcff"})
     assert caught.value.problems == [
@@ -202,7 +198,7 @@ def test_what_json_cannot_say_is_told_all_at_once_with_its_places(client: Client
     ]
 
 
-def test_config_may_hold_python_values(client: Client, packed: bytes) -> None:
+def test_config_converts_python_values(client: Client, packed: bytes) -> None:
     values = {"lr": np.float32(0.5), "sizes": np.array([1, 2]), "data": Path("/data"), "n": (3,)}
     given = UserDict(config(labels=("a",), hyperparameters=values))
     client.preview(given)

@@ -33,7 +33,7 @@ def spooled(spec: RunSpec) -> list[messages.Record]:
     return [msgspec.msgpack.decode(payload, type=messages.Record) for payload in payloads]
 
 
-def test_without_a_server_the_reports_are_lines_of_a_file(tmp_path: Path) -> None:
+def test_reports_without_server_go_to_file(tmp_path: Path) -> None:
     spec = make_spec(tmp_path, hparams={"lr": 0.1})
     reporter = Reporter(spec)
     reporter.report_state("training")
@@ -52,7 +52,7 @@ def test_without_a_server_the_reports_are_lines_of_a_file(tmp_path: Path) -> Non
     assert abs(checkpoint["time"] - time.time()) < 600
 
 
-def test_a_file_whose_last_line_was_torn_goes_on_behind_the_last_whole_line(
+def test_torn_last_line_is_dropped(
     tmp_path: Path,
 ) -> None:
     spec = make_spec(tmp_path)
@@ -66,9 +66,7 @@ def test_a_file_whose_last_line_was_torn_goes_on_behind_the_last_whole_line(
     assert [line.get("steps") for line in lines(spec)] == [None, 0, 1, 2, 3]
 
 
-def test_numbers_of_every_kind_are_taken_and_the_rest_is_left_out_with_one_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_numbers_of_any_type_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     import numpy as np
     import torch
 
@@ -135,7 +133,7 @@ class LostTensor:
         raise RuntimeError("the device is gone\nand more")
 
 
-def test_a_number_that_cannot_be_had_is_left_out_with_the_reason(
+def test_unreadable_number_is_skipped_with_reason(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     reporter = Reporter(make_spec(tmp_path))
@@ -144,7 +142,7 @@ def test_a_number_that_cannot_be_had_is_left_out_with_the_reason(
 
 
 @pytest.mark.parametrize("steps", [-1, 1.5, "3", None])
-def test_steps_that_are_no_whole_number_are_refused(steps: Any, tmp_path: Path) -> None:
+def test_steps_must_be_integer(steps: Any, tmp_path: Path) -> None:
     reporter = Reporter(make_spec(tmp_path))
     with pytest.raises(ConfigError, match=f"steps_completed: must be a whole number.*{steps}"):
         reporter.report_metrics("training", steps, {})
@@ -158,7 +156,7 @@ def test_progress_stays_between_0_and_1(tmp_path: Path) -> None:
     assert [line["value"] for line in lines(spec)[1:]] == [0.0, 0.5, 1.0, 0.0]
 
 
-def test_metadata_holds_what_json_can() -> None:
+def test_metadata_is_json() -> None:
     import numpy as np
 
     given = {"a": (1, None, math.inf), 3: {"path": Path("x"), "n": np.float64(2.0)}}
@@ -171,9 +169,7 @@ def test_metadata_holds_what_json_can() -> None:
         json_metadata(loop)
 
 
-def test_a_server_that_is_away_neither_stops_nor_fails_the_run(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_outage_does_not_stop_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     spec = make_spec(tmp_path, master=closed_port())
     reporter = Reporter(spec)
@@ -187,9 +183,7 @@ def test_a_server_that_is_away_neither_stops_nor_fails_the_run(
     assert "zerolab up" in caplog.text
 
 
-def test_a_server_that_is_away_leaves_the_random_numbers_of_a_training_alone(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_outage_keeps_random_numbers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     random.seed(1)
     expected = random.getstate()
@@ -207,7 +201,7 @@ def test_a_server_that_is_away_leaves_the_random_numbers_of_a_training_alone(
     assert random.getstate() == expected
 
 
-def test_a_second_reporter_of_the_run_goes_on_with_its_spool(tmp_path: Path) -> None:
+def test_second_reporter_continues_spool(tmp_path: Path) -> None:
     spec = make_spec(tmp_path, master=closed_port())
     for step in range(3):
         reporter = Reporter(spec)
@@ -240,7 +234,7 @@ assert reporter.lost == 0
 
 
 @pytest.mark.slow
-def test_a_full_disk_delays_reports_until_there_is_room(tmp_path: Path) -> None:
+def test_full_disk_delays_reports(tmp_path: Path) -> None:
     # The limit on a file's size stands for a full disk: writes fail until it is lifted.
     command = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)

@@ -30,7 +30,7 @@ def payload(number: int) -> bytes:
     return f"record {number} ".encode() + bytes(number % 50)
 
 
-def test_records_come_back_numbered_and_in_order_over_several_segments(tmp_path: Path) -> None:
+def test_records_are_numbered_over_segments(tmp_path: Path) -> None:
     spool = Spool(tmp_path, segment_bytes=200)
     for number in range(1, 101):
         spool.append(payload(number))
@@ -39,7 +39,7 @@ def test_records_come_back_numbered_and_in_order_over_several_segments(tmp_path:
     assert read_all(tmp_path, max_bytes=1) == read_all(tmp_path, max_bytes=1 << 20)
 
 
-def test_a_reader_beside_the_writer_sees_each_record_once(tmp_path: Path) -> None:
+def test_concurrent_reader_sees_each_record_once(tmp_path: Path) -> None:
     spool, reader = Spool(tmp_path, segment_bytes=100), SpoolReader(tmp_path)
     assert reader.read(1000) == (1, [])
     for number in range(1, 60):
@@ -48,7 +48,7 @@ def test_a_reader_beside_the_writer_sees_each_record_once(tmp_path: Path) -> Non
         assert reader.read(1000) == (number + 1, [])
 
 
-def test_a_spool_that_is_opened_again_goes_on_with_the_numbers(tmp_path: Path) -> None:
+def test_reopened_spool_continues_numbers(tmp_path: Path) -> None:
     for number in range(1, 30):
         spool = Spool(tmp_path, segment_bytes=100)
         assert spool.count == number - 1
@@ -57,7 +57,7 @@ def test_a_spool_that_is_opened_again_goes_on_with_the_numbers(tmp_path: Path) -
     assert read_all(tmp_path) == [(n, payload(n)) for n in range(1, 30)]
 
 
-def test_a_reader_goes_to_any_number(tmp_path: Path) -> None:
+def test_reader_seeks_number(tmp_path: Path) -> None:
     spool, reader = Spool(tmp_path, segment_bytes=100), SpoolReader(tmp_path)
     for number in range(1, 60):
         spool.append(payload(number))
@@ -68,7 +68,7 @@ def test_a_reader_goes_to_any_number(tmp_path: Path) -> None:
         assert payloads == ([payload(number)] if number < 60 else [])
 
 
-def test_acknowledged_segments_are_deleted_and_the_newest_stays(tmp_path: Path) -> None:
+def test_acknowledged_segments_are_deleted(tmp_path: Path) -> None:
     spool, reader = Spool(tmp_path, segment_bytes=100), SpoolReader(tmp_path)
     for number in range(1, 60):
         spool.append(payload(number))
@@ -88,7 +88,7 @@ def test_acknowledged_segments_are_deleted_and_the_newest_stays(tmp_path: Path) 
 @pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(cut=st.integers(0, 2000), garbage=st.binary(max_size=40))
-def test_a_torn_tail_is_dropped_wherever_it_was_torn(
+def test_torn_tail_is_dropped(
     cut: int, garbage: bytes, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     directory = tmp_path_factory.mktemp("spool")
@@ -121,7 +121,7 @@ def damage(file: Path, at: int, count: int = 1) -> None:
 
 
 @pytest.mark.slow
-def test_a_flipped_bit_anywhere_costs_its_own_record_only(tmp_path: Path) -> None:
+def test_flipped_bit_costs_one_record(tmp_path: Path) -> None:
     Spool(tmp_path / "whole").close()
     (whole,) = (tmp_path / "whole").iterdir()
     spool, ends = Spool(tmp_path / "whole"), []
@@ -146,7 +146,7 @@ def test_a_flipped_bit_anywhere_costs_its_own_record_only(tmp_path: Path) -> Non
 @given(
     at=st.integers(0, 2000), count=st.integers(1, 300), segment_bytes=st.sampled_from([200, 9999])
 )
-def test_whatever_is_damaged_the_rest_keeps_its_numbers(
+def test_damage_keeps_other_numbers(
     at: int, count: int, segment_bytes: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     directory = tmp_path_factory.mktemp("spool")
@@ -164,7 +164,7 @@ def test_whatever_is_damaged_the_rest_keeps_its_numbers(
     assert len(found) == 60 or segment_bytes == 9999
 
 
-def test_a_torn_segment_before_others_costs_its_own_records_only(tmp_path: Path) -> None:
+def test_torn_segment_costs_its_records_only(tmp_path: Path) -> None:
     spool = Spool(tmp_path, segment_bytes=100)
     for number in range(1, 30):
         spool.append(payload(number))
@@ -175,7 +175,7 @@ def test_a_torn_segment_before_others_costs_its_own_records_only(tmp_path: Path)
     assert read_all(tmp_path) == [(n, b"" if n == lost else payload(n)) for n in range(1, 30)]
 
 
-def test_records_that_are_wanted_again_and_gone_come_back_empty(tmp_path: Path) -> None:
+def test_deleted_records_are_read_empty(tmp_path: Path) -> None:
     spool, reader = Spool(tmp_path, segment_bytes=100), SpoolReader(tmp_path)
     for number in range(1, 60):
         spool.append(payload(number))
@@ -186,7 +186,7 @@ def test_records_that_are_wanted_again_and_gone_come_back_empty(tmp_path: Path) 
     assert reader.read(1) == (oldest, [payload(oldest)])
 
 
-def test_frames_of_version_0_1_without_a_number_are_read(tmp_path: Path) -> None:
+def test_frames_without_numbers_are_read(tmp_path: Path) -> None:
     frames = b"".join(
         struct.pack("<II", len(payload(n)), crc32(payload(n))) + payload(n) for n in range(1, 4)
     )
@@ -197,7 +197,7 @@ def test_frames_of_version_0_1_without_a_number_are_read(tmp_path: Path) -> None
     assert read_all(tmp_path) == [(n, payload(n)) for n in range(1, 5)]
 
 
-def test_a_spool_that_nobody_empties_stops_growing_and_says_so(tmp_path: Path) -> None:
+def test_full_spool_stops_growing(tmp_path: Path) -> None:
     spool = Spool(tmp_path, segment_bytes=100, max_bytes=500)
     with pytest.raises(OSError, match="were not uploaded yet"):
         deque(map(spool.append, map(payload, range(1, 1000))))
@@ -228,21 +228,21 @@ assert file.size == 100
 """
 
 
-def test_a_write_that_finds_no_room_leaves_no_part_of_itself(tmp_path: Path) -> None:
+def test_failed_write_leaves_nothing(tmp_path: Path) -> None:
     # The limit on a file's size stands for a full disk: the write stops in the middle.
     path = tmp_path / "file"
     subprocess.run([sys.executable, "-c", FULL_DISK, str(path)], check=True)
     assert path.read_bytes() == b"a" * 60 + b"c" * 40
 
 
-def test_the_files_are_readable_by_their_owner_alone(tmp_path: Path) -> None:
+def test_files_are_private(tmp_path: Path) -> None:
     Spool(tmp_path / "spool").append(b"x")
     AppendFile(tmp_path / "file", 0).close()
     for path in (tmp_path / "spool", *(tmp_path / "spool").iterdir(), tmp_path / "file"):
         assert path.stat().st_mode & 0o077 == 0
 
 
-def test_a_torn_tail_is_gone_as_soon_as_a_writer_opens_the_spool(tmp_path: Path) -> None:
+def test_writer_removes_torn_tail(tmp_path: Path) -> None:
     first = Spool(tmp_path)
     first.append(b"whole")
     first.close()

@@ -43,7 +43,7 @@ def port(tmp_path: Path) -> Iterator[int]:
         server.shutdown()
 
 
-def test_a_certificate_that_the_environment_names_is_trusted_on_loopback_addresses_too(
+def test_certificate_of_environment_is_trusted(
     port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")  # which nobody asks about ourselves

@@ -16,7 +16,7 @@ EXPERIMENT: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("backend", ["deepspeed", "megatron", {"name": "deepspeed"}])
-def test_backend_is_refused_by_name(backend: Any) -> None:
+def test_removed_backend_is_rejected(backend: Any) -> None:
     files = MemoryFiles({"model_def.py": b"class T(ZeroTrial): ..."})
     with pytest.raises(ConfigError) as caught:
         check_experiment({**EXPERIMENT, "backend": backend}, files)

@@ -37,11 +37,11 @@ def changed(**hyperparameters: Any) -> dict[str, Any]:
     return {**EXPERIMENT, "hyperparameters": EXPERIMENT["hyperparameters"] | hyperparameters}
 
 
-def test_a_good_pair_of_files_passes() -> None:
+def test_valid_files_pass() -> None:
     assert check(EXPERIMENT, ENGINE) == []
 
 
-def test_problems_of_both_files_come_together() -> None:
+def test_problems_of_both_files_are_reported() -> None:
     engine = {"train_batch_size": 33, "zero_optimization": {"stge": 1}, "gradient_clipping": "x"}
     assert check({**EXPERIMENT, "max_restarts": -1}, engine) == [
         "max_restarts: must be at least 0, got -1",
@@ -81,18 +81,18 @@ def test_problems_of_both_files_come_together() -> None:
         ),
     ],
 )
-def test_what_hyperparameters_say_of_the_engine_is_checked(
+def test_hyperparameters_of_engine_are_checked(
     hyperparameters: dict[str, Any], problem: str
 ) -> None:
     lines = check(changed(**hyperparameters), ENGINE)
     assert any(problem in line for line in lines), lines
 
 
-def test_a_trial_may_name_its_engine_file_in_its_own_code() -> None:
+def test_engine_file_in_trial_code_is_allowed() -> None:
     assert check(changed(deepspeed_config=None), ENGINE) == []
 
 
-def test_searched_values_are_tried_at_their_ends() -> None:
+def test_searched_values_are_checked_at_bounds() -> None:
     searched = changed(
         overwrite_deepspeed_args={
             "gradient_clipping": {"type": "double", "minval": -1, "maxval": 1},
@@ -106,21 +106,21 @@ def test_searched_values_are_tried_at_their_ends() -> None:
     assert "= 1 x 2 = 2, got 7" in lines[1]
 
 
-def test_an_engine_file_that_is_not_json_is_named() -> None:
+def test_invalid_engine_file_is_named() -> None:
     (line,) = check(EXPERIMENT, b"{")
     assert line.startswith("conf/ds.json: line 1, column 2: must be JSON")
     (line,) = check(EXPERIMENT, b"\xff\xff")
     assert line.startswith("conf/ds.json: line 1, column 1: must be text in UTF-8")
 
 
-def test_auto_in_the_engine_file_comes_from_hyperparameters() -> None:
+def test_auto_from_hyperparameters() -> None:
     engine = {"train_batch_size": "auto", "optimizer": {"type": "Adam"}}
     assert check(changed(global_batch_size=32), engine) == []
     (line,) = check(changed(global_batch_size=31), engine)
     assert "got 31" in line
 
 
-def test_an_auto_that_nothing_determines_is_left_to_the_arguments_of_a_script(
+def test_open_auto_is_allowed_for_scripts(
     tmp_path: Path,
 ) -> None:
     warmup = {"type": "WarmupLR", "params": {"warmup_num_steps": "auto"}}
@@ -142,7 +142,7 @@ def test_an_auto_that_nothing_determines_is_left_to_the_arguments_of_a_script(
     assert "conf/ds.json: ok; each 'auto' that nothing here says" in check_file(tmp_path / "e.yaml")
 
 
-def test_the_report_of_an_experiment_shows_its_engine(tmp_path: Path) -> None:
+def test_experiment_report_shows_engine(tmp_path: Path) -> None:
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "ds.json").write_text(json.dumps(ENGINE))
     file = tmp_path / "experiment.yaml"
@@ -160,7 +160,7 @@ def test_the_report_of_an_experiment_shows_its_engine(tmp_path: Path) -> None:
         check_file(file, world_size=5)
 
 
-def test_the_report_of_an_engine_file_says_where_values_come_from(tmp_path: Path) -> None:
+def test_engine_report_shows_origins(tmp_path: Path) -> None:
     file = tmp_path / "ds_config.json"
     file.write_text(json.dumps({"train_batch_size": 32, "wandb": {"enabled": False}}))
     lines = [" ".join(line.split()) for line in check_file(file, 4).splitlines()]
@@ -176,7 +176,7 @@ def test_the_report_of_an_engine_file_says_where_values_come_from(tmp_path: Path
     assert "ok for 1 data-parallel rank(s) x 2 tensor-parallel" in check_file(file)
 
 
-def test_every_value_of_the_engine_has_its_origin() -> None:
+def test_resolved_values_have_origins() -> None:
     config = load_engine_config(
         {
             "train_micro_batch_size_per_gpu": 4,
@@ -201,7 +201,7 @@ def test_every_value_of_the_engine_has_its_origin() -> None:
     assert format_entries(resolve(config, 2), ["override"]).startswith("optimizer.params.lr = 0.5")
 
 
-def test_a_key_without_effect_at_this_stage_or_optimizer_is_a_hint() -> None:
+def test_key_without_effect_is_hint() -> None:
     config = load_engine_config(
         {
             "train_batch_size": 2,
@@ -215,7 +215,7 @@ def test_a_key_without_effect_at_this_stage_or_optimizer_is_a_hint() -> None:
     assert "zero_optimization.reduce_bucket_size" not in origins
 
 
-def test_a_bucket_larger_than_the_model_is_clamped_and_says_so() -> None:
+def test_large_bucket_is_clamped_to_model() -> None:
     config = load_engine_config(
         {"train_batch_size": 2, "zero_optimization": {"reduce_bucket_size": 2000}}
     )

@@ -19,17 +19,17 @@ PAGES = ("ds_config.md", "experiment_config.md", "from_determined.md")
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_the_tables_of_a_page_are_those_of_the_schema(name: str) -> None:
+def test_doc_tables_match_schema(name: str) -> None:
     text = (DOCS / name).read_text(encoding="utf-8")
     assert with_tables(text) == text, "run: python -m zerolab.config.key_tables docs"
 
 
-def test_every_table_stands_in_a_page() -> None:
+def test_doc_pages_have_all_tables() -> None:
     text = "".join((DOCS / name).read_text(encoding="utf-8") for name in PAGES)
     assert set(re.findall(r"<!-- (\w[\w ]*) -->", text)) == {*TABLES, "end"}
 
 
-def test_every_field_that_is_not_a_hint_is_read_by_a_program() -> None:
+def test_fields_are_used_unless_hints() -> None:
     read = attributes_read()
     assert {"train_batch_size", "max_restarts"} <= read
     unread = [
@@ -75,7 +75,7 @@ def holds_only_hints(field: FieldInfo) -> bool:
     )
 
 
-def test_the_examples_of_the_pages_are_valid() -> None:
+def test_doc_examples_are_valid() -> None:
     pages = {name: (DOCS / name).read_text(encoding="utf-8") for name in PAGES}
     (engine,) = re.findall(r"```json\n(.*?)```", pages["ds_config.md"], re.DOTALL)
     assert load_engine_config(json.loads(engine)).batch_sizes(4).micro == 8

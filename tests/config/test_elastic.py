@@ -30,7 +30,7 @@ def resources(folder: Path, **more: object) -> ResourcesConfig:
     return check_experiment(file, FolderFiles(folder)).resources
 
 
-def test_fewer_ranks_take_more_micro_batches_of_the_same_batch() -> None:
+def test_fewer_ranks_take_more_micro_batches() -> None:
     planned = BatchSizes(train=24, micro=2, accumulation_steps=3, dp_world_size=4)
     assert keep_batch(planned, 2) == BatchSizes(24, 2, 6, 2)
     assert keep_batch(planned, 3) == BatchSizes(24, 2, 4, 3)
@@ -40,14 +40,14 @@ def test_fewer_ranks_take_more_micro_batches_of_the_same_batch() -> None:
     assert told.endswith("1, 2, 4 of them can")
 
 
-def test_an_engine_of_a_smaller_run_keeps_the_batch_that_its_trial_was_made_for() -> None:
+def test_smaller_run_keeps_batch() -> None:
     config = load_engine_config(ENGINE)
     with keep_planned_batch(4, 2):
         assert config.batch_sizes(2) == BatchSizes(24, 2, 6, 2)
     assert config.batch_sizes(2) == BatchSizes(12, 2, 3, 2)
 
 
-def test_the_numbers_that_will_do_are_found_from_the_engine_file(tmp_path: Path) -> None:
+def test_elastic_counts_from_engine_file(tmp_path: Path) -> None:
     found = resources(tmp_path, elastic={"min_slots": 2})
     assert found.elastic is not None
     assert found.elastic.counts == [1, 2, 3, 4]
@@ -56,7 +56,7 @@ def test_the_numbers_that_will_do_are_found_from_the_engine_file(tmp_path: Path)
     assert fewer_slots(resources(tmp_path)) == []
 
 
-def test_a_number_that_does_not_divide_the_batch_is_refused_with_those_that_do(
+def test_elastic_count_divides_batch(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(ConfigError, match="one of 1, 2, 3, 6, got 4"):

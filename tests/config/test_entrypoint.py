@@ -50,7 +50,7 @@ def problems(entrypoint: Any, model: str = MODEL, **more: Any) -> list[str]:
         ("./run.sh", Command(("./run.sh",))),
     ],
 )
-def test_an_entrypoint_is_a_class_or_a_command(value: Any, meant: object) -> None:
+def test_entrypoint_is_class_or_command(value: Any, meant: object) -> None:
     assert parse_entrypoint(value) == meant
 
 
@@ -70,9 +70,7 @@ def test_an_entrypoint_is_a_class_or_a_command(value: Any, meant: object) -> Non
         ),
     ],
 )
-def test_a_class_that_is_written_another_way_is_refused_with_the_right_one(
-    value: Any, told: str
-) -> None:
+def test_misspelt_class_is_rejected_with_correction(value: Any, told: str) -> None:
     (line,) = problems(value)
     assert line.startswith("entrypoint: ")
     assert told in line
@@ -113,9 +111,7 @@ def test_a_class_that_is_written_another_way_is_refused_with_the_right_one(
         ("/opt/bin/python3.11 -u -X dev train --lr 1", "there is no file 'train' in the model"),
     ],
 )
-def test_a_class_or_program_that_is_not_there_is_found_from_the_source(
-    entrypoint: str, told: str
-) -> None:
+def test_missing_class_or_program_is_reported(entrypoint: str, told: str) -> None:
     (line,) = problems(entrypoint)
     assert line.startswith("entrypoint: ")
     assert told in line
@@ -128,7 +124,7 @@ def test_a_class_or_program_that_is_not_there_is_found_from_the_source(
      "python -Wall -W error pkg", "python /opt/any.py", "python ../any.py", "python .", "python",
      "python -uW error -Bm anything", "python -Ic 1", "any", "ls"],
 )  # fmt: skip
-def test_a_class_from_elsewhere_or_made_while_the_module_runs_is_no_mistake(
+def test_imported_or_dynamic_class_is_accepted(
     entrypoint: str,
 ) -> None:
     assert problems(entrypoint) == []
@@ -141,7 +137,7 @@ PACKAGE = {
 }
 
 
-def test_a_path_that_names_a_module_is_told_with_the_module() -> None:
+def test_path_instead_of_module_is_rejected() -> None:
     (line,) = problems(["pkg/inner"], **PACKAGE)
     assert "got 'pkg/inner', which is no file" in line
     assert line.endswith("did you mean 'pkg.inner:Class'?")
@@ -153,7 +149,7 @@ def test_a_path_that_names_a_module_is_told_with_the_module() -> None:
      "/model_def/MyTrial", "../model_def/MyTrial", "model_def/MyTrial --lr 1",
      "pkg/train.sh", "./not_there"],
 )  # fmt: skip
-def test_a_program_by_its_path_is_no_mistake(entrypoint: str) -> None:
+def test_program_path_is_accepted(entrypoint: str) -> None:
     assert problems(entrypoint, **PACKAGE) == []
 
 
@@ -170,11 +166,11 @@ def test_a_program_by_its_path_is_no_mistake(entrypoint: str) -> None:
         "class Wanted(: a newer Python may read this",
     ],
 )
-def test_a_source_that_does_not_say_all_is_left_to_the_run(model: str) -> None:
+def test_uncertain_source_is_accepted(model: str) -> None:
     assert problems("model_def:Wanted", model) == []
 
 
-def test_a_module_that_another_folder_of_the_path_gives_is_left_to_the_run() -> None:
+def test_module_in_pythonpath_is_accepted() -> None:
     searcher = {"name": "single", "metric": "loss", "max_length": 10}
     content = {
         "entrypoint": "shared_models:Big",
@@ -199,7 +195,7 @@ with det.core.init(distributed=det.core.DistributedContext.from_torch_distribute
 """
 
 
-def test_what_a_script_asks_of_determined_is_told_with_what_takes_its_place() -> None:
+def test_determined_names_are_reported_with_replacement() -> None:
     steps = b"from determined import core, keras\nimport train\ncore.init()"
     launched = "python3 -m determined.launch.torch_distributed python3 train.py --epochs 3"
     problems = wrong(launched, {"train.py": OF_DETERMINED, "steps.py": steps})
@@ -239,14 +235,14 @@ def test_what_a_script_asks_of_determined_is_told_with_what_takes_its_place() ->
         b"import determined as det\ndet.core.init(" + b"-" * 100_000 + b"1)",
     ],
 )
-def test_a_script_that_runs_anywhere_is_let_alone(source: bytes) -> None:
+def test_portable_script_is_accepted(source: bytes) -> None:
     assert wrong("python train.py", {"train.py": source}) == []
 
 
 @pytest.mark.parametrize(
     "own", ["determined.py", "src/determined/__init__.py", "src/determined/pytorch.py"]
 )
-def test_a_module_of_ones_own_may_be_called_determined(own: str) -> None:
+def test_local_module_named_determined_is_accepted(own: str) -> None:
     script = "src/train.py"
     assert wrong(f"python {script}", {script: OF_DETERMINED})
     assert wrong(f"python {script}", {script: OF_DETERMINED, own: b""}) == []
@@ -257,9 +253,7 @@ def test_a_module_of_ones_own_may_be_called_determined(own: str) -> None:
     [("lib", False), ("other::lib/", False), ("other", True), ("", True), ("../lib", False),
      ("/opt/lib", False)],
 )  # fmt: skip
-def test_a_determined_that_pythonpath_may_give_is_left_to_the_run(
-    search_path: str, refused: bool
-) -> None:
+def test_determined_in_pythonpath_is_accepted(search_path: str, refused: bool) -> None:
     files = {"src/train.py": OF_DETERMINED, "lib/determined/__init__.py": b""}
     environment = {"environment_variables": [f"PYTHONPATH={search_path}"]}
     found = wrong("python src/train.py", files, environment=environment)
@@ -271,7 +265,7 @@ def test_a_determined_that_pythonpath_may_give_is_left_to_the_run(
     [(["determined.py"], False), (["determined/__init__.py"], False),
      (["determined/__init__.py", "determined/ipc.py"], True), (["determined/ipc.py"], True)],
 )  # fmt: skip
-def test_an_installed_determined_that_is_another_package_is_let_alone(
+def test_unrelated_determined_package_is_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: list[str], refused: bool
 ) -> None:
     for name in installed:
@@ -281,7 +275,7 @@ def test_an_installed_determined_that_is_another_package_is_let_alone(
     assert bool(wrong("python train.py", {"train.py": OF_DETERMINED})) is refused
 
 
-def test_a_folder_and_a_program_beside_python_are_found_in_a_real_directory(
+def test_programs_in_real_directory_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
@@ -303,7 +297,7 @@ def wrong(entrypoint: str, files: dict[str, bytes], **more: Any) -> list[str]:
     return []
 
 
-def test_the_model_is_read_and_never_imported() -> None:
+def test_model_is_never_imported() -> None:
     code = """
 import sys
 from zerolab.config import check_experiment
@@ -367,9 +361,7 @@ def of_slots(entrypoint: Any, **resources: Any) -> list[str]:
         ),
     ],
 )
-def test_a_launcher_on_several_slots_would_start_its_ranks_several_times_over(
-    entrypoint: Any, name: str, instead: str
-) -> None:
+def test_launcher_on_several_slots_is_rejected(entrypoint: Any, name: str, instead: str) -> None:
     (line,) = of_slots(entrypoint, slots_per_trial=2)
     assert line == (
         "entrypoint: must start no ranks of its own where the platform starts it on each of 2 "
@@ -415,7 +407,7 @@ def test_a_launcher_on_several_slots_would_start_its_ranks_several_times_over(
         ("torchrun --nnodes 1:4 train.py", {"slots_per_trial": 4, "slots_per_rank": 2}, ""),
     ],
 )
-def test_of_several_machines_a_launcher_may_start_once_on_each(
+def test_launcher_once_per_machine_is_accepted(
     entrypoint: str, resources: dict[str, Any], told: str
 ) -> None:
     found = of_slots(entrypoint, **resources)
@@ -423,7 +415,7 @@ def test_of_several_machines_a_launcher_may_start_once_on_each(
     assert told in "".join(found)
 
 
-def test_where_all_slots_for_one_process_would_not_help_it_is_not_advised() -> None:
+def test_useless_slots_per_rank_is_not_advised() -> None:
     for entrypoint, resources in (
         ("deepspeed train.py", {"hostfile": "hosts"}),  # a rank on each slot of it
         ("zerolab launch train.py", {"slots_per_trial": 2}),  # a run of its own
@@ -459,5 +451,5 @@ def test_where_all_slots_for_one_process_would_not_help_it_is_not_advised() -> N
         ["sh", "-c", "deepspeed --version && python train.py"],
     ],
 )
-def test_a_command_that_may_start_a_rank_of_the_platform_is_none_of_them(entrypoint: Any) -> None:
+def test_platform_rank_command_is_not_a_launcher(entrypoint: Any) -> None:
     assert of_slots(entrypoint, slots_per_trial=2) == []

@@ -31,7 +31,7 @@ def problems(content: dict[str, Any]) -> list[str]:
     return []
 
 
-def test_defaults_are_those_of_determined() -> None:
+def test_defaults_match_determined() -> None:
     config = load_experiment(MINIMAL)
     assert str(config.trial_class) == "model_def:DigitsTrial"
     assert config.max_restarts == 5
@@ -44,7 +44,7 @@ def test_defaults_are_those_of_determined() -> None:
     assert [policy.name for policy in config.policies()] == ["CUDA OOM", "ECC Error"]
 
 
-def test_a_whole_file_reads_and_its_plain_form_reads_the_same(tmp_path: Path) -> None:
+def test_complete_file_round_trip(tmp_path: Path) -> None:
     file = tmp_path / "experiment.yaml"
     file.write_text(
         """
@@ -338,13 +338,13 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("content", "problem"), REFUSALS, ids=lambda value: str(value)[:60])
-def test_a_mistake_is_refused_with_a_line(content: dict[str, Any], problem: str) -> None:
+def test_error_is_one_line(content: dict[str, Any], problem: str) -> None:
     lines = problems(with_values(**content))
     assert any(line.startswith(problem) for line in lines), lines
 
 
 @pytest.mark.parametrize("field", sorted(UNSUPPORTED_FIELDS))
-def test_a_field_without_counterpart_says_what_to_do_instead(field: str) -> None:
+def test_unsupported_field_has_replacement(field: str) -> None:
     head, _, rest = field.partition(".")
     content = with_values()
     content[head] = {**content.get(head, {}), rest: ["on"]} if rest else ["on"]
@@ -355,20 +355,20 @@ def test_a_field_without_counterpart_says_what_to_do_instead(field: str) -> None
 
 
 @pytest.mark.parametrize("name", sorted(OTHER_SEARCHERS))
-def test_a_searcher_that_does_not_exist_here_is_refused_by_one_line(name: str) -> None:
+def test_unsupported_searcher_is_one_error(name: str) -> None:
     searcher = {"name": name, "metric": "m", "max_trials": 3, "max_length": 10}
     searcher |= {"max_time": 100, "time_metric": "batches", "divisor": 4, "max_rungs": 3}
     (line,) = problems(with_values(searcher=searcher))
     assert line.startswith(f"searcher.name: must be one of {', '.join(SEARCHERS)}; {name} is a")
 
 
-def test_a_length_that_the_searcher_and_the_class_need_is_asked_for_once() -> None:
+def test_missing_length_is_reported_once() -> None:
     searcher = {"name": "tpe_asha", "metric": "loss", "max_trials": 3}
     (line,) = problems(with_values(searcher=searcher))
     assert line.startswith("searcher.max_length: is required by the tpe_asha searcher")
 
 
-def test_variables_may_differ_by_kind_of_slot() -> None:
+def test_variables_by_kind_of_slot() -> None:
     both = {"environment_variables": {"cpu": ["A=1"], "cuda": ["A=2", "B="]}}
     config = load_experiment(with_values(environment=both))
     assert run_spec_fields(config)["variables"] == {"cpu": {"A": "1"}, "cuda": {"A": "2", "B": ""}}
@@ -381,14 +381,14 @@ def test_variables_may_differ_by_kind_of_slot() -> None:
     ("path", "good"),
     [("/a/b", True), ("b", True), ("/ab", False), ("/a/../c", False), ("/", False)],
 )
-def test_a_storage_path_may_be_whole_where_it_lies_inside(path: str, good: bool) -> None:
+def test_absolute_storage_path_inside_host_path(path: str, good: bool) -> None:
     storage = {"type": "shared_fs", "host_path": "/a", "storage_path": path}
     told = problems(with_values(checkpoint_storage=storage))
     assert (told == []) is good
     assert good or "must be a path inside host_path, relative to it or whole, got" in told[0]
 
 
-def test_variables_under_gpu_are_those_of_cuda_and_those_under_rocm_are_refused() -> None:
+def test_gpu_variables_are_cuda_and_rocm_is_rejected() -> None:
     def variables(**lists: Any) -> dict[str, Any]:
         return with_values(environment={"environment_variables": lists})
 
@@ -400,7 +400,7 @@ def test_variables_under_gpu_are_those_of_cuda_and_those_under_rocm_are_refused(
     assert "got one under rocm; ROCm's GPUs are no slots here: remove it" in line
 
 
-def test_all_problems_of_a_file_come_together(tmp_path: Path) -> None:
+def test_all_problems_are_reported(tmp_path: Path) -> None:
     file = tmp_path / "experiment.yaml"
     file.write_text("entrypoint: a:B\nsearcher: {name: grid}\nresources: {slots: 2, gpus: 1}\n")
     with pytest.raises(ConfigError) as caught:
@@ -424,7 +424,7 @@ def test_all_problems_of_a_file_come_together(tmp_path: Path) -> None:
         ("a: !!python/object:os.system x", "line 1, column 4: tags such as"),
     ],
 )
-def test_yaml_that_cannot_be_read_says_where(tmp_path: Path, text: str, problem: str) -> None:
+def test_yaml_error_has_position(tmp_path: Path, text: str, problem: str) -> None:
     file = tmp_path / "experiment.yaml"
     file.write_text(text)
     with pytest.raises(ConfigError) as caught:
@@ -432,7 +432,7 @@ def test_yaml_that_cannot_be_read_says_where(tmp_path: Path, text: str, problem:
     assert problem in caught.value.problems[0]
 
 
-def test_yaml_merge_keys_may_be_overridden(tmp_path: Path) -> None:
+def test_yaml_merge_keys_are_overridable(tmp_path: Path) -> None:
     file = tmp_path / "experiment.yaml"
     file.write_text(
         "entrypoint: a:B\n"
@@ -455,7 +455,7 @@ SPACE: dict[str, Any] = {
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 2**31 - 1))
-def test_a_sample_lies_in_its_space_and_follows_from_the_seed(seed: int) -> None:
+def test_sample_is_in_space_and_reproducible(seed: int) -> None:
     sample = sample_hyperparameters(SPACE, Random(seed))
     assert list(sample) == list(SPACE)
     assert (sample["plain"], sample["none"], sample["const"]) == (3, None, {"a": 1})
@@ -468,7 +468,7 @@ def test_a_sample_lies_in_its_space_and_follows_from_the_seed(seed: int) -> None
     assert sample_hyperparameters(turned, Random(seed)) == sample
 
 
-def test_the_extremes_of_a_space_reach_every_end() -> None:
+def test_extreme_samples_reach_all_bounds() -> None:
     samples = extremes(SPACE)
     assert {sample["int"] for sample in samples} == {-2, 2}
     assert [sample["choice"] for sample in samples] == [1, "two", None]
@@ -487,5 +487,5 @@ def test_the_extremes_of_a_space_reach_every_end() -> None:
         ({"type": "const", "val": 4}, [4]),
     ],
 )
-def test_the_points_of_an_axis(spec: dict[str, Any], points: list[Any]) -> None:
+def test_grid_points_of_axis(spec: dict[str, Any], points: list[Any]) -> None:
     assert grid_points({"x": spec}) == [{"x": point} for point in points]

@@ -22,25 +22,25 @@ def problem_of(parse: object, text: bytes | str) -> str:
     return line
 
 
-def test_a_file_that_is_not_utf_8_is_refused_with_the_place_of_the_byte() -> None:
+def test_invalid_utf8_is_rejected_with_position() -> None:
     told = problem_of(parse_yaml, LATIN_1)
     assert told.startswith("line 2, column 17: must be text in UTF-8, got the byte 0xe9 ('\u00e9'")
     assert told.endswith("save the file as UTF-8")
     assert "got the byte 0xe9" in problem_of(parse_json, b'{"a": "caf\xe9"}')
 
 
-def test_a_mark_at_the_beginning_of_a_file_is_no_mistake() -> None:
+def test_byte_order_mark_is_accepted() -> None:
     assert parse_yaml("a: caf\u00e9".encode("utf-8-sig"), "file") == {"a": "caf\u00e9"}
     assert parse_json('{"a": "caf\u00e9"}'.encode("utf-16"), "file") == {"a": "caf\u00e9"}
 
 
-def test_a_character_that_no_text_has_is_refused_with_its_line() -> None:
+def test_control_character_is_rejected_with_line() -> None:
     told = problem_of(parse_yaml, "a: 1\nb: \x00\n")
     assert told == "line 2: must be text, got the character '\\x00'"
 
 
 @pytest.mark.parametrize("text", ["a:\n\tb: 1\n", "a:\n  b: 1\n\tc: 2\n", "a:\n  - x\n \t- y\n"])
-def test_a_tab_that_indents_is_named(text: str) -> None:
+def test_tab_indentation_is_rejected(text: str) -> None:
     assert problem_of(parse_yaml, text).endswith(
         "must be indented with spaces, got a tab; use spaces"
     )
@@ -59,12 +59,12 @@ def test_a_tab_that_indents_is_named(text: str) -> None:
         ('{"a": 1 "b": 2}', "must be JSON, got an error: Expecting ',' delimiter"),
     ],
 )
-def test_json_that_cannot_be_read_is_told_by_what_stands_there(text: str, problem: str) -> None:
+def test_json_error_describes_syntax(text: str, problem: str) -> None:
     assert problem in problem_of(parse_json, text)
 
 
 @pytest.mark.parametrize("parse", [parse_json, parse_yaml])
-def test_what_is_nested_too_deep_to_be_read_is_told_how_deep_it_may_be(
+def test_too_deep_nesting_is_rejected(
     parse: Callable[[str, str], object],
 ) -> None:
     text = '{"x": ' + "[" * 20_000 + "]" * 20_000 + "}"
@@ -72,7 +72,7 @@ def test_what_is_nested_too_deep_to_be_read_is_told_how_deep_it_may_be(
         parse(text, "deep")
 
 
-def test_a_dotted_key_is_told_to_be_nested() -> None:
+def test_dotted_key_is_rejected() -> None:
     content = {"train_batch_size": 8, "zero_optimization.stage": 1}
     assert parse_engine_config(content, "file", strict=True).problems == [
         "zero_optimization.stage: unknown key; a dot does not nest; "
@@ -80,7 +80,7 @@ def test_a_dotted_key_is_told_to_be_nested() -> None:
     ]
 
 
-def test_an_engine_file_that_is_submitted_is_told_apart_in_one_line() -> None:
+def test_engine_file_as_experiment_is_one_error() -> None:
     engine = {"train_batch_size": 8, "zero_optimization": {"stage": 1}}
     with pytest.raises(ConfigError) as caught:
         check_experiment(engine, MemoryFiles({}), "conf/ds_config.json")
@@ -91,7 +91,7 @@ def test_an_engine_file_that_is_submitted_is_told_apart_in_one_line() -> None:
     ]
 
 
-def test_a_folder_means_its_experiment_file(tmp_path: Path) -> None:
+def test_folder_means_experiment_file(tmp_path: Path) -> None:
     (tmp_path / "smoke.yaml").write_text("")
     with pytest.raises(ConfigError, match=r"an experiment\.yaml, got none; .* are: smoke\.yaml"):
         experiment_file(tmp_path)

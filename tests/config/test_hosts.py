@@ -44,7 +44,7 @@ def problems(folder: Path, **resources: Any) -> list[str]:
     return refused.value.problems
 
 
-def test_the_ranks_of_a_trial_are_the_slots_that_the_filters_leave(folder: Path) -> None:
+def test_hostfile_filters_define_ranks(folder: Path) -> None:
     found = check(folder, hostfile="hosts", exclude="me@worker-2:0", ssh_config="/etc/ssh/x")
     assert found.resources.hosts == {"worker-1": [0, 1], "me@worker-2": [1]}
     assert found.resources.slots_per_trial == 3
@@ -57,14 +57,14 @@ def test_the_ranks_of_a_trial_are_the_slots_that_the_filters_leave(folder: Path)
     assert run_spec_fields(check(folder, slots_per_trial=2))["hosts"] == ()
 
 
-def test_a_plan_for_another_number_of_ranks_asks_for_no_machines(folder: Path) -> None:
+def test_with_ranks_drops_hostfile(folder: Path) -> None:
     file = {"resources": {"hostfile": "hosts", "include": "worker-1", "priority": 7}, "name": "n"}
     wanted = {"resources": {"priority": 7, "slots_per_trial": 8}, "name": "n"}
     assert with_ranks(file, 8) == wanted
     assert with_ranks({}, 2) == {"resources": {"slots_per_trial": 2}}
 
 
-def test_an_elastic_trial_of_a_hostfile_begins_with_fewer_ranks_where_the_batch_allows_them(
+def test_elastic_hostfile_allows_fewer_ranks(
     folder: Path,
 ) -> None:
     found = check(folder, hostfile="hosts", exclude="me@worker-2:0", elastic={"min_slots": 1})
@@ -76,7 +76,7 @@ def test_an_elastic_trial_of_a_hostfile_begins_with_fewer_ranks_where_the_batch_
     assert told == "resources.elastic.min_slots: must be at most slots_per_trial = 2, got 3"
 
 
-def test_a_batch_that_the_machines_cannot_share_is_refused(folder: Path) -> None:
+def test_batch_must_divide_over_hosts(folder: Path) -> None:
     (told,) = problems(folder, hostfile="hosts")
     assert "train_batch_size" in told
     assert "12" in told
@@ -117,7 +117,7 @@ def test_a_batch_that_the_machines_cannot_share_is_refused(folder: Path) -> None
         ]),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_file_and_filters_is_told_at_once(
+def test_all_hostfile_problems_are_reported(
     folder: Path, resources: dict[str, Any], told: list[str]
 ) -> None:
     (folder / "bad").write_text("worker-1\nb slots=1\nb slots=2\n")

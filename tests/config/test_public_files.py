@@ -144,7 +144,7 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("written", "meant", "line"), CHANGES, ids=lambda value: str(value)[:50])
-def test_what_stands_in_public_files_is_read_with_one_line_and_refused_when_strict(
+def test_public_forms_are_normalized_unless_strict(
     written: dict[str, Any],
     meant: dict[str, Any],
     line: str,
@@ -191,9 +191,7 @@ def test_what_stands_in_public_files_is_read_with_one_line_and_refused_when_stri
         ({"fp8": {"enabled": True}}, "fp8: is not supported; the engine computes in fp32"),
     ],
 )
-def test_what_cannot_be_meant_otherwise_is_still_refused(
-    content: dict[str, Any], problem: str
-) -> None:
+def test_ambiguous_values_are_rejected(content: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_engine_config(BATCH | content)
     assert any(problem in line for line in caught.value.problems), caught.value.problems
@@ -209,9 +207,7 @@ WITH_COMMENTS = """{
 }"""
 
 
-def test_comments_and_spare_commas_are_read_as_deepspeed_reads_them(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_comments_and_trailing_commas(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "ds_config.json"
     file.write_text(WITH_COMMENTS)
     config = load_engine_config(file)
@@ -243,9 +239,7 @@ def test_comments_and_spare_commas_are_read_as_deepspeed_reads_them(
         ('{"a":' * 400, "got the end of the file"),
     ],
 )
-def test_what_is_not_even_hjson_is_told_by_what_stands_there(
-    text: str, problem: str, tmp_path: Path
-) -> None:
+def test_hjson_error_describes_syntax(text: str, problem: str, tmp_path: Path) -> None:
     file = tmp_path / "ds_config.json"
     file.write_text(text)
     with pytest.raises(ConfigError) as caught:
@@ -253,7 +247,7 @@ def test_what_is_not_even_hjson_is_told_by_what_stands_there(
     assert any(problem in line for line in caught.value.problems), caught.value.problems
 
 
-def test_one_rank_of_many_logs_what_was_changed(
+def test_changes_are_logged_by_one_rank(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANK", "1")
@@ -264,7 +258,7 @@ def test_one_rank_of_many_logs_what_was_changed(
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
 
 
-def test_an_override_wins_over_a_dotted_key_and_over_an_old_name() -> None:
+def test_override_precedes_dotted_and_old_keys() -> None:
     base = {"zero_optimization.stage": 2, "zero_optimization": {"cpu_offload": True}}
     zero = {"stage": 3, "offload_optimizer": {"device": "none"}}
     merged = overwrite_deepspeed_config(base, {"zero_optimization": zero})
@@ -273,7 +267,7 @@ def test_an_override_wins_over_a_dotted_key_and_over_an_old_name() -> None:
     assert dotted["zero_optimization"] == zero | {"stage": 1}
 
 
-def test_the_command_shows_what_it_changes_and_strict_refuses_it(tmp_path: Path) -> None:
+def test_check_command_shows_changes(tmp_path: Path) -> None:
     file = tmp_path / "ds_config.json"
     file.write_text(json.dumps(BATCH | {"_comment": "x", "gradient_allreduce_op": "SUM"}))
     shown = CliRunner().invoke(app, ["config", "check", str(file)])
@@ -292,7 +286,7 @@ def test_the_command_shows_what_it_changes_and_strict_refuses_it(tmp_path: Path)
     ]
 
 
-def test_an_experiments_engine_file_is_read_as_tolerantly() -> None:
+def test_engine_file_of_experiment_is_normalized() -> None:
     experiment = {
         "entrypoint": "model_def:T",
         "hyperparameters": {"deepspeed_config": "ds.json"},

@@ -94,14 +94,14 @@ UNSUPPORTED_KEYS: dict[str, list[str]] = {
 """All problems that are told."""
 
 
-def test_there_are_twenty_files_and_each_is_spoken_of() -> None:
+def test_all_public_files_are_listed() -> None:
     names = sorted(file.stem for file in FILES.iterdir())
     assert len(names) == 20
     assert names == sorted([*ACCEPTED, *UNSUPPORTED_KEYS])
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
-def test_a_file_is_accepted_and_the_report_says_what_it_comes_to(name: str) -> None:
+def test_accepted_file_report(name: str) -> None:
     report = check_file(FILES / f"{name}.json", 2, ARGUMENTS)
     lines = [line.strip() for line in report.splitlines()]
     lines = ["  (".join(part.strip() for part in line.split("  (", 1)) for line in lines]
@@ -110,7 +110,7 @@ def test_a_file_is_accepted_and_the_report_says_what_it_comes_to(name: str) -> N
 
 
 @pytest.mark.parametrize("name", UNSUPPORTED_KEYS)
-def test_a_file_is_refused_with_the_reason_alone(name: str) -> None:
+def test_rejected_file_reasons(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check_file(FILES / f"{name}.json", 2, ARGUMENTS)
     told = caught.value.problems

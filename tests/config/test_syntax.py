@@ -12,11 +12,11 @@ from zerolab.syntax import module_paths
     ("name", "paths"),
     [("a", ("a/__init__.py", "a.py")), ("a.b", ("a/b/__init__.py", "a/b.py"))],
 )
-def test_a_module_is_a_folder_or_a_file(name: str, paths: tuple[str, ...]) -> None:
+def test_module_paths(name: str, paths: tuple[str, ...]) -> None:
     assert module_paths(name) == paths
 
 
-def test_python_looks_for_a_module_in_the_same_order(tmp_path: Path) -> None:
+def test_module_paths_have_import_order(tmp_path: Path) -> None:
     first, second = (tmp_path / path for path in module_paths("some_module"))
     for file in (second, first):
         file.parent.mkdir(exist_ok=True)

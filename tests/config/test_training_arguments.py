@@ -37,7 +37,7 @@ def problems(given: dict[str, Any], script: str = SCRIPT, **more: Any) -> list[s
     return []
 
 
-def test_unknown_names_are_refused_together_with_what_was_meant() -> None:
+def test_unknown_training_arguments_have_suggestions() -> None:
     rate = {"type": "log", "base": 10, "minval": -5, "maxval": -3}
     found = problems({"learning_rat": rate, "seed": 1, "no_such_thing_at_all": 1})
     key = "hyperparameters.training_arguments"
@@ -58,11 +58,11 @@ def test_unknown_names_are_refused_together_with_what_was_meant() -> None:
         "no python",
     ],
 )
-def test_scripts_with_arguments_of_their_own_are_left_to_the_trial(script: str) -> None:
+def test_scripts_with_other_arguments_are_accepted(script: str) -> None:
     assert problems({"more": 1}, script) == []
 
 
-def test_the_names_that_are_read_are_those_of_the_class() -> None:
+def test_names_match_training_arguments() -> None:
     from transformers import TrainingArguments
 
     names = {field.name for field in dataclasses.fields(TrainingArguments) if field.init}

@@ -21,7 +21,7 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 EARLY = "the run was stopped by SIGTERM before its ranks began"
 
 
-def test_sigterm_while_torch_is_imported_ends_a_run_in_good_order(tmp_path: Path) -> None:
+def test_sigterm_during_torch_import(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", "print('began')")
     process = start_launcher(folder, ENVIRONMENT)
     until("it notes SIGTERM", lambda: catches_sigterm(process.pid))
@@ -30,7 +30,7 @@ def test_sigterm_while_torch_is_imported_ends_a_run_in_good_order(tmp_path: Path
     assert not folder.rank_pids()
 
 
-def test_sigterm_to_a_launcher_that_has_just_been_forked_is_heeded(tmp_path: Path) -> None:
+def test_sigterm_to_new_forked_launcher(tmp_path: Path) -> None:
     server = ForkServer(tmp_path / "log")
     try:
         for number in range(5):
@@ -44,7 +44,7 @@ def test_sigterm_to_a_launcher_that_has_just_been_forked_is_heeded(tmp_path: Pat
         server.close()
 
 
-def test_while_it_waits_for_another_machine_it_ends_at_once(tmp_path: Path) -> None:
+def test_sigterm_while_waiting_for_machine(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", "print('began')")
     nodes = Nodes((1, 1), 1, "127.0.0.1", free_port())  # nobody serves there
     write_run_spec(msgspec.structs.replace(read_run_spec(folder.spec), nodes=nodes), folder.spec)

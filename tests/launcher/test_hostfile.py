@@ -10,14 +10,14 @@ from zerolab.launcher.hostfile import filter_slots, parse_hostfile
 HOSTS = {"worker-0": 4, "worker-1": 4}
 
 
-def test_a_hostfile_gives_hosts_and_slots_in_its_order() -> None:
+def test_hostfile_order_of_hosts() -> None:
     text = (
         "\n# two machines\nworker-1 slots=8   # the big one\n\n  worker-0   slots=4\nme@c slots=1\n"
     )
     assert list(parse_hostfile(text).items()) == [("worker-1", 8), ("worker-0", 4), ("me@c", 1)]
 
 
-def test_every_bad_line_of_a_hostfile_is_named_at_once() -> None:
+def test_all_invalid_lines_are_reported() -> None:
     with pytest.raises(ConfigError) as caught:
         parse_hostfile("a slots=2\nb\na slots=3\nc slots=x\nd slots=4x\n")
     assert [problem.split(":")[0] for problem in caught.value.problems] == [
@@ -29,7 +29,7 @@ def test_every_bad_line_of_a_hostfile_is_named_at_once() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# nothing\n"])
-def test_an_empty_hostfile_is_refused(text: str) -> None:
+def test_empty_hostfile_is_rejected(text: str) -> None:
     with pytest.raises(ConfigError, match="at least one host"):
         parse_hostfile(text)
 
@@ -73,14 +73,12 @@ def test_counts_take_the_first_hosts_and_slots() -> None:
         ({"num_gpus": 9}, "must be 1 to 4, the slots of worker-0"),
     ],
 )
-def test_a_filter_that_cannot_be_is_refused_with_the_reason(
-    filters: dict[str, object], message: str
-) -> None:
+def test_invalid_filter_is_rejected(filters: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         filter_slots(HOSTS, **filters)  # type: ignore[arg-type]
 
 
-def test_a_host_with_a_user_can_be_filtered() -> None:
+def test_filter_host_with_user() -> None:
     hosts = parse_hostfile("me@a slots=2\nb slots=2\n")
     assert filter_slots(hosts, include="me@a:1@b") == {"me@a": [1], "b": [0, 1]}
 
@@ -89,9 +87,7 @@ def test_a_host_with_a_user_can_be_filtered() -> None:
     st.dictionaries(st.from_regex(r"[a-z]{1,4}", fullmatch=True), st.integers(1, 8), min_size=1),
     st.data(),
 )
-def test_include_and_exclude_part_the_slots_between_them(
-    hosts: dict[str, int], data: st.DataObject
-) -> None:
+def test_include_and_exclude_are_complementary(hosts: dict[str, int], data: st.DataObject) -> None:
     host = data.draw(st.sampled_from(sorted(hosts)))
     slots = data.draw(st.sets(st.integers(0, hosts[host] - 1), min_size=1))
     text = f"{host}:{','.join(map(str, slots))}"
@@ -114,9 +110,7 @@ def test_include_and_exclude_part_the_slots_between_them(
         ("off slots=0\non slots=1\n", {"off": 0, "on": 1}),
     ],
 )
-def test_what_editors_and_other_launchers_put_into_a_hostfile_is_read(
-    text: str, hosts: dict[str, int]
-) -> None:
+def test_hostfile_of_other_tools(text: str, hosts: dict[str, int]) -> None:
     assert parse_hostfile(text) == hosts
 
 
@@ -133,7 +127,7 @@ def test_what_editors_and_other_launchers_put_into_a_hostfile_is_read(
         ("a SLOTS=4", "must look like `HOST slots=N`"),
     ],
 )
-def test_a_line_that_means_something_else_is_refused(line: str, told: str) -> None:
+def test_other_syntax_is_rejected(line: str, told: str) -> None:
     with pytest.raises(ConfigError) as refused:
         parse_hostfile(f"{line}\n")
     (problem,) = refused.value.problems
@@ -154,7 +148,7 @@ OFF = {"off": 0, "me@off": 0, "worker-0": 2, "worker-1": 2}
         ({"include": "worker-0:0@worker-0:1"}, {"worker-0": [0, 1]}),
     ],
 )
-def test_hosts_without_slots_are_out_of_use_and_spaces_do_not_count(
+def test_hosts_without_slots_are_ignored(
     filters: dict[str, object], expected: dict[str, list[int]]
 ) -> None:
     assert filter_slots(OFF, **filters) == expected  # type: ignore[arg-type]
@@ -177,13 +171,13 @@ def test_hosts_without_slots_are_out_of_use_and_spaces_do_not_count(
         ({"num_nodes": 3}, "must be 1 to 2, the hosts of the hostfile that have slots, got 3"),
     ],
 )
-def test_a_filter_that_says_nothing_is_refused(filters: dict[str, object], told: str) -> None:
+def test_empty_filter_is_rejected(filters: dict[str, object], told: str) -> None:
     with pytest.raises(ConfigError) as refused:
         filter_slots(OFF, **filters)  # type: ignore[arg-type]
     (problem,) = refused.value.problems
     assert told in problem
 
 
-def test_a_hostfile_whose_hosts_are_all_out_of_use_says_so() -> None:
+def test_hostfile_without_usable_hosts() -> None:
     with pytest.raises(ConfigError, match="every host of the hostfile has slots=0"):
         filter_slots({"a": 0})

@@ -39,9 +39,7 @@ def complete(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_an_interpreter_is_refused_with_what_to_do_unless_it_can_train(
-    empty: Path, complete: Path, tmp_path: Path
-) -> None:
+def test_unusable_interpreter_has_remedy(empty: Path, complete: Path, tmp_path: Path) -> None:
     told = interpreter_problem(str(tmp_path / "nowhere")) or ""
     assert told.startswith("environment.python: must be an interpreter")
     assert f"{tmp_path / 'nowhere'} is not there" in told
@@ -57,9 +55,7 @@ def test_an_interpreter_is_refused_with_what_to_do_unless_it_can_train(
 
 
 @pytest.mark.parametrize("entrypoint", ["python script.py", "script:Trial"])
-def test_a_run_has_the_interpreter_that_it_names_although_a_fork_server_has_another(
-    complete: Path, tmp_path: Path, entrypoint: str
-) -> None:
+def test_run_uses_its_interpreter(complete: Path, tmp_path: Path, entrypoint: str) -> None:
     script = "import sys; print(sys.prefix); sys.exit(0)"
     environment = {"python": str(complete)}
     folder = make_run(tmp_path / "run", script, 1, entrypoint, environment=environment)
@@ -73,7 +69,7 @@ def test_a_run_has_the_interpreter_that_it_names_although_a_fork_server_has_anot
     assert folder.stdout(0).read_text() == f"{complete}\n"
 
 
-def test_a_rank_of_several_slots_sees_its_own_part_of_them(tmp_path: Path) -> None:
+def test_rank_with_several_slots(tmp_path: Path) -> None:
     names = "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "WORLD_SIZE"
     script = f"import os; print(*(os.environ[name] for name in {names}))"
     folder: RunFolder = make_run(tmp_path / "run", script, slots=2)

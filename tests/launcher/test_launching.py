@@ -72,9 +72,7 @@ def wait_for_ranks(folder, count: int = 2) -> dict[int, int]:  # type: ignore[no
     return folder.rank_pids()
 
 
-def test_every_rank_knows_its_place_and_its_output_is_kept_apart(
-    server: ForkServer, tmp_path: Path
-) -> None:
+def test_ranks_have_separate_output(server: ForkServer, tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", SAY_WHO, slots=3)
     assert end_of(server.start(folder, ENVIRONMENT), folder) == Outcome(0)
     for rank in range(3):
@@ -92,7 +90,7 @@ argparse.ArgumentParser(prog="train.py").error("of the script")
 """
 
 
-def test_a_launcher_that_is_started_afresh_does_the_same_and_a_command_line_is_the_scripts_own(
+def test_launcher_without_fork_server(
     tmp_path: Path,
 ) -> None:
     folder = make_run(tmp_path / "run", SAY_WHO + REFUSE, slots=1)
@@ -102,7 +100,7 @@ def test_a_launcher_that_is_started_afresh_does_the_same_and_a_command_line_is_t
     assert folder.stdout(0).read_text() == said
 
 
-def test_what_is_said_last_in_a_box_is_told_on_one_line(tmp_path: Path) -> None:
+def test_boxed_error_is_one_line(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.stderr(0).parent.mkdir(parents=True)
     edge = "─" * 9
@@ -122,9 +120,7 @@ def test_what_is_said_last_in_a_box_is_told_on_one_line(tmp_path: Path) -> None:
         ("deepspeeder", f"; {sys.executable} on {socket.gethostname()} does not have it; install"),
     ],
 )
-def test_a_missing_module_that_something_stands_for_here_is_told(
-    tmp_path: Path, module: str, told: str
-) -> None:
+def test_missing_module_has_replacement(tmp_path: Path, module: str, told: str) -> None:
     folder = RunFolder(tmp_path)
     folder.stderr(0).parent.mkdir(parents=True)
     line = f"ModuleNotFoundError: No module named '{module}'"
@@ -137,7 +133,7 @@ def test_a_missing_module_that_something_stands_for_here_is_told(
     assert reason_of(error, tmp_path) == f"{line}{rest}"
 
 
-def test_a_sharded_parameter_that_a_method_reads_is_told_with_the_remedy(tmp_path: Path) -> None:
+def test_sharded_parameter_error_has_remedy(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.stderr(0).parent.mkdir(parents=True)
     line = "RuntimeError: aten.mul.Tensor got mixed torch.Tensor and DTensor, need to convert all"
@@ -147,9 +143,7 @@ def test_a_sharded_parameter_that_a_method_reads_is_told_with_the_remedy(tmp_pat
     assert "register_fsdp_forward_method" in reason
 
 
-def test_a_rank_that_fails_ends_the_run_with_its_last_words(
-    server: ForkServer, tmp_path: Path
-) -> None:
+def test_failed_rank_ends_run_with_message(server: ForkServer, tmp_path: Path) -> None:
     script = f"""
 import os
 import sys
@@ -167,9 +161,7 @@ if os.environ["RANK"] == "1":
     assert not any(alive(pid) for pid in folder.rank_pids().values())
 
 
-def test_a_rank_that_is_killed_ends_the_run_and_is_named(
-    server: ForkServer, tmp_path: Path
-) -> None:
+def test_killed_rank_ends_run(server: ForkServer, tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", WAIT)
     process = server.start(folder, ENVIRONMENT)
     ranks = wait_for_ranks(folder)
@@ -183,9 +175,7 @@ def test_a_rank_that_is_killed_ends_the_run_and_is_named(
     assert not alive(ranks[0])
 
 
-def test_the_rank_that_was_killed_is_named_though_all_had_ended_before_anyone_looked(
-    server: ForkServer, tmp_path: Path
-) -> None:
+def test_killed_rank_is_named_after_all_ended(server: ForkServer, tmp_path: Path) -> None:
     script = """
 import os, signal, sys, time
 from pathlib import Path
@@ -218,7 +208,7 @@ sys.exit("rank 1 has ended")
     assert str(end.reason).startswith("rank 1 was killed by SIGKILL")
 
 
-def test_what_a_rank_says_on_purpose_is_the_reason(server: ForkServer, tmp_path: Path) -> None:
+def test_deliberate_exit_reason(server: ForkServer, tmp_path: Path) -> None:
     script = f"""
 import os, sys
 from zerolab.contract.outcome import write_reason
@@ -233,9 +223,7 @@ if os.environ["RANK"] == "0":
     assert outcome == Outcome(EXIT_USER_ERROR, "model_def.py:3: no class DigitsTrial")
 
 
-def test_a_script_that_ends_well_after_a_preemption_was_preempted(
-    server: ForkServer, tmp_path: Path
-) -> None:
+def test_clean_exit_after_preemption_is_preempted(server: ForkServer, tmp_path: Path) -> None:
     script = f"""
 import os
 from zerolab.contract.outcome import write_reason
@@ -247,7 +235,7 @@ if os.environ["RANK"] == "0":
     assert outcome == Outcome(EXIT_PREEMPTED, "preempted at batch 7")
 
 
-def test_a_run_that_is_stopped_has_time_to_say_goodbye(server: ForkServer, tmp_path: Path) -> None:
+def test_stopped_run_has_grace_period(server: ForkServer, tmp_path: Path) -> None:
     script = f"""
 import signal, sys, os
 from zerolab.contract.outcome import write_reason
@@ -264,9 +252,7 @@ signal.signal(signal.SIGTERM, leave)
     assert end_of(process, folder) == Outcome(EXIT_PREEMPTED, "checkpoint saved")
 
 
-def test_a_run_that_will_not_end_is_killed_after_its_time(
-    server: ForkServer, tmp_path: Path
-) -> None:
+def test_run_is_killed_after_grace_period(server: ForkServer, tmp_path: Path) -> None:
     script = f"""
 import signal
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -289,7 +275,7 @@ def test_ranks_die_with_their_launcher(server: ForkServer, tmp_path: Path) -> No
     assert code_of(process) == -signal.SIGKILL
 
 
-def test_a_launcher_that_was_started_afresh_takes_along_what_its_ranks_have_started(
+def test_launcher_ends_processes_of_ranks(
     tmp_path: Path,
 ) -> None:
     script = """
@@ -322,7 +308,7 @@ time.sleep(10000)
     assert code_of(process) == -signal.SIGKILL
 
 
-def test_what_a_rank_started_itself_is_found_and_killed(server: ForkServer, tmp_path: Path) -> None:
+def test_processes_of_rank_are_killed(server: ForkServer, tmp_path: Path) -> None:
     script = """
 import subprocess
 child = subprocess.Popen(["sleep", "10000"], start_new_session=True)
@@ -338,7 +324,7 @@ print(child.pid, flush=True)
     assert not alive(orphan)
 
 
-def test_nothing_of_others_is_killed_when_a_process_id_is_used_again(tmp_path: Path) -> None:
+def test_reused_process_id_is_not_killed(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", WAIT)
     with subprocess.Popen(["sleep", "10000"], start_new_session=True) as other:
         write_json(folder.launcher, {"pid": other.pid})
@@ -347,7 +333,7 @@ def test_nothing_of_others_is_killed_when_a_process_id_is_used_again(tmp_path: P
         other.kill()
 
 
-def test_a_fork_server_that_dies_takes_its_runs_along_and_the_next_starts_afresh(
+def test_dead_fork_server_is_replaced(
     tmp_path: Path,
 ) -> None:
     server = ForkServer(tmp_path / "log")
@@ -363,9 +349,7 @@ def test_a_fork_server_that_dies_takes_its_runs_along_and_the_next_starts_afresh
     server.close()
 
 
-def test_ranks_of_a_class_are_forked_and_may_end_as_they_like(
-    server: ForkServer, tmp_path: Path
-) -> None:
+def test_class_ranks_are_forked(server: ForkServer, tmp_path: Path) -> None:
     script = """
 import atexit, os, sys
 assert "torch" in sys.modules
@@ -387,7 +371,7 @@ sys.exit(0)
 
 
 @pytest.mark.parametrize("entrypoint", ["python script.py", "script:Trial"])
-def test_ranks_find_this_engine_as_deepspeed_where_the_experiment_says_so(
+def test_ranks_import_engine_as_deepspeed(
     server: ForkServer, tmp_path: Path, entrypoint: str
 ) -> None:
     script = """
@@ -402,7 +386,7 @@ sys.exit(0)
     assert folder.stdout(0).read_text() == "zerotrial.compat.deepspeed.finder\n"
 
 
-def test_ranks_of_a_class_with_gpus_are_started_afresh(server: ForkServer, tmp_path: Path) -> None:
+def test_gpu_ranks_are_not_forked(server: ForkServer, tmp_path: Path) -> None:
     script = """
 import atexit, os, sys
 assert os.environ["COLOUR"] == "red"
@@ -421,7 +405,7 @@ sys.exit(66)
     assert folder.stdout(0).read_text() == "rank 0 model\nat exit\n"
 
 
-def test_an_entrypoint_that_cannot_be_started_is_named(server: ForkServer, tmp_path: Path) -> None:
+def test_unstartable_entrypoint_is_named(server: ForkServer, tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", "", slots=1, entrypoint="pyhton script.py")
     outcome = end_of(server.start(folder, ENVIRONMENT), folder)
     assert outcome.exit_code == 1
@@ -445,7 +429,7 @@ raise SystemExit(66)
 """
 
 
-def test_sigterm_is_held_until_every_rank_heeds_it(server: ForkServer, tmp_path: Path) -> None:
+def test_sigterm_waits_for_handlers(server: ForkServer, tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", HEED)
     process = server.start(folder, ENVIRONMENT)
     wait_for_ranks(folder)
@@ -467,7 +451,7 @@ with zerolab.core.init() as context:
 """
 
 
-def test_a_launcher_that_has_all_slots_starts_ranks_that_report_to_the_trial(
+def test_torchrun_ranks_report_to_trial(
     tmp_path: Path,
 ) -> None:
     torchrun = "python -m torch.distributed.run --standalone --nproc-per-node 2 script.py"

@@ -19,20 +19,20 @@ from zerolab.linux import kill_tree, our_process
 from zerolab.paths import Home
 
 
-def test_a_data_directory_is_private_and_can_be_made_twice(tmp_path: Path) -> None:
+def test_data_directory_is_private(tmp_path: Path) -> None:
     home = Home(tmp_path / "a" / "b").create().create()
     for path in (home.path, home.runs, home.checkpoints, home.archives, home.logs):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
     assert home.run(7) == home.runs / "7"
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_unwritable_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="ZEROLAB_HOME"):
         Home(tmp_path / "file" / "home").create()
 
 
-def test_all_that_start_at_once_agree_on_one_private_token(tmp_path: Path) -> None:
+def test_concurrent_starts_share_token(tmp_path: Path) -> None:
     home = Home(tmp_path).create()
     assert home.read_token() is None
     with ThreadPoolExecutor(8) as pool:
@@ -43,16 +43,14 @@ def test_all_that_start_at_once_agree_on_one_private_token(tmp_path: Path) -> No
     assert len(home.ensure_token()) > 30
 
 
-def test_the_data_directory_is_the_one_that_the_environment_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_directory_of_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZEROLAB_HOME", str(tmp_path))
     assert Home.default() == Home(tmp_path)
     monkeypatch.delenv("ZEROLAB_HOME")
     assert Home.default().path == Path.home() / ".zerolab"
 
 
-def test_a_json_file_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_json_file_is_atomic(tmp_path: Path) -> None:
     file = tmp_path / "x.json"
     assert read_json(file) is None
     write_json(file, {"pid": 1})
@@ -62,7 +60,7 @@ def test_a_json_file_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
     assert [one.name for one in tmp_path.iterdir()] == ["x.json"]
 
 
-def test_a_process_is_ours_only_with_the_right_words_and_age() -> None:
+def test_our_process_checks_command_and_age() -> None:
     me, now = os.getpid(), time.time()
     assert our_process(me, "py", now) == psutil.Process(me)
     assert our_process(me, "no such word", now) is None
@@ -71,7 +69,7 @@ def test_a_process_is_ours_only_with_the_right_words_and_age() -> None:
 
 
 @pytest.mark.processes
-def test_a_tree_is_killed_to_its_leaves_and_left_to_its_parent_to_reap() -> None:
+def test_kill_tree_includes_leaves() -> None:
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as root:
         leaves = until("it has a leaf", lambda: psutil.Process(root.pid).children(recursive=True))

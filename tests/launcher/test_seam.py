@@ -39,7 +39,7 @@ pathlib.Path(GATE).write_text(os.environ["TOY_SLOTS"])
 """
 
 
-def test_every_launcher_is_one() -> None:
+def test_launchers_implement_interface() -> None:
     makers: list[LauncherFactory] = [*LAUNCHERS.values(), ToyLauncher]
     verbs = ("keep_ready", "offers", "start", "stop", "sweep", "close")
     assert all(callable(getattr(maker, verb)) for maker in makers for verb in verbs)
@@ -58,7 +58,7 @@ def test_every_launcher_is_one() -> None:
 
 
 @pytest.mark.processes
-def test_an_agent_runs_an_experiment_with_a_new_launcher(tmp_path: Path) -> None:
+def test_agent_uses_new_launcher(tmp_path: Path) -> None:
     told = tmp_path / "told"
     files = {"script.py": SCRIPT.replace("GATE", repr(str(told)))}
     with Installation.running(tmp_path / "home") as installation:
@@ -79,7 +79,7 @@ def test_an_agent_runs_an_experiment_with_a_new_launcher(tmp_path: Path) -> None
 
 
 @pytest.mark.processes
-def test_a_launcher_that_is_not_there_is_named_and_no_option_goes_with_a_file(
+def test_invalid_launcher_options(
     tmp_path: Path,
 ) -> None:
     both = ["--resource-manager", "slurm.yaml", "--slots", "2", "--cpu", "--launcher", "ssh"]

@@ -33,7 +33,7 @@ class Block(nn.Module):
         return x + self.drop(self.down(nn.functional.gelu(self.up(self.norms[1](x)))))
 
 
-def test_a_block_keeps_what_the_formula_says() -> None:
+def test_block_activations_match_formula() -> None:
     block, kept = Block(), {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ def test_a_block_keeps_what_the_formula_says() -> None:
     assert found == expected + 2 * 2 * SAMPLES * LENGTH * 4  # mean and deviation of two norms
 
 
-def test_the_parts_of_the_formula_are_the_papers() -> None:
+def test_formula_matches_paper() -> None:
     sbh, scores = 2048 * 12288, 96 * 2048 / 12288  # GPT-3 of 175 B: a s / h is 16
     assert block_activations(sbh, scores=scores) == sbh * (34 + 5 * scores)
     assert block_activations(sbh, scores=scores, tensor=8) == sbh * (10 + 24 / 8 + 5 * scores / 8)

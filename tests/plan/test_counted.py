@@ -159,7 +159,7 @@ def answers() -> list[Any]:
     return run_on_ranks(every_case, 4)
 
 
-def test_the_planners_traffic_at_stage_3_is_what_ranks_count(answers: list[Any]) -> None:
+def test_planned_stage_3_traffic_matches_ranks(answers: list[Any]) -> None:
     for _, found in answers:
         assert {case: moved for case, (moved, _) in found.items()} == {
             case: planned for case, (_, planned) in found.items()
@@ -167,7 +167,7 @@ def test_the_planners_traffic_at_stage_3_is_what_ranks_count(answers: list[Any])
         assert len({planned for _, planned in found.values()}) == len(AT_3)
 
 
-def test_the_planners_traffic_is_what_ranks_count(answers: list[Any]) -> None:
+def test_planned_traffic_matches_ranks(answers: list[Any]) -> None:
     for answer, _ in answers:
         for (stages, stage), found in answer.items():
             replicas, micro_batches = 4 // stages, found["micro_batches"]

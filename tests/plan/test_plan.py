@@ -137,7 +137,7 @@ def experiment(directory: Path, entrypoint: str, **engine: Any) -> Path:
 
 
 @pytest.mark.processes
-def test_a_model_that_no_memory_could_hold_is_planned_for(tmp_path: Path) -> None:
+def test_plan_of_huge_model(tmp_path: Path) -> None:
     file = experiment(tmp_path, "model_def:Big", zero_optimization={"stage": 2})
     answer = subprocess.run(
         [sys.executable, "-P", "-m", "zerotrial.plan", file, "--json", "--world-size", "64"],
@@ -164,9 +164,7 @@ def test_a_model_that_no_memory_could_hold_is_planned_for(tmp_path: Path) -> Non
     assert not by_stage[0]["fits"]
 
 
-def test_a_model_that_needs_values_is_built_with_memory_and_engines_add_up(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plan_adds_up_engines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = experiment(tmp_path, "planned_values:NeedsValues", zero_optimization={"stage": 1})
     assert main([str(file)]) == 0
     text = capsys.readouterr().out
@@ -182,7 +180,7 @@ def test_a_model_that_needs_values_is_built_with_memory_and_engines_add_up(
 
 
 @pytest.mark.slow
-def test_sums_in_fp32_are_a_column_of_their_own_and_files_hold_what_the_text_says(
+def test_fp32_gradients_and_nvme_columns(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def plan(module: str, *options: str, **engine: Any) -> str:
@@ -202,9 +200,7 @@ def test_sums_in_fp32_are_a_column_of_their_own_and_files_hold_what_the_text_say
     assert "of it sums: additional" not in narrow
 
 
-def test_mistakes_are_one_message_and_code_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_errors_exit_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(experiment(tmp_path, "planned_empty:Empty"))]) == 2
     assert "builds no engine by zerotrial.initialize" in capsys.readouterr().err
     assert main([str(experiment(tmp_path, "planned_empty:Empti"))]) == 2
@@ -216,7 +212,7 @@ def test_mistakes_are_one_message_and_code_2(
 
 
 @pytest.mark.parametrize("states", ["none", "cpu", "nvme"])
-def test_what_is_configured_is_found_among_the_choices(
+def test_configured_choice_is_listed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], states: str
 ) -> None:
     zero = {
@@ -231,7 +227,7 @@ def test_what_is_configured_is_found_among_the_choices(
     assert (found["disk"] > 0) == (states == "nvme")
 
 
-def test_a_fifth_is_left_to_activations_and_a_cpu_has_one_memory() -> None:
+def test_fit_reserves_memory_for_activations() -> None:
     needs = estimate(1000, 0, 1, 1, offload_optimizer="cpu", precision="bf16")
     device, host = needs.peak_device, needs.peak_host
     cpu = Devices("cpu", "CPU", 4, 2 * (device + host), 0, 0)
@@ -258,7 +254,7 @@ def test_a_fifth_is_left_to_activations_and_a_cpu_has_one_memory() -> None:
         (1000, 0, "none", "cpu", 1000),
     ],
 )
-def test_a_file_that_names_no_bucket_gets_a_part_of_the_model(
+def test_default_bucket_is_part_of_model(
     numel: int, stage: int, states: Any, device: str, expected: int
 ) -> None:
     found = choose_bucket_numel(
@@ -280,7 +276,7 @@ def test_a_file_that_names_no_bucket_gets_a_part_of_the_model(
 )
 @pytest.mark.parametrize("stage", [0, 1, 2])
 @pytest.mark.parametrize("optimizer", ["AdamW", "LAMB"])
-def test_the_plan_states_the_buckets_that_the_engine_cuts(
+def test_planned_buckets_match_engine(
     stage: int, zero: dict[str, Any], groups: int, optimizer: str
 ) -> None:
     config = {
@@ -304,7 +300,7 @@ def test_the_plan_states_the_buckets_that_the_engine_cuts(
         assert bucket_of(large, 1, "cuda", stage, "none") == 1 << 27
 
 
-def test_what_no_optimizer_group_has_is_noted_as_frozen() -> None:
+def test_parameters_without_group_are_frozen() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4), nn.Linear(4, 5))
     config = load_engine_config({"train_batch_size": 1})
     groups = [{"params": model[2].parameters()}, {"params": [model[0].bias], "lr": 0.1}]
@@ -315,7 +311,7 @@ def test_what_no_optimizer_group_has_is_noted_as_frozen() -> None:
     assert (made.sizes, made.optimizer) == (((6,),), "momentum")
 
 
-def test_an_engine_is_noted_under_any_name_of_initialize_and_built_again_afterwards() -> None:
+def test_profile_finds_aliased_initialize() -> None:
     given = {"train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "AdamW"}}
 
     def build_trial() -> object:
@@ -327,7 +323,7 @@ def test_an_engine_is_noted_under_any_name_of_initialize_and_built_again_afterwa
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_states_are_divided_by_the_ranks_of_a_shard(stage: int) -> None:
+def test_states_are_divided_by_shard_ranks(stage: int) -> None:
     model = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(4)))
 
     def planned(ranks: int, **zero: Any) -> MemoryEstimate:
@@ -339,7 +335,7 @@ def test_states_are_divided_by_the_ranks_of_a_shard(stage: int) -> None:
     assert planned(8, mics_shard_size=-1) == planned(8)
 
 
-def test_blocks_kept_whole_by_the_file_are_noted() -> None:
+def test_persistent_blocks_are_profiled() -> None:
     model = torch.nn.Sequential(*(torch.nn.Linear(10, 10) for _ in range(4)))
 
     def kept(**zero: Any) -> int:

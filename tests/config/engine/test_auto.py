@@ -77,7 +77,7 @@ def problems(content: dict[str, Any], hyperparameters: dict[str, Any]) -> list[s
     return parse_engine_config(content, "file", hyperparameters=hyperparameters).problems
 
 
-def test_a_file_full_of_auto_is_filled_from_training_arguments_and_says_from_which() -> None:
+def test_auto_is_filled_from_training_arguments() -> None:
     config = load_engine_config(AUTO, hyperparameters={"training_arguments": ARGUMENTS})
     found = entries_of(config)
     place = "auto: hyperparameters.training_arguments"
@@ -114,7 +114,7 @@ def test_a_file_full_of_auto_is_filled_from_training_arguments_and_says_from_whi
     )
 
 
-def test_the_same_file_with_the_fewest_hyperparameters() -> None:
+def test_auto_with_few_hyperparameters() -> None:
     config = load_engine_config(
         AUTO,
         hyperparameters={"lr": 1e-3, "micro_batch_size": 2, "warmup_steps": 0, "max_steps": 10},
@@ -130,7 +130,7 @@ def test_the_same_file_with_the_fewest_hyperparameters() -> None:
     assert found["optimizer.params.betas"] == ([0.9, 0.999], "auto: the optimizer's default")
 
 
-def test_what_nothing_determines_is_refused_once_and_by_name() -> None:
+def test_undetermined_auto_is_rejected_once() -> None:
     assert [line.partition(": ") for line in problems(AUTO, {})] == [
         (
             "optimizer.params.lr",
@@ -181,9 +181,7 @@ def test_what_nothing_determines_is_refused_once_and_by_name() -> None:
         ({"mixed_precision": "bf16", "bf16": True}, "bf16"),
     ],
 )
-def test_precision_comes_from_one_of_three_hyperparameters(
-    said: dict[str, Any], expected: str
-) -> None:
+def test_auto_precision(said: dict[str, Any], expected: str) -> None:
     content = {"bf16": {"enabled": "auto"}, "fp16": "auto"}
     assert load_engine_config(content, hyperparameters=said).dtype == expected
 
@@ -198,7 +196,7 @@ def test_precision_comes_from_one_of_three_hyperparameters(
         ({}, {"bf16": "yes"}, "bf16.enabled: must be true or false, got 'yes'"),
     ],
 )
-def test_both_precisions_are_never_on(
+def test_conflicting_precisions_are_rejected(
     content: dict[str, Any], said: dict[str, Any], problem: str
 ) -> None:
     autos = {"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}
@@ -219,9 +217,7 @@ def test_both_precisions_are_never_on(
         ({"warmup_steps": 0}, 1),
     ],
 )
-def test_the_warm_up_takes_its_steps_or_a_share_of_all_steps_and_at_least_one(
-    said: dict[str, Any], steps: int
-) -> None:
+def test_auto_warmup_steps(said: dict[str, Any], steps: int) -> None:
     params = {"warmup_num_steps": "auto", "total_num_steps": 50}
     content = {"scheduler": {"type": "WarmupDecayLR", "params": params}}
     config = load_engine_config(content, hyperparameters=said)
@@ -229,7 +225,7 @@ def test_the_warm_up_takes_its_steps_or_a_share_of_all_steps_and_at_least_one(
     assert config.scheduler.params["warmup_num_steps"] == steps
 
 
-def test_odd_hyperparameters_are_told_and_not_guessed_from() -> None:
+def test_invalid_hyperparameters_are_rejected() -> None:
     scheduler = {"type": "WarmupLR", "params": {"warmup_num_steps": "auto"}}
     (line,) = problems({"scheduler": scheduler}, {"warmup_steps": -5})
     told = "must be at least 0, got -5"
@@ -242,7 +238,7 @@ def test_odd_hyperparameters_are_told_and_not_guessed_from() -> None:
     assert len(problems({"scheduler": scheduler}, said)) == 1
 
 
-def test_all_steps_are_the_searchers_length_before_max_steps_and_minus_one_is_none() -> None:
+def test_auto_total_steps() -> None:
     params = {"total_num_steps": "auto"}
     content = {"scheduler": {"type": "WarmupDecayLR", "params": params}}
 
@@ -272,13 +268,13 @@ def test_all_steps_are_the_searchers_length_before_max_steps_and_minus_one_is_no
         ),
     ],
 )
-def test_one_batch_size_is_enough(
+def test_one_batch_size_is_sufficient(
     content: dict[str, Any], said: dict[str, Any], micro: int
 ) -> None:
     assert load_engine_config(content, hyperparameters=said).batch_sizes(2).micro == micro
 
 
-def test_a_stage_or_a_place_that_says_auto_is_not_guessed() -> None:
+def test_auto_stage_and_device_are_rejected() -> None:
     zero = {"stage": "auto", "offload_optimizer": {"device": "auto", "pin_memory": "auto"}}
     lines = problems({"zero_optimization": zero}, {"device": "cpu"})
     assert [line.partition(":")[0] for line in lines] == [
@@ -291,7 +287,7 @@ def test_a_stage_or_a_place_that_says_auto_is_not_guessed() -> None:
     assert config.zero_optimization.offload_optimizer.device == "cpu"
 
 
-def test_engine_files_find_the_hyperparameters_of_the_trial_that_their_process_belongs_to(
+def test_auto_uses_trial_of_process(
     tmp_path: Path,
 ) -> None:
     content = {"train_micro_batch_size_per_gpu": "auto"}
@@ -307,7 +303,7 @@ def test_engine_files_find_the_hyperparameters_of_the_trial_that_their_process_b
         load_engine_config(content)
 
 
-def test_an_experiment_fills_auto_from_its_hyperparameters_and_its_length() -> None:
+def test_experiment_fills_auto() -> None:
     hyperparameters = {
         "deepspeed_config": "ds.json",
         "lr": {"type": "log", "minval": -4, "maxval": -2},
@@ -333,9 +329,7 @@ def test_an_experiment_fills_auto_from_its_hyperparameters_and_its_length() -> N
 
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("suffix", ["json", "yaml"])
-def test_the_command_fills_auto_from_a_file_of_hyperparameters(
-    nested: bool, suffix: str, tmp_path: Path
-) -> None:
+def test_check_command_fills_auto_from_file(nested: bool, suffix: str, tmp_path: Path) -> None:
     engine, given = tmp_path / "ds_config.json", tmp_path / f"arguments.{suffix}"
     engine.write_text(json.dumps(AUTO))
     given.write_text(json.dumps({"hyperparameters": ARGUMENTS} if nested else ARGUMENTS))
@@ -355,7 +349,7 @@ def test_the_command_fills_auto_from_a_file_of_hyperparameters(
     assert len(missing.exception.problems) == 5
 
 
-def test_the_command_has_no_hyperparameters_for_an_experiment(tmp_path: Path) -> None:
+def test_check_command_rejects_hyperparameters_option(tmp_path: Path) -> None:
     file = tmp_path / "experiment.yaml"
     file.write_text("entrypoint: python train.py\nsearcher: {name: single, metric: m}\n")
     told = ["config", "check", str(file), "--hyperparameters", str(file)]

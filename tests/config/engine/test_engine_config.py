@@ -32,7 +32,7 @@ def problems(content: dict[str, Any], **more: Any) -> list[str]:
     return parse_engine_config(content, "file", strict=True, **more).problems
 
 
-def test_attributes_are_named_as_the_keys() -> None:
+def test_attributes_have_names_of_keys() -> None:
     config = load_engine_config(
         {
             "train_batch_size": 32,
@@ -57,7 +57,7 @@ def test_attributes_are_named_as_the_keys() -> None:
     assert pickle.loads(pickle.dumps(config)) == config
 
 
-def test_a_file_with_three_mistakes_names_all_three(tmp_path: Path) -> None:
+def test_all_errors_are_reported(tmp_path: Path) -> None:
     file = tmp_path / "ds_config.json"
     zero = {"stge": 2, "reduce_bucket_size": -1}
     file.write_text(json.dumps({"train_batch_size": "many", "zero_optimization": zero}))
@@ -193,7 +193,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("content", "problem"), REFUSALS, ids=lambda value: str(value)[:60])
-def test_a_mistake_is_refused_with_one_line(content: dict[str, Any], problem: str) -> None:
+def test_error_is_one_line(content: dict[str, Any], problem: str) -> None:
     (line,) = problems(content)
     assert problem in line
 
@@ -207,7 +207,7 @@ def saying(key: str, value: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("key", sorted(UNSUPPORTED_KEYS))
-def test_a_key_without_counterpart_is_refused_unless_it_is_off(key: str) -> None:
+def test_unsupported_key_is_rejected_unless_off(key: str) -> None:
     (line,) = problems(saying(key, {"enabled": True, "autotp_size": 2}))
     assert line.startswith(f"{key}: is not supported; ")
     assert load_engine_config(saying(key, None)).off == (key,)
@@ -239,9 +239,7 @@ def test_a_key_without_counterpart_is_refused_unless_it_is_off(key: str) -> None
         ("sparse_gradients", [False], [True, 1]),
     ],
 )
-def test_each_refused_key_has_its_own_values_that_mean_off(
-    key: str, off: list[Any], on: list[Any]
-) -> None:
+def test_off_values_of_unsupported_keys(key: str, off: list[Any], on: list[Any]) -> None:
     for value in off:
         assert problems(saying(key, value)) == [], value
         assert load_engine_config(saying(key, value)).off == (key,)
@@ -250,7 +248,7 @@ def test_each_refused_key_has_its_own_values_that_mean_off(
         assert line == f"{key}: is not supported; {UNSUPPORTED_KEYS[key].instead}", value
 
 
-def test_unmanaged_accumulation_is_a_key_of_its_own_and_never_off() -> None:
+def test_managed_gradient_accumulation() -> None:
     file = {"train_batch_size": 8, "managed_gradient_accumulation": False}
     config = load_engine_config(file)
     assert config.managed_gradient_accumulation is False
@@ -268,7 +266,7 @@ def test_unmanaged_accumulation_is_a_key_of_its_own_and_never_off() -> None:
         ((None, 4, None), 2, (8, 4, 1)),
     ],
 )
-def test_missing_batch_sizes_follow_from_the_others(
+def test_missing_batch_sizes_are_derived(
     given: tuple[int | None, ...], ranks: int, sizes: tuple[int, int, int]
 ) -> None:
     config = load_engine_config(_batch(*given))
@@ -286,7 +284,7 @@ def test_missing_batch_sizes_follow_from_the_others(
         ((1, None, None), 2, "= 1 x 2 = 2, got 1; the nearest is 2"),
     ],
 )
-def test_batch_sizes_that_disagree_say_how(
+def test_inconsistent_batch_sizes_are_rejected(
     given: tuple[int | None, ...], ranks: int, problem: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -308,7 +306,7 @@ sizes = st.one_of(st.none(), st.integers(1, 64))
 
 @settings(max_examples=100, deadline=None)
 @given(sizes, sizes, sizes, st.integers(1, 8))
-def test_resolved_batch_sizes_are_consistent_and_keep_what_was_given(
+def test_resolved_batch_sizes_are_consistent(
     train: int | None, micro: int | None, steps: int | None, ranks: int
 ) -> None:
     config = load_engine_config(_batch(train, micro, steps))
@@ -321,7 +319,7 @@ def test_resolved_batch_sizes_are_consistent_and_keep_what_was_given(
     assert steps in (None, found.accumulation_steps)
 
 
-def test_second_names_of_keys_mean_the_first() -> None:
+def test_aliases_of_keys() -> None:
     zero = {"gather_16bit_weights_on_model_save": True}
     config = load_engine_config({"zero_optimization": zero})
     assert config.zero_optimization.stage3_gather_16bit_weights_on_model_save is True
@@ -330,13 +328,13 @@ def test_second_names_of_keys_mean_the_first() -> None:
 @pytest.mark.parametrize(
     ("written", "usual"), [("adam", "Adam"), ("Lamb", "LAMB"), ("MUON", "Muon"), ("sgd", "SGD")]
 )
-def test_names_of_optimizers_are_found_in_any_case(written: str, usual: str) -> None:
+def test_optimizer_names_ignore_case(written: str, usual: str) -> None:
     optimizer = load_engine_config({"optimizer": {"type": written}}).optimizer
     assert optimizer is not None
     assert optimizer.type == usual
 
 
-def test_every_hint_has_a_reason() -> None:
+def test_hints_have_reasons() -> None:
     hints = hints_of(EngineConfig)
     assert "zero_optimization.contiguous_gradients" in hints
     assert all(len(reason.split()) > 3 for reason in hints.values())
@@ -361,7 +359,7 @@ def told_hints(values: dict[str, Any], file: Path) -> dict[str, str]:
     return dict(lines)
 
 
-def test_a_check_says_of_every_hint_that_a_file_gives_why_it_changes_nothing(
+def test_check_explains_hints(
     tmp_path: Path,
 ) -> None:
     hints = hints_of(EngineConfig)
@@ -375,7 +373,7 @@ def test_a_check_says_of_every_hint_that_a_file_gives_why_it_changes_nothing(
     assert told_hints(values, tmp_path / "ds_config.json") == hints | of_optimizer
 
 
-def test_a_check_says_of_a_key_that_it_has_no_effect_at_this_stage(tmp_path: Path) -> None:
+def test_check_reports_keys_without_effect_at_stage(tmp_path: Path) -> None:
     zero = {
         "reduce_bucket_size": 8,
         "allgather_bucket_size": 8,
@@ -402,7 +400,7 @@ def test_a_check_says_of_a_key_that_it_has_no_effect_at_this_stage(tmp_path: Pat
         assert all(re.fullmatch(r"has an effect at stage [\d, ]+ only", r) for r in told.values())
 
 
-def test_the_limits_of_stage_3_are_unset_unless_a_file_gives_one_of_them() -> None:
+def test_stage_3_limits_are_unset_by_default() -> None:
     live, reuse = "stage3_max_live_parameters", "stage3_max_reuse_distance"
 
     def limits(zero: dict[str, Any]) -> list[tuple[Any, str]]:
@@ -423,7 +421,7 @@ def test_null_means_the_default() -> None:
     assert load_engine_config(nulls) == load_engine_config({"zero_optimization": {}})
 
 
-def test_a_file_of_a_deepspeed_user_is_accepted_and_tells_what_has_no_effect() -> None:
+def test_deepspeed_file_is_accepted_with_hints() -> None:
     config = load_engine_config(
         {
             "train_batch_size": 64,
@@ -472,7 +470,7 @@ def test_a_file_of_a_deepspeed_user_is_accepted_and_tells_what_has_no_effect() -
     assert config.batch_sizes(2).accumulation_steps == 8
 
 
-def test_one_name_for_many_switches_fills_none_of_them() -> None:
+def test_ambiguous_hyperparameter_fills_no_auto() -> None:
     content = {"train_batch_size": 8, "fp16": {"enabled": "auto"}, "bf16": {"enabled": "auto"}}
     both = {"bf16": True, "fp16": False, "enabled": True}
     config = load_engine_config(content, hyperparameters=both)
@@ -480,7 +478,7 @@ def test_one_name_for_many_switches_fills_none_of_them() -> None:
     assert load_engine_config(content, hyperparameters={"enabled": True}).dtype == "fp32"
 
 
-def test_batch_sizes_that_say_auto_are_missed_once(tmp_path: Path) -> None:
+def test_missing_auto_batch_size_is_reported_once(tmp_path: Path) -> None:
     sizes = {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto"}
     file = tmp_path / "ds_config.json"
     file.write_text(json.dumps(sizes))
@@ -499,7 +497,7 @@ def test_batch_sizes_that_say_auto_are_missed_once(tmp_path: Path) -> None:
         ((12, None, None), "1, 2, 3, 4, 6, 12 ("),
     ],
 )
-def test_check_names_the_world_sizes_that_fit(
+def test_check_lists_possible_world_sizes(
     tmp_path: Path, sizes: tuple[int | None, ...], fits: str
 ) -> None:
     keys = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
@@ -532,7 +530,7 @@ def test_check_leaves_auto_of_launched_scripts_open(tmp_path: Path) -> None:
         assert [line.partition(":")[0] for line in caught.value.problems] == ["entrypoint"]
 
 
-def test_deepspeeds_keys_of_muon_and_one_cycle_are_read(tmp_path: Path) -> None:
+def test_muon_and_one_cycle_keys(tmp_path: Path) -> None:
     muon = {"lr": 1e-3, "muon_lr": 2e-2, "adam_lr": 1e-4, "ns_method": "gram"}
     cycle = {
         "cycle_min_lr": [1e-4, 1e-3],
@@ -557,7 +555,7 @@ def test_deepspeeds_keys_of_muon_and_one_cycle_are_read(tmp_path: Path) -> None:
         check_file(file)
 
 
-def test_duplicate_keys_and_endless_numbers_are_refused(tmp_path: Path) -> None:
+def test_duplicate_keys_and_infinity_are_rejected(tmp_path: Path) -> None:
     file = tmp_path / "ds_config.json"
     file.write_text('{"train_batch_size": 4, "fp16": {"enabled": true, "enabled": false}}')
     with pytest.raises(ConfigError, match="enabled: must be given once"):
@@ -572,7 +570,7 @@ def test_duplicate_keys_and_endless_numbers_are_refused(tmp_path: Path) -> None:
         load_engine_config(tmp_path / "absent.json")
 
 
-def test_what_is_no_mapping_cannot_be_merged() -> None:
+def test_merge_requires_mappings() -> None:
     with pytest.raises(ConfigError) as caught:
         overwrite_deepspeed_config([{"a": 1}], None)  # type: ignore[arg-type]
     assert caught.value.problems == [
@@ -594,7 +592,7 @@ def test_what_is_no_mapping_cannot_be_merged() -> None:
         ({"o": {"p": {"lr": 1}}}, {"o": {}}, {"lr": 1}),
     ],
 )
-def test_overrides_merge_into_mappings_and_replace_all_else(
+def test_overrides_merge_mappings(
     base: dict[str, Any], overrides: dict[str, Any], merged: Any
 ) -> None:
     before = json.dumps([base, overrides])
@@ -605,7 +603,7 @@ def test_overrides_merge_into_mappings_and_replace_all_else(
     assert json.dumps([base, overrides]) == before
 
 
-def test_overrides_may_be_laid_over_a_file(tmp_path: Path) -> None:
+def test_overrides_of_file(tmp_path: Path) -> None:
     file = tmp_path / "ds_config.json"
     file.write_text(json.dumps({"train_batch_size": 8, **ADAM}))
     merged = overwrite_deepspeed_config(str(file), {"train_batch_size": 16})
@@ -615,7 +613,7 @@ def test_overrides_may_be_laid_over_a_file(tmp_path: Path) -> None:
     assert config.source == str(file)
 
 
-def test_null_means_the_default_in_an_optimizers_and_a_schedules_parameters_too() -> None:
+def test_null_parameter_means_default() -> None:
     config = load_engine_config(
         {
             "train_batch_size": 1,
@@ -630,13 +628,13 @@ def test_null_means_the_default_in_an_optimizers_and_a_schedules_parameters_too(
 
 
 @pytest.mark.parametrize("off", [-1, 0])
-def test_a_shard_size_that_means_off_shards_over_all_ranks(off: int) -> None:
+def test_shard_size_off_means_all_ranks(off: int) -> None:
     config = load_engine_config({"zero_optimization": {"mics_shard_size": off}})
     assert config.zero_optimization.shard_ranks is None
     assert config.layout_problem(3) is None
 
 
-def test_a_shard_size_must_divide_the_data_parallel_ranks() -> None:
+def test_shard_size_divides_data_parallel_size() -> None:
     zero = {"stage": 3, "mics_shard_size": 2}
     config = load_engine_config({"zero_optimization": zero, "tensor_parallel": {"size": 2}})
     assert config.layout_problem(8) is None
@@ -648,7 +646,7 @@ def test_a_shard_size_must_divide_the_data_parallel_ranks() -> None:
     )
 
 
-def test_ranks_that_are_pipeline_stages_are_no_replicas() -> None:
+def test_pipeline_stages_are_not_replicas() -> None:
     both = load_engine_config({"tensor_parallel": {"size": 2}, "pipeline": {"stages": 4}})
     assert both.data_parallel_size(16) == 2
     assert both.layout_problem(12) == (

@@ -55,7 +55,7 @@ def test_all_keys_are_reported_at_once(tmp_path: Path) -> None:
     assert "ok for 1" in check_file(file, torch="2.9.1")
 
 
-def test_version_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_invalid_torch_version_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / "ds_config.json"
     file.write_text(json.dumps(BATCH))
     with pytest.raises(ConfigError, match=r"torch: must be a version such as 2\.11\.0, got 'new'"):

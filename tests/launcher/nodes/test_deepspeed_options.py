@@ -203,7 +203,7 @@ def test_real_deepspeed_is_never_replaced(tmp_path: Path, python: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [["train.py"], ["--num_gpus", "2", "train.py"], ["--hostfile"]])
-def test_zerolab_deepspeed_explains_itself(tmp_path: Path, words: list[str]) -> None:
+def test_zerolab_deepspeed_shows_explanation(tmp_path: Path, words: list[str]) -> None:
     done = run(tmp_path, "deepspeed", *words)
     assert done.returncode == 2
     assert "zerolab launch --as-deepspeed train.py" in " ".join(done.stderr.split())

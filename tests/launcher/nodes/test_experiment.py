@@ -51,9 +51,7 @@ def ssh_to(farm: Classes, host: str) -> psutil.Process:
     return found
 
 
-def test_a_trial_of_a_hostfile_outlives_a_lost_machine_leaves_and_goes_on_without_one(
-    farm: Classes, net: Network, tmp_path: Path
-) -> None:
+def test_hostfile_trial_survives_lost_machine(farm: Classes, net: Network, tmp_path: Path) -> None:
     servers = {name: set(net.processes(name)) for name in net.names}
     alone = farm.losses(farm.train(config(1, 0, accumulation=3)))
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.processes
 SLEPT_S = 1e6
 
 
-def test_a_head_that_was_held_up_while_machines_start_waits_for_them_as_long_as_before(
+def test_suspended_coordinator_extends_start_timeout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

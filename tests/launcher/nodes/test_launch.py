@@ -102,9 +102,7 @@ class Launched:
         )
 
 
-def test_every_rank_of_unequal_hosts_knows_its_place_and_its_output_is_shown_and_kept(
-    keys: Keys, tmp_path: Path
-) -> None:
+def test_ranks_of_unequal_hosts_have_output(keys: Keys, tmp_path: Path) -> None:
     (tmp_path / ".deepspeed_env").write_text("# for all nodes\n\nSENT=yes\n")
     launched = Launched(keys, tmp_path, SAY_WHO)
     code, out, err = launched.end()
@@ -121,7 +119,7 @@ def test_every_rank_of_unequal_hosts_knows_its_place_and_its_output_is_shown_and
     assert kept["worker-2_rank_2.out"] == f"2 0 3 1 1 2 yes --local_rank=0 {folder}\n"
 
 
-def test_the_failure_of_one_node_ends_all_and_is_named(keys: Keys, tmp_path: Path) -> None:
+def test_failed_node_ends_run(keys: Keys, tmp_path: Path) -> None:
     launched = Launched(keys, tmp_path, WAIT)
     pids = launched.pids()
     (tmp_path / "fail_2").touch()
@@ -131,7 +129,7 @@ def test_the_failure_of_one_node_ends_all_and_is_named(keys: Keys, tmp_path: Pat
     gone(*pids)
 
 
-def test_a_killed_command_takes_everything_with_it(keys: Keys, tmp_path: Path) -> None:
+def test_killed_launch_leaves_no_process(keys: Keys, tmp_path: Path) -> None:
     launched = Launched(keys, tmp_path, WAIT)
     pids = launched.pids()
     launched.process.kill()
@@ -139,7 +137,7 @@ def test_a_killed_command_takes_everything_with_it(keys: Keys, tmp_path: Path) -
     gone(*pids)
 
 
-def test_ctrl_c_ends_all_ranks_on_all_nodes(keys: Keys, tmp_path: Path) -> None:
+def test_ctrl_c_ends_all_nodes(keys: Keys, tmp_path: Path) -> None:
     launched = Launched(keys, tmp_path, WAIT)
     pids = launched.pids()
     launched.process.send_signal(signal.SIGINT)
@@ -149,7 +147,7 @@ def test_ctrl_c_ends_all_ranks_on_all_nodes(keys: Keys, tmp_path: Path) -> None:
     gone(*pids)
 
 
-def test_a_host_whose_connection_ends_is_lost_and_ends_the_run(keys: Keys, tmp_path: Path) -> None:
+def test_lost_connection_ends_run(keys: Keys, tmp_path: Path) -> None:
     launched = Launched(keys, tmp_path, WAIT)
     pids = launched.pids()
     launched.cut("worker-2")
@@ -159,9 +157,7 @@ def test_a_host_whose_connection_ends_is_lost_and_ends_the_run(keys: Keys, tmp_p
     gone(*pids)
 
 
-def test_an_elastic_run_goes_on_with_the_machines_that_are_left_down_to_the_fewest(
-    keys: Keys, tmp_path: Path
-) -> None:
+def test_elastic_run_continues_on_remaining_machines(keys: Keys, tmp_path: Path) -> None:
     launched = Launched(keys, tmp_path, WAIT, "--elastic_training", "--min_elastic_nodes", "1")
     first = launched.pids()
     for file in tmp_path.glob("*.pids"):
@@ -178,9 +174,7 @@ def test_an_elastic_run_goes_on_with_the_machines_that_are_left_down_to_the_fewe
     gone(*again)
 
 
-def test_hosts_that_cannot_be_reached_are_named_with_what_ssh_says(
-    keys: Keys, tmp_path: Path
-) -> None:
+def test_unreachable_hosts_are_named(keys: Keys, tmp_path: Path) -> None:
     known = keys.known_hosts.read_text()
     keys.known_hosts.write_text("")
     try:

@@ -32,7 +32,7 @@ def losses(text: str) -> dict[int, float]:
     return {int(step): float(loss) for step, loss in found}
 
 
-def test_a_machine_that_is_cut_off_ends_the_run_which_goes_on_on_both_on_one_and_elastic(
+def test_run_resumes_after_network_loss(
     tmp_path: Path,
 ) -> None:
     zerolab = str(Path(sys.executable).with_name("zerolab"))

@@ -49,7 +49,7 @@ def hosts(tmp_path: Path) -> Path:
     return file
 
 
-def test_places_are_those_of_the_hostfile_after_its_filters(hosts: Path) -> None:
+def test_machines_of_filtered_hostfile(hosts: Path) -> None:
     def chosen(**options: Any) -> dict[str, list[int]]:
         places = choose_machines(SlotOptions(hostfile=hosts, **options), [0])
         assert not any(place.local for place in places)
@@ -61,7 +61,7 @@ def test_places_are_those_of_the_hostfile_after_its_filters(hosts: Path) -> None
     assert chosen(num_nodes=1, num_gpus=1) == {"worker-1": [0]}
 
 
-def test_this_machine_is_known_in_a_hostfile_and_can_be_reached_by_ssh_all_the_same(
+def test_local_host_in_hostfile(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "hosts"
@@ -73,7 +73,7 @@ def test_this_machine_is_known_in_a_hostfile_and_can_be_reached_by_ssh_all_the_s
     ]
 
 
-def test_without_a_hostfile_the_slots_of_this_machine_are_chosen() -> None:
+def test_slots_without_hostfile() -> None:
     assert choose_machines(SlotOptions(), [0, 1]) == [MachineSlots("localhost", [0, 1], local=True)]
     assert choose_machines(SlotOptions(include="localhost:1"), [0, 1])[0].slots == [1]
     assert choose_machines(SlotOptions(localhost="3,0"), [0, 1, 2, 3])[0].slots == [0, 3]
@@ -103,15 +103,13 @@ def test_without_a_hostfile_the_slots_of_this_machine_are_chosen() -> None:
         (SlotOptions(hostfile=Path("/nowhere/hosts")), "hostfile: must be readable"),
     ],
 )
-def test_what_cannot_be_chosen_is_refused_with_the_reason(
-    wanted: SlotOptions, problem: str
-) -> None:
+def test_invalid_selection_is_rejected(wanted: SlotOptions, problem: str) -> None:
     with pytest.raises(ConfigError) as refused:
         choose_machines(wanted, [0, 1])
     assert problem in str(refused.value)
 
 
-def test_slots_that_are_hidden_from_this_machine_are_not_chosen() -> None:
+def test_hidden_slots_are_not_selected() -> None:
     def chosen(**options: Any) -> Sequence[int]:
         return choose_machines(SlotOptions(**options), [1, 3])[0].slots
 
@@ -124,7 +122,7 @@ def test_slots_that_are_hidden_from_this_machine_are_not_chosen() -> None:
         chosen(exclude="localhost:1,3")
 
 
-def test_a_command_is_deepspeeds() -> None:
+def test_command_matches_deepspeed() -> None:
     def words(**options: Any) -> Command:
         return make_command(
             LaunchOptions(
@@ -141,9 +139,7 @@ def test_a_command_is_deepspeeds() -> None:
         words(module=True, no_python=True)
 
 
-def test_an_environment_file_may_have_comments_and_blank_lines_and_says_which_lines_are_bad() -> (
-    None
-):
+def test_environment_file_syntax() -> None:
     text = "# ours\n\nA=1\n B = two words \nexport C='x=y'\nD=\n"
     assert parse_environment(text, "f") == {"A": "1", "B": "two words", "C": "x=y", "D": ""}
     text = 'export\tA=1\r\nB==x==\r\nC=it\'s\nD="two words"\nE=\'# no comment\'\nF=1 # one\nG=""\n'
@@ -162,7 +158,7 @@ def test_an_environment_file_may_have_comments_and_blank_lines_and_says_which_li
     ]
 
 
-def test_the_environment_file_beside_the_script_wins_over_the_one_at_home(
+def test_local_environment_file_overrides_home(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -199,7 +195,7 @@ fsdp_config: {{fsdp_offload_params: true}}
 """
 
 
-def test_accelerates_file_says_what_runs_where(hosts: Path, tmp_path: Path) -> None:
+def test_accelerate_config_selects_machines(hosts: Path, tmp_path: Path) -> None:
     file = tmp_path / "accelerate.yaml"
     file.write_text(ACCELERATE.format(hosts=hosts))
     options = LaunchOptions(script="t.py", slot_options=SlotOptions(), config_file=file)
@@ -238,7 +234,7 @@ def test_accelerates_file_says_what_runs_where(hosts: Path, tmp_path: Path) -> N
         ),
     ],
 )
-def test_as_deepspeed_hands_accelerates_sections_on_in_its_own_variables(
+def test_accelerate_sections_become_variables(
     section: str, told: dict[str, str], unused: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "accelerate.yaml"
@@ -257,7 +253,7 @@ def test_as_deepspeed_hands_accelerates_sections_on_in_its_own_variables(
     assert notes[-1].startswith("--as-deepspeed has AccelerateConfig use this engine")
 
 
-def test_an_unknown_way_to_shard_in_accelerates_file_is_refused(tmp_path: Path) -> None:
+def test_unknown_fsdp_strategy_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / "accelerate.yaml"
     text = "distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: HALF}\nmachine_rank: x\n"
     file.write_text(text)
@@ -282,17 +278,13 @@ def test_an_unknown_way_to_shard_in_accelerates_file_is_refused(tmp_path: Path) 
         ("use_cpu: 'false'\nnum_processes: 1\n", [0]),
     ],
 )
-def test_the_gpus_that_accelerates_file_names_are_taken(
-    text: str, slots: list[int], tmp_path: Path
-) -> None:
+def test_gpu_ids_of_accelerate_config(text: str, slots: list[int], tmp_path: Path) -> None:
     file = tmp_path / "accelerate.yaml"
     file.write_text(text)
     assert [list(place.slots) for place in plan({"config_file": file}).places] == [slots]
 
 
-def test_options_win_over_what_accelerates_file_says_about_places(
-    hosts: Path, tmp_path: Path
-) -> None:
+def test_options_override_accelerate_config(hosts: Path, tmp_path: Path) -> None:
     file = tmp_path / "accelerate.yaml"
 
     def chosen(text: str, **wanted: Any) -> tuple[dict[str, list[int]], list[str]]:
@@ -323,7 +315,7 @@ def test_options_win_over_what_accelerates_file_says_about_places(
     assert chosen(text, num_gpus=1)[0] == {"worker-1": [0], "worker-2": [0]}
 
 
-def test_arguments_that_are_no_text_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_must_be_utf8(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONTEST", "\udcfe")
     with pytest.raises(ConfigError) as refused:
         plan({"arguments": ["\udcff"]})
@@ -334,7 +326,7 @@ def test_arguments_that_are_no_text_are_refused(monkeypatch: pytest.MonkeyPatch)
     ]
 
 
-def test_odd_keys_of_accelerates_file_are_refused_or_named(tmp_path: Path) -> None:
+def test_unusual_accelerate_keys(tmp_path: Path) -> None:
     file = tmp_path / "accelerate.yaml"
     file.write_text(
         "compute_environment: AMAZON_SAGEMAKER\ndistributed_type: MEGATRON_LM\n"
@@ -363,7 +355,7 @@ def test_odd_keys_of_accelerates_file_are_refused_or_named(tmp_path: Path) -> No
     ]
 
 
-def test_accelerates_file_without_a_hostfile_starts_this_one_of_several_machines(
+def test_accelerate_config_without_hostfile(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "accelerate.yaml"
@@ -381,7 +373,7 @@ def test_accelerates_file_without_a_hostfile_starts_this_one_of_several_machines
     ]
 
 
-def test_one_node_of_several_must_be_told_its_place() -> None:
+def test_one_of_several_nodes_needs_rank() -> None:
     with pytest.raises(ConfigError) as refused:
         plan({"no_ssh": True}, hostfile=Path("hosts"))
     assert [problem.split(":")[0] for problem in refused.value.problems] == [
@@ -394,7 +386,7 @@ def test_one_node_of_several_must_be_told_its_place() -> None:
         plan({"node_rank": 2, "address": "a"}, num_nodes=2)
 
 
-def test_ssh_asks_nothing_and_refuses_hosts_whose_key_it_does_not_know() -> None:
+def test_ssh_is_non_interactive() -> None:
     words = ssh_command("me@host", python="/opt/python", config=Path("c"), port=2222)
     assert {"BatchMode=yes", "StrictHostKeyChecking=yes"} <= set(words)
     assert words[words.index("-F") + 1] == "c"
@@ -402,7 +394,7 @@ def test_ssh_asks_nothing_and_refuses_hosts_whose_key_it_does_not_know() -> None
     assert words[-2:] == ["me@host", "exec /opt/python -P -m zerolab.launcher.nodes.worker"]
 
 
-def test_ranks_speak_over_the_interface_that_leads_to_the_first_machine(
+def test_network_interface_towards_first_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -424,7 +416,7 @@ def test_ranks_speak_over_the_interface_that_leads_to_the_first_machine(
     assert os.environ[names[0]] == "mine"
 
 
-def test_a_port_that_is_taken_is_named_with_what_to_do() -> None:
+def test_occupied_port_has_remedy() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(PeerFailedError) as refused:
@@ -463,14 +455,14 @@ DONE = Outcome(0)
         ([DONE, TOLD], TOLD),
     ],
 )
-def test_the_ends_of_several_nodes_make_one(ends: list[Outcome], decides: Outcome) -> None:
+def test_outcomes_of_nodes_are_merged(ends: list[Outcome], decides: Outcome) -> None:
     named = {f"node-{number}": end for number, end in enumerate(ends)}
     assert merge_outcomes(named)[1] == decides
     backwards = dict(reversed(list(named.items())))
     assert merge_outcomes(backwards)[1] == decides
 
 
-def test_a_preempted_run_has_an_exit_code_of_its_own() -> None:
+def test_exit_code_of_preempted_run() -> None:
     assert [shell_exit_code(code) for code in (0, 3, -9, EXIT_PREEMPTED)] == [
         0,
         3,
@@ -479,7 +471,7 @@ def test_a_preempted_run_has_an_exit_code_of_its_own() -> None:
     ]
 
 
-def test_an_elastic_trial_takes_the_most_ranks_that_its_batch_allows_of_what_is_left() -> None:
+def test_elastic_trial_uses_most_ranks() -> None:
     a, b, c = MachineSlots("a", (0, 1)), MachineSlots("b", (0, 1)), MachineSlots("c", (3,))
     counts = RankCounts((5, 4, 1))
     assert counts.choose([a, b, c]) == [a, b, c]
@@ -503,9 +495,7 @@ def test_an_elastic_trial_takes_the_most_ranks_that_its_batch_allows_of_what_is_
         ("https://127.0.0.1:8443", "127.0.0.1:0:127.0.0.1:8443", "https://127.0.0.1:5"),
     ],
 )
-def test_a_server_on_a_loopback_address_is_reached_through_ssh_under_its_own_name(
-    server: str, forward: str, seen: str
-) -> None:
+def test_tunnel_keeps_server_name(server: str, forward: str, seen: str) -> None:
     tunnel = tunnel_to(server)
     assert tunnel is not None
     assert (tunnel.forward, tunnel.address(5)) == (forward, seen)
@@ -513,7 +503,7 @@ def test_a_server_on_a_loopback_address_is_reached_through_ssh_under_its_own_nam
     assert tunnel_to("https://10.0.0.1:8443") is None
 
 
-def test_the_bounds_of_an_elastic_run_are_those_that_the_machines_allow(hosts: Path) -> None:
+def test_elastic_bounds(hosts: Path) -> None:
     made = plan({}, hostfile=hosts)
     assert NodeBounds.of(made, None, None) == NodeBounds(1, 2)
     assert NodeBounds.of(made, 1, 1) == NodeBounds(1, 1)
@@ -543,9 +533,7 @@ def test_the_bounds_of_an_elastic_run_are_those_that_the_machines_allow(hosts: P
          EXIT_TEMPORARY, "['leave'] t 127.0.0.2 0 of 1"),
     ],
 )  # fmt: skip
-def test_options_before_the_script_are_the_commands_and_behind_it_its_own_and_75_is_preempted(
-    words: list[str], code: int, told: str, tmp_path: Path
-) -> None:
+def test_options_end_at_script(words: list[str], code: int, told: str, tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text(f"{socket.gethostname()} slots=2\nnone slots=1\nlast slots=1")
     (tmp_path / "t.py").write_text(
         "import os, sys\n"

@@ -95,7 +95,7 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
         one.process.stdout.close()
 
 
-def test_a_reader_who_pauses_ends_nothing_and_misses_nothing(
+def test_blocked_reader_misses_nothing(
     launch: Callable[..., Launched],
 ) -> None:
     script = f"{UNTIL_GO}\nfor i in range(5000): print('x' * 200, i)\nwait()\nprint('end')\n"
@@ -110,7 +110,7 @@ def test_a_reader_who_pauses_ends_nothing_and_misses_nothing(
     assert launched.kept().decode().splitlines() == lines
 
 
-def test_ctrl_c_is_heeded_although_nobody_reads(launch: Callable[..., Launched]) -> None:
+def test_ctrl_c_works_with_blocked_reader(launch: Callable[..., Launched]) -> None:
     launched = launch(f"{UNTIL_GO}\nprint(('x' * 200 + chr(10)) * 5000)\nwait()\n")
     launched.until("it waits", launched.ticks)
     launched.process.send_signal(signal.SIGINT)
@@ -119,7 +119,7 @@ def test_ctrl_c_is_heeded_although_nobody_reads(launch: Callable[..., Launched])
     assert "the run was stopped by SIGTERM" in (launched.folder / "err").read_text()
 
 
-def test_a_bar_is_shown_before_it_ends_and_bytes_are_kept_as_they_are(
+def test_progress_bar_is_shown_before_its_end(
     launch: Callable[..., Launched],
 ) -> None:
     bar = "for i in range(100): print(f'\\r{i}%', end='', flush=True)"
@@ -138,7 +138,7 @@ def test_a_bar_is_shown_before_it_ends_and_bytes_are_kept_as_they_are(
     assert launched.kept() == bars + b"\n\xff\0\xe2\x9c\x93\n"
 
 
-def test_sighup_ends_a_run_but_not_one_under_nohup(launch: Callable[..., Launched]) -> None:
+def test_sighup_ends_run_except_with_nohup(launch: Callable[..., Launched]) -> None:
     launched = launch(f"{UNTIL_GO}\nprint('began', flush=True)\nwait()\n", words=["nohup"])
     launched.until("it waits", launched.ticks)
     before = launched.ticks()
@@ -148,7 +148,7 @@ def test_sighup_ends_a_run_but_not_one_under_nohup(launch: Callable[..., Launche
     assert launched.end()[0] == 0
 
 
-def test_ctrl_c_before_the_ranks_begin_is_no_preemption(launch: Callable[..., Launched]) -> None:
+def test_ctrl_c_before_start_is_no_preemption(launch: Callable[..., Launched]) -> None:
     launched = launch("print('began')")
 
     def launcher_is_there() -> bool:
@@ -162,9 +162,7 @@ def test_ctrl_c_before_the_ranks_begin_is_no_preemption(launch: Callable[..., La
     assert launched.end() == (128 + signal.SIGTERM, "")
 
 
-def test_a_stop_that_comes_with_the_job_is_heeded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stop_right_after_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("import time; time.sleep(1000)")
     made = plan({"cpu": True}, num_gpus=1)
@@ -202,7 +200,7 @@ def all_lines(view: View) -> list[str]:
     return found
 
 
-def test_a_view_has_whole_lines_and_of_redrawn_ones_the_newest_state(
+def test_view_of_redrawn_lines(
     written: tuple[View, Callable[[bytes], None]],
 ) -> None:
     view, write = written
@@ -228,7 +226,7 @@ def test_a_view_has_whole_lines_and_of_redrawn_ones_the_newest_state(
 
 @pytest.mark.parametrize("before", ["", "a", "ab", "abc"])
 @pytest.mark.parametrize("letter", ["ü", "✓", "😀"])
-def test_a_long_line_is_shown_as_several_of_whole_characters(
+def test_long_line_is_split_between_characters(
     written: tuple[View, Callable[[bytes], None]], before: str, letter: str
 ) -> None:
     view, write = written
@@ -240,7 +238,7 @@ def test_a_long_line_is_shown_as_several_of_whole_characters(
     assert view.rest() == "end"
 
 
-def test_a_sentence_stands_behind_all_that_came_before_it(
+def test_message_follows_earlier_output(
     written: tuple[View, Callable[[bytes], None]], capfd: pytest.CaptureFixture[str]
 ) -> None:
     view, write = written
@@ -256,7 +254,7 @@ def test_a_sentence_stands_behind_all_that_came_before_it(
     assert (len(lines), lines[-1]) == (5002, "it has ended")
 
 
-def test_many_states_of_a_line_cost_no_memory(
+def test_redrawn_line_uses_bounded_memory(
     written: tuple[View, Callable[[bytes], None]],
 ) -> None:
     view, write = written

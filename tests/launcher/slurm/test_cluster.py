@@ -75,7 +75,7 @@ def submit(farm: Farm, *, waits: bool, trials: int = 1, **resources: Any) -> int
     return farm.submit(searcher=searcher, resources=resources, data={"waits": waits})
 
 
-def test_twenty_experiments_of_mixed_priority_on_two_agents_and_slurm_lose_nothing(
+def test_mixed_priorities_on_agents_and_slurm(
     farm: Farm,
 ) -> None:
     pool = {"resource_pool": "cluster"}

@@ -82,9 +82,7 @@ def curves(farm: Farm, experiment_id: int) -> dict[str, Any]:
     return {curve["group"]: curve["points"] for curve in found if curve["name"] == "loss"}
 
 
-def test_time_limit_scancel_preemption_and_lost_node_change_no_loss_and_count_as_no_failure(
-    farm: Farm, slurm: Cluster
-) -> None:
+def test_slurm_interruptions_keep_losses(farm: Farm, slurm: Cluster) -> None:
     with pytest.raises(
         ConfigError, match=r"5 rank\(s\) of 1 slot\(s\) must fit on the 2 node\(s\)"
     ):

@@ -57,7 +57,7 @@ while True:
 """
 
 
-def test_the_settings_of_a_pool_are_read_and_all_mistakes_are_told(tmp_path: Path) -> None:
+def test_settings_report_all_problems(tmp_path: Path) -> None:
     file = tmp_path / "slurm.yaml"
     file.write_text(
         "resource_manager:\n  type: slurm\n  partition: gpu\n  sbatch_args: [--gpus-per-node=4]\n"
@@ -76,7 +76,7 @@ def test_the_settings_of_a_pool_are_read_and_all_mistakes_are_told(tmp_path: Pat
         read_settings(file)
 
 
-def test_a_run_takes_as_many_nodes_as_its_slots_need() -> None:
+def test_job_has_needed_nodes() -> None:
     assert sizes_of(4, 2) == [2, 2]
     assert sizes_of(3, 2) == [2, 1]
     assert sizes_of(1, 8) == [1]
@@ -114,7 +114,7 @@ def test_job_script_quotes_paths(
     assert not list(tmp_path.rglob("hacked"))
 
 
-def test_ranks_of_several_slots_must_fit_on_the_nodes_of_a_pool() -> None:
+def test_ranks_must_fit_on_nodes() -> None:
     pool = SlurmSettings(nodes=2, slots_per_node=5)
     assert pool.nodes_slots == [5, 5]
     assert [slot.node for slot in pool.slots] == [0] * 5 + [1] * 5
@@ -145,7 +145,7 @@ def test_ranks_of_several_slots_must_fit_on_the_nodes_of_a_pool() -> None:
         (SlurmSettings("p"), [], ["partition: must be one that has nodes, got p"]),
     ],
 )  # fmt: skip
-def test_what_a_partition_does_not_have_is_not_offered(
+def test_settings_must_match_partition(
     settings: SlurmSettings, lines: list[str], keys: list[str]
 ) -> None:
     found = partition_problems(settings, lines)
@@ -154,7 +154,7 @@ def test_what_a_partition_does_not_have_is_not_offered(
         assert problem.startswith(f"resource_manager.{key}")
 
 
-def test_slots_of_nodes_that_slurm_has_lost_or_closed_are_down() -> None:
+def test_slots_of_lost_nodes_are_down() -> None:
     states = ["idle", "MIXED", "allocated+", "idle~", "idle*", "down*", "drained", "draining",
               "maint", "fail", "reboot^"]  # fmt: skip
     lines = [f"p {state} n{number}" for number, state in enumerate(states)]
@@ -167,9 +167,7 @@ def test_slots_of_nodes_that_slurm_has_lost_or_closed_are_down() -> None:
     assert pool.slots_on(None) == pool.slots_on(9) == pool.slots
 
 
-def test_without_a_file_the_slots_are_those_of_one_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_default_slots_are_one_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("sbatch", "scontrol", "scancel", "sinfo"):
         command = tmp_path / name
         command.write_text("#!/bin/sh\necho 'p* idle n1'\n")
@@ -182,7 +180,7 @@ def test_without_a_file_the_slots_are_those_of_one_node(
     assert [slot.device for slot in offered] == ["cuda:0 Slurm"] * 2
 
 
-def test_an_agent_waits_until_slurm_answers(
+def test_agent_waits_for_slurm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     command = tmp_path / "sinfo"
@@ -207,7 +205,7 @@ def test_an_agent_waits_until_slurm_answers(
     [("NODE_FAIL", False, EXIT_INFRASTRUCTURE), ("CANCELLED", True, EXIT_PREEMPTED),
      ("CANCELLED", False, EXIT_INFRASTRUCTURE), ("TIMEOUT", False, EXIT_INFRASTRUCTURE)],
 )  # fmt: skip
-def test_a_job_that_left_no_word_is_judged_by_its_state(
+def test_job_without_outcome_uses_state(
     tmp_path: Path, state: str, told: bool, expected: int
 ) -> None:
     assert outcome_of(RunFolder(tmp_path), "7", state, 2, is_stopped=told).exit_code == expected
@@ -216,7 +214,7 @@ def test_a_job_that_left_no_word_is_judged_by_its_state(
 @pytest.mark.processes
 @pytest.mark.machines
 @pytest.mark.slow
-def test_a_job_runs_over_two_nodes_and_leaves_with_a_checkpoint_and_a_lost_node_is_told(
+def test_job_on_two_nodes_and_lost_node(
     slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = SlurmSettings(nodes=2, slots_per_node=2, grace_s=30)
@@ -297,7 +295,7 @@ def test_a_job_runs_over_two_nodes_and_leaves_with_a_checkpoint_and_a_lost_node_
 @pytest.mark.processes
 @pytest.mark.machines
 @pytest.mark.slow
-def test_the_job_of_the_example_runs_over_two_nodes_and_is_queued_again_when_told_to_leave(
+def test_example_job_is_requeued(
     slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert len(read_settings(EXAMPLE / "slurm.yaml").slots) == 4
