@@ -13,7 +13,7 @@ from tests.engine.ranks import run_on_ranks
 from zerolab.config.engine.reader import load_engine_config
 from zerotrial.engine.module.units import plan_units
 from zerotrial.engine.pipeline import LayerSpec, PipelineModule
-from zerotrial.engine.pipeline.module import built_whole
+from zerotrial.engine.pipeline.module import all_layers_built
 from zerotrial.engine.stage3.gather import (
     in_forward_order,
     kept_between_steps,
@@ -62,7 +62,7 @@ def largest_buckets(stage: int, optimizer: str, buckets: dict[str, int]) -> tupl
         layers = [LayerSpec(nn.Linear, WIDTH, WIDTH, bias=False) for _ in range(BLOCKS)]
         return PipelineModule(layers, num_stages=2, loss_fn=squared)
 
-    with built_whole():
+    with all_layers_built():
         profile = profile_model(build(), load_engine_config(config), None, None)
     engine: Any = zerotrial.initialize(model=build(), config=config)[0]
     largest = max(bucket.numel for bucket in engine.stage.buckets)

@@ -22,7 +22,7 @@ from zerotrial.engine.engine import Engine
 from zerotrial.engine.flat.bucket_size import choose_bucket_numel
 from zerotrial.engine.memory import MemoryEstimate, estimate
 from zerotrial.engine.pipeline import PipelineModule
-from zerotrial.engine.pipeline.module import built_whole
+from zerotrial.engine.pipeline.module import all_layers_built
 from zerotrial.plan.model_profile import profile_model, profile_trial
 from zerotrial.plan.plan import Devices, bucket_of, estimates, find_devices, fits, main
 
@@ -484,7 +484,7 @@ def test_plan_divides_buckets_over_pipeline_stages(
     def layers(count: int) -> list[nn.Module]:
         return [nn.Linear(1024, 1024, bias=False) for _ in range(count)]
 
-    with built_whole(), torch.device("meta"):
+    with all_layers_built(), torch.device("meta"):
         pipeline = PipelineModule(layers(32), num_stages=2, loss_fn=nn.functional.mse_loss)
         plain = nn.Sequential(*layers(16))
     profile = profile_model(pipeline, config, None, None)

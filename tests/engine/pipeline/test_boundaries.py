@@ -1,4 +1,4 @@
-"""What passes a stage boundary is what the next layer would get without one, or it is told."""
+"""Values that cross a stage boundary are those of a plain model, or refused."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ import zerotrial
 from tests.engine.ranks import run_on_ranks
 from zerolab.errors import ConfigError
 from zerotrial.engine.pipeline import LayerSpec, PipelineModule, TiedLayerSpec
-from zerotrial.engine.pipeline.module import built_whole
+from zerotrial.engine.pipeline.module import all_layers_built
 
 pytestmark = pytest.mark.processes
 
@@ -23,7 +23,7 @@ Layers = Callable[[], list[Any]]
 
 
 class Chosen(nn.Module):
-    """Gives with what it computes the places of the samples that count."""
+    """Layer that also returns the indices of relevant samples."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Wrapped(nn.Module):
 
 
 class Uses(nn.Module):
-    """A layer of its own that uses the weight of another."""
+    """Layer that uses another layer's weight."""
 
     def __init__(self, weight: nn.Parameter) -> None:
         super().__init__()
@@ -90,8 +90,8 @@ def linears() -> list[Any]:
 
 def tied(*, moves: bool, places: tuple[int, int] = (0, 3)) -> list[Any]:
     layers = linears()
-    for place in places:
-        layers[place] = TiedLayerSpec("n", Normed, moves=moves, tied_weight_attr="mix.weight")
+    for index in places:
+        layers[index] = TiedLayerSpec("n", Normed, moves=moves, tied_weight_attr="mix.weight")
     return layers
 
 
@@ -123,36 +123,36 @@ def engine_of(layers: Layers, schedule: str = "1f1b", chunks: int = 1) -> Iterat
 def batch(step: int, counted: int = MICRO) -> list[tuple[Tensor, Tensor]]:
     """Micro-batches in each of which the first samples count."""
     generator = torch.Generator().manual_seed(step)
-    found = []
+    micro_batches = []
     for _ in range(COUNT):
         x = torch.randn(MICRO, WIDTH, generator=generator)
         x[:, 0] = torch.where(torch.arange(MICRO) < counted, 1.0, -1.0)
-        found.append((x, x.flip(1)))
-    return found
+        micro_batches.append((x, x.flip(1)))
+    return micro_batches
 
 
 def losses_of(engine: Any) -> list[float]:
-    found = [float(engine.train_batch(iter(batch(step)))) for step in range(3)]
-    return [*found, float(engine.eval_batch(iter(batch(3))))]
+    losses = [float(engine.train_batch(iter(batch(step)))) for step in range(3)]
+    return [*losses, float(engine.eval_batch(iter(batch(3))))]
 
 
 def plain(layers: Layers, before: Callable[[Any, int], None] = lambda _, step: None) -> list[float]:
     """Train in one process; returns the losses and one of evaluation."""
-    with built_whole():
+    with all_layers_built():
         model = build(layers, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
-    found = []
+    result = []
     for step in range(3):
         before(model, step)
-        losses = [square(model(x), wanted) / COUNT for x, wanted in batch(step)]
+        losses = [square(model(x), target) / COUNT for x, target in batch(step)]
         sum(losses, torch.zeros(())).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
-        found.append(float(sum(losses).detach()))  # type: ignore[union-attr]
+        result.append(float(sum(losses).detach()))  # type: ignore[union-attr]
     model.eval()
     with torch.no_grad():
-        found.append(sum(float(square(model(x), wanted)) / COUNT for x, wanted in batch(3)))
-    return found
+        result.append(sum(float(square(model(x), target)) / COUNT for x, target in batch(3)))
+    return result
 
 
 def thaw_first(module: nn.Module, step: int) -> None:
@@ -165,7 +165,7 @@ def thaw_first(module: nn.Module, step: int) -> None:
 def heard(call: Callable[[], Any]) -> str:
     try:
         call()
-    except Exception as error:  # noqa: BLE001 - is what is asked for
+    except Exception as error:  # noqa: BLE001 - returned for the assertion
         return f"{type(error).__name__}: {error}"
     return "nothing"
 
@@ -175,29 +175,33 @@ def sizes(schedule: str, chunks: int) -> dict[str, Any]:
         return [LayerSpec(Chosen), LayerSpec(Choice), *linears()[: 2 * chunks - 2]]
 
     with engine_of(layers, schedule, chunks) as engine:
-        found: dict[str, Any] = {"first": float(engine.train_batch(iter(batch(0, 2))))}
+        losses: dict[str, Any] = {"first": float(engine.train_batch(iter(batch(0, 2))))}
         before = [weight.clone() for _, weight in engine.stage.full_weights()]
         for what, counted in (("fewer", 1), ("more", 4)):
             engine.train_batch(iter(batch(1, 2)))  # plans for two
             before = [weight.clone() for _, weight in engine.stage.full_weights()]
-            found[what] = heard(lambda counted=counted: engine.train_batch(iter(batch(2, counted))))
+            losses[what] = heard(
+                lambda counted=counted: engine.train_batch(iter(batch(2, counted)))
+            )
             after = [weight for _, weight in engine.stage.full_weights()]
-            found[f"{what} kept"] = all(map(torch.equal, before, after))
-    return found
+            losses[f"{what} kept"] = all(map(torch.equal, before, after))
+    return losses
 
 
 def forms(form: type, schedule: str, chunks: int) -> list[float]:
-    with engine_of(lambda: [LayerSpec(Wrapped, form) for _ in range(4)], schedule, chunks) as one:
-        return losses_of(one)
+    with engine_of(
+        lambda: [LayerSpec(Wrapped, form) for _ in range(4)], schedule, chunks
+    ) as engine:
+        return losses_of(engine)
 
 
 def thawed(schedule: str, chunks: int) -> list[float]:
-    found = []
+    losses = []
     with engine_of(linears, schedule, chunks) as engine:
         for step in range(3):
             thaw_first(engine.module, step)
-            found.append(float(engine.train_batch(iter(batch(step)))))
-        return [*found, float(engine.eval_batch(iter(batch(3))))]
+            losses.append(float(engine.train_batch(iter(batch(step)))))
+        return [*losses, float(engine.eval_batch(iter(batch(3))))]
 
 
 def unseen() -> list[Any]:
@@ -207,29 +211,29 @@ def unseen() -> list[Any]:
 
 
 def ties() -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     with engine_of(lambda: tied(moves=True)) as engine:
-        found["moving"] = heard(lambda: engine.train_batch(iter(batch(0))))
+        results["moving"] = heard(lambda: engine.train_batch(iter(batch(0))))
         for layer in engine.module.modules():
             if isinstance(layer, nn.BatchNorm1d):
                 layer.eval()
-        found["still"] = heard(lambda: engine.train_batch(iter(batch(0))))
+        results["still"] = heard(lambda: engine.train_batch(iter(batch(0))))
     with engine_of(lambda: tied(moves=False)) as engine:
-        found["none"] = losses_of(engine)
+        results["none"] = losses_of(engine)
     with engine_of(lambda: tied(moves=True, places=(0, 1))) as engine:
-        found["one stage"] = heard(lambda: engine.train_batch(iter(batch(0))))
-    return found
+        results["one stage"] = heard(lambda: engine.train_batch(iter(batch(0))))
+    return results
 
 
 def everything() -> dict[Any, Any]:
-    found: dict[Any, Any] = {"ties": ties()}
-    found["unseen"] = heard(lambda: engine_of(unseen).__enter__())
+    results: dict[Any, Any] = {"ties": ties()}
+    results["unseen"] = heard(lambda: engine_of(unseen).__enter__())
     for way in SCHEDULES:
-        found["sizes", way] = sizes(*way)
-        found["thawed", way] = thawed(*way)
+        results["sizes", way] = sizes(*way)
+        results["thawed", way] = thawed(*way)
         for form in (tuple, list):
-            found[form, way] = forms(form, *way)
-    return found
+            results[form, way] = forms(form, *way)
+    return results
 
 
 @pytest.fixture(scope="module")
@@ -238,49 +242,49 @@ def answers() -> list[dict[Any, Any]]:
 
 
 @pytest.mark.parametrize("way", SCHEDULES, ids=str)
-def test_a_tensor_whose_size_follows_from_values_is_told_on_all_ranks(
+def test_value_dependent_size_is_reported_on_all_ranks(
     answers: list[dict[Any, Any]], way: tuple[str, int]
 ) -> None:
     for what, counted in (("fewer", 1), ("more", 4)):
         for rank, answer in enumerate(answers):
-            found = answer["sizes", way]
-            text = found[what]
+            message = answer["sizes", way]
+            text = message[what]
             assert text.startswith("EngineError: ")
             assert "layers[0] (Chosen), the last of pipeline stage 0, must give the same" in text
             planned = f"planned was a tuple of [{MICRO}, {WIDTH}] float32 with gradient, [2] int64"
             assert planned in text
             assert f"float32 with gradient, [{counted}] int64. Pass on" in text
             assert ("rank 0 (pipeline stage 0), micro-batch 0" in text) == (rank == 1)
-            assert found[f"{what} kept"]
+            assert message[f"{what} kept"]
 
 
 @pytest.mark.parametrize("form", [tuple, list])
 @pytest.mark.parametrize("way", SCHEDULES, ids=str)
-def test_one_tensor_in_a_tuple_or_a_list_stays_in_it_over_a_cut(
+def test_tuple_or_list_of_one_crosses_a_boundary(
     answers: list[dict[Any, Any]], way: tuple[str, int], form: type
 ) -> None:
-    wanted = plain(lambda: [LayerSpec(Wrapped, form) for _ in range(4)])
+    expected = plain(lambda: [LayerSpec(Wrapped, form) for _ in range(4)])
     for answer in answers:
-        assert answer[form, way] == pytest.approx(wanted, rel=1e-5)
+        assert answer[form, way] == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("way", SCHEDULES, ids=str)
-def test_weights_may_be_frozen_and_thawed_between_batches(
+def test_weights_can_be_frozen_between_batches(
     answers: list[dict[Any, Any]], way: tuple[str, int]
 ) -> None:
-    wanted = plain(linears, thaw_first)
+    expected = plain(linears, thaw_first)
     for answer in answers:
-        assert answer["thawed", way] == pytest.approx(wanted, rel=1e-5)
+        assert answer["thawed", way] == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_weight_that_two_layers_share_is_told_on_all_ranks(answers: list[dict[Any, Any]]) -> None:
+def test_shared_weight_of_two_layers_is_refused(answers: list[dict[Any, Any]]) -> None:
     for answer in answers:
         assert answer["unseen"].startswith("ConfigError: PipelineModule(): 1 problem(s)")
         assert "layers[3]: must have parameters of its own, got weight, which" in answer["unseen"]
         assert "TiedLayerSpec" in answer["unseen"]
 
 
-def test_a_module_or_a_parameter_at_two_places_is_refused() -> None:
+def test_module_or_parameter_used_twice_is_refused() -> None:
     one, other = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
     alike = nn.Linear(WIDTH, WIDTH)
     alike.weight = other.weight
@@ -293,24 +297,24 @@ def test_a_module_or_a_parameter_at_two_places_is_refused() -> None:
     assert "weight of layers[2] too" in second
 
 
-def test_a_module_without_trained_parameters_may_stand_at_two_places() -> None:
+def test_frozen_module_can_be_used_twice() -> None:
     again = nn.ReLU()
     fixed = nn.Linear(WIDTH, WIDTH).requires_grad_(requires_grad=False)
     within = nn.Linear(WIDTH, WIDTH)
-    own = nn.Sequential(within, within)  # one layer may use what it has as it likes
-    model = PipelineModule([own, again, fixed, again, fixed], num_stages=1)
+    single = nn.Sequential(within, within)  # one layer may use its parts twice
+    model = PipelineModule([single, again, fixed, again, fixed], num_stages=1)
     assert model(torch.ones(2, WIDTH)).shape == (2, WIDTH)
 
 
-def test_buffers_of_which_stages_would_have_different_copies_are_refused(
+def test_changing_buffers_of_tied_layers_are_refused(
     answers: list[dict[Any, Any]],
 ) -> None:
-    wanted = plain(lambda: tied(moves=False))
+    expected = plain(lambda: tied(moves=False))
     for answer in answers:
-        found = answer["ties"]
-        assert found["moving"].startswith("EngineError: ")
-        assert "TiedLayerSpec('n'): must have no buffers that a forward changes" in found["moving"]
-        assert "norm.running_mean, norm.running_var" in found["moving"]
-        assert "scale" not in found["moving"]
-        assert found["still"] == found["one stage"] == "nothing"
-        assert found["none"] == pytest.approx(wanted, rel=1e-5)
+        result = answer["ties"]
+        assert result["moving"].startswith("EngineError: ")
+        assert "TiedLayerSpec('n'): must have no buffers that a forward changes" in result["moving"]
+        assert "norm.running_mean, norm.running_var" in result["moving"]
+        assert "scale" not in result["moving"]
+        assert result["still"] == result["one stage"] == "nothing"
+        assert result["none"] == pytest.approx(expected, rel=1e-5)

@@ -63,16 +63,16 @@ def save_all(directory: Path) -> dict[str, list[float]]:
 
 def load_all(directory: Path) -> dict[str, Any]:
     """Load every layout's checkpoint in every layout, and train on."""
-    found: dict[str, Any] = {}
+    losses: dict[str, Any] = {}
     for layout in LAYOUTS:
         engine = engine_of(*layout)
         for source in LAYOUTS:
             _, state = engine.load_checkpoint(directory / str(source))
             assert state == {"said": "hello"}
-            found[f"{source} -> {layout}"] = steps(engine, BEFORE, AFTER)
+            losses[f"{source} -> {layout}"] = steps(engine, BEFORE, AFTER)
             assert engine.global_steps == BEFORE + AFTER
         engine.close()
-    return found
+    return losses
 
 
 def load_in_plain_torch(directory: Path) -> dict[str, Tensor]:
@@ -92,7 +92,7 @@ def load_in_plain_torch(directory: Path) -> dict[str, Tensor]:
 
 
 def load_in_another_model(directory: Path) -> list[str]:
-    found = []
+    errors = []
     for more in ([LayerSpec(Block, WIDTH)], []):
         torch.manual_seed(0)
         model = PipelineModule(
@@ -102,15 +102,15 @@ def load_in_another_model(directory: Path) -> list[str]:
         before = {name: weight.clone() for name, weight in engine.stage.full_weights()}
         with pytest.raises(EngineError) as caught:
             engine.load_checkpoint(directory / str((4, 0, "gpipe", 1)), tag="never")
-        found.append(str(caught.value))
+        errors.append(str(caught.value))
         if more:
             with pytest.raises(EngineError) as caught:
                 engine.load_checkpoint(directory / str((4, 0, "gpipe", 1)))
-            found.append(str(caught.value))
+            errors.append(str(caught.value))
             after = dict(engine.stage.full_weights())
             assert all(torch.equal(after[name], before[name]) for name in before)
         engine.close()
-    return found
+    return errors
 
 
 class Counting(nn.Module):
@@ -130,7 +130,7 @@ class Counting(nn.Module):
 
 def keep_buffers(directory: Path) -> list[dict[str, Any]]:
     """Buffers and frozen parameters of all stages, as another cut of the model finds them."""
-    found = []
+    values = []
     for stages in (4, 2):
         torch.manual_seed(stages)
         model = PipelineModule(
@@ -146,9 +146,9 @@ def keep_buffers(directory: Path) -> list[dict[str, Any]]:
         else:
             engine.load_checkpoint(directory / "buffers")
         names = [name for name in engine.module.state_dict() if "mix" not in name]
-        found.append({name: engine.module.state_dict()[name].tolist() for name in names})
+        values.append({name: engine.module.state_dict()[name].tolist() for name in names})
         engine.close()
-    return found
+    return values
 
 
 def everything(directory: Path) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def answers(directory: Path) -> list[dict[str, Any]]:
     return run_on_ranks(everything, RANKS, directory)
 
 
-def test_a_checkpoint_of_any_layout_goes_on_in_any_other(answers: list[dict[str, Any]]) -> None:
+def test_checkpoint_resumes_in_any_layout(answers: list[dict[str, Any]]) -> None:
     for answer in answers:
         assert len(answer["loaded"]) == len(LAYOUTS) ** 2
         expected = answer["expected"]
@@ -181,7 +181,7 @@ def test_a_checkpoint_of_any_layout_goes_on_in_any_other(answers: list[dict[str,
             assert answer["loaded"][f"{layout} -> {layout}"] == expected[layout]
 
 
-def test_a_tied_weight_is_saved_once(answers: list[dict[str, Any]], directory: Path) -> None:
+def test_tied_weight_is_saved_once(answers: list[dict[str, Any]], directory: Path) -> None:
     assert answers
     for layout in LAYOUTS:
         files = list((directory / str(layout)).rglob("rank-*.safetensors"))
@@ -196,16 +196,14 @@ def test_a_tied_weight_is_saved_once(answers: list[dict[str, Any]], directory: P
         assert set(saved.values()) == {WORDS * WIDTH}, (layout, saved)
 
 
-def test_a_model_that_is_no_pipeline_loads_a_pipelines_checkpoint(
+def test_plain_model_loads_pipeline_checkpoint(
     answers: list[dict[str, Any]], directory: Path
 ) -> None:
     for answer in answers:
         assert set(answer["plain"]) == set(Plain().state_dict())
 
 
-def test_an_export_of_a_pipeline_holds_the_whole_model(
-    answers: list[dict[str, Any]], directory: Path
-) -> None:
+def test_export_has_the_full_model(answers: list[dict[str, Any]], directory: Path) -> None:
     assert answers
     files = [safetensors.torch.load_file(directory / f"{lay}.safetensors") for lay in LAYOUTS]
     for tensors in files:
@@ -214,7 +212,7 @@ def test_an_export_of_a_pipeline_holds_the_whole_model(
             torch.testing.assert_close(value, files[0][name], rtol=1e-4, atol=1e-5)
 
 
-def test_another_model_is_refused_on_all_ranks_and_nothing_is_changed(
+def test_checkpoint_of_another_model_is_refused(
     answers: list[dict[str, Any]],
 ) -> None:
     for answer in answers:
@@ -224,7 +222,7 @@ def test_another_model_is_refused_on_all_ranks_and_nothing_is_changed(
         assert "never: no such checkpoint" in again
 
 
-def test_buffers_and_frozen_parameters_of_every_stage_are_saved(
+def test_buffers_and_frozen_parameters_are_saved(
     answers: list[dict[str, Any]],
 ) -> None:
     saved: dict[str, Any] = {}
@@ -239,8 +237,8 @@ def test_buffers_and_frozen_parameters_of_every_stage_are_saved(
 
 def trained_with_a_loader(directory: Path, save_at: int, die_at: int, total: int) -> Any:
     """Train each layout on its own loader, from the newest checkpoints if there are any."""
-    words, labels = whole_batch(1)
-    data = TensorDataset(words.repeat(3, 1), labels.repeat(3, 1))
+    tokens, labels = whole_batch(1)
+    data = TensorDataset(tokens.repeat(3, 1), labels.repeat(3, 1))
     engines = {}
     for name, (stages, more) in RESUMED.items():
         config = config_of(1, bf16={"enabled": True}, **more)

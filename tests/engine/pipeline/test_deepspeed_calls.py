@@ -71,7 +71,7 @@ def test_layers_come_from_any_iterable(container: Callable[[Any], Any]) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["text", nn.Linear(1, 1), nn.ModuleDict({"a": nn.Tanh()}), [], 3])
-def test_layers_that_are_none_are_refused(wrong: Any) -> None:
+def test_invalid_layers_are_refused(wrong: Any) -> None:
     with pytest.raises(ConfigError, match="layers"):
         PipelineModule(wrong, num_stages=1)
 
@@ -98,8 +98,8 @@ def evaluate(stages: int, stage: int) -> bool:
             assert found is None
             continue
         assert len(found) == (count or 2)
-        for output, wanted in zip(found, expected, strict=False):
-            torch.testing.assert_close(output, wanted)
+        for output, reference in zip(found, expected, strict=False):
+            torch.testing.assert_close(output, reference)
     loss, outputs = engine.eval_batch(batches(), return_logits=True)
     assert (loss is None) == (outputs is None) == (not engine.is_last_stage())
     # A layer that returns one number of any shape is the loss in training, as before.
@@ -123,8 +123,8 @@ def test_eval_batch_without_loss_fn_averages_scalars() -> None:
     module = PipelineModule([*parts(), Mean()], num_stages=1)
     engine: Any = zerotrial.initialize(model=module, config=config)[0]
     plain = nn.Sequential(*parts())
-    wanted = torch.stack([plain(x).mean() for x, _ in batches()][:2]).mean()
-    torch.testing.assert_close(engine.eval_batch(batches()), wanted)
+    expected = torch.stack([plain(x).mean() for x, _ in batches()][:2]).mean()
+    torch.testing.assert_close(engine.eval_batch(batches()), expected)
     with pytest.raises(EngineError, match="pass data_iter"):
         engine.eval_batch()
     with pytest.raises(EngineError, match="train_batch"):

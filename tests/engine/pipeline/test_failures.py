@@ -1,4 +1,4 @@
-"""What one rank of a pipeline raises, all ranks hear of at once, and training goes on as before."""
+"""An exception on one rank of a pipeline is reported on all ranks, and training continues."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -33,7 +33,7 @@ class Torn(torch.autograd.Function):
 
 
 class Fragile(nn.Module):
-    """A layer that remembers what it has seen, and raises when it is told to."""
+    """Layer that counts its inputs and raises on demand."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Fragile(nn.Module):
 
 
 class Loss:
-    """A loss that raises when it is told to."""
+    """Loss that raises on demand."""
 
     def __init__(self) -> None:
         self.broken = False
@@ -83,32 +83,32 @@ def state_of(engine: Any) -> dict[str, Tensor]:
     return weights | {name: value.clone() for name, value in engine.module.named_buffers()}
 
 
-def break_layer(engine: Any, how: str, at: tuple[int, int], left: int) -> None:
+def break_layer(engine: Any, how: str, at: tuple[int, int], count: int) -> None:
     """Let a layer of one rank raise.
 
     Args:
         engine: Of this rank.
         how: ``forward``, ``backward``, or nothing to mend it.
         at: Pipeline stage and replica of the rank.
-        left: Calls that go well before.
+        count: Calls that go well before.
     """
     if (engine.stage_id, engine.mesh.data.rank) == at:
         layer = next(iter(engine.module.layers.values()))
-        layer.breaks, layer.left = how, left
+        layer.breaks, layer.left = how, count
 
 
 def heard(call: Callable[[], Any]) -> tuple[str, str, str]:
-    """Return what a call raised: its kind, its text, and what was added to it."""
+    """Return the exception of a call: its type, text and notes."""
     try:
         call()
-    except Exception as error:  # noqa: BLE001 - is what is asked for
+    except Exception as error:  # noqa: BLE001 - returned for the assertion
         return type(error).__name__, str(error), " ".join(getattr(error, "__notes__", ()))
     return "nothing", "", ""
 
 
 def suffer(layout: tuple[int, int, str, int]) -> dict[str, Any]:
     """Train as if nothing had happened, with a failure of another kind before each batch."""
-    engine, said = made(*layout), {}
+    engine, errors = made(*layout), {}
     last, loss = engine.num_stages - 1, engine.module.loss_fn
     replica = engine.mesh.data.size - 1
 
@@ -117,32 +117,32 @@ def suffer(layout: tuple[int, int, str, int]) -> dict[str, Any]:
 
     second, looks = min(1, last), int(last > 0)  # a schedule looks at the shapes first
     break_layer(engine, "forward", (second, 0), 0)  # before anything has run
-    said["first"] = heard(train(0))
+    errors["first"] = heard(train(0))
     break_layer(engine, "", (second, 0), 0)
     train(0)()
     break_layer(engine, "forward", (last, replica), 1)
-    said["forward"] = heard(train(50))
+    errors["forward"] = heard(train(50))
     break_layer(engine, "", (last, replica), 0)
     break_layer(engine, "backward", (0, 0), 1 + looks)
-    said["backward"] = heard(train(51))
+    errors["backward"] = heard(train(51))
     break_layer(engine, "", (0, 0), 0)
     train(1)()
     loss.broken = engine.stage_id == last and engine.mesh.data.rank == replica
-    said["loss"] = heard(train(52))
-    said["evaluation"] = heard(lambda: engine.eval_batch(batch(engine, 52)))
+    errors["loss"] = heard(train(52))
+    errors["evaluation"] = heard(lambda: engine.eval_batch(batch(engine, 52)))
     loss.broken = False
     train(2)()
     is_bad = (engine.stage_id, engine.mesh.data.rank) == (0, replica)
     bad: Iterator[Any] = iter([3]) if is_bad else batch(engine, 53)
-    said["data"] = heard(lambda: engine.train_batch(bad))
+    errors["data"] = heard(lambda: engine.train_batch(bad))
     few = list(batch(engine, 54))
     short = few[1:] if engine.mesh.data.rank == replica else few
-    said["end"] = heard(lambda: engine.train_batch(iter(short)))
+    errors["end"] = heard(lambda: engine.train_batch(iter(short)))
     train(3)()
-    found = {"said": said, "state": state_of(engine), "rank": replica}
-    found["counted"] = engine.global_steps, engine.micro_steps, engine.skipped_steps
+    result = {"said": errors, "state": state_of(engine), "rank": replica}
+    result["counted"] = engine.global_steps, engine.micro_steps, engine.skipped_steps
     engine.close()
-    return found
+    return result
 
 
 def undisturbed(layout: tuple[int, int, str, int]) -> dict[str, Tensor]:
@@ -164,12 +164,12 @@ def answers() -> list[dict[Any, Any]]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_all_ranks_are_told_who_failed_where_and_why(
+def test_failure_is_reported_on_all_ranks(
     answers: list[dict[Any, Any]], layout: tuple[int, int, str, int]
 ) -> None:
     stages, replicas = layout[0], RANKS // layout[0]
     last_rank, second = RANKS - 1, min(1, stages - 1)
-    expected = {  # the rank that failed, its exception, and what the others hear
+    expected = {  # the failed rank, its exception, and the error of the others
         "first": (
             replicas * second,
             "ValueError",
@@ -182,24 +182,24 @@ def test_all_ranks_are_told_who_failed_where_and_why(
         "data": (replicas - 1, "EngineError", "0), micro-batch 0: EngineError: data_iter: must"),
     }
     for rank, answer in enumerate(answers):
-        said = answer[layout][0]["said"]
+        errors = answer[layout][0]["said"]
         for case, (failed, kind, cause) in expected.items():
-            found, text, notes = said[case]
+            found, text, notes = errors[case]
             assert found == (kind if rank == failed else "EngineError"), case
-            told = text + notes
-            assert f"rank {failed} (pipeline stage {cause}" in told, case
-            assert "weights are as before it, and the engine can go on" in told, case
-        assert said["end"][0] == "StopIteration"
+            message = text + notes
+            assert f"rank {failed} (pipeline stage {cause}" in message, case
+            assert "weights are as before it, and the engine can go on" in message, case
+        assert errors["end"][0] == "StopIteration"
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_a_batch_that_failed_leaves_no_trace(
+def test_failed_batch_leaves_no_trace(
     answers: list[dict[Any, Any]], layout: tuple[int, int, str, int]
 ) -> None:
     for answer in answers:
-        found, wanted = answer[layout]
-        assert found["state"].keys() == wanted.keys()
-        for name, value in found["state"].items():
-            assert torch.equal(value, wanted[name]), name
+        actual, expected = answer[layout]
+        assert actual["state"].keys() == expected.keys()
+        for name, value in actual["state"].items():
+            assert torch.equal(value, expected[name]), name
         micro_batches = SAMPLES // MICRO // (RANKS // layout[0])
-        assert found["counted"] == (BATCHES, BATCHES * micro_batches, 0)
+        assert actual["counted"] == (BATCHES, BATCHES * micro_batches, 0)

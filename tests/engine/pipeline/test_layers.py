@@ -63,7 +63,7 @@ class Apart(nn.Module):
 
 
 class Both(nn.Module):
-    """Gives a list: what it computes, what it was given, a float without gradient, and a number."""
+    """Gives a list: output, input, a float without gradient, and an integer."""
 
     def __init__(self, *, ends: bool = False) -> None:
         super().__init__()
@@ -91,19 +91,19 @@ class Woven(nn.Module):
         self.ends = ends
 
     def forward(self, value: Any) -> Any:
-        x, beside = (value, value) if isinstance(value, Tensor) else value[:2]
+        x, side = (value, value) if isinstance(value, Tensor) else value[:2]
         first, second, both = self.biases
-        x = x + (first + both) + beside  # sums keep no tensors: to pass them twice is no error
+        x = x + (first + both) + side  # sums keep no tensors: to pass them twice is no error
         x = x + (second + both)
-        for mix in (*self.mixes, *self.mixes):  # by turns: each lies between the other's places
+        for mix in (*self.mixes, *self.mixes):  # by turns: each is used between the other's uses
             x = torch.tanh(mix(x)) + x
         scaled = self.mixes[0].weight * self.scale
         x = torch.tanh(x @ scaled) @ scaled + self.normed(self.normed(x))
         places = self.places(torch.arange(len(x)))
         inner = torch.tanh(x + places)
-        outer = torch.tanh(inner * places - beside)
-        alone = places * self.scale  # computed from weights only
-        return outer + inner + alone if self.ends else [outer, inner, alone]
+        outer = torch.tanh(inner * places - side)
+        weights_only = places * self.scale  # computed from weights only
+        return outer + inner + weights_only if self.ends else [outer, inner, weights_only]
 
 
 def _specs(kind: Callable[..., nn.Module], *arguments: Any, count: int = 8) -> list[Any]:
@@ -145,8 +145,8 @@ CASES: list[tuple[str, str, int, int, int]] = [
 """Model, schedule, chunks on each rank, layers that are computed again together, micro-batches."""
 
 
-def _loss(output: Tensor, wanted: Tensor) -> Tensor:
-    return (output.reshape(wanted.shape) - wanted).square().mean()
+def _loss(output: Tensor, target: Tensor) -> Tensor:
+    return (output.reshape(target.shape) - target).square().mean()
 
 
 def _build(name: str, stages: int, **options: Any) -> PipelineModule:
@@ -177,13 +177,13 @@ def _train(case: tuple[str, str, int, int, int]) -> list[float]:
     name, schedule, chunks, interval, count = case
     model = _build(name, RANKS, chunks=chunks, activation_checkpoint_interval=interval)
     engine = _engine(model, schedule, count)
-    found = []
+    results = []
     for step in range(STEPS):
-        found.append(float(engine.train_batch(iter(_data(step, count)))))
-        found.append(engine.get_global_grad_norm())
+        results.append(float(engine.train_batch(iter(_data(step, count)))))
+        results.append(engine.get_global_grad_norm())
         engine.eval_batch(iter(_data(step + 50, count)))  # which leaves no trace
     engine.close()
-    return found
+    return results
 
 
 def _overflow() -> dict[str, Any]:
@@ -195,16 +195,16 @@ def _overflow() -> dict[str, Any]:
     scale = engine.scaler.scale
     before = {name: weight.clone() for name, weight in engine.stage.full_weights()}
     engine.train_batch(iter(_data(0, 4)))
-    kept = [torch.equal(weight, before[name]) for name, weight in engine.stage.full_weights()]
-    found: dict[str, Any] = {"kept": all(kept), "skipped": engine.skipped_steps}
+    unchanged = [torch.equal(weight, before[name]) for name, weight in engine.stage.full_weights()]
+    result: dict[str, Any] = {"kept": all(unchanged), "skipped": engine.skipped_steps}
     if engine.stage_id == 1:
         handle.remove()
     engine.train_batch(iter(_data(0, 4)))
-    kept = [torch.equal(weight, before[name]) for name, weight in engine.stage.full_weights()]
-    found |= {"moved": not any(kept), "skipped after": engine.skipped_steps}
-    found["scales"] = scale, engine.scaler.scale
+    unchanged = [torch.equal(weight, before[name]) for name, weight in engine.stage.full_weights()]
+    result |= {"moved": not any(unchanged), "skipped after": engine.skipped_steps}
+    result["scales"] = scale, engine.scaler.scale
     engine.close()
-    return found
+    return result
 
 
 def _computed() -> int:
@@ -233,14 +233,14 @@ def plain(name: str, count: int) -> list[float]:
     model = _build(name, 1)
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=LR, weight_decay=DECAY)
-    found = []
+    results = []
     for step in range(STEPS):
         total = 0.0
-        for given, wanted in _data(step, count):
-            loss = _loss(model(given), wanted) / count
+        for inputs, target in _data(step, count):
+            loss = _loss(model(inputs), target) / count
             loss.backward()
             total += float(loss.detach())
-        for weight in weights:  # the engine decays what no gradient reaches, too
+        for weight in weights:  # the engine also decays parameters without gradients
             weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
         gradients = [weight.grad for weight in weights if weight.grad is not None]
         norm = float(sum(g.double().square().sum() for g in gradients) ** 0.5)
@@ -248,8 +248,8 @@ def plain(name: str, count: int) -> list[float]:
             gradient.mul_(min(1.0, CLIP / (norm + 1e-6)))
         optimizer.step()
         optimizer.zero_grad()
-        found += [total, norm]
-    return found
+        results += [total, norm]
+    return results
 
 
 @pytest.fixture(scope="module")
@@ -258,34 +258,34 @@ def answers() -> list[dict[Any, Any]]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_losses_and_norms_are_those_of_plain_torch(
+def test_losses_and_norms_match_plain_torch(
     answers: list[dict[Any, Any]], case: tuple[str, str, int, int, int]
 ) -> None:
-    wanted = plain(case[0], case[-1])
+    expected = plain(case[0], case[-1])
     for answer in answers:
-        assert answer[case] == pytest.approx(wanted, rel=1e-5, abs=1e-6)
+        assert answer[case] == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
-def test_all_stages_skip_a_step_whose_gradient_is_too_large_on_one(
+def test_overflow_on_one_stage_skips_the_step(
     answers: list[dict[Any, Any]],
 ) -> None:
     for answer in answers:
-        found = answer["overflow"]
-        assert found["kept"]
-        assert found["skipped"] == found["skipped after"] == 1
-        assert found["moved"]
-        assert found["scales"] == answers[0]["overflow"]["scales"]
+        result = answer["overflow"]
+        assert result["kept"]
+        assert result["skipped"] == result["skipped after"] == 1
+        assert result["moved"]
+        assert result["scales"] == answers[0]["overflow"]["scales"]
 
 
-def test_a_split_backward_computes_a_layer_again_once_for_each_half(
+def test_split_backward_recomputes_once_per_half(
     answers: list[dict[Any, Any]],
 ) -> None:
-    first, *others = [answer["computed"] for answer in answers]
-    assert others == [2 * 4 * (1 + 2)] * (RANKS - 1)  # chunks, micro-batches
+    first, *other_ranks = [answer["computed"] for answer in answers]
+    assert other_ranks == [2 * 4 * (1 + 2)] * (RANKS - 1)  # chunks, micro-batches
     assert first == 4 * (1 + 1) + 4 * (1 + 2)  # there is no half for the inputs of the model
 
 
-def test_a_block_of_the_file_that_a_pipeline_does_not_follow_is_told(
+def test_ignored_checkpointing_block_is_warned_about(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     model = PipelineModule([LayerSpec(nn.Linear, WIDTH, 1)], num_stages=1, loss_fn=nn.MSELoss())
@@ -296,6 +296,8 @@ def test_a_block_of_the_file_that_a_pipeline_does_not_follow_is_told(
     }
     engine, *_ = zerotrial.initialize(model=model, config=config)
     engine.close()
-    told = [one.getMessage() for one in caplog.records if "no effect on this Pipe" in one.msg]
-    assert len(told) == 1
-    assert "pipeline.activation_checkpoint_interval" in told[0]
+    messages = [
+        record.getMessage() for record in caplog.records if "no effect on this Pipe" in record.msg
+    ]
+    assert len(messages) == 1
+    assert "pipeline.activation_checkpoint_interval" in messages[0]

@@ -41,7 +41,7 @@ SCHEDULES: dict[str, tuple[int, int, int]] = {
 
 @dataclass
 class Trained:
-    """What a run came to, on one rank."""
+    """Results of a run on one rank."""
 
     losses: list[float]
     norms: list[float]
@@ -58,12 +58,12 @@ def trained(schedule: str, directory: str) -> Trained:
     again = {"pipeline": {"schedule": schedule, "activation_checkpoint_interval": interval}}
     engine = engine_of(2, stage, schedule, chunks, **{**CUT, **DIVIDED, **again})
     assert engine.gradient_accumulation_steps() == 4
-    losses, norms, kept = [], [], [0]
+    losses, norms, peak = [], [], [0]
 
     def count(*_: Any) -> None:
         if engine.global_steps == 1:  # not while shapes are found out
-            waiting = [one for one in gc.get_objects() if isinstance(one, _Away)]
-            kept.append(sum(one.values.nbytes for one in waiting))
+            waiting = [item for item in gc.get_objects() if isinstance(item, _Away)]
+            peak.append(sum(item.values.nbytes for item in waiting))
 
     blocks = [layer for layer in engine.module.layers.values() if isinstance(layer, Block)]
     if interval:
@@ -76,7 +76,7 @@ def trained(schedule: str, directory: str) -> Trained:
     begin, end = engine.module.parts[engine.stage_id :][:2]
     weights = engine.full_state_dict() if schedule == "1f1b" else {}
     engine.close()
-    return Trained(losses, norms, engine.mesh.layout, max(kept), end - begin, weights)
+    return Trained(losses, norms, engine.mesh.layout, max(peak), end - begin, weights)
 
 
 def resumed(directory: str) -> float:
@@ -108,19 +108,19 @@ def hop(source: str, target: str, stages: int, stage: int, more: dict[str, Any])
 
 def moved(directory: str) -> dict[str, float]:
     """Load the checkpoint in each layout, save it there, and load it in the first again."""
-    found = {}
+    results = {}
     for name, (stages, stage, more) in MOVED.items():
         engine = engine_of(stages, stage, train_micro_batch_size_per_gpu=1, **more)
         engine.load_checkpoint(directory)
         engine.save_checkpoint(f"{directory}/{name}")
-        found[f"to {name}"] = float(engine.train_batch(batches(STEPS - 1, engine)))
+        results[f"to {name}"] = float(engine.train_batch(batches(STEPS - 1, engine)))
         engine.close()
     engine = engine_of(2, 1, **CUT)
     for name in MOVED:
         engine.load_checkpoint(f"{directory}/{name}")
-        found[f"from {name}"] = float(engine.train_batch(batches(STEPS - 1, engine)))
+        results[f"from {name}"] = float(engine.train_batch(batches(STEPS - 1, engine)))
     engine.close()
-    return found
+    return results
 
 
 def refused() -> str:
@@ -160,50 +160,50 @@ def four(directory: str) -> list[Any]:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_2_stages_of_2_cut_ranks_train_as_one_process(four: list[Any], schedule: str) -> None:
-    runs = [found[schedule] for found, *_ in four]
+def test_pipe_and_tensor_parallel_match_one_process(four: list[Any], schedule: str) -> None:
+    runs = [results[schedule] for results, *_ in four]
     assert runs[0].layout == {"pipe": 2, "data": 1, "tensor": 2}
     assert schedule != "1f1b" or runs[0].weights.keys() >= reference(0)[2].keys()
     check(runs)
 
 
 @pytest.mark.processes
-def test_their_checkpoint_goes_on_as_4_replicas_at_stage_3(four: list[Any]) -> None:
+def test_checkpoint_resumes_at_stage_3(four: list[Any]) -> None:
     losses, *_ = reference(STEPS)
     assert all(loss == pytest.approx(losses[-1], abs=1e-5) for _, loss, _ in four)
 
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("four")
-def test_their_checkpoint_goes_on_on_2_ranks_on_one_and_on_4_again(directory: str) -> None:
+def test_checkpoint_resumes_on_2_1_and_4_ranks(directory: str) -> None:
     ways = (("1f1b", "two", 1, 3, CUT), ("two", "one", 1, 0, {}), ("one", "last", 2, 2, CUT))
-    (losses, *_), found = reference(STEPS + 2), []
+    (losses, *_), resumed = reference(STEPS + 2), []
     for ranks, (source, target, *layout) in zip((2, 1, 4), ways, strict=True):
         paths = f"{directory}/{source}", f"{directory}/{target}"
-        found.append(run_on_ranks(hop, ranks, *paths, *layout))
-    for each, wanted in zip(found, losses[STEPS - 1 :], strict=True):
-        assert each == pytest.approx([wanted] * len(each), abs=1e-5)
+        resumed.append(run_on_ranks(hop, ranks, *paths, *layout))
+    for actual, expected in zip(resumed, losses[STEPS - 1 :], strict=True):
+        assert actual == pytest.approx([expected] * len(actual), abs=1e-5)
 
 
 @pytest.mark.processes
-def test_a_pattern_must_fit_a_layer_of_some_stage_and_all_stages_say_so(four: list[Any]) -> None:
+def test_pattern_must_match_a_layer_of_some_stage(four: list[Any]) -> None:
     for *_, text in four:
         assert "'layers.*.mox' fits no layer" in text
         assert "'layers.*.mix'" not in text
 
 
 @pytest.mark.processes
-def test_cut_ranks_share_what_recomputed_layers_keep_but_for_what_a_stage_receives(
+def test_tensor_ranks_share_recomputed_inputs(
     four: list[Any],
 ) -> None:
     half = 4 * LENGTH * WIDTH * 4 // 2  # bytes of an input of 4 samples, on each of 2 ranks
-    for rank, (found, *_) in enumerate(four):
+    for rank, (results, *_) in enumerate(four):
         last = rank // 2
-        run = found["1f1b"]
-        layers = run.layers - last  # counted before the head, a layer of its own
+        run = results["1f1b"]
+        layers = run.layers - last  # counted before the head, which is a separate layer
         assert layers > 2
         assert run.kept == (2 - last) * (layers - 1) * half  # the first is a micro-batch ahead
-        assert found["zero-bubble"].kept >= half
+        assert results["zero-bubble"].kept >= half
 
 
 def on_eight(directory: str) -> Any:
@@ -212,15 +212,15 @@ def on_eight(directory: str) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_the_example_gives_the_same_losses_on_4_ranks_and_on_one(tmp_path: Path) -> None:
+def test_example_losses_on_4_ranks_and_one(tmp_path: Path) -> None:
     def losses(ranks: int, *options: str) -> list[tuple[int, float]]:
-        words = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        words += [f"--nproc-per-node={ranks}", str(EXAMPLE), *options]
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command += [f"--nproc-per-node={ranks}", str(EXAMPLE), *options]
         done = subprocess.run(
-            words, capture_output=True, text=True, check=True, timeout=4 * DEADLINE_S
+            command, capture_output=True, text=True, check=True, timeout=4 * DEADLINE_S
         )
-        found = re.findall(r"^step (\d+).*?loss ([\d.]+)", done.stdout, re.MULTILINE)
-        return [(int(step), float(loss)) for step, loss in found]
+        lines = re.findall(r"^step (\d+).*?loss ([\d.]+)", done.stdout, re.MULTILINE)
+        return [(int(step), float(loss)) for step, loss in lines]
 
     spread = losses(4, "--pipe=2", "--tensor=2", "--steps=2", f"--checkpoints={tmp_path}/a")
     resumed = losses(1, "--steps=3", f"--checkpoints={tmp_path}/a")
@@ -234,17 +234,17 @@ def test_the_example_gives_the_same_losses_on_4_ranks_and_on_one(tmp_path: Path)
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_2_stages_of_2_replicas_of_2_cut_ranks_train_as_one_process_by_every_schedule(
+def test_three_axes_match_one_process(
     tmp_path: Path,
 ) -> None:
     answers = run_on_ranks(on_eight, 8, str(tmp_path))
     losses, *_ = reference(STEPS)
     for schedule in SCHEDULES:
-        runs = [found[schedule] for found, _ in answers]
+        runs = [results[schedule] for results, _ in answers]
         assert runs[0].layout == {"pipe": 2, "data": 2, "tensor": 2}
         check(runs)
-    for runs_of_rank, found in answers:
-        assert len(found) == 2 * len(MOVED)
-        assert found == {name: pytest.approx(losses[-1], abs=1e-5) for name in found}
+    for runs_of_rank, results in answers:
+        assert len(results) == 2 * len(MOVED)
+        assert results == {name: pytest.approx(losses[-1], abs=1e-5) for name in results}
         # a new engine, to the last bit
-        assert found["from 2x2x2"] == runs_of_rank["1f1b"].losses[-1]
+        assert results["from 2x2x2"] == runs_of_rank["1f1b"].losses[-1]

@@ -1,4 +1,4 @@
-"""Where a model is cut into pipeline stages."""
+"""Partitioning of a model into pipeline stages."""
 
 import itertools
 
@@ -24,9 +24,7 @@ def heaviest(weights: list[float], boundaries: list[int]) -> float:
         (5, 1, [0, 5]),
     ],
 )
-def test_uniform_stages_have_as_many_layers_and_the_first_ones_one_more(
-    layers: int, stages: int, expected: list[int]
-) -> None:
+def test_uniform_partition(layers: int, stages: int, expected: list[int]) -> None:
     assert partition([1.0] * layers, stages, "uniform") == expected
 
 
@@ -40,16 +38,14 @@ def test_uniform_stages_have_as_many_layers_and_the_first_ones_one_more(
         ([3, 3, 3, 3, 3], 2, [0, 2, 5]),
     ],
 )
-def test_the_heaviest_stage_is_as_light_as_it_can_be(
-    weights: list[float], stages: int, expected: list[int]
-) -> None:
-    found = partition(weights, stages)
-    assert heaviest(weights, found) == heaviest(weights, expected)
-    assert len(found) == stages + 1
-    assert all(a < b for a, b in itertools.pairwise(found))
+def test_heaviest_stage_is_minimal(weights: list[float], stages: int, expected: list[int]) -> None:
+    boundaries = partition(weights, stages)
+    assert heaviest(weights, boundaries) == heaviest(weights, expected)
+    assert len(boundaries) == stages + 1
+    assert all(a < b for a, b in itertools.pairwise(boundaries))
 
 
-def test_no_other_cut_has_a_lighter_heaviest_stage() -> None:
+def test_no_partition_has_a_lighter_heaviest_stage() -> None:
     generator = torch.Generator().manual_seed(1)
     for _ in range(20):
         weights = torch.randint(0, 20, (7,), generator=generator).tolist()
@@ -67,14 +63,14 @@ class Tape(nn.Module):
 BUILT: list[str] = []
 
 
-def test_parameters_are_counted_without_memory_for_them() -> None:
+def test_parameters_are_counted_without_memory() -> None:
     BUILT.clear()
     specs = [LayerSpec(Tape, 4), LayerSpec(Tape, 1), LayerSpec(Tape, 1), LayerSpec(Tape, 2)]
     assert partition(specs, 2, "parameters") == partition(specs, 2, "best") == [0, 1, 4]
     assert set(BUILT) == {"meta"}
 
 
-def test_a_type_is_found_by_a_part_of_its_name_in_any_case() -> None:
+def test_type_matches_part_of_the_name() -> None:
     layers = [nn.Embedding(2, 2), nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), torch.relu]
     assert partition(layers, 2, "type:linear")[1] in {2, 3}
     tied = [TiedLayerSpec("a", nn.Linear, 2, 2), nn.ReLU(), LayerSpec(nn.Linear, 2, 2)]
@@ -93,7 +89,7 @@ class Slow(nn.Module):
         return x
 
 
-def test_time_puts_a_slow_layer_with_few_others() -> None:
+def test_time_isolates_a_slow_layer() -> None:
     layers = [LayerSpec(Slow, times) for times in (1, 1, 1, 1, 1, 60)]
     assert partition(layers, 2, "time", sample=torch.ones(64, 192)) == [0, 5, 6]
 
@@ -109,7 +105,7 @@ def test_time_puts_a_slow_layer_with_few_others() -> None:
         ([nn.ReLU()], 1, "time", "needs sample"),
     ],
 )
-def test_what_cannot_be_cut_is_refused(
+def test_invalid_partition_is_refused(
     layers: list[object], stages: int, method: str, said: str
 ) -> None:
     with pytest.raises(ConfigError, match=None) as caught:

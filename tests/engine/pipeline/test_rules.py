@@ -1,4 +1,4 @@
-"""What an engine refuses of every model of several stages is told with the file."""
+"""Settings that no model of several stages supports are reported for the file."""
 
 import json
 from pathlib import Path
@@ -33,25 +33,23 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_no_such_model_can_do_is_told_where_the_file_is_read(
-    tmp_path: Path, name: str
-) -> None:
-    content, said = REFUSED[name]
+def test_unsupported_settings_are_refused(tmp_path: Path, name: str) -> None:
+    content, expected = REFUSED[name]
     file = tmp_path / "ds_config.json"
     file.write_text(json.dumps(content))
     with pytest.raises(ConfigError) as caught:
         check_file(file)
     (problem,) = caught.value.problems
-    assert problem.startswith(said)
+    assert problem.startswith(expected)
 
 
-def test_the_same_is_fine_on_one_stage() -> None:
+def test_unsupported_settings_work_on_one_stage() -> None:
     for content, _ in REFUSED.values():
         pipeline = {**content.get("pipeline", {}), "stages": 1}
         load_engine_config({**content, "pipeline": pipeline})
 
 
-def test_all_of_it_is_told_at_once() -> None:
+def test_all_problems_are_reported() -> None:
     content = {**STAGES, "managed_gradient_accumulation": False, "zero_optimization": {"stage": 3}}
     with pytest.raises(ConfigError) as caught:
         load_engine_config({**content, "gradient_clipping": -1})
@@ -78,7 +76,7 @@ def _experiment(slots: int, **engine: Any) -> dict[str, Any]:
 MODEL = MemoryFiles({"model_def.py": b"class Trial(DeepSpeedTrial): ...\n"})
 
 
-def test_micro_batches_that_the_schedule_cannot_run_are_told_for_the_ranks_that_there_are() -> None:
+def test_invalid_micro_batches_are_refused_by_ranks() -> None:
     check_experiment(_experiment(2), MODEL)  # 10 micro-batches, in 5 rounds
     with pytest.raises(ConfigError) as caught:
         check_experiment(_experiment(4), MODEL)  # 5, in 2
@@ -90,7 +88,7 @@ def test_micro_batches_that_the_schedule_cannot_run_are_told_for_the_ranks_that_
     )
 
 
-def test_an_elastic_trial_goes_on_with_ranks_that_its_schedule_can_run() -> None:
+def test_elastic_trial_keeps_a_valid_number_of_ranks() -> None:
     content = _experiment(10)
     content["resources"]["elastic"] = {"min_slots": 2}
     elastic = check_experiment(content, MODEL).resources.elastic

@@ -64,7 +64,7 @@ def train(stages: int, stage: int, schedule: str, chunks: int) -> dict[str, Any]
     for step in range(STEPS):
         losses.append(float(engine.train_batch(batches(step, engine))))
         norms.append(engine.get_global_grad_norm())
-    found = {
+    results = {
         "losses": losses,
         "norms": norms,
         "evaluated": float(engine.eval_batch(batches(STEPS, engine))),
@@ -74,16 +74,16 @@ def train(stages: int, stage: int, schedule: str, chunks: int) -> dict[str, Any]
         "traffic": engine.traffic,
     }
     engine.close()
-    return found
+    return results
 
 
 def refusals() -> dict[str, str]:
-    """What is said on this rank of calls and batches that cannot be."""
+    """Return this rank's errors for invalid calls and batches."""
     torch.manual_seed(0)
-    topology = PipeDataParallelTopology(num_pp=2, num_dp=2)  # in place of num_stages
+    topology = PipeDataParallelTopology(num_pp=2, num_dp=2)  # instead of num_stages
     by_topology = PipelineModule(layers(), topology=topology, loss_fn=loss_of)
     engine: Any = zerotrial.initialize(model=by_topology, config=config_of(1))[0]
-    found = {"topology": str(engine.num_stages)}
+    errors = {"topology": str(engine.num_stages)}
     calls: dict[str, Callable[[], Any]] = {
         "forward": lambda: engine(torch.zeros(1)),
         "backward": lambda: engine.backward(torch.zeros(1)),
@@ -98,13 +98,13 @@ def refusals() -> dict[str, str]:
     for name, call in calls.items():
         with pytest.raises(EngineError) as caught:
             call()
-        found[name] = str(caught.value)
+        errors[name] = str(caught.value)
     few = list(batches(0, engine))[:3]
     with pytest.raises(StopIteration):
         engine.train_batch(iter(few))
     after = float(engine.train_batch(batches(0, engine)))
     engine.close()
-    found["after"] = str(after)
+    errors["after"] = str(after)
     for name, config in {
         "stage 3": config_of(3),
         "interleaved": config_of(1, "interleaved"),
@@ -112,16 +112,16 @@ def refusals() -> dict[str, str]:
     }.items():
         with pytest.raises(ConfigError) as refused:
             zerotrial.initialize(model=build(2), config=config)
-        found[name] = str(refused.value)
+        errors[name] = str(refused.value)
     idle = [LayerSpec(nn.Linear, 2, 2), LayerSpec(nn.ReLU)]
     model = PipelineModule(idle, num_stages=2, partition_method="uniform")
     with pytest.raises(ConfigError) as refused:
         zerotrial.initialize(model=model, config=config_of(1))
-    found["idle"] = str(refused.value)
+    errors["idle"] = str(refused.value)
     with pytest.raises(ConfigError) as refused:
         PipelineModule(layers(), num_stages=3)
-    found["ranks"] = str(refused.value)
-    return found
+    errors["ranks"] = str(refused.value)
+    return errors
 
 
 class Tuples(nn.Module):
@@ -159,7 +159,7 @@ def cut_by_time() -> list[int]:
 
 def other_models() -> dict[str, Any]:
     """Tuples between stages, 16 bits, activations computed again, ragged evaluation."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, more, interval in (
         ("plain", {}, 0),
         ("again", {}, 1),
@@ -182,9 +182,9 @@ def other_models() -> dict[str, Any]:
         tracked = {n: int(b) for n, b in engine.module.named_buffers() if b.dtype == torch.long}
         ragged = [(pairs[0][0], pairs[0][1]), ((x[:3], (x[:3] > 0).int()), x[:3])]
         loss, logits = engine.eval_batch(iter(ragged), num_micro_batches=2, return_logits=True)
-        found[name] = losses, tracked, float(loss), None if logits is None else len(logits)
+        results[name] = losses, tracked, float(loss), None if logits is None else len(logits)
         engine.close()
-    return found
+    return results
 
 
 def measured() -> list[dict[str, Any]]:
@@ -205,16 +205,16 @@ def measured() -> list[dict[str, Any]]:
 
     ZeroStage.forward_one_chunk = to  # type: ignore[method-assign]
     ZeroStage.backward_one_chunk = fro  # type: ignore[method-assign]
-    found = []
+    results = []
     try:
         for name, chunks in benchmark.SCHEDULES.items():
             order = ""
-            one = benchmark._measure(name, chunks, ACCUMULATION, options)
-            found.append({**one, "ahead": order.index("B")})
+            result = benchmark._measure(name, chunks, ACCUMULATION, options)
+            results.append({**result, "ahead": order.index("B")})
     finally:
         ZeroStage.forward_one_chunk = forward  # type: ignore[method-assign]
         ZeroStage.backward_one_chunk = backward  # type: ignore[method-assign]
-    return found
+    return results
 
 
 def everything() -> dict[str, Any]:
@@ -238,23 +238,23 @@ def plain() -> Any:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_losses_norms_and_weights_are_those_of_plain_torch(
+def test_training_matches_plain_torch(
     answers: list[dict[str, Any]], plain: Any, layout: tuple[int, int, str, int]
 ) -> None:
     losses, norms, weights, evaluated = plain
     for answer in answers:
-        found = answer["trained"][layout]
-        assert found["losses"] == pytest.approx(losses, abs=1e-5)
-        assert found["norms"] == pytest.approx(norms, rel=1e-5)
-        assert found["evaluated"] == pytest.approx(evaluated, abs=1e-5)
-        for name, weight in found["weights"].items():
+        result = answer["trained"][layout]
+        assert result["losses"] == pytest.approx(losses, abs=1e-5)
+        assert result["norms"] == pytest.approx(norms, rel=1e-5)
+        assert result["evaluated"] == pytest.approx(evaluated, abs=1e-5)
+        for name, weight in result["weights"].items():
             torch.testing.assert_close(weight, weights[name], rtol=1e-4, atol=1e-5)
     names = {name for answer in answers for name in answer["trained"][layout]["weights"]}
     assert names == set(weights)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_all_ranks_return_one_loss_and_count_alike(
+def test_all_ranks_return_the_same_loss(
     answers: list[dict[str, Any]], layout: tuple[int, int, str, int]
 ) -> None:
     runs = [answer["trained"][layout] for answer in answers]
@@ -262,7 +262,7 @@ def test_all_ranks_return_one_loss_and_count_alike(
     assert all(run["counted"] == (STEPS, STEPS * ACCUMULATION, STEPS * SAMPLES) for run in runs)
 
 
-def test_copies_of_a_tied_layer_stay_equal_to_the_last_bit(answers: list[dict[str, Any]]) -> None:
+def test_tied_copies_stay_bitwise_equal(answers: list[dict[str, Any]]) -> None:
     for layout in LAYOUTS:
         found = [answer["trained"][layout]["weights"] for answer in answers]
         copies = [weights["layers.0.weight"] for weights in found if "layers.0.weight" in weights]
@@ -270,18 +270,18 @@ def test_copies_of_a_tied_layer_stay_equal_to_the_last_bit(answers: list[dict[st
         assert all(torch.equal(copy, copies[0]) for copy in copies)
 
 
-def test_a_rank_builds_only_its_own_layers(answers: list[dict[str, Any]]) -> None:
-    found = [answer["trained"][4, 1, "1f1b", 1]["own"] for answer in answers]
-    assert found[1] + found[2] == [str(i) for i in range(int(found[1][0]), int(found[2][-1]) + 1)]
-    assert "0" in found[0]
-    assert "0" in found[3]
-    assert sum(len(own) for own in found) == BLOCKS + 2
+def test_rank_builds_only_its_layers(answers: list[dict[str, Any]]) -> None:
+    built = [answer["trained"][4, 1, "1f1b", 1]["own"] for answer in answers]
+    assert built[1] + built[2] == [str(i) for i in range(int(built[1][0]), int(built[2][-1]) + 1)]
+    assert "0" in built[0]
+    assert "0" in built[3]
+    assert sum(len(layers) for layers in built) == BLOCKS + 2
     interleaved = [answer["trained"][2, 1, "interleaved", 2]["own"] for answer in answers]
     assert set(interleaved[0]) & set(interleaved[2]) == {"0"}
 
 
 @pytest.mark.parametrize("layout", [(2, 1, "1f1b", 1), (4, 1, "zero-bubble", 1)], ids=str)
-def test_traffic_between_stages_is_two_activations_a_micro_batch(
+def test_traffic_is_two_activations_per_micro_batch(
     answers: list[dict[str, Any]], layout: tuple[int, int, str, int]
 ) -> None:
     stages = layout[0]
@@ -296,107 +296,112 @@ def test_traffic_between_stages_is_two_activations_a_micro_batch(
         assert sent["ties"] == (0 if inner else STEPS * tied)
 
 
-def test_a_call_that_a_pipeline_has_not_says_what_to_call(answers: list[dict[str, Any]]) -> None:
+def test_unsupported_call_names_alternatives(answers: list[dict[str, Any]]) -> None:
     for answer in answers:
-        said = answer["refused"]
+        errors = answer["refused"]
         for call in ("forward", "backward", "step"):
-            assert "call train_batch(data_iter)" in said[call]
-        assert "call train_batch() or eval_batch() of the engine" in said["module"]
+            assert "call train_batch(data_iter)" in errors[call]
+        assert "call train_batch() or eval_batch() of the engine" in errors["module"]
 
 
-def test_data_that_does_not_fit_is_refused_on_all_ranks_and_training_goes_on(
-    answers: list[dict[str, Any]], plain: Any
-) -> None:
+def test_invalid_data_is_refused_on_all_ranks(answers: list[dict[str, Any]], plain: Any) -> None:
     for answer in answers:
-        said = answer["refused"]
-        assert "must yield pairs of inputs and labels" in said["no pair"]
-        assert "must all have one shape" in said["shapes"]
-        assert "pass data_iter" in said["no data"]
-        assert said["topology"] == "2"
-        assert float(said["after"]) == pytest.approx(plain[0][0], abs=1e-5)
+        errors = answer["refused"]
+        assert "must yield pairs of inputs and labels" in errors["no pair"]
+        assert "must all have one shape" in errors["shapes"]
+        assert "pass data_iter" in errors["no data"]
+        assert errors["topology"] == "2"
+        assert float(errors["after"]) == pytest.approx(plain[0][0], abs=1e-5)
 
 
-def test_what_a_pipeline_cannot_do_is_refused_before_anything_is_built(
+def test_unsupported_settings_fail_before_building(
     answers: list[dict[str, Any]],
 ) -> None:
     for answer in answers:
-        said = answer["refused"]
-        assert "must be 0, 1 or 2 with 2 pipeline stages, got 3" in said["stage 3"]
-        assert "build the PipelineModule with chunks=2" in said["interleaved"]
-        assert "pipeline.stages: must be the PipelineModule's 2, got 4" in said["stages"]
-        assert "pipeline stage 1: has no trained parameters (layers 1 to 1)" in said["idle"]
+        errors = answer["refused"]
+        assert "must be 0, 1 or 2 with 2 pipeline stages, got 3" in errors["stage 3"]
+        assert "build the PipelineModule with chunks=2" in errors["interleaved"]
+        assert "pipeline.stages: must be the PipelineModule's 2, got 4" in errors["stages"]
+        assert "pipeline stage 1: has no trained parameters (layers 1 to 1)" in errors["idle"]
         assert (
             "must divide the 4 rank(s), got 3; start 3 ranks or a multiple, or give one of 1, 2, 4"
-            in (said["ranks"])
+            in (errors["ranks"])
         )
 
 
-def test_what_is_found_out_about_shapes_leaves_no_trace(answers: list[dict[str, Any]]) -> None:
+def test_signature_run_leaves_no_trace(answers: list[dict[str, Any]]) -> None:
     for answer in answers:
         _, tracked, _, _ = answer["others"]["plain"]
         assert set(tracked.values()) == {3 * 4}  # batches that the norms have seen
 
 
-def test_by_time_all_ranks_cut_where_the_first_rank_says(answers: list[dict[str, Any]]) -> None:
-    (first, *others) = [answer["by time"] for answer in answers]
-    assert others == [first] * 3
+def test_partition_by_time_is_that_of_rank_0(answers: list[dict[str, Any]]) -> None:
+    (first, *other_ranks) = [answer["by time"] for answer in answers]
+    assert other_ranks == [first] * 3
 
 
-def test_the_benchmark_has_formulas_beside_what_it_measures(answers: list[dict[str, Any]]) -> None:
-    found = answers[0]["measured"]
+def test_benchmark_has_formulas_of_schedules(answers: list[dict[str, Any]]) -> None:
+    results = answers[0]["measured"]
     # Four stages, four micro-batches: (p - 1) / (c m + p - 1).
-    assert {each["schedule"]: each["formula"] for each in found} == {
+    assert {result["schedule"]: result["formula"] for result in results} == {
         "gpipe": 3 / 7,
         "1f1b": 3 / 7,
         "interleaved": 3 / 11,
         "zero-bubble": None,
     }
-    assert all(each["sent"] == each["sent_formula"] > 0 for each in found)
-    assert all(each["waits"] > 0 for each in found)
+    assert all(result["sent"] == result["sent_formula"] > 0 for result in results)
+    assert all(result["waits"] > 0 for result in results)
 
 
-def test_schedules_run_micro_batches_ahead_so_that_stages_work_at_once(
+def test_schedules_overlap_micro_batches(
     answers: list[dict[str, Any]],
 ) -> None:
     """One after the other, each would be through before the next begins: 1 ahead on all ranks."""
-    ahead = [{each["schedule"]: each["ahead"] for each in answer["measured"]} for answer in answers]
-    assert [each["gpipe"] for each in ahead] == [ACCUMULATION] * RANKS
-    assert [each["1f1b"] for each in ahead] == [4, 3, 2, 1]
-    assert [each["zero-bubble"] for each in ahead] == [4, 3, 2, 1]
-    assert [each["interleaved"] for each in ahead] == [8, 8, 7, 5]  # 2 chunks of 4 micro-batches
+    ahead = [
+        {result["schedule"]: result["ahead"] for result in answer["measured"]} for answer in answers
+    ]
+    assert [result["gpipe"] for result in ahead] == [ACCUMULATION] * RANKS
+    assert [result["1f1b"] for result in ahead] == [4, 3, 2, 1]
+    assert [result["zero-bubble"] for result in ahead] == [4, 3, 2, 1]
+    assert [result["interleaved"] for result in ahead] == [
+        8,
+        8,
+        7,
+        5,
+    ]  # 2 chunks of 4 micro-batches
 
 
-def test_activations_may_be_computed_again(answers: list[dict[str, Any]]) -> None:
+def test_activations_can_be_recomputed(answers: list[dict[str, Any]]) -> None:
     for answer in answers:
         plain_losses, again = answer["others"]["plain"][0], answer["others"]["again"][0]
         assert again == pytest.approx(plain_losses, abs=1e-6)
         assert answer["others"]["bf16"][0] == pytest.approx(plain_losses, rel=0.05)
 
 
-def test_evaluation_takes_micro_batches_of_any_shape(answers: list[dict[str, Any]]) -> None:
+def test_evaluation_of_any_shape(answers: list[dict[str, Any]]) -> None:
     for rank, answer in enumerate(answers):
         _, _, loss, outputs = answer["others"]["plain"]
         assert loss > 0
         assert outputs == (2 if rank >= 2 else None)
 
 
-def test_a_module_in_one_process_is_a_plain_module() -> None:
+def test_module_in_one_process_is_plain() -> None:
     model = build(1)
-    words = torch.zeros(1, 5, dtype=torch.long)
-    assert model(words).shape == (1, 5, WORDS)
+    tokens = torch.zeros(1, 5, dtype=torch.long)
+    assert model(tokens).shape == (1, 5, WORDS)
     assert "layers.0.weight" in model.state_dict()
     assert not any("chunk" in name for name in model.state_dict())
 
 
-def test_layers_that_are_none_are_refused_at_once() -> None:
-    for wrong, said in (
+def test_invalid_layers_are_refused_together() -> None:
+    for wrong, expected in (
         ([nn.ReLU], "is the class ReLU; write LayerSpec(ReLU)"),
         ([3], "must be a LayerSpec, torch.nn.Module or function, got int"),
         ([], "must be a list"),
     ):
         with pytest.raises(ConfigError) as caught:
             PipelineModule(wrong, num_stages=1)  # type: ignore[arg-type]
-        assert said in str(caught.value)
+        assert expected in str(caught.value)
     with pytest.raises(ConfigError, match="is missing; give it or topology"):
         PipelineModule(layers())
     with pytest.raises(ConfigError, match="must be the topology's 1, got 2"):
@@ -405,7 +410,7 @@ def test_layers_that_are_none_are_refused_at_once() -> None:
         PipelineModule([TiedLayerSpec("a", nn.ReLU)], num_stages=1)
 
 
-def test_seeded_layers_do_not_depend_on_what_was_drawn_before() -> None:
+def test_layer_seeds_are_independent_of_the_generator() -> None:
     torch.manual_seed(1)
     first = PipelineModule(layers(), num_stages=1, seed_layers=True)
     torch.manual_seed(2)
@@ -416,12 +421,12 @@ def test_seeded_layers_do_not_depend_on_what_was_drawn_before() -> None:
     assert loss_of(first(torch.zeros(1, 5).long()), torch.zeros(1, 5).long()) > 0
 
 
-def test_what_cannot_travel_between_stages_is_refused_by_its_type() -> None:
+def test_unsupported_types_are_refused() -> None:
     assert parts_of(torch.zeros(2))[0].shape == (2,)
-    for wrong, said in (
+    for wrong, expected in (
         (torch.zeros(2, dtype=torch.complex64), "got torch.complex64; pass real"),
         ((torch.zeros(2), None), "a tuple of tensors, got NoneType"),
         ((), "got nothing"),
     ):
-        with pytest.raises(EngineError, match=said):
+        with pytest.raises(EngineError, match=expected):
             parts_of(wrong)

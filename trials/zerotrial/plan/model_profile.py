@@ -17,7 +17,7 @@ from zerotrial.engine.builder.build import planning
 from zerotrial.engine.deepspeed_accessors import DeepSpeedAccessors
 from zerotrial.engine.memory import MOMENTS
 from zerotrial.engine.module.units import asked_units, plan_units
-from zerotrial.engine.pipeline.module import PipelineModule, built_whole
+from zerotrial.engine.pipeline.module import PipelineModule, all_layers_built
 from zerotrial.engine.protocols import ParamGroup
 from zerotrial.engine.stage3.gather import (
     in_forward_order,
@@ -105,7 +105,7 @@ def profile_trial(build_trial: Callable[[], object]) -> list[ModelProfile]:
         profiles.append(profile_model(model, config, optimizer, model_parameters))
         return _PlannedEngine(model, config)
 
-    with planning(plan_engine), built_whole():
+    with planning(plan_engine), all_layers_built():
         try:
             with torch.device("meta"):
                 build_trial()
@@ -150,7 +150,7 @@ def profile_model(
         largest_block=max(unit.numel for unit in units),
         sizes=sizes,
         kept_whole=sum(unit.numel for unit in gathered),
-        stages=model.asked_stages if isinstance(model, PipelineModule) else 1,
+        stages=model.requested_stages if isinstance(model, PipelineModule) else 1,
         config=config,
         optimizer=_optimizer_kind(config, created),
     )

@@ -209,8 +209,8 @@ def _prepare_model(model: nn.Module, environment: EngineEnvironment, observer: O
     compile_blocks(model, environment.config.compile)
     checkpointing = environment.config.activation_checkpointing
     if is_pipeline(model):
-        model.recompute_by(recomputing(checkpointing, divided.sharing))
-        divided.on_undo(partial(model.recompute_by, recomputed))
+        model.set_recompute(recomputing(checkpointing, divided.sharing))
+        divided.on_undo(partial(model.set_recompute, recomputed))
         if (
             checkpointing.active
             and not model.activation_checkpoint_interval

@@ -1,4 +1,4 @@
-"""A model cut into pipeline stages: layers, partition, schedules, and the engine that runs them."""
+"""Pipeline parallelism: layers, partitioning, schedules, and the engine that runs them."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""The engine of a pipeline: a batch in one call, on all ranks at once."""
+"""Engine of a pipeline: all ranks train a batch in one call."""
 
 from __future__ import annotations
 
@@ -24,36 +24,36 @@ from zerotrial.engine.pipeline.failure import Failures
 from zerotrial.engine.pipeline.grid import Grid
 from zerotrial.engine.pipeline.micro_batches import MicroBatches, draw
 from zerotrial.engine.pipeline.module import PipelineModule
-from zerotrial.engine.pipeline.single_stage import Alone
+from zerotrial.engine.pipeline.single_stage import SingleStageRunner
 
 if TYPE_CHECKING:
     from zerotrial.engine.pipeline.runner import Runner
 
 __all__ = ["PipelineEngine", "check_pipeline"]
 
-_PAIRS = "call train_batch(data_iter), which trains a whole batch, or eval_batch(data_iter)"
+_ALTERNATIVES = "call train_batch(data_iter), which trains a whole batch, or eval_batch(data_iter)"
 
 
 def check_pipeline(model: PipelineModule, config: EngineConfig, steps: int) -> None:
-    """Refuse what a pipeline cannot do.
+    """Raise for settings that a pipeline does not support.
 
     Args:
-        model: To be trained.
-        config: Of the engine.
-        steps: Micro-batches of a batch.
+        model: The model.
+        config: The engine's configuration.
+        steps: Number of micro-batches per batch.
 
     Raises:
         ConfigError: With all problems.
     """
-    said, stages = config.pipeline, model.num_stages
+    settings, stages = config.pipeline, model.num_stages
     problems = []
-    if said.stages is not None and said.stages != stages:
+    if settings.stages is not None and settings.stages != stages:
         problems.append(
-            f"pipeline.stages: must be the PipelineModule's {stages}, got {said.stages}"
+            f"pipeline.stages: must be the PipelineModule's {stages}, got {settings.stages}"
         )
     if stages > 1:
         problems += [problem for _, problem in pipeline_checks(config, stages)]
-        problems += schedule_problems(said.schedule, stages, steps, chunks=model.chunks)
+        problems += schedule_problems(settings.schedule, stages, steps, chunks=model.chunks)
     elif unmanaged := unmanaged_problem(config):
         problems.append(unmanaged)
     if problems:
@@ -61,10 +61,10 @@ def check_pipeline(model: PipelineModule, config: EngineConfig, steps: int) -> N
 
 
 class PipelineEngine(Engine):
-    """Trains a :class:`~zerotrial.engine.pipeline.module.PipelineModule`.
+    """Engine of a :class:`~zerotrial.engine.pipeline.module.PipelineModule`.
 
-    :meth:`train_batch` takes the place of forward, backward and step: every rank calls it, and the
-    micro-batches pass through the stages in the order of the configuration's schedule.
+    :meth:`train_batch` replaces forward, backward and step. Every rank calls it, and the
+    micro-batches pass through the stages in the order of the configured schedule.
     """
 
     module: PipelineModule
@@ -75,7 +75,7 @@ class PipelineEngine(Engine):
         self.grid = Grid(self.mesh)
         name = self.config.dtype
         self._compute = DTYPES[name] if name != "fp32" else None
-        self._runner: Runner | Alone = Alone(self.module)
+        self._runner: Runner | SingleStageRunner = SingleStageRunner(self.module)
         if self.num_stages > 1:
             from zerotrial.engine.pipeline.runner import Runner
 
@@ -86,23 +86,23 @@ class PipelineEngine(Engine):
     # -- training -------------------------------------------------------------------------------
 
     def train_batch(self, data_iter: Iterator[Any] | None = None) -> Tensor:
-        """Train on as many micro-batches as one optimizer step takes. **Collective**.
+        """Train on the micro-batches of one optimizer step. **Collective**.
 
         Args:
-            data_iter: Yields micro-batches, ``(inputs, labels)``; read by the first and the last
-                stage, which must see the same ones. None uses the loader of ``initialize()``, or
-                in a trial the trial's.
+            data_iter: Iterator of micro-batches, ``(inputs, labels)``; read by the first and the
+                last stage, which must get the same ones. By default the loader of
+                ``initialize()``, or in a trial the trial's.
 
         Returns:
-            Mean loss over the whole batch, the same on all ranks.
+            Mean loss over the whole batch, equal on all ranks.
 
         Raises:
             StopIteration: On all ranks, if the data ends before the batch is full.
-            EngineError: If the data is not as it must be.
-            Exception: Of this rank's layers, loss or data. The other ranks raise an EngineError
-                that names it. The batch is dropped: weights are as before, and training may go on.
-                Where layers are cut by ``tensor_parallel``, or gather their weights (ZeRO stage 3),
-                one of a layer or the loss is raised at once, and must end the process: other ranks
+            EngineError: If the data is invalid.
+            Exception: Raised by this rank's layers, loss or data. The other ranks raise an
+                EngineError that names it. The batch is dropped: weights do not change, and
+                training can continue. With ``tensor_parallel`` or ZeRO stage 3, an error of a
+                layer or the loss is raised at once and must end the process, because other ranks
                 wait for this one.
         """
         self._check_trains("train_batch")
@@ -168,20 +168,20 @@ class PipelineEngine(Engine):
         """Evaluate micro-batches, without gradients. **Collective**.
 
         Args:
-            data_iter: As for :meth:`train_batch`; micro-batches may differ in shape.
-            return_logits: Return the outputs too, which the last stage has; others get None.
-            compute_loss: False: return the outputs alone.
-            num_micro_batches: How many; as many as a training batch has by default.
+            data_iter: See :meth:`train_batch`; micro-batches may differ in shape.
+            return_logits: Return the outputs, too: a list on the last stage, None on others.
+            compute_loss: False: return only the outputs.
+            num_micro_batches: Number of micro-batches; by default those of a training batch.
 
         Returns:
-            Mean loss over the micro-batches and ranks, the same on all; or what was asked for.
-            Without a ``loss_fn``, where the last layer returns no scalar, the outputs of each
-            micro-batch in the loss's place: a list on the last stage, None on the others.
+            Mean loss over the micro-batches and ranks, equal on all ranks; or the outputs as
+            requested. Without a ``loss_fn``, if the last layer returns no scalar, the outputs of
+            the micro-batches instead of the loss: a list on the last stage, None on others.
 
         Raises:
-            StopIteration: On all ranks, if the data ends before.
-            EngineError: If the data is not as it must be.
-            Exception: As :meth:`train_batch`.
+            StopIteration: On all ranks, if the data ends early.
+            EngineError: If the data is invalid.
+            Exception: See :meth:`train_batch`.
         """
         if self.reads_data:
             data_iter = self._data_for_evaluation(data_iter)
@@ -194,17 +194,17 @@ class PipelineEngine(Engine):
                 failures = Failures(self.mesh, "eval_batch", gathers=self.stage.gathers)
                 drawn = self._draw(data_iter, count, failures, ragged=True)
                 outputs = self._runner.evaluate(drawn, count, failures)
-                found: list[Tensor] = []
+                losses: list[Tensor] = []
                 if compute_loss and self.module.loss_fn is None:
                     compute_loss = self._outputs_are_losses(outputs, failures)
                     if not compute_loss and return_logits:
                         return outputs, outputs
                 if outputs is not None and compute_loss:
-                    pairs = zip(outputs, drawn.labels, strict=False)  # fewer after a failure
+                    pairs = zip(outputs, drawn.labels, strict=False)  # fewer if failed
                     for index, (output, labels) in enumerate(pairs):
-                        with failures.noting(index):
-                            found.append(self._loss(output, labels).float())
-                loss = self._mean(self._sum(found) / count, failures)
+                        with failures.catching(index):
+                            losses.append(self._loss(output, labels).float())
+                loss = self._mean(self._sum(losses) / count, failures)
                 if not compute_loss:
                     return outputs
                 return (loss, outputs) if return_logits else loss
@@ -212,21 +212,21 @@ class PipelineEngine(Engine):
             self.module.train(training)
 
     def _outputs_are_losses(self, outputs: list[Any] | None, failures: Failures) -> bool:
-        """Return whether the last layer gives a scalar each time. **Collective**.
+        """Return whether the last layer returns a scalar each time. **Collective**.
 
         Raises:
-            Exception: On all ranks, if any has failed.
+            Exception: On all ranks, if any of them has failed.
         """
-        others = [o for o in outputs or () if not isinstance(o, Tensor) or o.dim() > 0]
+        non_scalars = [o for o in outputs or () if not isinstance(o, Tensor) or o.dim() > 0]
         return not float(
-            self._mean(torch.tensor(float(bool(others)), device=self.device), failures)
+            self._mean(torch.tensor(float(bool(non_scalars)), device=self.device), failures)
         )
 
     def _draw(
         self, data: Iterator[Any] | None, count: int, failures: Failures, *, ragged: bool = False
     ) -> MicroBatches:
         mesh, device, prepare = self.mesh, self.device, self._prepare
-        # What has a gradient, and what a layer gives, follows from these.
+        # Shapes and gradients of activations depend on these.
         state = (
             [parameter.requires_grad for parameter in self.module.parameters()],
             [layer.training for layer in self.module.modules()],
@@ -236,16 +236,16 @@ class PipelineEngine(Engine):
         )
 
     def _prepare(self, value: Any) -> Any:
-        placed = to_device(value, self.device)
-        return placed if self._compute is None else cast_inputs(placed, self._compute)
+        moved = to_device(value, self.device)
+        return moved if self._compute is None else cast_inputs(moved, self._compute)
 
     def _loss(self, output: Any, labels: Any) -> Tensor:
         loss_fn = self.module.loss_fn
         loss = output if loss_fn is None else loss_fn(output, labels)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
-            found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-            what = "the last layer (there is no loss_fn)" if loss_fn is None else "loss_fn"
-            raise EngineError(f"PipelineModule: {what} must return a scalar tensor, got {found}")
+            actual = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+            source = "the last layer (there is no loss_fn)" if loss_fn is None else "loss_fn"
+            raise EngineError(f"PipelineModule: {source} must return a scalar tensor, got {actual}")
         return loss.reshape(())
 
     def _sum(self, losses: Sequence[Tensor]) -> Tensor:
@@ -255,10 +255,10 @@ class PipelineEngine(Engine):
         return total
 
     def _mean(self, total: Tensor, failures: Failures) -> Tensor:
-        """Average over the replicas what the last stages have. **Collective**.
+        """Average the last stages' values over the replicas. **Collective**.
 
         Raises:
-            Exception: On all ranks, if any has failed.
+            Exception: On all ranks, if any of them has failed.
         """
         mean, failed = self._average(total, failures)
         if failed:
@@ -266,54 +266,54 @@ class PipelineEngine(Engine):
         return mean
 
     def _average(self, total: Tensor, failures: Failures) -> tuple[Tensor, bool]:
-        """Return the mean over the replicas, and whether any rank has failed. **Collective**."""
-        whole = self.mesh.whole
-        told = torch.stack([total, torch.full_like(total, float(bool(failures)))])
-        if whole is not None and whole.size > 1:
-            dist.all_reduce(told, group=whole.group)
-            told[0] /= self.mesh.data.size * self.mesh.tensor.size
-        return told[0], bool(told[1])
+        """Return the mean over the replicas, and whether any rank failed. **Collective**."""
+        ranks = self.mesh.whole
+        values = torch.stack([total, torch.full_like(total, float(bool(failures)))])
+        if ranks is not None and ranks.size > 1:
+            dist.all_reduce(values, group=ranks.group)
+            values[0] /= self.mesh.data.size * self.mesh.tensor.size
+        return values[0], bool(values[1])
 
-    # -- what there is not ----------------------------------------------------------------------
+    # -- calls that a pipeline does not support -------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse; see :meth:`train_batch`."""
+        """Raise; use :meth:`train_batch`."""
         self._refuse("engine(batch)")
 
     forward = __call__
 
     def _begin_user_backward(self) -> None:
-        """Drop the gradients of a pass that is not this engine's, which trains whole batches."""
+        """Ignore gradients of a pass outside of :meth:`train_batch`."""
 
     def backward(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse; see :meth:`train_batch`."""
+        """Raise; use :meth:`train_batch`."""
         self._refuse("backward()")
 
     def step(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse; see :meth:`train_batch`."""
+        """Raise; use :meth:`train_batch`."""
         self._refuse("step()")
 
     def scale(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse; see :meth:`train_batch`."""
+        """Raise; use :meth:`train_batch`."""
         self._refuse("scale()")
 
     def no_sync(self) -> NoReturn:
-        """Refuse; see :meth:`train_batch`."""
+        """Raise; use :meth:`train_batch`."""
         self._refuse("no_sync()")
 
     def _refuse(self, call: str) -> NoReturn:
-        raise EngineError(f"{call}: a pipeline engine has none; {_PAIRS}")
+        raise EngineError(f"{call}: not supported by a pipeline engine; {_ALTERNATIVES}")
 
-    # -- questions ------------------------------------------------------------------------------
+    # -- state ----------------------------------------------------------------------------------
 
     @property
     def mpu(self) -> Grid:
-        """DeepSpeed's other name of the grid."""
+        """Grid of the ranks, under DeepSpeed's other name."""
         return self.grid
 
     @property
     def num_stages(self) -> int:
-        """Pipeline stages."""
+        """Number of pipeline stages."""
         return self.module.num_stages
 
     @property
@@ -322,24 +322,24 @@ class PipelineEngine(Engine):
         return self.module.stage_id
 
     def is_first_stage(self) -> bool:
-        """Whether inputs enter here."""
+        """Return whether this rank has the first stage."""
         return self.stage_id == 0
 
     def is_last_stage(self) -> bool:
-        """Whether losses are computed here."""
+        """Return whether this rank has the last stage."""
         return self.stage_id == self.num_stages - 1
 
     @property
     def reads_data(self) -> bool:
-        """Whether ``data_iter`` is read on this rank."""
+        """Whether this rank reads ``data_iter``."""
         return self.is_first_stage() or self.is_last_stage()
 
     def set_train_batch_size(self, train_batch_size: int) -> None:
-        """Change how many micro-batches make an optimizer step, from the next one on.
+        """Change the number of micro-batches per optimizer step, from the next one on.
 
         Raises:
-            EngineError: If they are not a multiple of the micro-batches over all ranks, or not as
-                many as the schedule needs.
+            EngineError: If the size is not a multiple of the micro-batches over all ranks, or
+                the schedule does not support their number.
         """
         before = self.batch
         super().set_train_batch_size(train_batch_size)
@@ -352,10 +352,10 @@ class PipelineEngine(Engine):
 
     @property
     def traffic(self) -> dict[str, int]:
-        """Elements that this rank has sent, by axis: data, pipe and ties (between their owners)."""
-        found = {"data": self.stage.traffic.total, "pipe": 0, "ties": 0}
+        """Elements sent by this rank, by axis: data, pipe and ties (between their owners)."""
+        elements = {"data": self.stage.traffic.total, "pipe": 0, "ties": 0}
         if self.num_stages > 1:
             assert isinstance(self.stage, FlatStage)
-            found["pipe"] = self._runner.sent
-            found["ties"] = self.stage.ties.traffic.total
-        return found
+            elements["pipe"] = self._runner.sent
+            elements["ties"] = self.stage.ties.traffic.total
+        return elements

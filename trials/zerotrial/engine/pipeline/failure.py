@@ -1,9 +1,9 @@
-"""An exception on one rank of a batch, which all ranks hear of.
+"""Propagation of an exception on one rank of a batch to all ranks.
 
-A schedule is a fixed order of sends and receives: a rank that left it would leave its neighbours
-waiting until the timeout. So a rank whose layers or loss raise goes through the rest of the batch
-without computing, and sends zeros in place of activations and gradients. At the end all ranks learn
-of it together, and drop the batch.
+A schedule is a fixed order of sends and receives: if a rank left it, its neighbours would wait
+until the timeout. So a rank whose layers or loss raise goes through the rest of the batch without
+computing, and sends zeros instead of activations and gradients. At the end all ranks learn of the
+failure together, and drop the batch.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ __all__ = ["Failures"]
 
 logger = logging.getLogger(__name__)
 
-_AROUND = "failed to run forward", "Failed to run stage backward"
-"""In what torch's stages put around a layer's exception, one or the other."""
+_WRAPPER_TEXTS = "failed to run forward", "Failed to run stage backward"
+"""Texts with which torch's stages wrap a layer's exception."""
 
 
 @dataclass(frozen=True, order=True)
-class _Told:
-    """What the other ranks are told; in the order in which one may have led to another."""
+class _Failure:
+    """Description of a failure for other ranks; sorted by order of possible causes."""
 
     micro_batch: int
     stage: int
@@ -39,89 +39,98 @@ class _Told:
     cause: str
 
     def __str__(self) -> str:
-        where = f"rank {self.rank} (pipeline stage {self.stage}), micro-batch {self.micro_batch}"
-        return f"{where}: {self.cause}"
+        location = f"rank {self.rank} (pipeline stage {self.stage}), micro-batch {self.micro_batch}"
+        return f"{location}: {self.cause}"
 
 
 class Failures:
-    """What has failed in one batch: on this rank the first exception, at the end on all.
+    """Failures of one batch: the first exception of this rank, at the end those of all ranks.
 
     Args:
-        mesh: Of the engine.
-        call: Of the engine, for messages.
+        mesh: The engine's mesh.
+        call: Name of the engine's method, for errors.
         gathers: Whether layers gather their weights, as at ZeRO stage 3.
     """
 
     def __init__(self, mesh: Mesh, call: str, *, gathers: bool) -> None:
         self._mesh = mesh
         self._call = call
-        self._at_once = gathers or mesh.tensor.size > 1
+        self._raises_immediately = gathers or mesh.tensor.size > 1
         self._error: Exception | None = None
         self._micro_batch = 0
 
     def __bool__(self) -> bool:
-        """Whether anything has failed on this rank."""
+        """Return whether this rank has failed."""
         return self._error is not None
 
     @contextmanager
-    def noting(self, micro_batch: int) -> Iterator[None]:
-        """Keep an exception of what runs inside, in place of raising it.
+    def catching(self, micro_batch: int) -> Iterator[None]:
+        """Catch an exception of the block.
 
-        Ranks that compute one layer together, along the tensor axis, or gather its weights, wait
-        for each other inside of it, where no end of the batch would be reached: there it is raised
-        at once.
+        Ranks that compute a layer together along the tensor axis, or gather its weights, wait for
+        each other inside of it and would never reach the end of the batch. In that case the
+        exception is raised at once.
 
         Args:
-            micro_batch: That it works on; from 0.
+            micro_batch: Index of the micro-batch.
         """
         try:
             yield
         except Exception as error:
-            if self._at_once:
+            if self._raises_immediately:
                 raise
-            self.note(error, micro_batch)
+            self.record(error, micro_batch)
 
-    def note(self, error: Exception, micro_batch: int) -> None:
-        """Keep an exception, if it is the first.
+    def record(self, error: Exception, micro_batch: int) -> None:
+        """Record an exception, if it is the first.
 
         Args:
-            error: As a layer raised it, or with what torch's stages put around it.
-            micro_batch: See :meth:`noting`.
+            error: Exception of a layer, perhaps wrapped by torch's stages.
+            micro_batch: Index of the micro-batch.
         """
         if self._error is None:
             text = str(error)
-            around = type(error) is RuntimeError and any(words in text for words in _AROUND)
-            inner = error.__cause__ if around else None
+            is_wrapped = type(error) is RuntimeError and any(
+                marker in text for marker in _WRAPPER_TEXTS
+            )
+            inner = error.__cause__ if is_wrapped else None
             self._error = inner if isinstance(inner, Exception) else error
             self._micro_batch = micro_batch
             logger.error(
-                "%s(): %s. All ranks raise at the end of this batch", self._call, self._own
+                "%s(): %s. All ranks raise at the end of this batch",
+                self._call,
+                self._local_failure,
             )
 
     @property
-    def _own(self) -> _Told | None:
+    def _local_failure(self) -> _Failure | None:
         if self._error is None:
             return None
         first = (str(self._error).strip().splitlines() or [""])[0]
         cause = f"{type(self._error).__name__}: {first}" if first else type(self._error).__name__
         rank = dist.get_rank() if dist.is_initialized() else 0
-        return _Told(self._micro_batch, self._mesh.pipe.rank, rank, cause)
+        return _Failure(self._micro_batch, self._mesh.pipe.rank, rank, cause)
 
     def raise_everywhere(self) -> None:
         """Raise on all ranks of the mesh, at least one of which has failed. **Collective**.
 
         Raises:
-            Exception: On a rank that failed, what it raised there.
-            EngineError: On the others; names those that failed, the first cause first.
+            Exception: On a failed rank, its own exception.
+            EngineError: On other ranks; names the failed ranks, the first cause first.
         """
-        whole, told = self._mesh.whole, [self._own]
-        if whole is not None and whole.size > 1:
-            told = [None] * whole.size
-            dist.all_gather_object(told, self._own, group=whole.group)
-        causes = "; ".join(str(one) for one in sorted(one for one in told if one is not None))
+        ranks, descriptions = self._mesh.whole, [self._local_failure]
+        if ranks is not None and ranks.size > 1:
+            descriptions = [None] * ranks.size
+            dist.all_gather_object(descriptions, self._local_failure, group=ranks.group)
+        causes = "; ".join(
+            str(description)
+            for description in sorted(
+                description for description in descriptions if description is not None
+            )
+        )
         text = (
-            f"{self._call}(): {causes}. All ranks have left this batch; weights are as before it, "
-            "and the engine can go on with another"
+            f"{self._call}(): {causes}. All ranks have dropped this batch; weights are unchanged, "
+            "and the engine can continue with the next batch"
         )
         if self._error is None or isinstance(self._error, StopIteration):  # no end of the data
             raise EngineError(text) from self._error

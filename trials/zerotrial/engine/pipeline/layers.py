@@ -1,4 +1,4 @@
-"""The layers of a pipeline: described first, and built where they are to run."""
+"""Layers of a pipeline: specifications that are built on the ranks that run them."""
 
 from __future__ import annotations
 
@@ -22,56 +22,56 @@ __all__ = [
 
 
 class LayerSpec:
-    """A layer that is built on the ranks that run it, and nowhere else.
+    """Layer that is built only on the ranks that run it.
 
     Args:
-        typename: An ``nn.Module`` class, or anything that makes a layer when it is called.
-        module_args: For it.
-        module_kwargs: For it.
+        typename: An ``nn.Module`` class, or a callable that returns a layer.
+        module_args: Its arguments.
+        module_kwargs: Its keyword arguments.
 
     Raises:
-        ConfigError: If it cannot be called.
+        ConfigError: If it is not callable.
     """
 
     def __init__(self, typename: Callable[..., Any], *module_args: Any, **module_kwargs: Any):
         if not callable(typename):
-            found = type(typename).__name__
+            kind = type(typename).__name__
             raise ConfigError(
-                "LayerSpec()", [f"typename: must be a class of torch.nn.Module, got {found}"]
+                "LayerSpec()", [f"typename: must be a class of torch.nn.Module, got {kind}"]
             )
         self.typename = typename
         self.module_args = module_args
         self.module_kwargs = module_kwargs
 
     def build(self) -> Any:
-        """Make the layer."""
+        """Build the layer."""
         return self.typename(*self.module_args, **self.module_kwargs)
 
     @property
     def name(self) -> str:
-        """Of the class."""
+        """Name of the class."""
         return getattr(self.typename, "__name__", type(self.typename).__name__)
 
     def __repr__(self) -> str:
-        """Say it as it was written."""
+        """Return the specification as source text."""
         arguments = [repr(value) for value in self.module_args]
         arguments += [f"{key}={value!r}" for key, value in self.module_kwargs.items()]
         return f"{self.name}({', '.join(arguments)})"
 
 
 class TiedLayerSpec(LayerSpec):
-    """A layer that stands in several places of the model, and is one and the same in all.
+    """Layer that occurs several times in the model with the same parameters.
 
     Every stage that has it keeps a copy. Their gradients are added, so that the copies stay equal.
     All parameters of the layer are shared.
 
     Args:
-        key: Layers of one key are one.
-        typename: As in :class:`LayerSpec`; the first of a key is built.
-        module_args: For it.
-        forward_fn: What is called with the layer and its input, in place of the layer.
-        tied_weight_attr: Weights which DeepSpeed shares; the layer must have them.
-        module_kwargs: For the layer.
+        key: Layers with the same key are tied.
+        typename: See :class:`LayerSpec`; the first one of a key is built.
+        module_args: Its arguments.
+        forward_fn: Called with the layer and its input instead of the layer.
+        tied_weight_attr: Weights that DeepSpeed shares; the layer must have them.
+        module_kwargs: Its keyword arguments.
     """
 
     def __init__(
@@ -91,40 +91,40 @@ class TiedLayerSpec(LayerSpec):
         )
 
     def build(self) -> Any:
-        """Make the layer.
+        """Build the layer.
 
         Raises:
-            ConfigError: If it has not the weights that are to be tied.
+            ConfigError: If it lacks a weight to tie.
         """
         layer = super().build()
         for dotted in self.tied_weight_attr:
-            found = layer
+            value = layer
             for part in dotted.split("."):
-                found = getattr(found, part, None)
-            if not isinstance(found, torch.Tensor):
+                value = getattr(value, part, None)
+            if not isinstance(value, torch.Tensor):
                 problem = f"tied_weight_attr: {self.name} must have a weight {dotted!r}, has none"
                 raise ConfigError(f"TiedLayerSpec({self.key!r})", [problem])
         return layer
 
 
 Layer = LayerSpec | nn.Module | Callable[[Any], Any]
-"""What a pipeline may be made of; a function has no parameters."""
+"""Elements of a pipeline; a function has no parameters."""
 
 
 def check_layers(layers: Any) -> list[Layer]:
     """Return the layers as a list.
 
     Raises:
-        ConfigError: If one is neither a specification, nor a module, nor callable; if two have a
-            parameter in common.
+        ConfigError: If one is neither a specification, a module nor callable, or if two share a
+            parameter.
     """
-    found = None
+    items = None
     if isinstance(layers, Iterable) and not isinstance(layers, str | bytes | Mapping):
-        found = list(layers)
+        items = list(layers)
     problems = []
-    if not found:
+    if not items:
         problems.append("layers: must be a list of LayerSpec, torch.nn.Module or functions")
-    for index, layer in enumerate(found or ()):
+    for index, layer in enumerate(items or ()):
         if isinstance(layer, type):
             problems.append(
                 f"layers[{index}]: is the class {layer.__name__}; write LayerSpec({layer.__name__})"
@@ -134,40 +134,43 @@ def check_layers(layers: Any) -> list[Layer]:
                 f"layers[{index}]: must be a LayerSpec, torch.nn.Module or function, got "
                 f"{type(layer).__name__}"
             )
-    given = enumerate(found or ())
-    problems += shared_problems((at, layer) for at, layer in given if isinstance(layer, nn.Module))
+    indexed = enumerate(items or ())
+    problems += shared_problems(
+        (index_, layer) for index_, layer in indexed if isinstance(layer, nn.Module)
+    )
     if problems:
         raise ConfigError("PipelineModule()", problems)
-    assert found is not None
-    return found
+    assert items is not None
+    return items
 
 
 def shared_problems(modules: Iterable[tuple[int, nn.Module]]) -> list[str]:
-    """Say which layers have a trained parameter in common, one line for each two of them.
+    """Return the problems of layers that share a trained parameter, one line per pair.
 
-    On two pipeline stages it would be two. What is not trained is the same on all of them.
+    On two pipeline stages it would become two parameters. Frozen parameters may be shared.
 
     Args:
-        modules: Layers, with their places in the model.
+        modules: Layers with their indices in the model.
     """
     seen: dict[int, tuple[int, str]] = {}
-    found: dict[tuple[int, int], str] = {}
-    for place, module in modules:
+    problems: dict[tuple[int, int], str] = {}
+    for index, module in modules:
         for name, parameter in module.named_parameters():
-            before, its = seen.setdefault(id(parameter), (place, name))
-            if before != place and parameter.requires_grad:
-                found.setdefault(
-                    (before, place),
-                    f"layers[{place}]: must have parameters of its own, got {name}, which is {its} "
-                    f"of layers[{before}] too, and would be another one on another pipeline stage; "
+            other, other_name = seen.setdefault(id(parameter), (index, name))
+            if other != index and parameter.requires_grad:
+                problems.setdefault(
+                    (other, index),
+                    f"layers[{index}]: must have parameters of its own, got {name}, which is "
+                    f"{other_name} of layers[{other}] too, and would be another one on another "
+                    "pipeline stage; "
                     "tie the layers: TiedLayerSpec of one key at both places, with forward_fn "
                     "where it is called in another way",
                 )
-    return list(found.values())
+    return list(problems.values())
 
 
 def name_of(layer: Layer) -> str:
-    """Name of a layer's class, or of the function."""
+    """Return the name of a layer's class, or of the function."""
     if isinstance(layer, LayerSpec):
         return layer.name
     if isinstance(layer, nn.Module):
@@ -176,19 +179,19 @@ def name_of(layer: Layer) -> str:
 
 
 def numel_of(layer: Layer) -> int:
-    """Count the trained parameters of a layer, without memory for them where that can be."""
+    """Return the number of trained parameters of a layer, built on the meta device if possible."""
     if isinstance(layer, LayerSpec):
-        built = _without_memory(layer)
+        built = _build_on_meta(layer)
         return numel_of(built) if isinstance(built, nn.Module) else 0
     if isinstance(layer, nn.Module):
         return sum(p.numel() for p in layer.parameters() if p.requires_grad)
     return 0
 
 
-def _without_memory(spec: LayerSpec) -> Any:
+def _build_on_meta(spec: LayerSpec) -> Any:
     with torch.random.fork_rng(devices=[]):
         try:
             with torch.device("meta"):
                 return spec.build()
-        except (NotImplementedError, RuntimeError):  # computes with values, which meta has not
+        except (NotImplementedError, RuntimeError):  # it computes with values
             return spec.build()

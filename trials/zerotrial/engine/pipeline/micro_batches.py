@@ -1,4 +1,4 @@
-"""The micro-batches of one optimizer step: drawn where they are needed, agreed on by all stages."""
+"""Micro-batches of one optimizer step: read on the ranks that need them, checked on all."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class MicroBatches:
     """Micro-batches, as far as this rank needs them."""
 
     inputs: list[tuple[Any, ...]]
-    """On the first stage: what the first layer gets."""
+    """Inputs of the first layer, on the first stage."""
 
     labels: list[Any]
-    """On the last stage."""
+    """Labels, on the last stage."""
 
     kind: int
-    """The same number for micro-batches of the same shapes that train the same weights."""
+    """Key that is equal for micro-batches of the same shapes and trained weights."""
 
 
 def draw(
@@ -46,44 +46,46 @@ def draw(
     state: Any = None,
     ragged: bool = False,
 ) -> MicroBatches:
-    """Take micro-batches from an iterator, on the ranks that read. **Collective** over the mesh.
+    """Read micro-batches from an iterator on the ranks that need them. **Collective**.
 
     Args:
-        data: Yields ``(inputs, labels)``; the first and the last stage read it.
-        count: How many.
-        mesh: Of the engine.
-        device: Of this rank.
-        prepare: Brings inputs to it.
-        failures: Of the batch.
-        state: Of this rank's layers: what they pass on may depend on it.
-        ragged: Micro-batches may differ in shape.
+        data: Iterator of ``(inputs, labels)`` for the first and the last stage.
+        count: Number of micro-batches.
+        mesh: The engine's mesh.
+        device: Device of this rank.
+        prepare: Moves and casts inputs.
+        failures: Failures of the batch.
+        state: State of this rank's layers that may affect their outputs.
+        ragged: Whether micro-batches may differ in shape.
 
     Raises:
-        StopIteration: On all ranks, where the data ends before ``count`` on any.
-        EngineError: On all ranks, where data is no pair or differs in shape.
-        Exception: On all ranks, where the iterator raises; as an EngineError on the others.
+        StopIteration: On all ranks, if the data ends before ``count`` on any rank.
+        EngineError: On all ranks, if data is no pair or differs in shape.
+        Exception: On all ranks, if the iterator raises; as an EngineError on other ranks.
     """
     inputs: list[tuple[Any, ...]] = []
     labels: list[Any] = []
     status, kind, index = _FINE, 0, 0
     first, last = mesh.pipe.rank == 0, mesh.pipe.rank == mesh.pipe.size - 1
     if not (first or last):
-        kind = 0 if ragged else _number_of(state)
+        kind = 0 if ragged else _digest(state)
     else:
         try:
             for index in range(count):
-                given, wanted = _pair(_next(data, index))
+                batch_inputs, batch_labels = _pair(_next(data, index))
                 if first:
-                    parts = given if isinstance(given, tuple | list) else (given,)
+                    parts = (
+                        batch_inputs if isinstance(batch_inputs, tuple | list) else (batch_inputs,)
+                    )
                     inputs.append(tuple(prepare(part) for part in parts))
                 if last:
-                    labels.append(tree_map_only(Tensor, lambda t: t.to(device), wanted))
-            kind = 0 if ragged else _number_of((_shape_of(inputs), state))
+                    labels.append(tree_map_only(Tensor, lambda t: t.to(device), batch_labels))
+            kind = 0 if ragged else _digest((_shape_of(inputs), state))
         except StopIteration:
             status = _ENDED
-        except Exception as error:  # noqa: BLE001 - raised below, when the other ranks know
+        except Exception as error:  # noqa: BLE001 - raised below on all ranks together
             status = _FAILED
-            failures.note(error, index)
+            failures.record(error, index)
     if mesh.whole is not None and mesh.whole.size > 1:
         status, kind = _agree(status, kind, mesh.whole, mesh, device)
     if status == _FAILED:
@@ -109,10 +111,10 @@ def _next(data: Iterator[Any] | None, index: int) -> Any:
 def _pair(batch: Any) -> tuple[Any, Any]:
     if isinstance(batch, tuple | list) and len(batch) == 2:
         return batch[0], batch[1]
-    found = f"{type(batch).__name__}"
+    kind = f"{type(batch).__name__}"
     if isinstance(batch, tuple | list):
-        found += f" of {len(batch)}"
-    msg = f"data_iter: must yield pairs of inputs and labels for a PipelineModule, got a {found}"
+        kind += f" of {len(batch)}"
+    msg = f"data_iter: must yield pairs of inputs and labels for a PipelineModule, got a {kind}"
     raise EngineError(msg)
 
 
@@ -131,18 +133,18 @@ def _shape_of(inputs: list[tuple[Any, ...]]) -> Any:
     return kinds[:1]
 
 
-def _number_of(value: Any) -> int:
+def _digest(value: Any) -> int:
     return int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=7).digest(), "big")
 
 
 def _agree(
-    status: int, kind: int, whole: Axis, mesh: Mesh, device: torch.device
+    status: int, kind: int, ranks: Axis, mesh: Mesh, device: torch.device
 ) -> tuple[int, int]:
-    """Return the worst status of all ranks, and one kind for all stages of this pipeline."""
-    own = torch.tensor([status, kind], device=device)
-    found = [torch.empty_like(own) for _ in range(whole.size)]
-    dist.all_gather(found, own, group=whole.group)
-    values = torch.stack(found).tolist()
+    """Return the worst status of all ranks, and a common kind for the stages of this pipeline."""
+    local = torch.tensor([status, kind], device=device)
+    gathered = [torch.empty_like(local) for _ in range(ranks.size)]
+    dist.all_gather(gathered, local, group=ranks.group)
+    values = torch.stack(gathered).tolist()
     replicas = mesh.data.size * mesh.tensor.size
-    kinds = [one[1] for one in values[whole.rank % replicas :: replicas]]
-    return max(one[0] for one in values), _number_of(kinds)
+    kinds = [row[1] for row in values[ranks.rank % replicas :: replicas]]
+    return max(row[0] for row in values), _digest(kinds)

@@ -1,12 +1,12 @@
-"""Where a model is cut into pipeline stages.
+"""Partitioning of a model into pipeline stages.
 
 ::
 
     weights      5  1  1  1  4  4        of six layers
     boundaries   0     2        5  6     three stages: layers 0 and 1, 2 to 4, 5; the heaviest has 6
 
-A pipeline is as fast as its slowest stage, so the heaviest stage is made as light as it can be; of
-all ways to do that, the one is taken whose stages are the most alike.
+A pipeline is as fast as its slowest stage. So the heaviest stage is made as light as possible; of
+all partitions that achieve it, the one with the most equal stages is used.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["measure", "partition"]
 
 _METHODS = "uniform, parameters, time or type:REGEX"
 _TIMED = 3
-"""Runs of a layer, of which the fastest counts."""
+"""Number of runs of a layer, of which the fastest counts."""
 
 
 def partition(
@@ -35,15 +35,15 @@ def partition(
     method: str = "parameters",
     sample: Any = None,
 ) -> list[int]:
-    """Cut layers into stages, each of which has at least one.
+    """Divide layers into stages, each of which has at least one.
 
     Args:
-        weights_or_layers: A number for each layer (what it takes, in any unit), or the layers.
-        num_stages: How many.
-        method: ``uniform``: as many layers in each, ``parameters``: by their number (``best`` is
-            another name), ``time``: by seconds of forward and backward (``profile``), or
-            ``type:REGEX``: by the number of layers whose class name contains the expression.
-        sample: For ``time``: an input of the first layer.
+        weights_or_layers: A cost for each layer, in any unit, or the layers.
+        num_stages: Number of stages.
+        method: ``uniform``: the same number of layers, ``parameters``: by number of parameters
+            (alias ``best``), ``time``: by seconds of forward and backward (alias ``profile``),
+            or ``type:REGEX``: by the number of layers whose class name contains the expression.
+        sample: Input of the first layer, for ``time``.
 
     Returns:
         Boundaries: stage ``i`` has layers ``result[i]`` to ``result[i + 1] - 1``.
@@ -79,36 +79,36 @@ def _weigh(layers: Sequence[Layer], method: str, sample: Any) -> list[float]:
         problem = f"partition_method: must be {_METHODS}, got {method!r}"
         raise ConfigError("partition()", [problem])
     try:
-        wanted = re.compile(method[len("type:") :], re.IGNORECASE)
+        pattern = re.compile(method[len("type:") :], re.IGNORECASE)
     except re.error as error:
         problem = f"partition_method: is no regular expression after 'type:': {error}"
         raise ConfigError("partition()", [problem]) from error
-    found = [1.0 if wanted.search(name_of(layer)) else 0.0 for layer in layers]
-    if not any(found):
+    weights = [1.0 if pattern.search(name_of(layer)) else 0.0 for layer in layers]
+    if not any(weights):
         names = ", ".join(sorted({name_of(layer) for layer in layers}))
         problem = f"partition_method: {method!r} must match a layer's class, of {names}"
         raise ConfigError("partition()", [problem])
-    return found
+    return weights
 
 
 def measure(layers: Sequence[Layer], sample: Any) -> list[float]:
-    """Time the forward and backward of each layer, which is built for that and thrown away.
+    """Time the forward and backward of each layer, which is built for it and dropped.
 
     Args:
-        layers: Of the pipeline.
-        sample: An input of the first.
+        layers: Layers of the pipeline.
+        sample: Input of the first layer.
 
     Returns:
-        Seconds of each.
+        Seconds of each layer.
     """
-    value, found = sample, []
+    value, times = sample, []
     tied: dict[str, Any] = {}
     with torch.random.fork_rng(devices=[]):
         for layer in layers:
             run = _built(layer, tied)
             seconds, value = _timed(run, value)
-            found.append(seconds)
-    return found
+            times.append(seconds)
+    return times
 
 
 def _built(layer: Layer, tied: dict[str, Any]) -> Callable[[Any], Any]:
@@ -137,7 +137,7 @@ def _timed(run: Callable[[Any], Any], value: Any) -> tuple[float, Any]:
 
 
 def _leaves(value: Any) -> Any:
-    """Cut tensors off what made them; those that can have a gradient want one."""
+    """Detach tensors from their graph; those that can have a gradient require one."""
     if isinstance(value, tuple):
         return tuple(_leaves(part) for part in value)
     if isinstance(value, Tensor):
@@ -151,13 +151,13 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def _uniform(items: int, stages: int) -> list[int]:
-    """As many in each; the first ones have one more where it does not come out even."""
-    size, rest = divmod(items, stages)
-    return [stage * size + min(stage, rest) for stage in range(stages + 1)]
+    """Return boundaries of equal stages; the first ones get the remaining layers."""
+    size, remainder = divmod(items, stages)
+    return [stage * size + min(stage, remainder) for stage in range(stages + 1)]
 
 
 def _balanced(weights: list[float], stages: int) -> list[int]:
-    """Make the heaviest stage as light as can be, and then the stages as alike as can be."""
+    """Minimize the heaviest stage, then the sum of squares, by dynamic programming."""
     ends = torch.tensor([0.0, *weights], dtype=torch.float64, device="cpu").cumsum(0)
     limit = _lightest(ends, stages)
     items = len(weights)
@@ -167,9 +167,9 @@ def _balanced(weights: list[float], stages: int) -> list[int]:
     cost[0, 0] = 0.0
     for stage in range(1, stages + 1):
         for end in range(stage, items + 1):
-            held = ends[end] - ends[:end]
-            total = cost[stage - 1, :end] + held.square()
-            total[held > limit] = infinite
+            weight = ends[end] - ends[:end]
+            total = cost[stage - 1, :end] + weight.square()
+            total[weight > limit] = infinite
             best = int(total.argmin())
             cost[stage, end], origin[stage, end] = total[best], best
     boundaries = [items]
@@ -179,14 +179,14 @@ def _balanced(weights: list[float], stages: int) -> list[int]:
 
 
 def _lightest(ends: Tensor, stages: int) -> float:
-    """Weight of the heaviest stage, where the stages are cut best."""
+    """Return the smallest possible weight of the heaviest stage."""
     items = len(ends) - 1
     best = ends.clone()
     best[0] = 0.0
     for stage in range(2, stages + 1):
         following = torch.full_like(best, float("inf"))
         for end in range(stage, items + 1):
-            held = ends[end] - ends[stage - 1 : end]
-            following[end] = torch.maximum(best[stage - 1 : end], held).min()
+            weight = ends[end] - ends[stage - 1 : end]
+            following[end] = torch.maximum(best[stage - 1 : end], weight).min()
         best = following
     return float(best[items])

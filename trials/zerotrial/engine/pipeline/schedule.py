@@ -1,8 +1,8 @@
-"""In which order chunks and micro-batches run: torch's schedules, by the configuration's names.
+"""Pipeline schedules: torch's, by the configuration's names.
 
-p pipeline stages, m micro-batches, c chunks on each rank, of which there are c m passes. The share
-of time in which a rank waits, and what rank r of the p keeps until backward, where m is a multiple
-of p, and never more than all c m:
+p pipeline stages, m micro-batches, c chunks per rank, that is c m passes. Share of time in which a
+rank waits, and activations that rank r of the p keeps until backward, if m is a multiple of p, at
+most all c m:
 
 =============  =========================  ===========================================
 name           bubble                     activations kept, in passes of a chunk
@@ -19,7 +19,7 @@ References:
     Qi et al., Zero Bubble Pipeline Parallelism, arXiv:2401.10241.
 """
 
-# ruff: noqa: SLF001 - what torch before 2.10 lacks
+# ruff: noqa: SLF001 - API missing before torch 2.10
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ __all__ = ["make_schedule"]
 def make_schedule(
     name: ScheduleName, stages: Sequence[ZeroStage], micro_batches: int, loss: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Build a schedule of ``torch.distributed.pipelining``, without kept outputs.
+    """Build a schedule of ``torch.distributed.pipelining`` that keeps no outputs.
 
     Args:
-        name: Of the configuration.
+        name: Name of the schedule.
         stages: This rank's chunks.
-        micro_batches: Of a batch.
-        loss: Of the last output and a micro-batch's number, scaled.
+        micro_batches: Number of micro-batches.
+        loss: Scaled loss of the last output and a micro-batch's number.
 
     Returns:
-        Its ``step``.
+        Its ``step`` method.
     """
     schedule = _schedule(name, stages, micro_batches, loss)
     step: Callable[..., Any] = schedule.step
     if "return_outputs" in signature(step).parameters:  # torch 2.10
         return partial(step, return_outputs=False)
-    schedule._merge_outputs = lambda _: None  # the stages keep none
+    schedule._merge_outputs = lambda _: None  # the stages keep no outputs
     return step
 
 
@@ -75,20 +75,20 @@ def _schedule(
         schedule: Any = several(list(stages), micro_batches, **options)
         if isinstance(schedule, _PipelineScheduleRuntime):
             return schedule
-        # Before torch 2.10 these start all transfers of a moment together, and hang, or compute
-        # with what has not arrived, where there are fewer micro-batches than stages.
+        # Before torch 2.10 these start all simultaneous transfers together. With fewer
+        # micro-batches than stages they hang, or compute with data that has not arrived.
         make_runtime: Any = _PipelineScheduleRuntime
         runtime = make_runtime(list(stages), micro_batches, **options)
         load = getattr(runtime, "_prepare_schedule_with_comms", None) or runtime._load_actions
         load(schedule.pipeline_order)
         return runtime
     (stage,) = stages
-    # With fewer micro-batches than stages the two are one, which torch calls GPipe.
+    # With fewer micro-batches than stages both are the same, which torch calls GPipe.
     gpipe = name == "gpipe" or micro_batches < stage.num_stages
     kind: Any = ScheduleGPipe if gpipe else Schedule1F1B
     try:
         return kind(stage, micro_batches, **options)
-    except ValueError:  # before torch 2.8 GPipe refuses them too
+    except ValueError:  # before torch 2.8 GPipe rejects them, too
         schedule = kind(stage, stage.num_stages, **options)
         schedule._n_microbatches = micro_batches
         return schedule

@@ -1,7 +1,7 @@
-"""The backward passes of a batch, and a pipeline of one stage, whose rank makes them by itself.
+"""Backward passes of a batch, and the runner of a pipeline with one stage.
 
-Replicas meet where gradients travel, so that a rank which has failed must come there too, as
-:mod:`zerotrial.engine.pipeline.failure` says.
+Replicas synchronize when gradients are reduced, so a failed rank must take part there, see
+:mod:`zerotrial.engine.pipeline.failure`.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from zerotrial.engine.pipeline.module import PipelineModule
     from zerotrial.engine.protocols import Observer
 
-__all__ = ["Alone", "Passes"]
+__all__ = ["Passes", "SingleStageRunner"]
 
 
 class Passes:
-    """The backward passes of one batch on this rank, which end in the ZeRO stage.
+    """Backward passes of one batch on this rank, with their gradients in the ZeRO stage.
 
     Args:
-        stage: Gathers the gradients.
-        observer: Of the engine.
-        failures: Of the batch.
-        expected: Passes that make gradients of weights; the last one is the boundary.
+        stage: ZeRO stage that accumulates the gradients.
+        observer: The engine's observer.
+        failures: Failures of the batch.
+        expected: Number of passes with gradients of weights; the last one is the boundary.
     """
 
     def __init__(
@@ -40,31 +40,31 @@ class Passes:
         self.observer = observer
         self.failures = failures
         self._stage = stage
-        self._left = expected
+        self._remaining = expected
 
     @contextmanager
-    def one(self, micro_batch: int) -> Iterator[None]:
-        """Gather what one backward pass makes; of one that fails, nothing is kept."""
-        self._left -= 1
-        boundary = self._left == 0
+    def backward_pass(self, micro_batch: int) -> Iterator[None]:
+        """Accumulate the gradients of one backward pass; a failed pass leaves none."""
+        self._remaining -= 1
+        boundary = self._remaining == 0
         self._stage.before_backward(boundary=boundary)
         yield
-        with self.failures.noting(micro_batch):  # a parameter without a gradient may be refused
+        with self.failures.catching(micro_batch):  # a parameter without a gradient may raise
             self._stage.sweep_gradients()
             self._stage.after_backward(boundary=boundary)
 
     def skip_all(self) -> None:
-        """Let the other replicas, which wait for this one's gradients, come to their end."""
-        while self._left:
-            with self.one(0):
+        """Take part in the remaining reductions, for which the other replicas wait."""
+        while self._remaining:
+            with self.backward_pass(0):
                 pass
 
 
-class Alone:
-    """Runs all layers straight through, in place of a ``Runner``, which has a schedule.
+class SingleStageRunner:
+    """Runner of all layers in order, without a schedule.
 
     Args:
-        module: With all layers.
+        module: Model with all layers.
     """
 
     sent = 0
@@ -83,33 +83,33 @@ class Alone:
         factor: float,
         failures: Failures,
     ) -> list[Tensor]:
-        """Run forward and backward of each micro-batch; see ``Runner.train``. **Collective**."""
+        """Run forward and backward of each micro-batch, see ``Runner.train``. **Collective**."""
         self._before = [(value, value.clone()) for value in self._module.buffers()]
         passes = Passes(stage, observer, failures, count)
         losses: list[Tensor] = []
         for index in range(count):
-            made: Tensor | None = None
+            loss_value: Tensor | None = None
             if not failures:
-                with observer.phase("forward"), failures.noting(index):
-                    made = loss(self._module(*drawn.inputs[index]), drawn.labels[index])
-            with observer.phase("backward"), passes.one(index):
-                if made is not None:
-                    with failures.noting(index):
-                        check_loss("train_batch", made)
-                        (made * factor).backward()  # type: ignore[no-untyped-call]
-                        losses.append(made.detach().float())
+                with observer.phase("forward"), failures.catching(index):
+                    loss_value = loss(self._module(*drawn.inputs[index]), drawn.labels[index])
+            with observer.phase("backward"), passes.backward_pass(index):
+                if loss_value is not None:
+                    with failures.catching(index):
+                        check_loss("train_batch", loss_value)
+                        (loss_value * factor).backward()  # type: ignore[no-untyped-call]
+                        losses.append(loss_value.detach().float())
         return losses
 
     def forget_batch(self) -> None:
-        """Put buffers back as they were before a batch that failed on some rank."""
+        """Restore buffers after a batch that failed on any rank."""
         for value, before in self._before:
             value.copy_(before)
 
     def evaluate(self, drawn: MicroBatches, count: int, failures: Failures) -> list[Any]:
-        """Run micro-batches forward, up to one that fails; see ``Runner.evaluate``."""
-        found: list[Any] = []
+        """Run micro-batches forward until one fails, see ``Runner.evaluate``."""
+        outputs: list[Any] = []
         for index in range(count):
             if not failures:
-                with failures.noting(index):
-                    found.append(self._module(*drawn.inputs[index]))
-        return found
+                with failures.catching(index):
+                    outputs.append(self._module(*drawn.inputs[index]))
+        return outputs

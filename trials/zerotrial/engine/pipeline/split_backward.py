@@ -1,9 +1,9 @@
-"""The second half of a backward that is split: the gradients of weights.
+"""Second half of a split backward: the gradients of weights.
 
-The first half, torch's, goes from what a chunk gives to what it received. On its way it keeps the
-gradients at the nodes where weights come in, in groups: of weights, and of the nodes that lead to
-them. Where a weight comes in at several nodes, torch's groups may overlap, so that a weight would
-count twice, or a graph be passed again that is freed. Here they are made disjoint first.
+The first half, torch's, goes from a chunk's outputs to its inputs. It keeps the gradients at the
+nodes where weights enter, in groups of weights and of the nodes that lead to them. If a weight
+enters at several nodes, torch's groups may overlap: the weight would count twice, or a freed graph
+would be traversed again. So the groups are made disjoint first.
 
 References:
     Qi et al., Zero Bubble Pipeline Parallelism, arXiv:2401.10241.
@@ -27,27 +27,27 @@ _Gradients = tuple[Tensor | None, ...]
 
 @dataclass
 class _Group:
-    """Weights that are made together, and that no other group has."""
+    """Weights that are computed together and are in no other group."""
 
     weights: set[Node]
-    """Which gather their gradients."""
+    """Nodes that accumulate the weights' gradients."""
 
     origins: dict[Node, _Gradients]
-    """Where these weights come in, with the gradients that arrive there: one of each output."""
+    """Nodes where these weights enter, with the gradients there: one per output of the node."""
 
 
-def add_weight_gradients(noted: Iterable[Mapping[str, Any]], *, together: bool) -> None:
-    """Add to ``.grad`` of all weights what a micro-batch's first half has kept.
+def add_weight_gradients(param_groups: Iterable[Mapping[str, Any]], *, together: bool) -> None:
+    """Add the weight gradients kept by a micro-batch's first half to ``.grad``.
 
     Args:
-        noted: Groups as ``stage_backward_input`` of torch gives them: ``params``, ``intermediates``
-            and ``grads`` of the intermediates, in the same order.
-        together: In one pass, which goes from weight to weight once more, in place of one for each
-            group. Better where activations are computed again: each pass does that anew.
+        param_groups: Groups from torch's ``stage_backward_input``: ``params``,
+            ``intermediates``, and ``grads`` of the intermediates in the same order.
+        together: Use a single pass over all weights instead of one per group. Better with
+            recomputed activations, which each pass computes again.
     """
-    # From several origins the way leads through what lies between them, which belongs to others:
-    # these groups go first, and free nothing.
-    groups = _disjoint(noted, together=together)
+    # A group with several origins passes through nodes of other groups, so it goes first and
+    # must not free the graph.
+    groups = _disjoint(param_groups, together=together)
     for group in sorted(groups, key=lambda group: len(group.origins), reverse=True):
         _add(group)
 
@@ -58,94 +58,94 @@ def keep_weight_gradients(
     inputs: Sequence[Tensor],
     weights: Sequence[Tensor],
 ) -> tuple[tuple[Tensor | None, ...], list[dict[str, Any]]]:
-    """Run the first half: the gradients of inputs, and what the second half needs.
+    """Run the first half: compute gradients of inputs, and keep data for the second half.
 
-    In place of ``stage_backward_input`` of torch before 2.13, which fails where an output or an
-    input has no gradient.
+    Replaces torch's ``stage_backward_input`` before 2.13, which fails if an output or an input has
+    no gradient.
 
     Args:
-        outputs: Of a chunk, or its loss. They are detached.
-        gradients: Of the outputs; None for a loss.
-        inputs: What the chunk received.
-        weights: That are trained.
+        outputs: Outputs of a chunk, or its loss. They are detached.
+        gradients: Gradients of the outputs; None for a loss.
+        inputs: Inputs of the chunk.
+        weights: Trained weights.
 
     Returns:
-        The gradients of the inputs, and the groups for :func:`add_weight_gradients`.
+        Gradients of the inputs, and the groups for :func:`add_weight_gradients`.
     """
     from torch.distributed.pipelining._backward import construct_reverse_graph, get_param_groups
 
-    ends = [place for place, output in enumerate(outputs) if output.requires_grad]
+    ends = [index for index, output in enumerate(outputs) if output.requires_grad]
     received = [value for value in inputs if value.requires_grad]
-    graph = construct_reverse_graph(_nodes([outputs[place] for place in ends]))
+    graph = construct_reverse_graph(_nodes([outputs[index] for index in ends]))
     groups = get_param_groups(_nodes(received), _nodes(weights), graph)
     handles = []
     for group in groups:
         group["intermediates"] = list(group["intermediates"])
         group["grads"] = [None] * len(group["intermediates"])
         handles += [
-            node.register_prehook(partial(group["grads"].__setitem__, place))
-            for place, node in enumerate(group["intermediates"])
+            node.register_prehook(partial(group["grads"].__setitem__, index))
+            for index, node in enumerate(group["intermediates"])
         ]
-    made: dict[int, Tensor | None] = {}
+    input_gradients: dict[int, Tensor | None] = {}
     try:
         if ends and received:
-            found = torch.autograd.grad(
-                [outputs[place] for place in ends],
+            computed = torch.autograd.grad(
+                [outputs[index] for index in ends],
                 received,
                 [
-                    torch.ones_like(outputs[place]) if gradients is None else gradients[place]
-                    for place in ends
+                    torch.ones_like(outputs[index]) if gradients is None else gradients[index]
+                    for index in ends
                 ],
                 retain_graph=True,
                 allow_unused=True,
             )
-            made = dict(zip(map(id, received), found, strict=True))
+            input_gradients = dict(zip(map(id, received), computed, strict=True))
     finally:
         for handle in handles:
             handle.remove()
     for output in outputs:
         output.detach_()
-    return tuple(made.get(id(value)) for value in inputs), groups
+    return tuple(input_gradients.get(id(value)) for value in inputs), groups
 
 
 def _nodes(tensors: Iterable[Tensor]) -> list[Node]:
     return [get_gradient_edge(tensor).node for tensor in tensors]
 
 
-def _disjoint(noted: Iterable[Mapping[str, Any]], *, together: bool) -> list[_Group]:
-    found: list[_Group] = []
-    for each in noted:
-        gradients = each.get("grads") or ()  # none has arrived where a graph ends before
-        kept = zip(each["intermediates"], gradients, strict=False)
-        origins = {node: arrived for node, arrived in kept if arrived is not None}
-        group = _Group(set(each["params"]), origins)
-        apart = []
-        for other in found:
+def _disjoint(param_groups: Iterable[Mapping[str, Any]], *, together: bool) -> list[_Group]:
+    groups: list[_Group] = []
+    for param_group in param_groups:
+        gradients = param_group.get("grads") or ()  # none has arrived where a graph ends before
+        arrivals = zip(param_group["intermediates"], gradients, strict=False)
+        origins = {node: gradient for node, gradient in arrivals if gradient is not None}
+        group = _Group(set(param_group["params"]), origins)
+        separate = []
+        for other in groups:
             if together or group.weights & other.weights or group.origins.keys() & other.origins:
                 group = _Group(group.weights | other.weights, group.origins | other.origins)
             else:
-                apart.append(other)
-        found = [*apart, group]
-    return found
+                separate.append(other)
+        groups = [*separate, group]
+    return groups
 
 
 def _add(group: _Group) -> None:
     arrived = [
-        (GradientEdge(node, place), gradient)
+        (GradientEdge(node, index), gradient)
         for node, gradients in group.origins.items()
-        for place, gradient in enumerate(gradients)
+        for index, gradient in enumerate(gradients)
         if gradient is not None
     ]
     if not arrived:
         return
     several = len(group.origins) > 1
-    # What one origin passes on to the next is in the latter's gradient already.
+    # The gradient passed from one origin to the next is already part of the latter's.
     handles = [
-        node.register_prehook(lambda _, kept=gradients: kept)
+        node.register_prehook(lambda _, fixed=gradients: fixed)
         for node, gradients in (group.origins.items() if several else ())
     ]
     try:
-        made = torch.autograd.grad(
+        computed = torch.autograd.grad(
             [edge for edge, _ in arrived],
             [GradientEdge(node, 0) for node in group.weights],
             [gradient for _, gradient in arrived],
@@ -155,8 +155,8 @@ def _add(group: _Group) -> None:
     finally:
         for handle in handles:
             handle.remove()
-    for node, gradient in zip(group.weights, made, strict=True):
+    for node, gradient in zip(group.weights, computed, strict=True):
         if gradient is not None:
             weight = node.variable  # type: ignore[attr-defined]
-            # Not in place: two weights of a sum have one gradient, which is one tensor.
+            # Not in place: two weights of a sum share one gradient tensor.
             weight.grad = gradient if weight.grad is None else weight.grad + gradient

@@ -1,9 +1,9 @@
-"""One chunk of the model under torch's schedules, its gradients handed to a ZeRO stage.
+"""One chunk of the model under torch's schedules, with its gradients in a ZeRO stage.
 
-torch.distributed.pipelining says what runs when, and moves activations. Gradients are this
-engine's: each backward pass that makes gradients of weights is announced to the ZeRO stage and
-ended there. A schedule that splits backward writes ``.grad`` without telling anyone, so that what
-lies there is swept up after each pass. After an exception chunks compute no more, and give zeros.
+torch.distributed.pipelining determines the order and moves activations. Gradients are handled by
+this engine: each backward pass with gradients of weights begins and ends in the ZeRO stage. A
+schedule that splits backward writes ``.grad`` without calling hooks, so gradients are collected
+from there after each pass. After an exception chunks stop computing, and return zeros.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from zerolab.errors import EngineError
 from zerotrial.engine.pipeline.split_backward import add_weight_gradients, keep_weight_gradients
-from zerotrial.engine.pipeline.transfer import Signature, put_together
+from zerotrial.engine.pipeline.transfer import Signature, rebuild
 
 if TYPE_CHECKING:
     from zerotrial.engine.mesh import Axis
     from zerotrial.engine.pipeline.single_stage import Passes
 
-__all__ = ["Feed", "Torch211Stage", "Torch212Stage", "ZeroStage", "stage_class"]
+__all__ = ["FirstChunk", "Torch211Stage", "Torch212Stage", "ZeroStage", "stage_class"]
 
 
-class Feed(nn.Module):
-    """Gives the first chunk the micro-batch of a number: schedules then pass numbers only.
+class FirstChunk(nn.Module):
+    """First chunk with a lookup of its inputs, so that schedules pass only numbers.
 
     Args:
-        chunk: The first of the model.
+        chunk: First chunk of the model.
     """
 
     def __init__(self, chunk: nn.Module) -> None:
         super().__init__()
         self.chunk = chunk
         self.inputs: Sequence[tuple[Any, ...]] = ()
-        """Of each micro-batch."""
+        """Inputs of each micro-batch."""
 
     def forward(self, number: Tensor) -> Any:
         """Run the chunk on one of :attr:`inputs`."""
@@ -49,19 +49,19 @@ class Feed(nn.Module):
 
 
 class ZeroStage(PipelineStage):
-    """A chunk, as a schedule sees it.
+    """Chunk with the interface of torch's schedules.
 
     Args:
-        chunk: What runs.
-        position: Among all chunks.
-        total: All chunks.
-        pipe: The ranks that have them.
-        device: Of this rank.
-        received: What the chunk gets; None for the first.
-        given: What it returns.
-        ends: Its last layer, for messages.
+        chunk: Module to run.
+        position: Position among all chunks.
+        total: Number of all chunks.
+        pipe: Ranks of the pipeline.
+        device: Device of this rank.
+        received: Signature of the inputs; None for the first chunk.
+        given: Signature of the outputs.
+        ends: Description of the last layer, for errors.
         splits: Whether the schedule splits backward.
-        recomputes: Whether activations are computed again in backward.
+        recomputes: Whether backward recomputes activations.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class ZeroStage(PipelineStage):
             group=pipe.group,
         )
         self.passes: Passes | None = None
-        """Of the batch that runs; set before each."""
+        """Backward passes of the current batch; set before each batch."""
         self._received = received
         self._given = given
         self._ends = ends
@@ -102,41 +102,41 @@ class ZeroStage(PipelineStage):
         assert self.passes is not None
         with self.passes.observer.phase("forward"):
             if not self.passes.failures:
-                with self.passes.failures.noting(fwd_chunk_id):
+                with self.passes.failures.catching(fwd_chunk_id):
                     output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
                     self._check(output)
                     return output
-            self.fwd_cache.clear()  # activations that nobody needs now
+            self.fwd_cache.clear()  # activations are no longer needed
             zeros = tuple(part.detach().zero_() for part in _examples(self._given, self.device))
             self.fwd_cache[fwd_chunk_id] = zeros, []
             return zeros
 
     def _check(self, output: Any) -> None:
-        """Hold what is to be sent against what the next stage has made room for.
+        """Compare an output with the buffers of the next stage.
 
         Raises:
-            EngineError: If it is anything else.
+            EngineError: If it differs.
         """
         if self.is_last:
             return
-        found = Signature.of(output)
-        if not self._given.holds(found):
+        actual = Signature.of(output)
+        if not self._given.fits(actual):
             raise EngineError(
                 f"PipelineModule: {self._ends} must give the same shapes and types for all "
                 f"inputs of one shape, since the next stage makes room for them once: planned was "
-                f"{self._given}, got {found}. Pass on what does not depend on values (a mask in "
+                f"{self._given}, got {actual}. Pass on what does not depend on values (a mask in "
                 "place of indices, or padding), or cut at another layer (partition_method)"
             )
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         """Run the chunk."""
         if self._received is not None:
-            args = (put_together(args, self._received.form),)
+            args = (rebuild(args, self._received.form),)
         output = super().forward_maybe_with_nosync(*args, **kwargs)  # type: ignore[no-untyped-call]
         if not self._splits:
             return output
-        inner = _inner(tree_leaves(output))
-        return tree_map_only(Tensor, lambda part: _own(part, inner), output)
+        inner = _inner_nodes(tree_leaves(output))
+        return tree_map_only(Tensor, lambda part: _copy_if_shared(part, inner), output)
 
     def backward_maybe_with_nosync(
         self,
@@ -151,11 +151,11 @@ class ZeroStage(PipelineStage):
         return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        """Say what is sent after a forward."""
+        """Return the sends after a forward."""
         return _contiguous(super().get_fwd_send_ops(fwd_chunk_id))
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        """Say what is sent after a backward."""
+        """Return the sends after a backward."""
         return _contiguous(super().get_bwd_send_ops(bwd_chunk_id))
 
     def backward_one_chunk(
@@ -165,44 +165,48 @@ class ZeroStage(PipelineStage):
         full_backward: bool = True,  # noqa: FBT001, FBT002 - torch's
         last_backward: bool = False,  # noqa: FBT001, FBT002 - torch's
     ) -> None:
-        """Run one micro-batch backward; for the inputs' gradients alone if not ``full``."""
+        """Run one micro-batch backward; only for the inputs' gradients unless ``full``."""
         assert self.passes is not None
-        gathering = self.passes.one(bwd_chunk_id) if full_backward else nullcontext()
+        gathering = self.passes.backward_pass(bwd_chunk_id) if full_backward else nullcontext()
         with self.passes.observer.phase("backward"), gathering:
             if not self.passes.failures:
-                with self.passes.failures.noting(bwd_chunk_id):
-                    apart = None if full_backward else self._apart(bwd_chunk_id, loss)
+                with self.passes.failures.catching(bwd_chunk_id):
+                    unsplit = None if full_backward else self._unsplit_outputs(bwd_chunk_id, loss)
                     super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
-                    if apart:
-                        self._add_apart(apart, self.backward_state[bwd_chunk_id][-1])
+                    if unsplit:
+                        self._add_unsplit_gradients(unsplit, self.backward_state[bwd_chunk_id][-1])
                     return
             received = self._received.parts if self._received is not None else ()
             self.bwd_cache[bwd_chunk_id] = (None,) * len(received)  # sent as zeros
 
-    def _apart(self, number: int, loss: Tensor | None) -> dict[int, GradientEdge]:
-        """Outputs which depend on weights, and on nothing received: by their places.
+    def _unsplit_outputs(self, number: int, loss: Tensor | None) -> dict[int, GradientEdge]:
+        """Return outputs that depend on weights but on no input, by index.
 
-        Torch's split backward finds weights on the way to what was received, and no others; the
-        first chunk, which receives nothing, it does not split.
+        Torch's split backward finds only weights on the path to an input. It does not split the
+        first chunk, which has none.
         """
         outputs, inputs = self.fwd_cache[number]
-        found = (loss,) if self.is_last else outputs
+        outputs_or_loss = (loss,) if self.is_last else outputs
         flowing = {id(value) for value in inputs if value.requires_grad}
         return {
-            place: get_gradient_edge(output)
-            for place, output in enumerate(found if self.stage_index else ())
+            index: get_gradient_edge(output)
+            for index, output in enumerate(outputs_or_loss if self.stage_index else ())
             if output.requires_grad and not _depends(output, flowing)
         }
 
-    def _add_apart(
-        self, apart: dict[int, GradientEdge], gradients: Sequence[Tensor | None] | None
+    def _add_unsplit_gradients(
+        self, edges_by_index: dict[int, GradientEdge], gradients: Sequence[Tensor | None] | None
     ) -> None:
-        """Make at once what the split leaves out."""
+        """Compute the gradients that the split omits."""
         weights = [weight for weight in self.submod.parameters() if weight.requires_grad]
-        given = [None if gradients is None else gradients[place] for place in apart]
-        edges = list(apart.values())
-        made = torch.autograd.grad(edges, weights, given, retain_graph=True, allow_unused=True)
-        for weight, gradient in zip(weights, made, strict=True):
+        output_gradients = [
+            None if gradients is None else gradients[index] for index in edges_by_index
+        ]
+        edges = list(edges_by_index.values())
+        computed = torch.autograd.grad(
+            edges, weights, output_gradients, retain_graph=True, allow_unused=True
+        )
+        for weight, gradient in zip(weights, computed, strict=True):
             if gradient is not None:
                 weight.grad = gradient if weight.grad is None else weight.grad + gradient
 
@@ -211,29 +215,29 @@ class ZeroStage(PipelineStage):
         bwd_chunk_id: int,
         last_backward: bool = False,  # noqa: FBT001, FBT002 - torch's
     ) -> None:
-        """Make the weights' gradients of a micro-batch whose inputs' are made."""
+        """Compute the weights' gradients of a micro-batch after its inputs' gradients."""
         assert self.passes is not None
-        with self.passes.observer.phase("backward"), self.passes.one(bwd_chunk_id):
+        with self.passes.observer.phase("backward"), self.passes.backward_pass(bwd_chunk_id):
             if not self.passes.failures:
-                with self.passes.failures.noting(bwd_chunk_id):
+                with self.passes.failures.catching(bwd_chunk_id):
                     super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
 
 
 class Torch212Stage(ZeroStage):
-    """A chunk under the schedules of torch 2.12 and older: inputs may have no gradient.
+    """Chunk for torch 2.12 and older, where inputs may have no gradient.
 
-    There it is an error if an input is an integer tensor, or one that the chunk does not use.
+    There an integer input, or one that the chunk does not use, is an error.
     """
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        """Say what is sent after a backward: zeros where a gradient is missing."""
+        """Return the sends after a backward, with zeros for missing gradients."""
         if self._received is not None:
-            made = zip(self.bwd_cache[bwd_chunk_id], self._received.parts, strict=True)
+            pairs = zip(self.bwd_cache[bwd_chunk_id], self._received.parts, strict=True)
             self.bwd_cache[bwd_chunk_id] = tuple(
                 torch.zeros(shape, dtype=dtype, device=self.device)
                 if flows and gradient is None
                 else gradient
-                for gradient, (shape, dtype, flows) in made
+                for gradient, (shape, dtype, flows) in pairs
             )
         return super().get_bwd_send_ops(bwd_chunk_id)
 
@@ -260,10 +264,10 @@ class Torch212Stage(ZeroStage):
 
 
 class Torch211Stage(Torch212Stage):
-    """A chunk under the schedules of torch 2.7 to 2.11: outputs may have no gradient.
+    """Chunk for torch 2.7 to 2.11, where outputs may have no gradient.
 
-    There a stage expects a gradient of everything that it passes on, and keeps outputs and
-    gradients until the batch ends.
+    There a stage expects a gradient of every output, and keeps outputs and gradients until the
+    batch ends.
     """
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
@@ -273,7 +277,7 @@ class Torch211Stage(Torch212Stage):
         return output
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        """Say what is sent after a forward."""
+        """Return the sends after a forward."""
         chunks: Any = {fwd_chunk_id: self.fwd_cache[fwd_chunk_id][0]}
         self.output_chunks = chunks  # torch 2.7 reads the output here
         operations = super().get_fwd_send_ops(fwd_chunk_id)
@@ -281,15 +285,15 @@ class Torch211Stage(Torch212Stage):
         return operations
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
-        """Run one micro-batch backward; for the inputs' gradients alone if not ``full``."""
+        """Run one micro-batch backward; only for the inputs' gradients unless ``full``."""
         super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
         received: Any = self.args_recv_info[bwd_chunk_id] if self._received is not None else ()
         for info in received:
-            info.buffer.grad = None  # it is in ``bwd_cache`` until it is sent
+            info.buffer.grad = None  # ``bwd_cache`` keeps it until it is sent
 
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
         operations = super()._get_init_p2p_neighbors_ops()
-        for operation in operations:  # torch 2.9 sends an integer, and receives it as a float
+        for operation in operations:  # torch 2.9 sends integers but receives floats
             operation.tensor = operation.tensor.float()
         return operations
 
@@ -314,43 +318,43 @@ class Torch211Stage(Torch212Stage):
         return tuple(info and info.buffer for info in self.grad_recv_info[bwd_chunk_id])
 
     def _validate_fwd_outputs(self, *_: Any) -> None:
-        """Leave it to ``_check``: shapes of the last chunk, and strides, may differ."""
+        """Do nothing: shapes of the last chunk, and strides, may differ; see ``_check``."""
 
 
 def stage_class() -> type[ZeroStage]:
-    """Return the class of chunks for the torch that is installed."""
+    """Return the class of chunks for the installed torch."""
     if hasattr(PipelineStage, "_get_grad_send_meta"):  # torch 2.13
         return ZeroStage
     return Torch212Stage if hasattr(PipelineStage, "_warmup_forward_vote") else Torch211Stage
 
 
-def _own(output: Tensor, inner: set[Node]) -> Tensor:
-    """Copy what is in use elsewhere, since a split backward detaches outputs.
+def _copy_if_shared(output: Tensor, inner: set[Node]) -> Tensor:
+    """Copy an output that is used elsewhere, because a split backward detaches outputs.
 
     Args:
-        output: A part of another tensor, or what was received, or one of
-        inner: what others were computed from; or none of these.
+        output: A view, a received tensor, or another output.
+        inner: Nodes from which other outputs were computed.
     """
     shared = output.is_leaf or output._is_view() or output.grad_fn in inner  # noqa: SLF001
     return output.clone() if output.requires_grad and shared else output
 
 
-def _inner(outputs: Iterable[Any]) -> set[Node]:
-    """Nodes of the graph from which some output was computed, its own excepted."""
+def _inner_nodes(outputs: Iterable[Any]) -> set[Node]:
+    """Return the nodes from which outputs were computed, without the outputs' own nodes."""
     ends = [out.grad_fn for out in outputs if isinstance(out, Tensor) and out.grad_fn is not None]
-    if len(ends) < 2:  # an only one is not computed from itself
+    if len(ends) < 2:  # a single output is not computed from itself
         return set()
-    found: set[Node] = set()
+    nodes: set[Node] = set()
     while ends:
         for origin, _ in ends.pop().next_functions:
-            if origin is not None and origin not in found:
-                found.add(origin)
+            if origin is not None and origin not in nodes:
+                nodes.add(origin)
                 ends.append(origin)
-    return found
+    return nodes
 
 
 def _depends(output: Tensor, leaves: set[int]) -> bool:
-    """Whether an output was computed from any of some leaves, by their ids."""
+    """Return whether an output was computed from any of some leaves, given by ids."""
     if id(output) in leaves:
         return True
     nodes, seen = [output.grad_fn], set()
@@ -366,7 +370,7 @@ def _depends(output: Tensor, leaves: set[int]) -> bool:
 
 
 def _contiguous(operations: list[dist.P2POp]) -> list[dist.P2POp]:
-    """Copy what lies in memory in another order, as a transposed tensor does: it cannot be sent."""
+    """Copy tensors that are not contiguous, such as transposed ones, which cannot be sent."""
     for operation in operations:
         operation.tensor = operation.tensor.contiguous()
     return operations

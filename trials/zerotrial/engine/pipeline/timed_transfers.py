@@ -1,11 +1,11 @@
-"""The time that a schedule's transfers take, where the file asks for a breakdown of steps.
+"""Timing of a schedule's transfers, for step breakdowns.
 
-torch's schedules start all transfers through one function of their module, and wait for what it
-returns; there is no other place to stand. It is replaced while a batch runs, and only where an
-observer times phases, or before torch 2.8: there only the last of several transfers is waited for.
+torch's schedules start all transfers through one function of their module, and wait for its result;
+there is no other hook. It is replaced while a batch runs, if an observer times phases, and before
+torch 2.8, where only the last of several transfers is waited for.
 """
 
-# ruff: noqa: SLF001 - the one file that may
+# ruff: noqa: SLF001 - replaces a private function of torch
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch.distributed.pipelining import schedules
 if TYPE_CHECKING:
     from zerotrial.engine.protocols import Observer
 
-__all__ = ["observed_transfers"]
+__all__ = ["timed_transfers_of"]
 
 _WAITS_FOR_ALL = hasattr(schedules, "_wait_batch_p2p")
 
@@ -27,11 +27,11 @@ _Start = Callable[..., list[Any]]
 
 
 @contextmanager
-def observed_transfers(observer: Observer) -> Iterator[None]:
-    """Tell an observer how long schedules that run inside send and receive.
+def timed_transfers_of(observer: Observer) -> Iterator[None]:
+    """Report send and receive times of the block's schedules to an observer.
 
     Args:
-        observer: Of the engine; receives nothing unless it times phases.
+        observer: The engine's observer; gets nothing unless it times phases.
     """
     module: Any = schedules
     before = module._batch_p2p
@@ -48,14 +48,14 @@ def observed_transfers(observer: Observer) -> Iterator[None]:
 def _timed(start: _Start, observer: Observer) -> _Start:
     def timed_start(operations: Sequence[dist.P2POp], *args: Any, **kwargs: Any) -> list[Any]:
         kinds = [_kind(operation) for operation in operations]
-        # Those that go out together and cannot be told apart are waited for by who receives.
+        # Indistinguishable transfers that start together count as receiving.
         both = "receive" if "receive" in kinds else "send"
         with observer.phase(both):
             works = start(operations, *args, **kwargs)
         if len(works) != len(kinds):
             kinds = [both] * len(works)
         timed = [_Timed(work, kind, observer) for work, kind in zip(works, kinds, strict=True)]
-        # Who waits for both waits for what it needs: a send may take until the other side has come.
+        # Receives first: a send may complete only when its receiver arrives.
         return sorted(timed, key=lambda work: work.kind != "receive")
 
     return timed_start
@@ -66,18 +66,18 @@ def _start_all(operations: list[dist.P2POp], *_: Any, **__: Any) -> list[Any]:
 
 
 def _joined(start: _Start) -> Callable[..., _Joined]:
-    """Return one transfer for several, as schedules before torch 2.8 expect it."""
+    """Return one transfer for several, as schedules before torch 2.8 expect."""
     return lambda *args, **kwargs: _Joined(start(*args, **kwargs))
 
 
 class _Joined:
-    """Several transfers under way."""
+    """Several transfers in progress."""
 
     def __init__(self, works: list[Any]) -> None:
         self._works = works
 
     def wait(self) -> None:
-        """Wait until all are done."""
+        """Wait for all transfers."""
         for work in self._works:
             work.wait()
 
@@ -87,7 +87,7 @@ def _kind(operation: dist.P2POp) -> str:
 
 
 class _Timed:
-    """A transfer under way."""
+    """Transfer in progress."""
 
     def __init__(self, work: Any, kind: str, observer: Observer) -> None:
         self._work = work
@@ -95,6 +95,6 @@ class _Timed:
         self._observer = observer
 
     def wait(self) -> None:
-        """Wait until it is done."""
+        """Wait for the transfer."""
         with self._observer.phase(self.kind):
             self._work.wait()

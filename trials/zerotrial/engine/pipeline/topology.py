@@ -1,4 +1,4 @@
-"""Coordinates of ranks in a grid of named axes, under DeepSpeed's names."""
+"""Coordinates of ranks in a grid of named axes, with DeepSpeed's names."""
 
 import math
 from collections import namedtuple
@@ -12,16 +12,16 @@ __all__ = ["PipeDataParallelTopology", "ProcessTopology"]
 
 
 def _coordinate_class(axes: list[str]) -> Any:
-    """Make DeepSpeed's named tuple, whose fields are the axes."""
+    """Return DeepSpeed's named tuple, whose fields are the axes."""
     return namedtuple("ProcessCoord", axes)
 
 
 class ProcessTopology:
-    """A grid of ranks; those along the last axis are neighbours.
+    """Grid of ranks; ranks along the last axis are adjacent.
 
     Args:
         axes: Names, such as ``pipe``, ``data`` and ``model`` (tensor parallel).
-        dims: Ranks along each.
+        dims: Number of ranks along each axis.
 
     Raises:
         ConfigError: For repeated axes, or a number of ranks below 1.
@@ -43,9 +43,9 @@ class ProcessTopology:
         self.axes = list(axes)
         self.dims = list(dims)
         self.ProcessCoord = _coordinate_class(self.axes)
-        places = product(*(range(dim) for dim in dims))
+        coordinates = product(*(range(dim) for dim in dims))
         self.mapping: dict[Any, int] = {
-            self.ProcessCoord(*place): rank for rank, place in enumerate(places)
+            self.ProcessCoord(*coordinate): rank for rank, coordinate in enumerate(coordinates)
         }
         """Coordinates to ranks."""
 
@@ -53,13 +53,13 @@ class ProcessTopology:
         """Return the rank at a coordinate.
 
         Args:
-            coord_kwargs: A place along each axis.
+            coord_kwargs: Index along each axis.
 
         Raises:
-            ValueError: If an axis is missing or unknown, or the place is outside of the grid.
+            ValueError: If an axis is missing or unknown, or an index is outside of the grid.
         """
         if coord_kwargs.keys() != set(self.axes):
-            text = f"get_rank(): must get a place along each of {self.axes}, got {coord_kwargs}"
+            text = f"get_rank(): must get an index along each of {self.axes}, got {coord_kwargs}"
             raise ValueError(f"{text}; filter_match() takes some of them")
         rank = self.mapping.get(self.ProcessCoord(**coord_kwargs))
         if rank is None:
@@ -80,14 +80,14 @@ class ProcessTopology:
         """Return the coordinate of a rank as text, such as ``model_00``.
 
         Args:
-            rank: In the grid.
+            rank: A rank of the grid.
             omit_axes: Axes to leave out.
-            inner_sep: Between an axis and the place along it.
-            outer_sep: Between axes.
+            inner_sep: Separator between an axis and its index.
+            outer_sep: Separator between axes.
         """
-        places = self.get_coord(rank)._asdict()
+        coordinate = self.get_coord(rank)._asdict()
         shown = [axis for axis in self.axes if axis not in omit_axes]
-        return outer_sep.join(f"{axis}{inner_sep}{places[axis]:02d}" for axis in shown)
+        return outer_sep.join(f"{axis}{inner_sep}{coordinate[axis]:02d}" for axis in shown)
 
     def get_dim(self, axis: str) -> int:
         """Return the number of ranks along an axis; 0 for an unknown axis."""
@@ -104,17 +104,17 @@ class ProcessTopology:
         return list(self.mapping)[rank]
 
     def get_axis_comm_lists(self, axis: str) -> list[list[int]]:
-        """List the groups of ranks that differ along one axis only; empty for an unknown axis."""
+        """Return the groups of ranks that differ along one axis only; empty for an unknown axis."""
         if axis not in self.axes:
             return []
-        at = self.axes.index(axis)
+        axis_index = self.axes.index(axis)
         groups: dict[Any, list[int]] = {}
         for coord, rank in self.mapping.items():
-            groups.setdefault((*coord[:at], *coord[at + 1 :]), []).append(rank)
+            groups.setdefault((*coord[:axis_index], *coord[axis_index + 1 :]), []).append(rank)
         return list(groups.values())
 
     def filter_match(self, **filter_kwargs: int) -> list[int]:
-        """List the ranks with given places along some axes.
+        """Return the ranks with given indices along some axes.
 
         Raises:
             AttributeError: For an unknown axis.
@@ -122,17 +122,17 @@ class ProcessTopology:
         return [
             rank
             for coord, rank in self.mapping.items()
-            if all(getattr(coord, axis) == place for axis, place in filter_kwargs.items())
+            if all(getattr(coord, axis) == index for axis, index in filter_kwargs.items())
         ]
 
     def get_axis_list(self, axis: str, idx: int) -> list[int]:
-        """List the ranks at one place along an axis.
+        """Return the ranks at one index along an axis.
 
         Raises:
             ValueError: For an unknown axis.
         """
-        at = self.axes.index(axis)
-        return [rank for coord, rank in self.mapping.items() if coord[at] == idx]
+        axis_index = self.axes.index(axis)
+        return [rank for coord, rank in self.mapping.items() if coord[axis_index] == idx]
 
     def world_size(self) -> int:
         """Return the number of all ranks."""
@@ -143,11 +143,11 @@ class ProcessTopology:
 
 
 class PipeDataParallelTopology(ProcessTopology):
-    """Pipeline stages, and replicas of the whole pipeline.
+    """Grid of pipeline stages, and replicas of the entire pipeline.
 
     Args:
-        num_pp: Pipeline stages.
-        num_dp: Replicas.
+        num_pp: Number of pipeline stages.
+        num_dp: Number of replicas.
     """
 
     def __init__(self, num_pp: int, num_dp: int) -> None:

@@ -1,13 +1,13 @@
-"""What passes from one chunk to the next: a tensor, or several in a tuple or a list.
+"""Transfer of activations between chunks: a tensor, or several in a tuple or a list.
 
-The next layer gets what it would get without a cut: a tuple of one stays a tuple. A schedule makes
-room for a :class:`Signature` before. Without one, for evaluation and to find signatures out, a
-:class:`Transfer` takes activations of any shape from rank to rank. Each value is led by a header of
-fixed size, so that the other side need not know what comes::
+The next layer gets the value that it would get without partitioning: a tuple of one stays a tuple.
+A schedule allocates buffers for a :class:`Signature` in advance. Without one, for evaluation and to
+determine signatures, a :class:`Transfer` moves activations of any shape. Each value follows a
+header of fixed size, so that the receiver need not know it::
 
     parts, form | type, gradient, dimensions, d0, d1, ... of the first | ... of the second | 0 0 0
 
-A rank that has failed sends a header of no parts.
+A failed rank sends a header with no parts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 from zerolab.errors import EngineError
 from zerotrial.engine.mesh import Axis
 
-__all__ = ["Signature", "Transfer", "parts_of", "put_together"]
+__all__ = ["Signature", "Transfer", "parts_of", "rebuild"]
 
 _HEADER = 128
 
@@ -41,41 +41,41 @@ _TYPES = (
     torch.uint8,
     torch.bool,
 )
-"""Of tensors that travel."""
+"""Supported types of transferred tensors."""
 
 
 @dataclass(frozen=True)
 class Signature:
-    """What a chunk gives, but for the values."""
+    """Form, shapes and types of a chunk's output."""
 
     form: _Form
     parts: tuple[tuple[tuple[int, ...], torch.dtype, bool], ...]
-    """Shape, type and whether it has a gradient, of each tensor."""
+    """Shape, type, and whether it has a gradient, of each tensor."""
 
     @classmethod
     def of(cls, value: Any) -> Signature:
-        """Look at what a chunk has given.
+        """Return the signature of a chunk's output.
 
         Raises:
-            EngineError: As :func:`parts_of`.
+            EngineError: See :func:`parts_of`.
         """
         parts = parts_of(value)
-        found = tuple((tuple(part.shape), part.dtype, part.requires_grad) for part in parts)
-        return cls(_form_of(value), found)
+        described = tuple((tuple(part.shape), part.dtype, part.requires_grad) for part in parts)
+        return cls(_form_of(value), described)
 
-    def holds(self, other: Signature) -> bool:
-        """Whether another can travel in the place of this one; its gradient may be missing."""
+    def fits(self, other: Signature) -> bool:
+        """Return whether another value fits the same buffers; its gradient may be missing."""
         return (
             self.form == other.form
             and len(self.parts) == len(other.parts)
             and all(
-                ours[:2] == theirs[:2] and ours[2] >= theirs[2]
-                for ours, theirs in zip(self.parts, other.parts, strict=True)
+                planned[:2] == actual[:2] and planned[2] >= actual[2]
+                for planned, actual in zip(self.parts, other.parts, strict=True)
             )
         )
 
     def __str__(self) -> str:
-        """Say it in a message."""
+        """Return the signature as text for an error."""
         parts = [
             f"{list(shape)} {str(dtype).removeprefix('torch.')}{' with gradient' if flows else ''}"
             for shape, dtype, flows in self.parts
@@ -84,10 +84,10 @@ class Signature:
 
 
 def parts_of(value: Any) -> tuple[Tensor, ...]:
-    """Return what a chunk gives, as the tensors that travel.
+    """Return a chunk's output as the tensors to transfer.
 
     Raises:
-        EngineError: If anything is no tensor, or of a type that does not travel.
+        EngineError: If a part is no tensor, or of an unsupported type.
     """
     parts = tuple(value) if isinstance(value, tuple | list) else (value,)
     strange = [type(part).__name__ for part in parts if not isinstance(part, Tensor)]
@@ -96,21 +96,21 @@ def parts_of(value: Any) -> tuple[Tensor, ...]:
         raise EngineError(f"{msg}{', '.join(strange) or 'nothing'}")
     unknown = [str(part.dtype) for part in parts if part.dtype not in _TYPES]
     if unknown:
-        known = ", ".join(str(kind) for kind in _TYPES)
-        msg = f"PipelineModule: what a stage passes on must be of one of the types {known}; got "
+        names = ", ".join(str(kind) for kind in _TYPES)
+        msg = f"PipelineModule: what a stage passes on must be of one of the types {names}; got "
         raise EngineError(f"{msg}{', '.join(unknown)}; pass real and imaginary parts on apart")
     return parts
 
 
 def _form_of(value: Any) -> _Form:
-    """Say in what the tensors of a value are."""
+    """Return the form of a value."""
     if isinstance(value, tuple):
         return "tuple"
     return "list" if isinstance(value, list) else "tensor"
 
 
-def put_together(parts: tuple[Tensor, ...], form: _Form) -> Any:
-    """Make of tensors that have travelled what was given: the inverse of :func:`parts_of`."""
+def rebuild(parts: tuple[Tensor, ...], form: _Form) -> Any:
+    """Rebuild a value from its tensors; the inverse of :func:`parts_of`."""
     if form == "tensor":
         (only,) = parts
         return only
@@ -118,25 +118,25 @@ def put_together(parts: tuple[Tensor, ...], form: _Form) -> Any:
 
 
 class Transfer:
-    """Sends to and receives from ranks of the pipeline; sends wait until :meth:`finish`.
+    """Sends to and receives from other ranks of the pipeline; :meth:`finish` waits for sends.
 
     Args:
-        pipe: The ranks.
-        device: Of this one.
+        pipe: Ranks of the pipeline.
+        device: Device of this rank.
     """
 
     def __init__(self, pipe: Axis, device: torch.device) -> None:
         self._pipe = pipe
         self._device = device
         self._works: list[Any] = []
-        self._kept: list[Tensor] = []
+        self._in_flight: list[Tensor] = []
 
-    def send(self, value: Any, to: int) -> None:
+    def send(self, value: Any, destination: int) -> None:
         """Start sending.
 
         Args:
             value: A tensor, or a tuple or list of tensors.
-            to: Place among the ranks.
+            destination: Rank within the pipeline.
 
         Raises:
             EngineError: If the value cannot be sent.
@@ -149,46 +149,46 @@ class Transfer:
             msg = f"PipelineModule: a stage passes on {len(parts)} tensors with too many dimensions"
             raise EngineError(msg)
         header += [0] * (_HEADER - len(header))
-        self._put(torch.tensor(header, device=self._device), to)
+        self._put(torch.tensor(header, device=self._device), destination)
         for part in parts:
-            self._put(part.detach().contiguous(), to)
+            self._put(part.detach().contiguous(), destination)
 
-    def send_nothing(self, to: int) -> None:
-        """Tell that there is no value, since something has failed.
+    def send_nothing(self, destination: int) -> None:
+        """Send an empty header after a failure.
 
         Args:
-            to: Place among the ranks.
+            destination: Rank within the pipeline.
         """
-        self._put(torch.zeros(_HEADER, dtype=torch.long, device=self._device), to)
+        self._put(torch.zeros(_HEADER, dtype=torch.long, device=self._device), destination)
 
-    def _put(self, tensor: Tensor, to: int) -> None:
-        self._kept.append(tensor)
-        self._works.append(dist.isend(tensor, group=self._pipe.group, group_dst=to))
+    def _put(self, tensor: Tensor, destination: int) -> None:
+        self._in_flight.append(tensor)
+        self._works.append(dist.isend(tensor, group=self._pipe.group, group_dst=destination))
 
     def receive(self, origin: int) -> Any:
-        """Wait for a value; None if there is none, since something has failed.
+        """Wait for a value; return None if the sender has failed.
 
         Args:
-            origin: Place among the ranks.
+            origin: Rank within the pipeline.
         """
-        box = torch.zeros(_HEADER, dtype=torch.long, device=self._device)
-        dist.recv(box, group=self._pipe.group, group_src=origin)
-        header = box.tolist()
-        (count, form), at, found = header[:2], 2, []
+        header_tensor = torch.zeros(_HEADER, dtype=torch.long, device=self._device)
+        dist.recv(header_tensor, group=self._pipe.group, group_src=origin)
+        header = header_tensor.tolist()
+        (count, form), position, tensors = header[:2], 2, []
         if not count:
             return None
         for _ in range(count):
-            kind, flows, dimensions = header[at : at + 3]
-            shape = header[at + 3 : at + 3 + dimensions]
-            at += 3 + dimensions
+            kind, flows, dimensions = header[position : position + 3]
+            shape = header[position + 3 : position + 3 + dimensions]
+            position += 3 + dimensions
             tensor = torch.empty(shape, dtype=_TYPES[kind], device=self._device)
             dist.recv(tensor, group=self._pipe.group, group_src=origin)
-            found.append(tensor.requires_grad_(bool(flows)))
-        return put_together(tuple(found), _FORMS[form])
+            tensors.append(tensor.requires_grad_(bool(flows)))
+        return rebuild(tuple(tensors), _FORMS[form])
 
     def finish(self) -> None:
-        """Wait until all is sent."""
+        """Wait for all sends."""
         for work in self._works:
             work.wait()
         self._works.clear()
-        self._kept.clear()
+        self._in_flight.clear()

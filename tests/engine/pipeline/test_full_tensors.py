@@ -29,7 +29,7 @@ def course(engine: Any) -> dict[str, Any]:
     read = {
         f"{n}/{k}": engine.full(n, k) for n in (TIED, FIRST, LAST) for k in ("weight", "exp_avg")
     }
-    nothing = engine.full(LAST, "gradient")
+    missing = engine.full(LAST, "gradient")
     generator = torch.Generator().manual_seed(5)
     for name, shape in {TIED: (WORDS, WIDTH), FIRST: (WIDTH,) * 2, LAST: (WIDTH,) * 2}.items():
         engine.set_full(name, torch.randn(shape, generator=generator) / 4)
@@ -40,12 +40,12 @@ def course(engine: Any) -> dict[str, Any]:
                 parameter.add_(0.125 * (1 + engine.mesh.pipe.rank))  # the first stage's stay
     again = engine.full(TIED)
     losses = [float(engine.train_batch(batches(step, engine))) for step in (1, 2)]
-    found = {"read": read, "nothing": nothing, "tied": again, "losses": losses}
-    found["whole"] = engine.full_state_dict()
-    found["problems"] = [problem(engine, *call) for call in WRONG]
-    found["losses"].append(float(engine.train_batch(batches(3, engine))))  # no harm is done
+    results = {"read": read, "nothing": missing, "tied": again, "losses": losses}
+    results["whole"] = engine.full_state_dict()
+    results["problems"] = [problem(engine, *call) for call in WRONG]
+    results["losses"].append(float(engine.train_batch(batches(3, engine))))  # no harm is done
     engine.close()
-    return found
+    return results
 
 
 WRONG: list[tuple[Any, ...]] = [
@@ -75,29 +75,27 @@ def four() -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def alone() -> Any:
+def single() -> Any:
     return course(engine_of(1, 0))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_rank_reads_and_writes_what_any_stage_has(
-    four: list[Any], alone: Any, layout: str
-) -> None:
+def test_full_tensors_of_any_stage_on_every_rank(four: list[Any], single: Any, layout: str) -> None:
     for rank, answer in enumerate(four):
-        found = answer[layout]
-        assert found["nothing"] is None
-        torch.testing.assert_close(found["read"], alone["read"], rtol=1e-4, atol=1e-6)
-        torch.testing.assert_close(found["tied"], alone["tied"], rtol=0, atol=1e-6)
-        assert found["losses"] == pytest.approx(alone["losses"], abs=1e-5)
-        assert bool(found["whole"]) == (rank == 0)
-    whole = four[0][layout]["whole"]
-    assert whole.keys() == alone["whole"].keys()
-    torch.testing.assert_close(whole, alone["whole"], rtol=1e-3, atol=1e-4)
+        result = answer[layout]
+        assert result["nothing"] is None
+        torch.testing.assert_close(result["read"], single["read"], rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(result["tied"], single["tied"], rtol=0, atol=1e-6)
+        assert result["losses"] == pytest.approx(single["losses"], abs=1e-5)
+        assert bool(result["whole"]) == (rank == 0)
+    full = four[0][layout]["whole"]
+    assert full.keys() == single["whole"].keys()
+    torch.testing.assert_close(full, single["whole"], rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_mistake_is_told_on_every_rank(four: list[Any], alone: Any, layout: str) -> None:
+def test_error_is_raised_on_every_rank(four: list[Any], single: Any, layout: str) -> None:
     for answer in four:
-        assert answer[layout]["problems"] == alone["problems"]
-    assert "'layers.6.mix.wait'; did you mean 'layers.6.mix.weight'?" in alone["problems"][0]
-    assert "must get a tensor (16, 16), got (3,)" in alone["problems"][1]
+        assert answer[layout]["problems"] == single["problems"]
+    assert "'layers.6.mix.wait'; did you mean 'layers.6.mix.weight'?" in single["problems"][0]
+    assert "must get a tensor (16, 16), got (3,)" in single["problems"][1]
