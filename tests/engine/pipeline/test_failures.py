@@ -188,7 +188,7 @@ def test_failure_is_reported_on_all_ranks(
             assert found == (kind if rank == failed else "EngineError"), case
             message = text + notes
             assert f"rank {failed} (pipeline stage {cause}" in message, case
-            assert "weights are as before it, and the engine can go on" in message, case
+            assert "weights are unchanged, and the engine can continue" in message, case
         assert errors["end"][0] == "StopIteration"
 
 

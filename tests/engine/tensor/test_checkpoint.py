@@ -23,7 +23,7 @@ from tests.engine.tensor_models import (
 )
 from zerotrial.engine.checkpoint.shards import ShardReader, ranges_of, write_tensors
 from zerotrial.engine.protocols import Piece
-from zerotrial.engine.tensor.shard_spec import Cut
+from zerotrial.engine.tensor.shard_spec import ShardSpec
 
 LAYOUTS: list[tuple[int, int]] = [(2, 1), (4, 2), (2, 3), (1, 3), (1, 0)]
 """Tensor-parallel ranks of four, and stage. Each takes up what the one before it saved."""
@@ -41,20 +41,20 @@ def engine_of(tensor: int, stage: int, *, frozen: bool = False) -> Any:
 
 
 def handed_on(directory: str) -> list[list[tuple[float, float]]]:
-    """Each layout trains a step and saves; the next goes on from there."""
-    found = []
+    """Each layout trains a step and saves; the next one resumes from it."""
+    losses = []
     for number, (tensor, stage) in enumerate(LAYOUTS):
         engine = engine_of(tensor, stage)
         if number:
             engine.load_checkpoint(directory)
-        found.append(train(engine, range(number, number + 1)))
+        losses.append(train(engine, range(number, number + 1)))
         engine.save_checkpoint(directory)
         if (tensor, stage) == (2, 3):
             engine.export(f"{directory}/weights.safetensors")
             assert engine.full("blocks.0.up.weight", "exp_avg").shape == (64, 16)
             assert len(engine.full_state_dict()) == (17 if dist.get_rank() == 0 else 0)
         engine.close()
-    return found
+    return losses
 
 
 def half(engine: Any, step: int, part: slice) -> None:
@@ -85,15 +85,15 @@ def frozen_layer(directory: str) -> list[bool]:
     """A cut layer is frozen when it is saved, and trained when it is loaded."""
     engine = engine_of(2, 1, frozen=True)
     engine.save_checkpoint(directory)
-    wanted = engine.full("blocks.0.up.weight")
+    expected = engine.full("blocks.0.up.weight")
     engine.close()
-    found = []
+    equal = []
     for frozen in (True, False):
         engine = engine_of(4, 1, frozen=frozen)
         engine.load_checkpoint(directory, load_optimizer_states=False)
-        found.append(torch.equal(engine.full("blocks.0.up.weight"), wanted))
+        equal.append(torch.equal(engine.full("blocks.0.up.weight"), expected))
         engine.close()
-    return found
+    return equal
 
 
 def everything(directory: str) -> Any:
@@ -115,25 +115,23 @@ def answers(directory: Path) -> list[Any]:
 
 
 @pytest.mark.processes
-def test_each_layout_goes_on_where_the_one_before_it_stopped(
-    answers: list[Any], directory: Path
-) -> None:
+def test_checkpoint_resumes_in_each_layout(answers: list[Any], directory: Path) -> None:
     expected, model = reference(len(LAYOUTS) + 1)
     for handed, *_ in answers:
-        for steps, wanted in zip(handed, expected, strict=False):
-            assert steps[0] == pytest.approx(wanted, abs=1e-5)
-    alone = engine_of(1, 0)  # one process, without a tensor axis
-    alone.load_checkpoint(directory / "on")
-    (last,) = train(alone, range(len(LAYOUTS), len(LAYOUTS) + 1))
-    alone.close()
+        for steps, target in zip(handed, expected, strict=False):
+            assert steps[0] == pytest.approx(target, abs=1e-5)
+    single = engine_of(1, 0)  # one process, without a tensor axis
+    single.load_checkpoint(directory / "on")
+    (last,) = train(single, range(len(LAYOUTS), len(LAYOUTS) + 1))
+    single.close()
     assert last == pytest.approx(expected[-1], abs=1e-5)
-    for name, weight in alone.module.named_parameters():
+    for name, weight in single.module.named_parameters():
         if not name.endswith("qkv.bias"):
             torch.testing.assert_close(weight, model.get_parameter(name), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.processes
-def test_an_export_of_a_cut_model_is_whole(answers: list[Any], directory: Path) -> None:
+def test_export_of_sharded_model_is_full(answers: list[Any], directory: Path) -> None:
     _, model = reference(3)
     exported = safetensors.torch.load_file(directory / "on" / "weights.safetensors")
     assert exported.keys() == model.state_dict().keys()
@@ -143,52 +141,52 @@ def test_an_export_of_a_cut_model_is_whole(answers: list[Any], directory: Path) 
 
 
 @pytest.mark.processes
-def test_gradients_that_wait_for_a_boundary_are_taken_up_by_other_layouts(
+def test_pending_gradients_resume_in_other_layouts(
     answers: list[Any],
 ) -> None:
     for _, norms, _ in answers:
-        (wanted,) = norms.pop("uninterrupted")
-        assert [found for (found,) in norms.values()] == pytest.approx([wanted] * 3, rel=1e-5)
+        (expected,) = norms.pop("uninterrupted")
+        assert [norm for (norm,) in norms.values()] == pytest.approx([expected] * 3, rel=1e-5)
 
 
 @pytest.mark.processes
-def test_a_cut_layer_may_be_frozen_or_set_free_between_saving_and_loading(
+def test_frozen_layer_between_save_and_load(
     answers: list[Any],
 ) -> None:
-    assert all(found == [True, True] for *_, found in answers)
+    assert all(equal == [True, True] for *_, equal in answers)
 
 
 @pytest.mark.parametrize("blocks", [1, 3])
 @pytest.mark.parametrize("dim", [0, 1, 2])
-def test_any_part_is_read_from_any_other_parts(tmp_path: Path, dim: int, blocks: int) -> None:
-    whole = torch.randn(12, 12, 12)
+def test_any_part_is_read_from_any_parts(tmp_path: Path, dim: int, blocks: int) -> None:
+    full = torch.randn(12, 12, 12)
     for parts in (1, 2, 4):
         entries = []
         for part in range(parts):
-            cut = Cut(whole.shape, dim, part, parts, blocks)
-            mine = cut.take(whole).view(-1)
-            middle = len(mine) // 3  # a bucket may end anywhere
-            for a, b in ((0, middle), (middle, len(mine))):
-                piece = Piece("w", cut.part_shape, a, b, {"master": mine[a:b]})
+            cut = ShardSpec(full.shape, dim, part, parts, blocks)
+            local = cut.take(full).view(-1)
+            middle = len(local) // 3  # a bucket may end anywhere
+            for a, b in ((0, middle), (middle, len(local))):
+                piece = Piece("w", cut.part_shape, a, b, {"master": local[a:b]})
                 entries += list(ranges_of([piece], lambda _, cut=cut: cut.span))
         folder = tmp_path / f"{parts}"
         folder.mkdir()
         write_tensors(folder, "rank", entries)
         with ShardReader(folder.iterdir()) as reader:
             for size in (1, 2, 4):
-                cut = Cut(whole.shape, dim, size - 1, size, blocks)
-                wanted = cut.take(whole).view(-1)[5:]
-                out = torch.full_like(wanted, -1)
+                cut = ShardSpec(full.shape, dim, size - 1, size, blocks)
+                expected = cut.take(full).view(-1)[5:]
+                out = torch.full_like(expected, -1)
                 reader.read_into("w", "master", 5, out, cut.span)
-                assert torch.equal(out, wanted)
+                assert torch.equal(out, expected)
         write_tensors(folder, "less", entries[:-1])
         with ShardReader(folder.glob("less-*")) as reader:
-            assert reader.missing("w", "master", 0, whole.numel()) is not None
+            assert reader.missing("w", "master", 0, full.numel()) is not None
 
 
-def test_parts_make_the_whole_again() -> None:
+def test_parts_join_to_the_full_tensor() -> None:
     linear = nn.Linear(6, 12)
-    cuts = [Cut(linear.weight.shape, 0, part, 2, 3) for part in range(2)]
+    cuts = [ShardSpec(linear.weight.shape, 0, part, 2, 3) for part in range(2)]
     parts = [cut.take(linear.weight.detach()) for cut in cuts]
     assert parts[0].shape == cuts[0].part_shape == (6, 6)
     assert torch.equal(cuts[0].join(parts), linear.weight)

@@ -24,7 +24,7 @@ from tests.engine.tensor_models import (
 from zerolab.config.engine.parallel import TensorParallelConfig
 from zerotrial.engine.module.activation import _Away
 from zerotrial.engine.tensor.plan import find_layers
-from zerotrial.engine.tensor.plan_validation import unsaid_blocks
+from zerotrial.engine.tensor.plan_validation import undeclared_blocks
 
 LIBRARY = importlib.util.find_spec("transformers") is not None
 needs_library = pytest.mark.skipif(not LIBRARY, reason="the extra 'transformers' is not installed")
@@ -98,18 +98,18 @@ class Halves(torch.nn.Module):
 def kept_bytes(
     model: torch.nn.Module, plan: Any, *, divided: bool
 ) -> tuple[int, list[tuple[float, float]]]:
-    """What blocks keep between forward and backward, and what training comes to."""
+    """Return the memory kept between forward and backward, and the results of training."""
     options = {"enabled": True, "partition_activations": divided}
     engine = engine_of(model, plan, activation_checkpointing=options)
     loss = loss_of(engine, tokens_of(0)[:4])
-    kept = [one for one in gc.get_objects() if isinstance(one, _Away)]
-    found = sum(one.values.nbytes for one in kept)
+    offloaded = [item for item in gc.get_objects() if isinstance(item, _Away)]
+    nbytes = sum(item.values.nbytes for item in offloaded)
     engine.backward(loss)
     engine.zero_grad()
     engine.drop_micro_batches()
     lines = train(engine, range(2))
     engine.close()
-    return found, lines
+    return nbytes, lines
 
 
 def of_torch(stage: int) -> list[tuple[float, float]]:
@@ -121,17 +121,17 @@ def of_torch(stage: int) -> list[tuple[float, float]]:
 
 def everything() -> Any:
     library = {kind: of_library(kind) for kind in KINDS if LIBRARY}
-    whole, sequence = PLANS["whole"], PLANS["sequence"]
-    kept = {
-        "not": kept_bytes(SmallGpt(blocks=2), whole, divided=False),
-        "divided": kept_bytes(SmallGpt(blocks=2), whole, divided=True),
+    replicated, sequence = PLANS["whole"], PLANS["sequence"]
+    memory = {
+        "not": kept_bytes(SmallGpt(blocks=2), replicated, divided=False),
+        "divided": kept_bytes(SmallGpt(blocks=2), replicated, divided=True),
         "by tokens": kept_bytes(SmallGpt(blocks=2), sequence, divided=True),
         "halves": kept_bytes(
             Halves(), {"blocks.0": "colwise", "blocks.1": "rowwise"}, divided=True
         ),
     }
     stages = {stage: of_torch(stage) for stage in (0, 1, 3)}
-    return library, kept, stages
+    return library, memory, stages
 
 
 @pytest.fixture(scope="module")
@@ -142,61 +142,59 @@ def answers() -> list[Any]:
 @needs_library
 @pytest.mark.processes
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_librarys_model_is_cut_by_its_own_plan_and_trains_as_one_process(
-    answers: list[Any], kind: str
-) -> None:
+def test_library_plan_matches_one_process(answers: list[Any], kind: str) -> None:
     expected, _ = reference(4, lambda: OfLibrary(kind))
     for library, *_ in answers:
         lines, cut = library[kind]
-        for found, wanted in zip(lines, expected, strict=True):
-            assert found == pytest.approx(wanted, abs=1e-5)
+        for actual, target in zip(lines, expected, strict=True):
+            assert actual == pytest.approx(target, abs=1e-5)
         # The embedding follows the head that it is tied to.
         assert "causal.model.embed_tokens.weight" in cut
         assert "causal.model.layers.0.mlp.down_proj.weight" in cut
 
 
 @pytest.mark.processes
-def test_partitioned_activations_take_half_the_bytes_on_each_of_two_ranks(
+def test_partitioned_activations_halve_memory(
     answers: list[Any],
 ) -> None:
     samples, tokens, hidden, blocks = 4, 8, 16, 2
     expected, _ = reference(2, lambda: SmallGpt(blocks=2))
     half = samples * tokens * hidden * 4 // 2
-    for _, found, _ in answers:
-        kept, lines = found["divided"]
-        assert kept == blocks * half
-        assert lines == found["not"][1]
-        for line, wanted in zip(lines, expected, strict=True):
-            assert line == pytest.approx(wanted, abs=1e-5)
+    for _, results, _ in answers:
+        nbytes, lines = results["divided"]
+        assert nbytes == blocks * half
+        assert lines == results["not"][1]
+        for line, target in zip(lines, expected, strict=True):
+            assert line == pytest.approx(target, abs=1e-5)
 
 
 @pytest.mark.processes
-def test_what_is_another_tensor_on_each_rank_is_not_put_together_from_parts(
+def test_unequal_activations_are_not_partitioned(
     answers: list[Any],
 ) -> None:
     samples, tokens, hidden = 4, 8, 16
     expected, _ = reference(2, lambda: SmallGpt(blocks=2))
     halves, _ = reference(2, Halves)
-    for _, found, _ in answers:
-        assert found["by tokens"][0] == 0
-        assert found["halves"][0] == samples * tokens * hidden * 4 // 2  # the first block's input
-        for name, wanted in (("by tokens", expected), ("halves", halves)):
-            for line, same in zip(found[name][1], wanted, strict=True):
+    for _, results, _ in answers:
+        assert results["by tokens"][0] == 0
+        assert results["halves"][0] == samples * tokens * hidden * 4 // 2  # the first block's input
+        for name, target in (("by tokens", expected), ("halves", halves)):
+            for line, same in zip(results[name][1], target, strict=True):
                 assert line == pytest.approx(same, abs=1e-5)
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("stage", [0, 1, 3])
-def test_the_plan_of_torchs_tutorial_trains_as_one_process(answers: list[Any], stage: int) -> None:
+def test_torch_tutorial_plan_matches_one_process(answers: list[Any], stage: int) -> None:
     expected, _ = reference(4, Tutorial)
     for *_, stages in answers:
-        for found, wanted in zip(stages[stage], expected, strict=True):
-            assert found == pytest.approx(wanted, abs=1e-5)
+        for actual, target in zip(stages[stage], expected, strict=True):
+            assert actual == pytest.approx(target, abs=1e-5)
 
 
 @needs_library
 @pytest.mark.parametrize("kind", ["Llama", "Qwen3", "Mistral", "Gemma2", "Phi3", "GPTNeoX"])
-def test_plans_of_common_models_are_understood(kind: str) -> None:
+def test_plans_of_common_models(kind: str) -> None:
     import transformers
 
     config = getattr(transformers, f"{kind}Config")(
@@ -216,14 +214,14 @@ def test_plans_of_common_models_are_understood(kind: str) -> None:
 
 
 @needs_library
-def test_gpt2s_query_key_and_value_in_one_transposed_matrix_are_asked_about() -> None:
+def test_gpt2_fused_qkv_is_warned_about() -> None:
     import transformers
 
     config = transformers.GPT2Config(vocab_size=32, n_embd=16, n_layer=2, n_head=4)
     model = transformers.GPT2LMHeadModel(config)
     plan = {"transformer.h.*.attn.c_attn": "colwise", "transformer.h.*.mlp.c_fc": "colwise"}
-    asked = TensorParallelConfig.model_validate({"size": 2, "plan": plan})
-    (line,) = unsaid_blocks(find_layers(model, asked)[0])
+    settings = TensorParallelConfig.model_validate({"size": 2, "plan": plan})
+    (line,) = undeclared_blocks(find_layers(model, settings)[0])
     assert "transformer.h.0.attn.c_attn and 1 more: three times as many outputs" in line
 
 
@@ -246,10 +244,10 @@ def killed(directory: str, kill: int | None) -> Any:
 
 
 @pytest.mark.processes
-def test_a_killed_run_that_goes_on_equals_one_that_was_not(tmp_path: Path) -> None:
+def test_killed_run_resumes_equally(tmp_path: Path) -> None:
     assert run_on_ranks(killed, 2, str(tmp_path), 2, expect_deaths=True) == [None, None]
     expected, _ = reference(4)
     for lines in run_on_ranks(killed, 2, str(tmp_path), None):
         assert len(lines) == 2
-        for found, wanted in zip(lines, expected[2:], strict=True):
-            assert found == pytest.approx(wanted, abs=1e-5)
+        for actual, target in zip(lines, expected[2:], strict=True):
+            assert actual == pytest.approx(target, abs=1e-5)

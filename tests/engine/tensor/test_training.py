@@ -48,24 +48,24 @@ def engine_of(model: nn.Module, tensor: int, stage: int, plan: Any, **more: Any)
 def ran(tensor: int, stage: int, plan: str) -> Any:
     model = SmallGpt(torch.distributed.get_rank())  # the first rank's values count
     engine = engine_of(model, tensor, stage, PLANS[plan])
-    held = sum(p.numel() for group in engine.optimizer.param_groups for p in group["params"])
+    numel = sum(p.numel() for group in engine.optimizer.param_groups for p in group["params"])
     lines = train(engine, range(STEPS))
     traffic = dict(engine.divided.line.traffic.elements)
     engine.close()
     weights = {name: p.detach().clone() for name, p in model.named_parameters()}
-    # The key's bias has no effect, so that Adam makes steps of what is left by rounding.
-    return lines, {k: v for k, v in weights.items() if not k.endswith("qkv.bias")}, held, traffic
+    # The key's bias has no effect, so Adam steps on its rounding errors.
+    return lines, {k: v for k, v in weights.items() if not k.endswith("qkv.bias")}, numel, traffic
 
 
 def refused() -> dict[str, str]:
-    """What is said about models and files that do not fit, by what is wrong."""
+    """Return the errors for invalid models and configurations, by problem."""
     heads = SmallGpt()
     heads.config = torch.nn.Module()
     heads.config.num_key_value_heads = 3
     odd = SmallGpt()
     odd.blocks[0].up = nn.Linear(16, 31)
     tied = {**PLANS["whole"], "wte": "colwise"}
-    found = {}
+    errors = {}
     for what, model, plan, more in (
         ("heads", heads, PLANS["whole"], {}),
         ("odd", odd, PLANS["whole"], {}),
@@ -76,10 +76,10 @@ def refused() -> dict[str, str]:
         before = [p.clone() for p in model.parameters()]
         with pytest.raises(ConfigError) as caught:
             engine_of(model, 2, 1, plan, **more)
-        found[what] = str(caught.value)
+        errors[what] = str(caught.value)
         after = list(model.parameters())
         assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True)), what
-    return found
+    return errors
 
 
 def different_batches() -> str:
@@ -95,7 +95,7 @@ WRONG = {
     "blocks.0.down is rowwise and reads a rank's 32 features, got all 64": {
         "blocks.*.down": "rowwise"
     },
-    "head gives, of which each rank has a part": {**PLANS["whole"], "head": "colwise"},
+    "output of head, of which each rank has a part": {**PLANS["whole"], "head": "colwise"},
     "blocks.0.qkv: three times as many outputs": {
         **PLANS["whole"],
         "blocks.*.qkv": "colwise",
@@ -104,23 +104,23 @@ WRONG = {
 """Plans that fit the names and not the model, by what is said."""
 
 
-def told_at_the_first_batch() -> dict[str, str]:
-    """What is raised or logged."""
-    said: list[str] = []
+def first_batch_errors() -> dict[str, str]:
+    """Return the error or warning."""
+    messages: list[str] = []
     handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("zerotrial.engine.tensor").addHandler(handler)
-    found = {}
-    for words, plan in WRONG.items():
+    errors = {}
+    for expected, plan in WRONG.items():
         engine = engine_of(SmallGpt(), 2, 0, plan)
         try:
             engine(tokens_of(0)[:1, :-1])
         except EngineError as error:
-            said.append(str(error))
-        found[words] = "\n".join(said)
-        said.clear()
+            messages.append(str(error))
+        errors[expected] = "\n".join(messages)
+        messages.clear()
         engine.close()
-    return found
+    return errors
 
 
 def everything() -> Any:
@@ -128,7 +128,7 @@ def everything() -> Any:
         {case: ran(*case) for case in CASES},
         refused(),
         different_batches(),
-        told_at_the_first_batch(),
+        first_batch_errors(),
     )
 
 
@@ -146,28 +146,28 @@ pytestmark = pytest.mark.processes
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_losses_norms_and_weights_are_those_of_one_process(
+def test_training_matches_one_process(
     answers: list[Any], expected: Any, case: tuple[int, int, str]
 ) -> None:
     lines, model = expected
     for runs, *_ in answers:
-        found, weights = runs[case][:2]
-        for got, wanted in zip(found, lines, strict=True):
-            assert got == pytest.approx(wanted, abs=1e-5)
+        actual, weights = runs[case][:2]
+        for loss, expected_loss in zip(actual, lines, strict=True):
+            assert loss == pytest.approx(expected_loss, abs=1e-5)
         for name, weight in weights.items():
-            wanted = model.get_parameter(name).detach()
-            torch.testing.assert_close(weight, wanted, rtol=1e-4, atol=1e-4)
+            reference = model.get_parameter(name).detach()
+            torch.testing.assert_close(weight, reference, rtol=1e-4, atol=1e-4)
 
 
-def test_a_rank_keeps_its_part_of_what_is_cut_and_all_of_the_rest(answers: list[Any]) -> None:
-    whole = sum(p.numel() for p in SmallGpt().parameters())
+def test_rank_keeps_its_part_of_sharded_matrices(answers: list[Any]) -> None:
+    numel = sum(p.numel() for p in SmallGpt().parameters())
     # Two norms and two biases of rowwise layers in the block; positions; the last norm.
     uncut = 4 * 16 + 2 * 16 + 8 * 16 + 2 * 16
     for runs, *_ in answers:
-        assert runs[4, 1, "sequence"][2] == uncut + (whole - uncut) // 4
+        assert runs[4, 1, "sequence"][2] == uncut + (numel - uncut) // 4
 
 
-def test_elements_moved_are_those_of_the_formula(answers: list[Any]) -> None:
+def test_traffic_matches_formula(answers: list[Any]) -> None:
     micro_batches, samples, tokens, hidden, vocabulary, layers = STEPS * 4, 2, 8, 16, 32, 1
     activation, logits = samples * tokens * hidden, samples * tokens * vocabulary
     for runs, *_ in answers:
@@ -179,25 +179,25 @@ def test_elements_moved_are_those_of_the_formula(answers: list[Any]) -> None:
         assert moved["all_reduce"] + moved["all_gather"] == formula
 
 
-def test_what_does_not_fit_is_refused_and_the_model_is_left_as_it_was(answers: list[Any]) -> None:
-    for _, found, *_ in answers:
-        assert "must divide the model's num_key_value_heads, got 2 with 3 heads" in found["heads"]
-        assert "blocks.0.up: weight must be a multiple of 2 ranks long" in found["odd"]
-        assert "blocks.0.down" not in found["odd"]
-        assert "cuts wte.weight along dimension" in found["tied"]
-        assert "only nn.Linear and nn.Embedding can be cut, got LayerNorm" in found["norm"]
-        assert "must update each element by itself" in found["lamb"]
+def test_invalid_plan_leaves_the_model_unchanged(answers: list[Any]) -> None:
+    for _, errors, *_ in answers:
+        assert "must divide the model's num_key_value_heads, got 2 with 3 heads" in errors["heads"]
+        assert "blocks.0.up: weight must be a multiple of 2 ranks long" in errors["odd"]
+        assert "blocks.0.down" not in errors["odd"]
+        assert "cuts wte.weight along dimension" in errors["tied"]
+        assert "only nn.Linear and nn.Embedding can be cut, got LayerNorm" in errors["norm"]
+        assert "must update each element by itself" in errors["lamb"]
 
 
-def test_ranks_of_one_model_that_read_different_batches_are_told(answers: list[Any]) -> None:
+def test_different_batches_are_refused(answers: list[Any]) -> None:
     for _, _, text, _ in answers:
         assert "must read the same micro-batch" in text
 
 
-def test_a_plan_that_fits_the_names_alone_is_told_at_the_first_batch(answers: list[Any]) -> None:
-    for words, said in answers[0][-1].items():
-        assert words in said
-        assert len(said.splitlines()) == 1, said
+def test_wrong_plan_is_reported_at_first_batch(answers: list[Any]) -> None:
+    for expected, message in answers[0][-1].items():
+        assert expected in message
+        assert len(message.splitlines()) == 1, message
 
 
 def layers_of(plan: Any, model: nn.Module | None = None) -> tuple[dict[str, str], list[str]]:
@@ -206,13 +206,13 @@ def layers_of(plan: Any, model: nn.Module | None = None) -> tuple[dict[str, str]
     return {layer.name: layer.plan.style for layer in layers}, problems
 
 
-def test_a_pattern_that_fits_no_layer_is_told_with_the_closest() -> None:
+def test_unmatched_pattern_names_the_closest() -> None:
     _, problems = layers_of({"blocks.*.qkw": "colwise"})
     (line,) = problems
     assert "'blocks.*.qkw' fits no layer; the closest is 'blocks." in line
 
 
-def test_two_patterns_that_disagree_about_a_layer_are_told() -> None:
+def test_conflicting_patterns_are_refused() -> None:
     _, problems = layers_of({"blocks.0.up": "colwise", "blocks.*.up": "rowwise"})
     assert problems == [
         "tensor_parallel.plan: blocks.0.up fits 'blocks.0.up' and 'blocks.*.up'; keep one of the "
@@ -226,7 +226,7 @@ class Other:
     __module__ = "torch.distributed.tensor.parallel.style"
 
 
-def test_a_model_may_give_a_plan_of_torchs_own_styles() -> None:
+def test_plan_of_torch_styles() -> None:
     model = SmallGpt()
     model.tensor_parallel_plan = lambda: {
         "blocks.*.norm?": SequenceParallel(),
@@ -236,12 +236,12 @@ def test_a_model_may_give_a_plan_of_torchs_own_styles() -> None:
     }
     config = TensorParallelConfig(size=2)
     layers, problems = find_layers(model, config)
-    found = {layer.name: layer.plan for layer in layers}
+    plans = {layer.name: layer.plan for layer in layers}
     assert problems == []
-    assert (found["blocks.0.up"].input, found["blocks.0.up"].output) == ("sequence", "split")
-    assert (found["blocks.0.down"].input, found["blocks.0.down"].output) == ("split", "sequence")
-    assert found["head"].output == "replicate"
-    for said, style in {
+    assert (plans["blocks.0.up"].input, plans["blocks.0.up"].output) == ("sequence", "split")
+    assert (plans["blocks.0.down"].input, plans["blocks.0.down"].output) == ("split", "sequence")
+    assert plans["head"].output == "replicate"
+    for expected, style in {
         "got Shard(dim=0): activations": PrepareModuleInput(
             input_layouts=Shard(0), desired_input_layouts=Replicate()
         ),
@@ -252,17 +252,17 @@ def test_a_model_may_give_a_plan_of_torchs_own_styles() -> None:
     }.items():
         model.tensor_parallel_plan = lambda style=style: {"blocks.0": style}
         _, problems = find_layers(model, config)
-        assert said in problems[0]
+        assert expected in problems[0]
 
 
-def test_a_model_without_a_plan_is_told_how_to_write_one() -> None:
+def test_model_without_plan_is_refused() -> None:
     _, problems = layers_of("auto")
     assert "SmallGpt has neither tensor_parallel_plan() nor a tp_plan" in problems[0]
 
 
-def test_one_process_is_not_cut() -> None:
-    from zerotrial.engine.tensor.model_sharding import divide
+def test_one_process_is_not_sharded() -> None:
+    from zerotrial.engine.tensor.model_sharding import shard_model
 
     model = SmallGpt()
-    divided = divide(model, TensorParallelConfig(), Mesh(), torch.device("cpu"))
+    divided = shard_model(model, TensorParallelConfig(), Mesh(), torch.device("cpu"))
     assert divided.cuts == {}

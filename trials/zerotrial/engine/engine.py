@@ -35,7 +35,7 @@ from zerotrial.engine.module.outputs import comes_to, watch
 from zerotrial.engine.module.taken import Taken
 from zerotrial.engine.progress import Progress
 from zerotrial.engine.protocols import Observer, Stage, StepResult
-from zerotrial.engine.tensor.model_sharding import Divided
+from zerotrial.engine.tensor.model_sharding import ShardedModel
 
 __all__ = ["Engine", "EngineParts", "check_loss", "to_device"]
 
@@ -57,7 +57,7 @@ class EngineParts:
     device: torch.device
     local_rank: int
     mesh: Mesh
-    divided: Divided
+    divided: ShardedModel
     observer: Observer
     taken: Taken
     watchdog: CollectiveWatchdog

@@ -88,8 +88,8 @@ def start(
     logging.getLogger("httpx").setLevel(logging.WARNING)
     problems = [] if resource_manager is None else _duplicate_options(slots, launcher, cpu=cpu)
     if token is not None:
-        other_users = "not accepted, since other users can read the arguments of a process"
-        problems.append(f"--token: {other_users}; use --token-file FILE or set ZEROLAB_TOKEN")
+        unplanned_users = "not accepted, since other users can read the arguments of a process"
+        problems.append(f"--token: {unplanned_users}; use --token-file FILE or set ZEROLAB_TOKEN")
     _check(pool, name, launcher, problems)
     forbid_inspection()
     if server:

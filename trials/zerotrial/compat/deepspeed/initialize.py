@@ -88,7 +88,7 @@ def _read(
 
 
 def _cut(model: nn.Module, config: EngineConfig, mpu: Any) -> EngineConfig:
-    """Cut the model over as many ranks as ``tp_model_init`` was told, if it was."""
+    """ShardSpec the model over as many ranks as ``tp_model_init`` was told, if it was."""
     parallel = config.tensor_parallel
     size = vars(model).get(CUT_OVER, parallel.size)
     if parallel.size not in (1, size):

@@ -47,7 +47,7 @@ from zerotrial.engine.module.compiling import compile_blocks, unwrap_compiled
 from zerotrial.engine.module.precision import register_input_cast
 from zerotrial.engine.module.taken import Taken, release
 from zerotrial.engine.protocols import Observer, OptimizerFactory, Stage, StageInputs
-from zerotrial.engine.tensor.model_sharding import Divided, divide
+from zerotrial.engine.tensor.model_sharding import ShardedModel, shard_model
 from zerotrial.engine.update.checkpoint_support import check_savable
 from zerotrial.engine.update.factory import choose_optimizer
 from zerotrial.engine.watch.step_observer import describe_config, make_observer
@@ -192,12 +192,14 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
     return engine, engine.optimizer if engine.trains else cast("Any", None), loader, schedule
 
 
-def _prepare_model(model: nn.Module, environment: EngineEnvironment, observer: Observer) -> Divided:
+def _prepare_model(
+    model: nn.Module, environment: EngineEnvironment, observer: Observer
+) -> ShardedModel:
     """Move the model to its device; shard, compile and checkpoint it as configured."""
     if is_pipeline(model):
         model.to(environment.device)
         model.prepare(environment.mesh, environment.config.pipeline.activation_checkpoint_interval)
-    divided = divide(
+    divided = shard_model(
         model,
         environment.config.tensor_parallel,
         environment.mesh,
@@ -226,7 +228,7 @@ def _prepare_model(model: nn.Module, environment: EngineEnvironment, observer: O
     return divided
 
 
-def _undo(stage: Stage, divided: Divided) -> None:
+def _undo(stage: Stage, divided: ShardedModel) -> None:
     """Restore the model. **Collective** if it is sharded."""
     stage.close()
     divided.undo()
@@ -283,7 +285,7 @@ def _make_loader(
 def _assemble(
     inputs: StageInputs,
     stage: Stage,
-    divided: Divided,
+    divided: ShardedModel,
     environment: EngineEnvironment,
     *,
     schedule: Any,

@@ -18,7 +18,7 @@ from zerotrial.engine.checkpoint.shards import ShardReader, read_tensors
 from zerotrial.engine.checkpoint.whole import gather_whole
 from zerotrial.engine.mesh import Mesh
 from zerotrial.engine.protocols import Stage
-from zerotrial.engine.tensor.model_sharding import Divided
+from zerotrial.engine.tensor.model_sharding import ShardedModel
 
 __all__ = ["export_weights", "read_weights"]
 
@@ -27,7 +27,7 @@ def export_weights(
     module: nn.Module,
     stage: Stage,
     mesh: Mesh,
-    divided: Divided,
+    divided: ShardedModel,
     path: str | PathLike[str],
     *,
     dtype: torch.dtype | None = None,

@@ -23,7 +23,7 @@ from zerotrial.engine.mesh import Mesh
 from zerotrial.engine.module.gradient_access import GradientOwner, close_window, open_window
 from zerotrial.engine.progress import Progress
 from zerotrial.engine.protocols import Stage
-from zerotrial.engine.tensor.model_sharding import Divided
+from zerotrial.engine.tensor.model_sharding import ShardedModel
 
 __all__ = ["CheckpointCalls"]
 
@@ -41,7 +41,7 @@ class CheckpointCalls:
     config: EngineConfig
     progress: Progress
     mesh: Mesh
-    divided: Divided
+    divided: ShardedModel
     watchdog: CollectiveWatchdog
 
     @cached_property

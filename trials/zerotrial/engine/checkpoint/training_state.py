@@ -12,7 +12,7 @@ from zerotrial.engine.mesh import Mesh
 from zerotrial.engine.module.gradient_access import set_raw_gradient
 from zerotrial.engine.progress import Progress, WindowState
 from zerotrial.engine.protocols import Stage
-from zerotrial.engine.tensor.model_sharding import Divided
+from zerotrial.engine.tensor.model_sharding import ShardedModel
 
 __all__ = ["TrainingState"]
 
@@ -37,7 +37,7 @@ class TrainingState:
     mesh: Mesh
     """Its ``saving`` axis saves and loads together; an mpu's other parts have other directories."""
 
-    divided: Divided
+    divided: ShardedModel
     """Which parameters are cut over tensor-parallel ranks, of which each writes its part."""
 
     progress: Progress

@@ -21,7 +21,7 @@ from zerotrial.engine.loss_scale import LossScaler
 from zerotrial.engine.mesh import Axis, Mesh, tie_of
 from zerotrial.engine.module.gathered import is_sharded, whole_of
 from zerotrial.engine.protocols import Piece, Stage
-from zerotrial.engine.tensor.model_sharding import Divided
+from zerotrial.engine.tensor.model_sharding import ShardedModel
 
 __all__ = ["WholeCalls", "gather_whole"]
 
@@ -35,7 +35,7 @@ class WholeCalls:
     stage: Stage
     scaler: LossScaler
     mesh: Mesh
-    divided: Divided
+    divided: ShardedModel
     device: torch.device
     watchdog: CollectiveWatchdog
 
@@ -344,7 +344,7 @@ class WholeCalls:
 def whole_tensors(
     module: nn.Module,
     stage: Stage,
-    divided: Divided,
+    divided: ShardedModel,
     dtype: torch.dtype | None = None,
     *,
     frozen: bool = True,
@@ -377,7 +377,7 @@ def gather_whole(
     module: nn.Module,
     stage: Stage,
     mesh: Mesh,
-    divided: Divided,
+    divided: ShardedModel,
     *,
     dtype: torch.dtype | None = None,
     frozen: bool = True,

@@ -25,7 +25,7 @@ from zerotrial.engine.module.units import find_blocks
 
 if TYPE_CHECKING:
     from zerolab.config.engine.runtime import ActivationCheckpointingConfig
-    from zerotrial.engine.tensor.redistribution import Line
+    from zerotrial.engine.tensor.redistribution import TensorRanks
 
 Forward = Callable[..., Any]
 _LOOKED_AT = 64
@@ -36,7 +36,7 @@ Recompute = Callable[[Forward], Forward]
 
 
 def checkpoint_blocks(
-    module: nn.Module, config: ActivationCheckpointingConfig, line: Line | None = None
+    module: nn.Module, config: ActivationCheckpointingConfig, line: TensorRanks | None = None
 ) -> list[str]:
     """Make a model's blocks recompute, where the config asks for it.
 
@@ -61,7 +61,9 @@ def checkpoint_blocks(
     return names
 
 
-def recomputing(config: ActivationCheckpointingConfig, line: Line | None = None) -> Recompute:
+def recomputing(
+    config: ActivationCheckpointingConfig, line: TensorRanks | None = None
+) -> Recompute:
     """Choose where the inputs of what is computed again wait.
 
     Args:
@@ -92,7 +94,7 @@ def recomputed(forward: Forward) -> Forward:
 class _Keep:
     """How a block's inputs wait for backward."""
 
-    line: Line | None
+    line: TensorRanks | None
     """Ranks that each keep a part of what is whole on all of them."""
 
     on_host: bool
@@ -161,7 +163,7 @@ class _Waiting:
 class _Away:
     """A tensor's values, in part or in host memory, and what is needed to make it again."""
 
-    def __init__(self, tensor: Tensor, line: Line | None, *, on_host: bool) -> None:
+    def __init__(self, tensor: Tensor, line: TensorRanks | None, *, on_host: bool) -> None:
         self._device, self._shape = tensor.device, tensor.shape
         self._requires_grad = tensor.requires_grad
         self._line = line
@@ -182,7 +184,7 @@ class _Away:
         return tensor.requires_grad_(self._requires_grad)
 
 
-def _own_part(flat: Tensor, line: Line) -> Tensor:
+def _own_part(flat: Tensor, line: TensorRanks) -> Tensor:
     """Copy this rank's part, as long as the others'."""
     length = -(-flat.numel() // line.size)
     part = flat.new_zeros(length)

@@ -261,7 +261,7 @@ class Plugged:
             unit.forget(listening=False)
 
     def cut(self, numels: Sequence[int]) -> list[Tensor | None]:
-        """Cut what this backward has made into buckets.
+        """ShardSpec what this backward has made into buckets.
 
         Args:
             numels: Of all buckets, in the order of the units.

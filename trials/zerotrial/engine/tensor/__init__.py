@@ -1,1 +1,1 @@
-"""Tensor parallelism: matrices cut over ranks, and what moves between the parts."""
+"""Tensor parallelism: matrices sharded over ranks, and the communication between them."""

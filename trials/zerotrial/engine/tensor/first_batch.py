@@ -1,6 +1,7 @@
-"""What the first batch shows of a plan that fits a model's names, but not what flows between them.
+"""Checks of a tensor-parallel plan at the first batch, by the shapes of activations.
 
-Torch would speak of shapes of matrices that stand nowhere in the user's model, or of nothing.
+Torch's errors would name matrix shapes that do not occur in the user's model, or there would be
+none.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ logger = logging.getLogger(__name__)
 
 
 def watch_first_batch(module: nn.Module, layers: Sequence[Layer], size: int) -> None:
-    """Look once at what each linear layer reads, and at what the model gives.
+    """Check the input of each linear layer and the model's output once.
 
-    The first forward raises an :class:`~zerolab.errors.EngineError` where a layer reads a rank's
-    part in place of the whole, or the other way round, and warns where the model gives a part.
+    The first forward raises an :class:`~zerolab.errors.EngineError` if a layer reads a rank's
+    part instead of the full activation, or vice versa, and warns if the model returns a part.
 
     Args:
-        module: Its matrices are cut already.
-        layers: That the plan names.
-        size: Ranks of the tensor axis.
+        module: Model with sharded matrices.
+        layers: Layers of the plan.
+        size: Number of ranks of the tensor axis.
     """
     planned = {layer.module: layer for layer in layers}
     for name, part in module.named_modules():
@@ -38,10 +39,10 @@ def watch_first_batch(module: nn.Module, layers: Sequence[Layer], size: int) -> 
         linear = type(part).forward is nn.Linear.forward or is_transposed(part)
         if linear and (layer is None or layer.plan.style in {"colwise", "rowwise"}):
             _watch_input(name, part, layer, size)
-    given: list[tuple[str, weakref.ref[Tensor]]] = []
+    outputs: list[tuple[str, weakref.ref[Tensor]]] = []
     handles = [
         layer.module.register_forward_hook(
-            lambda _module, _args, out, name=layer.name: given.append((name, weakref.ref(out)))
+            lambda _module, _args, out, name=layer.name: outputs.append((name, weakref.ref(out)))
         )
         for layer in layers
         if layer.plan.style == "colwise" and layouts_of(layer)[1] == "split"
@@ -50,10 +51,11 @@ def watch_first_batch(module: nn.Module, layers: Sequence[Layer], size: int) -> 
     def look(_module: nn.Module, _args: Any, out: Any) -> None:
         for handle in handles:
             handle.remove()
-        for name in [name for name, one in given if _holds(out, one())]:
+        for name in [name for name, output in outputs if _holds(out, output())]:
             logger.warning(
-                "tensor_parallel: the model gives what %s gives, of which each rank has a part; "
-                'for the whole on every rank say {"style": "colwise", "output": "replicate"}',
+                "tensor_parallel: the model returns the output of %s, of which each rank has a "
+                "part; to get the full output on every rank set "
+                '{"style": "colwise", "output": "replicate"}',
                 name,
             )
 
@@ -71,7 +73,7 @@ def _watch_input(name: str, part: nn.Module, layer: Layer | None, size: int) -> 
     features = int(weight.shape[0 if is_transposed(part) else 1])
     splits = layer is not None and layer.plan.style == "rowwise"
     if splits and layer is not None and layouts_of(layer)[0] != "split":
-        features *= size  # it takes its part by itself
+        features *= size  # the layer takes its part itself
 
     def look(_module: nn.Module, args: Any) -> None:
         handle.remove()
@@ -79,13 +81,13 @@ def _watch_input(name: str, part: nn.Module, layer: Layer | None, size: int) -> 
         if got * size == features:
             raise EngineError(
                 f"tensor_parallel.plan: {name} reads {features} features, got {got}, a rank's part "
-                "of what a colwise layer gives; make this one rowwise, or have that one give the "
-                'whole: {"style": "colwise", "output": "replicate"}'
+                "of the output of a colwise layer; make this one rowwise, or let that one return "
+                'the full output: {"style": "colwise", "output": "replicate"}'
             )
         if splits and got == features * size:
             raise EngineError(
                 f"tensor_parallel.plan: {name} is rowwise and reads a rank's {features} features, "
-                f"got all {got}; make the layer before it colwise, or have this one take its part: "
+                f"got all {got}; make the layer before it colwise, or let this one take its part: "
                 '{"style": "rowwise", "input": "replicate"}'
             )
 

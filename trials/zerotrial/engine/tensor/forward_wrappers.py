@@ -1,4 +1,4 @@
-"""What is put around the forward of a layer that is cut, or computes a part."""
+"""Wrappers around the forward of sharded layers, and of layers with partial results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,15 @@ from torch import Tensor, nn
 from zerolab.errors import EngineError
 from zerotrial.engine.tensor.plan import Layer, Move, Prepared
 from zerotrial.engine.tensor.plan_validation import is_transposed, layouts_of
-from zerotrial.engine.tensor.redistribution import SEQUENCE, SPLIT, Line, enter, gather, leave, take
+from zerotrial.engine.tensor.redistribution import (
+    SEQUENCE,
+    SPLIT,
+    TensorRanks,
+    enter,
+    gather,
+    leave,
+    take,
+)
 
 __all__ = ["wrap"]
 
@@ -22,76 +30,76 @@ _DIMS = {"replicate": None, "split": SPLIT, "sequence": SEQUENCE}
 OnUndo = Callable[[Callable[[], None]], None]
 
 
-def wrap(layer: Layer, line: Line, on_undo: OnUndo) -> None:
-    """Put what moves between ranks around a layer's forward.
+def wrap(layer: Layer, ranks: TensorRanks, on_undo: OnUndo) -> None:
+    """Wrap a layer's forward with its communication.
 
     Args:
-        layer: Its parameters are cut already.
-        line: The ranks.
-        on_undo: Takes what is to be done when the layer becomes whole again.
+        layer: Layer with sharded parameters.
+        ranks: Tensor-parallel ranks.
+        on_undo: Registers an action for restoring the layer.
     """
     module = layer.module
     inner = module.forward
     style = layer.plan.style
     if isinstance(layer.plan, Prepared):
-        outer = _prepared(layer.name, layer.plan, inner, line)
+        outer = _prepared(layer.name, layer.plan, inner, ranks)
     elif style == "colwise":
-        outer = _colwise(layer, inner, line)
+        outer = _colwise(layer, inner, ranks)
     elif style == "rowwise" and isinstance(module, nn.Embedding):
-        outer = _by_vocabulary(layer, module, inner, line, on_undo)
+        outer = _vocabulary_sharded(layer, module, inner, ranks, on_undo)
     elif style == "rowwise":
-        outer = _rowwise(layer, inner, line)
+        outer = _rowwise(layer, inner, ranks)
     elif style == "replicate":
-        outer = _relaid(layer, inner, line)
+        outer = _redistributed(layer, inner, ranks)
     else:
-        outer = _summed(layer, inner, line)
+        outer = _summed(layer, inner, ranks)
     module.forward = functools.wraps(inner)(outer)
 
 
 _Forward = Callable[..., Tensor]
 
 
-def _colwise(layer: Layer, inner: _Forward, line: Line) -> _Forward:
+def _colwise(layer: Layer, inner: _Forward, ranks: TensorRanks) -> _Forward:
     reads, gives = layouts_of(layer)
     tokens = isinstance(layer.module, nn.Embedding)
 
     def forward(x: Tensor) -> Tensor:
-        out = inner(x if tokens else enter(x, line, sequence=reads == "sequence"))
-        return gather(out, line, SPLIT) if gives == "replicate" else out
+        out = inner(x if tokens else enter(x, ranks, sequence=reads == "sequence"))
+        return gather(out, ranks, SPLIT) if gives == "replicate" else out
 
     return forward
 
 
-def _rowwise(layer: Layer, inner: _Forward, line: Line) -> _Forward:
+def _rowwise(layer: Layer, inner: _Forward, ranks: TensorRanks) -> _Forward:
     module = layer.module
     reads, gives = layouts_of(layer)
     sequence = gives == "sequence"
 
     def forward(x: Tensor) -> Tensor:
         bias = getattr(module, "bias", None)
-        with _standing_in(module, {"bias": _nothing_like(module, bias)}):
-            out = inner(take(x, line, SPLIT) if reads == "replicate" else x)
-        out = leave(out, line, sequence=sequence)
+        with _parameters_replaced(module, {"bias": _zero_bias(module, bias)}):
+            out = inner(take(x, ranks, SPLIT) if reads == "replicate" else x)
+        out = leave(out, ranks, sequence=sequence)
         if bias is None:
             return out
-        return out + (enter(bias, line) if sequence else bias)
+        return out + (enter(bias, ranks) if sequence else bias)
 
     return forward
 
 
-def _nothing_like(module: nn.Module, bias: Tensor | None) -> Tensor | None:
-    """What a layer adds where the bias is added later: GPT-2's layer must add something."""
+def _zero_bias(module: nn.Module, bias: Tensor | None) -> Tensor | None:
+    """Return a zero bias if the bias is added later; GPT-2's layer must add something."""
     return torch.zeros_like(bias) if bias is not None and is_transposed(module) else None
 
 
-def _by_vocabulary(
-    layer: Layer, module: nn.Embedding, inner: _Forward, line: Line, on_undo: OnUndo
+def _vocabulary_sharded(
+    layer: Layer, module: nn.Embedding, inner: _Forward, ranks: TensorRanks, on_undo: OnUndo
 ) -> _Forward:
     _, gives = layouts_of(layer)
     count = module.weight.shape[0]
-    first = count * line.rank
+    first = count * ranks.rank
     padding = module.padding_idx
-    if padding is not None:  # its row is on one rank
+    if padding is not None:  # its row is on one rank only
         module.padding_idx = padding - first if first <= padding < first + count else None
         on_undo(functools.partial(setattr, module, "padding_idx", padding))
 
@@ -100,42 +108,42 @@ def _by_vocabulary(
         elsewhere = (local < 0) | (local >= count)
         out = inner(local.masked_fill(elsewhere, 0))
         out = out.masked_fill(elsewhere.unsqueeze(-1), 0.0)
-        return leave(out, line, sequence=gives == "sequence")
+        return leave(out, ranks, sequence=gives == "sequence")
 
     return forward
 
 
-def _summed(layer: Layer, inner: _Forward, line: Line) -> _Forward:
-    """Around a layer that is whole and computes a part: its gradients are summed."""
+def _summed(layer: Layer, inner: _Forward, ranks: TensorRanks) -> _Forward:
+    """Wrap a replicated layer that computes a part: its gradients are summed."""
     module = layer.module
 
     def forward(*args: Any, **kwargs: Any) -> Tensor:
-        found = {name: enter(p, line) for name, p in module._parameters.items() if p is not None}  # noqa: SLF001 - what forward reads
-        with _standing_in(module, found):
+        entered = {name: enter(p, ranks) for name, p in module._parameters.items() if p is not None}  # noqa: SLF001 - read by forward
+        with _parameters_replaced(module, entered):
             return inner(*args, **kwargs)
 
     return forward
 
 
-def _relaid(layer: Layer, inner: _Forward, line: Line) -> _Forward:
-    """Around a layer that is whole and computes all: only what it reads and gives changes."""
+def _redistributed(layer: Layer, inner: _Forward, ranks: TensorRanks) -> _Forward:
+    """Wrap a replicated layer that computes everything: redistribute its input and output."""
     reads, gives = (_DIMS[layout] for layout in layouts_of(layer))
 
     def forward(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        out = inner(x if reads is None else gather(x, line, reads), *args, **kwargs)
-        return out if gives is None else take(out, line, gives)
+        out = inner(x if reads is None else gather(x, ranks, reads), *args, **kwargs)
+        return out if gives is None else take(out, ranks, gives)
 
     return forward
 
 
-def _prepared(name: str, plan: Prepared, inner: _Forward, line: Line) -> Callable[..., Any]:
-    """Around a module whose layers are cut: what it reads and gives changes."""
+def _prepared(name: str, plan: Prepared, inner: _Forward, ranks: TensorRanks) -> Callable[..., Any]:
+    """Wrap a module of sharded layers: redistribute its inputs and outputs."""
     named = dict(plan.kwargs)
 
     def relay(what: str, values: tuple[Any, ...], moves: tuple[Move, ...]) -> tuple[Any, ...]:
         if len(values) != len(moves):
             raise EngineError(
-                f"tensor_parallel_plan(): {name}: {what}_layouts must say one layout for each "
+                f"tensor_parallel_plan(): {name}: {what}_layouts must have one layout for each "
                 f"{what}, or None; got {len(moves)} for {len(values)}"
             )
         return tuple(moved(*pair) for pair in zip(values, moves, strict=True))
@@ -144,13 +152,13 @@ def _prepared(name: str, plan: Prepared, inner: _Forward, line: Line) -> Callabl
         if move is None or move[0] == move[1]:
             return value
         if not isinstance(value, Tensor):
-            found = type(value).__name__
+            kind = type(value).__name__
             raise EngineError(
-                f"tensor_parallel_plan(): {name}: only tensors have a layout, got {found}; say None"
+                f"tensor_parallel_plan(): {name}: only tensors have a layout, got {kind}; use None"
             )
         origin, target = (_DIMS[layout] for layout in move)
-        whole = value if origin is None else gather(value, line, origin)
-        return whole if target is None else take(whole, line, target)
+        full = value if origin is None else gather(value, ranks, origin)
+        return full if target is None else take(full, ranks, target)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         if plan.args is not None:
@@ -167,12 +175,12 @@ def _prepared(name: str, plan: Prepared, inner: _Forward, line: Line) -> Callabl
 
 
 @contextmanager
-def _standing_in(module: nn.Module, values: Mapping[str, Tensor | None]) -> Iterator[None]:
-    """Have a layer compute with other tensors than its parameters."""
-    own = module._parameters  # noqa: SLF001 - assignment takes parameters only
-    before = {name: own[name] for name in values if name in own}
+def _parameters_replaced(module: nn.Module, values: Mapping[str, Tensor | None]) -> Iterator[None]:
+    """Replace parameters of a layer by other tensors in the block."""
+    parameters = module._parameters  # noqa: SLF001 - assignment takes parameters only
+    before = {name: parameters[name] for name in values if name in parameters}
     try:
-        own.update({name: values[name] for name in before})  # type: ignore[misc]
+        parameters.update({name: values[name] for name in before})  # type: ignore[misc]
         yield
     finally:
-        own.update(before)
+        parameters.update(before)

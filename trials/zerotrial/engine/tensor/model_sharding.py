@@ -1,8 +1,8 @@
-"""Cuts a model's matrices over the tensor axis, and makes it whole again.
+"""Sharding of a model's matrices over the tensor axis, and its reversal.
 
-Parameters stay the plain ones that they were, with this rank's part as their value: the stages lay
-them out like any other, and stage 3 shards each part over the data axis. What moves between ranks
-is put around the forward of each layer that is cut; see
+Parameters remain plain parameters with this rank's part as their value. The stages lay them out
+like any other, and stage 3 shards each part over the data axis. The communication between ranks is
+in wrappers around the forward of each sharded layer, see
 :mod:`zerotrial.engine.tensor.redistribution`.
 """
 
@@ -26,88 +26,88 @@ from zerotrial.engine.tensor.plan import find_layers
 from zerotrial.engine.tensor.plan_validation import (
     Stages,
     cuts_of,
-    heads_that_do_not_fit,
+    differently_sharded_ties,
+    indivisible_heads,
     layouts_of,
-    other_users,
-    tied_to_cut,
-    ties_cut_otherwise,
-    unsaid_blocks,
+    tied_embeddings,
+    undeclared_blocks,
+    unplanned_users,
 )
-from zerotrial.engine.tensor.redistribution import Line
-from zerotrial.engine.tensor.shard_spec import Cut, Span, mark, unmark
+from zerotrial.engine.tensor.redistribution import TensorRanks
+from zerotrial.engine.tensor.shard_spec import ShardSpec, Span, mark, unmark
 
 if TYPE_CHECKING:
     from zerolab.config.engine.parallel import TensorParallelConfig
     from zerotrial.engine.mesh import Mesh
 
-__all__ = ["Divided", "divide"]
+__all__ = ["ShardedModel", "shard_model"]
 
 logger = logging.getLogger(__name__)
 
 _UNTIMED = NullObserver().phase
 
 
-class Divided:
-    """A model whose matrices are cut.
+class ShardedModel:
+    """Model with sharded matrices.
 
     Args:
         module: The model.
-        cuts: By the first name of each parameter that is cut.
-        line: The ranks that have its parts.
-        by_tokens: Whether activations between layers are cut along the tokens.
+        cuts: Shard specs by the first name of each sharded parameter.
+        ranks: Tensor-parallel ranks.
+        by_tokens: Whether activations between layers are sharded by tokens.
     """
 
     def __init__(
         self,
         module: nn.Module,
-        cuts: Mapping[str, Cut],
-        line: Line,
+        cuts: Mapping[str, ShardSpec],
+        ranks: TensorRanks,
         *,
         by_tokens: bool = False,
     ) -> None:
         self._module = module
         self.cuts = cuts
-        self.line = line
-        self.sharing = None if by_tokens else line
-        """The ranks that have activations between layers in common."""
+        self.ranks = ranks
+        self.sharing = None if by_tokens else ranks
+        """Ranks that have equal activations between layers."""
         self._undo: list[Callable[[], None]] = []
 
     @classmethod
-    def none(cls, module: nn.Module) -> Divided:
-        """A model of which nothing is cut."""
-        return cls(module, {}, Line(None, 0, 1, _UNTIMED))
+    def none(cls, module: nn.Module) -> ShardedModel:
+        """Return a model without sharding."""
+        return cls(module, {}, TensorRanks(None, 0, 1, _UNTIMED))
 
     def whole(self, name: str, part: Tensor) -> Tensor:
-        """Put a tensor of a parameter's shape together from all ranks. **Collective** if cut."""
+        """Gather a tensor of a parameter's shape from all ranks. **Collective** if sharded."""
         cut = self.cuts.get(name)
         if cut is None:
             return part
-        own = part.detach().contiguous()
-        found = [torch.empty_like(own) for _ in range(self.line.size)]
-        dist.all_gather(found, own, group=self.line.group)
-        return cut.join(found)
+        local = part.detach().contiguous()
+        parts = [torch.empty_like(local) for _ in range(self.ranks.size)]
+        dist.all_gather(parts, local, group=self.ranks.group)
+        return cut.join(parts)
 
-    def part(self, name: str, whole: Tensor) -> Tensor:
-        """Copy this rank's part of a tensor of a parameter's shape."""
+    def part(self, name: str, full: Tensor) -> Tensor:
+        """Return a copy of this rank's part of a tensor of a parameter's shape."""
         cut = self.cuts.get(name)
-        return whole if cut is None else cut.take(whole)
+        return full if cut is None else cut.take(full)
 
-    def shape(self, name: str, held: torch.Size) -> torch.Size:
-        """Return the shape of a whole parameter of which this rank has one of shape ``held``."""
+    def shape(self, name: str, part_shape: torch.Size) -> torch.Size:
+        """Return the full shape of a parameter of which this rank has shape ``part_shape``."""
         cut = self.cuts.get(name)
-        return held if cut is None else cut.shape
+        return part_shape if cut is None else cut.shape
 
     def span(self, name: str) -> Span | None:
-        """Where this rank's part of a parameter lies; None where it has all of it."""
+        """Return the range of this rank's part of a parameter; None if it is not sharded."""
         cut = self.cuts.get(name)
         return None if cut is None else cut.span
 
     def on_undo(self, action: Callable[[], None]) -> None:
-        """Take note of what is to be done when the model becomes whole again."""
+        """Register an action for :meth:`undo`."""
         self._undo.append(action)
 
     def undo(self) -> None:
-        """Give every rank the whole model. **Collective**."""
+        """Restore the full model on every rank. **Collective**."""
         parameters = dict(self._module.named_parameters())
         for name in self.cuts:
             parameter = parameters[name]
@@ -119,37 +119,37 @@ class Divided:
         self.cuts, self._undo = {}, []
 
 
-def divide(
+def shard_model(
     module: nn.Module,
     config: TensorParallelConfig,
     mesh: Mesh,
     device: torch.device,
     phase: Callable[[str], AbstractContextManager[None]] = _UNTIMED,
-) -> Divided:
-    """Cut a model in place, from the first rank's values. **Collective** over a model's ranks.
+) -> ShardedModel:
+    """Shard a model in place, from the first rank's values. **Collective** over a model's ranks.
 
-    Afterwards all ranks of the axis draw the same random numbers, as what is whole on each must be
-    dropped alike.
+    Afterwards all ranks of the axis draw the same random numbers, because dropout of replicated
+    activations must be equal.
 
     Args:
-        module: The model, or a pipeline stage of it; the same along the tensor axis but for its
+        module: The model, or a pipeline stage of it; equal along the tensor axis except for its
             values.
         config: The ``tensor_parallel`` block.
-        mesh: The ranks.
-        device: Where values travel.
-        phase: Times what runs inside; see :class:`~zerotrial.engine.protocols.Observer`.
+        mesh: The mesh.
+        device: Device for the transfer of values.
+        phase: Timer of phases, see :class:`~zerotrial.engine.protocols.Observer`.
 
     Raises:
-        ConfigError: If the plan does not fit the model; nothing is cut then.
+        ConfigError: If the plan does not fit the model; the model is not changed.
     """
     axis = mesh.tensor
-    if axis.size == 1 or mesh.whole is None:  # an mpu's model is cut already, by the user
-        return Divided.none(module)
+    if axis.size == 1 or mesh.whole is None:  # with an mpu the user has sharded the model
+        return ShardedModel.none(module)
     stages = Stages(mesh.pipe.group)
     layers, problems = find_layers(module, config, stages.union)
     names = {parameter: name for name, parameter in module.named_parameters()}
-    followers = tied_to_cut(module, layers)
-    cuts: dict[nn.Parameter, Cut] = {}
+    followers = tied_embeddings(module, layers)
+    cuts: dict[nn.Parameter, ShardSpec] = {}
     for layer in [*layers, *followers]:
         for parameter, cut in cuts_of(layer, axis, problems):
             if cuts.setdefault(parameter, cut) != cut:
@@ -157,75 +157,80 @@ def divide(
                     f"{layer.name}: cuts {names[parameter]} along dimension {cut.dim}, and a layer "
                     f"that shares it along dimension {cuts[parameter].dim}; cut both alike"
                 )
-    problems += other_users(module, [*layers, *followers], cuts, names)
-    problems += heads_that_do_not_fit(module, axis.size)
-    problems += ties_cut_otherwise(module, cuts, names, stages)
-    if problems := sorted(stages.union(set(problems))):  # each stage has layers of its own
+    problems += unplanned_users(module, [*layers, *followers], cuts, names)
+    problems += indivisible_heads(module, axis.size)
+    problems += differently_sharded_ties(module, cuts, names, stages)
+    # Each stage has different layers, so problems are merged: all ranks raise, or none.
+    if problems := sorted(stages.union(set(problems))):
         raise ConfigError("tensor_parallel", problems)
-    line = Line(axis.group, axis.rank, axis.size, phase)
+    ranks = TensorRanks(axis.group, axis.rank, axis.size, phase)
     broadcast_module(module, axis, device)
-    _draw_alike(line, device)
+    _synchronize_random_state(ranks, device)
     for parameter, cut in cuts.items():
         parameter.data = cut.take(parameter.data)
         mark(parameter, cut)
     by_tokens = any("sequence" in layouts_of(layer) for layer in layers)
-    divided = Divided(
+    divided = ShardedModel(
         module,
         {names[parameter]: cut for parameter, cut in cuts.items()},
-        line,
+        ranks,
         by_tokens=any(stages.allgather(by_tokens)),
     )
     for layer in [*layers, *followers]:
-        wrap(layer, line, divided.on_undo)
-    _watch(module, divided)
+        wrap(layer, ranks, divided.on_undo)
+    _check_batches(module, divided)
     watch_first_batch(module, [*layers, *followers], axis.size)
     if mesh.saving.rank == 0:
-        for text in unsaid_blocks(layers):
+        for text in undeclared_blocks(layers):
             logger.warning("%s", text)
     return divided
 
 
-def _draw_alike(line: Line, device: torch.device) -> None:
-    """Give every rank the first one's random state."""
+def _synchronize_random_state(ranks: TensorRanks, device: torch.device) -> None:
+    """Copy the first rank's random state to every rank."""
     state = [torch.get_rng_state()]
-    dist.broadcast_object_list(state, group=line.group, group_src=0)
+    dist.broadcast_object_list(state, group=ranks.group, group_src=0)
     torch.set_rng_state(state[0])
     if device.type == "cuda":
         on_device = [torch.cuda.get_rng_state(device)]
-        dist.broadcast_object_list(on_device, group=line.group, group_src=0)
+        dist.broadcast_object_list(on_device, group=ranks.group, group_src=0)
         torch.cuda.set_rng_state(on_device[0], device)
 
 
-def _watch(module: nn.Module, divided: Divided) -> None:
-    """See to it that the ranks read the same micro-batch, and that no activation is kept."""
-    line = divided.line
+def _check_batches(module: nn.Module, divided: ShardedModel) -> None:
+    """Check that the ranks read the same micro-batch; drop cached activations after forward."""
+    ranks = divided.ranks
 
     def compare(_module: nn.Module, args: Any, kwargs: Any) -> None:
         handle.remove()
-        found: list[Any] = [None] * line.size
-        dist.all_gather_object(found, _fingerprint([args, kwargs]), group=line.group)
-        if any(one != found[0] for one in found):
+        fingerprints: list[Any] = [None] * ranks.size
+        dist.all_gather_object(fingerprints, _fingerprint([args, kwargs]), group=ranks.group)
+        if any(fingerprint != fingerprints[0] for fingerprint in fingerprints):
             raise EngineError(
-                "tensor_parallel: the ranks that have one model between them must read the same "
-                "micro-batch, and the first one differs; let loaders divide the data by "
-                "engine.mesh.data.rank and .size, not by all ranks"
+                "tensor_parallel: the ranks of one model replica must read the same micro-batch, "
+                "but the first one differs; let loaders divide the data by engine.mesh.data.rank "
+                "and .size, not by all ranks"
             )
 
     def forget(*_: Any) -> None:
-        line.entered.forget()
+        ranks.entered.forget()
 
     handle = module.register_forward_pre_hook(compare, with_kwargs=True)
     module.register_forward_hook(forget)
 
 
 def _fingerprint(value: Any) -> list[Any]:
-    """Shapes and sums of all tensors, cheap and good enough to tell two batches apart."""
+    """Return shapes and sums of all tensors: cheap, and enough to distinguish batches."""
     if isinstance(value, Tensor):
         wide = value.detach().double().reshape(-1)
-        at = torch.arange(1, wide.numel() + 1, dtype=torch.float64, device=wide.device)
-        return [tuple(value.shape), str(float(wide.sum())), str(float(torch.dot(wide, at.sqrt())))]
+        positions = torch.arange(1, wide.numel() + 1, dtype=torch.float64, device=wide.device)
+        return [
+            tuple(value.shape),
+            str(float(wide.sum())),
+            str(float(torch.dot(wide, positions.sqrt()))),
+        ]
     if isinstance(value, Mapping):
         return [part for key in sorted(map(str, value)) for part in _fingerprint(value[key])]
     if isinstance(value, list | tuple):
-        return [part for one in value for part in _fingerprint(one)]
+        return [part for item in value for part in _fingerprint(item)]
     return []

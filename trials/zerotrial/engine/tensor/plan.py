@@ -1,4 +1,4 @@
-"""Which layers of a model are cut, and how: from the file, the model itself, or its library."""
+"""Tensor-parallel plan: from the configuration, the model, or its library."""
 
 from __future__ import annotations
 
@@ -15,105 +15,105 @@ from zerolab.config.engine.parallel import LayerPlan, TensorParallelConfig, laye
 
 __all__ = ["Layer", "Move", "Prepared", "find_layers"]
 
-_OWN = "tensor_parallel_plan"
+_PLAN_ATTRIBUTE = "tensor_parallel_plan"
 
 
 Move = tuple[str, str] | None
-"""From which layout to which; None leaves a value as it is."""
+"""Source and target layout; None leaves a value unchanged."""
 
 
 class Prepared(LayerPlan):
-    """What one of torch's ``PrepareModule`` styles says: what a module reads and gives is relaid.
+    """Plan of a torch ``PrepareModule`` style: inputs and outputs are redistributed.
 
-    Whatever the module computes inside, gradients of what is whole are whole too: layers that are
-    cut see to it.
+    Gradients of replicated values are complete whatever the module contains: its sharded layers
+    ensure it.
     """
 
     args: tuple[Move, ...] | None = None
-    """Of the arguments by place; None leaves all as they are."""
+    """Moves of positional arguments; None leaves them unchanged."""
 
     kwargs: tuple[tuple[str, Move], ...] = ()
-    """Of those by name."""
+    """Moves of keyword arguments."""
 
     outputs: tuple[Move, ...] | None = None
-    """Of what the module returns."""
+    """Moves of outputs."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A module, and what the plan says about it."""
+    """Module with its plan."""
 
     name: str
     module: nn.Module
     plan: LayerPlan
     of_library: bool = False
-    """The plan is the library's own, not the user's."""
+    """Whether the plan is the library's, not the user's."""
 
 
 def find_layers(
     module: nn.Module,
     config: TensorParallelConfig,
-    fitting: Callable[[set[str]], set[str]] = lambda own: own,
+    fitting: Callable[[set[str]], set[str]] = lambda local_part: local_part,
 ) -> tuple[list[Layer], list[str]]:
     """Match a plan with the modules of a model.
 
     Args:
-        module: The whole model, or a pipeline stage of it.
+        module: The model, or a pipeline stage of it.
         config: The ``tensor_parallel`` block.
-        fitting: Makes of the patterns that fit a layer here those that fit one anywhere.
+        fitting: Merges the patterns that match here with those of other stages.
 
     Returns:
-        The layers, in the model's order, and what is wrong with the plan.
+        The layers in the model's order, and the problems of the plan.
     """
     if config.plan != "auto":
         return _match(module, config.plan, "tensor_parallel.plan", fitting)
-    own = getattr(module, _OWN, None)
-    if own is not None:
-        given = own() if callable(own) else own
-        plans, problems = _read(given)
-        layers, more = _match(module, plans, f"{_OWN}()", fitting)
+    model_plan = getattr(module, _PLAN_ATTRIBUTE, None)
+    if model_plan is not None:
+        plan_source = model_plan() if callable(model_plan) else model_plan
+        plans, problems = _read(plan_source)
+        layers, more = _match(module, plans, f"{_PLAN_ATTRIBUTE}()", fitting)
         return layers, problems + more
-    given = dict(_of_library(module))
-    if not given:
+    plan_source = dict(_library_plans(module))
+    if not plan_source:
         return [], [
             f"tensor_parallel.plan: 'auto' asks the model, and {type(module).__name__} has neither "
-            f"{_OWN}() nor a tp_plan; map names of its layers to styles, as in "
+            f"{_PLAN_ATTRIBUTE}() nor a tp_plan; map names of its layers to styles, as in "
             '{"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}'
         ]
-    plans, problems = _read(given)
-    known = dict(module.named_modules())
-    # A library's plan may name what this model was built without; parameters of experts, too.
-    found = [p for p in problems if any(_fits(p.partition(": ")[0], name) for name in known)]
+    plans, problems = _read(plan_source)
+    names = dict(module.named_modules())
+    # A library's plan may name modules that this model lacks, or parameters of experts.
+    relevant = [p for p in problems if any(_matches(p.partition(": ")[0], name) for name in names)]
     layers, more = _match(module, plans, "the model's tp_plan", lambda _: set(plans))
     layers = [replace(layer, of_library=True) for layer in layers]
-    if not layers and not more and not found:
+    if not layers and not more and not relevant:
         more = [f"the model's tp_plan: fits no layer of {type(module).__name__}; give a plan"]
-    return layers, found + more
+    return layers, relevant + more
 
 
-def _read(given: Any) -> tuple[dict[str, LayerPlan], list[str]]:
-    """Read a plan of the model's own: names of styles, torch's styles, or mappings."""
-    if not isinstance(given, Mapping):
-        return {}, [f"{_OWN}(): must return a mapping of names to styles, got {given!r}"]
+def _read(plan: Any) -> tuple[dict[str, LayerPlan], list[str]]:
+    """Read a model's plan: names of styles, torch's styles, or mappings."""
+    if not isinstance(plan, Mapping):
+        return {}, [f"{_PLAN_ATTRIBUTE}(): must return a mapping of names to styles, got {plan!r}"]
     plans, problems = {}, []
-    for name, style in given.items():
+    for name, style in plan.items():
         try:
-            written = layer_plan(_of_torch(style))
+            written = layer_plan(_from_torch_style(style))
             plans[str(name)] = LayerPlan.model_validate(written)
         except ValidationError as error:
-            problems += [f"{name}: {one['msg']}, got {one['input']!r}" for one in error.errors()]
+            problems += [f"{name}: {item['msg']}, got {item['input']!r}" for item in error.errors()]
         except ValueError as error:
             problems.append(f"{name}: {error}")
     return plans, problems
 
 
-def _of_torch(style: Any) -> Any:
-    """Read one of torch's styles; anything else is left as it is."""
+def _from_torch_style(style: Any) -> Any:
+    """Convert one of torch's styles; return anything else unchanged."""
     kind = type(style).__name__
     if not type(style).__module__.startswith("torch.distributed.tensor.parallel"):
         return style
     if kind == "SequenceParallel":
-        dims = {getattr(place, "dim", None) for place in (style.sequence_sharding)}
+        dims = {getattr(placement, "dim", None) for placement in (style.sequence_sharding)}
         if dims != {1}:
             raise ValueError(f"SequenceParallel: tokens must lie along dimension 1, got {dims}")
         return "sequence"
@@ -125,7 +125,7 @@ def _of_torch(style: Any) -> Any:
     if kind not in ("ColwiseParallel", "RowwiseParallel"):
         raise ValueError(
             f"must be ColwiseParallel, RowwiseParallel, SequenceParallel or a PrepareModule style, "
-            f"got {kind}; say what a layer reads and gives by their input_layouts and "
+            f"got {kind}; describe a layer's input and output by their input_layouts and "
             "output_layouts"
         )
     return {
@@ -136,13 +136,13 @@ def _of_torch(style: Any) -> Any:
 
 
 def _prepared(reads: Any, gives: Any) -> Prepared:
-    """Read a ``PrepareModule`` style; one of the two may say nothing of its side."""
+    """Convert a ``PrepareModule`` style, for inputs, outputs or both."""
     args = _moves(
         getattr(reads, "input_layouts", None), getattr(reads, "desired_input_layouts", None)
     )
-    wanted = getattr(reads, "desired_input_kwarg_layouts", {})
+    desired = getattr(reads, "desired_input_kwarg_layouts", {})
     kwargs = tuple(
-        (name, _move(layout, wanted.get(name)))
+        (name, _move(layout, desired.get(name)))
         for name, layout in getattr(reads, "input_kwarg_layouts", {}).items()
     )
     outputs = _moves(
@@ -159,16 +159,16 @@ def _prepared(reads: Any, gives: Any) -> Prepared:
     )
 
 
-def _moves(layouts: Any, wanted: Any) -> tuple[Move, ...] | None:
+def _moves(layouts: Any, desired: Any) -> tuple[Move, ...] | None:
     if layouts is None:
         return None
-    return tuple(_move(*pair) for pair in zip(layouts, wanted, strict=True))
+    return tuple(_move(*pair) for pair in zip(layouts, desired, strict=True))
 
 
-def _move(layout: Any, wanted: Any) -> Move:
-    if layout is None or wanted is None:
+def _move(layout: Any, desired: Any) -> Move:
+    if layout is None or desired is None:
         return None
-    return _layout((layout,)), _layout((wanted,))
+    return _layout((layout,)), _layout((desired,))
 
 
 def _layout(layouts: Any) -> str:
@@ -177,8 +177,8 @@ def _layout(layouts: Any) -> str:
         return "replicate"
     if layout.is_partial():
         raise ValueError(
-            "must be Replicate(), Shard(1) or Shard(-1), got Partial(): a sum is made where a "
-            "rowwise layer ends; say its output_layouts"
+            "must be Replicate(), Shard(1) or Shard(-1), got Partial(): a rowwise layer sums at "
+            "its end; set its output_layouts"
         )
     dim = getattr(layout, "dim", None)
     if dim not in (1, -1):
@@ -189,8 +189,8 @@ def _layout(layouts: Any) -> str:
     return "sequence" if dim == 1 else "split"
 
 
-def _of_library(module: nn.Module) -> Iterator[tuple[str, str]]:
-    """Collect what a Hugging Face model, and the models inside of it, say about their layers."""
+def _library_plans(module: nn.Module) -> Iterator[tuple[str, str]]:
+    """Yield the plans of a Hugging Face model and of the models inside of it."""
     for prefix, part in module.named_modules():
         dot = f"{prefix}." if prefix else ""
         plans = [getattr(part, "_tp_plan", None)]
@@ -212,13 +212,13 @@ def _match(
     used: set[str] = set()
     modules = {name: part for name, part in module.named_modules() if name}
     for name, part in modules.items():
-        here = [pattern for pattern in plans if _fits(pattern, name)]
-        used.update(here)
-        if len({plans[pattern] for pattern in here}) > 1:
-            both = " and ".join(map(repr, here))
+        patterns = [pattern for pattern in plans if _matches(pattern, name)]
+        used.update(patterns)
+        if len({plans[pattern] for pattern in patterns}) > 1:
+            both = " and ".join(map(repr, patterns))
             problems.append(f"{origin}: {name} fits {both}; keep one of the patterns")
-        elif here:
-            layers.append(Layer(name, part, plans[here[0]]))
+        elif patterns:
+            layers.append(Layer(name, part, plans[patterns[0]]))
     problems += [
         f"{origin}: {pattern!r} fits no layer{_closest(pattern, modules)}"
         for pattern in plans.keys() - everywhere(used)
@@ -226,10 +226,11 @@ def _match(
     return layers, sorted(problems)
 
 
-def _fits(pattern: str, name: str) -> bool:
-    wanted, found = pattern.split("."), name.split(".")
-    return len(wanted) == len(found) and all(
-        fnmatch.fnmatchcase(part, sample) for part, sample in zip(found, wanted, strict=True)
+def _matches(pattern: str, name: str) -> bool:
+    pattern_parts, name_parts = pattern.split("."), name.split(".")
+    return len(pattern_parts) == len(name_parts) and all(
+        fnmatch.fnmatchcase(part, sample)
+        for part, sample in zip(name_parts, pattern_parts, strict=True)
     )
 
 

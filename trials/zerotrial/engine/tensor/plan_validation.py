@@ -1,4 +1,4 @@
-"""Which parameters of a layer are cut and how, and whether a plan fits a model."""
+"""Validation of a plan against a model, and shard specs of its layers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 from zerotrial.engine.comm.ranks import GroupRanks
 from zerotrial.engine.mesh import tie_of
 from zerotrial.engine.tensor.plan import Layer
-from zerotrial.engine.tensor.shard_spec import Cut
+from zerotrial.engine.tensor.shard_spec import ShardSpec
 
 if TYPE_CHECKING:
     from zerolab.config.engine.parallel import LayerPlan
@@ -19,23 +19,25 @@ if TYPE_CHECKING:
 __all__ = [
     "Stages",
     "cuts_of",
-    "heads_that_do_not_fit",
+    "differently_sharded_ties",
+    "indivisible_heads",
     "is_transposed",
     "layouts_of",
-    "other_users",
-    "tied_to_cut",
-    "ties_cut_otherwise",
-    "unsaid_blocks",
+    "tied_embeddings",
+    "undeclared_blocks",
+    "unplanned_users",
 ]
 
 _READS = {"colwise": "replicate", "rowwise": "split", "sequence": "sequence"}
 _GIVES = {"colwise": "split", "rowwise": "replicate", "sequence": "sequence"}
 
 
-def cuts_of(layer: Layer, axis: Axis, problems: list[str]) -> Iterator[tuple[nn.Parameter, Cut]]:
-    """Yield the parameters of one layer that are cut; what cannot be goes to ``problems``."""
+def cuts_of(
+    layer: Layer, axis: Axis, problems: list[str]
+) -> Iterator[tuple[nn.Parameter, ShardSpec]]:
+    """Yield the sharded parameters of one layer; add problems to ``problems``."""
     module, plan = layer.module, layer.plan
-    problem = _unusable(layer)
+    problem = _layer_problem(layer)
     if problem is not None:
         problems.append(f"{layer.name}: {problem}")
         return
@@ -53,21 +55,21 @@ def cuts_of(layer: Layer, axis: Axis, problems: list[str]) -> Iterator[tuple[nn.
                 "tensor_parallel.size"
             )
             continue
-        yield parameter, Cut(parameter.shape, dim, axis.rank, axis.size, plan.blocks)
+        yield parameter, ShardSpec(parameter.shape, dim, axis.rank, axis.size, plan.blocks)
 
 
-def _unusable(layer: Layer) -> str | None:
+def _layer_problem(layer: Layer) -> str | None:
     module, plan = layer.module, layer.plan
     if any(parameter.is_meta for parameter in module.parameters()):
         return "must hold values, got the meta device"
     if plan.style in ("colwise", "rowwise"):
-        problem = _uncuttable(module, plan)
+        problem = _sharding_problem(module, plan)
     else:
         problem = "blocks: must be 1 where nothing is cut" if plan.blocks > 1 else None
-    return problem or _unreadable(layer)
+    return problem or _layout_problem(layer)
 
 
-def _uncuttable(module: nn.Module, plan: LayerPlan) -> str | None:
+def _sharding_problem(module: nn.Module, plan: LayerPlan) -> str | None:
     if isinstance(module, nn.Embedding):
         if module.max_norm is not None or module.sparse or module.scale_grad_by_freq:
             return "max_norm, sparse and scale_grad_by_freq must be off in an embedding"
@@ -80,28 +82,28 @@ def _uncuttable(module: nn.Module, plan: LayerPlan) -> str | None:
     )
 
 
-def _unreadable(layer: Layer) -> str | None:
-    """What is wrong with what a cut layer is to read and give."""
+def _layout_problem(layer: Layer) -> str | None:
+    """Return the problem of a sharded layer's input or output layout."""
     style = layer.plan.style
     allowed = {
         "colwise": (("replicate", "sequence"), ("split", "replicate")),
         "rowwise": (("split", "replicate"), ("replicate", "sequence")),
     }
-    for which, layout, known in zip(
+    for which, layout, supported in zip(
         ("input", "output"), layouts_of(layer), allowed.get(style, ()), strict=False
     ):
-        if layout not in known:
-            return f"{which}: must be {' or '.join(known)} of a {style} layer, got {layout}"
+        if layout not in supported:
+            return f"{which}: must be {' or '.join(supported)} of a {style} layer, got {layout}"
     return None
 
 
 def is_transposed(module: nn.Module) -> bool:
-    """Whether it is the linear layer of GPT-2's library, whose weight is (inputs, outputs)."""
+    """Return whether a module is GPT-2's linear layer, whose weight is (inputs, outputs)."""
     return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
 
 
 def _dims(module: nn.Module, plan: LayerPlan) -> dict[str, int]:
-    """Parameters of a layer that are cut, and along which dimension."""
+    """Return the sharded parameters of a layer, with their dimensions."""
     if plan.style == "colwise":
         if isinstance(module, nn.Embedding):
             return {"weight": 1}
@@ -113,13 +115,13 @@ def _dims(module: nn.Module, plan: LayerPlan) -> dict[str, int]:
     return {}
 
 
-def unsaid_blocks(layers: list[Layer]) -> Iterator[str]:
-    """Find what may be query, key and value in one matrix, of which nobody has said so.
+def undeclared_blocks(layers: list[Layer]) -> Iterator[str]:
+    """Find matrices that may contain query, key and value, without ``blocks`` in the plan.
 
-    Cut in one, a rank would have all of the query and some of the key, say: the sums go on, and
-    are others. A library's own plan is believed.
+    Sharded as one, a rank would have all of the query and some of the key, for instance: the
+    result would be wrong without an error. A library's plan is trusted.
     """
-    found = [
+    names = [
         layer.name
         for layer in layers
         if layer.plan.style == "colwise"
@@ -127,17 +129,17 @@ def unsaid_blocks(layers: list[Layer]) -> Iterator[str]:
         and "blocks" not in layer.plan.model_fields_set
         and _is_threefold(layer.module)
     ]
-    if found:
-        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    if names:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         yield (
-            f"tensor_parallel.plan: {found[0]}{more}: three times as many outputs as inputs, cut "
-            'as one; where query, key and value lie one after the other say "blocks": 3, and where '
-            'nothing does "blocks": 1'
+            f"tensor_parallel.plan: {names[0]}{more}: three times as many outputs as inputs, "
+            'sharded as one; for query, key and value in one matrix set "blocks": 3, otherwise '
+            'set "blocks": 1'
         )
 
 
 def _is_threefold(module: nn.Module) -> bool:
-    """Whether a linear layer gives three times as many features as it reads."""
+    """Return whether a linear layer has three times as many outputs as inputs."""
     if isinstance(module, nn.Linear):
         return module.out_features == 3 * module.in_features
     if not is_transposed(module):
@@ -146,8 +148,8 @@ def _is_threefold(module: nn.Module) -> bool:
     return weight.shape[1] == 3 * weight.shape[0]
 
 
-def tied_to_cut(module: nn.Module, layers: list[Layer]) -> list[Layer]:
-    """Embeddings that the plan leaves out, whose vocabulary a layer of it cuts: they follow."""
+def tied_embeddings(module: nn.Module, layers: list[Layer]) -> list[Layer]:
+    """Return embeddings without a plan whose vocabulary a planned layer shards: they follow."""
     heads = {
         getattr(layer.module, "weight", None)
         for layer in layers
@@ -165,13 +167,13 @@ def tied_to_cut(module: nn.Module, layers: list[Layer]) -> list[Layer]:
     ]
 
 
-def other_users(
+def unplanned_users(
     module: nn.Module,
     layers: list[Layer],
-    cuts: Mapping[nn.Parameter, Cut],
+    cuts: Mapping[nn.Parameter, ShardSpec],
     names: Mapping[nn.Parameter, str],
 ) -> Iterator[str]:
-    """Find modules that have a cut parameter and no plan: they would read a part for the whole."""
+    """Find modules without a plan that share a sharded parameter: they would read a part."""
     planned = {layer.module for layer in layers}
     for name, part in module.named_modules():
         for parameter in part.parameters(recurse=False):
@@ -179,38 +181,38 @@ def other_users(
                 yield f"{name}: shares {names[parameter]}, which is cut; give it a plan too"
 
 
-def ties_cut_otherwise(
+def differently_sharded_ties(
     module: nn.Module,
-    cuts: Mapping[nn.Parameter, Cut],
+    cuts: Mapping[nn.Parameter, ShardSpec],
     names: Mapping[nn.Parameter, str],
     stages: Stages,
 ) -> list[str]:
-    """Find weights that pipeline stages share, and cut in different ways. **Collective**."""
-    own = {}
+    """Find weights shared by pipeline stages but sharded differently. **Collective**."""
+    local = {}
     for parameter in module.parameters():
         tie, cut = tie_of(parameter), cuts.get(parameter)
         if tie is not None:
-            own[tie.key] = (names[parameter], None if cut is None else cut.dim)
-    everyone = stages.allgather(own)
+            local[tie.key] = (names[parameter], None if cut is None else cut.dim)
+    by_stage = stages.allgather(local)
     return [
         f"{name}: must be cut as {other} is, which is the same weight on another pipeline stage; "
         "name both in the plan (an embedding 'rowwise', a head 'colwise')"
-        for key, (name, dim) in own.items()
-        for other, other_dim in [found[key] for found in everyone if key in found]
+        for key, (name, dim) in local.items()
+        for other, other_dim in [stage_ties[key] for stage_ties in by_stage if key in stage_ties]
         if other_dim != dim
     ]
 
 
 class Stages(GroupRanks):
-    """The pipeline stages, of which each has layers of its own."""
+    """Pipeline stages, each with different layers."""
 
-    def union(self, own: set[str]) -> set[str]:
-        """Put together what all have. **Collective**."""
-        return set().union(*self.allgather(own))
+    def union(self, local: set[str]) -> set[str]:
+        """Merge the sets of all stages. **Collective**."""
+        return set().union(*self.allgather(local))
 
 
-def heads_that_do_not_fit(module: nn.Module, size: int) -> Iterator[str]:
-    """Find a library's model whose heads the ranks cannot share out."""
+def indivisible_heads(module: nn.Module, size: int) -> Iterator[str]:
+    """Find a library model whose number of heads is not divisible by the ranks."""
     config = getattr(module, "config", None)
     config = getattr(config, "text_config", config)
     for name in ("num_attention_heads", "num_key_value_heads"):
@@ -220,7 +222,7 @@ def heads_that_do_not_fit(module: nn.Module, size: int) -> Iterator[str]:
 
 
 def layouts_of(layer: Layer) -> tuple[str, str]:
-    """Return what a layer reads and what it gives."""
+    """Return the input and output layout of a layer."""
     style = layer.plan.style
     reads = layer.plan.input or _READS.get(style, "replicate")
     if isinstance(layer.module, nn.Embedding) and layer.plan.input is None:

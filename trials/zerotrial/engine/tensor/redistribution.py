@@ -1,22 +1,22 @@
-"""How activations pass from one layout to another between tensor-parallel ranks, and back.
+"""Redistribution of activations between layouts of tensor-parallel ranks.
 
 T ranks; an activation is
 
-- **replicate**: whole on every rank, and its gradient too;
-- **split**: cut along its last dimension, features or heads;
-- **sequence**: cut along dimension 1, the tokens;
-- in **parts** that are still to be summed: what a matrix cut by rows gives.
+- **replicate**: full on every rank, and so is its gradient;
+- **split**: sharded along its last dimension, features or heads;
+- **sequence**: sharded along dimension 1, the tokens;
+- **partial**: to be summed over ranks, such as the output of a matrix sharded by rows.
 
-What enters a cut matrix comes back in parts too, as gradients: each rank knows what its own columns
-have to say. Hence forward and backward are each other's mirror:
+The gradient of a sharded matrix's input is partial, too, because each rank only knows the
+contribution of its own columns. Hence forward and backward mirror each other:
 
 ======================  ============================  ==========================
 step                    forward                       backward
 ======================  ============================  ==========================
 :func:`enter`           nothing; or gather            sum; or sum and scatter
 :func:`leave`           sum; or sum and scatter       nothing; or gather
-:func:`gather`          gather                        take one's own part
-:func:`take`            take one's own part           gather
+:func:`gather`          gather                        take the local part
+:func:`take`            take the local part           gather
 ======================  ============================  ==========================
 
 References:
@@ -38,45 +38,45 @@ from torch import Tensor
 from zerotrial.engine.comm.communicator import Traffic
 from zerotrial.engine.comm.timed_collectives import COMMUNICATION
 
-__all__ = ["SEQUENCE", "SPLIT", "Line", "enter", "gather", "leave", "take"]
+__all__ = ["SEQUENCE", "SPLIT", "TensorRanks", "enter", "gather", "leave", "take"]
 
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-"""Under the name that the newest torch has for it."""
+"""The function under its newest name."""
 
 SEQUENCE, SPLIT = 1, -1
-"""Dimensions along which activations are cut."""
+"""Dimensions along which activations are sharded."""
 
 
 @dataclass
 class _Entered:
-    """What entered last."""
+    """Last activation that entered."""
 
     source: Tensor | None = None
     key: tuple[int, bool, bool] | None = None
     result: Tensor | None = None
 
     def forget(self) -> None:
-        """Keep no activation alive."""
+        """Drop references to activations."""
         self.source = self.key = self.result = None
 
 
 @dataclass(frozen=True)
-class Line:
-    """The ranks along the tensor axis."""
+class TensorRanks:
+    """Ranks along the tensor axis."""
 
     group: Any
     rank: int
     size: int
     phase: Callable[[str], AbstractContextManager[None]]
-    """Times what runs inside; see :class:`~zerotrial.engine.protocols.Observer`."""
+    """Timer of phases, see :class:`~zerotrial.engine.protocols.Observer`."""
 
     traffic: Traffic = field(default_factory=Traffic)
-    """Elements of activations and their gradients, counted as everywhere in the engine."""
+    """Elements of activations and their gradients, counted as elsewhere in the engine."""
 
     entered: _Entered = field(default_factory=_Entered)
 
     def sum(self, values: Tensor) -> Tensor:
-        """Add up all ranks' values. **Collective**."""
+        """Sum all ranks' values. **Collective**."""
         total = values.clone(memory_format=torch.contiguous_format)
         with self.phase(COMMUNICATION):
             dist.all_reduce(total, group=self.group)
@@ -84,25 +84,25 @@ class Line:
         return total
 
     def gather(self, values: Tensor, dim: int) -> Tensor:
-        """Put all ranks' values together along a dimension. **Collective**."""
-        own = values.contiguous()
-        found = [torch.empty_like(own) for _ in range(self.size)]
+        """Concatenate all ranks' values along a dimension. **Collective**."""
+        local = values.contiguous()
+        gathered = [torch.empty_like(local) for _ in range(self.size)]
         with self.phase(COMMUNICATION):
-            dist.all_gather(found, own, group=self.group)
-        self.traffic.add("all_gather", self.size * own.numel())
-        return torch.cat(found, dim=dim)
+            dist.all_gather(gathered, local, group=self.group)
+        self.traffic.add("all_gather", self.size * local.numel())
+        return torch.cat(gathered, dim=dim)
 
     def scatter(self, values: Tensor, dim: int) -> Tensor:
-        """Add up all ranks' values, and keep this rank's part along a dimension. **Collective**."""
+        """Sum all ranks' values, and return this rank's part along a dimension. **Collective**."""
         parts = torch.stack(self._parts(values, dim))  # (T, ...)
-        own = torch.empty_like(parts[0])
+        local = torch.empty_like(parts[0])
         with self.phase(COMMUNICATION):
-            _reduce_scatter(own.view(-1), parts.view(-1), group=self.group)
+            _reduce_scatter(local.view(-1), parts.view(-1), group=self.group)
         self.traffic.add("reduce_scatter", parts.numel())
-        return own
+        return local
 
-    def own(self, values: Tensor, dim: int) -> Tensor:
-        """Copy this rank's part along a dimension."""
+    def local_part(self, values: Tensor, dim: int) -> Tensor:
+        """Return a copy of this rank's part along a dimension."""
         return self._parts(values, dim)[self.rank].clone(memory_format=torch.contiguous_format)
 
     def _parts(self, values: Tensor, dim: int) -> tuple[Tensor, ...]:
@@ -119,30 +119,30 @@ class Line:
 
 class _Enter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, line: Line) -> Tensor:
-        ctx.line = line
+    def forward(ctx: Any, x: Tensor, ranks: TensorRanks) -> Tensor:
+        ctx.ranks = ranks
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return ctx.line.sum(gradients[0]), None
+        return ctx.ranks.sum(gradients[0]), None
 
 
 class _EnterGathered(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, line: Line) -> Tensor:
-        ctx.line = line
-        return line.gather(x, SEQUENCE)
+    def forward(ctx: Any, x: Tensor, ranks: TensorRanks) -> Tensor:
+        ctx.ranks = ranks
+        return ranks.gather(x, SEQUENCE)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return ctx.line.scatter(gradients[0], SEQUENCE), None
+        return ctx.ranks.scatter(gradients[0], SEQUENCE), None
 
 
 class _Leave(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, line: Line) -> Tensor:
-        return line.sum(x)
+    def forward(ctx: Any, x: Tensor, ranks: TensorRanks) -> Tensor:
+        return ranks.sum(x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
@@ -151,76 +151,76 @@ class _Leave(torch.autograd.Function):
 
 class _LeaveScattered(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, line: Line) -> Tensor:
-        ctx.line = line
-        return line.scatter(x, SEQUENCE)
+    def forward(ctx: Any, x: Tensor, ranks: TensorRanks) -> Tensor:
+        ctx.ranks = ranks
+        return ranks.scatter(x, SEQUENCE)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return ctx.line.gather(gradients[0], SEQUENCE), None
+        return ctx.ranks.gather(gradients[0], SEQUENCE), None
 
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, line: Line, dim: int) -> Tensor:
-        ctx.line, ctx.dim = line, dim
-        return line.gather(x, dim)
+    def forward(ctx: Any, x: Tensor, ranks: TensorRanks, dim: int) -> Tensor:
+        ctx.ranks, ctx.dim = ranks, dim
+        return ranks.gather(x, dim)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.line.own(gradients[0], ctx.dim), None, None
+        return ctx.ranks.local_part(gradients[0], ctx.dim), None, None
 
 
 class _Take(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, line: Line, dim: int) -> Tensor:
-        ctx.line, ctx.dim = line, dim
-        return line.own(x, dim)
+    def forward(ctx: Any, x: Tensor, ranks: TensorRanks, dim: int) -> Tensor:
+        ctx.ranks, ctx.dim = ranks, dim
+        return ranks.local_part(x, dim)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.line.gather(gradients[0], ctx.dim), None, None
+        return ctx.ranks.gather(gradients[0], ctx.dim), None, None
 
 
-def enter(x: Tensor, line: Line, *, sequence: bool = False) -> Tensor:
-    """Let an activation, or a whole parameter, into what ranks compute in parts.
+def enter(x: Tensor, ranks: TensorRanks, *, sequence: bool = False) -> Tensor:
+    """Pass an activation, or a replicated parameter, into a sharded computation.
 
-    Several matrices that read one activation one after the other (query, key, value) share one
-    entrance, and so one collective in backward.
+    Consecutive matrices that read the same activation (query, key, value) share one call, and so
+    one collective in backward.
 
     Args:
-        x: The same on all ranks, or each rank's tokens.
-        line: The ranks.
+        x: Replicated activation, or each rank's tokens.
+        ranks: Tensor-parallel ranks.
         sequence: Whether it is each rank's tokens.
     """
     key = (x._version, sequence, torch.is_grad_enabled())  # noqa: SLF001 - torch's, documented
-    last = line.entered
+    last = ranks.entered
     if last.source is x and last.key == key and last.result is not None:
         return last.result
     function = _EnterGathered if sequence else _Enter
-    last.result = function.apply(x, line)  # type: ignore[no-untyped-call]
+    last.result = function.apply(x, ranks)  # type: ignore[no-untyped-call]
     last.source, last.key = x, key
     assert last.result is not None
     return last.result
 
 
-def leave(x: Tensor, line: Line, *, sequence: bool = False) -> Tensor:
-    """Sum what all ranks have computed in parts.
+def leave(x: Tensor, ranks: TensorRanks, *, sequence: bool = False) -> Tensor:
+    """Sum partial results of all ranks.
 
     Args:
-        x: This rank's part of the sum.
-        line: The ranks.
-        sequence: Whether each is to have only its tokens.
+        x: This rank's partial result.
+        ranks: Tensor-parallel ranks.
+        sequence: Whether each rank gets only its tokens.
     """
     function = _LeaveScattered if sequence else _Leave
-    return function.apply(x, line)  # type: ignore[no-untyped-call, no-any-return]
+    return function.apply(x, ranks)  # type: ignore[no-untyped-call, no-any-return]
 
 
-def gather(x: Tensor, line: Line, dim: int) -> Tensor:
-    """Make an activation whole that is cut along a dimension."""
-    return _Gather.apply(x, line, dim)  # type: ignore[no-untyped-call, no-any-return]
+def gather(x: Tensor, ranks: TensorRanks, dim: int) -> Tensor:
+    """Gather an activation that is sharded along a dimension."""
+    return _Gather.apply(x, ranks, dim)  # type: ignore[no-untyped-call, no-any-return]
 
 
-def take(x: Tensor, line: Line, dim: int) -> Tensor:
-    """Cut an activation that is whole on all ranks."""
-    return _Take.apply(x, line, dim)  # type: ignore[no-untyped-call, no-any-return]
+def take(x: Tensor, ranks: TensorRanks, dim: int) -> Tensor:
+    """Return this rank's part of a replicated activation."""
+    return _Take.apply(x, ranks, dim)  # type: ignore[no-untyped-call, no-any-return]

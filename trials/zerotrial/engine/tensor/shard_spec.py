@@ -1,4 +1,4 @@
-"""Which part of a parameter a tensor-parallel rank has.
+"""Shard specs of parameters: the part that a tensor-parallel rank has.
 
 ::
 
@@ -11,8 +11,8 @@
                                                     [ v: part 0 ]
                                                     [ v: part 1 ]
 
-Whatever the dimension and the blocks, there is a view (outer, length, inner) of the whole parameter
-of which a part has ``[:, begin:end, :]``. A checkpoint needs to know no more.
+For every dimension and number of blocks there is a view (outer, length, inner) of the full
+parameter of which a part has ``[:, begin:end, :]``. Checkpoints need nothing else.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Cut", "Span", "cut_of", "mark"]
+__all__ = ["ShardSpec", "Span", "mark", "unmark"]
 
 _MARK = "tensor_cut"
 
 
 @dataclass(frozen=True)
 class Span:
-    """Elements ``[:, begin:end, :]`` of a view (outer, length, inner) of a whole parameter."""
+    """Elements ``[:, begin:end, :]`` of a view (outer, length, inner) of a full parameter."""
 
     outer: int
     length: int
@@ -41,54 +41,54 @@ class Span:
 
     @property
     def numel(self) -> int:
-        """How many."""
+        """Number of elements."""
         return self.outer * (self.end - self.begin) * self.inner
 
     @property
     def whole_numel(self) -> int:
-        """Elements of the whole parameter."""
+        """Number of elements of the full parameter."""
         return self.outer * self.length * self.inner
 
     @property
     def in_one_piece(self) -> bool:
-        """Whether they are neighbours in the whole parameter."""
+        """Whether the elements are contiguous in the full parameter."""
         return self.outer == 1 or (self.begin, self.end) == (0, self.length)
 
     @property
     def start(self) -> int:
-        """The first one's place in the flattened whole."""
+        """Index of the first element in the flattened full parameter."""
         return self.begin * self.inner
 
-    def to_whole(self, places: Tensor) -> Tensor:
-        """Turn places in the flattened part into places in the flattened whole."""
+    def to_whole(self, indices: Tensor) -> Tensor:
+        """Convert indices of the flattened part to indices of the flattened full parameter."""
         row = (self.end - self.begin) * self.inner
-        outer = torch.div(places, row, rounding_mode="floor")
-        return places + outer * (self.length * self.inner - row) + self.start
+        outer = torch.div(indices, row, rounding_mode="floor")
+        return indices + outer * (self.length * self.inner - row) + self.start
 
-    def to_part(self, places: Tensor) -> Tensor:
-        """The other way; -1 where the part has not the element."""
+    def to_part(self, indices: Tensor) -> Tensor:
+        """Convert indices in the other direction; -1 if the part lacks the element."""
         row = (self.end - self.begin) * self.inner
-        outer = torch.div(places, self.length * self.inner, rounding_mode="floor")
-        within = places - outer * (self.length * self.inner) - self.start
+        outer = torch.div(indices, self.length * self.inner, rounding_mode="floor")
+        within = indices - outer * (self.length * self.inner) - self.start
         return torch.where((within >= 0) & (within < row), outer * row + within, -1)
 
 
 @dataclass(frozen=True)
-class Cut:
-    """How a parameter is cut, and which part this is."""
+class ShardSpec:
+    """Sharding of a parameter, and the index of this part."""
 
     shape: torch.Size
-    """Of the whole parameter."""
+    """Shape of the full parameter."""
 
     dim: int
     part: int
     parts: int
     blocks: int = 1
-    """Matrices that lie one after the other along ``dim``, each of which is cut."""
+    """Number of matrices along ``dim``, each of which is sharded."""
 
     @property
     def span(self) -> Span:
-        """Where this part's elements are."""
+        """Range of this part's elements."""
         length = self.shape[self.dim] // self.blocks
         width = length // self.parts
         begin = self.part * width
@@ -97,36 +97,31 @@ class Cut:
 
     @property
     def part_shape(self) -> torch.Size:
-        """Of each part."""
+        """Shape of each part."""
         shape = list(self.shape)
         shape[self.dim] //= self.parts
         return torch.Size(shape)
 
-    def take(self, whole: Tensor) -> Tensor:
-        """Copy this part from a whole parameter."""
+    def take(self, full: Tensor) -> Tensor:
+        """Return a copy of this part of a full parameter."""
         span = self.span
-        view = whole.reshape(span.outer, span.length, span.inner)[:, span.begin : span.end]
+        view = full.reshape(span.outer, span.length, span.inner)[:, span.begin : span.end]
         return view.reshape(self.part_shape).clone()
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """Put the parts of all ranks together."""
+        """Concatenate the parts of all ranks."""
         span = self.span
         views = [part.reshape(span.outer, -1, span.inner) for part in parts]
         return torch.cat(views, dim=1).reshape(self.shape)
 
 
-def mark(parameter: nn.Parameter, cut: Cut) -> None:
-    """Say that a parameter is cut."""
+def mark(parameter: nn.Parameter, cut: ShardSpec) -> None:
+    """Mark a parameter as sharded."""
     setattr(parameter, _MARK, cut)
     parameter.model_parallel = True  # type: ignore[attr-defined]
 
 
 def unmark(parameter: nn.Parameter) -> None:
-    """Say that it is whole."""
+    """Remove the mark of a parameter."""
     for name in (_MARK, "model_parallel"):
         vars(parameter).pop(name, None)
-
-
-def cut_of(parameter: nn.Parameter) -> Cut | None:
-    """How a parameter is cut; None where nobody has said so."""
-    return getattr(parameter, _MARK, None)
