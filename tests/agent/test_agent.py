@@ -52,8 +52,12 @@ def script(source: str, gate: Path) -> dict[str, str]:
 
 
 def wait_for_files(gate: Path, *names: str) -> None:
-    wanted = set(names)
-    until(f"{gate} holds {wanted}", lambda: {one.name for one in gate.iterdir()}, wanted.issubset)
+    expected = set(names)
+    until(
+        f"{gate} holds {expected}",
+        lambda: {entry.name for entry in gate.iterdir()},
+        expected.issubset,
+    )
 
 
 def taken(port: int) -> socket.socket | None:
@@ -101,8 +105,8 @@ def test_next_agent_delivers_logs_of_killed_one(installation: Installation, tmp_
         installation.lines(experiment_id, "agent")
     )
     for rank in (0, 1):
-        found = lines_of_rank(installation, experiment_id, rank)
-        assert found == expected_lines(rank, 500) + expected_lines(rank, 1000)
+        lines = lines_of_rank(installation, experiment_id, rank)
+        assert lines == expected_lines(rank, 500) + expected_lines(rank, 1000)
 
 
 FAMILY = """
@@ -135,9 +139,9 @@ def test_killed_agent_ends_processes_of_ranks(installation: Installation, tmp_pa
         installation.kill_agent()
         assert wait_for_end(family, DEADLINE_S)
     finally:
-        for each in family:
+        for process in family:
             with contextlib.suppress(psutil.Error):
-                each.kill()
+                process.kill()
         installation.up()
         installation.cli("experiment", "kill", str(experiment_id))
     assert installation.wait_for(experiment_id)["state"] == "CANCELED"
@@ -150,8 +154,8 @@ def test_files_are_private_for_any_umask(tmp_path: Path) -> None:
             gate = tmp_path / "gate"
             gate.mkdir()
             (gate / "go").touch()
-            found = installation.submit(tmp_path / "model", CONFIG, script(COUNT, gate))
-            assert installation.wait_for(found)["state"] == "COMPLETED"
+            experiment_id = installation.submit(tmp_path / "model", CONFIG, script(COUNT, gate))
+            assert installation.wait_for(experiment_id)["state"] == "COMPLETED"
             home = installation.home
             copies = [run / "model" for run in home.runs.iterdir()]
             until("the model's copy is removed", lambda: not any(map(Path.exists, copies)))
@@ -185,10 +189,10 @@ def test_renewed_token_keeps_runs(installation: Installation, tmp_path: Path) ->
 
 
 def test_token_renewal_without_server(tmp_path: Path) -> None:
-    nothing = Installation(tmp_path / "home")
-    first = nothing.quick("token").stdout
-    assert nothing.quick("token", "--renew").stdout != first
-    assert nothing.quick("token").stdout != first
+    empty_home = Installation(tmp_path / "home")
+    first = empty_home.quick("token").stdout
+    assert empty_home.quick("token", "--renew").stdout != first
+    assert empty_home.quick("token").stdout != first
 
 
 def test_killed_experiment_leaves_no_process(installation: Installation, tmp_path: Path) -> None:
@@ -225,7 +229,9 @@ while True:
     wait_for_files(gate, "ready_0", "ready_1")
     installation.down()
     assert (gate / "checkpoint").exists()
-    until("nothing is left", lambda: list(installation.processes()), lambda left: not left)
+    until(
+        "nothing is left", lambda: list(installation.processes()), lambda remaining: not remaining
+    )
     installation.up()
     assert installation.wait_for(experiment_id)["state"] == "COMPLETED"
     trial = installation.client.trials(experiment_id)[0]

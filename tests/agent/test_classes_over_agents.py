@@ -125,30 +125,30 @@ class Classes(Farm):
         return int(self.client.create_experiment(values, archive.pack(model))["id"])
 
     def runs(self, trial_id: int) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.client.get(f"/trials/{trial_id}/runs")["runs"]
-        return found
+        result: list[dict[str, Any]] = self.client.get(f"/trials/{trial_id}/runs")["runs"]
+        return result
 
     def await_ranks(self, number: int) -> None:
         """Wait until so many ranks of one run stand at the gate."""
         until(
             f"{number} ranks wait",
-            lambda: sorted(one.name for one in self.gate.glob(f"waits_*_of_{number}")),
+            lambda: sorted(entry.name for entry in self.gate.glob(f"waits_*_of_{number}")),
             lambda names: len(names) == number,
             details=self.everything,
         )
 
     def everything(self) -> str:
-        found = [log.read_text()[-3000:] for log in self.path.glob("*.log")]
-        found += [log.read_text()[-3000:] for log in self.path.glob("*/runs/*/logs/*")]
-        return "\n".join(found)
+        result = [log.read_text()[-3000:] for log in self.path.glob("*.log")]
+        result += [log.read_text()[-3000:] for log in self.path.glob("*/runs/*/logs/*")]
+        return "\n".join(result)
 
     def losses(self, experiment_id: int) -> dict[int, float]:
         """End an experiment and return its losses by step."""
         trial = self.finish(experiment_id)
         (curve,) = self.client.metrics(trial["id"], "training", ["loss"])
         (self.gate / "go").unlink()
-        for one in self.gate.iterdir():
-            one.unlink()
+        for entry in self.gate.iterdir():
+            entry.unlink()
         return {int(step): float(value) for step, value in curve["points"]}
 
 
@@ -166,8 +166,8 @@ def farm(tmp_path: Path) -> Iterator[Classes]:
 def test_elastic_class_over_two_agents(
     farm: Classes,
 ) -> None:
-    alone = farm.losses(farm.train(config(1, 0, accumulation=4)))
-    assert sorted(alone) == list(range(1, BATCHES + 1))
+    reference = farm.losses(farm.train(config(1, 0, accumulation=4)))
+    assert sorted(reference) == list(range(1, BATCHES + 1))
 
     (farm.gate / "slow").touch()
     paused = farm.train(config(4, 1))
@@ -178,15 +178,15 @@ def test_elastic_class_over_two_agents(
     until("it has paused", lambda: farm.client.experiment(paused)["state"], lambda s: s == "PAUSED")
     until(
         "its slots are free",
-        lambda: [slot["run_id"] for one in farm.client.agents() for slot in one["slots"]],
-        lambda held: held == [None] * 4,
+        lambda: [slot["run_id"] for entry in farm.client.agents() for slot in entry["slots"]],
+        lambda runs: runs == [None] * 4,
     )
     (trial,) = farm.client.trials(paused)
     assert 0 < trial["steps_completed"] < BATCHES
     (farm.gate / "leave").unlink()
     (farm.gate / "slow").unlink()
     farm.client.experiment_action(paused, "activate")
-    assert farm.losses(paused) == pytest.approx(alone, abs=1e-5)
+    assert farm.losses(paused) == pytest.approx(reference, abs=1e-5)
 
     elastic = farm.train(config(4, 3, elastic={"min_slots": 2}))
     farm.await_ranks(4)
@@ -197,11 +197,11 @@ def test_elastic_class_over_two_agents(
     begun = time.monotonic()
     farm.join("small", "--slots", "2")
     (trial,) = farm.client.trials(elastic)
-    (shrunk,) = [one for one in farm.runs(trial["id"]) if one["ended_at"] is None]
+    (shrunk,) = [entry for entry in farm.runs(trial["id"]) if entry["ended_at"] is None]
     until("it has run for longer than it must", time.monotonic, lambda now: now > begun + 2)
     (farm.gate / "late").touch()
-    assert farm.losses(elastic) == pytest.approx(alone, abs=1e-5)
+    assert farm.losses(elastic) == pytest.approx(reference, abs=1e-5)
     (trial,) = farm.client.trials(elastic)
     assert trial["restarts"] == 0
-    left = {one["id"]: one["reason"] for one in farm.runs(trial["id"])}
-    assert left[shrunk["id"]] == "it left for more slots: 4 were free for its trial"
+    reasons = {entry["id"]: entry["reason"] for entry in farm.runs(trial["id"])}
+    assert reasons[shrunk["id"]] == "it left for more slots: 4 were free for its trial"

@@ -31,7 +31,9 @@ class Store:
         return len(self.entries)
 
     def texts(self, rank: int | None, stream: str) -> list[str]:
-        return [one.text for one in self.entries if (one.rank, one.stream) == (rank, stream)]
+        return [
+            entry.text for entry in self.entries if (entry.rank, entry.stream) == (rank, stream)
+        ]
 
 
 @pytest.fixture
@@ -53,8 +55,8 @@ def test_lines_carry_rank_stream_and_level(folder: RunFolder) -> None:
     write(folder.agent_log, "rank 1 was killed\n")
     write(folder.launcher_log, "not for users\n")
     LogShipper(folder, 7, store).ship()
-    found = {(one.rank, one.stream, one.level, one.text) for one in store.entries}
-    assert found == {
+    shipped = {(entry.rank, entry.stream, entry.level, entry.text) for entry in store.entries}
+    assert shipped == {
         (0, "stdout", None, "epoch 1"),
         (0, "stdout", None, ""),
         (0, "stdout", None, "epoch 2"),

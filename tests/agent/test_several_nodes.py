@@ -69,22 +69,24 @@ def test_trial_on_two_agents_survives_lost_one(
     source.mkdir()
     (source / "part").write_text("17")
     stage = {"from": str(source), "to": str(staged), "once_per": "node"}
-    one = farm.submit(resources=SPREAD, max_restarts=1, data={"stage": stage})
+    experiment_id = farm.submit(resources=SPREAD, max_restarts=1, data={"stage": stage})
     begun = farm.begun(3)
     assert [name.rpartition("_at_")[2] for name in begun] == ["0_rank_0", "0_rank_1", "0_rank_2"]
     run_id = int(begun[0].split("_")[1])
-    held = {a["name"]: [slot["run_id"] for slot in a["slots"]] for a in farm.client.agents()}
-    assert held == {"large": [run_id, run_id], "small": [run_id]}
-    (trial,) = farm.client.trials(one)
+    runs_of_slots = {
+        a["name"]: [slot["run_id"] for slot in a["slots"]] for a in farm.client.agents()
+    }
+    assert runs_of_slots == {"large": [run_id, run_id], "small": [run_id]}
+    (trial,) = farm.client.trials(experiment_id)
     until(
         "there is a checkpoint",
         lambda: farm.client.trial(trial["id"])["latest_checkpoint"],
     )
     until(
         "every rank's line is there",
-        lambda: lines_of(farm, one).count("ranks 0 0 0 1 1 0 2 0 1"),
+        lambda: lines_of(farm, experiment_id).count("ranks 0 0 0 1 1 0 2 0 1"),
         lambda count: count == 3,
-        details=lambda: "\n".join(lines_of(farm, one)),
+        details=lambda: "\n".join(lines_of(farm, experiment_id)),
     )
 
     until(
@@ -98,26 +100,26 @@ def test_trial_on_two_agents_survives_lost_one(
     farm.await_state("small", "gone")
     farm.join("small", "--slots", "1")
     farm.begun(6)
-    ended = farm.finish(one)
+    ended = farm.finish(experiment_id)
     assert ended["restarts"] == 0  # its machine was lost: that is not counted
     lost = "was lost: agent small: agent small has not been heard of"
-    told = lines_of(farm, one)
-    assert any(lost in line for line in told)
+    lines = lines_of(farm, experiment_id)
+    assert any(lost in line for line in lines)
     # Both agents are on this machine: one copied the data, for both and for the run that followed.
-    assert sum(f"is copied to {staged}" in line for line in told) == 1, told
-    assert told.count("data 17") >= 6, told
+    assert sum(f"is copied to {staged}" in line for line in lines) == 1, lines
+    assert lines.count("data 17") >= 6, lines
 
 
 def test_failed_rank_is_named_with_agent(farm: Farm) -> None:
-    one = farm.submit(resources=SPREAD)
+    experiment_id = farm.submit(resources=SPREAD)
     farm.begun(3)
     (farm.gate / "fail_2").touch()
     ended = until(
         "the experiment has ended",
-        lambda: farm.client.experiment(one),
-        lambda found: found["state"] == "ERROR",
+        lambda: farm.client.experiment(experiment_id),
+        lambda experiment: experiment["state"] == "ERROR",
     )
-    (trial,) = farm.client.trials(one)
+    (trial,) = farm.client.trials(experiment_id)
     assert trial["error"].startswith("agent small: rank 2 exited with code 1: script.py:")
     assert "ValueError: no such layer" in trial["error"]
     assert ended["state"] == "ERROR"
@@ -126,10 +128,10 @@ def test_failed_rank_is_named_with_agent(farm: Farm) -> None:
 
 
 def test_too_few_machines_has_waiting_reason(farm: Farm) -> None:
-    one = farm.submit(resources={"slots_per_trial": 3})
-    (trial,) = farm.client.trials(one)
-    told = until("it is told", lambda: str(farm.client.trial(trial["id"])["waiting_reason"] or ""))
-    assert "3 slots on one machine" in told
+    experiment_id = farm.submit(resources={"slots_per_trial": 3})
+    (trial,) = farm.client.trials(experiment_id)
+    lines = until("it is told", lambda: str(farm.client.trial(trial["id"])["waiting_reason"] or ""))
+    assert "3 slots on one machine" in lines
 
 
 def test_all_workers_names_every_host(tmp_path: Path) -> None:
@@ -142,15 +144,15 @@ def test_all_workers_names_every_host(tmp_path: Path) -> None:
         for host in ("127.0.0.2", "127.0.0.3"):
             farm.join(f"agent-{host}", "--slots", "2", host=host)
         resources = {"slots_per_trial": 4, "max_nodes": 2}
-        one = farm.submit(resources=resources, searcher={"name": "single"})
+        experiment_id = farm.submit(resources=resources, searcher={"name": "single"})
         ended = until(
             "the experiment has ended",
-            lambda: farm.client.experiment(one),
-            lambda found: found["state"] in {"COMPLETED", "ERROR"},
+            lambda: farm.client.experiment(experiment_id),
+            lambda experiment: experiment["state"] in {"COMPLETED", "ERROR"},
         )
-        told = lines_of(farm, one)
-        assert ended["state"] == "COMPLETED", told
+        lines = lines_of(farm, experiment_id)
+        assert ended["state"] == "COMPLETED", lines
         for host in ("127.0.0.2", "127.0.0.3"):
-            assert told.count(f"{host} of 127.0.0.2,127.0.0.3") == 2, told
+            assert lines.count(f"{host} of 127.0.0.2,127.0.0.3") == 2, lines
     finally:
         farm.close()

@@ -52,24 +52,26 @@ CONFIG: dict[str, Any] = {
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[LiveServer]:
-    made = LiveServer(tmp_path / "server")
-    made.start()
+    created = LiveServer(tmp_path / "server")
+    created.start()
     try:
-        yield made
+        yield created
     finally:
-        made.close()
+        created.close()
 
 
 def start_agent(
     server: LiveServer, home: Path, *options: str, stdin: str = "", **environment: str
 ) -> "subprocess.Popen[bytes]":
     """Start an agent as a user of another machine does."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("ZEROLAB_")}
-    words = [sys.executable, "-m", "zerolab", "agent", "start", "--server", server.url]
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith("ZEROLAB_")
+    }
+    command = [sys.executable, "-m", "zerolab", "agent", "start", "--server", server.url]
     with home.with_suffix(".log").open("ab") as log:
         agent = subprocess.Popen(
-            [*words, "--slots", "1", "--cpu", "--name", home.name, *options],
-            env={**kept, ENV_HOME: str(home), "CUDA_VISIBLE_DEVICES": "", **environment},
+            [*command, "--slots", "1", "--cpu", "--name", home.name, *options],
+            env={**inherited, ENV_HOME: str(home), "CUDA_VISIBLE_DEVICES": "", **environment},
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
@@ -90,7 +92,9 @@ def end(agent: "subprocess.Popen[bytes]") -> None:
 
 
 def registered(client: Client, name: str) -> bool:
-    return any(one["name"] == name and one["state"] == "ready" for one in client.agents())
+    return any(
+        resource["name"] == name and resource["state"] == "ready" for resource in client.agents()
+    )
 
 
 def finish_dump(client: Client, folder: Path) -> tuple[bytes, str]:
@@ -99,13 +103,13 @@ def finish_dump(client: Client, folder: Path) -> tuple[bytes, str]:
     model = folder / "model"
     model.mkdir()
     (model / "script.py").write_text(DUMP.replace("DUMPED", repr(str(dumped))))
-    made = client.create_experiment(CONFIG, archive.pack(model))
+    created = client.create_experiment(CONFIG, archive.pack(model))
     until(
         "the experiment has ended",
-        lambda: client.experiment(made["id"]),
-        lambda one: one["state"] in {"COMPLETED", "ERROR"},
+        lambda: client.experiment(created["id"]),
+        lambda resource: resource["state"] in {"COMPLETED", "ERROR"},
     )
-    lines = client.get(f"/experiments/{made['id']}/logs", limit=1000)["logs"]
+    lines = client.get(f"/experiments/{created['id']}/logs", limit=1000)["logs"]
     return dumped.read_bytes(), "\n".join(line["text"] for line in lines)
 
 
@@ -117,18 +121,18 @@ def test_trial_cannot_read_other_tokens(server: LiveServer, tmp_path: Path, way:
     file.chmod(0o600)
     options: dict[str, Any] = {"environment": {ENV_TOKEN: token}, "owner": {ENV_TOKEN: token},
                                "stdin": {"stdin": f"{token}\n"}, "file": {}}[way]  # fmt: skip
-    words = {"file": ["--token-file", str(file)], "stdin": ["--token-file", "-"]}.get(way, [])
-    agent = start_agent(server, tmp_path / "far", *words, **options)
+    command = {"file": ["--token-file", str(file)], "stdin": ["--token-file", "-"]}.get(way, [])
+    agent = start_agent(server, tmp_path / "far", *command, **options)
     client = server.client()
     try:
         log = tmp_path / "far.log"
         until("it is there", lambda: registered(client, "far") or agent.poll() is not None,
               details=log.read_text)  # fmt: skip
-        found, lines = finish_dump(client, tmp_path)
-        assert b"run.json" in found
-        assert f"{agent.pid} cmdline".encode() in found
+        dump, lines = finish_dump(client, tmp_path)
+        assert b"run.json" in dump
+        assert f"{agent.pid} cmdline".encode() in dump
         for secret in (server.token, server.agent_token):
-            assert secret.encode() not in found
+            assert secret.encode() not in dump
             assert secret not in lines
             assert secret not in log.read_text()
             arguments = Path(f"/proc/{agent.pid}/cmdline").read_bytes()
@@ -144,10 +148,10 @@ def test_agent_survives_owner_token_renewal(server: LiveServer, tmp_path: Path) 
         until("it is there", lambda: registered(client, "far"))
         client.renew_token()
         client = server.client()
-        made = client.create_experiment(
+        created = client.create_experiment(
             CONFIG | {"entrypoint": "true"}, archive.pack(_empty(tmp_path))
         )
-        until("its run has ended", lambda: client.experiment(made["id"])["state"] == "COMPLETED",
+        until("its run has ended", lambda: client.experiment(created["id"])["state"] == "COMPLETED",
               details=(tmp_path / "far.log").read_text)  # fmt: skip
         assert "a valid token is needed" not in (tmp_path / "far.log").read_text()
     finally:
@@ -166,10 +170,10 @@ def test_agent_follows_a_renewed_token(server: LiveServer, tmp_path: Path) -> No
         client = server.client()
         file.write_text(client.agent_token(renew=True))
         log = tmp_path / "far.log"
-        made = client.create_experiment(
+        created = client.create_experiment(
             CONFIG | {"entrypoint": "true"}, archive.pack(_empty(tmp_path))
         )
-        until("its run has ended", lambda: client.experiment(made["id"])["state"] == "COMPLETED",
+        until("its run has ended", lambda: client.experiment(created["id"])["state"] == "COMPLETED",
               details=log.read_text)  # fmt: skip
         # The server answers a waiting agent at once, which reads its file again.
         assert client.agents()[0]["state"] == "ready"
@@ -185,7 +189,7 @@ def _empty(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("command", "message"),
     [
         (["--token", "secret"], "use --token-file FILE or set ZEROLAB_TOKEN"),
         (["--token-file", "open"], "must be readable by its owner alone, got mode 0644"),
@@ -194,12 +198,14 @@ def _empty(folder: Path) -> Path:
         (["--token-file", "-"], "must be a token on standard input"),
     ],
 )
-def test_unsafe_or_missing_token_is_refused(tmp_path: Path, words: list[str], message: str) -> None:
+def test_unsafe_or_missing_token_is_refused(
+    tmp_path: Path, command: list[str], message: str
+) -> None:
     for name, mode in (("open", 0o644), ("empty", 0o600)):
         (tmp_path / name).write_text("secret" if name == "open" else "")
         (tmp_path / name).chmod(mode)
     done = subprocess.run(
-        [sys.executable, "-m", "zerolab", "agent", "start", "--cpu", *words],
+        [sys.executable, "-m", "zerolab", "agent", "start", "--cpu", *command],
         env={**os.environ, ENV_HOME: str(tmp_path / "home"), ENV_MASTER: "http://127.0.0.1:9"},
         cwd=tmp_path,
         stdin=subprocess.DEVNULL,

@@ -49,13 +49,15 @@ CONFIG = {
 class Farm:
     """A server, and agents that are processes of their own."""
 
-    def __init__(self, path: Path, timeout_s: float, *options: str, **place: str) -> None:
+    def __init__(
+        self, path: Path, timeout_s: float, *options: str, **options_of_server: str
+    ) -> None:
         self.path = path
         self.gate = path / "gate"
         self.gate.mkdir()
         self.script = SCRIPT
         self.server = LiveServer(
-            path / "server", "--agent-timeout", str(timeout_s), *options, **place
+            path / "server", "--agent-timeout", str(timeout_s), *options, **options_of_server
         )
         self.server.start()
         self.client: Client = self.server.client()
@@ -64,15 +66,18 @@ class Farm:
     def spawn(
         self, name: str, *options: str, home: str = "", token: str = "", host: str = ""
     ) -> "subprocess.Popen[bytes]":
-        kept = {k: v for k, v in os.environ.items() if k not in {ENV_MASTER, ENV_TOKEN}}
-        environment = kept | {ENV_HOME: str(self.path / (home or name)), "CUDA_VISIBLE_DEVICES": ""}
-        words = ["agent", "start", "--server", self.server.url]
+        inherited = {k: v for k, v in os.environ.items() if k not in {ENV_MASTER, ENV_TOKEN}}
+        environment = inherited | {
+            ENV_HOME: str(self.path / (home or name)),
+            "CUDA_VISIBLE_DEVICES": "",
+        }
+        command = ["agent", "start", "--server", self.server.url]
         environment[ENV_TOKEN] = token or self.server.agent_token
-        words += [] if "--resource-manager" in options else ["--cpu"]
+        command += [] if "--resource-manager" in options else ["--cpu"]
         rename = ["unshare", "--uts", "sh", "-c", 'hostname "$0"; exec "$@"', host] if host else []
         with self.log(home or name).open("ab") as log:
             return subprocess.Popen(
-                [*rename, sys.executable, "-m", "zerolab", *words, "--name", name, *options],
+                [*rename, sys.executable, "-m", "zerolab", *command, "--name", name, *options],
                 env=environment,
                 stdout=log,
                 stderr=log,
@@ -87,8 +92,10 @@ class Farm:
               details=self.log(name).read_text)  # fmt: skip
 
     def state(self, name: str) -> str:
-        found = [one["state"] for one in self.client.agents() if one["name"] == name]
-        return str(found[0]) if found else "unknown"
+        states = [
+            resource["state"] for resource in self.client.agents() if resource["name"] == name
+        ]
+        return str(states[0]) if states else "unknown"
 
     def await_state(self, name: str, state: str) -> None:
         until(f"agent {name} is {state}", lambda: self.state(name), lambda s: s == state)
@@ -100,23 +107,25 @@ class Farm:
         model = self.path / "model"
         model.mkdir(exist_ok=True)
         (model / "script.py").write_text(self.script.replace("GATE", repr(str(self.gate))))
-        made = self.client.create_experiment({**CONFIG, **changes}, archive.pack(model))
-        return int(made["id"])
+        created = self.client.create_experiment({**CONFIG, **changes}, archive.pack(model))
+        return int(created["id"])
 
     def begun(self, number: int) -> list[str]:
         """Wait until so many runs have begun; return each as ``begun_RUN_at_STEP``."""
         return until(
             f"{number} runs have begun",
-            lambda: sorted(one.name for one in self.gate.iterdir() if one.name != "go"),
+            lambda: sorted(
+                resource.name for resource in self.gate.iterdir() if resource.name != "go"
+            ),
             lambda names: len(names) >= number,
             details=lambda: "\n".join(log.read_text()[-2000:] for log in self.path.glob("*.log")),
         )
 
     def agent_of(self, run_id: int) -> str:
         """The name of the agent on which a run holds slots."""
-        for one in self.client.agents():
-            if any(slot["run_id"] == run_id for slot in one["slots"]):
-                return str(one["name"])
+        for resource in self.client.agents():
+            if any(slot["run_id"] == run_id for slot in resource["slots"]):
+                return str(resource["name"])
         return ""
 
     def finish(self, experiment_id: int) -> dict[str, Any]:
@@ -125,15 +134,15 @@ class Farm:
         ended = until(
             f"experiment {experiment_id} has ended",
             lambda: self.client.experiment(experiment_id),
-            lambda one: one["state"] in {"COMPLETED", "ERROR", "CANCELED"},
+            lambda resource: resource["state"] in {"COMPLETED", "ERROR", "CANCELED"},
         )
         assert ended["state"] == "COMPLETED", ended["error"]
         (trial,) = self.client.trials(experiment_id)
         return trial
 
-    def cli(self, *words: str) -> str:
+    def cli(self, *arguments: str) -> str:
         environment = {**os.environ, ENV_MASTER: self.server.url, ENV_TOKEN: self.server.token}
-        command = [sys.executable, "-m", "zerolab", *words]
+        command = [sys.executable, "-m", "zerolab", *arguments]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -150,11 +159,11 @@ class Farm:
 
 @pytest.fixture
 def farm(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Farm]:
-    made = Farm(tmp_path, getattr(request, "param", 150.0))
+    created = Farm(tmp_path, getattr(request, "param", 150.0))
     try:
-        yield made
+        yield created
     finally:
-        made.close()
+        created.close()
 
 
 def test_run_continues_after_agent_outage(farm: Farm) -> None:
@@ -186,18 +195,18 @@ def test_trial_of_lost_agent_moves_uncounted(farm: Farm, number: int) -> None:
         farm.signal("a", signal.SIGCONT)
         farm.await_state("a", "ready")
         tree = psutil.Process(farm.agents["a"].pid)
-        until("its old run has ended", lambda: _trials(tree), lambda found: not found)
+        until("its old run has ended", lambda: _trials(tree), lambda states: not states)
     assert farm.finish(experiment_id)["restarts"] == 0
 
 
 def _trials(agent: psutil.Process) -> list[int]:
     """The ranks below an agent."""
-    found = []
+    states = []
     for process in agent.children(recursive=True):
         with contextlib.suppress(psutil.Error):
             if "script.py" in " ".join(process.cmdline()):
-                found.append(process.pid)
-    return found
+                states.append(process.pid)
+    return states
 
 
 def test_drain_and_disable_of_agent(farm: Farm) -> None:
@@ -249,10 +258,10 @@ def test_polling_errors_are_logged_once(
     stranger = farm.spawn("stranger", token="wrong")
     assert second.wait(DEADLINE_S) == stranger.wait(DEADLINE_S) == 2
     assert "another agent with the name a is there" in farm.log("elsewhere").read_text()
-    told = farm.log("stranger").read_text()
-    line = told.splitlines()[-1]
+    log = farm.log("stranger").read_text()
+    line = log.splitlines()[-1]
     assert "a valid token is needed" in line
-    assert "Traceback" not in told
+    assert "Traceback" not in log
     assert line.endswith("; `zerolab agent token` prints it there, and --token-file reads it here")
     farm.await_state("a", "ready")
     farm.server.stop()
@@ -260,19 +269,19 @@ def test_polling_errors_are_logged_once(
     farm.agents["early"] = farm.spawn("early")
     nobody = "polling failed, retrying: no Zerolab server responds"
     for name in ("a", "early"):
-        until(f"{name} finds nobody", farm.log(name).read_text, lambda told: nobody in told)
+        until(f"{name} finds nobody", farm.log(name).read_text, lambda log: nobody in log)
     farm.server.start()
     farm.client = farm.server.client()
     again, void = "polling succeeded again", f"polling failed, retrying: {farm.server.url}: a valid"
-    until("one gets work", farm.log("early").read_text, lambda told: again in told)
-    until("one has an old token", farm.log("a").read_text, lambda told: void in told)
+    until("one gets work", farm.log("early").read_text, lambda log: again in log)
+    until("one has an old token", farm.log("a").read_text, lambda log: void in log)
     farm.signal("a", signal.SIGTERM)
     assert farm.agents["a"].wait(DEADLINE_S) == 0
     for name in ("a", "early"):
-        told = farm.log(name).read_text()
-        assert "Traceback" not in told
-        reasons = re.findall(f"{nobody}|{void}|{again}", told)
-        assert all(one != after for one, after in itertools.pairwise(reasons)), told
+        log = farm.log(name).read_text()
+        assert "Traceback" not in log
+        reasons = re.findall(f"{nobody}|{void}|{again}", log)
+        assert all(resource != after for resource, after in itertools.pairwise(reasons)), log
 
 
 def test_unreachable_checkpoint_has_waiting_reason(
@@ -281,28 +290,30 @@ def test_unreachable_checkpoint_has_waiting_reason(
     farm = Farm(tmp_path, 150.0)
     try:
         farm.join("a")
-        one = farm.submit()
+        resource = farm.submit()
         farm.begun(1)
         farm.cli("agent", "disable", "a")
         trial = until(
             "the trial has left",
-            lambda: farm.client.trials(one)[0],
-            lambda found: found["state"] == "QUEUED" and found["latest_checkpoint"],
+            lambda: farm.client.trials(resource)[0],
+            lambda states: states["state"] == "QUEUED" and states["latest_checkpoint"],
         )
-        (saved,) = farm.client.experiment_checkpoints(one)
-        place = Path(saved["path"])
-        hidden = place.rename(tmp_path / "only_on_a")  # as on a disk that the next machine lacks
+        (saved,) = farm.client.experiment_checkpoints(resource)
+        options_of_server = Path(saved["path"])
+        hidden = options_of_server.rename(
+            tmp_path / "only_on_a"
+        )  # as on a disk that the next machine lacks
         farm.join("b")
-        told = until(
+        log = until(
             "it waits for the checkpoint",
-            lambda: str(farm.client.trials(one)[0]["waiting_reason"]),
+            lambda: str(farm.client.trials(resource)[0]["waiting_reason"]),
             lambda reason: "was saved in" in reason,
         )
-        assert trial["latest_checkpoint"] in told
-        assert f"in {place.parent} on agent a (" in told
-        assert "set checkpoint_storage to a directory that every machine sees" in told
-        hidden.rename(place)
+        assert trial["latest_checkpoint"] in log
+        assert f"in {options_of_server.parent} on agent a (" in log
+        assert "set checkpoint_storage to a directory that every machine sees" in log
+        hidden.rename(options_of_server)
         assert sum(name.endswith("_at_1") for name in farm.begun(2)) == 1
-        assert farm.finish(one)["restarts"] == 0
+        assert farm.finish(resource)["restarts"] == 0
     finally:
         farm.close()

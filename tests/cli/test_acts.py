@@ -30,24 +30,26 @@ def owner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture
 def zerolab(owner: Server) -> Zerolab:
     """Runs a command and returns what it says: on standard error, else on standard output."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("ZEROLAB_")}
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith("ZEROLAB_")
+    }
     home = str(owner.directory / "home")
     url = str(owner.http.base_url)
-    environment = kept | {
+    environment = inherited | {
         "ZEROLAB_HOME": home, "ZEROLAB_MASTER": url, "ZEROLAB_TOKEN": owner.token,
     }  # fmt: skip
 
-    def run(*words: object, expect: int = 0) -> str:
-        done = in_process(environment, *map(str, words), expect=expect)
+    def run(*arguments: object, expect: int = 0) -> str:
+        done = in_process(environment, *map(str, arguments), expect=expect)
         return (done.stderr or done.stdout).strip()
 
     return run
 
 
-def trials(zerolab: Zerolab, number: int, *words: str) -> dict[int, tuple[str, bool]]:
+def trials(zerolab: Zerolab, number: int, *arguments: str) -> dict[int, tuple[str, bool]]:
     """What ``trial list`` shows: each trial with its state and whether it is archived."""
-    listed = json.loads(zerolab("trial", "list", number, "--json", *words))
-    return {each["id"]: (each["state"], each["archived"]) for each in listed}
+    listed = json.loads(zerolab("trial", "list", number, "--json", *arguments))
+    return {resource["id"]: (resource["state"], resource["archived"]) for resource in listed}
 
 
 def test_trial_actions(owner: Server, zerolab: Zerolab) -> None:
@@ -59,15 +61,15 @@ def test_trial_actions(owner: Server, zerolab: Zerolab) -> None:
         saved = checkpoint(5, f"acts {trial_id}")
         owner.report(run_id, validation(5, 1 / trial_id), saved)
 
-    told = zerolab("trial", "pause", first)
-    assert told == f"trial {first} is pausing: it checkpoints and gives its slots back"
+    message = zerolab("trial", "pause", first)
+    assert message == f"trial {first} is pausing: it checkpoints and gives its slots back"
     assert owner.directive(runs[first]) == "preempt"
     owner.exit(runs[first], EXIT_PREEMPTED)
     assert zerolab("trial", "activate", first) == f"trial {first} waits for its slots"
     assert owner.trial(first)["state"] == "QUEUED"
 
-    told = zerolab("trial", "cancel", second)
-    assert told == f"trial {second} is being canceled: it checkpoints first"
+    message = zerolab("trial", "cancel", second)
+    assert message == f"trial {second} is being canceled: it checkpoints first"
     assert owner.directive(runs[second]) == "stop"
     refused = zerolab("trial", "archive", second, expect=2)
     assert "is STOPPING and cannot be archived; wait until it has ended" in refused
@@ -81,8 +83,8 @@ def test_trial_actions(owner: Server, zerolab: Zerolab) -> None:
         assert zerolab("trial", "archive", second) == f"trial {second} is archived"
     assert second not in trials(zerolab, number)
     assert trials(zerolab, number, "--archived")[second] == ("CANCELED", True)
-    told = zerolab("trial", "unarchive", second)
-    assert told == f"trial {second} is not archived any more"
+    message = zerolab("trial", "unarchive", second)
+    assert message == f"trial {second} is not archived any more"
     assert trials(zerolab, number)[second] == ("CANCELED", False)
     assert zerolab("trial", "continue", second) == f"trial {second} goes on"
     assert owner.trial(second)["state"] == "QUEUED"
@@ -98,8 +100,8 @@ def test_trial_actions(owner: Server, zerolab: Zerolab) -> None:
     assert zerolab("experiment", "cancel", paused) == f"experiment {paused} is canceled"
     assert zerolab("experiment", "kill", fork) == f"experiment {fork} is killed"
     assert zerolab("experiment", "kill", number) == f"experiment {number} is being killed"
-    told = zerolab("experiment", "cancel", number)
-    assert told == f"experiment {number} is ending already: it is STOPPING_KILLED"
+    message = zerolab("experiment", "cancel", number)
+    assert message == f"experiment {number} is ending already: it is STOPPING_KILLED"
     for item in owner.work():
         owner.exit(item.run_id, -9)
     assert "Aborted" in zerolab("trial", "delete", second, expect=1)
@@ -111,33 +113,35 @@ def test_trial_actions(owner: Server, zerolab: Zerolab) -> None:
     shown = [
         json.loads(zerolab("experiment", "list", "--json", *more)) for more in ((), ("--archived",))
     ]
-    assert [int(fork) in [each["id"] for each in found] for found in shown] == [False, True]
+    assert [
+        int(fork) in [resource["id"] for resource in trials_found] for trials_found in shown
+    ] == [False, True]
 
 
 def test_queue_order_and_quotas(owner: Server, zerolab: Zerolab) -> None:
-    made = [owner.submit(resources={"slots_per_trial": 4}, labels=["acts"])["id"] for _ in range(3)]
-    first, second, third = made
+    jobs = [owner.submit(resources={"slots_per_trial": 4}, labels=["acts"])["id"] for _ in range(3)]
+    first, second, third = jobs
 
     def queue() -> list[int]:
         listed = json.loads(zerolab("job", "list", "--json"))
-        return [job["experiment_id"] for job in listed if job["experiment_id"] in made]
+        return [job["experiment_id"] for job in listed if job["experiment_id"] in jobs]
 
-    assert queue() == made
-    told = zerolab("job", "move", third, "--ahead-of", first)
-    assert told == f"experiment {third} is number 1 in pool default, with priority 42"
+    assert queue() == jobs
+    message = zerolab("job", "move", third, "--ahead-of", first)
+    assert message == f"experiment {third} is number 1 in pool default, with priority 42"
     assert queue() == [third, first, second]
-    told = zerolab("job", "move", third, "--behind", first)
-    assert told == f"experiment {third} is number 2 in pool default, with priority 42"
+    message = zerolab("job", "move", third, "--behind", first)
+    assert message == f"experiment {third} is number 2 in pool default, with priority 42"
     assert queue() == [first, third, second]
     for wrong in ((), ("--ahead-of", first, "--behind", second)):
         refused = zerolab("job", "move", third, *wrong, expect=2)
         assert "name one of --ahead-of ID and --behind ID" in refused
 
     for group, most in (("label:acts", 3), ("pool:default", 9), ("label:acts", 4)):
-        told = zerolab("quota", "set", group, most)
-        assert told == f"{group} may hold {most} slot(s), and holds 0"
+        message = zerolab("quota", "set", group, most)
+        assert message == f"{group} may hold {most} slot(s), and holds 0"
     listed = json.loads(zerolab("quota", "list", "--json"))
-    assert {each["group"]: each["max_slots"] for each in listed} == {
+    assert {resource["group"]: resource["max_slots"] for resource in listed} == {
         "label:acts": 4, "pool:default": 9,
     }  # fmt: skip
     assert ["label:acts", "4"] in [
@@ -148,13 +152,13 @@ def test_queue_order_and_quotas(owner: Server, zerolab: Zerolab) -> None:
     assert json.loads(zerolab("quota", "list", "--json")) == []
     assert "must be pool:NAME or label:NAME" in zerolab("quota", "set", "acts", 3, expect=2)
     assert "and limit label:ann" in zerolab("quota", "set", "user:ann", 3, expect=2)
-    told = zerolab("quota", "set", "label:acts", -1, expect=2)
-    assert "max_slots" in told
-    assert "greater than or equal to 0" in told
+    message = zerolab("quota", "set", "label:acts", -1, expect=2)
+    assert "max_slots" in message
+    assert "greater than or equal to 0" in message
     for what in ("priority", "weight", "max-slots"):
         assert "No such option" not in zerolab("job", "set", what, first, -1, expect=2)
-    for each in made:
-        zerolab("experiment", "kill", each)
+    for resource in jobs:
+        zerolab("experiment", "kill", resource)
 
 
 def test_checkpoint_files_are_deleted_by_name(owner: Server, zerolab: Zerolab) -> None:
@@ -172,6 +176,6 @@ def test_checkpoint_files_are_deleted_by_name(owner: Server, zerolab: Zerolab) -
     assert plan["size_bytes"] == 30
     assert "Aborted" in zerolab(*files, expect=1)
     zerolab(*files, "--yes")
-    found = owner.get(f"/checkpoints/{saved.uuid}")["checkpoint"]
-    assert (found["state"], found["resources"]) == ("PARTIAL", {"notes": 5})
+    trials_found = owner.get(f"/checkpoints/{saved.uuid}")["checkpoint"]
+    assert (trials_found["state"], trials_found["resources"]) == ("PARTIAL", {"notes": 5})
     assert owner.experiment(number)["state"] == "COMPLETED"

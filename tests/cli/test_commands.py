@@ -59,17 +59,17 @@ def fields(text: str) -> dict[str, str]:
 def test_run_shows_progress_and_result(
     installation: Installation, finished: subprocess.CompletedProcess[str]
 ) -> None:
-    told = fields(finished.stdout)
-    assert told["experiment"] == "1"
-    assert told["state"] == "COMPLETED"
-    assert told["best validation"].startswith("validation_loss ")
-    assert told["best validation"].endswith("at batch 20 of trial 1")
-    uuid, _, own_metric = told["checkpoint"].partition(" ")
+    shown = fields(finished.stdout)
+    assert shown["experiment"] == "1"
+    assert shown["state"] == "COMPLETED"
+    assert shown["best validation"].startswith("validation_loss ")
+    assert shown["best validation"].endswith("at batch 20 of trial 1")
+    uuid, _, own_metric = shown["checkpoint"].partition(" ")
     assert (installation.home.checkpoints / uuid).is_dir()
     assert own_metric.strip().startswith("validation_loss ")
-    assert told["browse"].startswith(installation.client.url)
+    assert shown["browse"].startswith(installation.client.url)
     assert "experiment 1 is submitted" in finished.stderr
-    with urllib.request.urlopen(told["browse"]) as page:
+    with urllib.request.urlopen(shown["browse"]) as page:
         assert page.status == 200
 
 
@@ -80,13 +80,13 @@ def test_experiment_list_and_describe(
     row = next(line for line in table.splitlines() if line.split()[:1] == ["1"])
     assert row.split()[1:3] == ["line", "COMPLETED"]
     listed = installation.json("experiment", "list", "--name", "lin", "--state", "COMPLETED")
-    assert 1 in [one["id"] for one in listed]
-    told = fields(installation.cli("experiment", "describe", "1").stdout)
-    found = installation.json("experiment", "describe", "1")
-    assert told["experiment"] == "1: line"
-    assert found["best_trial_id"] == found["trials"][0]["id"] == int(told["best trial"])
+    assert 1 in [item["id"] for item in listed]
+    shown = fields(installation.cli("experiment", "describe", "1").stdout)
+    resource = installation.json("experiment", "describe", "1")
+    assert shown["experiment"] == "1: line"
+    assert resource["best_trial_id"] == resource["trials"][0]["id"] == int(shown["best trial"])
     trial = installation.json("trial", "list", "1")[0]
-    assert trial == found["trials"][0]
+    assert trial == resource["trials"][0]
     assert trial == installation.json("trial", "describe", str(trial["id"]))
     assert fields(installation.quick("trial", "describe", "1").stdout)["batches"] == "20"
     assert "COMPLETED" in installation.quick("trial", "list", "1").stdout
@@ -105,8 +105,8 @@ def test_metrics_and_export(installation: Installation, tmp_path: Path) -> None:
 
 
 def test_checkpoint_list_and_download(installation: Installation, tmp_path: Path) -> None:
-    found = installation.json("checkpoint", "list", "1", "--trial", "1")
-    uuid = found[-1]["uuid"]
+    resource = installation.json("checkpoint", "list", "1", "--trial", "1")
+    uuid = resource[-1]["uuid"]
     assert uuid in installation.quick("checkpoint", "list", "1").stdout
     described = installation.json("checkpoint", "describe", uuid)
     assert described["steps_completed"] == 20
@@ -124,8 +124,8 @@ def test_checkpoint_list_and_download(installation: Installation, tmp_path: Path
     other = tmp_path / "other"
     other.mkdir()
     (other / "mine").touch()
-    told = installation.quick("checkpoint", "download", uuid, other, expect=2).stderr
-    assert "must be new or empty" in told
+    shown = installation.quick("checkpoint", "download", uuid, other, expect=2).stderr
+    assert "must be new or empty" in shown
     assert " kept, " in installation.quick("experiment", "describe", "1").stdout
     plan = installation.quick("checkpoint", "gc", "1", "--save-trial-latest", "0", "--dry-run")
     assert "would be removed" in plan.stderr
@@ -135,8 +135,8 @@ def test_model_registry_keeps_checkpoint(
     installation: Installation,
 ) -> None:
     uuid = installation.json("checkpoint", "list", "1")[-1]["uuid"]
-    words = ("--description", "a line")
-    assert installation.quick("model", "create", "lines", *words).stdout == "lines\n"
+    arguments = ("--description", "a line")
+    assert installation.quick("model", "create", "lines", *arguments).stdout == "lines\n"
     assert "is there already" in installation.quick("model", "create", "lines", expect=2).stderr
     register = ("model", "register-version", "lines", uuid[:8], "--notes", "the first")
     assert [installation.quick(*register).stdout for _ in range(2)] == ["1\n", "1\n"]
@@ -145,15 +145,15 @@ def test_model_registry_keeps_checkpoint(
     (version,) = listed["versions"]
     assert (version["checkpoint"], version["notes"]) == (uuid, "the first")
     assert version["metrics"] == installation.json("checkpoint", "describe", uuid)["metrics"]
-    told = installation.quick("model", "describe", "lines").stdout
-    assert all(word in told for word in ("a line", uuid, "the first"))
+    shown = installation.quick("model", "describe", "lines").stdout
+    assert all(word in shown for word in ("a line", uuid, "the first"))
     assert version["metrics"]
-    assert all(f"{name}: {number(value)}" in told for name, value in version["metrics"].items())
+    assert all(f"{name}: {number(value)}" in shown for name, value in version["metrics"].items())
     assert "lines" in installation.quick("model", "list").stdout
     refused = installation.quick("checkpoint", "delete", uuid, "--yes", expect=2).stderr
     assert "is version 1 of model lines" in refused
-    told = installation.quick("model", "remove-version", "lines", "1").stderr
-    assert "its checkpoint is still there" in told
+    shown = installation.quick("model", "remove-version", "lines", "1").stderr
+    assert "its checkpoint is still there" in shown
     again = installation.quick("model", "remove-version", "lines", "1", expect=2).stderr
     assert again.startswith("zerolab: there is no version 1 of model lines")
     installation.quick("model", "remove", "lines")
@@ -162,27 +162,31 @@ def test_model_registry_keeps_checkpoint(
 
 
 def test_logs_filter_and_follow(installation: Installation) -> None:
-    whole = installation.quick("experiment", "logs", "1").stdout.splitlines()
+    lines = installation.quick("experiment", "logs", "1").stdout.splitlines()
     followed = installation.quick("trial", "logs", "1", "--follow").stdout.splitlines()
-    assert whole == followed
-    assert whole == installation.quick("logs", "1").stdout.splitlines()
+    assert lines == followed
+    assert lines == installation.quick("logs", "1").stdout.splitlines()
     entries = [
         json.loads(line)
         for line in installation.quick("trial", "logs", "1", "--json").stdout.splitlines()
     ]
-    assert len(entries) == len(whole)
+    assert len(entries) == len(lines)
     assert len(installation.quick("trial", "logs", "1", "--tail", "2").stdout.splitlines()) == 2
     ranks = installation.quick("experiment", "logs", "1", "--rank", "0").stdout.splitlines()
-    assert ranks == [line for line in whole if "[rank 0]" in line]
+    assert ranks == [line for line in lines if "[rank 0]" in line]
 
 
 def test_experiment_change_fork_archive_delete(installation: Installation) -> None:
     fork = installation.quick("experiment", "fork", "1").stdout.strip()
     assert installation.quick("experiment", "wait", fork).stdout.strip() == "COMPLETED"
-    words = ("--name", "again", "--label", "a", "--label", "b", "--notes", "a note")
-    installation.quick("experiment", "change", fork, *words)
-    found = installation.json("experiment", "describe", fork)
-    assert (found["name"], found["labels"], found["notes"]) == ("again", ["a", "b"], "a note")
+    arguments = ("--name", "again", "--label", "a", "--label", "b", "--notes", "a note")
+    installation.quick("experiment", "change", fork, *arguments)
+    resource = installation.json("experiment", "describe", fork)
+    assert (resource["name"], resource["labels"], resource["notes"]) == (
+        "again",
+        ["a", "b"],
+        "a note",
+    )
     assert "at least one of" in installation.quick("experiment", "change", fork, expect=2).stderr
     installation.quick("experiment", "archive", fork)
     assert installation.json("experiment", "describe", fork)["archived"]
@@ -214,24 +218,24 @@ def test_impossible_trial_shows_reason(installation: Installation, tmp_path: Pat
     (tmp_path / "model_def.py").write_text(MODEL)
     (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(experiment(slots=8)))
     submitted = installation.quick("submit", tmp_path)
-    made = submitted.stdout.strip()
+    experiment_id = submitted.stdout.strip()
     reason = "it needs 8 slots on one machine, and there are at most 2"
-    assert f"experiment {made} waits: {reason}" in submitted.stderr
-    for words in (("experiment", "describe"), ("trial", "list")):
-        assert reason in installation.quick(*words, made).stdout
-    trial = installation.json("trial", "list", made)[0]
+    assert f"experiment {experiment_id} waits: {reason}" in submitted.stderr
+    for arguments in (("experiment", "describe"), ("trial", "list")):
+        assert reason in installation.quick(*arguments, experiment_id).stdout
+    trial = installation.json("trial", "list", experiment_id)[0]
     assert trial["waiting_reason"].startswith(reason)
     assert reason in installation.quick("trial", "describe", str(trial["id"])).stdout
     queue = installation.quick("job", "list").stdout.splitlines()
-    assert any(line.startswith(f"experiment {made} waits: {reason}") for line in queue)
-    told = installation.quick("job", "set", "priority", made, "7").stdout
-    assert told == f"experiment {made} has priority 7\n"
-    told = installation.quick("job", "set", "weight", made, "2.5").stdout
-    assert told == f"experiment {made} has weight 2.5\n"
+    assert any(line.startswith(f"experiment {experiment_id} waits: {reason}") for line in queue)
+    shown = installation.quick("job", "set", "priority", experiment_id, "7").stdout
+    assert shown == f"experiment {experiment_id} has priority 7\n"
+    shown = installation.quick("job", "set", "weight", experiment_id, "2.5").stdout
+    assert shown == f"experiment {experiment_id} has weight 2.5\n"
     installation.quick("pool", "set", "default", "--policy", "fifo")
-    for words in (("priority", "42"), ("weight", "1")):
-        told = installation.quick("job", "set", words[0], made, words[1]).stdout
-        assert told.endswith("which has no effect: the policy of pool default is fifo\n")
+    for arguments in (("priority", "42"), ("weight", "1")):
+        shown = installation.quick("job", "set", arguments[0], experiment_id, arguments[1]).stdout
+        assert shown.endswith("which has no effect: the policy of pool default is fifo\n")
     installation.quick("pool", "set", "default", "--policy", "fair_share")
     table = [line for line in queue if " waits: " not in line]
     assert max(map(len, table)) <= 80  # in a pipe, too
@@ -250,34 +254,34 @@ def test_impossible_trial_shows_reason(installation: Installation, tmp_path: Pat
     finally:
         process.kill()
         process.communicate()
-    for one in (made, other):
-        installation.quick("experiment", "kill", one)
+    for item in (experiment_id, other):
+        installation.quick("experiment", "kill", item)
 
 
 def test_experiment_list_fits_80_columns(installation: Installation, tmp_path: Path) -> None:
     long = experiment(name="a name that is as long as names of experiments are in real life")
     long["searcher"]["metric"] = "validation/mean_average_precision"
-    made = installation.submit(tmp_path / "m", long, {"model_def.py": MODEL}, ["--paused"])
+    experiment_id = installation.submit(tmp_path / "m", long, {"model_def.py": MODEL}, ["--paused"])
     drawn = on_a_terminal(installation, "experiment", "list", columns=80)
     lines = re.sub(r"\x1b\[[0-9;]*m", "", drawn).splitlines()
     assert max(map(len, lines)) <= 80
-    rows = [line for line in lines if line.split()[:1] == [str(made)]]
+    rows = [line for line in lines if line.split()[:1] == [str(experiment_id)]]
     assert len(rows) == 1, lines
     row = rows[0]
     assert row.split()[1:3] == ["a", "name"]
     assert "PAUSED" in row
-    rule = next(place for place, line in enumerate(lines) if "\u2500" in line)
+    rule = next(index for index, line in enumerate(lines) if "\u2500" in line)
     listed = [line.split()[0] for line in takewhile(str.strip, lines[rule + 1 :])]
-    ids = [str(one["id"]) for one in installation.client.experiments()]
+    ids = [str(item["id"]) for item in installation.client.experiments()]
     assert sorted(listed) == sorted(ids), lines  # a line each
     assert long["name"] in installation.quick("experiment", "list").stdout
-    installation.quick("experiment", "kill", str(made))
+    installation.quick("experiment", "kill", str(experiment_id))
 
 
 def test_group_aliases(installation: Installation) -> None:
-    whole = installation.json("experiment", "list")
+    lines = installation.json("experiment", "list")
     for word in ("experiments", "exp", "e"):
-        assert installation.json(word, "list") == whole
+        assert installation.json(word, "list") == lines
     assert installation.json("trials", "list", "1") == installation.json("trial", "list", "1")
     assert "No such command 'planet'" in installation.quick("planet", expect=2).stderr
 
@@ -288,8 +292,8 @@ def test_invalid_option_message(installation: Installation) -> None:
     assert "got 'BROKEN'" in state
     limit = installation.quick("experiment", "list", "--limit", "0", expect=2).stderr
     assert "limit: must be greater than or equal to 1, got '0'" in limit
-    for words in (("up",), ("run", "experiment.yaml")):
-        port = installation.quick(*words, "--port", "80000", expect=2).stderr
+    for arguments in (("up",), ("run", "experiment.yaml")):
+        port = installation.quick(*arguments, "--port", "80000", expect=2).stderr
         assert "Invalid value for '--port'" in port
         assert "must be a whole number from 0 to 65535, got '80000'" in port
     assert "Missing argument" in installation.quick("run", expect=2).stderr
@@ -300,14 +304,14 @@ def test_broken_pipe_is_silent() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     file = Path(__file__).parents[2] / "examples" / "digits" / "smoke.yaml"
-    words = [sys.executable, "-m", "zerolab", "plan", str(file)]
-    done = subprocess.run(words, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    arguments = [sys.executable, "-m", "zerolab", "plan", str(file)]
+    done = subprocess.run(arguments, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writing)
     assert (done.stderr, done.returncode) == ("", 141)
 
 
 def test_missing_resource_is_one_message(installation: Installation, tmp_path: Path) -> None:
-    for words in (
+    for arguments in (
         ("experiment", "describe", "999"),
         ("experiment", "pause", "999"),
         ("trial", "describe", "999"),
@@ -316,7 +320,7 @@ def test_missing_resource_is_one_message(installation: Installation, tmp_path: P
         ("submit", str(tmp_path / "nowhere.yaml")),
         ("import", str(tmp_path / "nowhere.jsonl")),
     ):
-        refused = installation.quick(*words, expect=2)
+        refused = installation.quick(*arguments, expect=2)
         assert refused.stderr.startswith("zerolab: "), refused.stderr
         assert "Traceback" not in refused.stderr
     missing = installation.quick("trial", "describe", "999", expect=2).stderr
@@ -325,43 +329,45 @@ def test_missing_resource_is_one_message(installation: Installation, tmp_path: P
     )
 
 
-@pytest.mark.parametrize("given", ["abc", "0", "1.5", "99999999999999999999", "\u0663", ""])
+@pytest.mark.parametrize("argument", ["abc", "0", "1.5", "99999999999999999999", "\u0663", ""])
 @pytest.mark.parametrize(
     "command", ["experiment describe", "trial logs", "job move", "checkpoint list"]
 )
 def test_invalid_id_names_list_command(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str, given: str
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str, argument: str
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["zerolab", *command.split(), given])
+    monkeypatch.setattr(sys, "argv", ["zerolab", *command.split(), argument])
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    told = capsys.readouterr().err
+    shown = capsys.readouterr().err
     noun = "trial" if command.startswith("trial") else "experiment"
-    assert f"a whole number from 1, got {given!r}; `zerolab {noun} list" in " ".join(told.split())
+    assert f"a whole number from 1, got {argument!r}; `zerolab {noun} list" in " ".join(
+        shown.split()
+    )
 
 
 def test_run_exits_with_1_after_failure(installation: Installation, tmp_path: Path) -> None:
     (tmp_path / "model_def.py").write_text(MODEL.replace("self.context = context", "1 / 0", 1))
     (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(experiment()))
     failed = installation.quick("run", tmp_path / "experiment.yaml", expect=1)
-    told = fields(failed.stdout)
-    assert told["state"] == "ERROR"
-    assert "ZeroDivisionError" in told["error"]
-    logs = installation.quick("experiment", "logs", told["experiment"]).stdout
+    shown = fields(failed.stdout)
+    assert shown["state"] == "ERROR"
+    assert "ZeroDivisionError" in shown["error"]
+    logs = installation.quick("experiment", "logs", shown["experiment"]).stdout
     assert "1 / 0" in logs
     assert (
-        installation.quick("experiment", "wait", told["experiment"], expect=1).stdout == "ERROR\n"
+        installation.quick("experiment", "wait", shown["experiment"], expect=1).stdout == "ERROR\n"
     )
 
 
 def test_test_mode_trains_one_batch(installation: Installation, tmp_path: Path) -> None:
     (tmp_path / "model_def.py").write_text(MODEL)
     (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(experiment(10_000)))
-    told = fields(installation.quick("run", "--test", tmp_path / "experiment.yaml").stdout)
-    trial = installation.json("trial", "list", told["experiment"])[0]
+    shown = fields(installation.quick("run", "--test", tmp_path / "experiment.yaml").stdout)
+    trial = installation.json("trial", "list", shown["experiment"])[0]
     assert trial["steps_completed"] == 1
-    assert told["checkpoint"].split()[0] == trial["best_checkpoint"]
+    assert shown["checkpoint"].split()[0] == trial["best_checkpoint"]
 
 
 # What a shell starts in the background ignores SIGINT, and so does what that starts: these tests.
@@ -393,11 +399,11 @@ def test_ctrl_c_detaches_from_run(installation: Installation, tmp_path: Path) ->
             if "running" in line:
                 break
         os.kill(process.pid, signal.SIGINT)
-        _, said = process.communicate(timeout=DEADLINE_S)
+        _, stderr = process.communicate(timeout=DEADLINE_S)
     finally:
         process.kill()
     assert process.returncode == 130
-    assert f"detached: experiment {experiment_id} goes on" in said
+    assert f"detached: experiment {experiment_id} goes on" in stderr
 
     (trial,) = until(
         "the trial has trained",
@@ -426,20 +432,20 @@ def test_ctrl_c_detaches_from_run(installation: Installation, tmp_path: Path) ->
 def test_terminal_progress_is_table(installation: Installation, tmp_path: Path) -> None:
     (tmp_path / "model_def.py").write_text(MODEL)
     (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(experiment()))
-    ours, theirs = pty.openpty()
+    master, slave = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "zerolab", "run", str(tmp_path / "experiment.yaml")],
         env={**installation.environment(), "TERM": "xterm", "COLUMNS": "120"},
         stdout=subprocess.PIPE,
-        stderr=theirs,
+        stderr=slave,
         text=True,
     )
-    os.close(theirs)
+    os.close(slave)
     drawn = b""
     with contextlib.suppress(OSError):  # what a terminal says when its last writer is gone
-        while piece := os.read(ours, 65536):
+        while piece := os.read(master, 65536):
             drawn += piece
-    os.close(ours)
+    os.close(master)
     out, _ = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0
     assert fields(out)["state"] == "COMPLETED"
@@ -479,21 +485,21 @@ def test_missing_result_has_color_and_reason(installation: Installation, tmp_pat
     assert f"trial {trial['id']} has no result: it ended without a validation" in listed
 
 
-def on_a_terminal(installation: Installation, *words: str, columns: int = 120) -> str:
+def on_a_terminal(installation: Installation, *arguments: str, columns: int = 120) -> str:
     """What a command shows on a terminal."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     environment = {**installation.environment(), "TERM": "xterm"}
     for name in ("COLUMNS", "NO_COLOR"):
         environment.pop(name, None)
-    command = [sys.executable, "-m", "zerolab", *words]
-    process = subprocess.Popen(command, env=environment, stdin=theirs, stdout=theirs, stderr=theirs)
-    os.close(theirs)
+    command = [sys.executable, "-m", "zerolab", *arguments]
+    process = subprocess.Popen(command, env=environment, stdin=slave, stdout=slave, stderr=slave)
+    os.close(slave)
     drawn = b""
     with contextlib.suppress(OSError):  # what a terminal says when its last writer is gone
-        while piece := os.read(ours, 65536):
+        while piece := os.read(master, 65536):
             drawn += piece
-    os.close(ours)
+    os.close(master)
     assert process.wait() == 0
     return drawn.decode()
 
@@ -502,8 +508,10 @@ def test_submit_paused_and_kill(installation: Installation, tmp_path: Path) -> N
     files = {"model_def.py": MODEL}
     waiting = installation.submit(tmp_path / "model", experiment(), files, ["--paused"])
     assert installation.client.experiment(waiting)["state"] == "PAUSED"
-    late = installation.quick("experiment", "wait", str(waiting), "--timeout", "0.1", expect=124)
-    assert late.stdout.strip() == "PAUSED"
+    timed_out = installation.quick(
+        "experiment", "wait", str(waiting), "--timeout", "0.1", expect=124
+    )
+    assert timed_out.stdout.strip() == "PAUSED"
     installation.quick("experiment", "kill", str(waiting))
     assert installation.wait_for(waiting)["state"] == "CANCELED"
 
@@ -535,8 +543,8 @@ def test_import_metrics(installation: Installation, tmp_path: Path) -> None:
 def test_plan_command(installation: Installation, tmp_path: Path) -> None:
     (tmp_path / "model_def.py").write_text(MODEL)
     (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(experiment()))
-    told = installation.cli("plan", tmp_path / "experiment.yaml").stdout
-    assert "2 parameters" in told
+    shown = installation.cli("plan", tmp_path / "experiment.yaml").stdout
+    assert "2 parameters" in shown
 
 
 def test_status_agent_job_token_open(installation: Installation) -> None:
@@ -549,7 +557,7 @@ def test_status_agent_job_token_open(installation: Installation) -> None:
         assert json.loads(answer.read())["home"] == str(installation.home.path)
     assert installation.json("status")["info"]["cluster"]["slots"] == 2
     assert url in installation.quick("status").stdout
-    assert [len(one["slots"]) for one in installation.json("agent", "list")] == [2]
+    assert [len(item["slots"]) for item in installation.json("agent", "list")] == [2]
     assert "cpu" in installation.quick("agent", "list").stdout
     assert isinstance(installation.json("job", "list"), list)
     assert "held" in installation.quick("job", "list").stdout
@@ -558,24 +566,27 @@ def test_status_agent_job_token_open(installation: Installation) -> None:
 
 
 def test_missing_server_has_remedy(tmp_path: Path) -> None:
-    nothing = Installation(tmp_path / "home")
-    refused = nothing.quick("experiment", "list", expect=2)
+    empty_home = Installation(tmp_path / "home")
+    refused = empty_home.quick("experiment", "list", expect=2)
     assert "start one with `zerolab up`" in refused.stderr
-    assert "start one with `zerolab up`" in nothing.quick("status", expect=1).stderr
-    words = ("--master", "http://127.0.0.1:9", "experiment", "list")
+    assert "start one with `zerolab up`" in empty_home.quick("status", expect=1).stderr
+    arguments = ("--master", "http://127.0.0.1:9", "experiment", "list")
     assert (
-        "no Zerolab server responds at http://127.0.0.1:9" in nothing.quick(*words, expect=2).stderr
+        "no Zerolab server responds at http://127.0.0.1:9"
+        in empty_home.quick(*arguments, expect=2).stderr
     )
 
 
 def test_config_check_without_server(tmp_path: Path) -> None:
-    nothing = Installation(tmp_path / "home")
+    empty_home = Installation(tmp_path / "home")
     file = tmp_path / "ds_config.json"
     file.write_text('{"train_batch_size": 64, "gradient_accumulation_steps": 2}')
-    told = nothing.quick("config", "check", file, "--world-size", "4").stdout
-    assert "train_micro_batch_size_per_gpu" in told
-    assert "8" in told
-    assert "world-size" in nothing.quick("config", "check", file, "--world-size=0", expect=2).stderr
+    shown = empty_home.quick("config", "check", file, "--world-size", "4").stdout
+    assert "train_micro_batch_size_per_gpu" in shown
+    assert "8" in shown
+    assert (
+        "world-size" in empty_home.quick("config", "check", file, "--world-size=0", expect=2).stderr
+    )
 
 
 TRAINS_WITH_DEEPSPEED = """
@@ -596,27 +607,35 @@ def test_task_workers_and_all_slots(installation: Installation, tmp_path: Path) 
     say = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])"
     (tmp_path / "main.py").write_text(say)
     (tmp_path / "ds.py").write_text(TRAINS_WITH_DEEPSPEED)
-    words = ["task", "run", "--name", "workers", "--context", tmp_path, "--follow"]
+    arguments = ["task", "run", "--name", "workers", "--context", tmp_path, "--follow"]
     both = ["--worker", '{"worker": {"count": 1, "gpus": 2}}', "--per", "worker", "--as-deepspeed"]
-    done = installation.quick(*words, *both, "--", "python", "ds.py")
+    done = installation.quick(*arguments, *both, "--", "python", "ds.py")
     assert "rank 0 of 1 trained a batch of 4 with zerotrial" in done.stdout
-    done = installation.quick(*words, "--worker", "ALL_WORKERS", "--", "python", "main.py")
+    done = installation.quick(*arguments, "--worker", "ALL_WORKERS", "--", "python", "main.py")
     assert f"rank {installation.slots - 1} of {installation.slots}" in done.stdout
 
 
 def test_task_id_precedes_name(installation: Installation, tmp_path: Path) -> None:
     (tmp_path / "main.py").write_text("import time; time.sleep(1000)")
-    words = ["--context", tmp_path, "--slots", str(installation.slots), "--", "python", "main.py"]
-    first = installation.quick("task", "run", "--name", "meant", *words).stdout.strip()
-    other = installation.quick("task", "run", "--name", first, *words).stdout.strip()
-    told = installation.quick("task", "stop", first, "--kill").stderr
-    assert f"task meant ({first}) is told to stop" in told
-    told = installation.quick("task", "stop", other, "--kill").stderr
-    assert f"task {first} ({other}) is told to stop" in told
-    words = ["task", "run", "--name", "odd", "--context", tmp_path, "--", "a", "\udcff"]
+    arguments = [
+        "--context",
+        tmp_path,
+        "--slots",
+        str(installation.slots),
+        "--",
+        "python",
+        "main.py",
+    ]
+    first = installation.quick("task", "run", "--name", "meant", *arguments).stdout.strip()
+    other = installation.quick("task", "run", "--name", first, *arguments).stdout.strip()
+    shown = installation.quick("task", "stop", first, "--kill").stderr
+    assert f"task meant ({first}) is told to stop" in shown
+    shown = installation.quick("task", "stop", other, "--kill").stderr
+    assert f"task {first} ({other}) is told to stop" in shown
+    arguments = ["task", "run", "--name", "odd", "--context", tmp_path, "--", "a", "\udcff"]
     assert (
         "must be text of whole characters (UTF-8), got '\\udcff'"
-        in installation.quick(*words, expect=2).stderr
+        in installation.quick(*arguments, expect=2).stderr
     )
 
 
@@ -625,10 +644,12 @@ def test_task_run_list_stop(installation: Installation, tmp_path: Path) -> None:
         "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], "
         "'on', os.environ['ALL_WORKERS'])"
     )
-    words = ["task", "run", "--name", "count", "--label", "daily", "--context", tmp_path]
+    arguments = ["task", "run", "--name", "count", "--label", "daily", "--context", tmp_path]
     workers = '{"worker": {"count": 2, "gpus": 1}}'
     (tmp_path / "main.py").write_text(say)
-    done = installation.quick(*words, "--worker", workers, "--follow", "--", "python", "main.py")
+    done = installation.quick(
+        *arguments, "--worker", workers, "--follow", "--", "python", "main.py"
+    )
     assert "rank 0 of 2" in done.stdout
     assert f"rank 1 of 2 on {socket.gethostname()}" in done.stdout
     described = fields(installation.quick("task", "describe", "count").stdout)
@@ -636,8 +657,8 @@ def test_task_run_list_stop(installation: Installation, tmp_path: Path) -> None:
     assert (described["labels"], described["slots"]) == ("daily", "2")
     assert described["command"] == "python main.py"
     ended = described["task"].partition(":")[0]
-    told = installation.quick("task", "stop", "count").stderr
-    assert told == f"task count ({ended}) has ended: it stays COMPLETED\n"
+    shown = installation.quick("task", "stop", "count").stderr
+    assert shown == f"task count ({ended}) has ended: it stays COMPLETED\n"
     assert installation.json("task", "list", "--name", "cou", "--state", "completed")
     assert not installation.json("task", "list", "--name", "cou", "--state", "ACTIVE")
     assert len(installation.json("task", "list", "--limit", "1")) == 1
@@ -645,17 +666,17 @@ def test_task_run_list_stop(installation: Installation, tmp_path: Path) -> None:
     assert "rank 1 of 2" in installation.quick("task", "logs", "count", "--rank", "1").stdout
 
     (tmp_path / "main.py").write_text("import time; time.sleep(1000)")
-    waiting = installation.quick(*words, "--", "python", "main.py").stdout.strip()
+    waiting = installation.quick(*arguments, "--", "python", "main.py").stdout.strip()
     every = ["--slots", str(installation.slots), "--queue-time", "1"]
-    late = installation.quick(*words, *every, "--", "true").stdout.strip()
-    found = until(
+    timed_out = installation.quick(*arguments, *every, "--", "true").stdout.strip()
+    resource = until(
         "the task that may wait for a second has ended",
         lambda: installation.json("task", "list"),
         lambda tasks: tasks[0]["state"] == "ERROR",
     )
-    assert str(found[0]["id"]) == late
-    assert "queue_time" in installation.json("experiment", "describe", late)["error"]
-    queued = installation.quick(*words, *every[:2], "--", "true").stdout.strip()
+    assert str(resource[0]["id"]) == timed_out
+    assert "queue_time" in installation.json("experiment", "describe", timed_out)["error"]
+    queued = installation.quick(*arguments, *every[:2], "--", "true").stdout.strip()
     which = f"count: 2 tasks of this name have not ended: give the id of one ({queued}, {waiting})"
     assert which in installation.quick("task", "stop", "count", expect=2).stderr
     installation.quick("task", "stop", queued, "--kill")
@@ -666,13 +687,13 @@ def test_task_run_list_stop(installation: Installation, tmp_path: Path) -> None:
     )
     # Not the newest of that name, which has ended.
     assert f"task count ({waiting})" in installation.quick("task", "stop", "count", "--kill").stderr
-    found = until(
+    resource = until(
         "the task has ended",
         lambda: installation.json("task", "list"),
         lambda tasks: tasks[2]["state"] == "CANCELED",
     )
-    assert [str(found[2]["id"]), found[3]["state"]] == [waiting, "COMPLETED"]
-    both = installation.quick(*words, "--slots", "1", "--worker", "2", "--", "a", expect=2)
+    assert [str(resource[2]["id"]), resource[3]["state"]] == [waiting, "COMPLETED"]
+    both = installation.quick(*arguments, "--slots", "1", "--worker", "2", "--", "a", expect=2)
     assert "--worker: must look like" in both.stderr
     assert "only one of them may be given" in both.stderr
     assert (

@@ -17,13 +17,15 @@ from zerolab.cli.main import app
 
 def doctor(home: Path, **variables: str) -> tuple[int, dict[str, dict[str, Any]]]:
     """Run the command; return its exit code and the checks by name."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("ZEROLAB_")}
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith("ZEROLAB_")
+    }
     done = subprocess.run(
         [sys.executable, "-m", "zerolab", "doctor", "--json"],
-        env={**kept, "ZEROLAB_HOME": str(home), **variables},
+        env={**inherited, "ZEROLAB_HOME": str(home), **variables},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    return done.returncode, {one["name"]: one for one in json.loads(done.stdout)["checks"]}
+    return done.returncode, {check["name"]: check for check in json.loads(done.stdout)["checks"]}
 
 
 def test_doctor_without_server(tmp_path: Path) -> None:

@@ -35,19 +35,19 @@ def file(tmp_path: Path) -> Path:
 
 
 def preview(file: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", "zerolab", "experiment", "preview", str(file), *options]
-    return subprocess.run(words, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "zerolab", "experiment", "preview", str(file), *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def test_preview_shows_trials_and_cost(file: Path) -> None:
-    told = preview(file, "--seconds-per-batch", "0.5").stdout
-    assert "10 trials, compared after 100, 300, 900 batches" in told
-    assert [line.split() for line in told.splitlines()[4:7]] == [
+    output = preview(file, "--seconds-per-batch", "0.5").stdout
+    assert "10 trials, compared after 100, 300, 900 batches" in output
+    assert [line.split() for line in output.splitlines()[4:7]] == [
         ["100", "5"], ["300", "3"], ["900", "2"],
     ]  # fmt: skip
-    assert "10 trials together train 3,200 batches, on 2 slots each" in told
-    assert "at most they train 9,000 batches, if none is stopped early" in told
-    assert "cost: 0.889 slot-hours, at most 2.5, at 0.5 s a batch" in told
+    assert "10 trials together train 3,200 batches, on 2 slots each" in output
+    assert "at most they train 9,000 batches, if none is stopped early" in output
+    assert "cost: 0.889 slot-hours, at most 2.5, at 0.5 s a batch" in output
 
 
 STEPS = "metric: loss, time_metric: batches, max_trials: 8"
@@ -83,16 +83,16 @@ def test_preview_matches_hand_count(tmp_path: Path, name: str) -> None:
         f"hyperparameters: {space or '{}'}\nsearcher: {{name: {name}, {block}}}\n"
     )
     unit = "epoch" if "epochs" in block else "batch"
-    words = ("experiment", "preview", path, f"--seconds-per-{unit}", "120", "--json")
-    found = json.loads(in_process(dict(os.environ), *words).stdout)
-    assert {each["length"]: each["trials"] for each in found["lengths"]} == ends
-    assert found["trials"] == sum(ends.values())
+    command = ("experiment", "preview", path, f"--seconds-per-{unit}", "120", "--json")
+    estimate = json.loads(in_process(dict(os.environ), *command).stdout)
+    assert {group["length"]: group["trials"] for group in estimate["lengths"]} == ends
+    assert estimate["trials"] == sum(ends.values())
     total = sum(length * trials for length, trials in ends.items())
-    assert found["total_length"] == total
-    assert found["slot_hours"] == pytest.approx(3 * total / 30)
+    assert estimate["total_length"] == total
+    assert estimate["slot_hours"] == pytest.approx(3 * total / 30)
     most = max(ends) * sum(ends.values()) if name in {"async_halving", "tpe_asha"} else total
-    assert found["most_length"] == most
-    assert found["most_slot_hours"] == pytest.approx(3 * most / 30)
+    assert estimate["most_length"] == most
+    assert estimate["most_slot_hours"] == pytest.approx(3 * most / 30)
 
 
 LR = {"lr": {"type": "double", "minval": 0, "maxval": 1}}
@@ -111,7 +111,7 @@ def trained(block: str, metric: Callable[[int], float]) -> tuple[int, int, int]:
     content = {"entrypoint": ["true"], "hyperparameters": LR}
     section = load_experiment({**content, "searcher": yaml.safe_load(f"{{{block}}}")}).searcher
     searcher = section.make(LR, 0)
-    reached: dict[int, int] = {}
+    progress: dict[int, int] = {}
     bounds: dict[int, int] = {}
     waiting: deque[int] = deque()
 
@@ -119,7 +119,7 @@ def trained(block: str, metric: Callable[[int], float]) -> tuple[int, int, int]:
         for operation in operations:
             match operation:
                 case Create(trial_id):
-                    reached[trial_id], bounds[trial_id] = 0, section.length
+                    progress[trial_id], bounds[trial_id] = 0, section.length
                     waiting.append(trial_id)
                 case Continue(trial_id, until):
                     bounds[trial_id] = until
@@ -129,16 +129,16 @@ def trained(block: str, metric: Callable[[int], float]) -> tuple[int, int, int]:
     take(searcher.initial_operations())
     while waiting:
         trial_id = waiting.popleft()
-        told: list[Operation] = []
+        output: list[Operation] = []
         for length in section.validate_at():
-            if reached[trial_id] < length <= bounds[trial_id] and Stop(trial_id) not in told:
-                reached[trial_id] = length
-                told += searcher.validation_completed(trial_id, metric(trial_id), length)
-        if Stop(trial_id) in told or reached[trial_id] == section.length:
-            told += searcher.trial_exited(trial_id)
-        take(told)
+            if progress[trial_id] < length <= bounds[trial_id] and Stop(trial_id) not in output:
+                progress[trial_id] = length
+                output += searcher.validation_completed(trial_id, metric(trial_id), length)
+        if Stop(trial_id) in output or progress[trial_id] == section.length:
+            output += searcher.trial_exited(trial_id)
+        take(output)
     foretold = sum(length * trials for length, trials in section.forecast(LR).items())
-    return sum(reached.values()), foretold, section.most_length(LR) or 0
+    return sum(progress.values()), foretold, section.most_length(LR) or 0
 
 
 HALVING = f"name: async_halving, num_rungs: 3, divisor: 2, max_time: 16, {STEPS}"
@@ -173,7 +173,7 @@ THIRTY = "metric: loss, max_trials: 30, max_length: {epochs: 27}, max_concurrent
 
 
 @pytest.mark.parametrize(
-    ("said", "block"),
+    ("claim", "block"),
     [
         ("`async_halving` trains 1.7 times", f"name: async_halving, {RUNGS}, {THIRTY}"),
         (
@@ -183,22 +183,22 @@ THIRTY = "metric: loss, max_trials: 30, max_length: {epochs: 27}, max_concurrent
         ("`adaptive_asha` 1.6 times", f"name: adaptive_asha, divisor: 3, {THIRTY}"),
     ],
 )
-def test_random_order_promotes_documented_share(said: str, block: str) -> None:
+def test_random_order_promotes_documented_share(claim: str, block: str) -> None:
     ratios = []
     for seed in range(50):
         order = Random(seed).sample(range(31), 31)
         trained_by_all, foretold, _ = trained(block, order.__getitem__)
         ratios.append(trained_by_all / foretold)
-    assert f"{median(ratios):.1f} times" in said
-    assert said in (DOCS / "cli.md").read_text().replace("\n", " ")
+    assert f"{median(ratios):.1f} times" in claim
+    assert claim in (DOCS / "cli.md").read_text().replace("\n", " ")
 
 
 def test_cost_without_time_is_in_batches(file: Path) -> None:
-    told = preview(file).stdout
-    assert "cost: 6,400 times one batch on one slot, at most 18,000 times; for slot-hours" in told
-    assert "give --seconds-per-batch" in told
-    found = json.loads(preview(file, "--json").stdout)
-    assert (found["total_length"], found["slot_hours"]) == (3200, None)
+    output = preview(file).stdout
+    assert "cost: 6,400 times one batch on one slot, at most 18,000 times; for slot-hours" in output
+    assert "give --seconds-per-batch" in output
+    estimate = json.loads(preview(file, "--json").stdout)
+    assert (estimate["total_length"], estimate["slot_hours"]) == (3200, None)
 
 
 def test_open_length_has_no_cost(file: Path) -> None:
@@ -233,6 +233,6 @@ def test_invalid_file_names_key(file: Path) -> None:
 def test_preview_accepts_folder(file: Path) -> None:
     assert preview(file.parent).stdout == preview(file).stdout != ""
     file.rename(file.with_name("other.yaml"))
-    told = preview(file.parent)
-    assert told.returncode == 2
-    assert "must have an experiment.yaml" in told.stderr
+    output = preview(file.parent)
+    assert output.returncode == 2
+    assert "must have an experiment.yaml" in output.stderr

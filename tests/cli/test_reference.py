@@ -34,17 +34,22 @@ SECTIONS = dict(
 
 
 def arguments(command: Any) -> str:
-    found = [one for one in command.params if one.param_type_name == "argument"]
-    shown = (one.name.upper() if one.required else f"[{one.name.upper()}]" for one in found)
-    return "".join(f" {one}" for one in shown)
+    arguments_of = [
+        parameter for parameter in command.params if parameter.param_type_name == "argument"
+    ]
+    shown = (
+        parameter.name.upper() if parameter.required else f"[{parameter.name.upper()}]"
+        for parameter in arguments_of
+    )
+    return "".join(f" {parameter}" for parameter in shown)
 
 
 def options(command: Any) -> set[str]:
     return {
         name
-        for one in command.params
-        if one.param_type_name != "argument" and not one.hidden
-        for name in (*one.opts, *one.secondary_opts)
+        for parameter in command.params
+        if parameter.param_type_name != "argument" and not parameter.hidden
+        for name in (*parameter.opts, *parameter.secondary_opts)
     }
 
 
@@ -55,7 +60,9 @@ def named_in(body: str) -> set[str]:
 
 
 def test_reference_has_section_per_command() -> None:
-    assert {f"{path}{arguments(one)}" for path, one in COMMANDS.items()} == set(SECTIONS)
+    assert {f"{path}{arguments(parameter)}" for path, parameter in COMMANDS.items()} == set(
+        SECTIONS
+    )
 
 
 @pytest.mark.parametrize("path", sorted(COMMANDS))
@@ -75,26 +82,26 @@ def test_section_lists_global_options() -> None:
 def test_commands_and_parameters_have_help(path: str) -> None:
     command = COMMANDS[path]
     assert command.help
-    assert all(one.help for one in command.params)
+    assert all(parameter.help for parameter in command.params)
 
 
 def test_help_examples_are_commands() -> None:
     for command in COMMANDS.values():
-        for words in re.findall(r"zerolab ((?:[a-z][a-z-]* ?)+)", command.help):
-            name = f"zerolab {words.strip()}"
+        for command_words in re.findall(r"zerolab ((?:[a-z][a-z-]* ?)+)", command.help):
+            name = f"zerolab {command_words.strip()}"
             assert any(name == path or name.startswith(f"{path} ") for path in COMMANDS), name
 
 
 def test_replacements_of_det_commands_exist() -> None:
-    for theirs, text in replacements("det ").items():
-        assert f"zerolab {theirs}" not in COMMANDS
-        for words in re.findall(r"`zerolab ((?:[a-z][a-z-]*\b ?)+)", text):
-            name = f"zerolab {words.strip()}"
+    for det_commands, text in replacements("det ").items():
+        assert f"zerolab {det_commands}" not in COMMANDS
+        for command_words in re.findall(r"`zerolab ((?:[a-z][a-z-]*\b ?)+)", text):
+            name = f"zerolab {command_words.strip()}"
             assert any(name == path or path.startswith(f"{name} ") for path in COMMANDS), name
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("command_words", "shown"),
     [
         ("e create config.yaml . -f", "What `det experiment create` did: `zerolab submit CONFIG"),
         ("user login admin", "What `det user` did: there are no users"),
@@ -103,10 +110,10 @@ def test_replacements_of_det_commands_exist() -> None:
         ("t ls", "Missing argument"),
     ],
 )
-def test_det_command_shows_replacement(words: str, told: str) -> None:
-    done = CliRunner().invoke(app, words.split())
+def test_det_command_shows_replacement(command_words: str, shown: str) -> None:
+    done = CliRunner().invoke(app, command_words.split())
     assert done.exit_code == 2
-    assert told in " ".join(done.output.replace("│", " ").split())
+    assert shown in " ".join(done.output.replace("│", " ").split())
 
 
 def test_help_imports_little() -> None:
@@ -129,8 +136,8 @@ print("HEAVY", sorted(heavy & set(sys.modules)))
 def test_help_is_fast() -> None:
     def once() -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        words = [sys.executable, "-m", "zerolab", "--help"]
-        subprocess.run(words, check=True, capture_output=True)
+        command_words = [sys.executable, "-m", "zerolab", "--help"]
+        subprocess.run(command_words, check=True, capture_output=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 

@@ -41,7 +41,7 @@ def everything_in(directory: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("command", "message"),
     [
         (["--log-megabytes", "no"], "argument --log-megabytes: must be a whole number"),
         (["--metric-name", "5"], "unrecognized arguments: --metric-name 5"),
@@ -56,9 +56,9 @@ def everything_in(directory: Path) -> str:
     ],
 )
 def test_up_rejects_invalid_server_options(
-    environment: dict[str, str], words: list[str], message: str
+    environment: dict[str, str], command: list[str], message: str
 ) -> None:
-    refused = in_process(environment, "up", "--no-agent", "--port", "0", *words, expect=2)
+    refused = in_process(environment, "up", "--no-agent", "--port", "0", *command, expect=2)
     assert message in refused.stderr
     assert PASSWORD not in refused.stderr
     assert "Traceback" not in refused.stderr
@@ -77,14 +77,14 @@ def test_up_passes_server_options(environment: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("by", ["variable", "option", "query"])
 def test_password_of_database_is_never_shown(environment: dict[str, str], by: str) -> None:
-    words: list[str] = ["--database", NOWHERE] if by == "option" else []
+    command: list[str] = ["--database", NOWHERE] if by == "option" else []
     if by == "variable":
         environment["ZEROLAB_DATABASE"] = NOWHERE
     elif by == "query":
         environment["ZEROLAB_DATABASE"] = f"postgresql://ada@127.0.0.1:1/runs?password={PASSWORD}"
-    failed = zerolab(environment, "up", "--no-agent", "--port", "0", *words, expect=2)
+    failed = zerolab(environment, "up", "--no-agent", "--port", "0", *command, expect=2)
     assert "cannot be opened" in failed.stderr
-    checked = zerolab(environment, "db", "check", *words, expect=2)
+    checked = zerolab(environment, "db", "check", *command, expect=2)
     shown = failed.stdout + failed.stderr + checked.stdout + checked.stderr
     assert PASSWORD not in shown + everything_in(Path(environment["ZEROLAB_HOME"]))
 

@@ -51,13 +51,13 @@ def zerolab(server: LiveServer, *words: str) -> subprocess.CompletedProcess[str]
 
 
 def test_table_has_differing_hyperparameters(live: LiveServer) -> None:
-    told = zerolab(live, "trial", "list", "1", "--sort", "metric").stdout
-    head, *_ = (line.split() for line in told.splitlines() if line.strip())
+    shown = zerolab(live, "trial", "list", "1", "--sort", "metric").stdout
+    head, *_ = (line.split() for line in shown.splitlines() if line.strip())
     assert head[-2:] == ["optimizer.lr", "word"]
-    assert "fixed" not in told
-    rows = [line.split() for line in told.splitlines() if "COMPLETED" in line]
+    assert "fixed" not in shown
+    rows = [line.split() for line in shown.splitlines() if "COMPLETED" in line]
     assert [row[-2] for row in rows] == ["0.001", "0.001", "0.02", "0.02", "0.3", "0.3"]
-    assert max(map(len, told.splitlines())) <= 100
+    assert max(map(len, shown.splitlines())) <= 100
 
 
 def test_long_names_are_shortened() -> None:
@@ -93,20 +93,20 @@ def test_narrow_terminal_omits_columns(
     assert lines[0].split()[8:] == ["lr", "weight_decay"]
     left_out = "overwrite_deepspeed_args.optimizer.params.lr, overwrite_deepspeed_args.scheduler"
     assert f"no room in this terminal for {left_out}" in err
-    print_trials([each | {"hparams": {"slot time": each["id"]}} for each in trials])
+    print_trials([row | {"hparams": {"slot time": row["id"]}} for row in trials])
     out, err = capsys.readouterr()
     assert "hparams.slot time" in out
     assert not err
 
 
 def test_trials_sorted_by_hyperparameter(live: LiveServer) -> None:
-    told = zerolab(live, "trial", "list", "1", "--sort=-optimizer.lr", "--limit=2", "--json").stdout
-    assert [one["hparams"]["optimizer"]["lr"] for one in json.loads(told)] == [0.3, 0.3]
+    shown = zerolab(live, "trial", "list", "1", "--sort=-optimizer.lr", "--limit=2", "--json").stdout
+    assert [trial["hparams"]["optimizer"]["lr"] for trial in json.loads(shown)] == [0.3, 0.3]
 
 
 def test_csv_has_all_hyperparameters(live: LiveServer) -> None:
-    told = zerolab(live, "trial", "list", "1", "--csv").stdout
-    rows = list(csv.DictReader(io.StringIO(told)))
+    shown = zerolab(live, "trial", "list", "1", "--csv").stdout
+    rows = list(csv.DictReader(io.StringIO(shown)))
     assert len(rows) == 6
     assert {row["hparams.word"] for row in rows} == {"'=1+1", "plain"}
     assert {row["hparams.fixed"] for row in rows} == {"7"}
@@ -129,6 +129,6 @@ def test_unknown_sort_column_has_suggestion(live: LiveServer) -> None:
 
 
 def test_describe_shows_best_trial_and_cost(live: LiveServer) -> None:
-    told = zerolab(live, "experiment", "describe", "1").stdout
-    assert "optimizer.lr: 0.001" in told
-    assert "slot time" in told
+    shown = zerolab(live, "experiment", "describe", "1").stdout
+    assert "optimizer.lr: 0.001" in shown
+    assert "slot time" in shown

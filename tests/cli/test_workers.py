@@ -25,7 +25,7 @@ def test_workers_to_slots(text: str, slots: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("2", "must look like"),
         ("{", "must look like"),
@@ -38,10 +38,10 @@ def test_workers_to_slots(text: str, slots: tuple[int, int]) -> None:
         ('{"framework": "pytorch", "ps": {"count": 1}, "worker": {}}', "got ps too"),
     ],
 )
-def test_invalid_workers_are_rejected(text: str, told: str) -> None:
+def test_invalid_workers_are_rejected(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         count_slots(None, text)
-    assert told in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_worker_variable_of_platform(

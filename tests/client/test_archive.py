@@ -169,23 +169,28 @@ def test_invalid_archive_is_rejected(
     assert not any(p.is_symlink() for p in target.rglob("*"))
 
 
-def damaged_checksum(whole: bytes) -> bytes:
-    return whole[:-8] + bytes(4) + whole[-4:]
+def damaged_checksum(packed: bytes) -> bytes:
+    return packed[:-8] + bytes(4) + packed[-4:]
 
 
-def damaged_length(whole: bytes) -> bytes:
-    return whole[:-1] + bytes([whole[-1] ^ 1])
+def damaged_length(packed: bytes) -> bytes:
+    return packed[:-1] + bytes([packed[-1] ^ 1])
 
 
 @pytest.mark.parametrize(
     "damage",
-    [damaged_checksum, damaged_length, lambda whole: whole + b"garbage", lambda whole: whole[:-4]],
+    [
+        damaged_checksum,
+        damaged_length,
+        lambda packed: packed + b"garbage",
+        lambda packed: packed[:-4],
+    ],
 )
 def test_archive_is_read_to_end(damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
-    whole = archive.pack(write(tmp_path / "model", {"model_def.py": "x = 1\n"}))
-    assert archive.read_member(whole, "nothing") is None
+    packed = archive.pack(write(tmp_path / "model", {"model_def.py": "x = 1\n"}))
+    assert archive.read_member(packed, "nothing") is None
     with pytest.raises(ConfigError, match=r"must be an undamaged tar\.gz"):
-        archive.read_member(damage(whole), "nothing")
+        archive.read_member(damage(packed), "nothing")
 
 
 def described(count: int, size: int) -> bytes:

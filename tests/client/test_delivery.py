@@ -39,7 +39,7 @@ def test_reports_arrive_in_order(server: KillableServer, client: Client, tmp_pat
     assert checkpoint["resources"] == {"model.bin": 10, "state": 5}
     assert checkpoint["size_bytes"] == 15
     assert checkpoint["metadata"] == {"note": [1, "x"]}
-    names = {(each["group"], each["name"]) for each in client.metric_names(spec.trial_id)}
+    names = {(metric["group"], metric["name"]) for metric in client.metric_names(spec.trial_id)}
     assert names == {("training", "loss"), ("training", "nan"), ("validation", "loss")}
 
 
@@ -103,13 +103,13 @@ def test_damaged_record_is_skipped_with_warning(
     content = bytearray(first.read_bytes())
     content[len(content) // 2] ^= 0x10
     first.write_bytes(content)
-    said: list[str] = []
-    assert deliver(Path(spec.run_dir), client, spec.run_id, said.append) == 300
+    messages: list[str] = []
+    assert deliver(Path(spec.run_dir), client, spec.run_id, messages.append) == 300
     points = stored_points(client, spec)
     assert len(points) == 299
     (lost,) = set(range(1, 301)) - set(points)
     assert f"lost (records {lost} to {lost})" in caplog.text
-    assert said == ["reports of this run that were lost because their file was damaged: 1"]
+    assert messages == ["reports of this run that were lost because their file was damaged: 1"]
 
 
 def test_run_without_spool_delivers_nothing(client: Client, tmp_path: Path) -> None:

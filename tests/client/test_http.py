@@ -40,11 +40,11 @@ def config(**changes: Any) -> dict[str, Any]:
 
 
 def test_experiment_life_cycle(client: Client, packed: bytes) -> None:
-    made = client.create_experiment(config(labels=["a"]), packed, activate=False)
-    number = made["id"]
-    assert (made["name"], made["state"]) == ("http", "PAUSED")
+    created = client.create_experiment(config(labels=["a"]), packed, activate=False)
+    number = created["id"]
+    assert (created["name"], created["state"]) == ("http", "PAUSED")
     assert client.experiment(number)["labels"] == ["a"]
-    assert number in [each["id"] for each in client.experiments()]
+    assert number in [entry["id"] for entry in client.experiments()]
     assert client.experiments(name="http", state="COMPLETED") == []
     assert client.patch_experiment(number, notes="n", name="new")["name"] == "new"
     assert client.experiment_action(number, "activate")["state"] == "ACTIVE"
@@ -59,8 +59,8 @@ def test_experiment_life_cycle(client: Client, packed: bytes) -> None:
     assert client.trial_logs(trial["id"])["logs"] == []
     assert client.experiment_logs(number)["logs"] == []
     unpacked = client.download_archive(f"/api/v1/experiments/{number}/archive")
-    with tarfile.open(fileobj=io.BytesIO(unpacked)) as found:
-        assert found.getnames() == ["model_def.py"]
+    with tarfile.open(fileobj=io.BytesIO(unpacked)) as resource:
+        assert resource.getnames() == ["model_def.py"]
     assert number in [job["experiment_id"] for job in client.jobs()]
     with pytest.raises(ConflictError):
         client.delete_experiment(number)
@@ -77,11 +77,11 @@ def test_experiment_life_cycle(client: Client, packed: bytes) -> None:
 
 
 def test_lists_have_all_pages(client: Client, packed: bytes) -> None:
-    made = {
+    created = {
         client.create_experiment(config(name="many"), packed, activate=False)["id"]
         for _ in range(7)
     }
-    assert {each["id"] for each in client.experiments(name="many")} == made
+    assert {experiment["id"] for experiment in client.experiments(name="many")} == created
     pages = client._list("/experiments", "experiments", {"name": "many", "limit": 3})
     assert len(pages) == 3
 
@@ -141,8 +141,8 @@ def test_all_config_problems_are_reported(client: Client, packed: bytes) -> None
 def test_misspelt_filter_is_rejected(client: Client) -> None:
     with pytest.raises(ConfigError) as caught:
         client.experiments(stat="ERROR")
-    told = "request: 1 problem(s)\n  stat: unknown parameter; did you mean 'state'?"
-    assert str(caught.value) == told
+    message = "request: 1 problem(s)\n  stat: unknown parameter; did you mean 'state'?"
+    assert str(caught.value) == message
 
 
 def test_damaged_archive_is_rejected(client: Client) -> None:
@@ -200,12 +200,12 @@ def test_non_json_values_are_reported_with_paths(client: Client) -> None:
 
 def test_config_converts_python_values(client: Client, packed: bytes) -> None:
     values = {"lr": np.float32(0.5), "sizes": np.array([1, 2]), "data": Path("/data"), "n": (3,)}
-    given = UserDict(config(labels=("a",), hyperparameters=values))
-    client.preview(given)
-    number = client.create_experiment(given, packed, activate=False)["id"]
-    found = client.experiment(number)
-    assert found["labels"] == ["a"]
-    wanted = {"lr": 0.5, "sizes": [1, 2], "data": "/data", "n": [3]}
-    assert found["config"]["hyperparameters"] == wanted
+    submitted = UserDict(config(labels=("a",), hyperparameters=values))
+    client.preview(submitted)
+    number = client.create_experiment(submitted, packed, activate=False)["id"]
+    resource = client.experiment(number)
+    assert resource["labels"] == ["a"]
+    expected = {"lr": 0.5, "sizes": [1, 2], "data": "/data", "n": [3]}
+    assert resource["config"]["hyperparameters"] == expected
     with pytest.raises(ConfigError, match=r"config: must hold text, numbers, .* got object"):
         client.create_experiment(config(hyperparameters={"x": object()}), packed)

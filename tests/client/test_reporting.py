@@ -159,8 +159,8 @@ def test_progress_stays_between_0_and_1(tmp_path: Path) -> None:
 def test_metadata_is_json() -> None:
     import numpy as np
 
-    given = {"a": (1, None, math.inf), 3: {"path": Path("x"), "n": np.float64(2.0)}}
-    assert json_metadata(given) == {"a": [1, None, "Infinity"], "3": {"path": "x", "n": 2.0}}
+    metadata = {"a": (1, None, math.inf), 3: {"path": Path("x"), "n": np.float64(2.0)}}
+    assert json_metadata(metadata) == {"a": [1, None, "Infinity"], "3": {"path": "x", "n": 2.0}}
     with pytest.raises(ConfigError, match="metadata: must hold only what JSON can hold"):
         json_metadata({"a": object()})
     loop: dict[str, Any] = {}
@@ -194,7 +194,7 @@ def test_outage_keeps_random_numbers(tmp_path: Path, caplog: pytest.LogCaptureFi
     until(
         "both have paused",
         lambda: caplog.text,
-        lambda said: "cannot upload reports" in said and "no directive" in said,
+        lambda text: "cannot upload reports" in text and "no directive" in text,
     )
     poller.close()
     reporter.close(0.0)

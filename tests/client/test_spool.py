@@ -18,12 +18,12 @@ def read_all(
     directory: Path, max_bytes: int = 64, *, ended: bool = False
 ) -> list[tuple[int, bytes]]:
     reader = SpoolReader(directory, ended=ended)
-    found: list[tuple[int, bytes]] = []
+    records: list[tuple[int, bytes]] = []
     while True:
         first, payloads = reader.read(max_bytes)
         if not payloads:
-            return found
-        found += enumerate(payloads, first)
+            return records
+        records += enumerate(payloads, first)
 
 
 def payload(number: int) -> bytes:
@@ -74,9 +74,9 @@ def test_acknowledged_segments_are_deleted(tmp_path: Path) -> None:
         spool.append(payload(number))
     assert reader.read(1 << 20)[0] == 1
     reader.discard(30)
-    kept = read_all(tmp_path)
-    assert kept[0][0] <= 31
-    assert kept == [(n, payload(n)) for n in range(kept[0][0], 60)]
+    remaining = read_all(tmp_path)
+    assert remaining[0][0] <= 31
+    assert remaining == [(n, payload(n)) for n in range(remaining[0][0], 60)]
     reader.discard(59)
     assert len(list(tmp_path.iterdir())) == 1
     spool.append(b"next")
@@ -99,40 +99,40 @@ def test_torn_tail_is_dropped(
         ends.append(file.stat().st_size)
     spool.close()
     cut = min(cut, ends[-1])
-    whole = sum(1 for end in ends[1:] if end <= cut)
+    complete = sum(1 for end in ends[1:] if end <= cut)
     os.truncate(file, cut)
     if cut in ends:  # else garbage could, in theory, complete the torn frame
         with file.open("ab") as stream:
             stream.write(bytes(8) + garbage)
-    assert read_all(directory) == [(n, payload(n)) for n in range(1, whole + 1)]
+    assert read_all(directory) == [(n, payload(n)) for n in range(1, complete + 1)]
     again = Spool(directory)
-    assert again.count == whole
+    assert again.count == complete
     again.append(b"after")
     again.close()
-    assert read_all(directory)[-1] == (whole + 1, b"after")
+    assert read_all(directory)[-1] == (complete + 1, b"after")
 
 
 def damage(file: Path, at: int, count: int = 1) -> None:
     """Flip a bit in each of some bytes."""
     content = bytearray(file.read_bytes())
-    for place in range(at, at + count):
-        content[place] ^= 1 << place % 8
+    for bit in range(at, at + count):
+        content[bit] ^= 1 << bit % 8
     file.write_bytes(content)
 
 
 @pytest.mark.slow
 def test_flipped_bit_costs_one_record(tmp_path: Path) -> None:
     Spool(tmp_path / "whole").close()
-    (whole,) = (tmp_path / "whole").iterdir()
+    (content,) = (tmp_path / "whole").iterdir()
     spool, ends = Spool(tmp_path / "whole"), []
     for number in range(1, 6):
         spool.append(payload(number))
-        ends.append(whole.stat().st_size)
-    for place in range(ends[-1]):
-        directory = tmp_path / str(place)
+        ends.append(content.stat().st_size)
+    for bit in range(ends[-1]):
+        directory = tmp_path / str(bit)
         shutil.copytree(tmp_path / "whole", directory)
-        damage(directory / whole.name, place)
-        lost = 1 + sum(end <= place for end in ends)
+        damage(directory / content.name, bit)
+        lost = 1 + sum(end <= bit for end in ends)
         expected = [(n, b"" if n == lost else payload(n)) for n in range(1, 6)]
         assert read_all(directory, ended=True) == expected
         again = Spool(directory)  # a run that goes on goes on behind what was there
@@ -157,11 +157,11 @@ def test_damage_keeps_other_numbers(
     file = sorted(directory.iterdir())[0]
     size = file.stat().st_size
     damage(file, min(at, size - 1), min(count, size - min(at, size - 1)))
-    found = read_all(directory, ended=True)
-    assert [number for number, _ in found] == list(range(1, len(found) + 1))
-    assert all(data in {b"", payload(number)} for number, data in found)
-    assert sum(not data for _, data in found) <= count // 9 + 2
-    assert len(found) == 60 or segment_bytes == 9999
+    records = read_all(directory, ended=True)
+    assert [number for number, _ in records] == list(range(1, len(records) + 1))
+    assert all(data in {b"", payload(number)} for number, data in records)
+    assert sum(not data for _, data in records) <= count // 9 + 2
+    assert len(records) == 60 or segment_bytes == 9999
 
 
 def test_torn_segment_costs_its_records_only(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_writer_removes_torn_tail(tmp_path: Path) -> None:
     first.append(b"whole")
     first.close()
     (segment,) = tmp_path.iterdir()
-    whole = segment.read_bytes()
-    segment.write_bytes(whole + whole[:-2])
+    content = segment.read_bytes()
+    segment.write_bytes(content + content[:-2])
     Spool(tmp_path).close()
-    assert segment.read_bytes() == whole
+    assert segment.read_bytes() == content

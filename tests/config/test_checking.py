@@ -185,19 +185,19 @@ def test_resolved_values_have_origins() -> None:
         },
         {"optimizer": {"params": {"lr": 0.5}}, "zero_optimization": {"sub_group_size": 7}},
     )
-    found = {key: (value, origin) for key, value, origin in resolve(config, 2, 1000)}
-    assert found["zero_optimization.stage"] == (2, "file")
-    assert found["optimizer.params.lr"] == (0.5, "override")
-    assert found["optimizer.params.momentum"] == (0.9, "file")
-    assert found["train_batch_size"] == (8, "derived")
-    assert found["zero_optimization.reduce_bucket_size"][1].startswith("derived: the engine")
-    assert found["zero_optimization.allgather_bucket_size"] == (1000, "derived")
-    assert found["gradient_clipping"] == (0.0, "default")
-    assert found["zero_optimization.overlap_comm"] == (True, "derived")
-    assert found["zero_optimization.contiguous_gradients"][1].startswith("hint: ")
-    assert found["zero_optimization.sub_group_size"][0] == 7
-    assert found["zero_optimization.sub_group_size"][1].startswith("hint: ")
-    assert "zero_optimization.round_robin_gradients" not in found  # a hint that nobody gave
+    values = {key: (value, origin) for key, value, origin in resolve(config, 2, 1000)}
+    assert values["zero_optimization.stage"] == (2, "file")
+    assert values["optimizer.params.lr"] == (0.5, "override")
+    assert values["optimizer.params.momentum"] == (0.9, "file")
+    assert values["train_batch_size"] == (8, "derived")
+    assert values["zero_optimization.reduce_bucket_size"][1].startswith("derived: the engine")
+    assert values["zero_optimization.allgather_bucket_size"] == (1000, "derived")
+    assert values["gradient_clipping"] == (0.0, "default")
+    assert values["zero_optimization.overlap_comm"] == (True, "derived")
+    assert values["zero_optimization.contiguous_gradients"][1].startswith("hint: ")
+    assert values["zero_optimization.sub_group_size"][0] == 7
+    assert values["zero_optimization.sub_group_size"][1].startswith("hint: ")
+    assert "zero_optimization.round_robin_gradients" not in values  # a hint that nobody gave
     assert format_entries(resolve(config, 2), ["override"]).startswith("optimizer.params.lr = 0.5")
 
 
@@ -219,5 +219,5 @@ def test_large_bucket_is_clamped_to_model() -> None:
     config = load_engine_config(
         {"train_batch_size": 2, "zero_optimization": {"reduce_bucket_size": 2000}}
     )
-    found = {key: (value, origin) for key, value, origin in resolve(config, 2, 1000)}
-    assert found["zero_optimization.reduce_bucket_size"] == (1000, "derived: file says 2000")
+    values = {key: (value, origin) for key, value, origin in resolve(config, 2, 1000)}
+    assert values["zero_optimization.reduce_bucket_size"] == (1000, "derived: file says 2000")

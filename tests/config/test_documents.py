@@ -54,12 +54,12 @@ def attributes_read() -> set[str]:
 
 def sections_in(section: type[Section]) -> set[type[Section]]:
     """A section and all inside it, those of which a file chooses one among them."""
-    found = {section}
+    result = {section}
     for field in section.model_fields.values():
         inner = [section_of(field.annotation), *choices_of(field).values()]
-        for each in inner:
-            found |= sections_in(each) if each is not None else set()
-    return found
+        for inner_section in inner:
+            result |= sections_in(inner_section) if inner_section is not None else set()
+    return result
 
 
 def is_hint(field: FieldInfo) -> bool:
@@ -71,7 +71,8 @@ def holds_only_hints(field: FieldInfo) -> bool:
     """Whether a field is a section whose every key has no effect."""
     inner = section_of(field.annotation)
     return inner is not None and all(
-        is_hint(each) or holds_only_hints(each) for each in inner.model_fields.values()
+        is_hint(inner_section) or holds_only_hints(inner_section)
+        for inner_section in inner.model_fields.values()
     )
 
 
@@ -79,8 +80,8 @@ def test_doc_examples_are_valid() -> None:
     pages = {name: (DOCS / name).read_text(encoding="utf-8") for name in PAGES}
     (engine,) = re.findall(r"```json\n(.*?)```", pages["ds_config.md"], re.DOTALL)
     assert load_engine_config(json.loads(engine)).batch_sizes(4).micro == 8
-    found = re.findall(r"```yaml\n(.*?)```", pages["experiment_config.md"], re.DOTALL)
-    experiment, *parts = [yaml.safe_load(text) for text in found]
+    result = re.findall(r"```yaml\n(.*?)```", pages["experiment_config.md"], re.DOTALL)
+    experiment, *parts = [yaml.safe_load(text) for text in result]
     assert load_experiment(experiment).searcher.max_trials == 8
     for part in parts:
         load_experiment(experiment | part)

@@ -34,10 +34,10 @@ def test_fewer_ranks_take_more_micro_batches() -> None:
     planned = BatchSizes(train=24, micro=2, accumulation_steps=3, dp_world_size=4)
     assert keep_batch(planned, 2) == BatchSizes(24, 2, 6, 2)
     assert keep_batch(planned, 3) == BatchSizes(24, 2, 4, 3)
-    told = keep_batch(BatchSizes(16, 2, 2, 4), 3)
-    assert isinstance(told, str)
-    assert "16 samples in micro-batches of 2 cannot be shared by 3" in told
-    assert told.endswith("1, 2, 4 of them can")
+    problem = keep_batch(BatchSizes(16, 2, 2, 4), 3)
+    assert isinstance(problem, str)
+    assert "16 samples in micro-batches of 2 cannot be shared by 3" in problem
+    assert problem.endswith("1, 2, 4 of them can")
 
 
 def test_smaller_run_keeps_batch() -> None:
@@ -48,10 +48,10 @@ def test_smaller_run_keeps_batch() -> None:
 
 
 def test_elastic_counts_from_engine_file(tmp_path: Path) -> None:
-    found = resources(tmp_path, elastic={"min_slots": 2})
-    assert found.elastic is not None
-    assert found.elastic.counts == [1, 2, 3, 4]
-    assert fewer_slots(found) == [3, 2]
+    filled = resources(tmp_path, elastic={"min_slots": 2})
+    assert filled.elastic is not None
+    assert filled.elastic.counts == [1, 2, 3, 4]
+    assert fewer_slots(filled) == [3, 2]
     assert fewer_slots(resources(tmp_path, elastic={"min_slots": 2, "counts": [2]})) == [2]
     assert fewer_slots(resources(tmp_path)) == []
 

@@ -41,7 +41,7 @@ def problems(entrypoint: Any, model: str = MODEL, **more: Any) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("value", "meant"),
+    ("value", "expected"),
     [
         ("model_def:MyTrial", TrialClass("model_def", "MyTrial")),
         (" pkg.inner:T ", TrialClass("pkg.inner", "T")),
@@ -50,12 +50,12 @@ def problems(entrypoint: Any, model: str = MODEL, **more: Any) -> list[str]:
         ("./run.sh", Command(("./run.sh",))),
     ],
 )
-def test_entrypoint_is_class_or_command(value: Any, meant: object) -> None:
-    assert parse_entrypoint(value) == meant
+def test_entrypoint_is_class_or_command(value: Any, expected: object) -> None:
+    assert parse_entrypoint(value) == expected
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "message"),
     [
         ("model_def.MyTrial", "got 'model_def.MyTrial'; did you mean 'model_def:MyTrial'?"),
         ("pkg.inner.MyTrial", "did you mean 'pkg.inner:MyTrial'?"),
@@ -70,14 +70,14 @@ def test_entrypoint_is_class_or_command(value: Any, meant: object) -> None:
         ),
     ],
 )
-def test_misspelt_class_is_rejected_with_correction(value: Any, told: str) -> None:
+def test_misspelt_class_is_rejected_with_correction(value: Any, message: str) -> None:
     (line,) = problems(value)
     assert line.startswith("entrypoint: ")
-    assert told in line
+    assert message in line
 
 
 @pytest.mark.parametrize(
-    ("entrypoint", "told"),
+    ("entrypoint", "message"),
     [
         (
             "model_def:MyTrail",
@@ -111,10 +111,10 @@ def test_misspelt_class_is_rejected_with_correction(value: Any, told: str) -> No
         ("/opt/bin/python3.11 -u -X dev train --lr 1", "there is no file 'train' in the model"),
     ],
 )
-def test_missing_class_or_program_is_reported(entrypoint: str, told: str) -> None:
+def test_missing_class_or_program_is_reported(entrypoint: str, message: str) -> None:
     (line,) = problems(entrypoint)
     assert line.startswith("entrypoint: ")
-    assert told in line
+    assert message in line
 
 
 @pytest.mark.parametrize(
@@ -200,8 +200,8 @@ def test_determined_names_are_reported_with_replacement() -> None:
     launched = "python3 -m determined.launch.torch_distributed python3 train.py --epochs 3"
     problems = wrong(launched, {"train.py": OF_DETERMINED, "steps.py": steps})
     assert problems[0].startswith("entrypoint: ranks are started without Determined's launchers")
-    told = [line.removeprefix("entrypoint: ").partition("; instead: ") for line in problems[1:]]
-    assert {place: instead for place, _, instead in told} == {
+    message = [line.removeprefix("entrypoint: ").partition("; instead: ") for line in problems[1:]]
+    assert {name: instead for name, _, instead in message} == {
         "train.py:3: determined.pytorch.DataLoader is of Determined": "`zerotrial.DataLoader`",
         "train.py:4: determined.experimental.client is of Determined": (
             "`zerolab.client.Client(url, token)`"
@@ -240,12 +240,12 @@ def test_portable_script_is_accepted(source: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "own", ["determined.py", "src/determined/__init__.py", "src/determined/pytorch.py"]
+    "module", ["determined.py", "src/determined/__init__.py", "src/determined/pytorch.py"]
 )
-def test_local_module_named_determined_is_accepted(own: str) -> None:
+def test_local_module_named_determined_is_accepted(module: str) -> None:
     script = "src/train.py"
     assert wrong(f"python {script}", {script: OF_DETERMINED})
-    assert wrong(f"python {script}", {script: OF_DETERMINED, own: b""}) == []
+    assert wrong(f"python {script}", {script: OF_DETERMINED, module: b""}) == []
 
 
 @pytest.mark.parametrize(
@@ -256,8 +256,8 @@ def test_local_module_named_determined_is_accepted(own: str) -> None:
 def test_determined_in_pythonpath_is_accepted(search_path: str, refused: bool) -> None:
     files = {"src/train.py": OF_DETERMINED, "lib/determined/__init__.py": b""}
     environment = {"environment_variables": [f"PYTHONPATH={search_path}"]}
-    found = wrong("python src/train.py", files, environment=environment)
-    assert bool(found) is refused
+    reported = wrong("python src/train.py", files, environment=environment)
+    assert bool(reported) is refused
 
 
 @pytest.mark.parametrize(
@@ -309,9 +309,10 @@ searcher = {"name": "single", "metric": "loss", "max_length": 10}
 check_experiment({"entrypoint": "model_def:T", "searcher": searcher}, FolderFiles(folder))
 print("model_def" in sys.modules, "torch" in sys.modules)
 """
-    words = [sys.executable, "-c", code]
+    command = [sys.executable, "-c", code]
     assert (
-        subprocess.run(words, capture_output=True, text=True, check=True).stdout == "False False\n"
+        subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        == "False False\n"
     )
 
 
@@ -374,7 +375,7 @@ def test_launcher_on_several_slots_is_rejected(entrypoint: Any, name: str, inste
 
 
 @pytest.mark.parametrize(
-    ("entrypoint", "resources", "told"),
+    ("entrypoint", "resources", "message"),
     [
         ("torchrun train.py", {"slots_per_trial": 4, "slots_per_rank": 2}, "every 2 of 4 slots"),
         ("torchrun train.py", {"slots_per_trial": 4, "max_nodes": 2}, "slots_per_rank: 4 (one pro"),
@@ -408,11 +409,11 @@ def test_launcher_on_several_slots_is_rejected(entrypoint: Any, name: str, inste
     ],
 )
 def test_launcher_once_per_machine_is_accepted(
-    entrypoint: str, resources: dict[str, Any], told: str
+    entrypoint: str, resources: dict[str, Any], message: str
 ) -> None:
-    found = of_slots(entrypoint, **resources)
-    assert len(found) == bool(told)
-    assert told in "".join(found)
+    reported = of_slots(entrypoint, **resources)
+    assert len(reported) == bool(message)
+    assert message in "".join(reported)
 
 
 def test_useless_slots_per_rank_is_not_advised() -> None:

@@ -345,12 +345,12 @@ def test_error_is_one_line(content: dict[str, Any], problem: str) -> None:
 
 @pytest.mark.parametrize("field", sorted(UNSUPPORTED_FIELDS))
 def test_unsupported_field_has_replacement(field: str) -> None:
-    head, _, rest = field.partition(".")
+    head, _, remaining = field.partition(".")
     content = with_values()
-    content[head] = {**content.get(head, {}), rest: ["on"]} if rest else ["on"]
+    content[head] = {**content.get(head, {}), remaining: ["on"]} if remaining else ["on"]
     lines = problems(content)
     assert f"{field}: is not supported; {UNSUPPORTED_FIELDS[field].instead}" in lines
-    content[head] = {**content[head], rest: None} if rest else {}
+    content[head] = {**content[head], remaining: None} if remaining else {}
     assert problems(content) == []
 
 
@@ -372,8 +372,8 @@ def test_variables_by_kind_of_slot() -> None:
     both = {"environment_variables": {"cpu": ["A=1"], "cuda": ["A=2", "B="]}}
     config = load_experiment(with_values(environment=both))
     assert run_spec_fields(config)["variables"] == {"cpu": {"A": "1"}, "cuda": {"A": "2", "B": ""}}
-    one = load_experiment(with_values(environment={"environment_variables": ["A=3"]}))
-    assert run_spec_fields(one)["variables"] == {"cpu": {"A": "3"}, "cuda": {"A": "3"}}
+    loaded = load_experiment(with_values(environment={"environment_variables": ["A=3"]}))
+    assert run_spec_fields(loaded)["variables"] == {"cpu": {"A": "3"}, "cuda": {"A": "3"}}
     assert run_spec_fields(load_experiment(with_values()))["variables"] == {"cpu": {}, "cuda": {}}
 
 
@@ -383,9 +383,9 @@ def test_variables_by_kind_of_slot() -> None:
 )
 def test_absolute_storage_path_inside_host_path(path: str, good: bool) -> None:
     storage = {"type": "shared_fs", "host_path": "/a", "storage_path": path}
-    told = problems(with_values(checkpoint_storage=storage))
-    assert (told == []) is good
-    assert good or "must be a path inside host_path, relative to it or whole, got" in told[0]
+    reported = problems(with_values(checkpoint_storage=storage))
+    assert (reported == []) is good
+    assert good or "must be a path inside host_path, relative to it or whole, got" in reported[0]
 
 
 def test_gpu_variables_are_cuda_and_rocm_is_rejected() -> None:

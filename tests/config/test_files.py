@@ -23,9 +23,11 @@ def problem_of(parse: object, text: bytes | str) -> str:
 
 
 def test_invalid_utf8_is_rejected_with_position() -> None:
-    told = problem_of(parse_yaml, LATIN_1)
-    assert told.startswith("line 2, column 17: must be text in UTF-8, got the byte 0xe9 ('\u00e9'")
-    assert told.endswith("save the file as UTF-8")
+    problem = problem_of(parse_yaml, LATIN_1)
+    assert problem.startswith(
+        "line 2, column 17: must be text in UTF-8, got the byte 0xe9 ('\u00e9'"
+    )
+    assert problem.endswith("save the file as UTF-8")
     assert "got the byte 0xe9" in problem_of(parse_json, b'{"a": "caf\xe9"}')
 
 
@@ -35,8 +37,8 @@ def test_byte_order_mark_is_accepted() -> None:
 
 
 def test_control_character_is_rejected_with_line() -> None:
-    told = problem_of(parse_yaml, "a: 1\nb: \x00\n")
-    assert told == "line 2: must be text, got the character '\\x00'"
+    problem = problem_of(parse_yaml, "a: 1\nb: \x00\n")
+    assert problem == "line 2: must be text, got the character '\\x00'"
 
 
 @pytest.mark.parametrize("text", ["a:\n\tb: 1\n", "a:\n  b: 1\n\tc: 2\n", "a:\n  - x\n \t- y\n"])

@@ -45,12 +45,12 @@ def problems(folder: Path, **resources: Any) -> list[str]:
 
 
 def test_hostfile_filters_define_ranks(folder: Path) -> None:
-    found = check(folder, hostfile="hosts", exclude="me@worker-2:0", ssh_config="/etc/ssh/x")
-    assert found.resources.hosts == {"worker-1": [0, 1], "me@worker-2": [1]}
-    assert found.resources.slots_per_trial == 3
-    again = load_experiment(found.to_dict())
-    assert again.resources == found.resources
-    sections = run_spec_fields(again)
+    config = check(folder, hostfile="hosts", exclude="me@worker-2:0", ssh_config="/etc/ssh/x")
+    assert config.resources.hosts == {"worker-1": [0, 1], "me@worker-2": [1]}
+    assert config.resources.slots_per_trial == 3
+    reloaded = load_experiment(config.to_dict())
+    assert reloaded.resources == config.resources
+    sections = run_spec_fields(reloaded)
     assert sections["hosts"] == (HostSlots("worker-1", (0, 1)), HostSlots("me@worker-2", (1,)))
     assert sections["ssh_config"] == "/etc/ssh/x"
     assert sections["fewer"] == ()
@@ -59,31 +59,31 @@ def test_hostfile_filters_define_ranks(folder: Path) -> None:
 
 def test_with_ranks_drops_hostfile(folder: Path) -> None:
     file = {"resources": {"hostfile": "hosts", "include": "worker-1", "priority": 7}, "name": "n"}
-    wanted = {"resources": {"priority": 7, "slots_per_trial": 8}, "name": "n"}
-    assert with_ranks(file, 8) == wanted
+    expected = {"resources": {"priority": 7, "slots_per_trial": 8}, "name": "n"}
+    assert with_ranks(file, 8) == expected
     assert with_ranks({}, 2) == {"resources": {"slots_per_trial": 2}}
 
 
 def test_elastic_hostfile_allows_fewer_ranks(
     folder: Path,
 ) -> None:
-    found = check(folder, hostfile="hosts", exclude="me@worker-2:0", elastic={"min_slots": 1})
-    sections = run_spec_fields(load_experiment(found.to_dict()))
+    config = check(folder, hostfile="hosts", exclude="me@worker-2:0", elastic={"min_slots": 1})
+    sections = run_spec_fields(load_experiment(config.to_dict()))
     assert sections["fewer"] == (2, 1)
-    columns = resource_columns(found)
+    columns = resource_columns(config)
     assert (columns["slots"], columns["fewer_slots"]) == (1, "[]")  # of the agent: one, not fewer
-    (told,) = problems(folder, hostfile="hosts", include="worker-1", elastic={"min_slots": 3})
-    assert told == "resources.elastic.min_slots: must be at most slots_per_trial = 2, got 3"
+    (problem,) = problems(folder, hostfile="hosts", include="worker-1", elastic={"min_slots": 3})
+    assert problem == "resources.elastic.min_slots: must be at most slots_per_trial = 2, got 3"
 
 
 def test_batch_must_divide_over_hosts(folder: Path) -> None:
-    (told,) = problems(folder, hostfile="hosts")
-    assert "train_batch_size" in told
-    assert "12" in told
+    (problem,) = problems(folder, hostfile="hosts")
+    assert "train_batch_size" in problem
+    assert "12" in problem
 
 
 @pytest.mark.parametrize(
-    ("resources", "told"),
+    ("resources", "problem"),
     [
         ({"hostfile": "none"}, ["resources.hostfile: must name a file in the model directory"]),
         ({"hostfile": "../hosts"}, ["resources.hostfile: must be a path inside the model"]),
@@ -118,10 +118,10 @@ def test_batch_must_divide_over_hosts(folder: Path) -> None:
     ],
 )  # fmt: skip
 def test_all_hostfile_problems_are_reported(
-    folder: Path, resources: dict[str, Any], told: list[str]
+    folder: Path, resources: dict[str, Any], problem: list[str]
 ) -> None:
     (folder / "bad").write_text("worker-1\nb slots=1\nb slots=2\n")
-    found = problems(folder, **resources)
-    assert len(found) == len(told), found
-    for line, wanted in zip(found, told, strict=True):
-        assert line.startswith(wanted)
+    config = problems(folder, **resources)
+    assert len(config) == len(problem), config
+    for line, expected in zip(config, problem, strict=True):
+        assert line.startswith(expected)

@@ -143,20 +143,22 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("written", "meant", "line"), CHANGES, ids=lambda value: str(value)[:50])
+@pytest.mark.parametrize(
+    ("written", "normalized", "line"), CHANGES, ids=lambda value: str(value)[:50]
+)
 def test_public_forms_are_normalized_unless_strict(
     written: dict[str, Any],
-    meant: dict[str, Any],
+    normalized: dict[str, Any],
     line: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     before = json.dumps(written)
     config = load_engine_config(BATCH | written)
-    assert config == load_engine_config(BATCH | meant)
-    told = [record.getMessage() for record in caplog.records]
-    assert sum(text.startswith(f"engine config: {line}") for text in told) == 1
+    assert config == load_engine_config(BATCH | normalized)
+    messages = [record.getMessage() for record in caplog.records]
+    assert sum(text.startswith(f"engine config: {line}") for text in messages) == 1
     assert json.dumps(written) == before
-    assert not parse_engine_config(BATCH | meant, "file").changes
+    assert not parse_engine_config(BATCH | normalized, "file").changes
     assert parse_engine_config(BATCH | written, "file", strict=True).problems
 
 

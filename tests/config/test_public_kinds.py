@@ -113,7 +113,7 @@ def test_accepted_file_report(name: str) -> None:
 def test_rejected_file_reasons(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check_file(FILES / f"{name}.json", 2, ARGUMENTS)
-    told = caught.value.problems
-    assert len(told) == len(UNSUPPORTED_KEYS[name]), told
-    for line, expected in zip(told, UNSUPPORTED_KEYS[name], strict=True):
-        assert line.startswith(expected), told
+    reported = caught.value.problems
+    assert len(reported) == len(UNSUPPORTED_KEYS[name]), reported
+    for line, expected in zip(reported, UNSUPPORTED_KEYS[name], strict=True):
+        assert line.startswith(expected), reported

@@ -22,6 +22,6 @@ def test_module_paths_have_import_order(tmp_path: Path) -> None:
         file.parent.mkdir(exist_ok=True)
         file.touch()
         PathFinder.invalidate_caches()
-        found = PathFinder.find_spec("some_module", [str(tmp_path)])
-        assert found is not None
-        assert found.origin == str(file)
+        spec = PathFinder.find_spec("some_module", [str(tmp_path)])
+        assert spec is not None
+        assert spec.origin == str(file)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
 SCRIPT = "from transformers import Trainer, TrainingArguments\nTrainingArguments('out')\n"
 
 
-def problems(given: dict[str, Any], script: str = SCRIPT, **more: Any) -> list[str]:
+def problems(arguments: dict[str, Any], script: str = SCRIPT, **more: Any) -> list[str]:
     content = {
         "entrypoint": "python train.py",
         "searcher": {
@@ -27,7 +27,7 @@ def problems(given: dict[str, Any], script: str = SCRIPT, **more: Any) -> list[s
             "max_trials": 2,
             "max_length": {"batches": 10},
         },
-        "hyperparameters": {"training_arguments": given},
+        "hyperparameters": {"training_arguments": arguments},
         **more,
     }
     try:
@@ -39,9 +39,9 @@ def problems(given: dict[str, Any], script: str = SCRIPT, **more: Any) -> list[s
 
 def test_unknown_training_arguments_have_suggestions() -> None:
     rate = {"type": "log", "base": 10, "minval": -5, "maxval": -3}
-    found = problems({"learning_rat": rate, "seed": 1, "no_such_thing_at_all": 1})
+    reported = problems({"learning_rat": rate, "seed": 1, "no_such_thing_at_all": 1})
     key = "hyperparameters.training_arguments"
-    assert found == [
+    assert reported == [
         f"{key}.learning_rat: TrainingArguments has no such argument; "
         "did you mean 'learning_rate'?",
         f"{key}.no_such_thing_at_all: TrainingArguments has no such argument",

@@ -72,5 +72,7 @@ def catches_sigterm(pid: int) -> bool:
 def gone(*pids: int) -> None:
     """Wait until these processes run no more."""
     until(
-        "these processes have ended", lambda: [p for p in pids if alive(p)], lambda left: not left
+        "these processes have ended",
+        lambda: [p for p in pids if alive(p)],
+        lambda remaining: not remaining,
     )

@@ -49,8 +49,8 @@ def test_empty_hostfile_is_rejected(text: str) -> None:
 def test_filters_choose_hosts_and_slots(
     include: str, exclude: str, expected: dict[str, list[int]]
 ) -> None:
-    found = filter_slots(HOSTS, include=include, exclude=exclude)
-    assert list(found.items()) == list(expected.items())
+    selected = filter_slots(HOSTS, include=include, exclude=exclude)
+    assert list(selected.items()) == list(expected.items())
 
 
 def test_counts_take_the_first_hosts_and_slots() -> None:
@@ -91,13 +91,13 @@ def test_include_and_exclude_are_complementary(hosts: dict[str, int], data: st.D
     host = data.draw(st.sampled_from(sorted(hosts)))
     slots = data.draw(st.sets(st.integers(0, hosts[host] - 1), min_size=1))
     text = f"{host}:{','.join(map(str, slots))}"
-    kept = filter_slots(hosts, include=text)
+    included = filter_slots(hosts, include=text)
     try:
-        rest = filter_slots(hosts, exclude=text)
+        excluded = filter_slots(hosts, exclude=text)
     except ConfigError:
-        rest = {}
+        excluded = {}
     for name, count in hosts.items():
-        assert sorted(kept.get(name, []) + rest.get(name, [])) == list(range(count))
+        assert sorted(included.get(name, []) + excluded.get(name, [])) == list(range(count))
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_hostfile_of_other_tools(text: str, hosts: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
         ("a slots=99999999999", "slots of a: must be at most 4096, got 99999999999"),
         (f"a slots={'9' * 5000}", "must be at most 4096"),
@@ -127,11 +127,11 @@ def test_hostfile_of_other_tools(text: str, hosts: dict[str, int]) -> None:
         ("a SLOTS=4", "must look like `HOST slots=N`"),
     ],
 )
-def test_other_syntax_is_rejected(line: str, told: str) -> None:
+def test_other_syntax_is_rejected(line: str, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         parse_hostfile(f"{line}\n")
     (problem,) = refused.value.problems
-    assert told in problem
+    assert message in problem
 
 
 OFF = {"off": 0, "me@off": 0, "worker-0": 2, "worker-1": 2}
@@ -155,7 +155,7 @@ def test_hosts_without_slots_are_ignored(
 
 
 @pytest.mark.parametrize(
-    ("filters", "told"),
+    ("filters", "message"),
     [
         ({"include": "worker-0@"}, "must name a host before and after each @"),
         ({"exclude": "@worker-0"}, "must name a host before and after each @"),
@@ -171,11 +171,11 @@ def test_hosts_without_slots_are_ignored(
         ({"num_nodes": 3}, "must be 1 to 2, the hosts of the hostfile that have slots, got 3"),
     ],
 )
-def test_empty_filter_is_rejected(filters: dict[str, object], told: str) -> None:
+def test_empty_filter_is_rejected(filters: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         filter_slots(OFF, **filters)  # type: ignore[arg-type]
     (problem,) = refused.value.problems
-    assert told in problem
+    assert message in problem
 
 
 def test_hostfile_without_usable_hosts() -> None:

@@ -40,9 +40,9 @@ def complete(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_unusable_interpreter_has_remedy(empty: Path, complete: Path, tmp_path: Path) -> None:
-    told = interpreter_problem(str(tmp_path / "nowhere")) or ""
-    assert told.startswith("environment.python: must be an interpreter")
-    assert f"{tmp_path / 'nowhere'} is not there" in told
+    problem = interpreter_problem(str(tmp_path / "nowhere")) or ""
+    assert problem.startswith("environment.python: must be an interpreter")
+    assert f"{tmp_path / 'nowhere'} is not there" in problem
     (tmp_path / "plain").write_text("")
     assert f"`chmod +x {tmp_path / 'plain'}`" in (
         interpreter_problem(str(tmp_path / "plain")) or ""

@@ -94,10 +94,12 @@ def test_launcher_without_fork_server(
     tmp_path: Path,
 ) -> None:
     folder = make_run(tmp_path / "run", SAY_WHO + REFUSE, slots=1)
-    told = "rank 0 exited with code 64: train.py: error: of the script"
-    assert end_of(start_launcher(folder, ENVIRONMENT), folder) == Outcome(EXIT_USER_ERROR, told, 0)
-    said = "0 0 1 1 127.0.0.1 1 model\na tool that the script starts exits with 2\n"
-    assert folder.stdout(0).read_text() == said
+    reason = "rank 0 exited with code 64: train.py: error: of the script"
+    assert end_of(start_launcher(folder, ENVIRONMENT), folder) == Outcome(
+        EXIT_USER_ERROR, reason, 0
+    )
+    output = "0 0 1 1 127.0.0.1 1 model\na tool that the script starts exits with 2\n"
+    assert folder.stdout(0).read_text() == output
 
 
 def test_boxed_error_is_one_line(tmp_path: Path) -> None:
@@ -108,29 +110,29 @@ def test_boxed_error_is_one_line(tmp_path: Path) -> None:
         f"╭─ Error {edge}╮\n│ Invalid value for 'rate': Input should be │\n│ a number │\n╰{edge}╯\n"
     )
     folder.stderr(0).write_text(f"Usage: train.py RATE\n{box}\n")
-    told = "Error: Invalid value for 'rate': Input should be a number"
-    assert first_failure(tmp_path, 0, 64) == Outcome(64, f"rank 0 exited with code 64: {told}", 0)
+    reason = "Error: Invalid value for 'rate': Input should be a number"
+    assert first_failure(tmp_path, 0, 64) == Outcome(64, f"rank 0 exited with code 64: {reason}", 0)
 
 
 @pytest.mark.parametrize(
-    ("module", "told"),
+    ("module", "expected"),
     [
         ("deepspeed.zero", "; set `environment: {deepspeed: zerolab}`, with which this engine"),
         ("determined", "; docs/from_determined.md says what takes the place of each"),
         ("deepspeeder", f"; {sys.executable} on {socket.gethostname()} does not have it; install"),
     ],
 )
-def test_missing_module_has_replacement(tmp_path: Path, module: str, told: str) -> None:
+def test_missing_module_has_replacement(tmp_path: Path, module: str, expected: str) -> None:
     folder = RunFolder(tmp_path)
     folder.stderr(0).parent.mkdir(parents=True)
     line = f"ModuleNotFoundError: No module named '{module}'"
     folder.stderr(0).write_text(f"Traceback (most recent call last):\n  import it\n{line}\n")
     reason = first_failure(tmp_path, 0, 1).reason or ""
-    begin, _, rest = reason.partition(line)
+    begin, _, remedy = reason.partition(line)
     assert begin == "rank 0 exited with code 1: "
-    assert rest.startswith(told)
+    assert remedy.startswith(expected)
     error = ModuleNotFoundError(line.partition(": ")[2])
-    assert reason_of(error, tmp_path) == f"{line}{rest}"
+    assert reason_of(error, tmp_path) == f"{line}{remedy}"
 
 
 def test_sharded_parameter_error_has_remedy(tmp_path: Path) -> None:
@@ -379,8 +381,8 @@ import importlib.util, sys
 print(type(importlib.util.find_spec("deepspeed").loader).__module__)
 sys.exit(0)
 """
-    wanted = {"deepspeed": "zerolab", "environment_variables": ["COLOUR=green"]}
-    folder = make_run(tmp_path / "run", script, 1, entrypoint, environment=wanted)
+    environment = {"deepspeed": "zerolab", "environment_variables": ["COLOUR=green"]}
+    folder = make_run(tmp_path / "run", script, 1, entrypoint, environment=environment)
     outcome = end_of(server.start(folder, ENVIRONMENT), folder)
     assert outcome == Outcome(0), folder.stderr(0).read_text()
     assert folder.stdout(0).read_text() == "zerotrial.compat.deepspeed.finder\n"
@@ -459,6 +461,6 @@ def test_torchrun_ranks_report_to_trial(
     spec = msgspec.structs.replace(read_run_spec(folder.spec), slots_per_rank=2)
     write_run_spec(spec, folder.spec)
     assert end_of(start_launcher(folder, ENVIRONMENT), folder) == Outcome(0)
-    told = map(json.loads, (folder.path / "metrics.jsonl").read_text().splitlines())
-    found = [report["values"] for report in told if report.get("group") == "validation"]
-    assert found == [{"ranks": 2, "trial": 1}]
+    reason = map(json.loads, (folder.path / "metrics.jsonl").read_text().splitlines())
+    values = [report["values"] for report in reason if report.get("group") == "validation"]
+    assert values == [{"ranks": 2, "trial": 1}]

@@ -57,7 +57,7 @@ def test_json_file_is_atomic(tmp_path: Path) -> None:
     assert read_json(file) == {"pid": 1}
     file.write_text('{"pid": ')
     assert read_json(file) is None
-    assert [one.name for one in tmp_path.iterdir()] == ["x.json"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x.json"]
 
 
 def test_our_process_checks_command_and_age() -> None:

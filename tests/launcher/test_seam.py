@@ -53,14 +53,14 @@ def test_launchers_implement_interface() -> None:
         inside = f".{source.relative_to(Path(registry.__file__).parents[1])}".replace("/", ".")
         for part in parts.values():
             of_itself = f"zerolab{inside}".startswith(part)
-            known = f"from {part}." in text or f"from {part} " in text
-            assert of_itself or source.samefile(registry.__file__) or not known, source
+            is_imported = f"from {part}." in text or f"from {part} " in text
+            assert of_itself or source.samefile(registry.__file__) or not is_imported, source
 
 
 @pytest.mark.processes
 def test_agent_uses_new_launcher(tmp_path: Path) -> None:
-    told = tmp_path / "told"
-    files = {"script.py": SCRIPT.replace("GATE", repr(str(told)))}
+    marker = tmp_path / "told"
+    files = {"script.py": SCRIPT.replace("GATE", repr(str(marker)))}
     with Installation.running(tmp_path / "home") as installation:
         environment = {
             **os.environ,
@@ -70,12 +70,12 @@ def test_agent_uses_new_launcher(tmp_path: Path) -> None:
         }
         with subprocess.Popen([sys.executable, "-c", REGISTER_AND_START], env=environment) as agent:
             try:
-                until("two agents", installation.client.agents, lambda found: len(found) == 2)
+                until("two agents", installation.client.agents, lambda agents: len(agents) == 2)
                 number = installation.submit(tmp_path / "model", CONFIG, files)
                 assert installation.wait_for(number)["state"] == "COMPLETED"
             finally:
                 kill_tree(agent.pid)
-    assert told.read_text() == "5"
+    assert marker.read_text() == "5"
 
 
 @pytest.mark.processes

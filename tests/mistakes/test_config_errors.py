@@ -23,7 +23,7 @@ def problems_of(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("text", "place", "remedy"),
+    ("text", "position", "remedy"),
     [
         (
             "name: m\nresources {slots_per_trial: 1}\n",
@@ -50,9 +50,9 @@ def problems_of(text: str) -> list[str]:
         ("a: !x y\n", "line 1, column 4", "put the value in quotes"),
     ],
 )
-def test_yaml_error_has_line_and_remedy(text: str, place: str, remedy: str) -> None:
+def test_yaml_error_has_line_and_remedy(text: str, position: str, remedy: str) -> None:
     (problem,) = problems_of(text)
-    assert problem.startswith((f"{place}:", f"{place},"))
+    assert problem.startswith((f"{position}:", f"{position},"))
     assert remedy in problem
     assert "mapping values" not in problem
 
@@ -115,8 +115,8 @@ def test_check_reads_source_files(
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    (found,) = source_problems(entrypoint, FolderFiles(tmp_path))
-    assert problem in found
+    (reported,) = source_problems(entrypoint, FolderFiles(tmp_path))
+    assert problem in reported
 
 
 @pytest.mark.parametrize(

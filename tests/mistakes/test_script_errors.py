@@ -18,8 +18,8 @@ def reason_of_script(tmp_path: Path, files: dict[str, str], *options: str) -> st
         (folder.model / name).parent.mkdir(exist_ok=True)
         (folder.model / name).write_text(text)
     with folder.stderr(0).open("wb") as stderr:
-        words = [sys.executable, *options, "train.py"]
-        done = subprocess.run(words, cwd=folder.model, stderr=stderr, check=False)
+        command = [sys.executable, *options, "train.py"]
+        done = subprocess.run(command, cwd=folder.model, stderr=stderr, check=False)
     return first_failure(folder.path, 0, done.returncode).reason or ""
 
 

@@ -34,19 +34,19 @@ class Block(nn.Module):
 
 
 def test_block_activations_match_formula() -> None:
-    block, kept = Block(), {}
+    block, saved = Block(), {}
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = (storage, storage.nbytes())  # held, so that no place is reused
+        saved[storage.data_ptr()] = (storage, storage.nbytes())  # held, so that no place is reused
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         block(torch.randn(SAMPLES, LENGTH, WIDTH, requires_grad=True))
     weights = {p.untyped_storage().data_ptr() for p in block.parameters()}
-    found = sum(size for place, (_, size) in kept.items() if place not in weights)
+    saved_bytes = sum(size for pointer, (_, size) in saved.items() if pointer not in weights)
     expected = block_activations(ACTIVATION, width=4, scores=HEADS * LENGTH / WIDTH)
-    assert found == expected + 2 * 2 * SAMPLES * LENGTH * 4  # mean and deviation of two norms
+    assert saved_bytes == expected + 2 * 2 * SAMPLES * LENGTH * 4  # mean and deviation of two norms
 
 
 def test_formula_matches_paper() -> None:
@@ -62,10 +62,12 @@ def test_formula_matches_paper() -> None:
 
 
 def test_checkpointing_keeps_block_inputs() -> None:
-    one = block_activations(1000)
-    assert kept_activations(1000, 12) == 12 * one
-    assert kept_activations(1000, 3, in_flight=4) == 12 * one  # four stages keep what one keeps
-    assert kept_activations(1000, 12, checkpointing=True) == 12 * 2000 + one
+    block_bytes = block_activations(1000)
+    assert kept_activations(1000, 12) == 12 * block_bytes
+    assert (
+        kept_activations(1000, 3, in_flight=4) == 12 * block_bytes
+    )  # four stages keep what one keeps
+    assert kept_activations(1000, 12, checkpointing=True) == 12 * 2000 + block_bytes
     cut = block_activations(1000, tensor=2)
     assert kept_activations(1000, 12, tensor=2, checkpointing=True) == 12 * 2000 + cut
     shared = kept_activations(1000, 12, tensor=2, checkpointing=True, partitioned=True)

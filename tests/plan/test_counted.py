@@ -43,14 +43,14 @@ def counted(stages: int, stage: int) -> dict[str, Any]:
     engine.train_batch(batches(0, engine))
     before = dict(engine.traffic)
     engine.train_batch(batches(1, engine))
-    found = {
+    counted_values = {
         "moved": {axis: total - before[axis] for axis, total in engine.traffic.items()},
         "own": sum(p.numel() for p in engine.module.parameters()),
         "micro_batches": engine.gradient_accumulation_steps(),
         "at": engine.mesh.pipe.rank,
     }
     engine.close()
-    return found
+    return counted_values
 
 
 def largest_buckets(stage: int, optimizer: str, buckets: dict[str, int]) -> tuple[int, int]:
@@ -95,8 +95,8 @@ class Blocks(nn.Module):
         for block in self.blocks[:frozen]:
             block.requires_grad_(False)
 
-    def forward(self, words: torch.Tensor) -> torch.Tensor:
-        x = self.words(words)
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.words(tokens)
         for part in (*self.blocks, *self.small):
             x = part(x)
         return x.square().mean()
@@ -129,10 +129,10 @@ def counted_at_3(case: str) -> tuple[int, int]:
     zero = config.zero_optimization
     order = in_forward_order(model, plan_units(model))
     between = kept_between_steps(order, zero)
-    held = (kept_to_backward(order, zero) | {order[0]}) - between  # the root stays gathered
-    kept = {
+    gathered = (kept_to_backward(order, zero) | {order[0]}) - between  # the root stays gathered
+    persistent = {
         "frozen": frozen,
-        "to_backward": sum(unit.numel for unit in held),
+        "to_backward": sum(unit.numel for unit in gathered),
         "between_steps": sum(unit.numel for unit in between),
     }
     engine: Any = zerotrial.initialize(model=model, config=config)[0]
@@ -144,7 +144,7 @@ def counted_at_3(case: str) -> tuple[int, int]:
         engine.step()
     moved = engine.stage.traffic.total - before
     engine.close()
-    return moved, data_traffic(trained, 3, 2, 4, shard=zero.shard_ranks, **kept)
+    return moved, data_traffic(trained, 3, 2, 4, shard=zero.shard_ranks, **persistent)
 
 
 def every_case() -> Any:
@@ -160,21 +160,25 @@ def answers() -> list[Any]:
 
 
 def test_planned_stage_3_traffic_matches_ranks(answers: list[Any]) -> None:
-    for _, found in answers:
-        assert {case: moved for case, (moved, _) in found.items()} == {
-            case: planned for case, (_, planned) in found.items()
+    for _, counted_values in answers:
+        assert {case: moved for case, (moved, _) in counted_values.items()} == {
+            case: planned for case, (_, planned) in counted_values.items()
         }
-        assert len({planned for _, planned in found.values()}) == len(AT_3)
+        assert len({planned for _, planned in counted_values.values()}) == len(AT_3)
 
 
 def test_planned_traffic_matches_ranks(answers: list[Any]) -> None:
     for answer, _ in answers:
-        for (stages, stage), found in answer.items():
-            replicas, micro_batches = 4 // stages, found["micro_batches"]
+        for (stages, stage), counted_values in answer.items():
+            replicas, micro_batches = 4 // stages, counted_values["micro_batches"]
             assert micro_batches == SAMPLES // MICRO // replicas
-            data = data_traffic(found["own"], stage, micro_batches, replicas)
-            assert found["moved"]["data"] == data, (stages, stage, found)
+            data = data_traffic(counted_values["own"], stage, micro_batches, replicas)
+            assert counted_values["moved"]["data"] == data, (stages, stage, counted_values)
             # That of a rank between others, if there is one: the first and the last send half.
             sent = pipe_traffic(MICRO * LENGTH * WIDTH, micro_batches, stages)
-            ends = stages > 2 and found["at"] in {0, stages - 1}
-            assert found["moved"]["pipe"] == (sent // 2 if ends else sent), (stages, stage, found)
+            ends = stages > 2 and counted_values["at"] in {0, stages - 1}
+            assert counted_values["moved"]["pipe"] == (sent // 2 if ends else sent), (
+                stages,
+                stage,
+                counted_values,
+            )

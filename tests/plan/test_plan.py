@@ -148,16 +148,16 @@ def test_plan_of_huge_model(tmp_path: Path) -> None:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert answer.returncode == 0, answer.stderr
-    found = json.loads(answer.stdout)
-    assert found["world_size"] == 64
-    (engine,) = found["engines"]
+    result = json.loads(answer.stdout)
+    assert result["world_size"] == 64
+    (engine,) = result["engines"]
     width = 20_000 * 20_000
     assert engine["parameters"] == 9 * width
     assert engine["frozen"] == width
     assert engine["largest_block"] == width
     assert engine["precision"] == "bf16"
-    assert found["configured"]["stage"] == 2
-    by_stage = {c["stage"]: c for c in found["choices"] if not c["host"] and not c["disk"]}
+    assert result["configured"]["stage"] == 2
+    by_stage = {c["stage"]: c for c in result["choices"] if not c["host"] and not c["disk"]}
     for stage, choice in by_stage.items():
         frozen = 2 * width // (64 if stage == 3 else 1)
         assert choice["device"] == estimate(9 * width, width, 64, stage).device + frozen
@@ -222,9 +222,9 @@ def test_configured_choice_is_listed(
     }
     file = experiment(tmp_path, f"planned_{states}:NeedsValues", zero_optimization=zero)
     assert main([str(file), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["configured"]
-    assert (found["stage"], found["offload_param"]) == (3, "cpu")
-    assert (found["disk"] > 0) == (states == "nvme")
+    result = json.loads(capsys.readouterr().out)["configured"]
+    assert (result["stage"], result["offload_param"]) == (3, "cpu")
+    assert (result["disk"] > 0) == (states == "nvme")
 
 
 def test_fit_reserves_memory_for_activations() -> None:
@@ -257,14 +257,14 @@ def test_fit_reserves_memory_for_activations() -> None:
 def test_default_bucket_is_part_of_model(
     numel: int, stage: int, states: Any, device: str, expected: int
 ) -> None:
-    found = choose_bucket_numel(
+    result = choose_bucket_numel(
         ZeroConfig(), numel, stage=stage, offload_optimizer=states, device=device
     )
-    assert found == expected
-    given = ZeroConfig(reduce_bucket_size=500, allgather_bucket_size=300)
+    assert result == expected
+    config = ZeroConfig(reduce_bucket_size=500, allgather_bucket_size=300)
     for at, limit in ((0, 500), (1, 300)):
         chosen = choose_bucket_numel(
-            given, numel, stage=at, offload_optimizer="none", device=device
+            config, numel, stage=at, offload_optimizer="none", device=device
         )
         assert chosen == limit
 
@@ -290,13 +290,13 @@ def test_planned_buckets_match_engine(
     read = load_engine_config(config)
     trained = list(model.parameters())
     parted = [{"params": trained[index::groups]} for index in range(groups)]
-    noted = profile_model(model, read, None, parted)
+    profile = profile_model(model, read, None, parted)
     engine, *_ = initialize(model=model, model_parameters=parted, config=config)
     cut = max(bucket.numel for bucket in engine.stage.buckets)
     engine.close()
-    assert bucket_of(noted, 1, "cpu", stage, "none") == cut
+    assert bucket_of(profile, 1, "cpu", stage, "none") == cut
     if not zero and optimizer == "AdamW":  # what no test can train
-        large = replace(noted, parameters=1 << 31, sizes=((1 << 22,) * 512,))
+        large = replace(profile, parameters=1 << 31, sizes=((1 << 22,) * 512,))
         assert bucket_of(large, 1, "cuda", stage, "none") == 1 << 27
 
 
@@ -304,21 +304,23 @@ def test_parameters_without_group_are_frozen() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4), nn.Linear(4, 5))
     config = load_engine_config({"train_batch_size": 1})
     groups = [{"params": model[2].parameters()}, {"params": [model[0].bias], "lr": 0.1}]
-    noted = profile_model(model, config, None, groups)
-    assert noted.sizes == ((20, 5), (3,))
-    assert (noted.parameters, noted.frozen) == (28, 6 + 16)
-    made = profile_model(model, config, lambda ps: torch.optim.SGD(ps, 0.1, 0.9), [model[0].weight])
-    assert (made.sizes, made.optimizer) == (((6,),), "momentum")
+    profile = profile_model(model, config, None, groups)
+    assert profile.sizes == ((20, 5), (3,))
+    assert (profile.parameters, profile.frozen) == (28, 6 + 16)
+    second = profile_model(
+        model, config, lambda ps: torch.optim.SGD(ps, 0.1, 0.9), [model[0].weight]
+    )
+    assert (second.sizes, second.optimizer) == (((6,),), "momentum")
 
 
 def test_profile_finds_aliased_initialize() -> None:
-    given = {"train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "AdamW"}}
+    config = {"train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "AdamW"}}
 
     def build_trial() -> object:
-        return initialize(model=nn.Linear(2, 3), config_params=given)[0]
+        return initialize(model=nn.Linear(2, 3), config_params=config)[0]
 
-    (noted,) = profile_trial(build_trial)
-    assert (noted.parameters, noted.config.train_micro_batch_size_per_gpu) == (9, 2)
+    (profile,) = profile_trial(build_trial)
+    assert (profile.parameters, profile.config.train_micro_batch_size_per_gpu) == (9, 2)
     assert isinstance(build_trial(), Engine)
 
 
@@ -328,8 +330,8 @@ def test_states_are_divided_by_shard_ranks(stage: int) -> None:
 
     def planned(ranks: int, **zero: Any) -> MemoryEstimate:
         content = {"train_batch_size": 8, "zero_optimization": {"stage": 3, **zero}}
-        noted = profile_model(model, load_engine_config(content), None, None)
-        return next(e for e in estimates(noted, ranks, "cpu") if e.stage == stage)
+        profile = profile_model(model, load_engine_config(content), None, None)
+        return next(e for e in estimates(profile, ranks, "cpu") if e.stage == stage)
 
     assert planned(8, mics_shard_size=2) == replace(planned(2), world_size=8)
     assert planned(8, mics_shard_size=-1) == planned(8)
@@ -362,14 +364,14 @@ def example_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("example_modules")
 def test_plan_for_other_gpus(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = [str(EXAMPLES / "stdlib_gpt" / "smoke.yaml"), "--gpu-memory"]
-    assert main([*asked, "80", "--world-size", "8"]) == 0
+    command = [str(EXAMPLES / "stdlib_gpt" / "smoke.yaml"), "--gpu-memory"]
+    assert main([*command, "80", "--world-size", "8"]) == 0
     text = capsys.readouterr().out
     assert "8 x GPU (given); a rank may use 80.0 GB, and 80.0 GB of the host" in text
     assert text.splitlines()[-1].startswith("recommended: stage 0")
-    assert main([*asked, "80", "--host-memory", "20"]) == 0
+    assert main([*command, "80", "--host-memory", "20"]) == 0
     assert "and 20.0 GB of the host" in capsys.readouterr().out
-    assert main([*asked, "0.0001"]) == 0
+    assert main([*command, "0.0001"]) == 0
     assert "nothing fits" in capsys.readouterr().out
 
 

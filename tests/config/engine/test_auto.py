@@ -79,35 +79,35 @@ def problems(content: dict[str, Any], hyperparameters: dict[str, Any]) -> list[s
 
 def test_auto_is_filled_from_training_arguments() -> None:
     config = load_engine_config(AUTO, hyperparameters={"training_arguments": ARGUMENTS})
-    found = entries_of(config)
-    place = "auto: hyperparameters.training_arguments"
+    values = entries_of(config)
+    prefix = "auto: hyperparameters.training_arguments"
     expected = {
         "train_batch_size": (16, "derived: the file says auto"),
-        "train_micro_batch_size_per_gpu": (4, f"{place}.per_device_train_batch_size"),
-        "gradient_accumulation_steps": (2, f"{place}.gradient_accumulation_steps"),
-        "gradient_clipping": (0.5, f"{place}.max_grad_norm"),
-        "optimizer.params.lr": (2e-3, f"{place}.learning_rate"),
+        "train_micro_batch_size_per_gpu": (4, f"{prefix}.per_device_train_batch_size"),
+        "gradient_accumulation_steps": (2, f"{prefix}.gradient_accumulation_steps"),
+        "gradient_clipping": (0.5, f"{prefix}.max_grad_norm"),
+        "optimizer.params.lr": (2e-3, f"{prefix}.learning_rate"),
         "optimizer.params.betas": (
             [0.8, 0.95],
-            f"{place}.adam_beta1 and hyperparameters.training_arguments.adam_beta2",
+            f"{prefix}.adam_beta1 and hyperparameters.training_arguments.adam_beta2",
         ),
-        "optimizer.params.eps": (1e-6, f"{place}.adam_epsilon"),
-        "optimizer.params.weight_decay": (0.1, f"{place}.weight_decay"),
+        "optimizer.params.eps": (1e-6, f"{prefix}.adam_epsilon"),
+        "optimizer.params.weight_decay": (0.1, f"{prefix}.weight_decay"),
         "scheduler.params.warmup_min_lr": (0.0, "auto: 0 where nothing says otherwise"),
         "scheduler.params.warmup_max_lr": (2e-3, "auto: optimizer.params.lr"),
-        "scheduler.params.total_num_steps": (200, f"{place}.max_steps"),
+        "scheduler.params.total_num_steps": (200, f"{prefix}.max_steps"),
         "scheduler.params.warmup_num_steps": (
             6,
-            f"{place}.warmup_ratio x scheduler.params.total_num_steps",
+            f"{prefix}.warmup_ratio x scheduler.params.total_num_steps",
         ),
-        "bf16.enabled": (True, f"{place}.bf16"),
-        "fp16.enabled": (False, f"{place}.fp16"),
+        "bf16.enabled": (True, f"{prefix}.bf16"),
+        "fp16.enabled": (False, f"{prefix}.fp16"),
         "fp16.loss_scale": (0.0, "auto: as if absent"),
         "zero_optimization.stage3_prefetch_bucket_size": (None, "auto: as if absent"),
         "zero_optimization.sub_group_size": (None, "auto: as if absent"),
         "amp": (None, "hint: does not exist here, and is off"),
     }
-    assert {key: found[key] for key in expected} == expected
+    assert {key: values[key] for key in expected} == expected
     assert (
         config.zero_optimization
         == load_engine_config({"zero_optimization": {"stage": 3}}).zero_optimization
@@ -126,8 +126,8 @@ def test_auto_with_few_hyperparameters() -> None:
     assert config.gradient_clipping == 1.0
     assert config.dtype == "fp32"
     assert config.batch_sizes(4).train == 8
-    found = entries_of(config)
-    assert found["optimizer.params.betas"] == ([0.9, 0.999], "auto: the optimizer's default")
+    values = entries_of(config)
+    assert values["optimizer.params.betas"] == ([0.9, 0.999], "auto: the optimizer's default")
 
 
 def test_undetermined_auto_is_rejected_once() -> None:
@@ -169,7 +169,7 @@ def test_undetermined_auto_is_rejected_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("hyperparameters", "expected"),
     [
         ({}, "fp32"),
         ({"bf16": True}, "bf16"),
@@ -181,13 +181,13 @@ def test_undetermined_auto_is_rejected_once() -> None:
         ({"mixed_precision": "bf16", "bf16": True}, "bf16"),
     ],
 )
-def test_auto_precision(said: dict[str, Any], expected: str) -> None:
+def test_auto_precision(hyperparameters: dict[str, Any], expected: str) -> None:
     content = {"bf16": {"enabled": "auto"}, "fp16": "auto"}
-    assert load_engine_config(content, hyperparameters=said).dtype == expected
+    assert load_engine_config(content, hyperparameters=hyperparameters).dtype == expected
 
 
 @pytest.mark.parametrize(
-    ("content", "said", "problem"),
+    ("content", "hyperparameters", "problem"),
     [
         ({}, {"bf16": True, "fp16": True}, "fp16.enabled: must be false where bf16.enabled"),
         ({}, {"bf16": True, "mixed_precision": "fp16"}, "fp16.enabled: must be false where"),
@@ -197,15 +197,15 @@ def test_auto_precision(said: dict[str, Any], expected: str) -> None:
     ],
 )
 def test_conflicting_precisions_are_rejected(
-    content: dict[str, Any], said: dict[str, Any], problem: str
+    content: dict[str, Any], hyperparameters: dict[str, Any], problem: str
 ) -> None:
     autos = {"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}
-    (line,) = problems(autos | content, said)
+    (line,) = problems(autos | content, hyperparameters)
     assert line.startswith(problem)
 
 
 @pytest.mark.parametrize(
-    ("said", "steps"),
+    ("hyperparameters", "steps"),
     [
         ({"warmup_steps": 7}, 7),
         ({"warmup_num_steps": 9, "warmup_steps": 7}, 9),
@@ -217,10 +217,10 @@ def test_conflicting_precisions_are_rejected(
         ({"warmup_steps": 0}, 1),
     ],
 )
-def test_auto_warmup_steps(said: dict[str, Any], steps: int) -> None:
+def test_auto_warmup_steps(hyperparameters: dict[str, Any], steps: int) -> None:
     params = {"warmup_num_steps": "auto", "total_num_steps": 50}
     content = {"scheduler": {"type": "WarmupDecayLR", "params": params}}
-    config = load_engine_config(content, hyperparameters=said)
+    config = load_engine_config(content, hyperparameters=hyperparameters)
     assert config.scheduler is not None
     assert config.scheduler.params["warmup_num_steps"] == steps
 
@@ -228,22 +228,22 @@ def test_auto_warmup_steps(said: dict[str, Any], steps: int) -> None:
 def test_invalid_hyperparameters_are_rejected() -> None:
     scheduler = {"type": "WarmupLR", "params": {"warmup_num_steps": "auto"}}
     (line,) = problems({"scheduler": scheduler}, {"warmup_steps": -5})
-    told = "must be at least 0, got -5"
-    assert line == f"scheduler.params.warmup_num_steps: {told}"
+    command = "must be at least 0, got -5"
+    assert line == f"scheduler.params.warmup_num_steps: {command}"
     (line,) = problems({"scheduler": scheduler}, {"warmup_ratio": 0.5})
     assert line.startswith("scheduler.params.warmup_num_steps: must be a value, got 'auto'")
     with pytest.raises(ConfigError, match="hyperparameters: must be a mapping, got a list"):
         load_engine_config({}, hyperparameters=[1])  # type: ignore[arg-type]
-    said: dict[str, Any] = {"training_arguments": None, "warmup_steps": None, 3: 4}  # type: ignore[dict-item]
-    assert len(problems({"scheduler": scheduler}, said)) == 1
+    hyperparameters: dict[str, Any] = {"training_arguments": None, "warmup_steps": None, 3: 4}  # type: ignore[dict-item]
+    assert len(problems({"scheduler": scheduler}, hyperparameters)) == 1
 
 
 def test_auto_total_steps() -> None:
     params = {"total_num_steps": "auto"}
     content = {"scheduler": {"type": "WarmupDecayLR", "params": params}}
 
-    def total(said: dict[str, Any], batches: int | None) -> Any:
-        config = parse_engine_config(content, "f", None, said, batches).config
+    def total(hyperparameters: dict[str, Any], batches: int | None) -> Any:
+        config = parse_engine_config(content, "f", None, hyperparameters, batches).config
         assert config is not None
         assert config.scheduler is not None
         return config.scheduler.params.get("total_num_steps")
@@ -256,7 +256,7 @@ def test_auto_total_steps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said", "micro"),
+    ("content", "hyperparameters", "micro"),
     [
         ({"train_batch_size": 32, "train_micro_batch_size_per_gpu": "auto"}, {}, 16),
         ({"train_batch_size": "auto", "train_micro_batch_size_per_gpu": 3}, {}, 3),
@@ -269,9 +269,11 @@ def test_auto_total_steps() -> None:
     ],
 )
 def test_one_batch_size_is_sufficient(
-    content: dict[str, Any], said: dict[str, Any], micro: int
+    content: dict[str, Any], hyperparameters: dict[str, Any], micro: int
 ) -> None:
-    assert load_engine_config(content, hyperparameters=said).batch_sizes(2).micro == micro
+    assert (
+        load_engine_config(content, hyperparameters=hyperparameters).batch_sizes(2).micro == micro
+    )
 
 
 def test_auto_stage_and_device_are_rejected() -> None:
@@ -281,8 +283,8 @@ def test_auto_stage_and_device_are_rejected() -> None:
         "zero_optimization.stage",
         "zero_optimization.offload_optimizer.device",
     ]
-    said = {"zero_stage": 2, "offload_optimizer_device": "cpu"}
-    config = load_engine_config({"zero_optimization": zero}, hyperparameters=said)
+    hyperparameters = {"zero_stage": 2, "offload_optimizer_device": "cpu"}
+    config = load_engine_config({"zero_optimization": zero}, hyperparameters=hyperparameters)
     assert config.zero_optimization.stage == 2
     assert config.zero_optimization.offload_optimizer.device == "cpu"
 
@@ -330,21 +332,21 @@ def test_experiment_fills_auto() -> None:
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("suffix", ["json", "yaml"])
 def test_check_command_fills_auto_from_file(nested: bool, suffix: str, tmp_path: Path) -> None:
-    engine, given = tmp_path / "ds_config.json", tmp_path / f"arguments.{suffix}"
+    engine, arguments = tmp_path / "ds_config.json", tmp_path / f"arguments.{suffix}"
     engine.write_text(json.dumps(AUTO))
-    given.write_text(json.dumps({"hyperparameters": ARGUMENTS} if nested else ARGUMENTS))
-    told = ["config", "check", str(engine), "--hyperparameters", str(given)]
-    shown = CliRunner().invoke(app, told)
+    arguments.write_text(json.dumps({"hyperparameters": ARGUMENTS} if nested else ARGUMENTS))
+    command = ["config", "check", str(engine), "--hyperparameters", str(arguments)]
+    shown = CliRunner().invoke(app, command)
     assert shown.exit_code == 0, shown.output
     lines = [" ".join(line.split()) for line in shown.output.splitlines()]
     assert "optimizer.params.lr = 0.002 (auto: hyperparameters.learning_rate)" in lines
     assert "train_batch_size = 8 (derived: the file says auto)" in lines
-    missing = CliRunner().invoke(app, told[:3])
+    missing = CliRunner().invoke(app, command[:3])
     assert missing.exit_code == 0, missing.output
     assert "ok; 'auto' of optimizer.params.lr, " in missing.output
     assert "is left to the script's own arguments" in missing.output
-    given.write_text("{}")
-    missing = CliRunner().invoke(app, told)
+    arguments.write_text("{}")
+    missing = CliRunner().invoke(app, command)
     assert isinstance(missing.exception, ConfigError)
     assert len(missing.exception.problems) == 5
 
@@ -352,9 +354,9 @@ def test_check_command_fills_auto_from_file(nested: bool, suffix: str, tmp_path:
 def test_check_command_rejects_hyperparameters_option(tmp_path: Path) -> None:
     file = tmp_path / "experiment.yaml"
     file.write_text("entrypoint: python train.py\nsearcher: {name: single, metric: m}\n")
-    told = ["config", "check", str(file), "--hyperparameters", str(file)]
-    found = CliRunner().invoke(app, told).exception
-    assert isinstance(found, ConfigError)
-    assert found.problems == [
+    command = ["config", "check", str(file), "--hyperparameters", str(file)]
+    values = CliRunner().invoke(app, command).exception
+    assert isinstance(values, ConfigError)
+    assert values.problems == [
         "hyperparameters: go with an engine file, got an experiment, which has its own"
     ]

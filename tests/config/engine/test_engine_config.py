@@ -256,7 +256,7 @@ def test_managed_gradient_accumulation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "ranks", "sizes"),
+    ("specified", "ranks", "sizes"),
     [
         ((32, 4, 2), 4, (32, 4, 2)),
         ((32, 4, None), 2, (32, 4, 4)),
@@ -267,14 +267,14 @@ def test_managed_gradient_accumulation() -> None:
     ],
 )
 def test_missing_batch_sizes_are_derived(
-    given: tuple[int | None, ...], ranks: int, sizes: tuple[int, int, int]
+    specified: tuple[int | None, ...], ranks: int, sizes: tuple[int, int, int]
 ) -> None:
-    config = load_engine_config(_batch(*given))
+    config = load_engine_config(_batch(*specified))
     assert config.batch_sizes(ranks) == BatchSizes(*sizes, ranks)
 
 
 @pytest.mark.parametrize(
-    ("given", "ranks", "problem"),
+    ("specified", "ranks", "problem"),
     [
         ((None, None, None), 2, "both are missing"),
         ((None, None, 4), 2, "both are missing"),
@@ -285,10 +285,10 @@ def test_missing_batch_sizes_are_derived(
     ],
 )
 def test_inconsistent_batch_sizes_are_rejected(
-    given: tuple[int | None, ...], ranks: int, problem: str
+    specified: tuple[int | None, ...], ranks: int, problem: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_engine_config(_batch(*given)).batch_sizes(ranks)
+        load_engine_config(_batch(*specified)).batch_sizes(ranks)
     (line,) = caught.value.problems
     assert problem in line
 
@@ -312,11 +312,11 @@ def test_resolved_batch_sizes_are_consistent(
     config = load_engine_config(_batch(train, micro, steps))
     if config.batch_problem(ranks):
         return
-    found = config.batch_sizes(ranks)
-    assert found.train == found.micro * found.accumulation_steps * ranks
-    assert train in (None, found.train)
-    assert micro in (None, found.micro)
-    assert steps in (None, found.accumulation_steps)
+    resolved = config.batch_sizes(ranks)
+    assert resolved.train == resolved.micro * resolved.accumulation_steps * ranks
+    assert train in (None, resolved.train)
+    assert micro in (None, resolved.micro)
+    assert steps in (None, resolved.accumulation_steps)
 
 
 def test_aliases_of_keys() -> None:
@@ -345,10 +345,10 @@ def nested(values: dict[str, Any]) -> dict[str, Any]:
     content: dict[str, Any] = {}
     for key, value in values.items():
         *blocks, last = key.split(".")
-        place = content
+        parent = content
         for block in blocks:
-            place = place.setdefault(block, {})
-        place[last] = value
+            parent = parent.setdefault(block, {})
+        parent[last] = value
     return content
 
 
@@ -390,14 +390,14 @@ def test_check_reports_keys_without_effect_at_stage(tmp_path: Path) -> None:
     for stage in range(4):
         values = {f"zero_optimization.{key}": value for key, value in zero.items()}
         values["zero_optimization.stage"] = stage
-        told = told_hints(values, tmp_path / "ds_config.json")
-        found = {key.rpartition(".")[2] for key in told}
+        hints = told_hints(values, tmp_path / "ds_config.json")
+        resolved = {key.rpartition(".")[2] for key in hints}
         flat = {"reduce_bucket_size", "overlap_comm"}
         sharded = {"allgather_bucket_size", "reduce_scatter"}
         of_3 = set(zero) - flat - sharded
         without = {0: of_3 | sharded, 1: of_3, 2: of_3, 3: flat | sharded}
-        assert found == without[stage]
-        assert all(re.fullmatch(r"has an effect at stage [\d, ]+ only", r) for r in told.values())
+        assert resolved == without[stage]
+        assert all(re.fullmatch(r"has an effect at stage [\d, ]+ only", r) for r in hints.values())
 
 
 def test_stage_3_limits_are_unset_by_default() -> None:
@@ -406,8 +406,8 @@ def test_stage_3_limits_are_unset_by_default() -> None:
     def limits(zero: dict[str, Any]) -> list[tuple[Any, str]]:
         content = {"train_batch_size": 4, "zero_optimization": zero}
         entries = resolve(load_engine_config(content), 2)
-        found = {key.rpartition(".")[2]: (value, origin) for key, value, origin in entries}
-        return [found[key] for key in (live, reuse) if key in found]
+        resolved = {key.rpartition(".")[2]: (value, origin) for key, value, origin in entries}
+        return [resolved[key] for key in (live, reuse) if key in resolved]
 
     assert limits({"stage": 3}) == [(None, "default"), (None, "default")]
     assert limits({"stage": 3, live: 5}) == [(5, "file"), (10**9, "derived")]
@@ -501,12 +501,14 @@ def test_check_lists_possible_world_sizes(
     tmp_path: Path, sizes: tuple[int | None, ...], fits: str
 ) -> None:
     keys = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-    given = {key: size for key, size in zip(keys, sizes, strict=True) if size}
+    specified = {key: size for key, size in zip(keys, sizes, strict=True) if size}
     file = tmp_path / "ds_config.json"
-    file.write_text(json.dumps(given))
+    file.write_text(json.dumps(specified))
     assert f"world sizes that fit: {fits}" in check_file(file)
     assert "world sizes" not in check_file(file, 4)
-    file.write_text(json.dumps(given | {"train_batch_size": 7, "gradient_accumulation_steps": 5}))
+    file.write_text(
+        json.dumps(specified | {"train_batch_size": 7, "gradient_accumulation_steps": 5})
+    )
     if sizes[1]:
         with pytest.raises(ConfigError, match="train_batch_size"):
             check_file(file)

@@ -64,5 +64,7 @@ def test_invalid_torch_version_is_rejected(tmp_path: Path) -> None:
 
 def test_package_requires_the_same_oldest_torch() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    (line,) = (one for one in project["dependencies"] if one.startswith("torch"))
+    (line,) = (
+        dependency for dependency in project["dependencies"] if dependency.startswith("torch")
+    )
     assert re.search(r">=(\d+)\.(\d+)", line).groups() == tuple(map(str, OLDEST_TORCH))  # type: ignore[union-attr]

@@ -16,8 +16,8 @@ import pytest
 __all__ = ["Network", "network"]
 
 
-def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
+def _ip(*command: str) -> None:
+    subprocess.run(["ip", *command], check=True, capture_output=True)
 
 
 class Network:
@@ -54,9 +54,9 @@ class Network:
 
     def processes(self, name: str) -> list[int]:
         """Return the processes that run in a machine."""
-        words = ["ip", "netns", "pids", name]
-        found = subprocess.run(words, check=False, capture_output=True, text=True)
-        return [int(word) for word in found.stdout.split()]
+        command = ["ip", "netns", "pids", name]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        return [int(word) for word in done.stdout.split()]
 
     def remove(self) -> None:
         """Remove all that :meth:`make` has made."""
@@ -65,9 +65,9 @@ class Network:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             # Its cable by itself: with the namespace it goes later, when the next has begun.
-            for words in (("link", "del", f"{name}v"), ("netns", "del", name)):
+            for command in (("link", "del", f"{name}v"), ("netns", "del", name)):
                 with contextlib.suppress(subprocess.CalledProcessError):
-                    _ip(*words)
+                    _ip(*command)
         with contextlib.suppress(subprocess.CalledProcessError):
             _ip("link", "del", self._bridge)
 
@@ -82,14 +82,14 @@ def network(prefix: str, net: int, count: int = 2) -> Iterator[Network]:
         pytest.skip("network namespaces: the command ip (iproute2) is not installed")
     if os.geteuid() != 0:
         pytest.skip("network namespaces: only root may make them")
-    made = Network(prefix, net, count)
+    created = Network(prefix, net, count)
     with filelock.FileLock(Path(tempfile.gettempdir()) / f"zerolab-{prefix}.lock"):
         try:
-            made.make()
+            created.make()
         except subprocess.CalledProcessError as error:
-            made.remove()
+            created.remove()
             pytest.skip(f"network namespaces cannot be made here: {error.stderr.decode().strip()}")
         try:
-            yield made
+            yield created
         finally:
-            made.remove()
+            created.remove()

@@ -36,23 +36,25 @@ class Keys:
         self.config = folder / "config"
         self.known_hosts = folder / "known_hosts"
         for name in ("host_key", "user_key"):
-            words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
-            subprocess.run(words, check=True)
+            command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
+            subprocess.run(command, check=True)
 
     def write_config(self, machines: Sequence[Machine]) -> None:
         """Let ssh know these machines and their keys."""
         key = (self.folder / "host_key.pub").read_text().strip()
-        blocks, known = [], []
-        for one in machines:
-            blocks.append(f"Host {one.name}\n  HostName {one.address}\n  Port {one.port}\n")
-            known.append(f"[{one.address}]:{one.port} {key}\n")
+        blocks, known_hosts = [], []
+        for machine in machines:
+            blocks.append(
+                f"Host {machine.name}\n  HostName {machine.address}\n  Port {machine.port}\n"
+            )
+            known_hosts.append(f"[{machine.address}]:{machine.port} {key}\n")
         user_key = self.folder / "user_key"
         blocks.append(
             f"Host *\n  IdentityFile {user_key}\n  IdentitiesOnly yes\n  User {getpass.getuser()}\n"
             f"  UserKnownHostsFile {self.known_hosts}\n  GlobalKnownHostsFile /dev/null\n"
         )
         self.config.write_text("\n".join(blocks))
-        self.known_hosts.write_text("".join(known))
+        self.known_hosts.write_text("".join(known_hosts))
 
 
 @contextmanager

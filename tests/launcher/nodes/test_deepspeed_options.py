@@ -54,12 +54,12 @@ print((int(os.environ["RANK"]), cores, os.environ["OMP_NUM_THREADS"], sys.argv[1
 """
 
 
-def run(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run ``zerolab`` in a folder with a script ``train.py``."""
     (folder / "train.py").write_text(SAY)
-    kept = {name: value for name, value in os.environ.items() if name != "DLTS_HOSTFILE"}
-    environment = {**kept, "ZEROLAB_HOME": str(folder / "home"), **variables}
-    command = [sys.executable, "-m", "zerolab", *words]
+    inherited = {name: value for name, value in os.environ.items() if name != "DLTS_HOSTFILE"}
+    environment = {**inherited, "ZEROLAB_HOME": str(folder / "home"), **variables}
+    command = [sys.executable, "-m", "zerolab", *arguments]
     return subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
@@ -72,16 +72,20 @@ def ranks_of(done: subprocess.CompletedProcess[str]) -> list[Any]:
 
 def test_every_option_of_deepspeed_is_known() -> None:
     root: Any = typer.main.get_command(app)
-    known = {name for option in root.commands["launch"].params for name in option.opts}
-    assert set(OF_DEEPSPEED) - known == set()
+    options = {name for option in root.commands["launch"].params for name in option.opts}
+    assert set(OF_DEEPSPEED) - options == set()
 
 
 def test_options_without_effect_are_accepted(tmp_path: Path) -> None:
-    words = "--launcher pdsh --no_ssh_check --comment x --enable_each_rank_log None --node_rank -1"
+    arguments = (
+        "--launcher pdsh --no_ssh_check --comment x --enable_each_rank_log None --node_rank -1"
+    )
     more = "--min_elastic_nodes -1 --max_elastic_nodes -1 --num_nodes -1 --save_pid --num_gpus 1"
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    done = run(tmp_path, "launch", *words.split(), *more.split(), "train.py", TMPDIR=str(temporary))
+    done = run(
+        tmp_path, "launch", *arguments.split(), *more.split(), "train.py", TMPDIR=str(temporary)
+    )
     assert [rank for rank, *_ in ranks_of(done)] == [0]
     assert "--comment: without effect" in done.stderr
     assert list(temporary.glob("*.ds")) == []
@@ -106,8 +110,8 @@ def test_unsupported_option_names_replacement(tmp_path: Path, option: str, remed
 
 
 def test_option_names_take_hyphens_and_underscores(tmp_path: Path) -> None:
-    words = ("--num-gpus", "1", "--node_timeout", "9", "--no-local-rank", "train.py", "--a_b-c")
-    ((rank, *_, arguments),) = ranks_of(run(tmp_path, "launch", *words))
+    options = ("--num-gpus", "1", "--node_timeout", "9", "--no-local-rank", "train.py", "--a_b-c")
+    ((rank, *_, arguments),) = ranks_of(run(tmp_path, "launch", *options))
     assert (rank, arguments) == (0, ["--a_b-c"])
 
 
@@ -120,17 +124,17 @@ def test_ranks_are_bound_to_cores(tmp_path: Path) -> None:
     (_, first, threads, _), (_, second, _, _) = ranks_of(done)
     assert (first, second) == (cores[:share], cores[share : 2 * share])
     assert int(threads) == share
-    one = str(cores[1])
-    done = run(tmp_path, "launch", "--num_gpus", "1", "--bind_core_list", one, "train.py")
+    core = str(cores[1])
+    done = run(tmp_path, "launch", "--num_gpus", "1", "--bind_core_list", core, "train.py")
     assert ranks_of(done)[0][1] == [cores[1]]
-    done = run(tmp_path, "launch", "--num_gpus", "2", "--bind_core_list", one, "train.py")
+    done = run(tmp_path, "launch", "--num_gpus", "2", "--bind_core_list", core, "train.py")
     assert done.returncode == 1
     assert "needs at least a core for each of 2 ranks, got 1" in done.stderr
 
 
-@pytest.mark.parametrize("words", [["--localhost:0,5"], ["--include", "localhost:0,5"]])
-def test_named_cpu_slots_may_exceed_cores(tmp_path: Path, words: list[str]) -> None:
-    done = run(tmp_path, "launch", "--cpu", *words, "train.py")
+@pytest.mark.parametrize("arguments", [["--localhost:0,5"], ["--include", "localhost:0,5"]])
+def test_named_cpu_slots_may_exceed_cores(tmp_path: Path, arguments: list[str]) -> None:
+    done = run(tmp_path, "launch", "--cpu", *arguments, "train.py")
     assert [rank for rank, *_ in ranks_of(done)] == [0, 1]
 
 
@@ -160,11 +164,11 @@ def python(tmp_path: Path) -> Path:
     return file
 
 
-def call(python: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def call(python: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run ``zerolab`` as if ``python`` had started it."""
     code = (
         f"import sys; sys.executable = {str(python)!r}\n"
-        f"sys.argv = ['zerolab', *{words!r}]\nfrom zerolab.cli.main import main\nmain()"
+        f"sys.argv = ['zerolab', *{arguments!r}]\nfrom zerolab.cli.main import main\nmain()"
     )
     environment = {**os.environ, "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}
     return subprocess.run(
@@ -179,10 +183,10 @@ def test_deepspeed_command_is_installed_and_removed(tmp_path: Path, python: Path
         done = call(python, tmp_path, "deepspeed", "install-command")
         assert (done.returncode, done.stdout.strip()) == (0, str(command)), done.stderr
     (tmp_path / "train.py").write_text("import deepspeed, sys\nprint(sys.argv[1:])\n")
-    words = [str(command), "--num_gpus", "2", "train.py", "--deepspeed"]
+    arguments = [str(command), "--num_gpus", "2", "train.py", "--deepspeed"]
     environment = {**os.environ, "ZEROLAB_HOME": str(tmp_path / "home")}
     done = subprocess.run(
-        words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        arguments, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "[localhost:1] ['--local_rank=1', '--deepspeed']" in done.stdout
@@ -202,8 +206,10 @@ def test_real_deepspeed_is_never_replaced(tmp_path: Path, python: Path) -> None:
     assert command.read_text() == "#!/bin/sh\necho real\n"
 
 
-@pytest.mark.parametrize("words", [["train.py"], ["--num_gpus", "2", "train.py"], ["--hostfile"]])
-def test_zerolab_deepspeed_shows_explanation(tmp_path: Path, words: list[str]) -> None:
-    done = run(tmp_path, "deepspeed", *words)
+@pytest.mark.parametrize(
+    "arguments", [["train.py"], ["--num_gpus", "2", "train.py"], ["--hostfile"]]
+)
+def test_zerolab_deepspeed_shows_explanation(tmp_path: Path, arguments: list[str]) -> None:
+    done = run(tmp_path, "deepspeed", *arguments)
     assert done.returncode == 2
     assert "zerolab launch --as-deepspeed train.py" in " ".join(done.stderr.split())

@@ -21,10 +21,10 @@ def test_examples_accept_local_rank(script: Path) -> None:
 
 def test_pipeline_example_runs_under_launch(tmp_path: Path) -> None:
     folder = EXAMPLES / "pipeline_cifar"
-    words = ["launch", "--cpu", "--num_gpus", "2", "--log-dir", str(tmp_path), "train.py"]
-    words += ["--deepspeed_config", "ds_config.json", "-p", "2", "--steps", "2"]
+    arguments = ["launch", "--cpu", "--num_gpus", "2", "--log-dir", str(tmp_path), "train.py"]
+    arguments += ["--deepspeed_config", "ds_config.json", "-p", "2", "--steps", "2"]
     done = subprocess.run(
-        [sys.executable, "-m", "zerolab", *words],
+        [sys.executable, "-m", "zerolab", *arguments],
         cwd=folder, env={**os.environ, "ZEROLAB_HOME": str(tmp_path / "home")},
         capture_output=True, text=True, check=False,
     )  # fmt: skip

@@ -28,16 +28,16 @@ def test_suspended_coordinator_extends_start_timeout(
     slept = 0.0
     lines: list[str] = []
 
-    def show(_host: str, said: RankOutput) -> None:
+    def show(_host: str, output: RankOutput) -> None:
         nonlocal slept
-        lines.extend(said.content.decode().splitlines())
+        lines.extend(output.content.decode().splitlines())
         if lines[-1] == "early":
             slept = SLEPT_S
 
     clock: Any = SimpleNamespace(monotonic=lambda: time.monotonic() + slept)
     monkeypatch.setattr(module, "time", clock)
-    made = replace(plan({"cpu": True}, num_gpus=1), start_s=300.0, silence_s=2 * SLEPT_S)
-    head = Coordinator(made, show)
+    launch_plan = replace(plan({"cpu": True}, num_gpus=1), start_s=300.0, silence_s=2 * SLEPT_S)
+    head = Coordinator(launch_plan, show)
     head._news.put(
         NodeMessage("localhost", RankOutput(b"early\n"))
     )  # before the machine says that it is there

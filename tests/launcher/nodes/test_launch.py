@@ -52,7 +52,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keys]:
 class Launched:
     """A ``zerolab launch`` that goes on."""
 
-    def __init__(self, keys: Keys, folder: Path, script: str, *words: str) -> None:
+    def __init__(self, keys: Keys, folder: Path, script: str, *arguments: str) -> None:
         (folder / "train.py").write_text(script)
         (folder / "hosts").write_text("worker-1 slots=2\nworker-2 slots=1\n")
         self.folder = folder
@@ -67,7 +67,7 @@ class Launched:
         command += ["--master_port", str(free_port())]
         with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
             self.process = subprocess.Popen(
-                [*map(str, command), *words, "train.py", str(folder)],
+                [*map(str, command), *arguments, "train.py", str(folder)],
                 cwd=folder,
                 stdout=out,
                 stderr=err,
@@ -89,7 +89,7 @@ class Launched:
     def cut(self, host: str) -> None:
         """End the connection to a machine."""
         children = psutil.Process(self.process.pid).children()
-        (ssh,) = [one for one in children if host in one.cmdline()]
+        (ssh,) = [child for child in children if host in child.cmdline()]
         ssh.kill()
 
     def end(self) -> tuple[int, str, str]:
@@ -114,9 +114,9 @@ def test_ranks_of_unequal_hosts_have_output(keys: Keys, tmp_path: Path) -> None:
         f"[worker-2:2] 2 0 3 1 1 2 yes --local_rank=0 {folder}",
     ]
     assert "[worker-2:2] run None" in err
-    kept = {path.name: path.read_text() for path in launched.logs.iterdir()}
-    assert len(kept) == 6
-    assert kept["worker-2_rank_2.out"] == f"2 0 3 1 1 2 yes --local_rank=0 {folder}\n"
+    outputs = {path.name: path.read_text() for path in launched.logs.iterdir()}
+    assert len(outputs) == 6
+    assert outputs["worker-2_rank_2.out"] == f"2 0 3 1 1 2 yes --local_rank=0 {folder}\n"
 
 
 def test_failed_node_ends_run(keys: Keys, tmp_path: Path) -> None:
@@ -175,12 +175,12 @@ def test_elastic_run_continues_on_remaining_machines(keys: Keys, tmp_path: Path)
 
 
 def test_unreachable_hosts_are_named(keys: Keys, tmp_path: Path) -> None:
-    known = keys.known_hosts.read_text()
+    known_hosts = keys.known_hosts.read_text()
     keys.known_hosts.write_text("")
     try:
         code, _, err = Launched(keys, tmp_path, SAY_WHO).end()
     finally:
-        keys.known_hosts.write_text(known)
+        keys.known_hosts.write_text(known_hosts)
     assert code == EXIT_USER_ERROR
     assert "worker-" in err
     assert "Host key verification failed" in err

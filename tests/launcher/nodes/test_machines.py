@@ -28,8 +28,8 @@ SILENCE_S = 8
 
 def losses(text: str) -> dict[int, float]:
     """Step to loss, as the script prints them."""
-    found = re.findall(r"step (\d+) loss ([\d.]+)", text)
-    return {int(step): float(loss) for step, loss in found}
+    matches = re.findall(r"step (\d+) loss ([\d.]+)", text)
+    return {int(step): float(loss) for step, loss in matches}
 
 
 def test_run_resumes_after_network_loss(
@@ -41,9 +41,9 @@ def test_run_resumes_after_network_loss(
         shutil.copy(EXAMPLE / name, tmp_path)
     keys = Keys(tmp_path / "keys")
 
-    def launch(*words: str, out: Path) -> subprocess.Popen[bytes]:
+    def launch(*arguments: str, out: Path) -> subprocess.Popen[bytes]:
         command = [zerolab, "launch", "--hostfile", "hosts", "--ssh-config", str(keys.config)]
-        command += ["--node-timeout", str(SILENCE_S), "--master_port", str(free_port()), *words]
+        command += ["--node-timeout", str(SILENCE_S), "--master_port", str(free_port()), *arguments]
         with out.open("wb") as output:
             return subprocess.Popen(
                 command, cwd=tmp_path, stdout=output, stderr=output, env=environment
@@ -67,7 +67,7 @@ def test_run_resumes_after_network_loss(
                 until(
                     "nothing is left",
                     lambda name=name: _ours(set(net.processes(name)) - servers[name]),  # type: ignore[misc]
-                    lambda left: not left,
+                    lambda remaining: not remaining,
                 )
 
         out = tmp_path / "cut"
@@ -96,10 +96,10 @@ def test_run_resumes_after_network_loss(
 
         out = tmp_path / "one"
         more = ["--steps", str(end + 2), "--save-every", "100000"]
-        one = launch("--include", "worker-1", "train.py", *more, out=out)
-        until("the run on one has ended", lambda: one.poll() is not None)
+        single = launch("--include", "worker-1", "train.py", *more, out=out)
+        until("the run on one has ended", lambda: single.poll() is not None)
         last = out.read_text()
-        assert one.returncode == 0, last
+        assert single.returncode == 0, last
         assert f"goes on after step {end}" in last
 
         out = tmp_path / "elastic"
@@ -118,29 +118,29 @@ def test_run_resumes_after_network_loss(
         )
         shrinks.send_signal(signal.SIGTERM)
         until("the elastic run has ended", lambda: shrinks.poll() is not None)
-        rest = out.read_text()
-        assert shrinks.returncode == 128 + signal.SIGTERM, rest
-        assert "goes on after step" in rest.partition(shrunk)[2]
+        elastic_output = out.read_text()
+        assert shrinks.returncode == 128 + signal.SIGTERM, elastic_output
+        assert "goes on after step" in elastic_output.partition(shrunk)[2]
         nothing_left()
 
-    told = losses(text) | losses(again) | losses(last) | losses(rest)
+    by_step = losses(text) | losses(again) | losses(last) | losses(elastic_output)
     reference = subprocess.run(
-        [sys.executable, "train.py", "--steps", str(max(told)), "--checkpoints", "ref"],
+        [sys.executable, "train.py", "--steps", str(max(by_step)), "--checkpoints", "ref"],
         cwd=tmp_path, env=environment, capture_output=True, text=True, check=True,
     )  # fmt: skip
     expected = losses(reference.stdout)
-    for step, loss in told.items():
+    for step, loss in by_step.items():
         assert loss == pytest.approx(expected[step], abs=1e-5), step
 
 
 def _ours(pids: set[int]) -> list[str]:
     """Command lines of processes that are no sshd."""
-    found = []
+    matches = []
     for pid in pids:
         try:
             line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
         except (FileNotFoundError, ProcessLookupError):
             continue
         if line and "sshd" not in line:
-            found.append(line)
-    return found
+            matches.append(line)
+    return matches

@@ -37,9 +37,9 @@ def slots_of_this_machine(count: int | None, cpu: bool) -> Sequence[int]:
     return range(count or 4)
 
 
-def plan(options: dict[str, Any], **wanted: Any) -> LaunchPlan:
-    made = LaunchOptions(script="train.py", slot_options=SlotOptions(**wanted), **options)
-    return make_plan(made, slots_of_this_machine)[0]
+def plan(options: dict[str, Any], **selection: Any) -> LaunchPlan:
+    launch_plan = LaunchOptions(script="train.py", slot_options=SlotOptions(**selection), **options)
+    return make_plan(launch_plan, slots_of_this_machine)[0]
 
 
 @pytest.fixture
@@ -52,8 +52,8 @@ def hosts(tmp_path: Path) -> Path:
 def test_machines_of_filtered_hostfile(hosts: Path) -> None:
     def chosen(**options: Any) -> dict[str, list[int]]:
         places = choose_machines(SlotOptions(hostfile=hosts, **options), [0])
-        assert not any(place.local for place in places)
-        return {place.host: list(place.slots) for place in places}
+        assert not any(machine.local for machine in places)
+        return {machine.host: list(machine.slots) for machine in places}
 
     assert chosen() == {"worker-1": [0, 1], "worker-2": [0, 1, 2, 3]}
     assert chosen(include="worker-2:0,1") == {"worker-2": [0, 1]}
@@ -66,8 +66,10 @@ def test_local_host_in_hostfile(
 ) -> None:
     file = tmp_path / "hosts"
     file.write_text(f"{socket.gethostname()} slots=1\nother slots=1\n")
-    assert [place.local for place in choose_machines(SlotOptions(file), [0])] == [True, False]
-    assert [place.local for place in choose_machines(SlotOptions(file), [0], force_ssh=True)] == [
+    assert [machine.local for machine in choose_machines(SlotOptions(file), [0])] == [True, False]
+    assert [
+        machine.local for machine in choose_machines(SlotOptions(file), [0], force_ssh=True)
+    ] == [
         False,
         False,
     ]
@@ -85,7 +87,7 @@ def test_slots_without_hostfile() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "problem"),
+    ("selection", "problem"),
     [
         (SlotOptions(localhost="0,7"), "this machine has the slots 0, 1, got 7"),
         (SlotOptions(localhost="a"), "slots must be numbers with commas between them, got 'a'"),
@@ -103,9 +105,9 @@ def test_slots_without_hostfile() -> None:
         (SlotOptions(hostfile=Path("/nowhere/hosts")), "hostfile: must be readable"),
     ],
 )
-def test_invalid_selection_is_rejected(wanted: SlotOptions, problem: str) -> None:
+def test_invalid_selection_is_rejected(selection: SlotOptions, problem: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        choose_machines(wanted, [0, 1])
+        choose_machines(selection, [0, 1])
     assert problem in str(refused.value)
 
 
@@ -162,20 +164,20 @@ def test_local_environment_file_overrides_home(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    beside = tmp_path / "work"
-    beside.mkdir()
+    working_dir = tmp_path / "work"
+    working_dir.mkdir()
     (tmp_path / ".deepspeed_env").write_text("A=home\nB=home\n")
-    (beside / ".deepspeed_env").write_text("A=here\n")
-    assert sent_variables(beside) == {"A": "here", "B": "home"}
+    (working_dir / ".deepspeed_env").write_text("A=here\n")
+    assert sent_variables(working_dir) == {"A": "here", "B": "home"}
     (tmp_path / "named").write_bytes("C=caf\u00e9\n".encode("latin-1"))
     monkeypatch.setenv("DS_ENV_FILE", str(tmp_path / "named"))
     with pytest.raises(ConfigError, match="it is no text in UTF-8"):
-        sent_variables(beside)
+        sent_variables(working_dir)
     (tmp_path / "named").write_text("\ufeffC=named\n")
     monkeypatch.setenv("DS_ENV_FILE", str(tmp_path / "named"))
-    assert sent_variables(beside) == {"C": "named"}
-    mine = {"PYTHONPATH": "a", "NCCL_DEBUG": "INFO", "SECRET": "no"}
-    assert exported_variables(mine) == {"PYTHONPATH": "a", "NCCL_DEBUG": "INFO"}
+    assert sent_variables(working_dir) == {"C": "named"}
+    variables = {"PYTHONPATH": "a", "NCCL_DEBUG": "INFO", "SECRET": "no"}
+    assert exported_variables(variables) == {"PYTHONPATH": "a", "NCCL_DEBUG": "INFO"}
 
 
 ACCELERATE = """
@@ -199,20 +201,22 @@ def test_accelerate_config_selects_machines(hosts: Path, tmp_path: Path) -> None
     file = tmp_path / "accelerate.yaml"
     file.write_text(ACCELERATE.format(hosts=hosts))
     options = LaunchOptions(script="t.py", slot_options=SlotOptions(), config_file=file)
-    made, notes = make_plan(options, slots_of_this_machine)
-    assert [(place.host, place.slots) for place in made.places] == [("worker-2", [1, 3])]
-    assert (made.address, made.port) == ("10.0.0.1", 4321)
-    assert made.environment["ACCELERATE_MIXED_PRECISION"] == "bf16"
+    launch_plan, notes = make_plan(options, slots_of_this_machine)
+    assert [(machine.host, machine.slots) for machine in launch_plan.places] == [
+        ("worker-2", [1, 3])
+    ]
+    assert (launch_plan.address, launch_plan.port) == ("10.0.0.1", 4321)
+    assert launch_plan.environment["ACCELERATE_MIXED_PRECISION"] == "bf16"
     unused = "deepspeed_config.zero_stage, fsdp_config.fsdp_offload_params"
     assert notes[0] == f"{file}: without effect here: {unused}"
-    assert "ACCELERATE_USE_DEEPSPEED" not in made.environment
+    assert "ACCELERATE_USE_DEEPSPEED" not in launch_plan.environment
     by_line = plan({"config_file": file, "port": 1}, exclude="worker-2:0")
-    assert [place.host for place in by_line.places] == ["worker-1", "worker-2"]
+    assert [machine.host for machine in by_line.places] == ["worker-1", "worker-2"]
     assert by_line.port == 1
 
 
 @pytest.mark.parametrize(
-    ("section", "told", "unused"),
+    ("section", "expected", "unused"),
     [
         (
             "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3, "
@@ -235,21 +239,23 @@ def test_accelerate_config_selects_machines(hosts: Path, tmp_path: Path) -> None
     ],
 )
 def test_accelerate_sections_become_variables(
-    section: str, told: dict[str, str], unused: str, tmp_path: Path
+    section: str, expected: dict[str, str], unused: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "accelerate.yaml"
     file.write_text(f"{section}num_processes: 2\n")
-    words = {"script": "t.py", "slot_options": SlotOptions(), "config_file": file}
-    made, notes = make_plan(LaunchOptions(**words, as_deepspeed=True), slots_of_this_machine)
-    assert made.environment["ZEROLAB_AS_DEEPSPEED"] == "1"
-    assert made.environment["ACCELERATE_USE_DEEPSPEED"] == "true"
-    found = {name: made.environment[f"ACCELERATE_DEEPSPEED_{name}"] for name in told}
-    assert found == told
+    arguments = {"script": "t.py", "slot_options": SlotOptions(), "config_file": file}
+    launch_plan, notes = make_plan(
+        LaunchOptions(**arguments, as_deepspeed=True), slots_of_this_machine
+    )
+    assert launch_plan.environment["ZEROLAB_AS_DEEPSPEED"] == "1"
+    assert launch_plan.environment["ACCELERATE_USE_DEEPSPEED"] == "true"
+    result = {name: launch_plan.environment[f"ACCELERATE_DEEPSPEED_{name}"] for name in expected}
+    assert result == expected
     assert notes == [f"{file}: without effect here: {unused}"]
-    assert isinstance(made.run.entrypoint, Command)
-    assert made.run.entrypoint.local_rank_at is None
-    made, notes = make_plan(LaunchOptions(**words), slots_of_this_machine)
-    assert "ZEROLAB_AS_DEEPSPEED" not in made.environment
+    assert isinstance(launch_plan.run.entrypoint, Command)
+    assert launch_plan.run.entrypoint.local_rank_at is None
+    launch_plan, notes = make_plan(LaunchOptions(**arguments), slots_of_this_machine)
+    assert "ZEROLAB_AS_DEEPSPEED" not in launch_plan.environment
     assert notes[-1].startswith("--as-deepspeed has AccelerateConfig use this engine")
 
 
@@ -281,17 +287,19 @@ def test_unknown_fsdp_strategy_is_rejected(tmp_path: Path) -> None:
 def test_gpu_ids_of_accelerate_config(text: str, slots: list[int], tmp_path: Path) -> None:
     file = tmp_path / "accelerate.yaml"
     file.write_text(text)
-    assert [list(place.slots) for place in plan({"config_file": file}).places] == [slots]
+    assert [list(machine.slots) for machine in plan({"config_file": file}).places] == [slots]
 
 
 def test_options_override_accelerate_config(hosts: Path, tmp_path: Path) -> None:
     file = tmp_path / "accelerate.yaml"
 
-    def chosen(text: str, **wanted: Any) -> tuple[dict[str, list[int]], list[str]]:
+    def chosen(text: str, **selection: Any) -> tuple[dict[str, list[int]], list[str]]:
         file.write_text(text)
-        options = LaunchOptions(script="t.py", slot_options=SlotOptions(**wanted), config_file=file)
-        made, notes = make_plan(options, slots_of_this_machine)
-        return {place.host: list(place.slots) for place in made.places}, notes
+        options = LaunchOptions(
+            script="t.py", slot_options=SlotOptions(**selection), config_file=file
+        )
+        launch_plan, notes = make_plan(options, slots_of_this_machine)
+        return {machine.host: list(machine.slots) for machine in launch_plan.places}, notes
 
     both = {"worker-1": [0, 1], "worker-2": [0, 1, 2, 3]}
     assert chosen("num_machines: 1\n", hostfile=hosts) == (both, [])
@@ -319,10 +327,10 @@ def test_arguments_must_be_utf8(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONTEST", "\udcfe")
     with pytest.raises(ConfigError) as refused:
         plan({"arguments": ["\udcff"]})
-    told = "must be text of whole characters (UTF-8), got"
+    expected = "must be text of whole characters (UTF-8), got"
     assert refused.value.problems == [
-        f"command[3]: {told} '\\udcff'",
-        f"variables.PYTHONTEST: {told} '\\udcfe'",
+        f"command[3]: {expected} '\\udcff'",
+        f"variables.PYTHONTEST: {expected} '\\udcfe'",
     ]
 
 
@@ -361,9 +369,9 @@ def test_accelerate_config_without_hostfile(
     file = tmp_path / "accelerate.yaml"
     text = "num_machines: 2\nnum_processes: 4\nmachine_rank: 1\nmain_process_ip: 10.0.0.1\n"
     file.write_text(text)
-    made = plan({"config_file": file})
-    assert made.nodes == Nodes((2, 2), 1, "10.0.0.1", 29500)
-    assert [place.slots for place in made.places] == [[0, 1]]
+    launch_plan = plan({"config_file": file})
+    assert launch_plan.nodes == Nodes((2, 2), 1, "10.0.0.1", 29500)
+    assert [machine.slots for machine in launch_plan.places] == [[0, 1]]
     file.write_text("num_machines: 2\nnum_processes: 3\nmachine_rank: x\n")
     with pytest.raises(ConfigError) as refused:
         plan({"config_file": file})
@@ -387,25 +395,25 @@ def test_one_of_several_nodes_needs_rank() -> None:
 
 
 def test_ssh_is_non_interactive() -> None:
-    words = ssh_command("me@host", python="/opt/python", config=Path("c"), port=2222)
-    assert {"BatchMode=yes", "StrictHostKeyChecking=yes"} <= set(words)
-    assert words[words.index("-F") + 1] == "c"
-    assert words[words.index("-p") + 1] == "2222"
-    assert words[-2:] == ["me@host", "exec /opt/python -P -m zerolab.launcher.nodes.worker"]
+    arguments = ssh_command("me@host", python="/opt/python", config=Path("c"), port=2222)
+    assert {"BatchMode=yes", "StrictHostKeyChecking=yes"} <= set(arguments)
+    assert arguments[arguments.index("-F") + 1] == "c"
+    assert arguments[arguments.index("-p") + 1] == "2222"
+    assert arguments[-2:] == ["me@host", "exec /opt/python -P -m zerolab.launcher.nodes.worker"]
 
 
 def test_network_interface_towards_first_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-    found = [
-        (place.address, name)
+    result = [
+        (machine.address, name)
         for name, places in psutil.net_if_addrs().items()
-        for place in places
-        if place.family == socket.AF_INET
+        for machine in places
+        if machine.family == socket.AF_INET
     ]
-    assert ("127.0.0.1", "lo") in found
-    for address, name in found:  # packets to an own address carry it
+    assert ("127.0.0.1", "lo") in result
+    for address, name in result:  # packets to an own address carry it
         for variable in names:
             monkeypatch.setenv(variable, "")
             monkeypatch.delenv(variable)
@@ -421,9 +429,9 @@ def test_occupied_port_has_remedy() -> None:
         port = other.getsockname()[1]
         with pytest.raises(PeerFailedError) as refused:
             create_rendezvous("7", Nodes((1, 1), 0, "127.0.0.1", port))
-    told = str(refused.value)
-    assert told.startswith(f"port {port} cannot be listened on: ")
-    assert told.endswith("give another port (--master_port) if it is taken")
+    expected = str(refused.value)
+    assert expected.startswith(f"port {port} cannot be listened on: ")
+    assert expected.endswith("give another port (--master_port) if it is taken")
 
 
 PEER = Outcome(1, "rank 3 exited with code 1: RuntimeError: Connection closed by peer", 3)
@@ -504,22 +512,22 @@ def test_tunnel_keeps_server_name(server: str, forward: str, seen: str) -> None:
 
 
 def test_elastic_bounds(hosts: Path) -> None:
-    made = plan({}, hostfile=hosts)
-    assert NodeBounds.of(made, None, None) == NodeBounds(1, 2)
-    assert NodeBounds.of(made, 1, 1) == NodeBounds(1, 1)
+    launch_plan = plan({}, hostfile=hosts)
+    assert NodeBounds.of(launch_plan, None, None) == NodeBounds(1, 2)
+    assert NodeBounds.of(launch_plan, 1, 1) == NodeBounds(1, 1)
     with pytest.raises(ConfigError) as refused:
-        NodeBounds.of(made, 0, 3)
+        NodeBounds.of(launch_plan, 0, 3)
     assert refused.value.problems == [
         "min_elastic_nodes: must be 1 to max_elastic_nodes, 3, got 0",
         "max_elastic_nodes: must be 1 to 2, the hosts that are chosen, got 3",
     ]
-    alone = plan({"no_ssh": True, "node_rank": 0, "address": "10.0.0.1"}, num_nodes=2)
+    single = plan({"no_ssh": True, "node_rank": 0, "address": "10.0.0.1"}, num_nodes=2)
     with pytest.raises(ConfigError, match="elastic: needs ssh to all machines"):
-        NodeBounds.of(alone, None, None)
+        NodeBounds.of(single, None, None)
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("arguments", "code", "expected"),
     [
         (["--num_gpus", "-1", "--num_nodes", "-1", "--localhost:0", "t.py", "--localhost:3", "a:b"],
          0, "['--local_rank=0', '--localhost:3', 'a:b']"),
@@ -533,7 +541,9 @@ def test_elastic_bounds(hosts: Path) -> None:
          EXIT_TEMPORARY, "['leave'] t 127.0.0.2 0 of 1"),
     ],
 )  # fmt: skip
-def test_options_end_at_script(words: list[str], code: int, told: str, tmp_path: Path) -> None:
+def test_options_end_at_script(
+    arguments: list[str], code: int, expected: str, tmp_path: Path
+) -> None:
     (tmp_path / "hosts").write_text(f"{socket.gethostname()} slots=2\nnone slots=1\nlast slots=1")
     (tmp_path / "t.py").write_text(
         "import os, sys\n"
@@ -544,7 +554,7 @@ def test_options_end_at_script(words: list[str], code: int, told: str, tmp_path:
     (tmp_path / "ssh").write_text("Host none\n  ProxyCommand false\n")
     command = [str(Path(sys.executable).with_name("zerolab")), "launch", "--cpu", "--log-dir", "k"]
     done = subprocess.run(
-        [*command, *words], cwd=tmp_path, capture_output=True, text=True, check=False
+        [*command, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == code, done.stderr
-    assert told in (done.stderr if code in {2, EXIT_INFRASTRUCTURE} else done.stdout)
+    assert expected in (done.stderr if code in {2, EXIT_INFRASTRUCTURE} else done.stdout)

@@ -38,12 +38,12 @@ class Launched:
     """A ``zerolab launch`` of one rank in a directory."""
 
     def __init__(
-        self, folder: Path, script: str, *, words: Sequence[str] = (), **environment: str
+        self, folder: Path, script: str, *, prefix: Sequence[str] = (), **environment: str
     ) -> None:
         self.folder = folder
         (folder / "train.py").write_text(script)
         program = str(Path(sys.executable).with_name("zerolab"))
-        command = [*words, program, "launch", "--cpu", "--num_gpus", "1", "--log-dir", "kept"]
+        command = [*prefix, program, "launch", "--cpu", "--num_gpus", "1", "--log-dir", "kept"]
         command += ["--node-timeout", str(SILENCE_S), "--no_local_rank", "train.py"]
         with (folder / "err").open("wb") as err:
             self.process = subprocess.Popen(
@@ -88,11 +88,11 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
         return started[-1]
 
     yield start
-    for one in started:
-        one.process.kill()
-        one.process.wait()
-        assert one.process.stdout is not None
-        one.process.stdout.close()
+    for launched in started:
+        launched.process.kill()
+        launched.process.wait()
+        assert launched.process.stdout is not None
+        launched.process.stdout.close()
 
 
 def test_blocked_reader_misses_nothing(
@@ -165,8 +165,8 @@ def test_ctrl_c_before_start_is_no_preemption(launch: Callable[..., Launched]) -
 def test_stop_right_after_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("import time; time.sleep(1000)")
-    made = plan({"cpu": True}, num_gpus=1)
-    job = Job(run=made.run, environment={}, nodes=None, slots=(0,), silence_s=300.0)
+    launch_plan = plan({"cpu": True}, num_gpus=1)
+    job = Job(run=launch_plan.run, environment={}, nodes=None, slots=(0,), silence_s=300.0)
     with subprocess.Popen(
         local_command(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as node:
@@ -194,10 +194,10 @@ def written(tmp_path: Path) -> Iterator[tuple[View, Callable[[bytes], None]]]:
 
 
 def all_lines(view: View) -> list[str]:
-    found: list[str] = []
+    lines_found: list[str] = []
     while (lines := view.lines()) is not None:
-        found += lines
-    return found
+        lines_found += lines
+    return lines_found
 
 
 def test_view_of_redrawn_lines(

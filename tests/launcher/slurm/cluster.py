@@ -67,9 +67,9 @@ class Cluster:
 
     def states(self) -> str:
         """What Slurm says of its nodes."""
-        words = ["sinfo", "--noheader", "--Node", "--partition=all", "--format=%N %T"]
+        command = ["sinfo", "--noheader", "--Node", "--partition=all", "--format=%N %T"]
         done = subprocess.run(
-            words, env=self.environment, capture_output=True, text=True, check=False
+            command, env=self.environment, capture_output=True, text=True, check=False
         )
         return done.stdout
 
@@ -85,8 +85,8 @@ def cluster(folder: Path) -> Iterator[Cluster]:
     """Have such a cluster; skip where that is not possible."""
     path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
     needed = ["slurmctld", "slurmd", "munged", "sbatch", "srun", "nsenter"]
-    found = {name: shutil.which(name, path=path) for name in needed}
-    missing = [name for name, place in found.items() if place is None]
+    programs = {name: shutil.which(name, path=path) for name in needed}
+    missing = [name for name, program in programs.items() if program is None]
     if missing:
         pytest.skip(f"Slurm: {', '.join(missing)} not installed (slurmctld, slurmd, munge)")
     folder.mkdir(mode=0o755, parents=True)
@@ -103,33 +103,35 @@ def cluster(folder: Path) -> Iterator[Cluster]:
             folder=folder, host=socket.gethostname(), munge=munge, cpus=os.cpu_count() or 1
         )
         (folder / "slurm.conf").write_text(text)
-        made = Cluster(folder, net)
-        munged = [str(found["munged"]), "--foreground", "--force", f"--socket={munge}"]
+        created = Cluster(folder, net)
+        munged = [str(programs["munged"]), "--foreground", "--force", f"--socket={munge}"]
         munged += [f"--key-file={folder}/munge.key", f"--log-file={folder}/munge.log"]
         munged += [f"--pid-file={folder}/munge.pid", f"--seed-file={folder}/munge.seed"]
-        stack.enter_context(_daemon(munged, made))
+        stack.enter_context(_daemon(munged, created))
         until("munged listens", munge.exists)
-        stack.enter_context(_daemon([str(found["slurmctld"]), "-D", "-c"], made))
+        stack.enter_context(_daemon([str(programs["slurmctld"]), "-D", "-c"], created))
         for node, name in zip(("n1", "n2"), net.names, strict=True):
             # Not `ip netns exec`: it puts another /sys in place, without control groups.
             enter = ["nsenter", f"--net=/var/run/netns/{name}"]
-            stack.enter_context(_daemon([*enter, str(found["slurmd"]), "-D", "-N", node], made))
+            stack.enter_context(
+                _daemon([*enter, str(programs["slurmd"]), "-D", "-N", node], created)
+            )
         until(
             "both nodes are idle",
-            made.states,
-            lambda told: told.count("idle") == 2 and "idle*" not in told,
+            created.states,
+            lambda states: states.count("idle") == 2 and "idle*" not in states,
             details=lambda: "\n".join(
                 log.read_text(errors="replace")[-1500:] for log in folder.glob("*.log")
             ),
         )
-        yield made
+        yield created
 
 
 @contextmanager
-def _daemon(words: list[str], made: Cluster) -> Iterator[None]:
-    with (made.folder / f"{Path(words[0]).name}.out").open("ab") as log:
+def _daemon(command: list[str], created: Cluster) -> Iterator[None]:
+    with (created.folder / f"{Path(command[0]).name}.out").open("ab") as log:
         process = subprocess.Popen(
-            words, env=made.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            command, env=created.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
         )
     try:
         yield

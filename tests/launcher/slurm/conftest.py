@@ -12,8 +12,8 @@ __all__ = ["postgresql", "slurm"]
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A Slurm of two nodes, which the commands of this process speak to."""
     with (
-        cluster(tmp_path_factory.mktemp("slurm") / "cluster") as made,
+        cluster(tmp_path_factory.mktemp("slurm") / "cluster") as created,
         pytest.MonkeyPatch.context() as patch,
     ):
-        patch.setenv("SLURM_CONF", str(made.folder / "slurm.conf"))
-        yield made
+        patch.setenv("SLURM_CONF", str(created.folder / "slurm.conf"))
+        yield created

@@ -45,20 +45,20 @@ def engine_config() -> dict[str, Any]:
 
 def losses_of_plain_torch(steps: int) -> list[float]:
     """The loss of each batch, trained on all of it at once by one process."""
-    model, (inputs, wanted) = network(), data().tensors
+    model, (inputs, targets) = network(), data().tensors
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
-    batch, found = RANKS * SAMPLES, []
+    batch, losses = RANKS * SAMPLES, []
     per_epoch = math.ceil(len(inputs) / batch)
     for step in range(steps):
         first = step % per_epoch * batch
         rows = torch.arange(first, first + batch) % len(inputs)  # the last is filled up from it
-        loss = nn.functional.mse_loss(model(inputs[rows]), wanted[rows])
+        loss = nn.functional.mse_loss(model(inputs[rows]), targets[rows])
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), CLIPPING)
         optimizer.step()
-        found.append(loss.item())
-    return found
+        losses.append(loss.item())
+    return losses
 
 
 def listen() -> None:
@@ -85,17 +85,17 @@ class Gated(zerotrial.ZeroTrial):
 
     def __init__(self, context: zerotrial.ZeroTrialContext) -> None:
         self.context = context
-        given = context.get_hparams()
-        self.gate, self.gates = Path(given["gate"]), list(given["gates"])
-        engine, *_ = zerotrial.initialize(model=network(), config=given["deepspeed_config"])
+        hparams = context.get_hparams()
+        self.gate, self.gates = Path(hparams["gate"]), list(hparams["gates"])
+        engine, *_ = zerotrial.initialize(model=network(), config=hparams["deepspeed_config"])
         self.engine = context.wrap_model_engine(engine)
 
     def train_batch(self, dataloader_iter: Any, epoch_idx: int, batch_idx: int) -> dict[str, Any]:
         ranks = self.context.distributed
         if ranks.is_chief:
             self._stand(batch_idx, ranks.size)
-        inputs, wanted = next(dataloader_iter)
-        loss = nn.functional.mse_loss(self.engine(inputs), wanted)
+        inputs, targets = next(dataloader_iter)
+        loss = nn.functional.mse_loss(self.engine(inputs), targets)
         self.engine.backward(loss)
         self.engine.step()
         return {"loss": loss}
@@ -112,8 +112,8 @@ class Gated(zerotrial.ZeroTrial):
             time.sleep(0.02)
 
     def evaluate_batch(self, dataloader_iter: Any) -> dict[str, Any]:
-        inputs, wanted = next(dataloader_iter)
-        return {"loss": nn.functional.mse_loss(self.engine(inputs), wanted)}
+        inputs, targets = next(dataloader_iter)
+        return {"loss": nn.functional.mse_loss(self.engine(inputs), targets)}
 
     def build_training_data_loader(self) -> Any:
         return zerotrial.DataLoader(data(), batch_size=SAMPLES)

@@ -57,16 +57,18 @@ resource_manager:
 def farm(slurm: Cluster, postgresql: Any, tmp_path: Path) -> Iterator[Farm]:
     database = new_database(postgresql)
     host = ["--database", database, "--allow-remote"]
-    made = Farm(tmp_path, 300.0, *host, host=slurm.net.host)
-    made.script = SCRIPT
+    created = Farm(tmp_path, 300.0, *host, host=slurm.net.host)
+    created.script = SCRIPT
     try:
         (tmp_path / "slurm.yaml").write_text(SLURM)
-        made.join("one", "--slots", "2")
-        made.join("two", "--slots", "2")
-        made.join("slurm", "--resource-manager", str(tmp_path / "slurm.yaml"), "--pool", "cluster")
-        yield made
+        created.join("one", "--slots", "2")
+        created.join("two", "--slots", "2")
+        created.join(
+            "slurm", "--resource-manager", str(tmp_path / "slurm.yaml"), "--pool", "cluster"
+        )
+        yield created
     finally:
-        made.close()
+        created.close()
 
 
 def submit(farm: Farm, *, waits: bool, trials: int = 1, **resources: Any) -> int:
@@ -82,9 +84,9 @@ def test_mixed_priorities_on_agents_and_slurm(
     # These hold all slots, and wait for the others to drive them away.
     ids = [submit(farm, waits=True, priority=60 + number) for number in range(4)]
     ids.append(submit(farm, waits=True, priority=60, slots_per_trial=2, **pool))
-    told = lambda: "\n".join(log.read_text()[-3000:] for log in farm.path.glob("*.log"))  # noqa: E731
+    logs = lambda: "\n".join(log.read_text()[-3000:] for log in farm.path.glob("*.log"))  # noqa: E731
     until(
-        "they train", lambda: len(list(farm.gate.glob("begun_*"))), lambda n: n == 5, details=told
+        "they train", lambda: len(list(farm.gate.glob("begun_*"))), lambda n: n == 5, details=logs
     )
     ids.append(submit(farm, waits=False, priority=5, slots_per_trial=4, **pool))
     ids.append(submit(farm, waits=False, priority=70, slots_per_trial=1, **pool))
@@ -97,32 +99,39 @@ def test_mixed_priorities_on_agents_and_slurm(
     driven_away = [ids[3], ids[4]]  # of the agents' pool the least important, and Slurm's only one
     until(
         "two have saved a checkpoint and left",
-        lambda: [farm.client.trials(one)[0]["latest_checkpoint"] for one in driven_away],
+        lambda: [
+            farm.client.trials(experiment_id)[0]["latest_checkpoint"]
+            for experiment_id in driven_away
+        ],
         all,
-        details=told,
+        details=logs,
     )
     (farm.gate / "go").touch()
     until(
         "all have ended",
-        lambda: Counter(farm.client.experiment(one)["state"] for one in ids),
+        lambda: Counter(farm.client.experiment(experiment_id)["state"] for experiment_id in ids),
         lambda states: states["COMPLETED"] + states["ERROR"] == 20,
-        details=told,
+        details=logs,
     )
-    for one in ids:
-        check(farm, one)
-    kept = {
+    for experiment_id in ids:
+        check(farm, experiment_id)
+    latest = {
         row["uuid"]
-        for one in ids
-        for row in farm.client.experiment_checkpoints(one)
+        for experiment_id in ids
+        for row in farm.client.experiment_checkpoints(experiment_id)
         if row["state"] == "COMPLETED"
     }
     stored = farm.server.home / "checkpoints"
     until(
         "what is not kept goes",
         lambda: {path.name for path in stored.iterdir() if not path.name.startswith(".")},
-        kept.__eq__,
+        latest.__eq__,
     )
-    assert all(slot["run_id"] is None for one in farm.client.agents() for slot in one["slots"])
+    assert all(
+        slot["run_id"] is None
+        for experiment_id in farm.client.agents()
+        for slot in experiment_id["slots"]
+    )
 
 
 def check(farm: Farm, experiment_id: int) -> None:

@@ -38,14 +38,14 @@ resource_manager:
 
 @pytest.fixture
 def farm(slurm: Cluster, tmp_path: Path) -> Iterator[Farm]:
-    made = Farm(tmp_path, 300.0, "--allow-remote", "--grow-after", "1", host=slurm.net.host)
-    made.script = SCRIPT
+    created = Farm(tmp_path, 300.0, "--allow-remote", "--grow-after", "1", host=slurm.net.host)
+    created.script = SCRIPT
     try:
         (tmp_path / "slurm.yaml").write_text(SLURM)
-        made.join("slurm", "--resource-manager", str(tmp_path / "slurm.yaml"))
-        yield made
+        created.join("slurm", "--resource-manager", str(tmp_path / "slurm.yaml"))
+        yield created
     finally:
-        made.close()
+        created.close()
 
 
 def submit(farm: Farm, slots: int, **resources: Any) -> int:
@@ -64,22 +64,22 @@ def submit(farm: Farm, slots: int, **resources: Any) -> int:
     )  # fmt: skip
 
 
-def said(*words: str) -> str:
-    return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
+def said(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def curves(farm: Farm, experiment_id: int) -> dict[str, Any]:
-    told = lambda: "\n".join(log.read_text()[-3000:] for log in farm.path.glob("*.log"))  # noqa: E731
+    logs = lambda: "\n".join(log.read_text()[-3000:] for log in farm.path.glob("*.log"))  # noqa: E731
     until(
         f"experiment {experiment_id} has ended",
         lambda: farm.client.experiment(experiment_id)["state"],
         lambda state: state in {"COMPLETED", "ERROR"},
-        details=told,
+        details=logs,
     )
     (trial,) = farm.client.trials(experiment_id)
     assert (trial["state"], trial["restarts"]) == ("COMPLETED", 0), trial
-    found = farm.client.metrics(trial["id"])
-    return {curve["group"]: curve["points"] for curve in found if curve["name"] == "loss"}
+    curves_found = farm.client.metrics(trial["id"])
+    return {curve["group"]: curve["points"] for curve in curves_found if curve["name"] == "loss"}
 
 
 def test_slurm_interruptions_keep_losses(farm: Farm, slurm: Cluster) -> None:
@@ -93,7 +93,7 @@ def test_slurm_interruptions_keep_losses(farm: Farm, slurm: Cluster) -> None:
     wrong = "resource_manager.nodes: must be at most 2, the nodes of partition low (sinfo), got 3"
     assert wrong in farm.log("large").read_text()
 
-    one = submit(farm, 4, elastic={"min_slots": 2})
+    experiment_id = submit(farm, 4, elastic={"min_slots": 2})
 
     def run_at(step: int, size: int) -> str:
         """The last run that has come to a step, if it has so many ranks; else empty."""
@@ -105,7 +105,7 @@ def test_slurm_interruptions_keep_losses(farm: Farm, slurm: Cluster) -> None:
         """Its job; empty when it does not run."""
         if not run:
             return ""
-        name = f"zerolab-{one}-1-{run}"
+        name = f"zerolab-{experiment_id}-1-{run}"
         return said("squeue", "--noheader", "--format=%i", f"--name={name}", "--states=RUNNING")
 
     def state_of(job: str) -> str:
@@ -117,7 +117,7 @@ def test_slurm_interruptions_keep_losses(farm: Farm, slurm: Cluster) -> None:
         """The runs that hold slots; None for a free one."""
         return {slot["run_id"] for agent in farm.client.agents() for slot in agent["slots"]}
 
-    told = lambda: "\n".join(log.read_text()[-3000:] for log in farm.path.rglob("*.log"))  # noqa: E731
+    logs = lambda: "\n".join(log.read_text()[-3000:] for log in farm.path.rglob("*.log"))  # noqa: E731
 
     def leaves_at(step: int, cause: Callable[[str], object]) -> None:
         """Do something to the job that stands at a step; wait until it has left behind that."""
@@ -130,31 +130,33 @@ def test_slurm_interruptions_keep_losses(farm: Farm, slurm: Cluster) -> None:
                 if job:
                     hit.append(run)
                     cause(job)
-            latest = farm.client.trials(one)[0]["latest_checkpoint"]
+            latest = farm.client.trials(experiment_id)[0]["latest_checkpoint"]
             saved = farm.client.checkpoint(latest)["steps_completed"] if latest else 0
             return bool(hit) and saved == step + 1 and int(hit[-1]) not in holders()
 
-        until(f"it has left at step {step}", left, details=told)
+        until(f"it has left at step {step}", left, details=logs)
         (farm.gate / f"go_{step}").touch()
 
     # Slurm looks at time limits every 30 s: what is left after this one is less than the grace.
     limit = ["scontrol", "update", "timelimit=2"]
     leaves_at(2, lambda job: subprocess.run([*limit, f"jobid={job}"], check=False))
     leaves_at(4, lambda job: subprocess.run(["scancel", job], check=False))
-    words = ["sbatch", "--parsable", "--partition=urgent", "--nodes=2", "--exclusive"]
+    command = ["sbatch", "--parsable", "--partition=urgent", "--nodes=2", "--exclusive"]
     urgent: list[str] = []
-    leaves_at(6, lambda _: urgent.append(said(*words, "--output=/dev/null", "--wrap", "true")))
+    leaves_at(6, lambda _: urgent.append(said(*command, "--output=/dev/null", "--wrap", "true")))
     for job in urgent:
         until("the urgent job is through", lambda job=job: state_of(job), "COMPLETED".__eq__)  # type: ignore[misc]
     slurm.change("KillWait", "5")  # nothing that is told to leave needs more from here on
-    lost = until("the trial is at step 8", lambda: job_of(run_at(8, 4)), details=told)
+    lost_job = until("the trial is at step 8", lambda: job_of(run_at(8, 4)), details=logs)
     slurm.net.cut("zls2")
     try:
         # Slurm would find that out, too, after half a minute (test_slurm.py waits for it).
         said("scontrol", "update", "nodename=n2", "state=down", "reason=gone")
         # The ranks that are left stand in a collective, until Slurm kills them.
-        until("Slurm has ended the job", lambda: state_of(lost), "NODE_FAIL".__eq__, details=told)
-        until("the trial is at step 8, on the node left", lambda: run_at(8, 2), details=told)
+        until(
+            "Slurm has ended the job", lambda: state_of(lost_job), "NODE_FAIL".__eq__, details=logs
+        )
+        until("the trial is at step 8, on the node left", lambda: run_at(8, 2), details=logs)
         begun = time.monotonic()
     finally:
         slurm.net.mend("zls2")
@@ -169,10 +171,12 @@ def test_slurm_interruptions_keep_losses(farm: Farm, slurm: Cluster) -> None:
     (farm.gate / "go_8").touch()
     # At step 10, behind a checkpoint, it stands until it is told to leave for more slots.
 
-    losses = curves(farm, one)["training"]
+    losses = curves(farm, experiment_id)["training"]
     expected = gated.losses_of_plain_torch(STEPS)
     assert [step for step, _ in losses] == list(range(1, STEPS + 1))
     assert [loss for _, loss in losses] == pytest.approx(expected, abs=1e-5)
-    lines = [line["text"] for line in farm.client.experiment_logs(one, limit=1000)["logs"]]
+    lines = [
+        line["text"] for line in farm.client.experiment_logs(experiment_id, limit=1000)["logs"]
+    ]
     assert any("NODE_FAIL" in text for text in lines), lines
     assert any("it leaves with its checkpoint" in text for text in lines), lines

@@ -69,8 +69,8 @@ def test_settings_report_all_problems(tmp_path: Path) -> None:
     file.write_text("type: slurm\nnodes: 0\nsbatch_args: x\npartitions: a\nslot_type: tpu\n")
     with pytest.raises(ConfigError) as refused:
         read_settings(file)
-    told = [problem.split(":")[0].partition(".")[2] for problem in refused.value.problems]
-    assert sorted(told) == ["nodes", "partitions", "sbatch_args", "slot_type"]
+    reported = [problem.split(":")[0].partition(".")[2] for problem in refused.value.problems]
+    assert sorted(reported) == ["nodes", "partitions", "sbatch_args", "slot_type"]
     file.write_text("resource_manager: {type: pbs}\n")
     with pytest.raises(ConfigError, match="must be slurm, got 'pbs'"):
         read_settings(file)
@@ -80,11 +80,11 @@ def test_job_has_needed_nodes() -> None:
     assert sizes_of(4, 2) == [2, 2]
     assert sizes_of(3, 2) == [2, 1]
     assert sizes_of(1, 8) == [1]
-    words = sbatch_command(SlurmSettings("p", ("--mem=1G",), grace_s=90), "/r", "n", [2, 1])
-    assert {"--nodes=2", "--no-requeue", "--signal=TERM@90", "--partition=p"} <= set(words)
-    assert words[-1] == "--mem=1G"
-    assert "--output=/dev/null" in words  # a path would be read as a pattern
-    assert "--cpus-per-task=2" in words
+    command = sbatch_command(SlurmSettings("p", ("--mem=1G",), grace_s=90), "/r", "n", [2, 1])
+    assert {"--nodes=2", "--no-requeue", "--signal=TERM@90", "--partition=p"} <= set(command)
+    assert command[-1] == "--mem=1G"
+    assert "--output=/dev/null" in command  # a path would be read as a pattern
+    assert "--cpus-per-task=2" in command
     assert "--cpus-per-task=6" in sbatch_command(
         SlurmSettings(), "/r", "n", [2, 1], slots_per_rank=3
     )
@@ -148,9 +148,9 @@ def test_ranks_must_fit_on_nodes() -> None:
 def test_settings_must_match_partition(
     settings: SlurmSettings, lines: list[str], keys: list[str]
 ) -> None:
-    found = partition_problems(settings, lines)
-    assert len(found) == len(keys), found
-    for problem, key in zip(found, keys, strict=True):
+    problems = partition_problems(settings, lines)
+    assert len(problems) == len(keys), problems
+    for problem, key in zip(problems, keys, strict=True):
         assert problem.startswith(f"resource_manager.{key}")
 
 
@@ -193,22 +193,24 @@ def test_agent_waits_for_slurm(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setattr("zerolab.launcher.slurm.partition._WAIT_S", 0.01)
     wait_for_partition(SlurmSettings("p", slots_per_node=4))
-    (told,) = [record.getMessage() for record in caplog.records if "Slurm" in record.getMessage()]
-    assert told.startswith("Slurm does not answer (sinfo: Unable to contact slurm controller)")
+    (reported,) = [
+        record.getMessage() for record in caplog.records if "Slurm" in record.getMessage()
+    ]
+    assert reported.startswith("Slurm does not answer (sinfo: Unable to contact slurm controller)")
     with pytest.raises(ConfigError, match="slots_per_node: must be at most 4"):
         wait_for_partition(SlurmSettings("p", slots_per_node=5))
     wait_for_partition(SlurmSettings("p", ("--partition=q",), slots_per_node=5))
 
 
 @pytest.mark.parametrize(
-    ("state", "told", "expected"),
+    ("state", "reported", "expected"),
     [("NODE_FAIL", False, EXIT_INFRASTRUCTURE), ("CANCELLED", True, EXIT_PREEMPTED),
      ("CANCELLED", False, EXIT_INFRASTRUCTURE), ("TIMEOUT", False, EXIT_INFRASTRUCTURE)],
 )  # fmt: skip
 def test_job_without_outcome_uses_state(
-    tmp_path: Path, state: str, told: bool, expected: int
+    tmp_path: Path, state: str, reported: bool, expected: int
 ) -> None:
-    assert outcome_of(RunFolder(tmp_path), "7", state, 2, is_stopped=told).exit_code == expected
+    assert outcome_of(RunFolder(tmp_path), "7", state, 2, is_stopped=reported).exit_code == expected
 
 
 @pytest.mark.processes
@@ -245,29 +247,29 @@ def test_job_on_two_nodes_and_lost_node(
     assert not list(tmp_path.rglob("hacked"))
     assert done.launcher_log.exists()
 
-    left = make_run(tmp_path / "left", SCRIPT, slots=4)
-    process = launcher.start(left, {})
-    begun(left)
+    stopped_run = make_run(tmp_path / "left", SCRIPT, slots=4)
+    process = launcher.start(stopped_run, {})
+    begun(stopped_run)
     # A node that is being drained is there as long as our run fills it; another job has no place.
     drain = ["scontrol", "update", "nodename=n2", "state=drain", "reason=maintenance"]
     subprocess.run(drain, check=True)
-    until("n2 is draining", slurm.states, lambda told: "n2 draining" in told)
+    until("n2 is draining", slurm.states, lambda reported: "n2 draining" in reported)
     assert not any(slot.down for slot in launcher.offers())
     monkeypatch.setattr("zerolab.launcher.slurm.follow._LACKING_S", 0.1)
     # The nodes of `all` take several jobs at once, and those of `low` one that wants a whole node.
-    alone = replace(settings, nodes=3, partition="low", sbatch_args=("--exclusive",))
-    asked: list[int] = []
-    limit = threading.Timer(DEADLINE_S, asked.append, [15])
+    limited = replace(settings, nodes=3, partition="low", sbatch_args=("--exclusive",))
+    signals: list[int] = []
+    limit = threading.Timer(DEADLINE_S, signals.append, [15])
     limit.start()
-    end = follow(make_run(tmp_path / "waits", SCRIPT), alone, asked)
+    end = follow(make_run(tmp_path / "waits", SCRIPT), limited, signals)
     limit.cancel()
     assert end.exit_code == EXIT_PREEMPTED
     assert "and Slurm has 2, of whose 4 slot(s) other runs hold 4" in str(end.reason)
     launcher.stop(process, 30)
-    end = end_of(process, left)
+    end = end_of(process, stopped_run)
     assert end.exit_code == EXIT_PREEMPTED, end
-    assert any((left.path / "checkpoints").iterdir())
-    until("n2 is empty", slurm.states, lambda told: "n2 drained" in told)
+    assert any((stopped_run.path / "checkpoints").iterdir())
+    until("n2 is empty", slurm.states, lambda reported: "n2 drained" in reported)
     assert [slot.down for slot in launcher.offers()] == [False, False, True, True]
     subprocess.run(["scontrol", "update", "nodename=n2", "state=resume"], check=True)
 
@@ -305,22 +307,22 @@ def test_example_job_is_requeued(
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
     monkeypatch.setenv(ENV_HOME, str(tmp_path / "home"))
 
-    def said(*words: str) -> str:
+    def said(*command: str) -> str:
         done = subprocess.run(
-            words, cwd=tmp_path / "slurm", check=True, capture_output=True, text=True
+            command, cwd=tmp_path / "slurm", check=True, capture_output=True, text=True
         )
         return done.stdout.strip()
 
     job = said("sbatch", "--parsable", "job.sh")
     out = tmp_path / "slurm" / f"slurm-{job}.out"
-    told = lambda: out.read_text() if out.exists() else slurm.states()  # noqa: E731
-    until("all ranks wait", told, lambda text: text.count(" of 4 --steps 1000") == 4)
+    reported = lambda: out.read_text() if out.exists() else slurm.states()  # noqa: E731
+    until("all ranks wait", reported, lambda text: text.count(" of 4 --steps 1000") == 4)
     # As Slurm does before a time limit.
     subprocess.run(["scancel", "--signal=TERM", job], check=False)
     until(
         "it is queued again",
         lambda: said("scontrol", "--oneliner", "show", "job", job),
         lambda text: " Restarts=0 " not in text,
-        details=told,
+        details=reported,
     )
     said("scancel", job)
