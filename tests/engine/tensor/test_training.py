@@ -50,7 +50,7 @@ def ran(tensor: int, stage: int, plan: str) -> Any:
     engine = engine_of(model, tensor, stage, PLANS[plan])
     numel = sum(p.numel() for group in engine.optimizer.param_groups for p in group["params"])
     lines = train(engine, range(STEPS))
-    traffic = dict(engine.divided.line.traffic.elements)
+    traffic = dict(engine.divided.ranks.traffic.elements)
     engine.close()
     weights = {name: p.detach().clone() for name, p in model.named_parameters()}
     # The key's bias has no effect, so Adam steps on its rounding errors.
@@ -245,7 +245,7 @@ def test_plan_of_torch_styles() -> None:
         "got Shard(dim=0): activations": PrepareModuleInput(
             input_layouts=Shard(0), desired_input_layouts=Replicate()
         ),
-        "got Partial(): a sum is": PrepareModuleOutput(
+        "got Partial(): a rowwise": PrepareModuleOutput(
             output_layouts=Partial(), desired_output_layouts=Replicate()
         ),
         "or a PrepareModule style, got Other": Other(),
