@@ -1,4 +1,4 @@
-"""A real server for each test that asks for one."""
+"""Fixture: a real server per test."""
 
 from tests.faults.fixtures import client, fork_server, server
 

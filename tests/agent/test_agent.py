@@ -1,4 +1,4 @@
-"""Agents with a real server: what ranks write and how they end arrives, whoever is killed."""
+"""Agents with a real server: delivery of output and outcomes after crashes."""
 
 import contextlib
 import os
@@ -63,7 +63,7 @@ def wait_for_files(gate: Path, *names: str) -> None:
 def taken(port: int) -> socket.socket | None:
     try:
         return socket.create_server(("127.0.0.1", port))
-    except OSError:  # the kernel has not yet cleared away the process that had it
+    except OSError:  # the previous process is not reaped yet
         return None
 
 
@@ -119,7 +119,7 @@ if os.environ["RANK"] == "0":
     clean = {key: value for key, value in os.environ.items() if "ZEROLAB" not in key}
     note("child", subprocess.Popen(["sleep", "1000"]).pid)
     note("session", subprocess.Popen(["sleep", "1000"], start_new_session=True, env=clean).pid)
-    if os.fork() == 0:  # as a daemon is made: its parent ends, and it belongs to nobody
+    if os.fork() == 0:  # a daemon: its parent ends and it is adopted
         os.setsid()
         if os.fork() == 0:
             note("daemon", os.getpid())
@@ -322,7 +322,7 @@ def test_agent_follows_server_to_new_port(
 
 def test_new_database_reuses_run_numbers(installation: Installation, tmp_path: Path) -> None:
     config = {**CONFIG, "resources": {"slots_per_trial": 1}}
-    if not installation.client.experiments():  # else other tests have had these numbers
+    if not installation.client.experiments():  # other tests used these numbers
         first = installation.submit(tmp_path / "first", config, {"script.py": "print('first')"})
         installation.wait_for(first)
     installation.down()

@@ -1,6 +1,6 @@
-"""Trial classes and the engine on the slots of two agents: paused, resumed, and with one lost.
+"""Trial classes and the engine on two agents: paused, resumed, and with a lost agent.
 
-All of it trains the same losses as one rank alone, which the batch and its samples must be for.
+All runs have the same losses as a single rank, so the batch and its samples are the same.
 """
 
 import signal
@@ -59,11 +59,11 @@ class Line(zerotrial.ZeroTrial):
             while not (GATE / "go").exists():
                 time.sleep(0.02)
             while (GATE / "leave").exists() and not all(p.should_preempt for p in Poller.made):
-                time.sleep(0.02)  # the chief has been told to leave, before this batch ends
+                time.sleep(0.02)  # the chief is preempted before this batch ends
         if batch_idx == LATE_BATCH and (GATE / "late").exists():
             while not all(p.should_preempt for p in Poller.made):
                 time.sleep(0.02)
-        if (GATE / "slow").exists():  # ranks agree on leaving after each batch, where it is long
+        if (GATE / "slow").exists():  # ranks agree on a preemption after each long batch
             time.sleep(0.3)
         inputs, wanted = next(dataloader_iter)
         loss = torch.nn.functional.mse_loss(self.engine(inputs), wanted)
@@ -129,15 +129,15 @@ class Classes(Farm):
         return result
 
     def await_ranks(self, number: int) -> None:
-        """Wait until so many ranks of one run stand at the gate."""
+        """Wait until N ranks of a run wait at the gate."""
         until(
             f"{number} ranks wait",
             lambda: sorted(entry.name for entry in self.gate.glob(f"waits_*_of_{number}")),
             lambda names: len(names) == number,
-            details=self.everything,
+            details=self.all_logs,
         )
 
-    def everything(self) -> str:
+    def all_logs(self) -> str:
         result = [log.read_text()[-3000:] for log in self.path.glob("*.log")]
         result += [log.read_text()[-3000:] for log in self.path.glob("*/runs/*/logs/*")]
         return "\n".join(result)

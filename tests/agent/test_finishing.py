@@ -1,4 +1,4 @@
-"""How a run ended reaches the server, whatever the server does about it at first."""
+"""Delivery of a run's outcome to the server, with retries."""
 
 import logging
 import sqlite3

@@ -1,4 +1,4 @@
-"""Every line that a rank wrote reaches the server exactly once, whoever dies in between."""
+"""Log shipping: every line arrives exactly once, also after crashes."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from zerolab.errors import UnreachableError
 
 
 class Store:
-    """Keeps entries by number as the server does; answers can get lost on the way back."""
+    """Stores entries by number like the server; responses can get lost."""
 
     def __init__(self) -> None:
         self.entries: list[LogEntry] = []
@@ -132,7 +132,7 @@ def test_lines_arrive_once_after_crashes(
             try:
                 shipper.ship()
             except UnreachableError:
-                # What is in memory may be lost with the agent: the next one begins on disk.
+                # Data in memory is lost with the agent: the next one starts from the disk.
                 shipper = LogShipper(folder, 7, store) if rank == 0 else shipper
     store.down = store.lose_answer = False
     LogShipper(folder, 7, store).ship(final=True)

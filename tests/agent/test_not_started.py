@@ -1,4 +1,4 @@
-"""Runs that an agent does not start, and how it says that they ended."""
+"""Outcomes of runs that an agent does not start."""
 
 import sys
 import threading
@@ -19,11 +19,11 @@ from zerolab.paths import Home
 
 
 def end_of(spec: RunSpec, directory: Path, *, stopped: bool = False) -> Outcome:
-    """How an agent without a server says that a run ended."""
+    """Return the outcome of a run from an agent without a server."""
     home = Home(directory / "home").create()
     folder = RunFolder(home.run(1))
     closing = threading.Event()
-    closing.set()  # no server answers, and none is waited for
+    closing.set()  # no server responds, and the agent does not wait
     with Client(closed_port()) as client:
         run = Run(
             WorkItem(1, "run", spec, "/nowhere", [0]),

@@ -1,4 +1,4 @@
-"""A trial on the slots of two agents: its ranks meet, log and checkpoint; one that goes ends it."""
+"""A trial on two agents: rendezvous, logs, checkpoints, and a lost agent."""
 
 import shutil
 import signal
@@ -28,7 +28,7 @@ with zerolab.core.init() as context:
     (gate / f"begun_{context.train.info.run_id}_at_{begun}_rank_{ranks.rank}").touch()
     leaves = False
     context.train.report_training_metrics(begun, {"loss": 1.0})
-    # One rank looks for all: the others may see the file a moment later.
+    # One rank checks for all: the others may see the file later.
     while not ranks.broadcast((gate / "go").exists()) and not leaves:
         leaves = context.preempt.should_preempt()
         if (gate / f"fail_{ranks.rank}").exists():
@@ -45,7 +45,7 @@ SPREAD = {"slots_per_trial": 3, "max_nodes": 2}
 
 
 def lines_of(farm: Farm, experiment_id: int) -> list[str]:
-    """What the log of an experiment says."""
+    """Return the lines of an experiment's log."""
     page = farm.client.experiment_logs(experiment_id, limit=1000)
     return [line["text"] for line in page["logs"]]
 
@@ -70,7 +70,7 @@ def test_trial_on_two_agents_survives_lost_one(
     (source / "part").write_text("17")
     stage = {"from": str(source), "to": str(staged), "once_per": "node"}
     experiment_id = farm.submit(resources=SPREAD, max_restarts=1, data={"stage": stage})
-    begun = farm.begun(3)
+    begun = farm.wait_for_starts(3)
     assert [name.rpartition("_at_")[2] for name in begun] == ["0_rank_0", "0_rank_1", "0_rank_2"]
     run_id = int(begun[0].split("_")[1])
     runs_of_slots = {
@@ -99,20 +99,20 @@ def test_trial_on_two_agents_survives_lost_one(
     farm.agents["small"].wait()
     farm.await_state("small", "gone")
     farm.join("small", "--slots", "1")
-    farm.begun(6)
+    farm.wait_for_starts(6)
     ended = farm.finish(experiment_id)
-    assert ended["restarts"] == 0  # its machine was lost: that is not counted
+    assert ended["restarts"] == 0  # a lost machine is not counted as a failure
     lost = "was lost: agent small: agent small has not been heard of"
     lines = lines_of(farm, experiment_id)
     assert any(lost in line for line in lines)
-    # Both agents are on this machine: one copied the data, for both and for the run that followed.
+    # Both agents are on this machine: one copied the data for both and for the next run.
     assert sum(f"is copied to {staged}" in line for line in lines) == 1, lines
     assert lines.count("data 17") >= 6, lines
 
 
 def test_failed_rank_is_named_with_agent(farm: Farm) -> None:
     experiment_id = farm.submit(resources=SPREAD)
-    farm.begun(3)
+    farm.wait_for_starts(3)
     (farm.gate / "fail_2").touch()
     ended = until(
         "the experiment has ended",

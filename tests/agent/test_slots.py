@@ -1,4 +1,4 @@
-"""Slots are GPUs where there are some, else cores; the threads of all ranks fit the cores."""
+"""Slots are GPUs or cores; the threads of all ranks fit the cores."""
 
 import pytest
 

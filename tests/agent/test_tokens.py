@@ -1,4 +1,4 @@
-"""Tokens of the owner and of agents never reach a trial, and an agent reads its own safely."""
+"""Tokens of the owner and of agents stay hidden from trials."""
 
 import os
 import subprocess
@@ -63,7 +63,7 @@ def server(tmp_path: Path) -> Iterator[LiveServer]:
 def start_agent(
     server: LiveServer, home: Path, *options: str, stdin: str = "", **environment: str
 ) -> "subprocess.Popen[bytes]":
-    """Start an agent as a user of another machine does."""
+    """Start an agent like a user of another machine."""
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith("ZEROLAB_")
     }
@@ -98,7 +98,7 @@ def registered(client: Client, name: str) -> bool:
 
 
 def finish_dump(client: Client, folder: Path) -> tuple[bytes, str]:
-    """Run a trial that reads all that it can; return what it has found, and its log."""
+    """Run a trial that reads everything it can; return its dump and its log."""
     dumped = folder / "dumped"
     model = folder / "model"
     model.mkdir()
@@ -175,7 +175,7 @@ def test_agent_follows_a_renewed_token(server: LiveServer, tmp_path: Path) -> No
         )
         until("its run has ended", lambda: client.experiment(created["id"])["state"] == "COMPLETED",
               details=log.read_text)  # fmt: skip
-        # The server answers a waiting agent at once, which reads its file again.
+        # The server responds to a waiting agent immediately, which reads its file again.
         assert client.agents()[0]["state"] == "ready"
     finally:
         end(agent)

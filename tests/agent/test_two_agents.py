@@ -1,4 +1,4 @@
-"""Two real agents of one server: one is frozen, killed, drained or sent away; the other goes on."""
+"""Two real agents of a server: one is suspended, killed, drained or stopped."""
 
 import contextlib
 import itertools
@@ -47,7 +47,7 @@ CONFIG = {
 
 
 class Farm:
-    """A server, and agents that are processes of their own."""
+    """A server, and agents as separate processes."""
 
     def __init__(
         self, path: Path, timeout_s: float, *options: str, **options_of_server: str
@@ -110,8 +110,8 @@ class Farm:
         created = self.client.create_experiment({**CONFIG, **changes}, archive.pack(model))
         return int(created["id"])
 
-    def begun(self, number: int) -> list[str]:
-        """Wait until so many runs have begun; return each as ``begun_RUN_at_STEP``."""
+    def wait_for_starts(self, number: int) -> list[str]:
+        """Wait until N runs have started; return each as ``begun_RUN_at_STEP``."""
         return until(
             f"{number} runs have begun",
             lambda: sorted(
@@ -122,14 +122,14 @@ class Farm:
         )
 
     def agent_of(self, run_id: int) -> str:
-        """The name of the agent on which a run holds slots."""
+        """Return the name of the agent with the slots of a run."""
         for resource in self.client.agents():
             if any(slot["run_id"] == run_id for slot in resource["slots"]):
                 return str(resource["name"])
         return ""
 
     def finish(self, experiment_id: int) -> dict[str, Any]:
-        """Let the runs end; return the only trial when the experiment has."""
+        """Let the runs end; return the only trial after the end of the experiment."""
         (self.gate / "go").touch()
         ended = until(
             f"experiment {experiment_id} has ended",
@@ -169,14 +169,14 @@ def farm(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Farm]:
 def test_run_continues_after_agent_outage(farm: Farm) -> None:
     farm.join("a", "--slots", "1")
     experiment_id = farm.submit()
-    farm.begun(1)
+    farm.wait_for_starts(1)
     farm.join("b", "--slots", "1")
     farm.signal("a", signal.SIGSTOP)
     farm.await_state("a", "silent")
     farm.signal("a", signal.SIGCONT)
     farm.await_state("a", "ready")
     trial = farm.finish(experiment_id)
-    assert (trial["restarts"], len(farm.begun(1))) == (0, 1)
+    assert (trial["restarts"], len(farm.wait_for_starts(1))) == (0, 1)
 
 
 @pytest.mark.parametrize("farm", [20.0], indirect=True)
@@ -184,14 +184,14 @@ def test_run_continues_after_agent_outage(farm: Farm) -> None:
 def test_trial_of_lost_agent_moves_uncounted(farm: Farm, number: int) -> None:
     farm.join("a", "--slots", "1")
     experiment_id = farm.submit()
-    farm.begun(1)
+    farm.wait_for_starts(1)
     farm.join("b", "--slots", "1")
     farm.signal("a", number)
-    farm.begun(2)
+    farm.wait_for_starts(2)
     (trial,) = farm.client.trials(experiment_id)
     assert farm.agent_of(trial["run_id"]) == "b"
     assert farm.state("a") == "gone"
-    if number == signal.SIGSTOP:  # it comes back too late, and ends what is another's now
+    if number == signal.SIGSTOP:  # it returns too late and ends a superseded run
         farm.signal("a", signal.SIGCONT)
         farm.await_state("a", "ready")
         tree = psutil.Process(farm.agents["a"].pid)
@@ -200,7 +200,7 @@ def test_trial_of_lost_agent_moves_uncounted(farm: Farm, number: int) -> None:
 
 
 def _trials(agent: psutil.Process) -> list[int]:
-    """The ranks below an agent."""
+    """Return the ranks of an agent."""
     states = []
     for process in agent.children(recursive=True):
         with contextlib.suppress(psutil.Error):
@@ -212,13 +212,13 @@ def _trials(agent: psutil.Process) -> list[int]:
 def test_drain_and_disable_of_agent(farm: Farm) -> None:
     farm.join("a", "--slots", "1")
     farm.submit()
-    farm.begun(1)
+    farm.wait_for_starts(1)
     farm.join("b", "--slots", "1")
     assert "agent a is draining" in farm.cli("agent", "drain", "a")
     (trial,) = farm.client.trials(1)
     assert farm.agent_of(trial["run_id"]) == "a"
     farm.cli("agent", "drain", "a", "--preempt")
-    assert farm.begun(2)[-1].endswith("_at_1")  # from the checkpoint that it saved as it left
+    assert farm.wait_for_starts(2)[-1].endswith("_at_1")  # from its last checkpoint
     (trial,) = farm.client.trials(1)
     assert farm.agent_of(trial["run_id"]) == "b"
     assert farm.state("a") == "disabled"
@@ -231,10 +231,10 @@ def test_trial_of_stopped_agent_moves(
 ) -> None:
     farm.join("a", "--slots", "1")
     experiment_id = farm.submit()
-    farm.begun(1)
+    farm.wait_for_starts(1)
     farm.join("b", "--slots", "1")
     farm.signal("a", signal.SIGTERM)
-    assert farm.begun(2)[-1].endswith("_at_1")
+    assert farm.wait_for_starts(2)[-1].endswith("_at_1")
     farm.await_state("a", "gone")
     assert farm.agents["a"].wait(DEADLINE_S) == 0
     assert farm.finish(experiment_id)["restarts"] == 0
@@ -244,7 +244,7 @@ def test_agents_take_runs_of_their_pool(farm: Farm) -> None:
     farm.join("a", "--slots", "1")
     farm.join("b", "--slots", "2", "--pool", "big")
     farm.submit(resources={"resource_pool": "big", "slots_per_trial": 1})
-    farm.begun(1)
+    farm.wait_for_starts(1)
     (trial,) = farm.client.trials(1)
     assert farm.agent_of(trial["run_id"]) == "b"
     farm.finish(1)
@@ -291,7 +291,7 @@ def test_unreachable_checkpoint_has_waiting_reason(
     try:
         farm.join("a")
         resource = farm.submit()
-        farm.begun(1)
+        farm.wait_for_starts(1)
         farm.cli("agent", "disable", "a")
         trial = until(
             "the trial has left",
@@ -302,7 +302,7 @@ def test_unreachable_checkpoint_has_waiting_reason(
         options_of_server = Path(saved["path"])
         hidden = options_of_server.rename(
             tmp_path / "only_on_a"
-        )  # as on a disk that the next machine lacks
+        )  # like a disk that the next machine lacks
         farm.join("b")
         log = until(
             "it waits for the checkpoint",
@@ -313,7 +313,7 @@ def test_unreachable_checkpoint_has_waiting_reason(
         assert f"in {options_of_server.parent} on agent a (" in log
         assert "set checkpoint_storage to a directory that every machine sees" in log
         hidden.rename(options_of_server)
-        assert sum(name.endswith("_at_1") for name in farm.begun(2)) == 1
+        assert sum(name.endswith("_at_1") for name in farm.wait_for_starts(2)) == 1
         assert farm.finish(resource)["restarts"] == 0
     finally:
         farm.close()

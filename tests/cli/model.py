@@ -1,4 +1,4 @@
-"""A model that trains in no time, for tests of what stands around it."""
+"""A model that trains very fast, for tests."""
 
 from typing import Any
 

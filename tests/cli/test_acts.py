@@ -1,4 +1,4 @@
-"""What commands do to trials, to the queue and to checkpoints: on one server, runs played."""
+"""Commands for trials, the queue and checkpoints, on a server with simulated runs."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def owner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def zerolab(owner: Server) -> Zerolab:
-    """Runs a command and returns what it says: on standard error, else on standard output."""
+    """Return a function that runs a command and returns its standard error or output."""
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith("ZEROLAB_")
     }
@@ -47,7 +47,7 @@ def zerolab(owner: Server) -> Zerolab:
 
 
 def trials(zerolab: Zerolab, number: int, *arguments: str) -> dict[int, tuple[str, bool]]:
-    """What ``trial list`` shows: each trial with its state and whether it is archived."""
+    """Return the state of each trial in ``trial list``, and whether it is archived."""
     listed = json.loads(zerolab("trial", "list", number, "--json", *arguments))
     return {resource["id"]: (resource["state"], resource["archived"]) for resource in listed}
 

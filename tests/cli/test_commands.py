@@ -1,4 +1,4 @@
-"""The commands, as a user types them, against a real server and agent."""
+"""Commands against a real server and agent."""
 
 import contextlib
 import fcntl
@@ -42,7 +42,7 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installat
 def finished(
     installation: Installation, tmp_path_factory: pytest.TempPathFactory
 ) -> subprocess.CompletedProcess[str]:
-    """What ``zerolab run`` says of experiment 1, the first of all: any test may look at it."""
+    """Return the output of ``zerolab run`` for experiment 1, the first one."""
     model = tmp_path_factory.mktemp("model")
     (model / "model_def.py").write_text(MODEL)
     (model / "experiment.yaml").write_text(yaml.safe_dump(experiment(20)))
@@ -117,7 +117,7 @@ def test_checkpoint_list_and_download(installation: Installation, tmp_path: Path
         assert (target / name).stat().st_size == size
     first = next(name for name, size in described["resources"].items() if size > 1)
     (target / first).unlink()
-    (target / f"{first}.part").write_bytes(b"another content")  # as if it had been cut off
+    (target / f"{first}.part").write_bytes(b"another content")  # like an interrupted download
     installation.quick("checkpoint", "download", uuid[:8], target)
     assert (target / first).stat().st_size == described["resources"][first]
     assert not (target / f"{first}.part").exists()
@@ -370,7 +370,7 @@ def test_test_mode_trains_one_batch(installation: Installation, tmp_path: Path) 
     assert shown["checkpoint"].split()[0] == trial["best_checkpoint"]
 
 
-# What a shell starts in the background ignores SIGINT, and so does what that starts: these tests.
+# Background processes of a shell ignore SIGINT, and their children inherit that: these tests, too.
 HEEDS_CTRL_C = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -442,7 +442,7 @@ def test_terminal_progress_is_table(installation: Installation, tmp_path: Path) 
     )
     os.close(slave)
     drawn = b""
-    with contextlib.suppress(OSError):  # what a terminal says when its last writer is gone
+    with contextlib.suppress(OSError):  # error of a terminal without writers
         while piece := os.read(master, 65536):
             drawn += piece
     os.close(master)
@@ -486,7 +486,7 @@ def test_missing_result_has_color_and_reason(installation: Installation, tmp_pat
 
 
 def on_a_terminal(installation: Installation, *arguments: str, columns: int = 120) -> str:
-    """What a command shows on a terminal."""
+    """Return the output of a command on a terminal."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     environment = {**installation.environment(), "TERM": "xterm"}
@@ -496,7 +496,7 @@ def on_a_terminal(installation: Installation, *arguments: str, columns: int = 12
     process = subprocess.Popen(command, env=environment, stdin=slave, stdout=slave, stderr=slave)
     os.close(slave)
     drawn = b""
-    with contextlib.suppress(OSError):  # what a terminal says when its last writer is gone
+    with contextlib.suppress(OSError):  # error of a terminal without writers
         while piece := os.read(master, 65536):
             drawn += piece
     os.close(master)
@@ -685,7 +685,7 @@ def test_task_run_list_stop(installation: Installation, tmp_path: Path) -> None:
         lambda: installation.json("task", "list")[0]["state"],
         "CANCELED".__eq__,
     )
-    # Not the newest of that name, which has ended.
+    # Not the newest with that name, which has ended.
     assert f"task count ({waiting})" in installation.quick("task", "stop", "count", "--kill").stderr
     resource = until(
         "the task has ended",

@@ -1,4 +1,4 @@
-"""What commands show of experiments that have ended."""
+"""Output about experiments that have ended."""
 
 from typing import Any
 

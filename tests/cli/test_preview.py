@@ -52,10 +52,10 @@ def test_preview_shows_trials_and_cost(file: Path) -> None:
 
 STEPS = "metric: loss, time_metric: batches, max_trials: 8"
 TABLES: dict[str, tuple[str, dict[int, int], str]] = {
-    # Stopping at 4, 8, 16: half of 8 go on, half of these to the end.
+    # Stopping at 4, 8, 16: half of 8 continue, half of these to the end.
     "async_halving": (f"num_rungs: 3, divisor: 2, max_time: 16, {STEPS}", {4: 4, 8: 2, 16: 2}, ""),
-    # The 10th trains to the end at once; of the other 9 there begin 5 at 1, 3 at 3 and 1 at 9. Of
-    # these 5 the best goes on, so 4 are at 3 and the best of them goes on, so 2 are at 9: none.
+    # The 10th trains to the end; of the other 9, 5 begin at 1, 3 at 3 and 1 at 9. The best of these
+    # 5 continues, so 4 are at 3. The best of them continues, so 2 are at 9, and none continues.
     "tpe_asha": ("metric: loss, max_length: 27, max_trials: 10", {1: 4, 3: 2, 9: 1, 27: 3}, ""),
     # Two of five end after each of the first two rounds, and copies begin: the copies end first.
     "pbt": (
@@ -98,15 +98,15 @@ def test_preview_matches_hand_count(tmp_path: Path, name: str) -> None:
 LR = {"lr": {"type": "double", "minval": 0, "maxval": 1}}
 
 
-def trained(block: str, metric: Callable[[int], float]) -> tuple[int, int, int]:
-    """How far all trials of a search train together, one after the other, and what was foretold.
+def trained_lengths(block: str, metric: Callable[[int], float]) -> tuple[int, int, int]:
+    """Return the total length of a search with sequential trials, and the preview's numbers.
 
     Args:
-        block: Of a searcher that compares trials.
-        metric: Of a trial, by its number, at whatever length.
+        block: Block of a searcher that compares trials.
+        metric: Metric of a trial by its number, for any length.
 
     Returns:
-        How far they have trained; how far if they came to each rung all at once; and at most.
+        The trained length, the previewed length with simultaneous trials, and the maximum.
     """
     content = {"entrypoint": ["true"], "hyperparameters": LR}
     section = load_experiment({**content, "searcher": yaml.safe_load(f"{{{block}}}")}).searcher
@@ -151,10 +151,11 @@ ADAPTIVE = (
 @pytest.mark.parametrize(
     ("block", "better", "all_trained"),
     [
-        # Nobody is ever stopped; or the first is the best, and all others end at 4.
+        # No trial is stopped; or the first is the best, and all others end at 4.
         (f"{HALVING}, max_concurrent_trials: 1", 1, 8 * 16),
         (f"{HALVING}, max_concurrent_trials: 1", -1, 16 + 7 * 4),
-        # Promoting, the first waits at 4 for ever, the second at 8; or half of each rung go on.
+        # With promotion the first waits at 4 forever, the second at 8; or half of each rung
+        # continues.
         (f"{HALVING}, stop_once: false, max_concurrent_trials: 1", 1, 4 + 8 + 6 * 16),
         (f"{HALVING}, stop_once: false, max_concurrent_trials: 1", -1, 4 * 4 + 2 * 8 + 2 * 16),
         # Brackets of 7 trials (100, 300, 900) and 3 (300, 900): all, or the first of each.
@@ -163,7 +164,7 @@ ADAPTIVE = (
     ],
 )
 def test_sequential_trials_stay_below_maximum(block: str, better: int, all_trained: int) -> None:
-    trained_by_all, foretold, most = trained(block, lambda trial_id: -better * trial_id)
+    trained_by_all, foretold, most = trained_lengths(block, lambda trial_id: -better * trial_id)
     assert trained_by_all == all_trained <= most
     assert (trained_by_all > foretold) == (better > 0)
 
@@ -187,7 +188,7 @@ def test_random_order_promotes_documented_share(claim: str, block: str) -> None:
     ratios = []
     for seed in range(50):
         order = Random(seed).sample(range(31), 31)
-        trained_by_all, foretold, _ = trained(block, order.__getitem__)
+        trained_by_all, foretold, _ = trained_lengths(block, order.__getitem__)
         ratios.append(trained_by_all / foretold)
     assert f"{median(ratios):.1f} times" in claim
     assert claim in (DOCS / "cli.md").read_text().replace("\n", " ")

@@ -1,4 +1,4 @@
-"""Progress is told in one line a trial, in words and units that can be read."""
+"""Progress lines of trials, in readable units."""
 
 import math
 from datetime import UTC, datetime, timedelta
@@ -66,14 +66,14 @@ def test_waiting_trial_has_reason_only() -> None:
 def test_plain_output_is_rate_limited() -> None:
     lines = Lines()
 
-    def told(now_s: float, batch: int, **more: Any) -> int:
+    def due_lines(now_s: float, batch: int, **more: Any) -> int:
         return len(lines.due([TrialProgress(1, batch=batch, progress=0.0, **more)], now_s))
 
     waits = {"state": "QUEUED", "waiting": "it needs 8 slots"}
-    assert [told(t, 0, **waits) for t in (0.0, 5.0, 50.0)] == [1, 0, 0]
-    assert told(50.5, 0, state="QUEUED", waiting="another reason") == 1
-    assert [told(51 + t, t, state="RUNNING") for t in range(31)] == [1, *([0] * 9 + [1]) * 3]
-    assert told(82.0, 32, state="STOPPING") == 1
+    assert [due_lines(t, 0, **waits) for t in (0.0, 5.0, 50.0)] == [1, 0, 0]
+    assert due_lines(50.5, 0, state="QUEUED", waiting="another reason") == 1
+    assert [due_lines(51 + t, t, state="RUNNING") for t in range(31)] == [1, *([0] * 9 + [1]) * 3]
+    assert due_lines(82.0, 32, state="STOPPING") == 1
 
 
 @pytest.mark.parametrize(

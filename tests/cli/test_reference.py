@@ -1,4 +1,4 @@
-"""The reference names every command and every option, and no others; help is instant."""
+"""The reference lists all commands and options, and no others; help is fast."""
 
 import re
 import resource
@@ -54,7 +54,7 @@ def options(command: Any) -> set[str]:
 
 
 def named_in(body: str) -> set[str]:
-    """The options that the list of a section names."""
+    """Return the options in the list of a section."""
     listed = "\n".join(re.findall(r"^- (.*?):", body, re.MULTILINE))
     return set(re.findall(r"`(--?[a-zA-Z][a-z_-]*)", listed))
 
@@ -75,7 +75,7 @@ def test_section_lists_global_options() -> None:
     (body,) = re.findall(
         r"^## Everywhere\n(.*?)(?=^##|\Z)", REFERENCE.read_text(), re.MULTILINE | re.DOTALL
     )
-    assert named_in(body) == options(ROOT) | {"--help", "-h"}  # every command takes those
+    assert named_in(body) == options(ROOT) | {"--help", "-h"}  # options of every command
 
 
 @pytest.mark.parametrize("path", sorted(COMMANDS))
@@ -141,5 +141,5 @@ def test_help_is_fast() -> None:
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    # The goal is 0.25 s; what would break it is an import of torch (2 s) or of a web framework.
+    # The target is 0.25 s; importing torch (2 s) or a web framework would exceed it.
     assert min(once() for _ in range(5)) < 1.0

@@ -27,9 +27,9 @@ def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 
 def zerolab(
-    environment: dict[str, str], *words: str, expect: int = 0
+    environment: dict[str, str], *arguments: str, expect: int = 0
 ) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "zerolab", *words]
+    command = [sys.executable, "-m", "zerolab", *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == expect, done.stderr
     return done

@@ -1,4 +1,4 @@
-"""``zerolab trial list`` and ``experiment describe`` of a search, as a user types them."""
+"""``zerolab trial list`` and ``experiment describe`` of a search."""
 
 import csv
 import io
@@ -32,7 +32,7 @@ SEARCHER = {"name": "grid", "metric": "loss", "max_length": 20, "max_concurrent_
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """A search of six trials that has ended; the loss of each is its learning rate."""
+    """A finished search of six trials; the loss of each is its learning rate."""
     with played(tmp_path_factory.mktemp("search")) as (server, owner):
         owner.submit(searcher=SEARCHER, hyperparameters=HPARAMS)
         owner.add_agent(slots=6)
@@ -44,9 +44,9 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
         yield server
 
 
-def zerolab(server: LiveServer, *words: str) -> subprocess.CompletedProcess[str]:
+def zerolab(server: LiveServer, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"ZEROLAB_MASTER": server.url, "ZEROLAB_TOKEN": server.token}
-    command = [sys.executable, "-m", "zerolab", *words]
+    command = [sys.executable, "-m", "zerolab", *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -76,7 +76,7 @@ def test_narrow_terminal_omits_columns(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trials = [long_names(trial_id) for trial_id in (1, 2)]
-    print_trials(trials)  # for a file: all of them, in one line
+    print_trials(trials)  # output to a file has all columns
     out, err = capsys.readouterr()
     head, _, *rows = (line.split() for line in out.splitlines() if line.strip())
     assert head[8:] == list(CALLED.values())  # "slot time" are two
@@ -89,7 +89,7 @@ def test_narrow_terminal_omits_columns(
     out, err = capsys.readouterr()
     lines = [line for line in re.sub(r"\x1b\[[\d;]*m", "", out).splitlines() if line.strip()]
     assert max(map(len, lines)) <= 85
-    assert len(lines) == 4  # nothing is folded
+    assert len(lines) == 4  # no wrapped lines
     assert lines[0].split()[8:] == ["lr", "weight_decay"]
     left_out = "overwrite_deepspeed_args.optimizer.params.lr, overwrite_deepspeed_args.scheduler"
     assert f"no room in this terminal for {left_out}" in err
@@ -100,7 +100,8 @@ def test_narrow_terminal_omits_columns(
 
 
 def test_trials_sorted_by_hyperparameter(live: LiveServer) -> None:
-    shown = zerolab(live, "trial", "list", "1", "--sort=-optimizer.lr", "--limit=2", "--json").stdout
+    options = ["--sort=-optimizer.lr", "--limit=2", "--json"]
+    shown = zerolab(live, "trial", "list", "1", *options).stdout
     assert [trial["hparams"]["optimizer"]["lr"] for trial in json.loads(shown)] == [0.3, 0.3]
 
 

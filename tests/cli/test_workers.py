@@ -1,4 +1,4 @@
-"""How many slots a task is given, from options and from what a platform has set."""
+"""Slots of a task, from options and variables of a platform."""
 
 import pytest
 
@@ -50,7 +50,7 @@ def test_worker_variable_of_platform(
     for name in ("DC_DL_CONFIG", "ALL_WORKERS"):
         monkeypatch.delenv(name, raising=False)
     assert worker_specification(None, "", None) == ""
-    monkeypatch.setenv("ALL_WORKERS", "host-0,host-1")  # inside a job of such a platform
+    monkeypatch.setenv("ALL_WORKERS", "host-0,host-1")  # in a job of such a platform
     assert worker_specification(None, "", None) == ""
     assert worker_specification(None, "", "ALL_WORKERS") == "host-0,host-1"
     monkeypatch.setenv("ALL_WORKERS", '{"count": 2}')
@@ -58,7 +58,7 @@ def test_worker_variable_of_platform(
     monkeypatch.setenv("DC_DL_CONFIG", '{"worker": {"count": 3}}')
     assert worker_specification(None, "", None) == '{"worker": {"count": 3}}'
     monkeypatch.setenv("MY_JOB", "mine")
-    assert worker_specification(2, "", None) == ""  # which the environment does not contradict
+    assert worker_specification(2, "", None) == ""  # consistent with the environment
     assert worker_specification(None, "said", None) == "said"
     assert worker_specification(None, "", "MY_JOB") == "mine"
     monkeypatch.setenv("MY_JOB", "")

@@ -1,4 +1,4 @@
-"""Run specs and addresses for the tests of client and Core API."""
+"""Run specifications and addresses for tests of the client and the Core API."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ from zerolab.contract.spec import RunSpec
 
 
 def make_spec(directory: Path, **changes: Any) -> RunSpec:
-    """A run that lives in ``directory``; without a server unless ``master`` names one."""
+    """Return a run in ``directory``, without a server unless ``master`` names one."""
     fields: dict[str, Any] = {
         "experiment_id": 1,
         "trial_id": 1,
@@ -24,5 +24,5 @@ def make_spec(directory: Path, **changes: Any) -> RunSpec:
 
 
 def closed_port() -> str:
-    """Address at which nothing answers: port 1 is nobody's on loopback."""
+    """Return an address without a server: port 1 on loopback is unused."""
     return "http://127.0.0.1:1"

@@ -193,8 +193,8 @@ def test_archive_is_read_to_end(damage: Callable[[bytes], bytes], tmp_path: Path
         archive.read_member(damage(packed), "nothing")
 
 
-def described(count: int, size: int) -> bytes:
-    """An archive of one file, whose description of ``size`` bytes is there ``count`` times."""
+def archive_with_headers(count: int, size: int) -> bytes:
+    """Return an archive of one file with ``count`` extended headers of ``size`` bytes."""
     record = b" comment=" + b"x" * size + b"\n"
     record = str(len(record) + len(str(len(record) + 9))).encode() + record
     head = tarfile.TarInfo("pax")
@@ -205,8 +205,8 @@ def described(count: int, size: int) -> bytes:
 
 
 def test_too_large_header_is_rejected() -> None:
-    archive.read_member(described(1, 4000), "nothing")
-    bomb = described(1, 40_000_000)
+    archive.read_member(archive_with_headers(1, 4000), "nothing")
+    bomb = archive_with_headers(1, 40_000_000)
     tracemalloc.start()
     with pytest.raises(ConfigError, match="is larger than it can be"):
         archive.read_member(bomb, "nothing")
@@ -214,9 +214,9 @@ def test_too_large_header_is_rejected() -> None:
     tracemalloc.stop()
     assert most < 4_000_000
     with pytest.raises(ConfigError, match="must be an undamaged"):
-        archive.read_member(described(5000, 10), "nothing")
+        archive.read_member(archive_with_headers(5000, 10), "nothing")
     with pytest.raises(ConfigError, match="is larger than it can be"):
-        archive.read_member(described(300, 4000), "nothing")
+        archive.read_member(archive_with_headers(300, 4000), "nothing")
 
 
 def test_decompression_bomb_is_rejected(

@@ -1,4 +1,4 @@
-"""Reports on their way to a real server; deaths on that way are in tests/faults."""
+"""Delivery of reports to a real server; crashes are in tests/faults."""
 
 import logging
 import time
@@ -63,7 +63,7 @@ def test_reports_arrive_after_outage(server: KillableServer, tmp_path: Path) -> 
     for step in range(1, 5001):
         for reporter in (ended, lasting):
             reporter.report_metrics("training", step, {"loss": step / 8})
-    assert not ended.close(0)  # a whole life without a server: its agent delivers later
+    assert not ended.close(0)  # a complete run without a server: its agent delivers later
     server.start()
     assert lasting.close(240)
     with server.client as client:

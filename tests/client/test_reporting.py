@@ -1,4 +1,4 @@
-"""Reporting without a server that answers; delivery is tested in tests/faults."""
+"""Reporting without a responding server; delivery is tested in tests/faults."""
 
 import json
 import logging
@@ -235,7 +235,7 @@ assert reporter.lost == 0
 
 @pytest.mark.slow
 def test_full_disk_delays_reports(tmp_path: Path) -> None:
-    # The limit on a file's size stands for a full disk: writes fail until it is lifted.
+    # A limit on the file size simulates a full disk: writes fail until it is removed.
     command = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     assert done.stderr.count("make room on the disk") == 1

@@ -101,7 +101,7 @@ def test_torn_tail_is_dropped(
     cut = min(cut, ends[-1])
     complete = sum(1 for end in ends[1:] if end <= cut)
     os.truncate(file, cut)
-    if cut in ends:  # else garbage could, in theory, complete the torn frame
+    if cut in ends:  # garbage could in theory complete the torn frame
         with file.open("ab") as stream:
             stream.write(bytes(8) + garbage)
     assert read_all(directory) == [(n, payload(n)) for n in range(1, complete + 1)]
@@ -113,7 +113,7 @@ def test_torn_tail_is_dropped(
 
 
 def damage(file: Path, at: int, count: int = 1) -> None:
-    """Flip a bit in each of some bytes."""
+    """Flip a bit in each of N bytes."""
     content = bytearray(file.read_bytes())
     for bit in range(at, at + count):
         content[bit] ^= 1 << bit % 8
@@ -135,7 +135,7 @@ def test_flipped_bit_costs_one_record(tmp_path: Path) -> None:
         lost = 1 + sum(end <= bit for end in ends)
         expected = [(n, b"" if n == lost else payload(n)) for n in range(1, 6)]
         assert read_all(directory, ended=True) == expected
-        again = Spool(directory)  # a run that goes on goes on behind what was there
+        again = Spool(directory)  # a continued run appends
         assert again.count == 5
         again.append(b"behind")
         assert read_all(directory) == [*expected, (6, b"behind")]
@@ -229,7 +229,7 @@ assert file.size == 100
 
 
 def test_failed_write_leaves_nothing(tmp_path: Path) -> None:
-    # The limit on a file's size stands for a full disk: the write stops in the middle.
+    # A limit on the file size simulates a full disk: the write stops in the middle.
     path = tmp_path / "file"
     subprocess.run([sys.executable, "-c", FULL_DISK, str(path)], check=True)
     assert path.read_bytes() == b"a" * 60 + b"c" * 40

@@ -1,4 +1,4 @@
-"""A server behind TLS on a loopback address: its certificate is checked, at whatever port."""
+"""A server with TLS on a loopback address; its certificate is checked on any port."""
 
 import http.server
 import shutil
@@ -46,7 +46,7 @@ def port(tmp_path: Path) -> Iterator[int]:
 def test_certificate_of_environment_is_trusted(
     port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")  # which nobody asks about ourselves
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")  # a proxy is not used for loopback
     with Client(f"https://localhost:{port}") as client, pytest.raises(UnreachableError):
         client.get("/info")
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))

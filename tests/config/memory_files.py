@@ -1,11 +1,11 @@
-"""A model directory that is written in a test."""
+"""A model directory in memory."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class MemoryFiles:
-    """Path to content."""
+    """Content of files by path."""
 
     files: dict[str, bytes]
 

@@ -1,4 +1,4 @@
-"""`backend` in an experiment file: removed, refused by name with its replacement."""
+"""`backend` in an experiment file: removed, with its replacement in the error."""
 
 from typing import Any
 

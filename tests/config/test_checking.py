@@ -151,7 +151,7 @@ def test_experiment_report_shows_engine(tmp_path: Path) -> None:
     resources = {"resources": {**EXPERIMENT.get("resources", {}), "queue_time": 9}}
     file.write_text(yaml.safe_dump({**EXPERIMENT, **retention, **resources}))
     report = check_file(file)
-    assert "queue_time" not in report  # it has an effect: nothing is to be said of it
+    assert "queue_time" not in report  # it has an effect: no hint
     assert report.startswith(f"{file}: ok\n  experiment: 1 trial, 10 batches each, 2 slot(s)")
     assert "log_retention_days" not in report
     assert "conf/ds.json: ok for 2 data-parallel rank(s)" in report
@@ -172,7 +172,7 @@ def test_engine_report_shows_origins(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="train_batch_size: must be a multiple"):
         check_file(file, 5)
     cut = {"train_batch_size": 32, "tensor_parallel": {"size": 2}, "pipeline": {"stages": 2}}
-    file.write_text(json.dumps(cut))  # as many ranks as one model is cut over
+    file.write_text(json.dumps(cut))  # the ranks that share one model
     assert "ok for 1 data-parallel rank(s) x 2 tensor-parallel" in check_file(file)
 
 
@@ -197,7 +197,7 @@ def test_resolved_values_have_origins() -> None:
     assert values["zero_optimization.contiguous_gradients"][1].startswith("hint: ")
     assert values["zero_optimization.sub_group_size"][0] == 7
     assert values["zero_optimization.sub_group_size"][1].startswith("hint: ")
-    assert "zero_optimization.round_robin_gradients" not in values  # a hint that nobody gave
+    assert "zero_optimization.round_robin_gradients" not in values  # a hint that is not set
     assert format_entries(resolve(config, 2), ["override"]).startswith("optimizer.params.lr = 0.5")
 
 

@@ -42,7 +42,7 @@ def test_fields_are_used_unless_hints() -> None:
 
 
 def attributes_read() -> set[str]:
-    """Every ``x`` of an expression ``something.x`` that a program reads, tests left out."""
+    """Return each ``x`` in expressions ``something.x`` of programs, without tests."""
     return {
         node.attr
         for package in ("trials", "server/zeroserver", "platform")
@@ -53,7 +53,7 @@ def attributes_read() -> set[str]:
 
 
 def sections_in(section: type[Section]) -> set[type[Section]]:
-    """A section and all inside it, those of which a file chooses one among them."""
+    """Return a section and all sections inside it, including alternatives."""
     result = {section}
     for field in section.model_fields.values():
         inner = [section_of(field.annotation), *choices_of(field).values()]
@@ -68,7 +68,7 @@ def is_hint(field: FieldInfo) -> bool:
 
 
 def holds_only_hints(field: FieldInfo) -> bool:
-    """Whether a field is a section whose every key has no effect."""
+    """Return whether a field is a section whose keys all have no effect."""
     inner = section_of(field.annotation)
     return inner is not None and all(
         is_hint(inner_section) or holds_only_hints(inner_section)

@@ -1,4 +1,4 @@
-"""An elastic trial: which numbers of ranks keep its batch, and what of the file is refused."""
+"""Elastic trials: numbers of ranks that keep the batch, and rejected files."""
 
 from pathlib import Path
 from typing import Any

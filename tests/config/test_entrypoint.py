@@ -1,4 +1,4 @@
-"""An entrypoint is read in one place, and a wrong one is found before anything starts."""
+"""Entrypoints: parsing, and errors that are found before anything starts."""
 
 import subprocess
 import sys
@@ -198,7 +198,7 @@ with det.core.init(distributed=det.core.DistributedContext.from_torch_distribute
 def test_determined_names_are_reported_with_replacement() -> None:
     steps = b"from determined import core, keras\nimport train\ncore.init()"
     launched = "python3 -m determined.launch.torch_distributed python3 train.py --epochs 3"
-    problems = wrong(launched, {"train.py": OF_DETERMINED, "steps.py": steps})
+    problems = problems_of(launched, {"train.py": OF_DETERMINED, "steps.py": steps})
     assert problems[0].startswith("entrypoint: ranks are started without Determined's launchers")
     message = [line.removeprefix("entrypoint: ").partition("; instead: ") for line in problems[1:]]
     assert {name: instead for name, _, instead in message} == {
@@ -236,7 +236,7 @@ def test_determined_names_are_reported_with_replacement() -> None:
     ],
 )
 def test_portable_script_is_accepted(source: bytes) -> None:
-    assert wrong("python train.py", {"train.py": source}) == []
+    assert problems_of("python train.py", {"train.py": source}) == []
 
 
 @pytest.mark.parametrize(
@@ -244,8 +244,8 @@ def test_portable_script_is_accepted(source: bytes) -> None:
 )
 def test_local_module_named_determined_is_accepted(module: str) -> None:
     script = "src/train.py"
-    assert wrong(f"python {script}", {script: OF_DETERMINED})
-    assert wrong(f"python {script}", {script: OF_DETERMINED, module: b""}) == []
+    assert problems_of(f"python {script}", {script: OF_DETERMINED})
+    assert problems_of(f"python {script}", {script: OF_DETERMINED, module: b""}) == []
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_local_module_named_determined_is_accepted(module: str) -> None:
 def test_determined_in_pythonpath_is_accepted(search_path: str, refused: bool) -> None:
     files = {"src/train.py": OF_DETERMINED, "lib/determined/__init__.py": b""}
     environment = {"environment_variables": [f"PYTHONPATH={search_path}"]}
-    reported = wrong("python src/train.py", files, environment=environment)
+    reported = problems_of("python src/train.py", files, environment=environment)
     assert bool(reported) is refused
 
 
@@ -272,7 +272,7 @@ def test_unrelated_determined_package_is_accepted(
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     monkeypatch.syspath_prepend(tmp_path)
-    assert bool(wrong("python train.py", {"train.py": OF_DETERMINED})) is refused
+    assert bool(problems_of("python train.py", {"train.py": OF_DETERMINED})) is refused
 
 
 def test_programs_in_real_directory_are_found(
@@ -287,7 +287,7 @@ def test_programs_in_real_directory_are_found(
         check_experiment({"entrypoint": entrypoint, "searcher": searcher}, FolderFiles(tmp_path))
 
 
-def wrong(entrypoint: str, files: dict[str, bytes], **more: Any) -> list[str]:
+def problems_of(entrypoint: str, files: dict[str, bytes], **more: Any) -> list[str]:
     searcher = {"name": "single", "metric": "loss", "max_length": 10}
     content = {"entrypoint": entrypoint, "searcher": searcher, **more}
     try:
@@ -316,7 +316,7 @@ print("model_def" in sys.modules, "torch" in sys.modules)
     )
 
 
-def of_slots(entrypoint: Any, **resources: Any) -> list[str]:
+def launcher_problems(entrypoint: Any, **resources: Any) -> list[str]:
     content = {
         "entrypoint": entrypoint,
         "searcher": {"name": "single", "metric": "loss"},
@@ -363,15 +363,15 @@ def of_slots(entrypoint: Any, **resources: Any) -> list[str]:
     ],
 )
 def test_launcher_on_several_slots_is_rejected(entrypoint: Any, name: str, instead: str) -> None:
-    (line,) = of_slots(entrypoint, slots_per_trial=2)
+    (line,) = launcher_problems(entrypoint, slots_per_trial=2)
     assert line == (
         "entrypoint: must start no ranks of its own where the platform starts it on each of 2 "
         f"slots, got {name!r}, whose ranks would be started 2 times over; write {instead!r} (the "
         "platform starts a rank on each slot), or set resources.slots_per_rank: 2 (one process has "
         f"that many slots of a machine, and {name} starts its ranks there)"
     )
-    assert of_slots(entrypoint, slots_per_trial=2, slots_per_rank=2) == []
-    assert of_slots(entrypoint, slots_per_trial=1) == []
+    assert launcher_problems(entrypoint, slots_per_trial=2, slots_per_rank=2) == []
+    assert launcher_problems(entrypoint, slots_per_trial=1) == []
 
 
 @pytest.mark.parametrize(
@@ -411,7 +411,7 @@ def test_launcher_on_several_slots_is_rejected(entrypoint: Any, name: str, inste
 def test_launcher_once_per_machine_is_accepted(
     entrypoint: str, resources: dict[str, Any], message: str
 ) -> None:
-    reported = of_slots(entrypoint, **resources)
+    reported = launcher_problems(entrypoint, **resources)
     assert len(reported) == bool(message)
     assert message in "".join(reported)
 
@@ -419,10 +419,10 @@ def test_launcher_once_per_machine_is_accepted(
 def test_useless_slots_per_rank_is_not_advised() -> None:
     for entrypoint, resources in (
         ("deepspeed train.py", {"hostfile": "hosts"}),  # a rank on each slot of it
-        ("zerolab launch train.py", {"slots_per_trial": 2}),  # a run of its own
+        ("zerolab launch train.py", {"slots_per_trial": 2}),  # a separate run
         ("python -m zerolab launch train.py", {"slots_per_trial": 2}),
     ):
-        (line,) = of_slots(entrypoint, **resources)
+        (line,) = launcher_problems(entrypoint, **resources)
         assert line.endswith("write 'python train.py' (the platform starts a rank on each slot)")
 
 
@@ -432,14 +432,14 @@ def test_useless_slots_per_rank_is_not_advised() -> None:
         "python train.py --launcher torchrun",
         "python -m zerotrial.compat.deepspeed train.py",
         "python -c 'import torchrun'",
-        "accelerate launch --num_processes 1 train.py",  # becomes the script: our rank
+        "accelerate launch --num_processes 1 train.py",  # the script replaces the launcher
         "accelerate launch --num_processes 1 -m pkg.train --num_processes 8",
         "accelerate launch --cpu train.py",
         "accelerate env",
         "zerolab plan train.py",
         "echo torchrun",
         "torchrun --help",
-        "./deepspeed train.py",  # a file of one's own
+        "./deepspeed train.py",  # a local file
         "tools/accelerate launch train.py",
         "bash run.sh",
         "bash '' x",
@@ -453,4 +453,4 @@ def test_useless_slots_per_rank_is_not_advised() -> None:
     ],
 )
 def test_platform_rank_command_is_not_a_launcher(entrypoint: Any) -> None:
-    assert of_slots(entrypoint, slots_per_trial=2) == []
+    assert launcher_problems(entrypoint, slots_per_trial=2) == []

@@ -1,4 +1,4 @@
-"""Files that cannot be read say where, what was found there and what to write."""
+"""Unreadable files: position, content and remedy in the error."""
 
 from collections.abc import Callable
 from pathlib import Path

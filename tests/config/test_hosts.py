@@ -1,4 +1,4 @@
-"""An experiment with a hostfile: what it comes to, and everything that is wrong at once."""
+"""Experiments with a hostfile: resolved hosts, and all problems at once."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Engine files as they are in public: what is read tolerantly, and what is said about it."""
+"""Engine files in public forms: normalization and its messages."""
 
 import json
 import logging

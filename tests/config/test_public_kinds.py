@@ -1,4 +1,4 @@
-"""Twenty engine files of the kinds that are found in public, and what happens to each."""
+"""Twenty kinds of public engine files, accepted or rejected."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Where a module's source lies is said once, as Python finds it."""
+"""Paths of a module's source, in Python's search order."""
 
 from importlib.machinery import PathFinder
 from pathlib import Path

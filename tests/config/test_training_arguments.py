@@ -1,4 +1,4 @@
-"""Arguments that no Trainer has are refused before anything starts; only where that is certain."""
+"""Unknown training arguments are rejected before anything starts, if that is certain."""
 
 import dataclasses
 import importlib.util

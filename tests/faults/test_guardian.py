@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.helpers import gone
+from tests.launcher.helpers import wait_for_exit
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -48,4 +48,4 @@ def test_killed_pytest_leaves_no_processes(
     finally:
         pytest_process.send_signal(signum)
     assert pytest_process.wait() == -signum
-    gone(*pids)
+    wait_for_exit(*pids)

@@ -1,4 +1,4 @@
-"""Runs made by hand, without a server."""
+"""Runs without a server."""
 
 import signal
 from pathlib import Path
@@ -55,7 +55,7 @@ def end_of(process: LauncherProcess, folder: RunFolder) -> Outcome:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended and waits for its parent does not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -63,14 +63,14 @@ def alive(pid: int) -> bool:
 
 
 def catches_sigterm(pid: int) -> bool:
-    """Whether a process has a handler for it."""
+    """Return whether a process has a handler for SIGTERM."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     caught = next(line.split()[1] for line in lines if line.startswith("SigCgt:"))
     return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
 
 
-def gone(*pids: int) -> None:
-    """Wait until these processes run no more."""
+def wait_for_exit(*pids: int) -> None:
+    """Wait until these processes have ended."""
     until(
         "these processes have ended",
         lambda: [p for p in pids if alive(p)],

@@ -1,4 +1,4 @@
-"""A launcher that is told to stop before it has started a rank says so, as any other does."""
+"""Launchers that are stopped before they start a rank have an outcome."""
 
 import os
 import signal
@@ -46,7 +46,7 @@ def test_sigterm_to_new_forked_launcher(tmp_path: Path) -> None:
 
 def test_sigterm_while_waiting_for_machine(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", "print('began')")
-    nodes = Nodes((1, 1), 1, "127.0.0.1", free_port())  # nobody serves there
+    nodes = Nodes((1, 1), 1, "127.0.0.1", free_port())  # no server there
     write_run_spec(msgspec.structs.replace(read_run_spec(folder.spec), nodes=nodes), folder.spec)
     process = start_launcher(folder, ENVIRONMENT)
     until("it notes SIGTERM", lambda: catches_sigterm(process.pid))

@@ -1,4 +1,4 @@
-"""Hostfiles and their filters keep DeepSpeed's syntax, and say what is wrong with a line."""
+"""Hostfiles and filters with DeepSpeed's syntax, and errors of lines."""
 
 import pytest
 from hypothesis import given

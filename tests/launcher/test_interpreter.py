@@ -1,4 +1,4 @@
-"""Another Python for a run: looked at before anything starts, and then the one that runs it."""
+"""Another Python interpreter for a run: check and use."""
 
 import sysconfig
 import venv
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.processes
 
 @pytest.fixture(scope="module")
 def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment without anything in it."""
+    """An empty virtual environment."""
     path = tmp_path_factory.mktemp("environments") / "empty"
     venv.create(path, symlinks=True)
     return path
@@ -30,7 +30,7 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def complete(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment that has what ours has."""
+    """A virtual environment with the packages of this one."""
     path = tmp_path_factory.mktemp("environments") / "complete"
     venv.create(path, symlinks=True)
     (site,) = path.glob("lib/python*/site-packages")

@@ -1,4 +1,4 @@
-"""The launcher runs all ranks of a run, keeps what they write, and leaves none behind."""
+"""Launchers run all ranks, keep their output, and leave no processes."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from threading import Event, Thread
 import msgspec
 import pytest
 
-from tests.launcher.helpers import alive, code_of, end_of, gone, make_run
+from tests.launcher.helpers import alive, code_of, end_of, make_run, wait_for_exit
 from tests.waiting import DEADLINE_S, until
 from zerolab.contract.outcome import Outcome, first_failure
 from zerolab.contract.run_folder import RunFolder
@@ -188,12 +188,12 @@ if os.environ["RANK"] == "1":
         time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGKILL)
 others = []
-while not others:  # a launcher that is stopped now would not start the other
+while not others:  # a launcher stopped now would not start the other
     found = psutil.Process(os.getppid()).children()
     others = [one for one in found if one.pid != os.getpid()]
     time.sleep(0.01)
 (other,) = others
-os.kill(os.getppid(), signal.SIGSTOP)  # the launcher is kept waiting, as by a busy machine
+os.kill(os.getppid(), signal.SIGSTOP)  # delay the launcher like a busy machine
 pids.touch()
 while other.status() != psutil.STATUS_ZOMBIE:
     time.sleep(0.01)
@@ -203,7 +203,7 @@ sys.exit("rank 1 has ended")
     folder = make_run(tmp_path / "run", script, entrypoint="script:Trial")
     process = server.start(folder, ENVIRONMENT)
     wait_for_ranks(folder, 1)
-    gone(*folder.rank_pids().values())
+    wait_for_exit(*folder.rank_pids().values())
     os.kill(process.pid, signal.SIGCONT)
     end = end_of(process, folder)
     assert (end.exit_code, end.rank) == (-9, 1)
@@ -265,7 +265,7 @@ while True:
     process = server.start(folder, ENVIRONMENT)
     ranks = wait_for_ranks(folder)
     assert stop_launcher(process, grace_s=0.2) == -signal.SIGKILL
-    gone(*ranks.values())
+    wait_for_exit(*ranks.values())
 
 
 def test_ranks_die_with_their_launcher(server: ForkServer, tmp_path: Path) -> None:
@@ -273,7 +273,7 @@ def test_ranks_die_with_their_launcher(server: ForkServer, tmp_path: Path) -> No
     process = server.start(folder, ENVIRONMENT)
     ranks = wait_for_ranks(folder)
     os.kill(process.pid, signal.SIGKILL)
-    gone(*ranks.values())
+    wait_for_exit(*ranks.values())
     assert code_of(process) == -signal.SIGKILL
 
 
@@ -299,11 +299,11 @@ time.sleep(10000)
     try:
         ranks = wait_for_ranks(folder, 1)
     finally:
-        over.set()  # the kernel takes the end of the thread for the end of the parent
+        over.set()  # for the kernel the thread's end is the parent's end
         parent.join()
     child = int(folder.stdout(0).read_text())
     try:
-        gone(process.pid, *ranks.values(), child)
+        wait_for_exit(process.pid, *ranks.values(), child)
     finally:
         if alive(child):
             os.kill(child, signal.SIGKILL)
@@ -340,11 +340,11 @@ def test_dead_fork_server_is_replaced(
 ) -> None:
     server = ForkServer(tmp_path / "log")
     first = make_run(tmp_path / "first", WAIT)
-    process = server.start(first, ENVIRONMENT, timeout_s=DEADLINE_S)  # else it is no fork
+    process = server.start(first, ENVIRONMENT, timeout_s=DEADLINE_S)  # otherwise it is not forked
     ranks = wait_for_ranks(first)
     os.kill(server.pid, signal.SIGKILL)
     code_of(process)
-    gone(process.pid, *ranks.values())
+    wait_for_exit(process.pid, *ranks.values())
     until("the fork server is known to be lost", lambda: server.lost)
     second = make_run(tmp_path / "second", SAY_WHO, slots=1)
     assert end_of(server.start(second, ENVIRONMENT), second) == Outcome(0)
@@ -400,7 +400,7 @@ sys.exit(66)
     folder = make_run(
         tmp_path / "run", script, slots=1, entrypoint="script:Trial", environment=variables
     )
-    # There need not be a GPU: this is what the agent sets for a run that has one.
+    # No GPU is needed: the agent sets these variables for a run with a GPU.
     environment = {**ENVIRONMENT, "CUDA_VISIBLE_DEVICES": "0"}
     outcome = end_of(server.start(folder, environment), folder)
     assert outcome == Outcome(EXIT_PREEMPTED, "preempted")
@@ -420,7 +420,7 @@ from zerolab.contract.outcome import write_reason
 from zerolab.core.preemption import SigtermFlag
 if os.environ["RANK"] == "1":
     print("not ready", flush=True)
-    while not pathlib.Path("go").exists():  # still being imported, as it were
+    while not pathlib.Path("go").exists():  # as if it were still being imported
         time.sleep(0.01)
 asked = SigtermFlag()
 print("ready", flush=True)
@@ -437,7 +437,7 @@ def test_sigterm_waits_for_handlers(server: ForkServer, tmp_path: Path) -> None:
     wait_for_ranks(folder)
     until("rank 0 heeds SIGTERM", folder.ready(0).exists)
     os.kill(process.pid, signal.SIGTERM)
-    (folder.model / "go").touch()  # without the hold rank 1 would be dead by now, or soon
+    (folder.model / "go").touch()  # without the delay rank 1 would be killed by now
     end = end_of(process, folder)
     assert end.exit_code == EXIT_PREEMPTED, end
     assert folder.stdout(1).read_text() == "not ready\nready\n"

@@ -1,4 +1,4 @@
-"""Files and processes of an installation: whole, private, and really ours."""
+"""Files and processes of an installation: atomic, private, and owned."""
 
 import os
 import stat
@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.launcher.helpers import gone
+from tests.launcher.helpers import wait_for_exit
 from tests.waiting import DEADLINE_S, until
 from zerolab.errors import ConfigError
 from zerolab.files import read_json, write_json
@@ -75,4 +75,4 @@ def test_kill_tree_includes_leaves() -> None:
         leaves = until("it has a leaf", lambda: psutil.Process(root.pid).children(recursive=True))
         kill_tree(root.pid)
         assert root.wait(DEADLINE_S) == -9
-    gone(*(leaf.pid for leaf in leaves))
+    wait_for_exit(*(leaf.pid for leaf in leaves))

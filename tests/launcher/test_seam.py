@@ -1,4 +1,4 @@
-"""A new launcher is one file and one line: the toy in ``toy_launcher.py`` is all there is of it."""
+"""A new launcher is one file and one registration: the toy in ``toy_launcher.py``."""
 
 import os
 import subprocess
@@ -43,7 +43,7 @@ def test_launchers_implement_interface() -> None:
     makers: list[LauncherFactory] = [*LAUNCHERS.values(), ToyLauncher]
     verbs = ("keep_ready", "offers", "start", "stop", "sweep", "close")
     assert all(callable(getattr(maker, verb)) for maker in makers for verb in verbs)
-    # Each in a file or a package of its own, of which nothing but the registry knows.
+    # Each is a separate file or package that only the registry imports.
     homes = {name: str(maker.__module__) for name, maker in LAUNCHERS.items()}  # type: ignore[attr-defined]
     parts = {name: home.removesuffix(".launcher") for name, home in homes.items()}
     assert parts == {name: f"zerolab.launcher.{name}" for name in ("local", "slurm", "ssh")}

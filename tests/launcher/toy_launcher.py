@@ -1,4 +1,4 @@
-"""A launcher in one file: a run is one process, whatever its slots."""
+"""A launcher in one file: a run is one process, with any number of slots."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ class ToyLauncher:
         self.slots = list(slots)
 
     def keep_ready(self) -> None:
-        """There is nothing to prepare."""
+        """Do nothing."""
 
     def offers(self) -> Sequence[SlotInfo]:
         return self.slots
@@ -53,4 +53,4 @@ class ToyLauncher:
         return 0
 
     def close(self) -> None:
-        """There is nothing to give back."""
+        """Do nothing."""

@@ -1,4 +1,4 @@
-"""Messages for mistakes in files: place, value and remedy, without a parser's own words."""
+"""Messages for errors in files: position, value and remedy."""
 
 from pathlib import Path
 

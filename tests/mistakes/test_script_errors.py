@@ -11,7 +11,7 @@ from zerolab.contract.run_folder import RunFolder
 
 
 def reason_of_script(tmp_path: Path, files: dict[str, str], *options: str) -> str:
-    """Run ``train.py`` as a rank would, and return the reason of its failure."""
+    """Run ``train.py`` like a rank, and return the reason of its failure."""
     folder = RunFolder(tmp_path / "run")
     folder.create()
     for name, text in files.items():

@@ -1,4 +1,4 @@
-"""Messages for mistakes in trial classes and in scripts that use the trainer or the client."""
+"""Messages for errors in trial classes and in scripts that use the trainer or the client."""
 
 from pathlib import Path
 from typing import Any

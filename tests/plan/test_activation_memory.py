@@ -1,4 +1,4 @@
-"""Activation formulas compared with the paper and with what torch keeps."""
+"""Activation formulas compared with the paper and with torch."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ ACTIVATION = LENGTH * SAMPLES * WIDTH
 
 
 class Block(nn.Module):
-    """As the paper's: two norms, attention, a feed-forward layer of four widths, three dropouts."""
+    """Block of the paper: two norms, attention, a feed-forward layer, three dropouts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
 
     def drop(self, x: Tensor) -> Tensor:
-        return torch.native_dropout(x, 0.1, True)[0]  # as on a GPU: masks are of one byte
+        return torch.native_dropout(x, 0.1, True)[0]  # like on a GPU: masks have one byte
 
     def forward(self, x: Tensor) -> Tensor:
         parts = self.into(self.norms[0](x)).chunk(3, dim=-1)
@@ -38,7 +38,10 @@ def test_block_activations_match_formula() -> None:
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        saved[storage.data_ptr()] = (storage, storage.nbytes())  # held, so that no place is reused
+        saved[storage.data_ptr()] = (
+            storage,
+            storage.nbytes(),
+        )  # referenced, so that no address is reused
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
@@ -56,7 +59,7 @@ def test_formula_matches_paper() -> None:
     divided: dict[str, Any] = {"tensor": 8, "sequence_parallel": True}
     assert block_activations(sbh, scores=scores, **divided) == sbh * (34 + 5 * scores) / 8
     assert block_activations(sbh, **divided) == sbh * 34 / 8
-    # Section 5: what is computed again when scores are not kept is 70 % here.
+    # Section 5: the recomputed part without stored scores is 70 % here.
     saved = 1 - block_activations(sbh) / block_activations(sbh, scores=scores)
     assert saved == pytest.approx(0.70, abs=0.01)
 
@@ -66,7 +69,7 @@ def test_checkpointing_keeps_block_inputs() -> None:
     assert kept_activations(1000, 12) == 12 * block_bytes
     assert (
         kept_activations(1000, 3, in_flight=4) == 12 * block_bytes
-    )  # four stages keep what one keeps
+    )  # four stages store as much as one
     assert kept_activations(1000, 12, checkpointing=True) == 12 * 2000 + block_bytes
     cut = block_activations(1000, tensor=2)
     assert kept_activations(1000, 12, tensor=2, checkpointing=True) == 12 * 2000 + cut

@@ -24,7 +24,7 @@ from zerotrial.plan.plan import bucket_of
 
 pytestmark = pytest.mark.processes
 
-WORDS, BLOCKS = 16, 6  # sizes that 2 and 4 divide: what is padded moves, too
+WORDS, BLOCKS = 16, 6  # divisible by 2 and 4: padding is communicated, too
 
 
 def squared(output: torch.Tensor, _labels: torch.Tensor) -> torch.Tensor:
@@ -32,7 +32,7 @@ def squared(output: torch.Tensor, _labels: torch.Tensor) -> torch.Tensor:
 
 
 def counted(stages: int, stage: int) -> dict[str, Any]:
-    """Train two batches on 4 ranks; return what a rank moved in the second, and what it has."""
+    """Train two batches on 4 ranks; return a rank's traffic of the second, and its sizes."""
     torch.manual_seed(0)
     layers = [
         LayerSpec(nn.Embedding, WORDS, WIDTH),
@@ -85,7 +85,7 @@ CASES = [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2), (4, 0)]
 
 
 class Blocks(nn.Module):
-    """Units at stage 3: the blocks, and the root, which has the embedding and the norm."""
+    """Units at stage 3: the blocks, and the root with the embedding and the norm."""
 
     def __init__(self, *, frozen: int = 0) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ AT_3: dict[str, dict[str, Any]] = {
 
 
 def counted_at_3(case: str) -> tuple[int, int]:
-    """What a rank moves in a step at stage 3, and what the planner says; 2 micro-batches."""
+    """Return counted and planned traffic of a stage-3 step with 2 micro-batches."""
     torch.manual_seed(0)
     model = Blocks(frozen=2 if case == "some frozen" else 0)
     config = load_engine_config(
@@ -174,7 +174,7 @@ def test_planned_traffic_matches_ranks(answers: list[Any]) -> None:
             assert micro_batches == SAMPLES // MICRO // replicas
             data = data_traffic(counted_values["own"], stage, micro_batches, replicas)
             assert counted_values["moved"]["data"] == data, (stages, stage, counted_values)
-            # That of a rank between others, if there is one: the first and the last send half.
+            # Traffic of an inner rank, if there is one: the first and the last send half.
             sent = pipe_traffic(MICRO * LENGTH * WIDTH, micro_batches, stages)
             ends = stages > 2 and counted_values["at"] in {0, stages - 1}
             assert counted_values["moved"]["pipe"] == (sent // 2 if ends else sent), (

@@ -1,4 +1,4 @@
-"""Formulas of traffic and waiting, by hand."""
+"""Formulas of traffic and pipeline bubbles, checked by hand."""
 
 import pytest
 
@@ -18,5 +18,5 @@ def test_axis_of_one_rank_has_no_traffic() -> None:
     ("stages", "chunks", "passes"), [(2, 1, 1), (4, 1, 2), (2, 2, 3), (4, 2, 4)]
 )
 def test_pipe_traffic_of_two_stages(stages: int, chunks: int, passes: int) -> None:
-    assert pipe_traffic(10, 4, stages, chunks) == passes * 40  # as `engine.traffic` counts
+    assert pipe_traffic(10, 4, stages, chunks) == passes * 40  # like `engine.traffic`
     assert [data_traffic(1000, stage, 4, 2) for stage in range(4)] == [2000, 2000, 5000, 12_000]

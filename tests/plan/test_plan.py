@@ -1,4 +1,4 @@
-"""``zerolab plan``: finding a trial's model without training it, and what it would need."""
+"""``zerolab plan``: profile of a trial's model without training, and its memory."""
 
 import json
 import os
@@ -184,7 +184,7 @@ def test_fp32_gradients_and_nvme_columns(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def plan(module: str, *options: str, **engine: Any) -> str:
-        """Of a module of its own: a second import would give the first one's classes."""
+        """Run the planner for a module with a unique name: imports are cached."""
         file = experiment(tmp_path, f"{module}:NeedsValues", **engine)
         assert main([str(file), *options]) == 0
         return capsys.readouterr().out
@@ -295,7 +295,7 @@ def test_planned_buckets_match_engine(
     cut = max(bucket.numel for bucket in engine.stage.buckets)
     engine.close()
     assert bucket_of(profile, 1, "cpu", stage, "none") == cut
-    if not zero and optimizer == "AdamW":  # what no test can train
+    if not zero and optimizer == "AdamW":  # too large for training in a test
         large = replace(profile, parameters=1 << 31, sizes=((1 << 22,) * 512,))
         assert bucket_of(large, 1, "cuda", stage, "none") == 1 << 27
 
@@ -340,15 +340,15 @@ def test_states_are_divided_by_shard_ranks(stage: int) -> None:
 def test_persistent_blocks_are_profiled() -> None:
     model = torch.nn.Sequential(*(torch.nn.Linear(10, 10) for _ in range(4)))
 
-    def kept(**zero: Any) -> int:
+    def persistent_elements(**zero: Any) -> int:
         content = {"train_batch_size": 2, "zero_optimization": {"stage": 3, **zero}}
         return profile_model(model, load_engine_config(content), None, None).kept_whole
 
-    assert kept() == 0
-    assert kept(stage3_param_persistence_threshold=101) == 4 * 110
-    assert kept(stage3_param_persistence_threshold=100) == 0
-    assert kept(stage3_max_live_parameters=1e9) == 4 * 110
-    assert kept(stage3_max_live_parameters=250) == 2 * 110
+    assert persistent_elements() == 0
+    assert persistent_elements(stage3_param_persistence_threshold=101) == 4 * 110
+    assert persistent_elements(stage3_param_persistence_threshold=100) == 0
+    assert persistent_elements(stage3_max_live_parameters=1e9) == 4 * 110
+    assert persistent_elements(stage3_max_live_parameters=250) == 2 * 110
 
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -356,7 +356,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @pytest.fixture
 def example_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Import the ``model_def`` of each example anew."""
+    """Import the ``model_def`` of each example again."""
     monkeypatch.delitem(sys.modules, "model_def", raising=False)
     yield
     sys.modules.pop("model_def", None)
@@ -479,7 +479,7 @@ def test_plan_of_different_optimizers(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_plan_divides_buckets_over_pipeline_stages(
     stage: int, optimizer: str, zero: dict[str, Any]
 ) -> None:
-    """The buckets of a pipeline stage are those of a plain model of its size."""
+    """The buckets of a stage equal those of a plain model of its size."""
     content = {"train_batch_size": 8, "optimizer": {"type": optimizer}, "zero_optimization": zero}
     config = load_engine_config(content)
 

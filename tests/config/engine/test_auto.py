@@ -1,5 +1,4 @@
-"""What determines a value that says ``"auto"``, where the configuration says it came from, and
-what is refused since nothing does."""
+"""Resolution of ``"auto"`` values, their origins, and rejected ones."""
 
 import json
 from pathlib import Path

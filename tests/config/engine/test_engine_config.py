@@ -28,7 +28,7 @@ ADAM = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}}
 
 
 def problems(content: dict[str, Any], **more: Any) -> list[str]:
-    """What the strict reader says, without the tolerant step before it."""
+    """Return the problems of the strict reader, without normalization."""
     return parse_engine_config(content, "file", strict=True, **more).problems
 
 
@@ -198,8 +198,8 @@ def test_error_is_one_line(content: dict[str, Any], problem: str) -> None:
     assert problem in line
 
 
-def saying(key: str, value: Any) -> dict[str, Any]:
-    """A file that says one dotted key."""
+def file_with(key: str, value: Any) -> dict[str, Any]:
+    """Return a file with one dotted key."""
     for part in reversed(key.split(".")):
         value = {part: value}
     assert isinstance(value, dict)
@@ -208,9 +208,9 @@ def saying(key: str, value: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("key", sorted(UNSUPPORTED_KEYS))
 def test_unsupported_key_is_rejected_unless_off(key: str) -> None:
-    (line,) = problems(saying(key, {"enabled": True, "autotp_size": 2}))
+    (line,) = problems(file_with(key, {"enabled": True, "autotp_size": 2}))
     assert line.startswith(f"{key}: is not supported; ")
-    assert load_engine_config(saying(key, None)).off == (key,)
+    assert load_engine_config(file_with(key, None)).off == (key,)
 
 
 @pytest.mark.parametrize(
@@ -241,10 +241,10 @@ def test_unsupported_key_is_rejected_unless_off(key: str) -> None:
 )
 def test_off_values_of_unsupported_keys(key: str, off: list[Any], on: list[Any]) -> None:
     for value in off:
-        assert problems(saying(key, value)) == [], value
-        assert load_engine_config(saying(key, value)).off == (key,)
+        assert problems(file_with(key, value)) == [], value
+        assert load_engine_config(file_with(key, value)).off == (key,)
     for value in on:
-        (line,) = problems(saying(key, value))
+        (line,) = problems(file_with(key, value))
         assert line == f"{key}: is not supported; {UNSUPPORTED_KEYS[key].instead}", value
 
 
@@ -341,7 +341,7 @@ def test_hints_have_reasons() -> None:
 
 
 def nested(values: dict[str, Any]) -> dict[str, Any]:
-    """Dotted keys as a file has them."""
+    """Convert dotted keys to nested blocks."""
     content: dict[str, Any] = {}
     for key, value in values.items():
         *blocks, last = key.split(".")
@@ -352,8 +352,8 @@ def nested(values: dict[str, Any]) -> dict[str, Any]:
     return content
 
 
-def told_hints(values: dict[str, Any], file: Path) -> dict[str, str]:
-    """What ``zerolab config check`` prints of keys without effect: key to reason."""
+def reported_hints(values: dict[str, Any], file: Path) -> dict[str, str]:
+    """Return the reasons that ``zerolab config check`` prints for keys without effect."""
     file.write_text(json.dumps(nested({"train_batch_size": 4, **values})))
     lines = re.findall(r"^ *(\S+) = .*\(hint: (.*)\)$", check_file(file, 2), re.MULTILINE)
     return dict(lines)
@@ -370,7 +370,7 @@ def test_check_explains_hints(
     values["checkpoint.writer.data_parallel"] = "replica"
     of_optimizer = hints_of(AdamParams, "optimizer.params.")
     values |= {"optimizer.type": "Adam", **dict.fromkeys(of_optimizer, True)}
-    assert told_hints(values, tmp_path / "ds_config.json") == hints | of_optimizer
+    assert reported_hints(values, tmp_path / "ds_config.json") == hints | of_optimizer
 
 
 def test_check_reports_keys_without_effect_at_stage(tmp_path: Path) -> None:
@@ -390,7 +390,7 @@ def test_check_reports_keys_without_effect_at_stage(tmp_path: Path) -> None:
     for stage in range(4):
         values = {f"zero_optimization.{key}": value for key, value in zero.items()}
         values["zero_optimization.stage"] = stage
-        hints = told_hints(values, tmp_path / "ds_config.json")
+        hints = reported_hints(values, tmp_path / "ds_config.json")
         resolved = {key.rpartition(".")[2] for key in hints}
         flat = {"reduce_bucket_size", "overlap_comm"}
         sharded = {"allgather_bucket_size", "reduce_scatter"}

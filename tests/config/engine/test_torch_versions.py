@@ -1,4 +1,4 @@
-"""Which torch an engine configuration needs, and how `config check --torch` reports it."""
+"""Required torch versions of engine configurations, and `config check --torch`."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Two machines on one: network namespaces on a bridge, each with an address of its own."""
+"""Simulated machines: network namespaces on a bridge, each with an address."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ def _ip(*command: str) -> None:
 
 
 class Network:
-    """So many namespaces, ``{prefix}1`` and so on, at ``10.{net}.0.1`` and so on."""
+    """N namespaces, ``{prefix}1`` etc., with the addresses ``10.{net}.0.1`` etc."""
 
     def __init__(self, prefix: str, net: int, count: int) -> None:
         self.prefix = prefix
@@ -32,7 +32,7 @@ class Network:
         self._bridge = f"{prefix}br"
 
     def make(self) -> None:
-        """Make them."""
+        """Create the namespaces."""
         _ip("link", "add", self._bridge, "type", "bridge")
         _ip("addr", "add", f"{self.host}/24", "dev", self._bridge)
         _ip("link", "set", self._bridge, "up")
@@ -45,11 +45,11 @@ class Network:
             _ip("-n", name, "link", "set", "lo", "up")
 
     def cut(self, name: str) -> None:
-        """Take the cable out of a machine."""
+        """Disconnect a machine."""
         _ip("link", "set", f"{name}v", "down")
 
     def mend(self, name: str) -> None:
-        """Put it in again."""
+        """Connect a machine again."""
         _ip("link", "set", f"{name}v", "up")
 
     def processes(self, name: str) -> list[int]:
@@ -59,12 +59,13 @@ class Network:
         return [int(word) for word in done.stdout.split()]
 
     def remove(self) -> None:
-        """Remove all that :meth:`make` has made."""
+        """Remove everything that :meth:`make` created."""
         for name in self.names:
-            for pid in self.processes(name):  # as slurmstepd, which outlives a node that was cut
+            for pid in self.processes(name):  # e.g. slurmstepd, which survives a disconnected node
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            # Its cable by itself: with the namespace it goes later, when the next has begun.
+            # Delete the link separately: with the namespace it disappears later, during the next
+            # test.
             for command in (("link", "del", f"{name}v"), ("netns", "del", name)):
                 with contextlib.suppress(subprocess.CalledProcessError):
                     _ip(*command)
@@ -74,9 +75,9 @@ class Network:
 
 @contextmanager
 def network(prefix: str, net: int, count: int = 2) -> Iterator[Network]:
-    """Have such machines as long as the context lasts; skip where that is not possible.
+    """Provide machines within the context; skip the test if that is not possible.
 
-    Their names and addresses are this machine's: another test run that wants the same waits.
+    Names and addresses are unique on this machine: another test run waits for them.
     """
     if shutil.which("ip") is None:
         pytest.skip("network namespaces: the command ip (iproute2) is not installed")

@@ -1,4 +1,4 @@
-"""A real sshd of the current user, on a high port, with keys of its own; or in a namespace."""
+"""A real sshd of the current user on a high port with test keys, or in a namespace."""
 
 import contextlib
 import getpass
@@ -18,7 +18,7 @@ SSHD = shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin:/usr/local/s
 
 @dataclass(frozen=True)
 class Machine:
-    """A name that ssh knows, and where its sshd listens."""
+    """A name for ssh, and the address of its sshd."""
 
     name: str
     address: str
@@ -26,7 +26,7 @@ class Machine:
 
 
 class Keys:
-    """Keys of the hosts and of the user, and the configuration of ssh that fits them."""
+    """Keys of the hosts and of the user, and the matching ssh configuration."""
 
     def __init__(self, folder: Path) -> None:
         if SSHD is None or shutil.which("ssh-keygen") is None:
@@ -40,7 +40,7 @@ class Keys:
             subprocess.run(command, check=True)
 
     def write_config(self, machines: Sequence[Machine]) -> None:
-        """Let ssh know these machines and their keys."""
+        """Configure ssh for these machines and their keys."""
         key = (self.folder / "host_key.pub").read_text().strip()
         blocks, known_hosts = [], []
         for machine in machines:
@@ -59,7 +59,7 @@ class Keys:
 
 @contextmanager
 def sshd(keys: Keys, machine: Machine, namespace: str = "") -> Iterator[subprocess.Popen[bytes]]:
-    """Run an sshd for a machine as long as the context lasts."""
+    """Run an sshd for a machine within the context."""
     folder = keys.folder / machine.name
     folder.mkdir(exist_ok=True)
     lines = [
@@ -73,7 +73,7 @@ def sshd(keys: Keys, machine: Machine, namespace: str = "") -> Iterator[subproce
         "PermitRootLogin prohibit-password",
     ]
     (folder / "sshd_config").write_text("\n".join(lines) + "\n")
-    with_rights = Path("/run/sshd")  # as root it wants an empty directory of its own
+    with_rights = Path("/run/sshd")  # as root it needs an empty directory
     with contextlib.suppress(OSError):
         with_rights.mkdir(mode=0o755, exist_ok=True)
     enter = ["ip", "netns", "exec", namespace] if namespace else []
@@ -100,5 +100,5 @@ def sshd(keys: Keys, machine: Machine, namespace: str = "") -> Iterator[subproce
 
 
 def loopback_machine(name: str) -> Machine:
-    """A machine of that name that is this one."""
+    """Return a machine of that name at this one's loopback address."""
     return Machine(name, "127.0.0.1", free_port())

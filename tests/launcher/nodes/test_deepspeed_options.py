@@ -1,4 +1,4 @@
-"""``zerolab launch`` takes DeepSpeed's options, and can be installed as ``deepspeed``."""
+"""Options of DeepSpeed in ``zerolab launch``, and its installation as ``deepspeed``."""
 
 import ast
 import os
@@ -152,7 +152,7 @@ def test_dlts_hostfile_names_hosts(tmp_path: Path) -> None:
 
 @pytest.fixture
 def python(tmp_path: Path) -> Path:
-    """An interpreter in a folder of its own, beside which commands are installed."""
+    """An interpreter in a separate folder, next to which commands are installed."""
     folder = tmp_path / "an environment" / "bin"
     folder.mkdir(parents=True)
     file = folder / "python"
@@ -179,7 +179,7 @@ def call(python: Path, folder: Path, *arguments: str) -> subprocess.CompletedPro
 
 def test_deepspeed_command_is_installed_and_removed(tmp_path: Path, python: Path) -> None:
     command = python.parent / "deepspeed"
-    for _ in range(2):  # again is no mistake
+    for _ in range(2):  # a second time is no error
         done = call(python, tmp_path, "deepspeed", "install-command")
         assert (done.returncode, done.stdout.strip()) == (0, str(command)), done.stderr
     (tmp_path / "train.py").write_text("import deepspeed, sys\nprint(sys.argv[1:])\n")

@@ -1,4 +1,4 @@
-"""The examples that are plain scripts run under ``zerolab launch``."""
+"""Examples that are plain scripts run under ``zerolab launch``."""
 
 import os
 import subprocess

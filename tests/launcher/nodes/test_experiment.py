@@ -1,4 +1,4 @@
-"""A trial class on two machines of a hostfile, which only ssh reaches, and nobody else does."""
+"""A trial class on two machines of a hostfile that are only reachable by ssh."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -45,7 +45,7 @@ def farm(tmp_path: Path, net: Network) -> Iterator[Classes]:
 
 
 def ssh_to(farm: Classes, host: str) -> psutil.Process:
-    """The connection to a machine."""
+    """Return the ssh process of the connection to a machine."""
     tree = psutil.Process(farm.agents["head"].pid).children(recursive=True)
     (process,) = [entry for entry in tree if entry.name() == "ssh" and host in entry.cmdline()]
     return process
@@ -66,7 +66,7 @@ def test_hostfile_trial_survives_lost_machine(farm: Classes, net: Network, tmp_p
     for mark in farm.gate.glob("waits_*"):
         mark.unlink()
     ssh_to(farm, "worker-2").kill()
-    farm.await_ranks(3)  # it has begun again
+    farm.await_ranks(3)  # it has restarted
     farm.client.experiment_action(entry, "pause")
     (farm.gate / "leave").touch()
     (farm.gate / "go").touch()

@@ -1,4 +1,4 @@
-"""``zerolab launch`` runs one script on several machines, and leaves nothing behind."""
+"""``zerolab launch`` on several machines, without remaining processes."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.launcher.helpers import gone
+from tests.launcher.helpers import wait_for_exit
 from tests.launcher.nodes.sshd import Keys, loopback_machine, sshd
 from tests.waiting import free_port, until
 from zerolab.contract.spec import EXIT_INFRASTRUCTURE, EXIT_USER_ERROR
@@ -50,7 +50,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keys]:
 
 
 class Launched:
-    """A ``zerolab launch`` that goes on."""
+    """A running ``zerolab launch``."""
 
     def __init__(self, keys: Keys, folder: Path, script: str, *arguments: str) -> None:
         (folder / "train.py").write_text(script)
@@ -87,7 +87,7 @@ class Launched:
         return [int(word) for text in texts for word in text.split()]
 
     def cut(self, host: str) -> None:
-        """End the connection to a machine."""
+        """Kill the connection to a machine."""
         children = psutil.Process(self.process.pid).children()
         (ssh,) = [child for child in children if host in child.cmdline()]
         ssh.kill()
@@ -126,7 +126,7 @@ def test_failed_node_ends_run(keys: Keys, tmp_path: Path) -> None:
     code, _, err = launched.end()
     assert code == 1
     assert "worker-2: rank 2 exited with code 1: train.py:10: ValueError: no such layer" in err
-    gone(*pids)
+    wait_for_exit(*pids)
 
 
 def test_killed_launch_leaves_no_process(keys: Keys, tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_killed_launch_leaves_no_process(keys: Keys, tmp_path: Path) -> None:
     pids = launched.pids()
     launched.process.kill()
     launched.process.wait()
-    gone(*pids)
+    wait_for_exit(*pids)
 
 
 def test_ctrl_c_ends_all_nodes(keys: Keys, tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_ctrl_c_ends_all_nodes(keys: Keys, tmp_path: Path) -> None:
     code, _, err = launched.end()
     assert code == 128 + signal.SIGTERM
     assert "the run was stopped by SIGTERM" in err
-    gone(*pids)
+    wait_for_exit(*pids)
 
 
 def test_lost_connection_ends_run(keys: Keys, tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_lost_connection_ends_run(keys: Keys, tmp_path: Path) -> None:
     code, _, err = launched.end()
     assert code == EXIT_INFRASTRUCTURE
     assert "worker-2: the node is lost: its connection ended" in err
-    gone(*pids)
+    wait_for_exit(*pids)
 
 
 def test_elastic_run_continues_on_remaining_machines(keys: Keys, tmp_path: Path) -> None:
@@ -164,14 +164,14 @@ def test_elastic_run_continues_on_remaining_machines(keys: Keys, tmp_path: Path)
         file.unlink()
     launched.cut("worker-1")
     again = launched.pids(1)  # on worker-2 alone, and of rank 0
-    gone(*first)
+    wait_for_exit(*first)
     assert (tmp_path / "0.pids").exists()
     launched.cut("worker-2")
     code, _, err = launched.end()
     assert code == EXIT_INFRASTRUCTURE
     assert "the script starts again on 1 of 2 machines (1 rank): worker-2" in err
     assert "of the machines 0 are left, and min_elastic_nodes is 1" in err
-    gone(*again)
+    wait_for_exit(*again)
 
 
 def test_unreachable_hosts_are_named(keys: Keys, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Two machines train together over a network; one is cut off, and training goes on later."""
+"""Training on two machines over a network: one is disconnected, training resumes."""
 
 import os
 import re
@@ -27,7 +27,7 @@ SILENCE_S = 8
 
 
 def losses(text: str) -> dict[int, float]:
-    """Step to loss, as the script prints them."""
+    """Return the losses in a script's output by step."""
     matches = re.findall(r"step (\d+) loss ([\d.]+)", text)
     return {int(step): float(loss) for step, loss in matches}
 
@@ -62,11 +62,11 @@ def test_run_resumes_after_network_loss(
         servers = {name: set(net.processes(name)) for name in net.names}
 
         def nothing_left() -> None:
-            """But the sshd itself, and what it still has for the connection."""
+            """Wait until only the sshd and its processes of the connection are left."""
             for name in net.names:
                 until(
                     "nothing is left",
-                    lambda name=name: _ours(set(net.processes(name)) - servers[name]),  # type: ignore[misc]
+                    lambda name=name: _without_sshd(set(net.processes(name)) - servers[name]),  # type: ignore[misc]
                     lambda remaining: not remaining,
                 )
 
@@ -133,8 +133,8 @@ def test_run_resumes_after_network_loss(
         assert loss == pytest.approx(expected[step], abs=1e-5), step
 
 
-def _ours(pids: set[int]) -> list[str]:
-    """Command lines of processes that are no sshd."""
+def _without_sshd(pids: set[int]) -> list[str]:
+    """Return the command lines of processes other than sshd."""
     matches = []
     for pid in pids:
         try:

@@ -1,4 +1,4 @@
-"""Options and files of ``zerolab launch`` mean what they mean to DeepSpeed and accelerate."""
+"""Options and files of ``zerolab launch``, as in DeepSpeed and accelerate."""
 
 import os
 import socket
@@ -125,20 +125,22 @@ def test_hidden_slots_are_not_selected() -> None:
 
 
 def test_command_matches_deepspeed() -> None:
-    def words(**options: Any) -> Command:
+    def command_of(**options: Any) -> Command:
         return make_command(
             LaunchOptions(
                 script="train", arguments=["--x", "1"], slot_options=SlotOptions(), **options
             )
         )
 
-    python = words().words[0]
-    assert words() == Command((python, "-u", "train", "--x", "1"), local_rank_at=3, plain=True)
-    assert words(module=True).words == (python, "-u", "-m", "train", "--x", "1")
-    assert words(module=True).local_rank_at == 4
-    assert words(no_python=True, no_local_rank=True) == Command(("train", "--x", "1"), plain=True)
+    python = command_of().words[0]
+    assert command_of() == Command((python, "-u", "train", "--x", "1"), local_rank_at=3, plain=True)
+    assert command_of(module=True).words == (python, "-u", "-m", "train", "--x", "1")
+    assert command_of(module=True).local_rank_at == 4
+    assert command_of(no_python=True, no_local_rank=True) == Command(
+        ("train", "--x", "1"), plain=True
+    )
     with pytest.raises(ConfigError, match="module, no_python"):
-        words(module=True, no_python=True)
+        command_of(module=True, no_python=True)
 
 
 def test_environment_file_syntax() -> None:
@@ -413,7 +415,7 @@ def test_network_interface_towards_first_machine(
         if machine.family == socket.AF_INET
     ]
     assert ("127.0.0.1", "lo") in result
-    for address, name in result:  # packets to an own address carry it
+    for address, name in result:  # packets to a local address have it as source
         for variable in names:
             monkeypatch.setenv(variable, "")
             monkeypatch.delenv(variable)

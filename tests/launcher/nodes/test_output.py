@@ -1,4 +1,4 @@
-"""``zerolab launch`` on this machine alone: what is shown and kept, and how it is told to end."""
+"""Output and termination of ``zerolab launch`` on one machine."""
 
 import os
 import signal
@@ -31,7 +31,7 @@ def wait():
         (here / "ticks").write_text(str(ticks))
 """
 SILENCE_S = 3.0
-"""The shortest after which a node takes the head for gone."""
+"""The shortest silence after which a worker considers the coordinator lost."""
 
 
 class Launched:
@@ -55,17 +55,17 @@ class Launched:
             )
 
     def kept(self) -> bytes:
-        """What is kept of the rank's standard output."""
+        """Return the file with the rank's standard output."""
         file = self.folder / "kept" / "localhost_rank_0.out"
         return file.read_bytes() if file.exists() else b""
 
     def ticks(self) -> int:
-        """How many tenths of a second the rank has waited."""
+        """Return the tenths of a second that the rank has waited."""
         file = self.folder / "ticks"
         return int((file.read_text() if file.exists() else "") or "0")
 
     def until(self, what: str, look: Callable[[], object]) -> None:
-        """Wait for something that must happen while the command runs."""
+        """Wait for an event while the command runs."""
         until(
             what,
             lambda: look() or self.process.poll() is not None,
@@ -126,7 +126,7 @@ def test_progress_bar_is_shown_before_its_end(
     other = "import sys; sys.stdout.buffer.write(b'\\n\\xff\\0\\xe2\\x9c\\x93\\n')"
     launched = launch(f"{UNTIL_GO}\n{bar}\nwait()\n{other}\n", PYTHONIOENCODING="ascii")
     assert launched.process.stdout is not None
-    first = launched.process.stdout.readline()  # while the bar stands there
+    first = launched.process.stdout.readline()  # while the bar is visible
     assert first.startswith(b"[localhost:0] ")
     assert first.endswith(b"%\n")
     (launched.folder / "go").touch()
@@ -212,7 +212,7 @@ def test_view_of_redrawn_lines(
     assert (all_lines(view), view.state(), view.state()) == (["three"], "2%", None)
     write(b"\r3%")
     assert (all_lines(view), view.state()) == ([], "3%")
-    write(b"\r    \r\n")  # it is wiped: what has been shown stands
+    write(b"\r    \r\n")  # it is cleared: the shown text remains
     assert all_lines(view) == []
     write(b"\r1%\r2%\r\x1b[K\r  \n")
     assert all_lines(view) == ["2%"]

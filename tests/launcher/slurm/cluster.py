@@ -1,4 +1,4 @@
-"""A real Slurm on this machine: two nodes, each in a network namespace of its own."""
+"""A real Slurm on this machine: two nodes, each in a network namespace."""
 
 import os
 import re
@@ -58,7 +58,7 @@ PartitionName=urgent Nodes=n1,n2 MaxTime=INFINITE State=UP PriorityTier=10 Preem
 
 
 class Cluster:
-    """Slurm's daemons, as long as the context of :func:`cluster` lasts."""
+    """Slurm's daemons, within the context of :func:`cluster`."""
 
     def __init__(self, folder: Path, net: Network) -> None:
         self.folder = folder
@@ -66,7 +66,7 @@ class Cluster:
         self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
 
     def states(self) -> str:
-        """What Slurm says of its nodes."""
+        """Return the states of the nodes."""
         command = ["sinfo", "--noheader", "--Node", "--partition=all", "--format=%N %T"]
         done = subprocess.run(
             command, env=self.environment, capture_output=True, text=True, check=False
@@ -74,7 +74,7 @@ class Cluster:
         return done.stdout
 
     def change(self, setting: str, value: str) -> None:
-        """Change a setting of a cluster whose nodes both answer."""
+        """Change a setting of a cluster whose nodes both respond."""
         file = self.folder / "slurm.conf"
         file.write_text(re.sub(rf"(?m)^{setting}=.*$", f"{setting}={value}", file.read_text()))
         subprocess.run(["scontrol", "reconfigure"], env=self.environment, check=True)
@@ -82,7 +82,7 @@ class Cluster:
 
 @contextmanager
 def cluster(folder: Path) -> Iterator[Cluster]:
-    """Have such a cluster; skip where that is not possible."""
+    """Provide a cluster; skip the test if that is not possible."""
     path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
     needed = ["slurmctld", "slurmd", "munged", "sbatch", "srun", "nsenter"]
     programs = {name: shutil.which(name, path=path) for name in needed}
@@ -91,7 +91,7 @@ def cluster(folder: Path) -> Iterator[Cluster]:
         pytest.skip(f"Slurm: {', '.join(missing)} not installed (slurmctld, slurmd, munge)")
     folder.mkdir(mode=0o755, parents=True)
     with ExitStack() as stack:
-        # Its ports and addresses are the machine's: other tests wait for their turn.
+        # Ports and addresses are unique on this machine: other tests wait for them.
         stack.enter_context(filelock.FileLock(Path(tempfile.gettempdir()) / "zerolab-slurm.lock"))
         net = stack.enter_context(network("zls", 78))
         for name in ("state", "spool_n1", "spool_n2"):
@@ -111,7 +111,7 @@ def cluster(folder: Path) -> Iterator[Cluster]:
         until("munged listens", munge.exists)
         stack.enter_context(_daemon([str(programs["slurmctld"]), "-D", "-c"], created))
         for node, name in zip(("n1", "n2"), net.names, strict=True):
-            # Not `ip netns exec`: it puts another /sys in place, without control groups.
+            # Not `ip netns exec`: it mounts another /sys, without control groups.
             enter = ["nsenter", f"--net=/var/run/netns/{name}"]
             stack.enter_context(
                 _daemon([*enter, str(programs["slurmd"]), "-D", "-N", node], created)

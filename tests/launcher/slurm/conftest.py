@@ -10,7 +10,7 @@ __all__ = ["postgresql", "slurm"]
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A Slurm of two nodes, which the commands of this process speak to."""
+    """A Slurm of two nodes for the commands of this process."""
     with (
         cluster(tmp_path_factory.mktemp("slurm") / "cluster") as created,
         pytest.MonkeyPatch.context() as patch,

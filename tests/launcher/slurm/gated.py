@@ -1,6 +1,6 @@
-"""A trial that stands at certain batches until the test lets it on, or it is told to leave.
+"""A trial that waits at certain batches until the test releases it, or it is preempted.
 
-The same model and data train in plain torch, in one process that nothing befalls.
+The same model and data train in plain torch, in one uninterrupted process.
 """
 
 import math
@@ -28,13 +28,13 @@ def network() -> nn.Module:
 
 
 def data() -> torch.utils.data.TensorDataset:
-    """As many samples as fill no whole number of batches."""
+    """Return samples that do not fill a whole number of batches."""
     inputs = torch.randn(52, 4, generator=torch.Generator().manual_seed(1))
     return torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True).sin())
 
 
 def engine_config() -> dict[str, Any]:
-    """What :class:`Gated` takes as its hyperparameter ``deepspeed_config``."""
+    """Return the hyperparameter ``deepspeed_config`` of :class:`Gated`."""
     return {
         "train_micro_batch_size_per_gpu": SAMPLES,
         "gradient_clipping": CLIPPING,
@@ -44,14 +44,16 @@ def engine_config() -> dict[str, Any]:
 
 
 def losses_of_plain_torch(steps: int) -> list[float]:
-    """The loss of each batch, trained on all of it at once by one process."""
+    """Return the loss of each batch, trained in a single process."""
     model, (inputs, targets) = network(), data().tensors
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
     batch, losses = RANKS * SAMPLES, []
     per_epoch = math.ceil(len(inputs) / batch)
     for step in range(steps):
         first = step % per_epoch * batch
-        rows = torch.arange(first, first + batch) % len(inputs)  # the last is filled up from it
+        rows = torch.arange(first, first + batch) % len(
+            inputs
+        )  # the last batch is completed from it
         loss = nn.functional.mse_loss(model(inputs[rows]), targets[rows])
         optimizer.zero_grad()
         loss.backward()
@@ -62,7 +64,7 @@ def losses_of_plain_torch(steps: int) -> list[float]:
 
 
 def listen() -> None:
-    """Let :class:`Gated` know when it is told to leave, and have that heeded after each batch."""
+    """Notify :class:`Gated` of a preemption, and let ranks agree on it after each batch."""
     import zerotrial.loop.controller
     import zerotrial.loop.session
 
@@ -76,11 +78,11 @@ def listen() -> None:
 
 
 class Gated(zerotrial.ZeroTrial):
-    """The first rank stands; the others wait for it in a collective of the engine.
+    """Trial whose first rank waits at gates; the others wait for it in a collective.
 
     At batch N it writes ``at_N`` into the folder of the hyperparameter ``gate``, with its run and
-    the number of ranks, and waits for ``go_N``. Those on fewer ranks than planned wait at the last
-    gate, and behind it, until they are told to leave.
+    the number of ranks, and waits for ``go_N``. Runs on fewer ranks than planned wait at the last
+    gate, and after it, until they are preempted.
     """
 
     def __init__(self, context: zerotrial.ZeroTrialContext) -> None:

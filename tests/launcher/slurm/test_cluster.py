@@ -1,4 +1,4 @@
-"""A whole cluster: PostgreSQL, two agents, a Slurm pool, and twenty experiments at once."""
+"""A complete cluster: PostgreSQL, two agents, a Slurm pool, and twenty experiments."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -81,7 +81,7 @@ def test_mixed_priorities_on_agents_and_slurm(
     farm: Farm,
 ) -> None:
     pool = {"resource_pool": "cluster"}
-    # These hold all slots, and wait for the others to drive them away.
+    # These use all slots, and wait to be preempted.
     ids = [submit(farm, waits=True, priority=60 + number) for number in range(4)]
     ids.append(submit(farm, waits=True, priority=60, slots_per_trial=2, **pool))
     logs = lambda: "\n".join(log.read_text()[-3000:] for log in farm.path.glob("*.log"))  # noqa: E731
@@ -96,7 +96,10 @@ def test_mixed_priorities_on_agents_and_slurm(
         slots = 2 if number % 4 == 0 else 1
         ids.append(submit(farm, waits=False, priority=15 + 7 * number, slots_per_trial=slots))
     assert len(ids) == 20
-    driven_away = [ids[3], ids[4]]  # of the agents' pool the least important, and Slurm's only one
+    driven_away = [
+        ids[3],
+        ids[4],
+    ]  # the lowest priority of the agents' pool, and the only one of Slurm
     until(
         "two have saved a checkpoint and left",
         lambda: [
@@ -135,7 +138,7 @@ def test_mixed_priorities_on_agents_and_slurm(
 
 
 def check(farm: Farm, experiment_id: int) -> None:
-    """See that of an experiment every metric, checkpoint and line of a log is there, once."""
+    """Check that an experiment has every metric, checkpoint and log line exactly once."""
     experiment = farm.client.experiment(experiment_id)
     assert experiment["state"] == "COMPLETED", experiment["error"]
     trials = farm.client.trials(experiment_id)

@@ -1,4 +1,4 @@
-"""A trial class, ZeRO stage 3 on four ranks over two nodes, meets all that Slurm does to jobs."""
+"""A trial class with ZeRO stage 3 on two nodes, with all of Slurm's interruptions."""
 
 import shutil
 import subprocess
@@ -64,7 +64,7 @@ def submit(farm: Farm, slots: int, **resources: Any) -> int:
     )  # fmt: skip
 
 
-def said(*command: str) -> str:
+def execute(*command: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
@@ -96,7 +96,7 @@ def test_slurm_interruptions_keep_losses(farm: Farm, slurm: Cluster) -> None:
     experiment_id = submit(farm, 4, elastic={"min_slots": 2})
 
     def run_at(step: int, size: int) -> str:
-        """The last run that has come to a step, if it has so many ranks; else empty."""
+        """Return the last run at a step if it has that many ranks; else empty."""
         file = farm.gate / f"at_{step}"
         run, ranks = file.read_text().split() if file.exists() else ("", "")
         return run if ranks == str(size) else ""
@@ -106,11 +106,13 @@ def test_slurm_interruptions_keep_losses(farm: Farm, slurm: Cluster) -> None:
         if not run:
             return ""
         name = f"zerolab-{experiment_id}-1-{run}"
-        return said("squeue", "--noheader", "--format=%i", f"--name={name}", "--states=RUNNING")
+        return execute("squeue", "--noheader", "--format=%i", f"--name={name}", "--states=RUNNING")
 
     def state_of(job: str) -> str:
         return (
-            said("scontrol", "--oneliner", "show", "job", job).partition("JobState=")[2].split()[0]
+            execute("scontrol", "--oneliner", "show", "job", job)
+            .partition("JobState=")[2]
+            .split()[0]
         )
 
     def holders() -> set[int | None]:
@@ -120,12 +122,12 @@ def test_slurm_interruptions_keep_losses(farm: Farm, slurm: Cluster) -> None:
     logs = lambda: "\n".join(log.read_text()[-3000:] for log in farm.path.rglob("*.log"))  # noqa: E731
 
     def leaves_at(step: int, cause: Callable[[str], object]) -> None:
-        """Do something to the job that stands at a step; wait until it has left behind that."""
+        """Interrupt the job that waits at a step; wait until it has saved a checkpoint there."""
         hit: list[str] = []
 
         def left() -> bool:
             run = run_at(step, 4)
-            if run not in {"", *hit}:  # another one, if that was lost for a reason of its own
+            if run not in {"", *hit}:  # another checkpoint, if that one was lost
                 job = job_of(run)
                 if job:
                     hit.append(run)
@@ -137,22 +139,22 @@ def test_slurm_interruptions_keep_losses(farm: Farm, slurm: Cluster) -> None:
         until(f"it has left at step {step}", left, details=logs)
         (farm.gate / f"go_{step}").touch()
 
-    # Slurm looks at time limits every 30 s: what is left after this one is less than the grace.
+    # Slurm checks time limits every 30 s: the remaining time is less than the grace period.
     limit = ["scontrol", "update", "timelimit=2"]
     leaves_at(2, lambda job: subprocess.run([*limit, f"jobid={job}"], check=False))
     leaves_at(4, lambda job: subprocess.run(["scancel", job], check=False))
     command = ["sbatch", "--parsable", "--partition=urgent", "--nodes=2", "--exclusive"]
     urgent: list[str] = []
-    leaves_at(6, lambda _: urgent.append(said(*command, "--output=/dev/null", "--wrap", "true")))
+    leaves_at(6, lambda _: urgent.append(execute(*command, "--output=/dev/null", "--wrap", "true")))
     for job in urgent:
         until("the urgent job is through", lambda job=job: state_of(job), "COMPLETED".__eq__)  # type: ignore[misc]
-    slurm.change("KillWait", "5")  # nothing that is told to leave needs more from here on
+    slurm.change("KillWait", "5")  # preempted runs need no longer time from here on
     lost_job = until("the trial is at step 8", lambda: job_of(run_at(8, 4)), details=logs)
     slurm.net.cut("zls2")
     try:
-        # Slurm would find that out, too, after half a minute (test_slurm.py waits for it).
-        said("scontrol", "update", "nodename=n2", "state=down", "reason=gone")
-        # The ranks that are left stand in a collective, until Slurm kills them.
+        # Slurm would notice after 30 s, too (test_slurm.py waits for it).
+        execute("scontrol", "update", "nodename=n2", "state=down", "reason=gone")
+        # The remaining ranks block in a collective until Slurm kills them.
         until(
             "Slurm has ended the job", lambda: state_of(lost_job), "NODE_FAIL".__eq__, details=logs
         )
@@ -169,7 +171,7 @@ def test_slurm_interruptions_keep_losses(farm: Farm, slurm: Cluster) -> None:
     )
     until("it has run for longer than it must", time.monotonic, lambda now: now > begun + 2)
     (farm.gate / "go_8").touch()
-    # At step 10, behind a checkpoint, it stands until it is told to leave for more slots.
+    # At step 10, after a checkpoint, it waits until it is preempted for more slots.
 
     losses = curves(farm, experiment_id)["training"]
     expected = gated.losses_of_plain_torch(STEPS)

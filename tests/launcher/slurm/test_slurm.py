@@ -1,4 +1,4 @@
-"""Runs are jobs of a real Slurm over two nodes: they meet, leave in time, and end by one rule."""
+"""Runs as jobs of a real Slurm on two nodes: rendezvous, preemption and outcome."""
 
 import os
 import shutil
@@ -120,7 +120,7 @@ def test_ranks_must_fit_on_nodes() -> None:
     assert [slot.node for slot in pool.slots] == [0] * 5 + [1] * 5
     assert node_capacity_problem(4, 2, [5, 5]) is None
     assert node_capacity_problem(10, 1, [5, 5]) is None
-    assert node_capacity_problem(5, 2, [5, 5]) == (  # ten slots, of which one on each node is left
+    assert node_capacity_problem(5, 2, [5, 5]) == (  # ten slots, one on each node is unused
         "resources.slots_per_rank: 5 rank(s) of 2 slot(s) must fit on the 2 node(s) of the Slurm "
         "pool, with 5 slot(s) each"
     )
@@ -159,7 +159,7 @@ def test_slots_of_lost_nodes_are_down() -> None:
               "maint", "fail", "reboot^"]  # fmt: skip
     lines = [f"p {state} n{number}" for number, state in enumerate(states)]
     assert count_ready(SlurmSettings("p"), lines) == 4
-    # Those that runs of ours fill: the one that is being drained is still there, and no other.
+    # Nodes that our runs fill: only the draining one still counts.
     assert count_ready(SlurmSettings("p"), lines, [f"n{number}" for number in range(11)]) == 5
     assert count_ready(SlurmSettings(), ["a* idle n1", "a* down* n2", "b idle n1"]) == 1
     pool = SlurmSettings(nodes=2, slots_per_node=2)
@@ -236,7 +236,7 @@ def test_job_on_two_nodes_and_lost_node(
             ),
         )
 
-    # A path that a shell, or Slurm's patterns of file names, would take apart.
+    # A path that a shell, or Slurm's file name patterns, would split.
     done = make_run(tmp_path / "done of 'me' $(touch hacked) %j", SCRIPT, slots=4)
     process = launcher.start(done, {})
     begun(done)
@@ -250,13 +250,13 @@ def test_job_on_two_nodes_and_lost_node(
     stopped_run = make_run(tmp_path / "left", SCRIPT, slots=4)
     process = launcher.start(stopped_run, {})
     begun(stopped_run)
-    # A node that is being drained is there as long as our run fills it; another job has no place.
+    # A draining node counts while our run fills it; it accepts no other job.
     drain = ["scontrol", "update", "nodename=n2", "state=drain", "reason=maintenance"]
     subprocess.run(drain, check=True)
     until("n2 is draining", slurm.states, lambda reported: "n2 draining" in reported)
     assert not any(slot.down for slot in launcher.offers())
     monkeypatch.setattr("zerolab.launcher.slurm.follow._LACKING_S", 0.1)
-    # The nodes of `all` take several jobs at once, and those of `low` one that wants a whole node.
+    # Nodes of `all` accept several jobs at once, nodes of `low` one exclusive job.
     limited = replace(settings, nodes=3, partition="low", sbatch_args=("--exclusive",))
     signals: list[int] = []
     limit = threading.Timer(DEADLINE_S, signals.append, [15])
@@ -274,7 +274,7 @@ def test_job_on_two_nodes_and_lost_node(
     subprocess.run(["scontrol", "update", "nodename=n2", "state=resume"], check=True)
 
     lost = make_run(tmp_path / "lost", SCRIPT, slots=4)
-    # The ranks of the node that is left wait for the others, and leave when they are killed.
+    # The ranks of the remaining node wait for the others until they are killed.
     settings = SlurmSettings(nodes=2, slots_per_node=2, grace_s=3)
     launcher = SlurmLauncher(Home(tmp_path / "home"), settings.slots, settings)
     process = launcher.start(lost, {})
@@ -282,7 +282,7 @@ def test_job_on_two_nodes_and_lost_node(
     slurm.net.cut("zls2")
     end = end_of(process, lost)
     slurm.net.mend("zls2")
-    # Slurm would look at it again within a minute.
+    # Slurm would check it again within a minute.
     subprocess.run(["scontrol", "update", "nodename=n2", "state=resume"], check=False)
     assert end.exit_code == EXIT_INFRASTRUCTURE, end
     assert "NODE_FAIL" in str(end.reason)
@@ -307,22 +307,22 @@ def test_example_job_is_requeued(
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
     monkeypatch.setenv(ENV_HOME, str(tmp_path / "home"))
 
-    def said(*command: str) -> str:
+    def execute(*command: str) -> str:
         done = subprocess.run(
             command, cwd=tmp_path / "slurm", check=True, capture_output=True, text=True
         )
         return done.stdout.strip()
 
-    job = said("sbatch", "--parsable", "job.sh")
+    job = execute("sbatch", "--parsable", "job.sh")
     out = tmp_path / "slurm" / f"slurm-{job}.out"
     reported = lambda: out.read_text() if out.exists() else slurm.states()  # noqa: E731
     until("all ranks wait", reported, lambda text: text.count(" of 4 --steps 1000") == 4)
-    # As Slurm does before a time limit.
+    # Slurm does this before a time limit.
     subprocess.run(["scancel", "--signal=TERM", job], check=False)
     until(
         "it is queued again",
-        lambda: said("scontrol", "--oneliner", "show", "job", job),
+        lambda: execute("scontrol", "--oneliner", "show", "job", job),
         lambda text: " Restarts=0 " not in text,
         details=reported,
     )
-    said("scancel", job)
+    execute("scancel", job)
