@@ -121,7 +121,7 @@ def _data(connection: Connection, world: World, entry: Entry) -> Iterable[Any]:
     if row is None:  # deleted since
         return [{"id": entry.resource, "deleted": True}]
     if table is experiments:
-        return [queries.experiment(connection, row, world.waiting)]
+        return [queries.experiment(row, world.waiting)]
     return queries.trial_list(connection, [row], world)
 
 
@@ -135,7 +135,7 @@ def _everything(connection: Connection, world: World, experiment_id: int) -> lis
     if experiment_id == ALL:
         return [(None, "experiment", {"reload": True})]
     row = queries.one(connection, experiments, experiment_id)
-    told: list[Event] = [(None, "experiment", queries.experiment(connection, row, world.waiting))]
+    told: list[Event] = [(None, "experiment", queries.experiment(row, world.waiting))]
     if row["num_trials"] > _MANY:
         return [*told, (None, "trial", {"reload": True}), *reload]
     query = select(trials).where(trials.c.experiment_id == experiment_id).order_by(trials.c.id)

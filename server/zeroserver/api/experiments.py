@@ -139,9 +139,7 @@ def _answer(
     warnings: Sequence[str] = (),
 ) -> Response:
     row = queries.one(connection, experiments, experiment_id)
-    told = ExperimentAnswer(
-        queries.experiment(connection, row, services.world.waiting), list(warnings)
-    )
+    told = ExperimentAnswer(queries.experiment(row, services.world.waiting), list(warnings))
     return respond(told, status)
 
 
@@ -170,7 +168,7 @@ def list_experiments(
     if archived is not None:
         query = query.where(columns.archived == int(archived))
     rows, next_after = queries.page(connection, query, experiments, PageRequest(sort, after, limit))
-    found = queries.experiment_list(connection, rows, services.world.waiting)
+    found = [queries.experiment(row, services.world.waiting) for row in rows]
     return respond(ExperimentPage(found, next_after))
 
 

@@ -49,7 +49,6 @@ __all__ = [
     "checkpoint_metrics",
     "count_trials",
     "experiment",
-    "experiment_list",
     "log_page",
     "metric_names",
     "one",
@@ -146,44 +145,18 @@ def _behind(
     return or_(beyond(column, value), same, column.is_(None))
 
 
-def experiment(connection: Connection, row: RowMapping, waiting: Waiting) -> Experiment:
+def experiment(row: RowMapping, waiting: Waiting) -> Experiment:
     """Turn a row into a resource; ``waiting`` knows why it waits."""
-    return experiment_list(connection, [row], waiting)[0]
+    return Experiment.of(
+        row,
+        config=_masked_config(row["config"]),
+        waiting_reason=waiting.of_experiment(row["id"], row["state"]),
+        result_problem=experiment_problem(row),
+        unread_hparams=msgspec.json.decode(row["unread_hparams"] or b"[]"),
+    )
 
 
-def experiment_list(
-    connection: Connection, rows: Sequence[RowMapping], waiting: Waiting
-) -> list[Experiment]:
-    """Turn rows into resources; one query more, for their trials that failed or were canceled.
-
-    Args:
-        connection: For reading.
-        rows: Of the table of experiments.
-        waiting: Knows why they wait.
-    """
-    ids = tuple(row["id"] for row in rows)
-    query = _COUNT_UNSUCCESSFUL.format(", ".join("?" * len(ids)) or "NULL")
-    counts = {(number, state): count for number, state, count in raw_rows(connection, query, ids)}
-    return [
-        Experiment.of(
-            row,
-            config=_masked_config(row["config"]),
-            failed_trials=counts.get((row["id"], _ERROR), 0),
-            canceled_trials=counts.get((row["id"], _CANCELED), 0),
-            waiting_reason=waiting.of_experiment(row["id"], row["state"]),
-            result_problem=experiment_problem(row),
-            unread_hparams=msgspec.json.decode(row["unread_hparams"] or b"[]"),
-        )
-        for row in rows
-    ]
-
-
-_ERROR, _CANCELED, _PAUSED = map(str, (TrialState.ERROR, TrialState.CANCELED, TrialState.PAUSED))
-_COUNT_UNSUCCESSFUL = (
-    "SELECT experiment_id, state, count(*) FROM trials "  # noqa: S608 - our own words
-    f"WHERE state IN ('{_ERROR}', '{_CANCELED}') AND experiment_id IN ({{}}) "
-    "GROUP BY experiment_id, state"
-)
+_PAUSED = str(TrialState.PAUSED)
 
 
 @lru_cache(maxsize=256)  # an experiment is read again and again, and its configuration stays

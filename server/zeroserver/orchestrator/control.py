@@ -365,7 +365,7 @@ def _remove_part(world: World, transaction: Transaction, experiment: RowMapping)
         _count_again(transaction, experiment)
         return False
     if transaction.run(_REMOVE_EVENTS, (experiment_id, _EVENTS_AT_ONCE)) == _EVENTS_AT_ONCE:
-        save(transaction, experiments, experiment_id, num_trials=0)
+        _count_again(transaction, experiment)
         return False
     transaction.connection.execute(delete(experiments).where(experiments.c.id == experiment_id))
     return True
@@ -460,9 +460,16 @@ def _count_again(transaction: Transaction, experiment: RowMapping) -> None:
     save(
         transaction, experiments, experiment["id"],
         num_trials=transaction.connection.scalar(select(func.count()).where(mine)),
+        failed_trials=_count_in(transaction, experiment, TrialState.ERROR),
+        canceled_trials=_count_in(transaction, experiment, TrialState.CANCELED),
         best_trial_id=best.id if best else None,
         best_validation=best.best_validation if best else None,
     )  # fmt: skip
+
+
+def _count_in(transaction: Transaction, experiment: RowMapping, state: TrialState) -> int:
+    query = "SELECT count(*) FROM trials WHERE state = ? AND experiment_id = ?"
+    return int(transaction.raw(query, (str(state), experiment["id"]))[0][0])
 
 
 def orphan(world: World, transaction: Transaction, trial_ids: Sequence[int]) -> None:

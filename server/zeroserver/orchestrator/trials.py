@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -90,10 +90,38 @@ def move_trial(
     """
     if trial["state"] != state:
         check_move(TRIAL_MOVES, f"trial {trial['id']}", trial["state"], state)
+        _count_moves(transaction, trial["experiment_id"], [(trial["state"], state)])
     save(transaction, trials, trial["id"], state=state, **values)
     touch(transaction, "trial", trial["experiment_id"], trial["id"])
     if state in TRIAL_ENDED or state == TrialState.PAUSED:
         settle_sources(transaction, trial["id"])
+
+
+_COUNTED = (TrialState.ERROR, TrialState.CANCELED)
+
+
+def _count_moves(
+    transaction: Transaction, experiment_id: int, moves: Iterable[tuple[str, str]]
+) -> None:
+    """Keep the numbers of failed and canceled trials of an experiment.
+
+    Args:
+        transaction: Of the writer.
+        experiment_id: Whose trials move.
+        moves: State before and after, of each trial.
+    """
+    changes = dict.fromkeys(_COUNTED, 0)
+    for before, after in moves:
+        for state in _COUNTED:
+            changes[state] += (after == state) - (before == state)
+    if any(changes.values()):
+        transaction.run(_COUNT, (*changes.values(), experiment_id))
+
+
+_COUNT = (
+    "UPDATE experiments SET failed_trials = failed_trials + ?, "
+    "canceled_trials = canceled_trials + ? WHERE id = ?"
+)
 
 
 def resting_state(experiment_state: str, trial: Mapping[str, Any] | RowMapping) -> TrialState:
@@ -358,10 +386,13 @@ def reopen_trials(
         state: Of the experiment, from now on.
     """
     by_state: dict[TrialState, list[int]] = {}
+    moves: list[tuple[str, str]] = []
     for trial in ended:
         to = resting_state(state, {"waits": trial["waits"], "held": 0})
         check_move(TRIAL_MOVES, f"trial {trial['id']}", trial["state"], to)
         by_state.setdefault(to, []).append(trial["id"])
+        moves.append((trial["state"], to))
+    _count_moves(transaction, experiment_id, moves)
     touch_trials(world, transaction, experiment_id, (trial["id"] for trial in ended))
     for to, ids in by_state.items():
         transaction.many(_REOPEN, [(str(to), number) for number in ids])
@@ -460,6 +491,8 @@ def cancel_idle_trials(
         .values(state=TrialState.CANCELED, stop=why, restart_at=None, ended_at=world.clock())
     )
     touch_trials(world, transaction, experiment_id, found)
+    moves = [(TrialState.QUEUED, TrialState.CANCELED)] * len(found)
+    _count_moves(transaction, experiment_id, moves)
     if found:
         apply_to_experiment(world, transaction, experiment_id)
 

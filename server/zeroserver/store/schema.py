@@ -50,7 +50,7 @@ __all__ = [
     "trials",
 ]
 
-HEAD = "0015"
+HEAD = "0016"
 
 WAITING = (
     "state = 'QUEUED' AND run_id IS NULL "
@@ -109,6 +109,8 @@ experiments = Table(
     Column("searcher_done", Integer, nullable=False, default=0),
     Column("progress", Double, nullable=False, default=0.0),
     Column("num_trials", Integer, nullable=False, default=0),
+    Column("failed_trials", Integer, nullable=False, server_default="0"),
+    Column("canceled_trials", Integer, nullable=False, server_default="0"),
     Column("best_trial_id", Id, nullable=True),
     Column("best_validation", Double, nullable=True),
     Column("error", Text, nullable=True),

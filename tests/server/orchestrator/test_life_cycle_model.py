@@ -359,6 +359,16 @@ class LifeCycle(RuleBasedStateMachine):
                 assert killed or deadline >= self.server.clock.now
 
     @invariant()
+    def counts_are_those_of_the_trials(self) -> None:
+        rows = self.server.sql(
+            "SELECT e.failed_trials, e.canceled_trials, count(CASE t.state WHEN 'ERROR' THEN 1 "
+            "END), count(CASE t.state WHEN 'CANCELED' THEN 1 END) FROM experiments e "
+            "LEFT JOIN trials t ON t.experiment_id = e.id GROUP BY e.id"
+        )
+        for *stored, failed, canceled in rows:
+            assert stored == [failed, canceled]
+
+    @invariant()
     def each_run_begins_where_its_trial_saved_last(self) -> None:
         rows = self.server.sql("SELECT trial_id, spec FROM runs WHERE state = 'ASSIGNED'")
         for trial_id, text in rows:

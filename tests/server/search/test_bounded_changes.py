@@ -184,7 +184,10 @@ def test_interrupted_delete_is_repeated(server: Server, small_parts: None) -> No
     trials = count(server, "trials")
     while count(server, "trials") == trials:
         assert not server.write(lambda world, transaction: control.remove(world, transaction, 1))
-    assert server.experiment()["num_trials"] == count(server, "trials")
+    experiment = server.experiment()
+    assert experiment["num_trials"] == count(server, "trials")
+    states = [trial["state"] for trial in server.trials()]
+    assert experiment["canceled_trials"] == states.count("CANCELED")
     answer = server.http.post("/api/v1/experiments/1/continue", json={})
     assert answer.status_code == 409
     assert "is being deleted" in answer.json()["error"]["message"]

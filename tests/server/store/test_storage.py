@@ -154,6 +154,27 @@ def test_tables_of_others_beside_ours_do_no_harm(url: str) -> None:
     database.close()
 
 
+def test_upgrade_counts_failed_trials(tmp_path: Path) -> None:
+    with serve(tmp_path) as server:
+        server.submit(max_restarts=0)
+        server.submit(activate=False)
+        server.add_agent()
+        server.exit(server.begin().run_id, 1)
+        server.act("kill", 2)
+        path = server.services.world.home.database
+    database = opened(sqlite_url(path))
+    with database.writer_engine.begin() as connection:
+        config = Config()
+        config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+        config.attributes["connection"] = connection
+        command.downgrade(config, "0015")
+    database.close()
+    with serve(tmp_path) as server:
+        found = [server.experiment(number) for number in (1, 2)]
+        counts = [(each["failed_trials"], each["canceled_trials"]) for each in found]
+        assert counts == [(1, 0), (0, 1)]
+
+
 def test_an_older_database_marks_what_its_server_had_still_to_remove(tmp_path: Path) -> None:
     with serve(tmp_path) as server:
         server.submit(checkpoint_storage={"save_trial_best": 0, "save_trial_latest": 1})
