@@ -67,6 +67,7 @@ def test_import_cycles_are_detected() -> None:
 def test_folder_has_at_most_15_files() -> None:
     counts = {str(folder.relative_to(ROOT)): len(sources(folder)) for folder in folders()}
     assert len(counts) > 90
+    del counts["server/zeroserver/store/migrations/versions"]  # every change of the schema adds one
     assert {folder: count for folder, count in counts.items() if count > 15} == {}
 
 
