@@ -21,7 +21,7 @@ from tests.engine.ranks import run_on_ranks
 from tests.engine.stage3_models import Language, decay_groups, make_batches, train_plainly
 from zerotrial.engine import Engine, initialize
 from zerotrial.engine.comm.communicator import GroupCommunicator
-from zerotrial.engine.module.activation import checkpoint_blocks
+from zerotrial.engine.module.activation_checkpointing import checkpoint_blocks
 from zerotrial.engine.pipeline import LayerSpec, PipelineModule
 from zerotrial.engine.watch.flops import peak_flops
 

@@ -76,20 +76,20 @@ def test_copies_compute_with_their_own_weights(options: dict[str, Any], by_user:
     engine = make(model, 1, options)
     x = torch.randn(2, 4)
     engine.backward(engine(x).float().square().mean())  # also between backward and step
-    wanted = engine.module(x).detach()
+    expected = engine.module(x).detach()
     for copied in (copy.deepcopy(engine.module), pickled(engine.module), saved(engine.module)):
-        torch.testing.assert_close(copied(x).detach(), wanted)
+        torch.testing.assert_close(copied(x).detach(), expected)
         with torch.no_grad():
             for parameter in copied.parameters():
                 parameter.zero_()
         assert not copied(x).any()
-    torch.testing.assert_close(engine.module(x).detach(), wanted)
+    torch.testing.assert_close(engine.module(x).detach(), expected)
     assert not engine.stage.gradients.exposed  # neither copies nor torch.compile have read p.grad
     engine.step()
     engine.close()
 
 
-def test_sharded_models_say_what_to_save_instead() -> None:
+def test_sharded_models_cannot_be_pickled() -> None:
     engine = make(Model(), 3, {})
     for how in (copy.deepcopy, pickled, saved):
         with pytest.raises(EngineError, match=r"cannot be copied or pickled.*full_state_dict"):

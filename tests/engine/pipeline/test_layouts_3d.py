@@ -15,7 +15,7 @@ from tests.engine.pipelines import LENGTH, WIDTH, Block, batches, engine_of, ref
 from tests.engine.ranks import run_on_ranks
 from tests.waiting import DEADLINE_S
 from zerolab.errors import ConfigError
-from zerotrial.engine.module.activation import _Away
+from zerotrial.engine.module.activation_checkpointing import _StoredTensor
 
 STEPS = 20
 EXAMPLE = Path(__file__).parents[3] / "examples" / "gpt_3d" / "train.py"
@@ -62,7 +62,7 @@ def trained(schedule: str, directory: str) -> Trained:
 
     def count(*_: Any) -> None:
         if engine.global_steps == 1:  # not while shapes are found out
-            waiting = [item for item in gc.get_objects() if isinstance(item, _Away)]
+            waiting = [item for item in gc.get_objects() if isinstance(item, _StoredTensor)]
             peak.append(sum(item.values.nbytes for item in waiting))
 
     blocks = [layer for layer in engine.module.layers.values() if isinstance(layer, Block)]

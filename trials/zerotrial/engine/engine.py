@@ -24,15 +24,15 @@ from zerotrial.engine.deepspeed_accessors import DeepSpeedAccessors
 from zerotrial.engine.loss_scale import LossScaler
 from zerotrial.engine.lr_schedules.base import required_arguments
 from zerotrial.engine.mesh import Mesh
-from zerotrial.engine.module.frozen import FrozenParameters
+from zerotrial.engine.module.backward_detection import reaches_leaves, watch_outputs
+from zerotrial.engine.module.frozen_parameters import FrozenParameters
 from zerotrial.engine.module.gradient_access import (
-    INSTEAD,
+    GRADIENT_ALTERNATIVES,
     close_window,
     open_window,
     serve_gradients,
 )
-from zerotrial.engine.module.outputs import comes_to, watch
-from zerotrial.engine.module.taken import Taken
+from zerotrial.engine.module.ownership import ModelOwnership
 from zerotrial.engine.progress import Progress
 from zerotrial.engine.protocols import Observer, Stage, StepResult
 from zerotrial.engine.tensor.model_sharding import ShardedModel
@@ -59,7 +59,7 @@ class EngineParts:
     mesh: Mesh
     divided: ShardedModel
     observer: Observer
-    taken: Taken
+    ownership: ModelOwnership
     watchdog: CollectiveWatchdog
     trains: bool = True
     """Whether the engine has an optimizer."""
@@ -90,8 +90,8 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedAccessors):
         self.mesh = parts.mesh
         self.trains = parts.trains
         self.divided = parts.divided
-        self._taken = parts.taken
-        self._frozen = FrozenParameters(parts.module, parts.taken.trained_elsewhere)
+        self._ownership = parts.ownership
+        self._frozen = FrozenParameters(parts.module, parts.ownership.trained_elsewhere)
         # records of collective calls
         self.watchdog = parts.watchdog
         self._forward_call: AbstractContextManager[None] = nullcontext()
@@ -122,7 +122,7 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedAccessors):
             outputs = self.module(*args, **kwargs)
         if not self.trains or not torch.is_grad_enabled():
             return outputs
-        watch(outputs, self._on_output_gradient)
+        watch_outputs(outputs, self._on_output_gradient)
         return outputs
 
     forward = __call__
@@ -189,7 +189,7 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedAccessors):
         """Detect a backward pass of user code at the gradient of an output."""
         del gradient
         # torch.autograd.grad() reaches no leaf, e.g. in a gradient penalty.
-        if self._backward_origin is None and comes_to(self.stage.leaves()):
+        if self._backward_origin is None and reaches_leaves(self.stage.leaves()):
             self._begin_user_backward()
 
     def _begin_user_backward(self) -> None:
@@ -308,7 +308,7 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedAccessors):
     def _check_unscaled(self) -> None:
         if self.scaler.scale != 1:
             msg = "p.grad: in fp16 gradients are multiplied by the loss scale until step(); "
-            raise EngineError(f"{msg}{INSTEAD}")
+            raise EngineError(f"{msg}{GRADIENT_ALTERNATIVES}")
 
     def step(self, lr_kwargs: dict[str, Any] | None = None) -> StepResult:
         """End a micro-batch and, at an accumulation boundary, update the weights.
@@ -343,7 +343,7 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedAccessors):
             close_window(self)
             with self._step_call:
                 self._last = self._update(lr_kwargs or {})
-            self._frozen.look()
+            self._frozen.check()
         else:
             self._last = StepResult(updated=False)
         return self._last
@@ -553,7 +553,7 @@ class Engine(CheckpointCalls, WholeCalls, DeepSpeedAccessors):
                 self.divided.undo()
         self.watchdog.close()
         self.observer.close()
-        self._taken.give_back()
+        self._ownership.give_back()
 
 
 class _ClosedStage:

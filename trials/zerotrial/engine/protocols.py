@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from zerolab.config.engine.engine_config import EngineConfig
     from zerotrial.engine.comm.communicator import Traffic
     from zerotrial.engine.mesh import Mesh
-    from zerotrial.engine.module.frozen import FrozenOriginals
+    from zerotrial.engine.module.frozen_parameters import FrozenOriginals
+    from zerotrial.engine.module.ownership import ModelOwnership
     from zerotrial.engine.module.precision import Precision
-    from zerotrial.engine.module.taken import Taken
 
 __all__ = [
     "GradientSource",
@@ -191,7 +191,7 @@ class StageInputs:
     mesh: "Mesh"
     """Process groups, and the parameters that count on this rank."""
 
-    taken: "Taken"
+    ownership: "ModelOwnership"
     """Original state of the module, for its restoration."""
 
     observer: Observer = field(default_factory=NullObserver)

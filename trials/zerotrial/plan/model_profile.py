@@ -16,7 +16,7 @@ from zerotrial.engine.builder.arguments import groups_of, make_user_optimizer
 from zerotrial.engine.builder.build import planning
 from zerotrial.engine.deepspeed_accessors import DeepSpeedAccessors
 from zerotrial.engine.memory import MOMENTS
-from zerotrial.engine.module.units import asked_units, plan_units
+from zerotrial.engine.module.units import plan_units, requested_units
 from zerotrial.engine.pipeline.module import PipelineModule, all_layers_built
 from zerotrial.engine.protocols import ParamGroup
 from zerotrial.engine.stage3.gather import (
@@ -140,7 +140,7 @@ def profile_model(
     created = make_user_optimizer(optimizer, model_parameters, model)
     sizes = _sizes_by_group(model, groups_of(model, created, model_parameters))
     zero = config.zero_optimization
-    units = plan_units(model, wrap=asked_units(model), leaves=zero.leaf_module.classes)
+    units = plan_units(model, wrap=requested_units(model), leaves=zero.leaf_module.classes)
     order = in_forward_order(model, units)
     gathered = kept_between_steps(order, zero) | kept_to_backward(order, zero)
     numel = sum(map(sum, sizes))

@@ -42,10 +42,14 @@ from zerotrial.engine.flat.stages import Stage0, Stage1, Stage2
 from zerotrial.engine.loader import build_loader
 from zerotrial.engine.loss_scale import make_scaler
 from zerotrial.engine.memory.heap import garbage_collection_paused
-from zerotrial.engine.module.activation import checkpoint_blocks, recomputed, recomputing
-from zerotrial.engine.module.compiling import compile_blocks, unwrap_compiled
+from zerotrial.engine.module.activation_checkpointing import (
+    checkpoint_blocks,
+    recomputed,
+    recomputing,
+)
+from zerotrial.engine.module.compilation import compile_blocks, unwrap_compiled
+from zerotrial.engine.module.ownership import ModelOwnership, close_conflicting_engines
 from zerotrial.engine.module.precision import register_input_cast
-from zerotrial.engine.module.taken import Taken, release
 from zerotrial.engine.protocols import Observer, OptimizerFactory, Stage, StageInputs
 from zerotrial.engine.tensor.model_sharding import ShardedModel, shard_model
 from zerotrial.engine.update.checkpoint_support import check_savable
@@ -150,27 +154,29 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
     check_values(model, resolved, weights, device)
     exclusive = resolved.zero_optimization.stage == 3
     logs = int(os.environ.get("RANK", "0")) == 0
-    model_parameters = release(model, optimizer, model_parameters, alone=exclusive, tell=logs)
-    taken = Taken(model)
+    model_parameters = close_conflicting_engines(
+        model, optimizer, model_parameters, exclusive=exclusive, log=logs
+    )
+    ownership = ModelOwnership(model)
     training_device = choose_device(device)
     world = find_process_group(training_device, start=dist_init_required)
     # With an mpu not all ranks of the world may build this engine.
     with watched_call("initialize") if mpu is None else contextlib.nullcontext():
         environment = find_environment(resolved, model, training_device, mpu, world)
-        with taken.undone_if_refused():
+        with ownership.restored_on_error():
             saving = environment.mesh.saving
             observer = make_observer(
                 environment.config, environment.device, saving.rank, saving.size
             )
             divided = _prepare_model(model, environment, observer)
-            taken.closed_by(divided.undo)
+            ownership.set_close(divided.undo)
             user_optimizer = make_user_optimizer(optimizer, model_parameters, model)
             inputs = _stage_inputs(
-                model, environment, taken, user_optimizer, model_parameters, observer
+                model, environment, ownership, user_optimizer, model_parameters, observer
             )
             inputs = replace(inputs, weights=weights)
             stage = _build_stage(inputs)
-            taken.closed_by(partial(_undo, stage, divided))
+            ownership.set_close(partial(_undo, stage, divided))
             _cast_inputs(inputs)
             has_optimizer = user_optimizer is not None
             schedule = make_schedule(
@@ -186,7 +192,7 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
             loader=loader,
             engine_class=engine_class,
         )
-    taken.hold(_trained(inputs), engine.close_for_reinitialize, alone=exclusive)
+    ownership.acquire(_trained(inputs), engine.close_for_reinitialize, exclusive=exclusive)
     if environment.mesh.saving.rank == 0:
         describe_config(resolved, environment.mesh.data.size, model)
     return engine, engine.optimizer if engine.trains else cast("Any", None), loader, schedule
@@ -237,7 +243,7 @@ def _undo(stage: Stage, divided: ShardedModel) -> None:
 def _stage_inputs(  # noqa: PLR0917 - one caller
     model: nn.Module,
     environment: EngineEnvironment,
-    taken: Taken,
+    ownership: ModelOwnership,
     user_optimizer: torch.optim.Optimizer | None,
     model_parameters: Any,
     observer: Observer,
@@ -252,7 +258,7 @@ def _stage_inputs(  # noqa: PLR0917 - one caller
         accumulation_steps=environment.batch.accumulation_steps,
         device=environment.device,
         mesh=environment.mesh,
-        taken=taken,
+        ownership=ownership,
         observer=observer,
     )
 
@@ -307,7 +313,7 @@ def _assemble(
             mesh=environment.mesh,
             divided=divided,
             observer=inputs.observer,
-            taken=inputs.taken,
+            ownership=inputs.ownership,
             watchdog=CollectiveWatchdog.of(environment.mesh),
             trains=bool(inputs.groups),
         )

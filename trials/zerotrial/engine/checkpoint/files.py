@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from zerolab.errors import EngineError, NotFoundError
-from zerotrial.engine.module.compiling import strip_compiled
+from zerotrial.engine.module.compilation import strip_compiled
 
 __all__ = [
     "LATEST",

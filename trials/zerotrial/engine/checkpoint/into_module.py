@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from zerotrial.engine.module.compiling import strip_compiled
-from zerotrial.engine.module.frozen import FrozenOriginals
-from zerotrial.engine.module.gathered import is_sharded
+from zerotrial.engine.module.compilation import strip_compiled
+from zerotrial.engine.module.frozen_parameters import FrozenOriginals
+from zerotrial.engine.module.full_tensor import is_sharded
 
 __all__ = ["WriteFull", "accept_full_tensors"]
 

@@ -25,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from zerotrial.engine.checkpoint.files import CheckpointError, FileRecord, write_file
-from zerotrial.engine.module.compiling import strip_compiled
+from zerotrial.engine.module.compilation import strip_compiled
 from zerotrial.engine.protocols import Piece
 from zerotrial.engine.tensor.shard_spec import Span
 

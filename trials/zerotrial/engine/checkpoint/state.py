@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from zerotrial.engine.checkpoint.files import CheckpointError
-from zerotrial.engine.module.frozen import FrozenOriginals
-from zerotrial.engine.module.gathered import is_sharded, whole_of
+from zerotrial.engine.module.frozen_parameters import FrozenOriginals
+from zerotrial.engine.module.full_tensor import full_tensor_of, is_sharded
 
 __all__ = [
     "CLIENT_STATE",
@@ -201,7 +201,7 @@ def module_tensors(
         originals: Values of frozen parameters before they were rounded.
     """
     for name, tensor in module_targets(module, trainable, frozen=frozen).items():
-        value = whole_of(tensor.detach())
+        value = full_tensor_of(tensor.detach())
         if originals is not None:
             value = originals.whole(name, value)
         yield name, value.to("cpu", copy=True).contiguous()

@@ -19,7 +19,7 @@ from zerotrial.engine.checkpoint.state import module_tensors, set_module_tensor
 from zerotrial.engine.comm.watchdog import CollectiveWatchdog, collective
 from zerotrial.engine.loss_scale import LossScaler
 from zerotrial.engine.mesh import Axis, Mesh, tie_of
-from zerotrial.engine.module.gathered import is_sharded, whole_of
+from zerotrial.engine.module.full_tensor import full_tensor_of, is_sharded
 from zerotrial.engine.protocols import Piece, Stage
 from zerotrial.engine.tensor.model_sharding import ShardedModel
 
@@ -98,7 +98,7 @@ class WholeCalls:
             EngineError: If no parameter has the name, the shape is another, or there is nothing of
                 this kind to be written; on all ranks alike.
         """
-        full = whole_of(value) if isinstance(value, Tensor) else value
+        full = full_tensor_of(value) if isinstance(value, Tensor) else value
         self._where_it_is(name, lambda first: self._set_full(name, first, full, kind))
 
     def _set_full(self, name: str, first: str, value: Tensor, kind: str) -> None:
@@ -439,7 +439,7 @@ def names_by_first(module: nn.Module) -> dict[str, list[str]]:
 
 def _whole_of_module(module: nn.Module, name: str) -> Tensor:
     value = module.get_parameter(name).detach()
-    return whole_of(value) if is_sharded(value) else value.clone()
+    return full_tensor_of(value) if is_sharded(value) else value.clone()
 
 
 def _check_shape(name: str, value: Tensor, shape: torch.Size) -> None:

@@ -29,9 +29,9 @@ from zerotrial.engine.flat.sharded import ShardedGradients
 from zerotrial.engine.flat.tied_gradients import TiedGradients
 from zerotrial.engine.flat.weight_writes import WeightWrites
 from zerotrial.engine.flat.weights import flatten_parameters
-from zerotrial.engine.module.frozen import FrozenOriginals
+from zerotrial.engine.module.frozen_parameters import FrozenOriginals
 from zerotrial.engine.module.gradient_access import set_raw_gradient
-from zerotrial.engine.module.precision import kept_in_full
+from zerotrial.engine.module.precision import uncast_parameters
 from zerotrial.engine.protocols import GradientSource, Piece, StageInputs, Updater, UpdaterInputs
 from zerotrial.engine.update.in_memory import build_updater
 from zerotrial.engine.update.norm import squared_norm
@@ -70,7 +70,7 @@ class FlatStage:
             self._bucket_numel(),
             comm.size,
             inputs.precision.compute,
-            keep=kept_in_full(inputs.module),
+            keep=uncast_parameters(inputs.module),
             whole_parameters=unsplit,
         )
         self._trained = frozenset(place.parameter for b in self.buckets for place in b.slots)

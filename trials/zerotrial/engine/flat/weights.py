@@ -8,8 +8,8 @@ from torch import Tensor
 
 from zerotrial.engine.comm.communicator import Buffer, Communicator
 from zerotrial.engine.flat.layout import Bucket, allocate_for
-from zerotrial.engine.module.frozen import FrozenOriginals
-from zerotrial.engine.module.precision import kept_in_full
+from zerotrial.engine.module.frozen_parameters import FrozenOriginals
+from zerotrial.engine.module.precision import uncast_parameters
 from zerotrial.engine.protocols import StageInputs
 
 __all__ = ["FlatWeights", "flatten_parameters"]
@@ -78,7 +78,7 @@ def _broadcast_frozen(
     """Broadcast rank 0's frozen parameters and buffers; cast the parameters."""
     trained = {slot.parameter for bucket in buckets for slot in bucket.slots}
     compute = inputs.precision.compute
-    uncast = kept_in_full(inputs.module)
+    uncast = uncast_parameters(inputs.module)
     for name, parameter in inputs.module.named_parameters():
         if parameter in trained:
             continue

@@ -1,1 +1,1 @@
-"""What is done to a user's module: units, activation checkpointing, compiling, precision."""
+"""Changes of a user's module: units, activation checkpointing, compilation, precision."""

@@ -1,21 +1,21 @@
-"""A module's ``forward`` with something around it, in models that can be copied and pickled."""
+"""Replaceable ``forward`` of modules that can still be copied and pickled."""
 
 import functools
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["AroundForward"]
+__all__ = ["ForwardReplacement"]
 
 
-class AroundForward:
-    """Stands for ``module.forward``; a copy of the module, or a pickled one, has the original.
+class ForwardReplacement:
+    """Replacement of ``module.forward``; copies and pickles of the module have the original.
 
-    A function in its place could not be pickled, and in a copy would run the module copied from.
+    A plain function could not be pickled, and in a copy would run the original module.
 
     Args:
-        inner: The ``forward`` that was there.
-        call: What is called instead; it calls ``inner``.
-        by: What made ``call``.
+        inner: Original ``forward``.
+        call: Replacement, which calls ``inner``.
+        by: Object that made ``call``.
     """
 
     def __init__(self, inner: Callable[..., Any], call: Callable[..., Any], by: Any = None) -> None:
@@ -23,13 +23,13 @@ class AroundForward:
         self._inner, self._call, self.by = inner, call, by
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call what is there instead."""
+        """Call the replacement."""
         return self._call(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle, and copy, the original."""
-        return _itself, (self._inner,)
+        """Pickle and copy the original."""
+        return _identity, (self._inner,)
 
 
-def _itself(forward: Callable[..., Any]) -> Callable[..., Any]:
+def _identity(forward: Callable[..., Any]) -> Callable[..., Any]:
     return forward

@@ -1,9 +1,9 @@
 """``parameter.grad`` of parameters whose gradients an engine keeps elsewhere.
 
-An engine takes gradients away from its parameters while backward runs. Between ``backward()`` and
-``step()``, user code may read and write ``parameter.grad`` all the same, to clip by hand for
-example. The engine answers: :func:`open_window` has ``nn.Parameter.grad`` ask it. The attribute is
-replaced in the class only while engines that train exist; :func:`serve_gradients` counts them.
+An engine removes gradients from its parameters during backward. Between ``backward()`` and
+``step()`` user code may still read and write ``parameter.grad``, for example to clip gradients.
+:func:`open_window` makes ``nn.Parameter.grad`` use the engine. The attribute of the class is
+replaced only while engines that train exist; :func:`serve_gradients` counts them.
 """
 
 import inspect
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 __all__ = [
-    "INSTEAD",
+    "GRADIENT_ALTERNATIVES",
     "GradientOwner",
     "close_window",
     "get_raw_gradient",
@@ -29,20 +29,20 @@ __all__ = [
 
 _descriptor: Any = torch._C.TensorBase.grad  # noqa: SLF001 - the attribute before it is wrapped
 get_raw_gradient: Any = _descriptor.__get__
-"""Read the gradient that torch itself has of a tensor; as fast as the attribute."""
+"""Read torch's own gradient of a tensor; as fast as the attribute."""
 set_raw_gradient: Any = _descriptor.__set__
 
 
-INSTEAD = (
+GRADIENT_ALTERNATIVES = (
     "set gradient_clipping in the engine file to clip the norm; read a full gradient with "
     "engine.weights.full(name, 'gradient'), and write it with "
     "engine.weights.set_full(name, value, 'gradient')"
 )
-"""Ends messages about gradients that cannot be read through ``parameter.grad``."""
+"""End of error texts about gradients that ``parameter.grad`` cannot provide."""
 
 
 class GradientOwner(Protocol):
-    """An engine that has gradients: after ``backward()`` and before ``step()``."""
+    """Engine that has gradients: after ``backward()`` and before ``step()``."""
 
     @property
     def gradients_readable(self) -> bool:
@@ -50,27 +50,27 @@ class GradientOwner(Protocol):
         ...
 
     def owns_gradient(self, parameter: Tensor) -> bool:
-        """Return whether the engine keeps the gradient of a parameter."""
+        """Return whether the engine manages the gradient of a parameter."""
         ...
 
     def read_gradient(self, parameter: Tensor) -> Tensor | None:
-        """Return the averaged gradient; writes to it in place count."""
+        """Return the averaged gradient; in-place writes take effect."""
         ...
 
     def write_gradient(self, parameter: Tensor, value: Tensor | None) -> None:
-        """Replace the averaged gradient; None: leave the parameter out of the next step."""
+        """Replace the averaged gradient; None excludes the parameter from the step."""
         ...
 
 
 _owners: "list[weakref.ref[GradientOwner]]" = []
-"""Whose windows are open; empty while no engine has gradients, and during backward."""
+"""Engines with open windows; empty while no engine has gradients, and during backward."""
 
 _APPLY = nn.Module._apply.__code__  # noqa: SLF001 - what to(), cuda() and half() call
 _INTERNALS = tuple(
     str(Path(torch.__file__).parent / name) + os.sep
     for name in ("_dynamo", "_functorch", "_inductor", "_subclasses", "distributed/fsdp")
 )
-"""Code of torch that wants what torch itself has: compilers look at the gradients of inputs."""
+"""Code of torch that needs torch's own gradient: compilers inspect the gradients of inputs."""
 _ZERO_GRAD = {
     inspect.unwrap(function).__code__
     for function in (nn.Module.zero_grad, torch.optim.Optimizer.zero_grad)
@@ -78,18 +78,18 @@ _ZERO_GRAD = {
 
 
 def open_window(owner: GradientOwner) -> None:
-    """Have ``parameter.grad`` ask an engine, until :func:`close_window`."""
+    """Redirect ``parameter.grad`` to an engine until :func:`close_window`."""
     _owners.append(weakref.ref(owner))
 
 
 def close_window(owner: GradientOwner) -> None:
-    """End what :func:`open_window` began, if it did."""
+    """Undo :func:`open_window`, if it was called."""
     if _owners:
         _owners[:] = [ref for ref in _owners if ref() not in {owner, None}]
 
 
 def _owner_of(parameter: Tensor) -> GradientOwner | None:
-    if torch._C._current_graph_task_id() >= 0:  # noqa: SLF001 - in the backward of another loss
+    if torch._C._current_graph_task_id() >= 0:  # noqa: SLF001 - inside another loss's backward
         return None
     for ref in _owners:
         owner = ref()
@@ -123,18 +123,18 @@ def _delete(parameter: Tensor) -> None:
 
 _property = property(_get, _set, _delete, _descriptor.__doc__)
 _served: dict[Any, int] = {}
-"""Classes of parameters whose ``grad`` asks engines, and how many engines need it."""
+"""Parameter classes with a replaced ``grad``, and the number of engines that need it."""
 
 
 def serve_gradients(owner: GradientOwner, parameters: Iterable[Tensor]) -> Callable[[], Any]:
-    """Have ``grad`` of the classes of parameters ask engines, as long as one of them exists.
+    """Replace ``grad`` of the parameters' classes while an engine that needs it exists.
 
     Args:
-        owner: An engine.
-        parameters: Of its model.
+        owner: The engine.
+        parameters: Parameters of its model.
 
     Returns:
-        Call it when the engine is closed; it is called when the engine is freed.
+        Function to call when the engine is closed; freeing the engine calls it, too.
     """
     kinds: set[Any] = {type(parameter) for parameter in parameters}
     kinds = {nn.Parameter, *(kind for kind in kinds if not issubclass(kind, nn.Parameter))}

@@ -1,4 +1,4 @@
-"""Hooks on gradients, for a parameter whose place another tensor takes while the model runs."""
+"""Gradient hooks of parameters that another tensor replaces while the model runs."""
 
 # ruff: noqa: SLF001 - torch has no public names for the hooks of a tensor
 
@@ -8,69 +8,69 @@ from typing import Any
 
 from torch import Tensor, nn
 
-__all__ = ["GradientHooks", "hooks_of", "put_back"]
+__all__ = ["GradientHooks", "hooks_of", "restore_hooks"]
 
 _KINDS = ("_backward_hooks", "_post_accumulate_grad_hooks")
-"""Where a tensor keeps what ``register_hook`` and ``register_post_accumulate_grad_hook`` get."""
+"""Attributes with the hooks of ``register_hook`` and ``register_post_accumulate_grad_hook``."""
 
 Hooks = dict[int, Any]
-"""By handle; a handle removes its own."""
+"""Hooks by handle; a handle removes its hook."""
 
 
 def hooks_of(module: nn.Module) -> dict[str, dict[str, Hooks]]:
-    """Find the hooks on gradients that a model's parameters have, by name and kind."""
-    found = {
+    """Return the gradient hooks of a model's parameters, by name and kind."""
+    by_name = {
         name: {kind: hooks for kind in _KINDS if (hooks := getattr(parameter, kind))}
         for name, parameter in module.named_parameters()
     }
-    return {name: hooks for name, hooks in found.items() if hooks}
+    return {name: hooks for name, hooks in by_name.items() if hooks}
 
 
-def put_back(module: nn.Module, hooks: Mapping[str, Mapping[str, Hooks]]) -> None:
-    """Give the parameters that a model has now the hooks of those that it had before.
+def restore_hooks(module: nn.Module, hooks: Mapping[str, Mapping[str, Hooks]]) -> None:
+    """Attach the hooks of a model's previous parameters to the current ones.
 
     Args:
         module: The model.
-        hooks: From :func:`hooks_of`.
+        hooks: Result of :func:`hooks_of`.
     """
     for name, kinds in hooks.items():
         parameter = module.get_parameter(name)
-        for kind, own in kinds.items():
+        for kind, hooks_of_kind in kinds.items():
             if getattr(parameter, kind) is None:
-                setattr(parameter, kind, own)
+                setattr(parameter, kind, hooks_of_kind)
 
 
 class GradientHooks:
-    """The hooks of sharded parameters, called with the gradients of the full ones."""
+    """Hooks of sharded parameters, called with the gradients of the full ones."""
 
     def __init__(self) -> None:
         self._hooks: dict[Tensor, dict[str, list[Hooks]]] = {}
 
     def connect(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Have hooks called that were registered on sharded parameters since the last call.
+        """Connect hooks that were registered on sharded parameters since the last call.
 
-        It costs two attributes of each parameter where there are none.
+        Without hooks it reads only two attributes per parameter.
 
         Args:
-            pairs: Sharded parameters, and the full ones that autograd computes the gradients of.
+            pairs: Sharded parameters, and the full ones whose gradients autograd computes.
         """
         for sharded, full in pairs:
             before = sharded._backward_hooks
             after = sharded._post_accumulate_grad_hooks
             if (before or after) and full.requires_grad:
-                known = self._hooks.setdefault(sharded, {kind: [] for kind in _KINDS})
-                for kind, own in zip(_KINDS, (before, after), strict=True):
-                    if own and not any(own is other for other in known[kind]):
-                        known[kind].append(own)
-                        _register(full, kind, own)
+                connected = self._hooks.setdefault(sharded, {kind: [] for kind in _KINDS})
+                for kind, current in zip(_KINDS, (before, after), strict=True):
+                    if current and not any(current is candidate for candidate in connected[kind]):
+                        connected[kind].append(current)
+                        _register(full, kind, current)
                 if after:  # fully_shard would call them with the sharded gradient
                     setattr(sharded, _KINDS[1], None)
 
     def give_back(self, sharded: Tensor, plain: Tensor) -> None:
-        """Give the parameter that takes a sharded one's place its hooks."""
-        for kind, each in self._hooks.get(sharded, {}).items():
-            for own in each if plain.requires_grad else ():
-                _register(plain, kind, own)
+        """Attach a sharded parameter's hooks to its plain replacement."""
+        for kind, hook_dicts in self._hooks.get(sharded, {}).items():
+            for hooks in hook_dicts if plain.requires_grad else ():
+                _register(plain, kind, hooks)
 
 
 def _register(tensor: Any, kind: str, hooks: Hooks) -> None:

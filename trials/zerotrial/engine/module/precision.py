@@ -1,4 +1,4 @@
-"""Which types a model computes, accumulates and communicates in."""
+"""Types in which a model computes, accumulates and communicates."""
 
 from collections.abc import Mapping
 from copy import copy
@@ -15,39 +15,39 @@ __all__ = [
     "Precision",
     "cast_inputs",
     "choose_precision",
-    "kept_in_full",
     "register_input_cast",
+    "uncast_parameters",
 ]
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-"""Names of the configuration to torch's."""
+"""Configuration names of torch's types."""
 
 
 @dataclass(frozen=True)
 class Precision:
-    """In which types a model computes, accumulates and communicates."""
+    """Types in which a model computes, accumulates and communicates."""
 
     compute: torch.dtype | None
-    """Of parameters and activations: bf16 or fp16; None keeps each parameter's own type."""
+    """Type of parameters and activations: bf16 or fp16; None keeps each parameter's type."""
 
     accumulate: torch.dtype | None = None
-    """Of gradients while micro-batches are summed; None means the parameter's type."""
+    """Accumulation type of gradients over micro-batches; None means the parameter's type."""
 
     communicate: torch.dtype | None = None
-    """Of gradients on their way between ranks; None means what costs the stage no extra cast."""
+    """Communication type of gradients; None means the stage's cheapest."""
 
     master: torch.dtype = torch.float32
-    """Of the weights that the optimizer updates."""
+    """Type of the weights that the optimizer updates."""
 
     cast_inputs: bool = False
     """Whether floating-point inputs of the module are cast to ``compute``."""
 
 
 def choose_precision(config: EngineConfig, accumulation_steps: int) -> Precision:
-    """Read ``fp16``, ``bf16``, ``data_types`` and ``communication_data_type``.
+    """Return the types for ``fp16``, ``bf16``, ``data_types`` and ``communication_data_type``.
 
-    Gradients of 16 bits are summed over micro-batches in fp32 unless the file says otherwise; with
-    one micro-batch there is nothing to sum, and they stay as backward made them.
+    By default 16-bit gradients are summed over micro-batches in fp32. With a single micro-batch
+    there is no sum, and gradients keep their type.
     """
     compute = DTYPES[config.dtype] if config.dtype != "fp32" else None
     chosen = config.data_types.grad_accum_dtype
@@ -64,11 +64,11 @@ def choose_precision(config: EngineConfig, accumulation_steps: int) -> Precision
     )
 
 
-def kept_in_full(module: nn.Module) -> set[nn.Parameter]:
-    """Parameters that stay in their own type: those of batch norms.
+def uncast_parameters(module: nn.Module) -> set[nn.Parameter]:
+    """Return the parameters that keep their type: those of batch norms.
 
-    Their running statistics are fp32, and torch wants weight and statistics in one type; it takes
-    16-bit inputs all the same.
+    Their running statistics are fp32, and torch requires weights and statistics of one type; it
+    accepts 16-bit inputs nevertheless.
     """
     return {
         parameter
@@ -79,7 +79,7 @@ def kept_in_full(module: nn.Module) -> set[nn.Parameter]:
 
 
 def cast_inputs(value: Any, dtype: torch.dtype) -> Any:
-    """Cast every floating-point tensor inside tuples, lists, mappings and dataclasses."""
+    """Cast all floating-point tensors in tuples, lists, mappings and dataclasses."""
     if isinstance(value, Tensor):
         return value.to(dtype) if value.is_floating_point() else value
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -95,7 +95,7 @@ def cast_inputs(value: Any, dtype: torch.dtype) -> Any:
 
 
 def _cast_mapping(value: Any, dtype: torch.dtype) -> Any:
-    """Keep the type of a mapping that can be copied and written, such as a BatchEncoding."""
+    """Cast a mapping that can be copied and written, such as a BatchEncoding, keeping its type."""
     try:
         copied = copy(value)
         for key, item in value.items():
@@ -112,7 +112,7 @@ def register_input_cast(module: nn.Module, dtype: torch.dtype) -> None:
 
 @dataclass(frozen=True)
 class _InputCast:
-    """A hook that can be pickled with its module."""
+    """Forward hook that can be pickled with its module."""
 
     dtype: torch.dtype
 

@@ -118,7 +118,7 @@ class PipelineEngine(Engine):
                 loss = self._train_gathering(drawn, failures)
             else:
                 loss = self._train(drawn, failures)
-            self._frozen.look()
+            self._frozen.check()
             return loss
 
     def _train_gathering(self, drawn: MicroBatches, failures: Failures) -> Tensor:

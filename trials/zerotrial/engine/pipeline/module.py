@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_map_only
 
 from zerolab.errors import ConfigError, EngineError
 from zerotrial.engine.mesh import Mesh, Tie
-from zerotrial.engine.module.activation import Recompute, recomputed
+from zerotrial.engine.module.activation_checkpointing import Recompute, recomputed
 from zerotrial.engine.pipeline.layers import (
     Layer,
     LayerSpec,

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from zerolab.errors import ConfigError
 from zerolab.formatting import first_few
 from zerotrial.engine.memory.copy_on_write import is_copy_on_write
-from zerotrial.engine.module.compiling import strip_compiled
-from zerotrial.engine.module.frozen import some_of
-from zerotrial.engine.module.swapped import become
+from zerotrial.engine.module.compilation import strip_compiled
+from zerotrial.engine.module.frozen_parameters import shortened_names
+from zerotrial.engine.module.memory_swap import swap_memory
 
 if TYPE_CHECKING:
     from zerotrial.engine.comm.communicator import Communicator
@@ -155,7 +155,7 @@ class Absent:
             logger.warning(
                 "weights: the files do not have %s; they keep the values that the model or its own "
                 "initialisation gives them",
-                some_of(lacking),
+                shortened_names(lacking),
             )
 
     def _check_can_be_made(self) -> None:
@@ -204,7 +204,7 @@ class Absent:
         memory = torch.empty_like(value, device=self._device)
         if memory.is_floating_point():
             memory.fill_(torch.nan)  # shows what nothing writes to
-        become(value, memory)
+        swap_memory(value, memory)
 
     def _initialise(self, part: nn.Module) -> None:
         whole = _init_of_model(self._module)

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from zerolab.config.engine.zero import LIVE_LIMIT
-from zerotrial.engine.module.replicated import is_replicated
+from zerotrial.engine.module.replicated_parameters import is_replicated
 from zerotrial.engine.stage3.internals import UnitParameters, keep_after_forward, parameters_of
 
 if TYPE_CHECKING:

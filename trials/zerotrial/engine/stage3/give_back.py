@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
 
-from zerotrial.engine.module.gathered import whole_of
+from zerotrial.engine.module.full_tensor import full_tensor_of
 from zerotrial.engine.stage3.internals import parameters_of, undo
 from zerotrial.engine.stage3.layout import whole_parameter
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from zerotrial.engine.comm.communicator import Communicator
     from zerotrial.engine.module.gradient_hooks import GradientHooks
-    from zerotrial.engine.module.taken import Taken
+    from zerotrial.engine.module.ownership import ModelOwnership
     from zerotrial.engine.stage3.layout import Layout
 
 
@@ -26,7 +26,7 @@ def give_back(  # noqa: PLR0917 - two callers
     layout: Layout,
     comm: Communicator,
     device: torch.device,
-    taken: Taken,
+    ownership: ModelOwnership,
     hooks: GradientHooks,
 ) -> None:
     """Put whole parameters into the model, in the types in which it computes. **Collective**.
@@ -37,7 +37,7 @@ def give_back(  # noqa: PLR0917 - two callers
         comm: Between the ranks that have them.
         device: Of the whole parameters.
         hooks: On gradients; the new parameters get them.
-        taken: Knows what marks the parameters had; is told which new ones stand for old ones.
+        ownership: Knows what marks the parameters had; is told which new ones stand for old ones.
     """
     root = cast("nn.Module", units[-1])
     names: dict[Any, str] = {parameter: name for name, parameter in root.named_parameters()}
@@ -50,9 +50,9 @@ def give_back(  # noqa: PLR0917 - two callers
             if old in shards:
                 value = whole_parameter(shards[old], comm, device)
             else:
-                value = whole_of(old.detach())
+                value = full_tensor_of(old.detach())
             whole = value.detach().to(device, member.forward_dtype, copy=True)
-            new = taken.replace(names[old], old, whole)
+            new = ownership.replace(names[old], old, whole)
             hooks.give_back(old, new)
             hooks.connect([(old, new)])
             wholes.append(new)

@@ -704,28 +704,28 @@ def undo(unit: FSDPModule, wholes: Sequence[nn.Parameter]) -> None:
 
 
 @contextmanager
-def also_whole(taken: DTensor, whole: Tensor) -> Iterator[None]:
+def also_whole(sharded: DTensor, whole: Tensor) -> Iterator[None]:
     """Have a sharded parameter be the gathered one, in its memory, within a ``with`` block.
 
     It is a plain tensor there, of the type of ``whole``: what is computed from it is plain, too, so
-    that a script can keep it, or save it. What ``taken.data`` is set to ends up in ``whole``.
+    that a script can keep it, or save it. What ``sharded.data`` is set to ends up in ``whole``.
 
     Args:
-        taken: Sharded.
+        sharded: Sharded.
         whole: Gathered until the block has ended.
     """
-    before = taken._local_tensor, taken._spec
-    mesh = taken.device_mesh
+    before = sharded._local_tensor, sharded._spec
+    mesh = sharded.device_mesh
     memory = whole.detach()
-    plain = nn.Parameter(memory, requires_grad=taken.requires_grad)
-    torch._C._swap_tensor_impl(taken, plain)
-    taken._local_tensor = memory
-    taken._spec = DTensorSpec(mesh, (Replicate(),) * mesh.ndim, tensor_meta=before[1].tensor_meta)
+    plain = nn.Parameter(memory, requires_grad=sharded.requires_grad)
+    torch._C._swap_tensor_impl(sharded, plain)
+    sharded._local_tensor = memory
+    sharded._spec = DTensorSpec(mesh, (Replicate(),) * mesh.ndim, tensor_meta=before[1].tensor_meta)
     try:
         yield
     finally:
-        torch._C._swap_tensor_impl(taken, plain)
-        taken._local_tensor, taken._spec = before
+        torch._C._swap_tensor_impl(sharded, plain)
+        sharded._local_tensor, sharded._spec = before
         if plain.data_ptr() != memory.data_ptr():
             memory.copy_(plain.detach())
 

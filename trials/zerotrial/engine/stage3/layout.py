@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor
 
 from zerotrial.engine.memory.mapped_files import release
 from zerotrial.engine.module.gradient_access import get_raw_gradient, set_raw_gradient
-from zerotrial.engine.module.replicated import ReplicatedBucket, make_buckets
+from zerotrial.engine.module.replicated_parameters import ReplicatedBucket, make_buckets
 from zerotrial.engine.stage3.internals import (
     ShardedParameter,
     UnitParameters,

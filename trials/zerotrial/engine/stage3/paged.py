@@ -30,7 +30,7 @@ from zerotrial.engine.stage3.internals import UnitParameters, parameters_of
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
-    from zerotrial.engine.module.replicated import ReplicatedBucket
+    from zerotrial.engine.module.replicated_parameters import ReplicatedBucket
     from zerotrial.engine.protocols import StageInputs
     from zerotrial.engine.stage3.layout import FlatBucket
 

@@ -29,15 +29,15 @@ from zerotrial.engine.comm.replicas import Replicas
 from zerotrial.engine.comm.timed_collectives import COMMUNICATION, timed_communicator
 from zerotrial.engine.flat.gradients import Averaging, refuse_unused
 from zerotrial.engine.memory.mapped_files import is_in_file, release
-from zerotrial.engine.module.frozen import FrozenOriginals
+from zerotrial.engine.module.backward_detection import reaches_leaves
+from zerotrial.engine.module.frozen_parameters import FrozenOriginals
 from zerotrial.engine.module.gradient_access import (
-    INSTEAD,
+    GRADIENT_ALTERNATIVES,
     get_raw_gradient,
     set_raw_gradient,
 )
 from zerotrial.engine.module.gradient_hooks import GradientHooks
-from zerotrial.engine.module.outputs import comes_to
-from zerotrial.engine.module.replicated import ReplicatedParameters
+from zerotrial.engine.module.replicated_parameters import ReplicatedParameters
 from zerotrial.engine.protocols import GradientSource, Piece, Updater, UpdaterInputs
 from zerotrial.engine.stage3.alone import gather_when_alone
 from zerotrial.engine.stage3.gather import kept_whole
@@ -123,7 +123,7 @@ class Stage3:
         self._observer = inputs.observer
         self._leave: Callable[[], None] | None = leave
         self._mesh = inputs.mesh
-        self._taken = inputs.taken
+        self._ownership = inputs.ownership
         self._counted = layout.counted()
         self._device = inputs.device
         self._order = ReductionOrder(units)
@@ -169,7 +169,7 @@ class Stage3:
 
         def look(unit: UnitParameters) -> None:
             # On another rank the pass may have come to this unit: the sums must go together.
-            if not self._torn and (unit.has_gradients or comes_to(self.leaves())):
+            if not self._torn and (unit.has_gradients or reaches_leaves(self.leaves())):
                 begin()
 
         for unit in self._reduced:
@@ -338,8 +338,8 @@ class Stage3:
         """Refuse; see :class:`~zerotrial.engine.protocols.Stage`."""
         del parameter
         raise EngineError(
-            f"p.grad: at stage 3 each rank keeps a part of the gradient; {INSTEAD}; discard "
-            "gradients with engine.zero_grad()"
+            f"p.grad: at stage 3 each rank keeps a part of the gradient; "
+            f"{GRADIENT_ALTERNATIVES}; discard gradients with engine.zero_grad()"
         )
 
     def write_gradient(self, parameter: Tensor, value: Tensor | None) -> None:
@@ -500,7 +500,7 @@ class Stage3:
                 self.cancel_backward()
             self._release()
             make_plain(
-                self._units, self._layout, self._comm, self._device, self._taken, self._hooks
+                self._units, self._layout, self._comm, self._device, self._ownership, self._hooks
             )
         self._update.updater.close()
         self._comm.close()
@@ -543,7 +543,7 @@ def build_stage3(inputs: StageInputs) -> Stage3:
         update = kind(inputs, layout, comm, _updater_factory(inputs))
     except ConfigError:  # the user's mistake, found on every rank: the model is to be of use still
         if layout is not None:
-            make_plain(units, layout, comm, inputs.device, inputs.taken, GradientHooks())
+            make_plain(units, layout, comm, inputs.device, inputs.ownership, GradientHooks())
         comm.close()
         leave()
         raise

@@ -318,8 +318,8 @@ class WholeUpdate:
         parts = []
         for whole in self._mine[index]:
             begin = whole.shard.offset
-            spread = rows[:, begin : begin + whole.padded].reshape(-1)
-            parts.append(spread[: whole.shard.parameter.shape.numel()])
+            broadcast_masters = rows[:, begin : begin + whole.padded].reshape(-1)
+            parts.append(broadcast_masters[: whole.shard.parameter.shape.numel()])
         return torch.cat(parts).to(device) if parts else buffer.tensor.new_empty(0, device=device)
 
     def _scatter(self, index: int, values: Tensor) -> None:
@@ -333,10 +333,10 @@ class WholeUpdate:
         rows = buffer.tensor.view(self._comm.size, numel)
         for whole in self._mine[index]:
             length = whole.shard.parameter.shape.numel()
-            spread = values.new_zeros(self._comm.size * whole.padded)
-            spread[:length] = values[whole.span]
+            broadcast_masters = values.new_zeros(self._comm.size * whole.padded)
+            broadcast_masters[:length] = values[whole.span]
             begin = whole.shard.offset
-            rows[:, begin : begin + whole.padded] = spread.view(self._comm.size, -1)
+            rows[:, begin : begin + whole.padded] = broadcast_masters.view(self._comm.size, -1)
         fresh = torch.empty(numel, dtype=master.dtype, device=self._device)
         self._comm.reduce_scatter(buffer, fresh, 1.0, add=False).wait()
         master.copy_(fresh)

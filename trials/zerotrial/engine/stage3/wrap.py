@@ -25,12 +25,12 @@ from torch.distributed.tensor import DTensor
 
 from zerolab.errors import ConfigError, EngineError
 from zerotrial.engine.memory.mapped_files import release
-from zerotrial.engine.module.frozen import FrozenOriginals
-from zerotrial.engine.module.gradient_hooks import hooks_of, put_back
-from zerotrial.engine.module.precision import kept_in_full
-from zerotrial.engine.module.replicated import is_replicated
-from zerotrial.engine.module.swapped import become
-from zerotrial.engine.module.units import Unit, asked_units, plan_units
+from zerotrial.engine.module.frozen_parameters import FrozenOriginals
+from zerotrial.engine.module.gradient_hooks import hooks_of, restore_hooks
+from zerotrial.engine.module.memory_swap import swap_memory
+from zerotrial.engine.module.precision import uncast_parameters
+from zerotrial.engine.module.replicated_parameters import is_replicated
+from zerotrial.engine.module.units import Unit, plan_units, requested_units
 from zerotrial.engine.stage3.absent import Absent, WeightFiles
 from zerotrial.engine.stage3.gather import set_gathering
 from zerotrial.engine.stage3.internals import (
@@ -80,7 +80,7 @@ def shard_module(
     ignored = {p for p in module.parameters() if is_replicated(p)}
     _check_shardable(module)
     absent = _what_is_absent(inputs, comm)
-    kept = kept_in_full(module)
+    kept = uncast_parameters(module)
     if absent is None:
         module.to(inputs.device)
         for value in (*module.parameters(), *module.buffers()):
@@ -91,7 +91,7 @@ def shard_module(
     in_full = _in_full(inputs)
     units = plan_units(
         module,
-        wrap=asked_units(module),
+        wrap=requested_units(module),
         leaves=leaves,
         apart=in_full,
         ignored=ignored,
@@ -113,7 +113,7 @@ def shard_module(
             to_files(cast("FSDPModule", unit.module), values, files)
         if absent is not None:
             _let_go(set(wholes) - ignored)
-    put_back(module, hooks)
+    restore_hooks(module, hooks)
     set_gathering(module, units, inputs.config.zero_optimization)
     _guard_forward(module)
     return [cast("FSDPModule", unit.module) for unit in units]
@@ -133,7 +133,7 @@ def _what_is_absent(inputs: StageInputs, comm: Communicator) -> Absent | None:
 def _let_go(wholes: set[nn.Parameter]) -> None:
     """Free what has been cut: groups and optimizers know the whole parameters still."""
     for whole in wholes:
-        become(whole, torch.empty_like(whole, device="meta"))
+        swap_memory(whole, torch.empty_like(whole, device="meta"))
 
 
 def _shard_unit(
@@ -178,7 +178,7 @@ def _in_full(inputs: StageInputs) -> set[nn.Module]:
     """Modules that compute in fp32 all the same: batch norms, whose statistics are fp32."""
     if inputs.precision.compute is None:
         return set()
-    kept = kept_in_full(inputs.module)
+    kept = uncast_parameters(inputs.module)
     return {
         child
         for child in inputs.module.modules()

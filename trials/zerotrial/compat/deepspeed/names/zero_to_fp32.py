@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from zerolab.errors import ConfigError, ZerolabError
 from zerotrial.engine.checkpoint.export import read_weights
-from zerotrial.engine.module.compiling import strip_compiled
-from zerotrial.engine.module.taken import is_trained_by_an_engine
+from zerotrial.engine.module.compilation import strip_compiled
+from zerotrial.engine.module.ownership import is_trained_by_an_engine
 
 __all__ = [
     "convert_zero_checkpoint_to_fp32_state_dict",

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import zerotrial
-from zerotrial.engine.module.frozen import FrozenParameters
+from zerotrial.engine.module.frozen_parameters import FrozenParameters
 
 STAGES = (0, 1, 2, 3)
 
@@ -38,9 +38,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_parameter_that_is_unfrozen_later_is_named_once(
-    stage: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unfrozen_parameter_is_named_once(stage: int, caplog: pytest.LogCaptureFixture) -> None:
     model = two_layers(frozen=0)
     engine = engine_of(model, stage)
     train(engine)
@@ -57,7 +55,7 @@ def test_a_parameter_that_is_unfrozen_later_is_named_once(
     again.close()
 
 
-def test_what_another_engine_trains_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_parameters_of_another_engine_are_ignored(caplog: pytest.LogCaptureFixture) -> None:
     model = two_layers(frozen=1)
     first = engine_of(model, 1)
     model[1].requires_grad_(requires_grad=True)
@@ -68,7 +66,7 @@ def test_what_another_engine_trains_is_not_told(caplog: pytest.LogCaptureFixture
     second.close()
 
 
-def test_a_look_takes_a_few_parameters_and_finds_all_in_turn(
+def test_check_covers_all_parameters_in_turn(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     model = nn.ModuleList(nn.Linear(1, 1, bias=False) for _ in range(200))
@@ -77,6 +75,6 @@ def test_a_look_takes_a_few_parameters_and_finds_all_in_turn(
     model[150].requires_grad_(requires_grad=True)
     for looks in range(4):
         assert len(told(caplog)) == (looks > 2)
-        frozen.look()
+        frozen.check()
     (line,) = told(caplog)
     assert "150.weight" in line

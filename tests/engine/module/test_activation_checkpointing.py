@@ -1,4 +1,4 @@
-"""Activation checkpointing: what is remembered between forward and backward."""
+"""Activation checkpointing: memory between forward and backward."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,12 @@ from torch import Tensor, nn
 from tests.engine.stage3_models import Language, make_batches
 from zerolab.config import load_engine_config
 from zerotrial.engine import initialize
-from zerotrial.engine.module.activation import _Away, _Keep, _Waiting, checkpoint_blocks
+from zerotrial.engine.module.activation_checkpointing import (
+    _BlockInputs,
+    _InputStorage,
+    _StoredTensor,
+    checkpoint_blocks,
+)
 
 
 def settings(**block: Any) -> Any:
@@ -37,7 +42,7 @@ def language() -> nn.Module:
     return Language(width=32, blocks=4)
 
 
-def test_blocks_remember_only_their_inputs() -> None:
+def test_blocks_keep_only_their_inputs() -> None:
     tokens = torch.randint(13, (8, 32))
     plain, recomputing = language(), language()
     assert checkpoint_blocks(recomputing, settings(enabled=True)) == [
@@ -50,7 +55,7 @@ def test_blocks_remember_only_their_inputs() -> None:
     before = saved_bytes(lambda: plain(tokens, tokens))
     after = saved_bytes(lambda: recomputing(tokens, tokens))
     assert after < 0.25 * before
-    assert before > weights  # activations, not parameters, are what this is about
+    assert before > weights  # activations, not parameters, are measured
     for a, b in zip(plain.parameters(), recomputing.parameters(), strict=True):
         assert torch.equal(a.grad, b.grad)
 
@@ -67,7 +72,7 @@ def test_names_and_hooks_stay() -> None:
     assert called == [1]
 
 
-def test_dropout_is_drawn_again_alike() -> None:
+def test_dropout_is_drawn_again_equally() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)) for _ in range(2)))
     x = torch.randn(4, 8)
@@ -83,30 +88,30 @@ def test_dropout_is_drawn_again_alike() -> None:
         assert torch.equal(a, b)
 
 
-def test_it_is_off_unless_asked_for() -> None:
+def test_disabled_by_default() -> None:
     model = language()
     assert checkpoint_blocks(model, settings()) == []
     assert checkpoint_blocks(model, settings(enabled=False, cpu_checkpointing=True)) == []
     assert "forward" not in vars(model.get_submodule("blocks.0"))
 
 
-def test_inputs_on_a_device_wait_in_host_memory() -> None:
+def test_device_inputs_wait_in_host_memory() -> None:
     # A CPU's tensors are in host memory already, and are not copied.
-    here = torch.ones(3, requires_grad=True)
-    keep = _Keep(line=None, on_host=True)
-    waiting = _Waiting([here, 5], keep)
-    assert waiting.take()[0] is here
-    assert waiting.take() == [here, 5]
-    copy = _Away(here, None, on_host=True)
+    original = torch.ones(3, requires_grad=True)
+    keep = _InputStorage(line=None, on_host=True)
+    waiting = _BlockInputs([original, 5], keep)
+    assert waiting.take()[0] is original
+    assert waiting.take() == [original, 5]
+    copy = _StoredTensor(original, None, on_host=True)
     assert copy.values.device.type == "cpu"
     back = copy.bring()
     assert back.requires_grad
-    assert torch.equal(back, here)
+    assert torch.equal(back, original)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_inputs_on_a_gpu_leave_it_between_forward_and_backward() -> None:
-    held = []
+def test_gpu_inputs_wait_in_host_memory() -> None:
+    allocated = []
     for offload in (False, True):
         model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(8))).cuda()
         checkpoint_blocks(model, settings(enabled=True, cpu_checkpointing=offload))
@@ -114,14 +119,14 @@ def test_inputs_on_a_gpu_leave_it_between_forward_and_backward() -> None:
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
         out = model(x).sum()
-        held.append(torch.cuda.memory_allocated() - before)
+        allocated.append(torch.cuda.memory_allocated() - before)
         out.backward()
-    assert held[1] < 0.4 * held[0]
+    assert allocated[1] < 0.4 * allocated[0]
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])
 @pytest.mark.parametrize("block", [{"enabled": True}, {"cpu_checkpointing": True}])
-def test_losses_stay_the_same_at_every_stage(stage: int, block: dict[str, bool]) -> None:
+def test_losses_are_equal_at_every_stage(stage: int, block: dict[str, bool]) -> None:
     losses = []
     for more in ({}, {"activation_checkpointing": block}):
         engine, *_ = initialize(

@@ -1,7 +1,7 @@
-"""``torch.compile`` by a key of the config, block by block.
+"""``torch.compile``, applied block by block.
 
-Compiling blocks rather than the whole model keeps the engine's hooks, which gather parameters and
-send gradients, out of the compiled graphs, and blocks of one class share one compilation.
+Compiling blocks instead of the full model keeps the engine's hooks, which gather parameters and
+reduce gradients, out of the compiled graphs. Blocks of one class share one compilation.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from zerotrial.engine.module.forward import AroundForward
+from zerotrial.engine.module.forward import ForwardReplacement
 from zerotrial.engine.module.units import find_blocks
 
 if TYPE_CHECKING:
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 
 
 _WRAPPED = "_orig_mod"
-"""The attribute in which a wrapper of ``torch.compile`` keeps the module."""
+"""Attribute with the module inside of a ``torch.compile`` wrapper."""
 
 
 def compile_blocks(module: nn.Module, config: CompileConfig) -> list[str]:
-    """Compile a model's blocks, where the config asks for it.
+    """Compile a model's blocks, if configured.
 
-    Nothing is compiled before a block runs for the first time. To be called before blocks are made
-    to recompute and before the model is sharded.
+    Compilation happens when a block first runs. Call it before blocks are made to recompute and
+    before the model is sharded.
 
     Args:
-        module: The whole model.
+        module: The full model.
         config: The ``compile`` block; its keys are those of ``torch.compile``.
 
     Returns:
-        Names of what is compiled, the empty name for the whole model; empty when it is off.
+        Names of the compiled modules, the empty name for the full model; empty if disabled.
     """
     if not config.enabled:
         return []
@@ -46,20 +46,20 @@ def compile_blocks(module: nn.Module, config: CompileConfig) -> list[str]:
             fullgraph=config.fullgraph,
             dynamic=config.dynamic,
         )
-        block.forward = AroundForward(block.forward, compiled)
+        block.forward = ForwardReplacement(block.forward, compiled)
     return [name for name, _ in blocks]
 
 
 def unwrap_compiled(model: nn.Module) -> nn.Module:
-    """Replace the wrappers of ``torch.compile`` by the modules inside, whose forward is compiled.
+    """Replace ``torch.compile`` wrappers by the modules inside, with a compiled forward.
 
-    A wrapper puts ``_orig_mod.`` into the names of parameters, which checkpoints must not have.
+    A wrapper puts ``_orig_mod.`` into parameter names, which must not appear in checkpoints.
 
     Args:
-        model: May be a wrapper, or contain some; they are replaced in place.
+        model: A model that is or contains wrappers, which are replaced in place.
 
     Returns:
-        The model, or what its wrapper contains.
+        The model, or the one inside of its wrapper.
     """
     while _is_wrapper(model):
         model = _inner(model)
@@ -71,13 +71,13 @@ def unwrap_compiled(model: nn.Module) -> nn.Module:
 
 
 def strip_compiled(name: str) -> str:
-    """Remove what wrappers of ``torch.compile`` put into a name.
+    """Remove the prefixes of ``torch.compile`` wrappers from a name.
 
     Args:
-        name: Of a parameter, a buffer or a module.
+        name: Name of a parameter, a buffer or a module.
 
     Returns:
-        ``blocks.1.weight`` for ``_orig_mod.blocks.1._orig_mod.weight``; other names as they are.
+        ``blocks.1.weight`` for ``_orig_mod.blocks.1._orig_mod.weight``; other names unchanged.
     """
     if _WRAPPED not in name:
         return name
@@ -85,14 +85,14 @@ def strip_compiled(name: str) -> str:
 
 
 def _is_wrapper(module: nn.Module) -> bool:
-    # By name: to import the class takes seconds.
+    # By name: importing the class takes seconds.
     return type(module).__name__ == "OptimizedModule" and _WRAPPED in module._modules  # noqa: SLF001
 
 
 def _inner(wrapper: Any) -> nn.Module:
     module: nn.Module = wrapper._orig_mod  # noqa: SLF001 - no public name
     by = wrapper.dynamo_ctx
-    if getattr(vars(module).get("_compiled"), "by", None) is not by:  # else: a layer in two places
-        around = AroundForward(module.forward, by(module.forward), by)
-        module.forward = vars(module)["_compiled"] = around
+    if getattr(vars(module).get("_compiled"), "by", None) is not by:  # else already replaced
+        wrapper_ = ForwardReplacement(module.forward, by(module.forward), by)
+        module.forward = vars(module)["_compiled"] = wrapper_
     return module

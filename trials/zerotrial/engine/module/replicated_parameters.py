@@ -1,8 +1,8 @@
-"""Parameters that stage 3 does not shard: scalars, which have no dimension to be cut along.
+"""Parameters that stage 3 does not shard: scalars, which have no dimension to shard.
 
-Every rank keeps them, in the type in which the model computes, as plain parameters. Rank 0 has the
-master and the optimizer states, as it would have those of a matrix of one row, so that the norm and
-a checkpoint count each element once. Empty parameters are replicated too. They have no state.
+Every rank keeps them as plain parameters in the compute type. Rank 0 has the master and the
+optimizer states, as if they were a matrix with one row, so that the norm and a checkpoint count
+each element once. Empty parameters are replicated, too; they have no state.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from zerotrial.engine.module.gradient_access import get_raw_gradient, set_raw_gradient
-from zerotrial.engine.module.precision import kept_in_full
+from zerotrial.engine.module.precision import uncast_parameters
 
 if TYPE_CHECKING:
     from zerotrial.engine.comm.communicator import Communicator
@@ -26,34 +26,34 @@ __all__ = ["ReplicatedBucket", "ReplicatedParameters", "is_replicated", "make_bu
 
 
 def is_replicated(parameter: Tensor) -> bool:
-    """Return whether every rank keeps the whole parameter."""
+    """Return whether every rank keeps the full parameter."""
     return parameter.dim() == 0 or parameter.numel() == 0 or not parameter.is_floating_point()
 
 
 @dataclass(frozen=True)
 class ReplicatedBucket:
-    """Trained scalars of one optimizer group and one type, end to end.
+    """Trained scalars of one optimizer group and one type, concatenated.
 
-    Takes the place of a :class:`~zerotrial.engine.stage3.layout.FlatBucket` in the layout.
+    Replaces a :class:`~zerotrial.engine.stage3.layout.FlatBucket` in the layout.
     """
 
     master: Tensor
-    """(numel,): the weights on rank 0, zeros on the others."""
+    """(numel,) The weights on rank 0, zeros on other ranks."""
 
     group_index: int
     parameters: Sequence[nn.Parameter]
     comm: Communicator
     device: torch.device
-    """Of the parameters."""
+    """Device of the parameters."""
 
     factor: float
-    """Multiplies the sum of the ranks' gradients."""
+    """Factor of the sum of the ranks' gradients."""
 
     def take_gradient(self) -> Tensor:
-        """Take the gradients away from the parameters and average them. **Collective**.
+        """Remove the parameters' gradients and average them. **Collective**.
 
         Returns:
-            Laid out like ``master``: the average on rank 0, zeros on the others.
+            Laid out like ``master``: the average on rank 0, zeros on other ranks.
         """
         total = torch.zeros(self.master.numel(), dtype=torch.float64, device=self.device)
         for index, parameter in enumerate(self.parameters):
@@ -65,7 +65,7 @@ class ReplicatedBucket:
             return torch.zeros_like(self.master)
         return total.to(self.master.device, self.master.dtype)
 
-    def spread(self) -> Tensor:
+    def broadcast_masters(self) -> Tensor:
         """Return rank 0's masters, (numel,), on every rank. **Collective**."""
         values = self.master.to(self.device, copy=True)
         self.comm.broadcast(values)
@@ -75,15 +75,15 @@ class ReplicatedBucket:
 def make_buckets(
     inputs: StageInputs, comm: Communicator, factor: float, device: torch.device
 ) -> list[ReplicatedBucket]:
-    """Make the masters of the trained scalars, and cast the parameters.
+    """Create the masters of the trained scalars, and cast the parameters.
 
     Args:
-        inputs: Of the stage; the scalars are in the type of their masters.
-        comm: Between the ranks that states are sharded over.
-        factor: Multiplies the sum of the ranks' gradients.
-        device: Of the masters.
+        inputs: Inputs of the stage; the scalars have the type of their masters.
+        comm: Communicator of the ranks that states are sharded over.
+        factor: Factor of the sum of the ranks' gradients.
+        device: Device of the masters.
     """
-    compute, kept = inputs.precision.compute, kept_in_full(inputs.module)
+    compute, uncast = inputs.precision.compute, uncast_parameters(inputs.module)
     trained = [
         (index, named.parameter)
         for index, group in enumerate(inputs.groups)
@@ -102,18 +102,18 @@ def make_buckets(
         buckets.append(ReplicatedBucket(master, group_index, members, comm, inputs.device, factor))
     for parameter in inputs.module.parameters():
         if is_replicated(parameter) and parameter.is_floating_point():
-            own = compute is None or parameter in kept
-            parameter.data = parameter.data.to(parameter.dtype if own else compute)
+            keeps_type = compute is None or parameter in uncast
+            parameter.data = parameter.data.to(parameter.dtype if keeps_type else compute)
     return buckets
 
 
 class ReplicatedParameters:
-    """The trained scalars of a stage, their masters, and what user code writes to them.
+    """Trained scalars of a stage, their masters, and writes of user code to them.
 
     Args:
-        buckets: Of the layout.
-        names: Of their parameters.
-        pieces: Walks the masters and optimizer states that this rank keeps, to write to them.
+        buckets: Buckets of the layout.
+        names: Names of their parameters.
+        pieces: Iterates over this rank's masters and optimizer states, for writing.
     """
 
     def __init__(
@@ -129,25 +129,25 @@ class ReplicatedParameters:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """The parameters that forward reads."""
+        """Parameters that forward reads."""
         return [parameter for bucket in self._buckets for parameter in bucket.parameters]
 
     def _read(self) -> list[Tensor]:
         return [torch.stack([p.detach() for p in bucket.parameters]) for bucket in self._buckets]
 
-    def _written(self) -> Mapping[str, Tensor]:
-        """The values that user code has written since the last update, by name."""
-        found = {}
+    def _user_writes(self) -> Mapping[str, Tensor]:
+        """Return the values that user code has written since the last update, by name."""
+        written = {}
         for bucket, before, now in zip(self._buckets, self._published, self._read(), strict=True):
             if not torch.equal(before, now):
                 for parameter, old, new in zip(bucket.parameters, before, now, strict=True):
                     if not torch.equal(old, new):
-                        found[self._names[parameter]] = new
-        return found
+                        written[self._names[parameter]] = new
+        return written
 
     def update_masters(self) -> None:
-        """Take what user code has written into the masters; every rank must have written it."""
-        written = self._written()
+        """Copy values written by user code into the masters; all ranks must have written them."""
+        written = self._user_writes()
         if not written:
             return
         for piece in self._pieces():
@@ -160,18 +160,18 @@ class ReplicatedParameters:
         self._published = self._read()
 
     def publish(self) -> None:
-        """Give every rank the new weights. **Collective**."""
+        """Copy the new weights to every rank. **Collective**."""
         for bucket in self._buckets:
-            for parameter, value in zip(bucket.parameters, bucket.spread(), strict=True):
+            for parameter, value in zip(bucket.parameters, bucket.broadcast_masters(), strict=True):
                 parameter.data.copy_(value)
         self._published = self._read()
 
     def whole(self) -> Mapping[str, Tensor]:
         """Return the master weights, by name. **Collective**."""
-        written = self._written()
-        found = {}
+        written = self._user_writes()
+        weights = {}
         for bucket in self._buckets:
-            for parameter, value in zip(bucket.parameters, bucket.spread(), strict=True):
+            for parameter, value in zip(bucket.parameters, bucket.broadcast_masters(), strict=True):
                 name = self._names[parameter]
-                found[name] = written[name].to(value.dtype) if name in written else value
-        return found
+                weights[name] = written[name].to(value.dtype) if name in written else value
+        return weights

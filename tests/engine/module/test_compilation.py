@@ -1,4 +1,4 @@
-"""``compile: {enabled: true}`` changes how fast a model runs, not what it computes."""
+"""``compile: {enabled: true}`` changes the speed of a model, not its results."""
 
 import shutil
 from pathlib import Path
@@ -15,7 +15,7 @@ from zerotrial.compat.deepspeed.names.zero_to_fp32 import (
     load_state_dict_from_zero_checkpoint,
 )
 from zerotrial.engine import initialize
-from zerotrial.engine.module.compiling import compile_blocks, strip_compiled
+from zerotrial.engine.module.compilation import compile_blocks, strip_compiled
 
 # What torch's own compiler does while it reads a model, and no line of ours.
 pytestmark = [
@@ -27,14 +27,14 @@ pytestmark = [
 def losses(model: nn.Module, config: dict[str, Any]) -> list[float]:
     content = {"train_batch_size": 2, "optimizer": {"type": "AdamW"}, **config}
     engine, *_ = initialize(model=model, config=content)
-    found = []
+    values = []
     for ((batch,),) in make_batches(3, 1, 1):
         loss = engine(*batch)
         engine.backward(loss)
         engine.step()
-        found.append(loss.item())
+        values.append(loss.item())
     engine.close()
-    return found
+    return values
 
 
 def language() -> nn.Module:
@@ -42,7 +42,7 @@ def language() -> nn.Module:
     return Language(width=16, blocks=2)
 
 
-def test_blocks_are_compiled_and_a_model_without_blocks_whole() -> None:
+def test_blocks_or_the_full_model_are_compiled() -> None:
     on = load_engine_config(
         {"train_batch_size": 1, "compile": {"enabled": True, "backend": "eager"}}
     ).compile
@@ -60,7 +60,7 @@ def test_losses_agree_at_flat_and_sharded_stages(stage: int) -> None:
     assert losses(language(), compiled) == pytest.approx(losses(language(), zero), rel=1e-6)
 
 
-def test_losses_agree_with_recomputation_on_top() -> None:
+def test_losses_agree_with_recomputation() -> None:
     torch.compiler.reset()
     both = {
         "compile": {"enabled": True, "backend": "aot_eager"},
@@ -80,7 +80,7 @@ class Small(nn.Module):
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor compiles with g++")
-def test_losses_agree_when_kernels_are_generated(
+def test_losses_agree_with_generated_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
@@ -129,25 +129,25 @@ def test_compiled_and_plain_models_exchange_checkpoints(
 
     first, second, third = (batch for ((batch,),) in make_batches(3, 1, 1))
     plain = begin(language())
-    wanted = [step(plain, batch) for batch in (first, second, third)]
+    expected = [step(plain, batch) for batch in (first, second, third)]
     names = plain.full_state_dict().keys()
     plain.close()
-    found = []
+    actual = []
     for index, (make, batch) in enumerate(
         [(compiled, first), (language, second), (compiled, third)]
     ):
         engine = begin(make())
         if index:
             engine.load_checkpoint(tmp_path)
-        found.append(step(engine, batch))
+        actual.append(step(engine, batch))
         engine.save_checkpoint(tmp_path)
         assert engine.full_state_dict().keys() == names
         engine.close()
-    assert found == pytest.approx(wanted, rel=1e-6)
+    assert actual == pytest.approx(expected, rel=1e-6)
 
 
 class Wrapper(nn.Module):
-    """Names parameters as ``torch.compile`` does; the engine leaves it where it is."""
+    """Names parameters as ``torch.compile`` does; the engine leaves it in place."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -184,10 +184,10 @@ def old_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict
 CONFIG: dict[str, Any] = {"train_batch_size": 2, "optimizer": {"type": "AdamW"}}
 
 
-def check_equal(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
-    assert found.keys() == wanted.keys()
-    for name, value in wanted.items():
-        torch.testing.assert_close(found[name], value, rtol=0, atol=0)
+def check_equal(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert actual.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(actual[name], value, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("stage", [0, 1, 3])
@@ -196,7 +196,7 @@ def test_old_names_of_compiled_models_load_into_engine(
     stage: int, make: Any, old_checkpoint: tuple[Path, dict[str, Tensor]]
 ) -> None:
     torch.compiler.reset()
-    folder, wanted = old_checkpoint
+    folder, expected = old_checkpoint
     model = make()
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("blocks.0." not in name)
@@ -204,14 +204,14 @@ def test_old_names_of_compiled_models_load_into_engine(
     config = {**CONFIG, "zero_optimization": {"stage": stage}}
     engine = initialize(model=model, config=config)[0]
     engine.load_checkpoint(folder)
-    check_equal(engine.full_state_dict(), wanted)
+    check_equal(engine.full_state_dict(), expected)
     assert engine.full("head.weight", "exp_avg").abs().sum() > 0
     for ((batch,),) in make_batches(1, 1, 1):
         engine.backward(engine(*batch))
         engine.step()
-    old = {f"_orig_mod.{name}": value for name, value in wanted.items()}
+    old = {f"_orig_mod.{name}": value for name, value in expected.items()}
     engine.module.load_state_dict(old)
-    check_equal(engine.full_state_dict(), wanted)
+    check_equal(engine.full_state_dict(), expected)
     engine.close()
 
 
@@ -219,18 +219,18 @@ def test_old_names_of_compiled_models_load_into_engine(
 def test_old_names_of_compiled_models_load_without_engine(
     make: Any, old_checkpoint: tuple[Path, dict[str, Tensor]]
 ) -> None:
-    folder, wanted = old_checkpoint
-    check_equal(get_fp32_state_dict_from_zero_checkpoint(folder), wanted)
+    folder, expected = old_checkpoint
+    check_equal(get_fp32_state_dict_from_zero_checkpoint(folder), expected)
     model = load_state_dict_from_zero_checkpoint(make(), folder)
-    check_equal({strip_compiled(name): v for name, v in model.state_dict().items()}, wanted)
+    check_equal({strip_compiled(name): v for name, v in model.state_dict().items()}, expected)
 
 
 def test_old_names_of_compiled_models_fill_model_at_stage_3(
     old_checkpoint: tuple[Path, dict[str, Tensor]],
 ) -> None:
-    folder, wanted = old_checkpoint
+    folder, expected = old_checkpoint
     config = {**CONFIG, "zero_optimization": {"stage": 3}}
     file = folder / "weights.safetensors"
     engine = initialize(model=language(), config=config, weights=file)[0]
-    check_equal(engine.full_state_dict(), wanted)
+    check_equal(engine.full_state_dict(), expected)
     engine.close()

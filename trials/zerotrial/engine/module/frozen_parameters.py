@@ -1,4 +1,4 @@
-"""Frozen parameters: their original precision, and those that are unfrozen too late."""
+"""Frozen parameters: their original precision, and detection of late unfreezing."""
 
 import logging
 from collections.abc import Callable, Collection, Sequence
@@ -11,24 +11,24 @@ if TYPE_CHECKING:
     from zerotrial.engine.comm.communicator import Communicator
     from zerotrial.engine.memory.mapped_files import FileMemory
 
-__all__ = ["FrozenOriginals", "FrozenParameters", "some_of"]
+__all__ = ["FrozenOriginals", "FrozenParameters", "shortened_names"]
 
 logger = logging.getLogger(__name__)
 
-_AT_ONCE = 64
-"""Parameters that one look takes, so that it costs a few microseconds whatever the model."""
+_CHECKED_PER_CALL = 64
+"""Number of parameters per check, so that it costs a few microseconds for any model."""
 
 
 class FrozenOriginals:
-    """Values of frozen parameters in the precision in which the model was given.
+    """Values of frozen parameters in their original precision.
 
-    The model computes with rounded values. Each rank keeps its part of the original ones in host
-    memory, 4 / N bytes for an element in fp32 on N ranks, for checkpoints and exports.
+    The model computes with rounded values. Each rank keeps its part of the originals in host
+    memory, 4 / N bytes per fp32 element on N ranks, for checkpoints and exports.
 
     Args:
-        comm: Between the ranks that share the parts.
-        device: Where collectives run.
-        files: Where the parts are; None: in memory.
+        comm: Communicator of the ranks that share the parts.
+        device: Device of the collectives.
+        files: Memory of the parts; None for host memory.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class FrozenOriginals:
 
     @property
     def names(self) -> Collection[str]:
-        """Of the parameters that have an original."""
+        """Names of the parameters with an original."""
         return self._parts.keys()
 
     @property
@@ -48,26 +48,26 @@ class FrozenOriginals:
         return list(self._parts.values())
 
     def keep(self, name: str, value: Tensor) -> None:
-        """Keep this rank's part of a value that is going to be rounded.
+        """Store this rank's part of a value before it is rounded.
 
         Args:
-            name: In ``module.named_parameters()``.
-            value: Full.
+            name: Name in ``module.named_parameters()``.
+            value: Full value.
         """
         part = self._part_of(value)
         self._parts[name] = part if self._files is None else self._files.copy(part)
 
     def write(self, name: str, value: Tensor) -> None:
-        """Replace an original, where there is one, by another full value."""
+        """Replace the original, if there is one, by another full value."""
         if name in self._parts:
             self._parts[name].copy_(self._part_of(value))
 
     def whole(self, name: str, current: Tensor) -> Tensor:
-        """Return a full parameter in its original precision. **Collective** if there is one.
+        """Return a full parameter in its original precision. **Collective** if it has an original.
 
         Args:
-            name: Of the parameter.
-            current: Its full value now; what differs from the rounded original counts.
+            name: Name of the parameter.
+            current: Its current full value; elements that differ from the rounded original win.
         """
         part = self._parts.get(name)
         if part is None:
@@ -83,18 +83,18 @@ class FrozenOriginals:
     def _part_of(self, value: Tensor) -> Tensor:
         flat = value.detach().reshape(-1)
         numel = -(-flat.numel() // self._comm.size)
-        own = flat[self._comm.rank * numel : (self._comm.rank + 1) * numel]
+        local = flat[self._comm.rank * numel : (self._comm.rank + 1) * numel]
         part = torch.zeros(numel, dtype=flat.dtype)
-        part[: own.numel()].copy_(own)
+        part[: local.numel()].copy_(local)
         return part
 
 
 class FrozenParameters:
-    """Tells of parameters that require a gradient now, and did not when the engine was built.
+    """Detector of parameters that were unfrozen after the engine was built.
 
     Args:
-        module: The model, taken over by the engine.
-        trained_elsewhere: Gives the parameters that other engines train.
+        module: The model.
+        trained_elsewhere: Returns the parameters that other engines train.
     """
 
     def __init__(
@@ -106,32 +106,35 @@ class FrozenParameters:
             if not parameter.requires_grad and parameter.is_floating_point()
         ]
         self._trained_elsewhere = trained_elsewhere
-        self._at = 0
+        self._next = 0
 
-    def look(self) -> None:
-        """Look at some of them, at the next ones the next time; warn once of each."""
+    def check(self) -> None:
+        """Check the next few parameters; warn once about each."""
         if not self._frozen:
             return
-        start, self._at = self._at, self._at + _AT_ONCE
-        if self._at >= len(self._frozen):
-            self._at = 0
-        if any(parameter.requires_grad for _, parameter in self._frozen[start : start + _AT_ONCE]):
-            self._tell()
+        start, self._next = self._next, self._next + _CHECKED_PER_CALL
+        if self._next >= len(self._frozen):
+            self._next = 0
+        if any(
+            parameter.requires_grad
+            for _, parameter in self._frozen[start : start + _CHECKED_PER_CALL]
+        ):
+            self._warn()
 
-    def _tell(self) -> None:
-        found = [(name, p) for name, p in self._frozen if p.requires_grad]
+    def _warn(self) -> None:
+        unfrozen = [(name, p) for name, p in self._frozen if p.requires_grad]
         self._frozen = [(name, p) for name, p in self._frozen if not p.requires_grad]
-        elsewhere = self._trained_elsewhere()
-        names = [name for name, parameter in found if parameter not in elsewhere]
+        trained_by_others = self._trained_elsewhere()
+        names = [name for name, parameter in unfrozen if parameter not in trained_by_others]
         if names:
             logger.warning(
                 "not trained: %s: frozen when the engine was built, and unfrozen since; unfreeze "
                 "before initialize(), or give the model to initialize() again",
-                some_of(names),
+                shortened_names(names),
             )
 
 
-def some_of(names: Sequence[str]) -> str:
-    """Name parameters in one line of a log: all, or of many the first ten and their number."""
+def shortened_names(names: Sequence[str]) -> str:
+    """Return parameter names for a log line: all, or the first ten and the total."""
     more = f", ... ({len(names)} in all)" if len(names) > 10 else ""
     return ", ".join(names[:10]) + more

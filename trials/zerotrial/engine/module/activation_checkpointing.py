@@ -1,0 +1,209 @@
+"""Activation checkpointing: backward recomputes blocks instead of keeping their activations.
+
+A block keeps only its inputs. With ``cpu_checkpointing`` they wait in host memory; with
+``partition_activations`` each tensor-parallel rank keeps a part of replicated inputs. A block draws
+its random numbers (dropout) again from the same state.
+
+References:
+    Chen et al., Training Deep Nets with Sublinear Memory Cost, arXiv:1604.06174.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils.checkpoint import checkpoint
+
+from zerotrial.engine.module.forward import ForwardReplacement
+from zerotrial.engine.module.units import find_blocks
+
+if TYPE_CHECKING:
+    from zerolab.config.engine.runtime import ActivationCheckpointingConfig
+    from zerotrial.engine.tensor.redistribution import TensorRanks
+
+Forward = Callable[..., Any]
+_SAMPLE_NUMEL = 64
+"""Largest number of sampled elements that show whether an input is equal on all ranks."""
+
+Recompute = Callable[[Forward], Forward]
+"""Wrapper of a computation that keeps only its inputs and recomputes it in backward."""
+
+
+def checkpoint_blocks(
+    module: nn.Module, config: ActivationCheckpointingConfig, ranks: TensorRanks | None = None
+) -> list[str]:
+    """Make a model's blocks recompute, if configured.
+
+    Only the forward of each block is replaced; names, parameters and hooks stay. Call it before
+    the model is sharded and after it is compiled.
+
+    Args:
+        module: The full model.
+        config: The ``activation_checkpointing`` block.
+        ranks: Tensor-parallel ranks that may divide kept inputs.
+
+    Returns:
+        Names of the blocks; empty if it is disabled.
+    """
+    if not config.active:
+        return []
+    recompute = recomputing(config, ranks)
+    names = []
+    for name, block in find_blocks(module):
+        block.forward = ForwardReplacement(block.forward, recompute(block.forward))
+        names.append(name)
+    return names
+
+
+def recomputing(
+    config: ActivationCheckpointingConfig, ranks: TensorRanks | None = None
+) -> Recompute:
+    """Return the wrapper that recomputes, by the memory of the kept inputs.
+
+    Args:
+        config: The ``activation_checkpointing`` block.
+        ranks: Tensor-parallel ranks that may divide kept inputs.
+    """
+    divides = config.partition_activations and ranks is not None and ranks.size > 1
+    if not divides and not config.cpu_checkpointing:
+        return recomputed
+    return lambda forward: _recomputed_from_storage(
+        forward, _InputStorage(ranks if divides else None, on_host=config.cpu_checkpointing)
+    )
+
+
+def recomputed(forward: Forward) -> Forward:
+    """Wrap a computation to keep only its inputs and to recompute it in backward."""
+
+    @functools.wraps(forward)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+    return call
+
+
+@dataclass(frozen=True)
+class _InputStorage:
+    """Storage policy of a block's inputs until backward."""
+
+    ranks: TensorRanks | None
+    """Ranks that each keep a part of replicated inputs."""
+
+    on_host: bool
+    replicated: dict[tuple[int, int], bool] = field(default_factory=dict)
+    """Whether inputs are replicated, by number and index of the input, as far as known."""
+
+    def divides(self, leaf: Tensor, key: tuple[int, int]) -> bool:
+        """Return whether each rank keeps a part of an input. **Collective** while unknown.
+
+        The output of a layer sharded by columns differs between ranks. One comparison shows it,
+        except for a tensor of equal numbers, which is inconclusive.
+        """
+        if self.ranks is None or not leaf.is_floating_point() or not leaf.numel():
+            return False
+        if key not in self.replicated:
+            flat = leaf.detach().reshape(-1)
+            sample = flat[:: -(-flat.numel() // _SAMPLE_NUMEL)].float()
+            samples = self.ranks.gather(sample, 0).view(self.ranks.size, -1)
+            if bool((samples == samples[0, 0]).all()):
+                return False
+            self.replicated[key] = torch.allclose(
+                samples, samples[:1].expand_as(samples), rtol=1e-2
+            )
+        return self.replicated[key]
+
+
+def _recomputed_from_storage(forward: Forward, keep: _InputStorage) -> Forward:
+    """Wrap a computation like :func:`recomputed`, with its inputs stored by a policy."""
+
+    @functools.wraps(forward)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        leaves, structure = tree_flatten((args, kwargs))
+        waiting = _BlockInputs(leaves, keep)
+
+        def compute(_device: Tensor | None) -> Any:
+            inner_args, inner_kwargs = tree_unflatten(waiting.take(), structure)
+            return forward(*inner_args, **inner_kwargs)
+
+        # An empty tensor shows checkpoint() the device whose random state to save.
+        device = next((leaf.device for leaf in leaves if isinstance(leaf, Tensor)), None)
+        return checkpoint(compute, torch.empty(0, device=device), use_reentrant=False)
+
+    return call
+
+
+class _BlockInputs:
+    """Inputs of a block: the originals for the forward, restored ones for the backward.
+
+    Args:
+        leaves: Tensors and other values.
+        keep: Storage policy.
+    """
+
+    def __init__(self, leaves: list[Any], keep: _InputStorage) -> None:
+        self._fresh: list[Any] | None = leaves
+        self._recomputed_from_storage = [
+            _store(leaf, keep, (len(leaves), index)) for index, leaf in enumerate(leaves)
+        ]
+
+    def take(self) -> list[Any]:
+        """Return the inputs on their devices; the originals only the first time."""
+        if self._fresh is not None:
+            fresh, self._fresh = self._fresh, None
+            return fresh
+        return [
+            stored.restore() if isinstance(stored, _StoredTensor) else stored
+            for stored in self._recomputed_from_storage
+        ]
+
+
+class _StoredTensor:
+    """Stored tensor, in part or in host memory, with the data to restore it."""
+
+    def __init__(self, tensor: Tensor, ranks: TensorRanks | None, *, on_host: bool) -> None:
+        self._device, self._shape = tensor.device, tensor.shape
+        self._requires_grad = tensor.requires_grad
+        self._line = ranks
+        source = tensor.detach()
+        if self._line is not None:
+            source = _local_part(source.reshape(-1), self._line)
+        if on_host and source.device.type != "cpu":
+            pinned = source.device.type == "cuda"
+            on_host_ = torch.empty_like(source, device="cpu", pin_memory=pinned)
+            source = on_host_.copy_(source, non_blocking=pinned)
+        self.values = source
+
+    def restore(self) -> Tensor:
+        """Restore the tensor. **Collective** if each rank has a part."""
+        tensor = self.values.to(self._device, non_blocking=True)
+        if self._line is not None:
+            tensor = self._line.gather(tensor, 0)[: self._shape.numel()].view(self._shape)
+        return tensor.requires_grad_(self._requires_grad)
+
+
+def _local_part(flat: Tensor, ranks: TensorRanks) -> Tensor:
+    """Return a copy of this rank's part, padded to equal length."""
+    length = -(-flat.numel() // ranks.size)
+    part = flat.new_zeros(length)
+    local = flat[ranks.rank * length : (ranks.rank + 1) * length]
+    part[: local.numel()].copy_(local)
+    return part
+
+
+def _store(leaf: Any, keep: _InputStorage, key: tuple[int, int]) -> Any:
+    if not isinstance(leaf, Tensor):
+        return leaf
+    ranks = keep.ranks if keep.divides(leaf, key) else None
+    if ranks is None and (leaf.device.type == "cpu" or not keep.on_host):
+        return leaf
+    return _StoredTensor(leaf, ranks, on_host=keep.on_host)
