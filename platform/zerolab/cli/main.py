@@ -40,8 +40,9 @@ def options(
     master: Annotated[
         str | None,
         typer.Option(
-            help="Address of the server, e.g. http://127.0.0.1:8080; this installation's own "
-            "when left out.",
+            help="Address of the server, e.g. http://127.0.0.1:8080. Default: the server of this "
+            "installation.",
+            metavar="URL",
             envvar=ENV_MASTER,
         ),
     ] = None,

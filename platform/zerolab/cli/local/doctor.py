@@ -74,6 +74,8 @@ def doctor(as_json: AsJson = False) -> None:
         for result in checks:
             if result.remedy:
                 say(f"{result.name}: {result.remedy}")
+        if all(check.state == "ok" for check in checks):
+            say("no problem found")
     if failed:
         raise typer.Exit(1)
 
@@ -107,12 +109,14 @@ def _packages(_home: Home) -> Iterator[Check]:
         yield Check("zerolab", "problem", text, f"{sys.executable} -m pip install zerolab again")
     else:
         yield Check("zerolab", "ok", f"{__version__}, {Path(__file__).parents[2]}")
-    versions = []
+    versions, absent = [], []
     for name in _OPTIONAL:
         try:
             versions.append(f"{name} {version(name)}")
         except PackageNotFoundError:
-            versions.append(f"{name} -")
+            absent.append(name)
+    if absent:
+        versions.append(f"not installed: {', '.join(absent)}")
     yield Check("optional packages", "ok", ", ".join(versions))
 
 

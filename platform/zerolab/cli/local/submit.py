@@ -41,7 +41,7 @@ ModelDir = Annotated[
     typer.Argument(help="Directory with the model's code. Default: the experiment file's."),
 ]
 Test = Annotated[
-    bool, typer.Option("--test", help="One batch, one validation, one checkpoint, then the end.")
+    bool, typer.Option("--test", help="Stop after one batch, one validation and one checkpoint.")
 ]
 
 
@@ -50,7 +50,7 @@ def run(
     model_dir: ModelDir = None,
     test: Test = False,
     slots: Annotated[
-        int | None, typer.Option(help="Slots of the agent, when one is started.")
+        int | None, typer.Option(help="Slots of the agent, if this command starts it.")
     ] = None,
     cpu: Annotated[
         bool, typer.Option("--cpu", help="Train on CPU slots although there are GPUs.")
@@ -60,7 +60,7 @@ def run(
         typer.Option(
             parser=port_of,
             metavar="PORT",
-            help="Port of the server, when one is started; 0 for any.",
+            help="Port of the server, if this command starts it; 0 for any.",
         ),
     ] = None,
 ) -> None:
@@ -89,7 +89,7 @@ def run(
             ended = watch(client, experiment_id)
         except KeyboardInterrupt:
             say(
-                f"\ndetached: experiment {experiment_id} goes on; see it with "
+                f"\ndetached: experiment {experiment_id} continues; see it with "
                 f"`zerolab experiment describe {experiment_id}`, "
                 f"stop it with `zerolab experiment cancel {experiment_id}`"
             )
