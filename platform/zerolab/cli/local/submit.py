@@ -89,7 +89,7 @@ def run(
             ended = watch(client, experiment_id)
         except KeyboardInterrupt:
             say(
-                f"\ndetached: experiment {experiment_id} continues; see it with "
+                f"\ndetached: experiment {experiment_id} goes on; see it with "
                 f"`zerolab experiment describe {experiment_id}`, "
                 f"stop it with `zerolab experiment cancel {experiment_id}`"
             )
