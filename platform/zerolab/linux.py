@@ -68,7 +68,9 @@ def kill_descendants() -> None:
     while time.monotonic() < deadline:
         children = psutil.Process().children(recursive=True)
         running = [
-            process for process in children if _runs(process) and not _is_resource_tracker(process)
+            process
+            for process in children
+            if _is_running(process) and not _is_resource_tracker(process)
         ]
         if not running:
             return
@@ -139,7 +141,7 @@ def our_process(pid: int, word: str, not_after: float) -> psutil.Process | None:
         process = psutil.Process(pid)
         same = any(word in part for part in process.cmdline())
         # Start times count in clock ticks since boot: allow for the rounding.
-        if _runs(process) and same and process.create_time() <= not_after + 2.0:
+        if _is_running(process) and same and process.create_time() <= not_after + 2.0:
             return process
     except psutil.Error:
         pass
@@ -183,14 +185,14 @@ def wait_for_end(processes: Iterable[psutil.Process], timeout_s: float) -> bool:
     """
     deadline = time.monotonic() + timeout_s
     for process in processes:
-        while _runs(process):
+        while _is_running(process):
             if time.monotonic() > deadline:
                 return False
             time.sleep(_POLL_S)
     return True
 
 
-def _runs(process: psutil.Process) -> bool:
+def _is_running(process: psutil.Process) -> bool:
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:

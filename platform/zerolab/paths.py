@@ -140,10 +140,10 @@ class Home:
                 if not os.access(directory, os.W_OK):
                     raise PermissionError(errno.EACCES, "Permission denied", str(directory))
         except OSError as error:
-            raise self.unwritable(error) from error
+            raise self.unwritable_error(error) from error
         return self
 
-    def unwritable(self, error: OSError) -> ConfigError:
+    def unwritable_error(self, error: OSError) -> ConfigError:
         """Return the error for an unusable data directory, with a remedy."""
         full = error.errno in {errno.ENOSPC, errno.EDQUOT}
         default_remedy = f"set {ENV_HOME} to a directory of yours"

@@ -137,7 +137,7 @@ def _serve(options: argparse.Namespace) -> int:
         msg = f"another server already works on {home.path}; stop it with `zerolab down`"
         raise ConflictError(msg) from None
     except OSError as error:
-        raise home.unwritable(error) from error
+        raise home.unwritable_error(error) from error
     with lock, _listen(options.host, options.port) as listening:
         host, port = listening.getsockname()[:2]
         settings = Settings(
@@ -165,14 +165,14 @@ def _serve(options: argparse.Namespace) -> int:
             services: Services = app.state.services
             prepare(services)
         except OSError as error:
-            raise home.unwritable(error) from error
+            raise home.unwritable_error(error) from error
         services.url = _url(host, port, options.host_name if tls else (), tls=tls)
         patience = Patience(most_of_peer=max(64, raise_file_limit() // 2))
         server = _Server(serving(app, patience, connections), services, home)
         try:
             server.run(sockets=[listening])
         except OSError as error:  # it could not write down where it listens
-            raise home.unwritable(error) from error
+            raise home.unwritable_error(error) from error
         finally:
             _forget(home)
     if server.lock_lost:

@@ -604,8 +604,8 @@ print(place, "trained a batch of", engine.train_batch_size(), "with", maker)
 
 
 def test_task_workers_and_all_slots(installation: Installation, tmp_path: Path) -> None:
-    say = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])"
-    (tmp_path / "main.py").write_text(say)
+    script = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])"
+    (tmp_path / "main.py").write_text(script)
     (tmp_path / "ds.py").write_text(TRAINS_WITH_DEEPSPEED)
     arguments = ["task", "run", "--name", "workers", "--context", tmp_path, "--follow"]
     both = ["--worker", '{"worker": {"count": 1, "gpus": 2}}', "--per", "worker", "--as-deepspeed"]
@@ -640,13 +640,13 @@ def test_task_id_precedes_name(installation: Installation, tmp_path: Path) -> No
 
 
 def test_task_run_list_stop(installation: Installation, tmp_path: Path) -> None:
-    say = (
+    script = (
         "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], "
         "'on', os.environ['ALL_WORKERS'])"
     )
     arguments = ["task", "run", "--name", "count", "--label", "daily", "--context", tmp_path]
     workers = '{"worker": {"count": 2, "gpus": 1}}'
-    (tmp_path / "main.py").write_text(say)
+    (tmp_path / "main.py").write_text(script)
     done = installation.quick(
         *arguments, "--worker", workers, "--follow", "--", "python", "main.py"
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from zerolab.cli.local.progress import Lines, TrialProgress, describe_line
+from zerolab.cli.local.progress import ProgressLines, TrialProgress, describe_line
 from zerolab.cli.output import age, number, print_fields, print_table
 from zerolab.formatting import duration_text
 
@@ -46,14 +46,14 @@ def test_line_before_first_batch_has_reason(
 
 
 def test_start_prints_line_for_each_step() -> None:
-    lines = Lines()
+    lines = ProgressLines()
     steps = [
         TrialProgress(1, "QUEUED", 0, 0.0),
         TrialProgress(1, "QUEUED", 0, 0.0, assigned=True),
         TrialProgress(1, "QUEUED", 0, 0.0, assigned=True, activity="importing torch"),
         TrialProgress(1, "RUNNING", 0, 0.0, assigned=True, activity="importing torch"),
     ]
-    shown = [line for step in steps for line in lines.due([step, step], 1.0)]
+    shown = [line for step in steps for line in lines.next_lines([step, step], 1.0)]
     assert len(shown) == 4
     assert not any("batch 0" in line for line in shown[:3])
 
@@ -64,10 +64,10 @@ def test_waiting_trial_has_reason_only() -> None:
 
 
 def test_plain_output_is_rate_limited() -> None:
-    lines = Lines()
+    lines = ProgressLines()
 
     def due_lines(now_s: float, batch: int, **more: Any) -> int:
-        return len(lines.due([TrialProgress(1, batch=batch, progress=0.0, **more)], now_s))
+        return len(lines.next_lines([TrialProgress(1, batch=batch, progress=0.0, **more)], now_s))
 
     waits = {"state": "QUEUED", "waiting": "it needs 8 slots"}
     assert [due_lines(t, 0, **waits) for t in (0.0, 5.0, 50.0)] == [1, 0, 0]

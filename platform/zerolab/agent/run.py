@@ -137,7 +137,7 @@ class Run:
             self._folder.create()
             write_outcome(self._folder.path, outcome)
             if outcome.reason:
-                self._folder.say(outcome.reason)
+                self._folder.log(outcome.reason)
         except OSError:  # perhaps a full disk; the outcome is still reported
             logger.exception("run %d: could not save the outcome", self.run_id)
         logger.info("run %d ended with code %d", self.run_id, outcome.exit_code)
@@ -299,7 +299,7 @@ def leftover_runs(runs: Path, launcher: Launcher) -> list[tuple[int, RunFolder]]
         if read_outcome(path) is None:
             outcome = Outcome(EXIT_INFRASTRUCTURE, "the agent ended while the run was going on")
             write_outcome(path, outcome)
-            folder.say(str(outcome.reason))
+            folder.log(str(outcome.reason))
         leftover.append((int(path.name), folder))
     return leftover
 
@@ -340,7 +340,7 @@ def finish_run(
         unread_hparams=read_unread(folder.path),
     )  # fmt: skip
     steps: list[tuple[Callable[[], object], float]] = [
-        (lambda: deliver(folder.path, client, run_id, folder.say), _TRIES),
+        (lambda: deliver(folder.path, client, run_id, folder.log), _TRIES),
         (lambda: shipper.ship(final=True), _TRIES),
         (lambda: client.run_exited(run_id, end), math.inf),
     ]

@@ -12,9 +12,9 @@ from zerolab.cli.output import (
     number,
     print_fields,
     print_json,
+    print_message,
     print_table,
     result,
-    say,
 )
 from zerolab.formatting import size_text
 
@@ -72,7 +72,9 @@ def list_checkpoints(
     stored = [
         checkpoint for checkpoint in checkpoints if checkpoint["state"] in {"COMPLETED", "PARTIAL"}
     ]
-    say(f"{len(stored)} there, {size_text(sum(checkpoint['size_bytes'] for checkpoint in stored))}")
+    print_message(
+        f"{len(stored)} there, {size_text(sum(checkpoint['size_bytes'] for checkpoint in stored))}"
+    )
 
 
 @group.command()
@@ -131,7 +133,7 @@ def download(
 
     with connect() as client:
         size = download_checkpoint(client, uuid, directory, glob or ())
-    say(f"copied {size_text(size)}")
+    print_message(f"copied {size_text(size)}")
     result(str(directory))
 
 
@@ -227,7 +229,7 @@ def print_removal(answer: "Json", as_json: bool) -> None:
     if rows:
         print_table(["uuid", "trial", "batch", "files", "size"], rows)
     done = "would be removed" if answer["dry_run"] else "removed"
-    say(f"{size_text(answer['size_bytes'])} of {len(rows)} checkpoint(s) {done}")
+    print_message(f"{size_text(answer['size_bytes'])} of {len(rows)} checkpoint(s) {done}")
 
 
 ModelName = Annotated[str, typer.Argument(metavar="NAME", help="Name of the model.")]
@@ -337,7 +339,7 @@ def remove_version(
 
     with connect() as client:
         client.remove_version(name, version)
-    say(f"version {version} of model {name} is removed; its checkpoint is still there")
+    print_message(f"version {version} of model {name} is removed; its checkpoint is still there")
 
 
 @models.command("remove")
@@ -347,4 +349,4 @@ def remove_model(name: ModelName) -> None:
 
     with connect() as client:
         client.remove_model(name)
-    say(f"model {name} is removed; its checkpoints are still there")
+    print_message(f"model {name} is removed; its checkpoints are still there")

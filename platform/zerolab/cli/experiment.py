@@ -18,14 +18,14 @@ from zerolab.cli.output import (
     end_state,
     hparam_lines,
     number,
+    print_archived_hint,
     print_fields,
     print_json,
+    print_message,
     print_table,
+    print_warnings,
     problem_lines,
     result,
-    say,
-    say_archived,
-    say_warnings,
     unread_text,
     waiting_lines,
 )
@@ -76,7 +76,7 @@ def list_experiments(
     if as_json:
         print_json(experiments)
         return
-    say_archived(experiments, shown=archived)
+    print_archived_hint(experiments, shown=archived)
     rows = [
         (
             experiment["id"],
@@ -198,7 +198,7 @@ def metrics(
         with output.open("wb") as file:
             for piece in pieces:
                 file.write(piece)
-    say(f"written to {output}")
+    print_message(f"written to {output}")
 
 
 @group.command()
@@ -227,37 +227,37 @@ def wait(
 @group.command()
 def pause(experiment_id: ExperimentId) -> None:
     """Checkpoint the runs and free their slots, until it is activated again."""
-    _act(experiment_id, "pause")
+    _run_action(experiment_id, "pause")
 
 
 @group.command()
 def activate(experiment_id: ExperimentId) -> None:
     """Continue a paused experiment."""
-    _act(experiment_id, "activate")
+    _run_action(experiment_id, "activate")
 
 
 @group.command()
 def cancel(experiment_id: ExperimentId) -> None:
     """Stop an experiment after a checkpoint."""
-    _act(experiment_id, "cancel")
+    _run_action(experiment_id, "cancel")
 
 
 @group.command()
 def kill(experiment_id: ExperimentId) -> None:
     """Stop an experiment immediately."""
-    _act(experiment_id, "kill")
+    _run_action(experiment_id, "kill")
 
 
 @group.command()
 def archive(experiment_id: ExperimentId) -> None:
     """Archive an ended experiment: lists omit it, its data is kept."""
-    _act(experiment_id, "archive")
+    _run_action(experiment_id, "archive")
 
 
 @group.command()
 def unarchive(experiment_id: ExperimentId) -> None:
     """Unarchive an experiment: lists show it again."""
-    _act(experiment_id, "unarchive")
+    _run_action(experiment_id, "unarchive")
 
 
 @group.command()
@@ -276,7 +276,7 @@ def fork(
     changes = read_changes(config, values, paused=paused)
     with connect() as client:
         new_experiment = client.experiment_action(experiment_id, "fork", changes)
-    say_warnings(new_experiment)
+    print_warnings(new_experiment)
     result(str(new_experiment["id"]))
 
 
@@ -296,7 +296,7 @@ def continue_experiment(
     changes = read_changes(config, values, paused=paused)
     with connect() as client:
         experiment = client.experiment_action(experiment_id, "continue", changes)
-    say(f"experiment {experiment_id} goes on: it is {experiment['state']}")
+    print_message(f"experiment {experiment_id} goes on: it is {experiment['state']}")
 
 
 @group.command()
@@ -323,7 +323,7 @@ def change(
         raise ConfigError("zerolab experiment change", [problem])
     with connect() as client:
         client.patch_experiment(experiment_id, **changes)
-    say(f"experiment {experiment_id} is changed")
+    print_message(f"experiment {experiment_id} is changed")
 
 
 @group.command()
@@ -339,10 +339,10 @@ def delete(
 
     with connect() as client:
         client.delete_experiment(experiment_id)
-    say(f"experiment {experiment_id} is deleted")
+    print_message(f"experiment {experiment_id} is deleted")
 
 
-def _act(experiment_id: int, action: str) -> None:
+def _run_action(experiment_id: int, action: str) -> None:
     from zerolab.cli.connection import connect
 
     with connect() as client:
@@ -355,4 +355,4 @@ def _act(experiment_id: int, action: str) -> None:
     if action in {"cancel", "kill"} and before == state:
         ends = state.startswith("STOPPING")
         message = f"is ending already: it is {state}" if ends else f"has ended: it stays {state}"
-    say(f"experiment {experiment_id} {message}")
+    print_message(f"experiment {experiment_id} {message}")

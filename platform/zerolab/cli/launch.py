@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from zerolab.cli.output import say
+from zerolab.cli.output import print_message
 
 if TYPE_CHECKING:
     from zerolab.launcher.nodes.coordinator import LaunchPlan
@@ -261,7 +261,7 @@ def launch(
         problem = f"must be a file, got {script}, which is not there; a module needs --module"
         raise ConfigError("script", [problem])
     for note in notes:
-        say(note)
+        print_message(note)
     if elastic or min_elastic_nodes is not None or max_elastic_nodes is not None:
         bounds = NodeBounds.of(plan, min_elastic_nodes, max_elastic_nodes)
     else:
@@ -305,22 +305,22 @@ def _run(plan: "LaunchPlan", bounds: "NodeBounds | None", log_dir: Path | None) 
 
     started = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     output = Output(log_dir or Home.default().launches / f"{started}-{os.getpid()}")
-    head: Coordinator | ElasticRunner = Coordinator(plan, output.take)
+    coordinator: Coordinator | ElasticRunner = Coordinator(plan, output.store_output)
     if bounds is not None:
-        head = ElasticRunner(plan, bounds, output.take, output.say)
+        coordinator = ElasticRunner(plan, bounds, output.store_output, output.print_message)
 
     def stop(_number: int, _frame: object) -> None:
-        head.stop()
+        coordinator.stop()
         output.limit_wait()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, stop)
     try:
-        host, end = head.run()
+        host, end = coordinator.run()
         if end.exit_code:
-            output.say(f"{host}: {end.reason or f'exit code {end.exit_code}'}")
-        output.say(f"the output of each rank is kept in {output.directory}")
+            output.print_message(f"{host}: {end.reason or f'exit code {end.exit_code}'}")
+        output.print_message(f"the output of each rank is kept in {output.directory}")
     finally:
         output.close()
     if end.told and end.exit_code in CHECKPOINTED_EXITS:

@@ -23,14 +23,14 @@ __all__ = [
     "hparam_lines",
     "number",
     "port_of",
+    "print_archived_hint",
     "print_fields",
     "print_json",
+    "print_message",
     "print_table",
+    "print_warnings",
     "problem_lines",
     "result",
-    "say",
-    "say_archived",
-    "say_warnings",
     "unread_text",
     "waiting_lines",
 ]
@@ -152,21 +152,21 @@ def result(text: str) -> None:
     print(text)  # noqa: T201 - the output
 
 
-def say(text: str) -> None:
+def print_message(text: str) -> None:
     """Print a message that is not a result."""
     print(text, file=sys.stderr, flush=True)  # noqa: T201 - the output
 
 
-def say_archived(resources: Collection[object], *, shown: bool) -> None:
+def print_archived_hint(resources: Collection[object], *, shown: bool) -> None:
     """Mention archived resources if a list is empty."""
     if not resources and not shown:
-        say("there is none; --archived lists those that are archived, too")
+        print_message("there is none; --archived lists those that are archived, too")
 
 
-def say_warnings(resource: Mapping[str, Any]) -> None:
+def print_warnings(resource: Mapping[str, Any]) -> None:
     """Print the server's warnings about a submission."""
     for line in resource.get("warnings", []):
-        say(f"warning: {line}")
+        print_message(f"warning: {line}")
 
 
 def print_json(content: Any) -> None:

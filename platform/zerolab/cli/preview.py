@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from zerolab.cli.connection import id_of
-from zerolab.cli.output import AsJson, print_json, print_table, result, say_warnings
+from zerolab.cli.output import AsJson, print_json, print_table, print_warnings, result
 
 if TYPE_CHECKING:
     from zerolab.searcher.preview import Preview
@@ -52,7 +52,7 @@ def preview(
     estimate = (
         _server_estimate(file, like) if like is not None else _local_estimate(file, known_times)
     )
-    say_warnings(estimate)
+    print_warnings(estimate)
     if as_json:
         print_json(estimate)
         return
@@ -81,7 +81,7 @@ def _local_estimate(file: Path, known_times: Mapping[str, float]) -> dict[str, A
 
     seconds = known_times.get("seconds_per_batch"), known_times.get("seconds_per_epoch")
     config = load_experiment(file)
-    return _plain(
+    return _to_resource(
         estimate_search(config, seconds_per_batch=seconds[0], seconds_per_epoch=seconds[1])
     )
 
@@ -96,7 +96,7 @@ def _server_estimate(file: Path, like: int) -> dict[str, Any]:
         return client.preview(read_yaml(file), like=like)
 
 
-def _plain(estimate: "Preview") -> dict[str, Any]:
+def _to_resource(estimate: "Preview") -> dict[str, Any]:
     """Convert a preview to the server's resource."""
     return {
         "outline": estimate.outline,

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from zerolab.cli.output import print_json, result, say
+from zerolab.cli.output import print_json, print_message, result
 
 __all__ = ["add_to"]
 
@@ -30,7 +30,7 @@ def import_file(
     if as_json:
         print_json(experiment)
         return
-    say(f"{file} is experiment {experiment['id']} now")
+    print_message(f"{file} is experiment {experiment['id']} now")
     result(str(experiment["id"]))
 
 

@@ -15,14 +15,14 @@ from zerolab.cli.output import (
     end_state,
     hparam_lines,
     number,
+    print_archived_hint,
     print_fields,
     print_json,
+    print_message,
     print_table,
+    print_warnings,
     problem_lines,
     result,
-    say,
-    say_archived,
-    say_warnings,
     waiting_lines,
 )
 from zerolab.formatting import duration_text
@@ -65,7 +65,7 @@ def list_trials(
     elif as_csv:
         result(csv_lines(trials).rstrip("\r\n"))
     else:
-        say_archived(trials, shown=archived)
+        print_archived_hint(trials, shown=archived)
         print_trials(trials)
         for line in [*waiting_lines("trial", trials), *problem_lines("trial", trials)]:
             result(line)
@@ -163,37 +163,37 @@ def metrics(
 @group.command()
 def pause(trial_id: TrialId) -> None:
     """Checkpoint one trial and free its slots, until it is activated again."""
-    _act(trial_id, "pause", "is pausing: it checkpoints and gives its slots back")
+    _run_action(trial_id, "pause", "is pausing: it checkpoints and gives its slots back")
 
 
 @group.command()
 def activate(trial_id: TrialId) -> None:
     """Continue a paused trial."""
-    _act(trial_id, "activate", "waits for its slots")
+    _run_action(trial_id, "activate", "waits for its slots")
 
 
 @group.command()
 def cancel(trial_id: TrialId) -> None:
     """Stop a trial after a checkpoint; the experiment continues without it."""
-    _act(trial_id, "cancel", "is being canceled: it checkpoints first")
+    _run_action(trial_id, "cancel", "is being canceled: it checkpoints first")
 
 
 @group.command()
 def kill(trial_id: TrialId) -> None:
     """Stop a trial immediately; the experiment continues without it."""
-    _act(trial_id, "kill", "is being stopped")
+    _run_action(trial_id, "kill", "is being stopped")
 
 
 @group.command()
 def archive(trial_id: TrialId) -> None:
     """Archive an ended trial: lists omit it, its data is kept."""
-    _act(trial_id, "archive", "is archived")
+    _run_action(trial_id, "archive", "is archived")
 
 
 @group.command()
 def unarchive(trial_id: TrialId) -> None:
     """Unarchive a trial: lists show it again."""
-    _act(trial_id, "unarchive", "is not archived any more")
+    _run_action(trial_id, "unarchive", "is not archived any more")
 
 
 @group.command()
@@ -206,13 +206,13 @@ def delete(trial_id: TrialId, yes: Yes = False) -> None:
 
     with connect() as client:
         client.delete_trial(trial_id)
-    say(f"trial {trial_id} is deleted")
+    print_message(f"trial {trial_id} is deleted")
 
 
 @group.command("continue")
 def continue_trial(trial_id: TrialId) -> None:
     """Continue a failed or stopped trial from its checkpoint."""
-    _act(trial_id, "continue", "goes on")
+    _run_action(trial_id, "continue", "goes on")
 
 
 @group.command()
@@ -228,7 +228,7 @@ def fork(
     changes = read_changes(config, values, paused=paused)
     with connect() as client:
         experiment = client.trial_action(trial_id, "fork", changes)
-    say_warnings(experiment)
+    print_warnings(experiment)
     result(str(experiment["id"]))
 
 
@@ -240,7 +240,7 @@ _NOTHING_RAN = {
 """Message of an action on a trial without slots, by the action and the state after it."""
 
 
-def _act(trial_id: int, action: str, done: str) -> None:
+def _run_action(trial_id: int, action: str, done: str) -> None:
     from zerolab.cli.connection import connect
 
     with connect() as client:
@@ -251,4 +251,4 @@ def _act(trial_id: int, action: str, done: str) -> None:
         done = f"has ended: it stays {state}"
     elif (action, state) in _NOTHING_RAN:
         done = _NOTHING_RAN[action, state]
-    say(f"trial {trial_id} {done}")
+    print_message(f"trial {trial_id} {done}")

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from zerolab.cli.output import end_state, number, print_table, say
+from zerolab.cli.output import end_state, number, print_message, print_table
 from zerolab.contract.flatten import flatten_hparams, short_names
 from zerolab.contract.spreadsheet import safe_cell
 from zerolab.formatting import duration_text
@@ -62,10 +62,10 @@ def print_trials(trials: Trials) -> None:
     left_out = print_table([*_ALWAYS, *heads], rows, shortened=heads.keys(), optional=heads.keys())
     for head, name in heads.items():
         if not head.endswith(name) and head not in left_out:
-            say(f"{head} is {name}")
+            print_message(f"{head} is {name}")
     if left_out:
         names = ", ".join(heads[head] for head in left_out)
-        say(f"no room in this terminal for {names}; --csv and --json have all")
+        print_message(f"no room in this terminal for {names}; --csv and --json have all")
 
 
 def csv_lines(trials: Trials) -> str:

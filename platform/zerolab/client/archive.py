@@ -57,7 +57,7 @@ class _Member(NamedTuple):
     executable: bool
 
 
-class _Ignore(NamedTuple):
+class _IgnoreRules(NamedTuple):
     base: PurePosixPath
     spec: pathspec.GitIgnoreSpec
 
@@ -152,7 +152,9 @@ def member_sizes(archive: bytes, *, max_bytes: int = ARCHIVE_BYTES) -> dict[str,
     }
 
 
-def _members(directory: Path, prefix: PurePosixPath, above: Sequence[_Ignore]) -> Iterator[_Member]:
+def _members(
+    directory: Path, prefix: PurePosixPath, above: Sequence[_IgnoreRules]
+) -> Iterator[_Member]:
     ignores = [*above, *_ignores_of(directory, prefix)]
     with os.scandir(directory) as iterator:
         entries = list(iterator)
@@ -162,7 +164,7 @@ def _members(directory: Path, prefix: PurePosixPath, above: Sequence[_Ignore]) -
         if not is_text(entry.name):  # no pattern of an ignore file could match it
             problem = f"{entry.path!r}: the name must be text in UTF-8; rename it"
             raise ConfigError("model directory", [f"{problem}, or ignore the folder above it"])
-        if _ignored(f"{name}/" if is_dir else str(name), ignores):
+        if _is_ignored(f"{name}/" if is_dir else str(name), ignores):
             continue
         if is_dir:
             yield from _members(Path(entry.path), name, ignores)
@@ -174,17 +176,17 @@ def _members(directory: Path, prefix: PurePosixPath, above: Sequence[_Ignore]) -
             logger.warning("%s is left out: not a file, nor a link to one", entry.path)
 
 
-def _ignores_of(directory: Path, prefix: PurePosixPath) -> Iterator[_Ignore]:
+def _ignores_of(directory: Path, prefix: PurePosixPath) -> Iterator[_IgnoreRules]:
     lines = [] if prefix.parts else list(_ALWAYS_IGNORED)
     for name in _IGNORE_FILES:
         file = directory / name
         if file.is_file():
             lines += file.read_text(encoding="utf-8", errors="replace").splitlines()
     if lines:
-        yield _Ignore(prefix, pathspec.GitIgnoreSpec.from_lines(lines))
+        yield _IgnoreRules(prefix, pathspec.GitIgnoreSpec.from_lines(lines))
 
 
-def _ignored(name: str, ignores: Sequence[_Ignore]) -> bool:
+def _is_ignored(name: str, ignores: Sequence[_IgnoreRules]) -> bool:
     """Return whether a file is excluded; the deepest directory with a matching pattern decides."""
     for ignore in reversed(ignores):
         inside = name.removeprefix(f"{ignore.base}/") if ignore.base.parts else name

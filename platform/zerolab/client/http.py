@@ -169,7 +169,7 @@ class Client(Transport):
         """
         content = archive if isinstance(archive, bytes) else _read_archive(Path(archive))
         try:
-            text = msgspec.json.encode(config, enc_hook=_plain).decode()
+            text = msgspec.json.encode(config, enc_hook=_to_json).decode()
         except UnicodeEncodeError:
             from zerolab.schema.json_values import (
                 json_value_problems,  # slow import, rarely needed
@@ -195,7 +195,7 @@ class Client(Transport):
         Returns:
             Trials by length, and their cost, as ``SearchPreview`` of the REST API.
         """
-        body = {"config": _plain(dict(config)), **times}
+        body = {"config": _to_json(dict(config)), **times}
         return resource(self.post("/experiments/preview", body), "preview")
 
     def search_events(self, experiment_id: int, after: int, wait_s: float) -> Json:
@@ -495,7 +495,7 @@ def _path(*segments: str) -> str:
     return "".join(f"/{quote(segment, safe='')}" for segment in segments)
 
 
-def _plain(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     """Convert a value to plain JSON types.
 
     Raises:

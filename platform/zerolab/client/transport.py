@@ -14,7 +14,7 @@ from zerolab.client.responses import Json, error_of
 from zerolab.contract.messages import JSON
 from zerolab.errors import ConfigError, UnreachableError
 
-__all__ = ["PREFIX", "Transport", "present"]
+__all__ = ["PREFIX", "Transport", "drop_none"]
 
 PREFIX = "/api/v1"
 _CONNECT_TIMEOUT_S = 10.0
@@ -146,7 +146,7 @@ class Transport:
 
     def _list(self, path: str, key: str, params: Mapping[str, Any] | None = None) -> list[Json]:
         """Read all pages of a list, or one page if the caller sets ``limit``."""
-        params = present(params or {})
+        params = drop_none(params or {})
         one_page = "limit" in params
         params.setdefault("limit", _PAGE)
         items: list[Json] = []
@@ -158,7 +158,7 @@ class Transport:
                 return items
 
     def _download(self, path: str, params: Mapping[str, Any]) -> Iterator[bytes]:
-        with self._stream(path, params=present(params)) as response:
+        with self._stream(path, params=drop_none(params)) as response:
             yield from response.iter_bytes()
 
     @contextmanager
@@ -192,7 +192,7 @@ class Transport:
         for attempt in range(last_attempt + 1):
             try:
                 response = self._http.request(
-                    method, PREFIX + path, params=present(params), timeout=timeout, **content
+                    method, PREFIX + path, params=drop_none(params), timeout=timeout, **content
                 )
                 break
             except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError) as error:
@@ -227,6 +227,6 @@ class Transport:
         )
 
 
-def present(params: Mapping[str, Any] | None) -> dict[str, Any]:
+def drop_none(params: Mapping[str, Any] | None) -> dict[str, Any]:
     """Drop parameters that are None."""
     return {key: value for key, value in (params or {}).items() if value is not None}

@@ -151,11 +151,11 @@ def parse_json(text: bytes | str, source: str, *, finite: bool = True) -> dict[s
         position = f"line {error.lineno}, column {error.colno}"
         raise ConfigError(source, [f"{position}: {_json_problem(text, error)}"]) from None
     except RecursionError:
-        raise _too_deep(source) from None
+        raise _depth_error(source) from None
     except ValueError as error:
         raise ConfigError(source, [f"file: must be JSON, got an error: {error}"]) from None
     collect.refuse(source)
-    return _mapping(content, source)
+    return _require_mapping(content, source)
 
 
 class _Collector:
@@ -284,20 +284,20 @@ def parse_yaml(text: bytes | str, source: str) -> dict[str, Any]:
         problem = f"line {line}: must be text, got the character {character!r}"
         raise ConfigError(source, [problem]) from None
     except RecursionError:
-        raise _too_deep(source) from None
+        raise _depth_error(source) from None
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(source, [f"file: must be YAML, got an error: {error}"]) from None
-    return _mapping(content if content is not None else {}, source)
+    return _require_mapping(content if content is not None else {}, source)
 
 
-def _too_deep(source: str) -> ConfigError:
+def _depth_error(source: str) -> ConfigError:
     from zerolab.schema.json_values import MAX_DEPTH
 
     problem = f"file: must be nested at most {MAX_DEPTH} deep, got far more; flatten it"
     return ConfigError(source, [problem])
 
 
-def _mapping(content: object, source: str) -> dict[str, Any]:
+def _require_mapping(content: object, source: str) -> dict[str, Any]:
     if isinstance(content, str):
         got = f"got the text {content[:60]!r}"
         problem = f"file: must be a mapping of keys to values, {got}; write `key: value`"

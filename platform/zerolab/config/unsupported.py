@@ -23,7 +23,7 @@ class OffValues:
     text: str
     """The values, for the documents."""
 
-    holds: Callable[[Any], bool]
+    matches: Callable[[Any], bool]
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,10 @@ class UnsupportedKey:
 def values(off: Sequence[Any]) -> OffValues:
     """Match exactly these values, with their types: ``1`` is not ``true``."""
 
-    def holds(value: Any) -> bool:
+    def matches(value: Any) -> bool:
         return any(type(value) is type(expected) and value == expected for expected in off)
 
-    return OffValues(", ".join(f"`{_as_json(value)}`" for value in off), holds)
+    return OffValues(", ".join(f"`{_as_json(value)}`" for value in off), matches)
 
 
 def _as_json(value: Any) -> str:
@@ -90,7 +90,7 @@ def remove_unsupported(
             if key not in table:
                 inside = isinstance(value, Mapping) and key not in opaque
                 supported[name] = take(value, f"{key}.") if inside else value
-            elif value is None or table[key].off.holds(value):
+            elif value is None or table[key].off.matches(value):
                 off.append(key)
             else:
                 problems.append(f"{key}: is not supported; {table[key].instead}")

@@ -102,7 +102,7 @@ def check_experiment(
         problems += _entrypoint_problems(parsed.config, resources, model, environment)
     problems += determined_problems(content.get("entrypoint"), model, environment)
     # Not on a server: its Python may be older than the one that runs the trial.
-    if isinstance(model, FolderFiles) and not _other_python(content):
+    if isinstance(model, FolderFiles) and not _has_own_python(content):
         problems += source_problems(content.get("entrypoint"), model)
     problems = list(dict.fromkeys(problems))
     if problems or parsed.config is None or resources is None:
@@ -124,7 +124,7 @@ def _is_command(config: ExperimentConfig | None, content: Mapping[str, Any]) -> 
     return isinstance(arguments, list) and len(arguments) > 1
 
 
-def _other_python(content: Mapping[str, Any]) -> bool:
+def _has_own_python(content: Mapping[str, Any]) -> bool:
     """Return whether the experiment names the Python interpreter of its trials."""
     environment = content.get("environment")
     return isinstance(environment, Mapping) and bool(environment.get("python"))
@@ -229,7 +229,7 @@ def _read_engine(
     key = "hyperparameters.deepspeed_config"
     if isinstance(base, Mapping):
         engine = read(base, key)
-        return "", _prefixed(engine, f"{key}.")
+        return "", _with_prefix(engine, f"{key}.")
     if not isinstance(base, str):
         text = f"{key}: must be the path of a JSON file or its content, got {base!r}"
         return "", EngineFile(None, [text], frozenset())
@@ -248,10 +248,10 @@ def _read_engine(
     else:
         engine = read(content, base)
         engine = replace(engine, changes=[*changes, *engine.changes])
-    return base, _prefixed(engine, f"{base}: ")
+    return base, _with_prefix(engine, f"{base}: ")
 
 
-def _prefixed(engine: EngineFile, prefix: str) -> EngineFile:
+def _with_prefix(engine: EngineFile, prefix: str) -> EngineFile:
     problems, left_open = (
         [prefix + line for line in lines] for lines in (engine.problems, engine.left_open)
     )

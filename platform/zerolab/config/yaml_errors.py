@@ -31,8 +31,8 @@ def explain_yaml_error(text: str, error: "yaml.MarkedYAMLError") -> str:
     position = f"line {mark.line + 1}, column {mark.column + 1}"
     if "\t" in line[: len(line) - len(line.lstrip())]:
         return f"{position}: must be indented with spaces, got a tab; use spaces"
-    description = _of_context(lines, error) or _of_structure(lines, number, mark.column, problem)
-    return description or f"{position}: {_of_word(problem, line, mark.column)}"
+    description = _unclosed(lines, error) or _structure_error(lines, number, mark.column, problem)
+    return description or f"{position}: {_reserved(problem, line, mark.column)}"
 
 
 def explain_plain_key(key: str, *, has_value: bool) -> str | None:
@@ -50,16 +50,16 @@ def explain_plain_key(key: str, *, has_value: bool) -> str | None:
         return f"{name} must be followed by a colon; write `{name}: {opening}{remaining}`"
     joined = None if has_value else re.fullmatch(rf"({_KEY}):(\S.*)", key)
     if joined:
-        return _joined(*joined.groups())
+        return _missing_space(*joined.groups())
     return None
 
 
-def _joined(name: str, value: str) -> str:
+def _missing_space(name: str, value: str) -> str:
     got = f"{name} must be followed by a colon and a space, got '{name}:{value}'"
     return f"{got}; write `{name}: {value}`"
 
 
-def _of_context(lines: list[str], error: "yaml.MarkedYAMLError") -> str | None:
+def _unclosed(lines: list[str], error: "yaml.MarkedYAMLError") -> str | None:
     """Describe a bracket or a quote that is opened and never closed."""
     context, opened = error.context or "", error.context_mark
     if opened is None:
@@ -83,7 +83,7 @@ def _of_context(lines: list[str], error: "yaml.MarkedYAMLError") -> str | None:
     return None
 
 
-def _of_structure(lines: list[str], number: int, column: int, problem: str) -> str | None:
+def _structure_error(lines: list[str], number: int, column: int, problem: str) -> str | None:
     """Describe a missing colon, a missing space or an indentation that fits no other line."""
     if "mapping values are not allowed" in problem:
         return _second_colon(lines, number, column)
@@ -102,7 +102,7 @@ def _of_structure(lines: list[str], number: int, column: int, problem: str) -> s
         )
         problem_text += "[1, 2]"
     elif "expected <block end>" in problem or "expected '<document start>'" in problem:
-        return _missing_colon(lines, number) or _between(lines, number)
+        return _missing_colon(lines, number) or _unmatched_indentation(lines, number)
     return f"line {number + 1}, column {column + 1}: {problem_text}" if problem_text else None
 
 
@@ -117,8 +117,8 @@ def _second_colon(lines: list[str], number: int, column: int) -> str | None:
     if above is None:
         return None
     if lines[above].lstrip().startswith("- "):
-        return _mixed(lines, number)
-    return _missing_colon(lines, above) or _deeper(lines, above, number)
+        return _mixed_indentation(lines, number)
+    return _missing_colon(lines, above) or _indented_below_value(lines, above, number)
 
 
 def _line_above(lines: list[str], number: int) -> int | None:
@@ -135,7 +135,7 @@ def _missing_colon(lines: list[str], above: int) -> str | None:
         return None
     joined = re.fullmatch(rf"({_KEY}):(\S.*)", content)
     if joined:
-        return f"line {above + 1}: {_joined(joined[1], joined[2])}"
+        return f"line {above + 1}: {_missing_space(joined[1], joined[2])}"
     word = re.match(rf"({_KEY})(?:\s+(.*))?$", content)
     if word is None:
         return None
@@ -148,7 +148,7 @@ def _indent(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
-def _deeper(lines: list[str], above: int, number: int) -> str | None:
+def _indented_below_value(lines: list[str], above: int, number: int) -> str | None:
     """Describe a line that is indented below a line that already has a value."""
     indent, indent_above = _indent(lines[number]), _indent(lines[above])
     named = _KEY_LINE.match(lines[above])
@@ -162,7 +162,7 @@ def _deeper(lines: list[str], above: int, number: int) -> str | None:
     return f"line {number + 1}: {got}; {remedy}"
 
 
-def _between(lines: list[str], number: int) -> str | None:
+def _unmatched_indentation(lines: list[str], number: int) -> str | None:
     """Describe an indentation that matches none of the lines above."""
     indent = _indent(lines[number]) if number < len(lines) else 0
     levels = sorted({_indent(line) for line in lines[:number] if line.strip()})
@@ -171,7 +171,7 @@ def _between(lines: list[str], number: int) -> str | None:
     content = lines[number].strip()
     above = _line_above(lines, number)
     if above is not None and content.startswith("-") != lines[above].lstrip().startswith("-"):
-        return _mixed(lines, number)
+        return _mixed_indentation(lines, number)
     allowed = " or ".join(map(str, levels))
     problem = (
         f"must be indented by as many spaces as the lines it belongs to ({allowed}), got {indent}"
@@ -179,7 +179,7 @@ def _between(lines: list[str], number: int) -> str | None:
     return f"line {number + 1}: {problem}; align it with them"
 
 
-def _mixed(lines: list[str], number: int) -> str:
+def _mixed_indentation(lines: list[str], number: int) -> str:
     return (
         f"line {number + 1}: a list and `key: value` lines cannot be mixed at one level, got "
         f"{lines[number].strip()!r}; indent the list below its key, and begin each of its entries "
@@ -187,7 +187,7 @@ def _mixed(lines: list[str], number: int) -> str:
     )
 
 
-def _of_word(problem: str, line: str, column: int) -> str:
+def _reserved(problem: str, line: str, column: int) -> str:
     """Describe a character or a word that YAML reserves."""
     start = line[column:].split()
     word = start[0] if start else ""

@@ -128,7 +128,7 @@ def describe_failure(
         E.g. ``train.py:12: ValueError: no data (in: load(path))``, and a remedy if one is known.
     """
     traceback = _last_traceback([without_rank(line) for line in lines])
-    description, python = last_message, _python_of(entrypoint)
+    description, python = last_message, _interpreter_of(entrypoint)
     if traceback is not None:
         location, source = _location(traceback.frames, model_dir)
         error = f"{location}{traceback.error}{source}"
@@ -141,7 +141,7 @@ def describe_failure(
     return description + remedy_of(description, model_dir=model_dir, python=python)
 
 
-def _python_of(entrypoint: object) -> str:
+def _interpreter_of(entrypoint: object) -> str:
     """Return the interpreter that a command starts, or an empty text."""
     if not isinstance(entrypoint, Command) or "python" not in Path(entrypoint.words[0]).name:
         return ""

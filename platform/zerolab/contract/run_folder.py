@@ -119,7 +119,7 @@ class RunFolder:
         for directory in (self.path, self.model, self.logs, self.ranks):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Add lines to the agent's messages about the run.
 
         Raises:

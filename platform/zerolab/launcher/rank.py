@@ -46,7 +46,7 @@ def main() -> None:
         if name == "--hide":
             os.environ.pop(value, None)
         elif name == "--slots":
-            _take_slots(int(value))
+            _restrict_slots(int(value))
         elif name == "--bind-cores":
             _bind_cores([int(core) for core in value.split(",") if core])
         elif name == "--local-rank-at":
@@ -57,7 +57,7 @@ def main() -> None:
         sys.exit(f"entrypoint: {command[0]!r} cannot be started: {error.strerror}")
 
 
-def _take_slots(number: int) -> None:
+def _restrict_slots(number: int) -> None:
     """Confine this rank to its part of the slots of the machine's ranks."""
     first = int(os.environ["LOCAL_RANK"]) * number
     devices = [word for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word]

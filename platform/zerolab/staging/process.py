@@ -82,7 +82,7 @@ def _bring(spec: RunSpec, stage: StageSpec, use: int, poller: DirectivePoller) -
     folder = RunFolder(Path(spec.run_dir))
     at = "" if spec.nodes is None else f"node {spec.nodes.rank}: "
     watch = Watch(
-        say=lambda text: folder.say(f"{at}{text}"),
+        say=lambda text: folder.log(f"{at}{text}"),
         show=_ActivityReporter(spec),
         stopped=lambda: poller.should_preempt,
     )

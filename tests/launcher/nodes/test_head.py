@@ -38,7 +38,9 @@ def test_suspended_coordinator_extends_start_timeout(
     monkeypatch.setattr(module, "time", clock)
     launch_plan = replace(plan({"cpu": True}, num_gpus=1), start_s=300.0, silence_s=2 * SLEPT_S)
     head = Coordinator(launch_plan, show)
-    head._news.put(NodeMessage("localhost", RankOutput(b"early\n")))  # before the machine connects
+    head._messages.put(
+        NodeMessage("localhost", RankOutput(b"early\n"))
+    )  # before the machine connects
     assert head.run() == ("localhost", Outcome(0))
     assert head.lost == []
     assert [line for line in lines if line in {"early", "here"}] == ["early", "here"]

@@ -64,11 +64,11 @@ class Launched:
         file = self.folder / "ticks"
         return int((file.read_text() if file.exists() else "") or "0")
 
-    def until(self, what: str, look: Callable[[], object]) -> None:
+    def until(self, what: str, condition: Callable[[], object]) -> None:
         """Wait for an event while the command runs."""
         until(
             what,
-            lambda: look() or self.process.poll() is not None,
+            lambda: condition() or self.process.poll() is not None,
             details=(self.folder / "err").read_text,
         )
         assert self.process.poll() is None, (self.folder / "err").read_text()
@@ -139,7 +139,7 @@ def test_progress_bar_is_shown_before_its_end(
 
 
 def test_sighup_ends_run_except_with_nohup(launch: Callable[..., Launched]) -> None:
-    launched = launch(f"{UNTIL_GO}\nprint('began', flush=True)\nwait()\n", words=["nohup"])
+    launched = launch(f"{UNTIL_GO}\nprint('began', flush=True)\nwait()\n", prefix=["nohup"])
     launched.until("it waits", launched.ticks)
     before = launched.ticks()
     launched.process.send_signal(signal.SIGHUP)
@@ -247,8 +247,8 @@ def test_message_follows_earlier_output(
     printer.add(view)
     write(b"x" * 99 + b"\n")
     write((b"y" * 99 + b"\n") * 5000)
-    printer.look(view)
-    printer.say("it has ended")
+    printer.enqueue(view)
+    printer.print_message("it has ended")
     assert printer.close()
     lines = capfd.readouterr().err.splitlines()
     assert (len(lines), lines[-1]) == (5002, "it has ended")

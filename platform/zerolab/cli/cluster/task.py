@@ -14,10 +14,10 @@ from zerolab.cli.output import (
     end_state,
     print_fields,
     print_json,
+    print_message,
     print_table,
+    print_warnings,
     result,
-    say,
-    say_warnings,
 )
 from zerolab.contract.names import TASK_LABEL
 from zerolab.formatting import duration_text
@@ -138,16 +138,16 @@ def run(
         if as_deepspeed:
             config["environment"] = {"deepspeed": "zerolab"}
         experiment = client.create_experiment(config, archive)
-        say_warnings(experiment)
+        print_warnings(experiment)
         if experiment["waiting_reason"]:
-            say(f"task {name} waits: {experiment['waiting_reason']}")
+            print_message(f"task {name} waits: {experiment['waiting_reason']}")
         result(str(experiment["id"]))
         if not follow:
             return
         print_logs(client, "experiment", experiment["id"], LogFilter(), follow=True, as_json=False)
         ended = client.experiment(experiment["id"])
     if ended["state"] != "COMPLETED":
-        say(f"task {name}: {ended['state']}: {ended['error'] or ''}".rstrip(": "))
+        print_message(f"task {name}: {ended['state']}: {ended['error'] or ''}".rstrip(": "))
         raise typer.Exit(1)
 
 
@@ -359,7 +359,7 @@ def stop(
         if not ended:
             client.experiment_action(task["id"], "kill" if kill else "cancel")
     end = f"has ended: it stays {task['state']}" if ended else "is told to stop"
-    say(f"task {task['name']} ({task['id']}) {end}")
+    print_message(f"task {task['name']} ({task['id']}) {end}")
 
 
 def _tasks(client: "Client", **filters: str | int | None) -> list[dict[str, Any]]:

@@ -19,7 +19,14 @@ from zerolab.paths import Home
 if TYPE_CHECKING:
     import psutil
 
-__all__ = ["Service", "agent_token", "renew_token", "running", "start_services", "stop_services"]
+__all__ = [
+    "Service",
+    "agent_token",
+    "renew_token",
+    "running_process",
+    "start_services",
+    "stop_services",
+]
 
 _UP_S = 120.0
 """Timeout of a server's start, in seconds; it takes 1 s, or longer on a busy machine."""
@@ -50,7 +57,7 @@ def agent_of(home: Home) -> Service:
     return Service("agent", home.agent_file, "zerolab", home.logs / "agent.log")
 
 
-def running(service: Service) -> "psutil.Process | None":
+def running_process(service: Service) -> "psutil.Process | None":
     """Return the process of a service, if it lives and really is that service."""
     from zerolab.linux import our_process
 
@@ -70,7 +77,7 @@ def start_services(
     cpu: bool = False,
     agent: bool = True,
     server_options: Sequence[str] = (),
-    say: Callable[[str], None],
+    print_message: Callable[[str], None],
 ) -> str:
     """Start the server and the agent unless they run, and wait until they respond.
 
@@ -81,7 +88,7 @@ def start_services(
         cpu: Offer CPU slots even if there are GPUs.
         agent: Start an agent, too.
         server_options: Further options of the server.
-        say: Prints a status message.
+        print_message: Prints a status message.
 
     Returns:
         Address of the server.
@@ -97,13 +104,13 @@ def start_services(
     if server_options:
         _check_server_options(home, options, variables)
     with filelock.FileLock(home.up_lock, mode=0o600):
-        url = _server_up(home, port, options, variables, say)
+        url = _start_server(home, port, options, variables, print_message)
         if agent:
-            _agent_up(home, url, slots, cpu=cpu, say=say)
+            _start_agent(home, url, slots, cpu=cpu, print_message=print_message)
     return url
 
 
-def stop_services(home: Home, say: Callable[[str], None]) -> bool:
+def stop_services(home: Home, print_message: Callable[[str], None]) -> bool:
     """Stop the agent, so that its runs can checkpoint and report, and then the server.
 
     Returns:
@@ -115,9 +122,9 @@ def stop_services(home: Home, say: Callable[[str], None]) -> bool:
     stopped = False
     with filelock.FileLock(home.up_lock, mode=0o600):
         for service in (agent_of(home), server_of(home)):
-            process = running(service)
+            process = running_process(service)
             if process is not None:
-                _stop(service, process, say)
+                _stop(service, process, print_message)
                 stopped = True
             service.file.unlink(missing_ok=True)
     return stopped
@@ -131,7 +138,7 @@ def renew_token(home: Home) -> str:
     """
     from zerolab.cli.connection import connect, named_master
 
-    if named_master() or running(server_of(home)) is not None:
+    if named_master() or running_process(server_of(home)) is not None:
         with connect(home) as client:
             return client.renew_token()
     return home.create().replace_token()
@@ -149,7 +156,7 @@ def agent_token(*, renew: bool = False) -> str:
     from zerolab.cli.connection import connect, named_master
 
     home = Home.default()
-    if named_master() or running(server_of(home)) is not None:
+    if named_master() or running_process(server_of(home)) is not None:
         with connect(home) as client:
             return client.agent_token(renew=renew)
     home.create()
@@ -199,18 +206,18 @@ def _check_server_options(home: Home, options: list[str], variables: dict[str, s
         raise ConfigError("server", [message.removeprefix("python -m zeroserver: error: ")])
 
 
-def _server_up(
+def _start_server(
     home: Home,
     port: int | None,
     options: Sequence[str],
     variables: dict[str, str],
-    say: Callable[[str], None],
+    print_message: Callable[[str], None],
 ) -> str:
     service = server_of(home)
-    process = running(service)
+    process = running_process(service)
     if process is not None:
         if options or ENV_DATABASE in variables:
-            say(
+            print_message(
                 "the server runs already and keeps its options; `zerolab down` first to change them"
             )
         return _wait_for_server(home, process.is_running)
@@ -220,7 +227,7 @@ def _server_up(
         ports.insert(0, old)  # the agent and runs of a killed server still use its port
     service.file.unlink(missing_ok=True)
     for number in ports:
-        say(message)
+        print_message(message)
         command = ["zeroserver", "--home", str(home.path)]
         command += [] if number is None else ["--port", str(number)]
         child = _start(service, [*command, *options], home, variables)
@@ -249,7 +256,7 @@ def _wait_for_server(home: Home, lives: Callable[[], bool]) -> str:
     while time.monotonic() < deadline:
         alive = lives()
         url = (read_json(service.file) or {}).get("url")
-        if url and _answers(str(url), home):
+        if url and _responds(str(url), home):
             return str(url)
         if not alive:
             msg = f"the server ended as it started; its log, {service.log}, ends with:\n"
@@ -259,7 +266,7 @@ def _wait_for_server(home: Home, lives: Callable[[], bool]) -> str:
     raise UnreachableError(msg)
 
 
-def _answers(url: str, home: Home) -> bool:
+def _responds(url: str, home: Home) -> bool:
     from zerolab.client.http import Client
 
     try:
@@ -272,18 +279,18 @@ def _answers(url: str, home: Home) -> bool:
     return True
 
 
-def _agent_up(
-    home: Home, url: str, slots: int | None, *, cpu: bool, say: Callable[[str], None]
+def _start_agent(
+    home: Home, url: str, slots: int | None, *, cpu: bool, print_message: Callable[[str], None]
 ) -> None:
     service = agent_of(home)
-    process = running(service)
+    process = running_process(service)
     if process is not None:
         master = (read_json(service.file) or {}).get("master")
         if master in (None, url):
             return
-        say(f"the agent knows only a server at {master}")
-        _stop(service, process, say)
-    say(f"starting the agent (log: {service.log})")
+        print_message(f"the agent knows only a server at {master}")
+        _stop(service, process, print_message)
+    print_message(f"starting the agent (log: {service.log})")
     command = ["zerolab", "agent", "start"]
     command += [] if slots is None else ["--slots", str(slots)]
     command += ["--cpu"] if cpu else []
@@ -322,16 +329,20 @@ def _start(
         )
 
 
-def _stop(service: Service, process: "psutil.Process", say: Callable[[str], None]) -> None:
+def _stop(
+    service: Service, process: "psutil.Process", print_message: Callable[[str], None]
+) -> None:
     import psutil
 
     from zerolab.linux import kill_tree, wait_for_end
 
-    say(f"stopping the {service.name} (process {process.pid})")
+    print_message(f"stopping the {service.name} (process {process.pid})")
     with contextlib.suppress(psutil.NoSuchProcess):
         process.send_signal(signal.SIGTERM)
     if not wait_for_end([process], _DOWN_S):
-        say(f"the {service.name} does not end by itself after {_DOWN_S:.0f} s: killing it")
+        print_message(
+            f"the {service.name} does not end by itself after {_DOWN_S:.0f} s: killing it"
+        )
         kill_tree(process.pid)
 
 

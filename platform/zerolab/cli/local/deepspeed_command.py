@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from zerolab.cli.groups import Group
-from zerolab.cli.output import result, say
+from zerolab.cli.output import print_message, result
 
 __all__ = ["DeepspeedGroup", "group"]
 
@@ -63,7 +63,7 @@ def install_command() -> None:
         raise ConfigError("deepspeed", [f"{problem}; use a virtual environment of yours"]) from None
     result(str(file))
     if str(file.parent) not in os.environ.get("PATH", "").split(os.pathsep):
-        say(f"{file.parent} is not in PATH: add it, or call the file by its path")
+        print_message(f"{file.parent} is not in PATH: add it, or call the file by its path")
 
 
 @group.command("uninstall-command")
@@ -80,7 +80,7 @@ def uninstall_command() -> None:
     if not _is_installed_by_us(file):
         raise ConflictError(f"{file} was not installed by zerolab; it stays as it is")
     file.unlink()
-    say(f"{file} is removed")
+    print_message(f"{file} is removed")
 
 
 def _target_file() -> Path:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from zerolab.cli.output import AsJson, ColoredText, print_json, print_table, say
+from zerolab.cli.output import AsJson, ColoredText, print_json, print_message, print_table
 from zerolab.paths import Home
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def doctor(as_json: AsJson = False) -> None:
     home = Home.default()
     checks: list[Check] = []
     for check in (_python, _packages, _torch_and_gpus, _data_directory, _memory, _server):
-        checks += _guarded(check, home)
+        checks += _run_check(check, home)
     failed = [check for check in checks if check.state == "problem"]
     if as_json:
         print_json({"checks": [asdict(check) for check in checks], "ok": not failed})
@@ -73,14 +73,14 @@ def doctor(as_json: AsJson = False) -> None:
         print_table(("state", "check", "found"), rows)
         for result in checks:
             if result.remedy:
-                say(f"{result.name}: {result.remedy}")
+                print_message(f"{result.name}: {result.remedy}")
         if all(check.state == "ok" for check in checks):
-            say("no problem found")
+            print_message("no problem found")
     if failed:
         raise typer.Exit(1)
 
 
-def _guarded(check: Callable[[Home], Iterator[Check]], home: Home) -> list[Check]:
+def _run_check(check: Callable[[Home], Iterator[Check]], home: Home) -> list[Check]:
     """Run a check; an error in it becomes a result."""
     name = check.__name__.strip("_").replace("_", " ")
     results: list[Check] = []
@@ -191,10 +191,10 @@ def _memory(_home: Home) -> Iterator[Check]:
 
 def _server(home: Home) -> Iterator[Check]:
     from zerolab.cli.connection import connect, server_url
-    from zerolab.cli.local.background import agent_of, running, server_of
+    from zerolab.cli.local.background import agent_of, running_process, server_of
     from zerolab.errors import ForbiddenError, UnreachableError, ZerolabError
 
-    url, process = server_url(home), running(server_of(home))
+    url, process = server_url(home), running_process(server_of(home))
     if url is None:
         yield Check("server", "ok", "not started; `zerolab up` or `zerolab run` starts one")
         yield from _ports(None)
@@ -212,7 +212,7 @@ def _server(home: Home) -> Iterator[Check]:
         yield Check("server", "problem", f"{url} refuses the token: {error}", remedy)
     except ZerolabError as error:
         yield Check("server", "problem", f"{url}: {error}")
-    agent = running(agent_of(home))
+    agent = running_process(agent_of(home))
     status = f"process {agent.pid}" if agent else "none on this machine; `zerolab up` starts one"
     yield Check("agent of this machine", "ok", status)
 

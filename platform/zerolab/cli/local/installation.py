@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from zerolab.cli.output import AsJson, port_of, print_fields, print_json, result, say
+from zerolab.cli.output import AsJson, port_of, print_fields, print_json, print_message, result
 from zerolab.paths import Home
 
 __all__ = ["add_to"]
@@ -48,7 +48,7 @@ def up(
 
     url = start_services(
         Home.default(), port=port, slots=slots, cpu=cpu, agent=agent, server_options=context.args,
-        say=say,
+        print_message=print_message,
     )  # fmt: skip
     result(url)
 
@@ -60,8 +60,8 @@ def down() -> None:
     """
     from zerolab.cli.local.background import stop_services
 
-    if not stop_services(Home.default(), say):
-        say("nothing was running")
+    if not stop_services(Home.default(), print_message):
+        print_message("nothing was running")
 
 
 def status(
@@ -80,7 +80,7 @@ def status(
             info, agents = client.info(), client.agents()
             active = client.experiments(state="ACTIVE")
     except UnreachableError as error:
-        say(f"zerolab: {error}")
+        print_message(f"zerolab: {error}")
         raise typer.Exit(1) from None
     if url:
         result(str(server_url(home)))
@@ -123,7 +123,7 @@ def logout() -> None:
 
     with connect() as client:
         client.log_out()
-    say("every browser is signed out")
+    print_message("every browser is signed out")
 
 
 def token(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from zerolab.client.http import Client
 
-__all__ = ["Lines", "TrialProgress", "describe_line", "watch"]
+__all__ = ["ProgressLines", "TrialProgress", "describe_line", "watch"]
 
 _RECENT_BATCHES = 300  # of a longer curve the server would return means
 _POLL_S = 0.5
@@ -74,7 +74,7 @@ def watch(client: "Client", experiment_id: int) -> dict[str, Any]:
 
     with Live(console=Console(stderr=True), refresh_per_second=4, transient=True) as live:
         while True:
-            experiment, trials = watcher.look()
+            experiment, trials = watcher.poll()
             live.update(_table(experiment, trials))
             if experiment["state"] in ENDED:
                 return experiment
@@ -115,17 +115,17 @@ class _ProgressPoller:
         """Time and progress of each trial when it was first seen to advance."""
         self._last: tuple[dict[str, Any], list[TrialProgress]] | None = None
 
-    def look(self) -> tuple[dict[str, Any], list[TrialProgress]]:
+    def poll(self) -> tuple[dict[str, Any], list[TrialProgress]]:
         """Return the experiment and its running trials, or the last known ones."""
         try:
             experiment = self._client.experiment(self._experiment_id)
-            self._last = experiment, [self._progress(trial) for trial in self._shown()]
+            self._last = experiment, [self._progress(trial) for trial in self._displayed_trials()]
         except UnreachableError:
             if self._last is None:
                 raise
         return self._last
 
-    def _shown(self) -> list[dict[str, Any]]:
+    def _displayed_trials(self) -> list[dict[str, Any]]:
         """Return the first running trials, or else waiting ones; there may be thousands."""
         for state in ("RUNNING", "QUEUED", "PAUSED"):
             trials = self._client.trials(self._experiment_id, state=state, limit=_SHOWN_TRIALS)
@@ -168,14 +168,14 @@ class _ProgressPoller:
         return (time.monotonic() - began) * (1 - progress) / (progress - at)
 
 
-class Lines:
+class ProgressLines:
     """Rate limiter of progress lines on outputs that cannot be redrawn."""
 
     def __init__(self) -> None:
-        self._shown: dict[int, tuple[float, str, str | None, str]] = {}
+        self._displayed_trials: dict[int, tuple[float, str, str | None, str]] = {}
         """Time of the last line, state, reason for waiting and activity of each trial."""
 
-    def due(self, trials: list[TrialProgress], now_s: float) -> list[str]:
+    def next_lines(self, trials: list[TrialProgress], now_s: float) -> list[str]:
         """Return the lines to print now.
 
         Args:
@@ -185,20 +185,25 @@ class Lines:
         lines = []
         for trial in trials:
             start = (-math.inf, "", None, "")
-            last_s, state, waiting, doing = self._shown.get(trial.trial_id, start)
+            last_s, state, waiting, doing = self._displayed_trials.get(trial.trial_id, start)
             moved = (trial.state, trial.waiting) != (state, waiting)
             moved |= not trial.batch and trial.doing != doing
             if moved or (not trial.waiting and now_s - last_s >= _LINE_S):
-                self._shown[trial.trial_id] = now_s, trial.state, trial.waiting, trial.doing
+                self._displayed_trials[trial.trial_id] = (
+                    now_s,
+                    trial.state,
+                    trial.waiting,
+                    trial.doing,
+                )
                 lines.append(describe_line(trial))
         return lines
 
 
 def _watch_lines(watcher: _ProgressPoller) -> dict[str, Any]:
-    lines = Lines()
+    lines = ProgressLines()
     while True:
-        experiment, trials = watcher.look()
-        for line in lines.due(trials, time.monotonic()):
+        experiment, trials = watcher.poll()
+        for line in lines.next_lines(trials, time.monotonic()):
             print(line, file=sys.stderr, flush=True)  # noqa: T201 - progress
         if experiment["state"] in ENDED:
             return experiment

@@ -13,9 +13,9 @@ from zerolab.cli.output import (
     port_of,
     print_fields,
     print_json,
+    print_message,
+    print_warnings,
     result,
-    say,
-    say_warnings,
     unread_text,
 )
 
@@ -79,16 +79,16 @@ def run(
     content, archive = _read(config, model_dir)
     home = Home.default()
     if named_master() is None:
-        start_services(home, port=port, slots=slots, cpu=cpu, say=say)
+        start_services(home, port=port, slots=slots, cpu=cpu, print_message=print_message)
     with connect(home) as client:
         experiment = client.create_experiment(content, archive, test=test)
         experiment_id = experiment["id"]
-        say(f"experiment {experiment_id} is submitted")
+        print_message(f"experiment {experiment_id} is submitted")
         _print_waiting_reason(experiment)
         try:
             ended = watch(client, experiment_id)
         except KeyboardInterrupt:
-            say(
+            print_message(
                 f"\ndetached: experiment {experiment_id} goes on; see it with "
                 f"`zerolab experiment describe {experiment_id}`, "
                 f"stop it with `zerolab experiment cancel {experiment_id}`"
@@ -120,15 +120,15 @@ def submit(
     if as_json:
         print_json(experiment)
         return
-    say(f"experiment {experiment['id']}: {experiment['name']}")
+    print_message(f"experiment {experiment['id']}: {experiment['name']}")
     _print_waiting_reason(experiment)
     result(str(experiment["id"]))
 
 
 def _print_waiting_reason(experiment: dict[str, Any]) -> None:
-    say_warnings(experiment)
+    print_warnings(experiment)
     if experiment["waiting_reason"]:
-        say(f"experiment {experiment['id']} waits: {experiment['waiting_reason']}")
+        print_message(f"experiment {experiment['id']} waits: {experiment['waiting_reason']}")
 
 
 def _read(config: Path, model_dir: Path | None) -> tuple[dict[str, Any], bytes]:
@@ -175,4 +175,4 @@ def _conclude(client: "Client", ended: dict[str, Any]) -> None:
         }
     )
     if problem:
-        say(f"see `zerolab experiment logs {ended['id']}`")
+        print_message(f"see `zerolab experiment logs {ended['id']}`")

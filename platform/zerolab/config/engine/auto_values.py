@@ -82,7 +82,7 @@ class ResolvedAuto:
 
 
 @dataclass(frozen=True)
-class _Answer:
+class _ResolvedValue:
     value: Any
     """``None``: the key is left out."""
     origin: str
@@ -106,18 +106,18 @@ class _Lookup:
         self.batches = batches
         """Maximum length of a trial in optimizer steps."""
 
-    def find(self, *names: str) -> _Answer | None:
+    def find(self, *names: str) -> _ResolvedValue | None:
         """Return the first hyperparameter with one of these names that is not null."""
         for name in names:
             for values, path in self._homes:
                 if values.get(name) is not None:
                     if self._of_trial:
                         note_read(f"{path}.{name}".removeprefix("hyperparameters."))
-                    return _Answer(values[name], f"{path}.{name}")
+                    return _ResolvedValue(values[name], f"{path}.{name}")
         return None
 
 
-_of_this_process: list[_Lookup] = []
+_process_entries: list[_Lookup] = []
 
 
 @contextlib.contextmanager
@@ -131,11 +131,11 @@ def trial_auto_values(
         batches: Maximum length of the trial in optimizer steps.
     """
     lookup = _Lookup(hyperparameters, batches, of_trial=True)
-    _of_this_process.append(lookup)
+    _process_entries.append(lookup)
     try:
         yield
     finally:
-        _of_this_process[:] = [entry for entry in _of_this_process if entry is not lookup]
+        _process_entries[:] = [entry for entry in _process_entries if entry is not lookup]
 
 
 def fill_auto(
@@ -156,15 +156,15 @@ def fill_auto(
     if hyperparameters is not None:
         lookup = _Lookup(hyperparameters, batches)
     else:
-        lookup = _of_this_process[-1] if _of_this_process else _Lookup({})
-    filling = _Filling(content, lookup, idle)
+        lookup = _process_entries[-1] if _process_entries else _Lookup({})
+    filling = _AutoResolver(content, lookup, idle)
     for key in sorted(filling.waiting, key=lambda key: key in _LAST):
         filling.fill(key)
     filling.check_batch()
     return ResolvedAuto(filling.content, filling.origins, filling.problems, frozenset(filling.bad))
 
 
-class _Filling:
+class _AutoResolver:
     """State of the replacement of ``"auto"`` values in a file."""
 
     def __init__(self, content: Mapping[str, Any], lookup: _Lookup, idle: Collection[str]) -> None:
@@ -199,7 +199,7 @@ class _Filling:
 
     def fill(self, key: str) -> None:
         """Replace a key's ``"auto"``, or record that nothing determines it."""
-        answer = self._answer(key)
+        answer = self._resolve(key)
         if answer is None:
             self.refuse(key, key)
             return
@@ -211,10 +211,10 @@ class _Filling:
                 home = home[block]
             home[name] = answer.value
 
-    def _answer(self, key: str) -> _Answer | None:
+    def _resolve(self, key: str) -> _ResolvedValue | None:
         blocks = key.split(".")
         if any(".".join(blocks[: count + 1]) in UNSUPPORTED_KEYS for count in range(len(blocks))):
-            return _Answer(None, "does not exist here, and is off")
+            return _ResolvedValue(None, "does not exist here, and is off")
         if key in _RULES:
             return _RULES[key](self)
         match = self.lookup.find(*_names(key))
@@ -222,7 +222,7 @@ class _Filling:
             return match
         if key == _LR or not (key in self._idle or _is_open(key)):
             return None
-        return _Answer(None, "as if absent")
+        return _ResolvedValue(None, "as if absent")
 
     def refuse(self, key: str, *bad: str) -> None:
         """Record that nothing determines a key."""
@@ -256,51 +256,51 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _clipping(filling: _Filling) -> _Answer:
+def _clipping(filling: _AutoResolver) -> _ResolvedValue:
     match = filling.lookup.find(*_names("gradient_clipping"))
-    return match or _Answer(1.0, "1.0 where nothing says otherwise")
+    return match or _ResolvedValue(1.0, "1.0 where nothing says otherwise")
 
 
-def _precision(filling: _Filling, kind: str) -> _Answer | None:
+def _precision(filling: _AutoResolver, kind: str) -> _ResolvedValue | None:
     explicit, mixed = filling.lookup.find(kind), filling.lookup.find("mixed_precision")
     if explicit is not None and explicit.value is not False:
         return explicit
     if mixed is None:
-        return explicit or _Answer(value=False, origin="off where nothing says otherwise")
+        return explicit or _ResolvedValue(value=False, origin="off where nothing says otherwise")
     word = "no" if mixed.value is False else mixed.value  # YAML reads a bare no as false
     if word not in ("no", "fp32", "fp16", "bf16"):
         problem = f"{mixed.origin}: must be no, fp16 or bf16, got {mixed.value!r}"
         filling.problems += [] if problem in filling.problems else [problem]
         filling.bad.update(("fp16.enabled", "bf16.enabled"))
-    return _Answer(word == kind, mixed.origin)
+    return _ResolvedValue(word == kind, mixed.origin)
 
 
-def _betas(filling: _Filling) -> _Answer:
+def _betas(filling: _AutoResolver) -> _ResolvedValue:
     match = filling.lookup.find(*_names("optimizer.params.betas"))
     first, second = filling.lookup.find("adam_beta1"), filling.lookup.find("adam_beta2")
     if match or not (first or second):
-        return match or _Answer(None, "as if absent")
+        return match or _ResolvedValue(None, "as if absent")
     pair = [first.value if first else 0.9, second.value if second else 0.999]
-    return _Answer(pair, " and ".join(beta.origin for beta in (first, second) if beta))
+    return _ResolvedValue(pair, " and ".join(beta.origin for beta in (first, second) if beta))
 
 
-def _highest_rate(filling: _Filling) -> _Answer | None:
+def _highest_rate(filling: _AutoResolver) -> _ResolvedValue | None:
     explicit, rate = filling.lookup.find("warmup_max_lr"), filling.value(_LR)
     if explicit is None and rate is not None:
-        return _Answer(rate, _LR)
+        return _ResolvedValue(rate, _LR)
     return explicit or filling.lookup.find("learning_rate", "lr")
 
 
-def _total(filling: _Filling) -> _Answer | None:
+def _total(filling: _AutoResolver) -> _ResolvedValue | None:
     explicit, most = filling.lookup.find("total_num_steps"), filling.lookup.find("max_steps")
     if explicit is None and filling.lookup.batches:
-        return _Answer(filling.lookup.batches, "searcher.max_length")
+        return _ResolvedValue(filling.lookup.batches, "searcher.max_length")
     if most is not None and _is_number(most.value) and most.value <= 0:
         most = None  # -1 leaves it to the epochs
     return explicit or most
 
 
-def _warmup(filling: _Filling) -> _Answer | None:
+def _warmup(filling: _AutoResolver) -> _ResolvedValue | None:
     lookup = filling.lookup
     steps, ratio = lookup.find("warmup_num_steps", "warmup_steps"), lookup.find("warmup_ratio")
     specified = [setting for setting in (steps, ratio) if setting is not None]
@@ -309,19 +309,21 @@ def _warmup(filling: _Filling) -> _Answer | None:
             return setting  # unchanged: the schedule checks it
         if setting.value > 0:  # a share of all steps
             total = filling.value(_TOTAL)
-            total_steps = _Answer(total, _TOTAL) if total is not None else _total(filling)
+            total_steps = _ResolvedValue(total, _TOTAL) if total is not None else _total(filling)
             if total_steps is None or not _is_number(total_steps.value):
                 return None
             count = max(1, math.ceil(setting.value * total_steps.value))
-            return _Answer(count, f"{setting.origin} x {total_steps.origin}")
-    return _Answer(1, f"{specified[0].origin}, at least 1") if specified else None
+            return _ResolvedValue(count, f"{setting.origin} x {total_steps.origin}")
+    return _ResolvedValue(1, f"{specified[0].origin}, at least 1") if specified else None
 
 
-def _lowest_rate(filling: _Filling) -> _Answer:
-    return filling.lookup.find("warmup_min_lr") or _Answer(0.0, "0 where nothing says otherwise")
+def _lowest_rate(filling: _AutoResolver) -> _ResolvedValue:
+    return filling.lookup.find("warmup_min_lr") or _ResolvedValue(
+        0.0, "0 where nothing says otherwise"
+    )
 
 
-_RULES: dict[str, Callable[[_Filling], _Answer | None]] = {
+_RULES: dict[str, Callable[[_AutoResolver], _ResolvedValue | None]] = {
     "gradient_clipping": _clipping,
     "fp16.enabled": lambda filling: _precision(filling, "fp16"),
     "bf16.enabled": lambda filling: _precision(filling, "bf16"),

@@ -88,7 +88,7 @@ def keep_batch(planned: BatchSizes, dp_world_size: int) -> BatchSizes | str:
     )
 
 
-_of_this_process: list[tuple[int, int]] = []
+_process_entries: list[tuple[int, int]] = []
 
 
 @contextlib.contextmanager
@@ -100,14 +100,14 @@ def keep_planned_batch(planned: int, ranks: int) -> Iterator[None]:
         ranks: Ranks that it has.
     """
     entry = (planned, ranks)
-    _of_this_process.append(entry)
+    _process_entries.append(entry)
     try:
         yield
     finally:
-        _of_this_process[:] = [item for item in _of_this_process if item is not entry]
+        _process_entries[:] = [item for item in _process_entries if item is not entry]
 
 
 def planned_size(dp_world_size: int) -> int:
     """Return the data-parallel size whose batch is kept; by default the size itself."""
-    planned, ranks = _of_this_process[-1] if _of_this_process else (1, 1)
+    planned, ranks = _process_entries[-1] if _process_entries else (1, 1)
     return dp_world_size * planned // ranks

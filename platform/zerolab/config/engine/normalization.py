@@ -90,7 +90,7 @@ def normalize(content: Mapping[str, Any], source: str) -> tuple[Block, list[str]
     unfit = json_value_problems(data)
     if unfit:
         raise ConfigError(source, unfit)
-    data = _copied(data)
+    data = _copy_block(data)
     return data, changes + [line for step in _STEPS for line in step(data)]
 
 
@@ -129,13 +129,14 @@ def log_changes(source: str, changes: list[str]) -> None:
             logger.warning("%s: %s", source, line)  # a plain script shows warnings only
 
 
-def _copied(block: Mapping[str, Any]) -> Block:
+def _copy_block(block: Mapping[str, Any]) -> Block:
     return {
-        key: _copied(value) if isinstance(value, Mapping) else value for key, value in block.items()
+        key: _copy_block(value) if isinstance(value, Mapping) else value
+        for key, value in block.items()
     }
 
 
-def _inside(data: Block, *path: str) -> Block:
+def _block_at(data: Block, *path: str) -> Block:
     """Return the block at a path; a new empty one if it is missing."""
     for key in path:
         block = data.get(key)
@@ -210,7 +211,7 @@ _ARGUMENTS = (("optimizer", "params"), ("scheduler", "params"))
 def _read_numbers(data: Block) -> Iterator[str]:
     yield from _numbers_of(data, EngineConfig, ())
     for path in _ARGUMENTS:
-        yield from _numbers_in(_inside(data, *path), path)
+        yield from _numbers_in(_block_at(data, *path), path)
 
 
 def _numbers_of(block: Block, section: type[Section], path: tuple[str, ...]) -> Iterator[str]:
@@ -266,7 +267,7 @@ def _read_zero_switch(data: Block) -> Iterator[str]:
 
 
 def _drop_empty_sub_groups(data: Block) -> Iterator[str]:
-    zero = _inside(data, "zero_optimization")
+    zero = _block_at(data, "zero_optimization")
     size = zero.get("sub_group_size")
     if type(size) in (int, float) and size == 0:
         del zero["sub_group_size"]
@@ -277,7 +278,7 @@ _BUCKETS = ("reduce_bucket_size", "stage3_prefetch_bucket_size")
 
 
 def _round_buckets(data: Block) -> Iterator[str]:
-    zero = _inside(data, "zero_optimization")
+    zero = _block_at(data, "zero_optimization")
     for key in _BUCKETS:
         size = zero.get(key)
         if type(size) is float and size >= 1 and not size.is_integer():
@@ -286,7 +287,7 @@ def _round_buckets(data: Block) -> Iterator[str]:
 
 
 def _read_compile_disable(data: Block) -> Iterator[str]:
-    block = _inside(data, "compile")
+    block = _block_at(data, "compile")
     disable = block.get("disable")
     if not isinstance(disable, bool):
         return
@@ -309,7 +310,7 @@ _OFFLOADS = {
 
 
 def _read_cpu_offload(data: Block) -> Iterator[str]:
-    zero = _inside(data, "zero_optimization")
+    zero = _block_at(data, "zero_optimization")
     for old, new in _OFFLOADS.items():
         if zero.get(old) is True and zero.get(new) is None:
             del zero[old]
@@ -323,8 +324,8 @@ def _read_cpu_offload(data: Block) -> Iterator[str]:
 
 
 def _read_auto_tp(data: Block) -> Iterator[str]:
-    block = _inside(data, "tensor_parallel")
-    sizes = {"autotp_size": block, "tp.tp_size": _inside(block, "tp")}
+    block = _block_at(data, "tensor_parallel")
+    sizes = {"autotp_size": block, "tp.tp_size": _block_at(block, "tp")}
     for old, home in sizes.items():
         size = home.get(old.rpartition(".")[2])
         is_requested = size not in (None, 0, 1, "auto") and not isinstance(size, Mapping)
@@ -364,7 +365,7 @@ _SPELLINGS: dict[tuple[str, ...], dict[str, str]] = {
 
 def _canonical_spelling(data: Block) -> Iterator[str]:
     for (*path, name), spellings in _SPELLINGS.items():
-        block = _inside(data, *path)
+        block = _block_at(data, *path)
         value = block.get(name)
         if isinstance(value, str):
             canonical = spellings.get(value.lower().removeprefix("torch."), value)

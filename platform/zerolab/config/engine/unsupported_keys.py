@@ -36,15 +36,17 @@ _FULL_MASTERS = (
 )
 
 
-def _asks_nowhere(value: Any) -> bool:
+def _is_disabled_everywhere(value: Any) -> bool:
     if isinstance(value, Mapping):
         return value.get("enabled", False) is False and all(
-            _asks_nowhere(inner) for inner in value.values() if isinstance(inner, Mapping)
+            _is_disabled_everywhere(inner) for inner in value.values() if isinstance(inner, Mapping)
         )
     return value is False
 
 
-_NOWHERE_ENABLED = OffValues("`false`, without `enabled: true` at any depth", _asks_nowhere)
+_DISABLED_EVERYWHERE = OffValues(
+    "`false`, without `enabled: true` at any depth", _is_disabled_everywhere
+)
 
 
 def _is_undivided(value: Any) -> bool:
@@ -67,7 +69,7 @@ UNSUPPORTED_KEYS: dict[str, UnsupportedKey] = {
     "comms_config": UnsupportedKey(
         "set comms_logger, which is the key that DeepSpeed reads", NEVER_OFF
     ),
-    "compression_training": UnsupportedKey(_TRIM, _NOWHERE_ENABLED),
+    "compression_training": UnsupportedKey(_TRIM, _DISABLED_EVERYWHERE),
     "curriculum_learning": UnsupportedKey(_SAMPLER, BLOCK),
     "data_efficiency": UnsupportedKey(_SAMPLER, BLOCK),
     "datastates_ckpt": UnsupportedKey("set checkpoint.writer.decoupled", SWITCH),

@@ -36,12 +36,12 @@ def parse_entrypoint(value: object) -> TrialClass | Command:
         except ValueError as error:
             raise ValueError(f"must be a command that can be split, got {error}") from None
         if len(arguments) == 1:
-            return _one_word(arguments[0], value)
+            return _single_word(arguments[0], value)
     _refuse_determined(arguments, value)
     return Command(tuple(arguments))
 
 
-def _one_word(word: str, value: object) -> TrialClass | Command:
+def _single_word(word: str, value: object) -> TrialClass | Command:
     named = _CLASS.fullmatch(word)
     if named and not named[1].endswith(".py"):
         return TrialClass(named[1], named[2])
@@ -177,8 +177,8 @@ def _launcher(arguments: Sequence[str]) -> RankLauncher | None:
     name = f"{name} {verb}".rstrip()
     script = next((i for i, word in enumerate(behind) if word.endswith(".py")), len(behind))
     module = next((i for i in range(script) if behind[i] in {"-m", "--module"}), script)
-    options = dict(_pairs(behind[:module]))
-    if _PRINTS_ONLY.intersection(options) or ("accelerate" in name and _starts_none(options)):
+    options = dict(_option_pairs(behind[:module]))
+    if _PRINTS_ONLY.intersection(options) or ("accelerate" in name and _runs_in_process(options)):
         return None
     nodes = next((value for option, value in options.items() if _NODES.fullmatch(option)), "")
     if program in _STARTS_REMOTE_RANKS and not {"--no_ssh", "--no-ssh"} & options.keys():
@@ -193,7 +193,7 @@ def _program(word: str) -> str:
     return posixpath.basename(word) if "/" not in word or word.startswith("/") else ""
 
 
-def _starts_none(options: Mapping[str, str]) -> bool:
+def _runs_in_process(options: Mapping[str, str]) -> bool:
     """Return whether accelerate runs the script in its own process."""
     if "--cpu" in options:
         return True
@@ -226,7 +226,7 @@ def _commands_in(text: str) -> Iterator[list[str]]:
     yield command
 
 
-def _pairs(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _option_pairs(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield options with their values, in the same word or in the next."""
     for word, after in zip(arguments, [*arguments[1:], ""], strict=False):
         option, equals, value = word.partition("=")

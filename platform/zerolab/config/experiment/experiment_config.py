@@ -202,7 +202,7 @@ def parse_experiment(content: Mapping[str, Any]) -> ExperimentFile:
     bad = frozenset(dotted(path) for path in paths)
     if config is not None:
         wrong_keys = {problem.partition(": ")[0] for problem in problems}
-        problems += [line for line in _checks(config) if not _repeats(line, wrong_keys)]
+        problems += [line for line in _checks(config) if not _is_repeated(line, wrong_keys)]
         return ExperimentFile(config, problems, bad)
     space = content.get("hyperparameters")
     if isinstance(space, Mapping):
@@ -233,7 +233,7 @@ def _mask_problems(content: Mapping[str, Any]) -> Iterator[str]:
             )
 
 
-def _repeats(problem: str, wrong_keys: Collection[str]) -> bool:
+def _is_repeated(problem: str, wrong_keys: Collection[str]) -> bool:
     """Return whether a problem is about a key that is already wrong, or its block."""
     key = problem.partition(": ")[0]
     return any(wrong == key or wrong.startswith(f"{key}.") for wrong in wrong_keys)

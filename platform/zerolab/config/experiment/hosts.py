@@ -38,7 +38,7 @@ def with_hosts(resources: ResourcesConfig, model: ModelFiles) -> ResourcesConfig
     except UnicodeDecodeError:
         problems.append(f"resources.hostfile: {resources.hostfile} must be text in UTF-8")
     except ConfigError as error:
-        problems += [_placed(problem, resources.hostfile) for problem in error.problems]
+        problems += [_with_position(problem, resources.hostfile) for problem in error.problems]
     if not hosts:  # filters are then checked against each other only
         filter_problems = combination_problems(resources.include, resources.exclude)
         problems += [f"resources.{problem}" for problem in filter_problems]
@@ -72,7 +72,7 @@ def with_ranks(content: Mapping[str, Any], ranks: int) -> dict[str, Any]:
     return {**content, "resources": {**other_keys, "slots_per_trial": ranks}}
 
 
-def _placed(problem: str, file: str) -> str:
+def _with_position(problem: str, file: str) -> str:
     """Add the position to a problem of the file or of a filter."""
     key = problem.partition(":")[0]
     if key == "resources.hostfile":

@@ -25,7 +25,7 @@ UNSUPPORTED_FIELDS = {
     "backend": UnsupportedKey(
         REMOVED_BACKEND,
         OffValues(
-            f"`zerolab`, {EMPTY.text}", lambda value: value == "zerolab" or EMPTY.holds(value)
+            f"`zerolab`, {EMPTY.text}", lambda value: value == "zerolab" or EMPTY.matches(value)
         ),
     ),
 }

@@ -113,7 +113,7 @@ def read_accelerate(path: Path) -> AccelerateConfig:
         node_rank=rank,
         address=str(content.get("main_process_ip") or ""),
         port=port,
-        cpu=_is_on(content, "use_cpu", problems),
+        cpu=_is_enabled(content, "use_cpu", problems),
     )
     settings.slots = _slots(content.get("gpu_ids"), settings.per_node, problems)
     if content.get("mixed_precision") not in _OFF:
@@ -125,7 +125,7 @@ def read_accelerate(path: Path) -> AccelerateConfig:
     return settings
 
 
-def _is_on(content: dict[str, Any], key: str, problems: list[str]) -> bool:
+def _is_enabled(content: dict[str, Any], key: str, problems: list[str]) -> bool:
     value = content.get(key)
     word = str(value).lower()
     if value not in (None, "") and word not in _BOOLEANS:
@@ -187,7 +187,7 @@ def _engine(
     fsdp = content.get("fsdp_config") or {}
     if kind == "DEEPSPEED":
         used = [key for key in _DEEPSPEED if deepspeed.get(key) is not None]
-        variables = {_DEEPSPEED[key]: _word(deepspeed[key]) for key in used}
+        variables = {_DEEPSPEED[key]: _text_value(deepspeed[key]) for key in used}
         variables["ACCELERATE_CONFIG_DS_FIELDS"] = ",".join(deepspeed)
         about = [f"deepspeed_config.{key}" for key in used]
     elif kind == "FSDP" and isinstance(fsdp, dict):
@@ -240,5 +240,5 @@ def deepspeed_variables_of_fsdp(environment: Mapping[str, str]) -> dict[str, str
     return {"ACCELERATE_USE_FSDP": "false", "ACCELERATE_USE_DEEPSPEED": "true"} | variables
 
 
-def _word(value: Any) -> str:
+def _text_value(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -106,14 +106,14 @@ class Coordinator:
         self._show = show
         self._keep = keep
         self._ports: dict[str, int] = {}
-        self._news: queue.Queue[NodeMessage] = queue.Queue()
+        self._messages: queue.Queue[NodeMessage] = queue.Queue()
         self._channels: dict[str, Channel] = {}
         self._hello: dict[str, Hello] = {}
-        self._ends: dict[str, Outcome] = {}
+        self._outcomes: dict[str, Outcome] = {}
         self._stop_at: float | None = None
-        self._asked = 0
+        self._stop_requests = 0
         self._beat_at = 0.0
-        self._turned_at = 0.0
+        self._supervised_at = 0.0
         self._lost: list[str] = []
         self.begun = False
         """Whether the machines have received their jobs."""
@@ -125,25 +125,25 @@ class Coordinator:
 
     def stop(self) -> None:
         """Stop the ranks, on a second call immediately; may be called by a signal handler."""
-        self._asked += 1
+        self._stop_requests += 1
 
     def run(self) -> tuple[str, Outcome]:
         """Run all nodes to their end; return the deciding node and its outcome."""
         try:
             for machine in self._plan.places:
                 self._channels[machine.host] = Channel(
-                    machine.host, self._words(machine), self._news
+                    machine.host, self._node_command(machine), self._messages
                 )
-            if self._meet():
+            if self._wait_for_nodes():
                 self.begun = True
                 self._send_jobs()
-            while len(self._ends) < len(self._channels):
-                self._turn()
+            while len(self._outcomes) < len(self._channels):
+                self._supervise()
         finally:
             self._close()
-        return merge_outcomes(self._ends)
+        return merge_outcomes(self._outcomes)
 
-    def _words(self, machine: MachineSlots) -> list[str]:
+    def _node_command(self, machine: MachineSlots) -> list[str]:
         if machine.local:
             return local_command()
         plan = self._plan
@@ -155,32 +155,34 @@ class Coordinator:
             tunnel=plan.tunnel,
         )
 
-    def _meet(self) -> bool:
+    def _wait_for_nodes(self) -> bool:
         """Wait until all nodes have connected; return whether they have."""
         deadline = time.monotonic() + self._plan.start_s
-        while self._missing() and not self._ends and not self._asked:
+        while self._missing_hosts() and not self._outcomes and not self._stop_requests:
             before = time.monotonic()
-            self._hear()
+            self._receive_messages()
             now = time.monotonic()
             if now - before > SUSPENDED_S:
                 deadline += now - before
             elif now > deadline:
-                for host in self._missing():
-                    self._lose(host, f"it did not start within {self._plan.start_s:g} s")
-        if self._ends or self._asked:
-            for host in self._channels.keys() - self._ends.keys():
-                self._end(host, Outcome(-15, "the run was stopped before it began", told=True))
+                for host in self._missing_hosts():
+                    self._mark_lost(host, f"it did not start within {self._plan.start_s:g} s")
+        if self._outcomes or self._stop_requests:
+            for host in self._channels.keys() - self._outcomes.keys():
+                self._record_outcome(
+                    host, Outcome(-15, "the run was stopped before it began", told=True)
+                )
             return False
         return True
 
-    def _missing(self) -> set[str]:
+    def _missing_hosts(self) -> set[str]:
         """Return the hosts that are not connected yet, or have no tunnel to the server."""
         tunnels = {machine.host for machine in self._plan.places if not machine.local}
         if self._plan.tunnel is None:
             tunnels = set()
         return (self._channels.keys() - self._hello.keys()) | (tunnels - self._ports.keys())
 
-    def _run_of(self, machine: MachineSlots) -> RunSpec:
+    def _run_for(self, machine: MachineSlots) -> RunSpec:
         """Return the run specification for a machine, with the server's address at its tunnel."""
         port = self._ports.get(machine.host)
         tunnel = self._plan.tunnel
@@ -195,11 +197,11 @@ class Coordinator:
         port = plan.port if plan.port is not None else DEFAULT_PORT if several else 0
         if several and port == 0:
             port = self._hello[plan.places[0].host].port
-        address = plan.address or self._address()
+        address = plan.address or self._rendezvous_address()
         names = tuple(machine.host.rpartition("@")[2] for machine in plan.places)
         for rank, machine in enumerate(plan.places):
             job = Job(
-                run=msgspec.structs.replace(self._run_of(machine), host_names=names),
+                run=msgspec.structs.replace(self._run_for(machine), host_names=names),
                 archive=plan.archive,
                 environment=dict(plan.environment),
                 nodes=plan.nodes or Nodes(sizes, rank, address, port),
@@ -208,7 +210,7 @@ class Coordinator:
             )
             self._channels[machine.host].send(job)
 
-    def _address(self) -> str:
+    def _rendezvous_address(self) -> str:
         """Return the address of the first machine, from the ssh connections."""
         first, *remaining = self._plan.places
         if not remaining:
@@ -219,65 +221,67 @@ class Coordinator:
             return "127.0.0.1"
         return endpoints[0] if first.local else endpoints[2]
 
-    def _turn(self) -> None:
-        self._hear()
+    def _supervise(self) -> None:
+        self._receive_messages()
         now = time.monotonic()
-        if now - self._turned_at > SUSPENDED_S:
+        if now - self._supervised_at > SUSPENDED_S:
             for channel in self._channels.values():
                 channel.heard = now
-        self._turned_at = now
+        self._supervised_at = now
         if now >= self._beat_at:
             self._beat_at = now + BEAT_S
-            for host in self._open():
+            for host in self._open_hosts():
                 self._channels[host].send(Beat())
-        failed = [end for end in self._ends.values() if end.exit_code != 0]
-        if (failed or self._asked) and self._stop_at is None:
-            self._stop(self._plan.run.grace_s if self._asked else _FAILURE_GRACE_S)
-        elif self._asked > 1:
-            self._asked = 1
+        failed = [end for end in self._outcomes.values() if end.exit_code != 0]
+        if (failed or self._stop_requests) and self._stop_at is None:
+            self._stop(self._plan.run.grace_s if self._stop_requests else _FAILURE_GRACE_S)
+        elif self._stop_requests > 1:
+            self._stop_requests = 1
             self._stop(0.0)
-        for host in self._open():
+        for host in self._open_hosts():
             if now - self._channels[host].heard > self._plan.silence_s:
-                self._lose(host, f"it gave no sign of life for {self._plan.silence_s:g} s")
+                self._mark_lost(host, f"it gave no sign of life for {self._plan.silence_s:g} s")
             elif self._stop_at is not None and now > self._stop_at:
-                self._lose(host, "it did not end when it was told to")
+                self._mark_lost(host, "it did not end when it was told to")
 
     def _stop(self, grace_s: float) -> None:
         self._stop_at = time.monotonic() + grace_s + _AFTER_GRACE_S
-        for host in self._open():
+        for host in self._open_hosts():
             self._channels[host].send(Stop(grace_s))
 
-    def _open(self) -> list[str]:
-        return [host for host in self._channels if host not in self._ends]
+    def _open_hosts(self) -> list[str]:
+        return [host for host in self._channels if host not in self._outcomes]
 
-    def _hear(self) -> None:
+    def _receive_messages(self) -> None:
         try:
-            host, message = self._news.get(timeout=_WAIT_S)
+            host, message = self._messages.get(timeout=_WAIT_S)
             while True:
-                self._take(host, message)
-                host, message = self._news.get_nowait()
+                self._handle_message(host, message)
+                host, message = self._messages.get_nowait()
         except queue.Empty:
             return
 
-    def _take(self, host: str, message: object) -> None:
+    def _handle_message(self, host: str, message: object) -> None:
         if isinstance(message, RankOutput):
             self._show(host, message)
         elif isinstance(message, Hello):
             self._hello[host] = message
             if message.version != __version__:
                 other = f"has zerolab {message.version}, this machine {__version__}"
-                self._end(host, Outcome(EXIT_USER_ERROR, f"{other}; install the same one"))
+                self._record_outcome(
+                    host, Outcome(EXIT_USER_ERROR, f"{other}; install the same one")
+                )
         elif isinstance(message, TunnelOpened):
             self._ports[host] = message.port
         elif isinstance(message, SpoolPiece):
             if self._keep is not None:
                 self._keep(message)
         elif isinstance(message, Ended):
-            self._ends.setdefault(host, message.outcome)
-        elif isinstance(message, ChannelClosed) and host not in self._ends:
-            self._gone(host, message)
+            self._outcomes.setdefault(host, message.outcome)
+        elif isinstance(message, ChannelClosed) and host not in self._outcomes:
+            self._handle_closed(host, message)
 
-    def _gone(self, host: str, closed: ChannelClosed) -> None:
+    def _handle_closed(self, host: str, closed: ChannelClosed) -> None:
         suffix = f": {closed.stderr}" if closed.stderr else ""
         if host not in self._hello:
             hint = _HINTS.get(closed.exit_code, "")
@@ -285,18 +289,18 @@ class Coordinator:
                 f"its process could not be started (exit code {closed.exit_code}){suffix}{hint}"
             )
             if closed.exit_code == _SSH_FAILED and any(word in suffix for word in _AWAY):
-                self._lose(host, reason)
+                self._mark_lost(host, reason)
             else:
-                self._end(host, Outcome(EXIT_USER_ERROR, reason))
+                self._record_outcome(host, Outcome(EXIT_USER_ERROR, reason))
         else:
-            self._lose(host, f"its connection ended{suffix}")
+            self._mark_lost(host, f"its connection ended{suffix}")
 
-    def _lose(self, host: str, reason: str) -> None:
+    def _mark_lost(self, host: str, reason: str) -> None:
         self._lost.append(host)
-        self._end(host, Outcome(EXIT_INFRASTRUCTURE, f"the node is lost: {reason}"))
+        self._record_outcome(host, Outcome(EXIT_INFRASTRUCTURE, f"the node is lost: {reason}"))
 
-    def _end(self, host: str, outcome: Outcome) -> None:
-        self._ends[host] = outcome
+    def _record_outcome(self, host: str, outcome: Outcome) -> None:
+        self._outcomes[host] = outcome
         self._channels[host].kill()
 
     def _close(self) -> None:
@@ -306,8 +310,8 @@ class Coordinator:
         for channel in self._channels.values():
             if not channel.wait(max(0.0, deadline - time.monotonic())):
                 channel.kill()
-        while not self._news.empty():
-            host, message = self._news.get_nowait()
+        while not self._messages.empty():
+            host, message = self._messages.get_nowait()
             if isinstance(message, RankOutput):
                 self._show(host, message)
 

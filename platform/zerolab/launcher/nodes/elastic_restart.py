@@ -123,12 +123,12 @@ class ElasticRunner:
         self._keep = keep
         self._show = show
         self._tell = tell
-        self._asked = 0
+        self._stop_requests = 0
         self._head: Coordinator | None = None
 
     def stop(self) -> None:
         """Stop the ranks, on a second call immediately; may be called by a signal handler."""
-        self._asked += 1
+        self._stop_requests += 1
         if self._head is not None:
             self._head.stop()
 
@@ -138,11 +138,11 @@ class ElasticRunner:
         chosen = self._choice.choose(remaining)
         while True:
             self._head = Coordinator(replace(self._plan, places=chosen), self._show, self._keep)
-            if self._asked:  # stopped before this coordinator existed
+            if self._stop_requests:  # stopped before this coordinator existed
                 self._head.stop()
             host, end = self._head.run()
             lost = self._head.lost
-            if self._asked or not lost or end.exit_code != EXIT_INFRASTRUCTURE:
+            if self._stop_requests or not lost or end.exit_code != EXIT_INFRASTRUCTURE:
                 return host, end
             if self._head.begun and not self._choice.in_mid_run:
                 return host, end

@@ -55,15 +55,15 @@ def _run(folder: RunFolder, run: RunSpec) -> Outcome:
         with append_private(spool / Path(piece.name).name) as file:
             file.write(piece.content)
 
-    head: Coordinator | ElasticRunner = Coordinator(plan, output.take, keep)
+    coordinator: Coordinator | ElasticRunner = Coordinator(plan, output.store_output, keep)
     if run.fewer:
         counts = (sum(len(entry.slots) for entry in run.hosts), *run.fewer)
-        head = ElasticRunner(plan, RankCounts(counts), output.take, folder.say, keep)
+        coordinator = ElasticRunner(plan, RankCounts(counts), output.store_output, folder.log, keep)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda _number, _frame: head.stop())
-    folder.say(f"ranks on {', '.join(_machine_text(machine) for machine in plan.places)}")
+        signal.signal(number, lambda _number, _frame: coordinator.stop())
+    folder.log(f"ranks on {', '.join(_machine_text(machine) for machine in plan.places)}")
     try:
-        host, end = head.run()
+        host, end = coordinator.run()
     finally:
         output.close()
     return Outcome(end.exit_code, end.reason and f"{host}: {end.reason}", end.rank, end.told)

@@ -107,7 +107,7 @@ def make_plan(options: LaunchOptions, find_slots: FindSlots) -> tuple[LaunchPlan
     _check_text(command, environment)
     plan = LaunchPlan(
         places=places,
-        run=_run_of(command, Path.cwd(), options.grace_s),
+        run=_run_spec(command, Path.cwd(), options.grace_s),
         environment=environment,
         address=address,
         port=port,
@@ -138,7 +138,7 @@ def _local_slots(slot_options: SlotOptions, find_slots: FindSlots, *, cpu: bool)
     return find_slots(slot_options.num_gpus, cpu)
 
 
-def _run_of(command: Command, directory: Path, grace_s: float) -> RunSpec:
+def _run_spec(command: Command, directory: Path, grace_s: float) -> RunSpec:
     """Return the run specification of a command outside of experiments."""
     return RunSpec(
         experiment_id=0,

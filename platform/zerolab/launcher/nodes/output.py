@@ -42,7 +42,7 @@ class Output:
         self._views: dict[str, View] = {}
         self._printer = None if quiet else Printer()
 
-    def take(self, host: str, piece: RankOutput) -> None:
+    def store_output(self, host: str, piece: RankOutput) -> None:
         """Store and show a piece of output of a rank, or of a launcher.
 
         Raises:
@@ -55,12 +55,12 @@ class Output:
         while content:
             content = content[os.write(self._files[name], content) :]
         if self._printer is not None:
-            self._printer.look(self._views[name])
+            self._printer.enqueue(self._views[name])
 
-    def say(self, text: str) -> None:
+    def print_message(self, text: str) -> None:
         """Show a message of the command."""
         if self._printer is not None:
-            self._printer.say(text)
+            self._printer.print_message(text)
 
     def limit_wait(self) -> None:
         """Note that the run was stopped: no longer wait for a blocked reader."""

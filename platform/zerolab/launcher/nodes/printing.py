@@ -77,7 +77,7 @@ class View:
             return None
         self._read += len(content)
         *finished, self._rest = (self._rest + content).split(b"\n")
-        lines = [line for part in finished if (line := self._ended(part)) is not None]
+        lines = [line for part in finished if (line := self._finished_text(part)) is not None]
         if b"\r" in self._rest:
             self._rest = _newest(self._rest)
         while len(self._rest) >= _LONGEST_LINE_BYTES:
@@ -97,9 +97,9 @@ class View:
     def rest(self) -> str | None:
         """Return a last line without a line end, if there is one."""
         content, self._rest = self._rest, b""
-        return self._ended(content) if content else None
+        return self._finished_text(content) if content else None
 
-    def _ended(self, line: bytes) -> str | None:
+    def _finished_text(self, line: bytes) -> str | None:
         """Return the text of a finished line, unless it is already shown."""
         shown, self._state = self._state, None
         if b"\r" not in line:
@@ -172,7 +172,7 @@ class Printer:
         with self._changed:
             self._views.append(view)
 
-    def look(self, view: View) -> None:
+    def enqueue(self, view: View) -> None:
         """Queue a view whose file has grown.
 
         Raises:
@@ -186,7 +186,7 @@ class Printer:
                 self._queue.append(view)
                 self._changed.notify()
 
-    def say(self, text: str) -> None:
+    def print_message(self, text: str) -> None:
         """Show a message on standard error, after everything that is queued."""
         with self._changed:
             behind = [(view, view.size) for view in self._views]
@@ -228,7 +228,7 @@ class Printer:
                     self._write([item.text], "err")
                 elif item is not None and (lines := item.lines()) is not None:
                     self._show(item, lines)
-                    self.look(item)  # continue later, after the others
+                    self.enqueue(item)  # continue later, after the others
                 self._show_progress()
             for view in self._views:
                 if (last_line := view.rest()) is not None:
@@ -236,9 +236,9 @@ class Printer:
         except OSError as error:
             self._error = error
         except _ReaderBlockedError:
-            self._say_last()
+            self._flush_messages()
 
-    def _say_last(self) -> None:
+    def _flush_messages(self) -> None:
         """Show the remaining messages if the stream accepts them immediately."""
         for item in self._queue:
             if isinstance(item, _Message):

@@ -57,7 +57,7 @@ def partition_problems(settings: SlurmSettings, lines: Sequence[str]) -> list[st
         settings: Settings of the agent.
         lines: ``PARTITION CPUS GRES`` of each node; the default partition's name ends in ``*``.
     """
-    nodes = _of_partition(settings, lines)
+    nodes = _partition_rows(settings, lines)
     partition_text = f"partition {settings.partition or nodes[0][0].rstrip('*')}" if nodes else "it"
     if not nodes:
         named = settings.partition or "(the default one)"
@@ -115,20 +115,20 @@ def count_ready(settings: SlurmSettings, lines: Sequence[str], filled: Collectio
         filled: Nodes that this agent's runs fill.
     """
 
-    def there(state: str, name: str) -> bool:
+    def is_available(state: str, name: str) -> bool:
         if state.endswith("*"):
             return False
         return not state.startswith(_NOT_READY) or (state.startswith(_DRAINING) and name in filled)
 
-    nodes = _of_partition(settings, lines)
-    return sum(there(state.lower(), name) for _, state, name in nodes)
+    nodes = _partition_rows(settings, lines)
+    return sum(is_available(state.lower(), name) for _, state, name in nodes)
 
 
 def _selects_nodes(settings: SlurmSettings) -> bool:
     return any(word.startswith(_NODE_OPTIONS) for word in settings.sbatch_args)
 
 
-def _of_partition(settings: SlurmSettings, lines: Sequence[str]) -> list[list[str]]:
+def _partition_rows(settings: SlurmSettings, lines: Sequence[str]) -> list[list[str]]:
     nodes = [line.split(maxsplit=2) for line in lines]
     default = [node for node in nodes if node[0].endswith("*")]
     return default if default and not settings.partition else nodes
