@@ -19,7 +19,7 @@ NOT_LISTED = {
     "trials/zerotrial/compat/deepspeed/names/comm.py": "asks whether to take gloo instead",
     "trials/zerotrial/process/harness.py": "hands the answer to zerotrial.ranks",
     "trials/zerotrial/trainer.py": "hands the answer to zerotrial.ranks",
-    "platform/zerolab/launcher/slurm/partition.py": "Slurm's slots, as its settings say",
+    "platform/zerolab/extensions/launcher_slurm/partition.py": "Slurm's slots, as its settings say",
 }
 """Files that use CUDA but are covered by another file's line of the page."""
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from tests.engine.ranks import run_on_ranks
 from zerolab.agent.slots import find_slots, run_environment
 from zerolab.contract.spec import ProfilingSpec
-from zerolab.launcher.nodes import worker
+from zerolab.extensions.launcher_ssh import worker
 from zerotrial.compat.deepspeed import on_cpu
 from zerotrial.compat.deepspeed.once_a_host import HostMemory
 from zerotrial.engine.builder.environment import choose_device

@@ -58,7 +58,8 @@ class Group(TyperGroup):
                 ctx.fail(
                     f"No such command {args[0]!r}. What `det {' '.join(command_path)}` did: {text}"
                 )
-            close = get_close_matches(args[0], sorted({*self.commands} - _NEVER_SUGGESTED))
+            names = sorted({*self.list_commands(ctx)} - _NEVER_SUGGESTED)
+            close = get_close_matches(args[0], names)
             suggestion = f" Did you mean {', '.join(map(repr, close))}?" if close else ""
             ctx.fail(f"No such command {args[0]!r}.{suggestion}")
         return super().resolve_command(ctx, args)

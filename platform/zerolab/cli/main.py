@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from zerolab.cli import checkpoint, config, experiment, launch, tools, trial
+from zerolab.cli import checkpoint, config, experiment, tools, trial
 from zerolab.cli.cluster import agent, job, pool, task
 from zerolab.cli.connection import list_command
 from zerolab.cli.groups import Group, Root
@@ -59,7 +59,6 @@ def options(
 
 
 submit.add_to(app)
-launch.add_to(app)
 installation.add_to(app)
 doctor.add_to(app)
 app.command(name="logs")(experiment.logs)

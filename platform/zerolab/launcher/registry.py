@@ -13,8 +13,6 @@ from zerolab.config.files import read_yaml
 from zerolab.errors import ConfigError
 from zerolab.launcher.interface import Launcher, LauncherFactory
 from zerolab.launcher.local import LocalLauncher
-from zerolab.launcher.slurm.launcher import SlurmLauncher
-from zerolab.launcher.ssh import SshLauncher
 from zerolab.paths import Home
 from zerolab.registry import Registry
 
@@ -24,8 +22,6 @@ LAUNCHERS: Registry[LauncherFactory] = Registry(
     "zerolab.launchers",
     {
         "local": LocalLauncher,
-        "slurm": SlurmLauncher,
-        "ssh": SshLauncher,
     },
 )
 """Values of ``zerolab agent start --launcher``. ``ssh`` also starts runs of a ``local`` agent that

@@ -102,7 +102,7 @@ def start(
         starts = launcher_of_file(agent_home, resource_manager)
     else:
         starts = LAUNCHERS[launcher](agent_home, find_slots(slots, cpu=cpu))
-        if launcher == "local":
+        if launcher == "local" and "ssh" in LAUNCHERS:
             over_ssh = LAUNCHERS["ssh"](agent_home, starts.offers())
     with Client(find_server_url(home), secret, newer_token=renewed) as client:
         new_agent = Agent(agent_home, client, starts, over_ssh, name=name or "", pool=pool)
