@@ -117,7 +117,7 @@ class SocketRanks(RankLocation, Ranks):
             numbers["LOCAL_WORLD_SIZE"],
             address=environment.get("MASTER_ADDR", "127.0.0.1"),
             port=numbers["MASTER_PORT"],
-            # A restarted group must not meet what is left of the one before it.
+            # A restarted group must not connect to remaining ranks of the previous one.
             secret=f"{secret} {environment.get('TORCHELASTIC_RUN_ID', '')} "
             f"{environment.get('TORCHELASTIC_RESTART_COUNT', '')}",
             timeout_s=timeout_s,
@@ -203,7 +203,7 @@ def _accept_ranks(
     """Wait, as the chief, for every other rank.
 
     torchrun names one port, which its own store uses. The chief listens on the first free port of
-    those that follow; the other ranks try them in turn, and identify it by its proof of the key.
+    the following ones; the other ranks try them in turn, and identify it by its proof of the key.
     """
     peers: dict[int, socket.socket] = {}
     with _listen(host, ports, size) as listener:
