@@ -45,7 +45,7 @@ class Scaler:
 
 @contextlib.contextmanager
 def classes_named_as_deepspeeds() -> Iterator[None]:
-    """Let pickle write the names that stand in DeepSpeed's files."""
+    """Make pickle write the class names of DeepSpeed's files."""
     places = {
         "deepspeed.utils.tensor_fragment": ("fragment_address", Address),
         "deepspeed.runtime.fp16.loss_scaler": ("DynamicLossScaler", Scaler),
@@ -128,16 +128,16 @@ def write_stages_1_and_2(
         path / "mp_rank_00_model_states.pt",
     )
     numel = sum(shape.numel() for shape in shapes.values())
-    kept = -(-numel // WORLD)
+    part_numel = -(-numel // WORLD)
     flat = {
         kind: torch.cat(
-            [*(states[f"{n}/{kind}"] for n in ORDER), torch.zeros(kept * WORLD - numel)]
+            [*(states[f"{n}/{kind}"] for n in ORDER), torch.zeros(part_numel * WORLD - numel)]
         )
         for kind in ("master", *KINDS)
     }
     for rank in range(WORLD):
-        cut = slice(rank * kept, (rank + 1) * kept)
-        padding = max(0, (rank + 1) * kept - numel)
+        cut = slice(rank * part_numel, (rank + 1) * part_numel)
+        padding = max(0, (rank + 1) * part_numel - numel)
         mapping, at = OrderedDict(), 0
         for name, shape in shapes.items():
             start, stop = max(at, cut.start), min(at + shape.numel(), cut.stop)
@@ -149,7 +149,9 @@ def write_stages_1_and_2(
             "loss_scaler": Scaler(),
             "zero_stage": stage,
             "base_optimizer_state": {"state": {0: base}, "param_groups": options(engine)},
-            "single_partition_of_fp32_groups": [flat["master"][cut][: kept - padding].clone()],
+            "single_partition_of_fp32_groups": [
+                flat["master"][cut][: part_numel - padding].clone()
+            ],
             "group_paddings": [padding],
             "partition_count": [WORLD],
             "param_slice_mappings": [mapping] if mapped else None,
@@ -166,8 +168,8 @@ def write_stage3(path: Path, engine: Any, states: dict[str, Tensor]) -> None:
         for name, shape in shapes.items():
             part = math.ceil(shape.numel() / WORLD)
             for kind, tensors in flat.items():
-                whole = torch.cat([states[f"{name}/{kind}"], torch.zeros(part * WORLD)])
-                tensors.append(whole[rank * part : (rank + 1) * part])
+                padded = torch.cat([states[f"{name}/{kind}"], torch.zeros(part * WORLD)])
+                tensors.append(padded[rank * part : (rank + 1) * part])
         half = 4  # sub-groups
         subgroups = [slice(0, half), slice(half, None)]
         state = {
@@ -219,14 +221,16 @@ def write_as_deepspeed(directory: Path, layout: str, engine: Any) -> None:
 
 def name_as_compiled(directory: Path) -> None:
     """Put into the files the names that a model in a wrapper of ``torch.compile`` has."""
-    known = {*ORDER, "frozen", "calls"}
+    parameter_names = {*ORDER, "frozen", "calls"}
 
     def rename(value: Any) -> Any:
         if isinstance(value, list):
             return [rename(item) for item in value]
         if isinstance(value, dict):
             return type(value)((rename(k), rename(v)) for k, v in value.items())
-        return f"_orig_mod.{value}" if isinstance(value, str) and value in known else value
+        return (
+            f"_orig_mod.{value}" if isinstance(value, str) and value in parameter_names else value
+        )
 
     with classes_named_as_deepspeeds():
         for file in directory.glob("*/*.pt"):
@@ -238,7 +242,7 @@ LAYOUTS = ("stage 0", "stage 1 mapped", "stage 2", "stage 3")
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_training_goes_on_from_deepspeeds_files(
+def test_training_resumes_from_deepspeed_files(
     tmp_path: Path, layout: str, *, compiled: bool
 ) -> None:
     engine = make_engine(1)
@@ -260,7 +264,7 @@ def test_training_goes_on_from_deepspeeds_files(
     assert probe(again) == probe(engine)
 
 
-def test_the_loss_scale_comes_along(tmp_path: Path) -> None:
+def test_loss_scale_is_imported(tmp_path: Path) -> None:
     engine = make_engine(1, fp16={"enabled": True, "initial_scale_power": 4})
     train(engine, 3)
     write_as_deepspeed(tmp_path / "theirs", "stage 2", engine)
@@ -281,9 +285,7 @@ class Trap:
         return os.system, ("echo unpickled > trap",)
 
 
-def test_a_file_that_would_run_code_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_with_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     engine = make_engine(1)
     train(engine, 3)
@@ -296,7 +298,7 @@ def test_a_file_that_would_run_code_is_refused(
     assert not (tmp_path / "ours").exists()
 
 
-def test_what_is_missing_or_not_supported_is_named(tmp_path: Path) -> None:
+def test_missing_or_unsupported_content_is_named(tmp_path: Path) -> None:
     engine = make_engine(1)
     train(engine, 3)
     with pytest.raises(CheckpointNotFoundError, match="latest: No such file"):
@@ -324,7 +326,7 @@ def test_what_is_missing_or_not_supported_is_named(tmp_path: Path) -> None:
         import_deepspeed(tmp_path / "theirs", tmp_path / "ours")
 
 
-def test_stage_0_asks_for_names_where_shapes_leave_a_doubt(tmp_path: Path) -> None:
+def test_ambiguous_shapes_at_stage_0_need_names(tmp_path: Path) -> None:
     model = nn.ModuleList([nn.Linear(3, 3, bias=False) for _ in range(3)])
     model[1].weight.requires_grad_(False)
     model.forward = lambda x: model[2](model[1](model[0](x))).square().mean()  # type: ignore[method-assign]
@@ -358,7 +360,7 @@ def test_stage_0_asks_for_names_where_shapes_leave_a_doubt(tmp_path: Path) -> No
     assert engine.stage.scalars() == {"group0.step": 1.0}
 
 
-def test_import_refuses_universal_and_zerolab_checkpoints(tmp_path: Path) -> None:
+def test_universal_and_zerolab_checkpoints_are_refused(tmp_path: Path) -> None:
     (tmp_path / "universal" / "t" / "zero").mkdir(parents=True)
     (tmp_path / "universal" / "t" / "zero" / "optimizer_state.pt").touch()
     with pytest.raises(CheckpointError, match="universal checkpoint; import the ZeRO checkpoint"):
@@ -366,7 +368,7 @@ def test_import_refuses_universal_and_zerolab_checkpoints(tmp_path: Path) -> Non
     engine = make_engine(1)
     train(engine, 1)
     engine.save_checkpoint(tmp_path / "own")
-    with pytest.raises(CheckpointError, match=r"Zerolab's own checkpoint already; load it with"):
+    with pytest.raises(CheckpointError, match=r"already a Zerolab checkpoint; load it with"):
         import_deepspeed(tmp_path / "own", tmp_path / "ours")
     assert not (tmp_path / "ours").exists()
 
@@ -438,16 +440,16 @@ def train_with_deepspeed(directory: str) -> dict[str, Any]:
     importlib.util.find_spec("deepspeed") is None,
     reason="deepspeed is not installed (extra `bench`); its layout is tested above all the same",
 )
-def test_checkpoints_that_deepspeed_wrote_load_to_the_bit(tmp_path: Path) -> None:
+def test_deepspeed_checkpoints_load_bitwise(tmp_path: Path) -> None:
     answer = run_on_ranks(train_with_deepspeed, WORLD, str(tmp_path))[0]
     for stage in range(4):
         path = import_deepspeed(tmp_path / f"{stage}", tmp_path / f"ours{stage}")
         with ShardReader(Path(path).glob("rank-*.safetensors")) as reader:
             for key, value in answer[f"{stage}"].items():
                 name, _, kind = key.partition("/")
-                found = torch.empty(value.numel())
-                reader.read_into(name, kind, 0, found)
-                assert torch.equal(found, value.reshape(-1).float()), key
+                actual = torch.empty(value.numel())
+                reader.read_into(name, kind, 0, actual)
+                assert torch.equal(actual, value.reshape(-1).float()), key
         model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
         config = {"train_batch_size": 4, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}}
         engine = initialize(model=model, config=config)[0]

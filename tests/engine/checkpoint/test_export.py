@@ -23,29 +23,29 @@ def loss_of_file(path: Path) -> float:
 
 
 def export_at_every_stage(directory: str) -> list[Any]:
-    found: list[Any] = []
+    results: list[Any] = []
     for stage in range(4):
         engine = make_engine(stage)
         train(engine, 2)
         path = engine.export(f"{directory}/{stage}/model.safetensors")
-        found.append([path, probe(engine)])
+        results.append([path, probe(engine)])
         if stage == 3:
             try:
                 engine.save_16bit_model(directory)
             except ZerolabError as error:
-                found.append(str(error))
+                results.append(str(error))
         engine.close()
     allowed = {"stage3_gather_16bit_weights_on_model_save": True}
     engine = make_engine(3, zero=allowed, bf16={"enabled": True})
     train(engine, 2)
-    found.append(engine.save_16bit_model(directory, "half.safetensors"))
+    results.append(engine.save_16bit_model(directory, "half.safetensors"))
     engine.close()
     dist.barrier()
-    return found
+    return results
 
 
 @pytest.mark.processes
-def test_the_file_of_every_stage_gives_the_losses_of_its_engine(tmp_path: Path) -> None:
+def test_export_of_every_stage_gives_equal_losses(tmp_path: Path) -> None:
     *stages, refused, done = run_on_ranks(export_at_every_stage, 2, str(tmp_path))[0]
     for path, loss in stages:
         assert loss_of_file(path) == pytest.approx(loss, rel=1e-6)
@@ -58,7 +58,7 @@ def test_the_file_of_every_stage_gives_the_losses_of_its_engine(tmp_path: Path) 
     assert sorted(half) == sorted(Net().state_dict())
 
 
-def test_weights_are_exported_in_the_type_asked_for(tmp_path: Path) -> None:
+def test_export_in_requested_type(tmp_path: Path) -> None:
     engine = make_engine(0, bf16={"enabled": True})
     train(engine, 2)
     engine.export(tmp_path / "full.safetensors")
@@ -75,7 +75,7 @@ def test_weights_are_exported_in_the_type_asked_for(tmp_path: Path) -> None:
         engine.save_16bit_model(tmp_path, "pytorch_model.bin")
 
 
-def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
+def test_failed_export_keeps_the_old_file(tmp_path: Path) -> None:
     engine = make_engine(0)
     path = tmp_path / "model.safetensors"
     engine.export(path)

@@ -63,9 +63,9 @@ def train(engine: Engine) -> None:
     engine.step()
 
 
-def same(found: dict[str, Tensor], expected: dict[str, Tensor], what: Any) -> None:
+def same(actual: dict[str, Tensor], expected: dict[str, Tensor], what: Any) -> None:
     for name in FROZEN:
-        assert torch.equal(found[name].float(), expected[name].float()), (what, name)
+        assert torch.equal(actual[name].float(), expected[name].float()), (what, name)
 
 
 def save_and_load(stage: int, precision: str, directory: str) -> None:
@@ -81,9 +81,9 @@ def save_and_load(stage: int, precision: str, directory: str) -> None:
     assert {value.dtype for value in exported.values()} == {torch.float32}
     same(exported, original, "export")
     with safe_open(f"{directory}/{tag}/module-000.safetensors", framework="pt") as file:
-        kept = {key.split("@")[0]: file.get_tensor(key).dtype for key in file.keys()}  # noqa: SIM118
-    assert kept["base.weight"] == torch.float32
-    assert kept["low.weight"] == torch.bfloat16
+        dtypes = {key.split("@")[0]: file.get_tensor(key).dtype for key in file.keys()}  # noqa: SIM118
+    assert dtypes["base.weight"] == torch.float32
+    assert dtypes["low.weight"] == torch.bfloat16
     single = get_fp32_state_dict_from_zero_checkpoint(directory, tag)
     assert {value.dtype for value in single.values()} == {torch.float32}
     same(single, original, "get_fp32")

@@ -1,4 +1,4 @@
-"""A process that is killed while it saves, at every point where it touches the disk."""
+"""Kills of a process at every disk access of a save."""
 
 import os
 import resource
@@ -36,15 +36,15 @@ def in_a_child(action: Callable[[], None]) -> int:
 
 def die_at_touch(number: int, directory: str) -> None:
     """Kill this process just before it opens, renames or removes for the ``number``-th time."""
-    left = [number]
+    remaining = [number]
 
     def watch(event: str, args: tuple[Any, ...]) -> None:
         if event not in {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "ctypes.dlsym"}:
             return
         if event != "ctypes.dlsym" and not any(directory in str(value) for value in args):
             return
-        left[0] -= 1
-        if left[0] < 0:
+        remaining[0] -= 1
+        if remaining[0] < 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(watch)
@@ -103,7 +103,7 @@ def kill_and_load(directory: str, tag: str, in_background: bool) -> tuple[list[s
 
 
 @pytest.mark.processes
-def test_a_kill_at_any_point_of_a_save_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+def test_kill_at_any_point_leaves_a_valid_checkpoint(tmp_path: Path) -> None:
     with ProcessPoolExecutor(1, process_context()) as pool:
         for tag, in_background in (
             ("second", False),  # beside the first

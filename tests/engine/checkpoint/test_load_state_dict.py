@@ -69,9 +69,9 @@ def train(engine: Engine, steps: range) -> None:
 
 def check(engine: Engine, expected: dict[str, Tensor], what: str, bound: float = 1e-6) -> None:
     for name, _ in engine.module.named_parameters():
-        found = engine.full(name)
-        assert found is not None
-        gap = float((found.float() - expected[name]).abs().max())
+        actual = engine.full(name)
+        assert actual is not None
+        gap = float((actual.float() - expected[name]).abs().max())
         assert gap <= bound, (what, name, gap)
 
 
@@ -112,8 +112,8 @@ def load_gathered(stage: int, directory: str) -> None:
     for modifier, all_ranks in ((0, False), (0, True), (None, True)):
         engine = make_engine(stage)
         train(engine, range(1))
-        taken = list(engine.module.parameters())
-        with GatheredParameters(taken, modifier_rank=modifier):
+        parameters = list(engine.module.parameters())
+        with GatheredParameters(parameters, modifier_rank=modifier):
             if all_ranks or rank == modifier:
                 engine.module.load_state_dict(state)
             else:
@@ -158,7 +158,7 @@ def test_load_state_dict_takes_full_tensors(ranks: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("stage", "bf16"), [(0, False), (2, True)])
-def test_copies_of_a_trained_model_load_for_themselves(stage: int, bf16: bool) -> None:
+def test_copies_of_a_trained_model_load_separately(stage: int, bf16: bool) -> None:
     state = values()
     engine = make_engine(stage, bf16={"enabled": bf16})
     before = {name: engine.full(name) for name, _ in engine.module.named_parameters()}

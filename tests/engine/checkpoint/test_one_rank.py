@@ -1,4 +1,4 @@
-"""Saving and loading on one rank: what is kept, what is refused, what a fault leaves behind."""
+"""Saving and loading on one rank: content, refused input, and results of faults."""
 
 import json
 import random
@@ -46,7 +46,7 @@ def files_of(checkpoint: Path) -> list[str]:
     return sorted(path.name for path in checkpoint.iterdir())
 
 
-def test_a_checkpoint_is_a_folder_of_plain_files_that_latest_names(saved: Path) -> None:
+def test_checkpoint_is_a_folder_of_plain_files(saved: Path) -> None:
     assert (saved / "latest").read_text() == "global_step2\n"
     assert files_of(saved) == ["global_step2", "latest"]
     assert files_of(saved / "global_step2") == [
@@ -64,7 +64,7 @@ def test_a_checkpoint_is_a_folder_of_plain_files_that_latest_names(saved: Path) 
         assert (saved / "global_step2" / name).stat().st_size == record["size"]
 
 
-def test_a_restart_in_another_process_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+def test_restart_in_another_process_is_bitwise_equal(tmp_path: Path) -> None:
     config = {
         "dropout": 0.3,
         "fp16": {"enabled": True, "initial_scale_power": 30, "loss_scale_window": 2},
@@ -82,17 +82,17 @@ def test_a_restart_in_another_process_goes_on_with_the_same_bits(tmp_path: Path)
 
     again = make_engine(STAGE, seed=9, **config)
     again.load_checkpoint(tmp_path)
-    found = (train(again, 6), random.random(), np.random.rand(), again.loss_scale)
-    assert found == expected
+    actual = (train(again, 6), random.random(), np.random.rand(), again.loss_scale)
+    assert actual == expected
     assert again.get_lr() == engine.get_lr()
     assert again.progress.counters() == engine.progress.counters()
-    assert losses != found[0][:4]
+    assert losses != actual[0][:4]
     for key, state in all_states(again).items():
         assert torch.equal(state, expected_states[key]), key
     again.close()
 
 
-def test_buffers_frozen_parameters_and_extra_state_come_back(tmp_path: Path) -> None:
+def test_buffers_frozen_parameters_and_extra_state(tmp_path: Path) -> None:
     engine = make_engine(1)
     train(engine, 2)
     with torch.no_grad():
@@ -108,14 +108,14 @@ def test_buffers_frozen_parameters_and_extra_state_come_back(tmp_path: Path) -> 
     again.close()
 
 
-def test_client_state_is_the_users_alone(saved: Path) -> None:
+def test_client_state_is_separate(saved: Path) -> None:
     engine = make_engine(STAGE)
     train(engine, 3)
     weights = all_states(engine)
-    mine = {"module": {"first.weight": 0}, "optimizer": None, "global_steps": -1}
-    path = engine.save_checkpoint(saved, tag="mine", client_state=mine)
+    client_state = {"module": {"first.weight": 0}, "optimizer": None, "global_steps": -1}
+    path = engine.save_checkpoint(saved, tag="mine", client_state=client_state)
     again = make_engine(STAGE, seed=2)
-    assert again.load_checkpoint(saved, tag="mine") == (path, mine)
+    assert again.load_checkpoint(saved, tag="mine") == (path, client_state)
     assert again.global_steps == 3
     for key, state in all_states(again).items():
         assert torch.equal(state, weights[key])
@@ -123,25 +123,25 @@ def test_client_state_is_the_users_alone(saved: Path) -> None:
     assert client["epoch"] == 3
     assert client["order"].tolist() == [0, 1, 2, 3]
     plain = torch.load(saved / "mine" / "client_state.pt", weights_only=True)
-    assert plain == mine
+    assert plain == client_state
 
 
-def test_client_state_that_could_not_be_loaded_safely_is_refused_by_name(tmp_path: Path) -> None:
+def test_unsafe_client_state_is_refused_by_name(tmp_path: Path) -> None:
     engine = make_engine(STAGE)
     with pytest.raises(CheckpointError, match=r"client_state.*'where' \(PosixPath\)"):
         engine.save_checkpoint(tmp_path / "run", client_state={"fine": 1, "where": tmp_path})
     round_itself: list[Any] = [1, tmp_path]
     round_itself.append(round_itself)
     deep = {"fine": 1, "loops": {"fit": [{"best": 1.0, 2: tmp_path}], "again": round_itself}}
-    wanted = r": 'loops'\['fit'\]\[0\]\[2\] \(PosixPath\), 'loops'\['again'\]\[1\] \(PosixPath\)$"
-    with pytest.raises(CheckpointError, match=wanted):
+    pattern = r": 'loops'\['fit'\]\[0\]\[2\] \(PosixPath\), 'loops'\['again'\]\[1\] \(PosixPath\)$"
+    with pytest.raises(CheckpointError, match=pattern):
         engine.save_checkpoint(tmp_path / "run", client_state=deep)
     with pytest.raises(CheckpointError, match=r": 'key' \(dict\)$"):  # in no value of it
         engine.save_checkpoint(tmp_path / "run", client_state={"key": {tmp_path: 1}})
     assert not (tmp_path / "run" / "latest").exists()
 
 
-def test_a_checkpoint_that_is_not_there_is_an_error(saved: Path, tmp_path: Path) -> None:
+def test_missing_checkpoint_is_an_error(saved: Path, tmp_path: Path) -> None:
     engine = make_engine(STAGE)
     before = probe(engine)
     with pytest.raises(CheckpointNotFoundError, match="nowhere: no such directory"):
@@ -155,7 +155,7 @@ def test_a_checkpoint_that_is_not_there_is_an_error(saved: Path, tmp_path: Path)
     assert engine.global_steps == 0
 
 
-def test_a_latest_file_that_was_cut_is_not_taken_for_an_older_tag(saved: Path) -> None:
+def test_truncated_latest_file_is_an_error(saved: Path) -> None:
     engine = make_engine(STAGE)
     train(engine, 1)
     engine.save_checkpoint(saved, tag="global_step25")
@@ -165,7 +165,7 @@ def test_a_latest_file_that_was_cut_is_not_taken_for_an_older_tag(saved: Path) -
             engine.load_checkpoint(saved)
 
 
-def test_every_damaged_or_missing_file_is_named_and_changes_nothing(saved: Path) -> None:
+def test_damaged_or_missing_file_changes_nothing(saved: Path) -> None:
     engine = make_engine(STAGE, seed=8)
     train(engine, 1)
     before, states = probe(engine), all_states(engine)
@@ -195,9 +195,7 @@ def test_every_damaged_or_missing_file_is_named_and_changes_nothing(saved: Path)
 
 
 @pytest.mark.parametrize("in_background", [False, True])
-def test_a_full_disk_is_named_and_leaves_the_last_checkpoint(
-    saved: Path, in_background: bool
-) -> None:
+def test_full_disk_leaves_the_last_checkpoint(saved: Path, in_background: bool) -> None:
     engine = make_engine(STAGE)
     engine.load_checkpoint(saved)
     train(engine, 1)
@@ -214,7 +212,7 @@ def test_a_full_disk_is_named_and_leaves_the_last_checkpoint(
     assert (saved / "latest").read_text() == "global_step3\n"
 
 
-def test_an_asynchronous_save_holds_the_state_of_its_moment(tmp_path: Path) -> None:
+def test_asynchronous_save_has_the_state_of_its_start(tmp_path: Path) -> None:
     engine = make_engine(STAGE, checkpoint={"writer": {"decoupled": True}})
     train(engine, 2)
     states, loss = all_states(engine), probe(engine)
@@ -228,7 +226,7 @@ def test_an_asynchronous_save_holds_the_state_of_its_moment(tmp_path: Path) -> N
         assert torch.equal(state, states[key])
 
 
-def test_a_save_waits_for_the_one_before_it_and_raises_its_error(tmp_path: Path) -> None:
+def test_save_waits_for_the_previous_one(tmp_path: Path) -> None:
     engine = make_engine(STAGE)
     train(engine, 1)
     for tag in ("a", "b", "c"):
@@ -244,7 +242,7 @@ def test_a_save_waits_for_the_one_before_it_and_raises_its_error(tmp_path: Path)
     assert (tmp_path / "latest").read_text() == "e\n"
 
 
-def test_what_is_not_asked_for_is_not_loaded(saved: Path) -> None:
+def test_selection_limits_the_load(saved: Path) -> None:
     fresh = make_engine(STAGE, seed=5)
     moments = [key for key in all_states_of(saved) if "exp_avg" in key]
     assert moments
@@ -275,7 +273,7 @@ def all_states_of(saved: Path) -> dict[str, torch.Tensor]:
     return all_states(engine)
 
 
-def test_another_optimizer_or_model_is_refused_with_the_remedy(saved: Path) -> None:
+def test_another_optimizer_or_model_is_refused(saved: Path) -> None:
     sgd = make_engine(
         STAGE, optimizer={"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}}, scheduler=None
     )
@@ -295,7 +293,7 @@ def test_another_optimizer_or_model_is_refused_with_the_remedy(saved: Path) -> N
         other.load_checkpoint(saved)
 
 
-def test_a_checkpoint_from_before_the_first_step_makes_the_optimizer_fresh(tmp_path: Path) -> None:
+def test_checkpoint_before_first_step_resets_optimizer(tmp_path: Path) -> None:
     for optimizer in (
         {"type": "AdamW", "params": {"lr": 0.01}},
         {"type": "Adagrad", "params": {"lr": 0.01, "initial_accumulator_value": 0.1}},
@@ -309,7 +307,7 @@ def test_a_checkpoint_from_before_the_first_step_makes_the_optimizer_fresh(tmp_p
         assert train(engine, 4) == expected
 
 
-def test_windows_of_another_length_begin_where_the_checkpoint_ends(saved: Path) -> None:
+def test_window_of_another_length_starts_after_load(saved: Path) -> None:
     engine = make_engine(STAGE, gradient_accumulation_steps=4)
     engine.backward(engine(torch.ones(2, 6)))
     engine.step()
@@ -320,14 +318,14 @@ def test_windows_of_another_length_begin_where_the_checkpoint_ends(saved: Path) 
     assert engine.global_steps == 3
 
 
-def test_a_tag_must_be_a_folder_name(tmp_path: Path) -> None:
+def test_tag_must_be_a_folder_name(tmp_path: Path) -> None:
     engine = make_engine(STAGE)
     for tag in ("", "a/b", "..", "latest", "x.tmp-host-1-00000000"):
         with pytest.raises(ZerolabError, match="tag: must be a folder name"):
             engine.save_checkpoint(tmp_path, tag=tag)
 
 
-def test_a_tag_is_replaced_and_latest_moves_only_when_asked(saved: Path) -> None:
+def test_tag_is_replaced_and_latest_is_optional(saved: Path) -> None:
     engine = make_engine(STAGE)
     train(engine, 1)
     engine.save_checkpoint(saved, tag="global_step2", client_state={"new": True})
@@ -337,7 +335,7 @@ def test_a_tag_is_replaced_and_latest_moves_only_when_asked(saved: Path) -> None
     assert files_of(saved) == ["global_step2", "latest", "side"]
 
 
-def test_frozen_parameters_may_be_left_out(tmp_path: Path) -> None:
+def test_frozen_parameters_can_be_left_out(tmp_path: Path) -> None:
     engine = make_engine(STAGE)
     engine.save_checkpoint(tmp_path, exclude_frozen_parameters=True)
     assert Manifest.read(tmp_path / "global_step0").excluded == ["frozen"]
@@ -362,9 +360,7 @@ def engine_with(frozen: set[str], seed: int) -> Any:
 
 
 @pytest.mark.parametrize("module_only", [False, True])
-def test_parameters_may_be_frozen_or_set_free_between_save_and_load(
-    tmp_path: Path, module_only: bool
-) -> None:
+def test_parameters_frozen_between_save_and_load(tmp_path: Path, module_only: bool) -> None:
     engine = engine_with({"frozen"}, seed=0)
     train(engine, 2)
     engine.save_checkpoint(tmp_path / "free")
@@ -383,7 +379,7 @@ def test_parameters_may_be_frozen_or_set_free_between_save_and_load(
     train(again, 1)
 
 
-def test_names_that_differ_are_an_error_unless_that_is_allowed(saved: Path) -> None:
+def test_different_names_are_an_error_by_default(saved: Path) -> None:
     engine = make_engine(STAGE)
     engine.module.register_buffer("extra", torch.ones(2))
     before = probe(engine)
@@ -395,52 +391,52 @@ def test_names_that_differ_are_an_error_unless_that_is_allowed(saved: Path) -> N
     assert engine.module.extra.tolist() == [1.0, 1.0]
 
 
-def test_everything_that_does_not_fit_another_model_is_listed_at_once(saved: Path) -> None:
+def test_all_mismatches_of_another_model_are_listed(saved: Path) -> None:
     model = Net()
     model.blocks[1] = nn.Linear(17, 5)
     model.extra = nn.Linear(2, 2)
     config = {"train_batch_size": 2, "optimizer": {"type": "SGD", "params": {"momentum": 0.9}}}
-    with pytest.raises(CheckpointError) as found:
+    with pytest.raises(CheckpointError) as raised:
         initialize(model=model, config=config)[0].load_checkpoint(saved)
     for part in (
         str(saved / "global_step2"),
         "not in the checkpoint: extra.bias, extra.weight",
         "optimizer: keeps momentum_buffer",
     ):
-        assert part in str(found.value)
-    first = str(found.value).splitlines()[0]
+        assert part in str(raised.value)
+    first = str(raised.value).splitlines()[0]
     assert " does not fit: 2 of its " in first
-    assert " tensors have not the model's shapes: " in first
+    assert " tensors: " in first
     assert "blocks.1.weight: shape must be [5, 17], got [17, 17]" in first
     assert "blocks.1.bias: shape must be [5], got [17]" in first
 
 
-def test_another_model_is_told_by_a_few_of_its_tensors(tmp_path: Path) -> None:
+def test_mismatch_message_is_limited(tmp_path: Path) -> None:
     def engine_of(width: int, layers: int) -> Any:
         model = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
         config = {"train_batch_size": 2, "optimizer": {"type": "SGD"}}
         return initialize(model=model, config=config)[0]
 
     engine_of(3, 16).save_checkpoint(tmp_path)
-    with pytest.raises(CheckpointError) as found:
+    with pytest.raises(CheckpointError) as raised:
         engine_of(4, 10).load_checkpoint(tmp_path)
-    first, names = str(found.value).splitlines()
-    assert "does not fit: 20 of its 32 tensors have not the model's shapes: " in first
+    first, names = str(raised.value).splitlines()
+    assert "does not fit: shape mismatch for 20 of 32 tensors: " in first
     assert "0.weight: shape must be [4, 4], got [3, 3]; " in first
     assert first.endswith("; and 17 more")
     assert "not in the model: 10.bias, 10.weight, 11.bias," in names
     assert ", and 4 more (load_module_strict=False" in names
 
 
-def test_a_tag_may_be_a_number_and_no_directory_is_not_the_working_one(tmp_path: Path) -> None:
+def test_numeric_tag_and_empty_directory(tmp_path: Path) -> None:
     engine = make_engine(STAGE)
     engine.save_checkpoint(tmp_path, tag=7)
     assert engine.load_checkpoint(tmp_path, tag=7)[0].endswith("7")
-    for nothing in ("", None):
+    for invalid in ("", None):
         with pytest.raises(CheckpointError, match="save_dir: must be the name of a directory"):
-            engine.save_checkpoint(nothing)
+            engine.save_checkpoint(invalid)
         with pytest.raises(CheckpointError, match="load_dir: must be the name of a directory"):
-            engine.load_checkpoint(nothing)
+            engine.load_checkpoint(invalid)
 
 
 @pytest.mark.parametrize(
@@ -450,7 +446,7 @@ def test_a_tag_may_be_a_number_and_no_directory_is_not_the_working_one(tmp_path:
         {"type": "StepLR", "params": {"step_size": 1, "gamma": 0.5}},
     ],
 )
-def test_a_fresh_optimizer_goes_on_at_the_rate_of_the_loaded_schedule(
+def test_fresh_optimizer_gets_rates_of_loaded_schedule(
     tmp_path: Path, scheduler: dict[str, Any]
 ) -> None:
     engine = make_engine(STAGE, scheduler=scheduler)

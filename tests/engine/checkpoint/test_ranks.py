@@ -1,4 +1,4 @@
-"""Saving and loading on several ranks: what one cannot do, all refuse; what one has, it keeps."""
+"""Saving and loading on several ranks: errors are raised on all ranks; each keeps its state."""
 
 import itertools
 import logging
@@ -27,7 +27,7 @@ def error_of(action: Any) -> str:
 
 
 class Lines(logging.Handler):
-    """Keeps what is logged."""
+    """Log handler that keeps messages."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,12 +62,12 @@ def one_rank_cannot_write(directory: Path, *, in_background: bool) -> list[Any]:
     with files_of_at_most(limit):
         text = error_of(save)
     dist.barrier()
-    left = sorted(path.name for path in directory.iterdir())
+    remaining = sorted(path.name for path in directory.iterdir())
     losses = train(engine, 1)
     engine.load_checkpoint(directory)
     same = train(engine, 1) == losses
     engine.close()
-    return [text, left, same]
+    return [text, remaining, same]
 
 
 def one_file_is_missing(directory: Path) -> list[str]:
@@ -93,7 +93,7 @@ def one_file_is_missing(directory: Path) -> list[str]:
 
 
 def own_buffers_and_generators(directory: Path, stage: int) -> list[bool]:
-    """Each rank draws and counts for itself; the restart is bit-identical all the same."""
+    """Each rank draws and counts for itself; the restart is bit-identical nevertheless."""
     rank = dist.get_rank()
     config: dict[str, Any] = {"dropout": 0.5, "bf16": {"enabled": True}}
     engine = make_engine(stage, **config)
@@ -110,15 +110,15 @@ def own_buffers_and_generators(directory: Path, stage: int) -> list[bool]:
     again = make_engine(stage, seed=1, **config)
     again.load_checkpoint(directory)
     calls = int(again.module.calls) == 10 + rank
-    found = (train(again, 3), random.random(), np.random.rand())
+    actual = (train(again, 3), random.random(), np.random.rand())
     equal = [torch.equal(state, states[key]) for key, state in all_states(again).items()]
     again.close()
-    return [calls, found == expected, all(equal)]
+    return [calls, actual == expected, all(equal)]
 
 
 def parameter_groups_with_options(directory: Path) -> list[bool]:
     """Learning rates that were changed by hand, per group, are restored at another stage."""
-    found = []
+    results = []
     for stage, other in ((0, 2), (2, 3), (3, 1)):
         path = directory / f"{stage}"
         engine = make_engine(stage, scheduler=None)
@@ -127,10 +127,10 @@ def parameter_groups_with_options(directory: Path) -> list[bool]:
         engine.save_checkpoint(path)
         again = make_engine(other, scheduler=None, seed=1)
         again.load_checkpoint(path)
-        found.append(again.get_lr() == [0.007] and probe(again) == probe(engine))
+        results.append(again.get_lr() == [0.007] and probe(again) == probe(engine))
         engine.close()
         again.close()
-    return found
+    return results
 
 
 def loader_engine(stage: int) -> Any:
@@ -159,7 +159,7 @@ def rows_of(engine: Any, steps: int) -> list[list[float]]:
 
 def read_on(directory: str, save: bool) -> list[list[list[float]]]:
     """Rows after a checkpoint in an epoch's middle, and after one at its end."""
-    found = []
+    results = []
     for step in (3, 5, 7):  # of 5 in an epoch
         engine = loader_engine(1)
         if save:
@@ -169,23 +169,23 @@ def read_on(directory: str, save: bool) -> list[list[list[float]]]:
             engine.load_checkpoint(directory, tag=f"{step}")
             engine.save_checkpoint(directory, tag=f"{step} again")  # before anything is read
             engine.load_checkpoint(directory, tag=f"{step} again")
-        found.append(rows_of(engine, 6))
+        results.append(rows_of(engine, 6))
         engine.close()
-    return found
+    return results
 
 
 def two_parts_of_a_model(directory: Path) -> list[str]:
     """Each rank alone holds one part of the model."""
-    alone = [dist.new_group([rank]) for rank in range(2)][dist.get_rank()]
-    mpu = Ranks(alone, dist.group.WORLD)
+    group = [dist.new_group([rank]) for rank in range(2)][dist.get_rank()]
+    mpu = Ranks(group, dist.group.WORLD)
     engine = make_engine(1, mpu=mpu, seed=dist.get_rank())
     train(engine, 1)
     together = error_of(lambda: engine.save_checkpoint(directory))
-    own = directory / f"part{dist.get_rank()}"
-    engine.save_checkpoint(own)
+    part_directory = directory / f"part{dist.get_rank()}"
+    engine.save_checkpoint(part_directory)
     loss = probe(engine)
     train(engine, 1)
-    engine.load_checkpoint(own)
+    engine.load_checkpoint(part_directory)
     apart = "the same" if probe(engine) == loss else "another"
     engine.close()
     return [together, apart]
@@ -214,7 +214,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 @pytest.mark.processes
-def test_tags_that_differ_fail_warn_or_pass_as_the_config_says(
+def test_tag_validation(
     answers: list[dict[str, Any]],
 ) -> None:
     for answer in answers:
@@ -231,20 +231,18 @@ def test_tags_that_differ_fail_warn_or_pass_as_the_config_says(
 
 @pytest.mark.processes
 @pytest.mark.parametrize("how", ["full", "full behind"])
-def test_one_rank_that_cannot_write_fails_the_save_on_all(
-    answers: list[dict[str, Any]], how: str
-) -> None:
+def test_failed_write_of_one_rank_fails_on_all(answers: list[dict[str, Any]], how: str) -> None:
     for answer in answers:
-        text, left, same = answer[how]
+        text, remaining, same = answer[how]
         assert "could not write" in text
         assert "never" in text
-        assert left == ["global_step1", "latest"]
+        assert remaining == ["global_step1", "latest"]
         assert same
     assert answers[0][how][0].startswith("rank 1: ")
 
 
 @pytest.mark.processes
-def test_a_damaged_file_of_one_rank_is_an_error_on_all(answers: list[dict[str, Any]]) -> None:
+def test_damaged_file_of_one_rank_fails_on_all(answers: list[dict[str, Any]]) -> None:
     for answer in answers:
         missing, flipped, nowhere = answer["damaged"]
         assert "rank-00001-000.safetensors: missing" in missing
@@ -253,7 +251,7 @@ def test_a_damaged_file_of_one_rank_is_an_error_on_all(answers: list[dict[str, A
 
 
 @pytest.mark.processes
-def test_each_rank_resumes_with_its_own_generators_and_buffers(
+def test_generators_and_buffers_of_each_rank(
     answers: list[dict[str, Any]],
 ) -> None:
     for answer in answers:
@@ -261,7 +259,7 @@ def test_each_rank_resumes_with_its_own_generators_and_buffers(
 
 
 @pytest.mark.processes
-def test_learning_rates_set_by_hand_come_back_at_another_stage(
+def test_manual_learning_rates_at_another_stage(
     answers: list[dict[str, Any]],
 ) -> None:
     for answer in answers:
@@ -269,7 +267,7 @@ def test_learning_rates_set_by_hand_come_back_at_another_stage(
 
 
 @pytest.mark.processes
-def test_parts_of_a_model_may_not_share_a_directory(answers: list[dict[str, Any]]) -> None:
+def test_model_parts_need_separate_directories(answers: list[dict[str, Any]]) -> None:
     for answer in answers:
         together, apart = answer["parts"]
         assert "save_dir: must be another directory for each part" in together
@@ -277,7 +275,7 @@ def test_parts_of_a_model_may_not_share_a_directory(answers: list[dict[str, Any]
 
 
 @pytest.mark.processes
-def test_the_loader_goes_on_at_the_next_sample_at_another_world_size(
+def test_loader_resumes_at_another_world_size(
     answers: list[dict[str, Any]],
 ) -> None:
     path, expected = answers[0]["rows"]

@@ -1,4 +1,4 @@
-"""Any stage and number of ranks goes on from what any other has saved."""
+"""Any stage and number of ranks resumes from any other."""
 
 from itertools import product
 from pathlib import Path
@@ -40,24 +40,24 @@ def save_at_every_stage_and_world_size(directory: str, groups: dict[int, Any]) -
 
 
 def differences(engine: Engine, expected: dict[str, Any], *, same_place: bool) -> list[str]:
-    found = []
+    problems = []
     states = all_states(engine)
     if states.keys() != expected["states"].keys():
         return [f"states {sorted(states)} instead of {sorted(expected['states'])}"]
-    found += [key for key in states if not torch.equal(states[key], expected["states"][key])]
+    problems += [key for key in states if not torch.equal(states[key], expected["states"][key])]
     if (engine.global_steps, engine.micro_steps, engine.skipped_steps) != (3, 3, 0):
-        found.append(f"counters {engine.progress.counters()}")
+        problems.append(f"counters {engine.progress.counters()}")
     if (loss := probe(engine)) != expected["probe"]:
-        found.append(f"the same weights give {loss!r} instead of {expected['probe']!r}")
+        problems.append(f"the same weights give {loss!r} instead of {expected['probe']!r}")
     losses = losses_of_all_ranks(engine, 2)
     if same_place:
         if losses != expected["losses"] or probe(engine) != expected["end"]:
-            found.append(f"not bit-identical: {losses} instead of {expected['losses']}")
-        return found
+            problems.append(f"not bit-identical: {losses} instead of {expected['losses']}")
+        return problems
     for a, b in zip(mean_over_ranks(losses), mean_over_ranks(expected["losses"]), strict=True):
         if abs(a - b) > 1e-6 * abs(b):
-            found.append(f"loss {a!r} instead of {b!r}")
-    return found
+            problems.append(f"loss {a!r} instead of {b!r}")
+    return problems
 
 
 def mean_over_ranks(losses: list[list[float]]) -> list[float]:
@@ -76,17 +76,17 @@ def save_and_load_everything(directory: str) -> list[str]:
                 path = f"{directory}/{source[0]}-{source[1]}"
                 answer = engine.load_checkpoint(path)
                 expected = torch.load(f"{path}.pt", weights_only=True)
-                found = differences(engine, expected, same_place=source == (stage, world))
+                unequal = differences(engine, expected, same_place=source == (stage, world))
                 if answer != (f"{path}/global_step3", {"at": [3]}):
-                    found.append(f"load_checkpoint returned {answer}")
-                problems += [f"{source} -> {(stage, world)}: {text}" for text in found]
+                    unequal.append(f"load_checkpoint returned {answer}")
+                problems += [f"{source} -> {(stage, world)}: {text}" for text in unequal]
             engine.close()
     dist.barrier()
     return problems
 
 
 @pytest.mark.processes
-def test_every_stage_and_world_size_resumes_what_every_other_saved(tmp_path: Path) -> None:
+def test_resume_at_any_stage_and_world_size(tmp_path: Path) -> None:
     for problems in run_on_ranks(save_and_load_everything, 4, str(tmp_path)):
         assert problems == []
 
@@ -101,7 +101,7 @@ class SquareLoss(nn.Module):
         return loss
 
 
-def test_a_load_says_where_it_has_moved_the_loader_to(
+def test_load_logs_the_position_of_the_loader(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def build() -> Any:
@@ -120,16 +120,16 @@ def test_a_load_says_where_it_has_moved_the_loader_to(
     for _ in range(13):
         first.train_batch()
     first.save_checkpoint(tmp_path)
-    rest = [next(first.training_dataloader.forever())[0].tolist() for _ in range(3)]
+    remaining = [next(first.training_dataloader.forever())[0].tolist() for _ in range(3)]
 
     second = build()
     second.load_checkpoint(tmp_path)
-    said = [record.getMessage() for record in caplog.records if "loader" in record.getMessage()]
-    assert said == [
+    messages = [record.getMessage() for record in caplog.records if "loader" in record.getMessage()]
+    assert messages == [
         "the checkpoint has moved the training loader to micro-batch 3 of epoch 1, both counted "
         "from 0; do not skip again"
     ]
-    assert [next(second.training_dataloader.forever())[0].tolist() for _ in range(3)] == rest
+    assert [next(second.training_dataloader.forever())[0].tolist() for _ in range(3)] == remaining
 
     caplog.clear()
     second.load_checkpoint(tmp_path, tag="start")  # nothing to skip: nothing to say

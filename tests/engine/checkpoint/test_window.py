@@ -74,21 +74,21 @@ def train_to(engine: Engine, stop: int) -> list[float]:
 
 
 def summary(engine: Engine) -> dict[str, Any]:
-    """What must be the same to the last bit."""
+    """Return the state that must be bitwise equal."""
     states = {key: value.clone() for key, value in all_states(engine).items()}
     counters = {**engine.progress.counters(), "scale": engine.loss_scale, "lr": engine.get_lr()}
     return {"states": states, "counters": counters, "norm": engine.get_global_grad_norm()}
 
 
-def unequal(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
-    keys = found["states"].keys() | wanted["states"].keys()
+def unequal(actual: dict[str, Any], expected: dict[str, Any]) -> list[str]:
+    keys = actual["states"].keys() | expected["states"].keys()
     different = [
         key
         for key in sorted(keys)
-        if not torch.equal(found["states"].get(key, torch.empty(0)), wanted["states"][key])
+        if not torch.equal(actual["states"].get(key, torch.empty(0)), expected["states"][key])
     ]
-    pairs = [(found[name], wanted[name]) for name in ("counters", "norm")]
-    return different + [f"{one} instead of {other}" for one, other in pairs if one != other]
+    pairs = [(actual[name], expected[name]) for name in ("counters", "norm")]
+    return different + [f"{value} instead of {other}" for value, other in pairs if value != other]
 
 
 def save_at(engine: Engine, directory: Path, moments: list[Any]) -> list[float]:
@@ -106,16 +106,16 @@ def save_at(engine: Engine, directory: Path, moments: list[Any]) -> list[float]:
 
 
 def places(engine: Engine, at: int, moment: str) -> list[str]:
-    """What a load at one of the moments must have restored."""
+    """Return differences from the state that a load must restore."""
     ended, backwards = (at, 0) if moment == "after step" else (at - 1, 1)
-    wanted = (FIRST + ended, ended, backwards, at, ended == ACCUMULATION - 1)
-    found = (
+    expected = (FIRST + ended, ended, backwards, at, ended == ACCUMULATION - 1)
+    actual = (
         engine.micro_steps,
         *window(engine),
         engine.progress.waiting,
         engine.is_gradient_accumulation_boundary(),
     )
-    return [] if found == wanted else [f"at {found} instead of {wanted}"]
+    return [] if actual == expected else [f"at {actual} instead of {expected}"]
 
 
 def same_place(directory: Path, group: Any, stage: int, kind: str) -> list[str]:
@@ -125,37 +125,37 @@ def same_place(directory: Path, group: Any, stage: int, kind: str) -> list[str]:
     untouched = window_engine(stage, group, **config)
     train_to(untouched, FIRST)
     middle = train_to(untouched, FIRST + ACCUMULATION)
-    rest = train_to(untouched, LAST)
-    wanted = summary(untouched)
+    losses = train_to(untouched, LAST)
+    expected = summary(untouched)
     untouched.close()
 
     problems = []
     saver = window_engine(stage, group, **config)
     train_to(saver, FIRST)
-    if save_at(saver, directory, moments) != middle or train_to(saver, LAST) != rest:
+    if save_at(saver, directory, moments) != middle or train_to(saver, LAST) != losses:
         problems.append("saving changed the losses")
-    problems += [f"saving changed {text}" for text in unequal(summary(saver), wanted)]
+    problems += [f"saving changed {text}" for text in unequal(summary(saver), expected)]
     saver.close()
 
     again = window_engine(stage, group, seed=1, **config)
     for at, moment in moments:
-        backward(again, 99)  # what is under way here must not be seen afterwards
+        backward(again, 99)  # the load must remove all of this
         again.load_checkpoint(directory, tag=f"{at} {moment}")
         found = places(again, at, moment)
-        if train_to(again, LAST) != [*middle[at:], *rest]:
+        if train_to(again, LAST) != [*middle[at:], *losses]:
             found.append("other losses")
-        found += unequal(summary(again), wanted)
+        found += unequal(summary(again), expected)
         problems += [f"{at} {moment}: {text}" for text in found]
     again.close()
     return problems
 
 
-def distance(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
+def distance(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
     """Largest relative difference of any state, by norm."""
-    assert found.keys() == wanted.keys()
+    assert actual.keys() == expected.keys()
     return max(
-        float((found[key] - wanted[key]).norm() / wanted[key].norm().clamp(min=1e-12))
-        for key in wanted
+        float((actual[key] - expected[key]).norm() / expected[key].norm().clamp(min=1e-12))
+        for key in expected
     )
 
 
@@ -167,9 +167,9 @@ def finish_window(engine: Engine) -> tuple[dict[str, Tensor], float]:
 
 
 def far_off(
-    found: tuple[dict[str, Tensor], float], wanted: tuple[dict[str, Tensor], float]
+    actual: tuple[dict[str, Tensor], float], expected: tuple[dict[str, Tensor], float]
 ) -> list[str]:
-    states, norm = distance(found[0], wanted[0]), abs(found[1] / wanted[1] - 1)
+    states, norm = distance(actual[0], expected[0]), abs(actual[1] / expected[1] - 1)
     near = max(states, norm) <= 1e-6
     return [] if near else [f"states differ by {states:.1e}, norms by {norm:.1e}"]
 
@@ -187,7 +187,7 @@ SAVERS: list[tuple[int, int, str, dict[str, Any]]] = [
 
 
 def save_at_places(directory: Path, groups: dict[int, Any]) -> list[Any]:
-    """Returns what each saver came to at the end of the window, where this rank took part."""
+    """Return the results of each save at the end of the window, if this rank took part."""
     ends: list[Any] = []
     for index, (stage, world, moment, config) in enumerate(SAVERS):
         ends.append(None)
@@ -219,11 +219,11 @@ def go_on_elsewhere(engine: Engine, directory: Path, again: Path, end: Any) -> l
         return far_off(finish_window(engine), end)
     train_to(engine, FIRST + 3)  # now there are averages and shares in one window
     engine.save_checkpoint(again)
-    found = far_off(finish_window(engine), end)
-    wanted = summary(engine)
+    problems = far_off(finish_window(engine), end)
+    expected = summary(engine)
     engine.load_checkpoint(again)
     finish_window(engine)
-    return found + [f"again: {text}" for text in unequal(summary(engine), wanted)]
+    return problems + [f"again: {text}" for text in unequal(summary(engine), expected)]
 
 
 def other_places(directory: Path, groups: dict[int, Any]) -> list[str]:
@@ -281,15 +281,15 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 @pytest.mark.processes
 @pytest.mark.parametrize("stage", range(4))
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_window_resumes_to_the_last_bit_and_saving_changes_nothing(
-    answers: list[dict[str, Any]], stage: int, kind: str
-) -> None:
-    found = [answer["same"][stage, kind] for answer in answers if (stage, kind) in answer["same"]]
-    assert found == [[], []]
+def test_window_resumes_bitwise(answers: list[dict[str, Any]], stage: int, kind: str) -> None:
+    problems = [
+        answer["same"][stage, kind] for answer in answers if (stage, kind) in answer["same"]
+    ]
+    assert problems == [[], []]
 
 
 @pytest.mark.processes
-def test_another_stage_or_number_of_ranks_ends_the_window_with_the_same_update(
+def test_window_resumes_at_other_stages_and_ranks(
     answers: list[dict[str, Any]],
 ) -> None:
     for answer in answers:
@@ -297,7 +297,7 @@ def test_another_stage_or_number_of_ranks_ends_the_window_with_the_same_update(
 
 
 @pytest.mark.processes
-def test_ranks_at_different_micro_batches_save_nothing(answers: list[dict[str, Any]]) -> None:
+def test_ranks_at_different_micro_batches_are_refused(answers: list[dict[str, Any]]) -> None:
     for answer in answers:
         text, *files = answer["unlike"]
         assert "must be at the same micro-batch" in text
@@ -318,7 +318,7 @@ def half(tmp_path: Path) -> Path:
     return tmp_path / "half"
 
 
-def test_a_checkpoint_at_a_boundary_has_no_gradients(half: Path, tmp_path: Path) -> None:
+def test_checkpoint_at_a_boundary_has_no_gradients(half: Path, tmp_path: Path) -> None:
     name = "gradients-00000-000.safetensors"
     assert (half / "global_step2" / name).is_file()
     engine = window_engine(STAGE)
@@ -329,15 +329,15 @@ def test_a_checkpoint_at_a_boundary_has_no_gradients(half: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("steps", [2, 8])
-def test_a_window_of_another_length_goes_on_at_the_same_part_of_it(half: Path, steps: int) -> None:
+def test_window_resumes_at_a_proportional_length(half: Path, steps: int) -> None:
     engine = window_engine(STAGE, gradient_accumulation_steps=steps)
     engine.load_checkpoint(half)
     assert engine.micro_steps == 2 * steps + steps // 2
     assert window(engine) == (steps // 2, 0)
-    rest = [
+    losses = [
         torch.randn(SAMPLES, 6, generator=torch.Generator().manual_seed(510 + at)) for at in (0, 1)
     ]
-    for part in torch.cat(rest).chunk(steps // 2):
+    for part in torch.cat(losses).chunk(steps // 2):
         engine.backward(engine(part))
         engine.step()
     end = torch.load(half.parent / "end.pt", weights_only=True)
@@ -347,19 +347,19 @@ def test_a_window_of_another_length_goes_on_at_the_same_part_of_it(half: Path, s
     assert far_off((summary(engine)["states"], norm), end) == []
 
 
-def test_a_window_that_fits_no_other_length_is_refused_with_the_way_out(half: Path) -> None:
+def test_window_of_unfitting_length_is_refused(half: Path) -> None:
     engine = window_engine(STAGE, gradient_accumulation_steps=1)
-    wanted = (
+    expected = (
         r"gradient_accumulation_steps: must be a multiple of 2, got 1: the checkpoint was made "
         r"after 2 of 4 micro-batches .*load_optimizer_states=False"
     )
-    with pytest.raises(CheckpointError, match=wanted):
+    with pytest.raises(CheckpointError, match=expected):
         engine.load_checkpoint(half)
     engine.load_checkpoint(half, load_optimizer_states=False)
     assert (engine.micro_steps, engine.global_steps, window(engine)) == (2, 2, (0, 0))
 
 
-def test_a_micro_batch_that_was_not_ended_needs_a_window_of_the_same_length(tmp_path: Path) -> None:
+def test_unfinished_micro_batch_needs_the_same_length(tmp_path: Path) -> None:
     engine = window_engine(STAGE)
     backward(engine, 0)
     engine.save_checkpoint(tmp_path)
@@ -369,9 +369,7 @@ def test_a_micro_batch_that_was_not_ended_needs_a_window_of_the_same_length(tmp_
 
 
 @pytest.mark.parametrize("options", [{"load_optimizer_states": False}, {"load_module_only": True}])
-def test_without_optimizer_states_the_window_is_left_out(
-    half: Path, options: dict[str, bool]
-) -> None:
+def test_window_is_dropped_without_optimizer_states(half: Path, options: dict[str, bool]) -> None:
     engine = window_engine(STAGE)
     train_to(engine, 3)
     engine.load_checkpoint(half, **options)
@@ -380,13 +378,13 @@ def test_without_optimizer_states_the_window_is_left_out(
     start = engine.micro_steps
     losses = train_to(engine, start + ACCUMULATION)
 
-    alone = window_engine(STAGE)
-    alone.load_checkpoint(half, **options)
-    assert train_to(alone, start + ACCUMULATION) == losses
-    assert unequal(summary(engine), summary(alone)) == []
+    reference = window_engine(STAGE)
+    reference.load_checkpoint(half, **options)
+    assert train_to(reference, start + ACCUMULATION) == losses
+    assert unequal(summary(engine), summary(reference)) == []
 
 
-def test_a_load_that_fails_leaves_the_running_window_as_it_is(half: Path) -> None:
+def test_failed_load_keeps_the_running_window(half: Path) -> None:
     engine = window_engine(STAGE)
     train_to(engine, FIRST + 2)
     path = half / "global_step2" / "gradients-00000-000.safetensors"
@@ -403,7 +401,7 @@ def test_a_load_that_fails_leaves_the_running_window_as_it_is(half: Path) -> Non
 
 
 @pytest.mark.parametrize("scaling", [{"loss_scale": 8.0}, {"initial_scale_power": 3}])
-def test_gradients_follow_the_loss_scale_of_the_engine_that_loads(
+def test_gradients_get_the_loss_scale_of_the_engine(
     tmp_path: Path, scaling: dict[str, float]
 ) -> None:
     config = {"enabled": True, "loss_scale_window": 1, "initial_scale_power": 6}
@@ -418,7 +416,7 @@ def test_gradients_follow_the_loss_scale_of_the_engine_that_loads(
     assert finish_window(other)[1] == pytest.approx(norm, rel=2e-3)
 
 
-def test_a_save_after_a_backward_that_raised_is_one_of_the_last_boundary(tmp_path: Path) -> None:
+def test_save_after_failed_backward_is_at_last_boundary(tmp_path: Path) -> None:
     engine = window_engine(STAGE)
     train_to(engine, FIRST + 1)
     loss = engine(torch.ones(2, 6))
@@ -429,13 +427,13 @@ def test_a_save_after_a_backward_that_raised_is_one_of_the_last_boundary(tmp_pat
     engine.save_checkpoint(tmp_path)
     again = window_engine(STAGE, seed=1)
     again.load_checkpoint(tmp_path)
-    for one in (engine, again):
-        assert (one.micro_steps, window(one)) == (FIRST, (0, 0))
-        train_to(one, LAST)
+    for closing in (engine, again):
+        assert (closing.micro_steps, window(closing)) == (FIRST, (0, 0))
+        train_to(closing, LAST)
     assert unequal(summary(again), summary(engine)) == []
 
 
-def test_two_backwards_before_a_step_are_one_micro_batch_of_the_window(tmp_path: Path) -> None:
+def test_two_backwards_before_step_are_one_micro_batch(tmp_path: Path) -> None:
     engine = window_engine(STAGE)
     backward(engine, 0)
     backward(engine, 1)

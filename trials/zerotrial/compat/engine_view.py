@@ -184,7 +184,7 @@ class _OwnEngine(EngineView):
 
     def make_mpu(self) -> ModelParallelUnit | None:
         mesh = self.engine.mesh
-        spread = mesh.whole is not None and mesh.pipe.size * mesh.tensor.size > 1
+        spread = mesh.all_ranks is not None and mesh.pipe.size * mesh.tensor.size > 1
         return make_mesh_mpu(mesh, pipeline=self.is_pipeline) if spread else None
 
     @property

@@ -1,7 +1,7 @@
 """DeepSpeed's getters and setters, so that its scripts work with an engine.
 
 They read the engine's parts. Training is in :mod:`zerotrial.engine.engine`, saving in
-:mod:`zerotrial.engine.checkpoint.of_engine`.
+:mod:`zerotrial.engine.checkpoint.engine_api`.
 """
 
 from collections.abc import Callable

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from zerolab.config.engine.batch import BatchSizes
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.errors import EngineError
-from zerotrial.engine.checkpoint.of_engine import CheckpointCalls
-from zerotrial.engine.checkpoint.whole import WholeCalls
+from zerotrial.engine.checkpoint.engine_api import CheckpointMethods
+from zerotrial.engine.checkpoint.full_state import FullStateMethods
 from zerotrial.engine.comm.peer_sockets import PeerError
 from zerotrial.engine.comm.watchdog import CollectiveWatchdog
 from zerotrial.engine.deepspeed_accessors import DeepSpeedAccessors
@@ -65,7 +65,7 @@ class EngineParts:
     """Whether the engine has an optimizer."""
 
 
-class Engine(CheckpointCalls, WholeCalls, DeepSpeedAccessors):
+class Engine(CheckpointMethods, FullStateMethods, DeepSpeedAccessors):
     """Model in training: call it, :meth:`backward` the loss, :meth:`step`.
 
     Unknown attributes are the module's, so an engine can replace the model.

@@ -131,7 +131,7 @@ class Mesh:
     model: Axis | None = None
     """All ranks of this model replica (pipe x tensor), if they form one known group."""
 
-    whole: Axis | None = None
+    all_ranks: Axis | None = None
     """All ranks, if their parameters have the names of one model; None with an mpu."""
 
     hybrid: tuple[Axis, Axis] | None = None
@@ -184,7 +184,7 @@ class Mesh:
             pipe=_axis(layout.movedim(0, -1), world),
             data=Axis(world) if is_data_parallel else _axis(layout.movedim(1, -1), world),
             tensor=_axis(layout, world),
-            whole=Axis(world),
+            all_ranks=Axis(world),
             hybrid=split,
         )
 
@@ -197,10 +197,10 @@ class Mesh:
         Returns:
             This rank's group along the pipe axis; a single rank if it is in none of the stages.
         """
-        assert self.whole is not None
-        assert self.whole.group is not None
-        rows = torch.arange(self.whole.size).view(*self.layout.values())[list(stages)]
-        return _axis(rows.movedim(0, -1), self.whole.group)
+        assert self.all_ranks is not None
+        assert self.all_ranks.group is not None
+        rows = torch.arange(self.all_ranks.size).view(*self.layout.values())[list(stages)]
+        return _axis(rows.movedim(0, -1), self.all_ranks.group)
 
     @property
     def shard(self) -> Axis:
@@ -215,7 +215,7 @@ class Mesh:
     @property
     def saving(self) -> Axis:
         """Ranks that save and load one checkpoint together."""
-        return self.data if self.whole is None else self.whole
+        return self.data if self.all_ranks is None else self.all_ranks
 
     @property
     def layout(self) -> dict[str, int]:
@@ -374,7 +374,7 @@ class _RankParameters:
     """Parameters of one rank of a model-parallel group."""
 
     marked: bool
-    whole: Mapping[str, tuple[tuple[int, ...], str]]
+    replicated: Mapping[str, tuple[tuple[int, ...], str]]
     """Shape and digest of every parameter that is not marked."""
 
 
@@ -396,12 +396,14 @@ def _digest(parameter: nn.Parameter) -> str:
 
 def _check_replicated(by_rank: list[_RankParameters]) -> None:
     """Check that unmarked parameters are replicated, as they are on a tensor axis."""
-    names = sorted({name for rank_parameters in by_rank for name in rank_parameters.whole})
+    names = sorted({name for rank_parameters in by_rank for name in rank_parameters.replicated})
     shapes = [
-        [rank_parameters.whole.get(name, (None, ""))[0] for rank_parameters in by_rank]
+        [rank_parameters.replicated.get(name, (None, ""))[0] for rank_parameters in by_rank]
         for name in names
     ]
-    values = [[rank_parameters.whole.get(name) for rank_parameters in by_rank] for name in names]
+    values = [
+        [rank_parameters.replicated.get(name) for rank_parameters in by_rank] for name in names
+    ]
     remedy = (
         "mark what is cut, and where ranks are pipeline stages too, give "
         f"{_TENSOR[0]}() and {_PIPE[0]}()"

@@ -31,7 +31,7 @@ from zerotrial.engine.builder.environment import (
     find_process_group,
     is_pipeline,
 )
-from zerotrial.engine.checkpoint.into_module import accept_full_tensors
+from zerotrial.engine.checkpoint.module_loading import accept_full_tensors
 from zerotrial.engine.comm.all_reduce import without_reduce_scatter
 from zerotrial.engine.comm.factory import connect
 from zerotrial.engine.comm.replicas import broadcast_module

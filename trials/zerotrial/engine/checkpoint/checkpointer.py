@@ -1,8 +1,7 @@
-"""Checkpoints that any stage and any number of ranks can load.
+"""Saving and loading of checkpoints, for any stage and any number of ranks.
 
-See :mod:`zerotrial.engine.checkpoint.save` for the files and
-:mod:`zerotrial.engine.checkpoint.load` for how they are read; docs/decisions/001 says why they are
-so.
+:mod:`zerotrial.engine.checkpoint.save` documents the files,
+:mod:`zerotrial.engine.checkpoint.load` how they are read, and docs/decisions/001 the reasons.
 """
 
 import hashlib
@@ -16,9 +15,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from zerotrial.engine.checkpoint.beside import saved_common_states
+from zerotrial.engine.checkpoint.accumulated_gradients import gradient_ranges
+from zerotrial.engine.checkpoint.common_states import saved_common_states
 from zerotrial.engine.checkpoint.files import CheckpointError, Manifest, check_tag, create_temporary
-from zerotrial.engine.checkpoint.gradients import gradient_ranges
+from zerotrial.engine.checkpoint.full_state import names_by_first
 from zerotrial.engine.checkpoint.load import Loader, Selection, find
 from zerotrial.engine.checkpoint.ranks import CheckpointRanks
 from zerotrial.engine.checkpoint.save import BackgroundSave, SaveJob, save_now
@@ -35,7 +35,6 @@ from zerotrial.engine.checkpoint.state import (
     to_bytes,
 )
 from zerotrial.engine.checkpoint.training_state import TrainingState
-from zerotrial.engine.checkpoint.whole import names_by_first
 from zerotrial.engine.progress import WindowState
 
 __all__ = ["Checkpointer"]
@@ -44,12 +43,12 @@ logger = logging.getLogger(__name__)
 
 
 class Checkpointer:
-    """Saves and loads one engine's training state.
+    """Saving and loading of one engine's training state.
 
     Args:
-        state: Of the engine.
-        tag_validation: What to do when ranks save under different tags.
-        in_background: Whether saves are asynchronous when the caller does not say.
+        state: Training state of the engine.
+        tag_validation: Reaction to different tags on the ranks.
+        in_background: Whether saves are asynchronous by default.
     """
 
     def __init__(
@@ -78,25 +77,25 @@ class Checkpointer:
         """Write a checkpoint. **Collective**.
 
         Args:
-            directory: Holds the checkpoints of one engine.
-            tag: Folder name; an older checkpoint of the same tag is replaced.
-            client_state: The user's own; given back by :meth:`load`. Rank 0's is kept.
-            save_latest: Whether ``latest`` is to name it.
-            exclude_frozen_parameters: Leave parameters out that are not trained.
+            directory: Directory with the checkpoints of one engine.
+            tag: Folder name; an older checkpoint with the same tag is replaced.
+            client_state: State of the user, returned by :meth:`load`; rank 0's is saved.
+            save_latest: Whether to update ``latest``.
+            exclude_frozen_parameters: Leave out frozen parameters.
             in_background: Return as soon as the state is copied to host memory.
 
         Returns:
-            Where the checkpoint is, or will be.
+            Directory of the checkpoint, which a background save creates later.
 
         Raises:
-            CheckpointError: On all ranks, if any could not save, or a save before this one failed.
+            CheckpointError: On all ranks, if any could not save, or a previous save failed.
         """
         self.wait()
         window = self._agree_on_window()
         tag = self._agree_on(tag)
-        self._refuse_shared_directory(str(Path(directory).absolute()))
+        self._check_directory_is_separate(str(Path(directory).absolute()))
         objects = self._objects(client_state or {}, window)
-        whole = self._module_tensors(frozen=not exclude_frozen_parameters)
+        module_tensors_ = self._module_tensors(frozen=not exclude_frozen_parameters)
         if window.is_open:
             self._state.stage.settle_gradients()
         counted = self._state.counted
@@ -115,8 +114,8 @@ class Checkpointer:
                 self._state.divided.span,
             ),
             gradients=self._gradients() if window.is_open else (),
-            module_tensors=whole,
-            part=self._state.mesh.pipe.rank if self._state.mesh.whole is not None else 0,
+            module_tensors=module_tensors_,
+            part=self._state.mesh.pipe.rank if self._state.mesh.all_ranks is not None else 0,
             objects=objects,
         )
         if self._in_background if in_background is None else in_background:
@@ -128,11 +127,11 @@ class Checkpointer:
 
     @property
     def is_written(self) -> bool:
-        """Whether this rank's part of a save in the background is over, well or badly."""
+        """Whether this rank's part of a background save has finished or failed."""
         return self._pending is None or self._pending.done
 
     def wait(self) -> None:
-        """Return when a save in the background is valid. **Collective**.
+        """Wait until a background save is valid. **Collective**.
 
         Raises:
             CheckpointError: On all ranks, if it could not be written.
@@ -147,14 +146,14 @@ class Checkpointer:
         tag: str | None = None,
         selection: Selection | None = None,
     ) -> tuple[str, dict[str, Any]]:
-        """Read a checkpoint, whichever stage and ranks wrote it. **Collective**.
+        """Read a checkpoint, regardless of the stage and ranks that wrote it. **Collective**.
 
-        Nothing is changed unless the whole checkpoint is there and fits.
+        Nothing is changed unless the checkpoint is complete and fits.
 
         Args:
-            directory: As it was passed to :meth:`save`.
-            tag: None means the one that ``latest`` names.
-            selection: What to load; None means everything.
+            directory: Directory passed to :meth:`save`.
+            tag: None means the tag in ``latest``.
+            selection: Parts to load; None means everything.
 
         Returns:
             Directory of the checkpoint, and the client state.
@@ -183,13 +182,13 @@ class Checkpointer:
 
     def _agree_on_window(self) -> WindowState:
         if self._state.progress.broken:
-            self._state.forget_window()
+            self._state.drop_window()
         windows = self._ranks.allgather(self._state.window())
         if any(window != windows[0] for window in windows):
-            at = [f"{window.ended} + {window.backwards}" for window in windows]
+            positions = [f"{window.ended} + {window.backwards}" for window in windows]
             msg = (
                 "save_checkpoint: all ranks must be at the same micro-batch, got steps and "
-                f"backwards since the last accumulation boundary, by rank: {', '.join(at)}"
+                f"backwards since the last accumulation boundary, by rank: {', '.join(positions)}"
             )
             raise CheckpointError(msg)
         return windows[0]
@@ -198,9 +197,9 @@ class Checkpointer:
         """Copy buffers and frozen parameters, on the first replica's ranks. **Collective**."""
         state, mesh = self._state, self._state.mesh
         names = {name for name, _ in state.module.named_parameters()}
-        found = [
-            # Collectives where they are sharded or cut, so every rank makes them.
-            (name, state.divided.whole(name, value))
+        tensors = [
+            # Collectives for sharded values, so every rank takes part.
+            (name, state.divided.full(name, value))
             for name, value in module_tensors(
                 state.module,
                 set(state.trainable),
@@ -209,13 +208,13 @@ class Checkpointer:
             )
             if name not in names or name in state.counted
         ]
-        first = mesh.data.rank == 0 and (mesh.whole is None or mesh.tensor.rank == 0)
-        return found if first else []
+        first = mesh.data.rank == 0 and (mesh.all_ranks is None or mesh.tensor.rank == 0)
+        return tensors if first else []
 
     def _gradients(self) -> Iterator[tuple[str, Tensor]]:
         state = self._state
-        first = state.mesh.whole is None or state.mesh.tensor.rank == 0
-        averages = state.mesh.replicate.rank == 0  # the others have the same, and own shares
+        first = state.mesh.all_ranks is None or state.mesh.tensor.rank == 0
+        averages = state.mesh.replicate.rank == 0  # other replicas have equal averages
         pieces = (
             piece
             for piece in state.stage.gradient_pieces()
@@ -224,25 +223,25 @@ class Checkpointer:
         )
         return gradient_ranges(pieces, state.share_rank(self._ranks.rank), state.divided.span)
 
-    def _refuse_shared_directory(self, directory: str) -> None:
-        """Make sure that no other part of the model is saved in the same place."""
-        if self._state.mesh.whole is not None:
-            return  # all parts are saved together, under the names of one model
-        others = self._state.mesh.gather_over_model(directory)
-        if others.count(directory) > 1:
+    def _check_directory_is_separate(self, directory: str) -> None:
+        """Check that no other part of the model is saved to the same directory."""
+        if self._state.mesh.all_ranks is not None:
+            return  # all parts are saved together, with the names of one model
+        directories = self._state.mesh.gather_over_model(directory)
+        if directories.count(directory) > 1:
             msg = (
                 f"save_dir: must be another directory for each part of a model that an mpu spreads "
-                f"over ranks, got {directory} for {others.count(directory)} parts"
+                f"over ranks, got {directory} for {directories.count(directory)} parts"
             )
             raise CheckpointError(msg)
 
     def _manifest(self, tag: str, *, exclude_frozen: bool) -> Manifest:
-        own = {name for name, _ in self._state.module.named_parameters()}
-        left_out = own - set(self._state.trainable) if exclude_frozen else set()
+        parameter_names = {name for name, _ in self._state.module.named_parameters()}
+        excluded = parameter_names - set(self._state.trainable) if exclude_frozen else set()
         all_names = names_by_first(self._state.module).values()
         tied = {names[0]: names[1:] for names in all_names if len(names) > 1}
-        told = self._ranks.allgather((left_out, tied))
-        frozen = {name for names, _ in told for name in names}
+        gathered = self._ranks.allgather((excluded, tied))
+        frozen = {name for names, _ in gathered for name in names}
         return Manifest(
             tag=tag,
             stage=self._state.zero_stage,
@@ -251,30 +250,32 @@ class Checkpointer:
             shapes={name: list(shape) for name, shape in self._state.everywhere.items()},
             excluded=sorted(frozen),
             layout=self._state.mesh.layout,
-            tied={first: names for _, of in told for first, names in of.items()},
+            tied={first: names for _, of in gathered for first, names in of.items()},
         )
 
     def _objects(self, client_state: Mapping[str, Any], window: WindowState) -> dict[str, bytes]:
-        """Serialize what is no parameter. **Collective**."""
+        """Serialize everything except parameters. **Collective**."""
         state = self._state
         buffers = buffers_of(state.module)
         digest = _digest(buffers)
-        for axis in (state.mesh.tensor, state.mesh.data):  # what the first replica has is written
+        for axis in (state.mesh.tensor, state.mesh.data):  # the first replica's are saved
             digest = CheckpointRanks(axis.group).broadcast(digest)
         scalars = _merged(self._ranks.allgather(dict(state.stage.scalars())))
         extra = _merged(self._ranks.allgather(module_extra_state(state.module)))
         common = saved_common_states(state.stage.optimizer, self._ranks)
         objects: dict[str, bytes] = {}
         with self._ranks.together():
-            own = {
+            rank_state = {
                 "random": get_random_state(),
                 "buffers": {} if _digest(buffers) == digest else buffers,
             }
-            objects[rank_file(self._ranks.rank)] = to_bytes("rank state", own)
-            kept = state.stage.other_states(scalars)
-            others = {n: v for n, v in kept.items() if n in state.counted}
-            if others:
-                objects[other_states_file(self._ranks.rank)] = to_bytes("optimizer states", others)
+            objects[rank_file(self._ranks.rank)] = to_bytes("rank state", rank_state)
+            states = state.stage.other_states(scalars)
+            counted_states = {n: v for n, v in states.items() if n in state.counted}
+            if counted_states:
+                objects[other_states_file(self._ranks.rank)] = to_bytes(
+                    "optimizer states", counted_states
+                )
             if self._ranks.rank == 0:
                 engine_state = {
                     "optimizer": {
@@ -296,11 +297,11 @@ class Checkpointer:
 
 
 def _merged(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Put together what ranks have; of two values of one name the first rank's counts."""
-    found: dict[str, Any] = {}
+    """Merge the mappings of all ranks; the first rank's value of a key wins."""
+    merged: dict[str, Any] = {}
     for part in parts:
-        found = {**part, **found}
-    return found
+        merged = {**part, **merged}
+    return merged
 
 
 def _options(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Weights for use elsewhere: one safetensors file, whole tensors, the module's own names."""
+"""Export of weights to one safetensors file: full tensors with the module's names."""
 
 import os
 import secrets
@@ -12,10 +12,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from zerotrial.engine.checkpoint.files import CheckpointError, Manifest, hash_file
+from zerotrial.engine.checkpoint.full_state import gather_full_state
 from zerotrial.engine.checkpoint.load import find
 from zerotrial.engine.checkpoint.ranks import CheckpointRanks
 from zerotrial.engine.checkpoint.shards import ShardReader, read_tensors
-from zerotrial.engine.checkpoint.whole import gather_whole
 from zerotrial.engine.mesh import Mesh
 from zerotrial.engine.protocols import Stage
 from zerotrial.engine.tensor.model_sharding import ShardedModel
@@ -35,18 +35,18 @@ def export_weights(
 ) -> str:
     """Write all weights and buffers to one file. **Collective**.
 
-    ``model.load_state_dict(safetensors.torch.load_file(path))`` reads it: tied parameters stand
-    there under each of their names. Rank 0 needs host memory for the whole model.
+    Read it with ``model.load_state_dict(safetensors.torch.load_file(path))``: tied parameters are
+    stored under each of their names. Rank 0 needs host memory for the full model.
 
     Args:
-        module: Whose weights and buffers.
-        stage: That has the trained ones.
-        mesh: Of the engine; rank 0 writes, and other pipeline stages send it what they have.
-        divided: Puts parameters together that are cut over tensor-parallel ranks.
-        path: Of the file; appears only when it is complete.
-        dtype: Of floating-point parameters; None keeps the fp32 master weights. Buffers keep their
-            types.
-        exclude_frozen_parameters: Leave out parameters that are not trained.
+        module: Module with the weights and buffers.
+        stage: Stage with the trained weights.
+        mesh: The engine's mesh; rank 0 writes, other pipeline stages send it their weights.
+        divided: Gathers parameters that are sharded over tensor-parallel ranks.
+        path: Path of the file, which appears when it is complete.
+        dtype: Type of floating-point parameters; None keeps the fp32 master weights. Buffers
+            keep their types.
+        exclude_frozen_parameters: Leave out frozen parameters.
 
     Returns:
         The path.
@@ -55,24 +55,24 @@ def export_weights(
         CheckpointError: On all ranks, if the file cannot be written.
     """
     ranks = CheckpointRanks(mesh.saving.group)
-    found = gather_whole(
+    tensors = gather_full_state(
         module, stage, mesh, divided, dtype=dtype, frozen=not exclude_frozen_parameters
     )
     with ranks.together():
         if ranks.rank == 0:
-            _write(Path(path), found)
+            _write(Path(path), tensors)
     return str(path)
 
 
 def read_weights(directory: str | PathLike[str], tag: str | None = None) -> dict[str, Tensor]:
-    """Read all weights and buffers of a checkpoint, without an engine; needs memory for them.
+    """Read all weights and buffers of a checkpoint into memory, without an engine.
 
     Args:
-        directory: As it was passed to ``save_checkpoint``; saved at any stage and number of ranks.
-        tag: None means the one that ``latest`` names.
+        directory: Directory passed to ``save_checkpoint``; any stage and number of ranks.
+        tag: None means the tag in ``latest``.
 
     Returns:
-        By the module's names, tied ones too; what was trained in fp32.
+        Weights by the module's names, including tied ones; trained weights are fp32.
 
     Raises:
         CheckpointNotFoundError: If there is no such checkpoint.
@@ -84,18 +84,18 @@ def read_weights(directory: str | PathLike[str], tag: str | None = None) -> dict
         if name.endswith(".safetensors") and hash_file(path / name) != record:
             raise CheckpointError(f"{path / name}: damaged (its hash is not the manifest's)")
     files = [path / name for name in manifest.files]
-    found = dict(read_tensors(file for file in files if file.name.startswith("module-")))
+    weights = dict(read_tensors(file for file in files if file.name.startswith("module-")))
     shards = (file for file in files if file.name.startswith("rank-"))
     with ShardReader(file for file in shards if file.suffix == ".safetensors") as reader:
         for name, shape in manifest.shapes.items():
-            found[name] = reader.whole(name, "master", shape)
+            weights[name] = reader.read_full(name, "master", shape)
     for first, names in manifest.tied.items():
-        found |= {name: found[first] for name in names if first in found}
-    return found
+        weights |= {name: weights[first] for name in names if first in weights}
+    return weights
 
 
 def _without_sharing(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copy tensors that stand under several names, which safetensors does not accept."""
+    """Copy tensors with several names, because safetensors rejects shared memory."""
     seen: set[int] = set()
     result = {}
     for name, tensor in tensors.items():

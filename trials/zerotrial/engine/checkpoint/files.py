@@ -1,8 +1,8 @@
-"""Files of a checkpoint: written whole or not at all, fsynced, hashed.
+"""Files of a checkpoint: atomic, fsynced, hashed.
 
-A checkpoint grows in a directory ``<tag>.tmp-<host>-<process>-<random>`` beside its place. Only
-when every file and the manifest are on the disk is the directory renamed to ``<tag>``, and only
-then does ``latest`` name it. So a process that dies at any byte leaves the last good checkpoint.
+A checkpoint is written to a directory ``<tag>.tmp-<host>-<process>-<random>`` next to its final
+path. The directory is renamed to ``<tag>`` when every file and the manifest are on disk. Only then
+is ``latest`` updated. So a process that dies at any byte leaves the last good checkpoint.
 """
 
 import ctypes
@@ -43,7 +43,7 @@ __all__ = [
 MANIFEST = "manifest.json"
 LATEST = "latest"
 FORMAT = 1
-"""Version of the layout; a reader refuses versions it does not know."""
+"""Version of the layout; readers refuse unknown versions."""
 
 _TEMPORARY = re.compile(r"^(?P<tag>.+)\.tmp-(?P<host>[^/]+)-(?P<pid>\d+)-[0-9a-f]{8}$")
 _EXCHANGE = 2  # RENAME_EXCHANGE of linux/fs.h
@@ -51,23 +51,23 @@ _AT_FDCWD = -100
 
 
 class CheckpointError(EngineError):
-    """A checkpoint cannot be written or read; the text names the file."""
+    """Error in writing or reading a checkpoint; the text contains the file."""
 
 
 class CheckpointNotFoundError(CheckpointError, NotFoundError):
-    """There is no checkpoint where one was asked for."""
+    """Error of a missing checkpoint."""
 
 
 class NothingSavedError(CheckpointNotFoundError):
-    """Nothing says which checkpoint is the latest: none has been saved there."""
+    """Error of a missing ``latest``: nothing has been saved."""
 
 
 @dataclass(frozen=True)
 class FileRecord:
-    """What the manifest knows of one file."""
+    """Size and hash of one file in the manifest."""
 
     size: int
-    """Bytes."""
+    """Size in bytes."""
 
     blake2b: str
     """Hexadecimal digest of 16 bytes."""
@@ -75,41 +75,41 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint consists of; the last file that is written."""
+    """Content of a checkpoint; its last file."""
 
     tag: str
     stage: int
-    """ZeRO stage that saved it; for people, loading does not depend on it."""
+    """ZeRO stage that saved it; informational, loading does not depend on it."""
 
     world_size: int
-    """Ranks that saved it."""
+    """Number of ranks that saved it."""
 
     files: Mapping[str, FileRecord]
-    """By name inside the directory."""
+    """Files by name inside the directory."""
 
     shapes: Mapping[str, list[int]]
-    """Every trainable parameter's shape, by name."""
+    """Shape of every trainable parameter, by name."""
 
     excluded: list[str] = field(default_factory=list)
-    """Frozen parameters that were left out on purpose."""
+    """Frozen parameters that were excluded."""
 
     layout: Mapping[str, int] = field(default_factory=dict)
-    """Ranks along each axis of the mesh; nothing, of data alone."""
+    """Number of ranks along each axis of the mesh; empty for data parallelism only."""
 
     tied: Mapping[str, list[str]] = field(default_factory=dict)
-    """Of each parameter that has more than one name: the first, to the others."""
+    """First name of each parameter with several names, to its other names."""
 
     def was_saved_by(self, size: int, layout: Mapping[str, int]) -> bool:
-        """Whether these ranks are those that saved it, each with the part that it had.
+        """Return whether the same ranks saved it, each with the same part.
 
         Args:
-            size: Ranks that load it.
-            layout: Of them.
+            size: Number of ranks that load it.
+            layout: Mesh layout of these ranks.
         """
         return self.world_size == size and dict(self.layout or layout) == layout
 
     def to_text(self) -> str:
-        """Serialize; the text carries its own digest."""
+        """Return the manifest as text that contains its digest."""
         body = {"format": FORMAT, **asdict(self)}
         return json.dumps({**body, "digest": _digest(body)}, indent=1) + "\n"
 
@@ -118,7 +118,7 @@ class Manifest:
         """Read and check a manifest.
 
         Args:
-            directory: Of the checkpoint.
+            directory: Directory of the checkpoint.
 
         Raises:
             CheckpointError: If the file is missing, damaged, or of an unknown version.
@@ -157,10 +157,10 @@ def _digest(body: Mapping[str, Any]) -> str:
 
 
 def check_tag(tag: str) -> str:
-    """Refuse tags that are no plain folder name.
+    """Raise unless a tag is a plain folder name.
 
     Raises:
-        CheckpointError: If it is.
+        CheckpointError: If it is not.
     """
     plain = tag and tag not in {".", "..", LATEST} and not set(tag) & set("/\\\0\n")
     if not plain or _TEMPORARY.match(tag):
@@ -175,8 +175,8 @@ def write_file(path: Path, content: bytes) -> FileRecord:
     Raises:
         CheckpointError: If it cannot be written, e.g. because the disk is full.
     """
-    with ThreadPoolExecutor(1) as beside:
-        digest = beside.submit(hashlib.blake2b, content, digest_size=16)
+    with ThreadPoolExecutor(1) as pool:
+        digest = pool.submit(hashlib.blake2b, content, digest_size=16)
         try:
             with path.open("xb") as file:
                 file.write(content)
@@ -189,7 +189,7 @@ def write_file(path: Path, content: bytes) -> FileRecord:
 
 
 def hash_file(path: Path) -> FileRecord:
-    """Read a file through.
+    """Return size and hash of a file.
 
     Raises:
         CheckpointError: If it is missing or cannot be read.
@@ -207,10 +207,10 @@ def hash_file(path: Path) -> FileRecord:
 
 
 def create_temporary(directory: Path, tag: str) -> Path:
-    """Make the directory in which a checkpoint grows; remove those of dead processes.
+    """Create a temporary directory for a checkpoint; remove those of dead processes.
 
     Raises:
-        CheckpointError: If ``directory`` cannot be made or written to.
+        CheckpointError: If ``directory`` cannot be created or written to.
     """
     host, pid = socket.gethostname(), os.getpid()
     try:
@@ -226,8 +226,8 @@ def create_temporary(directory: Path, tag: str) -> Path:
 
 def _remove_leftovers(directory: Path, host: str) -> None:
     for path in directory.iterdir():
-        found = _TEMPORARY.match(path.name)
-        if found is None or found["host"] != host or _alive(int(found["pid"])):
+        match = _TEMPORARY.match(path.name)
+        if match is None or match["host"] != host or _alive(int(match["pid"])):
             continue
         shutil.rmtree(path, ignore_errors=True)
 
@@ -243,10 +243,10 @@ def _alive(pid: int) -> bool:
 
 
 def publish_directory(temporary: Path, final: Path) -> None:
-    """Move a finished directory to its name, in place of what may be there.
+    """Move a finished directory to its final name, replacing an existing one.
 
-    An older checkpoint of the same tag is swapped out in one system call where Linux and the file
-    system can; elsewhere a crash between two renames may lose the older one, never the newer.
+    An older checkpoint of the same tag is exchanged in one system call if Linux and the file system
+    support it. Otherwise a crash between two renames may lose the older one, never the newer.
 
     Raises:
         CheckpointError: If the move fails.
@@ -269,7 +269,7 @@ def publish_directory(temporary: Path, final: Path) -> None:
 
 
 def _exchange(first: Path, second: Path) -> bool:
-    """Swap two directories atomically; False where that is not possible."""
+    """Swap two directories atomically; return False if it is not supported."""
     call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if call is None:
         return False
@@ -326,7 +326,8 @@ def read_latest(directory: Path) -> str:
     except (OSError, ValueError) as error:
         msg = f"{path}: cannot be read: {error}"
         raise CheckpointError(msg) from error
-    # The end of line tells a whole name from a cut one (global_step1 of global_step12).
+    # The end of line distinguishes a complete name from a truncated one (global_step1 of
+    # global_step12).
     if not text.endswith("\n") or not text.strip():
         msg = f"{path}: damaged (must be a tag and an end of line, got {text!r})"
         raise CheckpointError(msg)

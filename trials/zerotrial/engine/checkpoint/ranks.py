@@ -1,4 +1,4 @@
-"""How one rank's error in saving or loading reaches all, as an error of checkpoints."""
+"""Ranks that save and load together; errors of one are raised on all as checkpoint errors."""
 
 from zerolab.errors import StorageError, ZerolabError
 from zerotrial.engine.checkpoint.files import CheckpointError
@@ -8,10 +8,10 @@ __all__ = ["CheckpointRanks"]
 
 
 class CheckpointRanks(GroupRanks):
-    """The data-parallel ranks, which save and load together.
+    """Data-parallel ranks, which save and load together.
 
     Args:
-        group: Of the ranks; None for one process.
+        group: Process group; None for one process.
     """
 
     def _for_peers(self, kind: type[ZerolabError] | None, text: str) -> Exception:

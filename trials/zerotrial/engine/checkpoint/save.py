@@ -1,16 +1,16 @@
-"""Saving: every rank writes what it owns, then rank 0 makes the whole valid in one rename.
+"""Saving: every rank writes its part, then rank 0 publishes the checkpoint by one rename.
 
 ::
 
-    <dir>/<tag>/rank-00000-000.safetensors       what rank 0 owns: master weights, optimizer states
-                gradients-00000-000.safetensors  what it gathered since the accumulation boundary
-                states-00000.pt                  optimizer states of other shapes, if it has any
+    <dir>/<tag>/rank-00000-000.safetensors       rank 0's master weights and optimizer states
+                gradients-00000-000.safetensors  its gradients since the accumulation boundary
+                states-00000.pt                  optimizer states of other shapes, if any
                 rank-00000.pt                    its random generators; its buffers, if they differ
                 module-000.safetensors           buffers and frozen parameters; of pipeline stages
                                                  module-00001-000, ...
                 state.pt                         counters, schedule, loss scaler, optimizer options
-                client_state.pt                  what the user gave
-                manifest.json                    names, sizes and hashes of all the others
+                client_state.pt                  the user's client state
+                manifest.json                    names, sizes and hashes of all other files
     <dir>/latest                                 the newest tag
 """
 
@@ -40,38 +40,38 @@ from zerotrial.engine.checkpoint.shards import write_tensors
 __all__ = ["BackgroundSave", "SaveJob", "save_now"]
 
 _POLL_S = 0.02
-_PATIENCE_S = 1800.0
-"""How long rank 0 waits for the files of ranks that are late, as long as training goes on."""
+_LATE_RANK_TIMEOUT_S = 1800.0
+"""Longest wait of rank 0 for the files of late ranks while training continues."""
 
-_ORPHAN_PATIENCE_S = 30.0
-"""The same, once the process has otherwise ended."""
+_ORPHAN_TIMEOUT_S = 30.0
+"""Longest wait after the process has otherwise ended."""
 
 
 @dataclass(frozen=True)
 class SaveJob:
-    """All that one rank needs to write its part; holds no reference to anything that trains."""
+    """Data and settings with which one rank writes its part, independent of training."""
 
     ranks: CheckpointRanks
     temporary: Path
     final: Path
     save_latest: bool
     manifest: Manifest
-    """Without ``files``."""
+    """Manifest without ``files``."""
 
     tensors: Iterable[tuple[str, Tensor]]
-    """What this rank owns."""
+    """Tensors that this rank owns."""
 
     module_tensors: Sequence[tuple[str, Tensor]]
-    """On the ranks of the first replica."""
+    """Buffers and frozen parameters, on ranks of the first replica."""
 
     objects: Mapping[str, bytes]
-    """Name to content of the small files."""
+    """Content of the small files by name."""
 
     part: int = 0
     """Pipeline stage of this rank."""
 
     gradients: Iterable[tuple[str, Tensor]] = ()
-    """What this rank has gathered since the last accumulation boundary."""
+    """This rank's gradients since the last accumulation boundary."""
 
     def write(self) -> dict[str, FileRecord]:
         """Write this rank's files.
@@ -89,7 +89,7 @@ class SaveJob:
         return records
 
     def commit(self, records: Iterable[Mapping[str, FileRecord]]) -> None:
-        """Make the checkpoint valid, once all ranks have written; on rank 0.
+        """Publish the checkpoint after all ranks have written; on rank 0.
 
         Raises:
             CheckpointError: If the manifest, the rename or ``latest`` fails.
@@ -102,7 +102,7 @@ class SaveJob:
             replace_text(self.final.parent / LATEST, f"{self.final.name}\n")
 
     def abandon(self) -> None:
-        """Remove what was written; on rank 0."""
+        """Remove the written files; on rank 0."""
         shutil.rmtree(self.temporary, ignore_errors=True)
 
 
@@ -110,17 +110,17 @@ def save_now(job: SaveJob) -> None:
     """Write while training waits. **Collective**.
 
     Raises:
-        CheckpointError: On all ranks, if any could not write; nothing is left behind.
+        CheckpointError: On all ranks, if any of them failed; all files are removed.
     """
     ranks = job.ranks
     try:
         records: dict[str, FileRecord] = {}
         with ranks.together():
             records = job.write()
-        everyones = ranks.allgather(records)
+        records_by_rank = ranks.allgather(records)
         with ranks.together():
             if ranks.rank == 0:
-                job.commit(everyones)
+                job.commit(records_by_rank)
     except BaseException:
         if ranks.rank == 0:
             job.abandon()
@@ -128,10 +128,10 @@ def save_now(job: SaveJob) -> None:
 
 
 class BackgroundSave:
-    """Writes while training goes on.
+    """Save that is written in the background of training.
 
-    The threads of different ranks meet through small files in the checkpoint's own directory, and
-    not through collectives, which could interleave with those of training.
+    The threads of different ranks synchronize through small files in the checkpoint's directory.
+    Collectives could interleave with those of training.
     """
 
     def __init__(self, job: SaveJob) -> None:
@@ -142,11 +142,11 @@ class BackgroundSave:
 
     @property
     def done(self) -> bool:
-        """Whether this rank's part is over, well or badly."""
+        """Whether this rank's part has finished or failed."""
         return not self._thread.is_alive()
 
     def wait(self) -> None:
-        """Return when the checkpoint is valid. **Collective**.
+        """Wait until the checkpoint is valid. **Collective**.
 
         Raises:
             CheckpointError: On all ranks, if it could not be written.
@@ -177,19 +177,19 @@ class BackgroundSave:
         try:
             replace_text(path, json.dumps(report))
         except CheckpointError:
-            path.touch()  # a full disk still has room for an empty file
+            path.touch()  # an empty file needs no room on a full disk
 
     def _report_path(self, rank: int) -> Path:
         return self._job.temporary / f"written-{rank:05}.json"
 
     def _collect(self) -> list[dict[str, FileRecord]]:
-        found = []
+        collected = []
         started = time.monotonic()
         for rank in range(self._job.ranks.size):
             path = self._report_path(rank)
             while not path.exists():
                 waited = time.monotonic() - started
-                limit = _PATIENCE_S if main_thread().is_alive() else _ORPHAN_PATIENCE_S
+                limit = _LATE_RANK_TIMEOUT_S if main_thread().is_alive() else _ORPHAN_TIMEOUT_S
                 if waited > limit:
                     msg = f"{self._job.final}: rank {rank} has written nothing for {waited:.0f} s"
                     raise CheckpointError(msg)
@@ -199,7 +199,7 @@ class BackgroundSave:
                 msg = f"rank {rank}: {report['error']}"
                 raise CheckpointError(msg)
             records = report["files"].items()
-            found.append({name: FileRecord(**record) for name, record in records})
+            collected.append({name: FileRecord(**record) for name, record in records})
         for rank in range(self._job.ranks.size):
             self._report_path(rank).unlink()
-        return found
+        return collected

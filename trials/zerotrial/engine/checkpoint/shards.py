@@ -1,12 +1,12 @@
-"""Tensors of a checkpoint: ranges of parameters in safetensors files, found again by name.
+"""Tensors of a checkpoint: ranges of parameters in safetensors files, located by name.
 
-Every entry of a file is a range of one flattened parameter's elements and one kind of tensor, under
-the key ``NAME@START:STOP/KIND``. A reader puts any range together from whatever ranges were
-written, so neither the ranks nor the stage that saved matter.
+Every entry of a file is a range of one flattened parameter and one kind of tensor, with the key
+``NAME@START:STOP/KIND``. A reader assembles any range from the ranges that were written, so neither
+the ranks nor the stage that saved matter.
 
-A tensor-parallel rank may have columns of a matrix, which are no range of it: its entries are
-ranges of its flattened part, under ``NAME@START:STOP~OUTERxLENGTHxINNER,BEGIN:END/KIND``. Seen as
-(outer, length, inner), the part is ``[:, begin:end, :]`` of the whole parameter.
+A tensor-parallel rank may have columns of a matrix, which are no contiguous range. Its entries are
+ranges of its flattened part, ``NAME@START:STOP~OUTERxLENGTHxINNER,BEGIN:END/KIND``. With the full
+parameter viewed as (outer, length, inner), the part is ``[:, begin:end, :]``.
 
 Shapes: a range has ``(stop - start,)``.
 """
@@ -37,14 +37,14 @@ _KEY = re.compile(
     re.DOTALL,
 )
 _FILE_BYTES = 128 * 2**20
-"""Bytes gathered in memory before a file is written; bounds what a save needs beside the state."""
+"""Bytes collected in memory before a file is written; limits the memory of a save."""
 
 _CHUNK = 2**20
-"""Elements that are put in place at a time where parts are of different sizes."""
+"""Number of elements copied at a time between parts of different sizes."""
 
 
 def key_of(name: str, start: int, stop: int, kind: str, span: Span | None = None) -> str:
-    """Name an entry; with a span, of a range of that part."""
+    """Return the key of an entry; with a span, of a range of that part."""
     part = ""
     if span is not None:
         part = f"~{span.outer}x{span.length}x{span.inner},{span.begin}:{span.end}"
@@ -57,11 +57,11 @@ def ranges_of(
     """Copy pieces to host memory, as entries of shard files.
 
     Args:
-        pieces: Of a stage.
-        spans: Says which part of a parameter this rank has.
+        pieces: Pieces of a stage.
+        spans: Returns the part of a parameter that this rank has.
     """
     for piece in pieces:
-        start, span = _placed(piece.start, spans(piece.name))
+        start, span = _locate(piece.start, spans(piece.name))
         stop = start + piece.stop - piece.start
         for kind, tensor in piece.tensors.items():
             if stop > start:
@@ -69,9 +69,9 @@ def ranges_of(
                 yield key_of(piece.name, start, stop, kind, span), copy
 
 
-def _placed(start: int, span: Span | None) -> tuple[int, Span | None]:
-    """Where a range begins: in the whole parameter, if it is a range of that, else in the part."""
-    if span is not None and span.in_one_piece:
+def _locate(start: int, span: Span | None) -> tuple[int, Span | None]:
+    """Return a start in the full parameter if the range is contiguous there, else in the part."""
+    if span is not None and span.is_contiguous:
         return start + span.start, None
     return start, span
 
@@ -79,12 +79,12 @@ def _placed(start: int, span: Span | None) -> tuple[int, Span | None]:
 def write_tensors(
     directory: Path, stem: str, tensors: Iterable[tuple[str, Tensor]]
 ) -> dict[str, FileRecord]:
-    """Write tensors to as many files as keep memory small.
+    """Write tensors to several files, to limit memory.
 
     Args:
-        directory: Must exist.
-        stem: Files are called ``<stem>-000.safetensors``, ``<stem>-001.safetensors``, ...
-        tensors: Key and value; contiguous, on CPU, none sharing memory with another.
+        directory: Existing directory.
+        stem: Files are named ``<stem>-000.safetensors``, ``<stem>-001.safetensors``, ...
+        tensors: Key and value; contiguous CPU tensors without shared memory.
 
     Returns:
         File name to size and hash.
@@ -94,7 +94,7 @@ def write_tensors(
     """
     records: dict[str, FileRecord] = {}
     batch: dict[str, Tensor] = {}
-    held = 0
+    pending_bytes = 0
 
     def flush() -> None:
         name = f"{stem}-{len(records):03}.safetensors"
@@ -103,30 +103,30 @@ def write_tensors(
 
     for key, tensor in tensors:
         batch[key] = tensor
-        held += tensor.nbytes
-        if held >= _FILE_BYTES:
+        pending_bytes += tensor.nbytes
+        if pending_bytes >= _FILE_BYTES:
             flush()
-            held = 0
+            pending_bytes = 0
     if batch:
         flush()
     return records
 
 
 def read_tensors(paths: Iterable[Path]) -> dict[str, Tensor]:
-    """Read all tensors of some files.
+    """Read all tensors of several files.
 
     Raises:
         CheckpointError: If a file is missing or is no safetensors file.
     """
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for path in paths:
         try:
             loaded = safetensors.torch.load_file(path)
         except (OSError, SafetensorError) as error:
             msg = f"{path}: missing or damaged ({error})"
             raise CheckpointError(msg) from error
-        found |= {strip_compiled(name): value for name, value in loaded.items()}
-    return found
+        tensors |= {strip_compiled(name): value for name, value in loaded.items()}
+    return tensors
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class _Range:
 
 
 class ShardReader:
-    """Reads any range of any parameter; a context manager that keeps the files open.
+    """Reader of any range of any parameter; a context manager that keeps the files open.
 
     Args:
         paths: Shard files of one checkpoint.
@@ -160,16 +160,16 @@ class ShardReader:
                 msg = f"{path}: missing or damaged ({error})"
                 raise CheckpointError(msg) from error
             for key in file.keys():  # noqa: SIM118 - the file is no mapping
-                found = _KEY.match(key)
-                if found is None:
+                match = _KEY.match(key)
+                if match is None:
                     self._stack.close()
                     msg = f"{path}: damaged (entry {key!r} is no NAME@START:STOP/KIND)"
                     raise CheckpointError(msg)
-                span = _span_of(found["span"])
-                entry = _Range(int(found["start"]), int(found["stop"]), file, key, span)
-                name = strip_compiled(found["name"])
-                self._ranges.setdefault((name, found["kind"]), []).append(entry)
-                self._kinds.setdefault(name, set()).add(found["kind"])
+                span = _span_of(match["span"])
+                entry = _Range(int(match["start"]), int(match["stop"]), file, key, span)
+                name = strip_compiled(match["name"])
+                self._ranges.setdefault((name, match["kind"]), []).append(entry)
+                self._kinds.setdefault(name, set()).add(match["kind"])
         for ranges in self._ranges.values():
             ranges.sort(key=lambda entry: entry.start)
 
@@ -188,54 +188,54 @@ class ShardReader:
 
     @property
     def all_kinds(self) -> set[str]:
-        """Kinds of tensors that are there for any parameter."""
+        """Kinds of tensors that exist for any parameter."""
         return {kind for _, kind in self._ranges}
 
     def kinds(self, name: str) -> set[str]:
-        """Return the kinds of tensors that are there for a parameter."""
+        """Return the kinds of tensors that exist for a parameter."""
         return self._kinds.get(name, set())
 
     def missing(
         self, name: str, kind: str, start: int, stop: int, span: Span | None = None
     ) -> tuple[int, int] | None:
-        """Return the first gap in a range, or None when every element is there.
+        """Return the first gap in a range, or None if it is complete.
 
         Args:
-            name: Of the parameter.
+            name: Name of the parameter.
             kind: ``master`` or an optimizer state.
             start: First element.
-            stop: One after the last.
-            span: The part of the parameter that they are counted in; None: the whole.
+            stop: One after the last element.
+            span: Part of the parameter to which they refer; None: the full parameter.
         """
         count = stop - start
-        start, span = _placed(start, span)
+        start, span = _locate(start, span)
         stop = start + count
         entries = self._ranges.get((name, kind), [])
-        at = start
+        position = start
         for entry in entries:
             if entry.span != span:
                 continue
-            if entry.start > at or at >= stop:
+            if entry.start > position or position >= stop:
                 break
-            at = max(at, entry.stop)
-        if at >= stop:
+            position = max(position, entry.stop)
+        if position >= stop:
             return None
-        # Parts of other sizes: no element is written twice, so that it is enough to count.
+        # Parts of different sizes: no element is written twice, so counting is enough.
         spans = [s for s in (span, *(entry.span for entry in entries)) if s is not None]
-        if spans and sum(e.stop - e.start for e in entries) >= spans[0].whole_numel:
+        if spans and sum(e.stop - e.start for e in entries) >= spans[0].full_numel:
             return None
-        return at, stop
+        return position, stop
 
-    def whole(self, name: str, kind: str, shape: Sequence[int]) -> Tensor:
+    def read_full(self, name: str, kind: str, shape: Sequence[int]) -> Tensor:
         """Read one tensor; zeros for a state that a parameter without gradients lacks.
 
         Args:
-            name: Of the parameter.
+            name: Name of the parameter.
             kind: ``master`` or an optimizer state.
-            shape: Of the parameter.
+            shape: Shape of the parameter.
 
         Raises:
-            CheckpointError: If an element is not there.
+            CheckpointError: If an element is missing.
         """
         value = torch.zeros(tuple(shape))
         if kind == "master" or kind in self.kinds(name):
@@ -248,17 +248,17 @@ class ShardReader:
         """Fill a range.
 
         Args:
-            name: Of the parameter.
+            name: Name of the parameter.
             kind: ``master`` or an optimizer state.
             start: First element.
             out: ``(stop - start,)``, any device and type; written in place.
-            span: The part of the parameter that the range is in; None: the whole.
+            span: Part of the parameter that the range is in; None: the full parameter.
 
         Raises:
-            CheckpointError: If an element is not there.
+            CheckpointError: If an element is missing.
         """
         gap = self.missing(name, kind, start, start + out.numel(), span)
-        start, span = _placed(start, span)
+        start, span = _locate(start, span)
         stop = start + out.numel()
         if gap is not None:
             msg = f"{name}: the checkpoint has no {kind} for elements {gap[0]}:{gap[1]}"
@@ -280,16 +280,16 @@ def _span_of(text: str | None) -> Span | None:
 
 
 def _copy_common(entry: _Range, start: int, out: Tensor, span: Span | None) -> None:
-    """Copy the elements that an entry and a range of another part have in common."""
+    """Copy the elements that an entry shares with a range of another part."""
     values = None
     for begin in range(0, out.numel(), _CHUNK):
         end = min(out.numel(), begin + _CHUNK)
-        places = torch.arange(start + begin, start + end)
-        whole = places if span is None else span.to_whole(places)
-        found = whole if entry.span is None else entry.span.to_part(whole)
-        there = (found >= entry.start) & (found < entry.stop)
-        if bool(there.any()):
+        indices = torch.arange(start + begin, start + end)
+        full_indices = indices if span is None else span.to_full(indices)
+        entry_indices = full_indices if entry.span is None else entry.span.to_part(full_indices)
+        is_common = (entry_indices >= entry.start) & (entry_indices < entry.stop)
+        if bool(is_common.any()):
             values = entry.file.get_tensor(entry.key) if values is None else values
             part = out[begin:end].cpu()
-            part[there] = values[found[there] - entry.start].to(part.dtype)
+            part[is_common] = values[entry_indices[is_common] - entry.start].to(part.dtype)
             out[begin:end].copy_(part)

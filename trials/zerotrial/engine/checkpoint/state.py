@@ -1,7 +1,7 @@
-"""What a checkpoint holds beside parameters and optimizer states.
+"""Checkpoint content other than parameters and optimizer states.
 
-Objects go through ``torch.save`` and must come back under ``torch.load(weights_only=True)``; that
-is tried while saving, so that a checkpoint that could not be loaded is never written.
+Objects are written by ``torch.save`` and must load with ``torch.load(weights_only=True)``. That is
+tried while saving, so that a checkpoint that cannot be loaded is never written.
 """
 
 import io
@@ -42,32 +42,32 @@ CLIENT_STATE = "client_state.pt"
 
 
 def rank_file(rank: int) -> str:
-    """Name the file of what every rank has for itself."""
+    """Return the file name of a rank's state."""
     return f"rank-{rank:05}.pt"
 
 
 def other_states_file(rank: int) -> str:
-    """Name the file of a rank's optimizer states that do not go by element."""
+    """Return the file name of a rank's non-elementwise optimizer states."""
     return f"states-{rank:05}.pt"
 
 
 class Stateful(Protocol):
-    """Anything with a state: a schedule, a loss scaler, counters."""
+    """Object with a state: a schedule, a loss scaler, counters."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state."""
         ...
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
-        """Restore it."""
+        """Restore the state."""
         ...
 
 
-def to_bytes(what: str, value: Mapping[str, Any]) -> bytes:
+def to_bytes(label: str, value: Mapping[str, Any]) -> bytes:
     """Serialize a mapping.
 
     Args:
-        what: Its name in messages.
+        label: Name for errors.
         value: Tensors, numbers, strings, and containers of them.
 
     Raises:
@@ -76,7 +76,7 @@ def to_bytes(what: str, value: Mapping[str, Any]) -> bytes:
     content = _serialize(value)
     if content is None:
         msg = (
-            f"{what}: must hold tensors, numbers, strings and containers of them, which "
+            f"{label}: must hold tensors, numbers, strings and containers of them, which "
             f"torch.load(weights_only=True) can read; these do not: {', '.join(unsavable(value))}"
         )
         raise CheckpointError(msg)
@@ -89,34 +89,34 @@ def _serialize(value: Any) -> bytes | None:
         torch.save(value, buffer)
         buffer.seek(0)
         torch.load(buffer, map_location="cpu", weights_only=True)
-    except Exception:  # noqa: BLE001 - any failure has one meaning: it cannot be loaded again
+    except Exception:  # noqa: BLE001 - any failure means that it cannot be loaded
         return None
     return buffer.getvalue()
 
 
 def unsavable(values: Mapping[str, Any]) -> list[str]:
-    """Name those of some values that no checkpoint could hold, with their types.
+    """Return paths and types of values that no checkpoint can store.
 
-    What is in a container is named as it is reached there: ``'loops'['fit'][0] (Path)``.
+    Values in containers are named by their path: ``'loops'['fit'][0] (Path)``.
     """
     return [text for name, value in values.items() for text in _unsavable(repr(name), value, ())]
 
 
-def _unsavable(path: str, value: Any, around: tuple[Any, ...]) -> list[str]:
-    if _serialize({"value": value}) is not None or any(value is other for other in around):
+def _unsavable(path: str, value: Any, ancestors: tuple[Any, ...]) -> list[str]:
+    if _serialize({"value": value}) is not None or any(value is ancestor for ancestor in ancestors):
         return []
     inside: list[tuple[Any, Any]] = []
     if isinstance(value, Mapping):
         inside = list(value.items())
     elif isinstance(value, (list, tuple)):
         inside = list(enumerate(value))
-    around = (*around, value)
-    found = [text for key, v in inside for text in _unsavable(f"{path}[{key!r}]", v, around)]
-    return found or [f"{path} ({type(value).__name__})"]  # the container itself, or a key of it
+    ancestors = (*ancestors, value)
+    texts = [text for key, v in inside for text in _unsavable(f"{path}[{key!r}]", v, ancestors)]
+    return texts or [f"{path} ({type(value).__name__})"]  # the container itself, or a key of it
 
 
 def from_file(path: Path) -> Any:
-    """Read what :func:`to_bytes` made.
+    """Read a file written from :func:`to_bytes`.
 
     Raises:
         CheckpointError: If the file is missing or damaged.
@@ -124,8 +124,8 @@ def from_file(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        said = "".join(str(error).splitlines()[:1])
-        msg = f"{path}: missing or damaged ({type(error).__name__}: {said})"
+        reason = "".join(str(error).splitlines()[:1])
+        msg = f"{path}: missing or damaged ({type(error).__name__}: {reason})"
         raise CheckpointError(msg) from error
 
 
@@ -133,9 +133,9 @@ def get_random_state() -> dict[str, Any]:
     """Return the state of every random generator of this process."""
     numpy_state: tuple[Any, ...] = tuple(np.random.get_state(legacy=True))
     numpy_name, keys, position, has_gauss, gauss = numpy_state
-    version, words, python_gauss = random.getstate()
+    version, mersenne_state, python_gauss = random.getstate()
     state: dict[str, Any] = {
-        "python": (version, torch.tensor(words), python_gauss),
+        "python": (version, torch.tensor(mersenne_state), python_gauss),
         "numpy": (
             str(numpy_name),
             torch.from_numpy(keys.astype(np.int64)),
@@ -151,9 +151,9 @@ def get_random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: Mapping[str, Any]) -> None:
-    """Restore what :func:`get_random_state` gave."""
-    version, words, python_gauss = state["python"]
-    random.setstate((version, tuple(words.tolist()), python_gauss))
+    """Restore the result of :func:`get_random_state`."""
+    version, mersenne_state, python_gauss = state["python"]
+    random.setstate((version, tuple(mersenne_state.tolist()), python_gauss))
     name, keys, position, has_gauss, gauss = state["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
     torch.set_rng_state(state["torch"])
@@ -164,25 +164,25 @@ def set_random_state(state: Mapping[str, Any]) -> None:
 def module_targets(
     module: nn.Module, trainable: set[str], *, frozen: bool = True
 ) -> dict[str, Tensor]:
-    """Find the buffers and the parameters that no optimizer updates.
+    """Return the buffers and the parameters that no optimizer updates.
 
     Args:
         module: The model.
         trainable: Parameters that are saved elsewhere.
-        frozen: Whether parameters are wanted too.
+        frozen: Whether to include parameters.
 
     Returns:
-        The tensors themselves, by name; buffers only if they are persistent.
+        Tensors by name; only persistent buffers.
     """
-    found: dict[str, Tensor] = {}
+    targets: dict[str, Tensor] = {}
     if frozen:
-        found |= {n: p for n, p in module.named_parameters() if n not in trainable}
+        targets |= {n: p for n, p in module.named_parameters() if n not in trainable}
     for prefix, part in module.named_modules():
-        passing = part._non_persistent_buffers_set  # noqa: SLF001 - torch has no public name for it
+        non_persistent = part._non_persistent_buffers_set  # noqa: SLF001 - torch has no public name for it
         for name, buffer in part.named_buffers(prefix, recurse=False):
-            if name.rpartition(".")[2] not in passing:
-                found[name] = buffer
-    return found
+            if name.rpartition(".")[2] not in non_persistent:
+                targets[name] = buffer
+    return targets
 
 
 def module_tensors(
@@ -192,7 +192,7 @@ def module_tensors(
     frozen: bool = True,
     originals: FrozenOriginals | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Copy what :func:`module_targets` finds to host memory. **Collective**.
+    """Copy the tensors of :func:`module_targets` to host memory. **Collective**.
 
     Args:
         module: See :func:`module_targets`.
@@ -203,7 +203,7 @@ def module_tensors(
     for name, tensor in module_targets(module, trainable, frozen=frozen).items():
         value = full_tensor_of(tensor.detach())
         if originals is not None:
-            value = originals.whole(name, value)
+            value = originals.full(name, value)
         yield name, value.to("cpu", copy=True).contiguous()
 
 
@@ -214,15 +214,15 @@ def buffers_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 def set_module_tensor(target: Tensor, value: Tensor) -> None:
-    """Put a whole value into a tensor of the model, sharded or not."""
+    """Copy a full value into a tensor of the model, sharded or not."""
     with torch.no_grad():
         if is_sharded(target):
             from torch.distributed.tensor import distribute_tensor
 
-            placed = value.to(device=target.device, dtype=target.dtype)
-            # Every rank has the whole value, so nothing needs to be sent.
+            converted = value.to(device=target.device, dtype=target.dtype)
+            # Every rank has the full value, so no communication is needed.
             part = distribute_tensor(
-                placed, target.device_mesh, target.placements, src_data_rank=None
+                converted, target.device_mesh, target.placements, src_data_rank=None
             )
             target.to_local().copy_(part.to_local())
         else:
@@ -230,17 +230,17 @@ def set_module_tensor(target: Tensor, value: Tensor) -> None:
 
 
 def module_extra_state(module: nn.Module) -> dict[str, Any]:
-    """Return what ``Module.get_extra_state`` gives, by module name."""
-    found = {}
+    """Return the results of ``Module.get_extra_state`` by module name."""
+    states = {}
     for name, part in module.named_modules():
         if type(part).get_extra_state is not nn.Module.get_extra_state:
-            found[name] = part.get_extra_state()
-    return found
+            states[name] = part.get_extra_state()
+    return states
 
 
 def set_module_extra_state(module: nn.Module, state: Mapping[str, Any]) -> None:
-    """Restore what :func:`module_extra_state` gave."""
+    """Restore the result of :func:`module_extra_state`."""
     parts = dict(module.named_modules())
     for name, value in state.items():
-        if name in parts:  # else it is another rank's
+        if name in parts:  # otherwise it is another rank's
             parts[name].set_extra_state(value)

@@ -1,4 +1,4 @@
-"""What an engine gives to be saved, and takes back when it is loaded."""
+"""Training state of an engine, as input of saving and output of loading."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,54 +19,54 @@ __all__ = ["TrainingState"]
 
 @dataclass(frozen=True)
 class TrainingState:
-    """The parts of an engine that a checkpoint holds."""
+    """Parts of an engine that a checkpoint contains."""
 
     module: nn.Module
     stage: Stage
     zero_stage: int
     trainable: Mapping[str, torch.Size]
-    """Name to whole shape of every parameter that the optimizer updates, in this rank's part."""
+    """Full shapes of the parameters that the optimizer updates in this rank's part, by name."""
 
     everywhere: Mapping[str, torch.Size]
-    """The same, in all parts that are saved together."""
+    """The same for all parts that are saved together."""
 
     counted: frozenset[str]
-    """Names of the parameters that this rank writes: each is written by one rank of those that are
-    not cut over the data axis."""
+    """Names of the parameters that this rank writes: one of the ranks that are not sharded over the
+    data axis writes each parameter."""
 
     mesh: Mesh
-    """Its ``saving`` axis saves and loads together; an mpu's other parts have other directories."""
+    """Mesh; its ``saving`` axis saves together, an mpu's other parts use other directories."""
 
     divided: ShardedModel
-    """Which parameters are cut over tensor-parallel ranks, of which each writes its part."""
+    """Parameters that are sharded over tensor-parallel ranks, each of which writes its part."""
 
     progress: Progress
-    """Counters, and micro-batches whose gradients wait for the accumulation boundary."""
+    """Counters, and micro-batches with gradients that wait for the accumulation boundary."""
 
     scaler: LossScaler
     stateful: Mapping[str, Stateful] = field(default_factory=dict)
-    """``counters``, ``loss_scaler``, ``lr_scheduler``, ... by the name they are saved under."""
+    """``counters``, ``loss_scaler``, ``lr_scheduler``, ... by their names in checkpoints."""
 
     def model_names(self) -> set[str]:
         """Return the names of all parameters and buffers of this rank's part."""
         return set(self.trainable) | set(module_targets(self.module, set(self.trainable)))
 
     def share_rank(self, rank: int) -> int:
-        """Number the ranks that have gradients of their own: those of one model cut are one.
+        """Return the index of a rank's shares: tensor-parallel ranks of one model count as one.
 
         Args:
-            rank: Of those that save together.
+            rank: Rank among those that save together.
         """
-        return rank if self.mesh.whole is None else rank // self.mesh.tensor.size
+        return rank if self.mesh.all_ranks is None else rank // self.mesh.tensor.size
 
     def window(self) -> WindowState:
-        """Return where the engine is between two accumulation boundaries."""
+        """Return the position between two accumulation boundaries."""
         return self.progress.window(self.scaler.scale)
 
-    def forget_window(self) -> None:
-        """Go back to the last boundary, and drop the gradients since. **Collective**."""
+    def drop_window(self) -> None:
+        """Return to the last boundary, and drop later gradients. **Collective**."""
         if self.progress.broken or self.progress.waiting:
             self.stage.cancel_backward()
-        for parameter in self.module.parameters():  # what torch has; the stage has none any more
+        for parameter in self.module.parameters():  # torch's gradients; the stage's are dropped
             set_raw_gradient(parameter, None)
         self.progress.return_to_boundary()

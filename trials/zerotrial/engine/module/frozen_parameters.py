@@ -62,7 +62,7 @@ class FrozenOriginals:
         if name in self._parts:
             self._parts[name].copy_(self._part_of(value))
 
-    def whole(self, name: str, current: Tensor) -> Tensor:
+    def full(self, name: str, current: Tensor) -> Tensor:
         """Return a full parameter in its original precision. **Collective** if it has an original.
 
         Args:

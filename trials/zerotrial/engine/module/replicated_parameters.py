@@ -166,7 +166,7 @@ class ReplicatedParameters:
                 parameter.data.copy_(value)
         self._published = self._read()
 
-    def whole(self) -> Mapping[str, Tensor]:
+    def full_weights(self) -> Mapping[str, Tensor]:
         """Return the master weights, by name. **Collective**."""
         written = self._user_writes()
         weights = {}

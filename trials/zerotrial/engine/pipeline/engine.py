@@ -267,7 +267,7 @@ class PipelineEngine(Engine):
 
     def _average(self, total: Tensor, failures: Failures) -> tuple[Tensor, bool]:
         """Return the mean over the replicas, and whether any rank failed. **Collective**."""
-        ranks = self.mesh.whole
+        ranks = self.mesh.all_ranks
         values = torch.stack([total, torch.full_like(total, float(bool(failures)))])
         if ranks is not None and ranks.size > 1:
             dist.all_reduce(values, group=ranks.group)

@@ -118,7 +118,7 @@ class Failures:
             Exception: On a failed rank, its own exception.
             EngineError: On other ranks; names the failed ranks, the first cause first.
         """
-        ranks, descriptions = self._mesh.whole, [self._local_failure]
+        ranks, descriptions = self._mesh.all_ranks, [self._local_failure]
         if ranks is not None and ranks.size > 1:
             descriptions = [None] * ranks.size
             dist.all_gather_object(descriptions, self._local_failure, group=ranks.group)

@@ -70,4 +70,4 @@ class Grid:
 
     def get_global_rank(self) -> int:
         """Return the global rank."""
-        return 0 if self._mesh.whole is None else self._mesh.whole.rank
+        return 0 if self._mesh.all_ranks is None else self._mesh.all_ranks.rank

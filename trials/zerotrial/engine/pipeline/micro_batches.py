@@ -86,8 +86,8 @@ def draw(
         except Exception as error:  # noqa: BLE001 - raised below on all ranks together
             status = _FAILED
             failures.record(error, index)
-    if mesh.whole is not None and mesh.whole.size > 1:
-        status, kind = _agree(status, kind, mesh.whole, mesh, device)
+    if mesh.all_ranks is not None and mesh.all_ranks.size > 1:
+        status, kind = _agree(status, kind, mesh.all_ranks, mesh, device)
     if status == _FAILED:
         failures.raise_everywhere()
     if status == _ENDED:

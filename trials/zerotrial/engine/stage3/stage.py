@@ -485,7 +485,7 @@ class Stage3:
 
     def full_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         """Yield every trainable parameter, whole, one after the other. **Collective**."""
-        replicated = self._replicated.whole()
+        replicated = self._replicated.full_weights()
         for shard in self._shards:
             if shard.name in replicated:
                 whole = replicated[shard.name]

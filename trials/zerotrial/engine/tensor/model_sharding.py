@@ -77,7 +77,7 @@ class ShardedModel:
         """Return a model without sharding."""
         return cls(module, {}, TensorRanks(None, 0, 1, _UNTIMED))
 
-    def whole(self, name: str, part: Tensor) -> Tensor:
+    def full(self, name: str, part: Tensor) -> Tensor:
         """Gather a tensor of a parameter's shape from all ranks. **Collective** if sharded."""
         cut = self.cuts.get(name)
         if cut is None:
@@ -111,7 +111,7 @@ class ShardedModel:
         parameters = dict(self._module.named_parameters())
         for name in self.cuts:
             parameter = parameters[name]
-            parameter.data = self.whole(name, parameter.data)
+            parameter.data = self.full(name, parameter.data)
             parameter.grad = None
             unmark(parameter)
         for action in self._undo:
@@ -143,7 +143,7 @@ def shard_model(
         ConfigError: If the plan does not fit the model; the model is not changed.
     """
     axis = mesh.tensor
-    if axis.size == 1 or mesh.whole is None:  # with an mpu the user has sharded the model
+    if axis.size == 1 or mesh.all_ranks is None:  # with an mpu the user has sharded the model
         return ShardedModel.none(module)
     stages = Stages(mesh.pipe.group)
     layers, problems = find_layers(module, config, stages.union)

@@ -45,12 +45,12 @@ class Span:
         return self.outer * (self.end - self.begin) * self.inner
 
     @property
-    def whole_numel(self) -> int:
+    def full_numel(self) -> int:
         """Number of elements of the full parameter."""
         return self.outer * self.length * self.inner
 
     @property
-    def in_one_piece(self) -> bool:
+    def is_contiguous(self) -> bool:
         """Whether the elements are contiguous in the full parameter."""
         return self.outer == 1 or (self.begin, self.end) == (0, self.length)
 
@@ -59,7 +59,7 @@ class Span:
         """Index of the first element in the flattened full parameter."""
         return self.begin * self.inner
 
-    def to_whole(self, indices: Tensor) -> Tensor:
+    def to_full(self, indices: Tensor) -> Tensor:
         """Convert indices of the flattened part to indices of the flattened full parameter."""
         row = (self.end - self.begin) * self.inner
         outer = torch.div(indices, row, rounding_mode="floor")

@@ -1,12 +1,11 @@
-"""DeepSpeed's checkpoints, stages 0 to 3, made into ours.
+"""Conversion of DeepSpeed's checkpoints, stages 0 to 3, to Zerolab's format.
 
 The result loads at any stage and number of ranks, like every checkpoint::
 
     import_deepspeed("ds_run", "run")  # or: python -m zerotrial.engine.checkpoint.deepspeed A B
     engine.load_checkpoint("run")
 
-What DeepSpeed does not save cannot come along: random generators, and the place in a window of
-accumulation.
+DeepSpeed does not save random generators, nor the position in an accumulation window.
 """
 
 import argparse
@@ -20,7 +19,7 @@ from typing import Any
 from zerolab.errors import ZerolabError
 from zerotrial.engine.checkpoint.deepspeed.files import Sources, find_sources, read_pickle
 from zerotrial.engine.checkpoint.deepspeed.stages import (
-    Found,
+    ImportedState,
     read_stage0,
     read_stage3,
     read_stages_1_and_2,
@@ -46,7 +45,7 @@ _MODEL_FILE_KEYS = frozenset(
         *("sparse_tensor_module_names", "ds_autoep_layers", "universal_checkpoint_info"),
     }
 )
-"""Keys that DeepSpeed writes into a model file; every other key is the user's client state."""
+"""Keys that DeepSpeed writes into a model file; all other keys are the user's client state."""
 
 _NO_EXPORT = (
     "--export: was removed, checkpoints are not converted to DeepSpeed's format; write the weights "
@@ -64,15 +63,15 @@ def import_deepspeed(
     parameters: Sequence[Sequence[str]] | None = None,
     allow: Sequence[Any] = (),
 ) -> str:
-    """Make a checkpoint of ours from one of DeepSpeed's.
+    """Convert one of DeepSpeed's checkpoints.
 
     Args:
-        source: As it was passed to DeepSpeed's ``save_checkpoint``.
-        destination: Holds the new checkpoint, under the same tag; ``latest`` names it.
-        tag: None means the one that DeepSpeed's ``latest`` names.
-        parameters: Names of trained parameters by optimizer group, in the optimizer's order. Needed
-            at stage 0 only, where DeepSpeed does not save them, and only if shapes leave a doubt.
-        allow: Classes of the user's that the files may contain, e.g. ``argparse.Namespace``.
+        source: Directory passed to DeepSpeed's ``save_checkpoint``.
+        destination: Directory for the new checkpoint, with the same tag; updates ``latest``.
+        tag: None means the tag in DeepSpeed's ``latest``.
+        parameters: Names of trained parameters by optimizer group, in the optimizer's order. Only
+            needed at stage 0, where DeepSpeed does not save them, and only if shapes are ambiguous.
+        allow: User classes that the files may contain, e.g. ``argparse.Namespace``.
 
     Returns:
         Directory of the new checkpoint.
@@ -85,28 +84,28 @@ def import_deepspeed(
     models = [read_pickle(path, allow) for path in sources.model]
     optimizers = [read_pickle(path, allow)["optimizer_state_dict"] for path in sources.optimizer]
     if not optimizers:
-        found = read_stage0(sources, models[0], parameters)
+        imported = read_stage0(sources, models[0], parameters)
     elif "fp32_flat_groups" in optimizers[0]:
-        found = read_stage3(models, optimizers)
+        imported = read_stage3(models, optimizers)
     else:
-        found = read_stages_1_and_2(sources, models[0], optimizers)
-    _check_complete(sources, found)
-    return _write(Path(destination), sources.directory.name, found, models[0])
+        imported = read_stages_1_and_2(sources, models[0], optimizers)
+    _check_complete(sources, imported)
+    return _write(Path(destination), sources.directory.name, imported, models[0])
 
 
-def _check_complete(sources: Sources, found: Found) -> None:
-    masters = dict.fromkeys(found.shapes, 0)
-    for key, tensor in found.ranges.items():
-        name, _, rest = key.rpartition("@")
-        if rest.endswith("/master"):
+def _check_complete(sources: Sources, imported: ImportedState) -> None:
+    masters = dict.fromkeys(imported.shapes, 0)
+    for key, tensor in imported.ranges.items():
+        name, _, suffix = key.rpartition("@")
+        if suffix.endswith("/master"):
             masters[name] += tensor.numel()
-    short = [name for name, shape in found.shapes.items() if masters[name] != math.prod(shape)]
+    short = [name for name, shape in imported.shapes.items() if masters[name] != math.prod(shape)]
     if short:
         msg = f"{sources.directory}: elements are missing of {', '.join(short)}"
         raise CheckpointError(msg)
 
 
-def _engine_state(found: Found, model: Mapping[str, Any]) -> dict[str, Any]:
+def _engine_state(imported: ImportedState, model: Mapping[str, Any]) -> dict[str, Any]:
     config = model.get("ds_config") or {}
     steps = config.get("gradient_accumulation_steps") or 1
     counters = {
@@ -120,9 +119,9 @@ def _engine_state(found: Found, model: Mapping[str, Any]) -> dict[str, Any]:
     if model.get("lr_scheduler") is not None:
         kind = (config.get("scheduler") or {}).get("type")
         parts["lr_scheduler"] = {"type": kind, "state": model["lr_scheduler"]}
-    if (scaler := _scaler_state(found.scaler)) is not None:
+    if (scaler := _scaler_state(imported.scaler)) is not None:
         parts["loss_scaler"] = {"type": "DynamicLossScaler", "state": scaler}
-    optimizer = {"type": None, "scalars": found.scalars, "groups": found.groups}
+    optimizer = {"type": None, "scalars": imported.scalars, "groups": imported.groups}
     return {"optimizer": optimizer, "module": {}, "parts": parts}
 
 
@@ -140,10 +139,10 @@ def _scaler_state(scaler: Any) -> dict[str, Any] | None:
     return state
 
 
-def _write(destination: Path, tag: str, found: Found, model: Mapping[str, Any]) -> str:
+def _write(destination: Path, tag: str, imported: ImportedState, model: Mapping[str, Any]) -> str:
     client = {key: value for key, value in model.items() if key not in _MODEL_FILE_KEYS}
     objects = {
-        ENGINE_STATE: to_bytes("engine state", _engine_state(found, model)),
+        ENGINE_STATE: to_bytes("engine state", _engine_state(imported, model)),
         CLIENT_STATE: to_bytes("client_state", client),
     }
     job = SaveJob(
@@ -151,9 +150,9 @@ def _write(destination: Path, tag: str, found: Found, model: Mapping[str, Any]) 
         temporary=create_temporary(destination, check_tag(tag)),
         final=destination / tag,
         save_latest=True,
-        manifest=Manifest(tag, found.stage, found.world_size, {}, found.shapes),
-        tensors=((key, tensor.clone()) for key, tensor in found.ranges.items()),
-        module_tensors=[(name, value.clone()) for name, value in found.whole.items()],
+        manifest=Manifest(tag, imported.stage, imported.world_size, {}, imported.shapes),
+        tensors=((key, tensor.clone()) for key, tensor in imported.ranges.items()),
+        module_tensors=[(name, value.clone()) for name, value in imported.untrained.items()],
         objects=objects,
     )
     save_now(job)

@@ -1,7 +1,7 @@
-"""Reading the files of a DeepSpeed checkpoint, without DeepSpeed and without plain pickle.
+"""Reading of a DeepSpeed checkpoint's files, without DeepSpeed and without plain pickle.
 
-DeepSpeed's files are pickles that name a few of its classes. They are read by torch's restricted
-unpickler, with stand-ins for exactly those classes; anything else in a file is refused by name.
+DeepSpeed's files are pickles that refer to a few of its classes. Torch's restricted unpickler reads
+them, with replacements for exactly these classes; any other class in a file is refused by name.
 """
 
 import re
@@ -27,18 +27,18 @@ _OPTIMIZER = re.compile(r"^(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_stat
 
 
 class Fragment:
-    """Stands for ``fragment_address``: where a part of a parameter lies in a rank's flat memory."""
+    """Replacement of ``fragment_address``: range of a parameter in a rank's flat memory."""
 
     numel: int
     start: int
 
 
 class _Scaler:
-    """Stands for DeepSpeed's loss scalers; only its attributes are read."""
+    """Replacement of DeepSpeed's loss scalers; only its attributes are read."""
 
 
 class _Stage(IntEnum):
-    """Stands for ``ZeroStageEnum``."""
+    """Replacement of ``ZeroStageEnum``."""
 
     DISABLED = 0
     OPTIMIZER_STATES = 1
@@ -46,7 +46,7 @@ class _Stage(IntEnum):
     WEIGHTS = 3
 
 
-_STAND_INS: list[Any] = [
+_REPLACEMENTS: list[Any] = [
     (Fragment, "deepspeed.utils.tensor_fragment.fragment_address"),
     (_Scaler, "deepspeed.runtime.fp16.loss_scaler.LossScaler"),
     (_Scaler, "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler"),
@@ -56,22 +56,22 @@ _STAND_INS: list[Any] = [
 
 @dataclass(frozen=True)
 class Sources:
-    """The files of one DeepSpeed checkpoint."""
+    """Files of one DeepSpeed checkpoint."""
 
     directory: Path
     model: Sequence[Path]
-    """By data-parallel rank; one file at stages 0 to 2."""
+    """Model files by data-parallel rank; one file at stages 0 to 2."""
 
     optimizer: Sequence[Path]
-    """By data-parallel rank; none at stage 0."""
+    """Optimizer files by data-parallel rank; none at stage 0."""
 
 
 def find_sources(directory: Path, tag: str | None) -> Sources:
-    """List the files of a DeepSpeed checkpoint.
+    """Return the files of a DeepSpeed checkpoint.
 
     Args:
-        directory: As it was passed to DeepSpeed's ``save_checkpoint``.
-        tag: None means the one that its ``latest`` names.
+        directory: Directory passed to DeepSpeed's ``save_checkpoint``.
+        tag: None means the tag in its ``latest``.
 
     Raises:
         CheckpointNotFoundError: If there is no such checkpoint.
@@ -81,7 +81,7 @@ def find_sources(directory: Path, tag: str | None) -> Sources:
         try:
             tag = (directory / LATEST).read_text().strip()
         except OSError as error:
-            msg = f"{directory / LATEST}: {error.strerror}; pass tag= to import one that is there"
+            msg = f"{directory / LATEST}: {error.strerror}; pass tag= to import an existing one"
             raise CheckpointNotFoundError(msg) from error
     path = directory / tag
     if not path.is_dir():
@@ -89,7 +89,7 @@ def find_sources(directory: Path, tag: str | None) -> Sources:
         raise CheckpointNotFoundError(msg)
     names = sorted(item.name for item in path.iterdir())
     if MANIFEST in names:
-        msg = f"{path}: is Zerolab's own checkpoint already; load it with load_checkpoint()"
+        msg = f"{path}: is already a Zerolab checkpoint; load it with load_checkpoint()"
         raise CheckpointError(msg)
     if (path / "zero" / "optimizer_state.pt").is_file():
         msg = f"{path}: is a universal checkpoint; import the ZeRO checkpoint it was converted from"
@@ -107,32 +107,32 @@ def find_sources(directory: Path, tag: str | None) -> Sources:
 
 
 def _by_rank(path: Path, names: Sequence[str], pattern: re.Pattern[str]) -> list[Path]:
-    found = {int(m[1] or 0): path / name for name in names if (m := pattern.match(name))}
-    for rank in range(len(found)):
-        if rank not in found:
-            example = next(iter(found.values())).name
+    by_rank = {int(m[1] or 0): path / name for name in names if (m := pattern.match(name))}
+    for rank in range(len(by_rank)):
+        if rank not in by_rank:
+            example = next(iter(by_rank.values())).name
             msg = f"{path}: the file of data-parallel rank {rank} is missing (like {example})"
             raise CheckpointError(msg)
-    return [found[rank] for rank in sorted(found)]
+    return [by_rank[rank] for rank in sorted(by_rank)]
 
 
 def read_pickle(path: Path, allow: Sequence[Any] = ()) -> dict[str, Any]:
-    """Read one file through torch's restricted unpickler.
+    """Read one file with torch's restricted unpickler.
 
     Args:
-        path: Of the file.
-        allow: Classes of the user's that may be in it, e.g. ``argparse.Namespace``.
+        path: Path of the file.
+        allow: User classes that it may contain, e.g. ``argparse.Namespace``.
 
     Raises:
         CheckpointError: If the file is damaged, or names a class that is not allowed.
     """
     try:
-        with torch.serialization.safe_globals([*_STAND_INS, *allow]):
-            found: dict[str, Any] = torch.load(
+        with torch.serialization.safe_globals([*_REPLACEMENTS, *allow]):
+            content: dict[str, Any] = torch.load(
                 path, map_location="cpu", weights_only=True, mmap=True
             )
     except Exception as error:
         reason = next((line for line in str(error).splitlines() if "GLOBAL" in line), str(error))
         msg = f"{path}: missing, damaged, or not only tensors and numbers: {reason.strip()[:300]}"
         raise CheckpointError(msg) from error
-    return found
+    return content

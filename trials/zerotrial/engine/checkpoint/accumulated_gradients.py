@@ -1,13 +1,13 @@
-"""Checkpoints between two accumulation boundaries: the gradients gathered so far.
+"""Accumulated gradients of checkpoints between two accumulation boundaries.
 
 ::
 
     gradients-00000-000.safetensors    NAME@START:STOP/gradient       averaged over ranks; rank 0's
                                        NAME@0:NUMEL/share-00000       rank 0's own, of all elements
 
-Averages lie in any ranges, like master weights. Shares are what stages 0 and 1 have: the average is
-a factor times their sum over ranks. The same number of ranks takes them up as they are; others sum
-them while they read.
+Averages are stored in arbitrary ranges, like master weights. Shares exist at stages 0 and 1: the
+average is a factor times their sum over ranks. The same number of ranks restores them unchanged;
+other numbers sum them while reading.
 """
 
 import math
@@ -29,12 +29,12 @@ __all__ = ["SavedGradients", "gradient_ranges"]
 def gradient_ranges(
     pieces: Iterable[Piece], rank: int, spans: Callable[[str], Span | None] = lambda _: None
 ) -> Iterator[tuple[str, Tensor]]:
-    """Copy gathered gradients to host memory, as entries of files.
+    """Copy accumulated gradients to host memory, as entries of files.
 
     Args:
-        pieces: Of :meth:`zerotrial.engine.protocols.Stage.gradient_pieces`.
-        rank: That has them; tensor-parallel ranks of one model are one.
-        spans: Says which part of a parameter this rank has.
+        pieces: Pieces of :meth:`zerotrial.engine.protocols.Stage.gradient_pieces`.
+        rank: Rank of the shares; tensor-parallel ranks of one model count as one.
+        spans: Returns the part of a parameter that this rank has.
     """
     for piece in pieces:
         tensors = {_kind(kind, rank): tensor for kind, tensor in piece.tensors.items()}
@@ -46,14 +46,14 @@ def _kind(kind: str, rank: int) -> str:
 
 
 class SavedGradients:
-    """Gathered gradients of a checkpoint: a ``GradientSource`` of the engine's protocols.
+    """Accumulated gradients of a checkpoint: a ``GradientSource`` of the engine's protocols.
 
     Args:
-        reader: Of the files with gradients.
-        saved: The window in which they were gathered, as :meth:`WindowState.to_dict` gave it.
-        share_factor: Of the stage that goes on.
-        rank: That goes on; None if not as many ranks go on as have saved.
-        spans: Says which part of a parameter this rank has.
+        reader: Reader of the files with gradients.
+        saved: Window of the gradients, from :meth:`WindowState.to_dict`.
+        share_factor: Share factor of the loading stage.
+        rank: Loading rank; None if the number of ranks has changed.
+        spans: Returns the part of a parameter that this rank has.
     """
 
     def __init__(
@@ -69,27 +69,27 @@ class SavedGradients:
         self._factor: float | None = state.pop("share_factor")
         self.state = WindowState(**state)
         self.loss_scale = self.state.loss_scale
-        """By which what is read is to be multiplied; to be set before."""
+        """Loss scale for the restored gradients; set it before reading."""
 
         self._reader = reader
         self._shares = sorted(kind for kind in reader.all_kinds if kind.startswith("share-"))
         same = rank is not None and self._factor == share_factor
-        self._own = _kind("share", rank) if rank is not None and same else None
+        self._own_kind = _kind("share", rank) if rank is not None and same else None
         self.has_shares = bool(self._shares) and same
         self.has_averages = "gradient" in reader.all_kinds or bool(self._shares and not same)
 
     def missing(self, shapes: Mapping[str, Sequence[int]]) -> list[str]:
-        """Return what the files lack, one line for each parameter of ``shapes``."""
-        found = []
+        """Return the missing ranges, one line per parameter of ``shapes``."""
+        lines = []
         for name, shape in shapes.items():
             for kind in sorted(self._reader.kinds(name)):
                 gap = self._reader.missing(name, kind, 0, math.prod(shape))
                 if gap is not None:
-                    found.append(f"{name}: no {kind} for elements {gap[0]}:{gap[1]}")
-        return found
+                    lines.append(f"{name}: no {kind} for elements {gap[0]}:{gap[1]}")
+        return lines
 
     def read_average(self, name: str, start: int, out: Tensor) -> None:
-        """See :class:`~zerotrial.engine.protocols.GradientSource`."""
+        """Fill ``out`` from element ``start`` of a parameter, if it has an average."""
         kinds = self._reader.kinds(name)
         if "gradient" in kinds:
             self._reader.read_into(name, "gradient", start, out, self._spans(name))
@@ -106,10 +106,10 @@ class SavedGradients:
         self._scale(out)
 
     def read_share(self, name: str, out: Tensor) -> bool:
-        """See :class:`~zerotrial.engine.protocols.GradientSource`."""
-        if self._own is None or self._own not in self._reader.kinds(name):
+        """Fill ``out`` with a parameter's share; return False if it has none."""
+        if self._own_kind is None or self._own_kind not in self._reader.kinds(name):
             return False
-        self._reader.read_into(name, self._own, 0, out, self._spans(name))
+        self._reader.read_into(name, self._own_kind, 0, out, self._spans(name))
         self._scale(out)
         return True
 

@@ -1,4 +1,4 @@
-"""``load_state_dict`` of a model that an engine trains: full tensors, sharded or not."""
+"""``load_state_dict`` of a model that an engine trains, with full tensors."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -13,7 +13,7 @@ from zerotrial.engine.module.full_tensor import is_sharded
 __all__ = ["WriteFull", "accept_full_tensors"]
 
 WriteFull = Callable[[Tensor], None]
-"""Writes a full tensor to this rank's shard of one parameter."""
+"""Function that writes a full tensor to this rank's shard of one parameter."""
 
 
 def accept_full_tensors(
@@ -21,27 +21,29 @@ def accept_full_tensors(
     shards: Mapping[nn.Module, Mapping[str, WriteFull]],
     originals: FrozenOriginals,
 ) -> None:
-    """Make ``load_state_dict`` of the model and of its parts write to the engine's memory.
+    """Make ``load_state_dict`` of the model and its submodules write to the engine's memory.
 
-    It needs no communication. A rank that has the full tensors takes its own shards from them.
-    ``assign=True`` copies too, because the engine trains the parameters that it knows.
+    It needs no communication: a rank with the full tensors takes its shards from them.
+    ``assign=True`` copies, too, because the engine trains the parameters that it knows.
 
     Args:
-        module: Of the engine; its hooks are removed when the engine is closed.
-        originals: Of frozen parameters that were rounded.
-        shards: By module and by the parameter's name in it; empty below stage 3.
+        module: The engine's module; its hooks are removed when the engine is closed.
+        originals: Originals of rounded frozen parameters.
+        shards: Writers by module and parameter name; empty below stage 3.
     """
     frozen: dict[nn.Module, dict[str, WriteFull]] = {}
     for name in originals.names:
-        path, _, own = name.rpartition(".")
-        frozen.setdefault(module.get_submodule(path), {})[own] = partial(originals.write, name)
+        path, _, local_name = name.rpartition(".")
+        frozen.setdefault(module.get_submodule(path), {})[local_name] = partial(
+            originals.write, name
+        )
     for part in module.modules():
         register: Any = part.register_load_state_dict_pre_hook
         register(_Writer(shards.get(part, {}), frozen.get(part, {})))
 
 
 def _strip_names(state: dict[str, Any], prefix: str) -> None:
-    """Accept the names of a compiled model: the engine has the modules inside its wrappers."""
+    """Accept the names of a compiled model: the engine has unwrapped modules."""
     for name in [name for name in state if name.startswith(prefix)]:
         plain = prefix + strip_compiled(name.removeprefix(prefix))
         if plain != name:
@@ -49,11 +51,11 @@ def _strip_names(state: dict[str, Any], prefix: str) -> None:
 
 
 class _Writer:
-    """The hook of one module; that of a copy of the module, or in a file, does nothing.
+    """Hook of one module; copies and pickles of it do nothing.
 
     Args:
-        shards: Write the parameters that are sharded, by name.
-        originals: Write the frozen parameters that were rounded, by name.
+        shards: Writers of sharded parameters, by name.
+        originals: Writers of rounded frozen parameters, by name.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class _Writer:
         metadata: dict[str, Any],
         *others: Any,
     ) -> None:
-        """Write what the state has in full; torch then copies what is not sharded."""
+        """Write the full tensors of the state; torch then copies the others."""
         del others
         if self._shards is None:
             return

@@ -1,4 +1,4 @@
-"""What an optimizer keeps under keys that are no parameters: the same on all ranks, saved once."""
+"""Optimizer states under keys that are not parameters: equal on all ranks, saved once."""
 
 import hashlib
 from collections.abc import Mapping
@@ -23,36 +23,38 @@ _VALUES, _ON_HOST = "values", "on_host"
 
 
 def saved_common_states(optimizer: torch.optim.Optimizer, ranks: CheckpointRanks) -> dict[str, Any]:
-    """Return what a checkpoint is to have of them. **Collective**.
+    """Return the common states of an optimizer for a checkpoint. **Collective**.
 
     Args:
-        optimizer: The engine's.
-        ranks: That save together.
+        optimizer: The engine's optimizer.
+        ranks: Ranks that save together.
 
     Raises:
-        CheckpointError: If they are not the same on all ranks.
+        CheckpointError: If they differ between ranks.
     """
     states = common_states(optimizer)
-    told = ranks.allgather({key: _digest(value) for key, value in states.items()})
-    if apart := {repr(k) for mine in told for k in mine if any(o.get(k) != mine[k] for o in told)}:
+    digests = ranks.allgather({key: _digest(value) for key, value in states.items()})
+    if differing := {
+        repr(k) for local in digests for k in local if any(o.get(k) != local[k] for o in digests)
+    }:
         raise CheckpointError(
             f"optimizer: {type(optimizer).__name__} must keep the same on all ranks under keys "
             f"that are no parameters, got other values, or none, on some of {ranks.size} ranks for "
-            f"{', '.join(first_few(sorted(apart)))}; sum them over the ranks in step(), or keep "
-            "them with each parameter"
+            f"{', '.join(first_few(sorted(differing)))}; sum them over the ranks in step(), or "
+            "keep them with each parameter"
         )
     return {_VALUES: states, _ON_HOST: [k for k, v in states.items() if _is_on_host(v)]}
 
 
 def set_saved_common_states(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
-    """Restore what :func:`saved_common_states` gave.
+    """Restore the result of :func:`saved_common_states`.
 
     Args:
-        optimizer: The engine's.
-        saved: Empty, where the checkpoint is of a version that saved none.
+        optimizer: The engine's optimizer.
+        saved: Saved states; empty in checkpoints of versions that saved none.
     """
-    places = {p.device for group in optimizer.param_groups for p in group["params"]}
-    device = next(iter(places), torch.device("cpu"))
+    devices = {p.device for group in optimizer.param_groups for p in group["params"]}
+    device = next(iter(devices), torch.device("cpu"))
     set_common_states(
         optimizer,
         {
@@ -67,7 +69,7 @@ def _is_on_host(value: Any) -> bool:
 
 
 def _digest(value: Any) -> Any:
-    """What is equal where values are, small however large they are."""
+    """Return a small value that is equal for equal states."""
     if isinstance(value, Tensor):
         content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         return str(value.dtype), tuple(value.shape), hashlib.blake2b(content).digest()

@@ -1,7 +1,7 @@
-"""Whole tensors out of an engine and into it, by name, whatever the stage has cut.
+"""Access to full tensors of an engine by name, independent of the stage's sharding.
 
-A weight is the one that the optimizer updates (fp32 in mixed precision). Each rank puts in what
-it keeps (:class:`~zerotrial.engine.protocols.Piece`); no stage needs its own code for it.
+A weight is the one that the optimizer updates (fp32 in mixed precision). Each rank contributes its
+part (:class:`~zerotrial.engine.protocols.Piece`), so stages need no code for it.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -23,13 +23,13 @@ from zerotrial.engine.module.full_tensor import full_tensor_of, is_sharded
 from zerotrial.engine.protocols import Piece, Stage
 from zerotrial.engine.tensor.model_sharding import ShardedModel
 
-__all__ = ["WholeCalls", "gather_whole"]
+__all__ = ["FullStateMethods", "gather_full_state"]
 
 _WEIGHT, _GRADIENT = "weight", "gradient"
 
 
-class WholeCalls:
-    """What reads and writes whole weights, gradients and optimizer states."""
+class FullStateMethods:
+    """Mixin that reads and writes full weights, gradients and optimizer states."""
 
     module: nn.Module
     stage: Stage
@@ -40,66 +40,64 @@ class WholeCalls:
     watchdog: CollectiveWatchdog
 
     @property
-    def weights(self) -> "WholeCalls":
-        """What reads and writes whole tensors: ``full``, ``set_full``, ``gathered``."""
+    def weights(self) -> "FullStateMethods":
+        """Access to full tensors: ``full``, ``set_full``, ``gathered``."""
         return self
 
     @collective
     def full(self, name: str, kind: str = _WEIGHT) -> Tensor | None:
-        """Return one whole tensor on every rank. **Collective**.
+        """Return one full tensor on every rank. **Collective**.
 
-        Of pipeline stages every rank calls, whichever stage has the parameter, and gets it.
+        With pipeline stages every rank calls it and gets the tensor of whichever stage has it.
 
         Args:
-            name: Of a parameter, in ``module.named_parameters()`` of any pipeline stage; any of a
-                tied one's names.
-            kind: ``weight``; ``gradient``, averaged over the ranks as far as they have come, and
-                free of the loss scale; or an optimizer state by its name, such as ``exp_avg``.
+            name: Any name of a parameter in ``module.named_parameters()`` of any pipeline stage.
+            kind: ``weight``; ``gradient``, averaged over the ranks so far and without loss scale;
+                or the name of an optimizer state, such as ``exp_avg``.
 
         Returns:
-            A copy of the parameter's shape, on the engine's device: the master weight where there
-            is one. None where there is no such gradient or state.
+            A copy in the parameter's shape, on the engine's device: the master weight if there
+            is one. None if the gradient or state does not exist.
 
         Raises:
-            EngineError: If no parameter has the name; on all ranks alike.
+            EngineError: On all ranks, if no parameter has the name.
         """
-        return self._where_it_is(name, lambda first: self._full(first, kind))
+        return self._on_owning_stage(name, lambda first: self._full(first, kind))
 
     def _full(self, first: str, kind: str) -> Tensor | None:
-        found = self._full_part(first, kind)
-        return None if found is None else self.divided.whole(first, found)
+        part = self._full_part(first, kind)
+        return None if part is None else self.divided.full(first, part)
 
     def _full_part(self, first: str, kind: str) -> Tensor | None:
-        """As :meth:`full`, of what a tensor-parallel rank has."""
+        """Return a tensor-parallel rank's part of :meth:`full`."""
         if kind == _GRADIENT:
             return self._full_gradient(first)
         if kind == _WEIGHT and first not in self._trained_shapes():
-            value = self.stage.originals.whole(first, _whole_of_module(self.module, first))
+            value = self.stage.originals.full(first, _full_module_value(self.module, first))
             return value.to(self.device)
         if kind != _WEIGHT:
             self.stage.prepare_states()
         label = "master" if kind == _WEIGHT else kind
-        return self._sum_of(self.stage.pieces(), first, label)
+        return self._assemble(self.stage.pieces(), first, label)
 
     @collective
     def set_full(self, name: str, value: Tensor, kind: str = _WEIGHT) -> None:
-        """Write one whole tensor, which is the same on every rank. **Collective**.
+        """Write one full tensor, which is equal on every rank. **Collective**.
 
-        Of pipeline stages every rank calls; of a tied layer all copies are written.
+        With pipeline stages every rank calls it; all copies of a tied layer are written.
 
         Args:
-            name: Of a parameter, in ``module.named_parameters()`` of any pipeline stage; any of a
-                tied one's names.
-            value: Of the parameter's shape, any type and device. A DTensor is gathered.
+            name: Any name of a parameter in ``module.named_parameters()`` of any pipeline stage.
+            value: Tensor of the parameter's shape, any type and device. A DTensor is gathered.
             kind: See :meth:`full`. A gradient can be written between the last ``backward`` of an
                 accumulation window and its ``step``.
 
         Raises:
-            EngineError: If no parameter has the name, the shape is another, or there is nothing of
-                this kind to be written; on all ranks alike.
+            EngineError: On all ranks, if no parameter has the name, the shape differs, or the
+                parameter has no tensor of this kind.
         """
         full = full_tensor_of(value) if isinstance(value, Tensor) else value
-        self._where_it_is(name, lambda first: self._set_full(name, first, full, kind))
+        self._on_owning_stage(name, lambda first: self._set_full(name, first, full, kind))
 
     def _set_full(self, name: str, first: str, value: Tensor, kind: str) -> None:
         shape = self._trained_shapes().get(first)
@@ -114,31 +112,31 @@ class WholeCalls:
         if kind != _WEIGHT:
             self.stage.prepare_states()
         label = "master" if kind == _WEIGHT else kind
-        written, known = False, set[str]()
+        written, known_kinds = False, set[str]()
         for piece in self.stage.pieces(write=True):
             if piece.name == first:
-                known |= piece.tensors.keys()
+                known_kinds |= piece.tensors.keys()
                 if label in piece.tensors:
                     piece.tensors[label].copy_(flat[piece.start : piece.stop])
                     written = True
-        self._check_written(first, kind, written=written, known=known)
+        self._check_written(first, kind, written=written, known_kinds=known_kinds)
         if kind == _WEIGHT:
             self.stage.weights_changed()
 
     @contextmanager
     def gathered(self, names: Iterable[str], *, modifier_rank: int | None = None) -> Iterator[None]:
-        """Have parameters whole in their modules within a ``with`` block. **Collective**.
+        """Have full parameters in their modules within a ``with`` block. **Collective**.
 
-        At stage 3 what runs inside gathers nothing of them, so that ranks may run on their own, as
-        in generation; a module's attribute is the whole parameter there, in the type in which the
-        model computes. At the other stages they are whole at all times.
+        At stage 3 nothing is gathered inside of the block, so that ranks may run independently, as
+        in generation. A module's attribute is then the full parameter in the compute type. At other
+        stages parameters are always full.
 
-        Of pipeline stages every rank calls with all names, and has those of its own stage.
+        With pipeline stages every rank passes all names, and gets those of its stage.
 
         Args:
-            names: In ``module.named_parameters()`` of any pipeline stage.
-            modifier_rank: The data-parallel rank whose changes all ranks have at the end; None: at
-                stage 3 changes are lost.
+            names: Names in ``module.named_parameters()`` of any pipeline stage.
+            modifier_rank: Data-parallel rank whose changes are copied to all ranks at the end;
+                None: changes are lost at stage 3.
 
         Raises:
             EngineError: If no parameter has one of the names.
@@ -152,16 +150,16 @@ class WholeCalls:
                     values[name] = self.module.get_parameter(name).detach().clone()
         if modifier_rank is not None:
             with self.watchdog.call("gathered"):
-                self._spread(values, modifier_rank)
+                self._broadcast_values(values, modifier_rank)
 
-    def _spread(self, values: dict[str, Tensor], source: int) -> None:
-        """Make one rank's values everyone's, and the masters'."""
+    def _broadcast_values(self, values: dict[str, Tensor], source: int) -> None:
+        """Copy one rank's values to all ranks and to the masters."""
         group = self.mesh.data.group
         for value in values.values() if group is not None else ():
             dist.broadcast(value, group=group, group_src=source)
         for name, value in values.items():
             tie = tie_of(self.module.get_parameter(name))
-            if tie is not None:  # the copies of other stages are to stay equal
+            if tie is not None:  # keeps the copies of other stages equal
                 dist.broadcast(value, group=tie.owners.group, group_src=0)
         trained = self._trained_shapes()
         for name, value in values.items():
@@ -171,8 +169,8 @@ class WholeCalls:
             if piece.name in values:
                 flat = values[piece.name].reshape(-1)[piece.start : piece.stop]
                 master = piece.tensors["master"]
-                kept = master.to(flat.dtype) == flat  # what nobody changed keeps its last bits
-                master.copy_(torch.where(kept, master, flat))
+                unchanged = master.to(flat.dtype) == flat  # unchanged elements keep full precision
+                master.copy_(torch.where(unchanged, master, flat))
         if trained.keys() & values.keys():
             self.stage.weights_changed()
 
@@ -183,122 +181,126 @@ class WholeCalls:
         """Gather weights and buffers on rank 0, in its host memory. **Collective**.
 
         Args:
-            dtype: Of floating-point parameters; None keeps the fp32 master weights. Buffers keep
-                their types.
-            exclude_frozen_parameters: Leave out parameters that are not trained.
+            dtype: Type of floating-point parameters; None keeps the fp32 master weights. Buffers
+                keep their types.
+            exclude_frozen_parameters: Leave out frozen parameters.
 
         Returns:
-            On rank 0 as ``module.state_dict()`` would be, under all names of tied parameters, which
-            share one tensor; on the others nothing.
+            On rank 0 like ``module.state_dict()``, with all names of tied parameters, which share
+            one tensor; on other ranks empty.
         """
         frozen = not exclude_frozen_parameters
-        return gather_whole(
+        return gather_full_state(
             self.module, self.stage, self.mesh, self.divided, dtype=dtype, frozen=frozen
         )
 
-    # -- how ------------------------------------------------------------------------------------
+    # -- implementation -------------------------------------------------------------------------
 
     @property
     def _stages(self) -> Axis:
-        """The pipeline stages that have one model between them; an mpu's parts have one each."""
-        return Axis() if self.mesh.whole is None else self.mesh.pipe
+        """Pipeline stages of one model; with an mpu each part is separate."""
+        return Axis() if self.mesh.all_ranks is None else self.mesh.pipe
 
     def _first_names(self, names: Iterable[str]) -> list[str]:
-        """The first names, in order, of those that this rank's part has. **Collective**."""
-        wanted = sorted(set(names))
-        known = {
+        """Return the sorted first names of those that this rank's part has. **Collective**."""
+        requested = sorted(set(names))
+        first_by_name = {
             name: first for first, all_ in names_by_first(self.module).items() for name in all_
         }
-        everywhere = set[str]().union(*CheckpointRanks(self._stages.group).allgather(set(known)))
-        for name in wanted:
+        everywhere = set[str]().union(
+            *CheckpointRanks(self._stages.group).allgather(set(first_by_name))
+        )
+        for name in requested:
             if name not in everywhere:
                 hint = suggest(name, sorted(everywhere))
                 raise EngineError(f"the model has no parameter {name!r}{hint}")
-        return sorted({known[name] for name in wanted if name in known})
+        return sorted({first_by_name[name] for name in requested if name in first_by_name})
 
-    def _where_it_is(self, name: str, call: Callable[[str], Tensor | None]) -> Tensor | None:
-        """Call what works on this rank's part where the parameter is. **Collective**.
+    def _on_owning_stage(self, name: str, call: Callable[[str], Tensor | None]) -> Tensor | None:
+        """Call a function on the pipeline stage that has a parameter. **Collective**.
 
         Args:
-            name: Any of the parameter's.
+            name: Any of the parameter's names.
             call: Gets its first name; collective over the ranks of one pipeline stage.
 
         Returns:
-            On all ranks what the first pipeline stage that has the parameter returned.
+            On all ranks the result of the first pipeline stage that has the parameter.
 
         Raises:
-            EngineError: On all ranks, where no stage has it or one raised it.
+            EngineError: On all ranks, if no stage has it or one of them raised it.
         """
         first, stages = self._first_names([name]), self._stages
         if stages.size == 1:
             return call(first[0])
-        found, problem = None, ""
+        value, problem = None, ""
         try:
-            found = call(first[0]) if first else None
+            value = call(first[0]) if first else None
         except EngineError as error:
             problem = str(error)
-        told = (bool(first), problem, None if found is None else (found.shape, found.dtype))
-        answers = CheckpointRanks(stages.group).allgather(told)
+        answer = (bool(first), problem, None if value is None else (value.shape, value.dtype))
+        answers = CheckpointRanks(stages.group).allgather(answer)
         for _, text, _ in answers:
             if text:
                 raise EngineError(text)
-        source, like = next((at, like) for at, (has, _, like) in enumerate(answers) if has)
-        if like is None:
+        source, description = next(
+            (stage, description) for stage, (has, _, description) in enumerate(answers) if has
+        )
+        if description is None:
             return None
-        shape, dtype = like
-        whole = found if found is not None else torch.empty(shape, dtype=dtype, device=self.device)
-        dist.broadcast(whole, group=stages.group, group_src=source)
-        return whole
+        shape, dtype = description
+        result = value if value is not None else torch.empty(shape, dtype=dtype, device=self.device)
+        dist.broadcast(result, group=stages.group, group_src=source)
+        return result
 
     def _trained_shapes(self) -> dict[str, torch.Size]:
-        """Shapes of the parameters that are updated, whole, by their names. **Collective**."""
+        """Return the full shapes of trained parameters by name. **Collective**."""
         ranks = CheckpointRanks(self.mesh.data.group)
         shapes: dict[str, torch.Size] = {}
-        for found in ranks.allgather({piece.name: piece.shape for piece in self.stage.pieces()}):
-            shapes |= found
+        for part in ranks.allgather({piece.name: piece.shape for piece in self.stage.pieces()}):
+            shapes |= part
         return shapes
 
-    def _sum_of(self, pieces: Iterator[Piece], name: str, label: str) -> Tensor | None:
-        """Put together what the ranks keep of one tensor; no element is kept twice."""
-        own = [
+    def _assemble(self, pieces: Iterator[Piece], name: str, label: str) -> Tensor | None:
+        """Assemble a tensor from the ranks' parts, which do not overlap."""
+        parts = [
             (piece.start, piece.tensors[label].detach().clone(), piece.shape)
             for piece in pieces
             if piece.name == name and label in piece.tensors
         ]
         ranks = CheckpointRanks(self.mesh.shard.group)
-        known = [(values.dtype, shape) for _, values, shape in own[:1]]
-        told = [item for found in ranks.allgather(known) for item in found]
-        if not told:
+        local = [(values.dtype, shape) for _, values, shape in parts[:1]]
+        gathered = [item for answer in ranks.allgather(local) for item in answer]
+        if not gathered:
             return None
-        dtype, shape = told[0]
-        whole = torch.zeros(shape.numel(), dtype=dtype, device=self.device)
-        for start, values, _ in own:
-            whole[start : start + values.numel()].copy_(values)
-        if ranks.size > 1:  # as bytes: sums with zero of any type are exact
-            dist.all_reduce(whole.view(torch.uint8), group=self.mesh.shard.group)
-        return whole.view(shape)
+        dtype, shape = gathered[0]
+        total = torch.zeros(shape.numel(), dtype=dtype, device=self.device)
+        for start, values, _ in parts:
+            total[start : start + values.numel()].copy_(values)
+        if ranks.size > 1:  # as bytes: adding zeros is exact for any type
+            dist.all_reduce(total.view(torch.uint8), group=self.mesh.shard.group)
+        return total.view(shape)
 
     def _full_gradient(self, name: str) -> Tensor | None:
         self.stage.settle_gradients()
-        average = self._sum_of(self.stage.gradient_pieces(), name, "gradient")
+        average = self._assemble(self.stage.gradient_pieces(), name, "gradient")
         share = self._average_of_shares(name)
         if share is not None:
             average = share if average is None else average + share
         return None if average is None else average / self.scaler.scale
 
     def _average_of_shares(self, name: str) -> Tensor | None:
-        """Average what each rank has gathered by itself."""
-        own = [
+        """Average the unaveraged gradients of the ranks."""
+        local = [
             piece.tensors["share"].detach().float().reshape(piece.shape)
             for piece in self.stage.gradient_pieces()
             if piece.name == name and "share" in piece.tensors
         ]
         ranks = CheckpointRanks(self.mesh.data.group)
-        shapes = [s for found in ranks.allgather([t.shape for t in own]) for s in found]
+        shapes = [s for answer in ranks.allgather([t.shape for t in local]) for s in answer]
         if not shapes:
             return None
         total = torch.zeros(shapes[0], device=self.device)
-        for share in own:
+        for share in local:
             total += share.to(self.device)
         if ranks.size > 1:
             dist.all_reduce(total, group=self.mesh.data.group)
@@ -315,12 +317,12 @@ class WholeCalls:
                 part = flat[piece.start : piece.stop].to(self.device, torch.float64)
                 piece.tensors["gradient"].copy_(part * self.scaler.scale)
                 written = True
-        self._check_written(name, _GRADIENT, written=written, known=set())
+        self._check_written(name, _GRADIENT, written=written, known_kinds=set())
 
-    def _check_written(self, name: str, kind: str, *, written: bool, known: set[str]) -> None:
-        """Raise on all ranks alike when none had anything to be written to."""
+    def _check_written(self, name: str, kind: str, *, written: bool, known_kinds: set[str]) -> None:
+        """Raise on all ranks if none of them has written anything."""
         ranks = CheckpointRanks(self.mesh.data.group)
-        answers = ranks.allgather((written, sorted(known - {"master"})))
+        answers = ranks.allgather((written, sorted(known_kinds - {"master"})))
         if any(done for done, _ in answers):
             return
         if kind == _GRADIENT:
@@ -341,7 +343,7 @@ class WholeCalls:
         self.stage.originals.write(name, part)
 
 
-def whole_tensors(
+def full_tensors(
     module: nn.Module,
     stage: Stage,
     divided: ShardedModel,
@@ -349,31 +351,31 @@ def whole_tensors(
     *,
     frozen: bool = True,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield every weight and persistent buffer, whole, by its first name. **Collective**.
+    """Yield every full weight and persistent buffer by its first name. **Collective**.
 
     Args:
-        module: Whose weights and buffers.
-        stage: That has the trained ones.
-        divided: Puts those together that are cut over tensor-parallel ranks.
-        dtype: Of floating-point parameters; None gives the master weights, and frozen ones at least
-            in the type of the masters. Buffers keep theirs.
-        frozen: Whether parameters that are not trained are wanted too.
+        module: Module with the weights and buffers.
+        stage: Stage with the trained weights.
+        divided: Gathers parameters that are sharded over tensor-parallel ranks.
+        dtype: Type of floating-point parameters; None returns the master weights, and frozen
+            ones in at least the masters' type. Buffers keep their types.
+        frozen: Whether to include frozen parameters.
     """
     trained, wide = set(), None
     for name, tensor in stage.full_weights(dtype):
         trained.add(name)
         wide = tensor.dtype if wide is None else torch.promote_types(wide, tensor.dtype)
-        yield name, divided.whole(name, tensor)
+        yield name, divided.full(name, tensor)
     parameters = names_by_first(module)
     for name, tensor in module_tensors(module, trained, frozen=frozen, originals=stage.originals):
-        value = divided.whole(name, tensor)
+        value = divided.full(name, tensor)
         if name in parameters and tensor.is_floating_point():
             widened = value.dtype if wide is None else torch.promote_types(value.dtype, wide)
             value = value.to(dtype or widened)
         yield name, value
 
 
-def gather_whole(
+def gather_full_state(
     module: nn.Module,
     stage: Stage,
     mesh: Mesh,
@@ -382,67 +384,67 @@ def gather_whole(
     dtype: torch.dtype | None = None,
     frozen: bool = True,
 ) -> dict[str, Tensor]:
-    """Gather weights and buffers of all pipeline stages, in host memory. **Collective**.
+    """Gather weights and buffers of all pipeline stages in host memory. **Collective**.
 
     Args:
         module: This rank's part of the model.
-        stage: That has the trained weights.
-        mesh: Of the engine.
-        divided: See :func:`whole_tensors`.
-        dtype: See :func:`whole_tensors`.
-        frozen: See :func:`whole_tensors`.
+        stage: Stage with the trained weights.
+        mesh: The engine's mesh.
+        divided: See :func:`full_tensors`.
+        dtype: See :func:`full_tensors`.
+        frozen: See :func:`full_tensors`.
 
     Returns:
-        On rank 0 by all names, those of tied parameters too, which share one tensor; on the others
-        nothing. Of an mpu's parts, each has its own.
+        On rank 0 by all names, including those of tied parameters, which share one tensor; on
+        other ranks empty. With an mpu each part has its own result.
     """
-    together = mesh.whole is not None
-    first = mesh.data.rank == 0 and (not together or mesh.tensor.rank == 0)
-    sends = together and mesh.pipe.rank > 0
+    has_all_parts = mesh.all_ranks is not None
+    first = mesh.data.rank == 0 and (not has_all_parts or mesh.tensor.rank == 0)
+    sends = has_all_parts and mesh.pipe.rank > 0
     names, counts = names_by_first(module), mesh.counted_parameters(module.parameters())
-    own = {name for name, parameter in module.named_parameters() if parameter in counts}
-    found: dict[str, Tensor] = {}
-    # Collectives at stage 3, so that every rank walks.
-    for name, tensor in whole_tensors(module, stage, divided, dtype, frozen=frozen):
-        if not first or (name in names and name not in own):
+    counted = {name for name, parameter in module.named_parameters() if parameter in counts}
+    result: dict[str, Tensor] = {}
+    # Collectives at stage 3, so every rank iterates.
+    for name, tensor in full_tensors(module, stage, divided, dtype, frozen=frozen):
+        if not first or (name in names and name not in counted):
             continue
         value = tensor.detach().to("cpu", copy=True).contiguous()
         if sends:
             dist.send_object_list([(name, value)], group=mesh.pipe.group, group_dst=0)
         else:
-            found.update(dict.fromkeys(names.get(name, [name]), value))
+            result.update(dict.fromkeys(names.get(name, [name]), value))
     if first and sends:
         dist.send_object_list([None], group=mesh.pipe.group, group_dst=0)
-    elif first and together:
-        for other in range(1, mesh.pipe.size):
-            found.update(_received(mesh, other))
-    return found
+    elif first and has_all_parts:
+        for stage_index in range(1, mesh.pipe.size):
+            result.update(_received(mesh, stage_index))
+    return result
 
 
 def _received(mesh: Mesh, stage: int) -> Iterator[tuple[str, Tensor]]:
-    """Yield what another pipeline stage sends."""
-    box: list[Any] = [()]
+    """Yield the values that another pipeline stage sends."""
+    message: list[Any] = [()]
     while True:
-        dist.recv_object_list(box, group=mesh.pipe.group, group_src=stage)
-        if box[0] is None:
+        dist.recv_object_list(message, group=mesh.pipe.group, group_src=stage)
+        if message[0] is None:
             return
-        yield box[0]
+        yield message[0]
 
 
 def names_by_first(module: nn.Module) -> dict[str, list[str]]:
-    """All names of each parameter, by the first of them."""
+    """Return all names of each parameter by its first name."""
     by_parameter: dict[Any, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         by_parameter.setdefault(parameter, []).append(name)
     return {names[0]: names for names in by_parameter.values()}
 
 
-def _whole_of_module(module: nn.Module, name: str) -> Tensor:
+def _full_module_value(module: nn.Module, name: str) -> Tensor:
     value = module.get_parameter(name).detach()
     return full_tensor_of(value) if is_sharded(value) else value.clone()
 
 
 def _check_shape(name: str, value: Tensor, shape: torch.Size) -> None:
     if not isinstance(value, Tensor) or value.shape != shape:
-        found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        raise EngineError(f"set_full(): {name} must get a tensor {tuple(shape)}, got {found}")
+        actual = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise EngineError(f"set_full(): {name} must get a tensor {tuple(shape)}, got {actual}")

@@ -1,4 +1,4 @@
-"""The calls of an engine that save, load and export."""
+"""Engine methods that save, load and export."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
@@ -25,13 +25,13 @@ from zerotrial.engine.progress import Progress
 from zerotrial.engine.protocols import Stage
 from zerotrial.engine.tensor.model_sharding import ShardedModel
 
-__all__ = ["CheckpointCalls"]
+__all__ = ["CheckpointMethods"]
 
 _SIXTEEN_BITS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.bfloat16}
 
 
-class CheckpointCalls:
-    """DeepSpeed's calls for checkpoints, on top of the parts that an engine is made of."""
+class CheckpointMethods:
+    """Mixin of DeepSpeed's checkpoint methods."""
 
     module: nn.Module
     stage: Stage
@@ -46,7 +46,7 @@ class CheckpointCalls:
 
     @cached_property
     def checkpointer(self) -> Checkpointer:
-        """Saves and loads; made at the first use, which is **Collective**."""
+        """Checkpointer; its creation at the first use is **Collective**."""
         options = self.config.checkpoint
         return Checkpointer(
             self._training_state(),
@@ -55,13 +55,13 @@ class CheckpointCalls:
         )
 
     def _training_state(self) -> TrainingState:
-        own = {p.name: self.divided.shape(p.name, p.shape) for p in self.stage.pieces()}
-        # A rank may own no element of some parameter.
-        trainable = _union(CheckpointRanks(self.mesh.data.group).allgather(own))
+        local = {p.name: self.divided.shape(p.name, p.shape) for p in self.stage.pieces()}
+        # A rank may own no element of a parameter.
+        trainable = _union(CheckpointRanks(self.mesh.data.group).allgather(local))
         everywhere = _union(CheckpointRanks(self.mesh.saving.group).allgather(trainable))
-        # Of ranks that have the same shards the first writes them.
+        # Of several replicas of a shard the first one is written.
         writes = self.mesh.replicate.rank == 0
-        counts = self.mesh.counted_parameters(self.module.parameters()) if writes else frozenset()
+        counted = self.mesh.counted_parameters(self.module.parameters()) if writes else frozenset()
         stateful = {
             "counters": self.progress,
             "loss_scaler": self.scaler,
@@ -77,7 +77,7 @@ class CheckpointCalls:
             counted=frozenset(
                 name
                 for name, parameter in self.module.named_parameters()
-                if parameter in counts or (writes and name in self.divided.cuts)
+                if parameter in counted or (writes and name in self.divided.cuts)
             ),
             divided=self.divided,
             mesh=self.mesh,
@@ -98,23 +98,23 @@ class CheckpointCalls:
         async_save: bool | None = None,
         client_sd: dict[str, Any] | None = None,
     ) -> str:
-        """Write everything that training needs to go on. **Collective**.
+        """Write the training state. **Collective**.
 
-        Between two accumulation boundaries the gradients gathered so far are a part of it.
+        Between two accumulation boundaries it includes the accumulated gradients.
 
         Args:
-            save_dir: Holds the checkpoints of one engine.
-            tag: Folder name; ``global_step<N>`` by default. An older one of the same tag is
-                replaced.
-            client_state: The user's own: tensors, numbers, strings and containers of them.
-            save_latest: Whether ``latest`` is to name this checkpoint.
-            exclude_frozen_parameters: Leave out parameters that are not trained.
-            async_save: Copy the state and write it while training goes on; None does what
-                ``checkpoint.writer.decoupled`` says. See :meth:`wait_for_checkpoint`.
-            client_sd: ``client_state`` under the name that DeepSpeed's examples give it.
+            save_dir: Directory with the checkpoints of one engine.
+            tag: Folder name; ``global_step<N>`` by default. An older checkpoint with the same
+                tag is replaced.
+            client_state: State of the user: tensors, numbers, strings and containers of them.
+            save_latest: Whether to update ``latest``.
+            exclude_frozen_parameters: Leave out frozen parameters.
+            async_save: Copy the state and write it in the background; None uses
+                ``checkpoint.writer.decoupled``. See :meth:`wait_for_checkpoint`.
+            client_sd: ``client_state`` under the name in DeepSpeed's examples.
 
         Returns:
-            Where the checkpoint is; when asynchronous, where it will be.
+            Directory of the checkpoint, which an asynchronous save creates later.
 
         Raises:
             CheckpointError: On all ranks, if it could not be written.
@@ -122,7 +122,7 @@ class CheckpointCalls:
         if client_state is not None and client_sd is not None:
             raise CheckpointError("client_sd: is another name of client_state; give one of the two")
         return self.checkpointer.save(
-            _given("save_dir", save_dir),
+            _checked_directory("save_dir", save_dir),
             f"global_step{self.progress.global_steps}" if tag is None else str(tag),
             client_sd if client_state is None else client_state,
             save_latest=save_latest,
@@ -141,27 +141,27 @@ class CheckpointCalls:
         load_module_only: bool = False,  # noqa: FBT001, FBT002 - DeepSpeed's order
         custom_load_fn: Callable[..., Any] | None = None,
     ) -> tuple[str, dict[str, Any]]:
-        """Go on from a checkpoint of any stage and number of ranks. **Collective**.
+        """Resume from a checkpoint of any stage and number of ranks. **Collective**.
 
-        Gradients that wait for a boundary are replaced too. Those that the checkpoint has are
-        dropped unless optimizer states are loaded: the next micro-batch then begins an
-        accumulation window. The loader of ``initialize()`` goes on at the next sample, and the log
-        says where that is: nothing is left to skip.
+        Gradients that wait for a boundary are replaced, too. Those of the checkpoint are dropped
+        unless optimizer states are loaded: then the next micro-batch begins an accumulation window.
+        The loader of ``initialize()`` continues at the next sample, whose position is logged; do
+        not skip samples.
 
         Args:
-            load_dir: As it was passed to :meth:`save_checkpoint`.
-            tag: Folder name; the one that ``latest`` names by default.
+            load_dir: Directory passed to :meth:`save_checkpoint`.
+            tag: Folder name; the tag in ``latest`` by default.
             load_module_strict: Whether parameters and buffers must have the same names.
-            load_optimizer_states: False starts the optimizer afresh.
-            load_lr_scheduler_states: False keeps the schedule as it is.
-            load_module_only: Only parameters and buffers; counters, random state and all else stay.
-            custom_load_fn: DeepSpeed's; must be None, and the message says what to do instead.
+            load_optimizer_states: False resets the optimizer.
+            load_lr_scheduler_states: False keeps the current schedule.
+            load_module_only: Load only parameters and buffers.
+            custom_load_fn: Not supported; the error names the alternative.
 
         Returns:
-            The checkpoint's directory, and the client state that was saved with it.
+            Directory of the checkpoint, and its client state.
 
         Raises:
-            CheckpointNotFoundError: If there is none; training never starts afresh silently.
+            CheckpointNotFoundError: If it does not exist; training never silently restarts.
             CheckpointError: On all ranks, if a file is missing or damaged, or does not fit.
         """
         if custom_load_fn is not None:
@@ -176,16 +176,16 @@ class CheckpointCalls:
             strict=load_module_strict,
         )
         tag = None if tag is None else str(tag)
-        found = self.checkpointer.load(_given("load_dir", load_dir), tag, selection)
+        result = self.checkpointer.load(_checked_directory("load_dir", load_dir), tag, selection)
         owner = cast("GradientOwner", self)
         close_window(owner)
-        if self.progress.waiting:  # the checkpoint was made between two micro-batches
+        if self.progress.waiting:  # the checkpoint was saved between two micro-batches
             open_window(owner)
-        return found
+        return result
 
     @collective
     def wait_for_checkpoint(self) -> None:
-        """Return when an asynchronous save is valid. **Collective**.
+        """Wait until an asynchronous save is valid. **Collective**.
 
         Raises:
             CheckpointError: On all ranks, if it could not be written.
@@ -203,14 +203,14 @@ class CheckpointCalls:
     ) -> str:
         """Write all weights and buffers to one safetensors file. **Collective**.
 
-        ``model.load_state_dict(safetensors.torch.load_file(path))`` reads it: tied parameters stand
-        there under each of their names. Rank 0 needs host memory for the whole model.
+        Read it with ``model.load_state_dict(safetensors.torch.load_file(path))``: tied parameters
+        are stored under each of their names. Rank 0 needs host memory for the full model.
 
         Args:
-            path: Of the file; appears only when it is complete.
-            dtype: Of floating-point parameters; None keeps the fp32 master weights. Buffers keep
-                their types.
-            exclude_frozen_parameters: Leave out parameters that are not trained.
+            path: Path of the file, which appears when it is complete.
+            dtype: Type of floating-point parameters; None keeps the fp32 master weights. Buffers
+                keep their types.
+            exclude_frozen_parameters: Leave out frozen parameters.
 
         Returns:
             The path.
@@ -237,19 +237,19 @@ class CheckpointCalls:
     ) -> bool:
         """Write the weights in 16 bits to one safetensors file. **Collective**.
 
-        They are in the type that the model computes in; bf16 when that is fp32.
+        They have the compute type; bf16 if that is fp32.
 
         Args:
             save_dir: Directory of the file.
             save_filename: Must end in ``.safetensors``.
-            exclude_frozen_parameters: Leave out parameters that are not trained.
+            exclude_frozen_parameters: Leave out frozen parameters.
 
         Returns:
-            True; DeepSpeed's callers look at it.
+            True, which DeepSpeed's callers check.
 
         Raises:
-            ConfigError: At stage 3, if the config does not allow to gather whole weights, or for a
-                file name that promises another format.
+            ConfigError: At stage 3, if the config does not permit gathering full weights, or for a
+                file name with another format's extension.
             CheckpointError: On all ranks, if the file cannot be written.
         """
         zero = self.config.zero_optimization
@@ -272,14 +272,14 @@ class CheckpointCalls:
 
 
 def _union(shapes: Iterable[Mapping[str, torch.Size]]) -> dict[str, torch.Size]:
-    found: dict[str, torch.Size] = {}
+    merged: dict[str, torch.Size] = {}
     for part in shapes:
-        found |= part
-    return {name: found[name] for name in sorted(found)}
+        merged |= part
+    return {name: merged[name] for name in sorted(merged)}
 
 
-def _given(name: str, directory: str | PathLike[str]) -> str | PathLike[str]:
-    """Refuse what would silently mean the working directory."""
+def _checked_directory(name: str, directory: str | PathLike[str]) -> str | PathLike[str]:
+    """Reject an empty name, which would mean the working directory."""
     if not isinstance(directory, str | PathLike) or not str(directory):
         raise CheckpointError(f"{name}: must be the name of a directory, got {directory!r}")
     return directory
