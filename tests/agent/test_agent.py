@@ -101,9 +101,7 @@ def test_next_agent_delivers_logs_of_killed_one(installation: Installation, tmp_
     installation.up()
     assert installation.wait_for(experiment_id)["state"] == "COMPLETED"
     assert installation.client.trial(trial["id"])["restarts"] == 0
-    assert "the agent ended while the run was going on" in " ".join(
-        installation.lines(experiment_id, "agent")
-    )
+    assert "the agent ended during the run" in " ".join(installation.lines(experiment_id, "agent"))
     for rank in (0, 1):
         lines = lines_of_rank(installation, experiment_id, rank)
         assert lines == expected_lines(rank, 500) + expected_lines(rank, 1000)

@@ -629,9 +629,9 @@ def test_task_id_precedes_name(installation: Installation, tmp_path: Path) -> No
     first = installation.quick("task", "run", "--name", "meant", *arguments).stdout.strip()
     other = installation.quick("task", "run", "--name", first, *arguments).stdout.strip()
     shown = installation.quick("task", "stop", first, "--kill").stderr
-    assert f"task meant ({first}) is told to stop" in shown
+    assert f"task meant ({first}) is stopping" in shown
     shown = installation.quick("task", "stop", other, "--kill").stderr
-    assert f"task {first} ({other}) is told to stop" in shown
+    assert f"task {first} ({other}) is stopping" in shown
     arguments = ["task", "run", "--name", "odd", "--context", tmp_path, "--", "a", "\udcff"]
     assert (
         "must be text of whole characters (UTF-8), got '\\udcff'"

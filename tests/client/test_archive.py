@@ -113,8 +113,8 @@ def test_too_large_directory_names_largest_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("present", [True, False])
-def test_empty_directory_is_rejected(drop_none: bool, tmp_path: Path) -> None:
-    if drop_none:
+def test_empty_directory_is_rejected(present: bool, tmp_path: Path) -> None:
+    if present:
         write(tmp_path / "model", {".git/config": ""})
     with pytest.raises(ConfigError, match="model directory"):
         archive.pack(tmp_path / "model")

@@ -75,8 +75,8 @@ def test_problems_of_both_files_are_reported() -> None:
         ),
         (
             {"net": {"act": {"type": "categorical", "vals": ["relu", {"slope": [SLOPE]}]}}},
-            "hyperparameters.net.act.vals[1].slope[0]: must be a value, as nothing is drawn "
-            "inside vals, got a spec of type 'double'; give it a key of its own beside "
+            "hyperparameters.net.act.vals[1].slope[0]: must be a value, because vals are not "
+            "sampled, got a spec of type 'double'; give it a separate key next to "
             "'net.act', with when: {net.act: ...}",
         ),
     ],

@@ -160,7 +160,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"checkpoint_policy": "latest"}, "checkpoint_policy: must be 'best', 'all' or 'none'"),
     (
         {"searcher": {"name": "single", "metric": "m"}},
-        "searcher.max_length: is required for a trial class, got nothing; say how far",
+        "searcher.max_length: is required for a trial class, got nothing; set the length",
     ),
     ({"searcher": {"name": "grid", "max_length": 1}}, "searcher.metric: is required"),
     (
@@ -308,7 +308,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
                 "secret_key": "********",
             }
         },
-        "checkpoint_storage.secret_key: must be the key itself, got the stars that stand for it",
+        "checkpoint_storage.secret_key: must be the key itself, got the mask that responses show",
     ),
     (
         {"checkpoint_storage": {"type": "shared_fs", "host_path": "/a", "storage_path": "../b"}},

@@ -89,7 +89,7 @@ def test_batch_must_divide_over_hosts(folder: Path) -> None:
         ({"hostfile": "../hosts"}, ["resources.hostfile: must be a path inside the model"]),
         ({"hostfile": "bad"}, [
             "resources.hostfile: bad: line 1: must look like `HOST slots=N`",
-            "resources.hostfile: bad: line 3: b stands here a second time",
+            "resources.hostfile: bad: line 3: b occurs a second time",
         ]),
         ({"hostfile": "none", "include": "a", "exclude": "b"}, [
             "resources.hostfile: must name a file in the model directory",

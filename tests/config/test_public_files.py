@@ -30,7 +30,7 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {"zero_optimization.stage": 3, "zero_optimization": {"stage": 2, "overlap_comm": True}},
         {"zero_optimization": {"stage": 3, "overlap_comm": True}},
         "zero_optimization.stage: a dotted key; taken for 'stage' inside 'zero_optimization', "
-        "in place of 2",
+        "instead of 2",
     ),
     (
         {"zero_optimization.offload_param.device": "cpu", "zero_optimization.stage": 3},
@@ -231,7 +231,7 @@ def test_comments_and_trailing_commas(tmp_path: Path, caplog: pytest.LogCaptureF
     ("text", "problem"),
     [
         ('{"fp16": {"enabled": True,\n}}', "fp16.enabled: must be JSON, got True; write true"),
-        ('{"a": one, \n"b": 2 }', 'a: must stand in "double quotes" or be JSON, got one'),
+        ('{"a": one, \n"b": 2 }', 'a: must be in "double quotes" or be JSON, got one'),
         ('{"a": 1, "a": 2,}', "a: must be given once"),
         ('{"a": [1, 2}', "line 1, column 12: must be JSON"),
         ("train_batch_size: 8", "line 1, column 1: must be JSON"),

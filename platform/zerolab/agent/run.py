@@ -265,7 +265,7 @@ def _storage_problem(spec: RunSpec) -> Outcome | None:
     if address.is_remote or Path(address.root.removeprefix("file://"), ref.uuid).is_dir():
         return None
     reason = (
-        f"checkpoint {ref.uuid}, from which the trial goes on, is not on {socket.gethostname()}: "
+        f"checkpoint {ref.uuid}, from which the trial resumes, is not on {socket.gethostname()}: "
         f"it was saved in {address.root} on {ref.saved_on}; mount or copy it there, or give that "
         "agent back; for new experiments set checkpoint_storage to a directory that every machine "
         "sees at the same path, or to an object store (type: s3)"
@@ -297,7 +297,7 @@ def leftover_runs(runs: Path, launcher: Launcher) -> list[tuple[int, RunFolder]]
         folder.create()  # the agent may have died while creating it
         launcher.sweep(folder)
         if read_outcome(path) is None:
-            outcome = Outcome(EXIT_INFRASTRUCTURE, "the agent ended while the run was going on")
+            outcome = Outcome(EXIT_INFRASTRUCTURE, "the agent ended during the run")
             write_outcome(path, outcome)
             folder.log(str(outcome.reason))
         leftover.append((int(path.name), folder))

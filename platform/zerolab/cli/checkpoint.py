@@ -169,13 +169,13 @@ def delete(
 def gc(
     experiment_id: ExperimentId,
     save_experiment_best: Annotated[
-        int | None, typer.Option(help="Keep so many, the experiment's best.")
+        int | None, typer.Option(help="Number of the experiment's best to keep.")
     ] = None,
     save_trial_best: Annotated[
-        int | None, typer.Option(help="Keep so many of each trial, its best.")
+        int | None, typer.Option(help="Number of each trial's best to keep.")
     ] = None,
     save_trial_latest: Annotated[
-        int | None, typer.Option(help="Keep so many of each trial, its newest.")
+        int | None, typer.Option(help="Number of each trial's newest to keep.")
     ] = None,
     dry_run: DryRun = False,
     yes: Yes = False,
@@ -238,7 +238,7 @@ ModelName = Annotated[str, typer.Argument(metavar="NAME", help="Name of the mode
 @models.command("create")
 def create_model(
     name: ModelName,
-    description: Annotated[str, typer.Option(help="What it is for.")] = "",
+    description: Annotated[str, typer.Option(help="Description of the model.")] = "",
 ) -> None:
     """Add a model to the registry.
 
@@ -310,7 +310,7 @@ def describe_model(name: ModelName, as_json: AsJson = False) -> None:
 def register_version(
     name: ModelName,
     uuid: Uuid,
-    notes: Annotated[str, typer.Option(help="What is to be known of it.")] = "",
+    notes: Annotated[str, typer.Option(help="Notes.")] = "",
 ) -> None:
     """Make a checkpoint the next version of a model, and print its number; retention then keeps it.
 

@@ -58,7 +58,7 @@ def list_experiments(
     sort: Annotated[str | None, typer.Option(help="Field to sort by; -field for descending.")] = (
         None
     ),
-    limit: Annotated[int | None, typer.Option(help="At most so many.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Maximum number to list.")] = None,
     archived: ArchivedToo = False,
     as_json: AsJson = False,
 ) -> None:
@@ -156,7 +156,7 @@ def _searcher_text(experiment: dict[str, Any]) -> str:
 def logs(
     experiment_id: ExperimentId,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the experiment has ended.")
+        bool, typer.Option("--follow", "-f", help="Follow until the experiment has ended.")
     ] = False,
     tail: Tail = None,
     rank: OfRank = None,
@@ -205,7 +205,7 @@ def metrics(
 def wait(
     experiment_id: ExperimentId,
     timeout: Annotated[
-        float | None, typer.Option(help="Give up after so many seconds, with exit code 124.")
+        float | None, typer.Option(help="Timeout in seconds, with exit code 124.")
     ] = None,
 ) -> None:
     """Wait for the end; prints the state.

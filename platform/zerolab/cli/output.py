@@ -160,7 +160,7 @@ def print_message(text: str) -> None:
 def print_archived_hint(resources: Collection[object], *, shown: bool) -> None:
     """Mention archived resources if a list is empty."""
     if not resources and not shown:
-        print_message("there is none; --archived lists those that are archived, too")
+        print_message("none found; --archived includes archived ones")
 
 
 def print_warnings(resource: Mapping[str, Any]) -> None:

@@ -42,7 +42,7 @@ def list_trials(
             "-NAME for the largest first."
         ),
     ] = "id",
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number to list.")] = None,
     archived: ArchivedToo = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, with everything.")] = False,
     as_json: AsJson = False,
@@ -111,7 +111,7 @@ def describe(trial_id: TrialId, as_json: AsJson = False) -> None:
 def logs(
     trial_id: TrialId,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the trial has ended.")
+        bool, typer.Option("--follow", "-f", help="Follow until the trial has ended.")
     ] = False,
     tail: Tail = None,
     rank: OfRank = None,

@@ -122,7 +122,7 @@ def unpack(archive: bytes, directory: str | Path, *, max_bytes: int = ARCHIVE_BY
                 file.write(content)
             target.chmod(0o755 if info.mode & stat.S_IXUSR else 0o644)
         except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
-            raise ConfigError("archive", [f"{info.name}: stands in it twice"]) from error
+            raise ConfigError("archive", [f"{info.name}: occurs in it twice"]) from error
 
 
 def read_member(archive: bytes, path: str, *, max_bytes: int = ARCHIVE_BYTES) -> bytes | None:

@@ -87,7 +87,7 @@ def _copy(client: Client, source: tuple[str, str], target: Path, record: FileRec
             part.replace(target)
             return
         part.unlink()
-    msg = f"checkpoint {uuid}: {name} is damaged: its content is not what was saved"
+    msg = f"checkpoint {uuid}: {name} is damaged: its content differs from the saved file"
     raise NotFoundError(f"{msg}; take an earlier checkpoint")
 
 

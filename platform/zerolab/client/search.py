@@ -96,7 +96,7 @@ def _retry_until_response(request: Callable[P, T], *args: P.args, **kwargs: P.kw
         try:
             return request(*args, **kwargs)
         except UnreachableError as error:
-            logger.warning("%s; asking goes on", error)
+            logger.warning("%s; retrying", error)
         time.sleep(backoff.pause_s())
 
 

@@ -233,7 +233,7 @@ def _with_constants(value: Any, path: Keys, problems: list[str]) -> Any:
     if word in _PLAIN:
         problems.append(f"{dotted(path)}: must be JSON, got {word}; write {_PLAIN[word]}")
     elif value.endswith(","):
-        problems.append(f'{dotted(path)}: must stand in "double quotes" or be JSON, got {word}')
+        problems.append(f'{dotted(path)}: must be in "double quotes" or be JSON, got {word}')
     return value
 
 

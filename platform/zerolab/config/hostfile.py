@@ -48,7 +48,7 @@ def parse_hostfile(text: str) -> dict[str, int]:
         if entry is None:
             problems.append(f"line {number}: must look like `HOST slots=N`, got {content!r}")
         elif entry[1] in hosts:
-            problems.append(f"line {number}: {entry[1]} stands here a second time; keep one line")
+            problems.append(f"line {number}: {entry[1]} occurs a second time; keep one line")
         elif _SLOTS_AGAIN.search((entry[3] or "").partition("#")[0]):
             problems.append(f"line {number}: {entry[1]} has slots= twice; keep one of them")
         elif len(entry[2]) > len(str(_MOST_SLOTS)) or int(entry[2]) > _MOST_SLOTS:

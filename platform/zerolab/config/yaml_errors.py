@@ -98,7 +98,7 @@ def _structure_error(lines: list[str], number: int, column: int, problem: str) -
         problem_text += "value in quotes, and double a quote inside it"
     elif "sequence entries are not allowed" in problem:
         problem_text = (
-            f"a list must begin on a line of its own, got {line.strip()!r}; or write it as "
+            f"a list must begin on a separate line, got {line.strip()!r}; or write it as "
         )
         problem_text += "[1, 2]"
     elif "expected <block end>" in problem or "expected '<document start>'" in problem:

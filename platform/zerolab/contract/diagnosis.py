@@ -13,7 +13,8 @@ from zerolab.contract.spec import Command
 __all__ = ["LESS_MEMORY", "describe_failure", "remedy_of", "without_rank"]
 
 LESS_MEMORY = (
-    "`zerolab plan` says what a rank needs; a higher ZeRO stage, offload_optimizer or a smaller "
+    "`zerolab plan` shows the memory of a rank; a higher ZeRO stage, offload_optimizer or a "
+    "smaller "
     "micro-batch needs less"
 )
 """Remedy for running out of memory."""
@@ -21,7 +22,7 @@ LESS_MEMORY = (
 _MODULES = {
     "deepspeed": "set `environment: {deepspeed: zerolab}`, with which this engine answers to it, "
     "or start it with `zerolab launch --as-deepspeed`",
-    "determined": "docs/from_determined.md says what takes the place of each of its names",
+    "determined": "docs/from_determined.md lists the replacement of each of its names",
 }
 
 _SHARDED = (

@@ -328,9 +328,9 @@ def misplaced_specs(hyperparameters: Mapping[str, Any]) -> list[str]:
         for inner_path, spec in _specs(value.get("vals"), (*path, "vals")):
             if isinstance(read_spec(spec), Spec):
                 problems.append(
-                    f"hyperparameters.{dotted(inner_path)}: must be a value, as nothing is drawn "
-                    f"inside vals, got a spec of type {spec['type']!r}; give it a key of its own "
-                    f"beside {dotted(path)!r}, with when: {{{dotted(path)}: ...}}"
+                    f"hyperparameters.{dotted(inner_path)}: must be a value, because vals are not "
+                    f"sampled, got a spec of type {spec['type']!r}; give it a separate key next "
+                    f"to {dotted(path)!r}, with when: {{{dotted(path)}: ...}}"
                 )
     return problems
 

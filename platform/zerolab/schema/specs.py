@@ -253,7 +253,7 @@ class LogSpec(RangeSpec):
         if problems:
             return problems
         if self.base == 1:
-            return ["base: must not be 1, whose powers are all the same, got 1"]
+            return ["base: must not be 1, whose powers are all equal, got 1"]
         if all(0 < end < math.inf for end in self.ends()):
             return []
         return [

@@ -248,7 +248,7 @@ class ObjectStore:
                 return
             part.unlink()
             if last:
-                msg = f"{self.address.at(name)} is damaged: its content is not what was saved"
+                msg = f"{self.address.at(name)} is damaged: its content differs from the saved file"
                 raise NotFoundError(f"{msg}; resume from an earlier checkpoint")
 
     def pieces(self, name: str, first: int, end: int) -> Iterator[bytes]:

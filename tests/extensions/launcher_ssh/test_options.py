@@ -497,7 +497,7 @@ def test_elastic_trial_uses_most_ranks() -> None:
     assert RankCounts((5, 3)).choose([a, b]) == [a, MachineSlots("b", (0,))]
     assert RankCounts((5, 3)).choose([a]) == []
     assert RankCounts((5, 3)).shortage_message([a]) == (
-        "the machines that are there have 2 slots, and the trial goes on with 3 or more "
+        "the machines that are there have 2 slots, and the trial continues with 3 or more "
         "(resources.elastic)"
     )
 

@@ -57,7 +57,9 @@ def start(
     ] = "local",
     resource_manager: Annotated[
         Path | None,
-        typer.Option(help="File that says how runs become jobs of Slurm: resource_manager: ..."),
+        typer.Option(
+            help="File with the settings for running jobs of Slurm: resource_manager: ..."
+        ),
     ] = None,
 ) -> None:
     """Offer this machine's slots to a server, in the foreground, until it is stopped.
@@ -161,7 +163,7 @@ def _duplicate_options(slots: int | None, launcher: str, *, cpu: bool) -> list[s
         "cpu": cpu,
         "launcher": launcher not in {"local", *managed_launchers()},
     }
-    reason = "cannot be combined with --resource-manager, whose file says which slots there are"
+    reason = "cannot be combined with --resource-manager, whose file defines the slots"
     return [
         f"--{option}: {reason}: leave it out" for option, is_set in conflicting.items() if is_set
     ]

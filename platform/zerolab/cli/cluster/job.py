@@ -19,7 +19,7 @@ group = typer.Typer(
     rich_markup_mode=None,
 )
 changes = typer.Typer(
-    help="Change what the queue knows of an experiment.",
+    help="Update queue settings of an experiment.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )

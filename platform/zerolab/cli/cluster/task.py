@@ -55,14 +55,14 @@ TaskName = Annotated[
 
 @group.command(context_settings={"allow_interspersed_args": False})
 def run(
-    command: Annotated[list[str], typer.Argument(help="What every rank runs, after `--`.")],
+    command: Annotated[list[str], typer.Argument(help="Command of every rank, after `--`.")],
     name: Annotated[str, typer.Option(help="Name of the task.")],
     slots: Annotated[int | None, typer.Option(min=1, help="Slots; one process on each.")] = None,
     workers: Annotated[
         str,
         typer.Option(
             "--worker",
-            help='JSON in place of --slots: {"count": 2, "gpus": 1}; or ALL_WORKERS, all slots.',
+            help='JSON instead of --slots: {"count": 2, "gpus": 1}; or ALL_WORKERS, all slots.',
         ),
     ] = "",
     worker_from: Annotated[
@@ -70,7 +70,7 @@ def run(
         typer.Option(
             "--worker-from",
             help="Environment variable with that JSON, as a platform may set it. Default: "
-            "DC_DL_CONFIG or ALL_WORKERS, where it holds JSON.",
+            "DC_DL_CONFIG or ALL_WORKERS, if it contains JSON.",
             metavar="VARIABLE",
         ),
     ] = None,
@@ -322,7 +322,7 @@ def describe(name: TaskName, as_json: AsJson = False) -> None:
 def logs(
     name: TaskName,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the task has ended.")
+        bool, typer.Option("--follow", "-f", help="Follow until the task has ended.")
     ] = False,
     tail: Tail = None,
     rank: OfRank = None,
@@ -343,9 +343,7 @@ def logs(
 def stop(
     name: Annotated[
         str,
-        typer.Argument(
-            help="Id of the task, or its name; the one of that name that has not ended."
-        ),
+        typer.Argument(help="Id or name of the task; by name the one that has not ended."),
     ],
     kill: Annotated[bool, typer.Option("--kill", help="At once, without time to save.")] = False,
 ) -> None:
@@ -358,7 +356,7 @@ def stop(
         ended = task["state"] in ENDED
         if not ended:
             client.experiment_action(task["id"], "kill" if kill else "cancel")
-    end = f"has ended: it stays {task['state']}" if ended else "is told to stop"
+    end = f"has ended: it stays {task['state']}" if ended else "is stopping"
     print_message(f"task {task['name']} ({task['id']}) {end}")
 
 

@@ -134,7 +134,8 @@ class EngineConfig(Section):
     """Numbers of each step, in CSV files."""
 
     zero_allow_untested_optimizer: bool = hint(
-        default=False, reason="any optimizer may be used, and one that cannot be sharded says so"
+        default=False,
+        reason="any optimizer may be used, and one that cannot be sharded is an error",
     )
     """Allow optimizers outside DeepSpeed's list."""
 

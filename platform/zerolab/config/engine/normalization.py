@@ -170,7 +170,7 @@ def _fold_dotted(data: Block) -> Iterator[str]:
         home = data
         for part in blocks:
             home[part] = home = home.get(part) or {}
-        instead = f", in place of {home[last]!r}" if home.get(last) not in (None, data[key]) else ""
+        instead = f", instead of {home[last]!r}" if home.get(last) not in (None, data[key]) else ""
         home[last] = data.pop(key)
         yield f"{key}: a dotted key; taken for {last!r} inside {dotted(blocks)!r}{instead}"
 

@@ -40,7 +40,7 @@ class OptimizerConfig(Section):
     params: dict[str, Any] = Field(default_factory=dict)
     """Its arguments, as given; ``lr``, ``betas``, ``eps``, ``weight_decay``, ..."""
 
-    torch_adam: bool = hint(default=False, reason="Adam is always torch's, fused where it can be")
+    torch_adam: bool = hint(default=False, reason="Adam is always torch's, fused if possible")
     """Use torch's Adam; DeepSpeed reads it in ``params``."""
 
     legacy_fusion: bool = hint(default=False, reason="there is no separate fused optimizer")
@@ -59,7 +59,7 @@ class AdamWParams(_Params):
     eps: NonNegativeFloat = 1e-8
     amsgrad: bool = False
     bias_correction: bool = True
-    torch_adam: bool = hint(default=False, reason="it is always torch's, fused where it can be")
+    torch_adam: bool = hint(default=False, reason="it is always torch's, fused if possible")
     fp32_optimizer_states: bool = hint(default=True, reason="optimizer states are fp32")
     adam_w_mode: bool = hint(default=True, reason="AdamW always decouples weight decay")
 

@@ -173,7 +173,9 @@ class ThroughputTimerConfig(Section):
     enabled: bool = True
     """``false`` leaves samples, tokens and FLOP/s out of the line of ``steps_per_print``."""
 
-    synchronized: bool = hint(default=True, reason="the device is awaited only where a line is due")
+    synchronized: bool = hint(
+        default=True, reason="the device is only synchronized for lines that are printed"
+    )
     """Wait for the device before reading the clock."""
 
 

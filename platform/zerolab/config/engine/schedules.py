@@ -162,10 +162,10 @@ TORCH_SCHEDULES = frozenset(
 """Classes of ``torch.optim.lr_scheduler``; torch checks their arguments."""
 
 _REFUSED = {
-    "LambdaLR": "a function cannot stand in JSON; pass lr_scheduler to initialize()",
-    "MultiplicativeLR": "a function cannot stand in JSON; pass lr_scheduler to initialize()",
-    "ChainedScheduler": "schedules cannot stand in JSON; pass lr_scheduler to initialize()",
-    "SequentialLR": "schedules cannot stand in JSON; pass lr_scheduler to initialize()",
+    "LambdaLR": "a function cannot be JSON; pass lr_scheduler to initialize()",
+    "MultiplicativeLR": "a function cannot be JSON; pass lr_scheduler to initialize()",
+    "ChainedScheduler": "schedules cannot be JSON; pass lr_scheduler to initialize()",
+    "SequentialLR": "schedules cannot be JSON; pass lr_scheduler to initialize()",
 }
 
 

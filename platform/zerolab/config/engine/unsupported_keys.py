@@ -20,8 +20,8 @@ from zerolab.config.unsupported import (
 __all__ = ["ALIASES", "UNSUPPORTED_KEYS", "without_aliases"]
 
 _SECONDARY = (
-    "there is no second copy of the weights; set mics_shard_size, which shards all states over so "
-    "many ranks"
+    "there is no second copy of the weights; set mics_shard_size, which shards all states over "
+    "that many ranks"
 )
 _ONE_GATHER = "a block is gathered in one collective over mics_shard_size ranks; remove it"
 _COMPILED = "set compile.enabled"

@@ -86,7 +86,7 @@ class OffloadOptimizerConfig(Section):
     ratio: Fraction = 1.0
     """Share of the states that is offloaded; only 1 is supported."""
 
-    cpuadam_cores_perc: Fraction = hint(0.8, "OMP_NUM_THREADS says how many cores are used")
+    cpuadam_cores_perc: Fraction = hint(0.8, "OMP_NUM_THREADS sets the number of cores")
     """Share of the cores for the update."""
 
 
@@ -97,10 +97,10 @@ class LeafModuleConfig(Section):
     """Class names of modules that are gathered in one collective, with their submodules (stage 3),
     with or without the Python module: ``Block`` or ``my_models.blocks.Block``."""
 
-    names: list[str] = hint([], "name the classes; they are found wherever they stand")
+    names: list[str] = hint([], "name the classes; they are found anywhere in the model")
     """Module names."""
 
-    name_suffixes: list[str] = hint([], "name the classes; they are found wherever they stand")
+    name_suffixes: list[str] = hint([], "name the classes; they are found anywhere in the model")
     """Ends of module names."""
 
 
@@ -164,7 +164,7 @@ class ZeroConfig(Section):
     """Join the buckets of several ranks."""
 
     compute_grad_norm: bool = hint(
-        default=True, reason="the norm is always computed: it is reported and tells an overflow"
+        default=True, reason="the norm is always computed: it is reported and shows an overflow"
     )
     """Compute the global gradient norm."""
 

@@ -228,8 +228,8 @@ def _mask_problems(content: Mapping[str, Any]) -> Iterator[str]:
     for path in masked_paths(content):
         if not path.startswith("checkpoint_storage."):
             yield (
-                f"{path}: must be the value itself, got the mask that stands for it in "
-                "responses; write the value"
+                f"{path}: must be the value itself, got the mask that responses show instead; "
+                "write the value"
             )
 
 
@@ -274,8 +274,8 @@ def _checks(config: ExperimentConfig) -> Iterator[str]:
     is_reported = any(line.startswith("searcher.max_length: ") for line in searcher_problems)
     if searcher.full_length is None and config.trial_class is not None and not is_reported:
         yield (
-            "searcher.max_length: is required for a trial class, got nothing; "
-            "say how far to train, e.g. {batches: 1000}"
+            "searcher.max_length: is required for a trial class, got nothing; set the length, "
+            "e.g. {batches: 1000}"
         )
     yield from storage_problems(config.checkpoint_storage)
     yield from stage_problems(config.data)

@@ -109,9 +109,8 @@ def storage_problems(storage: CheckpointStorageConfig) -> Iterator[str]:
     for key in STORAGE_SECRETS:
         if getattr(storage, key) == MASK:
             yield (
-                f"checkpoint_storage.{key}: must be the key itself, got the stars that stand for "
-                "it in answers; write it, or leave it out where machines have credentials of "
-                "their own"
+                f"checkpoint_storage.{key}: must be the key itself, got the mask that responses "
+                "show instead; write it, or leave it out if machines have credentials"
             )
     yield from _directory_problems(storage)
     yield from _bucket_problems(storage)

@@ -75,7 +75,7 @@ def _run(folder: RunFolder, local_folder: RunFolder, rank: int, signals: list[in
     assert spec.nodes is not None
     nodes = _exchange_rendezvous(folder, spec.nodes, rank)
     if nodes is None:
-        return Outcome(1, "the first node did not say where the ranks meet")
+        return Outcome(1, "the first node did not report the rendezvous address")
     local_folder.create()
     local_spec: RunSpec = msgspec.structs.replace(
         spec, nodes=nodes, run_dir=str(local_folder.path), host_names=_nodes_of_job()

@@ -69,14 +69,14 @@ def launch(
         str | None, typer.Option(help="Slots of this machine alone; also --localhost:0,2.")
     ] = None,
     num_nodes: Annotated[
-        int | None, typer.Option("--num_nodes", help="The first so many hosts.")
+        int | None, typer.Option("--num_nodes", help="Use the first N hosts.")
     ] = None,
     num_gpus: Annotated[
         int | None,
         typer.Option(
             "--num_gpus",
             "--num_accelerators",
-            help="The first so many slots of each host.",
+            help="Use the first N slots of each host.",
         ),
     ] = None,
     master_addr: Annotated[
@@ -139,21 +139,21 @@ def launch(
         typer.Option(
             "--elastic",
             "--elastic_training",
-            help="When a host is lost, start the script again on those that are left.",
+            help="When a host is lost, restart the script on the remaining ones.",
         ),
     ] = False,
     min_elastic_nodes: Annotated[
         int | None,
         typer.Option(
             "--min_elastic_nodes",
-            help="With --elastic: the fewest hosts to go on with. Default: 1.",
+            help="With --elastic: minimum number of hosts. Default: 1.",
         ),
     ] = None,
     max_elastic_nodes: Annotated[
         int | None,
         typer.Option(
             "--max_elastic_nodes",
-            help="With --elastic: the most hosts at a time; others stand in for lost ones.",
+            help="With --elastic: maximum number of hosts at a time; others replace lost ones.",
         ),
     ] = None,
     log_dir: Annotated[
@@ -171,7 +171,7 @@ def launch(
     ] = False,
     bind_cores_to_rank: Annotated[
         bool,
-        typer.Option("--bind_cores_to_rank", help="Give each rank CPU cores of its own."),
+        typer.Option("--bind_cores_to_rank", help="Bind each rank to separate CPU cores."),
     ] = False,
     bind_core_list: Annotated[
         str, typer.Option("--bind_core_list", help="The cores to share out, e.g. 0,2-5.")

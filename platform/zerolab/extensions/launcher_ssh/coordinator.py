@@ -242,7 +242,7 @@ class Coordinator:
             if now - self._channels[host].heard > self._plan.silence_s:
                 self._mark_lost(host, f"it gave no sign of life for {self._plan.silence_s:g} s")
             elif self._stop_at is not None and now > self._stop_at:
-                self._mark_lost(host, "it did not end when it was told to")
+                self._mark_lost(host, "it did not end after it was stopped")
 
     def _stop(self, grace_s: float) -> None:
         self._stop_at = time.monotonic() + grace_s + _AFTER_GRACE_S

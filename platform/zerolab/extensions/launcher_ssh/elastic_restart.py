@@ -95,7 +95,7 @@ class RankCounts:
     def shortage_message(self, remaining: Sequence[MachineSlots]) -> str:
         """Return the message that too few machines remain."""
         slots = sum(len(machine.slots) for machine in remaining)
-        least = f"the trial goes on with {min(self.counts)} or more (resources.elastic)"
+        least = f"the trial continues with {min(self.counts)} or more (resources.elastic)"
         return f"the machines that are there have {slots} slots, and {least}"
 
 

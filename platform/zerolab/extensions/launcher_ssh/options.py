@@ -256,7 +256,7 @@ def _one_of_several(  # noqa: PLR0917 - settings of one of several coordinators
     """Return this machine as one of several that are started separately, with equal slots."""
     problems = []
     if count is None or count < 1:
-        problems.append("num_nodes: must say how many machines there are")
+        problems.append("num_nodes: must be the number of machines")
     if rank is None or not 0 <= rank < (count or rank + 1):
         problems.append(f"node_rank: must be 0 to num_nodes - 1, got {rank}")
     if not address:
