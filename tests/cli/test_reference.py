@@ -19,11 +19,12 @@ REFERENCE = Path(__file__).parents[2] / "docs" / "cli.md"
 
 
 def walk(command: Any, path: str = "zerolab") -> Iterator[tuple[str, Any]]:
-    children = getattr(command, "commands", {})
-    if not children:
+    if not hasattr(command, "list_commands"):
         yield path, command
-    for name, child in children.items():
-        yield from walk(child, f"{path} {name}")
+        return
+    context = typer.Context(command)
+    for name in command.list_commands(context):  # extensions' commands, too
+        yield from walk(command.get_command(context, name), f"{path} {name}")
 
 
 ROOT = typer.main.get_command(app)

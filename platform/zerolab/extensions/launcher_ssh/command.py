@@ -41,7 +41,7 @@ class _Launch(TyperCommand):
         return remaining
 
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @app.command(cls=_Launch, context_settings=_SETTINGS)
