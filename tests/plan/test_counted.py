@@ -14,7 +14,7 @@ from zerolab.config.engine.reader import load_engine_config
 from zerotrial.engine.module.units import plan_units
 from zerotrial.engine.pipeline import LayerSpec, PipelineModule
 from zerotrial.engine.pipeline.module import all_layers_built
-from zerotrial.engine.stage3.gather import (
+from zerotrial.engine.stage3.prefetch import (
     in_forward_order,
     kept_between_steps,
     kept_to_backward,

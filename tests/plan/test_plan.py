@@ -342,7 +342,7 @@ def test_persistent_blocks_are_profiled() -> None:
 
     def persistent_elements(**zero: Any) -> int:
         content = {"train_batch_size": 2, "zero_optimization": {"stage": 3, **zero}}
-        return profile_model(model, load_engine_config(content), None, None).kept_whole
+        return profile_model(model, load_engine_config(content), None, None).kept_gathered
 
     assert persistent_elements() == 0
     assert persistent_elements(stage3_param_persistence_threshold=101) == 4 * 110

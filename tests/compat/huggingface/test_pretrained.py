@@ -25,7 +25,7 @@ from tests.compat.huggingface.test_trainer import (
     train,
 )
 from tests.engine.ranks import run_on_ranks
-from tests.engine.stage3.test_absent import Untied, peak_of
+from tests.engine.stage3.test_meta_init import Untied, peak_of
 from zerolab.errors import ConfigError
 from zerotrial.compat.deepspeed import install, once_a_host
 from zerotrial.engine.comm import shared_memory

@@ -405,7 +405,7 @@ def test_all_mismatches_of_another_model_are_listed(saved: Path) -> None:
     ):
         assert part in str(raised.value)
     first = str(raised.value).splitlines()[0]
-    assert " does not fit: 2 of its " in first
+    assert "does not fit: shape mismatch for 2 of " in first
     assert " tensors: " in first
     assert "blocks.1.weight: shape must be [5, 17], got [17, 17]" in first
     assert "blocks.1.bias: shape must be [5], got [17]" in first

@@ -87,10 +87,10 @@ def test_gradients_are_widened_by_bucket() -> None:
 
 
 def test_ungathered_blocks_count_in_compute_type() -> None:
-    plain, gathered = (estimate(P, 1000, 4, 3, kept_whole=numel) for numel in (0, 7000))
+    plain, gathered = (estimate(P, 1000, 4, 3, kept_gathered=numel) for numel in (0, 7000))
     assert gathered.working - plain.working == 2 * 7000
     assert gathered.device == plain.device
-    assert estimate(P, 1000, 4, 2, kept_whole=7000) == estimate(P, 1000, 4, 2)
+    assert estimate(P, 1000, 4, 2, kept_gathered=7000) == estimate(P, 1000, 4, 2)
 
 
 def test_host_transfers_count_beside_states() -> None:
@@ -366,7 +366,7 @@ def test_working_set_matches_estimate() -> None:
             case = (stage, precision, bucket, size, expected.working)
             assert size == pytest.approx(expected.working, rel=0.02), case
         gathered = [
-            estimate(8 * LAYER, LAYER, 2, 3, kept_whole=numel, device="cpu").working
+            estimate(8 * LAYER, LAYER, 2, 3, kept_gathered=numel, device="cpu").working
             for numel in (0, 8 * LAYER)
         ]
         measured = blocks[LAYER + 1] - blocks[0]

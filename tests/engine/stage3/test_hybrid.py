@@ -113,7 +113,7 @@ def whole_calls(engine: Engine) -> dict[str, Any]:
     """What is read and written whole, in mid-window too."""
     micro(engine)
     gradient = engine.full("norm.weight", "gradient")
-    engine.backward(engine(data_of(engine)))  # what was averaged is added to
+    engine.backward(engine(data_of(engine)))  # averaged gradients accumulate
     engine.step()
     engine.set_full("norm.weight", torch.full((17,), 2.0))
     engine.set_full("norm.weight", torch.full((17,), 3.0), "exp_avg")
@@ -199,7 +199,7 @@ def four() -> list[Any]:
 
 
 @pytest.mark.processes
-def test_2_replicas_of_2_shards_train_as_one_process(four: list[Any]) -> None:
+def test_2_replicas_of_2_shards_train_like_one_process(four: list[Any]) -> None:
     problems: dict[Any, list[str]] = {}
     for name, (steps, window, config) in CASES.items():
         clip = config.get("gradient_clipping", 0.0)
@@ -212,13 +212,13 @@ def test_2_replicas_of_2_shards_train_as_one_process(four: list[Any]) -> None:
 
 
 @pytest.mark.processes
-def test_a_sum_over_ranks_is_one_over_replicas_too(four: list[Any]) -> None:
+def test_sum_over_shards_is_also_a_sum_over_replicas(four: list[Any]) -> None:
     for name in SUMS:
         assert four[0]["courses"][name].norms[0] == pytest.approx(first_norm("sum"), rel=1e-6)
 
 
 @pytest.mark.processes
-def test_a_rank_holds_a_shard_of_2_and_moves_what_the_planner_says(four: list[Any]) -> None:
+def test_rank_memory_and_traffic_match_the_planner(four: list[Any]) -> None:
     for answer in four:
         for stage, found in answer["held"].items():
             number = found["parameters"]
@@ -231,7 +231,7 @@ def test_a_rank_holds_a_shard_of_2_and_moves_what_the_planner_says(four: list[An
 
 
 @pytest.mark.processes
-def test_whole_tensors_are_read_and_written_at_any_moment(four: list[Any]) -> None:
+def test_full_tensors_can_be_read_and_written_at_any_time(four: list[Any]) -> None:
     alone = whole_calls(make_engine(0, **WINDOW))
     for answer in four:
         for stage, found in answer["whole"].items():
@@ -243,7 +243,7 @@ def test_whole_tensors_are_read_and_written_at_any_moment(four: list[Any]) -> No
 
 
 @pytest.mark.processes
-def test_replicas_go_together_with_pipeline_stages_and_cut_matrices(four: list[Any]) -> None:
+def test_replicas_combine_with_pipeline_and_tensor_parallelism(four: list[Any]) -> None:
     losses, norms, *_ = pipelines.reference(4)
     wanted = [value for pair in zip(losses, norms, strict=True) for value in pair]
     for answer in four:
@@ -253,7 +253,7 @@ def test_replicas_go_together_with_pipeline_stages_and_cut_matrices(four: list[A
 
 
 @pytest.mark.processes
-def test_what_cannot_be_laid_out_is_refused(four: list[Any]) -> None:
+def test_invalid_layouts_are_refused(four: list[Any]) -> None:
     for answer in four:
         assert (
             "mics_shard_size: must divide the data-parallel size 4, got 3" in answer["refused"]["3"]
@@ -316,7 +316,7 @@ def differences(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.processes
-def test_a_killed_run_goes_on_to_the_last_bit_and_in_any_other_layout(tmp_path: Path) -> None:
+def test_killed_run_resumes_bitwise_and_in_any_other_layout(tmp_path: Path) -> None:
     dead = run_on_ranks(save_and_die, 4, str(tmp_path), expect_deaths=True)
     assert dead == [None] * 4
     for stage in STAGES:

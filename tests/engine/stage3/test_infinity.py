@@ -22,7 +22,7 @@ from zerotrial.engine.memory.mapped_files import (
     release,
     warn_of_memory,
 )
-from zerotrial.engine.stage3 import paged
+from zerotrial.engine.stage3 import nvme_parameters
 
 WIDTH, BLOCKS, STEPS = 512, 64, 1
 """Blocks of 1 MiB: 64 MiB of weights, and as much again of gradients and of each moment."""
@@ -88,7 +88,7 @@ def engine_of(model: nn.Module, zero: dict[str, Any]) -> Any:
 
 
 def train_under_a_limit(directory: str, device: str) -> dict[str, Any]:
-    small = make_engine(3, zero=in_files(directory))  # what is imported and started by the way
+    small = make_engine(3, zero=in_files(directory))  # imports and threads
     train(small, 1)
     small.close()
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
@@ -126,7 +126,7 @@ def train_freely() -> list[float]:
 
 
 @pytest.mark.processes
-def test_a_model_larger_than_the_memory_trains_and_is_saved(tmp_path: Path) -> None:
+def test_model_larger_than_memory_trains_and_is_saved(tmp_path: Path) -> None:
     weights = 4 * BLOCKS * WIDTH**2
     assert weights > LIMIT
     (found,) = run_on_ranks(train_under_a_limit, 1, str(tmp_path), "nvme")
@@ -182,7 +182,7 @@ def train_with_and_without(directory: str) -> int:
 
 
 class Rooted(nn.Sequential):
-    """Has a weight of its own, in the unit of the root."""
+    """Has a weight in the root unit."""
 
     def __init__(self, *blocks: nn.Module) -> None:
         super().__init__(*blocks)
@@ -196,7 +196,7 @@ def read_ahead_of_use(directory: str, kind: type[nn.Sequential]) -> list[str]:
     """What happens to the units of a model in a step: which is asked for, which is gathered."""
     trace: list[str] = []
     turns: list[Any] = []
-    begin, ask = paged._Turns.begin, paged.read_ahead
+    begin, ask = nvme_parameters._Turns.begin, nvme_parameters.read_ahead
 
     def asked(shard: Tensor) -> None:
         (which,) = [i for i, own in enumerate(turns[-1]._shards) if any(s is shard for s in own)]
@@ -208,7 +208,7 @@ def read_ahead_of_use(directory: str, kind: type[nn.Sequential]) -> list[str]:
         trace.append(f"gather {index}")
         begin(self, index)
 
-    paged._Turns.begin, paged.read_ahead = begun, asked  # type: ignore[method-assign]
+    nvme_parameters._Turns.begin, nvme_parameters.read_ahead = begun, asked  # type: ignore[method-assign]
     try:
         engine = engine_of(kind(*(Block() for _ in range(3))), in_files(directory))
         loss = engine(torch.ones(2, WIDTH)).square().mean()
@@ -216,7 +216,7 @@ def read_ahead_of_use(directory: str, kind: type[nn.Sequential]) -> list[str]:
         engine.backward(loss)
         engine.close(give_back=False)
     finally:
-        paged._Turns.begin, paged.read_ahead = begin, ask  # type: ignore[method-assign]
+        nvme_parameters._Turns.begin, nvme_parameters.read_ahead = begin, ask  # type: ignore[method-assign]
     # A unit may be gathered early, and then once more, to no effect.
     return [*dict.fromkeys(trace[:forward]), "backward", *dict.fromkeys(trace[forward:])]
 
@@ -228,7 +228,7 @@ def with_traces(directory: str) -> tuple[int, list[list[str]]]:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_training_from_files_is_the_same_to_the_last_bit(tmp_path: Path, ranks: int) -> None:
+def test_training_from_files_is_bitwise_equal(tmp_path: Path, ranks: int) -> None:
     answers = run_on_ranks(with_traces, ranks, str(tmp_path))
     assert [count for count, _ in answers] == [3] * ranks
     for _, (tower, rooted) in answers:
@@ -244,7 +244,7 @@ def test_training_from_files_is_the_same_to_the_last_bit(tmp_path: Path, ranks: 
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]  # the files have no names
 
 
-def test_values_outlive_their_pages(tmp_path: Path) -> None:
+def test_values_survive_the_release_of_their_pages(tmp_path: Path) -> None:
     files = FileMemory(tmp_path)
     first, second = files.allocate(5000, torch.float32), files.copy(torch.arange(7.0))
     assert is_in_file(first[3:])
@@ -262,7 +262,7 @@ def test_values_outlive_their_pages(tmp_path: Path) -> None:
     assert ordinary.eq(1).all()
 
 
-def test_a_small_disk_and_one_in_memory_are_told(
+def test_small_or_memory_backed_disk_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with mounted(tmp_path / "small", "1m") as place:
@@ -275,7 +275,7 @@ def test_a_small_disk_and_one_in_memory_are_told(
     )
 
 
-def test_what_files_cannot_do_is_refused_with_the_reason(tmp_path: Path) -> None:
+def test_unsupported_uses_of_files_are_refused_with_reason(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=r"nvme_path: must be .* got /dev/null/here \(Not a dir"):
         engine_of(nn.Linear(2, 2), in_files("/dev/null/here"))
     with pytest.raises(ConfigError, match=r"offload_param\.nvme_path: is required"):

@@ -1,4 +1,4 @@
-"""The private parts of torch that stage 3 stands on: all are there, and one file touches them."""
+"""The private parts of torch that stage 3 uses: all are there, and one file touches them."""
 
 import ast
 from pathlib import Path
@@ -103,7 +103,7 @@ def model() -> Any:
     engine.close()
 
 
-def test_torch_has_every_name_that_stage_3_is_made_of(model: nn.Module) -> None:
+def test_torch_has_every_name_used_by_stage_3(model: nn.Module) -> None:
     assert not [name for name in OF_TORCH if not hasattr(torch, name)]
     for name, attributes in OF_MODULES.items():
         module = __import__(name, fromlist=["*"])
@@ -130,7 +130,7 @@ def private_names(path: Path) -> set[str]:
     }
 
 
-def test_the_table_of_names_is_complete() -> None:
+def test_table_of_names_is_complete() -> None:
     pinned = OF_STATES | OF_GROUPS | OF_PARAMETERS | OF_TENSORS | OF_TORCH | OF_MODULES.keys()
     pinned |= OF_BINDINGS | {name for names in OF_MODULES.values() for name in names}
     used = private_names(Path(internals.__file__))
@@ -138,7 +138,7 @@ def test_the_table_of_names_is_complete() -> None:
     assert used - OURS - OF_OLDER_TORCH <= pinned
 
 
-def test_no_other_file_touches_them() -> None:
+def test_no_other_file_uses_them() -> None:
     names = {n for n in OF_STATES | OF_GROUPS | OF_PARAMETERS | OF_TENSORS if n.startswith("_")}
     for path in ENGINE.rglob("*.py"):
         if path == Path(internals.__file__):

@@ -135,7 +135,7 @@ def train_cases(directory: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_scalars_train_as_plain_torch(ranks: int, tmp_path: Path) -> None:
+def test_scalars_train_like_plain_torch(ranks: int, tmp_path: Path) -> None:
     every_rank = (
         run_on_ranks(train_cases, ranks, str(tmp_path))
         if ranks > 1
@@ -167,7 +167,7 @@ def whole_optimizer() -> dict[int, list[Any]]:
     return found
 
 
-def test_scalars_train_with_whole_parameters() -> None:
+def test_scalars_train_with_full_parameters() -> None:
     for found in run_on_ranks(whole_optimizer, 2):
         for one, other in zip(found[0], found[3], strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=1e-6)

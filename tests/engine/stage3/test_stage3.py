@@ -443,7 +443,7 @@ def methods() -> Iterator[tuple[str, list[str]]]:
                 engine.backward(loss_of(engine, engine.module, number, *micro[rank]))
                 engine.step()
             stepper.step()
-            if stage == 3:  # what is written by hand is seen by a part, too
+            if stage == 3:  # a manual write is visible to a submodule, too
                 half(plain.parameters())
                 half(engine.module.parameters())
         for name, weight in engine.stage.full_weights():
@@ -489,7 +489,7 @@ def cost() -> Iterator[tuple[str, list[str]]]:
 def every_case() -> Problems:
     found: Problems = {}
     cases = [precisions, cost]
-    if world()[1] < 4:  # what the number of ranks does not change
+    if world()[1] < 4:  # independent of the number of ranks
         cases += [optimizers_and_modules, behaviours, methods, two_engines, offloads]
     for case in cases:
         found.update(case())
@@ -497,19 +497,19 @@ def every_case() -> Problems:
 
 
 @pytest.mark.slow
-def test_one_process_trains_as_a_plain_loop() -> None:
+def test_one_process_trains_like_a_plain_loop() -> None:
     assert every_case() == {}
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_train_as_one_process(ranks: int) -> None:
+def test_ranks_train_like_one_process(ranks: int) -> None:
     for problems in run_on_ranks(every_case, ranks):
         assert problems == {}
 
 
 @pytest.mark.processes
-def test_a_process_that_is_alone_is_left_as_it_was() -> None:
+def test_single_process_environment_is_restored() -> None:
     with ProcessPoolExecutor(1, process_context()) as pool:
         pool.submit(open_and_close_engines).result()
 
@@ -528,7 +528,7 @@ def open_and_close_engines() -> None:
     assert not dist.is_initialized()
 
 
-def test_what_cannot_be_sharded_is_refused_with_the_stages_that_take_it() -> None:
+def test_unshardable_models_are_refused_with_supported_stages() -> None:
     model = nn.Module()
     model.table = nn.Embedding(5, 5, sparse=True)
     with pytest.raises(ConfigError) as caught:
@@ -558,14 +558,14 @@ def test_old_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         make_engine(seeded(Language))
 
 
-def test_a_weight_read_outside_its_module_is_explained() -> None:
+def test_weight_read_outside_its_module_is_explained() -> None:
     engine = make_engine(Reaching())
     with pytest.raises(EngineError, match="reads a weight outside the module that owns it"):
         engine(torch.ones(2, 4))
     engine.close()
 
 
-def test_an_unused_parameter_is_named_where_the_config_asks_for_it() -> None:
+def test_unused_parameter_is_named_if_configured() -> None:
     zero = {"stage": 3, "ignore_unused_parameters": False}
     engine = make_engine(Branching(), {"zero_optimization": zero})
     tokens = torch.zeros(2, 6, dtype=torch.long)
@@ -575,7 +575,7 @@ def test_an_unused_parameter_is_named_where_the_config_asks_for_it() -> None:
 
 
 class Routed(nn.Module):
-    """Each rank takes a way of its own through blocks that look alike."""
+    """Each rank runs different blocks of equal shape."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -636,7 +636,7 @@ def _ranks_take_different_ways() -> dict[str, Any]:
 
 
 @pytest.mark.processes
-def test_ranks_that_take_different_ways_never_mix_their_gradients() -> None:
+def test_ranks_with_different_forwards_never_mix_gradients() -> None:
     for found in run_on_ranks(_ranks_take_different_ways, 2):
         assert "leaf_module.classes" in found[""]
         assert found["Ways"] == pytest.approx(found["expected"], rel=1e-6)
@@ -654,7 +654,7 @@ class Encoder(Ways):
         return out
 
 
-def test_a_method_beside_forward_gathers_when_torch_is_told_of_it(tmp_path: Path) -> None:
+def test_registered_method_beside_forward_gathers(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = Encoder()
     expected = model.encode(torch.ones(1, 4)).item()

@@ -36,7 +36,7 @@ def numel(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def test_repeated_blocks_are_units_and_the_root_comes_last() -> None:
+def test_repeated_blocks_are_units_and_the_root_is_last() -> None:
     model = Tied()
     units = plan_units(model)
     assert names(units) == ["blocks.0", "blocks.1", "blocks.2", ""]
@@ -44,12 +44,12 @@ def test_repeated_blocks_are_units_and_the_root_comes_last() -> None:
     assert units[0].numel == numel(model.blocks[0])
 
 
-def test_the_layers_of_a_pipeline_are_units_but_for_one_whose_weight_a_function_reads() -> None:
+def test_pipeline_layers_are_units_except_one_read_by_a_function() -> None:
     model = build(1)  # a tied embedding at both ends, which is large here
     assert names(plan_units(model, unit_numel=10)) == [*(f"layers.{n}" for n in range(1, 7)), ""]
 
 
-def test_every_parameter_is_counted_in_exactly_one_unit() -> None:
+def test_every_parameter_counts_in_exactly_one_unit() -> None:
     for model in (
         Tied(),
         nn.Transformer(16, 2, 2, 2, 32, batch_first=True),
@@ -59,25 +59,25 @@ def test_every_parameter_is_counted_in_exactly_one_unit() -> None:
         assert sum(unit.numel for unit in plan_units(model, unit_numel=10)) == numel(model)
 
 
-def test_tied_owners_stay_together_with_the_root_however_large() -> None:
+def test_tied_owners_stay_in_the_root_unit_at_any_size() -> None:
     assert "embed" not in names(plan_units(Tied(vocabulary=1000), unit_numel=100))
     untied = Tied(vocabulary=1000)
     untied.head = nn.Linear(8, 1000)
     assert {"embed", "head"} <= set(names(plan_units(untied, unit_numel=100)))
 
 
-def test_blocks_that_share_a_weight_are_not_gathered_apart() -> None:
+def test_blocks_that_share_a_weight_are_gathered_together() -> None:
     model = Tied()
     model.blocks[0].up.weight = model.blocks[2].up.weight
     assert names(plan_units(model)) == ["blocks.1", ""]
 
 
-def test_nothing_inside_attention_or_recurrent_modules_is_a_unit() -> None:
+def test_attention_and_recurrent_modules_have_no_inner_units() -> None:
     model = nn.ModuleDict({"attention": nn.MultiheadAttention(8, 2), "rnn": nn.LSTM(8, 8, 2)})
     assert names(plan_units(model, unit_numel=1)) == ["attention", "rnn", ""]
 
 
-def test_a_large_module_that_is_alone_is_a_unit_and_containers_are_not() -> None:
+def test_single_large_modules_are_units_but_containers_are_not() -> None:
     model = nn.ModuleDict({"body": nn.ModuleList([nn.Linear(100, 100)]), "last": nn.Linear(2, 2)})
     assert names(plan_units(model, unit_numel=1000)) == ["body.0", ""]
     assert names(plan_units(model, unit_numel=100_000)) == [""]
@@ -88,7 +88,7 @@ def test_blocks_in_nested_containers_are_found() -> None:
     assert names(plan_units(stages)) == ["0.0", "0.1", "1.0", "1.1", ""]
 
 
-def test_the_user_chooses_by_class_name_or_by_a_function() -> None:
+def test_user_selects_units_by_class_name_or_function() -> None:
     model = Tied()
     assert names(plan_units(model, wrap=["Linear"])) == [
         "blocks.0.up",
@@ -102,7 +102,7 @@ def test_the_user_chooses_by_class_name_or_by_a_function() -> None:
     ]
 
 
-def test_a_class_that_is_not_in_the_model_is_refused_by_name() -> None:
+def test_unknown_class_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"'Blok': not in the model, which has: Block"):
         plan_units(Tied(), wrap=["Blok"])
     with pytest.raises(ConfigError, match="must pick modules of the model"):
@@ -116,7 +116,7 @@ def test_ignored_parameters_belong_to_no_unit() -> None:
     assert sum(unit.numel for unit in units) == numel(model) - sum(p.numel() for p in biases)
 
 
-def test_a_leaf_class_is_gathered_whole_with_all_that_is_inside_it() -> None:
+def test_leaf_class_is_gathered_with_everything_inside() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.TransformerEncoderLayer(4, 2, 4), nn.Linear(4, 4))
     units = plan_units(model, leaves=["TransformerEncoderLayer"], unit_numel=1)
     assert names(units) == ["0", "1", "2", ""]

@@ -19,7 +19,7 @@ from zerotrial.engine.memory import MOMENTS
 from zerotrial.engine.module.units import plan_units, requested_units
 from zerotrial.engine.pipeline.module import PipelineModule, all_layers_built
 from zerotrial.engine.protocols import ParamGroup
-from zerotrial.engine.stage3.gather import (
+from zerotrial.engine.stage3.prefetch import (
     in_forward_order,
     kept_between_steps,
     kept_to_backward,
@@ -39,7 +39,7 @@ class ModelProfile:
     """Largest block that stage 3 gathers at once."""
     sizes: tuple[tuple[int, ...], ...]
     """Elements of each trainable parameter, by optimizer group, in the order of the module."""
-    kept_whole: int
+    kept_gathered: int
     """Elements that stage 3 keeps gathered beyond a block's forward or backward."""
     stages: int
     """Pipeline stages."""
@@ -149,7 +149,7 @@ def profile_model(
         frozen=sum(p.numel() for p in model.parameters()) - numel,
         largest_block=max(unit.numel for unit in units),
         sizes=sizes,
-        kept_whole=sum(unit.numel for unit in gathered),
+        kept_gathered=sum(unit.numel for unit in gathered),
         stages=model.requested_stages if isinstance(model, PipelineModule) else 1,
         config=config,
         optimizer=_optimizer_kind(config, created),

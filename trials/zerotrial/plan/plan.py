@@ -214,7 +214,7 @@ def estimates(model: ModelProfile, ranks: int, device: Device) -> Iterator[Memor
         grad_accum_dtype=accumulate,
         communication_data_type=config.communication_data_type,
         bucket_numel=partial(bucket_of, model, shard, device),
-        kept_whole=model.kept_whole // parts,
+        kept_gathered=model.kept_gathered // parts,
         device=device,
     ):
         if choice.stage == 3 and model.stages > 1:

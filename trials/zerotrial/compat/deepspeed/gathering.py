@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from zerotrial.compat.deepspeed.once_a_host import host_memory
 from zerotrial.engine.engine import Engine
 from zerotrial.engine.module.units import is_leaf
-from zerotrial.engine.stage3.internals import also_whole
+from zerotrial.engine.stage3.internals import as_gathered
 
 __all__ = [
     "GatheredParameters",
@@ -240,7 +240,7 @@ class GatheredParameters:
             for name, taken in parameters.items():
                 whole = engine.module.get_parameter(name)
                 if isinstance(taken, DTensor) and not isinstance(whole, DTensor):
-                    self._open.enter_context(also_whole(taken, whole))
+                    self._open.enter_context(as_gathered(taken, whole))
         if _ranks_differ and not names and self._modifier is not None and dist.is_initialized():
             self._open.callback(_spread, self._parameters, self._modifier)
 

@@ -156,7 +156,7 @@ def estimate(  # noqa: PLR0917 - the order of the public signature
     grad_accum_dtype: DTypeName | None = None,
     communication_data_type: DTypeName | None = None,
     bucket_numel: int = DEFAULT_BUCKET_NUMEL,
-    kept_whole: int = 0,
+    kept_gathered: int = 0,
     device: Device = "cuda",
 ) -> MemoryEstimate:
     """Estimate the bytes that one rank holds between two steps.
@@ -176,7 +176,7 @@ def estimate(  # noqa: PLR0917 - the order of the public signature
         communication_data_type: Type of gradients in collectives; None: as they are stored, at
             stage 2 the type of backward.
         bucket_numel: Largest bucket of gradients or weights, elements.
-        kept_whole: Elements that stage 3 keeps gathered: until the update by
+        kept_gathered: Elements that stage 3 keeps gathered: until the update by
             ``stage3_param_persistence_threshold``, from forward to backward by
             ``stage3_max_live_parameters``.
         device: Device that trains. On ``cpu`` device and host are one memory, and
@@ -205,7 +205,7 @@ def estimate(  # noqa: PLR0917 - the order of the public signature
         grad_accum_dtype or precision,
         communication_data_type,
         min(bucket_numel, num_params),
-        kept_whole,
+        kept_gathered,
         device,
     )
     states = job.states()

@@ -1,9 +1,9 @@
-"""What stage 3 touches inside ``fully_shard``, under names of its own; nothing else may.
+"""Access to internals of ``fully_shard``; no other module touches them.
 
-torch promises none of this. Each verb here says what is meant, the names that it is made of are
-pinned by ``tests/engine/stage3/test_internals.py``, and a change in torch is mended in this file.
+torch guarantees none of these names. ``tests/engine/stage3/test_internals.py`` pins the names used
+here, and changes in torch are followed in this file only.
 
-N ranks; S elements of a parameter's shard, padding included: the same on every rank.
+N is the number of ranks, S the elements of a parameter's shard with padding, equal on every rank.
 """
 
 # ruff: noqa: SLF001 - the one file that may
@@ -44,9 +44,8 @@ __all__ = [
     "ReduceScatter",
     "ShardedParameter",
     "UnitParameters",
-    "also_whole",
-    "cut_into_shards",
-    "dress_class",
+    "as_gathered",
+    "copy_as_shards",
     "enter_forward",
     "keep_after_forward",
     "leave_forward",
@@ -55,16 +54,17 @@ __all__ = [
     "outside_of_passes",
     "parameters_of",
     "reduce_unused_parameters",
+    "remove_fully_shard",
     "reset_iteration",
+    "restore_class_name",
     "set_all_gather",
     "set_divide_factor",
     "set_reduce_scatter",
     "sum_only",
-    "undo",
 ]
 
 _MARKS = ("_is_fsdp_managed_module", "_fsdp_use_orig_params")
-"""Left on every module of a unit."""
+"""Attributes left on every module of a unit."""
 
 
 def local_part(tensor: DTensor) -> Tensor:
@@ -72,15 +72,18 @@ def local_part(tensor: DTensor) -> Tensor:
     return tensor._local_tensor
 
 
-def dress_class(module: nn.Module) -> None:
-    """Give the class that ``fully_shard`` has made the model's own name, by which libraries go.
+def restore_class_name(module: nn.Module) -> None:
+    """Give the class made by ``fully_shard`` the model's own class name, which libraries look up.
 
-    Its modules can be neither copied nor pickled; the error says what to do instead.
+    Its modules can be neither copied nor pickled; the error names the alternatives.
     """
-    made: Any = type(module)
-    own = made.__bases__[1]
-    made.__name__, made.__qualname__ = own.__name__, own.__qualname__
-    made.__deepcopy__ = made.__reduce_ex__ = _refuse_copy
+    fsdp_class: Any = type(module)
+    original_class = fsdp_class.__bases__[1]
+    fsdp_class.__name__, fsdp_class.__qualname__ = (
+        original_class.__name__,
+        original_class.__qualname__,
+    )
+    fsdp_class.__deepcopy__ = fsdp_class.__reduce_ex__ = _refuse_copy
 
 
 def _refuse_copy(module: nn.Module, unused: Any) -> NoReturn:
@@ -102,9 +105,9 @@ def make_root(module: nn.Module) -> None:
 
 
 def reset_iteration(root: FSDPModule) -> None:
-    """Return all units to their state between steps after a forward or backward that raised.
+    """Reset all units to the idle state after a forward or backward that raised.
 
-    Waits for collectives under way and discards their gradients.
+    Waits for pending collectives and discards their gradients.
 
     Args:
         root: The whole model.
@@ -132,21 +135,21 @@ def reset_iteration(root: FSDPModule) -> None:
 
 
 def _reset_group(owner: Any) -> None:
-    """Return one unit's parameters to their state between steps."""
-    owner.finalize_backward()  # waits for its gathering and its reductions
+    """Reset one unit's parameters to the idle state."""
+    owner.finalize_backward()  # waits for the all-gather and the reductions
     owner._partial_reduce_output = None
     owner._training_state = TrainingState.IDLE
     owner._to_sharded()
 
 
 def reduce_unused_parameters(unit: FSDPModule, *, enable: bool) -> None:
-    """Choose whether trained parameters without a gradient take part in the reduction, as zeros.
+    """Choose whether trained parameters without a gradient are reduced as zeros.
 
     Without it, ranks that used different parameters of a unit would mix up their gradients.
 
     Args:
-        unit: Before its first forward.
-        enable: Whether they do.
+        unit: A unit before its first forward.
+        enable: Whether unused parameters are reduced.
     """
     if hasattr(unit, "set_reduce_scatter_unused_params"):  # torch 2.13
         unit.set_reduce_scatter_unused_params(enable)
@@ -165,7 +168,7 @@ def set_all_gather(unit: FSDPModule, gather: AllGather) -> None:
 
 
 def set_reduce_scatter(unit: FSDPModule, reduce_scatter: ReduceScatter) -> None:
-    """Reduce a unit's gradients by ``reduce_scatter``, which also divides them."""
+    """Reduce a unit's gradients by ``reduce_scatter``, which also scales them."""
     if hasattr(unit, "set_custom_reduce_scatter"):  # torch 2.9
         unit.set_custom_reduce_scatter(reduce_scatter)
         sum_only(unit)
@@ -199,11 +202,11 @@ def set_divide_factor(unit: FSDPModule, factor: float) -> None:
 
 
 class _Collectives:
-    """Collectives of one unit under a torch whose ``fully_shard`` cannot be given any.
+    """Collectives of one unit under a torch version without custom collectives.
 
-    That ``fully_shard`` calls ``torch.distributed`` by the name ``dist`` of one of its modules. The
-    name is replaced by :class:`_Dispatcher`, which calls the collectives of the unit that gathers
-    or reduces at the moment.
+    Its ``fully_shard`` calls ``torch.distributed`` by the global name ``dist`` of a module. That
+    name is bound to a :class:`_Dispatcher`, which calls the collectives of the unit that is being
+    gathered or reduced.
     """
 
     current: _Collectives | None = None
@@ -217,9 +220,9 @@ class _Collectives:
 
     @staticmethod
     def of(unit: FSDPModule) -> _Collectives:
-        """Return those of a unit; made by the first call."""
+        """Return a unit's collectives, created by the first call."""
         owner = _state_of(cast("nn.Module", unit))._fsdp_param_group
-        if owner is None:  # it has no parameters, and calls none
+        if owner is None:  # no parameters, no collectives
             return _Collectives(SimpleNamespace(unshard=None, post_backward=None))
         if not hasattr(owner, "zerolab_collectives"):
             owner.zerolab_collectives = _Collectives(owner)
@@ -237,7 +240,7 @@ class _Collectives:
 
     @property
     def sums(self) -> bool:
-        """Whether the ranks' gradients are summed, and divided by a factor of ours."""
+        """Whether gradients are summed and then scaled by our own factor."""
         return self.reduce_scatter is not None or self.factor is not None
 
 
@@ -266,11 +269,11 @@ class _Dispatcher:
         current, size = _Collectives.current, dist.get_world_size(group)
         factor = None if current is None else current.factor
         if current is not None and current.reduce_scatter is not None:
-            lent = current.reduce_scatter.allocate(
+            buffer = current.reduce_scatter.allocate(
                 (input.numel(),), dtype=input.dtype, device=input.device
             )
-            lent.copy_(input)
-            current.reduce_scatter(output, lent, group, op)
+            buffer.copy_(input)
+            current.reduce_scatter(output, buffer, group, op)
         elif size == 1:
             output.copy_(input).div_(factor or 1.0)
         elif factor is not None or (op == dist.ReduceOp.AVG and not uses_nccl(group, input.device)):
@@ -292,38 +295,38 @@ class _Dispatcher:
             dist.all_reduce(tensor, op, group)
 
 
-def _divide_factors(shipped: Callable[..., Any]) -> Callable[..., Any]:
-    """Have gradients that a unit's collective divides not divided before and after it as well."""
+def _skip_division(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Skip the division of gradients that a unit's collective already divides."""
 
     def factors(*args: Any, **kwargs: Any) -> Any:
         current = _Collectives.current
-        return (None, None) if current is not None and current.sums else shipped(*args, **kwargs)
+        return (None, None) if current is not None and current.sums else original(*args, **kwargs)
 
     return factors
 
 
-def _keep_moved_shard(shipped: Callable[..., Any]) -> Callable[..., Any]:
-    """Have a shard stay where :meth:`ShardedParameter.move_shard` put it, as newer versions do."""
+def _keep_moved_shard(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep a shard where :meth:`ShardedParameter.move_shard` put it, as newer versions do."""
 
     def reset_sharded_param(member: Any) -> None:
-        place, shard = member._module_info, member._sharded_param_data
+        module_info, shard = member._module_info, member._sharded_param_data
         sharded = member.sharded_param
         memory = shard.untyped_storage().data_ptr()
         if (
-            getattr(place.module, place.param_name) is sharded
+            getattr(module_info.module, module_info.param_name) is sharded
             and memory > 0
             and memory == sharded._local_tensor.untyped_storage().data_ptr()
             and (shard.is_pinned() or not member.pin_memory)
         ):
             member._sharding_spec = sharded._spec
             return
-        shipped(member)
+        original(member)
 
     return reset_sharded_param
 
 
-def _ignore_frozen_dtypes(shipped: Callable[..., Any]) -> Callable[..., Any]:
-    """Compare the types of a unit's trained parameters only, as newer versions do."""
+def _ignore_frozen_dtypes(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Require one type of a unit's trained parameters only, as newer versions do."""
 
     def init_dtypes(owner: Any) -> None:
         members = owner.fsdp_params
@@ -331,7 +334,7 @@ def _ignore_frozen_dtypes(shipped: Callable[..., Any]) -> Callable[..., Any]:
             member.init_dtype_attrs(owner.mp_policy)
         owner.fsdp_params = [m for m in members if m.sharded_param.requires_grad] or members[:1]
         try:
-            shipped(owner)
+            original(owner)
         finally:
             owner.fsdp_params = members
 
@@ -339,16 +342,16 @@ def _ignore_frozen_dtypes(shipped: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _patch_older_torch() -> None:
-    """Give an older ``fully_shard`` what stage 3 needs; what it has already is left alone."""
+    """Add what stage 3 needs to an older ``fully_shard``."""
     collectives: Any = _fsdp_collectives
     parameter: Any = FSDPParam
     group: Any = FSDPParamGroup
     if not hasattr(FSDPModule, "set_custom_reduce_scatter"):  # before torch 2.9
         collectives.dist = _Dispatcher()
-        collectives._get_gradient_divide_factors = _divide_factors(
+        collectives._get_gradient_divide_factors = _skip_division(
             collectives._get_gradient_divide_factors
         )
-    # The names of local variables tell what a function does, better than a version would.
+    # Local variable names identify an implementation more reliably than a version number.
     if "same_local_tensor" not in parameter.reset_sharded_param.__code__.co_varnames:
         parameter.reset_sharded_param = _keep_moved_shard(parameter.reset_sharded_param)
     if "trainable_params" not in group._init_mp_dtypes.__code__.co_varnames:
@@ -359,32 +362,32 @@ _patch_older_torch()
 
 
 def outside_of_passes(unit: FSDPModule) -> bool:
-    """Whether neither a forward of the unit's module is under way nor a backward."""
+    """Whether the unit is in neither a forward nor a backward pass."""
     return bool(_state_of(cast("nn.Module", unit))._training_state == TrainingState.IDLE)
 
 
 def enter_forward(unit: FSDPModule) -> None:
-    """Gather a unit as though its module's forward began."""
+    """Gather a unit as if the forward of its module began."""
     module = cast("nn.Module", unit)
     _state_of(module)._pre_forward(module, (), {})
 
 
 def leave_forward(unit: FSDPModule, output: Any) -> Any:
-    """End what :func:`enter_forward` began; a backward from the output reduces the unit.
+    """End :func:`enter_forward`. A backward pass from the output reduces the unit.
 
     Args:
-        unit: As there.
-        output: What was computed.
+        unit: The unit passed there.
+        output: The result of the call.
 
     Returns:
-        The output, to be used in its place.
+        The output to use instead.
     """
     module = cast("nn.Module", unit)
     return _state_of(module)._post_forward(module, (), output)
 
 
 def parameters_of(unit: FSDPModule) -> UnitParameters | None:
-    """Find what a unit gathers and reduces together; None if it has no parameters."""
+    """Return the parameters that a unit gathers and reduces together; None if it has none."""
     owner = _state_of(cast("nn.Module", unit))._fsdp_param_group
     return None if owner is None else UnitParameters(owner)
 
@@ -394,10 +397,10 @@ def _state_of(module: nn.Module) -> Any:
 
 
 class ShardedParameter:
-    """A parameter of a unit.
+    """One parameter of a unit.
 
     Args:
-        member: As ``fully_shard`` keeps it.
+        member: ``FSDPParam`` object of ``fully_shard``.
     """
 
     def __init__(self, member: Any) -> None:
@@ -405,17 +408,17 @@ class ShardedParameter:
 
     @property
     def sharded(self) -> DTensor:
-        """The parameter between steps; its ``grad`` is sharded alike."""
+        """The parameter between steps; its ``grad`` is sharded in the same way."""
         return cast("DTensor", self._member.sharded_param)
 
     @property
     def own_dtype(self) -> torch.dtype:
-        """Of the shard."""
+        """Type of the shard."""
         return cast("torch.dtype", self._member.orig_dtype)
 
     @property
     def forward_dtype(self) -> torch.dtype:
-        """Of the gathered parameter."""
+        """Type of the gathered parameter."""
         return cast("torch.dtype", self._member.param_dtype or self._member.orig_dtype)
 
     @property
@@ -424,10 +427,10 @@ class ShardedParameter:
         return cast("Tensor", self._member._sharded_param_data)
 
     def move_shard(self, memory: Tensor) -> None:
-        """Let the shard lie elsewhere from now on.
+        """Move the shard to other memory for good.
 
-        ``fully_shard`` reads it through two attributes, and leaves them alone as long as both are
-        views of one storage.
+        ``fully_shard`` reads the shard through two attributes. It leaves both alone as long as they
+        are views of one storage.
 
         Args:
             memory: (S,), of the shard's type.
@@ -445,31 +448,31 @@ class ShardedParameter:
         self.shard[: local.numel()].copy_(local.reshape(-1))
 
     def zeros(self) -> Tensor:
-        """A whole gradient of nothing."""
+        """Return a full gradient of zeros."""
         return torch.zeros(self.sharded.shape, dtype=self.forward_dtype)
 
-    def gathered_once(self) -> Iterator[Tensor]:
-        """The gathered parameter, the same at all times, if it has ever been gathered."""
+    def gathered_if_any(self) -> Iterator[Tensor]:
+        """Yield the gathered parameter, always the same object, if it has ever been gathered."""
         if hasattr(self._member, "_unsharded_param"):
             yield self._member._unsharded_param
 
     def forget_gradients(self) -> None:
-        """Forget what a torn backward left; ``reset_iter_state()`` does not."""
+        """Discard gradients of a backward that raised, which ``reset_iter_state()`` keeps."""
         self._member.unsharded_accumulated_grad = None
         if hasattr(self._member, "_unsharded_param"):
             set_raw_gradient(self._member.unsharded_param, None)
 
-    def give_back(self, whole: nn.Parameter) -> None:
-        """Put a plain parameter into its modules, where the sharded one stood."""
+    def give_back(self, full: nn.Parameter) -> None:
+        """Replace the sharded parameter by a plain one in its modules."""
         self._member._post_load_hook_handle.remove()
-        self._member._setattr_on_modules(whole)
+        self._member._setattr_on_modules(full)
 
 
 class UnitParameters:
-    """The parameters that a unit gathers and reduces together.
+    """Parameters that a unit gathers and reduces together.
 
     Args:
-        owner: As ``fully_shard`` keeps them.
+        owner: ``FSDPParamGroup`` object of ``fully_shard``.
     """
 
     def __init__(self, owner: Any) -> None:
@@ -477,27 +480,27 @@ class UnitParameters:
 
     @property
     def members(self) -> list[ShardedParameter]:
-        """One by one; gradients come in this order."""
+        """All parameters, in the order of their gradients."""
         return [ShardedParameter(member) for member in self._owner.fsdp_params]
 
     @property
     def trained(self) -> list[ShardedParameter]:
-        """Those of the members that are to get a gradient."""
+        """Members that require gradients."""
         return [member for member in self.members if member.sharded.requires_grad]
 
     @property
     def modules(self) -> Sequence[nn.Module]:
-        """Those that make up the unit."""
+        """Modules of the unit."""
         return cast("Sequence[nn.Module]", self._owner.modules)
 
     @property
     def gathered(self) -> bool:
-        """Whether modules have whole parameters now."""
+        """Whether the modules currently have gathered parameters."""
         return bool(self._owner.is_unsharded)
 
     @property
     def frees_after_forward(self) -> Any:
-        """Where and whether they are freed after a forward; opaque, to be put back."""
+        """Opaque setting of whether and where parameters are freed after forward."""
         return self._owner.post_forward_mesh_info
 
     @frees_after_forward.setter
@@ -505,7 +508,7 @@ class UnitParameters:
         self._owner.post_forward_mesh_info = value
 
     def stay_gathered(self, *, stay: bool) -> None:
-        """Keep modules' parameters gathered even in ``state_dict`` and ``load_state_dict``."""
+        """Keep parameters gathered even in ``state_dict`` and ``load_state_dict``."""
         changes = [(self._owner, "_to_sharded")]
         changes += [(member, "reset_sharded_param") for member in self._owner.fsdp_params]
         for changed, name in changes:
@@ -516,34 +519,34 @@ class UnitParameters:
 
     @property
     def has_gradients(self) -> bool:
-        """Whether backward has made any that is not reduced."""
+        """Whether backward has computed gradients that are not reduced yet."""
         wholes = (getattr(member, "_unsharded_param", None) for member in self._owner.fsdp_params)
         return any(w is not None and get_raw_gradient(w) is not None for w in wholes)
 
     def fill_missing_gradients(self) -> None:
-        """Give gathered parameters that backward has not reached a gradient of zeros."""
+        """Set missing gradients of gathered parameters to zeros."""
         for member in self._owner.fsdp_params if self._owner.reduce_grads else ():
-            whole = getattr(member, "_unsharded_param", None)
+            gathered = getattr(member, "_unsharded_param", None)
             if (
-                whole is not None
-                and whole.requires_grad
-                and get_raw_gradient(whole) is None
+                gathered is not None
+                and gathered.requires_grad
+                and get_raw_gradient(gathered) is None
                 and member.unsharded_accumulated_grad is None
             ):
-                set_raw_gradient(whole, torch.zeros_like(whole))
+                set_raw_gradient(gathered, torch.zeros_like(gathered))
 
-    def reduce_rest(self) -> None:
-        """Reduce what backward has made after it had passed the unit. **Collective**, if any."""
+    def reduce_remaining(self) -> None:
+        """Reduce gradients computed after backward passed the unit. **Collective** if any."""
         if self.has_gradients:
             self._owner.post_backward()
             self._owner.finalize_backward()
 
     def reorder(self, members: Sequence[ShardedParameter]) -> None:
-        """Have gradients come in another order; before the first forward."""
+        """Change the order of gradients, before the first forward."""
         self._owner.fsdp_params[:] = [member._member for member in members]
 
     def before_reduction(self, call: Callable[[], None]) -> None:
-        """Have ``call`` run whenever backward has passed the unit, before it is reduced."""
+        """Call ``call`` whenever backward has passed the unit, before its reduction."""
         reduce = self._owner.post_backward
 
         def post_backward(*unused: Any) -> None:
@@ -553,7 +556,7 @@ class UnitParameters:
         self._owner.post_backward = post_backward
 
     def after_reduction(self, call: Callable[[], None]) -> None:
-        """Have ``call`` run whenever backward has passed the unit, after it is reduced."""
+        """Call ``call`` whenever backward has passed the unit, after its reduction."""
         reduce = self._owner.post_backward
 
         def post_backward(*unused: Any) -> None:
@@ -563,10 +566,10 @@ class UnitParameters:
         self._owner.post_backward = post_backward
 
     def after_gather(self, call: Callable[[Iterator[tuple[Tensor, Tensor]]], None]) -> None:
-        """Have ``call`` run whenever modules get the gathered parameters.
+        """Call ``call`` whenever modules get the gathered parameters.
 
         Args:
-            call: Gets each of the :attr:`trained` members, sharded and gathered.
+            call: Receives the :attr:`trained` members, each sharded and gathered.
         """
         owner, trained = self._owner, [member._member for member in self.trained]
         wait = owner.wait_for_unshard
@@ -580,9 +583,9 @@ class UnitParameters:
             owner.wait_for_unshard = wait_for_unshard
 
     def around_gather(self, before: Callable[[], None], after: Callable[[], None]) -> None:
-        """Have calls run before the unit is gathered, and when its shards have been read.
+        """Run calls before the unit is gathered and after its shards have been read.
 
-        They are read when gathering starts, or, by a rank that is alone, when it is waited for.
+        Shards are read when gathering starts; a single rank reads them when it waits for the unit.
         """
         owner = self._owner
         gather, wait = owner.unshard, owner.wait_for_unshard
@@ -599,64 +602,67 @@ class UnitParameters:
         owner.wait_for_unshard = wait_for_unshard
 
     def reduce_with(
-        self, reduce: Callable[[list[Tensor | None]], None], wanted: Callable[[], bool]
+        self, reduce: Callable[[list[Tensor | None]], None], is_enabled: Callable[[], bool]
     ) -> None:
-        """Have gradients given to ``reduce``, for good; their shards get none.
+        """Pass gradients to ``reduce`` for good; the sharded parameters get none.
 
-        ``fully_shard`` has its group add them up over the ranks and hangs a sharded tensor on each
-        parameter. Only the switching between sharded and gathered parameters is left.
+        ``fully_shard`` would reduce them in its group and set a sharded tensor as each parameter's
+        gradient. Here it only switches between sharded and gathered parameters.
 
         Args:
-            reduce: Called when backward has passed the unit, or at its end where it did not come
-                there; gets the gradients of the :attr:`trained` members, None for those without
-                one, and must not keep them.
-            wanted: Asked each time; if not, all goes as ``fully_shard`` does it.
+            reduce: Called when backward has passed the unit, or at the end of backward if it did
+                not reach the unit. Receives the gradients of the :attr:`trained` members, None
+                for those without one, and must not keep them.
+            is_enabled: Checked on each call; if false, ``fully_shard`` reduces as usual.
         """
         owner, trained = self._owner, [member._member for member in self.trained]
-        as_shipped = owner.post_backward
+        original = owner.post_backward
 
         def post_backward(*unused: Any) -> None:
-            if not wanted():
-                as_shipped(*unused)
+            if not is_enabled():
+                original(*unused)
                 return
             owner._training_state = TrainingState.POST_BACKWARD
             gathered = [hasattr(member, "_unsharded_param") for member in trained]
-            found = [_taken_gradient(member) for member in trained] if any(gathered) else []
+            gradients = [_pop_gradient(member) for member in trained] if any(gathered) else []
             if owner.reshard_after_backward:
                 owner.reshard()
-            if found:
-                reduce(found)
+            if gradients:
+                reduce(gradients)
 
         owner.post_backward = post_backward
 
     def read_in_place(
-        self, wholes: Sequence[Tensor], wanted: Callable[[], None], counted: Callable[[], None]
+        self,
+        full_parameters: Sequence[Tensor],
+        on_use: Callable[[], None],
+        on_gather: Callable[[], None],
     ) -> None:
-        """Make gathered parameters views of memory that has them whole at all times, for good.
+        """Replace gathered parameters by views of memory that always has them in full, for good.
 
-        ``fully_shard`` asks its group to gather, waits, switches the modules between the sharded
-        and the gathered parameters, and frees the latter. Only the switching is left.
+        ``fully_shard`` gathers in its group, waits, switches the modules between sharded and
+        gathered parameters, and frees the latter. Only the switching remains.
 
         Args:
-            wholes: Where each parameter is whole, (N * S,), in the order of :attr:`members`.
-            wanted: Called whenever the unit is wanted whole.
-            counted: Called when it would have been gathered.
+            full_parameters: Their memory, (N * S,) each, in the order of :attr:`members`.
+            on_use: Called whenever the gathered unit is needed.
+            on_gather: Called when it would have been gathered.
         """
         owner = self._owner
-        there = AllGatherResult(wholes[0], None, None, [], [], [])
-        for parameter, whole in zip(owner.fsdp_params, wholes, strict=True):
-            parameter.all_gather_outputs = [whole]
+        result = AllGatherResult(full_parameters[0], None, None, [], [], [])
+        for parameter, memory in zip(owner.fsdp_params, full_parameters, strict=True):
+            parameter.all_gather_outputs = [memory]
             parameter.free_unsharded_param = _do_nothing
 
         def unshard(async_op: bool = False) -> None:  # noqa: FBT001, FBT002 - torch's interface
-            wanted()
+            on_use()
             pending = owner._all_gather_result is not None
-            kept = not owner.unshard_in_backward and (
+            stays_gathered = not owner.unshard_in_backward and (
                 owner._training_state == TrainingState.PRE_BACKWARD
             )
-            if not (pending or owner.is_unsharded or kept):
-                counted()
-                owner._all_gather_result = there
+            if not (pending or owner.is_unsharded or stays_gathered):
+                on_gather()
+                owner._all_gather_result = result
 
         def wait_for_unshard() -> None:
             if owner._all_gather_result is None:
@@ -678,19 +684,19 @@ class UnitParameters:
             handles.clear()
 
 
-def undo(unit: FSDPModule, wholes: Sequence[nn.Parameter]) -> None:
-    """Make a unit the plain module again that it was before ``fully_shard``.
+def remove_fully_shard(unit: FSDPModule, full_parameters: Sequence[nn.Parameter]) -> None:
+    """Restore the plain module that a unit was before ``fully_shard``.
 
     Args:
-        unit: Not gathered now.
-        wholes: Plain parameters in the order of :attr:`UnitParameters.members`.
+        unit: A unit that is not gathered.
+        full_parameters: Plain parameters in the order of :attr:`UnitParameters.members`.
     """
     module = cast("nn.Module", unit)
     state = _state_of(module)
     parameters = parameters_of(unit)
     if parameters is not None:
-        for member, whole in zip(parameters.members, wholes, strict=True):
-            member.give_back(whole)
+        for member, full in zip(parameters.members, full_parameters, strict=True):
+            member.give_back(full)
         parameters._remove_hooks()
     state._pre_forward_hook_handle.remove()
     state._post_forward_hook_handle.remove()
@@ -700,54 +706,54 @@ def undo(unit: FSDPModule, wholes: Sequence[nn.Parameter]) -> None:
     for part in module.modules():
         for mark in _MARKS:
             vars(part).pop(mark, None)
-    module.__class__ = type(module).__bases__[1]  # of a class made of FSDPModule and its own
+    module.__class__ = type(module).__bases__[1]  # bases: FSDPModule and the module's own class
 
 
 @contextmanager
-def also_whole(sharded: DTensor, whole: Tensor) -> Iterator[None]:
-    """Have a sharded parameter be the gathered one, in its memory, within a ``with`` block.
+def as_gathered(sharded: DTensor, gathered: Tensor) -> Iterator[None]:
+    """Make a sharded parameter the gathered one, in its memory, within a ``with`` block.
 
-    It is a plain tensor there, of the type of ``whole``: what is computed from it is plain, too, so
-    that a script can keep it, or save it. What ``sharded.data`` is set to ends up in ``whole``.
+    It is a plain tensor there, of the type of ``gathered``, so that results computed from it are
+    plain tensors, too, which scripts can keep or save. Data assigned to it ends up in ``gathered``.
 
     Args:
-        sharded: Sharded.
-        whole: Gathered until the block has ended.
+        sharded: The sharded parameter.
+        gathered: The gathered parameter, valid until the block ends.
     """
-    before = sharded._local_tensor, sharded._spec
+    saved = sharded._local_tensor, sharded._spec
     mesh = sharded.device_mesh
-    memory = whole.detach()
+    memory = gathered.detach()
     plain = nn.Parameter(memory, requires_grad=sharded.requires_grad)
     torch._C._swap_tensor_impl(sharded, plain)
     sharded._local_tensor = memory
-    sharded._spec = DTensorSpec(mesh, (Replicate(),) * mesh.ndim, tensor_meta=before[1].tensor_meta)
+    sharded._spec = DTensorSpec(mesh, (Replicate(),) * mesh.ndim, tensor_meta=saved[1].tensor_meta)
     try:
         yield
     finally:
         torch._C._swap_tensor_impl(sharded, plain)
-        sharded._local_tensor, sharded._spec = before
+        sharded._local_tensor, sharded._spec = saved
         if plain.data_ptr() != memory.data_ptr():
             memory.copy_(plain.detach())
 
 
-def cut_into_shards(gradients: Sequence[Tensor], memory: Tensor, ranks: int) -> None:
-    """Lay whole gradients into memory, rank by rank, as their parameters are cut.
+def copy_as_shards(gradients: Sequence[Tensor], memory: Tensor, ranks: int) -> None:
+    """Copy full gradients to memory, rank by rank, in the layout of the shards.
 
     Args:
-        gradients: Of a unit, each cut along its first dimension.
+        gradients: Gradients of a unit, each sharded along its first dimension.
         memory: (N * S,), filled; padding becomes zero.
         ranks: N.
     """
     torch._chunk_cat(list(gradients), dim=0, num_chunks=ranks, out=memory.view(ranks, -1))
 
 
-def _taken_gradient(member: Any) -> Tensor | None:
-    """The whole gradient of a parameter that was gathered, which forgets it."""
+def _pop_gradient(member: Any) -> Tensor | None:
+    """Remove and return the full gradient of a parameter, None if it was never gathered."""
     if not hasattr(member, "_unsharded_param"):
         return None
-    whole = member._unsharded_param
-    gradient = get_raw_gradient(whole)
-    set_raw_gradient(whole, None)
+    gathered = member._unsharded_param
+    gradient = get_raw_gradient(gathered)
+    set_raw_gradient(gathered, None)
     return cast("Tensor | None", gradient)
 
 

@@ -1,4 +1,4 @@
-"""Where a rank's part of a stage 3 model lies: one piece of memory for each unit and group.
+"""Memory layout of a rank's shards at stage 3: one flat buffer per unit and optimizer group.
 
 ::
 
@@ -6,9 +6,9 @@
     rank 0      [ row 0 | row 1 | row 2 ]                      fp32, updated in place
     rank 1      [ row 3 | row 4 |   0   ]                      padded to the same length
 
-    bucket      [- p0, my rows -][--- p1, my rows ---][- p2 -]   what the optimizer sees
+    bucket      [ p0, own rows  ][  p1, own rows     ][  p2  ]   what the optimizer sees
 
-N is the number of data-parallel ranks, S the elements of a bucket on one of them.
+N is the number of data-parallel ranks, S the elements of a bucket on one rank.
 """
 
 from __future__ import annotations
@@ -44,31 +44,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Shard:
-    """One trainable parameter, as this rank sees it."""
+    """This rank's shard of one trainable parameter."""
 
     name: str
-    """In ``module.named_parameters()``; of tied parameters the first."""
+    """First of its names in ``module.named_parameters()``."""
 
     parameter: DTensor | nn.Parameter
-    """Its ``grad`` is sharded alike; a plain parameter is replicated."""
+    """Its ``grad`` is sharded in the same way; a plain parameter is replicated."""
 
     start: int
-    """First element of the flattened parameter that this rank keeps."""
+    """First element of the flattened parameter on this rank."""
 
     stop: int
-    """One after the last; equal to ``start`` on ranks that have no row."""
+    """End of its elements; equal to ``start`` on ranks without rows."""
 
     bucket: int
-    """Of the flat memory in which this rank's elements lie."""
+    """Index of the flat buffer."""
 
     offset: int
-    """Where they begin in it, in elements."""
+    """First element in the bucket."""
 
     padded: int
-    """Elements of every rank's part, the padding included."""
+    """Elements of each rank's shard, with padding."""
 
     counts: bool
-    """Whether it counts on this rank; see :class:`~zerotrial.engine.mesh.Mesh`."""
+    """Whether this rank counts it in norms; see :class:`~zerotrial.engine.mesh.Mesh`."""
 
     @property
     def span(self) -> slice:
@@ -78,51 +78,51 @@ class Shard:
 
 @dataclass(frozen=True)
 class FlatBucket:
-    """Shards of one unit and one optimizer group, end to end, in one piece of memory.
+    """Shards of one unit and one optimizer group in contiguous memory.
 
-    A shard is padded to the length that the first rank has; the padding is and stays zero.
+    Each shard is padded to the length of the first rank's; padding is always zero.
     """
 
     master: Tensor
-    """(S,) fp32; the shards are views of it."""
+    """(S,) fp32; the shards are views."""
 
     group_index: int
     parameters: Sequence[DTensor]
     paddeds: Sequence[int]
-    """Elements of each parameter's shard with its padding."""
+    """Elements of each parameter's shard, with padding."""
 
     unit: UnitParameters
-    """That the parameters are of."""
+    """Unit of the parameters."""
 
     def take_gradient(self) -> Tensor | None:
-        """Take the shards' gradients away from them, laid out like ``master``.
+        """Remove the shards' gradients and return them in the layout of ``master``.
 
-        A unit's gradients come out of one reduction, so that they lie as the shards do and need
-        not be copied, unless some parameter has none.
+        One reduction produces all gradients of a unit, so they already lie like the shards and
+        need no copy, unless a parameter has none.
 
         Returns:
-            (S,), or None when backward reached none of them.
+            (S,), or None if backward reached no parameter.
         """
-        found = [_local(get_raw_gradient(parameter)) for parameter in self.parameters]
+        gradients = [_local(get_raw_gradient(parameter)) for parameter in self.parameters]
         for parameter in self.parameters:
             set_raw_gradient(parameter, None)
-        first = found[0]
-        if all(gradient is None for gradient in found):
+        first = gradients[0]
+        if all(gradient is None for gradient in gradients):
             return None
-        if first is not None and self._lie_as_shards(first, found):
+        if first is not None and self._is_laid_out_like_shards(first, gradients):
             return first.as_strided((self.master.numel(),), (1,), first.storage_offset())
-        # Pinned memory is used again from step to step; other memory comes page by page.
-        together = torch.zeros_like(self.master, pin_memory=self.master.is_pinned())
+        # Pinned memory is reused in every step; other memory is allocated page by page.
+        flat = torch.zeros_like(self.master, pin_memory=self.master.is_pinned())
         at = 0
-        for gradient, padded in zip(found, self.paddeds, strict=True):
+        for gradient, padded in zip(gradients, self.paddeds, strict=True):
             if gradient is not None:
-                together[at : at + gradient.numel()].copy_(gradient.reshape(-1))
+                flat[at : at + gradient.numel()].copy_(gradient.reshape(-1))
             at += padded
-        return together
+        return flat
 
-    def _lie_as_shards(self, first: Tensor, found: Sequence[Tensor | None]) -> bool:
+    def _is_laid_out_like_shards(self, first: Tensor, gradients: Sequence[Tensor | None]) -> bool:
         memory, at = first.untyped_storage().data_ptr(), first.storage_offset()
-        for gradient, padded in zip(found, self.paddeds, strict=True):
+        for gradient, padded in zip(gradients, self.paddeds, strict=True):
             if gradient is None or gradient.storage_offset() != at:
                 return False
             if gradient.untyped_storage().data_ptr() != memory:
@@ -137,30 +137,30 @@ def _local(tensor: Tensor | None) -> Tensor | None:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where everything that this rank keeps lies."""
+    """Memory layout of everything that this rank stores."""
 
     shards: Sequence[Shard]
-    """One for each trainable parameter."""
+    """One per trainable parameter."""
 
     buckets: Sequence[FlatBucket | ReplicatedBucket]
-    """The replicated ones last."""
+    """Replicated buckets come last."""
 
     @property
     def replicated(self) -> Sequence[ReplicatedBucket]:
-        """The buckets of the parameters that are not sharded."""
+        """Buckets of parameters that are not sharded."""
         return [bucket for bucket in self.buckets if isinstance(bucket, ReplicatedBucket)]
 
     @functools.cached_property
     def shards_in(self) -> Sequence[Sequence[Shard]]:
-        """Those of each bucket."""
-        found: list[list[Shard]] = [[] for _ in self.buckets]
+        """Shards of each bucket."""
+        by_bucket: list[list[Shard]] = [[] for _ in self.buckets]
         for shard in self.shards:
-            found[shard.bucket].append(shard)
-        return found
+            by_bucket[shard.bucket].append(shard)
+        return by_bucket
 
     def counted(self) -> list[list[slice]]:
-        """For each bucket, where the elements lie whose squares this rank adds to the norm."""
-        if all(shard.counts for shard in self.shards):  # in one piece each, since padding is zero
+        """For each bucket, the elements whose squares this rank adds to the norm."""
+        if all(shard.counts for shard in self.shards):  # whole buckets: padding adds 0
             return [[slice(0, bucket.master.numel())] for bucket in self.buckets]
         return [[shard.span for shard in shards if shard.counts] for shards in self.shards_in]
 
@@ -173,25 +173,27 @@ def lay_out(
     *,
     factor: float,
 ) -> Layout:
-    """Move this rank's shards into flat memory, one piece for each unit and optimizer group.
+    """Move this rank's shards to flat buffers, one per unit and optimizer group.
 
     Args:
-        inputs: Of the stage; ``groups`` hold the parameters from before they were sharded, which
-            are found again by name.
-        units: Of :func:`~zerotrial.engine.stage3.wrap.shard_module`; no forward has run yet.
-        comm: Between the ranks that states are sharded over.
-        files: Where the memory is; None: where the shards are.
-        factor: Multiplies the sum of the ranks' gradients of a replicated parameter.
+        inputs: Inputs of the stage. Its ``groups`` hold the parameters from before sharding, which
+            are matched by name.
+        units: Result of :func:`~zerotrial.engine.stage3.sharding.shard_module`, before any forward.
+        comm: Communicator of the ranks that shard states.
+        files: Memory of the buffers; None: the memory of the shards.
+        factor: Factor of the sum over ranks of a replicated parameter's gradients.
 
     Returns:
-        The shards and buckets, in the order of the units.
+        Shards and buckets in the order of the units.
     """
     group_of = {
-        named.name: index for index, group in enumerate(inputs.groups) for named in group.parameters
+        member.name: index
+        for index, group in enumerate(inputs.groups)
+        for member in group.parameters
     }
-    named = [member for group in inputs.groups for member in group.parameters]
-    whose = inputs.mesh.counted_parameters(member.parameter for member in named)
-    counting = {member.name for member in named if member.parameter in whose}
+    named_parameters = [member for group in inputs.groups for member in group.parameters]
+    counted = inputs.mesh.counted_parameters(member.parameter for member in named_parameters)
+    counted_names = {member.name for member in named_parameters if member.parameter in counted}
     names: dict[Any, str] = {
         p: name for name, p in inputs.module.named_parameters() if name in group_of
     }
@@ -200,7 +202,7 @@ def lay_out(
     for unit in units:
         if (parameters := parameters_of(unit)) is None:
             continue
-        # Gradients come in this order: those of one optimizer group must be neighbours.
+        # Gradients come in this order; a bucket needs those of its optimizer group side by side.
         trained = [p for p in parameters.members if p.sharded.requires_grad]
         trained.sort(key=lambda p: group_of[names[p.sharded]])
         frozen = [p for p in parameters.members if not p.sharded.requires_grad]
@@ -210,33 +212,35 @@ def lay_out(
         flat, at = _memory_like([p.shard for p in trained], files), 0
         by_group = itertools.groupby(trained, key=lambda p: group_of[names[p.sharded]])
         for group_index, members in by_group:
-            begin, kept, paddeds = at, [], []
+            begin, sharded, paddeds = at, [], []
             for member in members:
                 parameter = member.sharded
                 padded = _move(member, flat[at:])
                 name = names[parameter]
-                place = (len(buckets), at - begin, padded)
-                shards.append(_shard(name, parameter, place, counts=name in counting))
-                kept.append(parameter)
+                location = (len(buckets), at - begin, padded)
+                shards.append(_shard(name, parameter, location, counts=name in counted_names))
+                sharded.append(parameter)
                 paddeds.append(padded)
                 at += padded
-            buckets.append(FlatBucket(flat[begin:at], group_index, kept, paddeds, parameters))
+            buckets.append(FlatBucket(flat[begin:at], group_index, sharded, paddeds, parameters))
         release(flat)
     on_host = inputs.config.zero_optimization.offload_param.device != "none"
     device = torch.device("cpu") if on_host else inputs.device
     for bucket in make_buckets(inputs, comm, factor, device):
         for offset, replicated in enumerate(bucket.parameters):
             name = names[replicated]
-            # As a matrix of one row: rank 0 has it.
+            # Treated as a matrix of one row, which rank 0 has.
             start = 0 if comm.rank == 0 else 1
-            place = (len(buckets), offset, 1)
-            shards.append(Shard(name, replicated, start, 1, *place, counts=name in counting))
+            location = (len(buckets), offset, 1)
+            shards.append(
+                Shard(name, replicated, start, 1, *location, counts=name in counted_names)
+            )
         buckets.append(bucket)
     return Layout(shards, buckets)
 
 
 def _memory_like(tensors: Sequence[Tensor], files: FileMemory | None) -> Tensor:
-    """Make room for tensors of one type end to end, where and as they are."""
+    """Allocate memory for tensors of one type in sequence, of the same kind as theirs."""
     first = tensors[0]
     numel = sum(tensor.numel() for tensor in tensors)
     if files is not None:
@@ -246,32 +250,32 @@ def _memory_like(tensors: Sequence[Tensor], files: FileMemory | None) -> Tensor:
 
 
 def _move(member: ShardedParameter, memory: Tensor) -> int:
-    """Move a parameter's shard to the beginning of ``memory``; returns its padded length."""
-    home = memory[: member.shard.numel()]
-    home.copy_(member.shard)
+    """Move a parameter's shard to the beginning of ``memory``; return its padded length."""
+    target = memory[: member.shard.numel()]
+    target.copy_(member.shard)
     release(member.shard)
-    member.move_shard(home)
-    return home.numel()
+    member.move_shard(target)
+    return target.numel()
 
 
-def _shard(name: str, parameter: DTensor, place: tuple[int, int, int], *, counts: bool) -> Shard:
+def _shard(name: str, parameter: DTensor, location: tuple[int, int, int], *, counts: bool) -> Shard:
     rows = -(-parameter.shape[0] // parameter.device_mesh.size())
     row = math.prod(parameter.shape[1:])
     start = min(rows * parameter.device_mesh.get_local_rank(), parameter.shape[0]) * row
     stop = start + local_part(parameter).numel()
-    return Shard(name, parameter, start, stop, *place, counts)
+    return Shard(name, parameter, start, stop, *location, counts)
 
 
-def whole_parameter(shard: Shard, comm: Communicator, device: torch.device) -> Tensor:
+def gather_parameter(shard: Shard, comm: Communicator, device: torch.device) -> Tensor:
     """Gather one parameter. **Collective**.
 
     Args:
-        shard: This rank's part of it; not a replicated one.
-        comm: Between the data-parallel ranks.
-        device: Where the collectives run.
+        shard: This rank's shard; not a replicated one.
+        comm: Communicator of the data-parallel ranks.
+        device: Device of the collectives.
 
     Returns:
-        In the parameter's shape, fp32; nobody else's memory.
+        The full parameter in fp32, in its own memory.
     """
     local = local_part(cast("DTensor", shard.parameter)).detach().reshape(-1)
     shape = shard.parameter.shape

@@ -1,7 +1,7 @@
-"""The ranks of a stage 3 engine as ``fully_shard`` wants them: a mesh, even of one process.
+"""Device mesh of the stage 3 ranks for ``fully_shard``, even for a single process.
 
-``fully_shard`` needs torch.distributed. Where a process is alone and nobody has started it, it is
-started here, for this process only, and ended when the last engine that uses it is closed.
+``fully_shard`` needs torch.distributed. For a single process without it, it is initialized here for
+this process only, and destroyed when the last engine that uses it is closed.
 """
 
 from __future__ import annotations
@@ -21,34 +21,36 @@ if TYPE_CHECKING:
     from zerotrial.engine.protocols import StageInputs
 
 _users = 0
-"""Open engines in a world of one that was started here; 0 when there is no such world."""
+"""Open engines that use the process group created here; 0 if there is none."""
 
 
 def open_mesh(inputs: StageInputs) -> tuple[DeviceMesh, Callable[[], None]]:
-    """Make the mesh. **Collective** where there are several ranks.
+    """Create the device mesh. **Collective** over several ranks.
 
     Args:
-        inputs: Of the stage; its shard axis are the ranks.
+        inputs: Inputs of the stage; its shard axis defines the ranks.
 
     Returns:
-        The mesh, and what to call when the engine is closed.
+        The mesh and a function to call when the engine is closed.
     """
     global _users
     kind = inputs.device.type
-    ours = _users > 0
+    is_own = _users > 0
     if not dist.is_initialized():
         backend = "nccl" if kind == "cuda" else "gloo"
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
-        ours = True
-    _users += ours
-    return inputs.mesh.shard.device_mesh(kind), _leave if ours else _stay
+        is_own = True
+    _users += is_own
+    return inputs.mesh.shard.device_mesh(
+        kind
+    ), _release_process_group if is_own else _keep_process_group
 
 
-def _stay() -> None:
-    """Others have started torch.distributed, and end it."""
+def _keep_process_group() -> None:
+    """Do nothing: torch.distributed was initialized elsewhere."""
 
 
-def _leave() -> None:
+def _release_process_group() -> None:
     global _users
     _users -= 1
     if _users == 0 and dist.is_initialized():

@@ -1,16 +1,16 @@
-"""Stage 3's collectives on CPU, in place of those that ``fully_shard`` comes with.
+"""Stage 3 collectives on CPU that replace those of ``fully_shard``.
 
-As shipped it calls gloo, whose reduce-scatter is an all-reduce inside and whose data pass through
-sockets. Here ranks of one host share memory; on different hosts they use the engine's own
-all-to-all.
+By default it calls gloo, whose reduce-scatter is an all-reduce and whose data pass through sockets.
+Here ranks of one host use shared memory; between hosts they use the engine's own all-to-all.
 
-N ranks, S elements of a unit on each: what is gathered or reduced has N * S elements, and rank r's
-part is the r-th S, exactly as in a :class:`~zerotrial.engine.comm.communicator.Buffer`.
+N is the number of ranks, S the elements of a unit on each. Gathered and reduced memory has N * S
+elements, and rank r's shard is the r-th S, as in a
+:class:`~zerotrial.engine.comm.communicator.Buffer`.
 
-**Gathering**: see :mod:`zerotrial.engine.stage3.publish`.
+**Gathering**: see :mod:`zerotrial.engine.stage3.shard_exchange`.
 
-**Reducing** overlaps backward: a collective is started, and advanced without waiting whenever
-another one starts; only the end of backward waits. The buffers are used in turn, each again when no
+**Reducing** overlaps backward. A collective is started, and advances without waiting whenever
+another one starts. Only the end of backward waits. Buffers are used in turn; each is reused when no
 rank reads it any more.
 """
 
@@ -34,12 +34,12 @@ from zerotrial.engine.stage3.internals import (
     ReduceScatter,
     ShardedParameter,
     UnitParameters,
-    cut_into_shards,
+    copy_as_shards,
     parameters_of,
     set_all_gather,
     set_reduce_scatter,
 )
-from zerotrial.engine.stage3.publish import GroupAllGather, PublishedShards, publish_shards
+from zerotrial.engine.stage3.shard_exchange import GroupAllGather, PublishedShards, publish_shards
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -50,11 +50,11 @@ _RING = 3
 
 
 class Reductions:
-    """Sums over ranks that are under way, and the buffers that they read, which are used in turn.
+    """Pending reductions over ranks and their buffers, which are used in turn.
 
     Args:
-        comm: Allocates buffers; every rank must ask for the same sizes in the same order.
-        device: Of the buffers.
+        comm: Allocates buffers. All ranks must request the same sizes in the same order.
+        device: Device of the buffers.
     """
 
     def __init__(self, comm: Communicator, device: torch.device) -> None:
@@ -64,7 +64,7 @@ class Reductions:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """This rank's memory."""
+        """Buffers of this rank."""
         return self._ring.tensors
 
     @property
@@ -73,11 +73,11 @@ class Reductions:
         return self._comm.size
 
     def get(self, numel: int, dtype: torch.dtype) -> Buffer:
-        """Lend a buffer, to be filled and given to :meth:`start`. **Collective**.
+        """Return a buffer to fill and to pass to :meth:`start`. **Collective**.
 
         Args:
             numel: Elements, N * S.
-            dtype: Of the elements.
+            dtype: Type of the elements.
 
         Returns:
             A buffer with arbitrary content.
@@ -86,13 +86,13 @@ class Reductions:
         return self._ring.get(numel, dtype)
 
     def start(self, buffer: Buffer, out: Tensor, factor: float, *, add: bool = False) -> None:
-        """Start ``out = factor * sum over ranks`` of what was lent last. **Collective**.
+        """Start ``out = factor * sum over ranks`` of the last buffer. **Collective**.
 
         Args:
-            buffer: Filled.
+            buffer: The filled buffer.
             out: (S,).
-            factor: As above.
-            add: To what is in ``out``.
+            factor: Factor of the sum.
+            add: Add the result to ``out`` instead.
         """
         self.advance()
         work = self._comm.reduce_scatter(buffer, out, factor, add=add)
@@ -101,12 +101,12 @@ class Reductions:
         self.advance()
 
     def advance(self) -> None:
-        """Do what can be done without waiting."""
+        """Complete the reductions that need no waiting."""
         while self._works and self._works[0].advance():
             self._works.popleft()
 
     def finish(self) -> None:
-        """Wait until every sum is there."""
+        """Wait for all pending reductions."""
         while self._works:
             self._works.popleft().wait()
 
@@ -115,10 +115,10 @@ class SharedReduceScatter(ReduceScatter):
     """Sums a unit's gradients; see ``FSDPModule.set_custom_reduce_scatter``.
 
     Args:
-        reductions: Do the work.
-        parameters: Of the unit.
-        factor: What the sum over ranks is multiplied by: 1 / N for the mean.
-        observer: Is told when gradients are reduced.
+        reductions: Pending reductions and buffers.
+        parameters: Parameters of the unit.
+        factor: Factor of the sum over ranks: 1 / N for the mean.
+        observer: Times the reductions.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class SharedReduceScatter(ReduceScatter):
     def allocate(
         self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
     ) -> Tensor:
-        """Lend the memory to be summed, then make that of the sum, which becomes gradients."""
+        """Return the input of the reduction on the first call, its output on the second."""
         numel = math.prod(int(length) for length in size)
         if self._buffer is not None:
             return torch.empty(numel, dtype=dtype, device=device)
@@ -152,17 +152,17 @@ class SharedReduceScatter(ReduceScatter):
         op: Any,
         async_op: bool = False,  # noqa: FBT001, FBT002 - torch's interface
     ) -> None:
-        """Start to sum every rank's part and to scale it. **Collective**."""
+        """Start the scaled sum of every rank's input. **Collective**."""
         buffer, self._buffer = self._buffer, None
         if buffer is None or buffer.tensor.data_ptr() != input_tensor.data_ptr():
             raise RuntimeError("reduce-scatter of memory that was not allocated for it")
         with self._observer.phase(COMMUNICATION):
             self._reductions.start(buffer, output_tensor, self._factor)
-            if self._is_read_at_once(output_tensor):
+            if self._is_read_early(output_tensor):
                 self._reductions.finish()
 
-    def _is_read_at_once(self, total: Tensor) -> bool:
-        """Whether anybody wants the sum before the end of backward: a cast, or an older sum."""
+    def _is_read_early(self, total: Tensor) -> bool:
+        """Whether the sum is read before the end of backward: by a cast, or by accumulation."""
         return any(
             parameter.own_dtype != total.dtype or get_raw_gradient(parameter.sharded) is not None
             for parameter in self._parameters
@@ -170,17 +170,17 @@ class SharedReduceScatter(ReduceScatter):
 
 
 class UnitGradients:
-    """The gradients that one backward makes in one unit, of which this rank gets its part.
+    """This rank's shards of the gradients that one backward computes in one unit.
 
-    ``fully_shard`` would make a sharded tensor for each parameter, which the stage only puts
-    together again. It still does wherever somebody may look at those.
+    ``fully_shard`` would create a sharded tensor per parameter, which the stage would only
+    concatenate again. It still does where such tensors may be read.
 
     Args:
-        reductions: Do the work.
-        parameters: Of the unit; some are trained.
-        factor: What the sum over ranks is multiplied by.
-        dtype: In which gradients travel and are kept.
-        observer: Is told when gradients are reduced.
+        reductions: Pending reductions and buffers.
+        parameters: Parameters of the unit, of which some are trained.
+        factor: Factor of the sum over ranks.
+        dtype: Type in which gradients are reduced and stored.
+        observer: Times the reductions.
     """
 
     def __init__(
@@ -197,13 +197,13 @@ class UnitGradients:
         self._dtype = dtype
         self._observer = observer
         self.numel = sum(member.shard.numel() for member in self._trained)
-        """S: elements of this rank's part."""
+        """S: elements of this rank's shard."""
         self.listening = False
-        """Whether a backward of the engine's is under way."""
+        """Whether a backward pass of the engine is running."""
         self.part: Tensor | None = None
-        """(S,): what the backward under way has made; final when the reductions are finished."""
+        """(S,): gradient of the current backward; final when the reductions are finished."""
         self.reached: set[Tensor] = set()
-        """The parameters, as the stage knows them, that have a gradient in it."""
+        """Sharded parameters with a gradient in it."""
         parameters.reduce_with(self._reduce, self._is_wanted)
 
     def forget(self, *, listening: bool) -> None:
@@ -214,25 +214,25 @@ class UnitGradients:
     def _is_wanted(self) -> bool:
         return self.listening
 
-    def _reduce(self, found: list[Tensor | None]) -> None:
-        """Start to sum every rank's gradients and to scale them. **Collective**."""
+    def _reduce(self, gradients: list[Tensor | None]) -> None:
+        """Start the scaled sum of every rank's gradients. **Collective**."""
         self.reached |= {
             member.sharded
-            for member, gradient in zip(self._trained, found, strict=True)
+            for member, gradient in zip(self._trained, gradients, strict=True)
             if gradient is not None
         }
         ranks = self._reductions.ranks
         with self._observer.phase(COMMUNICATION):
             buffer = self._reductions.get(ranks * self.numel, self._dtype)
-            cut_into_shards(
+            copy_as_shards(
                 [
                     member.zeros() if gradient is None else gradient
-                    for member, gradient in zip(self._trained, found, strict=True)
+                    for member, gradient in zip(self._trained, gradients, strict=True)
                 ],
                 buffer.tensor,
                 ranks,
             )
-            found.clear()  # gives the memory of the gradients back
+            gradients.clear()  # frees the full gradients
             add = self.part is not None  # the unit ran twice in one forward
             if self.part is None:
                 self.part = torch.empty(self.numel, dtype=self._dtype)
@@ -241,46 +241,46 @@ class UnitGradients:
 
 @dataclass(frozen=True)
 class Plugged:
-    """What :func:`plug_in` leaves behind."""
+    """Collectives installed by :func:`plug_in`."""
 
     comm: Communicator
     reductions: Reductions
     published: Sequence[PublishedShards]
     summed: Sequence[UnitGradients]
-    """Of units whose gradients do not pass through sharded tensors: all, or none."""
+    """Gradients of units that bypass sharded tensors: of all units, or of none."""
 
     def begin_backward(self) -> None:
-        """Get ready for the gradients of a backward of the engine's."""
-        self.reductions.finish()  # of one that raised
+        """Prepare for the gradients of a backward pass of the engine."""
+        self.reductions.finish()  # of a backward that raised
         for unit in self.summed:
             unit.forget(listening=True)
 
     def end_backward(self) -> None:
-        """Forget what the last backward made."""
+        """Discard the results of the last backward."""
         for unit in self.summed:
             unit.forget(listening=False)
 
     def cut(self, numels: Sequence[int]) -> list[Tensor | None]:
-        """ShardSpec what this backward has made into buckets.
+        """Split the gradients of this backward into buckets.
 
         Args:
-            numels: Of all buckets, in the order of the units.
+            numels: Elements of all buckets, in the order of the units.
         """
-        found: list[Tensor | None] = []
+        parts: list[Tensor | None] = []
         for unit in self.summed:
             at = 0
             while at < unit.numel:
-                length = numels[len(found)]
-                found.append(None if unit.part is None else unit.part[at : at + length])
+                length = numels[len(parts)]
+                parts.append(None if unit.part is None else unit.part[at : at + length])
                 at += length
-        return found + [None] * (len(numels) - len(found))
+        return parts + [None] * (len(numels) - len(parts))
 
     def has_reached(self, parameter: Tensor) -> bool:
-        """Whether this backward has made a gradient of a parameter that hangs nowhere."""
+        """Whether this backward has computed a gradient of a sharded parameter."""
         return any(parameter in unit.reached for unit in self.summed)
 
     def publish(self) -> None:
-        """Show the other ranks this rank's new shards. **Collective**; nobody may be reading."""
+        """Publish this rank's new shards. **Collective**; no rank may be reading."""
         for unit in self.published:
             unit.write()
         self.comm.fence()
@@ -289,17 +289,17 @@ class Plugged:
         """Publish again if user code has written to a shard of any rank. **Collective**."""
         stale = not all(unit.is_current() for unit in self.published)
         if float(self.comm.sum(torch.tensor([stale], dtype=torch.float64))) > 0:
-            self.publish()  # all ranks are here, so that nobody reads
+            self.publish()  # all ranks are here, so none reads
 
     @property
     def tensors(self) -> list[Tensor]:
-        """This rank's memory."""
+        """Shared and reduction buffers of this rank."""
         shards = [tensor for unit in self.published for tensor in unit.tensors]
         return [*self.reductions.tensors, *shards]
 
 
-def _sums_as_kept(parameters: UnitParameters, dtype: torch.dtype | None) -> bool:
-    """Whether a unit's gradients travel in the type in which they are kept."""
+def _reduces_in_stored_type(parameters: UnitParameters, dtype: torch.dtype | None) -> bool:
+    """Whether a unit's gradients are reduced in the type in which they are stored."""
     return all((dtype or p.forward_dtype) == p.own_dtype for p in parameters.trained)
 
 
@@ -313,23 +313,23 @@ def plug_in(
     observer: Observer,
     apart: bool = False,
 ) -> Plugged:
-    """Make ``fully_shard`` use our collectives. **Collective**.
+    """Install our collectives in ``fully_shard``. **Collective**.
 
     Args:
-        units: All of them, the root last, laid out and started.
-        comm: Over the ranks that the units are sharded over.
-        device: Of the gathered parameters.
-        factor: What the sum of the ranks' gradients is multiplied by.
-        dtype: In which gradients travel; None: in which forward computes.
-        observer: Is told when gradients are reduced.
-        apart: Ranks have no memory in common for what is in files: units are gathered by copying,
-            and their gradients come one unit at a time.
+        units: All units, the root last, laid out and started.
+        comm: Communicator of the ranks that shard the units.
+        device: Device of the gathered parameters.
+        factor: Factor of the sum of the ranks' gradients.
+        dtype: Type in which gradients are reduced; None: type of forward.
+        observer: Times the reductions.
+        apart: Shards are in files and cannot be shared: units are gathered by copying, and their
+            gradients are reduced one unit at a time.
 
     Returns:
-        The memory of the collectives.
+        The installed collectives.
     """
     reductions = Reductions(comm, device)
-    owners = [(unit, found) for unit in units if (found := parameters_of(unit)) is not None]
+    owners = [(unit, group) for unit in units if (group := parameters_of(unit)) is not None]
     published = []
     for unit, parameters in owners:
         if apart:
@@ -337,12 +337,12 @@ def plug_in(
         else:
             published.append(publish_shards(unit, parameters, comm, reductions.advance, observer))
     for unit, parameters in owners:
-        # The factor is applied by it, once.
+        # The collective applies the factor, once.
         set_reduce_scatter(
             unit, SharedReduceScatter(reductions, parameters.members, factor, observer)
         )
     summed: list[UnitGradients] = []
-    if not apart and all(_sums_as_kept(p, dtype) for _, p in owners):
+    if not apart and all(_reduces_in_stored_type(p, dtype) for _, p in owners):
         summed = [
             UnitGradients(reductions, p, factor, p.trained[0].own_dtype, observer)
             for _, p in owners
@@ -350,7 +350,7 @@ def plug_in(
         ]
     plugged = Plugged(comm, reductions, published, summed)
     plugged.publish()
-    # Before the hook in which fully_shard begins to gather.
+    # Prepended: the shards must be current before the hook of fully_shard gathers them.
     root = cast("nn.Module", units[-1])
     root.register_forward_pre_hook(lambda *_: plugged.refresh(), prepend=True)
     return plugged

@@ -1,9 +1,9 @@
 """Stage 3: parameters, gradients and optimizer states are sharded; blocks are gathered to compute.
 
-``fully_shard`` gathers a unit before its forward and again before its backward, and
-reduce-scatters its gradients after; see :mod:`zerotrial.engine.stage3.wrap` for the units. What is
-ours: where the shards lie, the global norm, scaling and clipping, the same
-:class:`~zerotrial.engine.protocols.Updater` as at the other stages, and the pieces of a checkpoint.
+``fully_shard`` gathers a unit before its forward and again before its backward, and then
+reduce-scatters its gradients; see :mod:`zerotrial.engine.stage3.sharding` for the units. This
+package adds the memory layout, the global norm, scaling and clipping, the
+:class:`~zerotrial.engine.protocols.Updater` of the other stages, and the pieces of a checkpoint.
 
 References:
     Rajbhandari et al., ZeRO, arXiv:1910.02054, section 5.3.
@@ -39,9 +39,6 @@ from zerotrial.engine.module.gradient_access import (
 from zerotrial.engine.module.gradient_hooks import GradientHooks
 from zerotrial.engine.module.replicated_parameters import ReplicatedParameters
 from zerotrial.engine.protocols import GradientSource, Piece, Updater, UpdaterInputs
-from zerotrial.engine.stage3.alone import gather_when_alone
-from zerotrial.engine.stage3.gather import kept_whole
-from zerotrial.engine.stage3.give_back import give_back as make_plain
 from zerotrial.engine.stage3.internals import (
     UnitParameters,
     local_part,
@@ -49,13 +46,16 @@ from zerotrial.engine.stage3.internals import (
     set_divide_factor,
     sum_only,
 )
-from zerotrial.engine.stage3.layout import FlatBucket, Layout, Shard, lay_out, whole_parameter
+from zerotrial.engine.stage3.layout import FlatBucket, Layout, Shard, gather_parameter, lay_out
 from zerotrial.engine.stage3.mesh import open_mesh
-from zerotrial.engine.stage3.order import ReductionOrder
-from zerotrial.engine.stage3.paged import PagedGradients, open_files, page_units
+from zerotrial.engine.stage3.nvme_parameters import FileGradients, open_files, read_units_ahead
+from zerotrial.engine.stage3.prefetch import keep_gathered
 from zerotrial.engine.stage3.reduce import Plugged, plug_in
-from zerotrial.engine.stage3.update import ShardUpdate, Update, WholeUpdate
-from zerotrial.engine.stage3.wrap import shard_module, start, start_over
+from zerotrial.engine.stage3.reduction_order import ReductionOrder
+from zerotrial.engine.stage3.sharding import initialize_root, reset_units, shard_module
+from zerotrial.engine.stage3.standalone_call import gather_for_standalone_calls
+from zerotrial.engine.stage3.unshard import unshard_model
+from zerotrial.engine.stage3.update import FullParameterUpdate, ShardUpdate, Update
 from zerotrial.engine.update.in_memory import build_updater
 from zerotrial.engine.update.norm import squared_norm
 
@@ -67,18 +67,18 @@ if TYPE_CHECKING:
 
 
 class Stage3:
-    """The :class:`~zerotrial.engine.protocols.Stage` on ``fully_shard``.
+    """The :class:`~zerotrial.engine.protocols.Stage` built on ``fully_shard``.
 
     Args:
-        inputs: What every stage is built from; the module is sharded already.
-        units: In the order of :func:`~zerotrial.engine.stage3.wrap.shard_module`.
-        layout: Where this rank's shards lie.
-        update: Turns gradients into new weights.
-        comm: Between the ranks that states are sharded over.
-        plugged: Our collectives, where ``fully_shard`` uses them.
-        originals: Of the frozen parameters.
+        inputs: Inputs of every stage; the module is already sharded.
+        units: Units in the order of :func:`~zerotrial.engine.stage3.sharding.shard_module`.
+        layout: Locations of this rank's shards.
+        update: Computes new weights from gradients.
+        comm: Communicator of the ranks that shard states.
+        plugged: Installed collectives, if ``fully_shard`` uses them.
         leave: Called when the stage is closed.
-        files: Where shards and gradients lie, if they are in files.
+        originals: Original values of frozen parameters.
+        files: Memory of shards and gradients, if they are in files.
     """
 
     gathers = True
@@ -98,8 +98,8 @@ class Stage3:
         self.optimizer = update.updater.optimizer
         self._module = inputs.module
         self._units = units
-        found = filter(None, map(parameters_of, units))
-        self._reduced = [unit for unit in found if unit.trained]
+        parameters = filter(None, map(parameters_of, units))
+        self._reduced = [unit for unit in parameters if unit.trained]
         self.originals = originals
         self._hooks = GradientHooks()
         for unit in self._reduced:
@@ -115,7 +115,7 @@ class Stage3:
             partial(update.pieces, write=True),
         )
         self._versions = self._read_versions()
-        self._written = False  # user code has written to a shard of some rank
+        self._written = False  # whether user code has written to a shard on any rank
         self._frozen = [p for p in inputs.module.parameters() if not p.requires_grad]
         self._comm = comm
         self._replicas = Replicas(inputs.mesh.replicate, comm.traffic, inputs.observer)
@@ -127,192 +127,196 @@ class Stage3:
         self._counted = layout.counted()
         self._device = inputs.device
         self._order = ReductionOrder(units)
-        self._share = 1.0  # what the gradients of the pass under way are multiplied by
-        self._idle: frozenset[str] | None = None
-        """Parameters that were frozen in all passes since the last step; None: no pass yet."""
-        self._held: frozenset[str] = frozenset()
-        """Parameters that the last step has left alone."""
-        self._torn = False  # inside a backward pass, or after one that raised
+        self._share = 1.0  # factor of the current pass's gradients
+        self._frozen_since_step: frozenset[str] | None = None
+        """Parameters frozen in all passes since the last step; None before the first pass."""
+        self._frozen_names: frozenset[str] = frozenset()
+        """Parameters that the last step did not update."""
+        self._in_backward = False  # during a backward pass, and after one that raised
         self._dropped: set[str] = set()
-        """Parameters whose gradient user code has removed since the last backward pass."""
+        """Parameters whose gradients user code has removed since the last backward pass."""
         self._owned: dict[Tensor, Shard] | None = None
-        """Sharded and gathered parameters; looked up at most once after each backward pass."""
-        self._paged: PagedGradients | None = None
+        """Sharded and gathered parameters, looked up at most once per backward pass."""
+        self._file_gradients: FileGradients | None = None
         if files is not None:
-            page_units(units)
+            read_units_ahead(units)
             owners = [b.unit for b in layout.buckets if isinstance(b, FlatBucket)]
-            self._paged = PagedGradients(layout.buckets, files, owners, self._settle)
+            self._file_gradients = FileGradients(
+                layout.buckets, files, owners, self._wait_for_reductions
+            )
         self._kept: list[Tensor | None] = [None] * len(layout.buckets)
         self._every_gradient = not inputs.config.zero_optimization.ignore_unused_parameters
 
     def _read_versions(self) -> list[int]:
-        """Count the writes to each shard, where masters of their own must hear of them."""
-        shards = self._shards if self._update.masters_apart else ()
+        """Return the write counters of the shards, if the updater has separate masters."""
+        shards = self._shards if self._update.separate_masters else ()
         return [shard.parameter._version for shard in shards]  # noqa: SLF001 - as WeightWrites
 
-    def _adopt_written(self) -> None:
-        """Take what user code has written to shards into the masters. **Collective**."""
+    def _copy_written_to_masters(self) -> None:
+        """Copy shards that user code has written to the masters. **Collective**."""
         if self._written:
             self._update.update_masters()
         self._written = False
         self._versions = self._read_versions()
 
     def leaves(self) -> Iterator[Tensor]:
-        """See :class:`~zerotrial.engine.protocols.Stage`: the gathered parameters."""
+        """Yield the gathered parameters."""
         for unit in self._reduced:
             for member in unit.trained:
-                yield from member.gathered_once()
+                yield from member.gathered_if_any()
         yield from self._replicated.parameters
 
     def on_unexpected_gradient(self, begin: Callable[[], None]) -> None:
-        """See :class:`~zerotrial.engine.protocols.Stage`."""
+        """Call ``begin`` before a unit's reduction when a gradient comes outside of a pass."""
 
         def look(unit: UnitParameters) -> None:
-            # On another rank the pass may have come to this unit: the sums must go together.
-            if not self._torn and (unit.has_gradients or reaches_leaves(self.leaves())):
+            # Another rank may be reducing this unit inside its pass: reductions must match.
+            if not self._in_backward and (unit.has_gradients or reaches_leaves(self.leaves())):
                 begin()
 
         for unit in self._reduced:
             unit.before_reduction(partial(look, unit))
 
     def before_backward(self, *, boundary: bool, share: float = 1.0) -> None:
-        """Drop gradients that are not this engine's: of another's loss that came through here."""
+        """Discard gradients that backward passes outside of this engine left behind."""
         self._share = share
         if self._plugged is not None:
             self._plugged.begin_backward()
         for shard in self._shards:
             set_raw_gradient(shard.parameter, None)
-        self._torn = True
+        self._in_backward = True
         self._owned = None
-        if self._paged is not None:
-            self._paged.reached.clear()
-            self._paged.listening, self._paged.share = True, share
+        if self._file_gradients is not None:
+            self._file_gradients.reached.clear()
+            self._file_gradients.listening, self._file_gradients.share = True, share
 
     def after_backward(self, *, boundary: bool) -> None:
-        """Add up this micro-batch's gradients, which came averaged over the ranks."""
-        for unit in self._reduced:  # it came back to one where outputs that were not seen led on
-            unit.reduce_rest()
+        """Accumulate the gradients of this micro-batch, which are averaged over the ranks."""
+        for unit in self._reduced:  # gradients that came after their unit's reduction
+            unit.reduce_remaining()
         if self._plugged is not None:
             self._plugged.reductions.finish()
-        self._torn = False
-        if self._paged is not None:
-            self._paged.take_replicated()
-            self._paged.listening = False
+        self._in_backward = False
+        if self._file_gradients is not None:
+            self._file_gradients.take_replicated()
+            self._file_gradients.listening = False
         frozen = frozenset(s.name for s in self._shards if not s.parameter.requires_grad)
-        self._idle = frozen if self._idle is None else self._idle & frozen
+        self._frozen_since_step = (
+            frozen if self._frozen_since_step is None else self._frozen_since_step & frozen
+        )
         if self._dropped:
-            own = (shard for shard in self._shards if shard.name in self._dropped)
-            self._dropped -= {shard.name for shard in own if self._has_gradient(shard)}
+            restored = (shard for shard in self._shards if shard.name in self._dropped)
+            self._dropped -= {shard.name for shard in restored if self._has_gradient(shard)}
         if boundary and self._every_gradient:
             trained = (s for s in self._shards if s.name not in frozen)
             refuse_unused([s.name for s in trained if not self._has_gradient(s)])
-        if self._paged is None:
-            self._add_up()
+        if self._file_gradients is None:
+            self._accumulate()
         if self._plugged is not None:
             self._plugged.end_backward()
 
-    def _settle(self) -> None:
+    def _wait_for_reductions(self) -> None:
         if self._plugged is not None:
             self._plugged.reductions.finish()
 
     @property
     def _gradients(self) -> list[Tensor | None]:
-        """For each bucket what was gathered, laid out like its master."""
-        return self._kept if self._paged is None else self._paged.kept
+        """Accumulated gradient of each bucket, in the layout of its master."""
+        return self._kept if self._file_gradients is None else self._file_gradients.kept
 
     def _forget(self) -> None:
-        self._idle, self._dropped = None, set()
+        self._frozen_since_step, self._dropped = None, set()
         self._kept = [None] * len(self._buckets)
-        if self._paged is not None:
-            self._paged.forget()
+        if self._file_gradients is not None:
+            self._file_gradients.forget()
 
-    def _add_up(self) -> None:
-        fresh = self._fresh_parts()
+    def _accumulate(self) -> None:
+        fresh = self._new_gradients()
         for index, bucket in enumerate(self._buckets):
-            kept = self._gradients[index]
+            total = self._gradients[index]
             new = bucket.take_gradient() if fresh[index] is None else fresh[index]
             if new is not None and self._share != 1.0:
                 new.mul_(self._share)
-            if kept is None:
+            if total is None:
                 self._gradients[index] = new
             elif new is not None:
-                kept.add_(new)
+                total.add_(new)
 
-    def _fresh_parts(self) -> list[Tensor | None]:
-        """For each bucket what backward has made, where it does not hang on the parameters."""
+    def _new_gradients(self) -> list[Tensor | None]:
+        """Return the new gradients of each bucket that bypass the parameters' ``grad``."""
         if self._plugged is None:
             return [None] * len(self._buckets)
         return self._plugged.cut([bucket.master.numel() for bucket in self._buckets])
 
     def _has_gradient(self, shard: Shard) -> bool:
-        found = self._plugged is not None and self._plugged.has_reached(shard.parameter)
-        if self._paged is not None:
-            found = shard.parameter in self._paged.reached
-        return found or get_raw_gradient(shard.parameter) is not None
+        reached = self._plugged is not None and self._plugged.has_reached(shard.parameter)
+        if self._file_gradients is not None:
+            reached = shard.parameter in self._file_gradients.reached
+        return reached or get_raw_gradient(shard.parameter) is not None
 
     def reduce_gradients(self, loss_scale: float = 1.0) -> float:
-        """Return the norm; the shards were averaged in backward, replicas are. **Collective**."""
+        """Average over replicas and return the norm. **Collective**."""
         self._average_replicas()
         written = self._read_versions() != self._versions
-        # Where the gradients are: on a GPU nothing is waited for until all is summed.
+        # On the gradients' device: a GPU is synchronized only once, after the sum over ranks.
         sums = torch.zeros(4, dtype=torch.float64, device=self._buckets[0].master.device)
         for index, gradient in enumerate(self._gradients):
             if gradient is not None:
                 for span in self._counted[index]:
                     sums[0].add_(squared_norm(gradient[span]))
                 release(gradient)
-        for place, number in enumerate((written, *self._order.take()), start=1):
-            sums[place].fill_(number)
+        for position, number in enumerate((written, *self._order.take()), start=1):
+            sums[position].fill_(number)
         sums = self._comm.sum(sums.to(self._device))
         with self._observer.phase(COMMUNICATION):
             self._mesh.add_over_model(sums[:1])
-        squares, changed, *order = sums.tolist()
-        self._written = changed > 0
+        squares, written_anywhere, *order = sums.tolist()
+        self._written = written_anywhere > 0
         self._order.check(order, self._comm.size)
         return math.sqrt(squares) / loss_scale
 
     def apply(self, scale: float) -> None:
-        """Update this rank's shards; the next gather publishes them. **Collective**."""
-        gradients, idle = self._gradients, (self._idle or frozenset()) | self._dropped
+        """Update this rank's shards, which the next gather distributes. **Collective**."""
+        gradients, idle = self._gradients, (self._frozen_since_step or frozenset()) | self._dropped
         self._forget()
-        if idle != self._held:
-            self._held = idle
+        if idle != self._frozen_names:
+            self._frozen_names = idle
             self._update.freeze(idle)
-        self._adopt_written()
+        self._copy_written_to_masters()
         self._replicated.update_masters()
         self._update.apply(gradients, scale)
         self._replicated.publish()
         self._release()
-        # All ranks have summed the norm since they last read weights: no one reads now.
+        # All ranks have reduced the norm since they last read weights, so none reads them now.
         if self._plugged is not None:
             self._plugged.publish()
 
     def drop_gradients(self) -> None:
-        """Forget the gradients gathered so far."""
+        """Discard the accumulated gradients."""
         self._order.take()
         self._forget()
 
     def cancel_backward(self) -> None:
-        """Forget all gradients, a torn backward's too. **Collective** if some were sent."""
+        """Discard all gradients, including an interrupted backward's. **Collective** if any."""
         if self._plugged is not None:
             self._plugged.reductions.finish()
             self._plugged.end_backward()
-        if self._torn:
-            start_over(self._units)
-        self._torn = False
-        if self._paged is not None:
-            self._paged.listening = False
+        if self._in_backward:
+            reset_units(self._units)
+        self._in_backward = False
+        if self._file_gradients is not None:
+            self._file_gradients.listening = False
         for shard in self._shards:
             set_raw_gradient(shard.parameter, None)
         self.drop_gradients()
 
     @property
     def traffic(self) -> Traffic:
-        """See :class:`~zerotrial.engine.protocols.Stage`."""
+        """Traffic of the communicator."""
         return self._comm.traffic
 
     share_factor: float | None = None
-    """See :class:`~zerotrial.engine.protocols.Stage`: every backward averages."""
+    """None: every backward averages gradients."""
 
     gathers_gradients = False
     """See :class:`~zerotrial.engine.protocols.Stage`."""
@@ -321,21 +325,21 @@ class Stage3:
     """See :class:`~zerotrial.engine.protocols.Stage`."""
 
     def owns_gradient(self, parameter: Tensor) -> bool:
-        """See :class:`~zerotrial.engine.protocols.Stage`."""
-        return parameter in self._places
+        """Whether the stage manages a parameter's gradient."""
+        return parameter in self._shard_of
 
     @property
-    def _places(self) -> dict[Tensor, Shard]:
+    def _shard_of(self) -> dict[Tensor, Shard]:
         if self._owned is None:
             self._owned = {shard.parameter: shard for shard in self._shards}
             members = [member for unit in self._reduced for member in unit.trained]
             for member in members:
-                for whole in member.gathered_once():
-                    self._owned[whole] = self._owned[member.sharded]
+                for gathered in member.gathered_if_any():
+                    self._owned[gathered] = self._owned[member.sharded]
         return self._owned
 
     def read_gradient(self, parameter: Tensor) -> NoReturn:
-        """Refuse; see :class:`~zerotrial.engine.protocols.Stage`."""
+        """Raise an error: no rank has the full gradient."""
         del parameter
         raise EngineError(
             f"p.grad: at stage 3 each rank keeps a part of the gradient; "
@@ -343,10 +347,10 @@ class Stage3:
         )
 
     def write_gradient(self, parameter: Tensor, value: Tensor | None) -> None:
-        """Remove a gradient, refuse another; see :class:`~zerotrial.engine.protocols.Stage`."""
+        """Discard a parameter's gradient; refuse any other value."""
         if value is not None:
             self.read_gradient(parameter)
-        shard = self._places[parameter]
+        shard = self._shard_of[parameter]
         gradient = self._gradients[shard.bucket]
         if gradient is not None:
             gradient[shard.span].zero_()
@@ -354,46 +358,46 @@ class Stage3:
         self._dropped.add(shard.name)
 
     def settle_gradients(self) -> None:
-        """Average over replicas what each has gathered; that over shards outlasts no backward."""
+        """Average accumulated gradients over replicas; averages over shards are complete."""
         if any(gradient is not None for gradient in self._gradients):
             self._average_replicas()
 
     def _average_replicas(self) -> None:
-        """Average over the ranks that have the same shards. **Collective** if there are any."""
+        """Average gradients over the ranks with the same shards. **Collective** if several."""
         if self._replicas.count == 1:
             return
         for index, gradient in enumerate(self._gradients):
-            # Replicas may have reached different units: zeros stand for what one has not.
-            whole = self._room(index).zero_() if gradient is None else gradient
-            self._replicas.average([whole])
-            self._gradients[index] = whole
-            release(whole)
+            # Replicas may have reached different units: missing gradients count as zeros.
+            average = self._gradient_memory(index).zero_() if gradient is None else gradient
+            self._replicas.average([average])
+            self._gradients[index] = average
+            release(average)
 
-    def _room(self, index: int) -> Tensor:
-        """Memory for a bucket's gradient, of any value."""
-        if self._paged is not None:
-            return self._paged.homes[index]
+    def _gradient_memory(self, index: int) -> Tensor:
+        """Return uninitialized memory for a bucket's gradient."""
+        if self._file_gradients is not None:
+            return self._file_gradients.homes[index]
         return torch.empty_like(self._buckets[index].master)
 
     def gradient_pieces(self, *, write: bool = False) -> Iterator[Piece]:
-        """Walk this rank's rows of the gradients gathered so far."""
-        del write  # a rank has its rows and no others
+        """Yield this rank's rows of the accumulated gradients."""
+        del write  # a rank never reads rows of others
         if all(gradient is None for gradient in self._gradients):
             return
-        for index, (bucket, found) in enumerate(zip(self._buckets, self._gradients, strict=True)):
-            # A rank may have none where another has some: zeros, so that none are missing.
-            gradient = torch.zeros_like(bucket.master) if found is None else found
+        for index, (bucket, total) in enumerate(zip(self._buckets, self._gradients, strict=True)):
+            # Other ranks may have this gradient: write zeros, so that no rows are missing.
+            gradient = torch.zeros_like(bucket.master) if total is None else total
             for shard in self._rows_in(index):
                 values = {"gradient": gradient[shard.span]}
                 yield Piece(shard.name, shard.parameter.shape, shard.start, shard.stop, values)
             release(gradient)
 
     def resume_gradients(self, source: GradientSource) -> None:
-        """Go on with the gradients of a checkpoint."""
+        """Restore the accumulated gradients of a checkpoint."""
         if not source.has_averages:
             return
         for index in range(len(self._buckets)):
-            gradient = self._room(index).zero_()
+            gradient = self._gradient_memory(index).zero_()
             for shard in self._rows_in(index):
                 source.read_average(shard.name, shard.start, gradient[shard.span])
             self._gradients[index] = gradient
@@ -403,44 +407,44 @@ class Stage3:
         return [shard for shard in self._shards_in[index] if shard.start < shard.stop]
 
     def pieces(self, *, write: bool = False) -> Iterator[Piece]:
-        """Walk the ranges whose optimizer states this rank keeps."""
+        """Yield the ranges whose optimizer states this rank has."""
         if not write:
-            if self._update.masters_apart:
+            if self._update.separate_masters:
                 written = self._read_versions() != self._versions
                 flag = torch.tensor([written], dtype=torch.float64, device=self._device)
                 self._written = float(self._comm.sum(flag)) > 0
-                self._adopt_written()
+                self._copy_written_to_masters()
             self._replicated.update_masters()
         return self._update.pieces(write=write)
 
     def other_states(self, scalars: Mapping[str, float]) -> dict[str, Mapping[str, Any]]:
-        """Optimizer states that do not go by element, of parameters that are whole on this rank."""
-        kept = self._update.updater.other_states(scalars)
+        """Return non-elementwise optimizer states of full parameters on this rank."""
+        by_bucket = self._update.updater.other_states(scalars)
         return self._update.uncommon_numbers(scalars) | {
             name: states
-            for names, bucket in zip(self._update.whole_names, kept, strict=False)
+            for names, bucket in zip(self._update.full_names, by_bucket, strict=False)
             for name, states in zip(names, bucket, strict=True)
             if states
         }
 
     def set_other_states(self, states: Mapping[str, Mapping[str, Any]]) -> None:
-        """Restore what :meth:`other_states` gave."""
+        """Restore the result of :meth:`other_states`."""
         self._update.set_numbers(states)
-        for index, names in enumerate(self._update.whole_names):
-            for place, name in enumerate(names):
+        for index, names in enumerate(self._update.full_names):
+            for position, name in enumerate(names):
                 if name in states:
-                    self._update.updater.set_other_states(index, place, states[name])
+                    self._update.updater.set_other_states(index, position, states[name])
 
     def scalars(self) -> dict[str, float]:
-        """Optimizer scalars that are the same on all ranks."""
+        """Return optimizer scalars, equal on all ranks."""
         return self._update.updater.scalars()
 
     def set_scalars(self, scalars: Mapping[str, float]) -> None:
-        """Restore what :meth:`scalars` gave."""
+        """Restore the result of :meth:`scalars`."""
         self._update.updater.set_scalars(scalars)
 
     def prepare_states(self) -> None:
-        """Make the optimizer's states, so that a load can fill them."""
+        """Create the optimizer's states for a load to fill."""
         self._update.updater.prepare_states()
 
     def weights_changed(self) -> None:
@@ -454,26 +458,26 @@ class Stage3:
             self._plugged.publish()
 
     def tensors_by_kind(self) -> dict[str, list[Tensor]]:
-        """Tensors by kind; the shards are the master weights."""
+        """Return tensors by kind; the shards are the master weights."""
         states = self._update.updater.tensors_by_kind()
         masters = [*(bucket.master for bucket in self._buckets), *states.get("master", [])]
-        found = {
+        by_kind = {
             "parameters": [*self._frozen, *self.originals.tensors],
             "master": masters,
             "gradients": [gradient for gradient in self._gradients if gradient is not None],
             "optimizer": states.get("optimizer", []),
             "buckets": [] if self._plugged is None else self._plugged.tensors,
         }
-        return {k: [t for t in found[k] if not is_in_file(_own_part(t))] for k in found}
+        return {k: [t for t in by_kind[k] if not is_in_file(_local_part(t))] for k in by_kind}
 
     def gathered(self, names: frozenset[str]) -> AbstractContextManager[None]:
-        """See :class:`~zerotrial.engine.protocols.Stage`."""
-        return kept_whole(self._units, names)
+        """Gather the named parameters within a context."""
+        return keep_gathered(self._units, names)
 
     def full_writers(self) -> Mapping[nn.Module, Mapping[str, Callable[[Tensor], None]]]:
-        """See :class:`~zerotrial.engine.protocols.Stage`."""
-        found = filter(None, map(parameters_of, self._units))
-        members = {member.sharded: member for unit in found for member in unit.members}
+        """Return, by module and parameter name, functions that write full values to shards."""
+        parameters = filter(None, map(parameters_of, self._units))
+        members = {member.sharded: member for unit in parameters for member in unit.members}
         return {
             part: {
                 name: members[parameter].write_full  # type: ignore[index]
@@ -484,22 +488,22 @@ class Stage3:
         }
 
     def full_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Yield every trainable parameter, whole, one after the other. **Collective**."""
+        """Yield the trainable parameters in full, one after the other. **Collective**."""
         replicated = self._replicated.full_weights()
         for shard in self._shards:
             if shard.name in replicated:
-                whole = replicated[shard.name]
+                full = replicated[shard.name]
             else:
-                whole = whole_parameter(shard, self._comm, self._device)
-            yield shard.name, whole if dtype is None else whole.to(dtype)
+                full = gather_parameter(shard, self._comm, self._device)
+            yield shard.name, full if dtype is None else full.to(dtype)
 
     def close(self, *, give_back: bool = True) -> None:
-        """Give memory shared with other ranks, files and threads back."""
+        """Release shared memory, files and threads."""
         if give_back:
-            if self._torn:
+            if self._in_backward:
                 self.cancel_backward()
             self._release()
-            make_plain(
+            unshard_model(
                 self._units, self._layout, self._comm, self._device, self._ownership, self._hooks
             )
         self._update.updater.close()
@@ -509,12 +513,12 @@ class Stage3:
         self._leave = None
 
     def _release(self) -> None:
-        """Free gathered weights, which a forward without a backward leaves behind in the root."""
+        """Free gathered weights, which a forward without backward leaves in the root."""
         for unit in self._units:
             unit.reshard()
 
 
-def _own_part(tensor: Tensor) -> Tensor:
+def _local_part(tensor: Tensor) -> Tensor:
     return local_part(tensor) if isinstance(tensor, DTensor) else tensor
 
 
@@ -522,7 +526,7 @@ def build_stage3(inputs: StageInputs) -> Stage3:
     """Shard the model and build its stage. **Collective**.
 
     Args:
-        inputs: The model and everything else; the module is sharded in place.
+        inputs: Inputs of the stage; the module is sharded in place.
 
     Returns:
         The stage.
@@ -536,14 +540,14 @@ def build_stage3(inputs: StageInputs) -> Stage3:
         originals = FrozenOriginals(comm, inputs.device, files)
         units = shard_module(inputs, comm, mesh, files, originals)
         layout = lay_out(inputs, units, comm, files, factor=_averaging_factor(inputs))
-        start(inputs.module)
+        initialize_root(inputs.module)
         plugged = _plug_in(inputs, units, comm)
-        gather_when_alone(units, None if plugged is None else plugged.refresh)
-        kind = ShardUpdate if inputs.optimizer_factory.elementwise else WholeUpdate
+        gather_for_standalone_calls(units, None if plugged is None else plugged.refresh)
+        kind = ShardUpdate if inputs.optimizer_factory.elementwise else FullParameterUpdate
         update = kind(inputs, layout, comm, _updater_factory(inputs))
-    except ConfigError:  # the user's mistake, found on every rank: the model is to be of use still
+    except ConfigError:  # a user error, raised on every rank: leave the model usable
         if layout is not None:
-            make_plain(units, layout, comm, inputs.device, inputs.ownership, GradientHooks())
+            unshard_model(units, layout, comm, inputs.device, inputs.ownership, GradientHooks())
         comm.close()
         leave()
         raise
@@ -553,7 +557,7 @@ def build_stage3(inputs: StageInputs) -> Stage3:
 def _plug_in(
     inputs: StageInputs, units: Sequence[FSDPModule], comm: Communicator
 ) -> Plugged | None:
-    """Put our collectives in the place of those that ``fully_shard`` has, on CPU."""
+    """Replace the collectives of ``fully_shard`` on CPU."""
     config, replicas = inputs.config, inputs.mesh.replicate.size
     if comm.size > 1 and inputs.device.type == "cpu":
         kind = inputs.precision.communicate or inputs.precision.accumulate
@@ -568,7 +572,7 @@ def _plug_in(
         )
     group = inputs.mesh.shard.group
     if group is not None and not uses_nccl(group, inputs.device):
-        for unit in units:  # only NCCL takes the mean
+        for unit in units:  # only NCCL can compute means
             sum_only(unit)
     if config.gradient_allreduce_op == "sum":
         for unit in units:
@@ -577,7 +581,7 @@ def _plug_in(
 
 
 def _averaging_factor(inputs: StageInputs) -> float:
-    """Return what the sum of the gradients over the shards' ranks is multiplied by."""
+    """Return the factor of the gradients' sum over the shard axis."""
     config = inputs.config
     averaging = Averaging.of(
         inputs.mesh.data.size,
@@ -589,7 +593,7 @@ def _averaging_factor(inputs: StageInputs) -> float:
 
 
 def _updater_factory(inputs: StageInputs) -> Callable[[UpdaterInputs], Updater]:
-    """Choose where optimizer states live; the import costs, and is seldom needed."""
+    """Choose where optimizer states live; the import is slow and rarely needed."""
     zero = inputs.config.zero_optimization
     offload, on_host = zero.offload_optimizer.device, zero.offload_param.device != "none"
     if offload == "nvme" or (offload == "cpu" and not on_host):

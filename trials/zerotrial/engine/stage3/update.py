@@ -1,10 +1,9 @@
-"""From gradients to new weights at stage 3, in either of two ways.
+"""Updating weights from gradients at stage 3, in two ways.
 
-Optimizers whose elements do not know each other (Adam, SGD, Lion) update each rank's shards where
-they lie. Those that look at whole parameters (LAMB, Muon, a user's own) get whole parameters: each
-belongs to one rank, which gathers its gradient, updates a master copy of it, and scatters the
-result. That costs 4 / N bytes for each parameter, as much again while it steps, and two more
-collectives.
+Elementwise optimizers (Adam, SGD, Lion) update each rank's shards in place. Optimizers that need
+full parameters (LAMB, Muon, a user's own) assign each parameter to one rank, which gathers its
+gradient, updates a master copy, and scatters the result. This costs 4 / N bytes per parameter, as
+much again during the step, and two more collectives.
 """
 
 from __future__ import annotations
@@ -29,84 +28,84 @@ MakeUpdater = Callable[[UpdaterInputs], Updater]
 
 
 class Update(Protocol):
-    """What a :class:`~zerotrial.engine.stage3.stage.Stage3` steps with."""
+    """Step of a :class:`~zerotrial.engine.stage3.stage.Stage3`."""
 
     updater: Updater
 
-    whole_names: Sequence[Sequence[str]]
-    """For each of the updater's buckets, the parameters in it; nothing where they are cut."""
+    full_names: Sequence[Sequence[str]]
+    """Names of the parameters in each of the updater's buckets; empty if they are sharded."""
 
     def apply(self, gradients: Sequence[Tensor | None], scale: float) -> None:
         """Update all shards. **Collective**.
 
         Args:
-            gradients: For each bucket of the layout, laid out like its master, or None.
-            scale: What they are still to be multiplied by.
+            gradients: Per bucket of the layout, in the layout of its master, or None.
+            scale: Factor still to be applied to gradients.
         """
         ...
 
-    masters_apart: bool
-    """Whether the updater has masters of its own, and the shards are copies."""
+    separate_masters: bool
+    """Whether the updater has separate masters, so that the shards are copies."""
 
     def update_masters(self) -> None:
-        """Bring the updater's masters in line with the shards. **Collective**."""
+        """Copy the shards to the updater's masters. **Collective**."""
         ...
 
     def freeze(self, names: Collection[str]) -> None:
-        """Leave these parameters alone in all steps from now on, and no others."""
+        """Exclude exactly these parameters from all further steps."""
         ...
 
     def uncommon_numbers(self, scalars: Mapping[str, float]) -> dict[str, dict[str, float]]:
-        """Return numbers of single parameters that are not those of their group."""
+        """Return numbers of parameters that differ from those of their group."""
         ...
 
     def set_numbers(self, states: Mapping[str, Mapping[str, Any]]) -> None:
-        """Restore what :meth:`uncommon_numbers` gave."""
+        """Restore the result of :meth:`uncommon_numbers`."""
         ...
 
     def publish(self) -> None:
-        """Bring the shards in line with the updater's masters. **Collective**."""
+        """Copy the updater's masters to the shards. **Collective**."""
         ...
 
     def pieces(self, *, write: bool) -> Iterator[Piece]:
-        """See :meth:`zerotrial.engine.protocols.Stage.pieces`."""
+        """Yield the ranges whose states this rank has, as :class:`Piece` objects."""
         ...
 
 
 @dataclass(frozen=True)
 class _Tile:
-    """What is updated at once."""
+    """A range of a bucket that is updated at once."""
 
     bucket: int
-    """Of the layout."""
+    """Index in the layout."""
 
     span: slice
-    """Elements of it."""
+    """Elements of the bucket."""
 
     def part_of(self, shard: Shard) -> tuple[int, int]:
-        """The first element of the bucket that belongs to both, and one after the last."""
+        """Return start and end, in the bucket, of the elements in both shard and tile."""
         start = max(shard.span.start, self.span.start)
         return start, max(start, min(shard.span.stop, self.span.stop))
 
 
 class ShardUpdate:
-    """Updates shards where they lie, tile by tile: buckets, cut where the file limits them.
+    """Updates shards in place by tiles: buckets, split if the configuration limits their size.
 
     Args:
-        inputs: Of the stage.
-        layout: Where the shards lie.
-        comm: Not needed here.
-        make_updater: Where optimizer states live.
+        inputs: Inputs of the stage.
+        layout: Locations of the shards.
+        comm: Unused.
+        make_updater: Creates the updater, which has the optimizer states.
     """
 
     def __init__(
         self, inputs: StageInputs, layout: Layout, comm: Communicator, make_updater: MakeUpdater
     ) -> None:
         self._layout = layout
-        self.whole_names: Sequence[Sequence[str]] = ()
+        self.full_names: Sequence[Sequence[str]] = ()
         limit = inputs.config.zero_optimization.sub_group_size
         on_host = inputs.config.zero_optimization.offload_optimizer.device != "none"
-        self.masters_apart = on_host and inputs.device.type != "cpu"
+        self.separate_masters = on_host and inputs.device.type != "cpu"
         self._tiles = [
             _Tile(index, slice(start, min(start + length, bucket.master.numel())))
             for index, bucket in enumerate(layout.buckets)
@@ -128,40 +127,40 @@ class ShardUpdate:
         return self._layout.buckets[tile.bucket].master[tile.span]
 
     def apply(self, gradients: Sequence[Tensor | None], scale: float) -> None:
-        """See :class:`Update`."""
+        """Update the shards tile by tile."""
         for index, tile in enumerate(self._tiles):
-            master, found = self._master(tile), gradients[tile.bucket]
-            gradient = torch.zeros_like(master) if found is None else found[tile.span]
+            master, total = self._master(tile), gradients[tile.bucket]
+            gradient = torch.zeros_like(master) if total is None else total[tile.span]
             self.updater.step(index, gradient, scale, master)
             for used in (master, gradient):
                 release(used)
         self.updater.finish()
 
     def _parts(self, tile: _Tile) -> list[tuple[str, slice]]:
-        """Return the parameters in a tile, with their elements of it."""
-        found = []
+        """Return the parameters in a tile, with their ranges of it."""
+        parts = []
         for shard in self._layout.shards_in[tile.bucket]:
             start, stop = tile.part_of(shard)
             if start < stop:
-                found.append((shard.name, slice(start - tile.span.start, stop - tile.span.start)))
-        return found
+                parts.append((shard.name, slice(start - tile.span.start, stop - tile.span.start)))
+        return parts
 
     def freeze(self, names: Collection[str]) -> None:
-        """See :class:`Update`."""
+        """Exclude exactly these parameters from all further steps."""
         for index, tile in enumerate(self._tiles):
             self.updater.freeze(index, [part for name, part in self._parts(tile) if name in names])
 
     def uncommon_numbers(self, scalars: Mapping[str, float]) -> dict[str, dict[str, float]]:
-        """See :class:`Update`."""
-        found: dict[str, dict[str, float]] = {}
+        """Return numbers of parameters that differ from those of their group."""
+        by_name: dict[str, dict[str, float]] = {}
         for index, tile in enumerate(self._tiles):
             group = self._layout.buckets[tile.bucket].group_index
             numbers = self.updater.member_scalars(index)
-            found |= uncommon_numbers(self._parts(tile), numbers, group, scalars)
-        return found
+            by_name |= uncommon_numbers(self._parts(tile), numbers, group, scalars)
+        return by_name
 
     def set_numbers(self, states: Mapping[str, Mapping[str, Any]]) -> None:
-        """See :class:`Update`."""
+        """Restore the result of :meth:`uncommon_numbers`."""
         for index, tile in enumerate(self._tiles):
             for name, part in self._parts(tile):
                 if name in states:
@@ -169,13 +168,13 @@ class ShardUpdate:
                     self.updater.set_member_scalars(index, part, numbers)
 
     def update_masters(self) -> None:
-        """See :class:`Update`."""
+        """Copy the shards to the masters."""
         for index, tile in enumerate(self._tiles):
             with self.updater.states(index, write=True) as states:
                 states["master"].copy_(self._master(tile))
 
     def publish(self) -> None:
-        """See :class:`Update`."""
+        """Copy the masters to the shards, unless they share memory."""
         for index, tile in enumerate(self._tiles):
             with self.updater.states(index, write=False) as states:
                 master = self._master(tile)
@@ -183,45 +182,45 @@ class ShardUpdate:
                     master.copy_(states["master"])
 
     def pieces(self, *, write: bool) -> Iterator[Piece]:
-        """See :class:`Update`; one for each parameter that this rank has a part of in a tile."""
+        """Yield one piece for each parameter with elements of this rank in a tile."""
         for index, tile in enumerate(self._tiles):
             with self.updater.states(index, write=write) as states:
                 for shard in self._layout.shards_in[tile.bucket]:
                     start, stop = tile.part_of(shard)
                     if start < stop:
                         part = slice(start - tile.span.start, stop - tile.span.start)
-                        mine = {name: state[part] for name, state in states.items()}
+                        tensors = {name: state[part] for name, state in states.items()}
                         first = shard.start + start - shard.offset
                         last = first + stop - start
-                        yield Piece(shard.name, shard.parameter.shape, first, last, mine)
+                        yield Piece(shard.name, shard.parameter.shape, first, last, tensors)
             release(self._master(tile))
 
 
 @dataclass(frozen=True)
-class _Whole:
+class _OwnedParameter:
     """A parameter that this rank updates."""
 
     shard: Shard
     padded: int
-    """Elements of one rank's part, with padding."""
+    """Elements of one rank's shard, with padding."""
 
     start: int
-    """Where it begins among those that this rank updates of the same bucket."""
+    """First element among this rank's parameters of the bucket."""
 
     @property
     def span(self) -> slice:
-        """Of the whole parameter."""
+        """Elements of the full parameter there."""
         return slice(self.start, self.start + self.shard.parameter.shape.numel())
 
 
-class WholeUpdate:
-    """Updates whole parameters, each on the rank that it belongs to.
+class FullParameterUpdate:
+    """Updates full parameters, each on the rank that owns it.
 
     Args:
-        inputs: Of the stage.
-        layout: Where the shards lie.
-        comm: Between the data-parallel ranks.
-        make_updater: Where optimizer states live.
+        inputs: Inputs of the stage.
+        layout: Locations of the shards.
+        comm: Communicator of the data-parallel ranks.
+        make_updater: Creates the updater, which has the optimizer states.
     """
 
     def __init__(
@@ -230,14 +229,14 @@ class WholeUpdate:
         self._layout = layout
         self._comm = comm
         self._device = inputs.device
-        self._mine = _divide(layout, comm)
-        self.whole_names: Sequence[Sequence[str]] = [
-            [whole.shard.name for whole in mine] for mine in self._mine
+        self._owned = _assign_parameters(layout, comm)
+        self.full_names: Sequence[Sequence[str]] = [
+            [owned.shard.name for owned in bucket_owned] for bucket_owned in self._owned
         ]
         masters = []
         for index, bucket in enumerate(layout.buckets):
             buffer = self._gathered(index, bucket.master)
-            masters.append(self._collect(index, buffer, bucket.master.device))
+            masters.append(self._concatenate(index, buffer, bucket.master.device))
         self.updater = make_updater(
             UpdaterInputs(
                 masters=masters,
@@ -247,83 +246,85 @@ class WholeUpdate:
                 config=inputs.config,
                 device=inputs.device,
                 shapes=[
-                    [(w.span.start, w.span.stop, w.shard.parameter.shape) for w in mine]
-                    for mine in self._mine
+                    [(w.span.start, w.span.stop, w.shard.parameter.shape) for w in bucket_owned]
+                    for bucket_owned in self._owned
                 ],
             )
         )
 
     def apply(self, gradients: Sequence[Tensor | None], scale: float) -> None:
-        """See :class:`Update`."""
-        fresh = []
-        for index, (bucket, found) in enumerate(zip(self._layout.buckets, gradients, strict=True)):
-            gradient = torch.zeros_like(bucket.master) if found is None else found
-            whole = self._collect(index, self._gathered(index, gradient), bucket.master.device)
-            # New weights take the place of the gradient that they were made from.
-            self.updater.step(index, whole, scale, whole)
-            fresh.append(whole)
+        """Gather gradients, update this rank's parameters, and scatter them."""
+        updated = []
+        for index, (bucket, total) in enumerate(zip(self._layout.buckets, gradients, strict=True)):
+            gradient = torch.zeros_like(bucket.master) if total is None else total
+            full = self._concatenate(index, self._gathered(index, gradient), bucket.master.device)
+            # The new weights overwrite the gradient, which saves a buffer.
+            self.updater.step(index, full, scale, full)
+            updated.append(full)
         self.updater.finish()
-        for index, values in enumerate(fresh):
+        for index, values in enumerate(updated):
             self._scatter(index, values)
 
-    masters_apart = True
+    separate_masters = True
 
     def freeze(self, names: Collection[str]) -> None:
-        """See :class:`Update`."""
-        for index, mine in enumerate(self._mine):
-            self.updater.freeze(index, [whole.span for whole in mine if whole.shard.name in names])
+        """Exclude exactly these parameters from all further steps."""
+        for index, bucket_owned in enumerate(self._owned):
+            self.updater.freeze(
+                index, [owned.span for owned in bucket_owned if owned.shard.name in names]
+            )
 
     def uncommon_numbers(self, scalars: Mapping[str, float]) -> dict[str, dict[str, float]]:
-        """See :class:`Update`: they are among the states of whole parameters."""
+        """Return nothing: the numbers are among the states of full parameters."""
         del scalars
         return {}
 
     def set_numbers(self, states: Mapping[str, Mapping[str, Any]]) -> None:
-        """See :class:`Update`: nothing to do, for the same reason."""
+        """Do nothing, for the same reason."""
 
     def update_masters(self) -> None:
-        """See :class:`Update`."""
+        """Gather the shards into the masters."""
         for index, bucket in enumerate(self._layout.buckets):
             gathered = self._gathered(index, bucket.master)
             with self.updater.states(index, write=True) as states:
-                whole = self._collect(index, gathered, states["master"].device)
-                states["master"].copy_(whole)
+                full = self._concatenate(index, gathered, states["master"].device)
+                states["master"].copy_(full)
 
     def publish(self) -> None:
-        """See :class:`Update`."""
+        """Scatter the masters to the shards."""
         for index in range(len(self._layout.buckets)):
             with self.updater.states(index, write=False) as states:
                 self._scatter(index, states["master"])
 
     def pieces(self, *, write: bool) -> Iterator[Piece]:
-        """See :class:`Update`; one for each parameter that belongs to this rank."""
-        for index, mine in enumerate(self._mine):
+        """Yield one piece for each parameter that this rank owns."""
+        for index, bucket_owned in enumerate(self._owned):
             with self.updater.states(index, write=write) as states:
-                for whole in mine:
-                    tensors = {name: state[whole.span] for name, state in states.items()}
-                    shape = whole.shard.parameter.shape
-                    yield Piece(whole.shard.name, shape, 0, shape.numel(), tensors)
+                for owned in bucket_owned:
+                    tensors = {name: state[owned.span] for name, state in states.items()}
+                    shape = owned.shard.parameter.shape
+                    yield Piece(owned.shard.name, shape, 0, shape.numel(), tensors)
 
     def _gathered(self, index: int, part: Tensor) -> Buffer:
-        """Every rank's part of a bucket, one after the other."""
+        """Return all ranks' parts of a bucket in sequence."""
         numel = part.numel()
         buffer = self._comm.allocate(self._comm.size * numel, part.dtype, self._device)
         buffer.tensor[self._comm.rank * numel : (self._comm.rank + 1) * numel].copy_(part)
         self._comm.all_gather(buffer).wait()
         return buffer
 
-    def _collect(self, index: int, buffer: Buffer, device: torch.device) -> Tensor:
-        """Put the parameters that belong to this rank together from all ranks' parts."""
+    def _concatenate(self, index: int, buffer: Buffer, device: torch.device) -> Tensor:
+        """Concatenate this rank's parameters from all ranks' parts."""
         rows = buffer.tensor.view(self._comm.size, -1)
         parts = []
-        for whole in self._mine[index]:
-            begin = whole.shard.offset
-            broadcast_masters = rows[:, begin : begin + whole.padded].reshape(-1)
-            parts.append(broadcast_masters[: whole.shard.parameter.shape.numel()])
+        for owned in self._owned[index]:
+            begin = owned.shard.offset
+            padded = rows[:, begin : begin + owned.padded].reshape(-1)
+            parts.append(padded[: owned.shard.parameter.shape.numel()])
         return torch.cat(parts).to(device) if parts else buffer.tensor.new_empty(0, device=device)
 
     def _scatter(self, index: int, values: Tensor) -> None:
-        """Give every rank its part of what this rank has updated, and take its own of the rest.
+        """Distribute this rank's new weights, and receive its shards of the others'.
 
         Each element comes from one rank and is zero on all others, so that the sum is exact.
         """
@@ -331,28 +332,28 @@ class WholeUpdate:
         numel = master.numel()
         buffer = self._comm.allocate(self._comm.size * numel, master.dtype, self._device)
         rows = buffer.tensor.view(self._comm.size, numel)
-        for whole in self._mine[index]:
-            length = whole.shard.parameter.shape.numel()
-            broadcast_masters = values.new_zeros(self._comm.size * whole.padded)
-            broadcast_masters[:length] = values[whole.span]
-            begin = whole.shard.offset
-            rows[:, begin : begin + whole.padded] = broadcast_masters.view(self._comm.size, -1)
+        for owned in self._owned[index]:
+            length = owned.shard.parameter.shape.numel()
+            padded = values.new_zeros(self._comm.size * owned.padded)
+            padded[:length] = values[owned.span]
+            begin = owned.shard.offset
+            rows[:, begin : begin + owned.padded] = padded.view(self._comm.size, -1)
         fresh = torch.empty(numel, dtype=master.dtype, device=self._device)
         self._comm.reduce_scatter(buffer, fresh, 1.0, add=False).wait()
         master.copy_(fresh)
 
 
-def _divide(layout: Layout, comm: Communicator) -> list[list[_Whole]]:
-    """Give each parameter to the rank that has least so far; returns this rank's, by bucket."""
+def _assign_parameters(layout: Layout, comm: Communicator) -> list[list[_OwnedParameter]]:
+    """Assign each parameter to the least loaded rank; return this rank's, by bucket."""
     load = [0] * comm.size
     owner: dict[str, int] = {}
     for shard in sorted(layout.shards, key=lambda s: (-s.parameter.shape.numel(), s.name)):
         rank = load.index(min(load))
         owner[shard.name] = rank
         load[rank] += shard.parameter.shape.numel()
-    mine: list[list[_Whole]] = [[] for _ in layout.buckets]
+    owned_by_bucket: list[list[_OwnedParameter]] = [[] for _ in layout.buckets]
     for shard in layout.shards:
         if owner[shard.name] == comm.rank:
-            at = mine[shard.bucket][-1].span.stop if mine[shard.bucket] else 0
-            mine[shard.bucket].append(_Whole(shard, shard.padded, at))
-    return mine
+            at = owned_by_bucket[shard.bucket][-1].span.stop if owned_by_bucket[shard.bucket] else 0
+            owned_by_bucket[shard.bucket].append(_OwnedParameter(shard, shard.padded, at))
+    return owned_by_bucket

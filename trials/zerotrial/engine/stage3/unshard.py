@@ -1,4 +1,4 @@
-"""Making a model plain again when its stage 3 engine is closed."""
+"""Restoring the plain module when its stage 3 engine is closed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 from torch import nn
 
 from zerotrial.engine.module.full_tensor import full_tensor_of
-from zerotrial.engine.stage3.internals import parameters_of, undo
-from zerotrial.engine.stage3.layout import whole_parameter
+from zerotrial.engine.stage3.internals import parameters_of, remove_fully_shard
+from zerotrial.engine.stage3.layout import gather_parameter
 
 if TYPE_CHECKING:
     import torch
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from zerotrial.engine.stage3.layout import Layout
 
 
-def give_back(  # noqa: PLR0917 - two callers
+def unshard_model(  # noqa: PLR0917 - two callers
     units: Sequence[FSDPModule],
     layout: Layout,
     comm: Communicator,
@@ -29,31 +29,31 @@ def give_back(  # noqa: PLR0917 - two callers
     ownership: ModelOwnership,
     hooks: GradientHooks,
 ) -> None:
-    """Put whole parameters into the model, in the types in which it computes. **Collective**.
+    """Replace sharded parameters by full ones in the types of forward. **Collective**.
 
     Args:
-        units: All of them, the root last; none is gathered.
-        layout: Where the shards lie.
-        comm: Between the ranks that have them.
-        device: Of the whole parameters.
-        hooks: On gradients; the new parameters get them.
-        ownership: Knows what marks the parameters had; is told which new ones stand for old ones.
+        units: All units, the root last; none is gathered.
+        layout: Locations of the shards.
+        comm: Communicator of the ranks with the shards.
+        device: Device of the full parameters.
+        ownership: Has the parameters' former marks; records which new one replaces which old one.
+        hooks: Gradient hooks, moved to the new parameters.
     """
     root = cast("nn.Module", units[-1])
     names: dict[Any, str] = {parameter: name for name, parameter in root.named_parameters()}
     shards: dict[Any, Any] = {shard.parameter: shard for shard in layout.shards}
     for unit in units:
         parameters = parameters_of(unit)
-        wholes = []
+        full_parameters = []
         for member in [] if parameters is None else parameters.members:
             old: Any = member.sharded
             if old in shards:
-                value = whole_parameter(shards[old], comm, device)
+                value = gather_parameter(shards[old], comm, device)
             else:
                 value = full_tensor_of(old.detach())
-            whole = value.detach().to(device, member.forward_dtype, copy=True)
-            new = ownership.replace(names[old], old, whole)
+            full = value.detach().to(device, member.forward_dtype, copy=True)
+            new = ownership.replace(names[old], old, full)
             hooks.give_back(old, new)
             hooks.connect([(old, new)])
-            wholes.append(new)
-        undo(unit, wholes)
+            full_parameters.append(new)
+        remove_fully_shard(unit, full_parameters)

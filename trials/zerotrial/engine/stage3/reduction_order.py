@@ -1,9 +1,9 @@
-"""Sees to it that ranks whose forward takes different ways do not mix their gradients at stage 3.
+"""Detects ranks whose forwards ran different units, which would mix up gradients at stage 3.
 
-``fully_shard`` reduces a unit's gradients as soon as backward has passed it, and a unit that this
-rank did not use at the end. Ranks that use different units therefore reduce different ones at a
-time; where their sizes are alike, nobody would notice. So each rank keeps a number that stands for
-its units in their order, and the ranks compare them when they sum the norm anyway.
+``fully_shard`` reduces a unit's gradients as soon as backward has passed the unit, and those of
+unused units at the end. Ranks that use different units would therefore reduce different units at
+the same time, unnoticed if their sizes match. Each rank keeps a number computed from the order of
+its units. The ranks compare these numbers in the reduction of the norm, which happens anyway.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from zerotrial.engine.stage3.internals import parameters_of
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
-_PRIME = (1 << 20) - 3  # small enough for sums of squares that are exact in fp64
+_PRIME = (1 << 20) - 3  # keeps sums of squares exact in fp64
 _BASE = 7919
 
 
 class ReductionOrder:
-    """A number for the units that this rank has reduced since the last boundary, in order.
+    """Hash of the order in which this rank has reduced units since the last boundary.
 
     Args:
-        units: All of them.
+        units: All units.
     """
 
     def __init__(self, units: Sequence[FSDPModule]) -> None:
@@ -40,20 +40,23 @@ class ReductionOrder:
         self._number = (self._number * _BASE + index + 1) % _PRIME
 
     def take(self) -> tuple[int, int]:
-        """Give what the ranks are to sum, in fp64, and begin anew."""
+        """Return the values to sum over ranks, in fp64, and start over."""
         number, self._number = self._number, 1
         return number, number**2
 
     @staticmethod
     def check(total: Sequence[float], ranks: int) -> None:
-        """Compare the ranks.
+        """Compare the ranks' orders.
+
+        By the Cauchy-Schwarz inequality, the squared sum of the numbers equals N times the sum of
+        squares only if all N numbers are equal.
 
         Args:
-            total: Sum over ranks of what :meth:`take` gave.
-            ranks: How many.
+            total: Sum over ranks of the results of :meth:`take`.
+            ranks: Number of ranks.
 
         Raises:
-            EngineError: If they have not all reduced the same units in the same order.
+            EngineError: If the ranks have reduced different units or in another order.
         """
         numbers, squares = map(int, total)
         if numbers**2 != ranks * squares:

@@ -1,19 +1,19 @@
-"""How CPU ranks see each other's shards at stage 3.
+"""Exchange of shards between CPU ranks at stage 3.
 
-Where ranks share memory, gathering sends nothing and copies nothing. Weights change only when the
-optimizer steps. After it each rank publishes its shards, in the type that forward computes in, in
-memory that all ranks map, and all meet once. There each parameter lies whole, and it is there that
-forward and backward read it:
+Ranks that share memory gather units without sending or copying. Weights change only when the
+optimizer steps. After a step each rank publishes its shards, in the type of forward, in memory that
+all ranks map, and all ranks meet once. Each parameter then lies there in full, and forward and
+backward read it in place:
 
     memory       [--------- p0 ---------][------------------ p1 ------------------]
     written by   [rank 0 ][rank 1 ][ ...][   rank 0    ][   rank 1    ][   ...    ]
 
-When a rank publishes again, the norm of the gradient has been summed in between, so that no other
-rank is still in a forward or backward that reads. User code may write to weights as well (to clip
-them, say): the ranks ask each other once for each forward of the model, and publish again if any
-shard is not what it was.
+Before a rank publishes again, the norm of the gradient has been reduced. No rank can therefore
+still be in a forward or backward that reads. User code may write to weights as well, for example to
+clip them. The ranks therefore compare once per forward of the model, and publish again if any shard
+has changed.
 
-Elsewhere a unit is gathered through torch.distributed, into memory of its own.
+Between hosts a unit is gathered through torch.distributed into memory of its own.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ def publish_shards(
     meanwhile: Callable[[], None],
     observer: Observer,
 ) -> PublishedShards:
-    """Let a unit's shards be seen by all ranks. **Collective**.
+    """Share a unit's shards with all ranks. **Collective**.
 
     Args:
-        unit: Laid out and started.
-        parameters: Of the unit.
-        comm: Between the ranks.
-        meanwhile: Called whenever the unit is wanted whole, to bring on what is under way.
-        observer: Is told when the unit is gathered between hosts.
+        unit: A unit that is laid out and started.
+        parameters: Parameters of the unit.
+        comm: Communicator of the ranks.
+        meanwhile: Called whenever the gathered unit is needed, to advance pending reductions.
+        observer: Times gathering between hosts.
     """
     published = PublishedShards(parameters, comm)
     if published.wholes:
-        numel = sum(whole.numel() for whole in published.wholes)
+        numel = sum(full.numel() for full in published.wholes)
         parameters.read_in_place(
             published.wholes, meanwhile, lambda: comm.traffic.add("all_gather", numel)
         )
@@ -70,20 +70,20 @@ def publish_shards(
 
 
 class PublishedShards:
-    """One unit's shards as the other ranks read them.
+    """One unit's shards as read by the other ranks.
 
     Args:
-        parameters: Of the unit.
-        comm: Between the ranks.
+        parameters: Parameters of the unit.
+        comm: Communicator of the ranks.
     """
 
     def __init__(self, parameters: UnitParameters, comm: Communicator) -> None:
         members = parameters.members
         self._shards = [member.shard for member in members]
         self.wholes: list[Tensor] = []
-        """Each parameter, (N * S,), the same memory on every rank; none where there is no such."""
+        """Each full parameter, (N * S,), in shared memory; empty without shared memory."""
         self.tensors: list[Tensor] = []
-        """This rank's part of each, (S,)."""
+        """This rank's shard of each, (S,)."""
         kinds = {member.forward_dtype for member in members}
         if len(kinds) > 1 or _writes_to_weights(parameters):
             return
@@ -96,29 +96,29 @@ class PublishedShards:
             return
         for shard, start in zip(self._shards, starts, strict=True):
             numel = shard.numel()
-            own = start + comm.rank * numel
+            own_start = start + comm.rank * numel
             self.wholes.append(common.part(start, start + comm.size * numel))
-            self.tensors.append(common.part(own, own + numel))
+            self.tensors.append(common.part(own_start, own_start + numel))
 
     def is_current(self) -> bool:
-        """Whether the shards are still what was published."""
+        """Whether the shards still equal the published ones."""
         pairs = zip(self.tensors, self._shards, strict=bool(self.tensors))
         return all(_same_bytes(home, shard.to(home.dtype)) for home, shard in pairs)
 
     def write(self) -> None:
-        """Put the shards where the others read them; nobody may be reading."""
+        """Write the shards to shared memory, while no rank reads it."""
         if self.tensors:
             torch._foreach_copy_(self.tensors, self._shards)
 
 
 def _same_bytes(first: Tensor, second: Tensor) -> bool:
-    """Whether two tensors in host memory hold the same; twice as fast as ``torch.equal``."""
+    """Whether two host tensors have equal bytes; twice as fast as ``torch.equal``."""
     nbytes = first.numel() * first.element_size()
     return bool(_compare(first.data_ptr(), second.data_ptr(), nbytes) == 0)
 
 
 def _writes_to_weights(parameters: UnitParameters) -> bool:
-    """Whether forward changes weights, which no rank may do to memory that others read."""
+    """Whether forward modifies weights, which shared memory does not allow."""
     return any(
         isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None
         for module in parameters.modules
@@ -129,8 +129,8 @@ class GroupAllGather(AllGather):
     """Gathers a unit's parameters between hosts; see ``FSDPModule.set_custom_all_gather``.
 
     Args:
-        comm: Counts.
-        observer: Is told.
+        comm: Counts the traffic.
+        observer: Times the gathering.
     """
 
     def __init__(self, comm: Communicator, observer: Observer) -> None:
@@ -140,7 +140,7 @@ class GroupAllGather(AllGather):
     def allocate(
         self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
     ) -> Tensor:
-        """Make the memory into which a unit is gathered."""
+        """Allocate the memory of the gathered unit."""
         return torch.empty(math.prod(int(length) for length in size), dtype=dtype, device=device)
 
     def __call__(
@@ -150,9 +150,9 @@ class GroupAllGather(AllGather):
         group: dist.ProcessGroup,
         async_op: bool = False,  # noqa: FBT001, FBT002 - torch's interface
     ) -> None:
-        """Fill the other ranks' parts. **Collective**."""
+        """Fill the other ranks' shards. **Collective**."""
         self._comm.traffic.add("all_gather", output_tensor.numel())
-        own = input_tensor.clone()  # gloo copies the input into the output
+        shard = input_tensor.clone()  # gloo copies the input into the output
         call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         with self._observer.phase(COMMUNICATION):
-            call(output_tensor, own, group=group)
+            call(output_tensor, shard, group=group)

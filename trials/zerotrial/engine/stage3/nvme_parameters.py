@@ -1,12 +1,12 @@
 """Stage 3 with parameters and gradients in files: ``offload_param: {device: nvme}``.
 
 A rank's shards and gradients lie in a mapped file, unit by unit (see
-:mod:`zerotrial.engine.memory.mapped_files`). What is in memory at a time:
+:mod:`zerotrial.engine.memory.mapped_files`). Resident in memory at a time:
 
-- forward and backward: the unit that computes, gathered, and the next one's shards, which are read
-  ahead; a unit's shards are given up as soon as it is gathered;
-- backward: the gradients of one unit, which go to the file when backward has passed it;
-- the norm and the update: one bucket of gradients, weights and states.
+- forward and backward: the running unit, gathered, and the next unit's shards, read ahead. A
+  unit's shards are released as soon as it is gathered.
+- backward: the gradients of one unit, which move to the file when backward has passed it.
+- norm and update: one bucket of gradients, weights and states.
 
 References:
     Rajbhandari et al., ZeRO-Infinity, arXiv:2104.07857, sections 5.1 and 6.
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
     from zerotrial.engine.protocols import StageInputs
     from zerotrial.engine.stage3.layout import FlatBucket
 
-__all__ = ["PagedGradients", "open_files", "page_units", "to_files"]
+__all__ = ["FileGradients", "move_to_files", "open_files", "read_units_ahead"]
 
 
 def open_files(inputs: StageInputs) -> FileMemory | None:
-    """Make room in files, where the file of the engine asks for it.
+    """Create file memory if the configuration requests it.
 
     Args:
-        inputs: Of the stage.
+        inputs: Inputs of the stage.
 
     Raises:
-        ConfigError: If the optimizer wants whole parameters.
+        ConfigError: If the optimizer needs full parameters.
     """
     offload = inputs.config.zero_optimization.offload_param
     if offload.device != "nvme":
@@ -60,72 +60,73 @@ def open_files(inputs: StageInputs) -> FileMemory | None:
     return FileMemory(Path(str(offload.nvme_path)))
 
 
-def to_files(unit: FSDPModule, wholes: Sequence[Tensor], files: FileMemory) -> None:
-    """Move a unit's shards into files, frozen ones too.
+def move_to_files(unit: FSDPModule, originals: Sequence[Tensor], files: FileMemory) -> None:
+    """Move a unit's shards to files, including frozen ones.
 
     Args:
-        unit: Sharded just now; no forward has run.
-        wholes: Its parameters as they were before.
-        files: Where to.
+        unit: A unit that has just been sharded, before any forward.
+        originals: Its parameters before sharding.
+        files: Target memory.
     """
-    for whole in wholes:
-        release(whole)
+    for original in originals:
+        release(original)
     parameters = parameters_of(unit)
     for member in [] if parameters is None else parameters.members:
         member.move_shard(files.copy(member.shard))
 
 
-def page_units(units: Sequence[FSDPModule]) -> None:
-    """Have each unit read ahead and given up as the model runs.
+def read_units_ahead(units: Sequence[FSDPModule]) -> None:
+    """Read the units' shards ahead and release them while the model runs.
 
     Args:
-        units: The root last; laid out and started. They are taken to run as the model lists them.
+        units: All units, the root last; laid out and started. Their expected order is the order
+            in which the model lists its modules.
     """
-    place = {child: index for index, child in enumerate(cast("nn.Module", units[-1]).modules())}
-    order = sorted(units, key=lambda unit: place[cast("nn.Module", unit)])
-    owners = [found for unit in order if (found := parameters_of(unit)) is not None]
-    turns = _Turns([[member.shard for member in owner.members] for owner in owners])
+    position = {child: index for index, child in enumerate(cast("nn.Module", units[-1]).modules())}
+    order = sorted(units, key=lambda unit: position[cast("nn.Module", unit)])
+    owners = [group for unit in order if (group := parameters_of(unit)) is not None]
+    turns = _ReadAhead([[member.shard for member in owner.members] for owner in owners])
     for index, owner in enumerate(owners):
         owner.around_gather(
             functools.partial(turns.begin, index), functools.partial(turns.end, index)
         )
 
 
-class _Turns:
-    """Which unit comes next: the one behind in a forward, the one before in a backward."""
+class _ReadAhead:
+    """Predicts the next unit: the following one in forward, the preceding one in backward."""
 
     def __init__(self, shards: Sequence[Sequence[Tensor]]) -> None:
         self._shards = shards
         self._last = (-1, False)
 
     def begin(self, index: int) -> None:
-        """A unit is about to be gathered."""
-        # A block that is computed again runs forward inside of a backward, from last to first, too.
+        """Read the next unit's shards ahead before this unit is gathered."""
+        # Recomputed blocks run forward within backward, also in reverse order.
         backward = torch._C._current_graph_task_id() >= 0  # noqa: SLF001 - as FSDP asks
         before, self._last = self._last, (index, backward)
         if before == self._last:
             return
         following = index - 1 if backward else index + 1
-        if following < 0 and not before[1]:  # backward begins with the root, the first of all
+        if following < 0 and not before[1]:  # backward starts: the root, then the last unit
             following = len(self._shards) - 1
         if 0 <= following < len(self._shards):
             for shard in self._shards[following]:
                 read_ahead(shard)
 
     def end(self, index: int) -> None:
-        """A unit has been gathered: its shards are not needed until the update."""
+        """Release the shards after gathering: they are not needed until the update."""
         for shard in self._shards[index]:
             release(shard)
 
 
-class PagedGradients:
-    """Takes each unit's gradients to the file when backward has passed it.
+class FileGradients:
+    """Moves each unit's gradients to the file when backward has passed the unit.
 
     Args:
-        buckets: Of the layout, in the order of the units, replicated ones last.
-        files: Where to.
-        unit_of: For each sharded bucket the unit whose gradients are in it.
-        settle: Called before gradients are read: waits until the sums over ranks are there.
+        buckets: Buckets of the layout in the order of the units, replicated ones last.
+        files: Target memory.
+        unit_of: Unit of each sharded bucket.
+        settle: Called before gradients are read; waits for the reductions over ranks.
     """
 
     def __init__(
@@ -140,13 +141,13 @@ class PagedGradients:
         self.homes = [files.allocate(b.master.numel(), b.master.dtype) for b in buckets]
         """(S,) for each bucket."""
         self.kept: list[Tensor | None] = [None] * len(buckets)
-        """Of each bucket the sum so far, which is its home; None while there is none."""
+        """Accumulated gradient of each bucket: the tensor in ``homes``, or None before any."""
         self.reached: set[Tensor] = set()
-        """Parameters that this backward has made gradients of."""
+        """Parameters with gradients from the current backward."""
         self.listening = False
-        """Whether a backward of the engine's is under way."""
+        """Whether a backward pass of the engine is running."""
         self.share = 1.0
-        """What its gradients are multiplied by."""
+        """Factor of its gradients."""
         by_unit: dict[int, tuple[UnitParameters, list[int]]] = {}
         self._replicated = range(len(unit_of), len(buckets))
         for index, unit in enumerate(unit_of):
@@ -155,7 +156,7 @@ class PagedGradients:
             unit.after_reduction(functools.partial(self._take, indices))
 
     def take_replicated(self) -> None:
-        """Take the gradients of what belongs to no unit, at the end of a backward."""
+        """Collect gradients of replicated parameters at the end of a backward."""
         self._take(self._replicated)
 
     def _take(self, indices: Sequence[int]) -> None:
@@ -176,5 +177,5 @@ class PagedGradients:
             release(home)
 
     def forget(self) -> None:
-        """Drop what was gathered."""
+        """Discard accumulated gradients."""
         self.kept = [None] * len(self._buckets)

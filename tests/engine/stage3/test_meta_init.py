@@ -72,8 +72,8 @@ def losses_of(engine: Any) -> list[float]:
 
 
 def peak_of(build: Any) -> tuple[Any, int]:
-    """What a call makes, and the most bytes that torch's allocator had given out during it."""
-    gc.collect()  # what a closed engine leaves must not be freed meanwhile
+    """Return a call's result and the peak of bytes that torch allocated during it."""
+    gc.collect()  # leftovers of closed engines must not be freed meanwhile
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         made = build()
     held = most = 0
@@ -114,7 +114,7 @@ def everything(root: str) -> dict[str, Any]:
     for name, way in ways.items():
         torch.manual_seed(5)
         if name == "own":
-            Untied()  # draws what the plain one drew when it was built
+            Untied()  # same random numbers as the plain one
         engine, found[name] = peak_of(way)
         assert engine.module.scale.tolist() == [2.0, 2.0, 2.0]
         mine = losses_of(engine)
@@ -133,12 +133,12 @@ def everything(root: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_model_on_the_meta_device_trains_as_the_plain_one_and_is_whole_on_no_rank(
+def test_meta_model_trains_like_the_plain_one_and_no_rank_has_it_in_full(
     tmp_path: Path,
 ) -> None:
     first, second = run_on_ranks(everything, 2, str(tmp_path))
     assert first["filled"] > first["whole"] * 1.4  # the measure sees a whole model, and its shards
-    # Counted whole by torch, but only mapped: what has been read of a file may be given up at once.
+    # Counted whole by torch, but only mapped: pages read from a file may be released at once.
     mapped = (tmp_path / "all.safetensors").stat().st_size
     for name, less in (("own", 0), ("files", mapped), ("checkpoint", 0)):
         assert max(first[name], second[name]) - less < 0.8 * first["whole"], name
@@ -177,11 +177,11 @@ def refusals(root: str) -> list[str]:
     return told
 
 
-def test_values_that_nothing_can_give_are_named_with_what_to_do(tmp_path: Path) -> None:
+def test_missing_values_are_listed_with_remedies(tmp_path: Path) -> None:
     (told,) = run_on_ranks(refusals, 1, str(tmp_path))
     assert "weight (of Bare): must hold values" in told[0]
     assert "give its module a reset_parameters(), or pass weights=" in told[0]
-    assert "the initialisation of Forgetful must give weight values, gave none" in told[1]
+    assert "the initialization of Forgetful must give weight values, gave none" in told[1]
     assert "where zero_optimization.stage is 2" in told[2]
     assert "weight, inner.weight, inner.bias" in told[2]
     assert "inner.weight must have the shape (4, 4), got (4, 3)" in told[3]
@@ -212,7 +212,7 @@ def warnings_of(root: str) -> list[list[str]]:
             lambda: on_meta(tied),
             {n: v for n, v in stored.items() if n not in {"blocks.0.down.bias", "head.weight"}},
         ),
-        # a buffer that the files lack is nothing to tell
+        # buffers missing in the files are not logged
         (lambda: Untied(4), {n: v for n, v in Untied(4).state_dict().items() if n != "scale"}),
         (lambda: nn.Sequential(*[nn.Linear(1, 1) for _ in range(12)]), {"0.bias": torch.ones(1)}),
     ]
@@ -228,7 +228,7 @@ def warnings_of(root: str) -> list[list[str]]:
     return told
 
 
-def test_parameters_that_the_files_lack_are_named_once_on_rank_0(tmp_path: Path) -> None:
+def test_parameters_missing_in_files_are_logged_once_on_rank_0(tmp_path: Path) -> None:
     first, second = run_on_ranks(warnings_of, 2, str(tmp_path))
     assert first[0] == first[2] == []
     assert "do not have embed.weight, blocks.0.down.bias; they keep" in first[1][0]

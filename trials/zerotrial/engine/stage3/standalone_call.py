@@ -1,9 +1,8 @@
-"""Lets parts of a model be called on their own, outside of its forward.
+"""Gathering for calls of submodules outside of the model's forward.
 
-What belongs to no block (embeddings, last norms, heads) is of the root unit, and that is gathered
-when the whole model is called. A method beside ``forward``, such as a reward model's
-``forward_value``, calls an encoder and a head; ``generate`` of an encoder and decoder calls the
-encoder alone.
+Embeddings, final norms and heads that belong to no block are in the root unit, which is gathered
+when the model itself is called. Methods beside ``forward``, such as ``forward_value`` of a reward
+model or ``generate`` of an encoder-decoder, call such submodules directly.
 """
 
 from __future__ import annotations
@@ -27,38 +26,40 @@ from zerotrial.engine.stage3.internals import (
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
-__all__ = ["gather_when_alone"]
+__all__ = ["gather_for_standalone_calls"]
 
 
-def gather_when_alone(units: Sequence[FSDPModule], refresh: Callable[[], None] | None) -> None:
-    """Have every part of a model that reads weights of the root unit gather it, if nobody has.
+def gather_for_standalone_calls(
+    units: Sequence[FSDPModule], refresh: Callable[[], None] | None
+) -> None:
+    """Gather the root unit whenever a submodule that reads its weights is called by itself.
 
-    **Collective** is then what calls such a part: each rank must do it as often. With gradients the
-    unit stays gathered until the backward pass has ended, which reduces it; else it is freed.
+    Such a call is **collective**. With gradients enabled, the unit stays gathered until the end of
+    the backward pass, which reduces its gradients. Otherwise it is freed after the call.
 
     Args:
-        units: All of them, the root last; sharded and started.
-        refresh: Called before, **collective**: publishes what user code has written to weights.
+        units: All units, the root last; sharded and started.
+        refresh: **Collective** call before gathering that publishes weights written by user code.
     """
     root = units[-1]
     module, parameters = cast("nn.Module", root), parameters_of(root)
     if parameters is None:
         return
-    own = {member.sharded for member in parameters.members}
+    root_tensors = {member.sharded for member in parameters.members}
     for part in module.modules():
-        if part is not module and not own.isdisjoint(part.parameters()):
-            gathering = _Gathering(root, parameters, refresh)
+        if part is not module and not root_tensors.isdisjoint(part.parameters()):
+            gathering = _StandaloneGather(root, parameters, refresh)
             part.register_forward_pre_hook(gathering.before)
             part.register_forward_hook(gathering.after, always_call=True)
 
 
-class _Gathering:
-    """Gathers the root unit around the forward of one part, unless it runs within the model's.
+class _StandaloneGather:
+    """Gathers the root unit around the forward of one submodule, unless the model's forward runs.
 
     Args:
-        root: The unit.
-        parameters: Of the unit.
-        refresh: Called first.
+        root: The root unit.
+        parameters: Parameters of the root unit.
+        refresh: Called before gathering.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class _Gathering:
         self._refresh = refresh
         self._opened = False
         self._inside = 0
-        """Calls of the part by itself, within the one that has gathered."""
+        """Depth of nested calls within the call that has gathered."""
 
     def before(self, part: nn.Module, inputs: Any) -> None:
         del part, inputs
@@ -78,7 +79,7 @@ class _Gathering:
         if not outside_of_passes(self._root):
             self._inside += self._opened
             return
-        self._opened, self._inside = False, 0  # whatever has become of the last call
+        self._opened, self._inside = False, 0  # the last call may have raised
         gathered = self._parameters.gathered
         if gathered and not torch.is_grad_enabled():
             return
@@ -95,7 +96,9 @@ class _Gathering:
             self._inside -= 1
             return None
         self._opened = False
-        if output is None and sys.exc_info()[0] is not None:  # the next call finds nothing begun
+        if (
+            output is None and sys.exc_info()[0] is not None
+        ):  # forward raised: restore the idle state
             reset_iteration(self._root)
             return None
         output = leave_forward(self._root, output)

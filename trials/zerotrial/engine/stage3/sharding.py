@@ -1,8 +1,8 @@
-"""Hands a model to ``fully_shard``, unit by unit, and says what stands in the way when it cannot.
+"""Sharding a model with ``fully_shard``, unit by unit, and explaining why it cannot be sharded.
 
-Every trainable parameter becomes a ``DTensor`` cut along its first dimension: with R rows on N
-ranks, rank r keeps rows ``r * ceil(R / N)`` and the next ``ceil(R / N)`` of them. A rank's part of
-a parameter is therefore one contiguous range of its flattened elements.
+Every trainable parameter becomes a ``DTensor`` sharded along its first dimension. With R rows on N
+ranks, rank r has ``ceil(R / N)`` rows from row ``r * ceil(R / N)``. A rank's shard is therefore one
+contiguous range of the flattened parameter.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from zerotrial.engine.module.memory_swap import swap_memory
 from zerotrial.engine.module.precision import uncast_parameters
 from zerotrial.engine.module.replicated_parameters import is_replicated
 from zerotrial.engine.module.units import Unit, plan_units, requested_units
-from zerotrial.engine.stage3.absent import Absent, WeightFiles
-from zerotrial.engine.stage3.gather import set_gathering
 from zerotrial.engine.stage3.internals import (
-    dress_class,
     make_root,
     parameters_of,
     reduce_unused_parameters,
     reset_iteration,
+    restore_class_name,
 )
-from zerotrial.engine.stage3.paged import to_files
+from zerotrial.engine.stage3.meta_init import MetaInit, WeightFiles
+from zerotrial.engine.stage3.nvme_parameters import move_to_files
+from zerotrial.engine.stage3.prefetch import configure_prefetch
 
 if TYPE_CHECKING:
     from zerotrial.engine.comm.communicator import Communicator
@@ -60,17 +60,17 @@ def shard_module(
     """Shard the model in place, from rank 0's values. **Collective**.
 
     Args:
-        inputs: The stage's; what the model has no values of is filled unit by unit.
-        comm: Between the data-parallel ranks.
-        mesh: The same ranks, in one dimension.
-        originals: Get the frozen parameters that are rounded.
-        files: Where each unit's shards go as soon as it is cut; None: they stay.
+        inputs: Inputs of the stage. Missing values of the model are filled unit by unit.
+        comm: Communicator of the data-parallel ranks.
+        mesh: One-dimensional mesh of the same ranks.
+        files: Memory of each unit's shards once it is sharded; None: ordinary memory.
+        originals: Stores frozen parameters that are rounded.
 
     Returns:
         The units, inner ones first and the root last.
 
     Raises:
-        ConfigError: If ``fully_shard`` cannot take the model.
+        ConfigError: If ``fully_shard`` cannot shard the model.
     """
     module = inputs.module
     hooks = hooks_of(module)
@@ -79,16 +79,16 @@ def shard_module(
         parameter.requires_grad_(False)  # noqa: FBT003 - torch's interface
     ignored = {p for p in module.parameters() if is_replicated(p)}
     _check_shardable(module)
-    absent = _what_is_absent(inputs, comm)
-    kept = uncast_parameters(module)
-    if absent is None:
+    meta_init = _find_meta_init(inputs, comm)
+    uncast = uncast_parameters(module)
+    if meta_init is None:
         module.to(inputs.device)
         for value in (*module.parameters(), *module.buffers()):
             comm.broadcast(value.data)
             release(value.data)
-        _prepare_types(inputs, trained, kept, module, originals)
+        _prepare_types(inputs, trained, uncast, module, originals)
     leaves = inputs.config.zero_optimization.leaf_module.classes
-    in_full = _in_full(inputs)
+    in_full = _fp32_modules(inputs)
     units = plan_units(
         module,
         wrap=requested_units(module),
@@ -97,43 +97,43 @@ def shard_module(
         ignored=ignored,
     )
     order: Iterable[Unit] = units
-    if absent is not None:
-        of = {unit.module: unit for unit in units}
-        order = (of[part] for part in absent.in_order(list(of)))
+    if meta_init is not None:
+        unit_of = {unit.module: unit for unit in units}
+        order = (unit_of[part] for part in meta_init.in_order(list(unit_of)))
     for unit in order:
-        if absent is not None:
-            _prepare_types(inputs, trained, kept, unit.module, originals)
+        if meta_init is not None:
+            _prepare_types(inputs, trained, uncast, unit.module, originals)
         compute = None if unit.module in in_full else inputs.precision.compute
-        wholes = [p for p in unit.module.parameters() if not isinstance(p, DTensor)]
+        full_parameters = [p for p in unit.module.parameters() if not isinstance(p, DTensor)]
         if files is None:
             _shard_unit(unit, mesh, inputs, compute, ignored)
         else:
-            values = [p.data for p in wholes]
+            values = [p.data for p in full_parameters]
             _shard_unit(unit, mesh, inputs, compute, ignored)
-            to_files(cast("FSDPModule", unit.module), values, files)
-        if absent is not None:
-            _let_go(set(wholes) - ignored)
+            move_to_files(cast("FSDPModule", unit.module), values, files)
+        if meta_init is not None:
+            _free_parameters(set(full_parameters) - ignored)
     restore_hooks(module, hooks)
-    set_gathering(module, units, inputs.config.zero_optimization)
+    configure_prefetch(module, units, inputs.config.zero_optimization)
     _guard_forward(module)
     return [cast("FSDPModule", unit.module) for unit in units]
 
 
-def _what_is_absent(inputs: StageInputs, comm: Communicator) -> Absent | None:
-    """Find what fills the model unit by unit; None where all of it is there. **Collective**."""
+def _find_meta_init(inputs: StageInputs, comm: Communicator) -> MetaInit | None:
+    """Return the model's unit-wise initialization; None if it has all values. **Collective**."""
     weights = None
     if inputs.weights is not None:
         weights = WeightFiles(inputs.weights)
         weights.check(inputs.module)
-    if weights is None and not Absent.anywhere(inputs.module, comm, inputs.device):
+    if weights is None and not MetaInit.anywhere(inputs.module, comm, inputs.device):
         return None
-    return Absent(inputs.module, comm, inputs.device, weights)
+    return MetaInit(inputs.module, comm, inputs.device, weights)
 
 
-def _let_go(wholes: set[nn.Parameter]) -> None:
-    """Free what has been cut: groups and optimizers know the whole parameters still."""
-    for whole in wholes:
-        swap_memory(whole, torch.empty_like(whole, device="meta"))
+def _free_parameters(parameters: set[nn.Parameter]) -> None:
+    """Free full parameters after sharding; groups and optimizers still reference them."""
+    for parameter in parameters:
+        swap_memory(parameter, torch.empty_like(parameter, device="meta"))
 
 
 def _shard_unit(
@@ -148,14 +148,14 @@ def _shard_unit(
     policy = MixedPrecisionPolicy(
         param_dtype=compute,
         reduce_dtype=precision.communicate or precision.accumulate,
-        # What enters the model is cast by the engine, at every stage alike.
+        # The engine casts inputs of the model at every stage.
         cast_forward_inputs=False,
     )
     try:
         fully_shard(
             unit.module,
             mesh=mesh,
-            # The root is needed from the first to the last moment of a forward, and again at once.
+            # The root is needed throughout forward and at once in backward: freeing saves nothing.
             reshard_after_forward=not is_root,
             mp_policy=policy,
             offload_policy=_offload(inputs),
@@ -167,22 +167,22 @@ def _shard_unit(
             "stage 3", [f"{name} ({type(unit.module).__name__}): {error}; {_REMEDY}"]
         ) from error
     sharded = cast("FSDPModule", unit.module)
-    dress_class(unit.module)
-    # A parameter that only some ranks used must still take part on all, or the sums would mix.
+    restore_class_name(unit.module)
+    # Parameters used on some ranks only must be reduced on all, or gradients would mix.
     reduce_unused_parameters(
         sharded, enable=inputs.config.zero_optimization.ignore_unused_parameters
     )
 
 
-def _in_full(inputs: StageInputs) -> set[nn.Module]:
-    """Modules that compute in fp32 all the same: batch norms, whose statistics are fp32."""
+def _fp32_modules(inputs: StageInputs) -> set[nn.Module]:
+    """Return modules that always compute in fp32: batch norms, whose statistics are fp32."""
     if inputs.precision.compute is None:
         return set()
-    kept = uncast_parameters(inputs.module)
+    uncast = uncast_parameters(inputs.module)
     return {
         child
         for child in inputs.module.modules()
-        if any(parameter in kept for parameter in child.parameters(recurse=False))
+        if any(parameter in uncast for parameter in child.parameters(recurse=False))
     }
 
 
@@ -207,11 +207,11 @@ def _check_shardable(module: nn.Module) -> None:
 def _prepare_types(
     inputs: StageInputs,
     trained: set[nn.Parameter],
-    kept: set[nn.Parameter],
+    uncast: set[nn.Parameter],
     module: nn.Module,
     originals: FrozenOriginals,
 ) -> None:
-    """Make trained parameters fp32 masters, and the rest what forward computes in."""
+    """Cast trained parameters to fp32 masters, and the others to the type of forward."""
     compute = inputs.precision.compute
     offloaded = inputs.config.zero_optimization.offload_param.device != "none"
     names = {parameter: name for name, parameter in inputs.module.named_parameters()}
@@ -219,24 +219,24 @@ def _prepare_types(
         if not parameter.is_floating_point() or isinstance(parameter, DTensor):
             continue
         kind = parameter.dtype
-        if compute is not None and parameter not in kept:
+        if compute is not None and parameter not in uncast:
             kind = inputs.precision.master if parameter in trained else compute
         on_host = offloaded and not is_replicated(parameter)
-        where = torch.device("cpu") if on_host else parameter.device
-        rounds = torch.promote_types(parameter.dtype, kind) != kind
-        if rounds and trained and parameter not in trained:
+        device = torch.device("cpu") if on_host else parameter.device
+        is_rounded = torch.promote_types(parameter.dtype, kind) != kind
+        if is_rounded and trained and parameter not in trained:
             originals.keep(names[parameter], parameter)
-        parameter.data = parameter.data.to(where, kind).contiguous()
+        parameter.data = parameter.data.to(device, kind).contiguous()
 
 
-def start(module: nn.Module) -> None:
-    """Make the whole model the root of its units; after this they may run in any order.
+def initialize_root(module: nn.Module) -> None:
+    """Make the whole model the root of its units, which may then run in any order.
 
-    Left to itself, ``fully_shard`` takes the first module that runs for the root, which may be a
-    submodule that was called on its own.
+    By default ``fully_shard`` makes the first module that runs the root, which may be a submodule
+    that was called directly.
 
     Args:
-        module: The whole model, sharded and laid out.
+        module: The sharded model, laid out.
     """
     try:
         make_root(module)
@@ -252,8 +252,8 @@ def start(module: nn.Module) -> None:
         ) from error
 
 
-def start_over(units: Sequence[FSDPModule]) -> None:
-    """Bring units back to where a step begins, after a backward that raised; forgets gradients."""
+def reset_units(units: Sequence[FSDPModule]) -> None:
+    """Reset units after a backward that raised, and discard their gradients."""
     reset_iteration(units[-1])
     for unit in units:
         parameters = parameters_of(unit)
@@ -262,7 +262,7 @@ def start_over(units: Sequence[FSDPModule]) -> None:
 
 
 def _guard_forward(module: nn.Module) -> None:
-    """Explain the error of a weight that is read outside the unit that gathers it."""
+    """Explain errors of weights that are read outside of the unit that gathers them."""
     forward = module.forward
 
     @functools.wraps(forward)
@@ -270,7 +270,7 @@ def _guard_forward(module: nn.Module) -> None:
         try:
             return forward(*args, **kwargs)
         except Exception as error:
-            # The next forward must find nothing half gathered.
+            # The next forward must not find a unit that is still gathered.
             reset_iteration(cast("FSDPModule", module))
             if "mixed torch.Tensor and DTensor" not in str(error):
                 raise
