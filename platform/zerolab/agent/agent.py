@@ -37,7 +37,7 @@ _STOP_GRACE_S = 20.0
 """Seconds for ranks to checkpoint when the agent is stopped."""
 _DELIVERY_S = 10.0
 """Seconds to deliver the remaining reports and logs after that."""
-_FAREWELL_S = 5.0
+_LEAVE_TIMEOUT_S = 5.0
 """Timeout of the agent's deregistration in seconds; a hanging server must not delay the exit."""
 _WAIT_S = 30.0
 _FIRST_PAUSE_S = 0.2
@@ -78,7 +78,7 @@ class Agent:
         self._identity = home.identity()
         self._agent_id: int | None = None
         self._refused: ZerolabError | None = None
-        self._trouble: tuple[type[Exception], float] | None = (
+        self._polling_error: tuple[type[Exception], float] | None = (
             None  # last reported kind of error, and its start
         )
         self._stopping = threading.Event()
@@ -186,10 +186,10 @@ class Agent:
             except ZerolabError as error:
                 logger.info("could not deregister: %s", error)
 
-        farewell = threading.Thread(target=tell, name="farewell", daemon=True)
-        farewell.start()
-        farewell.join(_FAREWELL_S)
-        return not farewell.is_alive()
+        leave_thread = threading.Thread(target=tell, name="farewell", daemon=True)
+        leave_thread.start()
+        leave_thread.join(_LEAVE_TIMEOUT_S)
+        return not leave_thread.is_alive()
 
     def _poll(self) -> None:
         """Request work until the agent stops; the requests are also the heartbeat."""
@@ -219,20 +219,20 @@ class Agent:
 
     def _log_polling_error(self, error: Exception) -> None:
         """Log why no work arrives, once for each kind of error in a row."""
-        before, since = self._trouble or (None, time.monotonic())
+        before, since = self._polling_error or (None, time.monotonic())
         if before is type(error):
             return
-        self._trouble = type(error), since
+        self._polling_error = type(error), since
         if isinstance(error, ZerolabError):
             logger.warning("polling failed, retrying: %s", error)
         else:
             logger.error("polling failed, retrying", exc_info=error)
 
     def _log_recovery(self) -> None:
-        if self._trouble is not None:
-            away_s = time.monotonic() - self._trouble[1]
+        if self._polling_error is not None:
+            away_s = time.monotonic() - self._polling_error[1]
             logger.info("polling succeeded again, after %.0f s", away_s)
-            self._trouble = None
+            self._polling_error = None
 
     def _register(self) -> int:
         registration = AgentRegistration(
@@ -262,13 +262,14 @@ class Agent:
                 return
             for item in work.runs:
                 run = self._runs.get(item.run_id)
+                # A run that has ended here stays listed until the server has its outcome.
                 if run is None or run.join(0):
                     self._start_run(item, requested_at)
                 elif item.action == "kill":
                     run.stop(item.grace_s)
             listed = {item.run_id for item in work.runs}
             for run_id, run in list(self._runs.items()):
-                if run_id not in listed:
+                if run_id not in listed:  # superseded, or ended by the server
                     run.stop(KILL_GRACE_S)
                     if run.join(0):
                         del self._runs[run_id]

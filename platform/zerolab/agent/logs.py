@@ -85,6 +85,7 @@ class LogShipper:
                 self._cursor.pending = self._collect(final=final)
                 if not self._cursor.pending:
                     return
+                # Saved before it is sent: an agent that dies here sends the same ranges again.
                 self._save()
             self._send()
 
@@ -96,6 +97,7 @@ class LogShipper:
             start = self._cursor.offsets.get(path.name, 0)
             content = _read(path, start, _FILE_BYTES)
             complete = content.rfind(b"\n") + 1
+            # A line longer than a batch is cut; else it would never be shipped.
             if final or (not complete and len(content) == _FILE_BYTES):
                 complete = complete or len(content)
             if complete:

@@ -190,9 +190,9 @@ def _is_ignored(name: str, ignores: Sequence[_IgnoreRules]) -> bool:
     """Return whether a file is excluded; the deepest directory with a matching pattern decides."""
     for ignore in reversed(ignores):
         inside = name.removeprefix(f"{ignore.base}/") if ignore.base.parts else name
-        verdict = ignore.spec.check_file(inside).include
-        if verdict is not None:
-            return verdict
+        is_excluded = ignore.spec.check_file(inside).include
+        if is_excluded is not None:
+            return is_excluded
     return False
 
 
@@ -227,14 +227,14 @@ class _BoundedGzip(gzip.GzipFile):
 
     def __init__(self, archive: bytes, limit: int) -> None:
         super().__init__(fileobj=io.BytesIO(archive), mode="rb")
-        self._left = limit
+        self._budget = limit
 
     def read(self, size: int | None = -1) -> bytes:
         """Read up to the limit."""
         unlimited = size is None or size < 0
-        data = super().read(self._left + 1 if unlimited else min(size or 0, self._left + 1))
-        self._left -= len(data)
-        if self._left < 0:
+        data = super().read(self._budget + 1 if unlimited else min(size or 0, self._budget + 1))
+        self._budget -= len(data)
+        if self._budget < 0:
             raise ConfigError("archive", ["unpacks to more than a model directory may hold"])
         return data
 
@@ -245,15 +245,15 @@ class _BoundedInfo(tarfile.TarInfo):
     Python's time for reading such a header grows with the square of its size.
     """
 
-    effort_left = 0
+    remaining_effort = 0
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
         """Read a header; extended headers precede the header that they describe."""
         info = super().frombuf(buf, encoding, errors)
         if info.type in _DESCRIPTIONS:
-            cls.effort_left -= info.size**2
-            if cls.effort_left < 0:
+            cls.remaining_effort -= info.size**2
+            if cls.remaining_effort < 0:
                 problem = "what describes its files (names, attributes) is larger than it can be"
                 raise ConfigError("archive", [problem])
         return info
@@ -261,10 +261,11 @@ class _BoundedInfo(tarfile.TarInfo):
 
 def _read(archive: bytes, max_bytes: int) -> Iterator[tuple[tarfile.TarInfo, bytes | None]]:
     """Yield the members of an archive once; the content of a directory is None."""
+    # Bounds for hostile archives: bytes after decompression, headers, and members.
     limit = max_bytes + _HEADER_BYTES * MAX_FILES
 
     class Info(_BoundedInfo):
-        effort_left = _DESCRIPTION_EFFORT
+        remaining_effort = _DESCRIPTION_EFFORT
 
     count = total = 0
     try:

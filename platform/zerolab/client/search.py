@@ -79,6 +79,7 @@ def serve(
         for event in update["events"]:
             seen = event["id"]
             operations = _dispatch_event(searcher, event)
+            # After a restart all events come again: the server already has these operations.
             if seen > handled:
                 waiting += operations
         if seen > handled:

@@ -92,6 +92,7 @@ class ForkServer:
                     self._channel.send(json.dumps(request).encode())
                 except OSError:
                     self._closed = True
+                # A sent request cannot be withdrawn: wait for its start or for the server's end.
                 self._changed.wait_for(
                     lambda: spec_file in self._started or self._closed, _ANSWER_S
                 )
@@ -129,6 +130,7 @@ class ForkServer:
                     self._handle(json.loads(content))
                 else:
                     self._closed = True
+                    # The kernel kills forked launchers with their server, which cannot report it.
                     for forked in self._running.values():
                         forked.exit_code = _SERVER_DIED
                 self._changed.notify_all()
@@ -143,6 +145,6 @@ class ForkServer:
             self._running[forked.pid] = forked
             self._started[message["spec_file"]] = forked
         elif "ended" in message:
-            forked_or_none = self._running.pop(message["ended"], None)
-            if forked_or_none is not None:
-                forked_or_none.exit_code = message["exit_code"]
+            finished = self._running.pop(message["ended"], None)
+            if finished is not None:
+                finished.exit_code = message["exit_code"]

@@ -43,7 +43,7 @@ from zerolab.linux import die_with_parent
 __all__ = ["cancel_orphaned_job", "follow", "main", "outcome_of"]
 
 _POLL_S = 1.0
-_LOOK_S = 3.0
+_CHECK_S = 3.0
 _LACKING_S = 15.0
 """Maximum wait of a job for nodes that Slurm has lost, in seconds; the agent has reported them to
 the server by then."""
@@ -96,17 +96,17 @@ def follow(folder: RunFolder, settings: SlurmSettings, signals: Collection[int])
     sizes_in_slots = [ranks * spec.slots_per_rank for ranks in sizes]
     save_job(folder, job, sizes_in_slots)
     state, passed = job_state(job), False
-    lack, shortage = _NodeShortage(settings, folder, sizes_in_slots), None
+    node_shortage, shortage = _NodeShortage(settings, folder, sizes_in_slots), None
     while state not in ENDED:
         if signals and not passed:
             passed = True
             signal_job(job)
         if state == "PENDING" and shortage is None:
-            shortage = lack.lasting_shortage()
+            shortage = node_shortage.lasting_shortage()
             if shortage is not None:
                 cancel(job)
         time.sleep(_POLL_S)
-        state = job_state(job) or state
+        state = job_state(job) or state  # keep the last state while Slurm does not respond
     if shortage is not None:
         waited = f"job {job} waited for {len(sizes)} node(s), and Slurm has {shortage}"
         return Outcome(EXIT_PREEMPTED, f"{waited}: the trial takes the slots that are there")
@@ -129,23 +129,23 @@ class _NodeShortage:
         self._settings = settings
         self._folder = folder
         self._sizes = sizes
-        self._next_look = 0.0
+        self._next_check = 0.0
         self._since: float | None = None
 
     def lasting_shortage(self) -> str | None:
         """Return the available nodes as text if they have been too few for long, else None."""
         now = time.monotonic()
-        if now < self._next_look:
+        if now < self._next_check:
             return None
-        self._next_look = now + _LOOK_S
-        description = self._look()
+        self._next_check = now + _CHECK_S
+        description = self._check()
         if description is None:
             self._since = None
             return None
         self._since = now if self._since is None else self._since
         return description if now - self._since >= _LACKING_S else None
 
-    def _look(self) -> str | None:
+    def _check(self) -> str | None:
         runs = [RunFolder(path) for path in self._folder.path.parent.iterdir()]
         ready = nodes_ready(self._settings, runs)
         if ready is None or ready >= self._settings.nodes:

@@ -163,6 +163,7 @@ class Coordinator:
             self._receive_messages()
             now = time.monotonic()
             if now - before > SUSPENDED_S:
+                # This machine was suspended: the nodes could not connect in this time.
                 deadline += now - before
             elif now > deadline:
                 for host in self._missing_hosts():
@@ -225,6 +226,7 @@ class Coordinator:
         self._receive_messages()
         now = time.monotonic()
         if now - self._supervised_at > SUSPENDED_S:
+            # After a suspension, heartbeats may wait in the queue: do not count the pause.
             for channel in self._channels.values():
                 channel.heard = now
         self._supervised_at = now

@@ -141,11 +141,11 @@ class _Message(NamedTuple):
     """A message of the command."""
 
     text: str
-    behind: list[tuple["View", int]]
+    positions: list[tuple["View", int]]
     """Positions in bytes up to which views are shown before it."""
 
     def waits(self) -> bool:
-        return any(view.position < end for view, end in self.behind)
+        return any(view.position < end for view, end in self.positions)
 
 
 class _ReaderBlockedError(Exception):
@@ -160,9 +160,9 @@ class Printer:
         self._queue: deque[View | _Message] = deque()  # a view at most once
         self._views: list[View] = []
         self._closing = False
-        self._hurried = 0
-        self._left_alone = threading.Event()
-        self._taken_at = 0.0
+        self._wait_limits = 0
+        self._reader_blocked = threading.Event()
+        self._written_at = 0.0
         self._error: OSError | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -189,13 +189,13 @@ class Printer:
     def print_message(self, text: str) -> None:
         """Show a message on standard error, after everything that is queued."""
         with self._changed:
-            behind = [(view, view.size) for view in self._views]
-            self._queue.append(_Message(text, behind))
+            positions = [(view, view.size) for view in self._views]
+            self._queue.append(_Message(text, positions))
             self._changed.notify()
 
     def limit_wait(self) -> None:
         """Limit the wait for a blocked reader; may be called by a signal handler."""
-        self._hurried += 1
+        self._wait_limits += 1
 
     def close(self) -> bool:
         """Wait until everything is shown, and return whether it was.
@@ -208,13 +208,13 @@ class Printer:
         with self._changed:
             self._closing = True
             self._changed.notify()
-        since, hurried = time.monotonic(), self._hurried
+        since, wait_limits = time.monotonic(), self._wait_limits
         while self._thread.is_alive():
             self._thread.join(_LOOK_S)
-            idle_s = time.monotonic() - max(since, self._taken_at)
+            idle_s = time.monotonic() - max(since, self._written_at)
             # Only the reader delays the end: limit the wait for it.
-            if self._hurried > hurried or (hurried and idle_s > _AFTER_STOP_S):
-                self._left_alone.set()
+            if self._wait_limits > wait_limits or (wait_limits and idle_s > _AFTER_STOP_S):
+                self._reader_blocked.set()
                 self._thread.join(_LOOK_S * 5)
                 break
         if self._error is not None:
@@ -252,11 +252,12 @@ class Printer:
                 self._changed.wait(_LOOK_S if redrawn else None)
             item = self._queue.popleft() if self._queue else None
             if isinstance(item, _Message) and item.waits():
-                first = next((view for view in self._queue if isinstance(view, View)), None)
-                if first is not None:
-                    self._queue.remove(first)
+                # Output from before the message comes first: show a queued view instead.
+                next_view = next((view for view in self._queue if isinstance(view, View)), None)
+                if next_view is not None:
+                    self._queue.remove(next_view)
                     self._queue.appendleft(item)
-                    item = first
+                    item = next_view
             if isinstance(item, View):
                 item.queued = False
             return item
@@ -287,15 +288,16 @@ class Printer:
         ready = select.poll()
         ready.register(descriptor, select.POLLOUT)
         while content:
+            # Poll first: a blocking write could not be interrupted after `limit_wait`.
             if not ready.poll(wait_s * 1000):
-                if self._left_alone.is_set():
+                if self._reader_blocked.is_set():
                     raise _ReaderBlockedError
                 continue
             try:
                 content = content[os.write(descriptor, content[:_WRITE_BYTES]) :]
             except BlockingIOError:
                 continue
-            self._taken_at = time.monotonic()
+            self._written_at = time.monotonic()
 
 
 def _stream(name: str) -> TextIO | None:
