@@ -72,7 +72,7 @@ def be_rank(engine: str, file: Path, steps: int) -> None:
 
         install()
     elif engine == "deepspeed":
-        from zerotrial.compat.deepspeed.on_cpu import patch_when_imported
+        from zerotrial.compat.deepspeed.cpu_support import patch_when_imported
 
         patch_when_imported()  # without a GPU the libraries would not give it ranks
     found: dict[str, Case] = {}

@@ -14,7 +14,7 @@ from torch import nn
 from tests.engine.ranks import run_on_ranks
 from zerolab.errors import EngineError
 from zerotrial.compat.deepspeed import finder, install
-from zerotrial.compat.deepspeed.absent import MissingName
+from zerotrial.compat.deepspeed.unsupported import MissingName
 
 PAGE = Path(__file__).parents[2] / "docs" / "from_deepspeed.md"
 NAMES: dict[str, list[str]] = json.loads(

@@ -14,9 +14,9 @@ from torch import nn
 
 from zerolab.contract.spec import ENV_AS_DEEPSPEED
 from zerolab.errors import ConfigError
-from zerotrial.compat.deepspeed.gathering import GatheredParameters
 from zerotrial.compat.deepspeed.initialize import initialize
 from zerotrial.compat.deepspeed.names.root import tp_model_init
+from zerotrial.compat.deepspeed.parameter_access import GatheredParameters
 from zerotrial.engine.pipeline import PipelineModule
 
 pytestmark = pytest.mark.processes

@@ -19,8 +19,8 @@ from tests.engine.ranks import run_on_ranks
 from zerolab.agent.slots import find_slots, run_environment
 from zerolab.contract.spec import ProfilingSpec
 from zerolab.extensions.launcher_ssh import worker
-from zerotrial.compat.deepspeed import on_cpu
-from zerotrial.compat.deepspeed.once_a_host import HostMemory
+from zerotrial.compat.deepspeed import cpu_support
+from zerotrial.compat.deepspeed.shared_weights import HostMemory
 from zerotrial.engine.builder.environment import choose_device
 from zerotrial.engine.pipeline.module import PipelineModule
 from zerotrial.engine.pipeline.runner import Runner
@@ -71,11 +71,11 @@ def test_cpu_patches_do_not_apply_with_gpu() -> None:
         def _prepare_backend(self, cpu: bool = False) -> None:
             cpu_arguments.append(cpu)
 
-    on_cpu._patch_accelerate(SimpleNamespace(PartialState=State))  # type: ignore[arg-type]
+    cpu_support._patch_accelerate(SimpleNamespace(PartialState=State))  # type: ignore[arg-type]
     State()._prepare_backend(cpu=False)
     assert cpu_arguments == [False]
     module = SimpleNamespace(__name__="lightning.pytorch.strategies.deepspeed", CUDAAccelerator=int)
-    on_cpu._patch_lightning(module)  # type: ignore[arg-type]
+    cpu_support._patch_lightning(module)  # type: ignore[arg-type]
     assert module.CUDAAccelerator is int
 
 

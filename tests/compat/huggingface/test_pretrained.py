@@ -27,7 +27,7 @@ from tests.compat.huggingface.test_trainer import (
 from tests.engine.ranks import run_on_ranks
 from tests.engine.stage3.test_meta_init import Untied, peak_of
 from zerolab.errors import ConfigError
-from zerotrial.compat.deepspeed import install, once_a_host
+from zerotrial.compat.deepspeed import install, shared_weights
 from zerotrial.engine.comm import shared_memory
 from zerotrial.engine.memory.copy_on_write import is_copy_on_write
 
@@ -270,9 +270,9 @@ def as_on_two_hosts(root: str, plain: dict[str, Any]) -> dict[str, int]:
     """The ranks tell each other different names, and share nothing."""
     from transformers import GPT2ForSequenceClassification, GPT2LMHeadModel
 
-    name = once_a_host.host_name
-    once_a_host.host_name = shared_memory.host_name = lambda: f"host {dist.get_rank()}"
-    once_a_host._known = None
+    name = shared_weights.host_name
+    shared_weights.host_name = shared_memory.host_name = lambda: f"host {dist.get_rank()}"
+    shared_weights._known = None
     try:
         torch.manual_seed(dist.get_rank())
         head = GPT2ForSequenceClassification.from_pretrained(f"{root}/one", num_labels=3)
@@ -281,8 +281,8 @@ def as_on_two_hosts(root: str, plain: dict[str, Any]) -> dict[str, int]:
         write_alone(split)
         return measure(root)
     finally:
-        once_a_host.host_name = shared_memory.host_name = name
-        once_a_host._known = None
+        shared_weights.host_name = shared_memory.host_name = name
+        shared_weights._known = None
 
 
 def everything(root: str) -> list[dict[str, int]]:

@@ -34,7 +34,7 @@ _DROPPED_AT_ONCE = 20_000
 
 
 def parts_of(batch: LogBatch) -> Iterator[LogBatch]:
-    """ShardSpec a batch into parts that are small enough for one change of the database each."""
+    """Split a batch into parts small enough for one database transaction each."""
     first, size = 0, 0
     for index, entry in enumerate(batch.entries):
         size += len(entry.text)

@@ -41,7 +41,7 @@ _HEAVY = 200
 
 
 def parts_of(batch: ReportBatch) -> Iterator[ReportBatch]:
-    """ShardSpec a batch into parts that are small enough for one change of the database each."""
+    """Split a batch into parts small enough for one database transaction each."""
     first, weight = 0, 0
     for index, record in enumerate(batch.records):
         plain = isinstance(record, MetricsRecord) and record.group != "validation"

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from zerolab.errors import ConfigError
-from zerotrial.compat.deepspeed.absent import methods
-from zerotrial.compat.deepspeed.as_module import AsModule
+from zerotrial.compat.deepspeed.engine_module import AsModule
+from zerotrial.compat.deepspeed.unsupported import methods
 from zerotrial.engine.checkpoint.files import NothingSavedError
 from zerotrial.engine.engine import Engine, EngineParts
 from zerotrial.engine.protocols import StepResult

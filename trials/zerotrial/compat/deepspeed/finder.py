@@ -19,7 +19,7 @@ from typing import Any
 
 from zerolab.contract.spec import ENV_AS_DEEPSPEED
 from zerolab.errors import ConfigError
-from zerotrial.compat.deepspeed.absent import missing_name
+from zerotrial.compat.deepspeed.unsupported import missing_name
 
 __all__ = ["VERSION", "install"]
 
@@ -112,12 +112,12 @@ def install(*, force: bool = False) -> None:
     sys.meta_path.insert(0, _Finder())
     os.environ[ENV_AS_DEEPSPEED] = "force" if force else "1"
     importlib.invalidate_caches()
-    from zerotrial.compat.deepspeed import counting, on_cpu, pretrained, saving
+    from zerotrial.compat.deepspeed import cpu_support, pretrained, sample_counting, save_hooks
 
-    on_cpu.patch_when_imported()
-    saving.patch_when_imported()
+    cpu_support.patch_when_imported()
+    save_hooks.patch_when_imported()
     pretrained.patch_when_imported()
-    counting.patch_when_imported()
+    sample_counting.patch_when_imported()
 
 
 def _real_installation() -> str | None:

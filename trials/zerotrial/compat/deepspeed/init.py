@@ -16,8 +16,8 @@ from torch.nn.modules.module import (
 
 from zerolab.config.engine.normalization import read_source
 from zerolab.errors import ConfigError
-from zerotrial.compat.deepspeed.gathering import note_that_ranks_differ
-from zerotrial.compat.deepspeed.once_a_host import host_memory
+from zerotrial.compat.deepspeed.parameter_access import note_that_ranks_differ
+from zerotrial.compat.deepspeed.shared_weights import host_memory
 
 __all__ = ["Init"]
 

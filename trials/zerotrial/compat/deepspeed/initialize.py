@@ -11,7 +11,7 @@ from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.errors import ConfigError
 from zerotrial.compat.deepspeed.engine import DeepSpeedEngine
 from zerotrial.compat.deepspeed.finder import VERSION
-from zerotrial.compat.deepspeed.gathering import know
+from zerotrial.compat.deepspeed.parameter_access import know
 from zerotrial.engine.builder.arguments import invalid_arguments, read_config
 from zerotrial.engine.builder.build import initialize as build
 from zerotrial.engine.builder.environment import is_pipeline

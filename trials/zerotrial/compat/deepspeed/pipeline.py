@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from zerolab.errors import EngineError
-from zerotrial.compat.deepspeed.absent import methods
 from zerotrial.compat.deepspeed.engine import DeepSpeedEngine
+from zerotrial.compat.deepspeed.unsupported import methods
 from zerotrial.engine.engine import EngineParts
 from zerotrial.engine.pipeline import engine
 from zerotrial.engine.pipeline.micro_batches import MicroBatches

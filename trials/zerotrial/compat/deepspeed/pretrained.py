@@ -18,7 +18,7 @@ from zerotrial.compat import after_import
 if TYPE_CHECKING:
     from torch import nn
 
-    from zerotrial.compat.deepspeed.once_a_host import HostMemory
+    from zerotrial.compat.deepspeed.shared_weights import HostMemory
 
 __all__ = ["patch_when_imported"]
 
@@ -50,7 +50,7 @@ def _patch_generate(module: ModuleType) -> None:
 
     @functools.wraps(original)
     def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        from zerotrial.compat.deepspeed.saving import is_sharded
+        from zerotrial.compat.deepspeed.save_hooks import is_sharded
 
         if len(args) <= _BEFORE_SYNCED and not is_sharded(self):
             kwargs.setdefault("synced_gpus", False)
@@ -68,8 +68,8 @@ def _patch(module: ModuleType) -> None:
             return original(cls, *args, **kwargs)
         if kwargs.get("device_map") is not None:
             raise ConfigError("from_pretrained()", [_DEVICE_MAP.format(kwargs["device_map"])])
-        from zerotrial.compat.deepspeed.gathering import note_that_ranks_differ
-        from zerotrial.compat.deepspeed.once_a_host import host_memory
+        from zerotrial.compat.deepspeed.parameter_access import note_that_ranks_differ
+        from zerotrial.compat.deepspeed.shared_weights import host_memory
         from zerotrial.engine.memory.heap import trim_heap
 
         memory = host_memory()

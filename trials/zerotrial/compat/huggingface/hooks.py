@@ -11,7 +11,7 @@ from typing import Any
 
 from zerolab.contract.spec import ENV_RUN_SPEC, ENV_SCRIPT, EXIT_USER_ERROR
 from zerotrial.compat.after_import import patch_when_imported
-from zerotrial.compat.huggingface.mistakes import (
+from zerotrial.compat.huggingface.user_errors import (
     as_users_mistake,
     built_likewise,
     while_building,

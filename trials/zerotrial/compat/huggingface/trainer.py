@@ -19,9 +19,9 @@ from zerolab.core.context import Context
 from zerolab.errors import ConfigError, NotFoundError, ZerolabError
 from zerolab.formatting import first_few
 from zerotrial.compat.huggingface import run
-from zerotrial.compat.huggingface.mistakes import note
 from zerotrial.compat.huggingface.plan import Due, due_at
 from zerotrial.compat.huggingface.steps import STEPS
+from zerotrial.compat.huggingface.user_errors import note
 from zerotrial.data import random_state
 
 __all__ = ["ZerolabCallback", "around_init", "around_train"]

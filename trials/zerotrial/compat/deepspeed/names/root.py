@@ -7,11 +7,11 @@ from torch import nn
 from zerolab.errors import ConfigError
 from zerotrial.compat.deepspeed.engine import DeepSpeedEngine
 from zerotrial.compat.deepspeed.finder import VERSION
-from zerotrial.compat.deepspeed.gathering import OnDevice
 from zerotrial.compat.deepspeed.initialize import CUT_OVER, initialize
 from zerotrial.compat.deepspeed.names.accelerator import get_accelerator
 from zerotrial.compat.deepspeed.names.comm import init_distributed
 from zerotrial.compat.deepspeed.names.utils import log_dist
+from zerotrial.compat.deepspeed.parameter_access import OnDevice
 from zerotrial.compat.scripts import add_config_arguments
 
 __all__ = [

@@ -7,15 +7,6 @@ from typing import Any
 
 import torch.distributed as dist
 
-from zerotrial.compat.deepspeed.gathering import (
-    OnDevice,
-    safe_get_full_fp32_param,
-    safe_get_full_grad,
-    safe_get_full_optimizer_state,
-    safe_set_full_fp32_param,
-    safe_set_full_grad,
-    safe_set_full_optimizer_state,
-)
 from zerotrial.compat.deepspeed.names.z3_leaf_module import (
     get_z3_leaf_modules,
     set_z3_leaf_module,
@@ -25,6 +16,15 @@ from zerotrial.compat.deepspeed.names.z3_leaf_module import (
     unset_z3_leaf_modules,
     z3_leaf_module,
     z3_leaf_parameter,
+)
+from zerotrial.compat.deepspeed.parameter_access import (
+    OnDevice,
+    safe_get_full_fp32_param,
+    safe_get_full_grad,
+    safe_get_full_optimizer_state,
+    safe_set_full_fp32_param,
+    safe_set_full_grad,
+    safe_set_full_optimizer_state,
 )
 
 __all__ = [

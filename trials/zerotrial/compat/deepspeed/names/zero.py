@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from zerotrial.compat.deepspeed.gathering import GatheredParameters, ZeroParamStatus
 from zerotrial.compat.deepspeed.init import Init
 from zerotrial.compat.deepspeed.names.accelerator import get_accelerator
 from zerotrial.compat.deepspeed.names.z3_leaf_module import set_z3_leaf_modules
+from zerotrial.compat.deepspeed.parameter_access import GatheredParameters, ZeroParamStatus
 
 __all__ = [
     "GatheredParameters",

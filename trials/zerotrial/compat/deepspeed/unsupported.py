@@ -1,6 +1,6 @@
 """Names of DeepSpeed that have no counterpart: they import, and fail when they are used.
 
-``absent.json`` has, by module (or class), what to use instead and the names that it applies to.
+``unsupported.json`` has, by module (or class), replacements and the names that they apply to.
 Any other name of any module below ``deepspeed`` gets a placeholder too, without such a remedy.
 """
 
@@ -130,6 +130,6 @@ def _remedies(home: str) -> dict[str, str]:
 
 @cache
 def _table() -> dict[str, dict[str, list[str]]]:
-    file = Path(__file__).with_name("absent.json")
+    file = Path(__file__).with_name("unsupported.json")
     table: dict[str, dict[str, list[str]]] = json.loads(file.read_text(encoding="utf-8"))
     return table

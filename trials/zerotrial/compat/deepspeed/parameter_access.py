@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from zerotrial.compat.deepspeed.once_a_host import host_memory
+from zerotrial.compat.deepspeed.shared_weights import host_memory
 from zerotrial.engine.engine import Engine
 from zerotrial.engine.module.units import is_leaf
 from zerotrial.engine.stage3.internals import as_gathered

@@ -69,7 +69,7 @@ def _patch(module: ModuleType) -> None:
 def _gathered(model: Any, call: str, *, is_main_process: bool = True) -> dict[str, Any]:
     """Gather a model's weights by its own names; on ranks other than 0 nothing. **Collective**."""
     from zerotrial.compat.deepspeed.engine import DeepSpeedEngine
-    from zerotrial.compat.deepspeed.gathering import engine_of
+    from zerotrial.compat.deepspeed.parameter_access import engine_of
 
     engine, prefix = engine_of(model) or (None, "")
     if not isinstance(engine, DeepSpeedEngine):
@@ -145,7 +145,7 @@ def is_sharded(model: Any) -> bool:
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
-    from zerotrial.compat.deepspeed.gathering import engine_of
+    from zerotrial.compat.deepspeed.parameter_access import engine_of
 
     if any(isinstance(module, FSDPModule) for module in model.modules()):
         return True
