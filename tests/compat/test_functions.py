@@ -310,7 +310,7 @@ def everything() -> bool:
     return True
 
 
-def test_functions_for_single_parameters_read_and_write_what_plain_torch_has() -> None:
+def test_parameter_functions_match_plain_torch() -> None:
     assert all(run_on_ranks(everything, 2))
 
 

@@ -78,7 +78,7 @@ def test_no_match_is_an_error() -> None:
         utils.set_z3_leaf_modules(parts, Expert)  # type: ignore[arg-type]
 
 
-def test_classes_of_one_name_are_told_apart() -> None:
+def test_classes_with_equal_names_are_distinct() -> None:
     parts = nn.ModuleList([Expert(), other_expert()()])
     assert utils.set_z3_leaf_modules(parts, [Expert]) == [parts[0]]
     assert utils.get_z3_leaf_modules(parts) == [parts[0]]

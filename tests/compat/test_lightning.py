@@ -203,8 +203,6 @@ def beside_plain(folder: str, root: str) -> int:
     return len(wanted)
 
 
-def test_fit_validate_save_and_resume_are_plain_torchs_at_every_stage(
-    lightning: str, tmp_path: Path
-) -> None:
+def test_fit_validate_save_and_resume_match_plain_torch(lightning: str, tmp_path: Path) -> None:
     micro_batches = 2 * SAMPLES // MICRO // 2
     assert run_on_ranks(beside_plain, 2, lightning, str(tmp_path)) == [micro_batches] * 2

@@ -38,7 +38,7 @@ def rows() -> dict[str, list[tuple[list[str], str]]]:
     return found
 
 
-def test_every_public_name_stands_in_one_row() -> None:
+def test_every_public_name_is_in_one_row() -> None:
     told = {m: [name for names, _ in of for name in names] for m, of in rows().items()}
     assert {m: sorted(names) for m, names in told.items()} == {
         m: sorted(names) for m, names in NAMES.items()
@@ -60,7 +60,7 @@ def look(_: str) -> dict[str, list[str]]:
     return {m: [name for name in names if has(m, name)] for m, names in NAMES.items()}
 
 
-def test_a_name_is_said_to_be_there_where_the_stand_in_has_it_and_nowhere_else() -> None:
+def test_supported_names_are_exactly_those_that_exist() -> None:
     (found,) = run_on_ranks(look, 1, "")
     there = {
         module: sorted(
@@ -122,7 +122,7 @@ def fail(_: str) -> dict[str, dict[str, str]]:
     }
 
 
-def test_a_name_that_is_not_there_says_at_its_first_use_what_the_page_says() -> None:
+def test_unsupported_names_raise_the_documented_remedy() -> None:
     (found,) = run_on_ranks(fail, 1, "")
     checked = 0
     for module, of in rows().items():
@@ -235,7 +235,7 @@ def test_launcher_and_helper_names_work(tmp_path: Path) -> None:
     assert found == (None, {"two": [1]}, {"two": [0, 1]}, None, "Tanh", "metameta")
 
 
-def test_methods_that_are_called_the_same_are_called_as_methods() -> None:
+def test_methods_are_documented_as_methods() -> None:
     from zerotrial.compat.deepspeed.engine import DeepSpeedEngine
 
     same = [
@@ -261,7 +261,7 @@ def resolve(dotted: str) -> Any:
     raise AssertionError(f"{dotted}: there is no such name")
 
 
-def test_the_names_of_ours_that_rows_give_instead_exist() -> None:
+def test_documented_replacements_exist() -> None:
     answers = " ".join(answer for of in rows().values() for _, answer in of)
     ours = set(re.findall(r"`(zero(?:lab|trial)[\w.]+)`", answers))
     assert {"zerotrial.initialize", "zerolab.errors.ConfigError"} <= ours

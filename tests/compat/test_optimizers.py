@@ -145,7 +145,7 @@ class Layerwise(ops.DeepSpeedCPUAdam):
                     parameter.sub_(parameter.grad / (parameter.grad.norm() + 1e-6))
 
 
-def test_subclass_with_its_own_step_gets_whole_parameters() -> None:
+def test_subclass_with_its_own_step_gets_full_parameters() -> None:
     weight = [nn.Parameter(torch.ones(2))]
     assert UserOptimizer(Renamed(weight)).elementwise
     assert not UserOptimizer(Layerwise(weight)).elementwise

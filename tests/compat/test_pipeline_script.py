@@ -124,7 +124,7 @@ def plainly(start: dict[str, Tensor]) -> tuple[list[float], float, dict[str, Ten
     return losses, norm, {f"layers.{name}": value for name, value in model.state_dict().items()}
 
 
-def test_it_trains_as_plain_torch_and_its_checkpoints_are_read_as_there(tmp_path: Path) -> None:
+def test_pipeline_script_and_its_checkpoints_match_plain_torch(tmp_path: Path) -> None:
     first, last = run_on_ranks(script, 2, str(tmp_path))
     losses, norm, end = plainly(first["start"])
     for rank in (first, last):
@@ -168,7 +168,7 @@ class Tied(nn.Module):
 
 
 @pytest.mark.parametrize("stage", [0, 3])
-def test_weights_come_out_of_a_checkpoint_without_an_engine(stage: int, tmp_path: Path) -> None:
+def test_weights_are_extracted_from_a_checkpoint_without_engine(stage: int, tmp_path: Path) -> None:
     from zerotrial import initialize
     from zerotrial.compat.deepspeed.names import zero_to_fp32
 

@@ -48,7 +48,7 @@ print("the script has come to its end", flush=True)
 
 @pytest.mark.processes
 @pytest.mark.slow  # transformers takes seven seconds to import, once for each of five to seven runs
-def test_a_trainer_script_is_paused_and_promoted_like_a_trial_class(tmp_path: Path) -> None:
+def test_trainer_script_pauses_and_is_promoted_like_a_trial_class(tmp_path: Path) -> None:
     hold = tmp_path / "hold"
     hold.touch()
     config = {

@@ -40,14 +40,14 @@ def run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 
 
-def test_a_script_and_what_it_starts_find_the_stand_in(tmp_path: Path) -> None:
+def test_script_and_its_children_find_the_replacement(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     done = run(str(tmp_path / "script.py"), "--lr", "1")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["script ['--lr', '1'] __main__ 0.19.8", OURS]
 
 
-def test_a_real_installation_is_not_replaced_unless_that_is_asked_for(tmp_path: Path) -> None:
+def test_real_installation_is_replaced_only_on_request(tmp_path: Path) -> None:
     (tmp_path / "real" / "deepspeed").mkdir(parents=True)
     (tmp_path / "real" / "deepspeed" / "__init__.py").write_text("__version__ = 'real'\n")
     (tmp_path / "script.py").write_text(SCRIPT)
@@ -63,7 +63,7 @@ def test_a_real_installation_is_not_replaced_unless_that_is_asked_for(tmp_path: 
     assert OURS in forced.stdout
 
 
-def test_a_variable_that_cannot_be_followed_ends_the_process(tmp_path: Path) -> None:
+def test_invalid_variable_ends_the_process(tmp_path: Path) -> None:
     (tmp_path / "deepspeed").mkdir()
     (tmp_path / "deepspeed" / "__init__.py").write_text("__version__ = 'real'\n")
     done = subprocess.run(
@@ -77,7 +77,7 @@ def test_a_variable_that_cannot_be_followed_ends_the_process(tmp_path: Path) -> 
     assert "deepspeed: must not be installed" in done.stderr
 
 
-def test_a_script_that_is_not_there_is_named() -> None:
+def test_missing_script_is_named() -> None:
     done = run("nowhere.py")
     assert done.returncode == 2
     assert "nowhere.py: there is no such file; usage:" in done.stderr
@@ -107,7 +107,7 @@ def moved(model: nn.Module, file: dict[str, Any], stage: int = 0, *, bf16: bool 
 
 @pytest.mark.parametrize("stage", [0, 3])
 @pytest.mark.parametrize("bf16", [False, True])
-def test_a_file_that_says_nothing_of_clipping_clips_as_deepspeed_does(
+def test_default_clipping_matches_deepspeed(
     stage: int, bf16: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     for file, limit in (({}, 1.0), ({"gradient_clipping": 0}, 0.0), ({"gradient_clipping": 2}, 2)):
@@ -118,7 +118,7 @@ def test_a_file_that_says_nothing_of_clipping_clips_as_deepspeed_does(
         assert ("gradient_clipping: is not there" in caplog.text) == (not file)
 
 
-def test_the_loss_scale_is_where_scripts_read_it_now_and_as_the_file_says(tmp_path: Path) -> None:
+def test_loss_scale_attribute_has_current_and_configured_value(tmp_path: Path) -> None:
     def build(fp16: dict[str, Any]) -> Any:
         file = {"train_batch_size": 1, "optimizer": {"type": "Adam"}, "fp16": fp16}
         return initialize(model=nn.Linear(1, 1), config=file)[0]
@@ -146,7 +146,7 @@ def test_the_loss_scale_is_where_scripts_read_it_now_and_as_the_file_says(tmp_pa
 
 
 @pytest.mark.parametrize("stage", [0, 3])
-def test_a_pipeline_tells_the_loss_scale_of_each_batch(stage: int) -> None:
+def test_pipeline_reports_the_loss_scale_of_each_batch(stage: int) -> None:
     file = {
         "train_batch_size": 1,
         "optimizer": {"type": "Adam"},
@@ -163,7 +163,7 @@ def test_a_pipeline_tells_the_loss_scale_of_each_batch(stage: int) -> None:
     engine.close()
 
 
-def test_a_pipeline_of_ours_clips_there_too() -> None:
+def test_pipeline_engine_clips_in_the_replacement() -> None:
     def loss(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
         return 1000 * (output * label).sum()
 
@@ -171,7 +171,7 @@ def test_a_pipeline_of_ours_clips_there_too() -> None:
     assert distance == pytest.approx(1, rel=1e-2)
 
 
-def test_parameters_of_several_engines_are_gathered_in_the_order_in_which_ranks_made_them() -> None:
+def test_parameters_of_several_engines_gather_in_creation_order() -> None:
     engines, opened = [], []
     for number in range(12):
         model = nn.Linear(1, 1)
@@ -190,13 +190,13 @@ def test_parameters_of_several_engines_are_gathered_in_the_order_in_which_ranks_
 
 
 @pytest.mark.parametrize("size", [0, -1, "two", None])
-def test_a_model_is_cut_over_a_whole_number_of_ranks(size: Any) -> None:
+def test_model_is_sharded_over_a_divisor_of_the_ranks(size: Any) -> None:
     with pytest.raises(ConfigError, match=rf"tp_size: must be a whole number .*, got {size!r}"):
         tp_model_init(nn.Linear(2, 2), size)
 
 
 @pytest.mark.parametrize("bf16", [False, True])
-def test_what_was_taken_before_is_whole_too_and_a_write_to_it_lasts(bf16: bool) -> None:
+def test_earlier_references_are_full_and_writes_to_them_persist(bf16: bool) -> None:
     model = nn.Linear(2, 2)
     config = {
         "train_batch_size": 1,

@@ -168,12 +168,15 @@ def disturbed_alone(path: str) -> bool:
     wider = SCRIPT.replace('"n_embd": 16', '"n_embd": 32')
     other = Trial(Path(path) / "other", wider, {"training_arguments": ARGUMENTS})
     assert other.run(latest=start) == [EXIT_USER_ERROR], (other.run_path / "log0").read_text()
-    assert "of its tensors have not the model's shapes: size mismatch for " in other.reason().reason
+    assert (
+        "of its tensors have other shapes than the model's: size mismatch for "
+        in other.reason().reason
+    )
     assert other.reason().reason.endswith(" more")
     return True
 
 
-def test_a_disturbed_trainer_ends_with_the_bits_of_one_that_nobody_disturbed(
+def test_disturbed_trainer_ends_bitwise_equal(
     tmp_path: Path,
 ) -> None:
     assert in_libraries(disturbed_alone, tmp_path)
@@ -197,7 +200,7 @@ def disturbed_sharded(path: str) -> bool:
     return True
 
 
-def test_ranks_that_share_a_model_end_with_the_bits_of_those_that_nobody_disturbed(
+def test_disturbed_ranks_of_one_model_end_bitwise_equal(
     tmp_path: Path,
 ) -> None:
     assert in_libraries(disturbed_sharded, tmp_path)
@@ -222,7 +225,7 @@ def alone(path: str) -> bool:
     return True
 
 
-def test_a_script_on_its_own_is_recorded_where_it_asks_for_it(tmp_path: Path) -> None:
+def test_standalone_script_is_recorded_on_request(tmp_path: Path) -> None:
     assert in_libraries(alone, tmp_path)
 
 
@@ -323,7 +326,7 @@ else:
     return True
 
 
-def test_what_cannot_be_laid_over_the_arguments_is_refused_by_name(tmp_path: Path) -> None:
+def test_invalid_arguments_are_refused_by_name(tmp_path: Path) -> None:
     assert in_libraries(refused, tmp_path)
 
 
@@ -401,7 +404,7 @@ def accelerated(path: str) -> bool:
     return True
 
 
-def test_a_loop_with_an_accelerator_leaves_where_it_saves_and_finds_what_it_had_saved(
+def test_accelerator_loop_leaves_when_saving_and_resumes(
     tmp_path: Path,
 ) -> None:
     assert in_libraries(accelerated, tmp_path)

@@ -38,7 +38,7 @@ _MAX_LINES = 8
 
 
 def exit_code_of(error: BaseException, *, building: bool) -> int:
-    """Return the exit code, which tells the platform whether to restart the trial.
+    """Return the exit code, by which the platform decides whether to restart the trial.
 
     Args:
         error: Error that ended the trial.

@@ -1,4 +1,4 @@
-"""What the ranks of a trial tell each other, besides gradients: small Python values.
+"""Exchange of small Python values between the ranks of a trial.
 
 Every exchange has a name. When a rank does not answer within the timeout, or dies, the others
 raise :class:`CollectiveError` with their rank, the name of the exchange and how long they waited.
@@ -151,7 +151,7 @@ def collective_timeout_s() -> float:
 
 
 def describe(error: BaseException, timeout_s: float) -> str:
-    """Say in one line what a failed collective means."""
+    """Describe a failed collective in one line."""
     text = str(error)
     if "imed out" in text or "imeout" in text:
         return (

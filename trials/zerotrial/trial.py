@@ -92,7 +92,7 @@ class ZeroTrial(ABC):
         """Return a :class:`zerotrial.DataLoader` of micro-batches, or ``None``."""
 
     def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
-        """Evaluate the whole data set in one call, in place of :meth:`evaluate_batch`.
+        """Evaluate the whole data set in one call, replacing :meth:`evaluate_batch`.
 
         The loop calls it on the chief. If the engine's forward pass is collective, the loop calls
         it on every rank and reports the chief's metrics. All ranks must then draw the same number

@@ -152,7 +152,7 @@ def every_stage(root: str) -> bool:
     return True
 
 
-def test_an_accelerate_loop_gets_what_it_gets_from_plain_torch_at_every_stage(
+def test_accelerate_loop_matches_plain_torch_at_every_stage(
     tmp_path: Path,
 ) -> None:
     assert all(run_on_ranks(every_stage, 2, str(tmp_path)))

@@ -76,7 +76,7 @@ if accelerator.is_main_process:
 """
 
 
-def test_skip_first_batches_goes_on_after_load_state_to_the_bit(tmp_path: Path) -> None:
+def test_skip_first_batches_resumes_bitwise_after_load_state(tmp_path: Path) -> None:
     from accelerate.commands.config.config_args import ClusterConfig
     from accelerate.utils import ComputeEnvironment, DistributedType
 
@@ -174,9 +174,7 @@ if accelerator.is_main_process:
 
 
 @pytest.mark.parametrize("about", ["fsdp", "deepspeed"])
-def test_under_accelerate_launch_itself_a_file_chooses_the_stage(
-    about: str, tmp_path: Path
-) -> None:
+def test_config_file_chooses_the_stage_under_accelerate_launch(about: str, tmp_path: Path) -> None:
     text = FSDP_FILE if about == "fsdp" else DEEPSPEED_FILE
     (tmp_path / "file.yaml").write_text(text.format(port=free_port(), reshard="false"))
     (tmp_path / "engine.json").write_text(json.dumps(ENGINE_FILE))
@@ -210,7 +208,7 @@ def test_under_accelerate_launch_itself_a_file_chooses_the_stage(
         torch.testing.assert_close(whole[name], value, rtol=1e-5, atol=1e-6)
 
 
-def test_what_accelerate_launch_says_of_fsdp_is_read_as_from_its_file() -> None:
+def test_fsdp_options_of_accelerate_launch_act_like_its_file() -> None:
     said = {"FSDP_VERSION": "1", "FSDP_SHARDING_STRATEGY": "FULL_SHARD"}
     found = deepspeed_variables_of_fsdp({**said, "FSDP_OFFLOAD_PARAMS": "true"})
     assert found["ACCELERATE_DEEPSPEED_ZERO_STAGE"] == "3"

@@ -81,7 +81,7 @@ def losses(history: Any) -> Any:
     return [{"loss": row["loss"]} for row in history if "loss" in row]
 
 
-def test_each_file_trains_as_plain_torch_and_as_the_others_of_its_precision(
+def test_each_file_matches_plain_torch_and_files_of_its_precision(
     files: Path, tmp_path: Path
 ) -> None:
     assert sorted(file.stem for file in files.glob("*.json")) == sorted([*PRECISE, *HALF])
@@ -133,7 +133,7 @@ def with_its_own_trainer(library: str, with_datasets: str, folder: str, root: st
     return [sorted(row) for row in wanted]
 
 
-def test_its_own_trainer_gets_on_the_engine_what_it_gets_from_plain_torch(
+def test_axolotl_trainer_matches_plain_torch(
     axolotl: str, trl: str, files: Path, tmp_path: Path
 ) -> None:
     found = run_on_ranks(with_its_own_trainer, 2, axolotl, trl, str(files), str(tmp_path))

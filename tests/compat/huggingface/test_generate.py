@@ -191,7 +191,7 @@ def check_alone(model: Any) -> None:
     assert not isinstance(model.shared.weight, DTensor)
 
 
-def test_a_model_that_generates_predicts_what_the_plain_one_does_at_every_stage(
+def test_generation_matches_the_plain_model_at_every_stage(
     tmp_path: Path,
 ) -> None:
     (order, lengths), (other_order, other_lengths) = run_on_ranks(beside_itself, 2, str(tmp_path))

@@ -136,8 +136,6 @@ def train_with_every_kind(folder: str, with_datasets: str, place: str) -> list[s
     return done
 
 
-def test_it_trains_as_without_the_engine_with_files_of_each_of_its_kinds(
-    factory: str, trl: str, tmp_path: Path
-) -> None:
+def test_each_kind_of_file_trains_like_plain_torch(factory: str, trl: str, tmp_path: Path) -> None:
     found = run_on_ranks(train_with_every_kind, 2, factory, trl, str(tmp_path))
     assert found == [list(files())] * 2

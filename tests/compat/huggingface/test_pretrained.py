@@ -326,7 +326,7 @@ def everything(root: str) -> list[dict[str, int]]:
     return measured
 
 
-def test_a_pretrained_model_is_the_plain_one_and_held_once_by_the_ranks_of_a_host(
+def test_pretrained_model_is_the_plain_one_and_shared_by_a_host(
     tmp_path: Path,
 ) -> None:
     ranks = run_on_ranks(everything, 2, str(tmp_path))

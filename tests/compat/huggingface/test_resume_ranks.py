@@ -100,7 +100,7 @@ def three_worlds(root: str) -> dict[int, list[list[Any]]]:
     return {stage: [one[stage], *both[stage], from_two[stage]] for stage in alone}
 
 
-def test_a_trainer_goes_on_at_another_number_of_ranks_as_if_nothing_had_happened(
+def test_trainer_resumes_at_another_number_of_ranks(
     tmp_path: Path,
 ) -> None:
     answers = run_on_ranks(three_worlds, 2, str(tmp_path))

@@ -338,7 +338,7 @@ def check_saved(folder: str, loss: float, trainer: Any) -> None:
         torch.testing.assert_close(again.state_dict()[name], value)
 
 
-def test_a_trainer_script_gets_what_it_gets_from_plain_torch_at_every_stage(tmp_path: Path) -> None:
+def test_trainer_script_matches_plain_torch_at_every_stage(tmp_path: Path) -> None:
     assert all(run_on_ranks(everything, 2, str(tmp_path)))
 
 
@@ -368,7 +368,7 @@ def look(_: str) -> dict[str, Any]:
     }
 
 
-def test_the_module_answers_for_what_there_is_and_says_what_to_do_instead_of_the_rest() -> None:
+def test_module_explains_unsupported_names() -> None:
     (found,) = run_on_ranks(look, 1, "")
     assert found["version"] == "0.19.8"
     assert found["finders"] == 1

@@ -192,7 +192,5 @@ def beside_itself(library: str, root: str) -> int:
     return sum(map(len, mine))
 
 
-def test_sft_dpo_and_grpo_get_on_the_engine_what_they_get_from_plain_torch(
-    trl: str, tmp_path: Path
-) -> None:
+def test_sft_dpo_and_grpo_match_plain_torch(trl: str, tmp_path: Path) -> None:
     assert run_on_ranks(beside_itself, 2, trl, str(tmp_path)) == [4, 4]

@@ -1,1 +1,1 @@
-"""What wraps, or stands in for, the engines of others."""
+"""Adapters for other engines and for libraries that use them."""

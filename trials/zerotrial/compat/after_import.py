@@ -14,10 +14,10 @@ Patch = Callable[[ModuleType], None]
 
 
 def patch_when_imported(patches: Mapping[str, Patch]) -> None:
-    """Change modules now, where they are there already, or as they are imported.
+    """Patch modules now if they are imported already, else on import.
 
     Args:
-        patches: Full name of a module to what is called with it.
+        patches: Functions to call with a module, by its full name.
     """
     for name, patch in patches.items():
         if name in sys.modules:

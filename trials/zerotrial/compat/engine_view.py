@@ -22,13 +22,13 @@ _REQUIRED = (
 
 
 def view_of(engine: Any) -> "EngineView":
-    """Choose how an engine is read, once and for all.
+    """Choose the adapter that reads an engine.
 
     Args:
         engine: From ``zerotrial.initialize`` or ``deepspeed.initialize``, or of that shape.
 
     Raises:
-        TrialError: If it is no engine; names what is missing.
+        TrialError: If it is no engine; lists the missing attributes.
     """
     view = _OwnEngine(engine) if isinstance(engine, Engine) else EngineView(engine)
     view.check()
@@ -36,7 +36,7 @@ def view_of(engine: Any) -> "EngineView":
 
 
 class EngineView:
-    """Reads an engine by DeepSpeed's names; what an engine does not offer is left out.
+    """Reads an engine by DeepSpeed's names; missing attributes are left out.
 
     Args:
         engine: From ``deepspeed.initialize``, or of that shape.
@@ -46,10 +46,10 @@ class EngineView:
         self.engine = engine
 
     def check(self) -> None:
-        """Refuse what is no engine.
+        """Refuse objects that are no engine.
 
         Raises:
-            TrialError: Naming what is missing.
+            TrialError: Lists the missing attributes.
         """
         missing = [name for name in _REQUIRED if not callable(getattr(self.engine, name, None))]
         if missing:
@@ -91,7 +91,7 @@ class EngineView:
         return any(kind.__name__ == "PipelineEngine" for kind in type(self.engine).__mro__)
 
     def make_mpu(self) -> ModelParallelUnit | None:
-        """Say which replica this rank belongs to; None where the engine does not know."""
+        """Return the replica of this rank; None if unknown."""
         if not self.is_pipeline:
             return None
         return make_pipeline_mpu(getattr(self.engine, "grid", None) or self.engine.mpu)
@@ -107,18 +107,18 @@ class EngineView:
 
     @property
     def micro_steps(self) -> int | None:
-        """Micro-batches trained so far, where the engine counts them."""
+        """Micro-batches trained so far, if the engine counts them."""
         count = getattr(self.engine, "micro_steps", None)
         return count if isinstance(count, int) else None
 
     @property
     def skipped_steps(self) -> int | None:
-        """Optimizer steps not taken so far, where the engine counts them."""
+        """Optimizer steps skipped so far, if the engine counts them."""
         count = getattr(self.engine, "skipped_steps", None)
         return count if isinstance(count, int) else None
 
     def numbers(self) -> dict[str, float]:
-        """What is recorded of each engine without being asked for."""
+        """Return the values recorded of each engine by default."""
         numbers = {}
         for name, read in self._readers:
             number = _number(read())
@@ -164,7 +164,7 @@ class EngineView:
 
 
 class _OwnEngine(EngineView):
-    """Ours: asked by type, for what it does not have itself its model may."""
+    """Reads our engine, found by type: its missing attributes come from its model."""
 
     engine: Engine
 

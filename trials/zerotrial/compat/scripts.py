@@ -48,19 +48,19 @@ def init_distributed(  # noqa: PLR0917 - DeepSpeed's order
 ) -> None:
     """Start torch.distributed, unless it is running. **Collective**.
 
-    ``initialize`` does so by itself; this is for what a script does with ranks before. A process
-    that nobody has told of other ranks is a world of one.
+    ``initialize`` calls it; scripts need it only to use ranks before. Without settings of several
+    ranks in the environment, the process is the only rank.
 
     Args:
         dist_backend: nccl on GPUs and gloo on CPUs by default.
-        auto_mpi_discovery: Not used: ranks are found by torchrun's variables.
-        distributed_port: Not used; it is in the environment.
-        verbose: Not used.
-        timeout: Of collectives; torch's by default.
+        auto_mpi_discovery: Unused: ranks are found by torchrun's variables.
+        distributed_port: Unused; it is in the environment.
+        verbose: Unused.
+        timeout: Timeout of collectives; torch's by default.
         init_method: As in ``torch.distributed.init_process_group``.
         dist_init_required: False: do nothing.
-        config: Not used.
-        rank: Of this process; from the environment by default.
+        config: Unused.
+        rank: Rank of this process; from the environment by default.
         world_size: Number of ranks; from the environment by default.
 
     Raises:

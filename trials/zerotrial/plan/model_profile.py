@@ -167,11 +167,11 @@ def _sizes_by_group(model: nn.Module, groups: Sequence[ParamGroup]) -> tuple[tup
     )
 
 
-def _optimizer_kind(config: EngineConfig, given: torch.optim.Optimizer | None) -> str:
+def _optimizer_kind(config: EngineConfig, optimizer: torch.optim.Optimizer | None) -> str:
     options: Any = {}
     name = "adam"
-    if given is not None:
-        name, options = type(given).__name__, given.defaults
+    if optimizer is not None:
+        name, options = type(optimizer).__name__, optimizer.defaults
     elif config.optimizer is not None:
         name, options = config.optimizer.type, config.optimizer.params
     name = name.lower().removeprefix("deepspeedcpu").removeprefix("fused")

@@ -87,7 +87,7 @@ class Plan:
         zero = self.engines[0].config.zero_optimization
         states, shards = zero.offload_optimizer.device, zero.offload_param.device
         if shards != "none" and states == "none":
-            states = "cpu"  # they are where the shards are
+            states = "cpu"  # states follow the shards
         now = (zero.stage, states, shards)
         for choice in self.choices:
             if (choice.stage, choice.offload_optimizer, choice.offload_param) == now:
@@ -243,9 +243,9 @@ def bucket_of(
     )
     tensor_ranks = model.config.tensor_parallel.size
     groups = [[-(-size // tensor_ranks) for size in group] for group in model.sizes]
-    whole = stage > 0 and model.optimizer in WHOLE
+    is_full = stage > 0 and model.optimizer in WHOLE
     by_stage = zip(*(_divide(group, model.stages) for group in groups), strict=True)
-    buckets = (largest_bucket(sizes, limit, ranks, whole_parameters=whole) for sizes in by_stage)
+    buckets = (largest_bucket(sizes, limit, ranks, whole_parameters=is_full) for sizes in by_stage)
     return max(buckets, default=0)
 
 
@@ -277,13 +277,13 @@ def find_devices(ranks: int, files: Path) -> Devices:
     kind: Device
     if torch.cuda.is_available():
         count = torch.cuda.device_count()
-        here = min(ranks, count)
+        used = min(ranks, count)
         properties = torch.cuda.get_device_properties(0)
         device, name, kind = properties.total_memory, properties.name, "cuda"
     else:
-        count, here = os.cpu_count() or 1, ranks
-        device, name, kind = memory // here, "CPU", "cpu"
-    return Devices(kind, name, count, device, memory // here, disk // here)
+        count, used = os.cpu_count() or 1, ranks
+        device, name, kind = memory // used, "CPU", "cpu"
+    return Devices(kind, name, count, device, memory // used, disk // used)
 
 
 def fits(choice: MemoryEstimate, devices: Devices) -> bool:
@@ -345,10 +345,11 @@ def to_text(plan: Plan) -> str:
                 f"the model is divided evenly over {parts} ranks (pipeline stages x "
                 f"tensor-parallel ranks), with {plan.world_size // parts} replica(s)"
             )
-    here = plan.devices
+    devices = plan.devices
     lines.append(
-        f"machine: {here.count} x {here.name}; a rank may use {size_text(here.device_bytes)}"
-        + (f", and {size_text(here.host_bytes)} of the host" if here.kind == "cuda" else "")
+        f"machine: {devices.count} x {devices.name}; "
+        f"a rank may use {size_text(devices.device_bytes)}"
+        + (f", and {size_text(devices.host_bytes)} of the host" if devices.kind == "cuda" else "")
     )
     lines += [f"bytes of each of {plan.world_size} rank(s), activations not counted:", ""]
     titles = ("on device", "of it sums", "working set", "on host", "in files")
@@ -364,7 +365,7 @@ def to_text(plan: Plan) -> str:
                 size_text(choice.working),
                 size_text(choice.peak_host) if choice.peak_host else "-",
                 size_text(choice.disk) if choice.disk else "-",
-                "yes" if fits(choice, here) else "no",
+                "yes" if fits(choice, devices) else "no",
                 ", ".join(mark for mark, marked in marks.items() if choice == marked),
             )
         )

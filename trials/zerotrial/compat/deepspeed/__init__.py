@@ -1,9 +1,9 @@
-"""Stands in for a module named ``deepspeed``, so that scripts written for it run unchanged.
+"""A replacement for the module ``deepspeed``, so that scripts written for it run unchanged.
 
-``install()`` makes ``import deepspeed`` find what :mod:`zerotrial.compat.deepspeed.names` has, on
-top of this engine; Hugging Face's libraries then take DeepSpeed for installed. A script is run with
-it by ``python -m zerotrial.compat.deepspeed script.py``, and Python processes that it starts
-find it by the variable ``ZEROLAB_AS_DEEPSPEED``.
+``install()`` makes ``import deepspeed`` find :mod:`zerotrial.compat.deepspeed.names`, built on this
+engine. Hugging Face's libraries then consider DeepSpeed installed. ``python -m
+zerotrial.compat.deepspeed script.py`` runs a script with it; Python processes that the script
+starts find it through the variable ``ZEROLAB_AS_DEEPSPEED``.
 """
 
 import os
@@ -17,18 +17,18 @@ __all__ = ["install", "install_from_environment"]
 
 
 def install_from_environment() -> None:
-    """Do what the variable says, at the start of a Python process; nothing where it is not set.
+    """Apply the variable at the start of a Python process; do nothing without it.
 
-    What ``accelerate launch`` says of FSDP names a stage then, as to ``zerolab launch``.
+    Settings of ``accelerate launch`` for FSDP then choose a stage, as with ``zerolab launch``.
 
-    What stands in the way ends the process with code 2: the script would use another deepspeed.
+    A conflict ends the process with code 2: the script would use another deepspeed.
     """
-    wanted = os.environ.get(ENV_AS_DEEPSPEED, "")
-    if wanted in {"", "0"}:
+    setting = os.environ.get(ENV_AS_DEEPSPEED, "")
+    if setting in {"", "0"}:
         return
     try:
         _take_fsdp_for_the_engine()
-        install(force=wanted == "force")
+        install(force=setting == "force")
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         sys.stderr.flush()

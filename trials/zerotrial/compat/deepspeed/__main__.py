@@ -1,4 +1,4 @@
-"""``python -m zerotrial.compat.deepspeed [-m MODULE | SCRIPT] args``: run it with the stand-in."""
+"""``python -m zerotrial.compat.deepspeed [-m MODULE | SCRIPT] args`` runs a script with it."""
 
 import runpy
 import sys

@@ -1,9 +1,9 @@
-"""Lets Accelerate, transformers and Lightning use DeepSpeed's path on machines without a GPU.
+"""Enables the DeepSpeed path of Accelerate, transformers and Lightning without a GPU.
 
-They take DeepSpeed for a matter of GPUs: without one, Accelerate sees no ranks,
-``TrainingArguments`` refuses bf16 unless it is told to use the CPU, which turns DeepSpeed off, and
-Lightning's strategy refuses any accelerator but CUDA's. These places are changed when their modules
-are imported, and only do something else where torch has no GPU.
+They assume that DeepSpeed needs GPUs. Accelerate then sees no ranks,
+``TrainingArguments`` refuses bf16 unless told to use the CPU, which turns DeepSpeed off, and
+Lightning's strategy refuses all accelerators except CUDA's. These places are patched when their
+modules are imported. The patches act only if torch has no GPU.
 """
 
 import importlib
@@ -16,7 +16,7 @@ __all__ = ["patch_when_imported"]
 
 
 def patch_when_imported() -> None:
-    """Change the modules now, where they are there already, or as they are imported."""
+    """Patch the modules now if they are imported already, else on import."""
     after_import.patch_when_imported(_PATCHES)
 
 
@@ -27,7 +27,7 @@ def _has_gpu() -> bool:
 
 
 def _patch_accelerate(module: ModuleType) -> None:
-    """Ranks of a CPU are ranks, also where DeepSpeed is wanted."""
+    """Count CPU ranks even if DeepSpeed is used."""
     state: Any = module.PartialState
     prepare = state._prepare_backend  # noqa: SLF001 - the place that has no public name
 
@@ -38,11 +38,11 @@ def _patch_accelerate(module: ModuleType) -> None:
 
 
 def _patch_transformers(module: ModuleType) -> None:
-    """A CPU computes in bf16; what it asks of the GPU is asked of no one."""
-    asked = module.is_torch_bf16_gpu_available
+    """Accept bf16, which CPUs support, and skip the checks of the GPU."""
+    original = module.is_torch_bf16_gpu_available
 
     def is_torch_bf16_gpu_available() -> bool:
-        return bool(asked()) or not _has_gpu()
+        return bool(original()) or not _has_gpu()
 
     module.is_torch_bf16_gpu_available = is_torch_bf16_gpu_available  # type: ignore[attr-defined]
 

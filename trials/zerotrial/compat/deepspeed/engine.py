@@ -45,21 +45,21 @@ class _Config(dict[str, Any]):
 
 
 class _LossScale(float):
-    """The loss scale, which DeepSpeed has as a method: called, it is what the file says."""
+    """The loss scale, which DeepSpeed has as a method: calls return the configured one."""
 
     in_file: float
 
     def __new__(cls, now: float = 0.0, in_file: float = 0.0) -> "_LossScale":
-        made = super().__new__(cls, now)
-        made.in_file = in_file
-        return made
+        loss_scale = super().__new__(cls, now)
+        loss_scale.in_file = in_file
+        return loss_scale
 
     def __call__(self) -> float:
         return self.in_file
 
 
 class _ThroughputTimer:
-    """``engine.tput_timer``, which scripts tell of epochs; the step line has the throughput."""
+    """``engine.tput_timer``, which scripts notify of epochs; the step line has the throughput."""
 
     def __init__(self) -> None:
         self.epoch_count = 0

@@ -1,4 +1,4 @@
-"""The engine as a torch module, for scripts that keep it as a part of a module of their own."""
+"""The engine as a torch module, for scripts that make it a submodule."""
 
 import inspect
 from typing import Any

@@ -86,15 +86,15 @@ _ON_DEMAND = {
 
 
 def install(*, force: bool = False) -> None:
-    """Make ``import deepspeed`` find the stand-in, in this process and in those that it starts.
+    """Make ``import deepspeed`` find the replacement, in this process and its children.
 
     A second call does nothing.
 
     Args:
-        force: Whether to stand in the place of a real installation, too.
+        force: Whether to replace a real installation, too.
 
     Raises:
-        ConfigError: If a real one can be imported, or has been.
+        ConfigError: If a real installation can be or has been imported.
     """
     if any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
@@ -121,7 +121,7 @@ def install(*, force: bool = False) -> None:
 
 
 def _real_installation() -> str | None:
-    """Where a real deepspeed lies; None without one."""
+    """Return the location of a real deepspeed; None without one."""
     if "deepspeed" in sys.modules:
         return str(getattr(sys.modules["deepspeed"], "__file__", "in this process"))
     spec = PathFinder.find_spec("deepspeed")
@@ -143,7 +143,7 @@ class _Finder(MetaPathFinder):
     def find_distributions(
         self, context: DistributionFinder.Context | None = None
     ) -> Iterable[Distribution]:
-        """Tell the version, as ``importlib.metadata`` asks for it."""
+        """Provide the version to ``importlib.metadata``."""
         name = getattr(context, "name", None)
         return [_Distribution()] if name in {None, "deepspeed"} else []
 
@@ -157,11 +157,11 @@ class _Loader(Loader):
     def exec_module(self, module: ModuleType) -> None:
         """See :class:`importlib.abc.Loader`."""
         if self._source:
-            ours = importlib.import_module(f"{_NAMES}.{self._source}")
-            for name in ours.__all__:
-                setattr(module, name, getattr(ours, name))
-            module.__doc__ = ours.__doc__
-            module.__file__ = ours.__file__
+            replacement = importlib.import_module(f"{_NAMES}.{self._source}")
+            for name in replacement.__all__:
+                setattr(module, name, getattr(replacement, name))
+            module.__doc__ = replacement.__doc__
+            module.__file__ = replacement.__file__
 
         def find(name: str) -> Any:
             if name.startswith("__"):

@@ -30,9 +30,9 @@ _WHOLE = (
 
 
 @functools.cache
-def _warn(what: str, why: str) -> None:
+def _warn(what: str, reason: str) -> None:
     """Once in a process, for some scripts enter :func:`Init` for each layer."""
-    logger.warning("zero.Init(%s): no effect here: %s", what, why)
+    logger.warning("zero.Init(%s): no effect here: %s", what, reason)
 
 
 @contextlib.contextmanager
@@ -54,33 +54,33 @@ def Init(  # noqa: N802, PLR0917 - DeepSpeed's name and arguments, in its order
     param_swapper: Any = None,
     tensor_overrides: Any = None,
 ) -> Iterator[None]:
-    """Have a model that is built hold rank 0's values, once a host; ``initialize`` shards it.
+    """Give the model being built rank 0's values, stored once per host; ``initialize`` shards it.
 
-    Parameters are whole and plain: the ranks of a host have them in common until one writes to
-    them. A part is held so as soon as it is put into the next larger one. From now on what one rank
-    does to parameters within :class:`GatheredParameters` reaches all: as libraries load and
-    initialise models where DeepSpeed shards them at once. **Collective**.
+    Parameters stay full and plain. The ranks of a host share them until a rank writes to one. A
+    submodule is shared as soon as it is assigned to its parent. Afterwards one rank's changes of
+    parameters within :class:`GatheredParameters` reach all ranks, because libraries load and
+    initialize models this way where DeepSpeed shards them at once. **Collective**.
 
-    What asks for something else than that has no effect, and a warning.
+    Any other setting has no effect and causes a warning.
 
     Args:
-        module: Was built before; is held once at the end, too.
+        module: A model that exists already; it is shared, too.
         data_parallel_group: All ranks, or None.
-        mem_efficient_linear: Changes no result; not used.
+        mem_efficient_linear: Unused; it changes no result.
         remote_device: None, "none" or "cpu".
         pin_memory: False.
-        config_dict_or_path: Its ``zero_optimization.offload_param`` is read, as ``remote_device``
-            and ``pin_memory``; the rest counts where it is given to ``initialize``.
+        config_dict_or_path: Its ``zero_optimization.offload_param`` sets ``remote_device`` and
+            ``pin_memory``; other keys are unused: pass them to ``initialize``.
         config: An older name of it.
         enabled: False: do nothing.
-        dtype: That in which modules are built, or None.
+        dtype: Type in which modules are built, or None.
         mpu: None.
         zero_param_parallel_group: None.
         zero_quantized_weights: False.
         zero_quantized_nontrainable_weights: False.
         sequence_data_parallel_group: None.
         param_swapper: None.
-        tensor_overrides: Which of torch's functions DeepSpeed changes inside; none are here.
+        tensor_overrides: Torch functions that DeepSpeed would patch; unused.
 
     Raises:
         ConfigError: If the config cannot be read.
@@ -124,11 +124,11 @@ def _offload(config: Any) -> Mapping[str, Any]:
     if config is None:
         return {}
     zero = read_source(config)[0].get("zero_optimization", {})
-    found = zero.get("offload_param") if isinstance(zero, Mapping) else None
-    if found is not None and not isinstance(found, Mapping):
-        problem = f"zero_optimization.offload_param: must be a mapping, got {found!r}"
+    offload = zero.get("offload_param") if isinstance(zero, Mapping) else None
+    if offload is not None and not isinstance(offload, Mapping):
+        problem = f"zero_optimization.offload_param: must be a mapping, got {offload!r}"
         raise ConfigError("zero.Init()", [problem])
-    return found or {}
+    return offload or {}
 
 
 def _held_as_built(module: nn.Module | None) -> Iterator[None]:

@@ -29,7 +29,7 @@ DEFAULT_CLIPPING = 1.0
 
 
 def _clipped(config: EngineConfig, *, trains: bool) -> EngineConfig:
-    """Clip where the file does not say, as the version of DeepSpeed that is stood in for does."""
+    """Clip by default, as the DeepSpeed version of this replacement does."""
     if "gradient_clipping" in config.model_fields_set:
         return config
     if trains and os.environ.get("RANK", "0") == "0":
@@ -48,14 +48,14 @@ def initialize(*args: Any, **kwargs: Any) -> tuple[Any, Any, Any, Any]:
     **Collective**.
     """
     names = [name for name in inspect.signature(build).parameters if name != "engine_class"]
-    given = dict(zip(names, args, strict=False)) | kwargs
-    unknown = sorted(given.keys() - set(names))
+    arguments = dict(zip(names, args, strict=False)) | kwargs
+    unknown = sorted(arguments.keys() - set(names))
     if unknown:
         raise TypeError(f"initialize() got an unexpected keyword argument {unknown[0]!r}")
-    read = _read(**given)
-    made = build(**given | read, engine_class=_class_for(given["model"]))
-    know(made[0])
-    return made
+    read = _read(**arguments)
+    built = build(**arguments | read, engine_class=_class_for(arguments["model"]))
+    know(built[0])
+    return built
 
 
 def _class_for(model: nn.Module) -> type[Engine]:
@@ -80,20 +80,20 @@ def _read(
     """Read the configuration as the engine would, with DeepSpeed's default for clipping."""
     del others
     problems = invalid_arguments(optimizer, training_data)
-    given = config if config is not None else config_params
-    read = read_config(args, model, given, problems)
+    content = config if config is not None else config_params
+    read = read_config(args, model, content, problems)
     trains = optimizer is not None or read.optimizer is not None
     read = _cut(model, _clipped(read, trains=trains), mpu)
     return {"args": None, "config": read, "config_params": None}
 
 
 def _cut(model: nn.Module, config: EngineConfig, mpu: Any) -> EngineConfig:
-    """ShardSpec the model over as many ranks as ``tp_model_init`` was told, if it was."""
+    """Shard the model over the ranks requested by ``tp_model_init``, if any."""
     parallel = config.tensor_parallel
     size = vars(model).get(CUT_OVER, parallel.size)
     if parallel.size not in (1, size):
-        told = f"got {parallel.size} and {size}"
-        problem = f"tensor_parallel.size: must be what tp_model_init() was told, {told}"
+        sizes = f"got {parallel.size} and {size}"
+        problem = f"tensor_parallel.size: must be what tp_model_init() was told, {sizes}"
         raise ConfigError(config.source, [problem])
     parallel = parallel.model_copy(update={"size": size})
     config = config.model_copy(update={"tensor_parallel": parallel})
@@ -101,7 +101,7 @@ def _cut(model: nn.Module, config: EngineConfig, mpu: Any) -> EngineConfig:
 
 
 def _counted_by_replica(config: EngineConfig) -> EngineConfig:
-    """Leave a batch size out that counts every rank, as DeepSpeed does where it cuts by itself."""
+    """Drop a batch size that counts every rank, as DeepSpeed does when it shards the model."""
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     micro, steps = config.train_micro_batch_size_per_gpu, config.gradient_accumulation_steps or 1
     if micro is None or config.train_batch_size != micro * steps * ranks:

@@ -47,7 +47,7 @@ _ranks_differ = False
 
 
 def note_that_ranks_differ() -> None:
-    """Have :class:`GatheredParameters` spread what one rank changes, without an engine, too."""
+    """Make :class:`GatheredParameters` broadcast one rank's changes even without an engine."""
     global _ranks_differ
     _ranks_differ = True
 
@@ -64,7 +64,7 @@ def know(engine: Engine) -> None:
     """Let an engine's parameters be found, and say whether they are whole."""
     _engines[next(_numbers)] = engine
     if engine.zero_optimization_stage() == 3:
-        # Whole ones are other objects than their shards, made anew for each forward.
+        # Gathered parameters are other objects than the shards, created by each forward.
         Tensor.ds_status = property(_status_of)  # type: ignore[attr-defined]
         Tensor.ds_numel = property(Tensor.numel)  # type: ignore[attr-defined]
         Tensor.ds_shape = property(lambda parameter: parameter.shape)  # type: ignore[attr-defined]
@@ -90,9 +90,9 @@ def _status_of(parameter: Tensor) -> ZeroParamStatus:
 def _have_shards_saved(
     module: nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any]
 ) -> None:
-    """Have scripts save what ``model.state_dict()`` is at stage 3, and be told what it is.
+    """Let scripts save ``model.state_dict()`` of stage 3, and warn about its contents.
 
-    Many do on one rank, beside whole weights. torch saves no shard that lies behind others.
+    Many scripts save it on one rank, next to full weights. torch cannot save shards at an offset.
     """
     del module, prefix, metadata
     if not any(isinstance(value, DTensor) for value in state.values()):
@@ -142,8 +142,8 @@ class _NoModules(nn.Module):
 def _home(parameter: Any) -> tuple[Engine, str] | None:
     """The engine that has a parameter, and its name there."""
     for engine in _engines.values():
-        for name, mine in engine.module.named_parameters():
-            if mine is parameter:
+        for name, parameter_ in engine.module.named_parameters():
+            if parameter_ is parameter:
                 return engine, name
     return None
 
@@ -178,7 +178,7 @@ def safe_get_full_grad(param: Any) -> Tensor | None:
 
 
 def safe_get_full_optimizer_state(param: Any, optim_state_key: str) -> Tensor | None:
-    """Return a whole optimizer state; None where there is none of the name. **Collective**."""
+    """Return a full optimizer state, None if it does not exist. **Collective**."""
     engine, name = _must_have_home(param)
     return engine.full(name, optim_state_key)
 
@@ -202,16 +202,16 @@ def safe_set_full_optimizer_state(param: Any, value: Tensor, optim_state_key: st
 
 
 class GatheredParameters:
-    """Has parameters whole within a ``with`` block; see ``deepspeed.zero.GatheredParameters``.
+    """Gathers parameters within a ``with`` block; see ``deepspeed.zero.GatheredParameters``.
 
-    Inside, a module's attribute (``layer.weight``) is the whole parameter, in the type in which the
-    model computes; so is what was taken from the model before, a plain tensor in the same memory.
-    **Collective** where an engine shards them.
+    Inside, a module's attribute (``layer.weight``) is the full parameter in the type of forward.
+    References taken before are full, too: plain tensors in the same memory.
+    **Collective** if an engine shards them.
 
     Args:
-        params: One, or several; of a module, a list or a generator.
-        modifier_rank: Whose changes reach all ranks at the end; None: they are lost.
-        fwd_module: Not used.
+        params: One or several parameters: of a module, a list or a generator.
+        modifier_rank: Rank whose changes reach all ranks at the end; None: changes are lost.
+        fwd_module: Unused.
         enabled: False: do nothing.
     """
 
@@ -229,18 +229,18 @@ class GatheredParameters:
 
     def __enter__(self) -> None:
         names: dict[Engine, list[str]] = {}
-        wanted = {id(parameter) for parameter in self._parameters}
+        ids = {id(parameter) for parameter in self._parameters}
         for engine in list(_engines.values()):
-            found = [n for n, p in engine.module.named_parameters() if id(p) in wanted]
-            if found:
-                names[engine] = found
-        for engine, found in names.items():
-            parameters = {n: p for n, p in engine.module.named_parameters() if n in found}
-            self._open.enter_context(engine.gathered(found, modifier_rank=self._modifier))
-            for name, taken in parameters.items():
-                whole = engine.module.get_parameter(name)
-                if isinstance(taken, DTensor) and not isinstance(whole, DTensor):
-                    self._open.enter_context(as_gathered(taken, whole))
+            selected = [n for n, p in engine.module.named_parameters() if id(p) in ids]
+            if selected:
+                names[engine] = selected
+        for engine, selected in names.items():
+            parameters = {n: p for n, p in engine.module.named_parameters() if n in selected}
+            self._open.enter_context(engine.gathered(selected, modifier_rank=self._modifier))
+            for name, reference in parameters.items():
+                gathered = engine.module.get_parameter(name)
+                if isinstance(reference, DTensor) and not isinstance(gathered, DTensor):
+                    self._open.enter_context(as_gathered(reference, gathered))
         if _ranks_differ and not names and self._modifier is not None and dist.is_initialized():
             self._open.callback(_spread, self._parameters, self._modifier)
 
@@ -249,7 +249,7 @@ class GatheredParameters:
 
 
 def _spread(parameters: list[Any], source: int) -> None:
-    """Give all ranks what one has loaded or initialised, before there is an engine."""
+    """Broadcast values that one rank has loaded or initialized before an engine exists."""
     memory = host_memory()
     if memory is not None:
         memory.spread(parameters, source)

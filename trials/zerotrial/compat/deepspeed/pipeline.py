@@ -28,15 +28,15 @@ class PipelineEngine(engine.PipelineEngine, DeepSpeedEngine):  # type: ignore[mi
         self._data_iterator: Iterator[Any] | None = None
 
     def set_batch_fn(self, fn: Callable[[Any], Any]) -> None:
-        """Call a function on each item of the data, to make it ``(inputs, labels)``.
+        """Set the function that converts each data item to ``(inputs, labels)``.
 
         Args:
-            fn: Gets what the iterator yields.
+            fn: Called with the iterator's items.
         """
         self._batch_fn = fn
 
     def set_dataiterator(self, iterator: Iterator[Any]) -> None:
-        """Set the data of :meth:`train_batch` where it gets no iterator."""
+        """Set the default data of :meth:`train_batch`."""
         self._data_iterator = iterator
 
     def set_dataloader(self, loader: Iterable[Any]) -> None:
@@ -107,15 +107,15 @@ class PipelineEngine(engine.PipelineEngine, DeepSpeedEngine):  # type: ignore[mi
                 "reduce_output=None, which gives those of each micro-batch on the last stage"
             )
         if compute_loss:
-            found, outputs = super().eval_batch(
+            loss, outputs = super().eval_batch(
                 data_iter, return_logits=True, num_micro_batches=num_micro_batches
             )
-            if found is outputs:  # without loss_fn, None on other stages
-                return (found, outputs[-1] if outputs else None) if return_logits else found
+            if loss is outputs:  # without loss_fn, None on other stages
+                return (loss, outputs[-1] if outputs else None) if return_logits else loss
             if not bcast_loss and not self.is_last_stage():
-                found = None
+                loss = None
         else:
-            found = outputs = super().eval_batch(
+            loss = outputs = super().eval_batch(
                 data_iter, compute_loss=False, num_micro_batches=num_micro_batches
             )
-        return (found, outputs[-1] if outputs else None) if return_logits else found
+        return (loss, outputs[-1] if outputs else None) if return_logits else loss

@@ -1,8 +1,8 @@
-"""``from_pretrained`` at stage 3: the ranks of a host hold the model once, together.
+"""``from_pretrained`` at stage 3: the ranks of a host share the model's memory.
 
-transformers has a way of its own to load under ``deepspeed.zero.Init``, which tells nothing of keys
-that are not expected, and on one rank alone of those that do not fit. Here every rank loads as it
-would without DeepSpeed, and each parameter goes into memory in common as soon as it is there.
+Under ``deepspeed.zero.Init`` transformers uses a separate loading path, which does not report
+unexpected keys, and reports mismatched ones on one rank only. Here every rank loads as without
+DeepSpeed, and each parameter moves to shared memory as soon as it is loaded.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ _ONE_BY_ONE = "HF_DEACTIVATE_ASYNC_LOAD"
 
 
 def patch_when_imported() -> None:
-    """Change the module now, where it is there already, or as it is imported."""
+    """Patch the module now if it is imported already, else on import."""
     after_import.patch_when_imported(
         {"transformers.modeling_utils": _patch, "transformers.generation.utils": _patch_generate}
     )
@@ -74,19 +74,19 @@ def _patch(module: ModuleType) -> None:
 
         memory = host_memory()
         with _as_without_deepspeed(), _held_as_loaded(memory):
-            made = original(cls, *args, **kwargs)
+            result = original(cls, *args, **kwargs)
         if memory is not None:
             note_that_ranks_differ()
-            model = made[0] if isinstance(made, tuple) else made
+            model = result[0] if isinstance(result, tuple) else result
             memory.spread(_own(model))
             trim_heap()
-        return made
+        return result
 
     module.PreTrainedModel.from_pretrained = classmethod(from_pretrained)
 
 
 def _own(model: "nn.Module") -> "list[nn.Parameter]":
-    """What the files had not: each rank has drawn values of its own."""
+    """Broadcast values missing in the files, which each rank has initialized randomly."""
     from zerotrial.engine.memory.copy_on_write import is_copy_on_write
 
     return [parameter for parameter in model.parameters() if not is_copy_on_write(parameter)]

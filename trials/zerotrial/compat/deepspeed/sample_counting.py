@@ -1,7 +1,7 @@
-"""Evaluating a model that is cut over ranks: each sample counts once.
+"""Evaluation of a model sharded over ranks: each sample counts once.
 
-Accelerate gives the ranks of one model the same batches, and then gathers what each of them has
-made: predictions came as often as a model has ranks, and the last batch weighed too much.
+Accelerate gives the ranks of one model the same batches and gathers the outputs of all ranks.
+Predictions would come once per rank, and the last batch would weigh too much.
 """
 
 from __future__ import annotations

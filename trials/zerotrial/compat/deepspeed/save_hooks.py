@@ -32,7 +32,7 @@ _SHARDS = (
 
 
 def patch_when_imported() -> None:
-    """Change the modules now, where they are there already, or as they are imported."""
+    """Patch the modules now if they are imported already, else on import."""
     after_import.patch_when_imported(
         {
             "transformers.modeling_utils": _patch,
@@ -85,8 +85,8 @@ def _patch_peft_model(module: ModuleType) -> None:
     @functools.wraps(original)
     def save_pretrained(self: Any, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("state_dict") is None and is_sharded(self):
-            given = signature.bind(self, save_directory, *args, **kwargs).arguments
-            main = bool(given.get("is_main_process", True))
+            arguments = signature.bind(self, save_directory, *args, **kwargs).arguments
+            main = bool(arguments.get("is_main_process", True))
             state = _gathered(self, "save_pretrained", is_main_process=main)
             if not state:
                 return None  # rank 0 saves

@@ -1,8 +1,8 @@
-"""Parameters that the ranks of a host hold once, together, until an engine cuts them.
+"""Parameters that the ranks of a host store once, together, until an engine shards them.
 
-A rank that has nobody to share memory with keeps them in files of its temporary folder. They are
-whole and plain on every rank: to read them, on one rank alone even, asks nobody. A rank
-that writes to one gets a copy of its own, which the others do not see.
+A rank without other ranks on its host stores them in files of its temporary folder. Every rank sees
+full, plain parameters, and reading them is never collective. A rank that writes to one gets a
+private copy, which the others do not see.
 """
 
 import logging
@@ -57,11 +57,11 @@ class HostMemory:
         """Whether from_pretrained is at work, which holds what it registers by itself."""
 
     def hold(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Hold parameters once. **Collective** among the ranks of a host.
+        """Move parameters to shared memory. **Collective** among the ranks of a host.
 
         Args:
-            parameters: With the same values on the first rank of every host, which count; in the
-                same order everywhere. What is not plain memory of the CPU stays as it is.
+            parameters: Equal order everywhere; the values of the first rank of each host apply, and
+                must be equal. Parameters outside of plain CPU memory stay there.
         """
         for parameter in parameters:
             if _is_plain(parameter) and not is_copy_on_write(parameter):
@@ -72,10 +72,10 @@ class HostMemory:
             self._freed = 0
 
     def spread(self, parameters: Iterable[nn.Parameter], source: int = 0) -> None:
-        """Give all ranks what one has, and hold it once where it can be. **Collective**.
+        """Broadcast parameters and share their memory where possible. **Collective**.
 
         Args:
-            parameters: In the same order everywhere.
+            parameters: Parameters in the same order on all ranks.
             source: The rank.
         """
         on_gpu = dist.get_backend(self.world) == "nccl"
@@ -116,12 +116,12 @@ _known: HostMemory | None = None
 
 
 def host_memory() -> HostMemory | None:
-    """Find what the ranks of this host have in common. **Collective**, the first time.
+    """Return the memory shared by the ranks of this host. **Collective**, the first time.
 
-    Starts torch.distributed where the environment tells of other ranks, as ``zero.Init`` does.
+    Initializes torch.distributed if the environment defines several ranks, as ``zero.Init`` does.
 
     Returns:
-        None in a world of one rank.
+        None with a single rank.
     """
     global _known
     if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -140,16 +140,16 @@ def _connect(world: dist.ProcessGroup) -> HostMemory:
     names = [""] * dist.get_world_size()
     dist.all_gather_object(names, host_name(), group=talk)
     lender = connect_shared_memory(new_group_by_name(names))
-    found: list[bool] = [False] * len(names)
-    dist.all_gather_object(found, lender is not None, group=talk)
-    if not all(found):
+    exists: list[bool] = [False] * len(names)
+    dist.all_gather_object(exists, lender is not None, group=talk)
+    if not all(exists):
         lender = None
         if dist.get_rank() == 0:
             logger.warning(
                 "%s: ranks %s cannot share memory with others of their host: until initialize(), "
                 "every rank keeps the whole model in files in %s",
                 _WHO,
-                [rank for rank, shares in enumerate(found) if not shares],
+                [rank for rank, shares in enumerate(exists) if not shares],
                 tempfile.gettempdir(),
             )
     return HostMemory(world, lender, len(set(names)))

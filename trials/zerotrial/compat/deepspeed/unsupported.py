@@ -92,15 +92,15 @@ def missing_name(module: str, name: str) -> MissingName:
         name: In it.
     """
     remedy = _remedies(module).get(name)
-    told = f": {remedy}" if remedy else remedy_of_module(f"{module}.{name}")
-    return (MissingConstant if name.isupper() else MissingName)(f"{module}.{name}", told)
+    hint = f": {remedy}" if remedy else remedy_of_module(f"{module}.{name}")
+    return (MissingConstant if name.isupper() else MissingName)(f"{module}.{name}", hint)
 
 
 def remedy_of_module(fullname: str) -> str:
-    """What to use instead of a module of DeepSpeed, or of what is in it; empty if not known.
+    """Return what to use instead of a DeepSpeed module or its members; empty if unknown.
 
     Args:
-        fullname: Dotted.
+        fullname: Dotted name.
     """
     parts = fullname.split(".")
     for count in range(len(parts), 1, -1):
@@ -122,8 +122,8 @@ def methods(kind: str) -> dict[str, str]:
 @cache
 def _remedies(home: str) -> dict[str, str]:
     return {
-        name: told.replace("`", "")
-        for told, names in _table().get(home, {}).items()
+        name: remedy_.replace("`", "")
+        for remedy_, names in _table().get(home, {}).items()
         for name in names
     }
 

@@ -1,8 +1,8 @@
-"""A script with an Accelerator as a trial: what it saves, where it goes on, when it leaves.
+"""A script with an Accelerator as a trial: saving, resuming and leaving.
 
-A script's loop is its own: only it knows where it stands. So a trial leaves where the script saves
-its state, and goes on by what the script does when it finds a saved one: the newest checkpoint lies
-again in the folder that it was saved to, before the script looks.
+Only the script knows the position of its training loop. A trial therefore leaves when the script
+saves its state, and resumes through the script's own code for an existing state. For this the
+newest checkpoint is restored to the script's folder before the script looks there.
 """
 
 import functools
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 def around_init(original: Callable[..., None]) -> Callable[..., None]:
-    """Join the run where there is one, with a tracker in every Accelerator."""
+    """Join the run, if there is one, with a tracker in every Accelerator."""
 
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -44,7 +44,7 @@ def around_init(original: Callable[..., None]) -> Callable[..., None]:
 
 @functools.cache
 def _state_of_trial(context: Context) -> Path | None:
-    """Put the trial's checkpoint back where the script had saved it, once. **Collective**."""
+    """Restore the trial's checkpoint to the script's folder, once. **Collective**."""
     latest = context.train.latest_checkpoint
     if latest is None:
         return None
@@ -65,7 +65,7 @@ def _put_back(context: Context, accelerator: Any) -> None:
 
 
 def around_step(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Count the optimizer's steps; say what a trial that is asked to leave waits for."""
+    """Count optimizer steps; log the reason why a trial that should leave continues."""
 
     @functools.wraps(original)
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -81,7 +81,7 @@ def around_backward(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def backward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        before = self.engine.global_steps  # which tells boundaries in every version of Accelerate
+        before = self.engine.global_steps  # which detects boundaries in every version of Accelerate
         result = original(self, *args, **kwargs)
         if self.engine.global_steps > before:
             _count(self.engine)
@@ -109,7 +109,7 @@ def _tell_what_is_waited_for() -> None:
 
 
 def around_save_state(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a checkpoint of the trial of what is saved; leave if it is time. **Collective**."""
+    """Make a trial checkpoint of the saved state; leave if requested. **Collective**."""
 
     @functools.wraps(original)
     def save_state(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -120,9 +120,9 @@ def around_save_state(original: Callable[..., Any]) -> Callable[..., Any]:
         folder = Path(saved)
         metadata = {"steps_completed": STEPS.completed, "framework": "accelerate"}
         run.store(context, folder, metadata | {"folder": str(folder)})
-        reached = any(context.distributed.allgather(context.train.has_reached))
-        if context.preempt.should_preempt() or reached:
-            context.train.has_reached = reached
+        any_reached = any(context.distributed.allgather(context.train.has_reached))
+        if context.preempt.should_preempt() or any_reached:
+            context.train.has_reached = any_reached
             run.leave(context)
         return saved
 

@@ -16,46 +16,46 @@ _BLOCK = "hyperparameters.training_arguments"
 
 
 def lay_over(arguments: Any) -> None:
-    """Set what the experiment says.
+    """Set the arguments configured by the experiment.
 
     Args:
-        arguments: A ``TrainingArguments``, or what derives from it, with its fields assigned.
+        arguments: A ``TrainingArguments`` or subclass with its fields assigned.
 
     Raises:
-        SystemExit: If a name is unknown or a value of the wrong kind, all of which are named.
+        SystemExit: If names are unknown or values of the wrong kind; lists all of them.
     """
     spec = experiment()
     if spec is None:
         return
     try:
-        for name, value in wanted(spec, arguments).items():
+        for name, value in configured_arguments(spec, arguments).items():
             setattr(arguments, name, value)
     except ConfigError as error:
         refuse(spec, error)
 
 
-def wanted(spec: RunSpec, arguments: Any) -> dict[str, Any]:
-    """What the experiment says of the arguments, the length of the training among it.
+def configured_arguments(spec: RunSpec, arguments: Any) -> dict[str, Any]:
+    """Return the arguments set by the experiment, including the length of training.
 
     Raises:
-        ConfigError: Names all problems at once.
+        ConfigError: Lists all problems at once.
     """
     note_read("training_arguments")
-    given = spec.hparams.get("training_arguments", {})
-    if not isinstance(given, Mapping):
+    configured = spec.hparams.get("training_arguments", {})
+    if not isinstance(configured, Mapping):
         problem = (
-            f"{_BLOCK}: must be a mapping of TrainingArguments' names to values, got {given!r}"
+            f"{_BLOCK}: must be a mapping of TrainingArguments' names to values, got {configured!r}"
         )
         raise ConfigError("experiment", [problem])
-    known = {field.name for field in dataclasses.fields(arguments) if field.init}
+    fields = {field.name for field in dataclasses.fields(arguments) if field.init}
     problems = [
-        f"{_BLOCK}.{name}: {type(arguments).__name__} has no such argument{suggest(name, known)}"
-        for name in given
-        if name not in known
+        f"{_BLOCK}.{name}: {type(arguments).__name__} has no such argument{suggest(name, fields)}"
+        for name in configured
+        if name not in fields
     ]
     values: dict[str, Any] = {}
-    for name in known & given.keys():
-        now, value = getattr(arguments, name), given[name]
+    for name in fields & configured.keys():
+        now, value = getattr(arguments, name), configured[name]
         misfit = _misfit(now, value)
         if misfit:
             problems.append(f"{_BLOCK}.{name}: must be {misfit}, got {value!r}")
@@ -69,9 +69,9 @@ def wanted(spec: RunSpec, arguments: Any) -> dict[str, Any]:
 
 
 def _misfit(now: Any, value: Any) -> str | None:
-    """Say what a value must be, by the kind of the one that it takes the place of."""
+    """Return the kind of value required to replace the current one."""
     if value is None or isinstance(now, str) or not isinstance(now, bool | int | float):
-        return None  # enumerations and paths: TrainingArguments says it by itself
+        return None  # enumerations and paths: TrainingArguments reports it
     if isinstance(now, bool):
         return None if isinstance(value, bool) else "true or false"
     number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -84,9 +84,9 @@ def _length(spec: RunSpec, values: Mapping[str, Any]) -> tuple[dict[str, Any], s
     """How far to train: one batch in test mode, else as the searcher or the script itself says."""
     full = spec.fit.max_length if spec.fit is not None else None
     name = "num_train_epochs" if full and full.unit == "epochs" else "max_steps"
-    if full is not None and (said := values.get(name, full.count)) != full.count:
-        told = f"must be the searcher's length, {full.count} {full.unit}, or be left out"
-        return {}, f"{_BLOCK}.{name}: {told}, got {said!r}"
+    if full is not None and (configured := values.get(name, full.count)) != full.count:
+        problem = f"must be the searcher's length, {full.count} {full.unit}, or be left out"
+        return {}, f"{_BLOCK}.{name}: {problem}, got {configured!r}"
     if spec.test_mode:
         return {"max_steps": 1}, None
     if full is None:

@@ -1,6 +1,6 @@
-"""Where a script meets us: modules of Hugging Face's, and those that read command lines.
+"""Patches of Hugging Face's modules and of modules that read command lines.
 
-They are changed when they are imported.
+They are applied when the modules are imported.
 """
 
 import functools
@@ -26,11 +26,11 @@ _BEST = "_determine_best_metric"
 
 @functools.cache
 def install() -> None:
-    """Record what Trainer and Accelerate do in this process; a second call does nothing.
+    """Record Trainer and Accelerate in this process; a second call does nothing.
 
-    The names ``report_to="zerolab"`` and ``log_with="zerolab"`` are there from now on. In a process
-    of an experiment scripts need not say them: every Trainer and every Accelerator is recorded,
-    goes on from the trial's checkpoint, and leaves when the trial is paused.
+    The names ``report_to="zerolab"`` and ``log_with="zerolab"`` become available. In a process of
+    an experiment scripts need not use them: every Trainer and every Accelerator is recorded,
+    resumes from the trial's checkpoint, and leaves when the trial is paused.
     """
     if ENV_RUN_SPEC in os.environ:
         os.environ.setdefault(ENV_SCRIPT, str(os.getpid()))  # unless one that started us is it
@@ -120,11 +120,11 @@ def _name_the_tracker(module: ModuleType) -> None:
         def filtered_by_us(log_with: Any, *args: Any, **kwargs: Any) -> list[Any]:
             """Versions before 1.13 refuse names that are not their own."""
             named = log_with if isinstance(log_with, list | tuple) else [log_with]
-            ours = [name for name in named if name == "zerolab"]
-            if not ours:
+            own_names = [name for name in named if name == "zerolab"]
+            if not own_names:
                 return filtered(log_with, *args, **kwargs)
-            others = [name for name in named if name != "zerolab"]
-            return [*filtered(others, *args, **kwargs), *ours[:1]]
+            other_names = [name for name in named if name != "zerolab"]
+            return [*filtered(other_names, *args, **kwargs), *own_names[:1]]
 
         return filtered_by_us
 
@@ -147,5 +147,5 @@ def _follow_engines(module: ModuleType) -> None:
     _wrap(module.DeepSpeedEngineWrapper, "backward", around_backward)
 
 
-def _wrap(owner: Any, name: str, around: Callable[[Any], Any]) -> None:
-    setattr(owner, name, around(getattr(owner, name)))
+def _wrap(owner: Any, name: str, decorator: Callable[[Any], Any]) -> None:
+    setattr(owner, name, decorator(getattr(owner, name)))

@@ -1,4 +1,4 @@
-"""When a script must validate, save and leave, as its experiment says; whatever it does besides."""
+"""Actions that the experiment requires of a script: validating, saving and leaving."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ __all__ = ["Due", "due_at"]
 
 @dataclass(frozen=True)
 class Due:
-    """What is due after a batch or an epoch."""
+    """Actions due after a batch or an epoch."""
 
     validate: bool = False
     save: bool = False
@@ -17,12 +17,12 @@ class Due:
 
 
 def due_at(fit: FitSpec | None, unit: str, count: int) -> Due:
-    """Say what is due when so much has been trained.
+    """Return the actions due at a position of training.
 
     Args:
-        fit: Of the run; None outside an experiment.
+        fit: Schedule of the run; None outside an experiment.
         unit: ``batches`` or ``epochs``.
-        count: How many are complete.
+        count: Number of complete ones.
     """
     if fit is None:
         return Due()

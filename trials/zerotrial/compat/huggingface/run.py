@@ -1,4 +1,4 @@
-"""The run that this process belongs to: joined once, told what happens, and left."""
+"""The run of this process: joining it once, reporting to it, and leaving it."""
 
 import atexit
 import functools
@@ -48,15 +48,15 @@ def experiment() -> RunSpec | None:
 
 def is_script() -> bool:
     """Whether this process is the script of an experiment, and none that the script has started."""
-    mine = str(os.getpid())
-    return experiment() is not None and os.environ.get(ENV_SCRIPT, mine) == mine
+    pid = str(os.getpid())
+    return experiment() is not None and os.environ.get(ENV_SCRIPT, pid) == pid
 
 
 @functools.cache
 def join() -> Context:
-    """Join the run, or begin one without a server. **Collective** the first time.
+    """Join the run, or start one without a server. **Collective** the first time.
 
-    A script that has joined by the Core API itself goes on with what it has.
+    A script that has already joined through the Core API keeps its context.
     """
     context = zerolab.core.current() or zerolab.core.init()
     atexit.register(context.close)
@@ -64,10 +64,10 @@ def join() -> Context:
 
 
 def refuse(spec: RunSpec, error: ZerolabError) -> NoReturn:
-    """End a script that can never work as its experiment is written, and say why.
+    """End a script that can never work with its experiment's configuration, and explain it.
 
     Raises:
-        SystemExit: With the code that has the trial not start again.
+        SystemExit: With the code that prevents restarts of the trial.
     """
     logger.error("%s", error)
     rank = int(os.environ.get("RANK", "0")) if spec.slots > 1 else None
@@ -77,7 +77,7 @@ def refuse(spec: RunSpec, error: ZerolabError) -> NoReturn:
 
 
 def leave(context: Context) -> NoReturn:
-    """End the process after a checkpoint, with the code that says why. **Collective**.
+    """End the process after a checkpoint, with the corresponding code. **Collective**.
 
     Raises:
         SystemExit: Always.
@@ -88,10 +88,10 @@ def leave(context: Context) -> NoReturn:
 
 
 def best_effort_close(context: Context, error: ZerolabError) -> None:
-    """Tell the server of a failure that is ours to explain; the script's own it sees by itself.
+    """Report a failure of ours to the server, which sees failures of the script itself.
 
     Raises:
-        SystemExit: If the failure has a code of its own.
+        SystemExit: If the failure has its own exit code.
     """
     context.__exit__(type(error), error, error.__traceback__)
 
@@ -106,14 +106,14 @@ def _end_torch() -> None:
 
 
 def store(context: Context, folder: Path, metadata: Mapping[str, Any]) -> str:
-    """Make a checkpoint of what all ranks have written into a folder. **Collective**.
+    """Make a checkpoint of all ranks' files in a folder. **Collective**.
 
-    Copied rather than linked: the script may write into its files again.
+    The files are copied rather than linked because the script may write to them again.
 
     Args:
-        context: Of this run.
-        folder: The same name on every rank; a machine's ranks share it.
-        metadata: Of the checkpoint; the same on every rank.
+        context: Context of the run.
+        folder: The same path on every rank, shared by the ranks of a machine.
+        metadata: Metadata of the checkpoint; the same on every rank.
 
     Returns:
         The checkpoint's uuid.
@@ -143,8 +143,8 @@ def read_json_of(folder: Path, name: str) -> dict[str, Any]:
         ConfigError: If it is not there: the checkpoint is not one of this kind of script.
     """
     try:
-        found: dict[str, Any] = json.loads((folder / name).read_text(encoding="utf-8"))
+        content: dict[str, Any] = json.loads((folder / name).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         problem = f"must be a checkpoint of a Trainer, with a {name}: {error}"
         raise ConfigError("checkpoint", [problem]) from error
-    return found
+    return content

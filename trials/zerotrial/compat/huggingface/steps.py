@@ -14,12 +14,12 @@ class Steps:
         self._taken: dict[int, int] = {}
 
     def count(self, optimizer: object) -> None:
-        """Note a step of an optimizer, or of the engine that has it."""
+        """Count a step of an optimizer, or of the engine with the optimizer."""
         self._taken[id(optimizer)] = self._taken.get(id(optimizer), 0) + 1
 
     @property
     def completed(self) -> int:
-        """Of all runs; where there are several optimizers, of the one that is furthest on."""
+        """Return the steps of all runs; with several optimizers, the largest count."""
         return self.before + max(self._taken.values(), default=0)
 
 

@@ -1,4 +1,4 @@
-"""Accelerate's tracker of the name ``zerolab``: what a script logs, as metrics of its trial."""
+"""Accelerate's tracker ``zerolab``, which records logged values as metrics of the trial."""
 
 from typing import Any
 
@@ -41,12 +41,12 @@ class ZerolabTracker(GeneralTracker):  # type: ignore[misc]  # accelerate has no
         """Do nothing: the experiment has its hyperparameters."""
 
     def log(self, values: dict[str, Any], step: int | None = None, **unused: Any) -> None:
-        """Record numbers; what is not a number is left out.
+        """Record numbers; other values are ignored.
 
         Args:
-            values: Name to value.
-            step: Batches completed; what the optimizer has counted when None.
-            **unused: What other trackers understand.
+            values: Values by name.
+            step: Batches completed; the optimizer's count if None.
+            **unused: Options of other trackers.
         """
         del unused
         context = join()

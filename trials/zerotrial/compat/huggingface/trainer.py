@@ -1,9 +1,9 @@
-"""A Trainer as a trial: its logs, its checkpoints, where it goes on, and when it leaves.
+"""A Trainer as a trial: logging, saving, resuming and leaving.
 
-The callback asks for what the experiment wants (a validation at a rung, a checkpoint before a
-pause), tells the server of what the Trainer then does, and after the last checkpoint of a run ends
-the process. Everything is bit-identical to a training that nobody disturbed: a Trainer's checkpoint
-holds all that it needs, and we add nothing to its computations.
+The callback requests the experiment's actions (a validation at a rung, a checkpoint before a
+pause), reports the Trainer's actions to the server, and ends the process after the last checkpoint
+of a run. Results are bit-identical to undisturbed training: a Trainer's checkpoint has everything
+it needs, and nothing is added to its computations.
 """
 
 import functools
@@ -62,18 +62,18 @@ class ZerolabCallback(TrainerCallback):  # type: ignore[misc]  # its types are s
     # -- where it begins ---------------------------------------------------------------------
 
     def begin(self, trainer: Any, context: Context) -> str | None:
-        """Put the trial's checkpoint where the Trainer finds it. **Collective**.
+        """Restore the trial's checkpoint to the Trainer's folder. **Collective**.
 
         Args:
-            trainer: Before its training.
-            context: Of this run.
+            trainer: A Trainer before training.
+            context: Context of the run.
 
         Returns:
-            The folder to go on from; None to begin at the beginning.
+            The folder to resume from; None to start from scratch.
 
         Raises:
-            ConfigError: If the checkpoint is not a Trainer's, or of a model of other shapes; if the
-                searcher needs validations and there is nothing to validate on.
+            ConfigError: If the checkpoint is not a Trainer's or has other shapes than the model, or
+                if the searcher needs validations without validation data.
         """
         self.can_validate = trainer.eval_dataset is not None
         fit = context.info.fit
@@ -130,7 +130,7 @@ class ZerolabCallback(TrainerCallback):  # type: ignore[misc]  # its types are s
     # -- what is due -------------------------------------------------------------------------
 
     def on_step_end(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
-        """Ask for what the experiment wants after this batch. **Collective**."""
+        """Request the experiment's actions after this batch. **Collective**."""
         del args, unused
         self._before_validation = None
         context, steps = run.join(), int(state.global_step)
@@ -144,7 +144,7 @@ class ZerolabCallback(TrainerCallback):  # type: ignore[misc]  # its types are s
         self._ask(control, due)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
-        """Ask for what the experiment wants after this epoch."""
+        """Request the experiment's actions after this epoch."""
         del args, unused
         fit = run.join().info.fit
         if not self._leaving and abs(state.epoch - round(state.epoch)) < 1e-6:
@@ -157,7 +157,7 @@ class ZerolabCallback(TrainerCallback):  # type: ignore[misc]  # its types are s
         control.should_save |= due.save
         self._leaving |= due.leave
         if control.should_save:
-            control.should_log = True  # what is summed up for the next line is in no checkpoint
+            control.should_log = True  # sums for the next log line are in no checkpoint
 
     def _tell_progress(self, context: Context, steps: int, of: int) -> None:
         percent = 100 * steps // max(1, of)
@@ -188,7 +188,7 @@ class ZerolabCallback(TrainerCallback):  # type: ignore[misc]  # its types are s
             name: value for name, value in values.items() if (steps, name) not in self._validated
         }
         if not new.keys() - {"epoch"}:
-            return  # again, after the training: of the best model, which has been told
+            return  # the final evaluation of the best model, already reported
         self._validated |= {(steps, name) for name in values}
         fit = context.info.fit
         if fit is not None and fit.max_length is not None and fit.max_length.unit == "epochs":
@@ -196,19 +196,19 @@ class ZerolabCallback(TrainerCallback):  # type: ignore[misc]  # its types are s
         context.train.report_validation_metrics(steps, new)
 
     def on_save(self, args: Any, state: Any, control: Any, **unused: Any) -> None:
-        """Make a checkpoint of the trial of what has been saved. **Collective**.
+        """Make a trial checkpoint of the saved state. **Collective**.
 
         Raises:
-            _Leaving: If it was this run's last.
+            _Leaving: If it was the last checkpoint of this run.
         """
         del control, unused
         context, steps = run.join(), int(state.global_step)
         if run.experiment() is not None:
             folder = Path(args.output_dir) / f"checkpoint-{steps}"
             best_step = getattr(state, "best_global_step", None)
-            known = self._best if self._best and self._best[0] == best_step else None
+            best = self._best if self._best and self._best[0] == best_step else None
             metadata = {"steps_completed": steps, "framework": "transformers"}
-            uuid = run.store(context, folder, metadata | ({"best": known[1]} if known else {}))
+            uuid = run.store(context, folder, metadata | ({"best": best[1]} if best else {}))
             if best_step == steps:
                 self._best = (steps, uuid)
         if self._leaving:
@@ -228,7 +228,7 @@ def around_init(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def around_train(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Have a Trainer go on from the trial's checkpoint, and leave when its callback says so."""
+    """Resume a Trainer from the trial's checkpoint, and leave when its callback requests it."""
 
     @functools.wraps(original)
     def train(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -267,8 +267,10 @@ def _take_weights(trainer: Any, folder: Path, uuid: str) -> None:
         misfits = [line.strip(" \t.") for line in str(error).splitlines() if _MISFIT in line]
         if not misfits:
             raise
-        told = f"checkpoint {uuid}: {len(misfits)} of its tensors have not the model's shapes: "
-        raise ConfigError("warm start", [told + "; ".join(first_few(misfits))]) from error
+        problem = (
+            f"checkpoint {uuid}: {len(misfits)} of its tensors have other shapes than the model's: "
+        )
+        raise ConfigError("warm start", [problem + "; ".join(first_few(misfits))]) from error
 
 
 def _already_trained(trainer: Any) -> TrainOutput:
@@ -282,8 +284,8 @@ def _already_trained(trainer: Any) -> TrainOutput:
 
 
 def _callback_of(trainer: Any) -> ZerolabCallback | None:
-    found = trainer.callback_handler.callbacks
-    return next((one for one in found if isinstance(one, ZerolabCallback)), None)
+    callbacks = trainer.callback_handler.callbacks
+    return next((callback for callback in callbacks if isinstance(callback, ZerolabCallback)), None)
 
 
 def _numbers(values: Any) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""What would end a script at each start, and is the user's to mend.
+"""User errors that would end a script at every start.
 
-The rule is that of trial classes (:mod:`zerotrial.failures`): what fails while a trial is
-being built fails each time. A script is its own process, so whatever builds a part of a Trainer or
-an Accelerator notes the error that comes out of it, and if that error then ends the script, the
-platform is told not to start it again. A script that catches it goes on.
+As with trial classes (:mod:`zerotrial.failures`), errors raised while a trial is being built occur
+at every start. A script is its own process. Functions that build parts of a Trainer or an
+Accelerator therefore record the error they raise. If that error ends the script, the platform is
+told not to restart it. A script that catches the error continues.
 """
 
 import functools
@@ -27,7 +27,7 @@ _NOTED: ContextVar[Exception | None] = ContextVar("noted", default=None)
 
 
 def while_building(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function that decides by nothing but what the user wrote."""
+    """Wrap a function whose result depends on user input only."""
 
     @functools.wraps(original)
     def noting(*args: Any, **kwargs: Any) -> Any:
@@ -94,7 +94,7 @@ def note(error: Exception, *, building: bool) -> None:
     from zerotrial.compat.huggingface.run import experiment
 
     spec = experiment()
-    if spec is None or _NOTED.get() is error:  # on its way out of what is built of others
+    if spec is None or _NOTED.get() is error:  # while it leaves an enclosing constructor
         return
     _NOTED.set(error)
     before = sys.excepthook

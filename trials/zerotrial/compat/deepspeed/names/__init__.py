@@ -1,1 +1,1 @@
-"""What each module of the stand-in has; ``__all__`` is what scripts see of it."""
+"""Contents of the replacement's modules; scripts see the names in ``__all__``."""

@@ -35,7 +35,7 @@ class _Accelerator:
         return True
 
     def supported_dtypes(self) -> list[torch.dtype]:
-        """What a model may compute in."""
+        """Types in which models may compute."""
         half = [torch.bfloat16] if self.is_bf16_supported() else []
         return [torch.float32, torch.float16, *half]
 
@@ -48,11 +48,11 @@ class _Accelerator:
         return torch.random
 
     def initial_seed(self) -> int:
-        """What the generator was seeded with."""
+        """Return the seed of the generator."""
         return torch.initial_seed()
 
     def on_accelerator(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor lies on the device."""
+        """Whether a tensor is on the device."""
         return tensor.device.type == self.device_name()
 
     def device_name(self, device_index: int | str | None = None) -> str:
@@ -88,7 +88,7 @@ class _Accelerator:
 
 
 class _Cuda(_Accelerator):
-    """The GPU of this process; what it lacks is ``torch.cuda``'s."""
+    """The GPU of this process; other attributes come from ``torch.cuda``."""
 
     BFloat16Tensor = _cuda.BFloat16Tensor
     ByteTensor = _cuda.ByteTensor
@@ -128,7 +128,7 @@ class _Cuda(_Accelerator):
         return int(torch.cuda.get_device_properties(device_index).total_memory)
 
     def available_memory(self, device_index: int | None = None) -> int:
-        """Bytes that nobody holds."""
+        """Return the free bytes."""
         return self.total_memory(device_index) - torch.cuda.memory_allocated(device_index)
 
     def amp(self) -> Any:
@@ -252,7 +252,7 @@ class _Cpu(_Accelerator):
         return int(psutil.virtual_memory().total)
 
     def available_memory(self, device_index: int | None = None) -> int:
-        """Bytes that nobody holds."""
+        """Return the free bytes."""
         del device_index
         return int(psutil.virtual_memory().available)
 
@@ -284,7 +284,7 @@ _accelerator: _Accelerator | None = None
 
 
 def get_accelerator() -> Any:
-    """Return the one of this process: its GPU, else the CPU."""
+    """Return the accelerator of this process: its GPU, else the CPU."""
     global _accelerator
     if _accelerator is None:
         _accelerator = _Cuda() if torch.cuda.is_available() else _Cpu()

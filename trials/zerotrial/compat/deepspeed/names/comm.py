@@ -84,7 +84,7 @@ def init_distributed(dist_backend: str | None = None, *args: Any, **options: Any
     """Start torch.distributed, unless it is running. **Collective**.
 
     Args:
-        dist_backend: nccl, by which scripts mean their GPUs, becomes gloo where there are none.
+        dist_backend: nccl, which scripts use for GPUs, becomes gloo without GPUs.
         args: As :func:`zerotrial.init_distributed`.
         options: As ``args``, by name.
     """

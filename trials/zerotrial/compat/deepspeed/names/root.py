@@ -48,16 +48,16 @@ def init_inference(*unused: Any, **options: Any) -> NoReturn:
 
 
 def tp_model_init(model: nn.Module, tp_size: int, *unused: Any, **options: Any) -> nn.Module:
-    """Remember that a model is to be cut, which ``initialize()`` does, and return it as it is.
+    """Mark a model for tensor parallelism, which ``initialize()`` applies, and return it.
 
     Args:
-        model: To be given to ``initialize()``.
-        tp_size: Ranks that have one model between them.
-        unused: ``dtype`` and ``config``: those of ``initialize()`` hold.
+        model: A model to pass to ``initialize()``.
+        tp_size: Number of ranks that share one model.
+        unused: ``dtype`` and ``config``; those of ``initialize()`` apply.
         options: ``tp_group`` is refused: pass ``mpu`` to ``initialize()``.
 
     Raises:
-        ConfigError: If a group is given; if the size is none.
+        ConfigError: If a group is given or the size is invalid.
     """
     del unused
     if type(tp_size) is not int or tp_size < 1:

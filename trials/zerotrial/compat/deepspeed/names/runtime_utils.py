@@ -27,18 +27,22 @@ def set_random_seed(seed: int) -> None:
 
 
 def see_memory_usage(message: str, force: bool = False) -> None:  # noqa: FBT001, FBT002 - DeepSpeed's
-    """Log on rank 0 how many bytes its device, or on a CPU its process, holds.
+    """Log rank 0's memory use: of its device, or of its process on a CPU.
 
     Args:
-        message: Stands before the figures.
+        message: Prefix of the log line.
         force: False: log nothing, as in DeepSpeed.
     """
     if not force or (dist.is_initialized() and dist.get_rank() != 0):
         return
     accelerator = get_accelerator()
-    held, most = accelerator.memory_allocated(), accelerator.max_memory_allocated()
+    allocated, peak = accelerator.memory_allocated(), accelerator.max_memory_allocated()
     logger.log(
-        logging.INFO, "%s: %.2f GiB held, %.2f GiB at most", message, held / 2**30, most / 2**30
+        logging.INFO,
+        "%s: %.2f GiB held, %.2f GiB at most",
+        message,
+        allocated / 2**30,
+        peak / 2**30,
     )
 
 

@@ -61,9 +61,9 @@ def log_dist(message: str, ranks: Sequence[int] | None = None, level: int = logg
         ranks: Which; None and -1 mean all.
         level: Of :mod:`logging`.
     """
-    mine = dist.get_rank() if dist.is_initialized() else 0
-    if not ranks or -1 in ranks or mine in ranks:
-        logger.log(level, "[rank %d] %s", mine, message)
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    if not ranks or -1 in ranks or rank in ranks:
+        logger.log(level, "[rank %d] %s", rank, message)
 
 
 def recursive_getattr(model: Any, module_name: str) -> Any:

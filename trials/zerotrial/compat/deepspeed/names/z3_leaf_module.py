@@ -120,7 +120,7 @@ def _mark_classes(
     leaves: list[nn.Module] = []
 
     def mark(part: nn.Module) -> None:
-        if any(is_class_of(part, wanted) for wanted in classes):
+        if any(is_class_of(part, class_name) for class_name in classes):
             set_z3_leaf_module(part, flag)
             leaves.append(part)
 
@@ -132,7 +132,7 @@ def _mark_classes(
 
 def _mark_names(
     model: nn.Module,
-    wanted: Iterable[str],
+    class_names: Iterable[str],
     matches: Callable[[str, str], bool],
     raise_if_not_found: bool,  # noqa: FBT001 - as its callers
     *,
@@ -140,7 +140,7 @@ def _mark_names(
 ) -> tuple[list[nn.Module], list[str]]:
     leaves: dict[nn.Module, None] = {}
     missing = []
-    for text in wanted:
+    for text in class_names:
         parts = [part for name, part in model.named_modules() if matches(name, text)]
         if not parts:
             missing.append(text)

@@ -31,13 +31,13 @@ def get_fp32_state_dict_from_zero_checkpoint(
     """Read all weights and buffers of a checkpoint.
 
     Args:
-        checkpoint_dir: As it was passed to ``save_checkpoint``.
-        tag: None means the one that ``latest`` names.
+        checkpoint_dir: The directory passed to ``save_checkpoint``.
+        tag: None: the tag in ``latest``.
         exclude_frozen_parameters: Only False; save without them instead.
-        lazy_mode: Not used; tensors are whole.
+        lazy_mode: Unused; tensors are loaded in full.
 
     Returns:
-        By the module's names; what is in floating point in fp32.
+        Tensors by module name; floating-point ones are fp32.
 
     Raises:
         ConfigError: For ``exclude_frozen_parameters=True``.
@@ -48,8 +48,8 @@ def get_fp32_state_dict_from_zero_checkpoint(
         problem = "exclude_frozen_parameters: must be False here, got True; give it to "
         call = "get_fp32_state_dict_from_zero_checkpoint()"
         raise ConfigError(call, [f"{problem}save_checkpoint(), which leaves them out"])
-    found = read_weights(checkpoint_dir, tag)
-    return {name: v.float() if v.is_floating_point() else v for name, v in found.items()}
+    weights = read_weights(checkpoint_dir, tag)
+    return {name: v.float() if v.is_floating_point() else v for name, v in weights.items()}
 
 
 def load_state_dict_from_zero_checkpoint(
@@ -57,13 +57,15 @@ def load_state_dict_from_zero_checkpoint(
 ) -> nn.Module:
     """Fill a model from a checkpoint; see :func:`get_fp32_state_dict_from_zero_checkpoint`.
 
-    A model that an engine trains stays where it is. Every rank makes the call then.
+    A model trained by an engine stays on its device; every rank must then make the call.
     """
     trained = any(is_trained_by_an_engine(part) for part in model.modules())
-    where = model if trained else model.cpu()
-    own = {strip_compiled(name): name for name in where.state_dict()}
-    found = read_weights(checkpoint_dir, tag)
-    where.load_state_dict({own.get(name, name): v for name, v in found.items()}, strict=False)
+    target = model if trained else model.cpu()
+    own_names = {strip_compiled(name): name for name in target.state_dict()}
+    weights = read_weights(checkpoint_dir, tag)
+    target.load_state_dict(
+        {own_names.get(name, name): v for name, v in weights.items()}, strict=False
+    )
     return model
 
 
@@ -86,18 +88,20 @@ def convert_zero_checkpoint_to_fp32_state_dict(  # noqa: PLR0917 - DeepSpeed's o
         exclude_frozen_parameters: See there.
     """
     del max_shard_size
-    found = get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag, exclude_frozen_parameters)
+    weights = get_fp32_state_dict_from_zero_checkpoint(
+        checkpoint_dir, tag, exclude_frozen_parameters
+    )
     folder = Path(output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     if safe_serialization:
-        copies = {name: value.clone() for name, value in found.items()}  # tied ones share memory
+        copies = {name: value.clone() for name, value in weights.items()}  # tied ones share memory
         save_file(copies, folder / "model.safetensors", metadata={"format": "pt"})
     else:
-        torch.save(found, folder / "pytorch_model.bin")
+        torch.save(weights, folder / "pytorch_model.bin")
 
 
 def main() -> None:
-    """Do what DeepSpeed's script of this name does, which lies beside each checkpoint."""
+    """Run as DeepSpeed's script of this name, which it stores in each checkpoint."""
     parser = argparse.ArgumentParser(
         description="Write the whole weights of a checkpoint into one file, in fp32."
     )
@@ -112,14 +116,14 @@ def main() -> None:
         help="refused: give it to save_checkpoint()",
     )
     parser.add_argument("-d", "--debug", action="store_true", help="not used")
-    given = vars(parser.parse_args())
-    del given["debug"]
+    options = vars(parser.parse_args())
+    del options["debug"]
     try:
-        convert_zero_checkpoint_to_fp32_state_dict(**given)
+        convert_zero_checkpoint_to_fp32_state_dict(**options)
     except (ZerolabError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         raise SystemExit(2) from error
-    sys.stdout.write(f"the weights are in {given['output_dir']}\n")
+    sys.stdout.write(f"the weights are in {options['output_dir']}\n")
 
 
 if __name__ == "__main__":
