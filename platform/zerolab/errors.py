@@ -94,13 +94,13 @@ class PeerFailedError(ZerolabError):
 
 def is_storage_failure(error: BaseException) -> bool:
     """Return whether an error comes from a full, read-only or broken disk."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, StorageError):
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, StorageError):
             return True
-        if isinstance(seen, OSError) and seen.errno in _STORAGE_ERRORS:
+        if isinstance(cause, OSError) and cause.errno in _STORAGE_ERRORS:
             return True
-        seen = seen.__cause__ or seen.__context__
+        cause = cause.__cause__ or cause.__context__
     return False
 
 

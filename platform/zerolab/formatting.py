@@ -35,7 +35,7 @@ def duration_text(seconds: float) -> str:
     return f"{minutes} min {remainder} s" if minutes else f"{remainder} s"
 
 
-def first_few(items: Sequence[str], most: int = 3) -> list[str]:
+def first_few(items: Sequence[str], max_items: int = 3) -> list[str]:
     """Shorten a long list; its last item counts the omitted ones."""
-    omitted = len(items) - most
-    return [*items[:most], f"and {omitted} more"] if omitted > 0 else list(items)
+    omitted = len(items) - max_items
+    return [*items[:max_items], f"and {omitted} more"] if omitted > 0 else list(items)

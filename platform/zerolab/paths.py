@@ -31,8 +31,10 @@ class Home:
     @classmethod
     def default(cls) -> Self:
         """Return the directory that ``ZEROLAB_HOME`` names, or ``~/.zerolab``."""
-        named = os.environ.get(ENV_HOME)
-        return cls(Path(named).expanduser().absolute() if named else Path.home() / ".zerolab")
+        directory = os.environ.get(ENV_HOME)
+        return cls(
+            Path(directory).expanduser().absolute() if directory else Path.home() / ".zerolab"
+        )
 
     @property
     def token_file(self) -> Path:

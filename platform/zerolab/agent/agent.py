@@ -155,8 +155,8 @@ class Agent:
     def _ended_at(self, run_id: int) -> float:
         """Return when the server acknowledged the end of a run here, or minus infinity."""
         run = self._runs.get(run_id)
-        ended = self._finished.get(run_id) if run is None else run.ended_at
-        return -math.inf if ended is None else ended
+        ended_at = self._finished.get(run_id) if run is None else run.ended_at
+        return -math.inf if ended_at is None else ended_at
 
     def _stop_runs(self) -> None:
         with self._changing:  # no run begins after this

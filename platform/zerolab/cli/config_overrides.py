@@ -50,9 +50,9 @@ def _put(config: dict[str, Any], path: list[str], text: str) -> str | None:
     except yaml.YAMLError as error:
         return f"must be a value in YAML ({str(error).splitlines()[0]})"
     for key in path[:-1]:
-        below = config.setdefault(key, {})
-        if not isinstance(below, dict):
+        block = config.setdefault(key, {})
+        if not isinstance(block, dict):
             return f"{key} is a value already, and holds nothing below it"
-        config = below
+        config = block
     config[path[-1]] = value
     return None

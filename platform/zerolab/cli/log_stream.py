@@ -67,7 +67,7 @@ def print_logs(
     tail = log_filter.tail
     while True:
         # Read before the page: after an end seen here, the page has all lines.
-        ended = not follow or _state(client, noun, noun_id) in ENDED
+        has_ended = not follow or _state(client, noun, noun_id) in ENDED
         while True:
             page = _page(client, noun, noun_id, log_filter, tail=tail, after=after)
             for entry in page["logs"]:
@@ -76,7 +76,7 @@ def print_logs(
             if tail is not None or page.get("next_after") is None:
                 break
         tail = None
-        if ended:
+        if has_ended:
             return
         time.sleep(_POLL_S)
 

@@ -133,17 +133,21 @@ def _show(estimate: Mapping[str, Any]) -> None:
         return
     rows = [(group["length"], group["trials"]) for group in estimate["lengths"]]
     print_table([f"ends after {unit}", "trials"], rows)
-    total, most, trials = estimate["total_length"], estimate["most_length"], estimate["trials"]
+    total, max_length, trials = (
+        estimate["total_length"],
+        estimate["most_length"],
+        estimate["trials"],
+    )
     unit_name, article = {"batches": ("batch", "a"), "epochs": ("epoch", "an")}[unit]
     slots_text = "1 slot" if slots == 1 else f"{slots} slots"
     who = "1 trial trains" if trials == 1 else f"{trials} trials together train"
     result(f"{who} {total:,} {unit}, on {slots_text}{'' if trials == 1 else ' each'}")
-    may_be_more = most > total
+    may_be_more = max_length > total
     if may_be_more:
-        limit_text = f"at most they train {most:,} {unit}, if none is stopped early."
+        limit_text = f"at most they train {max_length:,} {unit}, if none is stopped early."
         result(textwrap.fill(f"That is {estimate['premise']}; {limit_text}", _WIDTH))
     if estimate["slot_hours"] is None:
-        bound = f", at most {most * slots:,} times" if may_be_more else ""
+        bound = f", at most {max_length * slots:,} times" if may_be_more else ""
         result(
             f"cost: {total * slots:,} times one {unit_name} on one slot{bound}; for slot-hours "
             f"give --seconds-per-{unit_name}, or --like ID of an experiment whose {unit} took "

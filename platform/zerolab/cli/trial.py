@@ -246,8 +246,8 @@ def _run_action(trial_id: int, action: str, done: str) -> None:
     with connect() as client:
         before = client.trial(trial_id)["state"]
         state = client.trial_action(trial_id, action)["state"]
-    ended = before == state and state in {"COMPLETED", "CANCELED", "ERROR"}
-    if ended and action not in {"archive", "unarchive"}:
+    has_ended = before == state and state in {"COMPLETED", "CANCELED", "ERROR"}
+    if has_ended and action not in {"archive", "unarchive"}:
         done = f"has ended: it stays {state}"
     elif (action, state) in _NOTHING_RAN:
         done = _NOTHING_RAN[action, state]

@@ -201,9 +201,10 @@ def _check_size(model_dir: Path, members: Sequence[_Member], max_bytes: int) -> 
     if not members:
         problems.append(f"{model_dir}: must hold at least one file that is not ignored")
     problems += [
-        f"{model_dir}: the name of a file {wrong}; rename the file, or name it in .zerolabignore"
+        f"{model_dir}: the name of a file {name_problem}; rename the file, or name it in "
+        ".zerolabignore"
         for member in members
-        if (wrong := file_name_problem(member.name))
+        if (name_problem := file_name_problem(member.name))
     ][:10]
     if len(members) > MAX_FILES:
         problems.append(
@@ -292,8 +293,8 @@ def _check_member(info: tarfile.TarInfo, count: int, total: int, max_bytes: int)
     problem = None
     if not parts and info.isdir():
         return  # "." itself, as `tar czf x.tar.gz .` writes it
-    if name.startswith("/") or (wrong := file_name_problem(str(PurePosixPath(name)))):
-        problem = "must be a path inside the directory" if name.startswith("/") else wrong
+    if name.startswith("/") or (name_problem := file_name_problem(str(PurePosixPath(name)))):
+        problem = "must be a path inside the directory" if name.startswith("/") else name_problem
     elif not (info.isreg() or info.isdir()):
         problem = "must be a plain file or a directory, not a link or a device"
     elif info.size < 0 or total > max_bytes:

@@ -68,7 +68,7 @@ def serve(
     seed = config["reproducibility"]["experiment_seed"]
     searcher = make(config["searcher"], config["hyperparameters"], seed)
     waiting = searcher.initial_operations()
-    seen, handled = 0, -1
+    last_id, handled = 0, -1
     update = client.search_events(experiment_id, after=0, wait_s=0)
     handled = update["handled"]
     if handled < 0:
@@ -77,16 +77,16 @@ def serve(
     while not update["over"]:
         waiting = []
         for event in update["events"]:
-            seen = event["id"]
+            last_id = event["id"]
             operations = _dispatch_event(searcher, event)
             # After a restart all events come again: the server already has these operations.
-            if seen > handled:
+            if last_id > handled:
                 waiting += operations
-        if seen > handled:
-            body = _body(handled, seen, waiting, searcher)
+        if last_id > handled:
+            body = _body(handled, last_id, waiting, searcher)
             handled = _retry_until_response(_send, client, experiment_id, body)
         update = _retry_until_response(
-            client.search_events, experiment_id, after=seen, wait_s=wait_s
+            client.search_events, experiment_id, after=last_id, wait_s=wait_s
         )
 
 

@@ -84,7 +84,7 @@ def check_experiment(
     slots = _slots(content, resources)
     space = content.get("hyperparameters")
     problems += key_problems(space, "hyperparameters")
-    fit: list[int] | None = None
+    fitting: list[int] | None = None
     if isinstance(space, Mapping) and not space_problems(space):
         problems += misplaced_specs(space)
         batches = _batches(parsed.config)
@@ -96,7 +96,9 @@ def check_experiment(
             problems += _batch_problems(engine, slots)
             problems += _schedule_problems(engine, slots)
             counts = _batch_keeping_counts(engine, slots)
-            fit = counts if fit is None or counts is None else [n for n in fit if n in counts]
+            if fitting is not None and counts is not None:
+                counts = [count for count in fitting if count in counts]
+            fitting = counts
     environment = _environment(parsed.config)
     if parsed.config is not None and "entrypoint" not in parsed.bad:
         problems += _entrypoint_problems(parsed.config, resources, model, environment)
@@ -108,7 +110,7 @@ def check_experiment(
     if problems or parsed.config is None or resources is None:
         raise ConfigError(source, problems)
     try:
-        elastic = with_elastic_counts(resources, fit)
+        elastic = with_elastic_counts(resources, fitting)
     except ValueError as error:
         raise ConfigError(source, [str(error)]) from None
     filled = resources.model_copy(update={"elastic": elastic})
@@ -148,7 +150,7 @@ def _batch_keeping_counts(engine: EngineFile, slots: int | None) -> list[int] | 
 def _environment(config: ExperimentConfig | None) -> dict[str, str]:
     """Return the variables of a trial, for any kind of slot."""
     variables = variables_of(config) if config is not None else {}
-    return {name: value for named in variables.values() for name, value in named.items()}
+    return {name: value for by_name in variables.values() for name, value in by_name.items()}
 
 
 def _entrypoint_problems(
@@ -350,8 +352,9 @@ def check_file(
             f"{path}: ok; 'auto' of {keys} is left to the script's own arguments, as those of "
             "transformers' Trainer; --hyperparameters FILE checks the values"
         )
-    fit = _fitting_sizes(engine) if world_size is None else [world_size]
-    ranks = fit[0] if fit else 1 if engine.config is None else engine.config.model_parallel_size
+    fitting = _fitting_sizes(engine) if world_size is None else [world_size]
+    model_ranks = 1 if engine.config is None else engine.config.model_parallel_size
+    ranks = fitting[0] if fitting else model_ranks
     problems += _batch_problems(engine, ranks)
     if world_size is not None:
         problems += _schedule_problems(engine, ranks)
@@ -360,26 +363,26 @@ def check_file(
     if problems or engine.config is None:
         raise ConfigError(str(path), problems)
     text = _report(str(path), engine.config, [*changes, *engine.changes], ranks)
-    return text if world_size is not None else f"{text}\n  {_sizes_text(fit)}"
+    return text if world_size is not None else f"{text}\n  {_sizes_text(fitting)}"
 
 
 def _fitting_sizes(engine: EngineFile) -> list[int]:
     """Return the numbers of ranks, up to a limit, whose batch and layout the file allows."""
     if engine.config is None or engine.problems:
         return []
-    cut = engine.config.model_parallel_size
-    sizes = range(cut, _MOST_RANKS + 1, cut)
+    model_ranks = engine.config.model_parallel_size
+    sizes = range(model_ranks, _MOST_RANKS + 1, model_ranks)
     return [ranks for ranks in sizes if not _batch_problems(engine, ranks)]
 
 
-def _sizes_text(fit: Sequence[int]) -> str:
-    steps = {after - before for before, after in itertools.pairwise(fit)}
-    if len(fit) > _SHOWN_SIZES and len(steps) == 1:
+def _sizes_text(fitting: Sequence[int]) -> str:
+    steps = {larger - smaller for smaller, larger in itertools.pairwise(fitting)}
+    if len(fitting) > _SHOWN_SIZES and len(steps) == 1:
         (step,) = steps
         shown = "any" if step == 1 else f"every multiple of {step}"
     else:
-        more = ", ..." if len(fit) > _SHOWN_SIZES else ""
-        shown = ", ".join(map(str, fit[:_SHOWN_SIZES])) + more
+        ellipsis = ", ..." if len(fitting) > _SHOWN_SIZES else ""
+        shown = ", ".join(map(str, fitting[:_SHOWN_SIZES])) + ellipsis
     return f"world sizes that fit: {shown} (--world-size N checks one)"
 
 
@@ -397,12 +400,12 @@ def _check_experiment_file(
     config = check_experiment(content, model, str(path), strict=strict)
     parts = [_experiment_report(str(path), content, config)]
     slots = config.resources.slots_per_trial
-    seen = set()
+    checked_names = set()
     batches = _batches(config)
     for name, engine in engine_files(config.hyperparameters, model, batches, strict=strict):
-        if name in seen:
+        if name in checked_names:
             continue
-        seen.add(name)
+        checked_names.add(name)
         label = name or "hyperparameters.deepspeed_config"
         if engine.left_open:
             parts.append(f"{label}: ok; each 'auto' that nothing here says is left to the script")
@@ -437,7 +440,7 @@ def _report(source: str, config: EngineConfig, changes: list[str], world_size: i
     text = format_entries(resolve(config, replicas))
     lines = [f"changed: {change}" for change in changes] + text.splitlines()
     inside = "".join(f"\n  {line}" for line in lines)
-    cut, stages = config.tensor_parallel.size, config.pipeline.stages or 1
-    times = f" x {cut} tensor-parallel rank(s)" if cut > 1 else ""
+    model_ranks, stages = config.tensor_parallel.size, config.pipeline.stages or 1
+    times = f" x {model_ranks} tensor-parallel rank(s)" if model_ranks > 1 else ""
     times += f" x {stages} pipeline stage(s)" if stages > 1 else ""
     return f"{source}: ok for {replicas} data-parallel rank(s){times}{inside}"

@@ -69,8 +69,12 @@ def _unclosed(lines: list[str], error: "yaml.MarkedYAMLError") -> str | None:
         if opened.line >= len(lines) or lines[opened.line][opened.column :][:1] != opening:
             return None
         problem = f"must close the {opening!r} with {_CLOSING[opening]!r}"
-        at = error.problem_mark
-        stop = f"; YAML could not go past line {at.line + 1}, column {at.column + 1}" if at else ""
+        last = error.problem_mark
+        stop = (
+            f"; YAML could not go past line {last.line + 1}, column {last.column + 1}"
+            if last
+            else ""
+        )
         remedy = f"add the {_CLOSING[opening]!r}, or the comma that is missing between two entries"
         return f"line {opened.line + 1}, column {opened.column + 1}: {problem}{stop}; {remedy}"
     if "simple key" in context and (missing := _missing_colon(lines, opened.line)):
@@ -151,11 +155,11 @@ def _indent(line: str) -> int:
 def _indented_below_value(lines: list[str], above: int, number: int) -> str | None:
     """Describe a line that is indented below a line that already has a value."""
     indent, indent_above = _indent(lines[number]), _indent(lines[above])
-    named = _KEY_LINE.match(lines[above])
-    if indent <= indent_above or named is None:
+    key_line = _KEY_LINE.match(lines[above])
+    if indent <= indent_above or key_line is None:
         return None
     got = f"must be indented by {indent_above} spaces as line {above + 1}, got {indent}"
-    key, value = named[3], named[4] or ""
+    key, value = key_line[3], key_line[4] or ""
     remedy = f"align it with `{key}`"
     if value:
         remedy += f", or remove the value {value.strip()!r} of `{key}` to nest lines below it"

@@ -27,14 +27,14 @@ def flatten_hparams(tree: Any) -> dict[str, Leaf]:
 
 
 def _collect(values: dict[str, Leaf], path: str, tree: Any) -> None:
-    below: Iterable[tuple[Any, Any]] = ()
+    children: Iterable[tuple[Any, Any]] = ()
     if isinstance(tree, dict):
-        below = tree.items()
+        children = tree.items()
     elif isinstance(tree, list) and any(isinstance(item, dict | list) for item in tree):
-        below = enumerate(tree)
-    for key, value in below:
+        children = enumerate(tree)
+    for key, value in children:
         _collect(values, f"{path}.{key}" if path else str(key), value)
-    if path and not below:
+    if path and not children:
         plain = tree is None or isinstance(tree, str | int | float)
         values[path] = tree if plain else json.dumps(tree, separators=(",", ":"))
 

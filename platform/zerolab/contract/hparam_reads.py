@@ -275,12 +275,12 @@ def _exists(hparams: Any, path: str) -> bool:
 def _is_read(path: str) -> bool:
     """Return whether a path, something below it, or a whole block above it was read."""
     parts = path.split(".")
-    above = (".".join(parts[:count]) + ".*" for count in range(1, len(parts) + 1))
-    below = f"{path}."
+    parents = (".".join(parts[:count]) + ".*" for count in range(1, len(parts) + 1))
+    child_prefix = f"{path}."
     return (
         path in _read
-        or not _read.isdisjoint(above)
-        or any(read.startswith(below) for read in _read)
+        or not _read.isdisjoint(parents)
+        or any(read.startswith(child_prefix) for read in _read)
     )
 
 

@@ -89,8 +89,8 @@ def set_quota(
     kind, name = _parts(group)
     with connect() as client:
         quota = client.put_quota(kind, name, max_slots)
-    most, used = quota["max_slots"], quota["held_slots"]
-    result(f"{quota['group']} may hold {most} slot(s), and holds {used}")
+    limit, used = quota["max_slots"], quota["held_slots"]
+    result(f"{quota['group']} may hold {limit} slot(s), and holds {used}")
 
 
 @quotas.command("remove")

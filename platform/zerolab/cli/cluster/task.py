@@ -234,8 +234,8 @@ def count_slots(slots: int | None, workers: str) -> tuple[int, int]:
         problems.append(f"--worker: {form}, got {workers!r}")
         specification = {}
     numbers = [specification.get("count", 1), specification.get("gpus", 1)]
-    wrong = any(type(number) is not int for number in numbers)
-    if wrong or numbers[0] < 1 or numbers[1] < 0:
+    is_invalid = any(type(number) is not int for number in numbers)
+    if is_invalid or numbers[0] < 1 or numbers[1] < 0:
         reason = "count must be at least 1, and gpus at least 0"
         problems.append(f"--worker: {reason}, got {workers!r}")
     if slots is not None:

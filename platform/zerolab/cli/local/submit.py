@@ -86,7 +86,7 @@ def run(
         print_message(f"experiment {experiment_id} is submitted")
         _print_waiting_reason(experiment)
         try:
-            ended = watch(client, experiment_id)
+            finished = watch(client, experiment_id)
         except KeyboardInterrupt:
             print_message(
                 f"\ndetached: experiment {experiment_id} goes on; see it with "
@@ -94,9 +94,9 @@ def run(
                 f"stop it with `zerolab experiment cancel {experiment_id}`"
             )
             raise typer.Exit(EXIT_DETACHED) from None
-        _conclude(client, ended)
-    if exit_code(ended):
-        raise typer.Exit(exit_code(ended))
+        _conclude(client, finished)
+    if exit_code(finished):
+        raise typer.Exit(exit_code(finished))
 
 
 def submit(
@@ -149,23 +149,23 @@ def _read(config: Path, model_dir: Path | None) -> tuple[dict[str, Any], bytes]:
     return content, pack(directory)
 
 
-def _conclude(client: "Client", ended: dict[str, Any]) -> None:
-    best = ended["best_trial_id"] and client.trial(ended["best_trial_id"])
-    last = best or next(iter(client.trials(ended["id"], limit=1)), None)
-    saved = client.best_checkpoint(ended["id"])
-    checkpoint = checkpoint_text(saved, ended["metric"]) or (last and last["latest_checkpoint"])
+def _conclude(client: "Client", finished: dict[str, Any]) -> None:
+    best = finished["best_trial_id"] and client.trial(finished["best_trial_id"])
+    last = best or next(iter(client.trials(finished["id"], limit=1)), None)
+    saved = client.best_checkpoint(finished["id"])
+    checkpoint = checkpoint_text(saved, finished["metric"]) or (last and last["latest_checkpoint"])
     validation = None
     if best:
         position = f"at batch {best['best_steps']} of trial {best['id']}"
-        validation = f"{ended['metric']} {number(ended['best_validation'])} {position}"
-    error, problem = ended["error"] or (last and last["error"]), ended["result_problem"]
-    warning = unread_text(ended)
-    fruitless = ended["state"] == "COMPLETED" and problem
+        validation = f"{finished['metric']} {number(finished['best_validation'])} {position}"
+    error, problem = finished["error"] or (last and last["error"]), finished["result_problem"]
+    warning = unread_text(finished)
+    fruitless = finished["state"] == "COMPLETED" and problem
     print_fields(
         {
-            "experiment": ended["id"],
-            "state": end_state(ended),
-            "error": ColoredText(str(error), "red") if ended["state"] == "ERROR" else None,
+            "experiment": finished["id"],
+            "state": end_state(finished),
+            "error": ColoredText(str(error), "red") if finished["state"] == "ERROR" else None,
             "no result": ColoredText(str(problem), "yellow") if fruitless else None,
             "best validation": validation,
             "checkpoint": checkpoint,
@@ -175,4 +175,4 @@ def _conclude(client: "Client", ended: dict[str, Any]) -> None:
         }
     )
     if problem:
-        print_message(f"see `zerolab experiment logs {ended['id']}`")
+        print_message(f"see `zerolab experiment logs {finished['id']}`")

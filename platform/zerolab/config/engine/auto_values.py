@@ -292,12 +292,12 @@ def _highest_rate(filling: _AutoResolver) -> _ResolvedValue | None:
 
 
 def _total(filling: _AutoResolver) -> _ResolvedValue | None:
-    explicit, most = filling.lookup.find("total_num_steps"), filling.lookup.find("max_steps")
+    explicit, max_steps = filling.lookup.find("total_num_steps"), filling.lookup.find("max_steps")
     if explicit is None and filling.lookup.batches:
         return _ResolvedValue(filling.lookup.batches, "searcher.max_length")
-    if most is not None and _is_number(most.value) and most.value <= 0:
-        most = None  # -1 leaves it to the epochs
-    return explicit or most
+    if max_steps is not None and _is_number(max_steps.value) and max_steps.value <= 0:
+        max_steps = None  # -1 leaves it to the epochs
+    return explicit or max_steps
 
 
 def _warmup(filling: _AutoResolver) -> _ResolvedValue | None:

@@ -22,8 +22,8 @@ class BatchSizes:
 
 
 def _nearest(value: int, unit: int) -> str:
-    below = value // unit * unit
-    return f"{below} or {below + unit}" if below else f"{unit}"
+    lower = value // unit * unit
+    return f"{lower} or {lower + unit}" if lower else f"{unit}"
 
 
 def resolve_batch_sizes(
@@ -79,12 +79,12 @@ def keep_batch(planned: BatchSizes, dp_world_size: int) -> BatchSizes | str:
     if remainder == 0:
         return BatchSizes(planned.train, planned.micro, steps, dp_world_size)
     micro_batches = planned.train // planned.micro
-    fit = [
+    possible = [
         str(ranks) for ranks in range(1, planned.dp_world_size + 1) if micro_batches % ranks == 0
     ]
     return (
         f"train_batch_size: {planned.train} samples in micro-batches of {planned.micro} cannot be "
-        f"shared by {dp_world_size} data-parallel ranks; {', '.join(fit)} of them can"
+        f"shared by {dp_world_size} data-parallel ranks; {', '.join(possible)} of them can"
     )
 
 

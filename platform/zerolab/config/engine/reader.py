@@ -134,8 +134,8 @@ def _check(
     twice: list[str],
 ) -> EngineFile:
     supported, refused, off = remove_unsupported(filled.content, UNSUPPORTED_KEYS, _OPAQUE)
-    config, wrong, paths = validate(EngineConfig, drop_nulls(supported, ()))
-    problems = [*filled.problems, *twice, *refused, *wrong]
+    config, invalid, paths = validate(EngineConfig, drop_nulls(supported, ()))
+    problems = [*filled.problems, *twice, *refused, *invalid]
     bad = frozenset(dotted(path) for path in paths) | filled.bad
     if config is None:
         return EngineFile(None, problems, bad, changes, left_open=filled.problems)

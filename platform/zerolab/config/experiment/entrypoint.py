@@ -165,25 +165,30 @@ def _launcher(arguments: Sequence[str]) -> RankLauncher | None:
     ran = parse_python_command(arguments)
     if ran is None:
         program = _program(arguments[0]) if arguments else ""
-        name, behind = program, list(arguments[1:])
+        name, script_arguments = program, list(arguments[1:])
     elif ran[0] == "m":
-        program, behind = ran[1], list(ran[2])
+        program, script_arguments = ran[1], list(ran[2])
         name = f"python -m {program}"
     else:
         return None
     verb = _LAUNCHERS.get(program)
-    if verb is None or (verb and behind[:1] != [verb]):
+    if verb is None or (verb and script_arguments[:1] != [verb]):
         return None
     name = f"{name} {verb}".rstrip()
-    script = next((i for i, word in enumerate(behind) if word.endswith(".py")), len(behind))
-    module = next((i for i in range(script) if behind[i] in {"-m", "--module"}), script)
-    options = dict(_option_pairs(behind[:module]))
+    script = next(
+        (i for i, word in enumerate(script_arguments) if word.endswith(".py")),
+        len(script_arguments),
+    )
+    module = next((i for i in range(script) if script_arguments[i] in {"-m", "--module"}), script)
+    options = dict(_option_pairs(script_arguments[:module]))
     if _PRINTS_ONLY.intersection(options) or ("accelerate" in name and _runs_in_process(options)):
         return None
     nodes = next((value for option, value in options.items() if _NODES.fullmatch(option)), "")
     if program in _STARTS_REMOTE_RANKS and not {"--no_ssh", "--no-ssh"} & options.keys():
         nodes = ""
-    arguments = ["-m", *behind[module + 1 :]] if module < script else behind[script:]
+    arguments = (
+        ["-m", *script_arguments[module + 1 :]] if module < script else script_arguments[script:]
+    )
     instead = shlex.join(["python", *(arguments or ["script.py"])])
     return RankLauncher(name, instead, nodes, hides_run=program == "zerolab")
 
@@ -211,15 +216,15 @@ def _commands_in(text: str) -> Iterator[list[str]]:
     lexer = shlex.shlex(_NUMBERED_OUTPUT.sub(" ", text), posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     command: list[str] = []
-    ended = False
+    is_redirected = False
     try:
         for word in lexer:
             if word in {"&&", ";"}:
                 yield command
-                command, ended = [], False
+                command, is_redirected = [], False
             elif set(word) <= set(lexer.punctuation_chars):
-                ended = bool(command)
-            elif not ended:
+                is_redirected = bool(command)
+            elif not is_redirected:
                 command.append(word)
     except ValueError:
         return

@@ -197,8 +197,8 @@ def parse_experiment(content: Mapping[str, Any]) -> ExperimentFile:
         return ExperimentFile(None, unfit, frozenset())
     content, problems = _without_other_searcher(content)
     supported, refused, _ = remove_unsupported(content, UNSUPPORTED_FIELDS, _OPAQUE)
-    config, wrong, paths = validate(ExperimentConfig, drop_nulls(supported, _OPAQUE))
-    problems += refused + [_with_remedy(line) for line in wrong] + list(_mask_problems(supported))
+    config, invalid, paths = validate(ExperimentConfig, drop_nulls(supported, _OPAQUE))
+    problems += refused + [_with_remedy(line) for line in invalid] + list(_mask_problems(supported))
     bad = frozenset(dotted(path) for path in paths)
     if config is not None:
         wrong_keys = {problem.partition(": ")[0] for problem in problems}

@@ -212,13 +212,14 @@ def with_elastic_counts(
     elastic = resources.elastic
     if elastic is None or fit is None:
         return elastic
-    named = {"min_slots": [elastic.min_slots], "counts": elastic.counts or []}
-    for key, counts in named.items():
-        wrong = [str(count) for count in counts if count not in fit]
-        if wrong:
-            do = ", ".join(map(str, fit))
+    by_key = {"min_slots": [elastic.min_slots], "counts": elastic.counts or []}
+    for key, counts in by_key.items():
+        impossible = [str(count) for count in counts if count not in fit]
+        if impossible:
+            possible_text = ", ".join(map(str, fit))
             raise ValueError(
                 f"resources.elastic.{key}: must be a number of ranks over which the batch of "
-                f"{resources.slots_per_trial} can be divided, one of {do}, got {', '.join(wrong)}"
+                f"{resources.slots_per_trial} can be divided, one of {possible_text}, "
+                f"got {', '.join(impossible)}"
             )
     return elastic.model_copy(update={"counts": elastic.counts or list(fit)})

@@ -78,8 +78,8 @@ def variables_of(config: ExperimentConfig) -> dict[str, dict[str, str]]:
     Args:
         config: The experiment's configuration.
     """
-    named = config.environment.environment_variables
-    lines = {"cpu": named.cpu, "cuda": named.cuda}
+    variables = config.environment.environment_variables
+    lines = {"cpu": variables.cpu, "cuda": variables.cuda}
     always = {} if config.environment.deepspeed is None else {ENV_AS_DEEPSPEED: "1"}
     return {
         kind: always | dict(line.split("=", 1) for line in assignments)

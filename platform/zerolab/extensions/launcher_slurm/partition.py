@@ -60,12 +60,12 @@ def partition_problems(settings: SlurmSettings, lines: Sequence[str]) -> list[st
     nodes = _partition_rows(settings, lines)
     partition_text = f"partition {settings.partition or nodes[0][0].rstrip('*')}" if nodes else "it"
     if not nodes:
-        named = settings.partition or "(the default one)"
-        return [f"resource_manager.partition: must be one that has nodes, got {named}"]
+        partition_name = settings.partition or "(the default one)"
+        return [f"resource_manager.partition: must be one that has nodes, got {partition_name}"]
     problems = []
     if settings.nodes > len(nodes):
-        most = f"must be at most {len(nodes)}, the nodes of {partition_text} (sinfo)"
-        problems.append(f"resource_manager.nodes: {most}, got {settings.nodes}")
+        requirement = f"must be at most {len(nodes)}, the nodes of {partition_text} (sinfo)"
+        problems.append(f"resource_manager.nodes: {requirement}, got {settings.nodes}")
     what = "CPUs"
     counts = [int(node[1]) for node in nodes]
     if settings.slot_type == "cuda":
@@ -74,10 +74,12 @@ def partition_problems(settings: SlurmSettings, lines: Sequence[str]) -> list[st
     # A cluster may assign GPUs without counting them; then sbatch decides.
     largest = max(counts)
     if largest and settings.slots_per_node > largest:
-        most = (
+        requirement = (
             f"must be at most {largest}, the {what} of the largest node of {partition_text} (sinfo)"
         )
-        problems.append(f"resource_manager.slots_per_node: {most}, got {settings.slots_per_node}")
+        problems.append(
+            f"resource_manager.slots_per_node: {requirement}, got {settings.slots_per_node}"
+        )
     return problems
 
 

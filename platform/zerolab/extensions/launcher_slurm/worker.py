@@ -102,9 +102,9 @@ def _run(folder: RunFolder, local_folder: RunFolder, rank: int, signals: list[in
 
 def _nodes_of_job() -> tuple[str, ...]:
     """Return the names of this job's nodes; empty if Slurm does not respond."""
-    named = os.environ.get("SLURM_JOB_NODELIST", "")
+    node_list = os.environ.get("SLURM_JOB_NODELIST", "")
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        command = ["scontrol", "show", "hostnames", named]
+        command = ["scontrol", "show", "hostnames", node_list]
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
         if done.returncode == 0 and done.stdout.split():
             return tuple(done.stdout.split())

@@ -37,13 +37,13 @@ def sent_variables(directory: Path) -> dict[str, str]:
     Raises:
         ConfigError: If a line is not ``NAME=VALUE``, or the named file cannot be read.
     """
-    named = os.environ.get(ENV_FILE)
-    if named and Path(named).is_absolute():
-        files = [Path(named)]
+    env_file = os.environ.get(ENV_FILE)
+    if env_file and Path(env_file).is_absolute():
+        files = [Path(env_file)]
         if not files[0].is_file():
-            raise ConfigError("environment", [f"{ENV_FILE}: must name a file, got {named}"])
+            raise ConfigError("environment", [f"{ENV_FILE}: must name a file, got {env_file}"])
     else:
-        files = [folder / (named or _FILE) for folder in (Path.home(), directory)]
+        files = [folder / (env_file or _FILE) for folder in (Path.home(), directory)]
     variables: dict[str, str] = {}
     for file in dict.fromkeys(files):
         if file.is_file():

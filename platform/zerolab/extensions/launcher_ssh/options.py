@@ -128,8 +128,8 @@ def _local_slots(slot_options: SlotOptions, find_slots: FindSlots, *, cpu: bool)
     """Find the slots of this machine; CPU slots as many as the options count or name."""
     if slot_options.hostfile:
         return find_slots(None, cpu)
-    named = slot_options.localhost or slot_options.include.removeprefix("localhost:")
-    numbers = [int(word) for word in named.split(",") if word.isdecimal() and len(word) < 4]
+    slot_list = slot_options.localhost or slot_options.include.removeprefix("localhost:")
+    numbers = [int(word) for word in slot_list.split(",") if word.isdecimal() and len(word) < 4]
     if slot_options.num_gpus is None and numbers:
         try:
             return find_slots(max(numbers) + 1, cpu)
@@ -172,11 +172,13 @@ def make_command(options: LaunchOptions) -> Command:
     else:
         arguments = [options.python or sys.executable, "-u", options.script]
     # accelerate's launcher adds no argument.
-    at = None if options.no_local_rank or options.config_file else len(arguments)
+    position = None if options.no_local_rank or options.config_file else len(arguments)
     cores = None
     if options.bind_cores or options.core_list:
         cores = tuple(parse_cores(options.core_list)) if options.core_list else ()
-    return Command((*arguments, *options.arguments), local_rank_at=at, plain=True, cores=cores)
+    return Command(
+        (*arguments, *options.arguments), local_rank_at=position, plain=True, cores=cores
+    )
 
 
 def _check_text(command: Command, environment: Mapping[str, str]) -> None:

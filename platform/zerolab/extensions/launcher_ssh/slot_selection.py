@@ -83,13 +83,15 @@ def _default_hostfile() -> Path | None:
     Raises:
         ConfigError: If the variable names a file that does not exist.
     """
-    named = os.environ.get(ENV_HOSTFILE)
-    if not named:
+    path_of_job = os.environ.get(ENV_HOSTFILE)
+    if not path_of_job:
         return DEFAULT_HOSTFILE if DEFAULT_HOSTFILE.is_file() else None
-    if not Path(named).is_file():
-        problem = f"{ENV_HOSTFILE}: must name a file, got {named}; unset it, or use --localhost"
+    if not Path(path_of_job).is_file():
+        problem = (
+            f"{ENV_HOSTFILE}: must name a file, got {path_of_job}; unset it, or use --localhost"
+        )
         raise ConfigError("hosts and slots", [problem])
-    return Path(named)
+    return Path(path_of_job)
 
 
 def is_local_host(host: str) -> bool:
@@ -118,8 +120,8 @@ def _local_machine(slot_options: SlotOptions, own_slots: Sequence[int]) -> Machi
         lines = [f"{problem}; no hostfile was given or found" for problem in error.problems]
         raise ConfigError(error.source, lines) from None
     slots = [slot for slot in chosen["localhost"] if slot in own_slots]
-    named = ":" in slot_options.include and len(slots) < len(chosen["localhost"])
-    if named or not slots:  # e.g. if CUDA_VISIBLE_DEVICES hides some
+    is_subset = ":" in slot_options.include and len(slots) < len(chosen["localhost"])
+    if is_subset or not slots:  # e.g. if CUDA_VISIBLE_DEVICES hides some
         has = ", ".join(map(str, own_slots))
         problem = (
             f"this machine has the slots {has}, got {slot_options.include or slot_options.exclude}"

@@ -29,8 +29,8 @@ class OutputTails:
         """Return new output, a piece of each file."""
         pieces = []
         for path in sorted(self._logs.iterdir()):
-            named = _RANK_FILE.fullmatch(path.name)
-            if named is None:
+            match = _RANK_FILE.fullmatch(path.name)
+            if match is None:
                 continue
             start = self._read.get(path.name, 0)
             with path.open("rb") as file:
@@ -39,7 +39,7 @@ class OutputTails:
             if not content:
                 continue
             self._read[path.name] = start + len(content)
-            rank, stream = int(named[1]), named[2]
+            rank, stream = int(match[1]), match[2]
             pieces.append(RankOutput(content, rank, stream))
             if content.endswith(b"\n"):
                 self._unended.pop(path.name, None)
