@@ -19,13 +19,13 @@ from typing import NamedTuple
 
 from zerolab.paths import Home
 from zerolab.scheduler import AgentSlots, Allocation, Cluster, Job, Request, schedule
-from zeroserver.live import Hub, Journal
+from zeroserver.event_journal import Hub, Journal
 from zeroserver.orchestrator import scheduling
-from zeroserver.orchestrator.desk import World
+from zeroserver.orchestrator.state import World
 from zeroserver.services import settle_memory
 from zeroserver.settings import Settings
 from zeroserver.store.database import Database, Transaction
-from zeroserver.store.engines import sqlite_url
+from zeroserver.store.engine_factory import sqlite_url
 from zeroserver.store.migrate import migrate
 from zeroserver.store.schema import agents, experiments, quotas, runs, trials
 

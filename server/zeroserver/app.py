@@ -19,8 +19,8 @@ from zerolab import __version__
 from zerolab.paths import Home
 from zerolab.registry import Registry
 from zeroserver.access.guard import OPEN_PATHS, Guard
-from zeroserver.access.keys import Keys
 from zeroserver.access.routes import EXTENSIONS
+from zeroserver.access.tokens import Keys
 from zeroserver.api import checkpoints, events, experiments, submitted, trials
 from zeroserver.api.cluster import agents, queue, server
 from zeroserver.api.common import add_resources
@@ -29,17 +29,17 @@ from zeroserver.api.registry import models
 from zeroserver.api.runs import WIRE_ROUTES, describe
 from zeroserver.api.search import analysis, custom, preview, view
 from zeroserver.errors import StoreError, install_error_handlers
-from zeroserver.live import Hub, Journal
-from zeroserver.orchestrator.desk import World
+from zeroserver.event_journal import Hub, Journal
 from zeroserver.orchestrator.ingest.expiry import expire_logs
 from zeroserver.orchestrator.scheduling import bound_deadlines, tick
+from zeroserver.orchestrator.state import World
 from zeroserver.search_processes import SearchProcesses
 from zeroserver.services import Services
 from zeroserver.settings import Settings
 from zeroserver.store.archives import sweep_archives
-from zeroserver.store.damage import damaged_tables
+from zeroserver.store.corruption import damaged_tables
 from zeroserver.store.database import Change, Database, Transaction
-from zeroserver.store.engines import sqlite_url
+from zeroserver.store.engine_factory import sqlite_url
 from zeroserver.store.migrate import lock_database, migrate
 from zeroserver.store.orphans import find_orphans
 

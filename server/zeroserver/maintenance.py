@@ -14,7 +14,7 @@ from zerolab.errors import ConflictError, ZerolabError
 from zerolab.paths import Home
 from zeroserver.store import backup
 from zeroserver.store.database import Database
-from zeroserver.store.engines import check_url, sqlite_url, take_database
+from zeroserver.store.engine_factory import check_url, sqlite_url, take_database
 
 __all__ = ["main"]
 

@@ -24,11 +24,11 @@ from zerolab.errors import ConfigError, ConflictError, ZerolabError
 from zerolab.files import write_json
 from zerolab.parent import forbid_inspection
 from zerolab.paths import Home
-from zeroserver.access.connections import Patience, protocol_of, raise_file_limit
+from zeroserver.access.connection_timeouts import Patience, protocol_of, raise_file_limit
 from zeroserver.app import create_app, prepare
 from zeroserver.services import Services, settle_memory
 from zeroserver.settings import Limits, Settings, Timings
-from zeroserver.store.engines import check_url, has_password, take_database
+from zeroserver.store.engine_factory import check_url, has_password, take_database
 
 __all__ = ["main", "serving"]
 

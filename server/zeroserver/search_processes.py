@@ -25,8 +25,8 @@ from sqlalchemy import Connection, select
 from starlette.concurrency import run_in_threadpool
 
 from zerolab.contract.spec import ENV_MASTER, ENV_TOKEN, EXIT_USER_ERROR
-from zeroserver.orchestrator.desk import World
 from zeroserver.orchestrator.searching import DISABLED
+from zeroserver.orchestrator.state import World
 from zeroserver.orchestrator.trials import fail_experiment
 from zeroserver.services import Services
 from zeroserver.settings import Limits

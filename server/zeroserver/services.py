@@ -15,17 +15,17 @@ from fastapi import Request
 from sqlalchemy import Connection, text
 from starlette.concurrency import run_in_threadpool
 
-from zeroserver.access.keys import Keys
 from zeroserver.access.open_runs import OpenRuns
+from zeroserver.access.tokens import Keys
 from zeroserver.analysis.importance import Importances
-from zeroserver.analysis.orders import Orders
+from zeroserver.analysis.trial_order import Orders
 from zeroserver.errors import StoreError
-from zeroserver.live import Hub, Journal
+from zeroserver.event_journal import Hub, Journal
 from zeroserver.orchestrator import searching
-from zeroserver.orchestrator.desk import World
 from zeroserver.orchestrator.ingest.names import forget_names, unused_names
 from zeroserver.orchestrator.log_policies import PolicySearch
 from zeroserver.orchestrator.scheduling import schedule
+from zeroserver.orchestrator.state import World
 from zeroserver.orchestrator.trials import carry_out_more, interrupted_searches, resume_backlog
 from zeroserver.settings import Settings
 from zeroserver.store.database import Change, Database, Transaction
@@ -277,7 +277,7 @@ def services_of(request: Request) -> Services:
 
 
 ServicesDep = Annotated[Services, "handed over"]
-"""Parameter of a route of :class:`zeroserver.api.reading.ReadingRoute`, as all are."""
+"""Parameter of a route of :class:`zeroserver.api.api_route.ReadingRoute`, as all are."""
 
 ReadDep = Annotated[Connection, "handed over"]
 """The same, of one that is no coroutine; given back before the answer is sent."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from zerolab.searcher import Operation
 from zeroserver.orchestrator import searching
-from zeroserver.orchestrator.desk import World
+from zeroserver.orchestrator.state import World
 from zeroserver.process import main
 from zeroserver.store.database import Transaction
 

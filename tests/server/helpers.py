@@ -33,8 +33,8 @@ from zerolab.contract.messages import (
 )
 from zerolab.contract.spec import RunSpec
 from zeroserver.app import create_app
-from zeroserver.orchestrator.desk import World
 from zeroserver.orchestrator.scheduling import tick
+from zeroserver.orchestrator.state import World
 from zeroserver.services import Services
 from zeroserver.settings import Settings, Timings
 from zeroserver.store.database import Transaction

@@ -9,11 +9,11 @@ import pytest
 from tests.server.helpers import Server, metrics
 from tests.waiting import DEADLINE_S, until
 from zerolab.contract.messages import LogBatch, LogEntry, ReportBatch
-from zeroserver.live import ALL, Entry, Hub, Journal
-from zeroserver.orchestrator.control import act
-from zeroserver.orchestrator.desk import World
+from zeroserver.event_journal import ALL, Entry, Hub, Journal
 from zeroserver.orchestrator.ingest.logs import store_logs
 from zeroserver.orchestrator.ingest.reports import store_reports
+from zeroserver.orchestrator.state import World
+from zeroserver.orchestrator.user_actions import act
 from zeroserver.store.database import Change, Transaction
 
 

@@ -14,9 +14,9 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from zerolab.errors import ConfigError, ForbiddenError, ZerolabError
-from zeroserver.access.keys import Keys
 from zeroserver.access.principal import NOBODY, Principal
 from zeroserver.access.routes import ACCESS, PUBLIC, TOKEN
+from zeroserver.access.tokens import Keys
 from zeroserver.errors import (
     ExpiredTokenError,
     TooLargeError,

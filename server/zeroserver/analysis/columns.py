@@ -20,7 +20,7 @@ from zerolab.contract.flatten import flatten_hparams as take_apart
 from zerolab.contract.messages import wire_number
 from zerolab.errors import ConfigError
 from zeroserver.analysis.cost import slot_seconds_in
-from zeroserver.analysis.results import has_result
+from zeroserver.analysis.missing_result import has_result
 from zeroserver.store.database import raw_rows
 from zeroserver.store.points import SHIFTS
 

@@ -17,9 +17,10 @@ from starlette.concurrency import run_in_threadpool
 from zerolab.contract.messages import wire_number
 from zerolab.contract.names import file_name_problem
 from zerolab.errors import ConfigError, ConflictError, NotFoundError, StorageError
-from zeroserver.analysis.results import missing_checkpoint
+from zeroserver.analysis.missing_result import missing_checkpoint
 from zeroserver.api import queries
 from zeroserver.api.common import FILE_ANSWER, After, IdPath, Limit, answer
+from zeroserver.api.json_route import Name, StrictRoute
 from zeroserver.api.queries import PageRequest
 from zeroserver.api.resources import (
     BestCheckpoint,
@@ -30,11 +31,10 @@ from zeroserver.api.resources import (
     RemovedCheckpoint,
 )
 from zeroserver.api.rows import respond
-from zeroserver.api.strict import Name, StrictRoute
 from zeroserver.orchestrator.checkpoints.best import best_checkpoints
 from zeroserver.orchestrator.checkpoints.removing import Going, collect, remove_checkpoints
 from zeroserver.orchestrator.checkpoints.short_uuids import full_uuid
-from zeroserver.orchestrator.desk import stored_address
+from zeroserver.orchestrator.state import stored_address
 from zeroserver.services import ReadDep, Services, ServicesDep
 from zeroserver.states import TRIAL_ENDED
 from zeroserver.store.schema import checkpoints, experiments, trials

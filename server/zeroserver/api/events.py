@@ -10,11 +10,11 @@ from fastapi.responses import StreamingResponse
 from sqlalchemy import Connection, RowMapping, select
 
 from zeroserver.api import queries
+from zeroserver.api.api_route import ReadingRoute
 from zeroserver.api.common import IdPath
-from zeroserver.api.reading import ReadingRoute
 from zeroserver.api.resources import Log
-from zeroserver.live import ALL, LISTED_KINDS, Entry
-from zeroserver.orchestrator.desk import World
+from zeroserver.event_journal import ALL, LISTED_KINDS, Entry
+from zeroserver.orchestrator.state import World
 from zeroserver.services import Services, ServicesDep
 from zeroserver.store.schema import checkpoints, experiments, logs, trials
 

@@ -19,16 +19,16 @@ from zerolab.contract.secrets import restore_secrets
 from zerolab.errors import ConfigError
 from zeroserver.api import queries
 from zeroserver.api.common import After, IdPath, Limit, answer
+from zeroserver.api.json_route import Name, PlainText, StrictRoute
 from zeroserver.api.queries import PageRequest
 from zeroserver.api.resources import ExperimentAnswer, ExperimentPage
 from zeroserver.api.rows import respond
-from zeroserver.api.strict import Name, PlainText, StrictRoute
 from zeroserver.errors import StoreError
-from zeroserver.orchestrator import continuing, control
-from zeroserver.orchestrator.continuing import Continuation
-from zeroserver.orchestrator.control import Submission
-from zeroserver.orchestrator.desk import World, find, save, touch
+from zeroserver.orchestrator import continuation, user_actions
+from zeroserver.orchestrator.continuation import Continuation
 from zeroserver.orchestrator.searching import Begun
+from zeroserver.orchestrator.state import World, find, save, touch
+from zeroserver.orchestrator.user_actions import Submission
 from zeroserver.services import ReadDep, Services, ServicesDep, services_of
 from zeroserver.states import ExperimentState
 from zeroserver.store.archives import ArchiveGoneError, archive_path, reader, store_archive
@@ -113,7 +113,7 @@ async def _submit(services: Services, submission: Submission, content: bytes) ->
     while True:
         try:
             experiment_id = await services.write(
-                lambda world, transaction: control.create(world, transaction, submission)
+                lambda world, transaction: user_actions.create(world, transaction, submission)
             )
             break
         except ArchiveGoneError:  # it was there, and went with an experiment deleted meanwhile
@@ -121,7 +121,7 @@ async def _submit(services: Services, submission: Submission, content: bytes) ->
         except Exception:
             with suppress(StoreError):  # the next start removes it
                 await services.write(
-                    lambda world, transaction: control.let_archive_go(
+                    lambda world, transaction: user_actions.let_archive_go(
                         world, transaction, submission.archive
                     )
                 )
@@ -216,7 +216,7 @@ async def patch_experiment(
             world.forget_job(transaction, experiment_id)  # its labels may have quotas
         if patch.archived is not None:
             action = "archive" if patch.archived else "unarchive"
-            control.act(world, transaction, experiment_id, action)
+            user_actions.act(world, transaction, experiment_id, action)
         touch(transaction, "experiment", experiment_id, experiment_id)
 
     await services.write(job)
@@ -228,7 +228,7 @@ async def delete_experiment(services: ServicesDep, experiment_id: IdPath) -> Res
     """Delete an experiment that has ended, its checkpoints and its archive."""
 
     def job(world: World, transaction: Transaction) -> bool:
-        return control.remove(world, transaction, experiment_id)
+        return user_actions.remove(world, transaction, experiment_id)
 
     while not await services.write(job):  # others get their turn in between
         services.database.deleted = True
@@ -311,12 +311,12 @@ async def continue_experiment(
 
     going_on = await run_in_threadpool(check)
     await services.read(
-        lambda found: continuing.prepare_continuation(
+        lambda found: continuation.prepare_continuation(
             services.world, found, experiment_id, going_on
         )
     )
     await services.write(
-        lambda world, transaction: continuing.continue_experiment(
+        lambda world, transaction: continuation.continue_experiment(
             world, transaction, experiment_id, going_on
         )
     )
@@ -362,7 +362,7 @@ _METRICS_FILE = {
 async def import_metrics(request: Request) -> Response:
     """Bring the metrics file of a run without a server in, as an experiment that has ended."""
     # The client's HTTP library comes with it, which a server that only starts can do without.
-    from zeroserver.orchestrator.importing import import_run, parse
+    from zeroserver.orchestrator.run_import import import_run, parse
 
     services, content = services_of(request), await request.body()
     log = await run_in_threadpool(parse, content)
@@ -381,6 +381,6 @@ async def act_on_experiment(
     if action == "activate":
         await services.load_searcher(experiment_id)
     await services.write(
-        lambda world, transaction: control.act(world, transaction, experiment_id, action)
+        lambda world, transaction: user_actions.act(world, transaction, experiment_id, action)
     )
     return await services.read(lambda found: _answer(services, found, experiment_id))

@@ -22,12 +22,12 @@ from sqlalchemy import (
 from zerolab.contract.outcome import is_failure
 from zerolab.contract.secrets import mask_secrets
 from zerolab.errors import ConfigError
-from zeroserver.analysis.choice import read_cursor, write_cursor
 from zeroserver.analysis.cost import slot_seconds_of
-from zeroserver.analysis.results import experiment_problem, trial_problem
+from zeroserver.analysis.missing_result import experiment_problem, trial_problem
+from zeroserver.analysis.trial_filter import read_cursor, write_cursor
 from zeroserver.api.resources import Checkpoint, Experiment, Run, Trial
-from zeroserver.orchestrator.desk import World
-from zeroserver.orchestrator.waiting import Waiting
+from zeroserver.orchestrator.state import World
+from zeroserver.orchestrator.wait_reasons import Waiting
 from zeroserver.states import TrialState
 from zeroserver.store.database import raw_rows
 from zeroserver.store.points import SHIFTS, json_number

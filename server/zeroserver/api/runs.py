@@ -43,12 +43,12 @@ from zeroserver.api.common import MAX_ID, id_of
 from zeroserver.orchestrator import runs as running
 from zeroserver.orchestrator import scheduling
 from zeroserver.orchestrator.cluster import agents as agents_room
-from zeroserver.orchestrator.cluster.reading import OPEN_RUNS
-from zeroserver.orchestrator.desk import World
+from zeroserver.orchestrator.cluster.scheduler_input import OPEN_RUNS
 from zeroserver.orchestrator.ingest import logs as log_lines
 from zeroserver.orchestrator.ingest import reports
 from zeroserver.orchestrator.log_policies import Match
 from zeroserver.orchestrator.nodes import keep_address, kills_others, nodes_of
+from zeroserver.orchestrator.state import World
 from zeroserver.services import Services, services_of
 from zeroserver.states import RunState
 from zeroserver.store.database import Transaction

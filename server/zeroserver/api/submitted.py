@@ -14,6 +14,7 @@ from zerolab.contract.secrets import find_secrets, mask_secrets
 from zerolab.errors import ConfigError, NotFoundError
 from zeroserver.api import queries
 from zeroserver.api.common import FILE_ANSWER, IdPath, answer
+from zeroserver.api.json_route import StrictRoute
 from zeroserver.api.resources import (
     EngineAnswer,
     EngineEntry,
@@ -22,8 +23,7 @@ from zeroserver.api.resources import (
     SubmittedAnswer,
 )
 from zeroserver.api.rows import respond
-from zeroserver.api.strict import StrictRoute
-from zeroserver.orchestrator.desk import config_of
+from zeroserver.orchestrator.state import config_of
 from zeroserver.services import ReadDep, Services, ServicesDep
 from zeroserver.store.archives import ArchiveFiles, archive_path
 from zeroserver.store.schema import experiments, trials

@@ -9,9 +9,10 @@ from fastapi.responses import StreamingResponse
 from sqlalchemy import Connection, RowMapping, Table, select
 
 from zerolab.contract.secrets import restore_secrets
-from zeroserver.analysis.choice import choose, conditions
 from zeroserver.analysis.columns import COLUMNS, MADE, PREFIX, read_rows
+from zeroserver.analysis.trial_filter import choose, conditions
 from zeroserver.api import queries
+from zeroserver.api.api_route import ReadingRoute
 from zeroserver.api.common import (
     After,
     IdPath,
@@ -27,7 +28,6 @@ from zeroserver.api.common import (
 from zeroserver.api.experiments import Changes, overlay, submit_again
 from zeroserver.api.export import ExportResponse, export_csv, export_ndjson
 from zeroserver.api.queries import PageRequest
-from zeroserver.api.reading import ReadingRoute
 from zeroserver.api.resources import (
     Curve,
     ExperimentAnswer,
@@ -41,8 +41,8 @@ from zeroserver.api.resources import (
     TrialPage,
 )
 from zeroserver.api.rows import respond
-from zeroserver.orchestrator import continuing, control, searching
-from zeroserver.orchestrator.desk import World, config_of
+from zeroserver.orchestrator import continuation, searching, user_actions
+from zeroserver.orchestrator.state import World, config_of
 from zeroserver.services import ReadDep, Services, ServicesDep
 from zeroserver.states import EXPERIMENT_ENDED, TrialState
 from zeroserver.store.database import Transaction
@@ -149,7 +149,7 @@ async def continue_trial(services: ServicesDep, trial_id: IdPath) -> Response:
     """Let a trial that has failed or was stopped go on from its checkpoint."""
     await _prepare_searcher(services, trial_id)
     await services.write(
-        lambda world, transaction: continuing.continue_trial(world, transaction, trial_id)
+        lambda world, transaction: continuation.continue_trial(world, transaction, trial_id)
     )
     return await services.read(lambda found: get_trial(services, found, trial_id))
 
@@ -189,7 +189,7 @@ async def delete_trial(services: ServicesDep, trial_id: IdPath) -> Response:
     """Delete a trial of an experiment that has ended, with its metrics, logs and checkpoints."""
 
     def job(world: World, transaction: Transaction) -> bool:
-        return control.remove_trial(world, transaction, trial_id)
+        return user_actions.remove_trial(world, transaction, trial_id)
 
     while not await services.write(job):  # others get their turn in between
         services.database.deleted = True
@@ -207,7 +207,7 @@ async def act_on_trial(services: ServicesDep, trial_id: IdPath, action: TrialAct
     if action not in {"archive", "unarchive"}:
         await _prepare_searcher(services, trial_id)
     await services.write(
-        lambda world, transaction: control.act_on_trial(world, transaction, trial_id, action)
+        lambda world, transaction: user_actions.act_on_trial(world, transaction, trial_id, action)
     )
     return await services.read(lambda found: get_trial(services, found, trial_id))
 

@@ -1,6 +1,6 @@
 """Runs the experiments: what happens to trials and runs, decided in the writer's transactions.
 
 Every decision is a function of a :class:`~zeroserver.store.database.Transaction` and the
-:class:`~zeroserver.orchestrator.desk.World`. The database is the truth; what the world keeps in
+:class:`~zeroserver.orchestrator.state.World`. The database is the truth; what the world keeps in
 memory can be made anew from it at any moment.
 """

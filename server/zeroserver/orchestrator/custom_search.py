@@ -8,10 +8,10 @@ import msgspec
 from zerolab.errors import ConfigError, ConflictError
 from zerolab.searcher import Continue, Create, ExternalSearcher, Operation, Shutdown, Stop
 from zeroserver.orchestrator import searching
-from zeroserver.orchestrator.desk import World, find, save
 from zeroserver.orchestrator.experiments import settle_experiment
 from zeroserver.orchestrator.scheduling import schedule
 from zeroserver.orchestrator.searching import Event
+from zeroserver.orchestrator.state import World, find, save
 from zeroserver.orchestrator.trials import carry_out_some
 from zeroserver.states import EXPERIMENT_ENDED, EXPERIMENT_STOPPING
 from zeroserver.store.database import Transaction

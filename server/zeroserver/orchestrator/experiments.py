@@ -8,7 +8,7 @@ from sqlalchemy import func, select
 
 from zerolab.scheduler import HOST_SLOT
 from zeroserver.orchestrator.checkpoints.retention import apply_to_experiment
-from zeroserver.orchestrator.desk import Fields, World, find, save, touch
+from zeroserver.orchestrator.state import Fields, World, find, save, touch
 from zeroserver.states import (
     EXPERIMENT_ENDED,
     EXPERIMENT_MOVES,

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import RowMapping, select
 
-from zeroserver.orchestrator.desk import save, touch, trial_of
+from zeroserver.orchestrator.state import save, touch, trial_of
 from zeroserver.store.database import Database, Transaction
 from zeroserver.store.schema import experiments, runs, trials
 

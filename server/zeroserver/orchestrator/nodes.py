@@ -10,8 +10,8 @@ from zerolab.contract.nodes import failed_by_peer, merge_outcomes
 from zerolab.contract.outcome import CHECKPOINTED_EXITS, Outcome
 from zerolab.contract.spec import Nodes
 from zerolab.errors import NotFoundError
-from zeroserver.orchestrator.desk import World, find, save
 from zeroserver.orchestrator.log_policies import Match, apply_matches
+from zeroserver.orchestrator.state import World, find, save
 from zeroserver.store.database import Change, Transaction
 from zeroserver.store.schema import agents, run_nodes, runs
 

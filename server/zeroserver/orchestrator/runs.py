@@ -23,7 +23,9 @@ from zerolab.contract.spec import (
     RunSpec,
 )
 from zerolab.errors import StaleRunError
-from zeroserver.orchestrator.desk import (
+from zeroserver.orchestrator.log_policies import Match, apply_matches
+from zeroserver.orchestrator.nodes import all_ended, failed_before_its_kill, spread
+from zeroserver.orchestrator.state import (
     World,
     agents_changed,
     experiment_of,
@@ -36,8 +38,6 @@ from zeroserver.orchestrator.desk import (
     touch,
     trial_of,
 )
-from zeroserver.orchestrator.log_policies import Match, apply_matches
-from zeroserver.orchestrator.nodes import all_ended, failed_before_its_kill, spread
 from zeroserver.orchestrator.trials import end_trial, move_trial, resting_state
 from zeroserver.orchestrator.warm_start import reference
 from zeroserver.states import (

@@ -9,19 +9,19 @@ from zerolab.contract.spec import EXIT_INFRASTRUCTURE
 from zerolab.scheduler import Decision, Request, Start
 from zeroserver.orchestrator import searching
 from zeroserver.orchestrator.cluster.agents import lose_silent
-from zeroserver.orchestrator.cluster.patience import end_long_waits
-from zeroserver.orchestrator.cluster.reading import (
+from zeroserver.orchestrator.cluster.queue_timeout import end_long_waits
+from zeroserver.orchestrator.cluster.scheduler_input import (
     OPEN_RUNS,
     held_by_run,
     next_trials,
     read_cluster,
     read_queue,
 )
-from zeroserver.orchestrator.desk import Fields, World, find, log_line, save, touch
 from zeroserver.orchestrator.nodes import failed_before_its_kill
 from zeroserver.orchestrator.runs import assign, current_run
+from zeroserver.orchestrator.state import Fields, World, find, log_line, save, touch
 from zeroserver.orchestrator.trials import direct_run, end_trial, fail_experiment, kill_run
-from zeroserver.orchestrator.waiting import Waiting, changed_reasons
+from zeroserver.orchestrator.wait_reasons import Waiting, changed_reasons
 from zeroserver.orchestrator.warm_start import source_problem, waiting_for_weights
 from zeroserver.states import TrialState
 from zeroserver.store.database import Transaction

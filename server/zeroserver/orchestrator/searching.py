@@ -28,7 +28,7 @@ from zerolab.searcher import (
 )
 from zerolab.searcher.factory import read_section
 from zerolab.searcher.view import HasView, SearchView
-from zeroserver.orchestrator.desk import World, config_of, find
+from zeroserver.orchestrator.state import World, config_of, find
 from zeroserver.states import EXPERIMENT_ENDED, TRIAL_ENDED, ExperimentState
 from zeroserver.store.database import Change, Transaction, raw_rows
 from zeroserver.store.rows import one

@@ -19,7 +19,9 @@ from zeroserver.orchestrator.checkpoints.retention import (
     apply_to_trial,
     discard_unfinished,
 )
-from zeroserver.orchestrator.desk import (
+from zeroserver.orchestrator.experiments import move_experiment, settle_experiment
+from zeroserver.orchestrator.searching import Event
+from zeroserver.orchestrator.state import (
     World,
     agents_changed,
     experiment_of,
@@ -29,8 +31,6 @@ from zeroserver.orchestrator.desk import (
     touch,
     touch_trials,
 )
-from zeroserver.orchestrator.experiments import move_experiment, settle_experiment
-from zeroserver.orchestrator.searching import Event
 from zeroserver.orchestrator.warm_start import newest_checkpoint, settle_sources, source_of_trial
 from zeroserver.states import (
     EXPERIMENT_ENDED,

@@ -17,8 +17,8 @@ from zerolab.contract.spec import CheckpointRef
 from zerolab.errors import ConfigError, ConflictError
 from zerolab.searcher import Create
 from zeroserver.orchestrator.checkpoints.short_uuids import full_uuid
-from zeroserver.orchestrator.desk import Fields, World, storage_of, touch
 from zeroserver.orchestrator.searching import created
+from zeroserver.orchestrator.state import Fields, World, storage_of, touch
 from zeroserver.states import EXPERIMENT_ENDED, TRIAL_ENDED, TrialState
 from zeroserver.store.database import Transaction
 from zeroserver.store.schema import WEIGHTS_MISSING, checkpoints, experiments, trials

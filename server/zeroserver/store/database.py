@@ -27,7 +27,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from zerolab.errors import ConfigError
 from zeroserver.errors import StoreError
-from zeroserver.store.engines import open_engine, with_driver
+from zeroserver.store.engine_factory import open_engine, with_driver
 from zeroserver.store.lock import ServerLock
 
 __all__ = ["Change", "Database", "Job", "Transaction", "raw_rows"]

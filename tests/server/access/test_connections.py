@@ -17,7 +17,7 @@ from tests.server.processes import LiveServer
 from tests.waiting import DEADLINE_S, until
 from zerolab.client.http import Client
 from zerolab.reports.metrics_file import MetricsFile
-from zeroserver.access.connections import Patience
+from zeroserver.access.connection_timeouts import Patience
 from zeroserver.app import create_app
 from zeroserver.process import serving
 from zeroserver.services import Services

@@ -20,7 +20,7 @@ from zeroserver.access.guard import OPEN_PATHS
 from zeroserver.access.principal import OWNER, Principal, PrincipalDep
 from zeroserver.access.routes import ACCESS, RUN
 from zeroserver.errors import install_error_handlers
-from zeroserver.live import ALL, Hub, Journal
+from zeroserver.event_journal import ALL, Hub, Journal
 from zeroserver.store.database import Change
 
 CORPUS = [

@@ -11,7 +11,7 @@ from tests.server.helpers import PLAYED, Server, checkpoint, serve
 from zerolab.cli.cluster.agent import row_of
 from zerolab.cli.cluster.task import all_slots
 from zerolab.contract.spec import EXIT_INFRASTRUCTURE
-from zeroserver.orchestrator.cluster.reading import down_slots
+from zeroserver.orchestrator.cluster.scheduler_input import down_slots
 
 PAUSE_S = 60.0
 PATIENT = replace(PLAYED, grow_first_s=PAUSE_S)

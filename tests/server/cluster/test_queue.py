@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.server.helpers import PREFIX, Server
-from zeroserver.orchestrator.desk import save
+from zeroserver.orchestrator.state import save
 from zeroserver.store.schema import experiments
 
 

@@ -11,8 +11,8 @@ import pytest
 from tests.server.helpers import Clock, Server, serve
 from tests.waiting import DEADLINE_S
 from zerolab.contract.spec import EXIT_PREEMPTED
-from zeroserver.orchestrator.desk import World
 from zeroserver.orchestrator.scheduling import tick
+from zeroserver.orchestrator.state import World
 from zeroserver.store.database import Transaction
 
 LIMIT_S = 60

@@ -22,8 +22,8 @@ from zerolab.contract.spec import (
     EXIT_USER_ERROR,
 )
 from zerolab.errors import ConflictError
-from zeroserver.orchestrator.desk import save
 from zeroserver.orchestrator.scheduling import schedule
+from zeroserver.orchestrator.state import save
 from zeroserver.store.database import Transaction
 from zeroserver.store.schema import trials
 

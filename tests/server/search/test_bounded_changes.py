@@ -9,8 +9,8 @@ import pytest
 
 from tests.server.helpers import Server, checkpoint, serve, validation
 from zerolab.contract.spec import EXIT_PREEMPTED
-from zeroserver.orchestrator import control, searching
-from zeroserver.orchestrator.desk import World
+from zeroserver.orchestrator import searching, user_actions
+from zeroserver.orchestrator.state import World
 from zeroserver.store.database import Transaction
 
 SPACE = {"deepspeed_config": "ds_config.json", "lr": {"type": "double", "minval": 0, "maxval": 1}}
@@ -153,9 +153,9 @@ def test_growth_is_that_of_a_replay(sqlite_server: Server) -> None:
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A change deletes very little."""
-    monkeypatch.setattr(control, "_CHECKPOINTS_AT_ONCE", 2)
-    monkeypatch.setattr(control, "_TRIALS_AT_ONCE", 2)
-    monkeypatch.setattr(control, "_EVENTS_AT_ONCE", 5)
+    monkeypatch.setattr(user_actions, "_CHECKPOINTS_AT_ONCE", 2)
+    monkeypatch.setattr(user_actions, "_TRIALS_AT_ONCE", 2)
+    monkeypatch.setattr(user_actions, "_EVENTS_AT_ONCE", 5)
 
 
 TABLES = ("experiments", "trials", "runs", "checkpoints", "searcher_events", "points", "logs")
@@ -183,7 +183,9 @@ def test_interrupted_delete_is_repeated(server: Server, small_parts: None) -> No
     end(server)
     trials = count(server, "trials")
     while count(server, "trials") == trials:
-        assert not server.write(lambda world, transaction: control.remove(world, transaction, 1))
+        assert not server.write(
+            lambda world, transaction: user_actions.remove(world, transaction, 1)
+        )
     experiment = server.experiment()
     assert experiment["num_trials"] == count(server, "trials")
     states = [trial["state"] for trial in server.trials()]

@@ -9,7 +9,7 @@ import pytest
 from tests.server.helpers import Clock, Server, checkpoint, serve, validation
 from zerolab.contract.spec import EXIT_PREEMPTED, EXIT_REACHED
 from zeroserver.orchestrator import searching
-from zeroserver.orchestrator.desk import World
+from zeroserver.orchestrator.state import World
 from zeroserver.services import Services
 from zeroserver.states import EXPERIMENT_ENDED
 from zeroserver.store.database import Transaction

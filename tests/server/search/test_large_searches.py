@@ -10,7 +10,7 @@ from tests.server.helpers import Server, serve
 from tests.waiting import until
 from zerolab.searcher import Continue, Create, Operation, Shutdown, Stop
 from zeroserver.orchestrator.custom_search import Answered, take_operations
-from zeroserver.orchestrator.desk import World
+from zeroserver.orchestrator.state import World
 from zeroserver.orchestrator.trials import carry_out
 from zeroserver.services import Services
 from zeroserver.store.database import Transaction

@@ -23,7 +23,7 @@ from tests.waiting import DEADLINE_S
 from zerolab.contract.messages import MetricsRecord, ReportBatch
 from zeroserver.store import migrations
 from zeroserver.store.database import Database
-from zeroserver.store.engines import sqlite_url
+from zeroserver.store.engine_factory import sqlite_url
 from zeroserver.store.schema import HEAD
 
 pytestmark = pytest.mark.processes

@@ -39,7 +39,7 @@ from zerolab.contract.messages import AgentRegistration, ReportBatch, SlotInfo
 from zerolab.errors import ConfigError, ConflictError, UnreachableError
 from zeroserver.store import migrations
 from zeroserver.store.database import Database, Transaction
-from zeroserver.store.engines import sqlite_url
+from zeroserver.store.engine_factory import sqlite_url
 from zeroserver.store.migrate import migrate, upgrade
 from zeroserver.store.schema import HEAD, metadata
 

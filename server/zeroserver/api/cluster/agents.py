@@ -6,14 +6,14 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from zerolab.errors import NotFoundError
-from zeroserver.api.cluster.reading import agent_list
+from zeroserver.api.cluster.cluster_queries import agent_list
 from zeroserver.api.common import IdPath, answer
+from zeroserver.api.json_route import StrictRoute
 from zeroserver.api.resources import AgentAnswer, AgentPage
 from zeroserver.api.rows import respond
-from zeroserver.api.strict import StrictRoute
 from zeroserver.orchestrator.cluster import agents as room
-from zeroserver.orchestrator.desk import World
 from zeroserver.orchestrator.scheduling import schedule
+from zeroserver.orchestrator.state import World
 from zeroserver.services import ReadDep, Services, ServicesDep
 from zeroserver.store.database import Transaction
 

@@ -8,8 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from zerolab.errors import NotFoundError
 from zerolab.scheduler import Policy
-from zeroserver.api.cluster.reading import job_list, pool_list, quota_list
+from zeroserver.api.cluster.cluster_queries import job_list, pool_list, quota_list
 from zeroserver.api.common import IdPath, answer
+from zeroserver.api.json_route import StrictRoute
 from zeroserver.api.resources import (
     JobAnswer,
     JobPage,
@@ -19,11 +20,10 @@ from zeroserver.api.resources import (
     QuotaPage,
 )
 from zeroserver.api.rows import respond
-from zeroserver.api.strict import StrictRoute
 from zeroserver.orchestrator.cluster import jobs as room
 from zeroserver.orchestrator.cluster.jobs import JobChange
-from zeroserver.orchestrator.desk import World
 from zeroserver.orchestrator.scheduling import schedule
+from zeroserver.orchestrator.state import World
 from zeroserver.services import ReadDep, Services, ServicesDep
 from zeroserver.store.database import Transaction
 

@@ -9,9 +9,9 @@ from sqlalchemy import func, select
 from zerolab import __version__
 from zerolab.errors import ForbiddenError
 from zeroserver.access.principal import HttpsDep, PrincipalDep
-from zeroserver.api.cluster.reading import pool_list
+from zeroserver.api.api_route import ReadingRoute
+from zeroserver.api.cluster.cluster_queries import pool_list
 from zeroserver.api.common import answer
-from zeroserver.api.reading import ReadingRoute
 from zeroserver.api.resources import Cluster as ClusterInfo
 from zeroserver.api.resources import (
     Health,

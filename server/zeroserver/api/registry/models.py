@@ -9,10 +9,10 @@ from sqlalchemy import Connection, select
 
 from zerolab.errors import NotFoundError
 from zeroserver.api.common import IdPath, answer
+from zeroserver.api.json_route import PlainText, StrictRoute
 from zeroserver.api.queries import checkpoint_metrics
 from zeroserver.api.resources import Model, ModelAnswer, ModelPage, ModelVersion
 from zeroserver.api.rows import respond
-from zeroserver.api.strict import PlainText, StrictRoute
 from zeroserver.orchestrator.checkpoints import registry
 from zeroserver.services import ReadDep, Services, ServicesDep
 from zeroserver.store.schema import checkpoints, model_versions, models

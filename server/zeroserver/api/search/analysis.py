@@ -7,7 +7,6 @@ from fastapi import APIRouter, Query, Response
 from sqlalchemy import Connection, select
 
 from zeroserver.analysis.best import best_so_far
-from zeroserver.analysis.choice import check_columns, conditions, kept
 from zeroserver.analysis.columns import (
     COLUMNS,
     PREFIX,
@@ -23,9 +22,10 @@ from zeroserver.analysis.columns import (
     refuse,
 )
 from zeroserver.analysis.importance import METHOD, Found, importance, state_of
+from zeroserver.analysis.trial_filter import check_columns, conditions, kept
 from zeroserver.api import queries
+from zeroserver.api.api_route import ReadingRoute
 from zeroserver.api.common import IdPath, Where, answer
-from zeroserver.api.reading import ReadingRoute
 from zeroserver.api.resources import (
     ExperimentColumns,
     HparamShare,

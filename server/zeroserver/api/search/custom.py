@@ -13,13 +13,13 @@ from zerolab.contract.messages import wire_number
 from zerolab.searcher import Continue, Create, Operation, Shutdown, Stop
 from zeroserver.api import queries
 from zeroserver.api.common import MAX_ID, IdPath, answer
+from zeroserver.api.json_route import StrictRoute
 from zeroserver.api.resources import SearchEvent, SearchEvents, SearchHandled
 from zeroserver.api.rows import respond
 from zeroserver.api.runs import MAX_WAIT_S
-from zeroserver.api.strict import StrictRoute
 from zeroserver.orchestrator import custom_search
 from zeroserver.orchestrator.custom_search import Answered
-from zeroserver.orchestrator.desk import World
+from zeroserver.orchestrator.state import World
 from zeroserver.services import Services, ServicesDep
 from zeroserver.states import EXPERIMENT_ENDED, EXPERIMENT_STOPPING
 from zeroserver.store.database import Transaction

@@ -13,9 +13,9 @@ from zerolab.errors import ConfigError
 from zeroserver.analysis.cost import count_host_slots
 from zeroserver.api import queries
 from zeroserver.api.common import MAX_ID, answer
+from zeroserver.api.json_route import StrictRoute
 from zeroserver.api.resources import PreviewAnswer, PreviewLength, SearchPreview
 from zeroserver.api.rows import respond
-from zeroserver.api.strict import StrictRoute
 from zeroserver.services import ReadDep, ServicesDep
 from zeroserver.store.schema import experiments, metric_keys, points, runs, trials
 

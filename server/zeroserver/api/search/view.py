@@ -6,8 +6,8 @@ from sqlalchemy import Connection, RowMapping, select
 from zerolab.contract.messages import wire_number
 from zerolab.searcher.view import BracketView, RungView
 from zeroserver.api import queries
+from zeroserver.api.api_route import ReadingRoute
 from zeroserver.api.common import IdPath, answer
-from zeroserver.api.reading import ReadingRoute
 from zeroserver.api.resources import Bracket, Rung, RungEntry, SearcherAnswer, SearcherState
 from zeroserver.api.rows import respond
 from zeroserver.orchestrator import searching

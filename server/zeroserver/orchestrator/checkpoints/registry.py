@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Select, delete, func, select
 
 from zerolab.errors import ConfigError, ConflictError, NotFoundError
 from zeroserver.orchestrator.checkpoints.short_uuids import full_uuid
-from zeroserver.orchestrator.desk import World
+from zeroserver.orchestrator.state import World
 from zeroserver.store.database import Transaction
 from zeroserver.store.schema import checkpoints, model_versions, models
 

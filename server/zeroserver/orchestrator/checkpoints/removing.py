@@ -20,7 +20,7 @@ from zeroserver.orchestrator.checkpoints.retention import (
     not_kept,
 )
 from zeroserver.orchestrator.checkpoints.short_uuids import full_uuid
-from zeroserver.orchestrator.desk import World, find, save, storage_of, touch
+from zeroserver.orchestrator.state import World, find, save, storage_of, touch
 from zeroserver.orchestrator.warm_start import needed_for_warm_start
 from zeroserver.states import TRIAL_ENDED
 from zeroserver.store.database import Transaction

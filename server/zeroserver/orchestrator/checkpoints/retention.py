@@ -16,7 +16,7 @@ from sqlalchemy import ColumnElement, RowMapping, Select, func, select, update
 
 from zeroserver.orchestrator.checkpoints.best import best_checkpoints, searcher_metric_at
 from zeroserver.orchestrator.checkpoints.registry import registered
-from zeroserver.orchestrator.desk import (
+from zeroserver.orchestrator.state import (
     Fields,
     World,
     experiment_of,

@@ -11,10 +11,10 @@ from zerolab.contract.messages import AgentRegistration, RunExit
 from zerolab.contract.names import check_pool, text_problem
 from zerolab.contract.spec import EXIT_INFRASTRUCTURE, EXIT_PREEMPTED
 from zerolab.errors import ConfigError, ConflictError
-from zeroserver.orchestrator.cluster.reading import OPEN_RUNS
-from zeroserver.orchestrator.desk import World, agents_changed, find, save
+from zeroserver.orchestrator.cluster.scheduler_input import OPEN_RUNS
 from zeroserver.orchestrator.nodes import held_slots
 from zeroserver.orchestrator.runs import exited
+from zeroserver.orchestrator.state import World, agents_changed, find, save
 from zeroserver.orchestrator.trials import direct_run
 from zeroserver.states import RunState
 from zeroserver.store.database import Transaction

@@ -8,7 +8,7 @@ from sqlalchemy import RowMapping, delete, func, select, update
 from zerolab.contract.names import check_pool, text_problem
 from zerolab.errors import ConfigError, ConflictError, NotFoundError
 from zerolab.scheduler import Policy
-from zeroserver.orchestrator.desk import World, find, save, touch
+from zeroserver.orchestrator.state import World, find, save, touch
 from zeroserver.states import EXPERIMENT_ENDED
 from zeroserver.store.database import Transaction
 from zeroserver.store.schema import experiments, pools, quotas

@@ -9,9 +9,9 @@ from zerolab.contract.messages import CheckpointRecord
 from zerolab.contract.names import resources_problem
 from zerolab.errors import ConfigError
 from zeroserver.orchestrator.checkpoints.best import best_checkpoints
-from zeroserver.orchestrator.cluster.growing import grow
-from zeroserver.orchestrator.desk import World, save, storage_of, touch
+from zeroserver.orchestrator.cluster.elastic_growth import grow
 from zeroserver.orchestrator.ingest.sender import Reporting
+from zeroserver.orchestrator.state import World, save, storage_of, touch
 from zeroserver.orchestrator.warm_start import settle_sources
 from zeroserver.store.database import Transaction
 from zeroserver.store.points import MAX_STEP

@@ -1,6 +1,6 @@
 """Removal of logs whose retention is over (``retention_policy.log_retention_days``)."""
 
-from zeroserver.orchestrator.desk import World
+from zeroserver.orchestrator.state import World
 from zeroserver.store.database import Transaction
 
 __all__ = ["expire_logs"]

@@ -12,10 +12,10 @@ from sqlalchemy import RowMapping, select
 from zerolab.contract.messages import LogBatch, LogEntry
 from zerolab.contract.secret_text import mask_values
 from zerolab.errors import StaleRunError
-from zeroserver.orchestrator.desk import World, find, has_readers, save, touch
 from zeroserver.orchestrator.ingest.values import check_times
 from zeroserver.orchestrator.log_policies import Match, apply_matches
 from zeroserver.orchestrator.nodes import host_of, next_log, save_next_log
+from zeroserver.orchestrator.state import World, find, has_readers, save, touch
 from zeroserver.states import RunState
 from zeroserver.store.database import Transaction
 from zeroserver.store.schema import logs, runs

@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from zerolab.contract.messages import MetricsRecord
 from zerolab.contract.names import metric_name_problem
 from zerolab.errors import ConfigError
-from zeroserver.orchestrator.desk import World, experiment_of, find, log_line
+from zeroserver.orchestrator.state import World, experiment_of, find, log_line
 from zeroserver.store.database import Transaction, raw_rows
 from zeroserver.store.points import SHIFTS
 from zeroserver.store.schema import trials

@@ -17,7 +17,6 @@ from zerolab.contract.messages import (
     wire_number,
 )
 from zeroserver.orchestrator.checkpoints.retention import apply_after_report
-from zeroserver.orchestrator.desk import World, experiment_of, has_readers, save, touch
 from zeroserver.orchestrator.ingest.checkpoints import (
     check_checkpoint,
     choose_best_checkpoint,
@@ -28,6 +27,7 @@ from zeroserver.orchestrator.ingest.validations import validated
 from zeroserver.orchestrator.ingest.values import PointReader, check_times, stored_number
 from zeroserver.orchestrator.runs import shown_activity
 from zeroserver.orchestrator.scheduling import schedule
+from zeroserver.orchestrator.state import World, experiment_of, has_readers, save, touch
 from zeroserver.store.database import Transaction
 from zeroserver.store.points import Point, store_points
 from zeroserver.store.schema import experiments, trials

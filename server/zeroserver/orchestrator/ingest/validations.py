@@ -5,7 +5,11 @@ from typing import Any
 from sqlalchemy import RowMapping
 
 from zerolab.contract.messages import MetricsRecord
-from zeroserver.orchestrator.desk import (
+from zeroserver.orchestrator.ingest.sender import Reporting
+from zeroserver.orchestrator.ingest.values import stored_number
+from zeroserver.orchestrator.runs import no_metric_at
+from zeroserver.orchestrator.searching import Event
+from zeroserver.orchestrator.state import (
     Fields,
     World,
     experiment_of,
@@ -14,10 +18,6 @@ from zeroserver.orchestrator.desk import (
     touch,
     trial_of,
 )
-from zeroserver.orchestrator.ingest.sender import Reporting
-from zeroserver.orchestrator.ingest.values import stored_number
-from zeroserver.orchestrator.runs import no_metric_at
-from zeroserver.orchestrator.searching import Event
 from zeroserver.orchestrator.trials import direct_run, stop_trial, tell_searcher
 from zeroserver.states import TRIAL_ENDED, ExperimentState
 from zeroserver.store.database import Transaction

@@ -5,12 +5,12 @@ from collections.abc import Iterable
 
 from zerolab.contract.messages import MetricsRecord, plain_number
 from zerolab.errors import ConfigError
-from zeroserver.orchestrator.desk import World
 from zeroserver.orchestrator.ingest.names import (
     admit_names,
     reported_keys,
     shorten_record,
 )
+from zeroserver.orchestrator.state import World
 from zeroserver.store.database import Transaction
 from zeroserver.store.points import MAX_STEP, Point
 

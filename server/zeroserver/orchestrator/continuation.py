@@ -18,10 +18,10 @@ from zerolab.errors import ConfigError, ConflictError
 from zerolab.searcher import Continue, Create, Operation, Shutdown
 from zeroserver.orchestrator import searching
 from zeroserver.orchestrator.cluster.slurm import check_pool_holds
-from zeroserver.orchestrator.desk import World, config_of, experiment_of, find, save
 from zeroserver.orchestrator.experiments import move_experiment, resource_columns
 from zeroserver.orchestrator.scheduling import schedule
 from zeroserver.orchestrator.searching import Event
+from zeroserver.orchestrator.state import World, config_of, experiment_of, find, save
 from zeroserver.orchestrator.trials import (
     DELETED,
     carry_out,

@@ -14,15 +14,6 @@ from dataclasses import dataclass, field
 import msgspec
 from sqlalchemy import Connection
 
-from zeroserver.analysis.choice import (
-    Choice,
-    Condition,
-    Place,
-    holds_for,
-    place_of,
-    read_place,
-    write_cursor,
-)
 from zeroserver.analysis.columns import (
     PREFIX,
     Value,
@@ -30,6 +21,15 @@ from zeroserver.analysis.columns import (
     leaves_of,
     on_wire,
     refuse,
+)
+from zeroserver.analysis.trial_filter import (
+    Choice,
+    Condition,
+    Place,
+    holds_for,
+    place_of,
+    read_place,
+    write_cursor,
 )
 from zeroserver.store.database import raw_rows
 

@@ -2,8 +2,8 @@
 
 from sqlalchemy import ColumnElement, RowMapping, and_, exists, or_, select, text
 
-from zeroserver.orchestrator.cluster.reading import OPEN_RUNS
-from zeroserver.orchestrator.desk import World, save
+from zeroserver.orchestrator.cluster.scheduler_input import OPEN_RUNS
+from zeroserver.orchestrator.state import World, save
 from zeroserver.orchestrator.trials import fail_experiment
 from zeroserver.states import ExperimentState
 from zeroserver.store.database import Transaction

@@ -15,9 +15,9 @@ from zerolab.contract.secrets import mask_secrets
 from zerolab.errors import ConfigError
 from zerolab.reports.metrics_file import FORMAT, MetricsHeader
 from zeroserver.errors import StoreError
-from zeroserver.orchestrator.desk import World, touch
 from zeroserver.orchestrator.ingest.validations import best_of
 from zeroserver.orchestrator.ingest.values import PointReader, check_times
+from zeroserver.orchestrator.state import World, touch
 from zeroserver.states import ExperimentState, TrialState
 from zeroserver.store.database import Transaction
 from zeroserver.store.orphans import forget_points

@@ -14,8 +14,8 @@ from sqlalchemy import select
 
 from zerolab.contract.names import TASK_LABEL
 from zerolab.scheduler import AgentSlots, Allocation, Cluster, Job, Policy, Request
-from zeroserver.orchestrator.desk import Fields, World
 from zeroserver.orchestrator.nodes import held_slots
+from zeroserver.orchestrator.state import Fields, World
 from zeroserver.states import EXPERIMENT_STOPPING, ExperimentState, RunState
 from zeroserver.store.database import Transaction
 from zeroserver.store.schema import WAITING, agents, experiments, pools, quotas

@@ -14,8 +14,8 @@ from zerolab.contract.secrets import find_secrets, restore_secrets
 from zerolab.contract.storage import StorageAddress
 from zerolab.paths import Home
 from zerolab.scheduler import Job
-from zeroserver.live import ALL, RELOAD, Journal
-from zeroserver.orchestrator.waiting import Waiting
+from zeroserver.event_journal import ALL, RELOAD, Journal
+from zeroserver.orchestrator.wait_reasons import Waiting
 from zeroserver.settings import Settings
 from zeroserver.store.database import Change, Transaction
 from zeroserver.store.janitor import Janitor

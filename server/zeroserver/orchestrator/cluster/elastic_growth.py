@@ -9,9 +9,9 @@ import msgspec
 from sqlalchemy import func, select
 
 from zerolab.contract.spec import RunSpec
-from zeroserver.orchestrator.cluster.reading import held_by_run, jobs_of
-from zeroserver.orchestrator.desk import World, find, log_line, save, trial_of
+from zeroserver.orchestrator.cluster.scheduler_input import held_by_run, jobs_of
 from zeroserver.orchestrator.scheduling import slots_instead
+from zeroserver.orchestrator.state import World, find, log_line, save, trial_of
 from zeroserver.orchestrator.trials import direct_run
 from zeroserver.store.database import Transaction
 from zeroserver.store.schema import runs

@@ -14,8 +14,14 @@ from zeroserver.orchestrator import searching
 from zeroserver.orchestrator.checkpoints.registry import refuse_while_registered
 from zeroserver.orchestrator.checkpoints.retention import let_go
 from zeroserver.orchestrator.cluster.slurm import check_pool_holds
-from zeroserver.orchestrator.continuing import why_through
-from zeroserver.orchestrator.desk import (
+from zeroserver.orchestrator.continuation import why_through
+from zeroserver.orchestrator.experiments import (
+    move_experiment,
+    resource_columns,
+    settle_experiment,
+)
+from zeroserver.orchestrator.scheduling import schedule
+from zeroserver.orchestrator.state import (
     World,
     experiment_of,
     find,
@@ -24,12 +30,6 @@ from zeroserver.orchestrator.desk import (
     touch,
     touch_trials,
 )
-from zeroserver.orchestrator.experiments import (
-    move_experiment,
-    resource_columns,
-    settle_experiment,
-)
-from zeroserver.orchestrator.scheduling import schedule
 from zeroserver.orchestrator.trials import (
     cancel_idle_trials,
     carry_out,

@@ -8,7 +8,7 @@ from fastapi import HTTPException, Request, Response
 from pydantic import AfterValidator
 
 from zerolab.contract.names import check_name, check_text
-from zeroserver.api.reading import ReadingRoute
+from zeroserver.api.api_route import ReadingRoute
 
 __all__ = ["Name", "PlainText", "StrictRoute"]
 
