@@ -25,7 +25,7 @@ __all__ = ["Trial", "in_libraries"]
 
 
 def in_libraries(function: Callable[[str], Any], path: Path) -> Any:
-    """Call ``function(path)`` where the libraries are imported, with our hooks in them."""
+    """Call ``function(path)`` in a process with the hooked libraries."""
     (answer,) = run_on_ranks(_with_libraries, 1, function, str(path))
     return answer
 
@@ -82,8 +82,8 @@ class Trial:
 
     @property
     def latest(self) -> CheckpointRef | None:
-        found = CheckpointStore(self.path / "checkpoints").latest()
-        return CheckpointRef(found.uuid, found.steps_completed) if found else None
+        actual = CheckpointStore(self.path / "checkpoints").latest()
+        return CheckpointRef(actual.uuid, actual.steps_completed) if actual else None
 
     @property
     def run_path(self) -> Path:
@@ -98,9 +98,9 @@ class Trial:
         """Run the script once, in a new working directory; return each rank's exit code.
 
         Args:
-            until: Where a searcher has this run pause.
-            latest: Where it goes on; at the trial's newest checkpoint when None.
-            variables: Of its environment.
+            until: Position at which a searcher pauses this run.
+            latest: Checkpoint to resume from; the trial's newest if None.
+            variables: Additional environment variables.
         """
         self.runs += 1
         here = self.run_path
@@ -146,11 +146,11 @@ class Trial:
 
     def metrics(self, group: str) -> dict[int, dict[str, Any]]:
         """Metrics of the last run by batch; all that was reported of one together."""
-        found: dict[int, dict[str, Any]] = {}
+        actual: dict[int, dict[str, Any]] = {}
         for record in self.records("metrics"):
             if record["group"] == group:
-                found.setdefault(record["steps"], {}).update(record["values"])
-        return found
+                actual.setdefault(record["steps"], {}).update(record["values"])
+        return actual
 
     def records(self, kind: str) -> list[dict[str, Any]]:
         return records(self.run_path, kind)

@@ -52,7 +52,7 @@ def begin(stage: int, *, bf16: bool = False) -> Any:
 
 
 def whole_values(stage: int) -> None:
-    """What is read is plain torch's, and what is written is trained on."""
+    """Compare reads with plain torch, and train from written values."""
     from deepspeed.utils import (
         safe_get_full_fp32_param,
         safe_get_full_grad,
@@ -62,8 +62,8 @@ def whole_values(stage: int) -> None:
         safe_set_full_optimizer_state,
     )
 
-    def close(mine: Tensor, wanted: Tensor, atol: float) -> None:
-        torch.testing.assert_close(mine, wanted, rtol=1e-6, atol=atol)
+    def close(actual: Tensor, expected: Tensor, atol: float) -> None:
+        torch.testing.assert_close(actual, expected, rtol=1e-6, atol=atol)
 
     plain = Net()
     optimizer = torch.optim.AdamW(plain.parameters(), lr=0.1, weight_decay=0.0)
@@ -80,7 +80,7 @@ def whole_values(stage: int) -> None:
             # A sum of some twelve terms, in another order; what is added up is about 1.
             close(safe_get_full_grad(mine), wanted.grad, atol=5e-7)
             # Adam divides what is written to exp_avg by the gradient's size, and so has the error
-            # of the smallest gradient as a relative one: both go on with the same gradients.
+            # of the smallest gradient as a relative one: both continue with the same gradients.
             if update == 0:
                 wanted.grad.mul_(-2)
             safe_set_full_grad(mine, wanted.grad.clone())
@@ -159,30 +159,30 @@ def built_with_skip_init(stage: int) -> None:
 
 
 def taken_before(stage: int) -> None:
-    """Within GatheredParameters what was taken from the model before is whole, on every rank."""
+    """Within GatheredParameters earlier references are full on every rank."""
     import deepspeed
 
     engine, plain = begin(stage), Net()
-    wanted = list(plain.parameters())
-    taken = list(engine.module.parameters())
+    expected = list(plain.parameters())
+    references = list(engine.module.parameters())
     gathered = deepspeed.zero.GatheredParameters
-    with gathered(taken, modifier_rank=1), torch.no_grad():
-        for mine, whole in zip(taken, wanted, strict=True):
-            assert mine.shape == whole.shape
-            assert float(mine.norm()) == pytest.approx(float(whole.norm()))
-        with gathered(taken[:1]):  # whole already
+    with gathered(references, modifier_rank=1), torch.no_grad():
+        for actual, full in zip(references, expected, strict=True):
+            assert actual.shape == full.shape
+            assert float(actual.norm()) == pytest.approx(float(full.norm()))
+        with gathered(references[:1]):  # whole already
             pass
-        wanted[0].copy_(torch.arange(20.0).view(5, 4))
-        wanted[1][2:].mul_(3)
-        wanted[3].fill_(0.5)
+        expected[0].copy_(torch.arange(20.0).view(5, 4))
+        expected[1][2:].mul_(3)
+        expected[3].fill_(0.5)
         if dist.get_rank() == 1:
-            taken[0].copy_(torch.arange(20.0).view(5, 4))
-            taken[1][2:].mul_(3)
-            taken[3].data.fill_(0.5)
-            assert torch.equal(engine.module.last.bias, wanted[3])
-    for mine, whole in zip(taken, wanted, strict=True):
-        found = deepspeed.utils.safe_get_full_fp32_param(mine)
-        torch.testing.assert_close(found, whole.detach(), rtol=0, atol=0)
+            references[0].copy_(torch.arange(20.0).view(5, 4))
+            references[1][2:].mul_(3)
+            references[3].data.fill_(0.5)
+            assert torch.equal(engine.module.last.bias, expected[3])
+    for actual, full in zip(references, expected, strict=True):
+        found = deepspeed.utils.safe_get_full_fp32_param(actual)
+        torch.testing.assert_close(found, full.detach(), rtol=0, atol=0)
     loss = engine(ROWS[dist.get_rank()])
     torch.testing.assert_close(loss, plain(ROWS[dist.get_rank()]))
     engine.backward(loss)
@@ -196,10 +196,10 @@ def kept_and_saved() -> None:
 
     engine = begin(3, bf16=True)
     status = deepspeed.zero.ZeroParamStatus
-    names, taken = zip(*engine.module.named_parameters(), strict=True)
-    assert len({p.ds_id for p in taken}) == len(taken)
+    names, references = zip(*engine.module.named_parameters(), strict=True)
+    assert len({p.ds_id for p in references}) == len(references)
     kept = {}
-    for name, p in zip(names, taken, strict=True):
+    for name, p in zip(names, references, strict=True):
         assert p.ds_status == status.NOT_AVAILABLE
         whole_shape = p.ds_shape
         with deepspeed.zero.GatheredParameters([p], modifier_rank=1):
@@ -211,15 +211,15 @@ def kept_and_saved() -> None:
             elif dist.get_rank() == 1:
                 p.data = p.data * 2
         assert (p.ds_status, p.dtype) == (status.NOT_AVAILABLE, torch.float32)
-        found = deepspeed.utils.safe_get_full_fp32_param(p)
-        torch.testing.assert_close(found, kept[name].float() * 2, rtol=0, atol=0)
+        actual = deepspeed.utils.safe_get_full_fp32_param(p)
+        torch.testing.assert_close(actual, kept[name].float() * 2, rtol=0, atol=0)
     file = io.BytesIO()
     torch.save(kept, file)
     file.seek(0)
     again = Net()
     again.load_state_dict(torch.load(file, weights_only=True))
-    for mine, wanted in zip(again.parameters(), Net().parameters(), strict=True):
-        assert torch.equal(mine, wanted.bfloat16().float())
+    for mine, expected in zip(again.parameters(), Net().parameters(), strict=True):
+        assert torch.equal(mine, expected.bfloat16().float())
     if dist.get_rank() == 0:  # many save this beside it, on one rank
         torch.save(engine.module.state_dict(), io.BytesIO())
     engine.backward(engine(ROWS[dist.get_rank()].bfloat16()).float())
@@ -283,9 +283,9 @@ def on_device() -> None:
     assert (absent.weight.dtype, absent.weight.device.type) == (torch.bfloat16, "meta")
     torch.manual_seed(3)
     with deepspeed.OnDevice(dtype=torch.float64, device="cpu"):
-        mine = nn.Linear(2, 2)
+        actual = nn.Linear(2, 2)
     torch.manual_seed(3)
-    assert torch.equal(mine.weight, nn.Linear(2, 2, dtype=torch.float64).weight)
+    assert torch.equal(actual.weight, nn.Linear(2, 2, dtype=torch.float64).weight)
     with deepspeed.OnDevice(dtype=torch.float64, enabled=False):
         assert nn.Linear(2, 2).weight.dtype == torch.float32
 
@@ -323,7 +323,7 @@ def test_checkpoint_passes_keyword_arguments(named: dict[str, Any]) -> None:
         return (x * scale).sin()
 
     weights = torch.ones(3, requires_grad=True)
-    found = checkpointing.checkpoint(layer, weights, **named, debug=True)
-    found.sum().backward()
+    actual = checkpointing.checkpoint(layer, weights, **named, debug=True)
+    actual.sum().backward()
     torch.testing.assert_close(weights.grad, 2.0 * torch.cos(torch.full((3,), 2.0)))
     assert calls == [True, True]

@@ -50,11 +50,11 @@ def model() -> nn.Module:
 
 def test_classes_match_subclasses() -> None:
     parts = model()
-    found = utils.set_z3_leaf_modules(parts, [Expert])
-    assert [type(part) for part in found] == [Expert, GatedExpert, Expert] * 2
-    assert utils.get_z3_leaf_modules(parts) == found
-    assert utils.unset_z3_leaf_modules(parts, [GatedExpert]) == [found[1], found[4]]
-    assert utils.get_z3_leaf_modules(parts) == [part for part in found if type(part) is Expert]
+    actual = utils.set_z3_leaf_modules(parts, [Expert])
+    assert [type(part) for part in actual] == [Expert, GatedExpert, Expert] * 2
+    assert utils.get_z3_leaf_modules(parts) == actual
+    assert utils.unset_z3_leaf_modules(parts, [GatedExpert]) == [actual[1], actual[4]]
+    assert utils.get_z3_leaf_modules(parts) == [part for part in actual if type(part) is Expert]
     assert utils.set_z3_leaf_modules(parts, [nn.Module])[-1] is parts
 
 
@@ -86,14 +86,14 @@ def test_classes_with_equal_names_are_distinct() -> None:
 
 def test_marks_by_name_and_suffix() -> None:
     parts = model()
-    found, missing = utils.set_z3_leaf_modules_by_name(
+    actual, missing = utils.set_z3_leaf_modules_by_name(
         parts, ["0", "nowhere"], raise_if_not_found=False
     )
-    assert (found, missing) == ([parts[0]], ["nowhere"])
+    assert (actual, missing) == ([parts[0]], ["nowhere"])
     with pytest.raises(ValueError, match="nowhere"):
         utils.set_z3_leaf_modules_by_name(parts, ["nowhere"])
-    found, missing = utils.set_z3_leaf_modules_by_suffix(parts, ["experts.1", "up"])
-    assert len(found) == 8
+    actual, missing = utils.set_z3_leaf_modules_by_suffix(parts, ["experts.1", "up"])
+    assert len(actual) == 8
     assert missing == []
     utils.set_z3_leaf_modules_by_suffix(parts, [""], flag=False)
     assert utils.get_z3_leaf_modules(parts) == []
@@ -108,13 +108,13 @@ def units(parts: nn.Module, classes: tuple[str, ...] = ()) -> list[str]:
     engine: Any = initialize(model=parts, config=config)[0]
     engine.backward(engine(torch.ones(1, 4)).sum())
     engine.step()
-    found = [n for n, p in engine.module.named_modules() if isinstance(p, FSDPModule)]
+    actual = [n for n, p in engine.module.named_modules() if isinstance(p, FSDPModule)]
     for part in engine.module.modules():
         inside = [p for leaf in utils.get_z3_leaf_modules(engine.module) for p in leaf.parameters()]
         for parameter in part.parameters():
             assert utils.z3_leaf_parameter(parameter) == any(parameter is p for p in inside)
     engine.close()
-    return found
+    return actual
 
 
 def test_stage3_gathers_marked_instances_as_units() -> None:

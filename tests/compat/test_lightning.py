@@ -44,8 +44,8 @@ def samples() -> TensorDataset:
 
 
 def optimizer_of(model: nn.Module) -> tuple[Any, Any]:
-    made = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    return made, torch.optim.lr_scheduler.StepLR(made, step_size=2, gamma=0.5)
+    built = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    return built, torch.optim.lr_scheduler.StepLR(built, step_size=2, gamma=0.5)
 
 
 def plain(epochs: int) -> tuple[list[float], list[float]]:
@@ -60,8 +60,8 @@ def plain(epochs: int) -> tuple[list[float], list[float]]:
             order.set_epoch(epoch)
         parts = [torch.tensor(list(order)).split(MICRO) for order in orders]
         for batch in zip(*parts, strict=True):
-            for rank, mine in enumerate(batch):
-                loss = nn.functional.mse_loss(model(x[mine]), y[mine])
+            for rank, actual in enumerate(batch):
+                loss = nn.functional.mse_loss(model(x[actual]), y[actual])
                 (loss / world / STEPS).backward()
                 if rank == dist.get_rank():
                     losses.append(loss.item())
@@ -99,8 +99,8 @@ def lightning_module() -> Any:
             self.validations.append(self.trainer.callback_metrics["validation_loss"].item())
 
         def configure_optimizers(self) -> Any:
-            made, schedule = optimizer_of(self)
-            return [made], [{"scheduler": schedule, "interval": "step"}]
+            built, schedule = optimizer_of(self)
+            return [built], [{"scheduler": schedule, "interval": "step"}]
 
     return Module()
 
@@ -127,7 +127,7 @@ def make_trainer(root: str, stage: int, epochs: int) -> Any:
 
 
 def with_fabric(root: str, stage: int) -> tuple[list[float], list[float]]:
-    """Losses of two epochs in a loop of one's own; and of the second one, by other objects."""
+    """Return losses of two epochs in a plain loop, and of the second epoch after a resume."""
     from lightning.fabric import Fabric
     from lightning.fabric.strategies import DeepSpeedStrategy
 
@@ -136,15 +136,15 @@ def with_fabric(root: str, stage: int) -> tuple[list[float], list[float]]:
         "gradient_clipping": CLIP,
         "zero_optimization": {"stage": stage},
     }
-    found = []
+    actual = []
     for first in (0, 1):
         become_rank()
         strategy = DeepSpeedStrategy(config=dict(config))
         fabric = Fabric(accelerator="cpu", devices=dist.get_world_size(), strategy=strategy)
         fabric.launch()
         net = Net()
-        made, planned = optimizer_of(net)
-        model, optimizer, schedule = fabric.setup(net, made, scheduler=planned)
+        built, planned = optimizer_of(net)
+        model, optimizer, schedule = fabric.setup(net, built, scheduler=planned)
         order = DistributedSampler(samples(), fabric.world_size, fabric.global_rank)
         state = {"model": model, "optimizer": optimizer, "schedule": schedule, "epoch": 0}
         if first:
@@ -160,8 +160,8 @@ def with_fabric(root: str, stage: int) -> tuple[list[float], list[float]]:
                 losses.append(loss.item())
             if epoch == 0:
                 fabric.save(f"{root}/fabric{stage}", {**state, "epoch": 1})
-        found.append(losses)
-    return found[0], found[1]
+        actual.append(losses)
+    return actual[0], actual[1]
 
 
 def loader() -> Any:
@@ -174,29 +174,29 @@ def beside_plain(folder: str, root: str) -> int:
     wanted, validated = plain(2)
     for stage in (0, 1, 2, 3):
         place = f"{root}/{stage}"
-        whole = lightning_module()
+        full = lightning_module()
         trainer = make_trainer(place, stage, 2)
-        trainer.fit(whole, loader(), loader())
+        trainer.fit(full, loader(), loader())
         assert trainer.global_step == len(wanted) // STEPS
         assert type(trainer.model).__name__ == "DeepSpeedEngine"
         assert trainer.model.zero_optimization_stage() == stage
-        assert whole.losses == pytest.approx(wanted, rel=1e-5), stage
-        assert whole.validations == pytest.approx(validated, rel=1e-5), stage
+        assert full.losses == pytest.approx(wanted, rel=1e-5), stage
+        assert full.validations == pytest.approx(validated, rel=1e-5), stage
         rates = trainer.optimizers[0].param_groups[0]["lr"]
         # from the end of the first epoch, by other objects, to the bit
         resumed = lightning_module()
         trainer = make_trainer(f"{root}/resumed{stage}", stage, 2)
         trainer.fit(resumed, loader(), loader(), ckpt_path=f"{place}/epoch=0.ckpt")
-        assert resumed.losses == whole.losses[len(wanted) // 2 :]
-        assert resumed.validations == whole.validations[1:]
+        assert resumed.losses == full.losses[len(wanted) // 2 :]
+        assert resumed.validations == full.validations[1:]
         assert resumed.hparams == {"width": 8}
         assert trainer.optimizers[0].param_groups[0]["lr"] == rates
         # without training: the engine has no optimizer then
         for again, path in ((resumed, None), (lightning_module(), f"{place}/epoch=0.ckpt")):
             other = make_trainer(root, stage, 2) if path else trainer
-            (found,) = other.validate(again, loader(), ckpt_path=path, verbose=False)
-            expected = whole.validations[0 if path else 1]
-            assert found["validation_loss"] == pytest.approx(expected, rel=1e-6), (stage, path)
+            (actual,) = other.validate(again, loader(), ckpt_path=path, verbose=False)
+            expected = full.validations[0 if path else 1]
+            assert actual["validation_loss"] == pytest.approx(expected, rel=1e-6), (stage, path)
         losses, second = with_fabric(root, stage)
         assert losses == pytest.approx(wanted, rel=1e-5), stage
         assert second == losses[len(wanted) // 2 :]

@@ -1,4 +1,4 @@
-"""What the docs say of each public name of DeepSpeed, beside what the stand-in has."""
+"""The documentation of DeepSpeed's public names matches the replacement."""
 
 import importlib
 import json
@@ -26,21 +26,21 @@ ENGINES = ("DeepSpeedEngine", "PipelineEngine")
 
 
 def rows() -> dict[str, list[tuple[list[str], str]]]:
-    """By module: the names of each row, and what it says."""
-    found: dict[str, list[tuple[list[str], str]]] = {}
+    """Return the names and the text of each row, by module."""
+    actual: dict[str, list[tuple[list[str], str]]] = {}
     module = ""
     for line in PAGE.read_text().partition("## Every public name")[2].splitlines():
         if line.startswith("### "):
             module = line.split("`")[1]
         elif line.startswith("| `"):
             left, _, right = line.strip("| ").partition(" | ")
-            found.setdefault(module, []).append((re.findall(r"`([^`]+)`", left), right))
-    return found
+            actual.setdefault(module, []).append((re.findall(r"`([^`]+)`", left), right))
+    return actual
 
 
 def test_every_public_name_is_in_one_row() -> None:
-    told = {m: [name for names, _ in of for name in names] for m, of in rows().items()}
-    assert {m: sorted(names) for m, names in told.items()} == {
+    reported = {m: [name for names, _ in of for name in names] for m, of in rows().items()}
+    assert {m: sorted(names) for m, names in reported.items()} == {
         m: sorted(names) for m, names in NAMES.items()
     }
 
@@ -61,7 +61,7 @@ def look(_: str) -> dict[str, list[str]]:
 
 
 def test_supported_names_are_exactly_those_that_exist() -> None:
-    (found,) = run_on_ranks(look, 1, "")
+    (actual,) = run_on_ranks(look, 1, "")
     there = {
         module: sorted(
             name
@@ -71,7 +71,7 @@ def test_supported_names_are_exactly_those_that_exist() -> None:
         )
         for module, of in rows().items()
     }
-    assert there == {module: sorted(names) for module, names in found.items()}
+    assert there == {module: sorted(names) for module, names in actual.items()}
 
 
 DEEPER = {
@@ -91,7 +91,7 @@ DEEPER = {
 
 
 def fail(_: str) -> dict[str, dict[str, str]]:
-    """By module: what the first use of each name says that is not there."""
+    """Return the error of the first use of each unsupported name, by module."""
     install()
     import deepspeed
 
@@ -118,12 +118,13 @@ def fail(_: str) -> dict[str, dict[str, str]]:
         return ""
 
     return {
-        m: {name: told for name in names if (told := said(m, name))} for m, names in NAMES.items()
+        m: {name: reported for name in names if (reported := said(m, name))}
+        for m, names in NAMES.items()
     }
 
 
 def test_unsupported_names_raise_the_documented_remedy() -> None:
-    (found,) = run_on_ranks(fail, 1, "")
+    (actual,) = run_on_ranks(fail, 1, "")
     checked = 0
     for module, of in rows().items():
         for names, answer in of:
@@ -131,7 +132,7 @@ def test_unsupported_names_raise_the_documented_remedy() -> None:
                 continue
             instead = answer.removeprefix("none: ").replace("`", "")
             for name in names:
-                assert found[module][name].endswith(instead), f"{module}.{name}"
+                assert actual[module][name].endswith(instead), f"{module}.{name}"
                 checked += 1
     assert checked > 400
 
@@ -169,7 +170,7 @@ def use(_: str) -> dict[str, str]:
     assert names["train"]() is False
     assert (names["groups"].__module__, names["groups"].__name__) == ("deepspeed.utils", "groups")
     assert not issubclass(nn.Linear, names["BF16_Optimizer"])
-    found = {}
+    actual = {}
     for code in (
         "BF16_Optimizer(1)",
         "OwnSchedule(2)",
@@ -190,20 +191,20 @@ def use(_: str) -> dict[str, str]:
     ):
         with pytest.raises((EngineError, AttributeError)) as error:
             exec(code, names)
-        found[code] = str(error.value)
-    return found
+        actual[code] = str(error.value)
+    return actual
 
 
 def test_missing_names_import_and_fail_when_used() -> None:
-    (found,) = run_on_ranks(use, 1, "")
-    assert all("Zerolab stands in for deepspeed" in message for message in found.values())
-    assert "use stage 3" in found["Own()"]
-    for code in found:
+    (actual,) = run_on_ranks(use, 1, "")
+    assert all("Zerolab stands in for deepspeed" in message for message in actual.values())
+    assert "use stage 3" in actual["Own()"]
+    for code in actual:
         if "get_cuda_rng" in code or "CudaRNG" in code or "manual_seed" in code:
-            assert "named random states are not supported" in found[code]
-    assert "use stage 3" in found["deepspeed.moe.layer.MoE(hidden_size=1)"]
-    assert found["OwnSchedule(2)"].startswith("deepspeed.runtime.pipe.schedule.PipeSchedule: ")
-    assert found["new.Thing()"].startswith("deepspeed.somewhere.new.Thing: ")
+            assert "named random states are not supported" in actual[code]
+    assert "use stage 3" in actual["deepspeed.moe.layer.MoE(hidden_size=1)"]
+    assert actual["OwnSchedule(2)"].startswith("deepspeed.runtime.pipe.schedule.PipeSchedule: ")
+    assert actual["new.Thing()"].startswith("deepspeed.somewhere.new.Thing: ")
 
 
 def call_launcher_names(directory: str) -> Any:
@@ -231,8 +232,8 @@ def call_launcher_names(directory: str) -> Any:
 
 
 def test_launcher_and_helper_names_work(tmp_path: Path) -> None:
-    (found,) = run_on_ranks(call_launcher_names, 1, str(tmp_path))
-    assert found == (None, {"two": [1]}, {"two": [0, 1]}, None, "Tanh", "metameta")
+    (actual,) = run_on_ranks(call_launcher_names, 1, str(tmp_path))
+    assert actual == (None, {"two": [1]}, {"two": [0, 1]}, None, "Tanh", "metameta")
 
 
 def test_methods_are_documented_as_methods() -> None:

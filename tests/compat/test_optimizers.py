@@ -1,4 +1,4 @@
-"""DeepSpeed's optimizer classes under the stand-in."""
+"""DeepSpeed's optimizer classes in the replacement."""
 
 from typing import Any
 

@@ -134,10 +134,10 @@ def test_pipeline_script_and_its_checkpoints_match_plain_torch(tmp_path: Path) -
         torch.testing.assert_close(rank["end"], end, rtol=0, atol=1e-6)
     out = tmp_path / "whole"
     asked = [sys.executable, tmp_path / "zero_to_fp32.py", tmp_path]
-    told = subprocess.run(
+    reported = subprocess.run(
         [*asked, out, "-t", "nothing"], check=False, capture_output=True, text=True
     )
-    assert (told.returncode, "nothing" in told.stderr, told.stdout) == (2, True, "")
+    assert (reported.returncode, "nothing" in reported.stderr, reported.stdout) == (2, True, "")
     subprocess.run([*asked, out, "--safe_serialization"], check=True)
     torch.testing.assert_close(load_file(out / "model.safetensors"), first["end"], rtol=0, atol=0)
     assert (first["place"], last["place"]) == ((True, False), (False, True))
@@ -147,10 +147,10 @@ def test_pipeline_script_and_its_checkpoints_match_plain_torch(tmp_path: Path) -
     ]
     labels = [y for _, y in batches()]
     loss = nn.functional.cross_entropy(torch.cat(outputs), torch.cat(labels))
-    whole = {"both": (loss, outputs[-1]), "not_told": loss, "outputs": outputs[:2]}
-    torch.testing.assert_close(last["evaluated"], whole, rtol=0, atol=1e-5)
-    (told, logits), *others = first["evaluated"].values()
-    assert (told.item(), logits, others) == (pytest.approx(loss.item()), None, [None, None])
+    full = {"both": (loss, outputs[-1]), "not_told": loss, "outputs": outputs[:2]}
+    torch.testing.assert_close(last["evaluated"], full, rtol=0, atol=1e-5)
+    (reported, logits), *others = first["evaluated"].values()
+    assert (reported.item(), logits, others) == (pytest.approx(loss.item()), None, [None, None])
 
 
 class Tied(nn.Module):
@@ -163,8 +163,8 @@ class Tied(nn.Module):
         self.register_buffer("shift", torch.arange(3.0))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        found: Tensor = self.embed(tokens) * self.scale
-        return self.head(found + self.shift.to(found.dtype))
+        actual: Tensor = self.embed(tokens) * self.scale
+        return self.head(actual + self.shift.to(actual.dtype))
 
 
 @pytest.mark.parametrize("stage", [0, 3])
@@ -182,21 +182,21 @@ def test_weights_are_extracted_from_a_checkpoint_without_engine(stage: int, tmp_
     engine.backward(engine(torch.tensor([1, 2])).float().square().mean())
     engine.step()
     engine.save_checkpoint(tmp_path / "saved")
-    wanted = engine.full_state_dict()
+    expected = engine.full_state_dict()
     engine.close()
-    found = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(tmp_path / "saved")
-    assert found["embed.weight"].dtype == torch.float32
-    assert found.keys() == wanted.keys() == Tied().state_dict().keys()
-    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    actual = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(tmp_path / "saved")
+    assert actual["embed.weight"].dtype == torch.float32
+    assert actual.keys() == expected.keys() == Tied().state_dict().keys()
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
     model = zero_to_fp32.load_state_dict_from_zero_checkpoint(Tied(), tmp_path / "saved")
-    torch.testing.assert_close(dict(model.state_dict()), found, rtol=0, atol=0, check_dtype=False)
+    torch.testing.assert_close(dict(model.state_dict()), actual, rtol=0, atol=0, check_dtype=False)
     for safe, name in ((False, "pytorch_model.bin"), (True, "model.safetensors")):
         zero_to_fp32.convert_zero_checkpoint_to_fp32_state_dict(
             tmp_path / "saved", tmp_path / "out", safe_serialization=safe
         )
         assert (tmp_path / "out" / name).stat().st_size > 0
     read = torch.load(tmp_path / "out" / "pytorch_model.bin")
-    torch.testing.assert_close(read, found, rtol=0, atol=0)
+    torch.testing.assert_close(read, actual, rtol=0, atol=0)
     with pytest.raises(ConfigError, match="save_checkpoint\\(\\), which leaves them out"):
         zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(
             tmp_path / "saved", exclude_frozen_parameters=True

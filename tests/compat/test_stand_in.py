@@ -1,4 +1,4 @@
-"""How a script gets the module named deepspeed that stands on this engine."""
+"""How a script imports the replacement of deepspeed."""
 
 import contextlib
 import os
@@ -205,11 +205,11 @@ def test_earlier_references_are_full_and_writes_to_them_persist(bf16: bool) -> N
         "zero_optimization": {"stage": 3},
     }
     engine = initialize(model=model, config=config)[0]
-    taken = list(model.parameters())
-    with torch.no_grad(), GatheredParameters(taken, modifier_rank=0):
+    references = list(model.parameters())
+    with torch.no_grad(), GatheredParameters(references, modifier_rank=0):
         model.weight.fill_(3)
     assert engine.full("weight").tolist() == [[3, 3], [3, 3]]
-    with GatheredParameters(taken, modifier_rank=0):
-        taken[0].data.zero_()
+    with GatheredParameters(references, modifier_rank=0):
+        references[0].data.zero_()
     assert engine.full("weight").tolist() == [[0, 0], [0, 0]]
     engine.close()

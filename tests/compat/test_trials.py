@@ -69,13 +69,13 @@ def outcome(trial: Trial, stage: int | None = None) -> dict[str, bytes]:
     assert trial.latest is not None
     assert trial.latest.steps_completed == STEPS
     stored = trial.path / "checkpoints" / trial.latest.uuid
-    wanted = ["model.safetensors"]
+    expected = ["model.safetensors"]
     if stage is None:
-        wanted += ["optimizer.pt", "scheduler.pt", "rng_state.pth"]
+        expected += ["optimizer.pt", "scheduler.pt", "rng_state.pth"]
     else:
-        wanted += ["rng_state_0.pth", "rng_state_1.pth"]
+        expected += ["rng_state_0.pth", "rng_state_1.pth"]
     final = trial.run_path / "model" / "final" / "model.safetensors"
-    return {"final": final.read_bytes(), **{n: (stored / n).read_bytes() for n in wanted}}
+    return {"final": final.read_bytes(), **{n: (stored / n).read_bytes() for n in expected}}
 
 
 def disturb(
@@ -97,9 +97,11 @@ def disturb(
         whose = {"WHOSE": str(dice.randrange(trial.slots))}
         began = trial.latest.steps_completed if trial.latest else 0
         codes = trial.run(**common, **(events | whose if attempt < times else {}))
-        told = [(trial.run_path / f"log{rank}").read_text()[-1500:] for rank in range(trial.slots)]
+        reported = [
+            (trial.run_path / f"log{rank}").read_text()[-1500:] for rank in range(trial.slots)
+        ]
         left = set(codes) == {EXIT_PREEMPTED}
-        assert left or -9 in codes or set(codes) == {0}, (codes, *told)
+        assert left or -9 in codes or set(codes) == {0}, (codes, *reported)
         if left:
             assert trial.latest is not None
             assert trial.latest.steps_completed > began, "it makes progress"
@@ -110,12 +112,12 @@ def disturb(
         }
         if set(codes) == {0}:
             return losses
-    raise AssertionError((codes, *told))
+    raise AssertionError((codes, *reported))
 
 
 def losses_of(trial: Trial) -> dict[int, Any]:
-    found = trial.metrics("training").items()
-    return {step: values["loss"] for step, values in found if "loss" in values}
+    actual = trial.metrics("training").items()
+    return {step: values["loss"] for step, values in actual if "loss" in values}
 
 
 def disturbed_alone(path: str) -> bool:
@@ -125,8 +127,8 @@ def disturbed_alone(path: str) -> bool:
     assert list(first) == [2, 4, 6]
     early = Trial(Path(path) / "early", SCRIPT, {"training_arguments": ARGUMENTS})
     assert early.run(EVENTS="1", SIGNAL="SIGTERM") == [EXIT_PREEMPTED]  # before the first step
-    told = (early.run_path / "log0").read_text()
-    assert "accelerator.save_state()" not in told, "a Trainer leaves by itself"
+    reported = (early.run_path / "log0").read_text()
+    assert "accelerator.save_state()" not in reported, "a Trainer leaves by itself"
     validations = calm.metrics("validation")
     assert list(validations) == [2, 4, 6]
     evaluated = [values["eval_loss"] for values in validations.values()]
@@ -146,7 +148,7 @@ def disturbed_alone(path: str) -> bool:
     assert calm.run() == [0], (calm.run_path / "log0").read_text()
     assert outcome(calm) == expected
     assert losses_of(calm) == {}
-    # a rung: it validates there, leaves, and goes on
+    # a rung: it validates there, leaves, and resumes
     batches = {"name": "single", "metric": "eval_loss", "max_length": {"batches": STEPS}}
     rates = {"training_arguments": {**ARGUMENTS, "save_strategy": "no"}}
     rung = Trial(Path(path) / "rung", SCRIPT.replace("load_best_model_at_end=True, ", ""),
@@ -245,7 +247,7 @@ def refused(path: str) -> bool:
     # what transformers refuses itself: of the arguments, of the Trainer, before the first batch,
     # and after its first evaluation
     nothing = "accuracy", "trainer.train()", "'eval_accuracy', which is not"
-    for name, value, line, told in (
+    for name, value, line, reported in (
         ("deepspeed", "nowhere.json", "arguments = ", "existing deepspeed config"),
         ("optim", "adamm", "arguments = ", "adamm is not a valid OptimizerNames"),
         ("report_to", "nonsense", "trainer = ", "nonsense is not supported"),
@@ -258,11 +260,11 @@ def refused(path: str) -> bool:
             given = {name: "reduce_lr_on_plateau", "metric_for_best_model": value}
         wrong = Trial(Path(path) / name / value, SCRIPT, {"training_arguments": given})
         assert wrong.run() == [1], (wrong.run_path / "log0").read_text()
-        found = wrong.reason()
-        assert found.exit_code == EXIT_USER_ERROR, value
-        assert found.reason.startswith("script.py:"), found.reason
-        assert told in found.reason, found.reason
-        assert f"(in: {line}" in found.reason, found.reason
+        actual = wrong.reason()
+        assert actual.exit_code == EXIT_USER_ERROR, value
+        assert actual.reason.startswith("script.py:"), actual.reason
+        assert reported in actual.reason, actual.reason
+        assert f"(in: {line}" in actual.reason, actual.reason
     derived = """
 class Mine(Trainer):
     def __init__(self, *, max_seq_length, **given):
@@ -273,14 +275,14 @@ from transformers import HfArgumentParser
 words = ["--output_dir", "out", "--rate", "1", *os.environ.get("MORE", "").split()]
 arguments, = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(words)
 trainer = Trainer("""
-    for name, instead, told in (
+    for name, instead, reported in (
         ("derived", derived, "required keyword-only argument: 'max_seq_length'"),
         ("parsed", parsed, "arguments are not used by the HfArgumentParser: ['--rate', '1']"),
     ):
         wrong = Trial(Path(path) / name, SCRIPT.replace("trainer = Trainer(", instead))
         assert wrong.run() == [1], (wrong.run_path / "log0").read_text()
         assert wrong.reason().exit_code == EXIT_USER_ERROR
-        assert told in wrong.reason().reason, wrong.reason().reason
+        assert reported in wrong.reason().reason, wrong.reason().reason
     assert wrong.run(MORE="--lr 1") == [EXIT_USER_ERROR], "which says it in its last words"
     # a plain script's command line, and its own exit by the same code
     plain = """
@@ -299,7 +301,7 @@ else:
     sys.argv[1:] = ["a"]
     typer.run(train)
 """
-    for way, code, told in (
+    for way, code, reported in (
         ("own", 2, ""),
         ("argparse", EXIT_USER_ERROR, "error: argument --rate: invalid float value: 'fast'"),
         ("click", EXIT_USER_ERROR, "Invalid value for '--rate': 'fast' is not a valid float"),
@@ -308,7 +310,7 @@ else:
         wrong = Trial(Path(path) / way, plain)
         assert wrong.run(WAY=way) == [code], way
         said = (wrong.run_path / "log0").read_text().strip()
-        assert told in said, said
+        assert reported in said, said
     # a script that can do without goes on, and its own failure later is one that may pass
     caught = SCRIPT.replace("trainer = Trainer(", "try: Trainer(model=3)\nexcept Exception: pass\n"
                             "trainer = Trainer(")  # fmt: skip
@@ -381,8 +383,8 @@ def accelerated(path: str) -> bool:
     assert [r["steps_completed"] for r in calm.records("checkpoint")] == [4, 8, 12, 16]
     trial = Trial(Path(path) / "disturbed", ACCELERATED)
     assert trial.run(SIGNAL="SIGTERM", EPOCH="1") == [EXIT_PREEMPTED]
-    told = (trial.run_path / "log0").read_text()
-    assert told.count("and waits for the script's next accelerator.save_state()") == 1, told
+    reported = (trial.run_path / "log0").read_text()
+    assert reported.count("and waits for the script's next accelerator.save_state()") == 1, reported
     assert trial.latest is not None
     assert trial.latest.steps_completed == 8
     assert trial.run(SIGNAL="SIGKILL", EPOCH="3") == [-9]
@@ -395,9 +397,9 @@ def accelerated(path: str) -> bool:
     on_engine = ACCELERATED.replace("cpu=True", f"deepspeed_plugin={plugin}")
     engine = Trial(Path(path) / "engine", on_engine)
     code = engine.run(SIGNAL="SIGTERM", EPOCH="1")
-    told = (engine.run_path / "log0").read_text()
-    assert code == [EXIT_PREEMPTED], told
-    assert told.count("and waits for the script's next accelerator.save_state()") == 1, told
+    reported = (engine.run_path / "log0").read_text()
+    assert code == [EXIT_PREEMPTED], reported
+    assert reported.count("and waits for the script's next accelerator.save_state()") == 1, reported
     assert list(engine.metrics("training")) == list(range(1, 9))
     assert list(engine.metrics("validation")) == [4, 8]
     assert [r["steps_completed"] for r in engine.records("checkpoint")] == [4, 8]

@@ -101,9 +101,9 @@ def loop(folder: str, stage: int | None) -> dict[str, Any]:
 
 
 def without_sync(stage: int | None, *, apart: bool = False) -> list[float]:
-    """Two micro-batches an update, the first of them inside ``no_sync``; the losses.
+    """Return losses with two micro-batches per update, the first inside ``no_sync``.
 
-    On an engine the step stands inside, too. With ``apart`` each micro-batch is an update.
+    On an engine ``step`` is called inside, too. With ``apart`` each micro-batch is an update.
     """
     from accelerate import Accelerator, DeepSpeedPlugin
 
@@ -135,20 +135,20 @@ def every_stage(root: str) -> bool:
     install()
     plain = loop(f"{root}/plain", None)
     for stage in (0, 1, 2, 3):
-        found = loop(f"{root}/{stage}", stage)
+        actual = loop(f"{root}/{stage}", stage)
         for name in ("losses", "norms"):
-            assert found.get(name, []) == pytest.approx(plain.get(name, []), rel=FP32)
-        assert found.get("seen") == plain.get("seen")
-        for name, value in found.get("weights", {}).items():
+            assert actual.get(name, []) == pytest.approx(plain.get(name, []), rel=FP32)
+        assert actual.get("seen") == plain.get("seen")
+        for name, value in actual.get("weights", {}).items():
             torch.testing.assert_close(value, plain["weights"][name], rtol=1e-4, atol=1e-6)
-        if "logits" in found:
-            torch.testing.assert_close(found["logits"], plain["logits"], rtol=1e-4, atol=1e-5)
+        if "logits" in actual:
+            torch.testing.assert_close(actual["logits"], plain["logits"], rtol=1e-4, atol=1e-5)
     assert min(plain.get("norms", [1.0])) > CLIP, "all are clipped"
     together, apart = without_sync(None), without_sync(None, apart=True)
     assert together != apart
-    for stage in (0, 1, 2, 3):  # at 2 and 3 Accelerate hands no_sync to nobody
-        wanted = apart if stage > 1 else together
-        assert without_sync(stage) == pytest.approx(wanted, rel=FP32)
+    for stage in (0, 1, 2, 3):  # at stages 2 and 3 Accelerate ignores no_sync
+        expected = apart if stage > 1 else together
+        assert without_sync(stage) == pytest.approx(expected, rel=FP32)
     return True
 
 

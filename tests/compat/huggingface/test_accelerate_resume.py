@@ -1,4 +1,4 @@
-"""Accelerate goes on in the middle of an epoch, started by the file that it writes itself."""
+"""Accelerate resumes within an epoch, launched with its own configuration file."""
 
 import json
 import os
@@ -112,16 +112,16 @@ def test_skip_first_batches_resumes_bitwise_after_load_state(tmp_path: Path) -> 
     )
     assert done.returncode == 0, done.stdout + done.stderr
     (line,) = [line for line in done.stdout.splitlines() if "TOLD" in line]
-    told = json.loads(line.split("TOLD", 1)[1])
-    assert (told["stage"], told["ranks"], told["accumulation"]) == (3, 2, 2)
-    assert "must have whole weights, got this rank's shards" in told["refused"]
-    assert len(told["all"]) == 8
-    assert told["rest"] == told["all"][4:]
+    reported = json.loads(line.split("TOLD", 1)[1])
+    assert (reported["stage"], reported["ranks"], reported["accumulation"]) == (3, 2, 2)
+    assert "must have whole weights, got this rank's shards" in reported["refused"]
+    assert len(reported["all"]) == 8
+    assert reported["rest"] == reported["all"][4:]
     names = ("False", "True", "none")
-    whole, *others = (load_file(tmp_path / name / "model.safetensors") for name in names)
+    full, *others = (load_file(tmp_path / name / "model.safetensors") for name in names)
     for other in others:
-        assert whole.keys() == other.keys()
-        assert all(torch.equal(value, other[name]) for name, value in whole.items())
+        assert full.keys() == other.keys()
+        assert all(torch.equal(value, other[name]) for name, value in full.items())
 
 
 FSDP_FILE = """
@@ -192,9 +192,9 @@ def test_config_file_chooses_the_stage_under_accelerate_launch(about: str, tmp_p
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
-    told = "the FSDP section of accelerate's file is taken for stage 2" in ended.stderr
-    assert told == (about == "fsdp")
-    kind, stage, whole = torch.load(tmp_path / "told.pt")
+    reported = "the FSDP section of accelerate's file is taken for stage 2" in ended.stderr
+    assert reported == (about == "fsdp")
+    kind, stage, full = torch.load(tmp_path / "told.pt")
     assert (kind, stage) == ("DeepSpeedEngine", 2 if about == "fsdp" else 3)
     torch.manual_seed(0)
     net = torch.nn.Linear(4, 1)
@@ -205,17 +205,17 @@ def test_config_file_chooses_the_stage_under_accelerate_launch(about: str, tmp_p
         optimizer.step()
         optimizer.zero_grad()
     for name, value in net.state_dict().items():
-        torch.testing.assert_close(whole[name], value, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(full[name], value, rtol=1e-5, atol=1e-6)
 
 
 def test_fsdp_options_of_accelerate_launch_act_like_its_file() -> None:
     said = {"FSDP_VERSION": "1", "FSDP_SHARDING_STRATEGY": "FULL_SHARD"}
-    found = deepspeed_variables_of_fsdp({**said, "FSDP_OFFLOAD_PARAMS": "true"})
-    assert found["ACCELERATE_DEEPSPEED_ZERO_STAGE"] == "3"
-    assert found["ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE"] == "cpu"
-    assert found["ACCELERATE_USE_FSDP"] == "false"
+    actual = deepspeed_variables_of_fsdp({**said, "FSDP_OFFLOAD_PARAMS": "true"})
+    assert actual["ACCELERATE_DEEPSPEED_ZERO_STAGE"] == "3"
+    assert actual["ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE"] == "cpu"
+    assert actual["ACCELERATE_USE_FSDP"] == "false"
     assert deepspeed_variables_of_fsdp({**said, "FSDP_OFFLOAD_PARAMS": "false"}) == {
-        **found,
+        **actual,
         "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": "none",
         "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "none",
     }

@@ -90,7 +90,7 @@ def test_each_file_matches_plain_torch_and_files_of_its_precision(
 
 
 def with_its_own_trainer(library: str, with_datasets: str, folder: str, root: str) -> list[str]:
-    """Its optimizer has groups of its own making, its schedule ends where only its can."""
+    """Its trainer has its own optimizer groups and its own schedule."""
     os.environ |= {"AXOLOTL_DO_NOT_TRACK": "1", "HF_DATASETS_OFFLINE": "1"}
     os.environ |= {"TRL_EXPERIMENTAL_SILENCE": "1"}
     sys.path[:0] = [library, with_datasets]
@@ -126,15 +126,15 @@ def with_its_own_trainer(library: str, with_datasets: str, folder: str, root: st
         dataset = Dataset.from_list(data)
         return rows_of(AxolotlTrainer(model=make_model(), args=arguments, train_dataset=dataset))
 
-    wanted = course("plain")
-    assert wanted[-1]["learning_rate"] > 2e-3, "its own schedule"
+    expected = course("plain")
+    assert expected[-1]["learning_rate"] > 2e-3, "its own schedule"
     for name in ("zero1", "zero3"):
-        assert_alike(course(name), wanted, 1e-6)
-    return [sorted(row) for row in wanted]
+        assert_alike(course(name), expected, 1e-6)
+    return [sorted(row) for row in expected]
 
 
 def test_axolotl_trainer_matches_plain_torch(
     axolotl: str, trl: str, files: Path, tmp_path: Path
 ) -> None:
-    found = run_on_ranks(with_its_own_trainer, 2, axolotl, trl, str(files), str(tmp_path))
-    assert found == [[["grad_norm", "learning_rate", "loss"]] * 3] * 2
+    actual = run_on_ranks(with_its_own_trainer, 2, axolotl, trl, str(files), str(tmp_path))
+    assert actual == [[["grad_norm", "learning_rate", "loss"]] * 3] * 2

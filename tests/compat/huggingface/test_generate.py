@@ -100,7 +100,7 @@ def trained(folder: str, file: dict[str, Any] | None) -> tuple[Any, ...]:
 
 
 def predicted(trainer: Any) -> tuple[Any, list[int]]:
-    """What it predicts, and how many tokens this rank's batches got."""
+    """Return predictions and the number of tokens of this rank's batches."""
     lengths: list[int] = []
     generate = trainer.model.generate
 
@@ -118,15 +118,17 @@ def beside_itself(root: str) -> tuple[list[int], list[int]]:
     install()
     trainer, plain, order = trained(f"{root}/plain", None)
     assert_plain(trainer)
-    wanted, lengths = predicted(trainer)
+    expected, lengths = predicted(trainer)
     for stage in (0, 1, 2, 3):
-        trainer, mine, mine_order = trained(f"{root}/{stage}", auto(stage))
-        told, mine_lengths = predicted(trainer)
+        trainer, actual, mine_order = trained(f"{root}/{stage}", auto(stage))
+        reported, mine_lengths = predicted(trainer)
         assert mine_order == order
-        assert_alike(mine, plain, FP32)
-        assert told.predictions.tolist() == wanted.predictions.tolist()
+        assert_alike(actual, plain, FP32)
+        assert reported.predictions.tolist() == expected.predictions.tolist()
         assert mine_lengths == lengths
-        assert told.metrics["test_loss"] == pytest.approx(wanted.metrics["test_loss"], rel=FP32)
+        assert reported.metrics["test_loss"] == pytest.approx(
+            expected.metrics["test_loss"], rel=FP32
+        )
         if stage == 3:
             check_alone(trainer.model)
         trainer.model_wrapped.close()
@@ -167,7 +169,7 @@ def decoders_beside_themselves() -> None:
             if bf16:
                 for parameter in plain.parameters():
                     parameter.data = parameter.data.bfloat16()
-            wanted = [decoded(plain, beams) for beams in (1, 3)]
+            expected = [decoded(plain, beams) for beams in (1, 3)]
             for stage in (0, 1, 2, 3):
                 file = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": bf16}}
                 file["optimizer"] = {"type": "SGD", "params": {"lr": 0.1}}
@@ -175,8 +177,8 @@ def decoders_beside_themselves() -> None:
                 model = make_decoder(kind)
                 engine = deepspeed.initialize(model=model, config=file)[0]
                 engine.eval()
-                found = [decoded(engine.module, beams) for beams in (1, 3)]
-                assert found == wanted, (kind, bf16, stage)
+                actual = [decoded(engine.module, beams) for beams in (1, 3)]
+                assert actual == expected, (kind, bf16, stage)
                 engine.close()
 
 
@@ -184,10 +186,10 @@ def check_alone(model: Any) -> None:
     """A part is called on its own; without gradients nothing stays gathered, with them the root."""
     ids = torch.tensor([[3, 4, 5]])
     with torch.no_grad():
-        whole = model(input_ids=ids, decoder_input_ids=ids).encoder_last_hidden_state
-        torch.testing.assert_close(model.encoder(ids).last_hidden_state, whole, rtol=0, atol=0)
+        full = model(input_ids=ids, decoder_input_ids=ids).encoder_last_hidden_state
+        torch.testing.assert_close(model.encoder(ids).last_hidden_state, full, rtol=0, atol=0)
     assert isinstance(model.shared.weight, DTensor)
-    torch.testing.assert_close(model.encoder(ids).last_hidden_state, whole)
+    torch.testing.assert_close(model.encoder(ids).last_hidden_state, full)
     assert not isinstance(model.shared.weight, DTensor)
 
 
@@ -200,4 +202,4 @@ def test_generation_matches_the_plain_model_at_every_stage(
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] == 11
     assert len(lengths) == len(other_lengths) == ROWS // 4
-    assert any(mine != other for mine, other in zip(lengths, other_lengths, strict=True))
+    assert any(actual != other for actual, other in zip(lengths, other_lengths, strict=True))

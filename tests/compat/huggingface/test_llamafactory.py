@@ -71,12 +71,12 @@ def write_data(root: Path) -> None:
     make_model().save_pretrained(root / "model")
     make_tokenizer().save_pretrained(root / "model")
     (root / "texts.json").write_text(json.dumps([{"text": text} for text in TEXTS]))
-    told = {"texts": {"file_name": "texts.json", "columns": {"prompt": "text"}}}
-    (root / "dataset_info.json").write_text(json.dumps(told))
+    reported = {"texts": {"file_name": "texts.json", "columns": {"prompt": "text"}}}
+    (root / "dataset_info.json").write_text(json.dumps(reported))
 
 
 def history_of(root: Path, name: str, **more: Any) -> list[dict[str, float]]:
-    """What it has logged of a run from its own arguments."""
+    """Return the log history of a run with LLaMA-Factory's own arguments."""
     from llamafactory.hparams import get_train_args
     from llamafactory.train.pt import run_pt
 
@@ -123,19 +123,19 @@ def train_with_every_kind(folder: str, with_datasets: str, place: str) -> list[s
     if dist.get_rank() == 0:
         write_data(root)
     dist.barrier()
-    wanted = history_of(root, "plain", use_cpu=True)
+    expected = history_of(root, "plain", use_cpu=True)
     assert os.environ.get("ACCELERATE_USE_DEEPSPEED") is None, "torch alone"
-    assert [sorted(row) for row in wanted[-2:]] == [sorted(KEPT[:3]), ["eval_loss"]]
+    assert [sorted(row) for row in expected[-2:]] == [sorted(KEPT[:3]), ["eval_loss"]]
     done = []
     for name, file in files().items():
         path = root / f"{name}.{dist.get_rank()}.json"
         path.write_text(json.dumps(file))
-        found = history_of(root, name, deepspeed=str(path))
-        assert_alike(found, wanted, 1e-5)
+        actual = history_of(root, name, deepspeed=str(path))
+        assert_alike(actual, expected, 1e-5)
         done.append(name)
     return done
 
 
 def test_each_kind_of_file_trains_like_plain_torch(factory: str, trl: str, tmp_path: Path) -> None:
-    found = run_on_ranks(train_with_every_kind, 2, factory, trl, str(tmp_path))
-    assert found == [list(files())] * 2
+    actual = run_on_ranks(train_with_every_kind, 2, factory, trl, str(tmp_path))
+    assert actual == [list(files())] * 2

@@ -74,7 +74,7 @@ def write_models(root: str) -> None:
 
 @contextlib.contextmanager
 def told(of: str = "transformers") -> Iterator[list[str]]:
-    """What a logger says meanwhile."""
+    """Collect a logger's messages within a block."""
     import transformers
 
     transformers.logging.set_verbosity_warning()  # a Trainer may have changed it
@@ -92,9 +92,9 @@ def told(of: str = "transformers") -> Iterator[list[str]]:
 def load_all(root: str) -> tuple[dict[str, Any], list[str]]:
     from transformers import AutoModelForCausalLM, GPT2ForSequenceClassification, GPT2LMHeadModel
 
-    torch.manual_seed(dist.get_rank())  # what is drawn differs
+    torch.manual_seed(dist.get_rank())  # random values differ
     with told() as lines:
-        found = {
+        actual = {
             "one": GPT2LMHeadModel.from_pretrained(f"{root}/one", low_cpu_mem_usage=True),
             "split": AutoModelForCausalLM.from_pretrained(f"{root}/split"),
             "bin": GPT2LMHeadModel.from_pretrained(f"{root}/bin"),
@@ -107,22 +107,22 @@ def load_all(root: str) -> tuple[dict[str, Any], list[str]]:
         }
         with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
             GPT2ForSequenceClassification.from_pretrained(f"{root}/classes", num_labels=3)
-    return found, [re.sub(r"\s+", " ", line) for line in lines if "LOAD REPORT" in line]
+    return actual, [re.sub(r"\s+", " ", line) for line in lines if "LOAD REPORT" in line]
 
 
 MADE = ("score.weight", "transformer.h.1.mlp.c_fc.weight")
 """What has no values in some of the files."""
 
 
-def compare(found: dict[str, Any], plain: dict[str, Any]) -> None:
-    for name, model in found.items():
-        wanted = plain[name].state_dict()
+def compare(actual: dict[str, Any], plain: dict[str, Any]) -> None:
+    for name, model in actual.items():
+        expected = plain[name].state_dict()
         values = model.state_dict()
-        assert values.keys() == wanted.keys()
+        assert values.keys() == expected.keys()
         assert all(is_copy_on_write(parameter) for parameter in model.parameters()), name
         drawn = [key for key in MADE if key in values and name in {"more", "head", "other"}]
         for key in values.keys() - set(drawn):
-            torch.testing.assert_close(values[key], wanted[key], rtol=0, atol=0)
+            torch.testing.assert_close(values[key], expected[key], rtol=0, atol=0)
         for key in drawn:
             every: list[Any] = [None, None]
             dist.all_gather_object(every, values[key])
@@ -157,7 +157,7 @@ def use_alone(model: Any, plain: Any, root: str) -> None:
 
 
 def write_alone(model: Any) -> None:
-    """What a rank writes is its own; in GatheredParameters one rank's writes are everybody's."""
+    """A rank's writes are private; within GatheredParameters they reach all ranks."""
     import deepspeed
 
     weight = model.transformer.ln_f.weight
@@ -176,7 +176,7 @@ def write_alone(model: Any) -> None:
 
 
 def build_under_init(root: str) -> None:
-    """What is built, by a script or by transformers, has rank 0's values."""
+    """Models built by a script or by transformers have rank 0's values."""
     import deepspeed
     from transformers import GPT2LMHeadModel
 
@@ -204,9 +204,9 @@ def build_under_init(root: str) -> None:
     with deepspeed.zero.Init():
         built = Untied()
     torch.manual_seed(0)
-    for mine, wanted in zip(built.parameters(), Untied().parameters(), strict=True):
-        torch.testing.assert_close(mine, wanted, rtol=0, atol=0)
-        assert is_copy_on_write(mine)
+    for actual, expected in zip(built.parameters(), Untied().parameters(), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+        assert is_copy_on_write(actual)
     torch.manual_seed(dist.get_rank())
     with deepspeed.zero.Init():
         again = GPT2LMHeadModel.from_pretrained(f"{root}/one")
@@ -247,18 +247,18 @@ def measure(root: str) -> dict[str, int]:
     def load() -> Any:
         return GPT2LMHeadModel.from_pretrained(f"{root}/large", dtype=torch.float32)
 
-    first = load()  # what a process keeps free, it has given back by now
+    first = load()  # the process has returned its free memory by now
     before, lent = anonymous(), common()
     model = load()
     held, together = anonymous() - before, common() - lent
     assert model.dtype == torch.float32
-    whole = sum(value.nbytes for value in model.parameters())
+    full = sum(value.nbytes for value in model.parameters())
     del first
     model, loading = peak_of(load)
     engine, building = peak_of(lambda: deepspeed.initialize(model=model, config=FILE)[0])
     engine.close()
     return {
-        "whole": whole,
+        "whole": full,
         "held": held,
         "common": together,
         "loading": loading,
@@ -267,7 +267,7 @@ def measure(root: str) -> dict[str, int]:
 
 
 def as_on_two_hosts(root: str, plain: dict[str, Any]) -> dict[str, int]:
-    """The ranks tell each other different names, and share nothing."""
+    """The ranks exchange different host names, and share nothing."""
     from transformers import GPT2ForSequenceClassification, GPT2LMHeadModel
 
     name = shared_weights.host_name
@@ -297,22 +297,24 @@ def everything(root: str) -> list[dict[str, int]]:
         write_models(root)
     dist.barrier()
     plain, plain_lines = load_all(root)
-    wanted, _ = train(f"{root}/plain", None, model=GPT2LMHeadModel.from_pretrained(f"{root}/split"))
+    expected, _ = train(
+        f"{root}/plain", None, model=GPT2LMHeadModel.from_pretrained(f"{root}/split")
+    )
     alive = HfDeepSpeedConfig(auto(3) | FILE)
     assert alive.is_zero3()
 
-    found, lines = load_all(root)
+    actual, lines = load_all(root)
     assert lines == plain_lines
     assert any("score.weight" in line for line in lines)
-    compare(found, plain)
+    compare(actual, plain)
     with pytest.raises(ConfigError, match="device_map: must be left out at stage 3"):
         GPT2LMHeadModel.from_pretrained(f"{root}/one", device_map="auto")
-    use_alone(found["one"], plain["one"], root)
-    write_alone(found["bin"])
+    use_alone(actual["one"], plain["one"], root)
+    write_alone(actual["bin"])
     build_under_init(root)
     measured = [measure(root), as_on_two_hosts(root, plain)]
-    mine, trainer = train(f"{root}/mine", auto(3), model=found["split"])
-    assert_alike(mine, wanted, FP32)
+    mine, trainer = train(f"{root}/mine", auto(3), model=actual["split"])
+    assert_alike(mine, expected, FP32)
     # after a training, and while its engine lives: a reference model
     reference = GPT2LMHeadModel.from_pretrained(f"{root}/one")
     frozen = deepspeed.initialize(
@@ -335,7 +337,7 @@ def test_pretrained_model_is_the_plain_one_and_shared_by_a_host(
     for together, alone in ranks:
         assert together["common"] >= together["whole"], ranks
         assert alone["common"] < 0.2 * alone["whole"], ranks
-    for found in itertools.chain(*ranks):
-        assert found["held"] < 0.2 * found["whole"], ranks
-        assert found["loading"] - mapped < 0.2 * found["whole"], ranks
-        assert 0.5 * found["whole"] < found["building"] < 0.8 * found["whole"], ranks
+    for actual in itertools.chain(*ranks):
+        assert actual["held"] < 0.2 * actual["whole"], ranks
+        assert actual["loading"] - mapped < 0.2 * actual["whole"], ranks
+        assert 0.5 * actual["whole"] < actual["building"] < 0.8 * actual["whole"], ranks

@@ -34,10 +34,10 @@ UPDATE = 8
 
 
 def train(root: str, stage: int, before: int | None = None) -> tuple[list[Any], dict[str, Any]]:
-    """Train 4 updates, or the last 2 from the checkpoint that ``before`` ranks have left.
+    """Train 4 updates, or the last 2 from a checkpoint of ``before`` ranks.
 
     Returns:
-        What was logged after update 2, and the weights (rank 0's) that training began with.
+        Logs after update 2, and rank 0's weights at the start of training.
     """
     from transformers import TrainerCallback
 
@@ -46,8 +46,8 @@ def train(root: str, stage: int, before: int | None = None) -> tuple[list[Any], 
 
     class Look(TrainerCallback):
         def on_train_begin(self, *_: Any, **__: Any) -> None:
-            whole = trainer.model_wrapped.full_state_dict()
-            begun.update({name: value.clone() for name, value in whole.items()})
+            full = trainer.model_wrapped.full_state_dict()
+            begun.update({name: value.clone() for name, value in full.items()})
 
     trainer = make_trainer(
         f"{root}/{stage}-{world}-{before}",
@@ -92,7 +92,7 @@ def three_worlds(root: str) -> dict[int, list[list[Any]]]:
     begin_world(f"{root}/alone{rank}", 0, 1)
     one = {stage: train(root, stage)[0] for stage in alone}
     begin_world(f"{root}/together", rank, 2)
-    dist.barrier()  # what the other has left is whole
+    dist.barrier()  # the other's checkpoint is complete
     both = {stage: (train(root, stage)[0], resumed(root, stage, 1)) for stage in every}
     begin_world(f"{root}/alone{rank}again", 0, 1)
     from_two = {stage: resumed(root, stage, 2) for stage in alone}
@@ -107,6 +107,6 @@ def test_trainer_resumes_at_another_number_of_ranks(
     assert [tuple(answer) for answer in answers] == list(STAGES)
     for answer in answers:
         for one, two, from_one, from_two in answer.values():
-            for mine, wanted in ((two, one), (from_one, one), (from_two, two)):
-                assert sum("loss" in row for row in mine) == 2
-                assert_alike(mine, wanted, FP32)
+            for actual, expected in ((two, one), (from_one, one), (from_two, two)):
+                assert sum("loss" in row for row in actual) == 2
+                assert_alike(actual, expected, FP32)

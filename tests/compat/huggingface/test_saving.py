@@ -58,7 +58,7 @@ def save(folder: str) -> bool:
         model.save_pretrained(path, is_main_process=main, save_function=accelerator.save)
         if main or stage == 3:  # at stage 3 rank 0 alone writes, whatever the others say
             model.save_pretrained(f"{path}-main")
-        whole = engine.full_state_dict()
+        full = engine.full_state_dict()
         state = accelerator.get_state_dict(engine)
         assert (state is None) == (stage == 3 and not main)
         model.save_pretrained(f"{path}-given", is_main_process=main, state_dict=state)
@@ -67,7 +67,7 @@ def save(folder: str) -> bool:
         files = [load_file(f"{path}{end}/model.safetensors") for end in ("", "-main", "-given")]
         assert [len(file) for file in files] == [len(small_t5_file())] * 3
         back = T5ForConditionalGeneration.from_pretrained(path).state_dict()
-        for name, value in whole.items():
+        for name, value in full.items():
             torch.testing.assert_close(back[name], value)
         if stage == 3:
             model.encoder.save_pretrained(f"{path}-encoder")
@@ -88,7 +88,7 @@ def save(folder: str) -> bool:
 
 
 def small_t5_file() -> dict[str, Any]:
-    """The tensors of a file of the model, in which tied weights stand once."""
+    """Return the tensors of a model file, which has tied weights once."""
     model = small_t5()
     return {id(value): name for name, value in model.named_parameters()}  # type: ignore[misc]
 
@@ -107,7 +107,7 @@ def save_adapters(folder: str) -> bool:
     base = small_t5()
     start = {name: value.clone() for name, value in base.state_dict().items()}
     accelerator, engine = prepared(get_peft_model(base, config), 3)
-    whole = engine.full_state_dict()
+    full = engine.full_state_dict()
     adapters = get_peft_model_state_dict(accelerator.unwrap_model(engine))
     assert any("lora_B" in name for name in adapters)
     assert any("lm_head" in name for name in adapters)
@@ -121,7 +121,7 @@ def save_adapters(folder: str) -> bool:
     again = small_t5()
     again.load_state_dict(start)
     back = PeftModel.from_pretrained(again, folder).state_dict()
-    for name, value in whole.items():
+    for name, value in full.items():
         torch.testing.assert_close(back[name], value)
     engine.close()
     return True

@@ -24,7 +24,7 @@ KEPT = ("loss", "grad_norm", "learning_rate", "eval_loss")
 
 
 def auto(stage: int, **more: Any) -> dict[str, Any]:
-    """A file as it is in public: what the Trainer knows is left to it."""
+    """A typical public configuration: the Trainer fills in values that it knows."""
     return {
         "train_batch_size": "auto",
         "train_micro_batch_size_per_gpu": "auto",
@@ -71,14 +71,14 @@ class Rows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
 
 def become_rank() -> None:
-    """What torchrun tells a process."""
+    """Environment variables of torchrun."""
     rank, world = str(dist.get_rank()), str(dist.get_world_size())
     os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world}
     os.environ |= {"LOCAL_WORLD_SIZE": world, "ACCELERATE_USE_CPU": "false"}
 
 
 def forget_accelerate() -> None:
-    """Take back what one training leaves in a process, as that the next is to be on an engine."""
+    """Reset process state left by one training, such as the request for an engine."""
     from accelerate.state import AcceleratorState, GradientState, PartialState
 
     for state in (AcceleratorState, GradientState, PartialState):
@@ -102,8 +102,8 @@ def make_model(*, lora: bool = False) -> Any:
     if lora:
         from peft import LoraConfig, get_peft_model
 
-        wanted = LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True, lora_dropout=0.0)
-        model = get_peft_model(model, wanted)
+        expected = LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True, lora_dropout=0.0)
+        model = get_peft_model(model, expected)
     return model
 
 
@@ -153,9 +153,9 @@ def train(folder: str, file: dict[str, Any] | None, resume: str | None = None, *
     return [row for row in history if row], trainer
 
 
-def assert_alike(mine: Any, wanted: Any, tolerance: float) -> None:
-    assert len(mine) == len(wanted)
-    for row, other in zip(mine, wanted, strict=True):
+def assert_alike(actual: Any, expected: Any, tolerance: float) -> None:
+    assert len(actual) == len(expected)
+    for row, other in zip(actual, expected, strict=True):
         assert row.keys() == other.keys()
         for key, value in row.items():
             assert value == pytest.approx(other[key], rel=tolerance, abs=1e-12), (key, row, other)
@@ -177,8 +177,8 @@ def everything(root: str) -> bool:
     assert trainer.state.best_model_checkpoint.endswith("checkpoint-2")
     best = trainer.accelerator.unwrap_model(trainer.model).state_dict()
     for stage in (0, 1, 2, 3):
-        mine, trainer = train(folder(str(stage)), auto(stage), **BEST)
-        assert_alike(mine, plain, FP32)
+        actual, trainer = train(folder(str(stage)), auto(stage), **BEST)
+        assert_alike(actual, plain, FP32)
         assert trainer.state.best_model_checkpoint.endswith("checkpoint-2")
         for name, value in trainer.model_wrapped.full_state_dict().items():
             torch.testing.assert_close(value, best[name], rtol=0, atol=2e-6)
@@ -188,8 +188,8 @@ def everything(root: str) -> bool:
         check_saved(folder(f"final{stage}"), loss, trainer)
         trainer.model_wrapped.close()
     # resumed in the middle, at another stage
-    mine, trainer = train(folder("resumed"), auto(1), resume=folder("3/checkpoint-2"))
-    assert_alike(mine, plain, FP32)
+    actual, trainer = train(folder("resumed"), auto(1), resume=folder("3/checkpoint-2"))
+    assert_alike(actual, plain, FP32)
     trainer.model_wrapped.close()
     # the optimizer and the schedule of the file; alike at all stages
     unsaved = {"save_strategy": "no"}
@@ -202,10 +202,10 @@ def everything(root: str) -> bool:
         {"gradient_checkpointing": True, "label_smoothing_factor": 0.1},
         {"lora": True},
     ):
-        wanted, _ = train(folder("unsaved"), None, **more, **unsaved)
+        expected, _ = train(folder("unsaved"), None, **more, **unsaved)
         for stage in (0, 1, 2, 3):
-            mine, trainer = train(folder("unsaved"), auto(stage), **more, **unsaved)
-            assert_alike(mine, wanted, FP32)
+            actual, trainer = train(folder("unsaved"), auto(stage), **more, **unsaved)
+            assert_alike(actual, expected, FP32)
             trainer.model_wrapped.close()
     in_sixteen_bits(root)
     cut_in_two(root)
@@ -216,37 +216,37 @@ def everything(root: str) -> bool:
 
 
 def in_sixteen_bits(root: str) -> None:
-    """bf16, where the plain Trainer computes by ``autocast``, and an engine with a model of bf16.
+    """Compare a plain Trainer with ``autocast`` to bf16 with an engine whose model is bf16.
 
-    ``autocast`` keeps sums along the way, norms and softmax in fp32. So gradients differ before
-    anybody has averaged them, and norms by up to 5e-3: either is, to fp32's last bits, that of the
-    exact mean of the gradients that its own arithmetic gives at its own weights.
+    ``autocast`` computes intermediate sums, norms and softmax in fp32. Gradients therefore differ
+    even before averaging, and norms by up to 5e-3. Each norm equals, to the last bits of fp32, that
+    of the exact mean of the gradients that its own arithmetic computes from its own weights.
     """
-    wanted, exact = train_beside_exact(f"{root}/plain-bf16", None)
-    assert norms(wanted) == pytest.approx(exact, rel=5e-7)
+    expected, exact = train_beside_exact(f"{root}/plain-bf16", None)
+    assert norms(expected) == pytest.approx(exact, rel=5e-7)
     for stage in (0, 1, 2, 3):
-        mine, exact = train_beside_exact(f"{root}/bf16-{stage}", auto(stage))
-        assert norms(mine) == pytest.approx(exact, rel=5e-7)
-        assert_alike(without_norms(mine), without_norms(wanted), 2e-3)
-        assert norms(mine) == pytest.approx(norms(wanted), rel=2e-2)
+        actual, exact = train_beside_exact(f"{root}/bf16-{stage}", auto(stage))
+        assert norms(actual) == pytest.approx(exact, rel=5e-7)
+        assert_alike(without_norms(actual), without_norms(expected), 2e-3)
+        assert norms(actual) == pytest.approx(norms(expected), rel=2e-2)
 
 
 def cut_in_two(root: str) -> None:
     """One model over both ranks, by DeepSpeed's key: as two replicas with half the batch each."""
     unsaved = {"save_strategy": "no"}
-    halves, whole = train(
+    halves, full = train(
         f"{root}/halves", None, model=make_llama(), per_device_train_batch_size=1, **unsaved
     )
     few = torch.utils.data.Subset(Rows(), range(14))
-    wanted = whole.predict(few)
+    expected = full.predict(few)
     for stage in (1, 3):
         file = auto(stage, tensor_parallel={"autotp_size": 2})
-        mine, trainer = train(f"{root}/cut", file, model=make_llama(), **unsaved)
-        assert_alike(mine, halves, 1e-5)
+        actual, trainer = train(f"{root}/cut", file, model=make_llama(), **unsaved)
+        assert_alike(actual, halves, 1e-5)
         assert trainer.model_wrapped.mesh.tensor.size == 2
-        found = trainer.predict(few)  # each sample once, though both ranks have it
-        assert (found.label_ids == wanted.label_ids).all()
-        assert found.metrics["test_loss"] == pytest.approx(wanted.metrics["test_loss"], rel=1e-5)
+        found = trainer.predict(few)  # each sample once, although both ranks process it
+        assert (found.label_ids == expected.label_ids).all()
+        assert found.metrics["test_loss"] == pytest.approx(expected.metrics["test_loss"], rel=1e-5)
         assert trainer.accelerator.gather_for_metrics(["a"], use_gather_object=True) == ["a"]
         trainer.save_model(f"{root}/cut{stage}")
         dist.barrier()
@@ -331,8 +331,8 @@ def check_saved(folder: str, loss: float, trainer: Any) -> None:
     again = GPT2LMHeadModel.from_pretrained(folder)
     rows = torch.stack([row["input_ids"] for row in map(Rows().__getitem__, range(32))])
     with torch.no_grad():
-        mine = again.eval()(input_ids=rows, labels=rows).loss.item()
-    assert mine == pytest.approx(loss, rel=0.2)  # the Trainer divides by all tokens
+        actual = again.eval()(input_ids=rows, labels=rows).loss.item()
+    assert actual == pytest.approx(loss, rel=0.2)  # the Trainer divides by all tokens
     stored = trainer.model_wrapped.full_state_dict()
     for name, value in stored.items():
         torch.testing.assert_close(again.state_dict()[name], value)
@@ -349,7 +349,7 @@ def look(_: str) -> dict[str, Any]:
     import deepspeed
     import deepspeed.runtime.zero.partition_parameters as parts
 
-    told = {}
+    reported = {}
     for call in (
         lambda: importlib.import_module("deepspeed.moe.layer").MoE(1),
         lambda: deepspeed.utils.groups.get_data_parallel_group(None),
@@ -358,22 +358,22 @@ def look(_: str) -> dict[str, Any]:
         try:
             call()
         except (AttributeError, ConfigError, EngineError) as error:
-            told[type(error).__name__] = str(error)
+            reported[type(error).__name__] = str(error)
     return {
         "version": importlib.metadata.version("deepspeed"),
         "finders": sum(type(finder).__name__ == "_Finder" for finder in sys.meta_path),
         "engine": deepspeed.DeepSpeedEngine.__mro__[1].__name__,
         "status": parts.ZeroParamStatus.AVAILABLE.name,
-        "told": told,
+        "told": reported,
     }
 
 
 def test_module_explains_unsupported_names() -> None:
-    (found,) = run_on_ranks(look, 1, "")
-    assert found["version"] == "0.19.8"
-    assert found["finders"] == 1
-    assert found["engine"] == "Engine"
-    assert found["status"] == "AVAILABLE"
-    assert "no expert parallelism" in found["told"]["EngineError"]
-    assert "ranks and groups are torch.distributed's" in found["told"]["AttributeError"]
-    assert "call the model under torch.no_grad()" in found["told"]["ConfigError"]
+    (actual,) = run_on_ranks(look, 1, "")
+    assert actual["version"] == "0.19.8"
+    assert actual["finders"] == 1
+    assert actual["engine"] == "Engine"
+    assert actual["status"] == "AVAILABLE"
+    assert "no expert parallelism" in actual["told"]["EngineError"]
+    assert "ranks and groups are torch.distributed's" in actual["told"]["AttributeError"]
+    assert "call the model under torch.no_grad()" in actual["told"]["ConfigError"]

@@ -52,10 +52,10 @@ def make_tokenizer() -> Any:
     from transformers import PreTrainedTokenizerFast
 
     words = {word: index for index, word in enumerate(["<pad>", "<eos>", "<unk>", *LETTERS])}
-    made: Any = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    built: Any = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    built.pre_tokenizer = pre_tokenizers.Whitespace()
     names = {"pad_token": "<pad>", "eos_token": "<eos>", "unk_token": "<unk>"}
-    return PreTrainedTokenizerFast(tokenizer_object=made, **names)
+    return PreTrainedTokenizerFast(tokenizer_object=built, **names)
 
 
 def rows_of(trainer: Any) -> list[dict[str, float]]:
@@ -123,10 +123,10 @@ def both(folder: str, file: dict[str, Any] | None) -> list[list[dict[str, float]
 
 
 def generating(folder: str, file: dict[str, Any] | None) -> Any:
-    """Rewards for what the model itself has written, beside a reference that follows it.
+    """Train with rewards for the model's own generations, with a reference model that follows it.
 
     Returns:
-        What was logged, what was written on this rank, and both models' weights on rank 0.
+        Logs, this rank's generations, and both models' weights on rank 0.
     """
     from datasets import Dataset
     from trl.trainer.grpo_config import GRPOConfig
@@ -180,8 +180,8 @@ def beside_itself(library: str, root: str) -> int:
     rows, written, weights = generating(f"{root}/generating", None)
     assert len(written) == 8
     for stage in (0, 1, 2, 3):
-        mine = both(f"{root}/{stage}", auto(stage))
-        for found, wanted in zip(mine, plain, strict=True):
+        actual = both(f"{root}/{stage}", auto(stage))
+        for found, wanted in zip(actual, plain, strict=True):
             assert_alike(found, wanted, FP32)
         found, texts, models = generating(f"{root}/generating{stage}", auto(stage))
         assert texts == written
@@ -189,7 +189,7 @@ def beside_itself(library: str, root: str) -> int:
         for model, expected in zip(models, weights, strict=True):
             for name, value in model.items():
                 torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-5)
-    return sum(map(len, mine))
+    return sum(map(len, actual))
 
 
 def test_sft_dpo_and_grpo_match_plain_torch(trl: str, tmp_path: Path) -> None:

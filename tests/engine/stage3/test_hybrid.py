@@ -56,13 +56,13 @@ def batches_of(steps: int, micro: int) -> list[list[list[Any]]]:
 
 
 def train_every_case() -> dict[str, Course]:
-    found = {
+    actual = {
         name: train(language, batches_of(steps, micro), config)
         for name, (steps, micro, config) in CASES.items()
     }
     for name, config in SUMS.items():
-        found[name] = train(language, batches_of(2, 1), config)
-    return found
+        actual[name] = train(language, batches_of(2, 1), config)
+    return actual
 
 
 def first_norm(op: str) -> float:
@@ -72,7 +72,7 @@ def first_norm(op: str) -> float:
 
 
 def held(stage: int) -> dict[str, Any]:
-    """Bytes of one rank, what it moves in a step, and how its replicas agree."""
+    """Return memory and traffic of one rank, and the equality of its replicas."""
     engine: Engine = initialize(
         model=seeded(lambda: torch.nn.Sequential(*[torch.nn.Linear(16, 16) for _ in range(4)])),
         config={
@@ -96,7 +96,7 @@ def held(stage: int) -> dict[str, Any]:
     everyones: list[Any] = [None] * 4
     dist.all_gather_object(everyones, states)
     own, other = everyones[engine.mesh.shard.rank], everyones[engine.mesh.shard.rank + 2]
-    found = {
+    actual = {
         "bytes": kinds,
         "moved": dict(engine.stage.traffic.elements),
         "parameters": sum(p.numel() for p in engine.module.parameters()),
@@ -106,18 +106,18 @@ def held(stage: int) -> dict[str, Any]:
         ),
     }
     engine.close()
-    return found
+    return actual
 
 
 def whole_calls(engine: Engine) -> dict[str, Any]:
-    """What is read and written whole, in mid-window too."""
+    """Read and write full tensors, also within an accumulation window."""
     micro(engine)
     gradient = engine.full("norm.weight", "gradient")
     engine.backward(engine(data_of(engine)))  # averaged gradients accumulate
     engine.step()
     engine.set_full("norm.weight", torch.full((17,), 2.0))
     engine.set_full("norm.weight", torch.full((17,), 3.0), "exp_avg")
-    found = {
+    actual = {
         "gradient": gradient,
         "weight": engine.full("norm.weight"),
         "state": engine.full("norm.weight", "exp_avg"),
@@ -125,16 +125,16 @@ def whole_calls(engine: Engine) -> dict[str, Any]:
         "norm": engine.get_global_grad_norm(),
     }
     engine.close()
-    return found
+    return actual
 
 
 def refusals() -> dict[str, str]:
-    found = {}
+    actual = {}
     for name, config in {"3": hybrid(3, 3), "stage 0": hybrid(0)}.items():
         with pytest.raises(ConfigError) as caught:
             initialize(model=Net(), config={"train_batch_size": 4, **config})
-        found[name] = str(caught.value)
-    return found
+        actual[name] = str(caught.value)
+    return actual
 
 
 def shared(stage: int, seed: int = 0) -> Engine:
@@ -171,16 +171,16 @@ AXES: dict[str, tuple[int, dict[str, Any]]] = {
 
 def other_axes() -> dict[str, Any]:
     """Losses and norms of a model with tied layers."""
-    found = {}
+    actual = {}
     for name, (stages, config) in AXES.items():
         engine = pipelines.engine_of(stages, 1, **config)
         course = []
         for step in range(4):
             loss = float(engine.train_batch(pipelines.batches(step, engine)))
             course += [loss, engine.get_global_grad_norm()]
-        found[name] = course, engine.mesh.layout, engine.mesh.replicate.size
+        actual[name] = course, engine.mesh.layout, engine.mesh.replicate.size
         engine.close()
-    return found
+    return actual
 
 
 def everything() -> dict[str, Any]:
@@ -204,9 +204,9 @@ def test_2_replicas_of_2_shards_train_like_one_process(four: list[Any]) -> None:
     for name, (steps, window, config) in CASES.items():
         clip = config.get("gradient_clipping", 0.0)
         batches = batches_of(steps, window)
-        wanted = train_plainly(lambda: seeded(language), batches, adamw, clip=clip)
+        expected = train_plainly(lambda: seeded(language), batches, adamw, clip=clip)
         for rank, answer in enumerate(four):
-            if lines := compare(answer["courses"][name], wanted, 1e-6):
+            if lines := compare(answer["courses"][name], expected, 1e-6):
                 problems[name, rank] = lines
     assert not problems
 
@@ -220,36 +220,36 @@ def test_sum_over_shards_is_also_a_sum_over_replicas(four: list[Any]) -> None:
 @pytest.mark.processes
 def test_rank_memory_and_traffic_match_the_planner(four: list[Any]) -> None:
     for answer in four:
-        for stage, found in answer["held"].items():
-            number = found["parameters"]
+        for stage, actual in answer["held"].items():
+            number = actual["parameters"]
             planned = estimate(number, 272, 2, stage, precision="fp32", device="cpu")
-            assert found["alike"], stage
-            assert found["bytes"]["optimizer"] == pytest.approx(planned.moments, rel=0.05), stage
-            assert found["bytes"]["master"] == pytest.approx(planned.master, rel=0.05), stage
-            moved = sum(found["moved"].values())
-            assert moved == data_traffic(number, stage, 2, 4, shard=2), (stage, found["moved"])
+            assert actual["alike"], stage
+            assert actual["bytes"]["optimizer"] == pytest.approx(planned.moments, rel=0.05), stage
+            assert actual["bytes"]["master"] == pytest.approx(planned.master, rel=0.05), stage
+            moved = sum(actual["moved"].values())
+            assert moved == data_traffic(number, stage, 2, 4, shard=2), (stage, actual["moved"])
 
 
 @pytest.mark.processes
 def test_full_tensors_can_be_read_and_written_at_any_time(four: list[Any]) -> None:
     alone = whole_calls(make_engine(0, **WINDOW))
     for answer in four:
-        for stage, found in answer["whole"].items():
-            torch.testing.assert_close(found["gradient"], alone["gradient"], msg=str(stage))
-            assert found["norm"] == pytest.approx(alone["norm"], rel=1e-5)
-            assert torch.equal(found["weight"], torch.full((17,), 2.0))
-            assert torch.equal(found["state"], torch.full((17,), 3.0))
+        for stage, actual in answer["whole"].items():
+            torch.testing.assert_close(actual["gradient"], alone["gradient"], msg=str(stage))
+            assert actual["norm"] == pytest.approx(alone["norm"], rel=1e-5)
+            assert torch.equal(actual["weight"], torch.full((17,), 2.0))
+            assert torch.equal(actual["state"], torch.full((17,), 3.0))
     assert four[0]["whole"][1]["names"] == four[0]["whole"][3]["names"] == alone["names"]
 
 
 @pytest.mark.processes
 def test_replicas_combine_with_pipeline_and_tensor_parallelism(four: list[Any]) -> None:
     losses, norms, *_ = pipelines.reference(4)
-    wanted = [value for pair in zip(losses, norms, strict=True) for value in pair]
+    expected = [value for pair in zip(losses, norms, strict=True) for value in pair]
     for answer in four:
         for name, (course, layout, replicas) in answer["axes"].items():
             assert (layout["data"], replicas) == (2, 2), name
-            assert course == pytest.approx(wanted, rel=1e-5), name
+            assert course == pytest.approx(expected, rel=1e-5), name
 
 
 @pytest.mark.processes
@@ -286,33 +286,33 @@ def save_and_die(directory: str) -> None:
 def ended(engine: Engine) -> dict[str, Any]:
     micro(engine, END - engine.micro_steps)
     states = {key: value.clone() for key, value in all_states(engine).items()}
-    found = {"states": states, "norm": engine.get_global_grad_norm(), "probe": probe(engine)}
+    actual = {"states": states, "norm": engine.get_global_grad_norm(), "probe": probe(engine)}
     engine.close()
-    return found
+    return actual
 
 
 def go_on(directory: str) -> dict[tuple[str, int], Any]:
     """From each stage's checkpoints and, in 4 ranks, from the start; to the end."""
-    found: dict[tuple[str, int], Any] = {}
+    actual: dict[tuple[str, int], Any] = {}
     four = dist.is_initialized() and dist.get_world_size() == 4  # others leave worlds of one behind
     for stage in STAGES:
         for tag in ("boundary", "middle"):
             engine = shared(stage, seed=9) if four else make_engine(stage, **WINDOW)
             engine.load_checkpoint(f"{directory}/{stage}", tag=tag)
-            found[tag, stage] = ended(engine)
+            actual[tag, stage] = ended(engine)
         engine = make_engine((stage + 1) % 4, seed=9, **WINDOW)  # whole data axes, and stage 0
         engine.load_checkpoint(f"{directory}/{stage}")
-        found["elsewhere", stage] = ended(engine)
+        actual["elsewhere", stage] = ended(engine)
         if four:
-            found["undisturbed", stage] = ended(shared(stage))
-            found["saved", stage] = ended(train_and_save(stage, f"{directory}/again"))
-    return found
+            actual["undisturbed", stage] = ended(shared(stage))
+            actual["saved", stage] = ended(train_and_save(stage, f"{directory}/again"))
+    return actual
 
 
-def differences(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
-    states = found["states"].items()
-    differ = [key for key, state in states if not torch.equal(state, wanted["states"][key])]
-    return differ + ["norm"] * (found["norm"] != wanted["norm"])
+def differences(actual: dict[str, Any], expected: dict[str, Any]) -> list[str]:
+    states = actual["states"].items()
+    differ = [key for key, state in states if not torch.equal(state, expected["states"][key])]
+    return differ + ["norm"] * (actual["norm"] != expected["norm"])
 
 
 @pytest.mark.processes
@@ -324,23 +324,23 @@ def test_killed_run_resumes_bitwise_and_in_any_other_layout(tmp_path: Path) -> N
         assert masters == sum(p.numel() for p in Net().parameters() if p.requires_grad)
     answers = run_on_ranks(go_on, 4, str(tmp_path))
     alone = go_on(str(tmp_path))
-    for found in answers:
+    for actual in answers:
         for stage in STAGES:
-            wanted = found["undisturbed", stage]
-            assert not differences(found["boundary", stage], wanted), stage
+            expected = actual["undisturbed", stage]
+            assert not differences(actual["boundary", stage], expected), stage
             # In mid-window a save averages over replicas what else is averaged at its end.
-            assert not differences(found["middle", stage], found["saved", stage]), stage
-            others = [found["saved", stage], found["elsewhere", stage]]
+            assert not differences(actual["middle", stage], actual["saved", stage]), stage
+            others = [actual["saved", stage], actual["elsewhere", stage]]
             others += [alone[kind, stage] for kind in ("boundary", "middle", "elsewhere")]
             for other in others:
-                assert other["norm"] == pytest.approx(wanted["norm"], rel=1e-5)
-                assert other["probe"] == pytest.approx(wanted["probe"], rel=1e-5)
+                assert other["norm"] == pytest.approx(expected["norm"], rel=1e-5)
+                assert other["probe"] == pytest.approx(expected["probe"], rel=1e-5)
 
 
 def _saved_elements(directory: Path) -> int:
     """Elements of master weights in the files of a checkpoint: each is there once."""
-    found = 0
+    actual = 0
     for path in directory.glob("rank-*.safetensors"):
         tensors = read_tensors([path])
-        found += sum(t.numel() for key, t in tensors.items() if key.endswith("/master"))
-    return found
+        actual += sum(t.numel() for key, t in tensors.items() if key.endswith("/master"))
+    return actual

@@ -129,13 +129,13 @@ def train_freely() -> list[float]:
 def test_model_larger_than_memory_trains_and_is_saved(tmp_path: Path) -> None:
     weights = 4 * BLOCKS * WIDTH**2
     assert weights > LIMIT
-    (found,) = run_on_ranks(train_under_a_limit, 1, str(tmp_path), "nvme")
-    assert "error" not in found, found
-    assert found["peak"] < LIMIT
-    assert found["loaded"] < LIMIT
-    assert found["losses"][-2:] == found["again"]
+    (actual,) = run_on_ranks(train_under_a_limit, 1, str(tmp_path), "nvme")
+    assert "error" not in actual, actual
+    assert actual["peak"] < LIMIT
+    assert actual["loaded"] < LIMIT
+    assert actual["losses"][-2:] == actual["again"]
     (expected,) = run_on_ranks(train_freely, 1)
-    assert found["losses"] == expected  # to the last bit
+    assert actual["losses"] == expected  # to the last bit
     (refused,) = run_on_ranks(train_under_a_limit, 1, str(tmp_path), "none")
     assert "error" in refused
 
@@ -269,8 +269,8 @@ def test_small_or_memory_backed_disk_is_reported(
         with pytest.raises(EngineError, match=r"has no room for [\d,]+ .*; choose a larger disk"):
             FileMemory(place).allocate(1, torch.float32)
         warn_of_memory(place / "inside", "nvme_path")
-    (told,) = [record.getMessage() for record in caplog.records]
-    assert told.endswith(
+    (reported,) = [record.getMessage() for record in caplog.records]
+    assert reported.endswith(
         "inside is a file system in memory (tmpfs): what is offloaded there frees nothing"
     )
 

@@ -75,13 +75,13 @@ def peak_of(build: Any) -> tuple[Any, int]:
     """Return a call's result and the peak of bytes that torch allocated during it."""
     gc.collect()  # leftovers of closed engines must not be freed meanwhile
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        made = build()
+        built = build()
     held = most = 0
     for event in seen.profiler.kineto_results.events():  # type: ignore[union-attr]
         if event.name() == "[memory]":
             held += event.nbytes()
             most = max(most, held)
-    return made, most
+    return built, most
 
 
 def build(kind: Any, **more: Any) -> Any:
@@ -91,11 +91,11 @@ def build(kind: Any, **more: Any) -> Any:
 def everything(root: str) -> dict[str, Any]:
     rank = torch.distributed.get_rank()
     torch.manual_seed(5)
-    wanted = Untied().apply(reset)
-    stored = {name: value.clone() for name, value in wanted.state_dict().items()}
-    whole = sum(value.nbytes for value in wanted.state_dict().values())
-    plain = plain_losses(wanted)
-    found: dict[str, Any] = {"whole": whole}
+    expected = Untied().apply(reset)
+    stored = {name: value.clone() for name, value in expected.state_dict().items()}
+    full = sum(value.nbytes for value in expected.state_dict().values())
+    plain = plain_losses(expected)
+    actual: dict[str, Any] = {"whole": full}
     if rank == 0:
         save_file(stored, f"{root}/all.safetensors")
     torch.distributed.barrier()
@@ -115,7 +115,7 @@ def everything(root: str) -> dict[str, Any]:
         torch.manual_seed(5)
         if name == "own":
             Untied()  # same random numbers as the plain one
-        engine, found[name] = peak_of(way)
+        engine, actual[name] = peak_of(way)
         assert engine.module.scale.tolist() == [2.0, 2.0, 2.0]
         mine = losses_of(engine)
         assert mine == pytest.approx(plain, rel=2e-6), (name, mine, plain)
@@ -124,12 +124,12 @@ def everything(root: str) -> dict[str, Any]:
             saved = engine.full_state_dict()
         engine.close()
     # a checkpoint fills a model that was never anywhere whole
-    engine, found["checkpoint"] = peak_of(lambda: build(lambda: on_meta(Untied)))
+    engine, actual["checkpoint"] = peak_of(lambda: build(lambda: on_meta(Untied)))
     engine.load_checkpoint(f"{root}/checkpoint")
     for name, value in engine.full_state_dict().items():
         torch.testing.assert_close(value, saved[name], rtol=0, atol=0)
     engine.close()
-    return found
+    return actual
 
 
 @pytest.mark.slow
@@ -161,7 +161,7 @@ class Forgetful(Bare):
 
 def refusals(root: str) -> list[str]:
     save_file({"inner.weight": torch.ones(4, 3), "other": torch.ones(1)}, f"{root}/bad.safetensors")
-    told = []
+    reported = []
     for kind, stage, more in (
         (Bare, 3, {}),
         (Forgetful, 3, {}),
@@ -173,21 +173,21 @@ def refusals(root: str) -> list[str]:
         config = CONFIG | {"zero_optimization": {"stage": stage}}
         with pytest.raises(ConfigError) as caught:
             zerotrial.initialize(model=on_meta(kind), config=config, **more)
-        told.append(str(caught.value))
-    return told
+        reported.append(str(caught.value))
+    return reported
 
 
 def test_missing_values_are_listed_with_remedies(tmp_path: Path) -> None:
-    (told,) = run_on_ranks(refusals, 1, str(tmp_path))
-    assert "weight (of Bare): must hold values" in told[0]
-    assert "give its module a reset_parameters(), or pass weights=" in told[0]
-    assert "the initialization of Forgetful must give weight values, gave none" in told[1]
-    assert "where zero_optimization.stage is 2" in told[2]
-    assert "weight, inner.weight, inner.bias" in told[2]
-    assert "inner.weight must have the shape (4, 4), got (4, 3)" in told[3]
-    assert "the model has no other" in told[3]
-    assert "must be safetensors that every rank can read" in told[4]
-    assert "weights: are read at stage 3" in told[5]
+    (reported,) = run_on_ranks(refusals, 1, str(tmp_path))
+    assert "weight (of Bare): must hold values" in reported[0]
+    assert "give its module a reset_parameters(), or pass weights=" in reported[0]
+    assert "the initialization of Forgetful must give weight values, gave none" in reported[1]
+    assert "where zero_optimization.stage is 2" in reported[2]
+    assert "weight, inner.weight, inner.bias" in reported[2]
+    assert "inner.weight must have the shape (4, 4), got (4, 3)" in reported[3]
+    assert "the model has no other" in reported[3]
+    assert "must be safetensors that every rank can read" in reported[4]
+    assert "weights: are read at stage 3" in reported[5]
 
 
 class Heard(logging.Handler):
@@ -216,7 +216,7 @@ def warnings_of(root: str) -> list[list[str]]:
         (lambda: Untied(4), {n: v for n, v in Untied(4).state_dict().items() if n != "scale"}),
         (lambda: nn.Sequential(*[nn.Linear(1, 1) for _ in range(12)]), {"0.bias": torch.ones(1)}),
     ]
-    told = []
+    reported = []
     for at, (kind, values) in enumerate(ways):
         file = f"{root}/{at}-{torch.distributed.get_rank()}.safetensors"
         save_file(values, file)
@@ -224,8 +224,8 @@ def warnings_of(root: str) -> list[list[str]]:
         logging.getLogger("zerotrial").addHandler(heard)
         build(kind, weights=file).close()
         logging.getLogger("zerotrial").removeHandler(heard)
-        told.append(heard.told)
-    return told
+        reported.append(heard.told)
+    return reported
 
 
 def test_parameters_missing_in_files_are_logged_once_on_rank_0(tmp_path: Path) -> None:
@@ -234,5 +234,5 @@ def test_parameters_missing_in_files_are_logged_once_on_rank_0(tmp_path: Path) -
     assert "do not have embed.weight, blocks.0.down.bias; they keep" in first[1][0]
     assert "have 0.weight, 1.weight, 1.bias" in first[3][0]
     assert "5.weight, ... (23 in all); they keep" in first[3][0]
-    assert [len(told) for told in first] == [0, 1, 0, 1]
+    assert [len(reported) for reported in first] == [0, 1, 0, 1]
     assert second == [[]] * 4

@@ -119,7 +119,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def train_cases(directory: str) -> dict[str, Any]:
-    found = {}
+    actual = {}
     for name, case in CASES.items():
         for place in case.get("zero", {}).values():
             if isinstance(place, dict) and place["device"] == "nvme":
@@ -130,8 +130,8 @@ def train_cases(directory: str) -> dict[str, Any]:
         engine.close()
         shapes = {n: tuple(p.shape) for n, p in engine.module.named_parameters()}
         assert shapes == {n: tuple(w.shape) for n, w in weights.items()}
-        found[name] = norms, weights
-    return found
+        actual[name] = norms, weights
+    return actual
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -154,22 +154,22 @@ def test_scalars_train_like_plain_torch(ranks: int, tmp_path: Path) -> None:
 
 
 def whole_optimizer() -> dict[int, list[Any]]:
-    found = {}
+    actual = {}
     for stage in (0, 3):
         engine = make_engine(stage, "Lamb")
         train(engine)
-        found[stage] = [
+        actual[stage] = [
             w.tolist()
             for n, _ in engine.module.named_parameters()
             if (w := engine.full(n)) is not None
         ]
         engine.close()
-    return found
+    return actual
 
 
 def test_scalars_train_with_full_parameters() -> None:
-    for found in run_on_ranks(whole_optimizer, 2):
-        for one, other in zip(found[0], found[3], strict=True):
+    for actual in run_on_ranks(whole_optimizer, 2):
+        for one, other in zip(actual[0], actual[3], strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
 
 
@@ -182,7 +182,7 @@ def save_half(directory: str, stage: int, kind: str) -> None:
 
 
 def resume_half(directory: str, saved: list[str], stage: int) -> list[Any]:
-    found = []
+    actual = []
     for tag in saved:
         engine = make_engine(stage, tag[1:])
         with torch.no_grad():
@@ -190,9 +190,11 @@ def resume_half(directory: str, saved: list[str], stage: int) -> list[Any]:
                 parameter.mul_(0)
         engine.load_checkpoint(directory, tag=tag)
         norms = train(engine, range(2, STEPS))
-        found.append((tag, norms, {n: engine.full(n) for n, _ in engine.module.named_parameters()}))
+        actual.append(
+            (tag, norms, {n: engine.full(n) for n, _ in engine.module.named_parameters()})
+        )
         engine.close()
-    return found
+    return actual
 
 
 def save_all(directory: str, stages: tuple[int, ...]) -> None:

@@ -100,17 +100,17 @@ def train(
     return course
 
 
-def compare(found: Course, wanted: Course, tolerance: float) -> list[str]:
+def compare(actual: Course, expected: Course, tolerance: float) -> list[str]:
     problems = []
     for name in ("losses", "norms"):
-        pairs = zip(getattr(found, name), getattr(wanted, name), strict=True)
+        pairs = zip(getattr(actual, name), getattr(expected, name), strict=True)
         for step, (a, b) in enumerate(pairs):
             # A norm is not averaged over a batch: its rounding is larger than a loss's.
             allowed = tolerance * (1 if name == "losses" else 20)
             if not abs(a - b) <= allowed * abs(b):
                 problems.append(f"{name} at step {step}: {a} instead of {b}")
-    for name, weight in found.weights.items():
-        far = (weight - wanted.weights[name]).abs().max().item()
+    for name, weight in actual.weights.items():
+        far = (weight - expected.weights[name]).abs().max().item()
         if not far <= 20 * tolerance:
             problems.append(f"{name} is {far} off")
     return problems
@@ -125,11 +125,11 @@ def against_plain(
     **plainly: Any,
 ) -> list[str]:
     """Train both ways and compare, on rank 0 alone."""
-    found = train(build, batches, config)
+    actual = train(build, batches, config)
     if world()[0] != 0:
         return []
-    wanted = train_plainly(lambda: seeded(build), batches, optimizer, **plainly)
-    return compare(found, wanted, tolerance)
+    expected = train_plainly(lambda: seeded(build), batches, optimizer, **plainly)
+    return compare(actual, expected, tolerance)
 
 
 def precisions() -> Iterator[tuple[str, list[str]]]:
@@ -241,14 +241,14 @@ def offloads() -> Iterator[tuple[str, list[str]]]:
         ):
             config = {"zero_optimization": {"stage": 3, **block}, "bf16": {"enabled": True}}
             plain = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}}
-            found = train(Language, batches, config), train(Language, batches, plain)
-            yield f"offloading {name} changes nothing", compare(*found, 1e-7)
+            actual = train(Language, batches, config), train(Language, batches, plain)
+            yield f"offloading {name} changes nothing", compare(*actual, 1e-7)
 
 
 def behaviours() -> Iterator[tuple[str, list[str]]]:
     rank, ranks = world()
     batches = make_batches(3, 2, ranks)
-    wanted = train_plainly(lambda: seeded(Language), batches, adamw)
+    expected = train_plainly(lambda: seeded(Language), batches, adamw)
 
     model = seeded(Language)
     engine = make_engine(model, model_parameters=decay_groups(model))  # no accumulation
@@ -259,8 +259,8 @@ def behaviours() -> Iterator[tuple[str, list[str]]]:
         engine.backward(engine(*step[1][rank]) / 2)
         engine.step()
         norms.append(engine.get_global_grad_norm())
-    good = all(math.isclose(a, b, rel_tol=1e-5) for a, b in zip(norms, wanted.norms, strict=True))
-    yield "two backwards before one step add up", [] if good else [f"{norms} {wanted.norms}"]
+    good = all(math.isclose(a, b, rel_tol=1e-5) for a, b in zip(norms, expected.norms, strict=True))
+    yield "two backwards before one step add up", [] if good else [f"{norms} {expected.norms}"]
 
     before = {name: weight.clone() for name, weight in engine.stage.full_weights()}
     engine.backward(engine(*batches[0][0][rank]) * (math.inf if rank == 0 else 1.0))
@@ -305,10 +305,10 @@ def behaviours() -> Iterator[tuple[str, list[str]]]:
     yield "weights that the user writes to are seen by all", [] if good else [f"{a} not {b}"]
 
     covered: dict[str, list[tuple[int, int]]] = {}
-    mine = [(p.name, p.start, p.stop, sorted(p.tensors)) for p in engine.stage.pieces()]
-    everyone: list[Any] = [mine] * ranks
+    actual = [(p.name, p.start, p.stop, sorted(p.tensors)) for p in engine.stage.pieces()]
+    everyone: list[Any] = [actual] * ranks
     if ranks > 1:
-        dist.all_gather_object(everyone, mine)
+        dist.all_gather_object(everyone, actual)
     for name, start, stop, _ in sorted(piece for pieces in everyone for piece in pieces):
         covered.setdefault(name, []).append((start, stop))
     gaps = []
@@ -318,7 +318,7 @@ def behaviours() -> Iterator[tuple[str, list[str]]]:
         if starts != ends:
             gaps.append(f"{name}: {covered[name]}")
     yield "the pieces of all ranks cover every parameter once", gaps
-    kinds = {tuple(kinds) for *_, kinds in mine}
+    kinds = {tuple(kinds) for *_, kinds in actual}
     right = kinds == {("exp_avg", "exp_avg_sq", "master")}
     yield "a piece has its master and states", [] if right else [str(kinds)]
     engine.close()
@@ -487,13 +487,13 @@ def cost() -> Iterator[tuple[str, list[str]]]:
 
 
 def every_case() -> Problems:
-    found: Problems = {}
+    actual: Problems = {}
     cases = [precisions, cost]
     if world()[1] < 4:  # independent of the number of ranks
         cases += [optimizers_and_modules, behaviours, methods, two_engines, offloads]
     for case in cases:
-        found.update(case())
-    return {name: problems for name, problems in found.items() if problems}
+        actual.update(case())
+    return {name: problems for name, problems in actual.items() if problems}
 
 
 @pytest.mark.slow
@@ -599,7 +599,7 @@ class Ways(nn.Module):
 
 
 def _ranks_take_different_ways() -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    actual: dict[str, Any] = {}
     for leaves in ([], ["Ways"]):
         torch.manual_seed(0)
         engine = initialize(
@@ -619,9 +619,9 @@ def _ranks_take_different_ways() -> dict[str, Any]:
                 engine.backward(engine(torch.ones(1, 4), (dist.get_rank() + step) % 2))
                 engine.step()
         except EngineError as error:
-            found[key] = str(error)
+            actual[key] = str(error)
         else:
-            found[key] = engine.get_global_grad_norm()
+            actual[key] = engine.get_global_grad_norm()
         engine.close()
     torch.manual_seed(0)
     model = Routed()
@@ -631,15 +631,15 @@ def _ranks_take_different_ways() -> dict[str, Any]:
         ((model(torch.ones(1, 4), 0) + model(torch.ones(1, 4), 1)) / 2).backward()
         optimizer.step()
         gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
-        found["expected"] = float(torch.cat(gradients).double().norm())
-    return found
+        actual["expected"] = float(torch.cat(gradients).double().norm())
+    return actual
 
 
 @pytest.mark.processes
 def test_ranks_with_different_forwards_never_mix_gradients() -> None:
-    for found in run_on_ranks(_ranks_take_different_ways, 2):
-        assert "leaf_module.classes" in found[""]
-        assert found["Ways"] == pytest.approx(found["expected"], rel=1e-6)
+    for actual in run_on_ranks(_ranks_take_different_ways, 2):
+        assert "leaf_module.classes" in actual[""]
+        assert actual["Ways"] == pytest.approx(actual["expected"], rel=1e-6)
 
 
 class Encoder(Ways):

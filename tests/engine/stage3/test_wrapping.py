@@ -120,5 +120,5 @@ def test_leaf_class_is_gathered_with_everything_inside() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.TransformerEncoderLayer(4, 2, 4), nn.Linear(4, 4))
     units = plan_units(model, leaves=["TransformerEncoderLayer"], unit_numel=1)
     assert names(units) == ["0", "1", "2", ""]
-    whole = nn.Sequential(Tied(), nn.Linear(4, 4))
-    assert names(plan_units(whole, leaves=["Tied"])) == ["0", ""]
+    full = nn.Sequential(Tied(), nn.Linear(4, 4))
+    assert names(plan_units(full, leaves=["Tied"])) == ["0", ""]
