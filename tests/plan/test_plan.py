@@ -24,7 +24,7 @@ from zerotrial.engine.memory import MemoryEstimate, estimate
 from zerotrial.engine.pipeline import PipelineModule
 from zerotrial.engine.pipeline.module import all_layers_built
 from zerotrial.plan.model_profile import profile_model, profile_trial
-from zerotrial.plan.plan import Devices, bucket_of, estimates, find_devices, fits, main
+from zerotrial.plan.plan import Devices, bucket_of, estimates, find_devices, fits, main, make_plan
 
 TRIAL = '''
 import torch
@@ -68,6 +68,18 @@ class SixSamples(Big):
     def __init__(self, context):
         for samples in (8, 6):
             initialize(model=nn.Linear(4, 4), config={"train_batch_size": samples})
+
+class BatchOfSize(Big):
+    """Computes its batch from the number of ranks, and exchanges values while it is built."""
+    def __init__(self, context):
+        ranks = context.distributed
+        assert (ranks.rank, ranks.local_rank, ranks.local_size) == (0, 0, ranks.size)
+        assert ranks.allgather(3) == ranks.gather(3) == [3] * ranks.size
+        assert ranks.broadcast("a") == "a"
+        ranks.barrier()
+        assert context.mpu.data_parallel_world_size == ranks.size
+        config = {"train_batch_size": 6 * ranks.size, "optimizer": {"type": "AdamW"}}
+        initialize(model=nn.Linear(4, 4), config=config)
 
 class PipelineFirst(Big):
     """Engines whose models are divided over different numbers of ranks."""
@@ -438,6 +450,12 @@ def test_plan_refuses_unshareable_batch_of_code(
     assert output.out == ""
     assert "train_batch_size: must be a multiple of" in output.err
     assert "= 4, got 6" in output.err
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_plan_gives_code_the_planned_ranks(tmp_path: Path, ranks: int) -> None:
+    plan = make_plan(experiment(tmp_path, "planned_ranks:BatchOfSize"), ranks)
+    assert plan.engines[0].config.train_batch_size == 6 * ranks
 
 
 @pytest.mark.parametrize("name", ["PipelineFirst", "PlainFirst"])

@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,11 +24,14 @@ from zerotrial.engine.mesh import new_cpu_group
 __all__ = [
     "CollectiveError",
     "Distributed",
+    "PlannedRanks",
     "collective_timeout_s",
     "is_peer_failure",
 ]
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _DEFAULT_TIMEOUT_S = 600.0
 
@@ -131,6 +134,29 @@ class Distributed(RankLocation, GroupRanks):
             raise CollectiveError(
                 f"rank {self.rank} of {self.size}: {operation}: {describe(error, self.timeout_s)}"
             ) from error
+
+
+class PlannedRanks(Distributed):
+    """Rank 0 of ranks that are not running, for planning.
+
+    Collectives return at once, as if all ranks gave the same value.
+
+    Args:
+        size: Number of ranks.
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = self.local_size = size
+
+    def allgather(self, value: T, operation: str = "allgather") -> list[T]:
+        """Return the value once for each rank."""
+        del operation
+        return [value] * self.size
+
+    def gather(self, value: Any, operation: str = "gather") -> list[Any]:
+        """Return the value once for each rank."""
+        return self.allgather(value, operation)
 
 
 def collective_timeout_s() -> float:

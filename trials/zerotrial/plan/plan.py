@@ -39,7 +39,7 @@ from zerotrial.engine.flat.bucket_size import choose_bucket_numel, largest_bucke
 from zerotrial.engine.memory import WHOLE, Device, MemoryEstimate, Place, every_choice
 from zerotrial.plan.model_profile import ModelProfile, profile_trial
 from zerotrial.process.entrypoint import load_trial_class
-from zerotrial.ranks import Distributed
+from zerotrial.ranks import PlannedRanks
 
 __all__ = ["Devices", "Plan", "estimates", "find_devices", "fits", "main", "make_plan"]
 
@@ -150,6 +150,7 @@ def _build_trial(experiment: ExperimentConfig, directory: Path, scratch: str) ->
             f"entrypoint: must be module:Class to be planned, got {experiment.entrypoint!r}; "
             "a script's model cannot be found without running it"
         )
+    ranks = experiment.resources.slots_per_trial
     rng = Random(experiment.reproducibility.experiment_seed)  # noqa: S311 - a sample, not a secret
     spec = RunSpec(
         experiment_id=0,
@@ -158,7 +159,7 @@ def _build_trial(experiment: ExperimentConfig, directory: Path, scratch: str) ->
         config=experiment.to_dict(),
         hparams=sample_hyperparameters(experiment.hyperparameters, rng),
         trial_seed=0,
-        slots=1,
+        slots=ranks,
         model_dir=str(directory),
         run_dir=scratch,
         checkpoint_dir=scratch,
@@ -166,7 +167,7 @@ def _build_trial(experiment: ExperimentConfig, directory: Path, scratch: str) ->
     trial_class = load_trial_class(experiment.trial_class, directory)
     length = experiment.searcher.full_length
     with trial_auto_values(spec.hparams, length.batches if length else None):
-        return trial_class(ZeroTrialContext(spec, Distributed()))
+        return trial_class(ZeroTrialContext(spec, PlannedRanks(ranks)))
 
 
 def _sum_engines(
