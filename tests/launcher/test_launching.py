@@ -118,7 +118,7 @@ def test_boxed_error_is_one_line(tmp_path: Path) -> None:
     ("module", "expected"),
     [
         ("deepspeed.zero", "; set `environment: {deepspeed: zerolab}`, with which this engine"),
-        ("determined", "; docs/from_determined.md says what takes the place of each"),
+        ("determined", "; docs/from_determined.md lists the replacement of each"),
         ("deepspeeder", f"; {sys.executable} on {socket.gethostname()} does not have it; install"),
     ],
 )
@@ -172,7 +172,7 @@ def test_killed_rank_ends_run(server: ForkServer, tmp_path: Path) -> None:
     assert (end.exit_code, end.rank) == (-9, 1)
     assert end.reason is not None
     assert end.reason.startswith("rank 1 was killed by SIGKILL, as the system does when memory has")
-    assert "`zerolab plan` says what a rank needs" in end.reason
+    assert "`zerolab plan` shows the memory of a rank" in end.reason
     assert "offload_optimizer" in end.reason
     assert not alive(ranks[0])
 

@@ -86,7 +86,7 @@ def test_slots_without_hostfile() -> None:
     assert choose_machines(SlotOptions(num_gpus=1), [0, 1])[0].slots == [0]
     with pytest.raises(ConfigError, match="num_gpus: must be at least 1, got 0"):
         plan({}, num_gpus=0)
-    with pytest.raises(ConfigError, match="num_nodes: must say how many"):
+    with pytest.raises(ConfigError, match="num_nodes: must be the number"):
         plan({"no_ssh": True, "node_rank": 0, "address": "10.0.0.1"}, num_nodes=0)
 
 
