@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     from zerotrial.engine.protocols import Observer
 
+# Backward fills one buffer while earlier ones are being reduced or read by slower ranks.
 _RING = 3
 
 
@@ -224,6 +225,7 @@ class UnitGradients:
         ranks = self._reductions.ranks
         with self._observer.phase(COMMUNICATION):
             buffer = self._reductions.get(ranks * self.numel, self._dtype)
+            # Missing gradients count as zeros: all ranks must take part in each reduction.
             copy_as_shards(
                 [
                     member.zeros() if gradient is None else gradient
@@ -240,8 +242,8 @@ class UnitGradients:
 
 
 @dataclass(frozen=True)
-class Plugged:
-    """Collectives installed by :func:`plug_in`."""
+class CustomCollectives:
+    """Collectives installed by :func:`install_collectives`."""
 
     comm: Communicator
     reductions: Reductions
@@ -303,7 +305,7 @@ def _reduces_in_stored_type(parameters: UnitParameters, dtype: torch.dtype | Non
     return all((dtype or p.forward_dtype) == p.own_dtype for p in parameters.trained)
 
 
-def plug_in(
+def install_collectives(
     units: Sequence[FSDPModule],
     comm: Communicator,
     device: torch.device,
@@ -312,7 +314,7 @@ def plug_in(
     dtype: torch.dtype | None,
     observer: Observer,
     apart: bool = False,
-) -> Plugged:
+) -> CustomCollectives:
     """Install our collectives in ``fully_shard``. **Collective**.
 
     Args:
@@ -341,16 +343,16 @@ def plug_in(
         set_reduce_scatter(
             unit, SharedReduceScatter(reductions, parameters.members, factor, observer)
         )
-    summed: list[UnitGradients] = []
+    unit_gradients: list[UnitGradients] = []
     if not apart and all(_reduces_in_stored_type(p, dtype) for _, p in owners):
-        summed = [
+        unit_gradients = [
             UnitGradients(reductions, p, factor, p.trained[0].own_dtype, observer)
             for _, p in owners
             if p.trained
         ]
-    plugged = Plugged(comm, reductions, published, summed)
-    plugged.publish()
+    collectives = CustomCollectives(comm, reductions, published, unit_gradients)
+    collectives.publish()
     # Prepended: the shards must be current before the hook of fully_shard gathers them.
     root = cast("nn.Module", units[-1])
-    root.register_forward_pre_hook(lambda *_: plugged.refresh(), prepend=True)
-    return plugged
+    root.register_forward_pre_hook(lambda *_: collectives.refresh(), prepend=True)
+    return collectives

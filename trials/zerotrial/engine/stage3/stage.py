@@ -50,7 +50,7 @@ from zerotrial.engine.stage3.layout import FlatBucket, Layout, Shard, gather_par
 from zerotrial.engine.stage3.mesh import open_mesh
 from zerotrial.engine.stage3.nvme_parameters import FileGradients, open_files, read_units_ahead
 from zerotrial.engine.stage3.prefetch import keep_gathered
-from zerotrial.engine.stage3.reduce import Plugged, plug_in
+from zerotrial.engine.stage3.reduce import CustomCollectives, install_collectives
 from zerotrial.engine.stage3.reduction_order import ReductionOrder
 from zerotrial.engine.stage3.sharding import initialize_root, reset_units, shard_module
 from zerotrial.engine.stage3.standalone_call import gather_for_standalone_calls
@@ -75,8 +75,8 @@ class Stage3:
         layout: Locations of this rank's shards.
         update: Computes new weights from gradients.
         comm: Communicator of the ranks that shard states.
-        plugged: Installed collectives, if ``fully_shard`` uses them.
-        leave: Called when the stage is closed.
+        collectives: Installed collectives, if ``fully_shard`` uses them.
+        close_mesh: Called when the stage is closed.
         originals: Original values of frozen parameters.
         files: Memory of shards and gradients, if they are in files.
     """
@@ -90,8 +90,8 @@ class Stage3:
         layout: Layout,
         update: Update,
         comm: Communicator,
-        plugged: Plugged | None,
-        leave: Callable[[], None],
+        collectives: CustomCollectives | None,
+        close_mesh: Callable[[], None],
         originals: FrozenOriginals,
         files: FileMemory | None = None,
     ) -> None:
@@ -119,9 +119,9 @@ class Stage3:
         self._frozen = [p for p in inputs.module.parameters() if not p.requires_grad]
         self._comm = comm
         self._replicas = Replicas(inputs.mesh.replicate, comm.traffic, inputs.observer)
-        self._plugged = plugged
+        self._collectives = collectives
         self._observer = inputs.observer
-        self._leave: Callable[[], None] | None = leave
+        self._close_mesh: Callable[[], None] | None = close_mesh
         self._mesh = inputs.mesh
         self._ownership = inputs.ownership
         self._counted = layout.counted()
@@ -180,8 +180,8 @@ class Stage3:
     def before_backward(self, *, boundary: bool, share: float = 1.0) -> None:
         """Discard gradients that backward passes outside of this engine left behind."""
         self._share = share
-        if self._plugged is not None:
-            self._plugged.begin_backward()
+        if self._collectives is not None:
+            self._collectives.begin_backward()
         for shard in self._shards:
             set_raw_gradient(shard.parameter, None)
         self._in_backward = True
@@ -194,8 +194,8 @@ class Stage3:
         """Accumulate the gradients of this micro-batch, which are averaged over the ranks."""
         for unit in self._reduced:  # gradients that came after their unit's reduction
             unit.reduce_remaining()
-        if self._plugged is not None:
-            self._plugged.reductions.finish()
+        if self._collectives is not None:
+            self._collectives.reductions.finish()
         self._in_backward = False
         if self._file_gradients is not None:
             self._file_gradients.take_replicated()
@@ -212,12 +212,12 @@ class Stage3:
             refuse_unused([s.name for s in trained if not self._has_gradient(s)])
         if self._file_gradients is None:
             self._accumulate()
-        if self._plugged is not None:
-            self._plugged.end_backward()
+        if self._collectives is not None:
+            self._collectives.end_backward()
 
     def _wait_for_reductions(self) -> None:
-        if self._plugged is not None:
-            self._plugged.reductions.finish()
+        if self._collectives is not None:
+            self._collectives.reductions.finish()
 
     @property
     def _gradients(self) -> list[Tensor | None]:
@@ -244,12 +244,12 @@ class Stage3:
 
     def _new_gradients(self) -> list[Tensor | None]:
         """Return the new gradients of each bucket that bypass the parameters' ``grad``."""
-        if self._plugged is None:
+        if self._collectives is None:
             return [None] * len(self._buckets)
-        return self._plugged.cut([bucket.master.numel() for bucket in self._buckets])
+        return self._collectives.cut([bucket.master.numel() for bucket in self._buckets])
 
     def _has_gradient(self, shard: Shard) -> bool:
-        reached = self._plugged is not None and self._plugged.has_reached(shard.parameter)
+        reached = self._collectives is not None and self._collectives.has_reached(shard.parameter)
         if self._file_gradients is not None:
             reached = shard.parameter in self._file_gradients.reached
         return reached or get_raw_gradient(shard.parameter) is not None
@@ -288,8 +288,8 @@ class Stage3:
         self._replicated.publish()
         self._release()
         # All ranks have reduced the norm since they last read weights, so none reads them now.
-        if self._plugged is not None:
-            self._plugged.publish()
+        if self._collectives is not None:
+            self._collectives.publish()
 
     def drop_gradients(self) -> None:
         """Discard the accumulated gradients."""
@@ -298,9 +298,9 @@ class Stage3:
 
     def cancel_backward(self) -> None:
         """Discard all gradients, including an interrupted backward's. **Collective** if any."""
-        if self._plugged is not None:
-            self._plugged.reductions.finish()
-            self._plugged.end_backward()
+        if self._collectives is not None:
+            self._collectives.reductions.finish()
+            self._collectives.end_backward()
         if self._in_backward:
             reset_units(self._units)
         self._in_backward = False
@@ -454,8 +454,8 @@ class Stage3:
         self._replicated.publish()
         self._versions = self._read_versions()
         self._release()
-        if self._plugged is not None:
-            self._plugged.publish()
+        if self._collectives is not None:
+            self._collectives.publish()
 
     def tensors_by_kind(self) -> dict[str, list[Tensor]]:
         """Return tensors by kind; the shards are the master weights."""
@@ -466,7 +466,7 @@ class Stage3:
             "master": masters,
             "gradients": [gradient for gradient in self._gradients if gradient is not None],
             "optimizer": states.get("optimizer", []),
-            "buckets": [] if self._plugged is None else self._plugged.tensors,
+            "buckets": [] if self._collectives is None else self._collectives.tensors,
         }
         return {k: [t for t in by_kind[k] if not is_in_file(_local_part(t))] for k in by_kind}
 
@@ -508,9 +508,9 @@ class Stage3:
             )
         self._update.updater.close()
         self._comm.close()
-        if self._leave is not None:
-            self._leave()
-        self._leave = None
+        if self._close_mesh is not None:
+            self._close_mesh()
+        self._close_mesh = None
 
     def _release(self) -> None:
         """Free gathered weights, which a forward without backward leaves in the root."""
@@ -533,7 +533,7 @@ def build_stage3(inputs: StageInputs) -> Stage3:
     """
     comm = timed_communicator(connect(inputs.mesh.shard.group, inputs.device), inputs.observer)
     files = open_files(inputs)
-    mesh, leave = open_mesh(inputs)
+    mesh, close_mesh = open_mesh(inputs)
     units: list[FSDPModule] = []
     layout: Layout | None = None
     try:
@@ -541,27 +541,27 @@ def build_stage3(inputs: StageInputs) -> Stage3:
         units = shard_module(inputs, comm, mesh, files, originals)
         layout = lay_out(inputs, units, comm, files, factor=_averaging_factor(inputs))
         initialize_root(inputs.module)
-        plugged = _plug_in(inputs, units, comm)
-        gather_for_standalone_calls(units, None if plugged is None else plugged.refresh)
+        collectives = _install_collectives(inputs, units, comm)
+        gather_for_standalone_calls(units, None if collectives is None else collectives.refresh)
         kind = ShardUpdate if inputs.optimizer_factory.elementwise else FullParameterUpdate
         update = kind(inputs, layout, comm, _updater_factory(inputs))
     except ConfigError:  # a user error, raised on every rank: leave the model usable
         if layout is not None:
             unshard_model(units, layout, comm, inputs.device, inputs.ownership, GradientHooks())
         comm.close()
-        leave()
+        close_mesh()
         raise
-    return Stage3(inputs, units, layout, update, comm, plugged, leave, originals, files)
+    return Stage3(inputs, units, layout, update, comm, collectives, close_mesh, originals, files)
 
 
-def _plug_in(
+def _install_collectives(
     inputs: StageInputs, units: Sequence[FSDPModule], comm: Communicator
-) -> Plugged | None:
+) -> CustomCollectives | None:
     """Replace the collectives of ``fully_shard`` on CPU."""
     config, replicas = inputs.config, inputs.mesh.replicate.size
     if comm.size > 1 and inputs.device.type == "cpu":
         kind = inputs.precision.communicate or inputs.precision.accumulate
-        return plug_in(
+        return install_collectives(
             units,
             comm,
             inputs.device,
