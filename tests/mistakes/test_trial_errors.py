@@ -13,6 +13,7 @@ from zerolab.client import Client
 from zerolab.client.archive import pack
 from zerolab.errors import ConfigError, TrialError
 from zerotrial.failures import reason_of
+from zerotrial.trial_checks import check_trial_class
 
 EMPTY = TensorDataset(torch.zeros(0, 1), torch.zeros(0))
 
@@ -69,6 +70,134 @@ def test_empty_validation_loader_fails_before_training(tmp_path: Path, validatio
             raise AssertionError
 
     with pytest.raises(TrialError, match="build_validation_data_loader: must give at least one"):
+        fit(tmp_path, Trial, max_length=3)
+
+
+METHODS = {name: getattr(LineTrial, name) for name in ("train_batch", "evaluate_batch")}
+
+
+def declare(**methods: Any) -> type[zerotrial.ZeroTrial]:
+    """Return a trial class with loaders, ``__init__`` and the methods given."""
+    loaders = {
+        "build_training_data_loader": LineTrial.build_training_data_loader,
+        "build_validation_data_loader": LineTrial.build_validation_data_loader,
+    }
+    given = {"__init__": LineTrial.__init__, **loaders, **METHODS, **methods}
+    defined = {name: method for name, method in given.items() if method is not None}
+    return type("MyTrial", (zerotrial.ZeroTrial,), defined)
+
+
+@pytest.mark.parametrize(
+    ("methods", "problem"),
+    [
+        (
+            {"evaluate_batch": None, "evalute_batch": METHODS["evaluate_batch"]},
+            "MyTrial: must define evaluate_batch; rename 'evalute_batch' to 'evaluate_batch'",
+        ),
+        ({"evaluate_batch": None}, "MyTrial: must define evaluate_batch"),
+        (
+            {"train_batch": None, "training_batch": METHODS["train_batch"]},
+            "MyTrial: must define train_batch; rename 'training_batch' to 'train_batch'",
+        ),
+        (
+            {"build_validation_data_loader": None, "build_validation_dataloader": lambda self: 0},
+            "rename 'build_validation_dataloader' to 'build_validation_data_loader'",
+        ),
+        (
+            {"train_batch": lambda self, batch: 0},
+            "MyTrial.train_batch: must be train_batch(self, dataloader_iter, epoch_idx, "
+            "batch_idx), got train_batch(self, batch)",
+        ),
+        (
+            {"evaluate_batch": lambda self: {}},
+            "MyTrial.evaluate_batch: must be evaluate_batch(self, dataloader_iter), got",
+        ),
+        (
+            {"build_training_data_loader": lambda: 0},
+            "must be build_training_data_loader(self), got build_training_data_loader()",
+        ),
+        ({"__init__": lambda self: None}, "must be __init__(self, context), got __init__(self)"),
+        ({"build_callbacks": lambda self, context: {}}, "must be build_callbacks(self), got"),
+    ],
+)
+def test_trial_class_with_wrong_methods(methods: dict[str, Any], problem: str) -> None:
+    with pytest.raises(TrialError) as caught:
+        check_trial_class(declare(**methods))
+    assert problem in str(caught.value)
+
+
+def test_trial_class_problems_come_together() -> None:
+    with pytest.raises(TrialError) as caught:
+        check_trial_class(declare(evaluate_batch=None, train_batch=lambda self: 0))
+    assert str(caught.value).count("must") == 2
+
+
+@pytest.mark.parametrize(
+    "methods",
+    [
+        {},
+        {"train_batch": lambda self, *args: 0, "evaluate_batch": lambda self, **_: 0},
+        {"train_batch": lambda self, dataloader_iter, epoch_idx, batch_idx, more=1: 0},
+        {"train_batch": staticmethod(lambda dataloader_iter, epoch_idx, batch_idx: 0)},
+        {"evaluate_batch": None, "evaluate_full_dataset": lambda self, data_loader: {}},
+        {"evaluate_batch": lambda self, dataloader_iter, batch_idx: {}},
+    ],
+)
+def test_trial_class_with_right_methods(
+    methods: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    if "train_batch" in methods and "evaluate_batch" in methods:
+        methods = {**methods, "evaluate_batch": lambda self, *args: {}}
+    check_trial_class(declare(**methods))
+    assert not caplog.records
+
+
+def test_misspelled_optional_method_warns(caplog: pytest.LogCaptureFixture) -> None:
+    check_trial_class(declare(build_callback=lambda self: {}))
+    assert "MyTrial.build_callback is never called; did you mean 'build_callbacks'?" in caplog.text
+
+
+def test_training_loader_without_return(tmp_path: Path) -> None:
+    class Trial(LineTrial):
+        def build_training_data_loader(self) -> Any:
+            super().build_training_data_loader()
+
+    with pytest.raises(TrialError) as caught:
+        fit(tmp_path, Trial, max_length=3)
+    expected = "build_training_data_loader: must return a DataLoader, got None; add return"
+    assert str(caught.value) == expected
+
+
+def test_validation_loader_without_return(tmp_path: Path) -> None:
+    class Trial(LineTrial):
+        evaluate_batch = zerotrial.ZeroTrial.evaluate_batch
+
+        def build_validation_data_loader(self) -> Any:
+            super().build_validation_data_loader()
+
+        def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
+            return {"validation_loss": float(sum(1 for _ in data_loader))}
+
+    with pytest.raises(TrialError, match="build_validation_data_loader: must return a DataLoader"):
+        fit(tmp_path, Trial, max_length=3)
+
+
+def test_error_of_unrelated_none_is_kept(tmp_path: Path) -> None:
+    class Trial(LineTrial):
+        def train_batch(self, dataloader_iter: Any, epoch_idx: int, batch_idx: int) -> Any:
+            return next(None)  # type: ignore[call-overload]
+
+    with pytest.raises(TypeError, match="not an iterator"):
+        fit(tmp_path, Trial, max_length=3)
+
+
+@pytest.mark.parametrize("callbacks", [None, [zerotrial.Callback()], {"mine": zerotrial.Callback}])
+def test_wrong_callbacks(tmp_path: Path, callbacks: Any) -> None:
+    class Trial(LineTrial):
+        def build_callbacks(self) -> Any:
+            return callbacks
+
+    with pytest.raises(TrialError, match=r"build_callbacks: .*must .*Callback object"):
         fit(tmp_path, Trial, max_length=3)
 
 

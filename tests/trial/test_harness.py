@@ -201,7 +201,7 @@ def test_missing_abstract_method_is_named(tmp_path: Path) -> None:
     file = Path(spec.model_dir) / f"{module}.py"
     file.write_text(file.read_text().replace("def train_batch", "def train_batches"))
     assert harness.run(spec) == 64
-    assert "MyTrial must also define train_batch" in reason(spec)[1]
+    assert "MyTrial: must define train_batch" in reason(spec)[1]
 
 
 @pytest.mark.parametrize(

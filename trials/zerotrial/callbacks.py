@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zerolab.determined import replacements
+from zerolab.errors import TrialError
 from zerolab.schema.section import suggest
 
 __all__ = ["Callback", "CallbackList"]
@@ -80,8 +81,18 @@ class CallbackList:
     """Callbacks of a trial, in the order of ``build_callbacks``."""
 
     def __init__(self, callbacks: Mapping[str, Callback]) -> None:
+        if not isinstance(callbacks, Mapping):
+            raise TrialError(
+                "build_callbacks: must return a dict of names to zerotrial.Callback objects, got "
+                f"{type(callbacks).__name__}"
+            )
         self.by_name = dict(callbacks)
         for name, callback in self.by_name.items():
+            if not isinstance(callback, Callback):
+                raise TrialError(
+                    f"build_callbacks: {name}: must be a zerotrial.Callback object, "
+                    f"got {callback!r}"
+                )
             _warn_of_unknown_methods(name, type(callback))
 
     def __len__(self) -> int:

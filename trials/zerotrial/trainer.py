@@ -30,6 +30,7 @@ from zerotrial.loop.stop_reason import StopReason
 from zerotrial.loop.units import Batch, TrainUnit, read_unit
 from zerotrial.ranks import Distributed
 from zerotrial.trial import ZeroTrial
+from zerotrial.trial_checks import check_trial_class
 
 __all__ = ["Trainer", "init"]
 
@@ -109,9 +110,13 @@ class Trainer:
     Args:
         trial: The trial.
         context: Context from :func:`init`.
+
+    Raises:
+        TrialError: If the loop cannot call the trial's methods.
     """
 
     def __init__(self, trial: ZeroTrial, context: ZeroTrialContext) -> None:
+        check_trial_class(type(trial))
         self._trial = trial
         self._context = context
 

@@ -110,10 +110,10 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 S = TypeVar("S", bound=Section)
 
 
-def closest(key: str, names: Iterable[str]) -> str | None:
+def closest(key: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
     """Return the known name that ``key`` was most likely meant to be, if any is close."""
     folded = {name.lower(): name for name in names}
-    close = difflib.get_close_matches(key.lower(), folded, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(key.lower(), folded, n=1, cutoff=cutoff)
     return folded[close[0]] if close else None
 
 

@@ -382,7 +382,7 @@ def _level(span: int, max_points: int) -> int:
 
 
 def _parts(rows: list[tuple[Any, ...]], most: int) -> Iterator[list[tuple[Any, ...]]]:
-    """ShardSpec rows into at most so many parts of neighbours."""
+    """Cut rows into at most so many parts of neighbours."""
     each = -(-len(rows) // most)
     return (rows[start : start + each] for start in range(0, len(rows), each))
 

@@ -9,7 +9,7 @@ from zerolab.errors import TrialError
 from zerotrial.context import ZeroTrialContext
 from zerotrial.data.batch_iterators import BatchIterator
 
-__all__ = ["BatchChecks", "IteratorArgumentCheck"]
+__all__ = ["BatchChecks", "IteratorArgumentCheck", "MissingLoaderCheck"]
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +44,37 @@ class IteratorArgumentCheck:
                 f"next(dataloader_iter) ({type(error).__name__}: {error})"
             ) from error
         self._expects_batch = self._expects_batch and error is not None
+
+
+class MissingLoaderCheck:
+    """Context manager that explains the failure of a method which got None in place of data.
+
+    A trial may return None for a loader that it does not use; one that uses it has forgotten its
+    ``return``.
+
+    Args:
+        loader_method: Method that should have returned the loader.
+        missing: Whether it returned None.
+    """
+
+    def __init__(self, loader_method: str, *, missing: bool) -> None:
+        self._loader_method = loader_method
+        self._missing = missing
+
+    def __enter__(self) -> None:
+        """Enter a call."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Leave a call.
+
+        Raises:
+            TrialError: In place of the method's own error.
+        """
+        used = isinstance(error, TypeError | AttributeError) and "'NoneType' object" in str(error)
+        if self._missing and used:
+            raise TrialError(
+                f"{self._loader_method}: must return a DataLoader, got None; add return"
+            ) from error
 
 
 class BatchChecks:

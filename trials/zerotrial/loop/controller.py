@@ -26,7 +26,7 @@ from zerotrial.context import ZeroTrialContext
 from zerotrial.data import random_state
 from zerotrial.data.batch_iterators import EmptyBatchIterator
 from zerotrial.data.samplers import derive_seed
-from zerotrial.loop.batch_checks import BatchChecks, IteratorArgumentCheck
+from zerotrial.loop.batch_checks import BatchChecks, IteratorArgumentCheck, MissingLoaderCheck
 from zerotrial.loop.checkpoints import CheckpointManager, SavedState
 from zerotrial.loop.console import Console
 from zerotrial.loop.metrics import Entry
@@ -123,6 +123,11 @@ class Controller:
         # One batch
         self._batch_checks = BatchChecks(context, self._batch_iterator)
         self._argument_check = IteratorArgumentCheck(trial.train_batch)
+        without_data = isinstance(self._batch_iterator, EmptyBatchIterator)
+        self._loader_check = MissingLoaderCheck(
+            "build_training_data_loader",
+            missing=without_data and context.mpu.should_build_data_loader,
+        )
         self._skipped_steps = SkippedStepMonitor(context.engines)
 
     def show_progress(self) -> Console:
@@ -235,7 +240,7 @@ class Controller:
             context.enter_batch(step)
             if timings is not None:
                 timings.begin(step)
-            with self._argument_check:
+            with self._loader_check, self._argument_check:
                 for _ in calls:
                     unreported.add(step + 1, train_batch(batches, epoch, step))
             step += 1
@@ -362,7 +367,9 @@ class Controller:
             f"searcher.metric: must be one of the validation metrics, got {metric!r}; "
             f"there are: {names}"
         )
-        if not metrics:
+        if not self._validator.has_loader:
+            text += "; build_validation_data_loader: must return a DataLoader, got None; add return"
+        elif not metrics:
             text += (
                 "; the validation returned no metrics: check that its loader yields batches and "
                 "that evaluate_batch returns a dict with the metric"

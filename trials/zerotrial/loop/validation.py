@@ -15,7 +15,7 @@ from zerotrial.callbacks import CallbackList
 from zerotrial.context import ZeroTrialContext
 from zerotrial.data.batch_iterators import check_loader, keeps_position, loader_length
 from zerotrial.data.loader import DataLoader
-from zerotrial.loop.batch_checks import IteratorArgumentCheck
+from zerotrial.loop.batch_checks import IteratorArgumentCheck, MissingLoaderCheck
 from zerotrial.loop.console import PROGRESS
 from zerotrial.loop.metrics import to_numbers
 from zerotrial.reducers import Reducer, error_context, reduce_values
@@ -170,7 +170,7 @@ class Validator:
         stop_reason: Called between batches; a value other than 0 on any rank interrupts.
 
     Raises:
-        TrialError: If the trial has no evaluation method, or its loader is invalid.
+        TrialError: If the validation loader is invalid.
     """
 
     def __init__(
@@ -188,12 +188,9 @@ class Validator:
         self._one_batch = one_batch
         self._current_stop_reason = stop_reason
         self._next_agreement = 1  # calls of evaluate_batch after which the ranks agree next
-        trial_class = type(trial)
         self._uses_full_dataset = (
-            trial_class.evaluate_full_dataset is not ZeroTrial.evaluate_full_dataset
+            type(trial).evaluate_full_dataset is not ZeroTrial.evaluate_full_dataset
         )
-        if not self._uses_full_dataset and trial_class.evaluate_batch is ZeroTrial.evaluate_batch:
-            raise TrialError(f"{trial_class.__name__}: must override evaluate_batch")
         self._with_index = _takes_batch_idx(trial.evaluate_batch)
         self._argument_check = IteratorArgumentCheck(trial.evaluate_batch)
         self._lockstep = context.distributed.size > 1 and any(
@@ -213,6 +210,8 @@ class Validator:
             "counting validation batches",
         )
         lengths = [length for without_loader, length in sizes if not without_loader]
+        self.has_loader = bool(lengths)
+        """Whether ``build_validation_data_loader`` has given any rank a loader."""
         if lengths and all(length == 0 for length in lengths):
             raise TrialError(
                 "build_validation_data_loader: must give at least one batch, got an empty loader; "
@@ -258,7 +257,8 @@ class Validator:
                     data, lambda drawn: self._check_stop(drawn, started), progress.update
                 )
             try:
-                output = self._trial.evaluate_full_dataset(data)
+                with MissingLoaderCheck("build_validation_data_loader", missing=data is None):
+                    output = self._trial.evaluate_full_dataset(data)
             except ValidationInterruptedError as interruption:
                 stop_reason = interruption.stop_reason
         output, stop_reason = distributed.broadcast(

@@ -9,6 +9,7 @@ from zerolab.contract.spec import TrialClass
 from zerolab.errors import TrialError
 from zerolab.syntax import module_paths
 from zerotrial.trial import ZeroTrial
+from zerotrial.trial_checks import check_trial_class
 
 __all__ = ["load_trial_class"]
 
@@ -21,7 +22,8 @@ def load_trial_class(entrypoint: TrialClass, model_dir: Path) -> type[ZeroTrial]
         model_dir: Directory to put first in the module search path.
 
     Raises:
-        TrialError: If there is no such module or class, or it is not a :class:`ZeroTrial`.
+        TrialError: If there is no such module or class, it is not a :class:`ZeroTrial`, or the
+            loop cannot call its methods.
         Exception: Any error that the user's module raises at import.
     """
     module_name, class_name = entrypoint.module, entrypoint.name
@@ -57,9 +59,7 @@ def load_trial_class(entrypoint: TrialClass, model_dir: Path) -> type[ZeroTrial]
             f"{named}: {class_name} in {file} is not a ZeroTrial; "
             f"derive it: class {class_name}(zerotrial.ZeroTrial)"
         )
-    missing_methods = sorted(getattr(trial_class, "__abstractmethods__", ()))
-    if missing_methods:
-        raise TrialError(f"{named}: {class_name} must also define {', '.join(missing_methods)}")
+    check_trial_class(trial_class)
     return trial_class
 
 
