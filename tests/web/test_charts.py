@@ -81,7 +81,7 @@ def test_the_logarithmic_axis_keeps_the_zoom_and_both_survive_a_reload(
 def test_a_logarithmic_axis_says_what_it_has_no_place_for(stage: Stage, spectator: Watched) -> None:
     page = spectator.show(f"#/experiments/{stage.long}/curves?log=1")
     expect(chart(page, "training: wave")).to_contain_text("≤ 0 not drawn")
-    expect(chart(page, "training: depth")).to_contain_text("linear: nothing is above 0")
+    expect(chart(page, "training: depth")).to_contain_text("linear: no values above 0")
     expect(chart(page, "training: falling").locator(".warn")).to_have_count(0)
 
 
@@ -266,7 +266,7 @@ def test_metrics_are_found_by_a_part_of_their_name(stage: Stage, spectator: Watc
     expect(chart(page, "training: wave")).to_be_visible()
     expect(page.get_by_role("figure")).to_have_count(1)
     page.get_by_label("search metrics").fill("nothing")
-    expect(page.get_by_text("None matches.")).to_be_visible()
+    expect(page.get_by_text("No matches.")).to_be_visible()
     page.get_by_label("search metrics").fill("")
     expect(page.get_by_role("figure")).to_have_count(4)
 

@@ -68,7 +68,7 @@ def test_an_experiment_joins_and_leaves_and_one_that_is_gone_is_told(
     rows = page.get_by_role("table").first.locator("tbody tr")
     expect(rows).to_have_count(2)
     expect(page.get_by_text("Two at least are needed")).to_have_count(0)
-    page.get_by_label(f"leave out experiment {stage.sweep}").click()
+    page.get_by_label(f"remove experiment {stage.sweep}").click()
     expect(rows).to_have_count(1)
     expect(rows).to_contain_text("long")
     spectator.show(f"#/compare/{stage.long},99999")

@@ -304,7 +304,7 @@ def test_the_rungs_show_who_stands_where(stage: Stage, spectator: Watched) -> No
     }
     made = int(played.submit(name="rungs", searcher=searcher, hyperparameters=space)["id"])
     page = spectator.show(f"#/experiments/{made}/search")
-    expect(page.get_by_text("No trial has been judged yet.")).to_be_visible()
+    expect(page.get_by_text("No trial has reached a rung yet.")).to_be_visible()
     runs = until(
         "its six trials run",
         lambda: [item for item in played.work() if item.spec.experiment_id == made],
@@ -339,7 +339,7 @@ def test_a_search_without_anything_yet_says_a_word(
     words = {
         "trials": "slots",
         "search": "No validation yet.",
-        "hyperparameters": "There is one trial: nothing to compare it with.",
+        "hyperparameters": "There is only one trial.",
     }
     expect(page.locator("section, p.muted").filter(has_text=words[view]).first).to_be_visible()
 
@@ -410,7 +410,7 @@ def test_several_experiments_are_archived_and_deleted_after_a_question(
     expect(dialog).to_contain_text("delete 3 experiments?")
     expect(dialog).to_contain_text("cannot be undone")
     dialog.get_by_role("button", name="delete").click()
-    expect(page.get_by_text("None matches.")).to_be_visible()
+    expect(page.get_by_text("No matches.")).to_be_visible()
     left = {one["id"] for one in stage.played.get("/experiments", limit=1000)["experiments"]}
     assert not left & set(made)
 

@@ -62,7 +62,7 @@ export function Chooser({ columns, chosen }: ChooserProps) {
       {open && (
         <div class="choice" role="group" aria-label="columns">
           {columns.length > FEW && (
-            <input type="search" placeholder="part of a column's name" aria-label="search columns" value={find} onInput={(e) => setFind(e.currentTarget.value)} />
+            <input type="search" placeholder="column name" aria-label="search columns" value={find} onInput={(e) => setFind(e.currentTarget.value)} />
           )}
           {found.map(([column, told]) => (
             <label key={column}>

@@ -89,7 +89,7 @@ export function Now({ children, busy = false, act }: Doing) {
         {children}
       </button>
       {problem && (
-        <Dialog title={`${children}: it did not work`} close={() => setProblem("")}>
+        <Dialog title={`${children}: failed`} close={() => setProblem("")}>
           <Failure text={problem} />
           <p class="actions">
             <button type="button" onClick={() => setProblem("")}>

@@ -41,7 +41,7 @@ export function useLoaded<T>(key: string, load: () => Promise<T>, tick: number |
       .catch((problem: unknown) => {
         const unknown = problem instanceof ApiError && [401, 403].includes(problem.status);
         const silent = problem instanceof TypeError; // what fetch throws when nobody answers
-        setError(unknown ? LOGIN : silent ? "The server does not answer; trying again." : (problem as Error).message);
+        setError(unknown ? LOGIN : silent ? "The server does not respond; retrying." : (problem as Error).message);
       })
       .finally(() => {
         now.busy = false;

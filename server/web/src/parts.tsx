@@ -39,7 +39,7 @@ function failures({ num_trials: all = 0, failed_trials: failed = 0, canceled_tri
 export function Trouble({ of: row }: { of: Standing & { error: string | null } }) {
   const problem = row.result_problem ?? row.error;
   if (problem) return <OneLine text={problem} kind={row.state === "COMPLETED" ? "empty" : "problem"} />;
-  return row.waiting_reason ? <OneLine text={`waits: ${row.waiting_reason}`} kind="waiting" /> : null;
+  return row.waiting_reason ? <OneLine text={`waiting: ${row.waiting_reason}`} kind="waiting" /> : null;
 }
 
 export function Progress({ value }: { value: number }) {
@@ -63,7 +63,7 @@ export function Problem({ text, kind = "bad", children }: ProblemProps) {
   if (text === LOGIN) {
     return (
       <div class="notice" role="alert">
-        <b>This browser is not signed in.</b> Run <code>zerolab open</code> in a terminal: it prints a link that signs
+        <b>This browser is not logged in.</b> Run <code>zerolab open</code> in a terminal: it prints a link that signs
         it in, once.
       </div>
     );

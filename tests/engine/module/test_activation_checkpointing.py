@@ -98,13 +98,13 @@ def test_disabled_by_default() -> None:
 def test_device_inputs_wait_in_host_memory() -> None:
     # A CPU's tensors are in host memory already, and are not copied.
     original = torch.ones(3, requires_grad=True)
-    keep = _InputStorage(line=None, on_host=True)
+    keep = _InputStorage(ranks=None, on_host=True)
     waiting = _BlockInputs([original, 5], keep)
     assert waiting.take()[0] is original
     assert waiting.take() == [original, 5]
     copy = _StoredTensor(original, None, on_host=True)
     assert copy.values.device.type == "cpu"
-    back = copy.bring()
+    back = copy.restore()
     assert back.requires_grad
     assert torch.equal(back, original)
 

@@ -80,7 +80,7 @@ export function Board({ lines, several, metrics, ended, tick, note }: BoardProps
         <label>
           <input type="checkbox" checked={log !== ""} onChange={(e) => setLog(e.currentTarget.checked ? "1" : "")} /> logarithmic
         </label>
-        <label title="The outer fiftieth of the values may lie beyond the edge">
+        <label title="Clip outliers (1st to 99th percentile)">
           <input type="checkbox" checked={tight !== ""} onChange={(e) => setTight(e.currentTarget.checked ? "1" : "")} /> without
           outliers
         </label>
@@ -89,7 +89,7 @@ export function Board({ lines, several, metrics, ended, tick, note }: BoardProps
         {(found.length > FEW || find !== "") && (
           <input
             type="search"
-            placeholder="part of a metric's name"
+            placeholder="metric name"
             aria-label="search metrics"
             value={find}
             onInput={(e) => setFind(e.currentTarget.value)}
@@ -135,8 +135,8 @@ function zoomed(part: string): Zoom | null {
 }
 
 function Empty({ ended, reading }: { ended: boolean; reading: boolean }) {
-  if (reading) return <p class="muted">Reading…</p>;
-  return <p class="muted">{ended ? "Nothing was reported." : "Nothing reported yet."}</p>;
+  if (reading) return <p class="muted">Loading…</p>;
+  return <p class="muted">{ended ? "No metrics." : "No metrics yet."}</p>;
 }
 
 interface Drawn {
@@ -203,7 +203,7 @@ function Charts({ found, zoom, setZoom, style, tight, lines, several, along }: D
   return (
     <>
       {several && <Legend lines={lines} hot={hot} heat={setHot} />}
-      {found.length === 0 && <p class="muted">None matches.</p>}
+      {found.length === 0 && <p class="muted">No matches.</p>}
       {grid(main.slice(0, most))}
       {main.length > most && (
         <p>

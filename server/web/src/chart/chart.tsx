@@ -121,7 +121,7 @@ export function Chart(props: ChartProps) {
         ref={host}
         tabIndex={0}
         role="application"
-        aria-label={`curves of ${title}: left and right go along, up and down to another curve, + and - zoom, Escape shows all`}
+        aria-label={`curves of ${title}: left and right move along, up and down select a curve, + and - zoom, Escape resets`}
         onMouseEnter={() => hovering(true)}
         onMouseLeave={() => hovering(false)}
         onKeyDown={key}
@@ -190,10 +190,10 @@ function Range({ title, fixed, fix, now }: RangeProps) {
   return (
     <form class="choice" onSubmit={submit}>
       <label>
-        from <input aria-label={`least value of ${title}`} inputMode="decimal" size={8} value={low} onInput={(e) => setLow(e.currentTarget.value)} />
+        from <input aria-label={`minimum of ${title}`} inputMode="decimal" size={8} value={low} onInput={(e) => setLow(e.currentTarget.value)} />
       </label>
       <label>
-        to <input aria-label={`greatest value of ${title}`} inputMode="decimal" size={8} value={high} onInput={(e) => setHigh(e.currentTarget.value)} />
+        to <input aria-label={`maximum of ${title}`} inputMode="decimal" size={8} value={high} onInput={(e) => setHigh(e.currentTarget.value)} />
       </label>
       <button type="submit" disabled={wrong}>
         set
@@ -203,7 +203,7 @@ function Range({ title, fixed, fix, now }: RangeProps) {
           as the values are
         </button>
       )}
-      {wrong && <small class="warn">two numbers, the first the smaller</small>}
+      {wrong && <small class="warn">two numbers, the smaller first</small>}
     </form>
   );
 }
@@ -221,7 +221,7 @@ function Notes({ drawing, style: { log } }: ChartProps & { drawing: Drawing }) {
   return (
     <>
       {drawing.lost > 0 && <small class="warn">{number(drawing.lost)} not finite</small>}
-      {log && !drawing.log && <small class="warn">linear: nothing is above 0</small>}
+      {log && !drawing.log && <small class="warn">linear: no values above 0</small>}
       {drawing.log && drawing.below > 0 && <small class="warn">{number(drawing.below)} ≤ 0 not drawn</small>}
       {drawing.log && drawing.cut && <small class="muted">bands cut</small>}
     </>

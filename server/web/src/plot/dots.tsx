@@ -92,7 +92,7 @@ export function Dots({ title, x, y, dots, height, stairs = false, pick }: DotsPr
       <div
         tabIndex={0}
         role="application"
-        aria-label={`${title}: ${dots.length} dots; arrow keys go from one to the next, Enter shows its trial`}
+        aria-label={`${title}: ${dots.length} dots; arrow keys select, Enter opens the trial`}
         style={{ height: `${height}px` }}
         onMouseMove={near}
         onMouseLeave={() => setHot(null)}

@@ -115,7 +115,7 @@ export function Parallel({ title, axes, heads, lines, brushes, brush, flip, pick
         <div
           tabIndex={0}
           role="application"
-          aria-label={`${title}: ${lines.length} trials on ${axes.length} axes, ${kept.length} kept; arrow keys go from one to the next, Enter shows it`}
+          aria-label={`${title}: ${lines.length} trials on ${axes.length} axes, ${kept.length} kept; arrow keys select, Enter opens the trial`}
           style={{ height: `${HEIGHT}px`, width: `${width}px` }}
           onMouseMove={near}
           onMouseLeave={() => setHot(null)}

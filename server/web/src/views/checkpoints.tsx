@@ -25,7 +25,7 @@ export function Checkpoints({ path, experiment, tick, chosen, registry }: Checkp
   const deleted = shown !== "";
   const list = useLoaded(path, () => all<Checkpoint>(`${path}/checkpoints`, "checkpoints"), tick);
   const owners = useOwners(`/experiments/${experiment}`, list.value, tick);
-  if (list.value === null) return list.error ? <Problem text={list.error} /> : <p class="muted">Reading…</p>;
+  if (list.value === null) return list.error ? <Problem text={list.error} /> : <p class="muted">Loading…</p>;
   const mine = list.value.filter((c) => chosen.length === 0 || chosen.includes(c.trial_id));
   const kept = mine.filter((c) => c.state !== "DELETED");
   const rows = (deleted ? mine : kept).reverse();
@@ -45,7 +45,7 @@ export function Checkpoints({ path, experiment, tick, chosen, registry }: Checkp
         {rows.length > MOST_ROWS && <span class="muted">the newest {MOST_ROWS} are shown</span>}
       </div>
       {rows.length === 0 ? (
-        <p class="muted">{mine.length === 0 ? "No checkpoint yet." : "All were deleted."}</p>
+        <p class="muted">{mine.length === 0 ? "No checkpoints yet." : "All checkpoints were deleted."}</p>
       ) : (
         <Table
           head={["checkpoint", "trial", "batch", "state", "size", "validation", "saved", ""].map((name) => (

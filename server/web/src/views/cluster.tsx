@@ -39,7 +39,7 @@ export function Cluster() {
     const looking = window.setInterval(() => document.hidden || found.reload(), LOOK_MS);
     return () => window.clearInterval(looking);
   }, []);
-  if (found.value === null) return found.error ? <Problem text={found.error} /> : <p class="muted">Reading…</p>;
+  if (found.value === null) return found.error ? <Problem text={found.error} /> : <p class="muted">Loading…</p>;
   const act: Do = (doing) => {
     setProblem("");
     doing.catch((failed: Error) => setProblem(failed.message)).finally(found.reload);
@@ -96,7 +96,7 @@ function Queue({ pool, alone, jobs, act }: QueueProps) {
         <Raw path={`/jobs?pool=${encodeURIComponent(pool.name)}`} />
       </h2>
       {jobs.length === 0 ? (
-        <p class="muted">Nothing waits or runs.</p>
+        <p class="muted">The queue is empty.</p>
       ) : (
         <Table
           head={["place", "experiment", "state", "trials", "slots", "priority", "weight", "submitted"].map((name) => (
@@ -129,13 +129,13 @@ function Line({ job, above, below, first, act }: LineProps) {
       <Cell name="place" kind="figure">
         {job.place}{" "}
         <span class="moves" role="group" aria-label={`move ${job.name}`}>
-          <button type="button" title="to the first place" aria-label="first" disabled={!above} onClick={() => move({ ahead_of: first.experiment_id })}>
+          <button type="button" title="move to the front" aria-label="first" disabled={!above} onClick={() => move({ ahead_of: first.experiment_id })}>
             ⤒
           </button>
-          <button type="button" title="ahead of the one above, at its priority" aria-label="up" disabled={!above} onClick={() => move({ ahead_of: above!.experiment_id })}>
+          <button type="button" title="move up, with the priority of the job above" aria-label="up" disabled={!above} onClick={() => move({ ahead_of: above!.experiment_id })}>
             ↑
           </button>
-          <button type="button" title="behind the one below, at its priority" aria-label="down" disabled={!below} onClick={() => move({ behind: below!.experiment_id })}>
+          <button type="button" title="move down, with the priority of the job below" aria-label="down" disabled={!below} onClick={() => move({ behind: below!.experiment_id })}>
             ↓
           </button>
         </span>
@@ -249,7 +249,7 @@ function OneSlot({ agent, slot, act }: { agent: Agent; slot: Slot; act: Do }) {
       disabled={!agent.alive || !agent.enabled}
       aria-pressed={slot.enabled}
       aria-label={told}
-      title={`${told}. Click: ${deed} it${slot.enabled && slot.run_id !== null ? "; what runs there finishes" : ""}.`}
+      title={`${told}. Click: ${deed} it${slot.enabled && slot.run_id !== null ? "; its current run finishes" : ""}.`}
       onClick={() => act(post(`/agents/${agent.id}/${deed}`, wish))}
     >
       {slot.id}
@@ -261,7 +261,7 @@ function Deeds({ agent, act }: { agent: Agent; act: Do }) {
   const path = `/agents/${agent.id}`;
   if (!agent.alive) {
     return (
-      <button type="button" title="take it off the list; its runs stay in the history" onClick={() => act(remove(path))}>
+      <button type="button" title="remove the agent; its run history is kept" onClick={() => act(remove(path))}>
         forget
       </button>
     );
@@ -275,10 +275,10 @@ function Deeds({ agent, act }: { agent: Agent; act: Do }) {
   }
   return (
     <>
-      <button type="button" title="start nothing new there; what runs finishes" onClick={() => act(post(`${path}/disable`, { drain: true }))}>
+      <button type="button" title="start no new runs; current runs finish" onClick={() => act(post(`${path}/disable`, { drain: true }))}>
         drain
       </button>{" "}
-      <button type="button" title="start nothing new there; what runs checkpoints now and goes on elsewhere" onClick={() => act(post(`${path}/disable`, {}))}>
+      <button type="button" title="start no new runs; current runs save a checkpoint and move to other agents" onClick={() => act(post(`${path}/disable`, {}))}>
         disable
       </button>
     </>

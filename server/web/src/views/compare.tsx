@@ -61,7 +61,7 @@ export function Compare({ ids }: { ids: number[] }) {
     return () => window.clearInterval(looking);
   }, [goesOn]);
   const { shown, all } = useMemo(() => linesOf(found), [both.value]);
-  if (both.value === null && !both.error) return <p class="muted">Reading…</p>;
+  if (both.value === null && !both.error) return <p class="muted">Loading…</p>;
   const metrics = [...new Set(found.flatMap(({ row }) => row.metric ?? []))];
   return (
     <>
@@ -71,8 +71,8 @@ export function Compare({ ids }: { ids: number[] }) {
         <h1>Compare experiments</h1>
         <Add ids={ids} />
       </header>
-      {found.length < 2 && <p class="muted">Two at least are needed: tick them in the list of experiments, or name them by their numbers.</p>}
-      {metrics.length > 1 && <Problem text={`They are judged by different metrics: ${metrics.join(", ")}. Their best values say nothing of each other.`} kind="warned" />}
+      {found.length < 2 && <p class="muted">Select at least two experiments in the list, or enter their numbers.</p>}
+      {metrics.length > 1 && <Problem text={`The experiments have different metrics: ${metrics.join(", ")}. Their best values cannot be compared.`} kind="warned" />}
       {found.length > 0 && (
         <>
           <Standing found={found} ids={ids} />
@@ -173,7 +173,7 @@ function Standing({ found, ids }: { found: One[]; ids: number[] }) {
             {duration(row.started_at, row.ended_at)}
           </Cell>
           <Cell kind="acts">
-            <a href={compareAddress(ids.filter((id) => id !== row.id))} aria-label={`leave out experiment ${row.id}`}>
+            <a href={compareAddress(ids.filter((id) => id !== row.id))} aria-label={`remove experiment ${row.id}`}>
               leave out
             </a>{" "}
             <Raw path={`/experiments/${row.id}`} />
@@ -188,7 +188,7 @@ function Standing({ found, ids }: { found: One[]; ids: number[] }) {
 function Differences({ found }: { found: One[] }) {
   const rows = useMemo(() => differences(found), [found]);
   if (found.length < 2) return null;
-  if (rows.length === 0) return <p class="muted">Their configurations are the same.</p>;
+  if (rows.length === 0) return <p class="muted">The configurations are identical.</p>;
   return (
     <details class="differ" open>
       <summary>

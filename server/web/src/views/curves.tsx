@@ -59,7 +59,7 @@ function LeftOut({ row, trials, chosen, some }: { row: Experiment; trials: Seen[
   if (chosen.length > 0 || trials.length <= some.length) return null;
   return (
     <span class="muted">
-      the best {some.length} of {number(trials.length)} trials; <a href={address(row.id, "trials")}>choose others</a>
+      the best {some.length} of {number(trials.length)} trials; <a href={address(row.id, "trials")}>choose trials</a>
     </span>
   );
 }

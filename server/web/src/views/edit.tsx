@@ -51,7 +51,7 @@ function Form({ row, done, close }: { row: Experiment; done: () => void; close: 
         notes
         <textarea rows={8} value={notes} onInput={(e) => setNotes(e.currentTarget.value)} />
       </label>
-      <p class="muted">What was submitted, its configuration, stays as it is; quotas of labels hold from now on.</p>
+      <p class="muted">The submitted configuration does not change. Quotas of labels apply from now on.</p>
     </Question>
   );
 }

@@ -55,7 +55,7 @@ export function Experiment({ id, route }: { id: number; route: OfExperiment }) {
   }, [e?.name]);
   const at = useMemo(() => places(trials.value ?? []), [trials.value]);
   const problem = row.error ?? trials.error;
-  if (e === null || trials.value === null) return problem ? <Problem text={problem} /> : <p class="muted">Reading…</p>;
+  if (e === null || trials.value === null) return problem ? <Problem text={problem} /> : <p class="muted">Loading…</p>;
   const tab = route.tab ?? first(e, trials.value);
   const chosen = trials.value.filter((t) => route.trials.includes(t.id));
   return (
@@ -132,12 +132,12 @@ function first(row: Row, trials: Seen[]): Tab {
 /** What is wrong with an experiment, or why nothing of it runs. */
 function Noticed({ row, trials }: { row: Row; trials: Seen[] }) {
   const problem = (row.result_problem ?? row.error)?.trim();
-  if (!problem) return row.waiting_reason ? <Problem text={`Nothing runs yet: ${row.waiting_reason}`} kind="warned" /> : null;
+  if (!problem) return row.waiting_reason ? <Problem text={`Not running yet: ${row.waiting_reason}`} kind="warned" /> : null;
   const failed = trials.find((trial) => trial.state === "ERROR");
   const rank = /\brank (\d+)/.exec(problem)?.[1];
   const log = `${address(row.id, "logs", failed ? [failed.id] : []).split("?")[0]}${rank ? `?rank=${rank}` : ""}`;
   return (
-    <Problem text={row.state === "ERROR" ? problem : `It ended without a result: ${problem}`} kind={row.state === "ERROR" ? "bad" : "warned"}>
+    <Problem text={row.state === "ERROR" ? problem : `No result: ${problem}`} kind={row.state === "ERROR" ? "bad" : "warned"}>
       <a href={log}>its log{rank && `, rank ${rank}`}</a>
     </Problem>
   );
@@ -165,16 +165,16 @@ function Head({ row, connected, refresh }: { row: Row; connected: boolean; refre
           <small>{row.id}</small> {row.name} <Badge of={row} /> <Labels labels={row.labels} />
         </h1>
         <div class="actions">
-          {!connected && <span class="muted">not connected: trying again</span>}
+          {!connected && <span class="muted">not connected, retrying</span>}
           {connected && !ended && <span class="live">live</span>}
           {row.state === "ACTIVE" && <Now act={act("pause")}>pause</Now>}
           {row.state === "PAUSED" && <Now act={act("activate")}>activate</Now>}
           {!ended && (
             <>
-              <Ask act={act("cancel")} title={`cancel experiment ${row.id}?`} ask="Its trials stop at their next checkpoint, which they write first; it can go on from there later.">
+              <Ask act={act("cancel")} title={`cancel experiment ${row.id}?`} ask="Its trials save a checkpoint and stop. The experiment can be continued later.">
                 cancel
               </Ask>
-              <Ask act={act("kill")} final title={`kill experiment ${row.id}?`} ask="Its trials stop now, without a checkpoint: what they trained since the last one is lost.">
+              <Ask act={act("kill")} final title={`kill experiment ${row.id}?`} ask="Its trials stop immediately. Training since their last checkpoints is lost.">
                 kill
               </Ask>
             </>
@@ -183,7 +183,7 @@ function Head({ row, connected, refresh }: { row: Row; connected: boolean; refre
             <AskChanges
               act={goOn}
               title={`continue experiment ${row.id}`}
-              ask="It goes on from its checkpoints, with these changes; without any, it tries again what failed or was stopped."
+              ask="It resumes from its checkpoints with these overrides. Without overrides, failed and stopped trials are retried."
               usual={longer(row)}
             >
               continue

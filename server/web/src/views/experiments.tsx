@@ -126,12 +126,12 @@ function useMetrics(names: MetricName[], wanted: (name: string) => boolean, tick
 }
 
 const DEEDS: Deed[] = [
-  { name: "pause", ask: "Their runs checkpoint and give their slots back." },
-  { name: "activate", ask: "They go on as soon as there are slots." },
-  { name: "cancel", ask: "Their trials stop at their next checkpoint, for good." },
-  { name: "kill", ask: "Their trials stop now, without a checkpoint.", final: true },
-  { name: "archive", ask: "They leave the list; their data stays." },
-  { name: "unarchive", ask: "They come back into the list." },
+  { name: "pause", ask: "Their runs save a checkpoint and release their slots." },
+  { name: "activate", ask: "They resume when slots are free." },
+  { name: "cancel", ask: "Their trials save a checkpoint and stop." },
+  { name: "kill", ask: "Their trials stop immediately, without a checkpoint.", final: true },
+  { name: "archive", ask: "They are hidden from the list. Their data is kept." },
+  { name: "unarchive", ask: "They are shown in the list again." },
   { name: "delete", ask: "Their metrics, logs and checkpoints are deleted. This cannot be undone.", final: true },
 ];
 
@@ -171,7 +171,7 @@ export function Experiments() {
     setTick(tick + 1);
     info.reload();
   });
-  if (list.value === null) return list.error ? <Problem text={list.error} /> : <p class="muted">Reading…</p>;
+  if (list.value === null) return list.error ? <Problem text={list.error} /> : <p class="muted">Loading…</p>;
   const words = text.toLowerCase().split(/\s+/).filter(Boolean);
   const inState = STATES.find(([name]) => name === state)?.[2] ?? (() => true);
   const found = list.value
@@ -223,7 +223,7 @@ export function Experiments() {
             {rows.length > MOST_ROWS && <span class="muted">the first {MOST_ROWS} of {number(rows.length)}</span>}
           </div>
           {rows.length === 0 ? (
-            <p class="muted">None matches.</p>
+            <p class="muted">No matches.</p>
           ) : (
             <Table
               head={
@@ -248,7 +248,7 @@ export function Experiments() {
 
 function Cluster({ info }: { info: Info }) {
   const { agents, slots, free_slots } = info.cluster;
-  if (agents === 0) return <span class="muted">no agent is running: what is submitted waits</span>;
+  if (agents === 0) return <span class="muted">no agent is running: experiments stay queued</span>;
   return (
     <span class="muted">
       {free_slots} of {slots} slots free on {agents} {agents === 1 ? "agent" : "agents"}

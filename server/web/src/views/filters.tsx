@@ -43,7 +43,7 @@ export function Filters({ names, metrics = [], metric, count }: FiltersProps) {
   const [open, setOpen] = useState(false);
   return (
     <div class="choice filters">
-      {broken && <Problem text="The conditions in the address cannot be read: none are used." />}
+      {broken && <Problem text="The filters in the address are invalid; none is applied." />}
       {where.map((one, at) => (
         <button type="button" class="reset" key={JSON.stringify(one)} aria-label={`remove ${titled(one[0], metric)} ${one[1]} ${told(one[2])}`} onClick={() => setWhere(where.filter((_, i) => i !== at))}>
           {titled(one[0], metric)} {one[1]} {told(one[2])} ✕

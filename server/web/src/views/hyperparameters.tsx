@@ -40,8 +40,8 @@ export function Hyperparameters(props: Props) {
   const [where] = useConditions();
   const { kept, known, error } = useKept(props, where);
   if (trials.length === 0) return <p class="muted">{row.waiting_reason ?? "No trial yet."}</p>;
-  if (trials.length === 1) return <p class="muted">There is one trial: nothing to compare it with.</p>;
-  if (names.length === 0) return <p class="muted">All trials have the same hyperparameters: nothing to compare.</p>;
+  if (trials.length === 1) return <p class="muted">There is only one trial.</p>;
+  if (names.length === 0) return <p class="muted">All trials have the same hyperparameters.</p>;
   const best = ranked(kept, row.smaller_is_better).slice(0, USUAL_TRIALS).map((trial) => trial.id);
   return (
     <section>
@@ -148,7 +148,7 @@ function Coordinates(props: Parts) {
     <figure class="chart large" aria-label="parallel coordinates">
       <figcaption>
         <span>parallel coordinates</span>
-        <small class="muted">drag on an axis to keep a part of it</small>
+        <small class="muted">drag on an axis to filter</small>
         <Select name="colour by" value={by} options={[["trial", "a colour for each trial"], ["metric", `colour by ${metricOf(row)}`]]} choose={setBy} />
       </figcaption>
       <details class="picker">
@@ -162,7 +162,7 @@ function Coordinates(props: Parts) {
         </div>
       </details>
       {columns.length < 2 ? (
-        <p class="muted">Two axes at least are needed.</p>
+        <p class="muted">Select at least two axes.</p>
       ) : (
         <Parallel
           title="parallel coordinates"
@@ -250,7 +250,7 @@ function Scatter(props: Parts) {
               </button>
             ),
         )}
-        <small class="muted">dots ended, rings go on, crosses failed</small>
+        <small class="muted">dots: ended, rings: running, crosses: failed</small>
       </figcaption>
       <Dots title={`${titled(y, metricOf(row))} over ${titled(x, metricOf(row))}`} x={left} y={up} dots={dots} height={360} pick={go} />
     </figure>
@@ -275,12 +275,12 @@ function Importance({ row, tick }: Props) {
         {answer && answer.problem === null && <small class="muted">{number(answer.trials)} trials</small>}
       </figcaption>
       {found.error && <Problem text={found.error} />}
-      {answer === null && !found.error && <p class="muted">Reading…</p>}
+      {answer === null && !found.error && <p class="muted">Loading…</p>}
       {answer?.problem && <p class="muted">Not known yet: {answer.problem}.</p>}
       {answer && answer.problem === null && <Shares found={answer} />}
       {answer && (
         <details>
-          <summary class="muted">how this was found out, and what it cannot tell</summary>
+          <summary class="muted">method and limits</summary>
           <p class="description">{answer.method}</p>
         </details>
       )}
@@ -297,7 +297,7 @@ function Shares({ found }: { found: Found }) {
     <>
       <p class={explained < WEAK ? "warn" : "muted"}>
         {explained < WEAK
-          ? "Little can be told: hyperparameters explain hardly any of the differences between these trials, luck or too few trials the rest."
+          ? "No clear result: hyperparameters explain almost none of the differences between these trials. There may be too few trials, or too much noise."
           : `Hyperparameters explain about ${percent(explained)} of the differences between trials.`}
       </p>
       <table class="bars">

@@ -68,7 +68,7 @@ export function Logs({ path, tick, ranks, several }: LogsProps) {
       <div class="choice">
         <input
           type="search"
-          placeholder="part of a line"
+          placeholder="text in a line"
           aria-label="search lines"
           value={text}
           onInput={(e) => setText(e.currentTarget.value)}
@@ -90,7 +90,7 @@ export function Logs({ path, tick, ranks, several }: LogsProps) {
         {found.map((line) => (
           <Line key={line.id} line={line} several={several} hosts={hosts} />
         ))}
-        {lines.value === null ? "Reading…" : found.length === 0 && "No line."}
+        {lines.value === null ? "Loading…" : found.length === 0 && "No line."}
       </pre>
     </section>
   );

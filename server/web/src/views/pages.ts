@@ -52,7 +52,7 @@ export function usePages(path: string, query: string, changed: Map<number, Trial
     } catch (problem) {
       if (turn !== now.asked) return;
       const unknown = problem instanceof ApiError && [401, 403].includes(problem.status);
-      setError(unknown ? LOGIN : problem instanceof TypeError ? "The server does not answer; trying again." : (problem as Error).message);
+      setError(unknown ? LOGIN : problem instanceof TypeError ? "The server does not respond; retrying." : (problem as Error).message);
     } finally {
       if (turn === now.asked) now.busy = false;
     }

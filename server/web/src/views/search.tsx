@@ -48,7 +48,7 @@ function Rungs({ row, at, tick }: Props) {
   const found = useLoaded(path, () => get<SearcherAnswer>(path).then((answer) => answer.searcher), `${tick} ${row.state}`);
   if (found.error) return <Problem text={found.error} />;
   const state = found.value;
-  if (state === null) return <p class="muted">Reading…</p>;
+  if (state === null) return <p class="muted">Loading…</p>;
   if (state.problem !== null) return state.problem === row.error ? null : <Problem text={state.problem} />;
   const unit = state.unit ?? "batches";
   if (state.brackets.length === 0) {
@@ -92,7 +92,7 @@ function Ladder({ row, rungs, unit, at }: { row: Experiment; rungs: Rung[]; unit
     const places = rungs.map((rung, level) => ({ at: (level + 0.5) / rungs.length, label: number(rung.length) }));
     return [{ ...across, ticks: places, gaps: false }, up, found];
   }, [rungs, at]);
-  if (dots.length === 0) return <p class="muted">No trial has been judged yet.</p>;
+  if (dots.length === 0) return <p class="muted">No trial has reached a rung yet.</p>;
   return <Dots title={`${metricOf(row)} at each rung`} x={x} y={y} dots={dots} height={280} pick={go} />;
 }
 
@@ -188,7 +188,7 @@ function BestSoFar({ row, at, tick }: Props) {
         <p class="muted">
           {found.value.validations === 0
             ? ENDED.includes(row.state)
-              ? "No validation was told to the searcher."
+              ? "The searcher received no validation."
               : "No validation yet."
             : `None of ${number(found.value.validations)} validations gave a number.`}
         </p>
@@ -232,7 +232,7 @@ function Costs({ row, trials, at }: Props) {
         </small>
       </figcaption>
       {bars.length === 0 ? (
-        <p class="muted">No trial has had a slot yet.</p>
+        <p class="muted">No trial has been scheduled yet.</p>
       ) : (
         <table class="bars">
           <tbody>

@@ -30,7 +30,7 @@ async function read(id: number): Promise<Both> {
 
 export function Trial({ id, tab }: { id: number; tab: TrialTab | null }) {
   const both = useLoaded(`/trials/${id}`, () => read(id));
-  if (both.value === null) return both.error ? <Problem text={both.error} /> : <p class="muted">Reading…</p>;
+  if (both.value === null) return both.error ? <Problem text={both.error} /> : <p class="muted">Loading…</p>;
   return (
     <>
       {both.error && <Problem text={both.error} />}
@@ -77,7 +77,7 @@ function Known({ trial, row, tab, refresh, update }: Props) {
           </small>
         </h1>
         <div class="actions">
-          {!connected && <span class="muted">not connected: trying again</span>}
+          {!connected && <span class="muted">not connected, retrying</span>}
           {connected && !ENDED.includes(trial.state) && <span class="live">live</span>}
           <Deeds trial={trial} row={row} refresh={refresh} />
         </div>
@@ -118,11 +118,11 @@ const RAW: Record<TrialTab, string> = { curves: "/metrics", hyperparameters: "",
 /** What is wrong with a trial, or why it does not run. */
 function Noticed({ trial, row }: Both) {
   const problem = (trial.result_problem ?? trial.error)?.trim();
-  if (problem) return <Problem text={trial.state === "ERROR" ? problem : `It ended without a result: ${problem}`} kind={trial.state === "ERROR" ? "bad" : "warned"} />;
-  if (trial.waiting_reason) return <Problem text={`It waits: ${trial.waiting_reason}`} kind="warned" />;
+  if (problem) return <Problem text={trial.state === "ERROR" ? problem : `No result: ${problem}`} kind={trial.state === "ERROR" ? "bad" : "warned"} />;
+  if (trial.waiting_reason) return <Problem text={`Waiting: ${trial.waiting_reason}`} kind="warned" />;
   if (trial.state !== "PAUSED") return null;
   const whole = row.state === "PAUSED" ? "its experiment is paused; activate that" : "it was paused, by a user or by the search, and holds no slots";
-  return <Problem text={`It waits: ${whole}.`} kind="warned" />;
+  return <Problem text={`Waiting: ${whole}.`} kind="warned" />;
 }
 
 function Deeds({ trial, row, refresh }: Both & { refresh: () => void }) {
@@ -134,16 +134,16 @@ function Deeds({ trial, row, refresh }: Both & { refresh: () => void }) {
       {trial.state === "PAUSED" && <Now act={act("activate")}>activate</Now>}
       {!ended && (
         <>
-          <Ask act={act("cancel")} title={`cancel trial ${trial.id}?`} ask="It writes a checkpoint and ends; the other trials go on.">
+          <Ask act={act("cancel")} title={`cancel trial ${trial.id}?`} ask="It saves a checkpoint and stops. Other trials continue.">
             cancel
           </Ask>
-          <Ask act={act("kill")} final title={`kill trial ${trial.id}?`} ask="It stops now, without a checkpoint: what it trained since the last one is lost.">
+          <Ask act={act("kill")} final title={`kill trial ${trial.id}?`} ask="It stops immediately. Training since its last checkpoint is lost.">
             kill
           </Ask>
         </>
       )}
       {(trial.state === "CANCELED" || trial.state === "ERROR") && (
-        <Ask act={act("continue")} title={`continue trial ${trial.id}?`} ask="It goes on from its latest checkpoint, or from the start where it has none.">
+        <Ask act={act("continue")} title={`continue trial ${trial.id}?`} ask="It resumes from its latest checkpoint, or from the start if it has none.">
           continue
         </Ask>
       )}
@@ -170,7 +170,7 @@ export function Fork({ trial }: { trial: number }) {
     window.location.hash = address(experiment.id).slice(1);
   };
   return (
-    <AskChanges act={act} title={`fork trial ${trial}`} ask={`A new experiment begins with the weights of trial ${trial} and its hyperparameters, with these changes.`} usual="{}">
+    <AskChanges act={act} title={`fork trial ${trial}`} ask={`A new experiment begins with the weights of trial ${trial} and its hyperparameters, with these overrides.`} usual="{}">
       fork
     </AskChanges>
   );
@@ -213,7 +213,7 @@ function Overview({ trial, row, versions, tick }: Both & { versions: Version[]; 
 
 function Hyperparameters({ trial, row }: Both) {
   const found = Object.entries(leavesOf(trial.hparams));
-  if (found.length === 0) return <p class="muted">It has none.</p>;
+  if (found.length === 0) return <p class="muted">No checkpoints.</p>;
   return (
     <Table head={["hyperparameter", "value", "searched"].map((name) => <th key={name}>{name}</th>)}>
       {found.map(([name, value]) => (
@@ -234,8 +234,8 @@ const RUN_HEADS = ["run", "state", "agents", "given slots", "started", "ended", 
 function Runs({ trial, tick }: { trial: Row; tick: number }) {
   const path = `/trials/${trial.id}/runs`;
   const found = useLoaded(path, () => get<RunPage>(path).then((answer) => answer.runs), tick);
-  if (found.value === null) return found.error ? <Problem text={found.error} /> : <p class="muted">Reading…</p>;
-  if (found.value.length === 0) return <p class="muted">It has never had slots.</p>;
+  if (found.value === null) return found.error ? <Problem text={found.error} /> : <p class="muted">Loading…</p>;
+  if (found.value.length === 0) return <p class="muted">Not scheduled yet.</p>;
   return (
     <Table head={RUN_HEADS.map((name) => <th key={name}>{name}</th>)}>
       {[...found.value].reverse().map((run) => (

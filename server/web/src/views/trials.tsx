@@ -34,13 +34,13 @@ const STATES: [string, string, Condition[]][] = [
 ];
 
 const DEEDS: Deed[] = [
-  { name: "pause", ask: "They checkpoint and give their slots back, until they are activated." },
-  { name: "activate", ask: "They go on as soon as there are slots." },
-  { name: "cancel", ask: "They checkpoint and end." },
-  { name: "continue", ask: "Those that failed or were stopped go on from their checkpoints." },
-  { name: "kill", ask: "They are stopped now, without a checkpoint.", final: true },
-  { name: "archive", ask: "They leave the list; their data stays." },
-  { name: "unarchive", ask: "They come back into the list." },
+  { name: "pause", ask: "They save a checkpoint and release their slots until they are activated." },
+  { name: "activate", ask: "They resume when slots are free." },
+  { name: "cancel", ask: "They save a checkpoint and stop." },
+  { name: "continue", ask: "Failed and stopped trials resume from their checkpoints." },
+  { name: "kill", ask: "They stop immediately, without a checkpoint.", final: true },
+  { name: "archive", ask: "They are hidden from the list. Their data is kept." },
+  { name: "unarchive", ask: "They are shown in the list again." },
   { name: "delete", ask: "Their metrics, logs and checkpoints are deleted. This cannot be undone.", final: true },
 ];
 
@@ -138,8 +138,8 @@ export function Trials({ row, trials, at, chosen, changed, tick, refresh }: Tria
         </>
       )}
       <Fixed trial={trials[0]!} varied={varied} />
-      {pages.total === 0 && <p class="muted">None matches.</p>}
-      {pages.total === null && !pages.error && <p class="muted">Reading…</p>}
+      {pages.total === 0 && <p class="muted">No matches.</p>}
+      {pages.total === null && !pages.error && <p class="muted">Loading…</p>}
       {(pages.total ?? 0) > 0 && (
         <Rows
           row={row}

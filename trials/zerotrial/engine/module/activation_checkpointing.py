@@ -152,7 +152,7 @@ class _BlockInputs:
 
     def __init__(self, leaves: list[Any], keep: _InputStorage) -> None:
         self._fresh: list[Any] | None = leaves
-        self._recomputed_from_storage = [
+        self._stored = [
             _store(leaf, keep, (len(leaves), index)) for index, leaf in enumerate(leaves)
         ]
 
@@ -163,7 +163,7 @@ class _BlockInputs:
             return fresh
         return [
             stored.restore() if isinstance(stored, _StoredTensor) else stored
-            for stored in self._recomputed_from_storage
+            for stored in self._stored
         ]
 
 
@@ -173,10 +173,10 @@ class _StoredTensor:
     def __init__(self, tensor: Tensor, ranks: TensorRanks | None, *, on_host: bool) -> None:
         self._device, self._shape = tensor.device, tensor.shape
         self._requires_grad = tensor.requires_grad
-        self._line = ranks
+        self._ranks = ranks
         source = tensor.detach()
-        if self._line is not None:
-            source = _local_part(source.reshape(-1), self._line)
+        if self._ranks is not None:
+            source = _local_part(source.reshape(-1), self._ranks)
         if on_host and source.device.type != "cpu":
             pinned = source.device.type == "cuda"
             on_host_ = torch.empty_like(source, device="cpu", pin_memory=pinned)
@@ -186,8 +186,8 @@ class _StoredTensor:
     def restore(self) -> Tensor:
         """Restore the tensor. **Collective** if each rank has a part."""
         tensor = self.values.to(self._device, non_blocking=True)
-        if self._line is not None:
-            tensor = self._line.gather(tensor, 0)[: self._shape.numel()].view(self._shape)
+        if self._ranks is not None:
+            tensor = self._ranks.gather(tensor, 0)[: self._shape.numel()].view(self._shape)
         return tensor.requires_grad_(self._requires_grad)
 
 

@@ -17,7 +17,7 @@ const VERSION_HEADS = ["version", "checkpoint", "trial", "batch", "size", "valid
 
 export function Models() {
   const list = useLoaded("/models", readModels);
-  if (list.value === null) return list.error ? <Problem text={list.error} /> : <p class="muted">Reading…</p>;
+  if (list.value === null) return list.error ? <Problem text={list.error} /> : <p class="muted">Loading…</p>;
   return (
     <>
       {list.error && <Problem text={list.error} />}
@@ -104,7 +104,7 @@ export function Model({ name }: { name: string }) {
   const path = `/models/${name}`;
   const found = useLoaded(path, () => get<{ model: Row }>(path).then((answer) => answer.model));
   const model = found.value;
-  if (model === null) return found.error ? <Problem text={found.error} /> : <p class="muted">Reading…</p>;
+  if (model === null) return found.error ? <Problem text={found.error} /> : <p class="muted">Loading…</p>;
   return (
     <>
       {found.error && <Problem text={found.error} />}
@@ -120,7 +120,7 @@ export function Model({ name }: { name: string }) {
             act={() => remove(path).then(() => window.location.replace("#/models"))}
             final
             title={`remove model ${name}?`}
-            ask="It and its versions leave the registry. Its checkpoints are still there, and are kept only as their experiments keep them."
+            ask="The model and its versions are removed from the registry. Checkpoints are then kept by the policy of their experiments."
           >
             remove
           </Ask>
@@ -175,7 +175,7 @@ function VersionLine({ model, version: v, done }: { model: string; version: Mode
         {clock(v.created_at)}
       </Cell>
       <Cell kind="acts">
-        <Ask act={act} title={`remove version ${v.version} of ${model}?`} ask="Its checkpoint is still there, but is no longer kept for the registry. Its number is not given again.">
+        <Ask act={act} title={`remove version ${v.version} of ${model}?`} ask="The checkpoint is then kept by the policy of its experiment. The version number is not reused.">
           remove
         </Ask>
       </Cell>

@@ -14,7 +14,7 @@ export function Code({ row }: { row: Experiment }) {
   const path = `/experiments/${row.id}`;
   const list = useLoaded(`${path}/files`, () => get<ModelFilePage>(`${path}/files`).then((page) => page.files));
   const [wanted, setWanted] = useChoice("file");
-  if (list.value === null) return list.error ? <Problem text={list.error} /> : <p class="muted">Reading…</p>;
+  if (list.value === null) return list.error ? <Problem text={list.error} /> : <p class="muted">Loading…</p>;
   const files = list.value;
   const shown = files.find((file) => file.path === wanted) ?? first(files, String(row.config.entrypoint ?? ""));
   return (
@@ -64,7 +64,7 @@ function Content({ path, file }: { path: string; file: ModelFile }) {
       </div>
       {found.error && <Problem text={found.error} />}
       {file.size_bytes > MOST_BYTES && <p class="muted">Larger than {bytes(MOST_BYTES)}: download it to read it.</p>}
-      {there !== null && !readable && <p class="muted">It is not text: download it.</p>}
+      {there !== null && !readable && <p class="muted">Binary file: download it.</p>}
       {readable && (
         <pre class="config" tabIndex={0} aria-label={`content of ${file.path}`}>
           {there}

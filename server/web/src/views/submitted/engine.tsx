@@ -30,9 +30,9 @@ export function Engine({ trial }: { trial: number }) {
   const path = `/trials/${trial}/engine`;
   const found = useLoaded(path, () => get<EngineAnswer>(path));
   const [wanted, setWanted] = useChoice("values");
-  if (found.value === null) return found.error ? <Problem text={found.error} /> : <p class="muted">Reading…</p>;
+  if (found.value === null) return found.error ? <Problem text={found.error} /> : <p class="muted">Loading…</p>;
   const { file, entries, changes, problems } = found.value;
-  if (problems.length > 0) return <Problem text={["The engine's configuration is not known here:", ...problems].join("\n")} kind="warned" />;
+  if (problems.length > 0) return <Problem text={["The engine configuration is not available:", ...problems].join("\n")} kind="warned" />;
   const keep = SHOWN.find(([name]) => name === wanted)?.[2] ?? (() => true);
   const json = `${JSON.stringify(tree(entries), null, 2)}\n`;
   return (
@@ -45,7 +45,7 @@ export function Engine({ trial }: { trial: number }) {
           download
         </button>
       </div>
-      {changes.length > 0 && <Problem text={["Read otherwise than it is written:", ...changes].join("\n")} kind="warned" />}
+      {changes.length > 0 && <Problem text={["Values that are interpreted differently:", ...changes].join("\n")} kind="warned" />}
       <Table head={["key", "value", "from"].map((name) => <th key={name}>{name}</th>)}>
         {entries
           .filter(({ origin }) => keep(origin))
