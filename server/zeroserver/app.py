@@ -20,7 +20,7 @@ from zerolab.paths import Home
 from zerolab.registry import Registry
 from zeroserver.access.guard import OPEN_PATHS, Guard
 from zeroserver.access.routes import EXTENSIONS
-from zeroserver.access.tokens import Keys
+from zeroserver.access.tokens import TokenStore
 from zeroserver.api import checkpoints, events, experiments, submitted, trials
 from zeroserver.api.cluster import agents, queue, server
 from zeroserver.api.common import add_resources
@@ -141,7 +141,7 @@ def _services(settings: Settings) -> Services:
     hub = Hub()
     journal = Journal(hub)
     timings = settings.timings
-    keys = Keys(home, timings.session_s, timings.login_code_s)
+    keys = TokenStore(home, timings.session_s, timings.login_code_s)
     world = World(settings, home, journal)
 
     def publish(changes: list[Change]) -> None:

@@ -24,7 +24,11 @@ from zerolab.errors import ConfigError, ConflictError, ZerolabError
 from zerolab.files import write_json
 from zerolab.parent import forbid_inspection
 from zerolab.paths import Home
-from zeroserver.access.connection_timeouts import Patience, protocol_of, raise_file_limit
+from zeroserver.access.connection_timeouts import (
+    ConnectionLimits,
+    limited_protocol,
+    raise_file_limit,
+)
 from zeroserver.app import create_app, prepare
 from zeroserver.services import Services, settle_memory
 from zeroserver.settings import Limits, Settings, Timings
@@ -104,7 +108,7 @@ class Connections:
 
 
 def serving(
-    app: FastAPI, patience: Patience, connections: Connections = Connections()
+    app: FastAPI, limits: ConnectionLimits, connections: Connections = Connections()
 ) -> uvicorn.Config:
     """Configure how the application is served."""
     return uvicorn.Config(
@@ -113,7 +117,7 @@ def serving(
         ssl_keyfile=connections.tls_key,
         forwarded_allow_ips=["127.0.0.1", "::1", *connections.trusted_proxies],
         loop="uvloop",
-        http=protocol_of(patience),
+        http=limited_protocol(limits),
         access_log=False,
         log_config=None,
         timeout_graceful_shutdown=10,
@@ -167,8 +171,8 @@ def _serve(options: argparse.Namespace) -> int:
         except OSError as error:
             raise home.unwritable_error(error) from error
         services.url = _url(host, port, options.host_name if tls else (), tls=tls)
-        patience = Patience(most_of_peer=max(64, raise_file_limit() // 2))
-        server = _Server(serving(app, patience, connections), services, home)
+        limits = ConnectionLimits(max_per_peer=max(64, raise_file_limit() // 2))
+        server = _Server(serving(app, limits, connections), services, home)
         try:
             server.run(sockets=[listening])
         except OSError as error:  # it could not write down where it listens

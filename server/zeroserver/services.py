@@ -16,9 +16,9 @@ from sqlalchemy import Connection, text
 from starlette.concurrency import run_in_threadpool
 
 from zeroserver.access.open_runs import OpenRuns
-from zeroserver.access.tokens import Keys
-from zeroserver.analysis.importance import Importances
-from zeroserver.analysis.trial_order import Orders
+from zeroserver.access.tokens import TokenStore
+from zeroserver.analysis.importance import ImportanceCache
+from zeroserver.analysis.trial_order import TrialOrders
 from zeroserver.errors import StoreError
 from zeroserver.event_journal import Hub, Journal
 from zeroserver.orchestrator import searching
@@ -60,7 +60,7 @@ class Services:
     hub: Hub
     journal: Journal
     world: World
-    keys: Keys
+    keys: TokenStore
     url: str = ""
     """Address at which agents on this machine reach the server; known once it listens."""
     started_at: float = 0.0
@@ -69,8 +69,8 @@ class Services:
     exports: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_EXPORTS))
     """Held by each export that is on its way."""
     open_runs: OpenRuns = field(default_factory=OpenRuns, repr=False)
-    importances: Importances = field(default_factory=Importances, repr=False)
-    orders: Orders = field(default_factory=Orders, repr=False)
+    importances: ImportanceCache = field(default_factory=ImportanceCache, repr=False)
+    orders: TrialOrders = field(default_factory=TrialOrders, repr=False)
     _probing: asyncio.Task[None] | None = field(default=None, repr=False)
     _storing: asyncio.Task[None] | None = field(default=None, repr=False)
     _store_next: float = 0.0

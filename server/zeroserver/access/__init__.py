@@ -1,1 +1,1 @@
-"""Who asks, and what they may do."""
+"""Access control: callers, tokens and the routes that each may use."""

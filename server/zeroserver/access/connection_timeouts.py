@@ -1,9 +1,9 @@
-"""Connections of those who have not said anything yet, and of those who do not listen.
+"""Timeouts for idle and slow clients, and a limit of connections per address.
 
-Before a request's header is whole nobody is known, so this costs no token: a connection that is
-opened and left, or fed a byte a minute. Each of them takes a file of the process, of which there
-are so many. So a header must be whole within seconds, an answer must be read on within a minute,
-and one peer has at most half of the files: its oldest connection without a header makes room.
+A client needs no token before its header is complete. It can open a connection and leave it, or
+send a byte a minute, and each connection uses one of the process's file descriptors. Therefore a
+header must be complete within seconds, and a client must read its response within a minute. One
+peer has at most half of the descriptors; its oldest connection without a header is closed first.
 """
 
 import asyncio
@@ -16,77 +16,80 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-__all__ = ["Patience", "protocol_of", "raise_file_limit"]
+__all__ = ["ConnectionLimits", "limited_protocol", "raise_file_limit"]
 
 logger = logging.getLogger(__name__)
 
 _HEADER_BYTES = 256 * 1024
-_MOST_FILES = 65_536
-_SAY_S = 60.0
+_MAX_FILES = 65_536
+_WARN_INTERVAL_S = 60.0
 
 
 @dataclass
-class Patience:
-    """What connections may take; shared by all of one server, on the event loop's thread."""
+class ConnectionLimits:
+    """Limits of the connections of one server; used on the event loop's thread only."""
 
     header_s: float = 10.0
-    """From the first byte of a request, or the connection, to the end of its header; and for the
-    rest of a body that is not wanted any more."""
+    """Seconds from the connection, or the first byte of a request, to the end of its header.
+    Also the time for the remainder of a body that is no longer needed."""
     stalled_s: float = 60.0
-    """For a client that takes nothing of its answer."""
-    most_of_peer: int = 512
-    """Connections from one address."""
+    """Seconds until a client that reads nothing of its response is disconnected."""
+    max_per_peer: int = 512
+    """Maximum number of connections from one address."""
     _open: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     _waiting: defaultdict[str, dict["_Connection", None]] = field(
         default_factory=lambda: defaultdict(dict)
     )
-    """By address: connections without a whole header, the oldest first."""
+    """Connections without a complete header by address, the oldest first."""
     closed: int = 0
-    """How many connections have been closed for it."""
-    _said: float = -_SAY_S
+    """Number of connections closed by a limit."""
+    _last_warning: float = -_WARN_INTERVAL_S
 
     def enter(self, connection: "_Connection") -> None:
-        """Count a new connection; if its peer has too many, one of those that say nothing goes."""
+        """Count a new connection; close an idle one if its peer has too many."""
         peer = connection.peer
         self._open[peer] += 1
-        if self._open[peer] > self.most_of_peer:
+        if self._open[peer] > self.max_per_peer:
             oldest = next(iter(self._waiting[peer]), connection)
             self.close(oldest, f"its address has {self._open[peer]} connections")
 
     def leave(self, connection: "_Connection") -> None:
         """Forget a connection."""
         peer = connection.peer
-        self.heard(connection)
+        self.header_received(connection)
         self._open[peer] -= 1
         if self._open[peer] <= 0:
             del self._open[peer]
 
     def expect(self, connection: "_Connection") -> None:
-        """Note that a connection owes a header."""
+        """Record that a connection waits for a header."""
         self._waiting[connection.peer].setdefault(connection)
 
-    def heard(self, connection: "_Connection") -> None:
-        """Note that it came, or never will."""
+    def header_received(self, connection: "_Connection") -> None:
+        """Stop waiting for a header of a connection."""
         waiting = self._waiting[connection.peer]
         waiting.pop(connection, None)
         if not waiting:
             del self._waiting[connection.peer]
 
-    def close(self, connection: "_Connection", why: str) -> None:
-        """Close a connection at once, and say so once a minute."""
+    def close(self, connection: "_Connection", reason: str) -> None:
+        """Close a connection at once; log it at most once a minute."""
         connection.transport.abort()
         self.closed += 1
-        if time.monotonic() - self._said >= _SAY_S:
-            self._said = time.monotonic()
+        if time.monotonic() - self._last_warning >= _WARN_INTERVAL_S:
+            self._last_warning = time.monotonic()
             logger.warning(
-                "a connection of %s was closed: %s (%d so far)", connection.peer, why, self.closed
+                "a connection of %s was closed: %s (%d so far)",
+                connection.peer,
+                reason,
+                self.closed,
             )
 
 
 class _Connection(HttpToolsProtocol):
-    """uvicorn's own, with limits."""
+    """HTTP protocol of uvicorn with limits."""
 
-    patience: Patience
+    limits: ConnectionLimits
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -100,7 +103,7 @@ class _Connection(HttpToolsProtocol):
         """Count it, and expect a header."""
         super().connection_made(transport)
         self.peer = self.client[0] if self.client else ""
-        self.patience.enter(self)
+        self.limits.enter(self)
         self._expect_header()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -109,51 +112,51 @@ class _Connection(HttpToolsProtocol):
         for timer in (self._header_timer, self._body_timer, self._stall_timer):
             if timer is not None:
                 timer.cancel()
-        self.patience.leave(self)
+        self.limits.leave(self)
 
     def data_received(self, data: bytes) -> None:
-        """Take what came, unless a header does not end."""
+        """Parse received data, unless the header is too long."""
         if self._header_timer is not None:
             if self._head_bytes > _HEADER_BYTES:
-                self.patience.close(self, f"its header is longer than {_HEADER_BYTES} bytes")
+                self.limits.close(self, f"its header is longer than {_HEADER_BYTES} bytes")
                 return
             self._head_bytes += len(data)
         super().data_received(data)
 
     def on_message_begin(self) -> None:
-        """Expect the rest of a header."""
+        """Wait for the remainder of a header."""
         super().on_message_begin()
         self._expect_header()
 
     def on_headers_complete(self) -> None:
-        """Begin to answer."""
+        """Stop the header timer."""
         if self._header_timer is not None:
             self._header_timer.cancel()
             self._header_timer = None
-        self.patience.heard(self)
+        self.limits.header_received(self)
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """Note that the body is whole."""
+        """Stop the body timer."""
         if self._body_timer is not None:
             self._body_timer.cancel()
             self._body_timer = None
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Give the rest of a body that was not read a little time to come."""
+        """Start a timer for the unread remainder of a body."""
         unread = self.cycle.response_complete and self.cycle.more_body
         super().on_response_complete()
         if unread and self._body_timer is None:
-            self._body_timer = self.loop.call_later(self.patience.header_s, self._no_body)
+            self._body_timer = self.loop.call_later(self.limits.header_s, self._close_without_body)
 
     def pause_writing(self) -> None:
-        """See from now on whether the client takes anything."""
+        """Start to check whether the client reads."""
         super().pause_writing()
-        self._watch()
+        self._watch_progress()
 
     def resume_writing(self) -> None:
-        """It does."""
+        """Stop the timer: the client reads."""
         super().resume_writing()
         if self._stall_timer is not None:
             self._stall_timer.cancel()
@@ -162,41 +165,45 @@ class _Connection(HttpToolsProtocol):
     def _expect_header(self) -> None:
         self._head_bytes = 0
         if self._header_timer is None:
-            self._header_timer = self.loop.call_later(self.patience.header_s, self._no_header)
-            self.patience.expect(self)
+            self._header_timer = self.loop.call_later(
+                self.limits.header_s, self._close_without_header
+            )
+            self.limits.expect(self)
 
-    def _no_header(self) -> None:
-        self.patience.close(self, f"no whole request header in {self.patience.header_s:g} s")
+    def _close_without_header(self) -> None:
+        self.limits.close(self, f"no whole request header in {self.limits.header_s:g} s")
 
-    def _no_body(self) -> None:
-        self.patience.close(self, "the body of an answered request does not end")
+    def _close_without_body(self) -> None:
+        self.limits.close(self, "the body of an answered request does not end")
 
-    def _watch(self) -> None:
-        left = self.transport.get_write_buffer_size()
-        self._stall_timer = self.loop.call_later(self.patience.stalled_s, self._look, left)
+    def _watch_progress(self) -> None:
+        unsent = self.transport.get_write_buffer_size()
+        self._stall_timer = self.loop.call_later(
+            self.limits.stalled_s, self._check_progress, unsent
+        )
 
-    def _look(self, before: int) -> None:
-        if self.transport.get_write_buffer_size() < before:
-            self._watch()
+    def _check_progress(self, unsent_before: int) -> None:
+        if self.transport.get_write_buffer_size() < unsent_before:
+            self._watch_progress()
         else:
-            why = f"it has read nothing of its answer for {self.patience.stalled_s:g} s"
-            self.patience.close(self, why)
+            reason = f"it has read nothing of its answer for {self.limits.stalled_s:g} s"
+            self.limits.close(self, reason)
 
 
-def protocol_of(limits: Patience) -> type[HttpToolsProtocol]:
-    """Return the protocol of a server whose connections share ``limits``."""
+def limited_protocol(shared_limits: ConnectionLimits) -> type[HttpToolsProtocol]:
+    """Return a protocol class whose connections share the limits."""
 
     class Connection(_Connection):
-        patience = limits
+        limits = shared_limits
 
     return Connection
 
 
 def raise_file_limit() -> int:
-    """Let this process have as many files as it may; return how many that is."""
+    """Raise the limit of open files as far as permitted; return the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
-    if wanted > soft:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        logger.info("files and connections: up to %d (%d before)", wanted, soft)
-    return max(wanted, soft)
+    new_limit = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
+    if new_limit > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (new_limit, hard))
+        logger.info("files and connections: up to %d (%d before)", new_limit, soft)
+    return max(new_limit, soft)

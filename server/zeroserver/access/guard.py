@@ -1,8 +1,8 @@
 """Access control of every request: tokens, cookies, Host names, sizes and headers.
 
-One ASGI layer runs before every route. It finds out who calls
-(:class:`zeroserver.access.principal.Principal`), compares that with the callers that the access
-table allows (:data:`zeroserver.access.routes.ACCESS`), and leaves the caller with the request.
+One ASGI layer runs before every route. It identifies the caller
+(:class:`zeroserver.access.principal.Principal`), compares it with the callers that the access
+table allows (:data:`zeroserver.access.routes.ACCESS`), and stores it in the request's scope.
 """
 
 import re
@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from zerolab.errors import ConfigError, ForbiddenError, ZerolabError
 from zeroserver.access.principal import NOBODY, Principal
 from zeroserver.access.routes import ACCESS, PUBLIC, TOKEN
-from zeroserver.access.tokens import Keys
+from zeroserver.access.tokens import TokenStore
 from zeroserver.errors import (
     ExpiredTokenError,
     TooLargeError,
@@ -38,12 +38,12 @@ _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
-_MOST_FOUND = 4096
+_MAX_CACHED_ROUTES = 4096
 """Paths whose route is kept in memory."""
 
 _PORT = re.compile(r":\d+$")
 
-_FOREVER = "private, max-age=31536000, immutable"
+_IMMUTABLE = "private, max-age=31536000, immutable"
 
 _HEADERS = {
     "Content-Security-Policy": (
@@ -56,24 +56,24 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
 }
 _RAW_HEADERS = tuple((name.lower().encode(), value.encode()) for name, value in _HEADERS.items())
-"""As they are sent; with every answer, so they are encoded once."""
+"""Encoded once, since every response has them."""
 
 
 class Guard:
-    """The layer before all routes.
+    """ASGI middleware that checks each request before all routes.
 
     Args:
         app: The next layer.
-        keys: Know the tokens.
-        settings: Of the server.
+        keys: Tokens of this installation.
+        settings: Settings of the server.
         routes: All routes, in the order in which a request tries them.
-        has_ended: Tells whether a run has ended: its token has expired then.
+        has_ended: Checks whether a run has ended; its token has expired then.
     """
 
     def __init__(
         self,
         app: ASGIApp,
-        keys: Keys,
+        keys: TokenStore,
         settings: Settings,
         routes: Sequence[BaseRoute],
         has_ended: Callable[[int], Awaitable[bool]],
@@ -81,7 +81,7 @@ class Guard:
         self._app = app
         self._keys = keys
         self._routes = routes
-        self._found: dict[tuple[str, str], tuple[str, dict[str, str]]] = {}
+        self._route_cache: dict[tuple[str, str], tuple[str, dict[str, str]]] = {}
         self._has_ended = has_ended
         self._limits = settings.limits
         self._behind_https = settings.behind_https
@@ -91,7 +91,7 @@ class Guard:
         self._hosts = {name.lower() for name in names}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request pass, or answer it with the error."""
+        """Pass a request on, or respond with an error."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
@@ -141,7 +141,7 @@ class Guard:
         return principal
 
     def _check_route(self, scope: Scope, principal: Principal) -> None:
-        """Refuse a caller that the access table does not name for the route of a request."""
+        """Raise if the access table does not permit the caller for the route."""
         name, parameters = self._find_route(scope)
         if not name and principal.kind == "browser":
             return  # there is no such route: 404 or 405
@@ -155,17 +155,17 @@ class Guard:
 
     def _find_route(self, scope: Scope) -> tuple[str, dict[str, str]]:
         """Return method and path of the route of a request, and its parameters."""
-        asked = (scope["method"].replace("HEAD", "GET"), scope["path"])
-        if asked in self._found:
-            return self._found[asked]
+        cache_key = (scope["method"].replace("HEAD", "GET"), scope["path"])
+        if cache_key in self._route_cache:
+            return self._route_cache[cache_key]
         for route in self._routes:
-            match, found = route.matches(scope)
+            match, child_scope = route.matches(scope)
             if match is Match.FULL:
-                if len(self._found) >= _MOST_FOUND:
-                    self._found.clear()
-                name = f"{asked[0]} {getattr(route, 'path', '')}"
-                self._found[asked] = name, found.get("path_params", {})
-                return self._found[asked]
+                if len(self._route_cache) >= _MAX_CACHED_ROUTES:
+                    self._route_cache.clear()
+                name = f"{cache_key[0]} {getattr(route, 'path', '')}"
+                self._route_cache[cache_key] = name, child_scope.get("path_params", {})
+                return self._route_cache[cache_key]
         return "", {}
 
     def _check_host(self, headers: Headers) -> None:
@@ -216,7 +216,7 @@ def _cookie(headers: Headers, name: str) -> str | None:
 
 
 def _with_headers(send: Send, path: str) -> Send:
-    # Files of the page are named by their content; everything else is the state of this moment.
+    # Files of the page are named by their content, so browsers may cache them for ever.
     asset = path.startswith(_OPEN_PREFIX)
 
     async def wrapped(message: Message) -> None:
@@ -226,7 +226,7 @@ def _with_headers(send: Send, path: str) -> Send:
             headers += [each for each in _RAW_HEADERS if each[0] not in there]
             if b"cache-control" not in there:
                 good = asset and message["status"] < 400
-                headers.append((b"cache-control", (_FOREVER if good else "no-store").encode()))
+                headers.append((b"cache-control", (_IMMUTABLE if good else "no-store").encode()))
             message["headers"] = headers
         await send(message)
 
@@ -234,7 +234,7 @@ def _with_headers(send: Send, path: str) -> Send:
 
 
 def _limited(receive: Receive, limit: int) -> Receive:
-    """Stop reading a body that does not say its length and does not end."""
+    """Raise when a body without a Content-Length exceeds the limit."""
     read = 0
 
     async def wrapped() -> Message:

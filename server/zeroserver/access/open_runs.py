@@ -17,10 +17,10 @@ _TOPIC = "run:"
 
 
 class OpenRuns:
-    """Cache of the runs that have not ended; for the event loop's thread alone.
+    """Cache of the runs that have not ended; used on the event loop's thread only.
 
-    A request of a run would else cost a look into the database. A run leaves the cache with each
-    change of it, so with its end too.
+    It saves a database query for each request of a run. Any change of a run removes it from the
+    cache, so its end does too.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class OpenRuns:
         self._changes = 0
 
     def note(self, changes: Iterable[Change]) -> None:
-        """Forget the runs that have changed; called after each commit."""
+        """Remove the runs that have changed; called after each commit."""
         for change in changes:
             if change.topic.startswith(_TOPIC):
                 self._open.discard(int(change.topic.removeprefix(_TOPIC)))

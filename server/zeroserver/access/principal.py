@@ -1,4 +1,4 @@
-"""Who asks, as one value: made once by the guard, handed to routes, asked by verbs."""
+"""Caller of a request: identified by the guard, passed to the routes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,17 +14,17 @@ __all__ = ["NOBODY", "OWNER", "HttpsDep", "Principal", "PrincipalDep", "principa
 
 @dataclass(frozen=True)
 class Principal:
-    """One caller of the server.
+    """Caller of the server.
 
     Args:
-        kind: ``owner`` shows the token of the installation, ``browser`` came through a one-time
-            link, ``agent`` shows the join token of agents, ``run`` and ``search`` the token made
-            for one run or for the searcher process of one experiment, ``nobody`` shows nothing.
-        run_id: Of a run; 0 for the others.
-        session: Id of a browser's session; empty for the others.
+        kind: ``owner`` has the token of the installation, ``browser`` signed in by a one-time
+            link, ``agent`` has the join token of agents, ``run`` and ``search`` the token created
+            for one run or for the searcher process of one experiment, ``nobody`` has none.
+        run_id: Id of the run; 0 for other kinds.
+        session: Id of a browser's session; empty for other kinds.
         parent: Id of the browser session that created the link of this one; empty when the owner's
             token did.
-        experiment_id: Of a searcher process; 0 for the others.
+        experiment_id: Experiment of the searcher process; 0 for other kinds.
     """
 
     kind: Caller
@@ -34,11 +34,11 @@ class Principal:
     experiment_id: int = 0
 
     def may_call(self, callers: Callers, parameters: Mapping[str, str]) -> bool:
-        """Check whether it may use a route.
+        """Check whether the caller may use a route.
 
         Args:
-            callers: Of the route, from :data:`zeroserver.access.routes.ACCESS`.
-            parameters: Of the path; the tokens of runs and searchers are for one id alone.
+            callers: Permitted callers, from :data:`zeroserver.access.routes.ACCESS`.
+            parameters: Path parameters; the tokens of runs and searchers are valid for one id only.
         """
         if self.kind not in callers:
             return False
@@ -49,13 +49,13 @@ class Principal:
         return True
 
     def may_create_login_link(self) -> bool:
-        """Check whether it may sign further browsers in."""
+        """Check whether the caller may sign in more browsers."""
         return self.kind == "owner" or (self.kind == "browser" and not self.parent)
 
     def must_show_origin(self) -> bool:
-        """Whether what it changes counts only if it says from which page it comes.
+        """Check whether requests that change something need an ``Origin`` header.
 
-        A browser sends its cookie along with the requests of any page.
+        A browser sends its cookie with requests of any page, so a cookie proves no intent (CSRF).
         """
         return self.kind == "browser"
 
@@ -69,19 +69,19 @@ OWNER = Principal("owner")
 
 
 def principal_of(request: Request) -> Principal:
-    """Return who sent a request.
+    """Return the caller of a request.
 
     Raises:
-        UnauthorizedError: If no guard stands before the route.
+        UnauthorizedError: If the guard did not check the request.
     """
-    found = request.scope.get("state", {}).get("principal")
-    if not isinstance(found, Principal):
-        msg = "the guard has not seen this request"
+    principal = request.scope.get("state", {}).get("principal")
+    if not isinstance(principal, Principal):
+        msg = "the guard has not checked this request"
         raise UnauthorizedError(msg)
-    return found
+    return principal
 
 
-async def _ask(request: Request) -> Principal:
+async def _principal(request: Request) -> Principal:
     return principal_of(request)
 
 
@@ -90,7 +90,7 @@ async def _is_https(request: Request) -> bool:
 
 
 HttpsDep = Annotated[bool, Depends(_is_https)]
-"""Parameter of a route: the client uses HTTPS, to the server or to a proxy before it."""
+"""Dependency: whether the client uses HTTPS, to the server or to a proxy before it."""
 
-PrincipalDep = Annotated[Principal, Depends(_ask)]
-"""Parameter of a route: who asks."""
+PrincipalDep = Annotated[Principal, Depends(_principal)]
+"""Dependency: the caller of the request."""

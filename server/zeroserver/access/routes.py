@@ -1,6 +1,6 @@
 """Access table: the callers that may use each route of the server.
 
-A route that is missing here is for the owner's token alone. A test fails for it, so that a new
+A route that is missing here requires the owner's token. A test fails for it, so that each new
 route is declared on purpose.
 """
 
@@ -24,9 +24,9 @@ Caller = Literal["owner", "browser", "agent", "run", "search", "nobody"]
 Callers = frozenset[Caller]
 
 PUBLIC: Callers = frozenset({"owner", "browser", "agent", "run", "search", "nobody"})
-"""Needs no token: nothing of an experiment is in the response."""
+"""Requires no token: the response contains nothing of an experiment."""
 TOKEN: Callers = frozenset({"owner"})
-"""Needs the owner's token; a browser session is not enough."""
+"""Requires the owner's token; a browser session is not enough."""
 USER: Callers = frozenset({"owner", "browser"})
 AGENT: Callers = frozenset({"owner", "agent"})
 USER_OR_AGENT: Callers = USER | AGENT
@@ -138,7 +138,7 @@ ACCESS: dict[str, Callers] = {
 
 
 def declare_access(route: str, callers: Callers) -> None:
-    """Declare who may call a route of an extension; undeclared ones need the owner's token.
+    """Declare the callers of an extension's route; undeclared ones require the owner's token.
 
     Args:
         route: Method and path, such as ``GET /api/v1/extensions/hello``.

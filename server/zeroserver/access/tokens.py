@@ -1,4 +1,4 @@
-"""Create and check what callers show: the owner's token, tokens of runs, cookies of browsers.
+"""Creation and checks of tokens and cookies.
 
 The owner's token, the join token of agents and two random keys are stored. Tokens of runs and of
 searcher processes are signed with the first key: they stay valid when the owner's token is renewed.
@@ -18,7 +18,7 @@ from zerolab.paths import Home
 from zeroserver.access.principal import NOBODY, OWNER, Principal
 from zeroserver.errors import StoreError
 
-__all__ = ["Keys"]
+__all__ = ["TokenStore"]
 
 _MAX_RUN_DIGITS = 18
 
@@ -31,14 +31,14 @@ class _Stored(msgspec.Struct):
     sessions: str
     """Signs the cookies of browsers."""
     ended: dict[str, int] = msgspec.field(default_factory=dict)
-    """Sessions that were ended by hand to the time at which they end by themselves."""
+    """Revoked sessions, each with the time at which it expires anyway."""
 
 
-class Keys:
-    """What this installation's callers show, and what they are for it.
+class TokenStore:
+    """Tokens and cookies of this installation, and the callers that they identify.
 
     Args:
-        home: Holds the token and the keys; they are made the first time.
+        home: Directory with the token and the keys; they are created the first time.
         session_s: How long a browser stays signed in, in seconds.
         login_code_s: How long a one-time link can be used, in seconds.
     """
@@ -56,26 +56,26 @@ class Keys:
         self._stored = _load(home)
         mark = hashlib.sha256(f"cookie {self._stored.runs}".encode()).hexdigest()
         self.cookie = f"zerolab_{mark[:12]}"
-        """Name of the cookie: of this installation alone, since browsers know no ports."""
+        """Name of the cookie: unique for this installation, since browsers ignore ports."""
 
     def run_token(self, run_id: int) -> str:
-        """Return the token of one run: good for its own routes, nothing else."""
+        """Return the token of one run, valid for the routes of this run only."""
         return f"run.{run_id}.{_sign(self._stored.runs, str(run_id))}"
 
     def search_token(self, experiment_id: int) -> str:
-        """Return the token of the searcher process of an experiment: for its search routes only."""
+        """Return the token of a searcher process, valid for its experiment's search routes."""
         return f"search.{experiment_id}.{_sign(self._stored.runs, f'search {experiment_id}')}"
 
     def login_code(self, session: str = "") -> str:
         """Return a code that opens the page once.
 
         Args:
-            session: The browser session that asks for it; its logout revokes the code and the
+            session: The browser session that requests it; its logout revokes the code and the
                 session that the code opens. Empty for the owner's token.
         """
         now = time.monotonic()
         with self._changing:
-            self._codes = {code: one for code, one in self._codes.items() if one[0] > now}
+            self._codes = {code: entry for code, entry in self._codes.items() if entry[0] > now}
             code = secrets.token_urlsafe(24)
             self._codes[code] = (now + self._login_code_s, session)
         return code
@@ -90,7 +90,7 @@ class Keys:
         return f"{session}.{_sign(self._session_key, session)}"
 
     def identify(self, bearer: str | None, cookie: str | None) -> Principal:
-        """Say who shows this; a bad token is nobody's, whatever the cookie."""
+        """Return the caller of a token or a cookie; an invalid token is nobody's."""
         if bearer is not None:
             return self._bearer(bearer)
         if cookie is not None:
@@ -98,34 +98,36 @@ class Keys:
         return NOBODY
 
     def end_session(self, session: str) -> None:
-        """Sign one browser out, for good, with the browsers that were signed in by its links.
+        """Revoke a browser session and the sessions that its links opened.
 
         Raises:
-            StoreError: If it cannot be written down.
+            StoreError: If the file cannot be written.
         """
         with self._changing:
             now = time.time()
             ended = {name: end for name, end in self._stored.ended.items() if end > now}
             ended[session] = int(now + self.session_s)
-            self._codes = {code: one for code, one in self._codes.items() if one[1] != session}
-            self._keep(msgspec.structs.replace(self._stored, ended=ended))
+            self._codes = {
+                code: entry for code, entry in self._codes.items() if entry[1] != session
+            }
+            self._save(msgspec.structs.replace(self._stored, ended=ended))
 
     def end_all_sessions(self) -> None:
-        """Sign every browser out, and forget the links that were not used.
+        """Revoke all browser sessions and all unused login links.
 
         Raises:
-            StoreError: If it cannot be written down.
+            StoreError: If the file cannot be written.
         """
         with self._changing:
             self._codes = {}
             fresh = _Stored(self._stored.runs, secrets.token_hex(32))
-            self._keep(fresh)
+            self._save(fresh)
 
     def renew_token(self) -> str:
-        """Put a new token in place of the owner's and return it; every browser is signed out.
+        """Replace the owner's token and return the new one; every browser is signed out.
 
         Raises:
-            StoreError: If it cannot be written down.
+            StoreError: If the file cannot be written.
         """
         with self._changing:
             self._codes = {}
@@ -137,10 +139,10 @@ class Keys:
             return self.token
 
     def renew_agent_token(self) -> str:
-        """Put a new join token of agents in place of the old one and return it.
+        """Replace the join token of agents and return the new one.
 
         Raises:
-            StoreError: If it cannot be written down.
+            StoreError: If the file cannot be written.
         """
         with self._changing:
             try:
@@ -154,7 +156,7 @@ class Keys:
     def _session_key(self) -> str:
         return f"{self._stored.sessions} {self.token}"
 
-    def _keep(self, stored: _Stored) -> None:
+    def _save(self, stored: _Stored) -> None:
         try:
             write_json(self._home.keys_file, stored)
         except OSError as error:
@@ -166,8 +168,8 @@ class Keys:
             return OWNER
         if hmac.compare_digest(bearer.encode(), self.agent_token.encode()):
             return Principal("agent")
-        kind, _, rest = bearer.partition(".")
-        number, _, signature = rest.partition(".")
+        kind, _, remainder = bearer.partition(".")
+        number, _, signature = remainder.partition(".")
         if not (number.isascii() and number.isdecimal() and len(number) <= _MAX_RUN_DIGITS):
             return NOBODY
         if kind == "run" and _signed(self._stored.runs, number, signature):
@@ -188,12 +190,12 @@ class Keys:
 
 
 def _load(home: Home) -> _Stored:
-    """Read the keys; made at random the first time, or when the file holds none."""
+    """Read the keys; create random ones if the file is missing or damaged."""
     try:
         return msgspec.json.decode(home.keys_file.read_bytes(), type=_Stored)
     except FileNotFoundError:
         pass
-    except msgspec.DecodeError:  # damaged: who was signed in signs in anew
+    except msgspec.DecodeError:  # damaged: new keys, so browsers must sign in again
         home.keys_file.unlink()
     fresh = _Stored(secrets.token_hex(32), secrets.token_hex(32))
     create_private(home.keys_file, msgspec.json.encode(fresh))

@@ -1,1 +1,1 @@
-"""What the trials of an experiment tell together: columns, cost, the best so far, importance."""
+"""Analysis of an experiment's trials: columns, cost, best so far, hyperparameter importance."""

@@ -1,4 +1,4 @@
-"""The best value so far over time."""
+"""Best validation so far over time."""
 
 import math
 from typing import NamedTuple
@@ -7,26 +7,26 @@ from sqlalchemy import Connection, select
 
 from zeroserver.store.schema import searcher_events, trials
 
-__all__ = ["Better", "best_so_far"]
+__all__ = ["BestSoFar", "best_so_far"]
 
 
-class Better(NamedTuple):
-    """A validation that was better than all before it."""
+class BestSoFar(NamedTuple):
+    """Validation that was better than all before it."""
 
     time: float
-    """When the searcher was told, in seconds since 1970."""
+    """Time at which the searcher received it, in seconds since 1970."""
     trial_id: int
     length: float | None
-    """How far the trial was, in the searcher's unit."""
+    """Length of the trial at that time, in the searcher's unit."""
     value: float
 
 
 def best_so_far(
     connection: Connection, experiment_id: int, *, smaller_is_better: bool
-) -> tuple[list[Better], int]:
-    """Return the validations that were better than all before, and how many there were at all.
+) -> tuple[list[BestSoFar], int]:
+    """Return the validations that were better than all before, and the number of all validations.
 
-    One query along the index of the searcher's events. A metric that is not finite is never better.
+    One query along the index of the searcher's events. A non-finite metric is never better.
     """
     columns = searcher_events.c
     query = (
@@ -41,12 +41,12 @@ def best_so_far(
     )
     sign = 1.0 if smaller_is_better else -1.0
     best = math.inf
-    found: list[Better] = []
+    improvements: list[BestSoFar] = []
     count = 0
     for row in connection.execute(query):
         count += 1
         value = row[3]
         if value is not None and math.isfinite(value) and sign * value < best:
             best = sign * value
-            found.append(Better(*row))
-    return found, count
+            improvements.append(BestSoFar(*row))
+    return improvements, count

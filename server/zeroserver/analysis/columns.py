@@ -1,4 +1,4 @@
-"""The trials of an experiment as columns: what each was started with, and how it did.
+"""Trials of an experiment as columns: hyperparameters, state and metrics.
 
 A column is one of :data:`COLUMNS`, or ``hparams.NAME``, where NAME is the dotted path of a leaf:
 ``hparams.optimizer.lr``, ``hparams.layers.0.width``. A leaf that a trial does not have (it exists
@@ -16,7 +16,7 @@ import msgspec
 from sqlalchemy import Connection
 
 from zerolab.contract.flatten import Leaf
-from zerolab.contract.flatten import flatten_hparams as take_apart
+from zerolab.contract.flatten import flatten_hparams as flatten_hparams
 from zerolab.contract.messages import wire_number
 from zerolab.errors import ConfigError
 from zeroserver.analysis.cost import slot_seconds_in
@@ -26,22 +26,22 @@ from zeroserver.store.points import SHIFTS
 
 __all__ = [
     "COLUMNS",
-    "MADE",
+    "COMPUTED",
     "METRICS",
     "PREFIX",
     "Row",
     "Value",
-    "cell_of",
+    "best_trial_metric",
+    "cell_reader",
     "check_column",
+    "decode_hparams",
     "is_column",
-    "leaves_of",
-    "measured_of_best",
     "names",
     "no_metric",
-    "on_wire",
+    "raise_problems",
     "read_columns",
     "read_rows",
-    "refuse",
+    "to_json_value",
 ]
 
 COLUMNS = (
@@ -58,20 +58,20 @@ METRICS = {
     "max": "(SELECT max(most) FROM rollups r WHERE r.trial_id = t.id AND r.shift = {top} "
     "AND r.key_id = ?)",
 }
-"""What a metric's column tells, by the first word of its name, and how it is read."""
+"""SQL that reads a metric's column, by the first word of the column's name."""
 
 Value = Leaf
-"""What stands in a cell."""
+"""Value of a cell."""
 
-MADE = frozenset({"slot_seconds", "result"})
-"""Columns that no table has."""
-_READ = tuple(name for name in COLUMNS if name not in MADE)
-_OF_RESULT = frozenset({"state", "error", "best_validation", "searcher_steps"})
-"""What says whether a trial has a result."""
+COMPUTED = frozenset({"slot_seconds", "result"})
+"""Columns that are computed, not stored."""
+_STORED = tuple(name for name in COLUMNS if name not in COMPUTED)
+_RESULT_FIELDS = frozenset({"state", "error", "best_validation", "searcher_steps"})
+"""Fields that decide whether a trial has a result."""
 
 
 class Row(NamedTuple):
-    """One trial."""
+    """Values of one trial."""
 
     values: Mapping[str, Value]
     """By the names of :data:`COLUMNS`, and of metrics."""
@@ -79,8 +79,8 @@ class Row(NamedTuple):
     """Leaves by their dotted names."""
 
 
-def cell_of(column: str) -> Callable[[Row], Value]:
-    """Return what reads a column's value of a row: its name is looked at once for all rows."""
+def cell_reader(column: str) -> Callable[[Row], Value]:
+    """Return a function that reads a column's value from a row; the name is parsed only once."""
     if column.startswith(PREFIX):
         name = column.removeprefix(PREFIX)
         return lambda row: row.hparams.get(name)
@@ -91,55 +91,59 @@ def read_rows(
     connection: Connection,
     experiment_id: int,
     now: float | None = None,
-    wanted: Collection[str] = COLUMNS,
+    requested: Collection[str] = COLUMNS,
     leaves: Mapping[int, Mapping[str, Value]] | None = None,
 ) -> list[Row]:
     """Read all trials of an experiment, the oldest first; two queries, and two for each metric.
 
     Args:
-        connection: For reading.
-        experiment_id: Whose trials.
-        now: In seconds since 1970; until when runs that go on are counted.
-        wanted: Columns that are needed besides the id and the hyperparameters.
-        leaves: Hyperparameters that are known already, by the trial; the others are read.
+        connection: Database connection.
+        experiment_id: Id of the experiment.
+        now: End of runs that have not ended, in seconds since 1970.
+        requested: Columns that are needed besides the id and the hyperparameters.
+        leaves: Hyperparameters that are already known, by trial; the others are read.
     """
-    known = leaves or {}
-    there = {"id", *wanted} & set(_READ)
-    if "result" in wanted:
-        there |= _OF_RESULT
-    names = sorted(there)
+    known_hparams = leaves or {}
+    needed = {"id", *requested} & set(_STORED)
+    if "result" in requested:
+        needed |= _RESULT_FIELDS
+    names = sorted(needed)
     query = (
         f"SELECT id, {', '.join(names)} FROM trials "  # noqa: S608 - our own names
         "WHERE experiment_id = ? ORDER BY id"
     )
     costs: Mapping[int, float] = {}
-    metric = _searcher_metric(connection, experiment_id) if "result" in wanted else ""
-    if "slot_seconds" in wanted:
+    metric = _searcher_metric(connection, experiment_id) if "result" in requested else ""
+    if "slot_seconds" in requested:
         costs = slot_seconds_in(connection, experiment_id, now or time.time())
     measures = {
         column: measured
-        for column in wanted
+        for column in requested
         if (measured := _measured(connection, experiment_id, column)) is not None
     }
-    found = []
-    made = bool(measures) or not MADE.isdisjoint(wanted)
+    result = []
+    has_computed = bool(measures) or not COMPUTED.isdisjoint(requested)
     rows = raw_rows(connection, query, (experiment_id,))
     missing: Mapping[int, Mapping[str, Value]] = {}
-    if any(row[0] not in known for row in rows):
+    if any(row[0] not in known_hparams for row in rows):
         read = raw_rows(connection, _HPARAMS, (experiment_id,))
-        missing = {number: leaves_of(text) for number, text in read if number not in known}
+        missing = {
+            number: decode_hparams(text) for number, text in read if number not in known_hparams
+        }
     for trial_id, *cells in rows:
         values: dict[str, Value] = dict(zip(names, cells, strict=True))
-        found.append(Row(values, known[trial_id] if trial_id in known else missing[trial_id]))
-        if not made:
+        result.append(
+            Row(values, known_hparams[trial_id] if trial_id in known_hparams else missing[trial_id])
+        )
+        if not has_computed:
             continue
         for column, measured in measures.items():
             values[column] = measured.get(trial_id)
-        if "slot_seconds" in wanted:
+        if "slot_seconds" in requested:
             values["slot_seconds"] = costs.get(trial_id, 0.0)
-        if "result" in wanted:
+        if "result" in requested:
             values["result"] = has_result(values, metric)
-    return found
+    return result
 
 
 def _searcher_metric(connection: Connection, experiment_id: int) -> str:
@@ -150,22 +154,22 @@ def _searcher_metric(connection: Connection, experiment_id: int) -> str:
 def _measured(
     connection: Connection, experiment_id: int, column: str
 ) -> dict[int, float | None] | None:
-    """Return a metric of each trial; None if the column is no metric that was ever reported."""
+    """Return a metric of each trial; None if the metric was never reported."""
     return _metric(
         connection, column, "SELECT id, {} FROM trials t WHERE experiment_id = ?", (experiment_id,)
     )
 
 
-def measured_of_best(connection: Connection, column: str) -> dict[int, float | None] | None:
-    """Return a metric of each experiment's best trial; of its first one while none is best.
+def best_trial_metric(connection: Connection, column: str) -> dict[int, float | None] | None:
+    """Return a metric of each experiment's best trial; of its first trial while none is best.
 
     Returns:
-        Values by the experiments' ids; None if the column is no metric that was ever reported.
+        Values by the experiments' ids; None if the metric was never reported.
     """
-    return _metric(connection, column, _OF_BEST, ())
+    return _metric(connection, column, _BEST_TRIALS, ())
 
 
-_OF_BEST = (
+_BEST_TRIALS = (
     "SELECT e.id, {} FROM experiments e JOIN trials t ON t.id = coalesce(e.best_trial_id, "
     "(SELECT min(id) FROM trials first WHERE first.experiment_id = e.id))"
 )
@@ -174,7 +178,7 @@ _OF_BEST = (
 def _metric(
     connection: Connection, column: str, query: str, values: tuple[int, ...]
 ) -> dict[int, float | None] | None:
-    """Ask for a metric of the trials ``t`` of a query, beside what they go by."""
+    """Read a metric of the trials ``t`` of a query, by the query's first column."""
     what, _, metric = column.partition(".")
     group, _, name = metric.partition(".")
     if what not in METRICS or "\0" in column:
@@ -189,50 +193,50 @@ def _metric(
 
 
 def read_columns(
-    connection: Connection, experiment_id: int, now: float, wanted: Sequence[str]
+    connection: Connection, experiment_id: int, now: float, requested: Sequence[str]
 ) -> dict[str, list[Value]] | None:
-    """Read columns of all trials of an experiment that are no hyperparameters, with their ids.
+    """Read columns other than hyperparameters, and the ids, of all trials of an experiment.
 
     Args:
-        connection: For reading.
-        experiment_id: Whose trials.
-        now: In seconds since 1970; until when runs that go on are counted.
-        wanted: Names of :data:`COLUMNS`, or of metrics.
+        connection: Database connection.
+        experiment_id: Id of the experiment.
+        now: End of runs that have not ended, in seconds since 1970.
+        requested: Names of :data:`COLUMNS`, or of metrics.
 
     Returns:
-        None if one of the names is neither.
+        Values by column; None if a name is unknown.
     """
-    there = {"id", *wanted} & set(_READ)
-    if "result" in wanted:
-        there |= _OF_RESULT
-    names = sorted(there)
+    needed = {"id", *requested} & set(_STORED)
+    if "result" in requested:
+        needed |= _RESULT_FIELDS
+    names = sorted(needed)
     query = f"SELECT {', '.join(names)} FROM trials WHERE experiment_id = ? ORDER BY id"  # noqa: S608
     rows = raw_rows(connection, query, (experiment_id,))
     read = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)) if rows else {}
-    found: dict[str, list[Value]] = {name: read.get(name, []) for name in names}
+    result: dict[str, list[Value]] = {name: read.get(name, []) for name in names}
     ids: list[int] = read.get("id", [])
-    for column in wanted:
+    for column in requested:
         if column == "slot_seconds":
             costs = slot_seconds_in(connection, experiment_id, now) if rows else {}
-            found[column] = [costs.get(each, 0.0) for each in ids]
+            result[column] = [costs.get(item, 0.0) for item in ids]
         elif column == "result":
-            fields = [found[name] for name in sorted(_OF_RESULT)]
-            keys = sorted(_OF_RESULT)
+            fields = [result[name] for name in sorted(_RESULT_FIELDS)]
+            keys = sorted(_RESULT_FIELDS)
             metric = _searcher_metric(connection, experiment_id)
-            found[column] = [
-                has_result(dict(zip(keys, each, strict=True)), metric)
-                for each in zip(*fields, strict=True)
+            result[column] = [
+                has_result(dict(zip(keys, item, strict=True)), metric)
+                for item in zip(*fields, strict=True)
             ]
-        elif column not in found:
+        elif column not in result:
             measured = _measured(connection, experiment_id, column)
             if measured is None:
                 return None
-            found[column] = [measured.get(each) for each in ids]
-    return {name: found[name] for name in dict.fromkeys(("id", *wanted))}
+            result[column] = [measured.get(item) for item in ids]
+    return {name: result[name] for name in dict.fromkeys(("id", *requested))}
 
 
-def on_wire(value: Value) -> Value:
-    """Return a value as JSON has it: infinities and NaN are texts."""
+def to_json_value(value: Value) -> Value:
+    """Return a value for JSON: infinities and NaN become texts."""
     if isinstance(value, float) and not math.isfinite(value):
         return wire_number(value)
     return value
@@ -241,9 +245,9 @@ def on_wire(value: Value) -> Value:
 _HPARAMS = "SELECT id, hparams FROM trials WHERE experiment_id = ?"
 
 
-def leaves_of(text: str) -> Mapping[str, Value]:
-    """Take hyperparameters apart, as they are stored."""
-    return take_apart(msgspec.json.decode(text))
+def decode_hparams(text: str) -> Mapping[str, Value]:
+    """Decode stored hyperparameters into their leaves."""
+    return flatten_hparams(msgspec.json.decode(text))
 
 
 def names(rows: Sequence[Row]) -> list[str]:
@@ -252,7 +256,7 @@ def names(rows: Sequence[Row]) -> list[str]:
 
 
 def is_column(column: str, rows: Iterable[Row]) -> bool:
-    """Whether a column has that name; a hyperparameter or a metric, if any trial has it."""
+    """Check whether a column exists; a hyperparameter or a metric exists if any trial has it."""
     if column.partition(".")[0] in METRICS:
         return any(column in row.values for row in rows)
     if not column.startswith(PREFIX):
@@ -261,38 +265,38 @@ def is_column(column: str, rows: Iterable[Row]) -> bool:
     return any(name in row.hparams for row in rows)
 
 
-def check_column(column: str, known: Iterable[str], what: str) -> str | None:
-    """Say what is wrong with the name of a column; None if it is one.
+def check_column(column: str, known_hparams: Iterable[str], what: str) -> str | None:
+    """Return the problem with the name of a column; None if it exists.
 
     Args:
-        column: A name.
-        known: Names of the hyperparameters that there are.
-        what: The parameter that gave it.
+        column: Name of the column.
+        known_hparams: Names of the existing hyperparameters.
+        what: Request parameter that named it.
     """
-    there = [*COLUMNS, *(PREFIX + name for name in known)]
-    if column in there:
+    valid = [*COLUMNS, *(PREFIX + name for name in known_hparams)]
+    if column in valid:
         return None
     if column.partition(".")[0] in METRICS:
         return no_metric(column, what)
     ending = f".{column.removeprefix(PREFIX)}"
-    close = [name for name in there if name.endswith(ending)]
-    close = close or difflib.get_close_matches(column, there, 1)
-    hint = f"; did you mean {close[0]!r}?" if close else f"; there are: {', '.join(there)}"
+    close = [name for name in valid if name.endswith(ending)]
+    close = close or difflib.get_close_matches(column, valid, 1)
+    hint = f"; did you mean {close[0]!r}?" if close else f"; there are: {', '.join(valid)}"
     return f"{what}: must be a column, got {column[:200]!r}{hint}"[:2000]
 
 
 def no_metric(column: str, what: str) -> str:
-    """Say that a column, given by the parameter ``what``, is no metric that there is."""
+    """Return the message for an unknown metric, named by the request parameter ``what``."""
     form = "last, min or max, a group and a name, as in max.validation.accuracy"
     return f"{what}: must be a metric that was reported ({form}), got {column[:200]!r}"
 
 
-def refuse(problems: Sequence[str | None]) -> None:
-    """Refuse a request if something is wrong with it.
+def raise_problems(problems: Sequence[str | None]) -> None:
+    """Raise if there is any problem with a request.
 
     Raises:
-        ConfigError: With all that is.
+        ConfigError: Lists all problems.
     """
-    found = [problem for problem in problems if problem is not None]
-    if found:
-        raise ConfigError("request", found)
+    actual = [problem for problem in problems if problem is not None]
+    if actual:
+        raise ConfigError("request", actual)

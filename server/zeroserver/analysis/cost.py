@@ -1,4 +1,4 @@
-"""What trials have cost: the time for which their runs have held slots."""
+"""Cost of trials: the slot-seconds of their runs."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,14 +23,14 @@ _SLOTS = "SELECT id, slots, host_slots FROM experiments WHERE id IN ({})"
 def slot_seconds_of(
     connection: Connection, trial_ids: Sequence[int], now: float
 ) -> dict[int, float]:
-    """Return slots x seconds of some trials by their ids; those that never ran are absent.
+    """Return slots x seconds of trials by their ids; trials that never ran are missing.
 
-    Where a hostfile says the machines, the slots are those of it that the ranks have.
+    With a hostfile, the slots of its machines that the ranks use are counted.
 
     Args:
-        connection: For reading.
-        trial_ids: Which trials.
-        now: In seconds since 1970; until when runs that go on are counted.
+        connection: Database connection.
+        trial_ids: Ids of the trials.
+        now: End of runs that have not ended, in seconds since 1970.
     """
     if not trial_ids:
         return {}
@@ -39,12 +39,12 @@ def slot_seconds_of(
 
 
 def slot_seconds_in(connection: Connection, experiment_id: int, now: float) -> dict[int, float]:
-    """As :func:`slot_seconds_of`, of all trials of an experiment."""
+    """Return slots x seconds of all trials of an experiment."""
     return _costs(connection, _OF_EXPERIMENT, (now, now, experiment_id))
 
 
 def count_host_slots(host_slots: str) -> int:
-    """Return how many slots of a hostfile's machines a trial has; 0 without a hostfile.
+    """Count the slots of a trial on a hostfile's machines; 0 without a hostfile.
 
     Args:
         host_slots: The experiment's column.
@@ -53,13 +53,13 @@ def count_host_slots(host_slots: str) -> int:
 
 
 def _costs(connection: Connection, query: str, row: tuple[Any, ...]) -> dict[int, float]:
-    found = raw_rows(connection, query, row)
-    homes = tuple({home for _, home, _ in found})
-    if not homes:
+    rows = raw_rows(connection, query, row)
+    experiment_ids = tuple({experiment_id for _, experiment_id, _ in rows})
+    if not experiment_ids:
         return {}
-    asked = _SLOTS.format(", ".join("?" * len(homes)))
+    slots_query = _SLOTS.format(", ".join("?" * len(experiment_ids)))
     slots = {
-        home: count_host_slots(host_slots) or number
-        for home, number, host_slots in raw_rows(connection, asked, homes)
+        experiment_id: count_host_slots(host_slots) or number
+        for experiment_id, number, host_slots in raw_rows(connection, slots_query, experiment_ids)
     }
-    return {trial: slots[home] * float(seconds) for trial, home, seconds in found}
+    return {trial: slots[experiment_id] * float(seconds) for trial, experiment_id, seconds in rows}

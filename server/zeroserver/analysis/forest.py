@@ -21,10 +21,10 @@ __all__ = ["Forest", "Permuted"]
 Codes = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-_TREES = 48
-_DEPTH = 8
-_LEAST = 3
-"""Samples in a leaf."""
+_NUM_TREES = 48
+_MAX_DEPTH = 8
+_MIN_SAMPLES_LEAF = 3
+"""Minimum number of samples in a leaf."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class _Tree:
     def predict(self, codes: Codes) -> Floats:
         """Args: codes: shape (N, F), shifted so that missing is 0. Returns: shape (N,)."""
         at = np.zeros(len(codes), dtype=np.int64)
-        for _ in range(_DEPTH + 1):
+        for _ in range(_MAX_DEPTH + 1):
             feature = self.feature[at]
             code = codes[np.arange(len(codes)), np.maximum(feature, 0)]
             side = np.where(self.left[at, code], 0, 1)
@@ -49,7 +49,7 @@ class _Tree:
 
 @dataclass(frozen=True)
 class Permuted:
-    """What shuffling features costs the forest, on samples that its trees have not seen."""
+    """Loss of the forest by shuffling each feature, on samples that its trees have not seen."""
 
     explained: float
     """1 - squared error / variance, of the forest as it is: R2 out of bag."""
@@ -70,7 +70,7 @@ class Forest:
         codes: Shape (N, F).
         target: Shape (N,).
         categories: Shape (F,): whether the codes of a feature have no order.
-        seed: The same one makes the same forest.
+        seed: Random seed; the same seed yields the same forest.
     """
 
     def __init__(
@@ -82,14 +82,14 @@ class Forest:
         self._bins = int(self._codes.max(initial=0)) + 1
         self._random = np.random.default_rng(seed)
         self._trees: list[tuple[_Tree, Codes]] = []
-        for _ in range(_TREES):
+        for _ in range(_NUM_TREES):
             drawn = self._random.integers(0, len(target), len(target))
             unseen = np.setdiff1d(np.arange(len(target)), drawn)
             self._trees.append((self._grow(drawn), unseen))
 
     def _grow(self, drawn: Codes) -> _Tree:
         feature: list[int] = []
-        left: list[NDArray[np.bool_]] = []
+        goes_left: list[NDArray[np.bool_]] = []
         child: list[list[int]] = []
         value: list[float] = []
         todo = [(drawn, 0, -1, 0)]
@@ -98,27 +98,31 @@ class Forest:
             at = len(feature)
             if parent >= 0:
                 child[parent][side] = at
-            split = self._split(rows) if depth < _DEPTH and len(rows) >= 2 * _LEAST else None
+            split = (
+                self._split(rows)
+                if depth < _MAX_DEPTH and len(rows) >= 2 * _MIN_SAMPLES_LEAF
+                else None
+            )
             feature.append(-1 if split is None else split[0])
-            left.append(np.zeros(self._bins, dtype=bool) if split is None else split[1])
+            goes_left.append(np.zeros(self._bins, dtype=bool) if split is None else split[1])
             child.append([at, at])
             value.append(float(self._target[rows].mean()))
             if split is not None:
                 goes = split[1][self._codes[rows, split[0]]]
                 todo += [(rows[goes], depth + 1, at, 0), (rows[~goes], depth + 1, at, 1)]
-        arrays = np.array(feature), np.array(left), np.array(child), np.array(value)
+        arrays = np.array(feature), np.array(goes_left), np.array(child), np.array(value)
         return _Tree(*arrays)
 
     def _split(self, rows: Codes) -> tuple[int, NDArray[np.bool_]] | None:
-        """Find the best split of some samples: its feature, and which codes go left, shape (B,)."""
+        """Return the best split: its feature, and whether each code goes left, shape (B,)."""
         features = self._codes.shape[1]
         tried = self._random.permutation(features)[: max(1, -(-features * 2 // 3))]
         target = self._target[rows] - self._target[rows].mean()
         flat = (self._codes[rows][:, tried] + self._bins * np.arange(len(tried))).ravel()
         size = self._bins * len(tried)
-        each = np.repeat(target, len(tried))
+        residuals = np.repeat(target, len(tried))
         count = np.bincount(flat, minlength=size).reshape(len(tried), -1)  # (tried, B)
-        total = np.bincount(flat, each, minlength=size).reshape(len(tried), -1)
+        total = np.bincount(flat, residuals, minlength=size).reshape(len(tried), -1)
         unordered = np.flatnonzero(self._categories[tried])
         mean = total[unordered] / np.maximum(count[unordered], 1)
         order = np.argsort(np.where(count[unordered] > 0, mean, np.inf), axis=1)
@@ -128,18 +132,18 @@ class Forest:
         above = len(rows) - below
         # With the mean at 0 both sides have the same sum: S²/below + S²/above = S² N/(below above).
         gain = sums * sums / np.maximum(below * above, 1)
-        gain[(below < _LEAST) | (above < _LEAST)] = 0.0
+        gain[(below < _MIN_SAMPLES_LEAF) | (above < _MIN_SAMPLES_LEAF)] = 0.0
         which, edge = divmod(int(gain.argmax()), self._bins)
         if gain[which, edge] * len(rows) <= 1e-12:
             return None
-        left = np.zeros(self._bins, dtype=bool)
-        place = np.flatnonzero(unordered == which)
-        codes = order[place[0]] if len(place) else np.arange(self._bins)
-        left[codes[: edge + 1]] = True
-        return int(tried[which]), left
+        goes_left = np.zeros(self._bins, dtype=bool)
+        position = np.flatnonzero(unordered == which)
+        codes = order[position[0]] if len(position) else np.arange(self._bins)
+        goes_left[codes[: edge + 1]] = True
+        return int(tried[which]), goes_left
 
     def permuted(self) -> Permuted:
-        """Shuffle each feature in turn, among the samples that a tree has not seen."""
+        """Shuffle each feature in turn among the out-of-bag samples; return the losses."""
         count, features = self._codes.shape  # most of which no tree has: they lose nothing
         variance = float(self._target.var())
         summed, seen = np.zeros(count), np.zeros(count)
@@ -151,12 +155,12 @@ class Forest:
             seen[unseen] += 1
             error = np.mean((target - plain) ** 2) if len(unseen) else 0.0
             for feature in np.unique(tree.feature[tree.feature >= 0]).tolist():
-                own = codes[:, feature].copy()
-                codes[:, feature] = self._random.permutation(own)
+                original = codes[:, feature].copy()
+                codes[:, feature] = self._random.permutation(original)
                 wrong = np.mean((target - tree.predict(codes)) ** 2) if len(unseen) else 0.0
-                codes[:, feature] = own
+                codes[:, feature] = original
                 losses[number, feature] = (wrong - error) / (2 * variance)
-        known = seen > 0
-        errors = (self._target[known] - summed[known] / seen[known]) ** 2
+        evaluated = seen > 0
+        errors = (self._target[evaluated] - summed[evaluated] / seen[evaluated]) ** 2
         spread = losses.std(axis=0, ddof=1) / np.sqrt(len(self._trees))
         return Permuted(1 - float(errors.mean()) / variance, losses.mean(axis=0), spread)

@@ -1,6 +1,6 @@
-"""Which hyperparameters matter: what a forest loses when one of them is shuffled.
+"""Permutation importance of hyperparameters by a random forest.
 
-numpy is loaded when it is first asked for: a server that nobody asks does without.
+numpy is imported on the first request only, which keeps the server's start fast.
 """
 
 import asyncio
@@ -17,21 +17,28 @@ from sqlalchemy import Connection
 from zeroserver.analysis.columns import Row, Value, names
 from zeroserver.store.database import raw_rows
 
-__all__ = ["LEAST_TRIALS", "METHOD", "Found", "Importances", "importance", "state_of"]
+__all__ = [
+    "METHOD",
+    "MIN_TRIALS",
+    "ImportanceCache",
+    "ImportanceResult",
+    "importance",
+    "trials_fingerprint",
+]
 
-LEAST_TRIALS = 10
-"""With a finite result, and different values."""
+MIN_TRIALS = 10
+"""Minimum number of trials with a finite result."""
 
-_MOST_TRIALS = 3000
-"""That a forest learns from; of more, so many are drawn."""
+_MAX_TRIALS = 3000
+"""Maximum number of trials for a forest; a random sample is drawn from more."""
 _BINS = 32
-"""Codes of an ordered hyperparameter: its quantiles."""
-_KEPT = 64
+"""Number of codes of an ordered hyperparameter: its quantiles."""
+_MAX_CACHED = 64
 _THREADS = 2
-_LONG_S = 0.5
-"""Processor time of a result that is kept for a while although trials change."""
-_RARELY = 20.0
-"""Times its processor time."""
+_SLOW_S = 0.5
+"""CPU time from which a result is reused for a while although trials change."""
+_FRESH_FACTOR = 20.0
+"""Such a result stays fresh for this multiple of its CPU time."""
 
 METHOD = (
     "Permutation importance, out of bag, on a random forest of 48 regression trees (Breiman, "
@@ -46,55 +53,57 @@ METHOD = (
 )
 
 
-class Found(NamedTuple):
+class ImportanceResult(NamedTuple):
     """Importance of each hyperparameter that differs between trials, the largest first."""
 
     trials: int
-    """With a result."""
+    """Number of trials with a result."""
     explained: float | None
     """R2 of the forest, out of bag."""
     shares: list[tuple[str, float, float]]
     """Name, importance and its standard error."""
     problem: str | None = None
-    """Why there are none."""
+    """Reason for an empty result."""
 
 
-def importance(rows: Sequence[Row], *, smaller_is_better: bool) -> Found:
-    """Find out which hyperparameters matter for the best validation.
+def importance(rows: Sequence[Row], *, smaller_is_better: bool) -> ImportanceResult:
+    """Compute the importance of hyperparameters for the best validation.
 
     Args:
         rows: All trials of an experiment.
         smaller_is_better: Whether the smallest validation has the first rank.
     """
     done = [row for row in rows if _finite(row.values["best_validation"])]
-    if len(done) < LEAST_TRIALS:
-        told = f"at least {LEAST_TRIALS} trials with a result are needed, there are {len(done)}"
-        return Found(len(done), None, [], told)
+    if len(done) < MIN_TRIALS:
+        problem = f"at least {MIN_TRIALS} trials with a result are needed, there are {len(done)}"
+        return ImportanceResult(len(done), None, [], problem)
     columns = [(name, [row.hparams.get(name) for row in done]) for name in names(done)]
     differ = [(name, values) for name, values in columns if len(set(map(repr, values))) > 1]
     if not differ:
-        return Found(len(done), None, [], "all trials have the same hyperparameters")
+        return ImportanceResult(len(done), None, [], "all trials have the same hyperparameters")
     target = [float(row.values["best_validation"] or 0.0) for row in done]
     if len(set(target)) == 1:
-        return Found(len(done), None, [], "all trials have the same result")
-    return _learn(differ, [each if smaller_is_better else -each for each in target])
+        return ImportanceResult(len(done), None, [], "all trials have the same result")
+    return _learn(differ, [item if smaller_is_better else -item for item in target])
 
 
 def _finite(value: Value) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def _learn(columns: Sequence[tuple[str, Sequence[Value]]], target: Sequence[float]) -> Found:
+def _learn(
+    columns: Sequence[tuple[str, Sequence[Value]]], target: Sequence[float]
+) -> ImportanceResult:
     import numpy as np
 
     from zeroserver.analysis.forest import Forest
 
     _, ranks = np.unique(np.array(target), return_inverse=True)
-    coded = [_coded(values) for _, values in columns]
-    codes = np.array([each[0] for each in coded]).T  # (N, F)
-    categories = np.array([each[1] for each in coded])
-    if len(target) > _MOST_TRIALS:
-        drawn = np.random.default_rng(0).choice(len(target), _MOST_TRIALS, replace=False)
+    coded = [_encode(values) for _, values in columns]
+    codes = np.array([item[0] for item in coded]).T  # (N, F)
+    categories = np.array([item[1] for item in coded])
+    if len(target) > _MAX_TRIALS:
+        drawn = np.random.default_rng(0).choice(len(target), _MAX_TRIALS, replace=False)
         codes, ranks = codes[drawn], ranks[drawn]
     permuted = Forest(codes, ranks.astype(float), categories).permuted()
     shares = [
@@ -102,91 +111,94 @@ def _learn(columns: Sequence[tuple[str, Sequence[Value]]], target: Sequence[floa
         for (name, _), loss, spread in zip(columns, permuted.loss, permuted.spread, strict=True)
     ]
     shares.sort(key=lambda share: (-share[1], share[0]))
-    return Found(len(target), permuted.explained, shares)
+    return ImportanceResult(len(target), permuted.explained, shares)
 
 
-def _coded(values: Sequence[Value]) -> tuple[Sequence[int], bool]:
-    """Write values as small integers, -1 for missing ones; and whether they have no order."""
+def _encode(values: Sequence[Value]) -> tuple[Sequence[int], bool]:
+    """Encode values as small integers, -1 for missing ones; also return if they are unordered."""
     import numpy as np
 
-    there = [value for value in values if value is not None]
-    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in there):
+    present = [value for value in values if value is not None]
+    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in present):
         numbers = np.array([np.nan if value is None else float(value) for value in values])
         edges = np.unique(np.nanquantile(numbers, np.linspace(0, 1, _BINS + 1)[1:-1]))
         codes = np.searchsorted(edges, numbers, side="left")
         return np.where(np.isnan(numbers), -1, codes).tolist(), False
-    kinds = {value: code for code, value in enumerate(dict.fromkeys(map(repr, there)))}
+    kinds = {value: code for code, value in enumerate(dict.fromkeys(map(repr, present)))}
     return [-1 if value is None else kinds[repr(value)] for value in values], True
 
 
-def state_of(connection: Connection, experiment_id: int) -> int:
+def trials_fingerprint(connection: Connection, experiment_id: int) -> int:
     """Return a number that changes with the trials of an experiment and their results."""
     query = "SELECT id, best_validation FROM trials WHERE experiment_id = ? ORDER BY id"
     return hash(tuple(raw_rows(connection, query, (experiment_id,))))
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _CachedResult:
     state: int
-    found: Found
+    found: ImportanceResult
     fresh_until: float
-    """Monotonic time until which it is good although trials have changed."""
+    """Monotonic time until which the result is reused although trials have changed."""
 
 
-class Importances:
-    """Importance in several experiments, computed when it is requested and trials have changed.
+class ImportanceCache:
+    """Cache of importance by experiment, recomputed on request when trials have changed.
 
-    Two threads of its own compute, so that requests for one experiment neither hold up those for
-    another nor take the threads that answer everything else. An experiment is computed once at a
-    time: others who request it meanwhile get the same result. One that takes long is computed
-    less often.
+    It has two threads, so that one experiment neither delays another nor blocks the threads of
+    other requests. Concurrent requests for an experiment share one computation. A slow result is
+    recomputed less often.
     """
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[int, _Kept] = OrderedDict()
-        self._going: dict[int, asyncio.Task[Found]] = {}
+        self._cache: OrderedDict[int, _CachedResult] = OrderedDict()
+        self._tasks: dict[int, asyncio.Task[ImportanceResult]] = {}
         self._threads = ThreadPoolExecutor(_THREADS, "importance")
 
-    async def of(self, experiment_id: int, state: int, compute: Callable[[], Found]) -> Found:
+    async def of(
+        self, experiment_id: int, state: int, compute: Callable[[], ImportanceResult]
+    ) -> ImportanceResult:
         """Return the importance in an experiment; called by the event loop.
 
         Args:
-            experiment_id: Which.
-            state: What :func:`state_of` says.
-            compute: Computes it; any thread may.
+            experiment_id: Id of the experiment.
+            state: Result of :func:`trials_fingerprint`.
+            compute: Computes the result; called on another thread.
         """
-        kept = self._kept.get(experiment_id)
-        if kept is not None and (kept.state == state or time.monotonic() < kept.fresh_until):
-            return kept.found
-        task = self._going.get(experiment_id)
+        cached = self._cache.get(experiment_id)
+        if cached is not None and (cached.state == state or time.monotonic() < cached.fresh_until):
+            return cached.found
+        task = self._tasks.get(experiment_id)
         if task is None:
             task = asyncio.create_task(self._compute(experiment_id, state, compute))
-            task.add_done_callback(_note_failure)
-            self._going[experiment_id] = task
-        return await asyncio.shield(task)  # who goes away leaves it to the others
+            task.add_done_callback(_retrieve_exception)
+            self._tasks[experiment_id] = task
+        return await asyncio.shield(task)  # a client that disconnects does not cancel it for others
 
-    async def _compute(self, experiment_id: int, state: int, compute: Callable[[], Found]) -> Found:
+    async def _compute(
+        self, experiment_id: int, state: int, compute: Callable[[], ImportanceResult]
+    ) -> ImportanceResult:
         loop = asyncio.get_running_loop()
         try:
-            found, spent = await loop.run_in_executor(self._threads, _timed, compute)
-            fresh_until = time.monotonic() + (_RARELY * spent if spent > _LONG_S else 0.0)
-            self._kept[experiment_id] = _Kept(state, found, fresh_until)
-            self._kept.move_to_end(experiment_id)
-            while len(self._kept) > _KEPT:
-                self._kept.popitem(last=False)
-            return found
+            result, spent = await loop.run_in_executor(self._threads, _timed, compute)
+            fresh_until = time.monotonic() + (_FRESH_FACTOR * spent if spent > _SLOW_S else 0.0)
+            self._cache[experiment_id] = _CachedResult(state, result, fresh_until)
+            self._cache.move_to_end(experiment_id)
+            while len(self._cache) > _MAX_CACHED:
+                self._cache.popitem(last=False)
+            return result
         finally:
-            del self._going[experiment_id]
+            del self._tasks[experiment_id]
 
 
-def _note_failure(task: "asyncio.Task[Found]") -> None:
-    """Look at a task's error, which nobody may wait for any more."""
+def _retrieve_exception(task: "asyncio.Task[ImportanceResult]") -> None:
+    """Retrieve a task's exception, so that asyncio does not log it as lost."""
     if not task.cancelled():
         task.exception()
 
 
-def _timed(compute: Callable[[], Found]) -> tuple[Found, float]:
-    """Compute; return the result and the processor time."""
+def _timed(compute: Callable[[], ImportanceResult]) -> tuple[ImportanceResult, float]:
+    """Return the result and its CPU time."""
     begin = time.thread_time()
-    found = compute()
-    return found, time.thread_time() - begin
+    result = compute()
+    return result, time.thread_time() - begin

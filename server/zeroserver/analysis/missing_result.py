@@ -1,4 +1,4 @@
-"""Why something that has ended has no result that its user could go on with."""
+"""Reason for a missing final result of a trial or an experiment."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,9 +18,9 @@ _ERROR, _COMPLETED = str(TrialState.ERROR), str(TrialState.COMPLETED)
 
 
 def experiment_problem(row: Fields) -> str | None:
-    """Say why an experiment that has ended has no result; None if it has one, or goes on.
+    """Return why an ended experiment has no result; None if it has one or has not ended.
 
-    An experiment that was canceled has been ended by its user: that is no problem.
+    A canceled experiment is no problem, since its user has ended it.
     """
     if row["state"] == ExperimentState.ERROR:
         return str(row["error"] or "it ended with an error")
@@ -33,18 +33,18 @@ def experiment_problem(row: Fields) -> str | None:
 
 
 def has_result(row: Fields, metric: str) -> str | None:
-    """Whether a trial that has ended has a result, in words; None while it goes on, or canceled."""
+    """Return "yes" or "no" for an ended trial; None if it has not ended or was canceled."""
     if row["state"] not in {TrialState.COMPLETED, TrialState.ERROR}:
         return None
     return "yes" if trial_problem(row, metric) is None else "no"
 
 
 def trial_problem(row: Fields, metric: str) -> str | None:
-    """Return why a trial that has ended has no result; None if it has one, or goes on.
+    """Return why an ended trial has no result; None if it has one or has not ended.
 
     Args:
-        row: Of the trial.
-        metric: The searcher's; empty where there is none, and no validation is expected.
+        row: Row of the trial.
+        metric: The searcher's metric; empty if no validation is expected.
     """
     state = row["state"]
     if state == _ERROR:
@@ -61,12 +61,12 @@ def trial_problem(row: Fields, metric: str) -> str | None:
 
 
 def missing_checkpoint(config: Mapping[str, Any], trial: Fields, *, deleted: bool) -> str:
-    """Return that the best validation of a trial has no checkpoint, and what saves one.
+    """Return the message for a best validation without a checkpoint, with its remedy.
 
     Args:
-        config: The configuration of its experiment, defaults filled in.
-        trial: One that has a best validation.
-        deleted: Whether a checkpoint of that batch was there.
+        config: Configuration of the experiment with defaults.
+        trial: Trial that has a best validation.
+        deleted: Whether its checkpoint was saved and deleted.
     """
     from zerolab.config.experiment.entrypoint import parse_entrypoint  # rarely needed
 

@@ -1,8 +1,8 @@
-"""Which trials are wanted, and in which order: by any column, hyperparameters too.
+"""Filter, sort and paginate trials by any column, including hyperparameters.
 
-The order of a column: numbers, then texts, then what has no value, whichever way it is sorted;
-the id breaks ties. A place in it is the value and the id of a trial, so that pages follow each
-other while trials are added.
+A column is sorted as numbers, then texts, then missing values, in both directions; the id breaks
+ties. A cursor holds the value and the id of a trial, so that pages stay consistent while trials
+are added.
 """
 
 import heapq
@@ -18,31 +18,31 @@ from zerolab.errors import ConfigError
 from zeroserver.analysis.columns import (
     Row,
     Value,
-    cell_of,
+    cell_reader,
     check_column,
     is_column,
     names,
-    refuse,
+    raise_problems,
 )
 
 __all__ = [
-    "Choice",
     "Condition",
-    "Place",
+    "SelectedPage",
+    "SortPosition",
     "check_columns",
     "choose",
+    "condition_matcher",
     "conditions",
-    "holds_for",
-    "kept",
-    "place_of",
+    "cursor_position",
+    "matching_rows",
     "read_cursor",
-    "read_place",
+    "sort_position",
     "write_cursor",
 ]
 
-_MOST_CONDITIONS = 100
-_TEXT = 200
-"""Characters of a text that count for its place in an order: a cursor holds no more."""
+_MAX_CONDITIONS = 100
+_MAX_TEXT = 200
+"""Characters of a text that are compared when sorting: a cursor holds no more."""
 
 Condition = tuple[str, str, Any]
 """Column, operator and value."""
@@ -57,27 +57,27 @@ _OPERATORS = ("=", "!=", *_COMPARED, "in", "contains")
 
 
 def conditions(text: str | None) -> list[Condition]:
-    """Read conditions: a JSON list of ``[column, operator, value]``.
+    """Parse conditions: a JSON list of ``[column, operator, value]``.
 
     Raises:
-        ConfigError: If it is none.
+        ConfigError: If the text is not such a list.
     """
     if text is None:
         return []
     try:
-        found = msgspec.json.decode(text, type=list[tuple[str, str, Any]])
+        parsed = msgspec.json.decode(text, type=list[tuple[str, str, Any]])
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
         form = '[["hparams.lr", ">=", 0.01], ["state", "in", ["COMPLETED", "RUNNING"]]]'
         problem = f"where: must be a JSON list such as {form}, got {text[:200]!r} ({error})"
         raise ConfigError("request", [problem]) from None
-    if len(found) > _MOST_CONDITIONS:
-        problem = f"where: must have at most {_MOST_CONDITIONS} conditions, got {len(found)}"
+    if len(parsed) > _MAX_CONDITIONS:
+        problem = f"where: must have at most {_MAX_CONDITIONS} conditions, got {len(parsed)}"
         raise ConfigError("request", [problem])
-    refuse([_wrong(*each) for each in found])
-    return found
+    raise_problems([_problem(*condition) for condition in parsed])
+    return parsed
 
 
-def _wrong(column: str, sign: str, value: Any) -> str | None:
+def _problem(column: str, sign: str, value: Any) -> str | None:
     if sign not in _OPERATORS:
         return f"where: operators are {', '.join(_OPERATORS)}, got {sign[:50]!r}"
     if sign == "in" and not isinstance(value, list):
@@ -90,76 +90,79 @@ def _wrong(column: str, sign: str, value: Any) -> str | None:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """Some trials, in an order."""
+class SelectedPage:
+    """Trials of one page, in order."""
 
     ids: list[int]
-    """Of the page."""
+    """Ids of the trials."""
     total: int
-    """How many there are on all pages."""
+    """Number of trials on all pages."""
     next_after: str | None
     """Cursor of the next page."""
 
 
 def choose(
-    rows: Sequence[Row], where: Sequence[Condition], sort: str, after: str | None, limit: int
-) -> Choice:
-    """Choose trials.
+    rows: Sequence[Row], conditions: Sequence[Condition], sort: str, after: str | None, limit: int
+) -> SelectedPage:
+    """Filter and sort trials; return one page.
 
     Args:
         rows: All trials of an experiment.
-        where: Conditions that all must hold.
-        sort: A column; ``-`` before it for the largest first.
-        after: Cursor that the page before gave.
-        limit: Most trials of a page.
+        conditions: Conditions that all must hold.
+        sort: Column to sort by; a leading ``-`` sorts in descending order.
+        after: Cursor from the previous page.
+        limit: Maximum number of trials of a page.
 
     Raises:
-        ConfigError: If a column does not exist, or the cursor is none.
+        ConfigError: If a column does not exist, or the cursor is invalid.
     """
     column = sort.removeprefix("-")
-    check_columns(rows, where, [column], "sort")
-    holds = kept(rows, where)
+    check_columns(rows, conditions, [column], "sort")
+    matching = matching_rows(rows, conditions)
     sign = -1 if sort.startswith("-") else 1
-    cell = cell_of(column)
-    keyed = [(place_of(cell(row), _number(row), sign), row) for row in holds]
+    cell = cell_reader(column)
+    keyed = [(sort_position(cell(row), _number(row), sign), row) for row in matching]
     if after is not None:
-        place = read_place(after, sign)
-        keyed = [each for each in keyed if each[0] > place]
+        position = cursor_position(after, sign)
+        keyed = [entry for entry in keyed if entry[0] > position]
     page = heapq.nsmallest(limit, keyed, key=operator.itemgetter(0))
     cursor = None
     if len(keyed) > limit:
         last = page[-1][1]
         cursor = write_cursor(cell(last), _number(last))
-    return Choice([_number(row) for _, row in page], len(holds), cursor)
+    return SelectedPage([_number(row) for _, row in page], len(matching), cursor)
 
 
-def kept(rows: Sequence[Row], where: Sequence[Condition]) -> list[Row]:
+def matching_rows(rows: Sequence[Row], conditions: Sequence[Condition]) -> list[Row]:
     """Return the trials for which all conditions hold."""
-    found = list(rows)
-    for column, sign, wanted in where:
-        cell, holds = cell_of(column), holds_for(sign, wanted)
-        found = [row for row in found if holds(cell(row))]
-    return found
+    matching = list(rows)
+    for column, sign, operand in conditions:
+        cell, matches = cell_reader(column), condition_matcher(sign, operand)
+        matching = [row for row in matching if matches(cell(row))]
+    return matching
 
 
 def check_columns(
-    rows: Sequence[Row], where: Sequence[Condition], others: Sequence[str], what: str
+    rows: Sequence[Row], conditions: Sequence[Condition], columns: Sequence[str], what: str
 ) -> None:
-    """Refuse columns that do not exist.
+    """Raise if a column does not exist.
 
     Args:
         rows: All trials of an experiment.
-        where: Conditions.
-        others: Further columns.
-        what: The parameter that gave those.
+        conditions: Conditions whose columns are checked.
+        columns: Other columns to check.
+        what: Request parameter that named the other columns.
 
     Raises:
-        ConfigError: With all that do not exist.
+        ConfigError: Lists all columns that do not exist.
     """
-    asked = [*((each, what) for each in others), *((one[0], "where") for one in where)]
-    wrong = [each for each in asked if not is_column(each[0], rows)]
-    known = names(rows) if wrong else []
-    refuse([check_column(column, known, place) for column, place in wrong])
+    requested = [
+        *((name, what) for name in columns),
+        *((condition[0], "where") for condition in conditions),
+    ]
+    unknown = [name for name in requested if not is_column(name[0], rows)]
+    hparam_names = names(rows) if unknown else []
+    raise_problems([check_column(column, hparam_names, parameter) for column, parameter in unknown])
 
 
 def _number(row: Row) -> int:
@@ -174,8 +177,8 @@ _Cell = _Infinite | float | int | str | bool | None
 _Id = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 
 
-class _Falling(str):
-    """Text that is sorted the other way round."""
+class _DescendingText(str):
+    """Text that is sorted in descending order."""
 
     __slots__ = ()
 
@@ -187,39 +190,39 @@ class _Falling(str):
 
 
 Key = tuple[int, float, str]
-"""Numbers before texts before nothing; the number, the text."""
+"""Group (0 number, 1 text, 2 missing), number, text."""
 
-Place = tuple[Key, int]
-"""Of a trial in an order: of its value, then of its id."""
+SortPosition = tuple[Key, int]
+"""Sort key of a trial: key of its value, then its id."""
 
 
-def place_of(value: Value, trial_id: int, sign: int) -> Place:
-    """Return where a trial stands; ``sign`` is -1 for the largest first."""
+def sort_position(value: Value, trial_id: int, sign: int) -> SortPosition:
+    """Return the sort key of a trial; ``sign`` is -1 for descending order."""
     return _key(value, sign), sign * trial_id
 
 
 def _key(value: Value, sign: int) -> Key:
-    """Where a value stands in the order; ``sign`` is -1 for the largest first."""
+    """Return the sort key of a value; ``sign`` is -1 for descending order."""
     if isinstance(value, int | float):
         return 0, sign * float(value), ""
     if value is None:
         return 2, 0.0, ""
-    return 1, 0.0, _Falling(value[:_TEXT]) if sign < 0 else value[:_TEXT]
+    return 1, 0.0, _DescendingText(value[:_MAX_TEXT]) if sign < 0 else value[:_MAX_TEXT]
 
 
 def write_cursor(value: Value, trial_id: int) -> str:
-    """Write a place in an order of trials; infinities have no place in JSON, and texts are cut."""
-    cell: Any = value[:_TEXT] if isinstance(value, str) else value
+    """Encode a cursor; texts are truncated, infinities become objects, since JSON has none."""
+    cell: Any = value[:_MAX_TEXT] if isinstance(value, str) else value
     if isinstance(value, float) and math.isinf(value):
         cell = {"infinite": value > 0}
     return msgspec.json.encode([cell, trial_id]).decode()
 
 
 def read_cursor(text: str) -> tuple[Value, int]:
-    """Read what :func:`write_cursor` has written.
+    """Decode a cursor of :func:`write_cursor`.
 
     Raises:
-        ConfigError: If it has not.
+        ConfigError: If the cursor is invalid.
     """
     try:
         value, row_id = msgspec.json.decode(text, type=tuple[_Cell, _Id])
@@ -231,38 +234,38 @@ def read_cursor(text: str) -> tuple[Value, int]:
     return value, row_id
 
 
-def read_place(after: str, sign: int) -> Place:
-    """Read the place that a cursor tells.
+def cursor_position(after: str, sign: int) -> SortPosition:
+    """Return the sort key of a cursor.
 
     Raises:
-        ConfigError: If it is none.
+        ConfigError: If the cursor is invalid.
     """
     value, trial_id = read_cursor(after)
-    return place_of(value, trial_id, sign)
+    return sort_position(value, trial_id, sign)
 
 
-def holds_for(sign: str, wanted: Any) -> Callable[[Value], bool]:
-    """Make what says whether a condition holds for a value: once, for thousands of trials.
+def condition_matcher(sign: str, operand: Any) -> Callable[[Value], bool]:
+    """Return a function that checks a condition; created once for thousands of values.
 
     Args:
         sign: Operator.
-        wanted: What values are compared with.
+        operand: Value to compare with.
     """
     if sign == "=":
-        return lambda value: _same(value, wanted)
+        return lambda value: _equal(value, operand)
     if sign == "!=":
-        return lambda value: not _same(value, wanted)
+        return lambda value: not _equal(value, operand)
     if sign == "in":
-        return lambda value: any(_same(value, each) for each in wanted)
+        return lambda value: any(_equal(value, each) for each in operand)
     if sign == "contains":
-        part = wanted.lower()
+        part = operand.lower()
         return lambda value: value is not None and part in str(value).lower()
-    compare, text = _COMPARED[sign], isinstance(wanted, str)
+    compare, text = _COMPARED[sign], isinstance(operand, str)
     return lambda value: (
-        value is not None and isinstance(value, str) == text and compare(value, wanted)
+        value is not None and isinstance(value, str) == text and compare(value, operand)
     )
 
 
-def _same(value: Value, wanted: Any) -> bool:
-    """Whether two values are equal; true is not 1."""
-    return isinstance(value, bool) == isinstance(wanted, bool) and bool(value == wanted)
+def _equal(value: Value, operand: Any) -> bool:
+    """Compare two values; true does not equal 1."""
+    return isinstance(value, bool) == isinstance(operand, bool) and bool(value == operand)

@@ -1,7 +1,7 @@
-"""The trials of an experiment by their hyperparameters: orders and conditions, found out once.
+"""Cache of trials sorted and filtered by hyperparameters.
 
-What a trial was started with never changes: so an order stays, and the trials for which a condition
-holds, until a trial joins or is deleted; a page of ten thousand trials is a look into a list.
+Hyperparameters of a trial never change. Therefore a sort order and the trials that match a
+condition stay valid until a trial is added or deleted, and a page of 10,000 trials is a list slice.
 """
 
 import threading
@@ -18,152 +18,154 @@ from zeroserver.analysis.columns import (
     PREFIX,
     Value,
     check_column,
-    leaves_of,
-    on_wire,
-    refuse,
+    decode_hparams,
+    raise_problems,
+    to_json_value,
 )
 from zeroserver.analysis.trial_filter import (
-    Choice,
     Condition,
-    Place,
-    holds_for,
-    place_of,
-    read_place,
+    SelectedPage,
+    SortPosition,
+    condition_matcher,
+    cursor_position,
+    sort_position,
     write_cursor,
 )
 from zeroserver.store.database import raw_rows
 
-__all__ = ["Orders"]
+__all__ = ["TrialOrders"]
 
-_EXPERIMENTS = 8
-"""Of which something is kept: those that were asked for last."""
-_COLUMNS = 8
-"""Orders that are kept of an experiment, and as many conditions."""
+_MAX_EXPERIMENTS = 8
+"""Maximum number of cached experiments; the least recently used one is dropped."""
+_MAX_ORDERS = 8
+"""Maximum number of cached orders, and of cached conditions, of an experiment."""
 
-_CELLS = 200
-"""Hyperparameters of an experiment of which the column is kept."""
+_MAX_CELLS = 200
+"""Maximum number of cached columns of an experiment."""
 
 _COUNT = "SELECT count(*) FROM trials WHERE experiment_id = ?"
 _NEW = "SELECT id, hparams FROM trials WHERE experiment_id = ? AND id > ? ORDER BY id"
 
 
 @dataclass
-class _Started:
-    """What the trials of an experiment were started with."""
+class _HparamColumns:
+    """Hyperparameters of the trials of an experiment."""
 
     leaves: dict[int, Mapping[str, Value]] = field(default_factory=dict)
-    """By the trial, the oldest first."""
-    orders: OrderedDict[str, list[Place]] = field(default_factory=OrderedDict)
-    """Places of all trials, by the column with its ``-``."""
+    """Hyperparameters by trial, the oldest first."""
+    orders: OrderedDict[str, list[SortPosition]] = field(default_factory=OrderedDict)
+    """Sort keys of all trials, by column with its ``-``."""
     held: OrderedDict[bytes, frozenset[int]] = field(default_factory=OrderedDict)
-    """Trials for which a condition holds, by the condition."""
+    """Trials that match a condition, by the condition."""
     cells: OrderedDict[str, msgspec.Raw] = field(default_factory=OrderedDict)
-    """JSON of the values of a hyperparameter in all trials, by its name."""
+    """JSON of a hyperparameter's values in all trials, by its name."""
     lock: threading.Lock = field(default_factory=threading.Lock)
-    """Of this experiment: others are not held up."""
+    """One lock per experiment, so that others are not blocked."""
 
     def refresh(self, connection: Connection, experiment_id: int) -> None:
-        """Take in the trials that have joined, and forget those that were deleted."""
+        """Add new trials; start again if trials were deleted."""
         last = next(reversed(self.leaves), 0)
         rows = raw_rows(connection, _NEW, (experiment_id, last))
         ((count,),) = raw_rows(connection, _COUNT, (experiment_id,))
         if count < len(self.leaves) + len(rows):
             self.leaves.clear()
-            self._forget()
+            self._clear()
             rows = raw_rows(connection, _NEW, (experiment_id, 0))
         if rows:
-            self.leaves |= {trial_id: leaves_of(text) for trial_id, text in rows}
-            self._forget()
+            self.leaves |= {trial_id: decode_hparams(text) for trial_id, text in rows}
+            self._clear()
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         self.orders.clear()
         self.held.clear()
         self.cells.clear()
 
     def column(self, name: str) -> msgspec.Raw:
         """Return the JSON of a hyperparameter in all trials, the oldest first."""
-        found = self.cells.get(name)
-        if found is None:
-            values = [on_wire(each.get(name)) for each in self.leaves.values()]
-            found = self.cells[name] = msgspec.Raw(msgspec.json.encode(values))
-            if len(self.cells) > _CELLS:
+        encoded = self.cells.get(name)
+        if encoded is None:
+            values = [to_json_value(hparams.get(name)) for hparams in self.leaves.values()]
+            encoded = self.cells[name] = msgspec.Raw(msgspec.json.encode(values))
+            if len(self.cells) > _MAX_CELLS:
                 self.cells.popitem(last=False)
-        return found
+        return encoded
 
-    def check(self, asked: Sequence[tuple[str, str]]) -> None:
-        """Refuse hyperparameters that no trial has.
+    def check(self, requested: Sequence[tuple[str, str]]) -> None:
+        """Raise for hyperparameters that no trial has.
 
         Args:
-            asked: Columns, each with the parameter that gave it.
+            requested: Columns, each with the request parameter that named it.
 
         Raises:
-            ConfigError: With all of them.
+            ConfigError: Lists all unknown hyperparameters.
         """
-        there = self.leaves.values()
+        all_hparams = self.leaves.values()
         wrong = [
             (column, what)
-            for column, what in asked
-            if not any(column.removeprefix(PREFIX) in each for each in there)
+            for column, what in requested
+            if not any(column.removeprefix(PREFIX) in hparams for hparams in all_hparams)
         ]
-        known = dict.fromkeys(name for each in there for name in each) if wrong else {}
-        refuse([check_column(column, known, what) for column, what in wrong])
+        names = dict.fromkeys(name for hparams in all_hparams for name in hparams) if wrong else {}
+        raise_problems([check_column(column, names, what) for column, what in wrong])
 
-    def holding(self, where: Sequence[Condition]) -> frozenset[int]:
+    def holding(self, conditions: Sequence[Condition]) -> frozenset[int]:
         """Return the trials for which all conditions hold."""
-        found = [self._holding(each) for each in where]
-        return frozenset.intersection(*found) if found else frozenset(self.leaves)
+        matching = [self._holding(condition) for condition in conditions]
+        return frozenset.intersection(*matching) if matching else frozenset(self.leaves)
 
     def _holding(self, condition: Condition) -> frozenset[int]:
         key = msgspec.json.encode(condition)
         if key not in self.held:
-            column, sign, wanted = condition
-            name, holds = column.removeprefix(PREFIX), holds_for(sign, wanted)
-            there = self.leaves.items()
+            column, sign, operand = condition
+            name, matches = column.removeprefix(PREFIX), condition_matcher(sign, operand)
+            items = self.leaves.items()
             self.held[key] = frozenset(
-                trial_id for trial_id, each in there if holds(each.get(name))
+                trial_id for trial_id, hparams in items if matches(hparams.get(name))
             )
-            if len(self.held) > _COLUMNS:
+            if len(self.held) > _MAX_ORDERS:
                 self.held.popitem(last=False)
         self.held.move_to_end(key)
         return self.held[key]
 
-    def order(self, sort: str) -> list[Place]:
-        """Return the places of all trials in an order."""
-        found = self.orders.get(sort)
-        if found is None:
+    def order(self, sort: str) -> list[SortPosition]:
+        """Return the sorted keys of all trials."""
+        order = self.orders.get(sort)
+        if order is None:
             name = sort.removeprefix("-").removeprefix(PREFIX)
             sign = -1 if sort.startswith("-") else 1
-            there = self.leaves.items()
-            found = sorted(place_of(each.get(name), trial_id, sign) for trial_id, each in there)
-            self.orders[sort] = found
-            if len(self.orders) > _COLUMNS:
+            items = self.leaves.items()
+            order = sorted(
+                sort_position(hparams.get(name), trial_id, sign) for trial_id, hparams in items
+            )
+            self.orders[sort] = order
+            if len(self.orders) > _MAX_ORDERS:
                 self.orders.popitem(last=False)
         self.orders.move_to_end(sort)
-        return found
+        return order
 
 
-class Orders:
-    """Kept in memory for the experiments that are looked at; any thread may ask."""
+class TrialOrders:
+    """Cache of sort orders of recently viewed experiments; thread-safe."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[int, _Started] = OrderedDict()
+        self._cached: OrderedDict[int, _HparamColumns] = OrderedDict()
         self._lock = threading.Lock()
 
     @contextmanager
-    def _started(self, connection: Connection, experiment_id: int) -> Iterator[_Started]:
+    def _columns_of(self, connection: Connection, experiment_id: int) -> Iterator[_HparamColumns]:
         with self._lock:
-            started = self._known.setdefault(experiment_id, _Started())
-            self._known.move_to_end(experiment_id)
-            if len(self._known) > _EXPERIMENTS:
-                self._known.popitem(last=False)
-        with started.lock:
-            started.refresh(connection, experiment_id)
-            yield started
+            columns = self._cached.setdefault(experiment_id, _HparamColumns())
+            self._cached.move_to_end(experiment_id)
+            if len(self._cached) > _MAX_EXPERIMENTS:
+                self._cached.popitem(last=False)
+        with columns.lock:
+            columns.refresh(connection, experiment_id)
+            yield columns
 
     def leaves(self, connection: Connection, experiment_id: int) -> dict[int, Mapping[str, Value]]:
-        """Return the hyperparameters of all trials, by the trial, the oldest first."""
-        with self._started(connection, experiment_id) as started:
-            return dict(started.leaves)
+        """Return the hyperparameters of all trials by trial, the oldest first."""
+        with self._columns_of(connection, experiment_id) as columns:
+            return dict(columns.leaves)
 
     def columns(
         self,
@@ -175,46 +177,46 @@ class Orders:
         """Return hyperparameters of an experiment's trials as columns of JSON.
 
         Args:
-            connection: For reading.
-            experiment_id: Whose trials.
-            ids: Those that the columns must have, the oldest first.
-            names: Which hyperparameters; all when None.
+            connection: Database connection.
+            experiment_id: Id of the experiment.
+            ids: Expected trials, the oldest first.
+            names: Names of the hyperparameters; all when None.
 
         Returns:
-            None if there are other trials by now.
+            JSON by name; None if trials were added or deleted meanwhile.
 
         Raises:
             ConfigError: If no trial has one of them.
         """
-        with self._started(connection, experiment_id) as started:
-            if len(ids) != len(started.leaves) or (
-                ids and ids[-1] != next(reversed(started.leaves))
+        with self._columns_of(connection, experiment_id) as columns:
+            if len(ids) != len(columns.leaves) or (
+                ids and ids[-1] != next(reversed(columns.leaves))
             ):
                 return None
             if names is None:
                 names = list(
-                    dict.fromkeys(name for each in started.leaves.values() for name in each)
+                    dict.fromkeys(name for hparams in columns.leaves.values() for name in hparams)
                 )
             else:
-                started.check([(PREFIX + name, "column") for name in names])
-            return {name: started.column(name) for name in names}
+                columns.check([(PREFIX + name, "column") for name in names])
+            return {name: columns.column(name) for name in names}
 
     def holding(
-        self, connection: Connection, experiment_id: int, where: Sequence[Condition]
+        self, connection: Connection, experiment_id: int, conditions: Sequence[Condition]
     ) -> frozenset[int]:
         """Return the trials of an experiment for which all conditions hold.
 
         Args:
-            connection: For reading.
-            experiment_id: Whose trials.
-            where: Conditions on hyperparameters.
+            connection: Database connection.
+            experiment_id: Id of the experiment.
+            conditions: Conditions on hyperparameters.
 
         Raises:
-            ConfigError: If no trial has one of these.
+            ConfigError: If no trial has one of the hyperparameters.
         """
-        with self._started(connection, experiment_id) as started:
-            started.check([(column, "where") for column, _, _ in where])
-            return started.holding(where)
+        with self._columns_of(connection, experiment_id) as columns:
+            columns.check([(column, "where") for column, _, _ in conditions])
+            return columns.holding(conditions)
 
     def choose(
         self,
@@ -224,38 +226,38 @@ class Orders:
         after: str | None,
         limit: int,
         *,
-        where: Sequence[Condition],
+        conditions: Sequence[Condition],
         only: frozenset[int] | None = None,
-    ) -> Choice:
-        """Choose a page of the trials of an experiment.
+    ) -> SelectedPage:
+        """Return a page of the trials of an experiment.
 
         Args:
-            connection: For reading.
-            experiment_id: Whose trials.
-            sort: A hyperparameter, ``hparams.NAME``; ``-`` before it for the largest first.
-            after: Cursor that the page before gave.
-            limit: Most trials of a page.
-            where: Conditions on hyperparameters that all must hold.
-            only: Ids of those trials that may be chosen; None: all.
+            connection: Database connection.
+            experiment_id: Id of the experiment.
+            sort: A hyperparameter, ``hparams.NAME``; a leading ``-`` sorts in descending order.
+            after: Cursor from the previous page.
+            limit: Maximum number of trials of a page.
+            conditions: Conditions on hyperparameters that all must hold.
+            only: Ids of the trials to consider; None for all.
 
         Raises:
-            ConfigError: If no trial has one of these, or the cursor is none.
+            ConfigError: If no trial has one of the hyperparameters, or the cursor is invalid.
         """
         column = sort.removeprefix("-")
         name = column.removeprefix(PREFIX)
         sign = -1 if sort.startswith("-") else 1
-        place = None if after is None else read_place(after, sign)
-        with self._started(connection, experiment_id) as started:
-            started.check([(column, "sort"), *((each[0], "where") for each in where)])
-            order = started.order(sort)
-            if where or only is not None:
-                held = started.holding(where)
-                held = held if only is None else held & only
-                order = [each for each in order if abs(each[1]) in held]
-            first = 0 if place is None else bisect_right(order, place)
+        position = None if after is None else cursor_position(after, sign)
+        with self._columns_of(connection, experiment_id) as columns:
+            columns.check([(column, "sort"), *((item[0], "where") for item in conditions)])
+            order = columns.order(sort)
+            if conditions or only is not None:
+                matching = columns.holding(conditions)
+                matching = matching if only is None else matching & only
+                order = [item for item in order if abs(item[1]) in matching]
+            first = 0 if position is None else bisect_right(order, position)
             page = order[first : first + limit]
             ids = [abs(trial_id) for _, trial_id in page]
             cursor = None
             if first + limit < len(order):
-                cursor = write_cursor(started.leaves[ids[-1]].get(name), ids[-1])
-            return Choice(ids, len(order), cursor)
+                cursor = write_cursor(columns.leaves[ids[-1]].get(name), ids[-1])
+            return SelectedPage(ids, len(order), cursor)

@@ -9,7 +9,7 @@ from fastapi.responses import StreamingResponse
 from sqlalchemy import Connection, RowMapping, Table, select
 
 from zerolab.contract.secrets import restore_secrets
-from zeroserver.analysis.columns import COLUMNS, MADE, PREFIX, read_rows
+from zeroserver.analysis.columns import COLUMNS, COMPUTED, PREFIX, read_rows
 from zeroserver.analysis.trial_filter import choose, conditions
 from zeroserver.api import queries
 from zeroserver.api.api_route import ReadingRoute
@@ -51,7 +51,7 @@ from zeroserver.store.schema import experiments, logs, trials
 
 __all__ = ["router"]
 
-_STORED = frozenset(COLUMNS) - MADE
+_STORED = frozenset(COLUMNS) - COMPUTED
 """Columns that the database sorts by."""
 
 router = APIRouter(prefix="/api/v1", tags=["trials"], route_class=ReadingRoute)
@@ -102,7 +102,7 @@ def list_trials(
         if started_with and column.startswith(PREFIX):
             only = queries.trials_with(connection, experiment_id, mine) if mine else None
             chosen = services.orders.choose(
-                connection, experiment_id, sort, after, limit, where=wanted, only=only
+                connection, experiment_id, sort, after, limit, conditions=wanted, only=only
             )
         else:
             wanted += [(name, "=", value) for name, value in mine.items()]

@@ -17,7 +17,7 @@ from tests.server.processes import LiveServer
 from tests.waiting import DEADLINE_S, until
 from zerolab.client.http import Client
 from zerolab.reports.metrics_file import MetricsFile
-from zeroserver.access.connection_timeouts import Patience
+from zeroserver.access.connection_timeouts import ConnectionLimits
 from zeroserver.app import create_app
 from zeroserver.process import serving
 from zeroserver.services import Services
@@ -46,10 +46,10 @@ class Listening:
 
 
 @contextmanager
-def listening(home: Path, patience: Patience) -> Iterator[Listening]:
+def listening(home: Path, limits: ConnectionLimits) -> Iterator[Listening]:
     with socket.create_server(("127.0.0.1", 0)) as place:
         app = create_app(Settings(home=home))
-        config = serving(app, patience)
+        config = serving(app, limits)
         config.timeout_keep_alive = int(DEADLINE_S)  # a slow test is no idle client
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [place]}, daemon=True)
@@ -90,16 +90,16 @@ def keeps_talking(connection: socket.socket) -> Callable[[], bool]:
 
 @pytest.mark.parametrize("said", [b"", HALF, WHOLE + HALF, UNWANTED])
 def test_a_connection_that_owes_something_is_closed(tmp_path: Path, said: bytes) -> None:
-    patience = Patience(header_s=0.2)
-    with listening(tmp_path / "home", patience) as server, server.connect(said) as connection:
+    limits = ConnectionLimits(header_s=0.2)
+    with listening(tmp_path / "home", limits) as server, server.connect(said) as connection:
         until("it is closed", lambda: is_closed(connection))
-        assert patience.closed == 1
+        assert limits.closed == 1
 
 
 @pytest.mark.parametrize("said", [HALF, UNWANTED])
 def test_a_byte_now_and_then_does_not_keep_it_open(tmp_path: Path, said: bytes) -> None:
     with (
-        listening(tmp_path / "home", Patience(header_s=0.2)) as server,
+        listening(tmp_path / "home", ConnectionLimits(header_s=0.2)) as server,
         server.connect(said) as connection,
     ):
         until("it is closed", keeps_talking(connection))
@@ -107,7 +107,7 @@ def test_a_byte_now_and_then_does_not_keep_it_open(tmp_path: Path, said: bytes) 
 
 def test_a_header_without_end_is_cut_off_by_its_length(tmp_path: Path) -> None:
     with (
-        listening(tmp_path / "home", Patience(header_s=DEADLINE_S)) as server,
+        listening(tmp_path / "home", ConnectionLimits(header_s=DEADLINE_S)) as server,
         server.connect(HALF) as connection,
         pytest.raises(ConnectionError),
     ):
@@ -115,8 +115,8 @@ def test_a_header_without_end_is_cut_off_by_its_length(tmp_path: Path) -> None:
 
 
 def test_the_silent_connections_of_a_peer_make_room_for_one_that_speaks(tmp_path: Path) -> None:
-    patience = Patience(header_s=DEADLINE_S, most_of_peer=20)
-    with listening(tmp_path / "home", patience) as server:
+    limits = ConnectionLimits(header_s=DEADLINE_S, max_per_peer=20)
+    with listening(tmp_path / "home", limits) as server:
         silent = [server.connect(HALF) for _ in range(30)]
         until("the oldest have gone", lambda: all(is_closed(each) for each in silent[:10]))
         for _ in range(3):
@@ -127,15 +127,15 @@ def test_the_silent_connections_of_a_peer_make_room_for_one_that_speaks(tmp_path
 
 
 def test_a_connection_that_is_used_again_and_again_stays(tmp_path: Path) -> None:
-    patience = Patience(header_s=DEADLINE_S)
-    with listening(tmp_path / "home", patience) as server, server.connect(WHOLE) as used:
+    limits = ConnectionLimits(header_s=DEADLINE_S)
+    with listening(tmp_path / "home", limits) as server, server.connect(WHOLE) as used:
         until("it is answered", lambda: used.recv(65536))
-        patience.header_s = 0.2
+        limits.header_s = 0.2
         with server.connect(HALF) as silent:
             until("a silent one is closed meanwhile", lambda: is_closed(silent))
         used.sendall(WHOLE)
         until("it is answered again", lambda: used.recv(65536))
-        assert patience.closed == 1
+        assert limits.closed == 1
 
 
 @pytest.mark.slow
@@ -144,8 +144,8 @@ def test_an_export_that_nobody_reads_ends(tmp_path: Path) -> None:
     for step in range(60_000):
         file.append(file.encode(metrics("training", step, loss=0.5)))
     file.close()
-    patience = Patience(stalled_s=0.2)
-    with listening(tmp_path / "home", patience) as server:
+    limits = ConnectionLimits(stalled_s=0.2)
+    with listening(tmp_path / "home", limits) as server:
         token = server.services.keys.token
         with Client(server.url, token) as client:
             client.import_metrics((tmp_path / "metrics.jsonl").read_bytes())
@@ -154,9 +154,9 @@ def test_an_export_that_nobody_reads_ends(tmp_path: Path) -> None:
             f"Authorization: Bearer {token}\r\n\r\n"
         )
         readers = [server.connect(request.encode()) for _ in range(16)]
-        until("all have been cut off", lambda: patience.closed == 16)
+        until("all have been cut off", lambda: limits.closed == 16)
         until("their turns are free", lambda: not server.services.exports.locked())
-        patience.stalled_s = DEADLINE_S  # this one reads, however slowly
+        limits.stalled_s = DEADLINE_S  # this one reads, however slowly
         with Client(server.url, token) as client:
             found = b"".join(client.export_metrics(1))
         assert len(found.splitlines()) == 60_000

@@ -22,7 +22,7 @@ from tests.server.helpers import (
 from tests.waiting import DEADLINE_S
 from zerolab.contract.flatten import flatten_hparams
 from zeroserver.analysis.columns import Row, read_rows
-from zeroserver.analysis.importance import LEAST_TRIALS, Found, Importances, importance
+from zeroserver.analysis.importance import MIN_TRIALS, ImportanceCache, ImportanceResult, importance
 
 RATES = [0.5, 0.001, 0.1, 0.02, 0.3]
 GRID = {
@@ -319,8 +319,8 @@ def test_a_metric_is_a_column_that_sorts_and_filters(server: Server) -> None:
         assert least == (None if most is None else min(0.0, last or 0.0))
     ordered = [trial["id"] for trial in pages(server, sort="-max.training.a.b")]
     assert ordered == sorted(told, key=lambda each: (told[each][0] is None, -(told[each][0] or 0)))
-    kept = pages(server, where=where(["last.training.a.b", "<", -4]))
-    assert [trial["id"] for trial in kept] == [
+    filtered = pages(server, where=where(["last.training.a.b", "<", -4]))
+    assert [trial["id"] for trial in filtered] == [
         each for each, (_, last) in told.items() if last is not None and last < -4
     ]
     answer = server.http.get(
@@ -400,7 +400,7 @@ def made_rows(count: int, seed: int = 3) -> list[Row]:
     return rows
 
 
-def shares(found: Found) -> dict[str, float]:
+def shares(found: ImportanceResult) -> dict[str, float]:
     return {name: share for name, share, _ in found.shares}
 
 
@@ -452,7 +452,7 @@ def test_where_only_luck_differs_the_forest_explains_nothing() -> None:
     ("rows", "told"),
     [
         ([], "there are 0"),
-        (made_rows(LEAST_TRIALS - 1), f"there are {LEAST_TRIALS - 1}"),
+        (made_rows(MIN_TRIALS - 1), f"there are {MIN_TRIALS - 1}"),
         ([Row({"best_validation": float(i)}, {"a": 1}) for i in range(20)], "the same hyperparam"),
         ([Row({"best_validation": 1.0}, {"a": i}) for i in range(20)], "the same result"),
         ([Row({"best_validation": math.inf}, {"a": i}) for i in range(20)], "there are 0"),
@@ -479,33 +479,33 @@ def test_mixed_texts_numbers_and_truths_are_categories() -> None:
 
 
 def test_importance_is_found_out_again_only_when_trials_have_changed() -> None:
-    kept = Importances()
+    cache = ImportanceCache()
 
-    def compute(trials: int) -> Found:
+    def compute(trials: int) -> ImportanceResult:
         return importance(made_rows(trials), smaller_is_better=True)
 
     async def ask() -> None:
-        first = await kept.of(1, 7, partial(compute, 30))
-        assert await kept.of(1, 7, partial(compute, 30)) is first
-        assert await kept.of(1, 8, partial(compute, 31)) is not first
+        first = await cache.of(1, 7, partial(compute, 30))
+        assert await cache.of(1, 7, partial(compute, 30)) is first
+        assert await cache.of(1, 8, partial(compute, 31)) is not first
 
     asyncio.run(ask())
 
 
 def test_importance_of_one_experiment_does_not_block_another() -> None:
-    kept = Importances()
+    cache = ImportanceCache()
     started, release, computed = threading.Event(), threading.Event(), []
 
-    def slow() -> Found:
+    def slow() -> ImportanceResult:
         computed.append(1)
         started.set()
         assert release.wait(DEADLINE_S)
-        return Found(1, None, [])
+        return ImportanceResult(1, None, [])
 
     async def ask() -> None:
-        slow_ones = [asyncio.create_task(kept.of(1, 7, slow)) for _ in range(60)]
+        slow_ones = [asyncio.create_task(cache.of(1, 7, slow)) for _ in range(60)]
         assert await asyncio.to_thread(started.wait, DEADLINE_S)
-        assert (await kept.of(2, 7, lambda: Found(2, None, []))).trials == 2
+        assert (await cache.of(2, 7, lambda: ImportanceResult(2, None, []))).trials == 2
         release.set()
         assert {found.trials for found in await asyncio.gather(*slow_ones)} == {1}
 

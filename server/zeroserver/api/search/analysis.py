@@ -12,17 +12,17 @@ from zeroserver.analysis.columns import (
     PREFIX,
     Row,
     Value,
-    cell_of,
-    measured_of_best,
+    best_trial_metric,
+    cell_reader,
     names,
     no_metric,
-    on_wire,
+    raise_problems,
     read_columns,
     read_rows,
-    refuse,
+    to_json_value,
 )
-from zeroserver.analysis.importance import METHOD, Found, importance, state_of
-from zeroserver.analysis.trial_filter import check_columns, conditions, kept
+from zeroserver.analysis.importance import METHOD, ImportanceResult, importance, trials_fingerprint
+from zeroserver.analysis.trial_filter import check_columns, conditions, matching_rows
 from zeroserver.api import queries
 from zeroserver.api.api_route import ReadingRoute
 from zeroserver.api.common import IdPath, Where, answer
@@ -56,8 +56,8 @@ def get_experiment_columns(
     ] = None,
 ) -> Response:
     """Read metrics of all experiments, each one's best trial standing for it."""
-    measures = {name: measured_of_best(connection, name) for name in column or () if name != "id"}
-    refuse([no_metric(name, "column") for name, found in measures.items() if found is None])
+    measures = {name: best_trial_metric(connection, name) for name in column or () if name != "id"}
+    raise_problems([no_metric(name, "column") for name, found in measures.items() if found is None])
     ids = connection.execute(select(experiments.c.id).order_by(experiments.c.id)).scalars().all()
     cells = {name: _told(map((found or {}).get, ids)) for name, found in measures.items()}
     named = [MetricName(*each) for each in queries.all_metric_names(connection)]
@@ -86,7 +86,7 @@ def get_columns(
     rows = read_rows(connection, experiment_id, services.world.clock(), needed, leaves)
     shown = column or [*COLUMNS, *(PREFIX + name for name in names(rows))]
     check_columns(rows, wanted, shown, "column")
-    holding = kept(rows, wanted)
+    holding = matching_rows(rows, wanted)
     return respond(TrialColumns({name: _cells(holding, name) for name in shown}))
 
 
@@ -104,22 +104,22 @@ def _whole(
     if read is None:
         return None
     hparams = [name.removeprefix(PREFIX) for name in column or () if name.startswith(PREFIX)]
-    kept = services.orders.columns(
+    encoded = services.orders.columns(
         connection, experiment_id, cast("list[int]", read["id"]), hparams if column else None
     )
-    if kept is None:
+    if encoded is None:
         return None
     cells: dict[str, Any] = {name: _told(read[name]) for name in plain}
-    cells |= {PREFIX + name: raw for name, raw in kept.items()}
+    cells |= {PREFIX + name: raw for name, raw in encoded.items()}
     return {name: cells[name] for name in column or cells}
 
 
 def _cells(rows: list[Row], column: str) -> list[Any]:
-    return _told(map(cell_of(column), rows))
+    return _told(map(cell_reader(column), rows))
 
 
 def _told(values: Iterable[Value]) -> list[Any]:
-    return [on_wire(value) for value in values]
+    return [to_json_value(value) for value in values]
 
 
 @router.get("/{experiment_id}/search-progress", responses=answer(SearchProgress))
@@ -139,17 +139,17 @@ async def get_importance(services: ServicesDep, experiment_id: IdPath) -> Respon
 
     def read_state(connection: Connection) -> tuple[bool, int]:
         row = queries.one(connection, experiments, experiment_id)
-        return bool(row["smaller_is_better"]), state_of(connection, experiment_id)
+        return bool(row["smaller_is_better"]), trials_fingerprint(connection, experiment_id)
 
     smaller_is_better, state = await services.read(read_state)
 
-    def compute() -> Found:
+    def compute() -> ImportanceResult:
         with services.database.read() as connection:
             leaves = services.orders.leaves(connection, experiment_id)
             rows = read_rows(
                 connection,
                 experiment_id,
-                wanted=("best_validation",),
+                requested=("best_validation",),
                 leaves=leaves,
             )
         return importance(rows, smaller_is_better=smaller_is_better)

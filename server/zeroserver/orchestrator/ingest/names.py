@@ -49,12 +49,12 @@ def shorten_record(
     metric. To look at each of a million names would hold up everybody else.
     """
     values = record.values
-    kept = dict(islice(values.items(), most))
-    kept |= {name: values[name] for name in world.keys.known(record.group) if name in values}
+    selected = dict(islice(values.items(), most))
+    selected |= {name: values[name] for name in world.keys.known(record.group) if name in values}
     always = _searcher_metric(world, transaction, trial_id, record.group)
     if always is not None and always in values:
-        kept[always] = values[always]
-    return kept
+        selected[always] = values[always]
+    return selected
 
 
 def _searcher_metric(
