@@ -27,8 +27,8 @@ def shorten_timeout(hangs):
     """
     while not hangs.exists():
         time.sleep(0.01)
-    assert peer_sockets._OPEN
-    for peer in peer_sockets._OPEN:
+    assert peer_sockets._OPEN_SOCKETS
+    for peer in peer_sockets._OPEN_SOCKETS:
         assert peer._timeout_s in (1234, 2), peer._timeout_s  # 2: called once a micro-batch
         peer._timeout_s = 2.0
 

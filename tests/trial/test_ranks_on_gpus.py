@@ -171,7 +171,7 @@ def test_pipeline_build_keeps_gpu_random_state() -> None:
     runner = object.__new__(Runner)
     runner._chunks, runner._device = {}, GPU
     saved = torch.cuda.get_rng_state_all()
-    with runner._no_trace([]):
+    with runner._state_restored([]):
         torch.randn(8, device=GPU)
     PipelineModule([nn.Linear(2, 2)], num_stages=1)
     assert all(map(torch.equal, torch.cuda.get_rng_state_all(), saved))
@@ -179,7 +179,7 @@ def test_pipeline_build_keeps_gpu_random_state() -> None:
 
 def drawn() -> list[float]:
     torch.cuda.manual_seed(dist.get_rank())
-    model_sharding._draw_alike(SimpleNamespace(group=dist.group.WORLD), GPU)  # type: ignore[arg-type]
+    model_sharding._synchronize_random_state(SimpleNamespace(group=dist.group.WORLD), GPU)  # type: ignore[arg-type]
     return torch.randn(4, device=GPU).tolist()
 
 

@@ -196,7 +196,7 @@ def read_ahead_of_use(directory: str, kind: type[nn.Sequential]) -> list[str]:
     """What happens to the units of a model in a step: which is asked for, which is gathered."""
     trace: list[str] = []
     turns: list[Any] = []
-    begin, ask = nvme_parameters._Turns.begin, nvme_parameters.read_ahead
+    begin, ask = nvme_parameters._ReadAhead.begin, nvme_parameters.read_ahead
 
     def asked(shard: Tensor) -> None:
         (which,) = [i for i, own in enumerate(turns[-1]._shards) if any(s is shard for s in own)]
@@ -208,7 +208,7 @@ def read_ahead_of_use(directory: str, kind: type[nn.Sequential]) -> list[str]:
         trace.append(f"gather {index}")
         begin(self, index)
 
-    nvme_parameters._Turns.begin, nvme_parameters.read_ahead = begun, asked  # type: ignore[method-assign]
+    nvme_parameters._ReadAhead.begin, nvme_parameters.read_ahead = begun, asked  # type: ignore[method-assign]
     try:
         engine = engine_of(kind(*(Block() for _ in range(3))), in_files(directory))
         loss = engine(torch.ones(2, WIDTH)).square().mean()
@@ -216,7 +216,7 @@ def read_ahead_of_use(directory: str, kind: type[nn.Sequential]) -> list[str]:
         engine.backward(loss)
         engine.close(give_back=False)
     finally:
-        nvme_parameters._Turns.begin, nvme_parameters.read_ahead = begin, ask  # type: ignore[method-assign]
+        nvme_parameters._ReadAhead.begin, nvme_parameters.read_ahead = begin, ask  # type: ignore[method-assign]
     # A unit may be gathered early, and then once more, to no effect.
     return [*dict.fromkeys(trace[:forward]), "backward", *dict.fromkeys(trace[forward:])]
 
