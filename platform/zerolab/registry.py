@@ -109,20 +109,32 @@ class Registry(MutableMapping[str, T], Generic[T]):
         try:
             loaded = points[0].load()
             return self._convert(loaded) if self._convert else loaded
-        except (ImportError, AttributeError, TypeError) as error:
+        except (Exception, SystemExit) as error:  # whatever the code of others raises
             problem = f"{name}: {_owner(points[0])} provides it as {points[0].value}, which "
-            raise ConfigError(self.group, [f"{problem}cannot be used: {error}"]) from error
+            raise ConfigError(
+                self.group, [f"{problem}cannot be used: {_reason(points[0], error)}"]
+            ) from error
 
 
 def _owner(point: EntryPoint) -> str:
     return point.dist.name if point.dist else _DISTRIBUTION
 
 
+def _reason(point: EntryPoint, error: BaseException) -> str:
+    if not point.pattern.match(point.value):
+        return "must be module:object"
+    told = isinstance(error, ImportError | AttributeError | TypeError)
+    return str(error) if told else f"{type(error).__name__}: {error}"
+
+
 def _exists(point: EntryPoint) -> bool:
+    """Return whether a module can be found; True if its package fails, which loading reports."""
     try:
         return importlib.util.find_spec(point.module) is not None
     except ImportError:
         return False
+    except (Exception, SystemExit):  # noqa: BLE001 - whatever the package of others raises
+        return True
 
 
 @cache

@@ -110,6 +110,9 @@ def _routes() -> list[BaseRoute]:
 def _router(loaded: Any) -> APIRouter:
     if not isinstance(loaded, APIRouter):
         raise TypeError(f"must be a fastapi.APIRouter, got {loaded!r}")
+    for route in loaded.routes:
+        if not isinstance(route, APIRoute):
+            raise TypeError(f"its routes must be HTTP routes, got {route!r}")
     if not all(getattr(route, "path", "").startswith(EXTENSIONS) for route in loaded.routes):
         raise TypeError(f"its routes must be below {EXTENSIONS}")
     return loaded

@@ -18,11 +18,20 @@ from zerolab.registry import Registry
 
 __all__ = ["LAUNCHERS", "launcher_of_file", "managed_launchers"]
 
+
+def _factory(loaded: Any) -> LauncherFactory:
+    if not callable(loaded):
+        raise TypeError(f"must be a class or function that makes a Launcher, got {loaded!r}")
+    factory: LauncherFactory = loaded
+    return factory
+
+
 LAUNCHERS: Registry[LauncherFactory] = Registry(
     "zerolab.launchers",
     {
         "local": LocalLauncher,
     },
+    _factory,
 )
 """Values of ``zerolab agent start --launcher``. ``ssh`` also starts runs of a ``local`` agent that
 have a hostfile."""

@@ -1,0 +1,113 @@
+"""Extensions that cannot be loaded: each is named where it is used, and nothing else stops."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MODULES = {
+    "raises.py": "raise RuntimeError('no driver')",
+    "typo.py": "def (:",
+    "leaves.py": "import sys; sys.exit('bye')",
+    "package/__init__.py": "raise ValueError('too old')",
+    "package/part.py": "",
+    "module.py": "",
+    "routes.py": """
+from fastapi import APIRouter
+
+socket, mounted = APIRouter(), APIRouter()
+
+
+@socket.websocket("/api/v1/extensions/socket")
+async def talk(websocket):
+    pass
+
+
+mounted.mount("/api/v1/extensions/app", lambda: None)
+""",
+}
+VALUES = {
+    "raises:X": "RuntimeError: no driver",
+    "typo:X": "SyntaxError: invalid syntax",
+    "leaves:X": "SystemExit: bye",
+    "package.part:X": "ValueError: too old",
+    "module:X": "has no attribute 'X'",
+    "module": "must be ",
+    "not a module!": "must be module:object",
+}
+GROUPS = ("searchers", "launchers", "commands")
+PRINT = """
+from zerolab.cli.groups import COMMANDS
+from zerolab.launcher.registry import LAUNCHERS
+from zerolab.searcher.registry import SEARCHERS
+for registry in SEARCHERS, LAUNCHERS, COMMANDS:
+    assert registry.loadable().keys() == registry.keys() - {f"bad{i}" for i in range(9)}
+    for i in range(COUNT):
+        print(registry.problem(f"bad{i}"))
+"""
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Return the environment of a process that has a distribution with broken extensions."""
+    folder = tmp_path_factory.mktemp("site")
+    points = "".join(
+        f"[zerolab.{group}]\n" + "".join(f"bad{i} = {v}\n" for i, v in enumerate(VALUES))
+        for group in GROUPS
+    )
+    points += "[zeroserver.routers]\nsocket = routes:socket\nmounted = routes:mounted\n"
+    points += "gone = raises:X\n"
+    files = {
+        **MODULES,
+        "odd-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: odd\nVersion: 1.0\n",
+        "odd-1.0.dist-info/entry_points.txt": points,
+    }
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    root = Path(__file__).parents[2]
+    paths = [*(str(root / part) for part in ("platform", "trials", "server")), str(folder)]
+    home = str(tmp_path_factory.mktemp("home"))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "ZEROLAB_HOME": home}
+
+
+def run(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *words], env=environment, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.processes
+def test_each_broken_extension_has_a_problem(environment: dict[str, str]) -> None:
+    completed = run(environment, "-c", PRINT.replace("COUNT", str(len(VALUES))))
+    assert completed.returncode == 0, completed.stderr
+    lines = completed.stdout.splitlines()
+    assert len(lines) == len(GROUPS) * len(VALUES)
+    for line, (value, reason) in zip(lines, [*VALUES.items()] * len(GROUPS), strict=True):
+        assert f"odd provides it as {value}, which cannot be used: " in line
+        assert reason in line
+
+
+@pytest.mark.processes
+def test_broken_extensions_do_not_stop_commands(environment: dict[str, str]) -> None:
+    assert run(environment, "-m", "zerolab", "--help").returncode == 0
+    broken = run(environment, "-m", "zerolab", "bad0")
+    assert broken.returncode == 2
+    assert "no driver" in broken.stderr
+    assert "Traceback" not in broken.stderr
+
+
+@pytest.mark.processes
+def test_unsupported_routes_are_left_out_of_server(environment: dict[str, str]) -> None:
+    script = "from zeroserver.app import ROUTERS, _extension_routers\n"
+    script += "assert not list(_extension_routers())\n"
+    script += "print(*map(ROUTERS.problem, ROUTERS), sep='\\n')"
+    completed = run(environment, "-c", script)
+    assert completed.returncode == 0, completed.stderr
+    socket, mounted, gone = completed.stdout.splitlines()
+    assert "its routes must be HTTP routes, got" in socket
+    assert "its routes must be HTTP routes, got" in mounted
+    assert "RuntimeError: no driver" in gone
