@@ -4,7 +4,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo test test-quick test-torch check lint types imports language bench web install install-dev clean
+.PHONY: help demo test test-quick test-core test-torch check lint types imports language bench web install install-dev clean
 
 help: ## show this text
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -17,6 +17,9 @@ test: .venv/.installed-dev ## install the test extra when it is missing, then ru
 
 test-quick: .venv/.installed-dev ## the tests of everyday work: none that start processes or a browser, or take long
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not processes and not browser and not slow" $(ARGS)
+
+test-core: .venv/.installed-dev ## quick tests of the core in a copy of the tree without any extension
+	tools/core_tests.sh $(ARGS)
 
 # Another torch and Python in an environment of their own. CUDA builds run on a CPU, too.
 TORCH ?= 2.13.0

@@ -1,6 +1,11 @@
-"""Settings of all tests: hypothesis profile, and one thread per process."""
+"""Settings of all tests: hypothesis profile, one thread per process, missing extensions."""
 
+import importlib.util
 import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_NUM_THREADS", "1")
@@ -37,5 +42,44 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the tests of machines first, since they take longest."""
+    """Sort the tests of machines first, since they take longest; skip those without extension."""
     items.sort(key=lambda item: item.get_closest_marker("machines") is None)
+    missing = _missing_extensions()
+    for item in items if missing else ():
+        absent = sorted(missing & set(_needed_names(item)))
+        if absent:
+            item.add_marker(pytest.mark.skip(f"needs the extension {', '.join(absent)}"))
+
+
+def _missing_extensions() -> set[str]:
+    """Return the names of our entry points whose modules have been removed."""
+    text = Path(__file__).parents[1].joinpath("pyproject.toml").read_text(encoding="utf-8")
+    return {
+        name
+        for points in tomllib.loads(text)["project"]["entry-points"].values()
+        for name, value in points.items()
+        if not _module_exists(value.partition(":")[0])
+    }
+
+
+def _module_exists(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _needed_names(item: pytest.Item) -> Iterator[str]:
+    """Yield the arguments of ``needs_extension``, and all texts in the test's parameters."""
+    for marker in item.iter_markers("needs_extension"):
+        yield from marker.args
+    if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+        yield from _texts(item.callspec.params)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(each)

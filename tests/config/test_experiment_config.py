@@ -362,6 +362,7 @@ def test_unsupported_searcher_is_one_error(name: str) -> None:
     assert line.startswith(f"searcher.name: must be one of {', '.join(SEARCHERS)}; {name} is a")
 
 
+@pytest.mark.needs_extension("tpe_asha")
 def test_missing_length_is_reported_once() -> None:
     searcher = {"name": "tpe_asha", "metric": "loss", "max_trials": 3}
     (line,) = problems(with_values(searcher=searcher))

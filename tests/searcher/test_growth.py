@@ -155,6 +155,7 @@ def test_more_trials_promote_stopped_ones() -> None:
     assert len(platform.trained) == 24
 
 
+@pytest.mark.needs_extension("tpe_asha", "pbt")
 def test_greater_length_adds_a_rung() -> None:
     for name in ("stopping", "promoting", "adaptive"):
         old, new = section(name), section(name, max_length=81)
@@ -186,6 +187,7 @@ def test_best_of_former_top_continue_to_new_top(name: str) -> None:
     assert platform.trained[max(top)] == 81
 
 
+@pytest.mark.needs_extension("pbt")
 def test_population_continues_after_last_round() -> None:
     platform = finished("pbt", replace_function={"truncate_fraction": 0.25})
     operations = platform.grow(
