@@ -212,7 +212,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 async def _tick_forever(services: Services, searches: SearchProcesses) -> None:
     with suppress(StoreError):  # the next start does it
         await services.write(_note_orphans)
-        await services.resume_searches()
+        await services.resume()
     said, quiet_until = "", 0.0
     expire_at = 0.0
     while True:
@@ -220,7 +220,10 @@ async def _tick_forever(services: Services, searches: SearchProcesses) -> None:
         services.journal.tidy()
         try:
             await services.write(tick)
+            while services.world.unfinished:
+                await services.write(tick)
             await services.carry_out()
+            await services.apply_policies()
             await services.remove_orphans()
             if services.world.purge_names:
                 await services.purge_names()

@@ -15,6 +15,7 @@ from fastapi import Request
 from sqlalchemy import Connection, text
 from starlette.concurrency import run_in_threadpool
 
+from zerolab.errors import NotFoundError
 from zeroserver.access.open_runs import OpenRuns
 from zeroserver.access.tokens import TokenStore
 from zeroserver.analysis.importance import ImportanceCache
@@ -22,6 +23,13 @@ from zeroserver.analysis.trial_order import TrialOrders
 from zeroserver.errors import StoreError
 from zeroserver.event_journal import Hub, Journal
 from zeroserver.orchestrator import searching
+from zeroserver.orchestrator.checkpoints.retention import (
+    AT_ONCE,
+    due_experiments,
+    settle_due,
+    thin_out,
+    trials_to_thin,
+)
 from zeroserver.orchestrator.ingest.names import forget_names, unused_names
 from zeroserver.orchestrator.log_policies import PolicySearch
 from zeroserver.orchestrator.scheduling import schedule
@@ -71,6 +79,8 @@ class Services:
     open_runs: OpenRuns = field(default_factory=OpenRuns, repr=False)
     importances: ImportanceCache = field(default_factory=ImportanceCache, repr=False)
     orders: TrialOrders = field(default_factory=TrialOrders, repr=False)
+    _applying: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
+    """Held while checkpoint policies are applied."""
     _probing: asyncio.Task[None] | None = field(default=None, repr=False)
     _storing: asyncio.Task[None] | None = field(default=None, repr=False)
     _store_next: float = 0.0
@@ -132,8 +142,9 @@ class Services:
             except Exception:  # the other experiments can be served
                 logger.exception("the searcher of experiment %d cannot be loaded", experiment_id)
 
-    async def resume_searches(self) -> None:
-        """Take up the operations that a killed server has not carried out, a search at a time."""
+    async def resume(self) -> None:
+        """Take up what a killed server has not carried out: policies, operations of searches."""
+        self.world.retention.update(await self.read(due_experiments))
         for experiment_id in await self.read(interrupted_searches):
             await self.prepare_replay(experiment_id)
             await self.write(
@@ -146,6 +157,40 @@ class Services:
         """Carry out what searchers want and was too much for one change, in several."""
         while self.world.backlog:
             await self.write(_carry_out_more)
+
+    async def apply_policies(self) -> None:
+        """Apply the checkpoint policies of large experiments, in several changes."""
+        for experiment_id in sorted(self.world.retention):
+            try:
+                await self.apply_policy(experiment_id)
+            except NotFoundError:  # it was deleted
+                self.world.retention.discard(experiment_id)
+
+    async def apply_policy(self, experiment_id: int) -> list[str]:
+        """Delete the checkpoints of an experiment that its policy does not keep, a part at a time.
+
+        Returns:
+            The uuids of the deleted checkpoints.
+
+        Raises:
+            NotFoundError: If there is no such experiment.
+        """
+        deleted: list[str] = []
+        async with self._applying:
+            await self.write(lambda world, _transaction: world.retention.discard(experiment_id))
+            try:
+                parts = await self.read(partial(trials_to_thin, experiment_id=experiment_id))
+                for trial_ids in parts:
+                    job = partial(thin_out, experiment_id=experiment_id, trial_ids=trial_ids)
+                    while some := await self.write(job):
+                        deleted += some
+                        if len(some) < AT_ONCE:
+                            break
+                await self.write(partial(settle_due, experiment_id=experiment_id))
+            except BaseException:
+                self.world.retention.add(experiment_id)  # the next tick goes on
+                raise
+        return deleted
 
     async def remove_orphans(self) -> None:
         """Remove the points and logs of deleted trials, in several changes."""

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from functools import partial
 from itertools import chain
 from threading import Thread
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -32,11 +33,21 @@ from zeroserver.api.resources import (
 )
 from zeroserver.api.rows import respond
 from zeroserver.orchestrator.checkpoints.best import best_checkpoints
-from zeroserver.orchestrator.checkpoints.removing import Going, collect, remove_checkpoints
+from zeroserver.orchestrator.checkpoints.removing import (
+    Going,
+    batched,
+    checkpoints_to_remove,
+    remove_checkpoints,
+    removed,
+    set_policy,
+    unkept,
+)
+from zeroserver.orchestrator.checkpoints.retention import AT_ONCE
 from zeroserver.orchestrator.checkpoints.short_uuids import full_uuid
-from zeroserver.orchestrator.state import stored_address
+from zeroserver.orchestrator.state import World, stored_address
 from zeroserver.services import ReadDep, Services, ServicesDep
 from zeroserver.states import TRIAL_ENDED
+from zeroserver.store.database import Transaction
 from zeroserver.store.schema import checkpoints, experiments, trials
 
 if TYPE_CHECKING:  # pydantic's models of the whole file, and fsspec
@@ -240,14 +251,29 @@ def _removal(going: Sequence[Going], dry_run: bool) -> Response:
     return respond(Removal(dry_run, removed, sum(each.size_bytes for each in removed)))
 
 
+def _remove_some(
+    world: World,
+    transaction: Transaction,
+    uuids: Sequence[str],
+    globs: Sequence[str],
+    removed: int,
+) -> list[Going]:
+    return remove_checkpoints(world, transaction, uuids, globs, removed=removed)
+
+
 @router.post("/checkpoints/remove", responses=answer(Removal))
 async def remove(services: ServicesDep, body: Removing) -> Response:
     """Remove checkpoints, or files of them; what something still needs is refused."""
-    going = await services.write(
-        lambda world, transaction: remove_checkpoints(
-            world, transaction, body.uuids, body.globs, dry_run=body.dry_run
-        )
+    going = await services.read(
+        lambda connection: checkpoints_to_remove(connection, body.uuids, body.globs)
     )
+    if not body.dry_run:
+        uuids = [each.row["uuid"] for each in going]
+        going = []
+        for some in batched(uuids, AT_ONCE):
+            going += await services.write(
+                partial(_remove_some, uuids=some, globs=body.globs, removed=len(going))
+            )
     return _removal(going, body.dry_run)
 
 
@@ -265,11 +291,14 @@ async def collect_checkpoints(
     """Set how many checkpoints an experiment keeps, and remove the others."""
     chosen = policy or Policy()
     counts = chosen.model_dump(exclude={"dry_run"}, exclude_none=True)
-    going = await services.write(
-        lambda world, transaction: collect(
-            world, transaction, experiment_id, counts, dry_run=chosen.dry_run
+    if chosen.dry_run:
+        going = await services.read(lambda connection: unkept(connection, experiment_id, counts))
+    else:
+        await services.write(
+            lambda world, transaction: set_policy(world, transaction, experiment_id, counts)
         )
-    )
+        uuids = await services.apply_policy(experiment_id)
+        going = await services.read(lambda connection: removed(connection, uuids))
     return _removal(going, chosen.dry_run)
 
 

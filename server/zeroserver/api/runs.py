@@ -227,11 +227,13 @@ async def leave(request: Request) -> Response:
     agent_id = _id(request, "agent_id")
     wish = await _body(request, AgentLeave)
 
-    def job(world: World, transaction: Transaction) -> None:
-        agents_room.leave(world, transaction, agent_id, done=wish.done)
+    def job(world: World, transaction: Transaction) -> bool:
+        gone = agents_room.leave(world, transaction, agent_id, done=wish.done)
         scheduling.schedule(world, transaction)
+        return gone
 
-    await services.write(job)
+    while not await services.write(job):
+        pass
     return _json(Empty())
 
 

@@ -28,7 +28,6 @@ from zeroserver.orchestrator.trials import (
     drop_backlog,
     reopen_trial,
     reopen_trials,
-    tell_searcher,
 )
 from zeroserver.orchestrator.warm_start import newest_checkpoint, source_problem
 from zeroserver.states import (
@@ -89,7 +88,7 @@ def continue_experiment(
             )
             raise ConflictError(msg)
         return
-    _refuse_while_deleted(world, experiment_id)
+    _refuse_while_deleted(experiment)
     if experiment["raw_config"] != wish.seen:
         msg = f"experiment {experiment_id}: was changed by someone else meanwhile; ask again"
         raise ConflictError(msg)
@@ -130,21 +129,26 @@ def continue_experiment(
     _refuse_without_checkpoint(transaction, opened)
     reopen_trials(world, transaction, experiment_id, opened, state)
     carry_out(world, transaction, experiment_id, wanted)
-    _tell_the_rest(world, transaction, ended, {trial["id"] for trial in opened}, known_ends)
-    _tell_of_deleted(world, transaction, experiment_id, known_ends)
+    events = [
+        *_ends_of_the_rest(ended, {trial["id"] for trial in opened}, known_ends),
+        *_ends_of_deleted(transaction, experiment_id, known_ends),
+    ]
+    told = searching.tell_ends(world, transaction, experiment_id, events)
+    carry_out(world, transaction, experiment_id, told)
     if grows:
         _store(world, transaction, experiment, wish)
         _grow(world, transaction, experiment, before, wish.config, opened=bool(opened))
     schedule(world, transaction)
 
 
-def _refuse_while_deleted(world: World, experiment_id: int) -> None:
+def _refuse_while_deleted(experiment: RowMapping) -> None:
     """Let nothing of an experiment continue of which a part is deleted.
 
     Raises:
         ConflictError: If it is one.
     """
-    if experiment_id in world.deleting:
+    if experiment["deleting"]:
+        experiment_id = experiment["id"]
         msg = (
             f"experiment {experiment_id}: is being deleted; run `zerolab experiment delete "
             f"{experiment_id}` again if that was interrupted"
@@ -227,7 +231,7 @@ def continue_trial(world: World, transaction: Transaction, trial_id: int) -> Non
         return
     experiment = experiment_of(transaction, trial)
     home = experiment["id"]
-    _refuse_while_deleted(world, home)
+    _refuse_while_deleted(experiment)
     if experiment["state"] in EXPERIMENT_STOPPING:
         msg = (
             f"trial {trial_id}: its experiment {home} is {experiment['state']}; wait until it has "
@@ -445,32 +449,26 @@ def _refuse_without_weights(
         raise ConflictError(msg)
 
 
-def _tell_the_rest(
-    world: World,
-    transaction: Transaction,
-    ended: list[RowMapping],
-    opened: set[int],
-    known_ends: set[int],
-) -> None:
-    """Tell the searcher of trials that ended while it was not told, and stay as they are."""
+def _ends_of_the_rest(
+    ended: list[RowMapping], opened: set[int], known_ends: set[int]
+) -> Iterator[Event]:
+    """Yield the ends of trials of which the searcher was not told, and that stay as they are."""
     for trial in ended:
         if trial["id"] in opened or trial["request_id"] in known_ends:
             continue
         number = trial["request_id"]
         if trial["state"] == TrialState.COMPLETED:
-            event = Event("exited", number)
+            yield Event("exited", number)
         else:
             failed = trial["state"] == TrialState.ERROR
-            event = Event("exited_early", number, reason="errored" if failed else "user_canceled")
-        tell_searcher(world, transaction, trial["experiment_id"], event)
+            yield Event("exited_early", number, reason="errored" if failed else "user_canceled")
 
 
-def _tell_of_deleted(
-    world: World, transaction: Transaction, experiment_id: int, known_ends: set[int]
-) -> None:
-    """Tell the searcher of trials that were deleted before it knew that they had ended."""
+def _ends_of_deleted(
+    transaction: Transaction, experiment_id: int, known_ends: set[int]
+) -> Iterator[Event]:
+    """Yield the ends of trials that were deleted before the searcher knew that they had ended."""
     query = select(trials.c.request_id).where(trials.c.experiment_id == experiment_id)
     there = set(transaction.connection.scalars(query))
     for number in sorted(searching.created(transaction, experiment_id) - there - known_ends):
-        event = Event("exited_early", number, reason=DELETED)
-        tell_searcher(world, transaction, experiment_id, event)
+        yield Event("exited_early", number, reason=DELETED)

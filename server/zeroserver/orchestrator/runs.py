@@ -90,20 +90,26 @@ def current_run(transaction: Transaction, run_id: int) -> tuple[RowMapping, RowM
 
 def assign(
     world: World, transaction: Transaction, trial: RowMapping, slots: Mapping[int, Sequence[int]]
-) -> int:
+) -> int | None:
     """Begin a new run of a trial on some slots of one agent or of several; return its id.
 
-    Points after the checkpoint that it starts from are forgotten, for it reports them again.
+    Points after the checkpoint that it starts from are forgotten, for it reports them again. Of a
+    long trial one change forgets a part of them, and returns None: ask again in another change.
     """
     experiment = experiment_of(transaction, trial)
     checkpoint = _latest_checkpoint(world, transaction, trial)
     if checkpoint is not None:
         saved_on = _other_agent(transaction, checkpoint.uuid, slots)
         checkpoint = msgspec.structs.replace(checkpoint, saved_on=saved_on)
-    storage = storage_of(world, transaction, experiment["id"])
     steps = checkpoint.steps_completed if checkpoint else 0
     own = checkpoint is not None and not checkpoint.warm_start
-    forget_after(transaction, trial["id"], steps if own else -1)
+    after = steps if own else -1
+    forgotten = forget_after(transaction, trial["id"], after, world.forgettable)
+    if forgotten is None:
+        world.forgettable = 0
+        return None
+    world.forgettable -= forgotten
+    storage = storage_of(world, transaction, experiment["id"])
     (agent_id, slot_ids), *others = slots.items()
     unit = experiment["slots_per_rank"]
     now = world.clock()

@@ -25,6 +25,7 @@ from zeroserver.orchestrator.wait_reasons import Waiting, changed_reasons
 from zeroserver.orchestrator.warm_start import source_problem, waiting_for_weights
 from zeroserver.states import TrialState
 from zeroserver.store.database import Transaction
+from zeroserver.store.points import FORGOTTEN
 from zeroserver.store.schema import experiments, runs, trials
 
 __all__ = ["bound_deadlines", "extend", "schedule", "slots_instead", "tick"]
@@ -40,10 +41,10 @@ def schedule(world: World, transaction: Transaction) -> None:
     if waiting:
         cluster = read_cluster(world, transaction, held.values())
         decision = scheduler.schedule(cluster, waiting, list(held.values()))
-        _start(world, transaction, decision, waiting)
+        went_on = _start(world, transaction, decision, waiting)
         for run_id in decision.preempt:
             direct_run(world, transaction, run_id, "preempt")
-        if decision.start and cluster.quotas:
+        if went_on and cluster.quotas:
             # Who waited for slots and has kept a share of a quota may by now wait for another
             # quota, and keep it no more.
             schedule(world, transaction)
@@ -117,10 +118,23 @@ def _excluded(trial: Fields) -> frozenset[int]:
     return frozenset(msgspec.json.decode(trial["excluded"], type=list[int]))
 
 
+_STARTS_AT_ONCE = 128
+"""Runs that one round starts; the next tick starts the others."""
+
+
 def _start(
     world: World, transaction: Transaction, decision: Decision, waiting: list[Request]
-) -> None:
-    """Start the first trials of each request, and name the next one as the one that waits."""
+) -> bool:
+    """Start the first trials of each request, and name the next one as the one that waits.
+
+    Returns:
+        Whether another round may start more in the same change.
+    """
+    if len(decision.start) > _STARTS_AT_ONCE:
+        del decision.start[_STARTS_AT_ONCE:]
+        world.unfinished = True
+    world.forgettable = FORGOTTEN
+    complete = len(decision.start) > 0 and not world.unfinished
     starts: dict[int, list[Start]] = {}
     for start in decision.start:
         starts.setdefault(start.request.trial_id, []).append(start)
@@ -128,23 +142,30 @@ def _start(
         request = mine[0].request
         ids = next_trials(world, transaction, request, len(mine) + 1)
         for trial_id, start in zip(ids, mine, strict=False):
-            _assign(world, transaction, trial_id, start)
+            if not _assign(world, transaction, trial_id, start):
+                world.unfinished = True
+                complete = False
         if request.trial_id in decision.waiting:
             waiting.append(request._replace(trial_id=ids[-1]))
             decision.waiting[ids[-1]] = decision.waiting.pop(request.trial_id)
+    return complete
 
 
-def _assign(world: World, transaction: Transaction, trial_id: int, start: Start) -> None:
+def _assign(world: World, transaction: Transaction, trial_id: int, start: Start) -> bool:
+    """Start a trial, or end one that cannot start; return False if it takes another change."""
     trial = find(transaction, trials, trial_id)
     problem = source_problem(transaction, trial)
     if problem is not None:
         end_trial(world, transaction, trial, TrialState.ERROR, error=problem)
-        return
+        return True
     run_id = assign(world, transaction, trial, start.slots)
+    if run_id is None:
+        return False
     if start.before is not None and start.before != trial["experiment_id"]:
         run = {"experiment_id": trial["experiment_id"], "trial_id": trial_id, "id": run_id}
         text = f"starts before experiment {start.before}, which waits and is not delayed by it"
         log_line(world, transaction, run, f"run {run_id} {text}")
+    return True
 
 
 def _restarting(world: World, transaction: Transaction) -> dict[int, tuple[int, str]]:
@@ -193,7 +214,11 @@ _ANY_RESTARTING = "SELECT 1 FROM trials WHERE restart_at > ? LIMIT 1"
 
 
 def tick(world: World, transaction: Transaction) -> None:
-    """Look after deadlines and dead agents, and schedule; what then still waits may have to end."""
+    """Look after deadlines and dead agents, and schedule; what then still waits may have to end.
+
+    Call it again while ``world.unfinished``.
+    """
+    world.unfinished = False
     for experiment_id, why in searching.forget_lost(world, transaction).items():
         fail_experiment(world, transaction, experiment_id, why)
     lose_silent(world, transaction)

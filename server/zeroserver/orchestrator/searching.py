@@ -64,6 +64,7 @@ __all__ = [
     "searcher_of",
     "tell",
     "tell_created",
+    "tell_ends",
     "unserved",
 ]
 
@@ -158,6 +159,24 @@ def tell(
     if isinstance(searcher, ExternalSearcher):
         transaction.changes.append(Change(f"searcher:{experiment_id}"))
     return _apply(searcher, event)
+
+
+def tell_ends(
+    world: World, transaction: Transaction, experiment_id: int, events: Sequence[Event]
+) -> list[Operation]:
+    """Tell the searcher that trials have ended, all at once; return what it wants."""
+    if not events:
+        return []
+    searcher = _find(world, transaction, experiment_id)
+    now = world.clock()
+    transaction.many(
+        "INSERT INTO searcher_events (experiment_id, kind, request_id, reason, time) "
+        "VALUES (?, ?, ?, ?, ?)",
+        [(experiment_id, each.kind, each.request_id, each.reason, now) for each in events],
+    )
+    if isinstance(searcher, ExternalSearcher):
+        transaction.changes.append(Change(f"searcher:{experiment_id}"))
+    return [wanted for each in events for wanted in _apply(searcher, each)]
 
 
 def tell_created(

@@ -101,8 +101,12 @@ class World:
     """Trials whose points are being imported, and which have no row before all are there."""
     orphans: deque[int] = field(default_factory=deque)
     """Trials that were deleted, and whose points and logs are removed a part at a time."""
-    deleting: set[int] = field(default_factory=set)
-    """Experiments of which a part is deleted."""
+    unfinished: bool = False
+    """Whether a change has left runs to start, or to end, for :func:`tick` to go on with."""
+    forgettable: int = 0
+    """Points of former runs that the present change may yet forget."""
+    retention: set[int] = field(default_factory=set)
+    """Experiments whose policy is applied to all their checkpoints, a part at a time."""
     archives_going: set[str] = field(default_factory=set)
     """Archives without an experiment, which are removed as soon as that is committed."""
     clock: Callable[[], float] = time.time

@@ -343,9 +343,9 @@ def remove(world: World, transaction: Transaction, experiment_id: int) -> bool:
     EXPERIMENT_ACTIONS["delete"].wanted("experiment", experiment_id, experiment["state"])
     touch(transaction, "experiment", experiment_id, experiment_id)
     if not _remove_part(world, transaction, experiment):
-        world.deleting.add(experiment_id)
+        if not experiment["deleting"]:
+            save(transaction, experiments, experiment_id, deleting=1)
         return False
-    world.deleting.discard(experiment_id)
     world.drop_jobs([experiment_id])
     let_archive_go(world, transaction, experiment["archive"])
     return True

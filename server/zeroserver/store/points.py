@@ -35,6 +35,10 @@ __all__ = [
 SHIFTS = (6, 10, 14, 18)
 
 MAX_STEP = 2**53
+FORGOTTEN = 50_000
+"""Points that one change forgets."""
+_KEY_COST = 50
+"""What a key costs beside its points, in points."""
 _RAW_FACTOR = 16
 
 Point = tuple[int, int, float | None, float]
@@ -273,24 +277,49 @@ def _put(transaction: Transaction, rows: list[tuple[Any, ...]]) -> None:
     )
 
 
-def forget_after(transaction: Transaction, trial_id: int, step: int) -> None:
-    """Delete a trial's points after ``step``, since a new run will report those steps again."""
-    edges = transaction.raw(
-        "SELECT DISTINCT key_id FROM rollups WHERE trial_id = ? AND last_step > ?", (trial_id, step)
+def forget_after(
+    transaction: Transaction, trial_id: int, step: int, limit: int = FORGOTTEN
+) -> int | None:
+    """Delete a trial's points after ``step``, since a new run will report those steps again.
+
+    Args:
+        transaction: Of the writer.
+        trial_id: Whose points.
+        step: The last one that stays.
+        limit: About how many points are deleted, the last ones first.
+
+    Returns:
+        What it cost, in points; None if some are left: call it again in another change.
+    """
+    keys = transaction.raw(
+        "SELECT DISTINCT key_id FROM rollups WHERE trial_id = ? AND shift = ? AND last_step > ?",
+        (trial_id, SHIFTS[-1], step),
     )
-    if not edges:
-        return
+    cuts: list[tuple[int, int]] = []
+    left, done = limit, True
     # Key by key, which the index serves: a long trial loses little, and is not read as a whole.
-    transaction.many(
-        "DELETE FROM points WHERE trial_id = ? AND key_id = ? AND step > ?",
-        [(trial_id, key, step) for (key,) in edges],
-    )
+    for (key,) in keys:
+        if left <= 0:
+            done = False
+            break
+        edge = transaction.raw(
+            "SELECT step FROM points WHERE trial_id = ? AND key_id = ? AND step > ? "
+            "ORDER BY step DESC LIMIT 1 OFFSET ?",
+            (trial_id, key, step, left),
+        )
+        cut = edge[0][0] if edge else step
+        done = done and not edge
+        left -= _KEY_COST + transaction.run(
+            "DELETE FROM points WHERE trial_id = ? AND key_id = ? AND step > ?",
+            (trial_id, key, cut),
+        )
+        cuts.append((key, cut))
     transaction.many(
         "DELETE FROM rollups WHERE trial_id = ? AND shift = ? AND key_id = ? AND bucket > ?",
-        [(trial_id, shift, key, step >> shift) for shift in SHIFTS for (key,) in edges],
+        [(trial_id, shift, key, cut >> shift) for shift in SHIFTS for key, cut in cuts],
     )
-    last = max(step, 0) >> SHIFTS[0]
-    _rebuild(transaction, trial_id, {(key, last) for (key,) in edges})
+    _rebuild(transaction, trial_id, {(key, max(cut, 0) >> SHIFTS[0]) for key, cut in cuts})
+    return limit - left if done else None
 
 
 _READ_POINTS = (

@@ -116,6 +116,8 @@ experiments = Table(
     Column("error", Text, nullable=True),
     Column("log_retention_days", Integer, nullable=True),  # after a trial's end; NULL: for ever
     Column("creating", Integer, nullable=False, server_default="0"),  # trials are still created
+    Column("deleting", Integer, nullable=False, server_default="0"),  # a part is deleted
+    Column("retention_due", Integer, nullable=False, server_default="0"),  # to all its checkpoints
     Column("unread_hparams", Text, nullable=True),  # by all runs that finished; NULL: not known
     Column("created_at", Double, nullable=False),
     Column("started_at", Double, nullable=True),
@@ -262,6 +264,7 @@ runs = Table(
     Column("reason", Text, nullable=True),
     Index("ix_runs_trial", "trial_id", "id"),
     Index("ix_runs_state", "state", "agent_id"),
+    Index("ix_runs_experiment", "experiment_id"),
     sqlite_autoincrement=True,
 )
 

@@ -2,14 +2,20 @@
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.server.helpers import Server, checkpoint, serve, validation
+from tests.server.helpers import GONE_S, Server, checkpoint, serve, training, validation
+from tests.waiting import until
 from zerolab.contract.spec import EXIT_PREEMPTED
-from zeroserver.orchestrator import searching, user_actions
+from zeroserver import services
+from zeroserver.api import checkpoints as checkpoint_routes
+from zeroserver.orchestrator import scheduling, searching, user_actions
+from zeroserver.orchestrator.checkpoints import removing, retention
+from zeroserver.orchestrator.cluster import agents
 from zeroserver.orchestrator.state import World
 from zeroserver.store.database import Transaction
 
@@ -174,7 +180,6 @@ def test_delete_in_parts(server: Server, small_parts: None) -> None:
     server.request("DELETE", "/experiments/1")
     assert server.services.database.jobs - before >= 6
     assert [count(server, table) for table in TABLES] == [0] * len(TABLES)
-    assert server.services.world.deleting == set()
 
 
 def test_interrupted_delete_is_repeated(server: Server, small_parts: None) -> None:
@@ -207,3 +212,198 @@ def test_delete_trial_with_many_checkpoints(server: Server, small_parts: None) -
     server.request("DELETE", "/trials/1")
     assert (count(server, "trials"), count(server, "checkpoints")) == (0, 0)
     assert server.experiment()["num_trials"] == 0
+
+
+@pytest.fixture
+def small_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change removes very little."""
+    for module in (retention, removing, services, checkpoint_routes):
+        monkeypatch.setattr(module, "AT_ONCE", 2)
+
+
+def states(server: Server) -> list[str]:
+    return [state for (state,) in server.sql("SELECT state FROM checkpoints ORDER BY id")]
+
+
+def jobs_of(server: Server, change: Callable[[], Any]) -> int:
+    before = server.services.database.jobs
+    change()
+    return server.services.database.jobs - before
+
+
+def paused_search(server: Server) -> None:
+    server.submit(
+        hyperparameters=SPACE, searcher=RANDOM,
+        checkpoint_storage={
+            "save_trial_latest": 0, "save_trial_best": 0, "save_experiment_best": 1,
+        },
+    )  # fmt: skip
+    validated(server)
+    server.act("pause")
+    for item in server.work():
+        server.exit(item.run_id, EXIT_PREEMPTED)
+    assert states(server) == ["COMPLETED"] * 6
+
+
+def apply_policies(server: Server) -> None:
+    assert server.http.portal is not None
+    server.http.portal.call(server.services.apply_policies)
+
+
+def test_cancel_applies_policy_in_parts(server: Server, small_changes: None) -> None:
+    paused_search(server)
+    assert jobs_of(server, partial(server.act, "cancel")) == 1
+    assert server.experiment()["state"] == "CANCELED"
+    assert states(server) == ["COMPLETED"] * 6
+    assert jobs_of(server, partial(apply_policies, server)) >= 4
+    assert states(server).count("COMPLETED") == 1  # the best of the experiment
+    assert server.sql("SELECT retention_due FROM experiments") == [(0,)]
+
+
+def test_interrupted_policy_is_applied_at_next_start(tmp_path: Path, small_changes: None) -> None:
+    with serve(tmp_path) as server:
+        paused_search(server)
+        server.act("cancel")
+        ((trial_id,),) = server.sql("SELECT min(id) FROM trials")
+        server.write(partial(retention.thin_out, experiment_id=1, trial_ids=[trial_id]))
+    with serve(tmp_path) as server:
+        until("it goes on", lambda: states(server).count("COMPLETED") == 1)
+        until("it is done", lambda: server.sql("SELECT retention_due FROM experiments") == [(0,)])
+
+
+def test_policy_spares_trial_that_was_continued_meanwhile(
+    server: Server, small_changes: None
+) -> None:
+    paused_search(server)
+    server.act("cancel")
+    go_on(server)
+    apply_policies(server)
+    assert states(server) == ["COMPLETED"] * 6
+
+
+def test_gc_removes_in_parts(server: Server, small_changes: None) -> None:
+    server.submit(hyperparameters=SPACE, searcher=RANDOM)
+    validated(server)
+    end(server)
+    policy = {"save_trial_latest": 0, "save_trial_best": 0, "save_experiment_best": 2}
+    path = "/experiments/1/gc"
+    dry = server.post(path, {**policy, "dry_run": True})
+    assert states(server) == ["COMPLETED"] * 6
+    answers: list[Any] = []
+    assert jobs_of(server, lambda: answers.append(server.post(path, policy))) >= 4
+    assert {**answers[0], "dry_run": True} == dry
+    assert states(server) == ["COMPLETED"] * 2 + ["DELETED"] * 4
+
+
+@pytest.mark.parametrize("globs", [[], ["weights"], ["w*", "other"]])
+def test_remove_checkpoints_in_parts(server: Server, small_changes: None, globs: list[str]) -> None:
+    server.submit(hyperparameters=SPACE, searcher=RANDOM)
+    validated(server)
+    end(server)
+    uuids = [uuid for (uuid,) in server.sql("SELECT uuid FROM checkpoints ORDER BY id")]
+    body = {"uuids": [uuids[0][:8], *uuids], "globs": globs}
+    answers: list[Any] = []
+    count = jobs_of(server, lambda: answers.append(server.post("/checkpoints/remove", body)))
+    assert count >= 3
+    assert [each["uuid"] for each in answers[0]["checkpoints"]] == uuids
+    assert states(server) == ["DELETED"] * 6
+    assert server.post("/checkpoints/remove", body)["checkpoints"] == []
+
+
+def test_refused_removal_in_parts_removes_nothing(server: Server, small_changes: None) -> None:
+    server.submit(hyperparameters=SPACE, searcher=RANDOM)
+    validated(server)
+    uuids = [uuid for (uuid,) in server.sql("SELECT uuid FROM checkpoints ORDER BY id")]
+    answer = server.http.post("/api/v1/checkpoints/remove", json={"uuids": uuids})
+    assert answer.status_code == 409
+    assert "nothing was removed" in answer.json()["error"]["message"]
+    assert states(server) == ["COMPLETED"] * 6
+
+
+def test_interrupted_delete_refuses_continue_after_restart(
+    tmp_path: Path, small_parts: None
+) -> None:
+    with serve(tmp_path) as server:
+        server.submit(hyperparameters=SPACE, searcher=HALVING)
+        validated(server)
+        end(server)
+        assert not server.write(
+            lambda world, transaction: user_actions.remove(world, transaction, 1)
+        )
+    with serve(tmp_path) as server:
+        answer = server.http.post("/api/v1/experiments/1/continue", json={})
+        assert answer.status_code == 409
+        assert "is being deleted" in answer.json()["error"]["message"]
+        server.request("DELETE", "/experiments/1")
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_lost_agent_gives_runs_up_in_parts(
+    server: Server, monkeypatch: pytest.MonkeyPatch, leaves: bool
+) -> None:
+    monkeypatch.setattr(agents, "_RUNS_AT_ONCE", 2)
+    server.submit(hyperparameters=SPACE, searcher=RANDOM)
+    server.add_agent(slots=6)
+    assert len(server.work()) == 6
+    if leaves:
+        assert jobs_of(server, lambda: server.post("/agents/1/leave", {"done": True})) == 3
+    else:
+        server.services.world.seen[1] -= GONE_S
+        server.tick()
+        assert server.services.world.unfinished
+        assert server.get("/agents")["agents"][0]["alive"]
+        server.tick()
+        server.tick()
+    assert not server.services.world.unfinished
+    assert not server.get("/agents")["agents"][0]["alive"]
+    assert {state for (state,) in server.sql("SELECT state FROM runs")} == {"EXITED"}
+    assert {trial["state"] for trial in server.trials()} == {"QUEUED"}
+
+
+def test_start_of_many_runs_in_parts(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduling, "_STARTS_AT_ONCE", 2)
+    server.submit(hyperparameters=SPACE, searcher=RANDOM)
+    server.add_agent(slots=6)
+    assert len(server.work()) == 2
+    server.tick()
+    assert server.services.world.unfinished
+    server.tick()
+    assert not server.services.world.unfinished
+    assert len(server.work()) == 6
+
+
+def test_points_of_long_trial_are_forgotten_in_parts(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduling, "FORGOTTEN", 60)
+    server.submit()
+    server.add_agent()
+    first = server.begin().run_id
+    server.report(first, *(training(step, 0.5) for step in range(1, 11)), checkpoint(10))
+    server.report(first, *(training(step, 0.5) for step in range(11, 171)))
+    server.exit(first, EXIT_PREEMPTED)
+    assert server.work() == []
+    assert 10 < count(server, "points") < 170
+    server.tick()
+    while server.services.world.unfinished:
+        server.tick()
+    assert len(server.work()) == 1
+    assert count(server, "points") == 10
+    (curve,) = server.get("/trials/1/metrics", group="training", names="loss")["metrics"]
+    assert [step for step, _ in curve["points"]] == list(range(1, 11))
+
+
+def test_continue_tells_of_deleted_trials_at_once(sqlite_server: Server) -> None:
+    server = sqlite_server
+    server.submit(hyperparameters=SPACE, searcher=RANDOM)
+    validated(server)
+    end(server)
+    for trial_id in (1, 2, 5):
+        server.request("DELETE", f"/trials/{trial_id}")
+    go_on(server)
+    events = server.sql(
+        "SELECT request_id, reason FROM searcher_events WHERE kind = 'exited_early' ORDER BY id"
+    )
+    assert [reason for _, reason in events] == ["user_canceled"] * 3
+    server.services.world.searchers.clear()
+    assert server.get("/experiments/1/searcher")["searcher"]["problem"] is None

@@ -6,7 +6,7 @@ the version is removed.
 
 from collections.abc import Mapping, Sequence
 
-from sqlalchemy import ColumnElement, Select, delete, func, select
+from sqlalchemy import ColumnElement, Connection, Select, delete, func, select
 
 from zerolab.errors import ConfigError, ConflictError, NotFoundError
 from zeroserver.orchestrator.checkpoints.short_uuids import full_uuid
@@ -112,7 +112,7 @@ def registered() -> Select[tuple[str]]:
     return select(model_versions.c.checkpoint)
 
 
-def versions_of(transaction: Transaction, uuids: Sequence[str]) -> Mapping[str, tuple[str, int]]:
+def versions_of(connection: Connection, uuids: Sequence[str]) -> Mapping[str, tuple[str, int]]:
     """Return the model, and the version of it, of each checkpoint that is registered."""
     query = (
         select(model_versions.c.checkpoint, models.c.name, model_versions.c.version)
@@ -120,9 +120,7 @@ def versions_of(transaction: Transaction, uuids: Sequence[str]) -> Mapping[str, 
         .where(model_versions.c.checkpoint.in_(uuids))
         .order_by(model_versions.c.model_id, model_versions.c.version)
     )
-    return {
-        row.checkpoint: (row.name, row.version) for row in transaction.connection.execute(query)
-    }
+    return {row.checkpoint: (row.name, row.version) for row in connection.execute(query)}
 
 
 def refuse_while_registered(

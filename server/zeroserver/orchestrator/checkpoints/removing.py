@@ -1,33 +1,49 @@
 """What users remove: checkpoints, files of checkpoints, and what a changed policy keeps no more.
 
 All of what is asked for goes, or nothing: a checkpoint that something still needs is named, with
-what needs it. A dry run says what would go.
+what needs it. Many go in several changes; what is asked for is checked before the first one, and
+again in each.
 """
 
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
+from typing import TypeVar
 
 import msgspec
-from sqlalchemy import RowMapping, select, update
+from sqlalchemy import Connection, RowMapping, select
 
-from zerolab.errors import ConfigError, ConflictError, NotFoundError
+from zerolab.errors import ConflictError, NotFoundError
 from zeroserver.orchestrator.checkpoints.registry import versions_of
 from zeroserver.orchestrator.checkpoints.retention import (
+    AT_ONCE,
     forget_names,
     let_go,
+    mark_due,
     not_kept,
 )
 from zeroserver.orchestrator.checkpoints.short_uuids import full_uuid
-from zeroserver.orchestrator.state import World, find, save, storage_of, touch
+from zeroserver.orchestrator.state import World, config_of, find, save, storage_of, touch
 from zeroserver.orchestrator.warm_start import needed_for_warm_start
 from zeroserver.states import TRIAL_ENDED
 from zeroserver.store.database import Transaction
 from zeroserver.store.janitor import Chore
+from zeroserver.store.rows import one
 from zeroserver.store.schema import checkpoints, experiments, trials
 
-__all__ = ["Going", "collect", "remove_checkpoints"]
+__all__ = [
+    "Going",
+    "batched",
+    "checkpoints_to_remove",
+    "remove_checkpoints",
+    "removed",
+    "set_policy",
+    "unkept",
+]
+
+T = TypeVar("T")
 
 _THERE = ("COMPLETED", "PARTIAL")
 
@@ -48,47 +64,80 @@ class Going:
         return sum(sizes[name] for name in self.files)
 
 
+def checkpoints_to_remove(
+    connection: Connection, uuids: Sequence[str], globs: Sequence[str] = (), *, removed: int = 0
+) -> list[Going]:
+    """Return what a request to remove checkpoints, or files of them, removes.
+
+    Args:
+        connection: Only read from.
+        uuids: Of the checkpoints; those that are gone already are left out of the answer.
+        globs: Patterns of paths inside a checkpoint; none for all of it.
+        removed: Checkpoints that earlier changes of the same request have removed.
+
+    Raises:
+        NotFoundError: If there is no such checkpoint.
+        ConflictError: If something needs one of them.
+    """
+    known = {row["uuid"] for row in _rows(connection, uuids)}
+    wanted = [each if each in known else full_uuid(connection, each) for each in uuids]
+    rows = _rows(connection, wanted)
+    missing = set(wanted) - {row["uuid"] for row in rows}
+    if missing:
+        raise NotFoundError(f"there is no checkpoint {', '.join(sorted(missing))}")
+    going = [_going(row, globs) for row in rows if row["state"] in _THERE]
+    going = [each for each in going if each.files or each.whole]
+    outcome = f"{removed} others were removed" if removed else "nothing was removed"
+    _refuse_needed(connection, [each.row for each in going], outcome)
+    return going
+
+
+def _rows(connection: Connection, uuids: Iterable[str]) -> list[RowMapping]:
+    """Return the checkpoints that have these uuids, in order."""
+    rows: list[RowMapping] = []
+    for some in batched(dict.fromkeys(uuids), AT_ONCE):
+        query = select(checkpoints).where(checkpoints.c.uuid.in_(some))
+        rows += connection.execute(query).mappings()
+    return sorted(rows, key=lambda row: int(row["id"]))
+
+
 def remove_checkpoints(
     world: World,
     transaction: Transaction,
     uuids: Sequence[str],
     globs: Sequence[str] = (),
     *,
-    dry_run: bool = False,
+    removed: int = 0,
 ) -> list[Going]:
-    """Remove checkpoints, or those files of them that match a pattern.
+    """Remove checkpoints, or files of them: see :func:`checkpoints_to_remove`.
 
     Args:
         world: Of the orchestrator.
         transaction: Of the writer.
-        uuids: Of the checkpoints; those that are gone already are left out of the answer.
+        uuids: Of the checkpoints; at most AT_ONCE in one change.
         globs: Patterns of paths inside a checkpoint; none for all of it.
-        dry_run: Only say what would go.
+        removed: Checkpoints that earlier changes of the same request have removed.
 
     Raises:
         NotFoundError: If there is no such checkpoint.
         ConflictError: If something needs one of them.
     """
-    wanted = list(dict.fromkeys(full_uuid(transaction.connection, uuid) for uuid in uuids))
-    query = select(checkpoints).where(checkpoints.c.uuid.in_(wanted)).order_by(checkpoints.c.id)
-    rows = transaction.connection.execute(query).mappings().all()
-    missing = set(wanted) - {row["uuid"] for row in rows}
-    if missing:
-        raise NotFoundError(f"there is no checkpoint {', '.join(sorted(missing))}")
-    rows = [row for row in rows if row["state"] in _THERE]
-    going = [_going(row, globs) for row in rows]
-    going = [each for each in going if each.files or each.whole]
-    _refuse_needed(transaction, [each.row for each in going])
-    if not dry_run:
-        whole: dict[int, list[str]] = {}
-        for each in going:
-            if each.whole:
-                whole.setdefault(each.row["experiment_id"], []).append(each.row["uuid"])
-            else:
-                _remove_files(world, transaction, each)
-        for experiment_id, gone in whole.items():
-            let_go(world, transaction, experiment_id, gone)
+    going = checkpoints_to_remove(transaction.connection, uuids, globs, removed=removed)
+    by_experiment: dict[int, list[Going]] = {}
+    for each in going:
+        by_experiment.setdefault(each.row["experiment_id"], []).append(each)
+    for experiment_id, mine in by_experiment.items():
+        whole = [each.row["uuid"] for each in mine if each.whole]
+        let_go(world, transaction, experiment_id, whole)
+        _remove_files(world, transaction, experiment_id, [each for each in mine if not each.whole])
     return going
+
+
+def batched(things: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Yield lists of at most ``size`` things."""
+    rest = iter(things)
+    while some := list(islice(rest, size)):
+        yield some
 
 
 def _going(row: RowMapping, globs: Sequence[str]) -> Going:
@@ -99,17 +148,21 @@ def _going(row: RowMapping, globs: Sequence[str]) -> Going:
     return Going(row, matching, whole=bool(names) and len(matching) == len(names))
 
 
-def _refuse_needed(transaction: Transaction, rows: Sequence[RowMapping]) -> None:
+def _refuse_needed(connection: Connection, rows: Sequence[RowMapping], outcome: str) -> None:
     """Raise ConflictError if something needs one of the checkpoints."""
     by_uuid = {row["uuid"]: row for row in rows}
-    query = select(trials.c.id, trials.c.state, trials.c.latest_checkpoint).where(
-        trials.c.latest_checkpoint.in_(by_uuid), trials.c.state.not_in(TRIAL_ENDED)
-    )
-    problems = [
-        f"checkpoint {row.latest_checkpoint}: trial {row.id}, which is {row.state}, goes on from it"
-        for row in transaction.connection.execute(query)
-    ]
-    needed = set(transaction.connection.scalars(needed_for_warm_start()))
+    problems: list[str] = []
+    for some in batched({row["trial_id"] for row in rows}, AT_ONCE):
+        query = select(trials.c.id, trials.c.state, trials.c.latest_checkpoint).where(
+            trials.c.id.in_(some), trials.c.state.not_in(TRIAL_ENDED)
+        )
+        problems += [
+            f"checkpoint {row.latest_checkpoint}: trial {row.id}, which is {row.state}, goes on "
+            "from it"
+            for row in connection.execute(query)
+            if row.latest_checkpoint in by_uuid
+        ]
+    needed = set(connection.scalars(needed_for_warm_start()))
     problems += [
         f"checkpoint {uuid}: a trial will begin with its weights"
         for uuid in by_uuid
@@ -118,69 +171,81 @@ def _refuse_needed(transaction: Transaction, rows: Sequence[RowMapping]) -> None
     problems += [
         f"checkpoint {uuid}: is version {version} of model {name}; `zerolab model remove-version "
         f"{name} {version}` first"
-        for uuid, (name, version) in versions_of(transaction, list(by_uuid)).items()
+        for some in batched(by_uuid, AT_ONCE)
+        for uuid, (name, version) in versions_of(connection, some).items()
     ]
     if problems:
-        raise ConflictError("; ".join([*problems, "nothing was removed"]))
+        raise ConflictError("; ".join([*problems, outcome]))
 
 
-def _remove_files(world: World, transaction: Transaction, going: Going) -> None:
-    row = going.row
-    sizes: dict[str, int] = msgspec.json.decode(row["resources"])
-    left = {name: size for name, size in sizes.items() if name not in set(going.files)}
-    transaction.connection.execute(
-        update(checkpoints)
-        .where(checkpoints.c.id == row["id"])
-        .values(
-            state="PARTIAL",
-            resources=msgspec.json.encode(left).decode(),
-            size_bytes=sum(left.values()),
-        )
-    )
-    forget_names(transaction, row["experiment_id"], [row["uuid"]])
-    storage = storage_of(world, transaction, row["experiment_id"])
-    chore = Chore(storage=storage, name=row["uuid"], files=going.files)
-    world.janitor.discard(transaction, chore)
-    touch(transaction, "checkpoint", row["experiment_id"], row["uuid"])
+def _remove_files(
+    world: World, transaction: Transaction, experiment_id: int, going: Sequence[Going]
+) -> None:
+    """Remove some files of checkpoints of an experiment."""
+    if not going:
+        return
+    storage = storage_of(world, transaction, experiment_id)
+    rows: list[tuple[str, int, int]] = []
+    chores: list[Chore] = []
+    for each in going:
+        files = set(each.files)
+        sizes: dict[str, int] = msgspec.json.decode(each.row["resources"])
+        left = {name: size for name, size in sizes.items() if name not in files}
+        encoded = msgspec.json.encode(left).decode()
+        rows.append((encoded, sum(left.values()), each.row["id"]))
+        chores.append(Chore(storage=storage, name=each.row["uuid"], files=each.files))
+        touch(transaction, "checkpoint", experiment_id, each.row["uuid"])
+    transaction.many(_LEFT, rows)
+    forget_names(transaction, experiment_id, [each.row["uuid"] for each in going])
+    world.janitor.discard(transaction, *chores)
 
 
-def collect(
-    world: World,
-    transaction: Transaction,
-    experiment_id: int,
-    policy: Mapping[str, int],
-    *,
-    dry_run: bool = False,
-) -> list[Going]:
-    """Give an experiment another policy, and remove what it does not keep.
+_LEFT = "UPDATE checkpoints SET state = 'PARTIAL', resources = ?, size_bytes = ? WHERE id = ?"
+
+
+def unkept(connection: Connection, experiment_id: int, policy: Mapping[str, int]) -> list[Going]:
+    """Return what an experiment would not keep with another policy.
+
+    Args:
+        connection: Only read from.
+        experiment_id: Whose checkpoints.
+        policy: Those of the keys ``save_...`` that are to change.
+
+    Raises:
+        NotFoundError: If there is no such experiment.
+    """
+    experiment = one(connection, experiments, experiment_id)
+    chosen = config_of(experiment).checkpoint_storage.model_copy(update=dict(policy))
+    everyone = checkpoints.c.experiment_id == experiment_id
+    gone = not_kept(connection, experiment, chosen, everyone)
+    return [_going(row, ()) for row in _rows(connection, [row.uuid for row in gone])]
+
+
+def removed(connection: Connection, uuids: Sequence[str]) -> list[Going]:
+    """Say what was removed with whole checkpoints."""
+    return [_going(row, ()) for row in _rows(connection, uuids)]
+
+
+def set_policy(
+    world: World, transaction: Transaction, experiment_id: int, policy: Mapping[str, int]
+) -> None:
+    """Give an experiment another policy, and have what it does not keep removed.
 
     Args:
         world: Of the orchestrator.
         transaction: Of the writer.
         experiment_id: Whose checkpoints.
         policy: Those of the keys ``save_...`` that are to change.
-        dry_run: Only say what would go; the policy stays.
 
     Raises:
         NotFoundError: If there is no such experiment.
-        ConfigError: If a key is none of the policy's.
     """
     experiment = find(transaction, experiments, experiment_id)
-    config = world.config(transaction, experiment_id)
-    unknown = set(policy) - {"save_experiment_best", "save_trial_best", "save_trial_latest"}
-    if unknown:
-        raise ConfigError("policy", [f"{name}: unknown key" for name in sorted(unknown)])
-    chosen = config.checkpoint_storage.model_copy(update=dict(policy))
-    if policy and not dry_run:
+    if policy:
         stored = msgspec.json.decode(experiment["config"])
         stored["checkpoint_storage"] |= dict(policy)
         save(transaction, experiments, experiment_id, config=msgspec.json.encode(stored).decode())
         world.forget_config(experiment_id)
         transaction.undo.append(partial(world.forget_config, experiment_id))
         touch(transaction, "experiment", experiment_id, experiment_id)
-    uuids = not_kept(transaction, experiment, chosen, checkpoints.c.experiment_id == experiment_id)
-    query = select(checkpoints).where(checkpoints.c.uuid.in_(uuids)).order_by(checkpoints.c.id)
-    going = [_going(row, ()) for row in transaction.connection.execute(query).mappings()]
-    if not dry_run:
-        let_go(world, transaction, experiment_id, uuids)
-    return going
+    mark_due(world, transaction, experiment_id)

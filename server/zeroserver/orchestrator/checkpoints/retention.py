@@ -9,19 +9,31 @@ place.
 The files go after the commit (:mod:`zeroserver.store.janitor`).
 """
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import ColumnElement, RowMapping, Select, func, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    RowMapping,
+    Select,
+    func,
+    select,
+    update,
+)
 
 from zeroserver.orchestrator.checkpoints.best import best_checkpoints, searcher_metric_at
 from zeroserver.orchestrator.checkpoints.registry import registered
 from zeroserver.orchestrator.state import (
     Fields,
     World,
+    config_of,
     experiment_of,
     find,
     owner_of,
+    save,
     storage_of,
     touch,
 )
@@ -29,20 +41,30 @@ from zeroserver.orchestrator.warm_start import needed_for_warm_start
 from zeroserver.states import TRIAL_ENDED
 from zeroserver.store.database import Transaction
 from zeroserver.store.janitor import Chore
+from zeroserver.store.rows import one
 from zeroserver.store.schema import checkpoints, experiments, points, trials
 
 if TYPE_CHECKING:  # loaded when the first experiment comes
     from zerolab.config.experiment.storage import CheckpointStorageConfig
 
 __all__ = [
+    "AT_ONCE",
     "apply_after_report",
     "apply_to_experiment",
     "apply_to_trial",
     "discard_unfinished",
+    "due_experiments",
     "forget_names",
     "let_go",
+    "mark_due",
     "not_kept",
+    "settle_due",
+    "thin_out",
+    "trials_to_thin",
 ]
+
+AT_ONCE = 1000
+"""Checkpoints that one change deletes."""
 
 
 def apply_to_trial(world: World, transaction: Transaction, trial_id: int) -> None:
@@ -52,8 +74,76 @@ def apply_to_trial(world: World, transaction: Transaction, trial_id: int) -> Non
 
 
 def apply_to_experiment(world: World, transaction: Transaction, experiment_id: int) -> None:
-    """Delete the checkpoints of all trials that the experiment's policy does not keep."""
-    _apply(world, transaction, experiment_id, checkpoints.c.experiment_id == experiment_id)
+    """Delete the checkpoints of all trials that the experiment's policy does not keep.
+
+    If there are many, later changes do it: see :func:`mark_due`.
+    """
+    if transaction.raw(_MANY, (experiment_id, AT_ONCE)):
+        mark_due(world, transaction, experiment_id)
+    else:
+        _apply(world, transaction, experiment_id, checkpoints.c.experiment_id == experiment_id)
+
+
+_MANY = "SELECT 1 FROM checkpoints WHERE experiment_id = ? AND state = 'COMPLETED' LIMIT 1 OFFSET ?"
+
+
+def mark_due(world: World, transaction: Transaction, experiment_id: int) -> None:
+    """Have the policy applied to all checkpoints of an experiment in later changes.
+
+    It is stored, so that the next server goes on if this one dies before.
+    """
+    if experiment_id in world.retention:
+        return
+    save(transaction, experiments, experiment_id, retention_due=1)
+    world.retention.add(experiment_id)
+    transaction.undo.append(lambda: world.retention.discard(experiment_id))
+
+
+def due_experiments(connection: Connection) -> list[int]:
+    """Return the experiments to whose checkpoints the policy must still be applied."""
+    query = select(experiments.c.id).where(experiments.c.retention_due == 1)
+    return list(connection.scalars(query.order_by(experiments.c.id)))
+
+
+def settle_due(world: World, transaction: Transaction, experiment_id: int) -> None:
+    """Note that the policy was applied to all checkpoints, unless it is due again."""
+    if experiment_id not in world.retention:
+        save(transaction, experiments, experiment_id, retention_due=0)
+
+
+def trials_to_thin(connection: Connection, experiment_id: int) -> list[list[int]]:
+    """Return the trials with checkpoints that the policy does not keep, in parts for one change."""
+    experiment = one(connection, experiments, experiment_id)
+    policy = config_of(experiment).checkpoint_storage
+    everyone = checkpoints.c.experiment_id == experiment_id
+    parts: list[list[int]] = []
+    size = AT_ONCE
+    for trial_id, count in Counter(
+        row.trial_id for row in not_kept(connection, experiment, policy, everyone)
+    ).items():
+        if size + count > AT_ONCE:
+            parts.append([])
+            size = 0
+        parts[-1].append(trial_id)
+        size += count
+    return parts
+
+
+def thin_out(
+    world: World, transaction: Transaction, experiment_id: int, trial_ids: Sequence[int]
+) -> list[str]:
+    """Delete checkpoints of some trials that the policy does not keep, at most AT_ONCE of them.
+
+    Returns:
+        The uuids of those that were deleted.
+    """
+    experiment = find(transaction, experiments, experiment_id)
+    policy = world.config(transaction, experiment_id).checkpoint_storage
+    whose = checkpoints.c.trial_id.in_(trial_ids)
+    gone = not_kept(transaction.connection, experiment, policy, whose)
+    uuids = [row.uuid for row in gone[:AT_ONCE]]
+    let_go(world, transaction, experiment_id, uuids)
+    return uuids
 
 
 def apply_after_report(world: World, transaction: Transaction, trial_id: int, steps: int) -> None:
@@ -61,11 +151,11 @@ def apply_after_report(world: World, transaction: Transaction, trial_id: int, st
     trial = find(transaction, trials, trial_id)
     experiment = experiment_of(transaction, trial)
     policy = world.config(transaction, experiment["id"]).checkpoint_storage
-    best = _best(transaction, experiment, policy)
-    entered = any((row["trial_id"], row["steps_completed"]) == (trial_id, steps) for row in best)
-    everyone = checkpoints.c.experiment_id == experiment["id"]
-    mine = checkpoints.c.trial_id == trial_id
-    _apply(world, transaction, experiment["id"], everyone if entered else mine)
+    best = _best(transaction.connection, experiment, policy)
+    if any((row["trial_id"], row["steps_completed"]) == (trial_id, steps) for row in best):
+        apply_to_experiment(world, transaction, experiment["id"])
+    else:
+        _apply(world, transaction, experiment["id"], checkpoints.c.trial_id == trial_id)
 
 
 def discard_unfinished(world: World, transaction: Transaction, trial: Fields) -> None:
@@ -80,26 +170,27 @@ def _apply(
 ) -> None:
     experiment = find(transaction, experiments, experiment_id)
     policy = world.config(transaction, experiment_id).checkpoint_storage
-    let_go(world, transaction, experiment_id, not_kept(transaction, experiment, policy, where))
+    gone = not_kept(transaction.connection, experiment, policy, where)
+    let_go(world, transaction, experiment_id, [row.uuid for row in gone])
 
 
 def not_kept(
-    transaction: Transaction,
+    connection: Connection,
     experiment: RowMapping,
     policy: "CheckpointStorageConfig",
     where: ColumnElement[bool],
-) -> list[str]:
-    """Return the uuids of checkpoints that a policy does not keep, and that nothing needs.
+) -> list[Row[Any]]:
+    """Return the checkpoints that a policy does not keep, and that nothing needs.
 
     Args:
-        transaction: Of the writer.
+        connection: Only read from.
         experiment: Whose they are.
         policy: How many are kept.
         where: Which checkpoints are looked at; of a trial all or none.
     """
-    kept = {row["uuid"] for row in _best(transaction, experiment, policy)}
+    kept = {row["uuid"] for row in _best(connection, experiment, policy)}
     gone = []
-    for row in transaction.connection.execute(_ranked(experiment, where)):
+    for row in connection.execute(_ranked(experiment, where)):
         running = row.trial_state not in TRIAL_ENDED
         if (
             row.uuid not in kept
@@ -107,11 +198,11 @@ def not_kept(
             and (row.value is None or row.rank > policy.save_trial_best)
             and not (running and (row.age == 1 or row.uuid == row.latest_checkpoint))
         ):
-            gone.append(row.uuid)
+            gone.append(row)
     if gone:
-        needed = set(transaction.connection.scalars(needed_for_warm_start()))
-        needed.update(transaction.connection.scalars(registered()))
-        gone = [uuid for uuid in gone if uuid not in needed]
+        needed = set(connection.scalars(needed_for_warm_start()))
+        needed.update(connection.scalars(registered()))
+        gone = [row for row in gone if row.uuid not in needed]
     return gone
 
 
@@ -131,7 +222,7 @@ def let_go(
     forget_names(transaction, experiment_id, uuids)
 
 
-def _ranked(experiment: RowMapping, where: ColumnElement[bool]) -> "Select[tuple[object, ...]]":
+def _ranked(experiment: RowMapping, where: ColumnElement[bool]) -> "Select[Any]":
     """Checkpoints with their places in their trials: ``age`` 1 is the latest, ``rank`` 1 the best.
 
     Only among those that have a value does ``rank`` mean anything.
@@ -148,6 +239,7 @@ def _ranked(experiment: RowMapping, where: ColumnElement[bool]) -> "Select[tuple
         select(
             columns.id,
             columns.uuid,
+            columns.trial_id,
             trials.c.state.label("trial_state"),
             trials.c.latest_checkpoint,
             points.c.value,
@@ -163,7 +255,7 @@ def _ranked(experiment: RowMapping, where: ColumnElement[bool]) -> "Select[tuple
 
 
 def _best(
-    transaction: Transaction, experiment: RowMapping, policy: "CheckpointStorageConfig"
+    connection: Connection, experiment: RowMapping, policy: "CheckpointStorageConfig"
 ) -> list[RowMapping]:
     """Return the checkpoints that are kept as the experiment's best."""
     count = policy.save_experiment_best
@@ -171,7 +263,7 @@ def _best(
         return []
     mine = checkpoints.c.experiment_id == experiment["id"]
     query = best_checkpoints(experiment).where(mine).limit(count)
-    return list(transaction.connection.execute(query).mappings())
+    return list(connection.execute(query).mappings())
 
 
 def forget_names(transaction: Transaction, experiment_id: int, gone: Sequence[str]) -> None:

@@ -115,7 +115,7 @@ def revive(_world: World, transaction: Transaction, agent_id: int) -> None:
     transaction.changes.append(agents_changed())
 
 
-def leave(world: World, transaction: Transaction, agent_id: int, *, done: bool) -> None:
+def leave(world: World, transaction: Transaction, agent_id: int, *, done: bool) -> bool:
     """Have an agent go of its own will: nothing new starts there, and then it is gone.
 
     Args:
@@ -124,14 +124,23 @@ def leave(world: World, transaction: Transaction, agent_id: int, *, done: bool) 
         agent_id: The agent.
         done: Whether its runs have ended; what the server still takes for running is lost.
 
+    Returns:
+        Whether that is all; of very many runs a part is lost: call it again.
+
     Raises:
         NotFoundError: If there is no such agent.
     """
     agent = find(transaction, agents, agent_id)
     save(transaction, agents, agent_id, leaving=1)
     transaction.changes.append(agents_changed())
-    if done:
-        _give_up(world, transaction, agent_id, f"agent {agent['name']} has left")
+    if not done:
+        return True
+    reason = f"agent {agent['name']} has left"
+    return _give_up(world, transaction, agent_id, reason, _RUNS_AT_ONCE) <= _RUNS_AT_ONCE
+
+
+_RUNS_AT_ONCE = 64
+"""Runs that one change gives up."""
 
 
 def lose_silent(world: World, transaction: Transaction) -> None:
@@ -140,20 +149,31 @@ def lose_silent(world: World, transaction: Transaction) -> None:
     living = transaction.connection.execute(
         select(agents.c.id, agents.c.name).where(agents.c.alive == 1)
     ).all()
+    left = _RUNS_AT_ONCE
     for agent_id, name in living:
         if world.silence_s(agent_id) > patience:
             reason = f"agent {name} has not been heard of for {patience:g} s"
-            _give_up(world, transaction, agent_id, reason)
+            left -= _give_up(world, transaction, agent_id, reason, left)
+            if left < 0:
+                world.unfinished = True
+                return
 
 
-def _give_up(world: World, transaction: Transaction, agent_id: int, reason: str) -> None:
-    save(transaction, agents, agent_id, alive=0, leaving=0)
-    for run in _open_runs(transaction, agent_id):
+def _give_up(world: World, transaction: Transaction, agent_id: int, reason: str, most: int) -> int:
+    """Give up an agent with its runs, or ``most`` of them; return how many it had.
+
+    An agent stays until all its runs are given up. It is silent: nothing starts there meanwhile.
+    """
+    found = _open_runs(transaction, agent_id)
+    if len(found) <= most:
+        save(transaction, agents, agent_id, alive=0, leaving=0)
+    for run in found[:most]:
         # A run that never began is no failure of its trial. Of several agents one that goes
         # brings the others to an end.
         code = EXIT_PREEMPTED if run["state"] == RunState.ASSIGNED else EXIT_INFRASTRUCTURE
         end = RunExit(code, reason, node=run["node_rank"])
         exited(world, transaction, run["id"], end)
+    return len(found)
 
 
 def _open_runs(transaction: Transaction, agent_id: int) -> list[RowMapping]:
