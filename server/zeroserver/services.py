@@ -322,7 +322,7 @@ def services_of(request: Request) -> Services:
 
 
 ServicesDep = Annotated[Services, "handed over"]
-"""Parameter of a route of :class:`zeroserver.api.api_route.ReadingRoute`, as all are."""
+"""Parameter of a route of :class:`zeroserver.api.api_route.ApiRoute`, as all are."""
 
 ReadDep = Annotated[Connection, "handed over"]
 """The same, of one that is no coroutine; given back before the answer is sent."""

@@ -1,1 +1,1 @@
-"""REST: routes, what they answer, and the queries behind them."""
+"""REST API: routes, response resources, and the queries behind them."""

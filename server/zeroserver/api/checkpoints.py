@@ -1,4 +1,4 @@
-"""Checkpoints: list, read, download, remove; and whether an experiment's storage can be used."""
+"""Routes of checkpoints (list, read, download, remove), and a check of the storage."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ from zerolab.errors import ConfigError, ConflictError, NotFoundError, StorageErr
 from zeroserver.analysis.missing_result import missing_checkpoint
 from zeroserver.api import queries
 from zeroserver.api.common import FILE_ANSWER, After, IdPath, Limit, answer
-from zeroserver.api.json_route import Name, StrictRoute
+from zeroserver.api.json_route import JsonRoute, Name
 from zeroserver.api.queries import PageRequest
 from zeroserver.api.resources import (
     BestCheckpoint,
@@ -57,10 +57,10 @@ __all__ = ["check_storage", "router"]
 
 logger = logging.getLogger(__name__)
 
-router = APIRouter(prefix="/api/v1", tags=["checkpoints"], route_class=StrictRoute)
+router = APIRouter(prefix="/api/v1", tags=["checkpoints"], route_class=JsonRoute)
 
 CheckpointState = Literal["COMPLETED", "PARTIAL", "DELETED", "ERROR"]
-_THERE = ("COMPLETED", "PARTIAL")
+_STORED_STATES = ("COMPLETED", "PARTIAL")
 
 
 async def _wanted(
@@ -70,22 +70,22 @@ async def _wanted(
 
 
 Wanted = Annotated[tuple[CheckpointState | None, PageRequest], Depends(_wanted)]
-"""Which checkpoints are wanted: their state, and the page."""
+"""State filter and page of a list of checkpoints."""
 
 
-def _page(connection: Connection, owners: Table, owner_id: int, wanted: Wanted) -> Response:
-    state, asked = wanted
-    where = queries.owned(connection, checkpoints, owners, owner_id)
-    query = select(checkpoints).where(where)
+def _page(connection: Connection, owners: Table, owner_id: int, selection: Wanted) -> Response:
+    state, page_request = selection
+    owned = queries.owned(connection, checkpoints, owners, owner_id)
+    query = select(checkpoints).where(owned)
     if state is not None:
         query = query.where(checkpoints.c.state == state)
-    rows, next_after = queries.page(connection, query, checkpoints, asked)
-    found = queries.checkpoint_list(connection, rows)
-    there = select(func.count(), func.coalesce(func.sum(checkpoints.c.size_bytes), 0)).where(
-        where, checkpoints.c.state.in_(_THERE)
+    rows, next_after = queries.page(connection, query, checkpoints, page_request)
+    items = queries.checkpoint_list(connection, rows)
+    totals = select(func.count(), func.coalesce(func.sum(checkpoints.c.size_bytes), 0)).where(
+        owned, checkpoints.c.state.in_(_STORED_STATES)
     )
-    count, size = connection.execute(there).one()
-    return respond(CheckpointPage(found, next_after, int(count), int(size)))
+    count, size = connection.execute(totals).one()
+    return respond(CheckpointPage(items, next_after, int(count), int(size)))
 
 
 @router.get("/experiments/{experiment_id}/checkpoints", responses=answer(CheckpointPage))
@@ -123,38 +123,38 @@ def _best(
     connection: Connection,
     experiment: RowMapping,
     trial: RowMapping | None,
-    where: ColumnElement[bool],
+    condition: ColumnElement[bool],
 ) -> Response:
-    """Answer with the best checkpoint.
+    """Return the response with the best checkpoint.
 
     Args:
-        connection: For reading.
-        experiment: Whose metric compares.
-        trial: The one with the best validation; None without any.
-        where: Which checkpoints are looked at.
+        connection: Database connection.
+        experiment: Experiment whose metric compares.
+        trial: Trial with the best validation; None without any.
+        condition: Condition that selects the checkpoints to compare.
     """
-    found = None
+    best = None
     if experiment["metric"]:
-        query = best_checkpoints(experiment).where(where).limit(1)
-        found = connection.execute(query).mappings().one_or_none()
-    told = BestCheckpoint(
-        checkpoint=queries.checkpoint_list(connection, [found])[0] if found else None,
-        validation=wire_number(found["value"]) if found else None,  # type: ignore[arg-type]
-        note=_note(connection, experiment, trial, found),
+        query = best_checkpoints(experiment).where(condition).limit(1)
+        best = connection.execute(query).mappings().one_or_none()
+    response = BestCheckpoint(
+        checkpoint=queries.checkpoint_list(connection, [best])[0] if best else None,
+        validation=wire_number(best["value"]) if best else None,  # type: ignore[arg-type]
+        note=_note(connection, experiment, trial, best),
     )
-    return respond(BestCheckpointAnswer(told))
+    return respond(BestCheckpointAnswer(response))
 
 
 def _note(
     connection: Connection,
     experiment: RowMapping,
     trial: RowMapping | None,
-    found: RowMapping | None,
+    best: RowMapping | None,
 ) -> str | None:
-    """Return that the best validation has no checkpoint; None if it has, or may get one."""
+    """Return a note if the best validation has no checkpoint; None if it has or may get one."""
     if trial is None or trial["best_validation"] is None or trial["state"] not in TRIAL_ENDED:
         return None
-    if found is not None and found["value"] == trial["best_validation"]:
+    if best is not None and best["value"] == trial["best_validation"]:
         return None
     at = checkpoints.c
     query = select(at.id).where(
@@ -162,7 +162,7 @@ def _note(
     )
     deleted = connection.scalar(query.limit(1)) is not None
     config: dict[str, Any] = msgspec.json.decode(experiment["config"])
-    if "entrypoint" not in config:  # imported: what began it is not known
+    if "entrypoint" not in config:  # an imported run has no entrypoint
         return None
     return missing_checkpoint(config, trial, deleted=deleted)
 
@@ -171,8 +171,8 @@ def _note(
 def get_checkpoint(connection: ReadDep, uuid: str) -> Response:
     """Read one checkpoint."""
     row = queries.one(connection, checkpoints, full_uuid(connection, uuid))
-    found = queries.checkpoint_list(connection, [row])[0]
-    return respond(CheckpointAnswer(found))
+    item = queries.checkpoint_list(connection, [row])[0]
+    return respond(CheckpointAnswer(item))
 
 
 @router.get("/checkpoints/{uuid}/file", response_class=StreamingResponse, responses=FILE_ANSWER)
@@ -198,7 +198,7 @@ def _read_file(
 ) -> Iterator[bytes]:
     from zerolab.storage.store import CheckpointStore
 
-    if row["state"] not in _THERE:
+    if row["state"] not in _STORED_STATES:
         raise ConflictError(f"checkpoint {row['uuid']} is {row['state']}: its files are gone")
     sizes: dict[str, int] = msgspec.json.decode(row["resources"])
     store = CheckpointStore(stored_address(services.world.home, experiment), owner="server")
@@ -207,7 +207,7 @@ def _read_file(
     if name not in sizes or file_name_problem(name):
         raise NotFoundError(f"checkpoint {row['uuid']} has no file {name[:200]!r}")
     pieces = store.pieces(row["uuid"], name, first, sizes[name])
-    # What is wrong shows with the first piece: then it can still be answered.
+    # Read the first piece now: a failure can still become an error response.
     return chain([next(pieces, b"")], pieces)
 
 
@@ -239,16 +239,18 @@ class Policy(BaseModel):
 def _removal(going: Sequence[Going], dry_run: bool) -> Response:
     removed = [
         RemovedCheckpoint(
-            each.row["uuid"],
-            each.row["trial_id"],
-            each.row["steps_completed"],
-            each.whole,
-            each.files,
-            each.size,
+            removed_one.row["uuid"],
+            removed_one.row["trial_id"],
+            removed_one.row["steps_completed"],
+            removed_one.whole,
+            removed_one.files,
+            removed_one.size,
         )
-        for each in going
+        for removed_one in going
     ]
-    return respond(Removal(dry_run, removed, sum(each.size_bytes for each in removed)))
+    return respond(
+        Removal(dry_run, removed, sum(removed_one.size_bytes for removed_one in removed))
+    )
 
 
 def _remove_some(
@@ -305,17 +307,17 @@ async def collect_checkpoints(
 def check_storage(
     storage: "CheckpointStorageConfig", installation: str, limit_s: float
 ) -> list[str]:
-    """Write to an object store that an experiment names.
+    """Check an experiment's object store by writing to it.
 
-    One that does not answer is let pass: it may be back when a trial begins, which waits for it.
+    A store that does not respond is only a warning: it may be back when a trial starts.
 
     Args:
-        storage: As the experiment has it.
-        installation: Name of this one in storages that it shares with others.
-        limit_s: How long the store may take, in seconds; their libraries give up after minutes.
+        storage: Storage section of the experiment.
+        installation: Name of this installation in a shared storage.
+        limit_s: Timeout in seconds; the storage libraries give up after minutes only.
 
     Returns:
-        What whoever submits should know: that the store does not answer.
+        Warnings for the user who submits.
 
     Raises:
         ConfigError: If the server has not the package for it, or the store does not let it in.

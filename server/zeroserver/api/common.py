@@ -96,10 +96,10 @@ _REFERENCE = "#/components/schemas/{name}"
 
 
 def answer(kind: type[Resource], status: int = 200) -> dict[int | str, dict[str, Any]]:
-    """Say in a route's ``responses`` what it answers.
+    """Return the ``responses`` of a route that responds with a resource.
 
-    The routes encode structs by themselves: pydantic would read all of it again, 5 ms for 100
-    trials against 0.2.
+    The routes encode structs themselves: pydantic would validate them again, which takes 5 ms for
+    100 trials instead of 0.2 ms.
     """
     return {status: {"description": kind.__doc__, "content": _json(kind)}}
 
@@ -114,7 +114,7 @@ def schemas() -> dict[str, Any]:
 
 
 def add_resources(document: dict[str, Any]) -> None:
-    """Give an OpenAPI document the resources, and each operation the errors that any may answer."""
+    """Add all resources and the common error responses to an OpenAPI document."""
     document.setdefault("components", {}).setdefault("schemas", {}).update(schemas())
     content = _json(resources.ErrorAnswer)
     errors = {
@@ -122,9 +122,9 @@ def add_resources(document: dict[str, Any]) -> None:
     }
     for operations in document["paths"].values():
         for operation in operations.values():
-            own = {
-                status: each
-                for status, each in operation["responses"].items()
-                if status < "400" or "x-own" in each  # not FastAPI's own 422
+            own_responses = {
+                status: item
+                for status, item in operation["responses"].items()
+                if status < "400" or "x-own" in item  # not FastAPI's own 422
             }
-            operation["responses"] = errors | own
+            operation["responses"] = errors | own_responses

@@ -10,7 +10,7 @@ from fastapi.responses import StreamingResponse
 from sqlalchemy import Connection, RowMapping, select
 
 from zeroserver.api import queries
-from zeroserver.api.api_route import ReadingRoute
+from zeroserver.api.api_route import ApiRoute
 from zeroserver.api.common import IdPath
 from zeroserver.api.resources import Log
 from zeroserver.event_journal import ALL, LISTED_KINDS, Entry
@@ -20,7 +20,7 @@ from zeroserver.store.schema import checkpoints, experiments, logs, trials
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/api/v1", tags=["events"], route_class=ReadingRoute)
+router = APIRouter(prefix="/api/v1", tags=["events"], route_class=ApiRoute)
 
 _PAUSE_S = 15.0
 """Silence after which a comment is sent, so that a dead connection is noticed."""
@@ -43,7 +43,7 @@ async def follow_experiment(
     services: ServicesDep, experiment_id: IdPath, last_event_id: LastEventId = None
 ) -> StreamingResponse:
     """Follow an experiment: events experiment, trial, metric, checkpoint and log."""
-    await services.read(lambda found: queries.one(found, experiments, experiment_id))
+    await services.read(lambda connection: queries.one(connection, experiments, experiment_id))
     return _stream(services, experiment_id, last_event_id)
 
 
@@ -68,7 +68,7 @@ async def _text(services: Services, experiment_id: int, cursor: str | None) -> A
         async for entries in groups:
             if entries is None:
                 first = await services.read(
-                    lambda found: _everything(found, services.world, experiment_id)
+                    lambda connection: _everything(connection, services.world, experiment_id)
                 )
                 for _, name, data in first:
                     yield _event(None, name, data)
@@ -91,11 +91,11 @@ async def _load(services: Services, entries: list[Entry], experiment_id: int) ->
 def _resources(connection: Connection, world: World, entries: list[Entry]) -> list[Event]:
     """Turn entries into events; a thing that changed twice is told once, as it is now."""
     last = {_key(entry): entry.number for entry in entries}
-    found: list[Event] = []
+    result: list[Event] = []
     for entry in entries:
         if last[_key(entry)] == entry.number:
-            found += [(entry.number, entry.kind, data) for data in _data(connection, world, entry)]
-    return found
+            result += [(entry.number, entry.kind, data) for data in _data(connection, world, entry)]
+    return result
 
 
 def _key(entry: Entry) -> tuple[str, Any]:
@@ -125,8 +125,8 @@ def _data(connection: Connection, world: World, entry: Entry) -> Iterable[Any]:
     return queries.trial_list(connection, [row], world)
 
 
-def _row(connection: Connection, table: Any, where: Any) -> RowMapping | None:
-    return connection.execute(select(table).where(where)).mappings().one_or_none()
+def _row(connection: Connection, table: Any, condition: Any) -> RowMapping | None:
+    return connection.execute(select(table).where(condition)).mappings().one_or_none()
 
 
 def _everything(connection: Connection, world: World, experiment_id: int) -> list[Event]:
@@ -135,13 +135,13 @@ def _everything(connection: Connection, world: World, experiment_id: int) -> lis
     if experiment_id == ALL:
         return [(None, "experiment", {"reload": True})]
     row = queries.one(connection, experiments, experiment_id)
-    told: list[Event] = [(None, "experiment", queries.experiment(row, world.waiting))]
+    reported: list[Event] = [(None, "experiment", queries.experiment(row, world.waiting))]
     if row["num_trials"] > _MANY:
-        return [*told, (None, "trial", {"reload": True}), *reload]
+        return [*reported, (None, "trial", {"reload": True}), *reload]
     query = select(trials).where(trials.c.experiment_id == experiment_id).order_by(trials.c.id)
     rows = connection.execute(query).mappings().all()
-    found = queries.trial_list(connection, rows, world)
-    return told + [(None, "trial", each) for each in found] + reload
+    result = queries.trial_list(connection, rows, world)
+    return reported + [(None, "trial", item) for item in result] + reload
 
 
 def _event(cursor: str | None, name: str, data: Any) -> bytes:

@@ -19,7 +19,7 @@ from zerolab.contract.secrets import restore_secrets
 from zerolab.errors import ConfigError
 from zeroserver.api import queries
 from zeroserver.api.common import After, IdPath, Limit, answer
-from zeroserver.api.json_route import Name, PlainText, StrictRoute
+from zeroserver.api.json_route import JsonRoute, Name, PlainText
 from zeroserver.api.queries import PageRequest
 from zeroserver.api.resources import ExperimentAnswer, ExperimentPage
 from zeroserver.api.rows import respond
@@ -37,8 +37,8 @@ from zeroserver.store.schema import experiments
 
 __all__ = ["Changes", "imports", "overlay", "router", "submit_again"]
 
-router = APIRouter(prefix="/api/v1/experiments", tags=["experiments"], route_class=StrictRoute)
-imports = APIRouter(prefix="/api/v1", tags=["experiments"], route_class=StrictRoute)
+router = APIRouter(prefix="/api/v1/experiments", tags=["experiments"], route_class=JsonRoute)
+imports = APIRouter(prefix="/api/v1", tags=["experiments"], route_class=JsonRoute)
 
 Sort = Literal[
     "id", "-id", "name", "-name", "state", "-state", "progress", "-progress",
@@ -92,8 +92,8 @@ def _checked(
     )
     warnings += space_warnings(checked.hyperparameters)
     if test and checked.trial_class is None:
-        told = "the entrypoint is a command, of which it cuts transformers' Trainer to one batch"
-        warnings.append(f"test mode: {told}; any other loop trains as far as it says itself")
+        message = "the entrypoint is a command, of which it cuts transformers' Trainer to one batch"
+        warnings.append(f"test mode: {message}; any other loop trains as far as it says itself")
     seed = checked.reproducibility.experiment_seed
     seed = secrets.randbelow(2**31) if seed is None else seed
     return Submission(
@@ -128,7 +128,9 @@ async def _submit(services: Services, submission: Submission, content: bytes) ->
             raise
     await services.carry_out()
     warnings = submission.warnings
-    return await services.read(lambda found: _answer(services, found, experiment_id, 201, warnings))
+    return await services.read(
+        lambda connection: _answer(services, connection, experiment_id, 201, warnings)
+    )
 
 
 def _answer(
@@ -139,8 +141,8 @@ def _answer(
     warnings: Sequence[str] = (),
 ) -> Response:
     row = queries.one(connection, experiments, experiment_id)
-    told = ExperimentAnswer(queries.experiment(row, services.world.waiting), list(warnings))
-    return respond(told, status)
+    body = ExperimentAnswer(queries.experiment(row, services.world.waiting), list(warnings))
+    return respond(body, status)
 
 
 @router.get("", responses=answer(ExperimentPage))
@@ -168,8 +170,8 @@ def list_experiments(
     if archived is not None:
         query = query.where(columns.archived == int(archived))
     rows, next_after = queries.page(connection, query, experiments, PageRequest(sort, after, limit))
-    found = [queries.experiment(row, services.world.waiting) for row in rows]
-    return respond(ExperimentPage(found, next_after))
+    items = [queries.experiment(row, services.world.waiting) for row in rows]
+    return respond(ExperimentPage(items, next_after))
 
 
 @router.get("/{experiment_id}", responses=answer(ExperimentAnswer))
@@ -220,7 +222,7 @@ async def patch_experiment(
         touch(transaction, "experiment", experiment_id, experiment_id)
 
     await services.write(job)
-    return await services.read(lambda found: _answer(services, found, experiment_id))
+    return await services.read(lambda connection: _answer(services, connection, experiment_id))
 
 
 @router.delete("/{experiment_id}", status_code=204)
@@ -261,7 +263,9 @@ async def fork_experiment(
 ) -> Response:
     """Submit an experiment again, with changes to its configuration, or with another file."""
     fork = fork or Fork()
-    original = await services.read(lambda found: queries.one(found, experiments, experiment_id))
+    original = await services.read(
+        lambda connection: queries.one(connection, experiments, experiment_id)
+    )
     if fork.yaml is None:
         base = msgspec.json.decode(original["raw_config"])
     else:
@@ -297,22 +301,24 @@ async def continue_experiment(
     services: ServicesDep, experiment_id: IdPath, changes: Changes | None = None
 ) -> Response:
     """Let an experiment that has ended go on from its checkpoints, with changes."""
-    wish = changes or Changes()
-    original = await services.read(lambda found: queries.one(found, experiments, experiment_id))
+    request = changes or Changes()
+    original = await services.read(
+        lambda connection: queries.one(connection, experiments, experiment_id)
+    )
     submitted = msgspec.json.decode(original["raw_config"])
-    raw = restore_secrets(overlay(submitted, wish.config), submitted)
+    raw = restore_secrets(overlay(submitted, request.config), submitted)
     path = archive_path(services.world.home.archives, original["archive"])
 
     def check() -> Continuation:
         from zerolab.config import check_experiment
 
         config = check_experiment(raw, reader(path.read_bytes()))
-        return Continuation(config, raw, original["raw_config"], wish.activate)
+        return Continuation(config, raw, original["raw_config"], request.activate)
 
     going_on = await run_in_threadpool(check)
     await services.read(
-        lambda found: continuation.prepare_continuation(
-            services.world, found, experiment_id, going_on
+        lambda connection: continuation.prepare_continuation(
+            services.world, connection, experiment_id, going_on
         )
     )
     await services.write(
@@ -321,7 +327,7 @@ async def continue_experiment(
         )
     )
     await services.carry_out()
-    return await services.read(lambda found: _answer(services, found, experiment_id))
+    return await services.read(lambda connection: _answer(services, connection, experiment_id))
 
 
 def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -367,7 +373,7 @@ async def import_metrics(request: Request) -> Response:
     services, content = services_of(request), await request.body()
     log = await run_in_threadpool(parse, content)
     experiment_id = await import_run(services.write, log)
-    return await services.read(lambda found: _answer(services, found, experiment_id, 201))
+    return await services.read(lambda connection: _answer(services, connection, experiment_id, 201))
 
 
 Action = Literal["pause", "activate", "cancel", "kill", "archive", "unarchive"]
@@ -383,4 +389,4 @@ async def act_on_experiment(
     await services.write(
         lambda world, transaction: user_actions.act(world, transaction, experiment_id, action)
     )
-    return await services.read(lambda found: _answer(services, found, experiment_id))
+    return await services.read(lambda connection: _answer(services, connection, experiment_id))

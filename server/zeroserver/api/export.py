@@ -1,4 +1,4 @@
-"""Every metric point of an experiment as text, streamed."""
+"""Streamed export of all metric points of an experiment."""
 
 import csv
 import io
@@ -22,10 +22,10 @@ from zeroserver.store.points import json_number
 __all__ = ["CSV_HEADER", "ExportResponse", "export_csv", "export_ndjson"]
 
 CSV_HEADER = ("trial_id", "group", "name", "step", "value", "time_s")
-_PAGE = 20_000
-"""Points that are read at a time."""
-_QUESTION = 10
-"""What asking the database costs beside that, in points."""
+_PAGE_POINTS = 20_000
+"""Number of points read at a time."""
+_QUERY_COST = 10
+"""Fixed cost of a query, in points."""
 
 _POINTS = (
     "SELECT step, value, time FROM points WHERE trial_id = ? AND key_id = ? AND step > ? "
@@ -41,18 +41,18 @@ Rows = list[tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class Part:
-    """Some points of one series, or why the rest of it is not there."""
+    """Points of one series, or the problem that ended it."""
 
     trial_id: int
     group: str | None
-    """None when nothing of the trial can be read."""
+    """None if the trial cannot be read at all."""
     name: str | None
     rows: Rows = field(default_factory=list)
     problem: str | None = None
 
 
 class _Line(msgspec.Struct, gc=False):
-    """A point in NDJSON: written by msgspec, many times as fast as Python writes a float."""
+    """Line of NDJSON; msgspec encodes floats many times as fast as Python."""
 
     trial_id: int
     group: str | None
@@ -65,7 +65,7 @@ class _Line(msgspec.Struct, gc=False):
 def export_ndjson(database: Database, trials: Sequence[int], group: str | None) -> Iterator[bytes]:
     """Yield one JSON object a line; ``time_s`` is in seconds since 1970.
 
-    What cannot be read has a line with ``problem`` in its place.
+    A series that cannot be read yields a line with ``problem``.
     """
     encode = msgspec.json.Encoder().encode_lines
     for page in _pages(database, trials, group):
@@ -83,7 +83,7 @@ def export_ndjson(database: Database, trials: Sequence[int], group: str | None) 
 
 
 def export_csv(database: Database, trials: Sequence[int], group: str | None) -> Iterator[bytes]:
-    """Yield a CSV file with a header; what cannot be read is told in the place of a value."""
+    """Yield a CSV file with a header; a read failure is shown in the value column."""
     yield (",".join(CSV_HEADER) + "\r\n").encode()
     for page in _pages(database, trials, group):
         text = io.StringIO()
@@ -98,37 +98,37 @@ def export_csv(database: Database, trials: Sequence[int], group: str | None) -> 
 
 
 def _pages(database: Database, trials: Sequence[int], group: str | None) -> Iterator[list[Part]]:
-    """Yield what there is, some thousand points at a time.
+    """Yield pages of some thousand points.
 
-    Each page has a connection for as long as it takes to read it: a client that does not read on
-    holds none, nor an old view of the database.
+    A connection is open only while a page is read. A slow client therefore holds neither a
+    connection nor an old snapshot of the database.
     """
-    place = _Place(deque(trials))
-    while place.trials or place.series:
+    cursor = _Cursor(deque(trials))
+    while cursor.trials or cursor.series:
         page: list[Part] = []
         try:
             with database.read() as connection:
-                _fill(page, connection, place, group)
-        except StoreError as error:  # the answer has begun: only in its text can it be told
-            page.append(place.skip(str(error)))
+                _fill(page, connection, cursor, group)
+        except StoreError as error:  # too late for an HTTP status: the response has begun
+            page.append(cursor.skip(str(error)))
             if not error.damaged:
-                place.end()
+                cursor.end()
         if page:
             yield page
 
 
 @dataclass
-class _Place:
-    """How far an export has come."""
+class _Cursor:
+    """Position of an export."""
 
     trials: deque[int]
     series: deque[tuple[int, Series]] = field(default_factory=deque)
-    """Of the trial that has been begun: key id, and what it is called."""
+    """Remaining series of the current trial, with their key ids."""
     after: int = -1
-    """Last step of the first series that has been read."""
+    """Last step that was read of the first series."""
 
     def skip(self, problem: str) -> Part:
-        """Leave out what was about to be read; return what is told in its place."""
+        """Skip the current series or trial; return a part with the problem."""
         if not self.series:
             return Part(self.trials.popleft(), None, None, problem=problem)
         _, series = self.series.popleft()
@@ -136,41 +136,41 @@ class _Place:
         return Part(*series, problem=problem)
 
     def end(self) -> None:
-        """Leave out all that is left."""
+        """Skip everything that remains."""
         self.trials.clear()
         self.series.clear()
 
 
-def _fill(page: list[Part], connection: Connection, place: _Place, group: str | None) -> None:
-    """Read some thousand points; what was read before a failure is in the page."""
-    room = _PAGE
-    while room > 0 and (place.trials or place.series):
-        if not place.series:
-            trial_id = place.trials[0]
+def _fill(page: list[Part], connection: Connection, cursor: _Cursor, group: str | None) -> None:
+    """Add some thousand points to the page; points before a failure stay in it."""
+    room = _PAGE_POINTS
+    while room > 0 and (cursor.trials or cursor.series):
+        if not cursor.series:
+            trial_id = cursor.trials[0]
             names = metric_names(connection, trial_id, group)
-            place.trials.popleft()
-            place.series.extend((key, (trial_id, of, name)) for key, of, name in names)
-            room -= _QUESTION
+            cursor.trials.popleft()
+            cursor.series.extend((key, (trial_id, of, name)) for key, of, name in names)
+            room -= _QUERY_COST
             continue
-        key_id, series = place.series[0]
-        rows: Rows = raw_rows(connection, _POINTS, (series[0], key_id, place.after, room))
+        key_id, series = cursor.series[0]
+        rows: Rows = raw_rows(connection, _POINTS, (series[0], key_id, cursor.after, room))
         if rows:
             page.append(Part(*series, rows))
         if len(rows) < room:
-            place.series.popleft()
-            place.after = -1
+            cursor.series.popleft()
+            cursor.after = -1
         else:
-            place.after = rows[-1][0]
-        room -= len(rows) + _QUESTION
+            cursor.after = rows[-1][0]
+        room -= len(rows) + _QUERY_COST
 
 
 class ExportResponse(StreamingResponse):
-    """An export on its way; only so many at a time.
+    """Streaming response of an export, with a limit of concurrent exports.
 
     Args:
-        turns: Taken by each, for as long as it is sent.
-        rows: What to send.
-        options: Those of the base class.
+        turns: Semaphore that limits concurrent exports.
+        rows: Content.
+        options: Options of the base class.
     """
 
     def __init__(self, turns: Semaphore, rows: Iterator[bytes], **options: Any) -> None:
@@ -178,10 +178,10 @@ class ExportResponse(StreamingResponse):
         self._turns = turns
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it.
+        """Send the export.
 
         Raises:
-            BusyError: If too many are on their way.
+            BusyError: If too many exports are running.
         """
         if self._turns.locked():
             msg = "too many exports are on their way; wait until one of them has ended"

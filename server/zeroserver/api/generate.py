@@ -85,10 +85,10 @@ def _declaration(
     if schema.get("type") != "object":
         return f"{comment}export type {name} = {_bare(schema, aliases)};\n"
     lines = []
-    for key, each in schema["properties"].items():
+    for key, item in schema["properties"].items():
         if key in texts:
             lines.append(f"  /** {texts[key]} */")
-        lines.append(f"  {key}: {_type(each, aliases)};")
+        lines.append(f"  {key}: {_type(item, aliases)};")
     return f"{comment}export interface {name} {{\n" + "\n".join(lines) + "\n}\n"
 
 
@@ -106,11 +106,11 @@ def _bare(schema: Mapping[str, Any], aliases: dict[str, str]) -> str:
     if not schema:
         return "unknown"
     if "anyOf" in schema:
-        return " | ".join(_type(each, aliases) for each in schema["anyOf"])
+        return " | ".join(_type(item, aliases) for item in schema["anyOf"])
     if "enum" in schema:
         return " | ".join(map(json.dumps, schema["enum"]))
     if "prefixItems" in schema:
-        return "[" + ", ".join(_type(each, aliases) for each in schema["prefixItems"]) + "]"
+        return "[" + ", ".join(_type(item, aliases) for item in schema["prefixItems"]) + "]"
     kind, values = str(schema["type"]), schema.get("additionalProperties")
     if kind == "array":
         kind = f"Array<{_type(schema['items'], aliases)}>"
@@ -119,15 +119,15 @@ def _bare(schema: Mapping[str, Any], aliases: dict[str, str]) -> str:
     return "number" if kind == "integer" else kind
 
 
-def _rows(kind: type[Resource], known: Mapping[str, Any]) -> str:
+def _rows(kind: type[Resource], definitions: Mapping[str, Any]) -> str:
     """The table of a resource for the document; states are listed in it."""
     texts = field_texts(kind, Resource)
     rows = []
-    for name, each in known[kind.__name__]["properties"].items():
-        written = _type(each, {})
-        named = known.get(written, {})
+    for name, item in definitions[kind.__name__]["properties"].items():
+        written = _type(item, {})
+        named = definitions.get(written, {})
         rows.append(
-            (f"`{name}`", f"`{_bare(named if 'enum' in named else each, {})}`", texts[name])
+            (f"`{name}`", f"`{_bare(named if 'enum' in named else item, {})}`", texts[name])
         )
     return table(("field", "type", "meaning"), rows)
 
@@ -135,7 +135,7 @@ def _rows(kind: type[Resource], known: Mapping[str, Any]) -> str:
 def _moves() -> str:
     """The states, and what each may become."""
     rows = [
-        (thing, f"`{state}`", ", ".join(f"`{each}`" for each in moves if each in following) or "-")
+        (thing, f"`{state}`", ", ".join(f"`{item}`" for item in moves if item in following) or "-")
         for thing, moves in (
             ("experiment", EXPERIMENT_MOVES), ("trial", TRIAL_MOVES), ("run", RUN_MOVES),
         )
@@ -166,10 +166,10 @@ def _in_state(action: Action, state: str) -> str:
 
 def generated(root: Path) -> dict[Path, str]:
     """Every file that is made from the code, and what must stand in it."""
-    known = schemas()
+    names = schemas()
 
     def of(kind: type[Resource]) -> Callable[[], str]:
-        return lambda: _rows(kind, known)
+        return lambda: _rows(kind, names)
 
     tables = {f"resource {kind.__name__}": of(kind) for kind in TOLD}
     page, life = root / DOCUMENT, root / LIFE

@@ -1,4 +1,4 @@
-"""JSON as the rest of the project reads it: whole text, finite numbers, nothing else."""
+"""Strict JSON bodies: valid Unicode and finite numbers only."""
 
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
@@ -8,13 +8,13 @@ from fastapi import HTTPException, Request, Response
 from pydantic import AfterValidator
 
 from zerolab.contract.names import check_name, check_text
-from zeroserver.api.api_route import ReadingRoute
+from zeroserver.api.api_route import ApiRoute
 
-__all__ = ["Name", "PlainText", "StrictRoute"]
+__all__ = ["JsonRoute", "Name", "PlainText"]
 
 
 class _StrictRequest(Request):
-    """Reads its body by JSON's own rules: Python's reader takes NaN and halves of characters."""
+    """Request with a strictly parsed body: Python's parser accepts NaN and lone surrogates."""
 
     async def json(self) -> Any:
         """Return the body.
@@ -29,15 +29,15 @@ class _StrictRequest(Request):
             raise HTTPException(422, msg) from None
 
 
-class StrictRoute(ReadingRoute):
-    """A route whose JSON body is read strictly."""
+class JsonRoute(ApiRoute):
+    """Route with a strictly parsed JSON body."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return what answers a request."""
+        """Return the handler of a request."""
         answer = super().get_route_handler()
 
         async def strict(request: Request) -> Response:
-            # The parts that FastAPI keeps with the request are in the scope.
+            # FastAPI's own request attributes live in the scope, so they are kept.
             return await answer(_StrictRequest(request.scope, request.receive, request._send))  # noqa: SLF001 - FastAPI's own way to a request of one's own
 
         return strict

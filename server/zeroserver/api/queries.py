@@ -1,4 +1,4 @@
-"""Reading for the windows: pages by keyset, never by offset; no query in a loop."""
+"""Database queries of the REST API: keyset pagination, never a query in a loop."""
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
@@ -63,7 +63,7 @@ LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
 def owned(connection: Connection, what: Table, owners: Table, owner_id: int) -> ColumnElement[bool]:
-    """Which rows belong to an experiment or a trial.
+    """Return the condition for rows of an experiment or a trial.
 
     Raises:
         NotFoundError: If there is no such owner.
@@ -74,36 +74,36 @@ def owned(connection: Connection, what: Table, owners: Table, owner_id: int) -> 
 
 
 class PageRequest(NamedTuple):
-    """Which rows of a list are wanted."""
+    """Order, cursor and length of a page."""
 
     sort: str
-    """A column, ``-`` before it for the largest first; rows without a value come last."""
+    """Column; a leading ``-`` sorts in descending order; rows without a value come last."""
     after: str | None
-    """Cursor that the page before gave."""
+    """Cursor from the previous page."""
     limit: int
-    """Most rows."""
+    """Maximum number of rows."""
 
 
 def page(
     connection: Connection,
     query: Select[Any],
     table: Table,
-    asked: PageRequest,
+    page_request: PageRequest,
     only: Collection[int] | None = None,
 ) -> tuple[Sequence[RowMapping], str | None]:
     """Return a page of rows and the cursor of the next page.
 
     Args:
-        connection: For reading.
-        query: Over ``table``, without an order.
-        table: With a column ``id``, which breaks ties.
-        asked: Order, start and length of the page.
-        only: Ids of those rows that may be on the page; None: all.
+        connection: Database connection.
+        query: Query over ``table``, without an order.
+        table: Table with a column ``id``, which breaks ties.
+        page_request: Order, start and length of the page.
+        only: Ids of the rows to consider; None for all.
 
     Raises:
-        ConfigError: If the cursor is not one of this order.
+        ConfigError: If the cursor does not fit the order.
     """
-    sort, after, limit = asked
+    sort, after, limit = page_request
     descending, name = sort.startswith("-"), sort.removeprefix("-")
     column, row_id = table.c[name], table.c.id
     if after is not None:
@@ -115,13 +115,13 @@ def page(
         ordered = column.desc() if descending else column.asc()
         query = query.order_by(ordered.nulls_last(), by_id)
     if only is None:
-        found = connection.execute(query.limit(limit + 1)).mappings().all()
-    else:  # too many to be told the database, which gives them as they are read
-        with connection.execute(query.with_only_columns(row_id)) as each:
-            ids = [*islice(filter(only.__contains__, each.scalars()), limit + 1)]
-        found = rows_of(connection, table, ids)
-    rows = found[:limit]
-    if len(found) <= limit:
+        fetched = connection.execute(query.limit(limit + 1)).mappings().all()
+    else:  # too many ids for an IN clause, so they are filtered while rows stream in
+        with connection.execute(query.with_only_columns(row_id)) as result:
+            ids = [*islice(filter(only.__contains__, result.scalars()), limit + 1)]
+        fetched = rows_of(connection, table, ids)
+    rows = fetched[:limit]
+    if len(fetched) <= limit:
         return rows, None
     last = rows[-1]
     return rows, str(last["id"]) if name == "id" else write_cursor(last[name], last["id"])
@@ -130,9 +130,9 @@ def page(
 def _behind(
     column: Column[Any], row_id: Column[Any], after: str, *, descending: bool
 ) -> ColumnElement[bool]:
-    def beyond(one: Column[Any], value: Any) -> ColumnElement[bool]:
-        found: ColumnElement[bool] = one < value if descending else one > value
-        return found
+    def beyond(key: Column[Any], value: Any) -> ColumnElement[bool]:
+        condition: ColumnElement[bool] = key < value if descending else key > value
+        return condition
 
     value, last_id = read_cursor(f"[null,{after}]" if column is row_id else after)
     if column is row_id:
@@ -146,7 +146,7 @@ def _behind(
 
 
 def experiment(row: RowMapping, waiting: Waiting) -> Experiment:
-    """Turn a row into a resource; ``waiting`` knows why it waits."""
+    """Convert a row to a resource; ``waiting`` has the reason if it waits."""
     return Experiment.of(
         row,
         config=_masked_config(row["config"]),
@@ -168,75 +168,82 @@ def _masked_config(stored: str) -> msgspec.Raw:
 def count_trials(
     connection: Connection,
     experiment_id: int,
-    mine: Mapping[str, str | int],
+    column_values: Mapping[str, str | int],
     only: Collection[int] | None,
 ) -> int:
-    """Count the trials of an experiment with some values in columns.
+    """Count the trials of an experiment with the given column values.
 
     Args:
-        connection: For reading.
-        experiment_id: Whose trials.
-        mine: Columns and values.
-        only: Ids of those that may count; None: all.
+        connection: Database connection.
+        experiment_id: Id of the experiment.
+        column_values: Required value of each column.
+        only: Ids of the trials to consider; None for all.
     """
     if only is not None:
-        return len(trials_with(connection, experiment_id, mine).intersection(only))
-    return int(_of_trials(connection, "count(*)", experiment_id, mine)[0][0])
+        return len(trials_with(connection, experiment_id, column_values).intersection(only))
+    return int(_of_trials(connection, "count(*)", experiment_id, column_values)[0][0])
 
 
 def trials_with(
-    connection: Connection, experiment_id: int, mine: Mapping[str, str | int]
+    connection: Connection, experiment_id: int, column_values: Mapping[str, str | int]
 ) -> frozenset[int]:
-    """Return the ids of the trials of an experiment with some values in columns."""
-    rows = _of_trials(connection, "id", experiment_id, mine)
+    """Return the ids of an experiment's trials with the given column values."""
+    rows = _of_trials(connection, "id", experiment_id, column_values)
     return frozenset(trial_id for (trial_id,) in rows)
 
 
 def _of_trials(
-    connection: Connection, what: str, experiment_id: int, mine: Mapping[str, str | int]
+    connection: Connection, what: str, experiment_id: int, column_values: Mapping[str, str | int]
 ) -> Sequence[Any]:
-    where = "".join(f" AND {name} = ?" for name in mine)
-    query = f"SELECT {what} FROM trials WHERE experiment_id = ?{where}"  # noqa: S608 - our own names
-    return raw_rows(connection, query, (experiment_id, *mine.values()))
+    conditions = "".join(f" AND {name} = ?" for name in column_values)
+    query = f"SELECT {what} FROM trials WHERE experiment_id = ?{conditions}"  # noqa: S608 - our own names
+    return raw_rows(connection, query, (experiment_id, *column_values.values()))
 
 
 def rows_of(connection: Connection, table: Table, ids: Sequence[int]) -> Sequence[RowMapping]:
-    """Return some rows of a table in the order of ``ids``; one query."""
+    """Return rows of a table in the order of ``ids``, by one query."""
     rows = connection.execute(select(table).where(table.c.id.in_(ids))).mappings()
-    found = {row["id"]: row for row in rows}
-    return [found[each] for each in ids if each in found]
+    by_id = {row["id"]: row for row in rows}
+    return [by_id[row_id] for row_id in ids if row_id in by_id]
 
 
 def trial_list(connection: Connection, rows: Sequence[RowMapping], world: World) -> list[Trial]:
-    """Turn rows into resources; two queries more, for their cost and their searcher's metric.
+    """Convert rows to resources, with two more queries for cost and the searcher's metric.
 
     Args:
-        connection: For reading.
-        rows: Of the table of trials.
-        world: Knows the time, and why trials wait.
+        connection: Database connection.
+        rows: Rows of the table of trials.
+        world: State with the clock and the reasons why trials wait.
     """
     costs = slot_seconds_of(connection, [row["id"] for row in rows], world.clock())
     owners = tuple({row["experiment_id"] for row in rows})
     query = _METRICS.format(", ".join("?" * len(owners)) or "NULL")
     metrics: dict[int, str] = dict(raw_rows(connection, query, owners))
     of_trial = world.waiting.of_trial
-    found = []
+    result = []
     for row in rows:
-        number, home, state, error = row["id"], row["experiment_id"], row["state"], row["error"]
+        number, experiment_id, state, error = (
+            row["id"],
+            row["experiment_id"],
+            row["state"],
+            row["error"],
+        )
         # A trial that waits for its searcher shows there what its script did wrong.
         waiting = (
-            error if error and state == _PAUSED else of_trial(number, home, state, row["run_id"])
+            error
+            if error and state == _PAUSED
+            else of_trial(number, experiment_id, state, row["run_id"])
         )
-        found.append(
+        result.append(
             Trial.of(
                 row,
                 slot_seconds=costs.get(number, 0.0),
                 waiting_reason=waiting,
                 error=None if state == _PAUSED else error,
-                result_problem=trial_problem(row, metrics.get(home, "")),
+                result_problem=trial_problem(row, metrics.get(experiment_id, "")),
             )
         )
-    return found
+    return result
 
 
 _METRICS = "SELECT id, metric FROM experiments WHERE id IN ({})"
@@ -244,20 +251,20 @@ _METRICS = "SELECT id, metric FROM experiments WHERE id IN ({})"
 
 def runs_of(connection: Connection, trial_id: int) -> list[Run]:
     """Return the runs of a trial, the oldest first; two queries."""
-    mine = runs.c.trial_id == trial_id
+    of_trial = runs.c.trial_id == trial_id
     agent = func.coalesce(run_nodes.c.agent_id, runs.c.agent_id)
-    where = (
+    agent_names = (
         select(runs.c.id, agents.c.name)
         .select_from(runs)
         .outerjoin(run_nodes, run_nodes.c.run_id == runs.c.id)
         .join(agents, agents.c.id == agent)
-        .where(mine)
+        .where(of_trial)
         .order_by(runs.c.id, run_nodes.c.node_rank)
     )
     names: dict[int, list[str]] = {}
-    for run_id, name in connection.execute(where):
+    for run_id, name in connection.execute(agent_names):
         names.setdefault(run_id, []).append(name)
-    rows = connection.execute(select(runs).where(mine).order_by(runs.c.id)).mappings()
+    rows = connection.execute(select(runs).where(of_trial).order_by(runs.c.id)).mappings()
     return [
         Run.of(row, agents=names.get(row["id"], []), failed=is_failure(row["exit_code"] or 0))
         for row in rows
@@ -265,16 +272,16 @@ def runs_of(connection: Connection, trial_id: int) -> list[Run]:
 
 
 def checkpoint_list(connection: Connection, rows: Sequence[RowMapping]) -> list[Checkpoint]:
-    """Turn rows into resources, each with the validation metrics at its step; one query more."""
-    found = checkpoint_metrics(connection, [row["uuid"] for row in rows])
-    return [Checkpoint.of(row, metrics=found.get(row["uuid"])) for row in rows]
+    """Convert rows to resources with the validation metrics at their steps, by one more query."""
+    metrics = checkpoint_metrics(connection, [row["uuid"] for row in rows])
+    return [Checkpoint.of(row, metrics=metrics.get(row["uuid"])) for row in rows]
 
 
 def checkpoint_metrics(
     connection: Connection, uuids: Sequence[str]
 ) -> dict[str, dict[str, float | str]]:
     """Return the validation metrics at the step of each checkpoint that has any; one query."""
-    found: dict[str, dict[str, float | str]] = {}
+    metrics: dict[str, dict[str, float | str]] = {}
     query = (
         select(checkpoints.c.uuid, metric_keys.c.name, points.c.value)
         .select_from(checkpoints)
@@ -290,8 +297,8 @@ def checkpoint_metrics(
         .where(checkpoints.c.uuid.in_(uuids))
     )
     for uuid, name, value in connection.execute(query):
-        found.setdefault(uuid, {})[name] = json_number(value)
-    return found
+        metrics.setdefault(uuid, {})[name] = json_number(value)
+    return metrics
 
 
 def metric_names(
@@ -308,41 +315,43 @@ def metric_names(
     if group is not None:
         query = query.where(columns.group_name == group)
     query = query.order_by(columns.group_name, columns.name)
-    return [(each.id, each.group_name, each.name) for each in connection.execute(query)]
+    return [(key.id, key.group_name, key.name) for key in connection.execute(query)]
 
 
 def all_metric_names(connection: Connection) -> list[tuple[str, str]]:
     """Return group and name of every metric that was ever reported."""
     columns = metric_keys.c
     query = select(columns.group_name, columns.name).order_by(columns.group_name, columns.name)
-    return [(each.group_name, each.name) for each in connection.execute(query)]
+    return [(key.group_name, key.name) for key in connection.execute(query)]
 
 
 def log_page(
     connection: Connection,
-    where: ColumnElement[bool],
+    condition: ColumnElement[bool],
     filters: Mapping[str, Any],
 ) -> tuple[Sequence[RowMapping], int | None]:
     """Return lines in the order in which they arrived, and the cursor of the next page.
 
     Args:
-        connection: For reading.
-        where: Whose lines.
+        connection: Database connection.
+        condition: Condition that selects the owner's lines.
         filters: ``after`` (id of a line) and ``limit``; ``tail`` for the last lines instead;
-            ``level`` for the least level; ``rank``.
+            ``level`` for the minimum level; ``rank``.
     """
-    query = select(logs).where(where)
+    query = select(logs).where(condition)
     if filters.get("rank") is not None:
         query = query.where(logs.c.rank == filters["rank"])
     level = filters.get("level")
     if level is not None and level != LEVELS[0]:
-        wanted = logs.c.level.in_(LEVELS[LEVELS.index(level) :])
-        query = query.where(or_(wanted, logs.c.level.is_(None)) if level == "INFO" else wanted)
+        has_level = logs.c.level.in_(LEVELS[LEVELS.index(level) :])
+        query = query.where(
+            or_(has_level, logs.c.level.is_(None)) if level == "INFO" else has_level
+        )
     limit = filters["limit"]
     if filters.get("tail") is not None:
         last = query.order_by(logs.c.id.desc()).limit(filters["tail"])
         return connection.execute(last).mappings().all()[::-1], None
     query = query.where(logs.c.id > filters["after"]).order_by(logs.c.id).limit(limit + 1)
-    found = connection.execute(query).mappings().all()
-    more = len(found) > limit
-    return found[:limit], int(found[limit - 1]["id"]) if more else None
+    fetched = connection.execute(query).mappings().all()
+    more = len(fetched) > limit
+    return fetched[:limit], int(fetched[limit - 1]["id"]) if more else None

@@ -1,7 +1,7 @@
-"""From a row of a table to a resource: one rule for each type of a field, none for a field.
+"""Conversion of table rows to resources by the types of the resource's fields.
 
-A resource is declared once, as a struct in :mod:`zeroserver.api.resources`. A field that is named
-like a column is read from it; what else a resource tells is handed to :meth:`Resource.of`.
+A resource is declared once, as a struct in :mod:`zeroserver.api.resources`. A field with the name
+of a column is read from it; the other fields are passed to :meth:`Resource.of`.
 """
 
 import types
@@ -24,7 +24,7 @@ __all__ = ["Name", "Num", "Resource", "Share", "Time", "iso", "respond"]
 
 @lru_cache(maxsize=4096)  # a list is read again and again, and its times stay
 def iso(seconds: float | None) -> str | None:
-    """Return a time as ISO 8601 in UTC, ending in Z; times that no calendar has as None."""
+    """Return a time as ISO 8601 in UTC, ending in Z; None if it is out of range."""
     if seconds is None:
         return None
     try:
@@ -35,7 +35,7 @@ def iso(seconds: float | None) -> str | None:
 
 
 def _raw(text: str) -> msgspec.Raw:
-    """Put JSON from the database into an answer as it is."""
+    """Pass JSON from the database on unparsed."""
     return msgspec.Raw(text.encode())
 
 
@@ -56,24 +56,24 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 
 
 class Resource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Base of all that the REST API answers."""
+    """Base class of all resources of the REST API."""
 
     @classmethod
     def of(cls, row: RowMapping, **more: Any) -> Self:
-        """Read a row of the table.
+        """Create the resource from a row of its table.
 
         Args:
-            row: With a column for every field that is not in ``more``.
-            **more: Fields that no column has.
+            row: Row with a column for every field that is not in ``more``.
+            **more: Values of the other fields.
         """
         plan = _plan(cls, tuple(more))
         values = list(plan.columns(row))
-        for place, read in plan.readers:
-            value = values[place]
+        for index, read in plan.readers:
+            value = values[index]
             if value is not None:
-                values[place] = read(value)
-        for place, name in plan.given:
-            values[place] = more[name]
+                values[index] = read(value)
+        for index, name in plan.given:
+            values[index] = more[name]
         return cls(*values)
 
 
@@ -81,26 +81,26 @@ Reader = Callable[[Any], Any]
 
 
 class _Plan(NamedTuple):
-    """How a row becomes a resource; found out once, for lists make thousands of them."""
+    """Conversion of rows to one resource type, computed once."""
 
     columns: Callable[[RowMapping], tuple[Any, ...]]
-    """Takes a column for every field, in their order; any one for a field that is given."""
+    """Gets the column of every field in order; an arbitrary one for a field without a column."""
     readers: tuple[tuple[int, Reader], ...]
-    """Place of each field that is not as its column is, and what turns the one into the other."""
+    """Index of each field that needs a conversion, and the converter."""
     given: tuple[tuple[int, str], ...]
-    """Place and name of each field that no column has."""
+    """Index and name of each field without a column."""
 
 
 @cache
-def _plan(cls: type[Resource], given: tuple[str, ...]) -> _Plan:
+def _plan(cls: type[Resource], extra: tuple[str, ...]) -> _Plan:
     fields = msgspec.structs.fields(cls)
-    read = [each for each in fields if each.name not in given]
-    columns = (each.name if each.name not in given else read[0].name for each in fields)
-    readers = ((at, _reader(each.type)) for at, each in enumerate(fields) if each in read)
+    read = [item for item in fields if item.name not in extra]
+    columns = (item.name if item.name not in extra else read[0].name for item in fields)
+    readers = ((at, _reader(item.type)) for at, item in enumerate(fields) if item in read)
     return _Plan(
         itemgetter(*columns),
         tuple((at, reader) for at, reader in readers if reader is not None),
-        tuple((at, each.name) for at, each in enumerate(fields) if each.name in given),
+        tuple((at, item.name) for at, item in enumerate(fields) if item.name in extra),
     )
 
 

@@ -114,11 +114,11 @@ def _json(value: msgspec.Struct) -> Response:
 
 def _id(request: Request, name: str) -> int:
     text = request.path_params[name]
-    found = id_of(text)
-    if found is None:
+    number = id_of(text)
+    if number is None:
         msg = f"there is no {name.removesuffix('_id')} {text[:100]}"
         raise NotFoundError(msg)
-    return found
+    return number
 
 
 def _number(request: Request, name: str, default: float) -> float:
@@ -149,11 +149,11 @@ async def _wait_for(
             if not services.hub.closed:
                 bell.clear()
             version, answer = await ask()
-            left = end - time.monotonic()
-            if version != known or left <= 0 or services.hub.closed:
+            remaining = end - time.monotonic()
+            if version != known or remaining <= 0 or services.hub.closed:
                 return answer
             try:
-                async with asyncio.timeout(left):
+                async with asyncio.timeout(remaining):
                     await bell.wait()
             except TimeoutError:
                 continue
@@ -225,10 +225,10 @@ async def leave(request: Request) -> Response:
     """Say that an agent stops: nothing new is to start there; with ``done``, it is gone."""
     services = services_of(request)
     agent_id = _id(request, "agent_id")
-    wish = await _body(request, AgentLeave)
+    body = await _body(request, AgentLeave)
 
     def job(world: World, transaction: Transaction) -> bool:
-        gone = agents_room.leave(world, transaction, agent_id, done=wish.done)
+        gone = agents_room.leave(world, transaction, agent_id, done=body.done)
         scheduling.schedule(world, transaction)
         return gone
 
@@ -422,10 +422,10 @@ def _directive(connection: Connection, services: Services, run_id: int) -> Direc
     if row.state == RunState.EXITED or row.run_id != run_id:
         msg = f"run {run_id} has ended here, or another run has taken over"
         raise StaleRunError(msg)
-    left = None
+    remaining = None
     if row.deadline_at is not None:
-        left = max(row.deadline_at - services.world.steady(), 0.0)
-    return Directive(row.directive, _VERSIONS[row.directive], left)
+        remaining = max(row.deadline_at - services.world.steady(), 0.0)
+    return Directive(row.directive, _VERSIONS[row.directive], remaining)
 
 
 _POLL = (
@@ -454,12 +454,12 @@ WIRE_ROUTES: Sequence[WireRoute] = (
 
 def describe(document: dict[str, Any]) -> None:
     """Add these routes to an OpenAPI document."""
-    types = [each for route in WIRE_ROUTES for each in (route.body, route.answer) if each]
+    types = [struct for route in WIRE_ROUTES for struct in (route.body, route.answer) if struct]
     (_, schemas) = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     components = document.setdefault("components", {}).setdefault("schemas", {})
     components.update(schemas)
     for route in WIRE_ROUTES:
-        answer = {"$ref": f"#/components/schemas/{route.answer.__name__}"}
+        response = {"$ref": f"#/components/schemas/{route.answer.__name__}"}
         operation: dict[str, Any] = {
             "tags": ["agents and runs"],
             "summary": route.handler.__name__.replace("_", " ").title(),
@@ -470,7 +470,7 @@ def describe(document: dict[str, Any]) -> None:
             "responses": {
                 "200": {
                     "description": "Done.",
-                    "content": {"application/json": {"schema": answer}},
+                    "content": {"application/json": {"schema": response}},
                 },
             },
         }
@@ -486,14 +486,14 @@ def _names(path: str) -> list[str]:
     return [part[1:-1] for part in path.split("/") if part.startswith("{")]
 
 
-def _parameter(name: str, place: str, kind: str, text: str = "") -> dict[str, Any]:
+def _parameter(name: str, location: str, kind: str, text: str = "") -> dict[str, Any]:
     schema: dict[str, Any] = {"type": kind}
-    if place == "path":
+    if location == "path":
         schema |= {"minimum": 1, "maximum": MAX_ID}
-    found: dict[str, Any] = {
+    parameter: dict[str, Any] = {
         "name": name,
-        "in": place,
-        "required": place == "path",
+        "in": location,
+        "required": location == "path",
         "schema": schema,
     }
-    return found | ({"description": text} if text else {})
+    return parameter | ({"description": text} if text else {})

@@ -14,7 +14,7 @@ from zerolab.contract.secrets import find_secrets, mask_secrets
 from zerolab.errors import ConfigError, NotFoundError
 from zeroserver.api import queries
 from zeroserver.api.common import FILE_ANSWER, IdPath, answer
-from zeroserver.api.json_route import StrictRoute
+from zeroserver.api.json_route import JsonRoute
 from zeroserver.api.resources import (
     EngineAnswer,
     EngineEntry,
@@ -30,7 +30,7 @@ from zeroserver.store.schema import experiments, trials
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/api/v1", tags=["experiments"], route_class=StrictRoute)
+router = APIRouter(prefix="/api/v1", tags=["experiments"], route_class=JsonRoute)
 
 
 @router.get("/experiments/{experiment_id}/submitted", responses=answer(SubmittedAnswer))
@@ -46,10 +46,12 @@ def get_submitted(connection: ReadDep, experiment_id: IdPath) -> Response:
 @router.get("/experiments/{experiment_id}/files", responses=answer(ModelFilePage))
 async def list_files(services: ServicesDep, experiment_id: IdPath) -> Response:
     """List the files of the model directory."""
-    row = await services.read(lambda found: queries.one(found, experiments, experiment_id))
+    row = await services.read(
+        lambda connection: queries.one(connection, experiments, experiment_id)
+    )
     files = await _files(services, row)
     sizes = await run_in_threadpool(files.sizes)
-    return respond(ModelFilePage([ModelFile(*each) for each in sorted(sizes.items())], None))
+    return respond(ModelFilePage([ModelFile(*item) for item in sorted(sizes.items())], None))
 
 
 @router.get("/experiments/{experiment_id}/file", response_class=Response, responses=FILE_ANSWER)
@@ -59,7 +61,9 @@ async def get_file(
     name: Annotated[str, Query(max_length=4096, description="Path inside the model directory.")],
 ) -> Response:
     """Download one file of the model directory."""
-    row = await services.read(lambda found: queries.one(found, experiments, experiment_id))
+    row = await services.read(
+        lambda connection: queries.one(connection, experiments, experiment_id)
+    )
     files = await _files(services, row)
     content = await run_in_threadpool(files.read, name)
     if content is None:
@@ -79,9 +83,9 @@ async def _files(services: Services, row: RowMapping) -> ArchiveFiles:
 @router.get("/trials/{trial_id}/engine", tags=["trials"], responses=answer(EngineAnswer))
 async def get_engine(services: ServicesDep, trial_id: IdPath) -> Response:
     """Read the engine's configuration of a trial: every value, and where it came from."""
-    trial = await services.read(lambda found: queries.one(found, trials, trial_id))
+    trial = await services.read(lambda connection: queries.one(connection, trials, trial_id))
     home = trial["experiment_id"]
-    row = await services.read(lambda found: queries.one(found, experiments, home))
+    row = await services.read(lambda connection: queries.one(connection, experiments, home))
     path = archive_path(services.world.home.archives, row["archive"])
     return respond(await run_in_threadpool(_engine_of, row, trial, path))
 
@@ -94,7 +98,7 @@ def _engine_of(row: RowMapping, trial: RowMapping, path: Path) -> EngineAnswer:
     config = config_of(row)
     hparams: Mapping[str, Any] = msgspec.json.decode(trial["hparams"])
     length = config.searcher.full_length
-    found = next(
+    result = next(
         engine_files(
             hparams,
             ArchiveFiles(path.read_bytes()),
@@ -102,14 +106,14 @@ def _engine_of(row: RowMapping, trial: RowMapping, path: Path) -> EngineAnswer:
         ),
         None,
     )
-    if found is None:
+    if result is None:
         return EngineAnswer(None, [], [], ["hyperparameters.deepspeed_config: is not given"])
-    name, file = found
+    name, file = result
     problems, entries = list(file.problems), []
     if file.config is not None and not problems:
         try:
             replicas = file.config.data_parallel_size(config.resources.slots_per_trial)
-            entries = [EngineEntry(*each) for each in resolve(file.config, replicas)]
+            entries = [EngineEntry(*item) for item in resolve(file.config, replicas)]
         except ConfigError as error:
             problems += error.problems
     return EngineAnswer(name or None, entries, list(file.changes), problems)

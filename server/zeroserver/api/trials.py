@@ -12,7 +12,7 @@ from zerolab.contract.secrets import restore_secrets
 from zeroserver.analysis.columns import COLUMNS, COMPUTED, PREFIX, read_rows
 from zeroserver.analysis.trial_filter import choose, conditions
 from zeroserver.api import queries
-from zeroserver.api.api_route import ReadingRoute
+from zeroserver.api.api_route import ApiRoute
 from zeroserver.api.common import (
     After,
     IdPath,
@@ -54,7 +54,7 @@ __all__ = ["router"]
 _STORED = frozenset(COLUMNS) - COMPUTED
 """Columns that the database sorts by."""
 
-router = APIRouter(prefix="/api/v1", tags=["trials"], route_class=ReadingRoute)
+router = APIRouter(prefix="/api/v1", tags=["trials"], route_class=ApiRoute)
 
 Sort = Annotated[
     str,
@@ -82,36 +82,42 @@ def list_trials(
     experiment = queries.one(connection, experiments, experiment_id)
     if sort == "metric":
         sort = "best_validation" if experiment["smaller_is_better"] else "-best_validation"
-    wanted, column = conditions(where), sort.removeprefix("-")
-    started_with = all(each[0].startswith(PREFIX) for each in wanted)
-    mine: dict[str, str | int] = {}
+    filters, column = conditions(where), sort.removeprefix("-")
+    started_with = all(condition[0].startswith(PREFIX) for condition in filters)
+    column_values: dict[str, str | int] = {}
     if state is not None:
-        mine["state"] = state.value
+        column_values["state"] = state.value
     if archived is not None:
-        mine["archived"] = int(archived)
+        column_values["archived"] = int(archived)
     if started_with and column in _STORED:
-        only = services.orders.holding(connection, experiment_id, wanted) if wanted else None
+        only = services.orders.holding(connection, experiment_id, filters) if filters else None
         total = experiment["num_trials"] if only is None else len(only)
-        if mine:
-            total = queries.count_trials(connection, experiment_id, mine, only)
-        mine["experiment_id"] = experiment_id
-        asked = PageRequest(sort, after, limit)
-        query = select(trials).where(*(trials.c[name] == value for name, value in mine.items()))
-        found, next_after = queries.page(connection, query, trials, asked, only)
+        if column_values:
+            total = queries.count_trials(connection, experiment_id, column_values, only)
+        column_values["experiment_id"] = experiment_id
+        page_request = PageRequest(sort, after, limit)
+        query = select(trials).where(
+            *(trials.c[name] == value for name, value in column_values.items())
+        )
+        rows_of_page, next_after = queries.page(connection, query, trials, page_request, only)
     else:
         if started_with and column.startswith(PREFIX):
-            only = queries.trials_with(connection, experiment_id, mine) if mine else None
-            chosen = services.orders.choose(
-                connection, experiment_id, sort, after, limit, conditions=wanted, only=only
+            only = (
+                queries.trials_with(connection, experiment_id, column_values)
+                if column_values
+                else None
+            )
+            selected = services.orders.choose(
+                connection, experiment_id, sort, after, limit, conditions=filters, only=only
             )
         else:
-            wanted += [(name, "=", value) for name, value in mine.items()]
-            needed = {column, *(each[0] for each in wanted)}
+            filters += [(name, "=", value) for name, value in column_values.items()]
+            needed = {column, *(condition[0] for condition in filters)}
             rows = read_rows(connection, experiment_id, services.world.clock(), needed)
-            chosen = choose(rows, wanted, sort, after, limit)
-        found = queries.rows_of(connection, trials, chosen.ids)
-        next_after, total = chosen.next_after, chosen.total
-    shown = queries.trial_list(connection, found, services.world)
+            selected = choose(rows, filters, sort, after, limit)
+        rows_of_page = queries.rows_of(connection, trials, selected.ids)
+        next_after, total = selected.next_after, selected.total
+    shown = queries.trial_list(connection, rows_of_page, services.world)
     return respond(TrialPage(shown, next_after, total))
 
 
@@ -123,14 +129,14 @@ def get_trial(services: ServicesDep, connection: ReadDep, trial_id: IdPath) -> R
 
 
 async def _prepare_searcher(services: Services, trial_id: int) -> None:
-    """Replay the search of a trial outside of the writer, which is told what becomes of it."""
+    """Replay the search of a trial outside of the writer's transaction."""
 
-    def look(connection: Connection) -> tuple[int, bool, bool]:
+    def read_state(connection: Connection) -> tuple[int, bool, bool]:
         home = queries.one(connection, trials, trial_id)["experiment_id"]
         ended = queries.one(connection, experiments, home)["state"] in EXPERIMENT_ENDED
         return home, ended, ended and searching.has_grown(connection, home)
 
-    home, ended, replays = await services.read(look)
+    home, ended, replays = await services.read(read_state)
     if not ended:
         await services.load_searcher(home)
     elif replays:
@@ -151,7 +157,7 @@ async def continue_trial(services: ServicesDep, trial_id: IdPath) -> Response:
     await services.write(
         lambda world, transaction: continuation.continue_trial(world, transaction, trial_id)
     )
-    return await services.read(lambda found: get_trial(services, found, trial_id))
+    return await services.read(lambda connection: get_trial(services, connection, trial_id))
 
 
 @router.post("/trials/{trial_id}/fork", status_code=201, responses=answer(ExperimentAnswer, 201))
@@ -160,16 +166,16 @@ async def fork_trial(
 ) -> Response:
     """Submit a trial as an experiment of its own, which begins with the weights of the trial."""
     fork = fork or Changes()
-    trial = await services.read(lambda found: queries.one(found, trials, trial_id))
+    trial = await services.read(lambda connection: queries.one(connection, trials, trial_id))
     home = trial["experiment_id"]
-    original = await services.read(lambda found: queries.one(found, experiments, home))
+    original = await services.read(lambda connection: queries.one(connection, experiments, home))
     submitted = msgspec.json.decode(original["raw_config"])
-    raw = restore_secrets(overlay(_alone(original, trial), fork.config), submitted)
+    raw = restore_secrets(overlay(_single_trial_config(original, trial), fork.config), submitted)
     return await submit_again(services, original, raw, activate=fork.activate)
 
 
-def _alone(original: RowMapping, trial: RowMapping) -> dict[str, Any]:
-    """The configuration of an experiment with one of its trials alone."""
+def _single_trial_config(original: RowMapping, trial: RowMapping) -> dict[str, Any]:
+    """Return the configuration of an experiment with only one of its trials."""
     raw: dict[str, Any] = msgspec.json.decode(original["raw_config"])
     searcher = config_of(original).searcher
     length = searcher.full_length
@@ -209,7 +215,7 @@ async def act_on_trial(services: ServicesDep, trial_id: IdPath, action: TrialAct
     await services.write(
         lambda world, transaction: user_actions.act_on_trial(world, transaction, trial_id, action)
     )
-    return await services.read(lambda found: get_trial(services, found, trial_id))
+    return await services.read(lambda connection: get_trial(services, connection, trial_id))
 
 
 Group = Annotated[str | None, Query(max_length=200, description="training, validation, system.")]
@@ -219,8 +225,8 @@ Group = Annotated[str | None, Query(max_length=200, description="training, valid
 def get_metric_names(connection: ReadDep, trial_id: IdPath, group: Group = None) -> Response:
     """List the metrics that a trial has reported."""
     queries.one(connection, trials, trial_id)
-    found = queries.metric_names(connection, trial_id, group)
-    return respond(MetricNames([MetricName(group=each[1], name=each[2]) for each in found]))
+    keys = queries.metric_names(connection, trial_id, group)
+    return respond(MetricNames([MetricName(group=key[1], name=key[2]) for key in keys]))
 
 
 @router.get("/trials/{trial_id}/metrics", responses=answer(Metrics))
@@ -236,16 +242,16 @@ def get_metrics(
 ) -> Response:
     """Read curves; long ones as mean with the band of minimum and maximum, so no spike hides."""
     queries.one(connection, trials, trial_id)
-    wanted = None if names is None else set(names.split(","))
-    found = []
+    requested = None if names is None else set(names.split(","))
+    curves = []
     for key in queries.metric_names(connection, trial_id, group):
-        if wanted is not None and key[2] not in wanted:
+        if requested is not None and key[2] not in requested:
             continue
         curve = read_curve(connection, trial_id, key, max_points, (first, last))
         steps = [point[0] for point in curve.points]
-        told = point_times(connection, trial_id, key[0], steps) if times else None
-        found.append(Curve(curve.group, curve.name, curve.points, curve.band, told))
-    return respond(Metrics(found))
+        reported_at = point_times(connection, trial_id, key[0], steps) if times else None
+        curves.append(Curve(curve.group, curve.name, curve.points, curve.band, reported_at))
+    return respond(Metrics(curves))
 
 
 _EXPORT: dict[int | str, dict[str, Any]] = {
@@ -265,9 +271,9 @@ async def export_metrics(
     group: Group = None,
 ) -> StreamingResponse:
     """Stream every metric point of an experiment."""
-    wanted = await services.read(lambda connection: _trials_of(connection, experiment_id))
+    trial_ids = await services.read(lambda connection: _trials_of(connection, experiment_id))
     write = export_ndjson if format == "ndjson" else export_csv
-    rows = write(services.database, wanted, group)
+    rows = write(services.database, trial_ids, group)
     media = {"ndjson": "application/x-ndjson", "csv": "text/csv; charset=utf-8"}[format]
     name = f'attachment; filename="experiment-{experiment_id}.{format}"'
     headers = {"Content-Disposition": name}
@@ -276,8 +282,8 @@ async def export_metrics(
 
 def _trials_of(connection: Connection, experiment_id: int) -> list[int]:
     queries.one(connection, experiments, experiment_id)
-    mine = select(trials.c.id).where(trials.c.experiment_id == experiment_id)
-    return list(connection.scalars(mine.order_by(trials.c.id)))
+    query = select(trials.c.id).where(trials.c.experiment_id == experiment_id)
+    return list(connection.scalars(query.order_by(trials.c.id)))
 
 
 async def _log_filters(
@@ -291,14 +297,14 @@ async def _log_filters(
 
 
 LogFilters = Annotated[dict[str, Any], Depends(_log_filters)]
-"""Which log lines are wanted."""
+"""Filters of log lines."""
 
 
 def _logs(
-    connection: Connection, owners: Table, owner_id: int, wanted: Mapping[str, Any]
+    connection: Connection, owners: Table, owner_id: int, filters: Mapping[str, Any]
 ) -> Response:
-    where = queries.owned(connection, logs, owners, owner_id)
-    rows, next_after = queries.log_page(connection, where, wanted)
+    owned = queries.owned(connection, logs, owners, owner_id)
+    rows, next_after = queries.log_page(connection, owned, filters)
     return respond(LogPage([Log.of(row) for row in rows], next_after))
 
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from zerolab.errors import NotFoundError
 from zeroserver.api.cluster.cluster_queries import agent_list
 from zeroserver.api.common import IdPath, answer
-from zeroserver.api.json_route import StrictRoute
+from zeroserver.api.json_route import JsonRoute
 from zeroserver.api.resources import AgentAnswer, AgentPage
 from zeroserver.api.rows import respond
 from zeroserver.orchestrator.cluster import agents as room
@@ -19,7 +19,7 @@ from zeroserver.store.database import Transaction
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/api/v1/agents", tags=["agents"], route_class=StrictRoute)
+router = APIRouter(prefix="/api/v1/agents", tags=["agents"], route_class=JsonRoute)
 
 Slots = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1, max_length=4096)]
 
@@ -37,8 +37,8 @@ async def get_agent(services: ServicesDep, agent_id: IdPath) -> Response:
 
 
 async def _answer(services: Services, agent_id: int) -> Response:
-    found = await services.read(lambda connection: agent_list(services.world, connection))
-    for agent in found:
+    agents = await services.read(lambda connection: agent_list(services.world, connection))
+    for agent in agents:
         if agent.id == agent_id:
             return respond(AgentAnswer(agent))
     msg = f"there is no agent {agent_id}"

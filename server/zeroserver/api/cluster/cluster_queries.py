@@ -20,30 +20,30 @@ __all__ = ["agent_list", "job_list", "pool_list", "quota_list"]
 
 def agent_list(world: World, connection: Connection) -> list[Agent]:
     """Return every agent, with what runs on its slots."""
-    held: defaultdict[int, dict[int, int]] = defaultdict(dict)
+    used: defaultdict[int, dict[int, int]] = defaultdict(dict)
     for row in connection.execute(held_slots(OPEN_RUNS)):
         for slot in msgspec.json.decode(row.slot_ids):
-            held[row.agent_id][slot] = row.id
+            used[row.agent_id][slot] = row.id
     rows = connection.execute(select(agents).order_by(agents.c.id)).mappings()
-    return [_agent(world, row, held[row["id"]]) for row in rows]
+    return [_agent(world, row, used[row["id"]]) for row in rows]
 
 
-def _agent(world: World, row: RowMapping, held: Mapping[int, int]) -> Agent:
+def _agent(world: World, row: RowMapping, used: Mapping[int, int]) -> Agent:
     """Return an agent, of whose slots runs hold some: slot to run."""
-    told = msgspec.json.decode(row["slots"])
-    down = down_slots(told, held)
+    reported = msgspec.json.decode(row["slots"])
+    down = down_slots(reported, used)
     disabled = set(msgspec.json.decode(row["disabled_slots"]))
     slots = [
         Slot(
             id=slot["id"],
             device=slot["device"],
-            run_id=held.get(slot["id"]),
+            run_id=used.get(slot["id"]),
             enabled=bool(row["enabled"]) and slot["id"] not in disabled,
             down=slot["id"] in down,
         )
-        for slot in told
+        for slot in reported
     ]
-    state = _state(world, row, busy=bool(held))
+    state = _state(world, row, busy=bool(used))
     silent_s = round(world.silence_s(row["id"]), 1)
     return Agent.of(row, slots=slots, state=state, silent_s=silent_s)
 
@@ -60,7 +60,7 @@ def _state(world: World, row: RowMapping, *, busy: bool) -> str:
 
 def job_list(world: World, connection: Connection) -> list[Job]:
     """Return the experiments that have not ended, pool by pool in the order of the queue."""
-    held = _held(connection)
+    used = _held(connection)
     policies = _policies(connection)
     columns = experiments.c
     query = select(
@@ -83,7 +83,7 @@ def job_list(world: World, connection: Connection) -> list[Job]:
     counts = {(home, state): number for home, state, number in connection.execute(counted)}
     fewer = _on_fewer(connection)
     places: Counter[str] = Counter()
-    found = []
+    result = []
     for row in sorted(rows, key=turn):
         places[row["pool"]] += 1
         job = Job.of(
@@ -94,12 +94,12 @@ def job_list(world: World, connection: Connection) -> list[Job]:
             host_slots=count_host_slots(row["host_slots"]),
             running_trials=counts.get((row["id"], "RUNNING"), 0),
             queued_trials=counts.get((row["id"], "QUEUED"), 0),
-            held_slots=held[row["id"]],
+            held_slots=used[row["id"]],
             waiting_reason=world.waiting.of_job(row["id"], row["state"]),
             fewer_reason=fewer.get(row["id"]),
         )
-        found.append(job)
-    return found
+        result.append(job)
+    return result
 
 
 def _on_fewer(connection: Connection) -> dict[int, str]:
@@ -110,30 +110,30 @@ def _on_fewer(connection: Connection) -> dict[int, str]:
         .where(runs.c.state.in_(OPEN_RUNS), experiments.c.fewer_slots != "[]")
     )
     elastic = {row.id: row for row in connection.execute(query)}
-    held: Counter[int] = Counter()
+    used: Counter[int] = Counter()
     homes: dict[int, int] = {}
-    for one in connection.execute(held_slots(OPEN_RUNS)) if elastic else ():
-        held[one.id] += len(msgspec.json.decode(one.slot_ids))
-        homes[one.id] = one.experiment_id
-    found: dict[int, str] = {}
+    for allocation in connection.execute(held_slots(OPEN_RUNS)) if elastic else ():
+        used[allocation.id] += len(msgspec.json.decode(allocation.slot_ids))
+        homes[allocation.id] = allocation.experiment_id
+    result: dict[int, str] = {}
     for run_id, row in sorted(elastic.items()):
-        if held[run_id] >= row.slots:
+        if used[run_id] >= row.slots:
             continue
-        text = f"trial {row.trial_id} runs on {held[run_id]} of its {row.slots} slots, and "
+        text = f"trial {row.trial_id} runs on {used[run_id]} of its {row.slots} slots, and "
         text += (
             "takes more at a checkpoint, when they are free"
             if row.grows_to is None
             else f"leaves them for {row.grows_to}"
         )
-        found.setdefault(homes[run_id], text)
-    return found
+        result.setdefault(homes[run_id], text)
+    return result
 
 
 def pool_list(world: World, connection: Connection) -> list[Pool]:
     """Return every pool that has agents or jobs, or of which something was said."""
     policies = _policies(connection)
     limits = _limits(connection)
-    there = [one for one in agent_list(world, connection) if one.alive]
+    alive_agents = [agent for agent in agent_list(world, connection) if agent.alive]
     counted = (
         select(experiments.c.pool, func.count())
         .where(experiments.c.state.not_in(EXPERIMENT_ENDED))
@@ -141,14 +141,14 @@ def pool_list(world: World, connection: Connection) -> list[Pool]:
     )
     jobs = {row[0]: row[1] for row in connection.execute(counted)}
     named = {group.removeprefix("pool:") for group in limits if group.startswith("pool:")}
-    names = {DEFAULT_POOL, *policies, *jobs, *named, *(one.pool for one in there)}
+    names = {DEFAULT_POOL, *policies, *jobs, *named, *(agent.pool for agent in alive_agents)}
     return [
         Pool(
             name=name,
             policy=policies.get(name, Policy.FAIR_SHARE).value,
-            agents=sum(one.pool == name for one in there),
-            slots=sum(len(one.slots) for one in there if one.pool == name),
-            free_slots=sum(_free(one) for one in there if one.pool == name),
+            agents=sum(agent.pool == name for agent in alive_agents),
+            slots=sum(len(agent.slots) for agent in alive_agents if agent.pool == name),
+            free_slots=sum(_free(agent) for agent in alive_agents if agent.pool == name),
             jobs=jobs.get(name, 0),
             max_slots=limits.get(f"pool:{name}"),
         )
@@ -171,12 +171,12 @@ def quota_list(connection: Connection) -> list[Quota]:
     by_job = _held(connection)
     columns = experiments.c
     query = select(columns.id, columns.pool, columns.labels).where(columns.id.in_(list(by_job)))
-    held: Counter[str] = Counter()
+    used: Counter[str] = Counter()
     for row in connection.execute(query):
         labels = msgspec.json.decode(row.labels, type=list[str])
         for group in {f"pool:{row.pool}", *(f"label:{label}" for label in labels)}:
-            held[group] += by_job[row.id]
-    return [Quota(group, most, held[group]) for group, most in sorted(limits.items())]
+            used[group] += by_job[row.id]
+    return [Quota(group, most, used[group]) for group, most in sorted(limits.items())]
 
 
 def _policies(connection: Connection) -> dict[str, Policy]:
@@ -189,7 +189,7 @@ def _limits(connection: Connection) -> dict[str, int]:
 
 def _held(connection: Connection) -> Counter[int]:
     """Experiment to the slots that it holds."""
-    held: Counter[int] = Counter()
+    used: Counter[int] = Counter()
     for row in connection.execute(held_slots(OPEN_RUNS)):
-        held[row.experiment_id] += len(msgspec.json.decode(row.slot_ids))
-    return held
+        used[row.experiment_id] += len(msgspec.json.decode(row.slot_ids))
+    return used

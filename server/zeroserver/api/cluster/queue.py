@@ -10,7 +10,7 @@ from zerolab.errors import NotFoundError
 from zerolab.scheduler import Policy
 from zeroserver.api.cluster.cluster_queries import job_list, pool_list, quota_list
 from zeroserver.api.common import IdPath, answer
-from zeroserver.api.json_route import StrictRoute
+from zeroserver.api.json_route import JsonRoute
 from zeroserver.api.resources import (
     JobAnswer,
     JobPage,
@@ -29,7 +29,7 @@ from zeroserver.store.database import Transaction
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/api/v1", tags=["queue"], route_class=StrictRoute)
+router = APIRouter(prefix="/api/v1", tags=["queue"], route_class=JsonRoute)
 
 Name = Annotated[str, Path(min_length=1, max_length=255)]
 
@@ -41,13 +41,13 @@ def list_jobs(
     pool: Annotated[str | None, Query(max_length=64, description="Only of this pool.")] = None,
 ) -> Response:
     """List the experiments that have not ended, pool by pool, the first to run first."""
-    found = job_list(services.world, connection)
-    return respond(JobPage(jobs=[job for job in found if pool in {None, job.pool}]))
+    items = job_list(services.world, connection)
+    return respond(JobPage(jobs=[job for job in items if pool in {None, job.pool}]))
 
 
 async def _job(services: Services, experiment_id: int) -> Response:
-    found = await services.read(lambda connection: job_list(services.world, connection))
-    for job in found:
+    items = await services.read(lambda connection: job_list(services.world, connection))
+    for job in items:
         if job.experiment_id == experiment_id:
             return respond(JobAnswer(job))
     msg = f"experiment {experiment_id} has ended"
@@ -124,11 +124,11 @@ class PoolPut(BaseModel):
 
 
 @router.put("/pools/{name}", responses=answer(PoolAnswer))
-async def put_pool(services: ServicesDep, name: Name, wish: PoolPut) -> Response:
+async def put_pool(services: ServicesDep, name: Name, body: PoolPut) -> Response:
     """Say in which order the jobs of a pool start; it need not have agents yet."""
-    await _write(services, lambda _, tx: room.set_policy(tx, name, wish.policy))
-    found = await services.read(lambda connection: pool_list(services.world, connection))
-    return respond(PoolAnswer(next(pool for pool in found if pool.name == name)))
+    await _write(services, lambda _, tx: room.set_policy(tx, name, body.policy))
+    items = await services.read(lambda connection: pool_list(services.world, connection))
+    return respond(PoolAnswer(next(pool for pool in items if pool.name == name)))
 
 
 @router.get("/quotas", responses=answer(QuotaPage))
@@ -149,11 +149,11 @@ class QuotaPut(BaseModel):
 
 
 @router.put("/quotas/{kind}/{name:path}", responses=answer(QuotaAnswer))
-async def put_quota(services: ServicesDep, kind: Kind, name: Name, wish: QuotaPut) -> Response:
+async def put_quota(services: ServicesDep, kind: Kind, name: Name, body: QuotaPut) -> Response:
     """Limit the slots that the jobs of a pool, or those with a label, hold together."""
-    await _write(services, lambda _, tx: room.set_quota(tx, kind, name, wish.max_slots))
-    found: Any = await services.read(quota_list)
-    return respond(QuotaAnswer(next(one for one in found if one.group == f"{kind}:{name}")))
+    await _write(services, lambda _, tx: room.set_quota(tx, kind, name, body.max_slots))
+    items: Any = await services.read(quota_list)
+    return respond(QuotaAnswer(next(quota for quota in items if quota.group == f"{kind}:{name}")))
 
 
 @router.delete("/quotas/{kind}/{name:path}", status_code=204)

@@ -9,7 +9,7 @@ from sqlalchemy import func, select
 from zerolab import __version__
 from zerolab.errors import ForbiddenError
 from zeroserver.access.principal import HttpsDep, PrincipalDep
-from zeroserver.api.api_route import ReadingRoute
+from zeroserver.api.api_route import ApiRoute
 from zeroserver.api.cluster.cluster_queries import pool_list
 from zeroserver.api.common import answer
 from zeroserver.api.resources import Cluster as ClusterInfo
@@ -26,15 +26,15 @@ from zeroserver.store.schema import agents, experiments, runs, trials
 
 __all__ = ["router"]
 
-router = APIRouter(tags=["server"], route_class=ReadingRoute)
+router = APIRouter(tags=["server"], route_class=ApiRoute)
 
 
 @router.get("/api/v1/info", responses=answer(Info))
 def get_info(services: ServicesDep, connection: ReadDep) -> Response:
     """Read the server's version, data directory, start and cluster."""
-    found = pool_list(services.world, connection)
+    pools = pool_list(services.world, connection)
     agents_there, slots, free = (
-        sum(getattr(pool, name) for pool in found) for name in ("agents", "slots", "free_slots")
+        sum(getattr(pool, name) for pool in pools) for name in ("agents", "slots", "free_slots")
     )
     info = Info(
         version=__version__,

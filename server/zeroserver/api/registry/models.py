@@ -9,7 +9,7 @@ from sqlalchemy import Connection, select
 
 from zerolab.errors import NotFoundError
 from zeroserver.api.common import IdPath, answer
-from zeroserver.api.json_route import PlainText, StrictRoute
+from zeroserver.api.json_route import JsonRoute, PlainText
 from zeroserver.api.queries import checkpoint_metrics
 from zeroserver.api.resources import Model, ModelAnswer, ModelPage, ModelVersion
 from zeroserver.api.rows import respond
@@ -19,7 +19,7 @@ from zeroserver.store.schema import checkpoints, model_versions, models
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/api/v1", tags=["models"], route_class=StrictRoute)
+router = APIRouter(prefix="/api/v1", tags=["models"], route_class=JsonRoute)
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 Name = Annotated[str, Path(max_length=128)]
@@ -54,10 +54,10 @@ def _read(connection: Connection, name: str | None = None) -> list[Model]:
 
 
 async def _one(services: Services, name: str, status: int = 200) -> Response:
-    found = await services.read(lambda connection: _read(connection, name))
-    if not found:
+    models = await services.read(lambda connection: _read(connection, name))
+    if not models:
         raise NotFoundError(f"there is no model {name}; `zerolab model list`")
-    return respond(ModelAnswer(found[0]), status)
+    return respond(ModelAnswer(models[0]), status)
 
 
 @router.get("/models", responses=answer(ModelPage))
@@ -77,12 +77,12 @@ class NewModel(BaseModel):
 
 
 @router.post("/models", status_code=201, responses=answer(ModelAnswer, 201))
-async def create_model(services: ServicesDep, wish: NewModel) -> Response:
+async def create_model(services: ServicesDep, body: NewModel) -> Response:
     """Add a model to the registry."""
     await services.write(
-        lambda world, tx: registry.create_model(world, tx, wish.name, wish.description)
+        lambda world, tx: registry.create_model(world, tx, body.name, body.description)
     )
-    return await _one(services, wish.name, 201)
+    return await _one(services, body.name, 201)
 
 
 @router.get("/models/{name}", responses=answer(ModelAnswer))
@@ -109,10 +109,10 @@ class NewVersion(BaseModel):
 
 
 @router.post("/models/{name}/versions", status_code=201, responses=answer(ModelAnswer, 201))
-async def register_version(services: ServicesDep, name: Name, wish: NewVersion) -> Response:
+async def register_version(services: ServicesDep, name: Name, body: NewVersion) -> Response:
     """Make a checkpoint the next version of a model: from then on it is kept."""
     await services.write(
-        lambda world, tx: registry.register_version(world, tx, name, wish.checkpoint, wish.notes)
+        lambda world, tx: registry.register_version(world, tx, name, body.checkpoint, body.notes)
     )
     return await _one(services, name, 201)
 

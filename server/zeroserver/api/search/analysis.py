@@ -24,7 +24,7 @@ from zeroserver.analysis.columns import (
 from zeroserver.analysis.importance import METHOD, ImportanceResult, importance, trials_fingerprint
 from zeroserver.analysis.trial_filter import check_columns, conditions, matching_rows
 from zeroserver.api import queries
-from zeroserver.api.api_route import ReadingRoute
+from zeroserver.api.api_route import ApiRoute
 from zeroserver.api.common import IdPath, Where, answer
 from zeroserver.api.resources import (
     ExperimentColumns,
@@ -41,7 +41,7 @@ from zeroserver.store.schema import experiments
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/api/v1/experiments", tags=["analysis"], route_class=ReadingRoute)
+router = APIRouter(prefix="/api/v1/experiments", tags=["analysis"], route_class=ApiRoute)
 
 
 @router.get("/columns", responses=answer(ExperimentColumns))
@@ -57,9 +57,11 @@ def get_experiment_columns(
 ) -> Response:
     """Read metrics of all experiments, each one's best trial standing for it."""
     measures = {name: best_trial_metric(connection, name) for name in column or () if name != "id"}
-    raise_problems([no_metric(name, "column") for name, found in measures.items() if found is None])
+    raise_problems(
+        [no_metric(name, "column") for name, values in measures.items() if values is None]
+    )
     ids = connection.execute(select(experiments.c.id).order_by(experiments.c.id)).scalars().all()
-    cells = {name: _told(map((found or {}).get, ids)) for name, found in measures.items()}
+    cells = {name: _told(map((values or {}).get, ids)) for name, values in measures.items()}
     named = [MetricName(*each) for each in queries.all_metric_names(connection)]
     return respond(ExperimentColumns(named, {"id": list(ids), **cells}))
 
@@ -76,17 +78,17 @@ def get_columns(
 ) -> Response:
     """Read the trials of an experiment as columns: hyperparameters, metrics, cost."""
     queries.one(connection, experiments, experiment_id)
-    wanted = conditions(where)
-    if not wanted:
-        found = _whole(services, connection, experiment_id, column)
-        if found is not None:
-            return respond(TrialColumns(found))
-    needed = {*(column or COLUMNS), *(each[0] for each in wanted)}
+    filters = conditions(where)
+    if not filters:
+        columns = _whole(services, connection, experiment_id, column)
+        if columns is not None:
+            return respond(TrialColumns(columns))
+    needed = {*(column or COLUMNS), *(condition[0] for condition in filters)}
     leaves = services.orders.leaves(connection, experiment_id)
     rows = read_rows(connection, experiment_id, services.world.clock(), needed, leaves)
     shown = column or [*COLUMNS, *(PREFIX + name for name in names(rows))]
-    check_columns(rows, wanted, shown, "column")
-    holding = matching_rows(rows, wanted)
+    check_columns(rows, filters, shown, "column")
+    holding = matching_rows(rows, filters)
     return respond(TrialColumns({name: _cells(holding, name) for name in shown}))
 
 
@@ -129,8 +131,8 @@ def get_search_progress(connection: ReadDep, experiment_id: IdPath) -> Response:
     better, validations = best_so_far(
         connection, experiment_id, smaller_is_better=bool(row["smaller_is_better"])
     )
-    found = [Improvement(iso(b.time) or "", b.trial_id, b.length, b.value) for b in better]
-    return respond(SearchProgress(found, validations))
+    improvements = [Improvement(iso(b.time) or "", b.trial_id, b.length, b.value) for b in better]
+    return respond(SearchProgress(improvements, validations))
 
 
 @router.get("/{experiment_id}/importance", responses=answer(Importance))
@@ -154,6 +156,6 @@ async def get_importance(services: ServicesDep, experiment_id: IdPath) -> Respon
             )
         return importance(rows, smaller_is_better=smaller_is_better)
 
-    found = await services.importances.of(experiment_id, state, compute)
-    shares = [HparamShare(*share) for share in found.shares]
-    return respond(Importance(METHOD, found.trials, found.explained, shares, found.problem))
+    result = await services.importances.of(experiment_id, state, compute)
+    shares = [HparamShare(*share) for share in result.shares]
+    return respond(Importance(METHOD, result.trials, result.explained, shares, result.problem))

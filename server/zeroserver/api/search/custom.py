@@ -13,7 +13,7 @@ from zerolab.contract.messages import wire_number
 from zerolab.searcher import Continue, Create, Operation, Shutdown, Stop
 from zeroserver.api import queries
 from zeroserver.api.common import MAX_ID, IdPath, answer
-from zeroserver.api.json_route import StrictRoute
+from zeroserver.api.json_route import JsonRoute
 from zeroserver.api.resources import SearchEvent, SearchEvents, SearchHandled
 from zeroserver.api.rows import respond
 from zeroserver.api.runs import MAX_WAIT_S
@@ -27,7 +27,7 @@ from zeroserver.store.schema import experiments, searcher_events
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/api/v1/experiments", tags=["search"], route_class=StrictRoute)
+router = APIRouter(prefix="/api/v1/experiments", tags=["search"], route_class=JsonRoute)
 
 _MOST_EVENTS = 1000
 
@@ -117,19 +117,21 @@ async def get_search_events(
         while True:
             if not services.hub.closed:
                 bell.clear()
-            found = await _events(services, experiment_id, after)
-            left = end - time.monotonic()
-            if found.events or found.over or left <= 0 or services.hub.closed:
-                return respond(found)
+            news = await _events(services, experiment_id, after)
+            remaining = end - time.monotonic()
+            if news.events or news.over or remaining <= 0 or services.hub.closed:
+                return respond(news)
             try:
-                async with asyncio.timeout(min(left, 1.0)):  # the experiment may end meanwhile
+                async with asyncio.timeout(min(remaining, 1.0)):  # the experiment may end meanwhile
                     await bell.wait()
             except TimeoutError:
                 continue
 
 
 async def _events(services: Services, experiment_id: int, after: int) -> SearchEvents:
-    row = await services.read(lambda found: queries.one(found, experiments, experiment_id))
+    row = await services.read(
+        lambda connection: queries.one(connection, experiments, experiment_id)
+    )
     over = row["state"] in EXPERIMENT_ENDED | EXPERIMENT_STOPPING
     handled = -1
     if not over:
@@ -137,7 +139,7 @@ async def _events(services: Services, experiment_id: int, after: int) -> SearchE
         handled = await services.write(
             lambda world, transaction: custom_search.handled(world, transaction, experiment_id)
         )
-    events = await services.read(lambda found: _read(found, experiment_id, after))
+    events = await services.read(lambda connection: _read(connection, experiment_id, after))
     return SearchEvents(events, handled, over)
 
 
@@ -151,7 +153,7 @@ def _read(connection: Connection, experiment_id: int, after: int) -> list[Search
         .order_by(columns.id)
         .limit(_MOST_EVENTS)
     )
-    found = []
+    news = []
     for row in connection.execute(query).mappings():
         metric: Any = None
         if row["kind"] == "validated":
@@ -159,8 +161,8 @@ def _read(connection: Connection, experiment_id: int, after: int) -> list[Search
         event = SearchEvent(
             row["id"], row["kind"], row["request_id"], metric, row["length"], row["reason"]
         )
-        found.append(event)
-    return found
+        news.append(event)
+    return news
 
 
 @router.post("/{experiment_id}/searcher/operations", responses=answer(SearchHandled))
@@ -168,8 +170,8 @@ async def post_operations(
     services: ServicesDep, experiment_id: IdPath, body: OperationsBody
 ) -> Response:
     """Send what a searcher outside of the server wants; saying it again changes nothing."""
-    operations = [_operation(each) for each in body.operations]
-    told = Answered(body.after, body.handled, operations, body.progress)
+    operations = [_operation(operation) for operation in body.operations]
+    message = Answered(body.after, body.handled, operations, body.progress)
     await services.load_searcher(experiment_id)
     start: int | None = 0
     handled = -1
@@ -178,7 +180,7 @@ async def post_operations(
         def job(
             world: World, transaction: Transaction, start: int = start
         ) -> tuple[int, int | None]:
-            return custom_search.take_operations(world, transaction, experiment_id, told, start)
+            return custom_search.take_operations(world, transaction, experiment_id, message, start)
 
         handled, start = await services.write(job)
     return respond(SearchHandled(handled))

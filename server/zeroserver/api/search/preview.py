@@ -13,7 +13,7 @@ from zerolab.errors import ConfigError
 from zeroserver.analysis.cost import count_host_slots
 from zeroserver.api import queries
 from zeroserver.api.common import MAX_ID, answer
-from zeroserver.api.json_route import StrictRoute
+from zeroserver.api.json_route import JsonRoute
 from zeroserver.api.resources import PreviewAnswer, PreviewLength, SearchPreview
 from zeroserver.api.rows import respond
 from zeroserver.services import ReadDep, ServicesDep
@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # loaded when the first experiment comes
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/api/v1/experiments", tags=["search"], route_class=StrictRoute)
+router = APIRouter(prefix="/api/v1/experiments", tags=["search"], route_class=JsonRoute)
 
 _LOOKED_AT = 100
 """How many experiments are looked through for one that is like the file's."""
@@ -76,17 +76,17 @@ def preview_search(services: ServicesDep, connection: ReadDep, wanted: PreviewOf
             slots = count_host_slots(like["host_slots"])
             resources = config.resources.model_copy(update={"slots_per_trial": slots})
             config = config.model_copy(update={"resources": resources})
-    found = estimate_search(
+    result = estimate_search(
         config, **times, like=like["id"] if like is not None and seconds else None
     )
-    lengths = [PreviewLength(length, number) for length, number in sorted(found.lengths.items())]
+    lengths = [PreviewLength(length, number) for length, number in sorted(result.lengths.items())]
     return respond(
         PreviewAnswer(
             SearchPreview(
-                found.outline, found.trials, found.unit, lengths, found.total_length,
-                found.most_length, found.slots, found.seconds_per_unit, found.like,
-                found.slot_hours, found.most_slot_hours, found.premise,
-                list(found.warnings),
+                result.outline, result.trials, result.unit, lengths, result.total_length,
+                result.most_length, result.slots, result.seconds_per_unit, result.like,
+                result.slot_hours, result.most_slot_hours, result.premise,
+                list(result.warnings),
             )
         )
     )  # fmt: skip
@@ -124,8 +124,8 @@ def _seconds(
     connection: Connection, experiment_id: int, unit: str | None, now: float
 ) -> float | None:
     """How long a batch, or an epoch, of an experiment's trials took; None when none was trained."""
-    held = func.sum(func.coalesce(runs.c.ended_at, now) - runs.c.started_at)
-    query = select(held).where(
+    used = func.sum(func.coalesce(runs.c.ended_at, now) - runs.c.started_at)
+    query = select(used).where(
         runs.c.experiment_id == experiment_id, runs.c.started_at.is_not(None)
     )
     seconds = connection.scalar(query)

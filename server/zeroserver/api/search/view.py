@@ -6,7 +6,7 @@ from sqlalchemy import Connection, RowMapping, select
 from zerolab.contract.messages import wire_number
 from zerolab.searcher.view import BracketView, RungView
 from zeroserver.api import queries
-from zeroserver.api.api_route import ReadingRoute
+from zeroserver.api.api_route import ApiRoute
 from zeroserver.api.common import IdPath, answer
 from zeroserver.api.resources import Bracket, Rung, RungEntry, SearcherAnswer, SearcherState
 from zeroserver.api.rows import respond
@@ -17,15 +17,17 @@ from zeroserver.store.schema import experiments, trials
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/api/v1/experiments", tags=["search"], route_class=ReadingRoute)
+router = APIRouter(prefix="/api/v1/experiments", tags=["search"], route_class=ApiRoute)
 
 
 @router.get("/{experiment_id}/searcher", responses=answer(SearcherAnswer))
 async def get_searcher(services: ServicesDep, experiment_id: IdPath) -> Response:
     """Read where the trials of a search stand: rungs, who was judged there, who trains to them."""
-    row = await services.read(lambda found: queries.one(found, experiments, experiment_id))
+    row = await services.read(
+        lambda connection: queries.one(connection, experiments, experiment_id)
+    )
     seen = await _seen(services, row)
-    ids = await services.read(lambda found: _ids(found, experiment_id))
+    ids = await services.read(lambda connection: _ids(connection, experiment_id))
     state = SearcherState(
         name=row["searcher_name"],
         unit=seen.unit,
@@ -42,7 +44,9 @@ async def get_searcher(services: ServicesDep, experiment_id: IdPath) -> Response
 async def _seen(services: Services, row: RowMapping) -> searching.Seen:
     """Ask the searcher that is in memory; replay one whose experiment has ended, on the side."""
     if row["state"] in EXPERIMENT_ENDED:
-        return await services.read(lambda found: searching.look_back(services.world, found, row))
+        return await services.read(
+            lambda connection: searching.look_back(services.world, connection, row)
+        )
     await services.load_searcher(row["id"])
     return await services.write(
         lambda world, transaction: searching.look(world, transaction, row["id"])
