@@ -1,4 +1,4 @@
-"""The application: its parts put together, its start and its end."""
+"""FastAPI application: construction, start-up and shutdown."""
 
 import asyncio
 import logging
@@ -48,7 +48,7 @@ __all__ = ["STATIC", "create_app", "prepare"]
 logger = logging.getLogger(__name__)
 
 _SAY_S = 60.0
-"""Between two lines of the log that say the same."""
+"""Minimum seconds between identical log lines."""
 
 _READ_MOST = ("experiments", "trials")
 
@@ -62,7 +62,7 @@ _NO_PAGE = (
 
 
 def create_app(settings: Settings, static: Path = STATIC) -> FastAPI:
-    """Put a server together; nothing is opened before it starts.
+    """Create the application of a server; nothing is opened before it starts.
 
     Args:
         settings: What it is told from outside.
@@ -95,7 +95,7 @@ def create_app(settings: Settings, static: Path = STATIC) -> FastAPI:
 
 
 def _routes() -> list[BaseRoute]:
-    """Every route in the order in which a request tries them.
+    """Return all routes in the order in which a request tries them.
 
     One list, in place of ``include_router``: that makes each route a second time, and finds the
     one of a request twice, a fifth of what a small answer costs.
@@ -132,7 +132,7 @@ def _extension_routers() -> Iterator[APIRouter]:
 
 
 def _place(route: BaseRoute) -> tuple[int, list[bool]]:
-    """Where a route stands: what is read most first, and a word before a parameter in its place."""
+    """Return the sort key of a route: frequent routes first, literal segments before parameters."""
     assert isinstance(route, APIRoute)
     area = route.path.removeprefix("/api/v1/").partition("/")[0]
     rank = _READ_MOST.index(area) if area in _READ_MOST else len(_READ_MOST)
@@ -242,7 +242,7 @@ async def _tick_forever(services: Services, searches: SearchProcesses) -> None:
 
 
 def _note_orphans(world: World, transaction: Transaction) -> None:
-    """Have removed what an import, or a deletion, of a server that was killed has left."""
+    """Remove leftovers of imports and deletions that a killed server did not finish."""
     found = find_orphans(transaction, world.importing)
     if found:
         logger.info("removing points and logs of %d trial(s) that are gone", len(found))

@@ -1,4 +1,4 @@
-"""One table from errors to HTTP answers."""
+"""Mapping of errors to HTTP responses."""
 
 import errno
 import logging
@@ -42,16 +42,16 @@ _REMEDY = (
 
 
 class StoreError(ZerolabError):
-    """The database cannot take or give data now."""
+    """Failure to read from or write to the database."""
 
     disk_full = False
     damaged = False
     reason = ""
-    """In the words of the database."""
+    """Message of the database."""
 
     @classmethod
     def of(cls, text: str) -> "StoreError":
-        """Say what a database's error means for the one who asked."""
+        """Convert an error of the database driver."""
         full = any(word in text for word in ("disk is full", "disk full", "disk I/O", "No space"))
         made = cls(
             f"the database cannot store data ({text}); free some space on its disk"
@@ -63,14 +63,14 @@ class StoreError(ZerolabError):
 
     @classmethod
     def of_damage(cls, text: str) -> "StoreError":
-        """Say what it means that the database cannot be understood any more."""
+        """Create the error for a damaged database."""
         made = cls(f"the database is damaged ({text}); stop the server, and {_REMEDY}")
         made.damaged, made.reason = True, text
         return made
 
     @classmethod
     def of_start(cls, where: str, found: "StoreError", tables: Sequence[str] = ()) -> Self:
-        """Say why a server cannot start.
+        """Create the error for a server that cannot start.
 
         Args:
             where: The database.
@@ -87,7 +87,7 @@ class StoreError(ZerolabError):
 
     @classmethod
     def of_file(cls, error: OSError, path: Path) -> "StoreError":
-        """Say what it means that a file of the installation cannot be written."""
+        """Create the error for a file of the installation that cannot be written."""
         full = error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
         remedy = "free some space on its disk" if full else "see that its directory can be written"
         made = cls(f"{path}: cannot be written ({error.strerror or error}); {remedy}")
@@ -100,7 +100,7 @@ class TooLargeError(ZerolabError):
 
 
 class BusyError(ZerolabError):
-    """As many of a kind of request are going on as this server takes at a time."""
+    """Too many concurrent requests of a kind."""
 
 
 class ExpiredTokenError(StaleRunError):
@@ -108,7 +108,7 @@ class ExpiredTokenError(StaleRunError):
 
 
 class UnauthorizedError(ForbiddenError):
-    """No token, or one that this server does not know."""
+    """Missing or unknown token."""
 
 
 _TABLE: tuple[tuple[type[Exception], int, str], ...] = (
@@ -131,7 +131,7 @@ _TYPES = {400: "invalid", 401: "unauthorized", 404: "not_found", 405: "method", 
 
 
 def error_response(error: Exception) -> JSONResponse:
-    """Turn one of the project's errors, or a lost client, into its response."""
+    """Return the response for an error of the project or a disconnected client."""
     if isinstance(error, ClientDisconnect):
         return _answer(400, "invalid", "the client disconnected in the middle of its request", [])
     for kind, status, name in _TABLE:
@@ -164,7 +164,7 @@ _SHOULD = re.compile(r"^[A-Z]\w+ should (?=be|have|match)")
 
 
 def _requirement(error: Mapping[str, Any]) -> str:
-    """Say what must hold and what was found, in the words of all other messages."""
+    """Format a validation problem as "must be A, got B"."""
     if error["type"] == "missing":
         return "is required, got nothing"
     if error["type"] == "extra_forbidden":
@@ -179,7 +179,7 @@ def _requirement(error: Mapping[str, Any]) -> str:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Answer every error of ``app`` in the one form that the clients read."""
+    """Register handlers that convert every error of ``app`` to the common response form."""
 
     @app.exception_handler(ZerolabError)
     async def _ours(_request: Request, error: Exception) -> JSONResponse:

@@ -1,6 +1,6 @@
-"""Who waits for what: long polls by topic, and the journal behind the event streams.
+"""Notification of long polls by topic, and the journal behind the event streams.
 
-Everything here lives on the event loop's thread; the writer hands its changes over.
+Everything here runs on the event loop's thread; the writer passes its changes to it.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from zeroserver.store.database import Change
 __all__ = ["ALL", "LISTED_KINDS", "RELOAD", "Entry", "Hub", "Journal"]
 
 ALL = 0
-"""Stands for every experiment, in the stream of the list."""
+"""Id of the stream of all experiments."""
 
 LISTED_KINDS = frozenset({"experiment", "trial", "cluster"})
 """Events of that stream."""
@@ -27,11 +27,11 @@ RELOAD = "reload"
 """Kind of a change whose events are missing from the journal; readers read everything again."""
 
 _ENTRY_BYTES = 400
-"""What an event takes beside its data."""
+"""Memory of an event without its data."""
 
 
 class Hub:
-    """Bells for those who wait; a change rings the bells of its topic."""
+    """Topics with waiting coroutines, which a change wakes."""
 
     def __init__(self) -> None:
         self._bells: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
@@ -39,29 +39,29 @@ class Hub:
 
     @contextmanager
     def listen(self, topic: str) -> Iterator[asyncio.Event]:
-        """A bell that rings at every change of ``topic`` from now on."""
-        bell = asyncio.Event()
-        self._bells[topic].add(bell)
+        """Yield an event that is set at every change of ``topic``."""
+        changed = asyncio.Event()
+        self._bells[topic].add(changed)
         if self.closed:
-            bell.set()
+            changed.set()
         try:
-            yield bell
+            yield changed
         finally:
-            self._bells[topic].discard(bell)
+            self._bells[topic].discard(changed)
             if not self._bells[topic]:
                 del self._bells[topic]
 
     def ring(self, topic: str) -> None:
-        """Wake everyone who listens to ``topic``."""
-        for bell in self._bells.get(topic, ()):
-            bell.set()
+        """Wake all listeners of ``topic``."""
+        for changed in self._bells.get(topic, ()):
+            changed.set()
 
     def close(self) -> None:
-        """Wake everyone, for good: the server stops."""
+        """Wake all listeners permanently: the server stops."""
         self.closed = True
-        for bells in self._bells.values():
-            for bell in bells:
-                bell.set()
+        for events in self._bells.values():
+            for changed in events:
+                changed.set()
 
 
 @dataclass(frozen=True)
@@ -81,48 +81,48 @@ class Entry:
 
 @dataclass
 class Journal:
-    """The last events, so that a stream that was cut goes on where it was.
+    """Recent events, so that an interrupted stream can resume.
 
-    Events of an experiment are kept from the first reader on until the last one has been gone for
-    a minute; a reader whose cursor lies before what is kept is told so and reads everything again.
-    Cursors are ``boot-number``: those of an earlier start of the server are never taken for ours.
+    Events of an experiment are kept from its first reader until one minute after its last one. A
+    reader with an older cursor is told to reload everything. Cursors are ``boot-number``, so that
+    cursors of an earlier server process are recognized.
     """
 
     hub: Hub
     size: int = 20_000
-    """Most events that are kept."""
+    """Maximum number of events."""
     most_bytes: int = 16 * 1024**2
-    """Most that they take together."""
+    """Maximum memory of all events."""
     linger_s: float = 60.0
-    """For how long a reader that has gone may come back to its cursor."""
+    """Seconds for which a disconnected reader may resume."""
     held_bytes: int = 0
     boot: str = field(default_factory=lambda: secrets.token_hex(4))
     _entries: deque[Entry] = field(default_factory=deque)
     _last: int = 0
     _kept_after: dict[int, int] = field(default_factory=dict)
-    """Experiment (or :data:`ALL`) that has a reader to the number before its first event."""
+    """Number before the first kept event, by experiment (or :data:`ALL`) with a reader."""
     _forgotten: int = 0
-    """Number of the last event that had to make room, or is missing."""
+    """Number of the last event that was dropped or is missing."""
     _readers: Counter[int] = field(default_factory=Counter)
-    _left: dict[int, float] = field(default_factory=dict)
-    """When the last reader of an experiment went, in monotonic seconds."""
+    _idle_since: dict[int, float] = field(default_factory=dict)
+    """Monotonic time at which the last reader of an experiment disconnected."""
 
     def wanted(self, experiment_id: int) -> bool:
-        """Whether anyone reads the experiment and trial events of this experiment."""
+        """Check whether anyone reads the experiment and trial events of this experiment."""
         return experiment_id in self._kept_after or ALL in self._kept_after
 
     def followed(self, experiment_id: int) -> bool:
-        """Whether anyone reads all events of this experiment: its metrics and logs too."""
+        """Check whether anyone reads all events of this experiment, including metrics and logs."""
         return experiment_id in self._kept_after
 
     def tidy(self) -> None:
-        """Forget the events of experiments that nobody has read for a while."""
+        """Drop the events of experiments that have had no reader for a while."""
         end = time.monotonic() - self.linger_s
-        gone = [experiment_id for experiment_id, left in self._left.items() if left <= end]
-        for experiment_id in gone:
-            del self._left[experiment_id], self._kept_after[experiment_id]
-        if gone:
-            self._last += 1  # whoever comes back now has a cursor before what is kept
+        idle = [experiment_id for experiment_id, left in self._idle_since.items() if left <= end]
+        for experiment_id in idle:
+            del self._idle_since[experiment_id], self._kept_after[experiment_id]
+        if idle:
+            self._last += 1  # invalidates the cursors of readers that come back later
             self._entries = deque(entry for entry in self._entries if self._keeps(entry))
             self.held_bytes = sum(entry.size for entry in self._entries)
 
@@ -131,7 +131,7 @@ class Journal:
         return (self.wanted if listed else self.followed)(entry.experiment_id)
 
     def publish(self, changes: list[Change]) -> None:
-        """Keep the events among ``changes`` and wake the readers; once each for a batch."""
+        """Add the events of ``changes`` and wake each reader once."""
         topics = {change.topic for change in changes if change.topic}
         for change in changes:
             if change.kind == RELOAD:
@@ -153,25 +153,25 @@ class Journal:
             self.hub.ring(topic)
 
     def cursor(self, number: int) -> str:
-        """Name an event for ``Last-Event-ID``."""
+        """Return the cursor of an event for ``Last-Event-ID``."""
         return f"{self.boot}-{number}"
 
     async def follow(
         self, experiment_id: int, last_event_id: str | None, pause_s: float
     ) -> AsyncGenerator[list[Entry] | None, None]:
-        """Yield the events of an experiment as they come, in groups.
+        """Yield the events of an experiment in groups as they arrive.
 
         Yields:
             None first when events may have been missed (the reader must read everything again),
             then lists of events; an empty list every ``pause_s`` seconds of silence.
         """
         after = self._resume(experiment_id, last_event_id)
-        with self._reading(experiment_id), self.hub.listen(_topic(experiment_id)) as bell:
+        with self._count_reader(experiment_id), self.hub.listen(_topic(experiment_id)) as changed:
             if after is None:
                 after = self._last
                 yield None
             while not self.hub.closed:
-                bell.clear()
+                changed.clear()
                 if self._dropped(after):
                     yield None
                 found = self._after(after, experiment_id)
@@ -179,21 +179,21 @@ class Journal:
                 yield found
                 try:
                     async with asyncio.timeout(pause_s):
-                        await bell.wait()
+                        await changed.wait()
                 except TimeoutError:
                     continue
 
     @contextmanager
-    def _reading(self, experiment_id: int) -> Iterator[None]:
+    def _count_reader(self, experiment_id: int) -> Iterator[None]:
         self._readers[experiment_id] += 1
-        self._left.pop(experiment_id, None)
+        self._idle_since.pop(experiment_id, None)
         try:
             yield
         finally:
             self._readers[experiment_id] -= 1
             if not self._readers[experiment_id]:
                 del self._readers[experiment_id]
-                self._left[experiment_id] = time.monotonic()
+                self._idle_since[experiment_id] = time.monotonic()
 
     def _after(self, number: int, experiment_id: int) -> list[Entry]:
         fresh = itertools.takewhile(lambda entry: entry.number > number, reversed(self._entries))

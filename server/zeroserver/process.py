@@ -1,4 +1,4 @@
-"""One server process for one data directory: its command line, its socket, its start and end."""
+"""Server process of a data directory: command line, socket, start and shutdown."""
 
 import argparse
 import ipaddress
@@ -40,14 +40,14 @@ logger = logging.getLogger("zeroserver")
 
 
 class _Server(uvicorn.Server):
-    """Says where it listens once it does, and wakes who waits when it stops."""
+    """uvicorn server that publishes its address and ends long polls on shutdown."""
 
     def __init__(self, config: uvicorn.Config, services: Services, home: Home) -> None:
         super().__init__(config)
         self._services = services
         self._home = home
         self.lock_lost = ""
-        """Why another server has the database now; empty while this one has it."""
+        """Message about the server that took the database; empty while this one owns it."""
         services.database.lock.on_lost = self._stop_after_lock_loss
 
     def _stop_after_lock_loss(self, reason: str) -> None:
@@ -57,7 +57,7 @@ class _Server(uvicorn.Server):
         os.kill(os.getpid(), signal.SIGTERM)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to listen."""
+        """Start to listen."""
         await super().startup(sockets=sockets)
         if self.started:
             settle_memory()
@@ -99,7 +99,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 @dataclass(frozen=True)
 class Connections:
-    """How clients reach the server."""
+    """TLS and proxy options of the server."""
 
     tls_cert: Path | None = None
     tls_key: Path | None = None
@@ -110,7 +110,7 @@ class Connections:
 def serving(
     app: FastAPI, limits: ConnectionLimits, connections: Connections = Connections()
 ) -> uvicorn.Config:
-    """Configure how the application is served."""
+    """Return the uvicorn configuration of the application."""
     return uvicorn.Config(
         app,
         ssl_certfile=connections.tls_cert,
@@ -345,7 +345,7 @@ def _url(host: str, port: int, names: Sequence[str], *, tls: bool) -> str:
 
 
 def _address(text: str) -> str:
-    """Read an IP address.
+    """Parse an IP address.
 
     Raises:
         argparse.ArgumentTypeError: If it is none.
@@ -358,7 +358,7 @@ def _address(text: str) -> str:
 
 
 def _count(text: str) -> int:
-    """Read a number of things.
+    """Parse a count.
 
     Raises:
         argparse.ArgumentTypeError: If it is none.
@@ -371,7 +371,7 @@ def _count(text: str) -> int:
 
 
 def _seconds(text: str) -> float:
-    """Read a length of time.
+    """Parse a duration.
 
     Raises:
         argparse.ArgumentTypeError: If it is none.
@@ -387,7 +387,7 @@ def _seconds(text: str) -> float:
 
 
 def _port(text: str) -> int:
-    """Read a port.
+    """Parse a port.
 
     Raises:
         argparse.ArgumentTypeError: If it is none.

@@ -1,4 +1,4 @@
-"""Custom searcher classes of model directories: a process beside the server for each of them.
+"""Processes of custom searcher classes from model directories, one for each experiment.
 
 A process has a token for the search routes of its experiment, a clean environment, one core and
 limits on memory and processor time. It dies with the server. One that ends by itself before its
@@ -51,14 +51,14 @@ _INHERITED = frozenset(
         "TZ", "USER", "VIRTUAL_ENV",
     }
 )  # fmt: skip
-"""Variables of the server that a searcher gets, besides those of the locale and of Python."""
+"""Environment variables that a searcher inherits, besides those of the locale and of Python."""
 _INHERITED_PREFIXES = ("LC_", "PYTHON")
 _CONFIG_KEYS = ("searcher", "hyperparameters", "reproducibility")
 
 
 @dataclass
 class _Process:
-    """One searcher's process."""
+    """Process of one searcher."""
 
     running: subprocess.Popen[bytes]
     folder: Path
@@ -67,7 +67,7 @@ class _Process:
 
 @dataclass
 class _Failures:
-    """How often a searcher's process has failed, and when the next one may start."""
+    """Number of failures of a searcher's process, and the earliest next start."""
 
     count: int = 0
     next_at: float = 0.0
@@ -75,7 +75,7 @@ class _Failures:
 
 @dataclass
 class SearchProcesses:
-    """Starts what should run, and looks after it; for the event loop's thread alone."""
+    """Supervisor of searcher processes; used on the event loop's thread only."""
 
     services: Services
     _running: dict[int, _Process] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class SearchProcesses:
         shutil.rmtree(self._folders, ignore_errors=True)
 
     async def look_after(self) -> None:
-        """Start the searchers that should run, and see which have ended."""
+        """Start missing searchers and check for ended ones."""
         if not self.services.url:
             return  # nobody could reach us
         wanted = await self.services.write(_wanted)
@@ -170,7 +170,7 @@ class SearchProcesses:
         )
 
     def close(self) -> None:
-        """End all processes; the next server starts them again."""
+        """Stop all processes; the next server starts them again."""
         for process in self._running.values():
             _signal_group(process, signal.SIGKILL)
         for experiment_id in list(self._running):
@@ -190,7 +190,7 @@ def _signal_group(process: _Process, number: signal.Signals) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Return the variables of a searcher: those of the server may hold keys of a storage."""
+    """Return the environment of a searcher without the server's secrets, such as storage keys."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -199,7 +199,7 @@ def _environment() -> dict[str, str]:
 
 
 def _limit(pid: int, experiment_id: int, limits: Limits) -> None:
-    """Limit a process that has just been started, and what it starts."""
+    """Set resource limits of a new process and its children."""
     wanted = {
         resource.RLIMIT_DATA: limits.searcher_memory_bytes,
         resource.RLIMIT_CPU: limits.searcher_cpu_s,
@@ -219,7 +219,7 @@ def _limit(pid: int, experiment_id: int, limits: Limits) -> None:
 
 
 def _config_of(connection: Connection, experiment_id: int) -> dict[str, Any]:
-    """Return what a searcher is made from."""
+    """Return the configuration and hyperparameters of a searcher."""
     query = select(experiments.c.config).where(experiments.c.id == experiment_id)
     config = json.loads(connection.execute(query).scalar_one())
     return {key: config[key] for key in _CONFIG_KEYS}

@@ -1,4 +1,4 @@
-"""The parts of a running server, and how routes get at them."""
+"""Services of a running server, and the route dependencies that provide them."""
 
 import asyncio
 import gc
@@ -46,22 +46,22 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _STORE_S = 5.0
-"""Between two looks at whether the disk takes more, in seconds."""
+"""Seconds between two checks of the disk."""
 _STORE_WAIT_S = 1.0
 _PROBE_S = 5.0
 _STALLED_S = 10.0
-"""Without a change while some wait; whoever waits for so long is refused."""
+"""Seconds without a commit while changes wait, after which the server reports itself unhealthy."""
 _ROOM_BYTES = 1024 * 1024
-"""That a disk must have free; SQLite needs some to make room."""
+"""Minimum free bytes of the disk; SQLite needs some even to delete."""
 _TRIALS_AT_ONCE = 100
-"""Deleted trials whose rows one change looks for."""
+"""Deleted trials whose rows one change removes."""
 _EXPORTS = 16
-"""Each has a page of points in memory, and its reader may take its time."""
+"""Maximum number of concurrent exports; each holds a page of points for as long as it is read."""
 
 
 @dataclass
 class Services:
-    """Everything that routes use."""
+    """Services that routes use."""
 
     settings: Settings
     database: Database
@@ -75,7 +75,7 @@ class Services:
     loop: asyncio.AbstractEventLoop | None = field(default=None, repr=False)
     policies: PolicySearch = field(init=False, repr=False)
     exports: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_EXPORTS))
-    """Held by each export that is on its way."""
+    """Semaphore of running exports."""
     open_runs: OpenRuns = field(default_factory=OpenRuns, repr=False)
     importances: ImportanceCache = field(default_factory=ImportanceCache, repr=False)
     orders: TrialOrders = field(default_factory=TrialOrders, repr=False)
@@ -89,12 +89,12 @@ class Services:
         self.policies = PolicySearch(self.database)
 
     def publish(self, changes: list[Change]) -> None:
-        """Pass on what was committed; on the event loop's thread."""
+        """Publish committed changes; called on the event loop's thread."""
         self.open_runs.note(changes)
         self.journal.publish(changes)
 
     def wake_agents(self) -> None:
-        """Answer the long polls of agents now: a token was renewed. Any thread may call it."""
+        """End the long polls of agents, since a token was renewed; thread-safe."""
         if self.loop is not None:
             self.loop.call_soon_threadsafe(self.hub.ring, "agents")
 
@@ -103,7 +103,7 @@ class Services:
         return await self.open_runs.has_ended(run_id, self.read)
 
     async def read(self, question: Callable[[Connection], T]) -> T:
-        """Answer a question to the database without blocking the event loop."""
+        """Run a database query without blocking the event loop."""
         return await run_in_threadpool(self._read_now, question)
 
     def _read_now(self, question: Callable[[Connection], T]) -> T:
@@ -143,7 +143,7 @@ class Services:
                 logger.exception("the searcher of experiment %d cannot be loaded", experiment_id)
 
     async def resume(self) -> None:
-        """Take up what a killed server has not carried out: policies, operations of searches."""
+        """Resume the policies and search operations that a killed server did not finish."""
         self.world.retention.update(await self.read(due_experiments))
         for experiment_id in await self.read(interrupted_searches):
             await self.prepare_replay(experiment_id)
@@ -154,7 +154,7 @@ class Services:
             )
 
     async def carry_out(self) -> None:
-        """Carry out what searchers want and was too much for one change, in several."""
+        """Execute queued searcher operations, split into several changes."""
         while self.world.backlog:
             await self.write(_carry_out_more)
 
@@ -200,14 +200,14 @@ class Services:
         await run_in_threadpool(self.database.empty_wal)
 
     async def purge_names(self) -> None:
-        """Delete the names of metrics of which no trial has points any more."""
+        """Delete the names of metrics that have no points any more."""
         self.world.purge_names = False
         await self.write(lambda world, _transaction: world.admitted.clear())
         unused = await self.read(unused_names)
         await self.write(lambda world, transaction: forget_names(world, transaction, unused))
 
     async def probe(self) -> None:
-        """See whether the database can be read and written, and its disk has room.
+        """Check that the database can be read and written, and that its disk has room.
 
         Raises:
             StoreError: If it cannot be read, or does not answer soon; if the writer has made no
@@ -237,7 +237,7 @@ class Services:
         self._probing.result()
 
     async def _probe_disk(self) -> None:
-        """Store something and reserve some space now and then, without waiting for others."""
+        """Write to the database and periodically reserve disk space, without waiting for others."""
         now = time.monotonic()
         if self._storing is None or (self._storing.done() and now >= self._store_next):
             self._store_next = now + _STORE_S
@@ -256,7 +256,7 @@ class Services:
         await self.database.write(_store_something)
 
     def _reserve_space(self) -> None:
-        """See whether a file of a megabyte could be written beside the data.
+        """Check that a file of 1 MB can be written next to the data.
 
         A page that is written again says nothing: it has its place in the log of the database.
         """
@@ -295,18 +295,18 @@ def _carry_out_more(world: World, transaction: Transaction) -> None:
 
 
 def _note_failure(task: "asyncio.Task[None]") -> None:
-    """Look at a task's error, which who asked for it may not wait for."""
+    """Retrieve a task's exception, since its creator may not wait for it."""
     if not task.cancelled():
         task.exception()
 
 
 def _store_something(transaction: Transaction) -> int:
-    """Write a page, and change nothing."""
+    """Write a page without changing its content."""
     return transaction.run("UPDATE alembic_version SET version_num = version_num")
 
 
 def settle_memory() -> None:
-    """Have the garbage collector leave alone what a server consists of that has just started.
+    """Exclude the objects of a started server from garbage collection.
 
     It would look through all of it, 50 ms, again and again while requests are answered. What comes
     from now on it looks through, also where it was switched off for the start.
@@ -325,4 +325,4 @@ ServicesDep = Annotated[Services, "handed over"]
 """Parameter of a route of :class:`zeroserver.api.api_route.ApiRoute`, as all are."""
 
 ReadDep = Annotated[Connection, "handed over"]
-"""The same, of one that is no coroutine; given back before the answer is sent."""
+"""Dependency of a synchronous route: a connection, released before the response is sent."""

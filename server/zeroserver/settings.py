@@ -1,4 +1,4 @@
-"""How one server is set up: where its data lies, where it listens, how patient it is."""
+"""Settings of a server: data directory, address, timeouts and limits."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,50 +11,50 @@ __all__ = ["Limits", "Settings", "Timings"]
 
 @dataclass(frozen=True)
 class Timings:
-    """Patience, in seconds."""
+    """Timeouts and intervals, in seconds."""
 
     agent_dead_s: float = 60.0
-    """An agent that has not asked for work for so long is gone: its runs are given up."""
+    """Silence after which an agent is lost and its runs fail."""
 
     agent_silent_s: float = 25.0
-    """Nothing new is started on an agent that has not asked for work for so long."""
+    """Silence after which no new run starts on an agent."""
 
     agent_wait_s: float = 10.0
-    """Longest wait of an agent's question for work, which is its heartbeat too."""
+    """Maximum duration of an agent's long poll for work, which is its heartbeat too."""
 
     tick_s: float = 1.0
-    """How often deadlines, back-offs and dead agents are looked for."""
+    """Interval between checks of deadlines, back-offs and dead agents."""
 
     backoff_first_s: float = 1.0
     """Wait before the first restart of a trial; it doubles with every further one."""
 
     backoff_most_s: float = 60.0
-    """The longest wait before a restart."""
+    """Maximum wait before a restart."""
 
     grow_first_s: float = 60.0
     """A run on fewer slots than its trial was made for is not asked to leave for more before; it
     doubles with every time that its trial has done so."""
 
     grow_most_s: float = 3600.0
-    """The longest such time."""
+    """Maximum of that time."""
 
     storage_check_s: float = 10.0
-    """Longest wait of a submission for the object store that its checkpoints go to."""
+    """Timeout of a submission's check of its object store."""
 
     late_logs_s: float = 86400.0
-    """How long after the end of a run its agent may still deliver lines of its log."""
+    """Time after the end of a run in which its agent may still deliver log lines."""
 
     expiry_s: float = 600.0
-    """How often logs are looked for whose retention is over."""
+    """Interval between removals of expired logs."""
 
     login_code_s: float = 300.0
-    """How long a one-time login link can be used."""
+    """Lifetime of a one-time login link."""
 
     session_s: float = 30 * 86400.0
-    """How long a browser stays logged in."""
+    """Lifetime of a browser session."""
 
     def with_agent_timeout(self, seconds: float) -> "Timings":
-        """Give agents so long before they are gone; the shorter, the more often they ask."""
+        """Set the agent timeout; a shorter one makes agents poll more often."""
         scale = min(seconds / self.agent_dead_s, 1.0)
         return replace(
             self,
@@ -66,10 +66,10 @@ class Timings:
 
 @dataclass(frozen=True)
 class Limits:
-    """Sizes of requests, refused with 413 beyond them, and what one trial may store."""
+    """Maximum sizes of requests (413 beyond them), and limits of what a trial stores."""
 
     metric_names: int = 1000
-    """Different metric names of a trial; metrics with further ones are discarded."""
+    """Maximum number of metric names of a trial; further ones are discarded."""
 
     log_bytes: int = 64 * 1024**2
     """Log of a run; beyond it the oldest lines are dropped."""
@@ -92,7 +92,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Everything that a server is told from outside."""
+    """Settings of a server."""
 
     home: Path
     """Directory of the installation's data."""
@@ -112,7 +112,7 @@ class Settings:
     """Listen beyond loopback: there is TLS, or the user wants it without."""
 
     host_names: tuple[str, ...] = ()
-    """Further names by which browsers and agents may call this server."""
+    """Additional host names of this server."""
 
     behind_https: bool = False
     """Every browser uses HTTPS, although requests do not say so."""

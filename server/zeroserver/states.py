@@ -28,7 +28,7 @@ __all__ = [
 
 
 class ExperimentState(StrEnum):
-    """Where an experiment stands."""
+    """State of an experiment."""
 
     ACTIVE = "ACTIVE"
     PAUSED = "PAUSED"
@@ -42,7 +42,7 @@ class ExperimentState(StrEnum):
 
 
 class TrialState(StrEnum):
-    """Where a trial stands. PAUSED: it gave its slots back and waits."""
+    """State of a trial. PAUSED: it has released its slots and waits."""
 
     QUEUED = "QUEUED"
     RUNNING = "RUNNING"
@@ -54,7 +54,7 @@ class TrialState(StrEnum):
 
 
 class RunState(StrEnum):
-    """Where a run stands; it holds its slots until it has exited."""
+    """State of a run, which holds its slots until it has exited."""
 
     ASSIGNED = "ASSIGNED"
     RUNNING = "RUNNING"
@@ -102,16 +102,16 @@ RUN_MOVES: Mapping[str, frozenset[str]] = {
 
 @dataclass(frozen=True)
 class Action:
-    """What a user may ask for, and in which states; in all others it is refused."""
+    """User action and the states in which it is permitted."""
 
     does: frozenset[str]
-    """States in which it does something."""
+    """States in which the action has an effect."""
     done: frozenset[str]
-    """States in which there is nothing left to do: it changes nothing, and is no mistake."""
+    """States in which the action is accepted but changes nothing."""
     participle: str
     """As in "cannot be paused"."""
     instead: Mapping[str, str]
-    """State to what the user should do there; ``{id}`` stands for the number of the thing."""
+    """Advice for the user by state; ``{id}`` is replaced by the id."""
 
     def wanted(self, thing: str, number: int, state: str, remedy: str | None = None) -> bool:
         """Whether there is something to do.
@@ -180,7 +180,7 @@ EXPERIMENT_ACTIONS: Mapping[str, Action] = {
     ),
     "fork": Action(frozenset(_E), frozenset(), "forked", {}),
 }
-"""What users do with experiments."""
+"""Actions on experiments."""
 
 TRIAL_ACTIONS: Mapping[str, Action] = {
     "pause": Action(_T_OPEN, frozenset(), "paused", _T_OVER),
@@ -198,11 +198,11 @@ TRIAL_ACTIONS: Mapping[str, Action] = {
     ),
     "fork": Action(frozenset(_T), frozenset(), "forked", {}),
 }
-"""What users do with single trials."""
+"""Actions on trials."""
 
 
 def check_move(moves: Mapping[str, frozenset[str]], thing: str, old: str, new: str) -> None:
-    """Let a transition pass, or refuse it.
+    """Check that a transition is permitted.
 
     Raises:
         ConflictError: If ``moves`` does not list it; the message names ``thing``.

@@ -242,7 +242,7 @@ export interface ExperimentPage {
   next_after: string | null;
 }
 
-/** Where an experiment stands. */
+/** State of an experiment. */
 export type ExperimentState = "ACTIVE" | "CANCELED" | "COMPLETED" | "ERROR" | "PAUSED" | "STOPPING_CANCELED" | "STOPPING_COMPLETED" | "STOPPING_ERROR" | "STOPPING_KILLED";
 
 /** The server is up and its database answers. */
@@ -573,7 +573,7 @@ export interface RunPage {
   next_after: null;
 }
 
-/** Where a run stands; it holds its slots until it has exited. */
+/** State of a run, which holds its slots until it has exited. */
 export type RunState = "ASSIGNED" | "EXITED" | "RUNNING";
 
 /** A length at which trials are compared. */
@@ -789,5 +789,5 @@ export interface TrialPage {
   total: number;
 }
 
-/** Where a trial stands. PAUSED: it gave its slots back and waits. */
+/** State of a trial. PAUSED: it has released its slots and waits. */
 export type TrialState = "CANCELED" | "COMPLETED" | "ERROR" | "PAUSED" | "QUEUED" | "RUNNING" | "STOPPING";
