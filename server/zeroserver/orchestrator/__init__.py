@@ -1,4 +1,4 @@
-"""Runs the experiments: what happens to trials and runs, decided in the writer's transactions.
+"""Orchestrator of experiments: state changes of trials and runs in the writer's transactions.
 
 Every decision is a function of a :class:`~zeroserver.store.database.Transaction` and the
 :class:`~zeroserver.orchestrator.state.World`. The database is the truth; what the world keeps in

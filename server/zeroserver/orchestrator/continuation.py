@@ -1,4 +1,4 @@
-"""What has ended goes on: an experiment with changes to its configuration, or one trial of it.
+"""Continuation of ended experiments, with configuration changes, and of single trials.
 
 Trials go on from their newest checkpoints, under the same numbers; their curves grow. The searcher
 is made anew from the new configuration and all it was ever told: what it now wants and has not

@@ -1,4 +1,4 @@
-"""Searchers that decide outside of the server: their events out, their operations in."""
+"""Custom searchers outside of the server: delivery of events, receipt of operations."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What becomes of an experiment: its state, and its end with that of its last trial."""
+"""State changes of experiments, including their end with the last trial."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any

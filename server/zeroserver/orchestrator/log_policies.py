@@ -1,4 +1,4 @@
-"""Log policies: patterns in a trial's log that label it, and may forbid its restart.
+"""Log policies: patterns in a trial's log that label it or forbid its restart.
 
 Searching is done before the writer's job, on a thread that may take its time; the job only
 applies what was found.

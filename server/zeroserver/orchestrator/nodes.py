@@ -1,4 +1,4 @@
-"""Runs on several agents: where their ranks meet, what each agent told, and how they end as one."""
+"""Multi-node runs: rendezvous, reports of each agent, and a common exit."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""A run without a server, brought in later: an experiment that has ended, with one trial."""
+"""Import of an offline run as an ended experiment with one trial."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What becomes of runs: assigned, started, ended; and of a trial whose run has ended."""
+"""State changes of runs (assigned, started, ended), and of a trial after its run."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

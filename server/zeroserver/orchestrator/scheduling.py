@@ -1,4 +1,4 @@
-"""Who runs where: queued trials to free slots, and what the clock brings about."""
+"""Assignment of queued trials to free slots, and periodic work of the clock."""
 
 import msgspec
 from sqlalchemy import RowMapping, func, select, update

@@ -1,4 +1,4 @@
-"""What the orchestrator keeps in memory, and the small helpers that all its parts use."""
+"""In-memory state of the orchestrator, and helpers of its modules."""
 
 import time
 from collections import deque

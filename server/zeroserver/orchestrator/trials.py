@@ -1,4 +1,4 @@
-"""What becomes of trials: made, stopped, ended."""
+"""State changes of trials: creation, stop and end."""
 
 import time
 from collections import deque

@@ -1,4 +1,4 @@
-"""What users do: submit, pause, activate, cancel, kill, delete, fork."""
+"""Actions of users: submit, pause, activate, cancel, kill, delete, fork."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

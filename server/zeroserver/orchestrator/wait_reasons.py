@@ -1,4 +1,4 @@
-"""Why trials and experiments wait, as the scheduler said last; kept in memory, never stored."""
+"""Reasons why trials and experiments wait, from the last scheduling round; in memory only."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

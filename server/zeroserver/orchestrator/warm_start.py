@@ -1,4 +1,4 @@
-"""Trials that begin with the weights of another: which checkpoint, and what waits for it.
+"""Trials that start with the weights of another trial, and the wait for its checkpoint.
 
 A searcher names a trial (``Create.source``), a user a trial or a checkpoint (``searcher``'s
 ``source_trial_id``, ``source_checkpoint_uuid``). Which checkpoint is meant is settled once and

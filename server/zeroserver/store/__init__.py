@@ -1,1 +1,1 @@
-"""What outlives the process: database, schema, metric points, archives."""
+"""Persistent storage: database, schema, metric points and model archives."""

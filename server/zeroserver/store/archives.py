@@ -29,11 +29,11 @@ logger = logging.getLogger(__name__)
 
 
 class ArchiveGoneError(NotFoundError):
-    """An archive that a submission counts on has been removed meanwhile."""
+    """Error: an archive that a submission needs was removed meanwhile."""
 
 
 def store_archive(directory: Path, content: bytes) -> str:
-    """Keep an archive; return its SHA-256, which is its name.
+    """Store an archive; return its SHA-256, which is its name.
 
     Raises:
         StoreError: If its disk takes no more.
@@ -48,7 +48,7 @@ def store_archive(directory: Path, content: bytes) -> str:
 
 
 def sweep_archives(database: Database, directory: Path) -> None:
-    """Remove what no experiment has; only while nothing is submitted, at a start."""
+    """Remove unused archives; only at a start, while nothing is submitted."""
     with database.read() as connection:
         used = set(connection.scalars(select(experiments.c.archive)))
     for file in directory.iterdir():
@@ -57,12 +57,12 @@ def sweep_archives(database: Database, directory: Path) -> None:
 
 
 def has_archive(directory: Path, digest: str) -> bool:
-    """Whether an archive is there."""
+    """Check whether an archive exists."""
     return _path(directory, digest).is_file()
 
 
 def remove_archive(directory: Path, digest: str) -> None:
-    """Remove an archive that no experiment uses; what hinders that is logged."""
+    """Remove an archive that no experiment uses; log failures."""
     try:
         _path(directory, digest).unlink(missing_ok=True)
     except OSError as error:
@@ -121,7 +121,7 @@ class ArchiveFiles:
 
 
 def reader(content: bytes) -> ArchiveFiles:
-    """Check an archive whole, and return what reads its files.
+    """Validate an archive; return a reader of its files.
 
     Raises:
         ConfigError: If the archive is damaged, too large or dishonest.

@@ -40,7 +40,7 @@ _PROBLEMS = 20
 
 
 def back_up(database: Database, home: Home, target: Path | None = None, prefix: str = "") -> Path:
-    """Write a backup; the server may run meanwhile, and goes on writing.
+    """Write a backup; the server may run and write meanwhile.
 
     Args:
         database: It is only read from.
@@ -137,7 +137,7 @@ def restore(database: Database, home: Home, source: Path) -> Path | None:
 
 
 def check(database: Database, home: Home) -> list[str]:
-    """Return what is wrong with a database, one line each; the server may run.
+    """Return the problems of a database, one line each; the server may run.
 
     Raises:
         ConfigError: If there is no database.
@@ -189,7 +189,7 @@ def _copy_sqlite(source: Path, target: Path) -> None:
 
 
 def _save_sqlite(database: Database, home: Home) -> Path | None:
-    """Back up what a restore replaces; a damaged database is copied as it is."""
+    """Back up the database that a restore replaces; a damaged one is copied as it is."""
     file = _file_of(database)
     if not file.stat().st_size:
         return None
@@ -208,7 +208,7 @@ def _save_sqlite(database: Database, home: Home) -> Path | None:
 
 
 def _replace_sqlite(source: Path, target: Path) -> None:
-    """Put a copy of a backup in the place of a database that nobody has open."""
+    """Replace a database that is not open by a copy of a backup."""
     copy = target.with_name(f".{target.name}.restored")
     copy.unlink(missing_ok=True)
     _copy_sqlite(source, copy)
@@ -225,7 +225,7 @@ def _replace_sqlite(source: Path, target: Path) -> None:
 
 
 def _verify_sqlite(file: Path) -> None:
-    """Refuse a file that is damaged or none of ours.
+    """Raise if a file is damaged or not a Zerolab database.
 
     Raises:
         ConfigError: If it is not a database of Zerolab, or one of a newer version.
@@ -286,7 +286,7 @@ def _dump_postgresql(database: Database, target: Path) -> None:
 
 
 def _load_postgresql(database: Database, source: Path) -> None:
-    """Replace the tables in one transaction: a failure leaves what was there."""
+    """Replace the tables in one transaction: a failure changes nothing."""
     options = ("--clean", "--if-exists", "--no-owner", "--single-transaction", "--exit-on-error")
     _run_tool(database, "pg_restore", *options, str(source))
 
@@ -355,7 +355,7 @@ def _schema_problems(connection: Connection) -> Iterator[str]:
 
 
 def _archive_problems(connection: Connection, home: Home) -> Iterator[str]:
-    """Name experiments whose model directory is missing: they cannot start or be forked."""
+    """Return experiments whose model directory is missing: they cannot start or be forked."""
     if "experiments" not in _tables_of(connection):
         return
     query = text("SELECT id, archive FROM experiments WHERE archive IS NOT NULL ORDER BY id")

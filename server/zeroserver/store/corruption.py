@@ -1,4 +1,4 @@
-"""Which tables of a SQLite file can be read to their end, when it is known to be damaged."""
+"""Detection of unreadable tables in a damaged SQLite file."""
 
 import contextlib
 import sqlite3
@@ -9,16 +9,16 @@ from zeroserver.store.schema import metadata
 
 __all__ = ["damaged_tables"]
 
-_LONGEST_S = 10.0
-_LOOK = 100_000
-"""Steps of SQLite's machine between two looks at the clock."""
+_TIMEOUT_S = 10.0
+_STEPS_PER_CHECK = 100_000
+"""Virtual machine instructions of SQLite between two checks of the clock."""
 
 
 def damaged_tables(file: Path) -> list[str]:
-    """Return the names of our tables that cannot be read, as far as some seconds show."""
-    end = time.monotonic() + _LONGEST_S
+    """Return the names of unreadable tables; the search stops after some seconds."""
+    end = time.monotonic() + _TIMEOUT_S
     with contextlib.closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True)) as connection:
-        connection.set_progress_handler(lambda: time.monotonic() > end, _LOOK)
+        connection.set_progress_handler(lambda: time.monotonic() > end, _STEPS_PER_CHECK)
         return [name for name in metadata.tables if _is_damaged(connection, name)]
 
 

@@ -1,9 +1,9 @@
-"""The database: readers of their own, and one writer that commits jobs in groups.
+"""Database access: concurrent readers, and one writer that commits jobs in groups.
 
-Every change is a *job*, a function of a :class:`Transaction`. One thread runs all jobs, many in
-one database transaction when they come fast, and tells their callers only after the commit. So
-there are no lock conflicts, a change is whole or absent, and a burst of small reports costs one
-disk flush. Jobs must be repeatable: when a group fails, each of its jobs is run again alone.
+Every change is a *job*, a function of a :class:`Transaction`. One thread runs all jobs. It commits
+many of them in one database transaction under load, and completes their futures after the commit.
+So there are no lock conflicts, each change is atomic, and a burst of small reports costs one disk
+flush. Jobs must be repeatable: when a group fails, each of its jobs is run again separately.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ _POSTGRESQL_LOCKED = "55P03"
 
 @dataclass(frozen=True)
 class Change:
-    """Something that others may be waiting for, told after the commit.
+    """Notification of a change, published after the commit.
 
     Args:
         topic: ``agents``, ``run:7``; long polls wait for topics.
@@ -67,13 +67,13 @@ class Change:
 
 @dataclass
 class Transaction:
-    """What a job works with."""
+    """Transaction of a job: connection, changes, and callbacks for rollback and commit."""
 
     connection: Connection
     sqlite: bool
     changes: list[Change] = field(default_factory=list)
     undo: list[Callable[[], None]] = field(default_factory=list)
-    """Called when the work is rolled back, last one first, to forget what was kept in memory."""
+    """Called on rollback in reverse order, to restore in-memory caches."""
     then: list[Callable[[], None]] = field(default_factory=list)
     """Called after the commit, on the writer's thread; must be quick."""
 
@@ -152,18 +152,18 @@ class _Pending:
     begun: bool = False
 
     def begin(self) -> bool:
-        """Return whether it may run; from then on its caller cannot give up."""
+        """Return whether the job may run; afterwards its caller cannot cancel it."""
         if not self.begun and not self.future.cancelled():
             self.begun = self.future.set_running_or_notify_cancel()
         return self.begun
 
 
 class Database:
-    """Opens the database, hands out reading connections and runs the writer.
+    """Database with a pool of reading connections and a writer thread.
 
     Args:
         url: SQLAlchemy URL, ``sqlite:///PATH`` or ``postgresql://...``.
-        on_commit: Told the changes of each committed group, on the writer's thread.
+        on_commit: Called with the changes of each committed group, on the writer's thread.
         synchronous: SQLite's; ``full`` or ``normal``.
     """
 
@@ -190,16 +190,16 @@ class Database:
         self.groups = 0
         self.jobs = 0
         self._progress_at: float | None = None
-        """When the writer last finished something, or found something to do; None while idle."""
+        """Monotonic time of the writer's last progress; None while idle."""
         self._locked = False
         """Whether the last attempt met a lock of another process."""
         self._disk_full_at: float | None = None
         self.longest_job_s = 0.0
-        """Most processor time that one job took."""
+        """Maximum CPU time of one job."""
 
     @property
     def name(self) -> str:
-        """Its address, for people."""
+        """Address without the password."""
         return self.url.render_as_string(hide_password=True)
 
     @property
@@ -212,22 +212,22 @@ class Database:
 
     @property
     def writer_engine(self) -> Engine:
-        """For migrations, before :meth:`start`."""
+        """Engine for migrations, before :meth:`start`."""
         return self._writers
 
     @property
     def waiting(self) -> int:
-        """How many jobs wait for the writer."""
+        """Number of jobs that wait for the writer."""
         return self._queue.qsize()
 
     @property
     def stalled_s(self) -> float:
-        """For how many seconds changes have waited without one being made; 0 while idle."""
+        """Seconds since the writer's last progress while changes wait; 0 while idle."""
         since = self._progress_at
         return 0.0 if since is None else time.monotonic() - since
 
     def disk_was_full(self, within_s: float) -> bool:
-        """Whether a change failed within the last seconds because the disk was full."""
+        """Check whether a change failed recently because the disk was full."""
         at = self._disk_full_at
         return at is not None and time.monotonic() - at < within_s
 
@@ -271,7 +271,7 @@ class Database:
         self.deleted = self.deleted or bool(busy)
 
     def read(self) -> AbstractContextManager[Connection]:
-        """A connection with one consistent view, for reading.
+        """Open a reading connection with one consistent snapshot.
 
         Raises:
             StoreError: If the database cannot be read now.
@@ -279,7 +279,7 @@ class Database:
         return self._reading(self._readers)
 
     def probe(self) -> AbstractContextManager[Connection]:
-        """As :meth:`read`, with a connection of its own that no other reader can have taken."""
+        """Open a reading connection that is reserved for health checks."""
         return self._reading(self._probes)
 
     @contextmanager
@@ -344,7 +344,7 @@ class Database:
             waiting = self._answer(waiting)
 
     def _take(self, group: list[_Pending]) -> bool:
-        """Fill a group with what waits; return False when there is nothing and the end has come."""
+        """Fill a group with waiting jobs; return False at the end of the queue on shutdown."""
         while len(group) < _GROUP and not self._ending:
             if self._queue.empty():
                 if group:
@@ -374,7 +374,7 @@ class Database:
         return [pending for pending in group if not _given_up(pending)]
 
     def _commit(self, group: list[_Pending]) -> bool:
-        """Run the jobs in one transaction; return whether every future has its answer.
+        """Run the jobs in one transaction; return whether every future is done.
 
         Raises:
             _LockedError: If another process keeps the database; nothing has been done.
@@ -431,7 +431,7 @@ class Database:
         self._progress_at, self._locked = time.monotonic(), False
 
     def _timed(self, job: Job[T], transaction: Transaction) -> T:
-        """Run a job; note its processor time, and name in the log a job that took far too much."""
+        """Run a job, record its CPU time, and log a job that took too long."""
         begin = time.thread_time()
         try:
             return job(transaction)
@@ -451,7 +451,7 @@ class Database:
             self._on_commit(changes)
 
     def told(self, error: BaseException) -> BaseException:
-        """Turn an error of the database into one for the one who asked."""
+        """Convert an error of the database driver into an error for the caller."""
         found = error.orig if isinstance(error, DBAPIError) else error
         told = error
         damaged = self._driver.DatabaseError  # itself, and none of its kinds: so SQLite says it
@@ -472,7 +472,7 @@ class Database:
         return told
 
     def _tell_damage(self, text: str) -> None:
-        """Write it into the log, once a minute: whoever asks is told each time."""
+        """Log damage once a minute; callers get the error each time."""
         if time.monotonic() >= self._damage_next:
             self._damage_next = time.monotonic() + _SAY_S
             logger.error("the database is damaged: %s", text)
@@ -526,7 +526,7 @@ def _is_locked(error: BaseException) -> bool:
 
 
 def _given_up(pending: _Pending) -> bool:
-    """Whether nobody waits for a job any more, which is told so if need be."""
+    """Return whether a job was cancelled; mark its future if necessary."""
     if pending.future.cancelled():
         return True
     if time.monotonic() < pending.deadline:

@@ -1,4 +1,4 @@
-"""How the database is opened: addresses, pools, and what each connection is told first."""
+"""Creation of SQLAlchemy engines: addresses, connection pools and connection settings."""
 
 import os
 from pathlib import Path
@@ -13,9 +13,9 @@ from zerolab.errors import ConfigError
 __all__ = ["check_url", "has_password", "open_engine", "sqlite_url", "take_database", "with_driver"]
 
 _BUSY_TIMEOUT_S = 5
-"""Longest wait for a lock that another process holds; who needs it longer asks again."""
+"""Timeout for a lock that another process holds; callers may retry."""
 _POOL_TIMEOUT_S = 5
-"""Longest wait for a connection that others of this process have."""
+"""Timeout for a connection of the pool."""
 
 
 def sqlite_url(path: Path) -> str:
@@ -24,7 +24,7 @@ def sqlite_url(path: Path) -> str:
 
 
 def with_driver(url: URL) -> URL:
-    """Name the driver that this project comes with, and put a password into its own field.
+    """Set the driver of this project, and move a password into its own field.
 
     There it is hidden wherever the address is shown.
     """
@@ -57,7 +57,7 @@ def has_password(url: str) -> bool:
 
 
 def check_url(url: str) -> None:
-    """Check the address of a database, without a word of what may be its password.
+    """Check the address of a database; errors never show its password.
 
     Raises:
         ConfigError: If it is none.
@@ -72,7 +72,7 @@ def check_url(url: str) -> None:
 
 
 def open_engine(url: URL, begin: str, size: int, synchronous: str, overflow: int = 32) -> Engine:
-    """Make a pool of connections; none is opened before it is used.
+    """Create an engine with a pool of connections, which are opened on first use.
 
     Args:
         url: With its driver.

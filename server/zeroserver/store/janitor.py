@@ -1,8 +1,8 @@
-"""Removes checkpoints without anyone waiting for it, and none is forgotten before it is gone.
+"""Background removal of checkpoints that survives a restart of the server.
 
-A chore is written down in the transaction that lets go of the files, done after the commit, and
-crossed out last of all. So whatever dies in between, the next start finds what is left. What fails
-is tried again later: a bucket that nobody reaches holds up neither directories nor the server.
+A chore is stored in the transaction that marks the files, executed after the commit, and deleted
+last. After a crash, the next start therefore finds unfinished chores. A failed chore is retried
+later: an unreachable bucket blocks neither directories nor the server.
 """
 
 import logging
@@ -32,11 +32,11 @@ logger = logging.getLogger(__name__)
 _AGAIN_S = 300.0
 _CLOSE_S = 5.0
 _MOST_OPEN = 8
-"""Storages that are kept open: each has connections."""
+"""Maximum number of open storages; each has connections."""
 
 
 class Chore(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Something to remove from a storage."""
+    """Removal of a checkpoint, or a part of it, from a storage."""
 
     storage: StorageAddress
     name: str = ""
@@ -47,7 +47,7 @@ class Chore(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Or: whose unfinished checkpoints."""
 
     def __str__(self) -> str:
-        """Say what it is about, without credentials."""
+        """Describe the chore without credentials."""
         if self.owner:
             return f"unfinished checkpoints of {self.owner} in {self.storage.root}"
         files = f"{len(self.files)} files of " if self.files else ""
@@ -55,7 +55,7 @@ class Chore(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Janitor:
-    """Removes checkpoints on threads of its own: one for directories, one for object stores."""
+    """Background removal with two threads: one for directories, one for object stores."""
 
     def __init__(self) -> None:
         self._database: Database | None = None
@@ -65,7 +65,7 @@ class Janitor:
         }
 
     def start(self, database: Database) -> None:
-        """Begin, with what an earlier server has left."""
+        """Start with the unfinished chores of an earlier server."""
         self._database = database
         with database.read() as connection:
             left = connection.execute(select(chores).order_by(chores.c.id)).all()
@@ -75,7 +75,7 @@ class Janitor:
             room.start()
 
     def discard(self, transaction: Transaction, *wanted: Chore) -> None:
-        """Have something removed after the commit; nothing may name it any more."""
+        """Queue a removal after the commit; nothing may refer to the files any more."""
         ((last,),) = transaction.raw("SELECT coalesce(max(id), 0) FROM chores")
         rows = [(msgspec.json.encode(chore).decode(),) for chore in wanted]
         transaction.many("INSERT INTO chores (chore) VALUES (?)", rows)
@@ -84,7 +84,7 @@ class Janitor:
             transaction.then.append(partial(self._put, number, chore))
 
     def close(self) -> None:
-        """Remove what is waiting in directories, then end; object stores wait for the next."""
+        """Finish the chores of directories and stop; object stores wait for the next start."""
         for room in self._rooms.values():
             room.close()
 
@@ -102,7 +102,7 @@ class Janitor:
 
 
 class _Room:
-    """A queue of chores and the thread that does them."""
+    """Queue of chores with its thread."""
 
     def __init__(self, name: str, forget: Callable[[int], None]) -> None:
         self.chores: queue.SimpleQueue[tuple[int, Chore] | None] = queue.SimpleQueue()

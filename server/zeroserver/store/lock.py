@@ -34,7 +34,7 @@ _LOCK_BYTE = 2**62
 _LOCK_CLASS = 0x7E201AB
 """First key of the advisory lock; the second one is the schema."""
 _WAIT_S = 5.0
-"""Longest wait for a session that is ending, such as that of a server that was killed."""
+"""Timeout for a session that is ending, such as that of a killed server."""
 _POLL_S = 0.05
 
 _SESSION = (
@@ -61,7 +61,7 @@ _SIGN = (
 
 
 class LockLostError(StoreError):
-    """Another server works on the database; this one must stop."""
+    """Error: another server uses the database, so this one must stop."""
 
 
 def lock_file(path: Path) -> int:
@@ -106,7 +106,7 @@ class ServerLock:
     def __init__(self, path: Path | None, writers: Engine, name: str) -> None:
         self.instance = uuid.uuid4().hex
         self.on_lost: Callable[[str], None] = logger.error
-        """Called once, from the writer's thread, when another server has taken the database."""
+        """Called once on the writer's thread when another server has taken the database."""
         self._path = path
         self._writers = writers
         self._name = name
@@ -141,7 +141,7 @@ class ServerLock:
         transaction.then.append(self._note_signed)
 
     def release(self) -> None:
-        """Give the lock back, after every connection has been closed."""
+        """Release the lock after every connection has been closed."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

@@ -1,4 +1,4 @@
-"""Bring a database to the newest schema before anything else touches it."""
+"""Migration of a database to the newest schema at start."""
 
 import logging
 from pathlib import Path
@@ -24,7 +24,7 @@ _VERSION = Table("alembic_version", MetaData(), Column("version_num", String(32)
 
 
 def lock_database(database: Database) -> None:
-    """Make this server the only one on a database, before it is migrated.
+    """Lock a database for this server before it is migrated.
 
     Raises:
         ConflictError: If another server works on it.
@@ -104,7 +104,7 @@ def _revision(connection: Connection) -> str | None:
 
 
 def _refuse_strangers(connection: Connection) -> None:
-    """Leave alone what another program has made.
+    """Raise if another program created the database.
 
     Raises:
         ConflictError: If there are tables with names of ours, and nothing says that they are ours.
@@ -139,7 +139,7 @@ def _check_columns(connection: Connection) -> None:
 
 
 def _columns(connection: Connection) -> dict[str, set[str]]:
-    """Return the names of the columns of our tables that are there, by table."""
+    """Return the existing columns of this project's tables, by table."""
     there: dict[str, set[str]] = {}
     if connection.dialect.name == "sqlite":  # with one query in place of thirty: 10 ms of a start
         query = text(
@@ -156,14 +156,14 @@ def _columns(connection: Connection) -> dict[str, set[str]]:
 
 
 def _create(connection: Connection) -> None:
-    """Make all tables at once; a test holds them against those of the migrations."""
+    """Create all tables at once; a test compares them with those of the migrations."""
     metadata.create_all(connection)
     _VERSION.metadata.create_all(connection)
     connection.execute(_VERSION.insert().values(version_num=HEAD))
 
 
 def upgrade(connection: Connection) -> None:
-    """Run the migrations that a database has not seen.
+    """Run the pending migrations of a database.
 
     Raises:
         ConflictError: If a newer version of the server has written this database.

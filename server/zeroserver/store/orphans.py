@@ -1,6 +1,6 @@
-"""Points and logs of trials that have no row: removed a part at a time.
+"""Removal, in parts, of points and logs of trials that have no row.
 
-They are what a deleted trial leaves, or an import that was interrupted by the end of the server.
+They are left by a deleted trial, or by an import that a server's end interrupted.
 """
 
 from collections.abc import Container
@@ -13,7 +13,7 @@ from zeroserver.store.schema import points, rollups
 __all__ = ["ROWS", "find_orphans", "forget_points", "remove_part"]
 
 ROWS = 20_000
-"""Rows that one change removes."""
+"""Maximum number of rows that one change removes."""
 
 # The smallest trial with rows, then the next one, and so on: as many looks into the index as
 # there are trials, however many rows each of them has.
@@ -56,7 +56,7 @@ def find_orphans(transaction: Transaction, coming: Container[int]) -> list[int]:
 
 
 def remove_part(transaction: Transaction, trial_id: int) -> tuple[int, bool]:
-    """Remove some rows of a trial that is gone; return how many, and whether that were all."""
+    """Remove some rows of a deleted trial; return their number, and whether none remain."""
     removed = 0
     for table, key in _KEYS.items():
         edge = transaction.raw(

@@ -1,9 +1,9 @@
-"""Metric points: stored once, rolled up as they come, read as charts.
+"""Metric points: stored exactly once, rolled up on arrival, read as charts.
 
 A roll-up row is the minimum, maximum, sum and count of the points of ``2**shift`` steps, for each
 shift of :data:`SHIFTS`. They are written with the points, so a chart of a million points is a
 read of a thousand rows, and a spike cannot hide. A step that arrives again replaces the value;
-then the roll-ups around it are made anew from the points.
+the roll-ups that contain it are then recomputed from the points.
 """
 
 import math
@@ -49,13 +49,13 @@ Bucket = tuple[int, int, int]
 
 
 class MetricKeys:
-    """Ids of metric names, kept in memory; only the writer asks for new ones."""
+    """In-memory cache of the ids of metric names; only the writer creates new ones."""
 
     def __init__(self) -> None:
         self._ids: dict[str, dict[str, int]] = {}
 
     def known(self, group: str) -> Mapping[str, int]:
-        """Return the ids that are in memory for a group, by name."""
+        """Return the cached ids of a group by name."""
         return self._ids.setdefault(group, {})
 
     def find(self, transaction: Transaction, group: str, name: str) -> int:
@@ -90,7 +90,7 @@ class MetricKeys:
         transaction.undo.append(lambda: self._forget(group, missing))
 
     def forget(self, keys: Collection[int]) -> None:
-        """Forget ids of names that are being deleted; what is needed again is read again."""
+        """Drop the ids of deleted names from the cache."""
         for group, known in self._ids.items():
             self._ids[group] = {name: key for name, key in known.items() if key not in keys}
 
@@ -181,7 +181,7 @@ _ROLLUP_ADD = {True: _rollup_add("min", "max"), False: _rollup_add("least", "gre
 
 
 def store_points(transaction: Transaction, trial_id: int, new: Iterable[Point]) -> None:
-    """Store points and keep the roll-ups true.
+    """Store points and update the roll-ups.
 
     Args:
         transaction: Of the writer.
@@ -206,7 +206,7 @@ def store_points(transaction: Transaction, trial_id: int, new: Iterable[Point]) 
 
 
 def _copy(transaction: Transaction, rows: list[tuple[Any, ...]]) -> int:
-    """Insert what is new through COPY; return how many rows that were."""
+    """Insert new rows through COPY; return their number."""
     connection = transaction.connection
     connection.exec_driver_sql(
         "CREATE TEMPORARY TABLE IF NOT EXISTS incoming (trial_id bigint, key_id bigint, "
@@ -240,7 +240,7 @@ def _sum_up(values: Iterable[tuple[int, int, float | None]]) -> dict[Bucket, _Su
 
 
 def _rebuild(transaction: Transaction, trial_id: int, finest: set[tuple[int, int]]) -> None:
-    """Make the roll-ups over some finest buckets anew, bottom up."""
+    """Recompute the roll-ups over some finest buckets, bottom up."""
     lower = SHIFTS[0]
     rows = []
     for key, number in finest:
@@ -269,7 +269,7 @@ def _rebuild(transaction: Transaction, trial_id: int, finest: set[tuple[int, int
 
 
 def _put(transaction: Transaction, rows: list[tuple[Any, ...]]) -> None:
-    """Write whole roll-up rows; those without points go."""
+    """Write complete roll-up rows; delete those without points."""
     empty = [row[:4] for row in rows if row[8] == 0]
     transaction.many(_ROLLUP_NEW, [row for row in rows if row[8]])
     transaction.many(
@@ -411,7 +411,7 @@ def _level(span: int, max_points: int) -> int:
 
 
 def _parts(rows: list[tuple[Any, ...]], most: int) -> Iterator[list[tuple[Any, ...]]]:
-    """Cut rows into at most so many parts of neighbours."""
+    """Split rows into a limited number of contiguous parts."""
     each = -(-len(rows) // most)
     return (rows[start : start + each] for start in range(0, len(rows), each))
 

@@ -1,4 +1,4 @@
-"""One row of a table, by its key."""
+"""Read of one row of a table by its key."""
 
 from functools import cache
 from typing import Any

@@ -1,1 +1,1 @@
-"""Routes of the registry: checkpoints that have a name and a version, and are kept."""
+"""Routes of the model registry: checkpoints with a name and a version, which are kept."""

@@ -1,1 +1,1 @@
-"""Routes of searches: where their trials stand, what they tell together, what one would cost."""
+"""Routes of searches: state, analysis, cost preview and custom searchers."""

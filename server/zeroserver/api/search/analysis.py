@@ -1,4 +1,4 @@
-"""What the trials of an experiment tell together."""
+"""Analysis of the trials of an experiment."""
 
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, cast

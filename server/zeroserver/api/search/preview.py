@@ -1,4 +1,4 @@
-"""What a search would cost, from its file and from what others like it took."""
+"""Estimate of a search's trials and cost (dry run)."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any

@@ -1,4 +1,4 @@
-"""Where the trials of a search stand."""
+"""State of a search: rungs and trials."""
 
 from fastapi import APIRouter, Response
 from sqlalchemy import Connection, RowMapping, select

@@ -1,1 +1,1 @@
-"""Which checkpoints stay, and how others go: by the policy, or because a user says so."""
+"""Retention, removal and registration of checkpoints."""

@@ -1,4 +1,4 @@
-"""Checkpoints in the order of their own validation, the best first."""
+"""Checkpoints sorted by their own validation, the best first."""
 
 from typing import Any
 

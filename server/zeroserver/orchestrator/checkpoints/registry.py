@@ -1,4 +1,4 @@
-"""The registry: models by name, and the checkpoints that are their versions.
+"""Model registry: models by name, with checkpoints as their versions.
 
 A checkpoint that is a version of a model is kept, whatever the policy of its experiment says, until
 the version is removed.

@@ -1,4 +1,4 @@
-"""Checkpoints by the first characters of their uuid."""
+"""Lookup of checkpoints by a prefix of their uuid."""
 
 import re
 

@@ -1,1 +1,1 @@
-"""What there is to run on, who waits for it, and what users say about both."""
+"""Agents, jobs and pools: scheduler input, queue settings and elastic growth."""

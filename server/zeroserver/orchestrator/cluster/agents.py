@@ -1,4 +1,4 @@
-"""Agents: they join, fall silent, come back, leave, and are closed by their owner."""
+"""Agents: registration, silence, return, departure, and closing by their owner."""
 
 import time
 from collections.abc import Collection

@@ -1,4 +1,4 @@
-"""Elastic trials that run on fewer slots than they were made for take more, when more are free.
+"""Growth of elastic trials that run on fewer slots than requested.
 
 A run cannot take slots while it trains: at a checkpoint it is asked to leave, and its trial starts
 again with more. That costs time, and what is free now may be taken a moment later. So a run must

@@ -1,4 +1,4 @@
-"""What users say about the queue: who goes first, and who may hold how much."""
+"""Queue settings of users: order, priorities and quotas."""
 
 from dataclasses import dataclass
 from typing import Any, Literal

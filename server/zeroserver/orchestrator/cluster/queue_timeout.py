@@ -1,4 +1,4 @@
-"""``resources.queue_time``: an experiment that waits longer for slots than it wants to ends."""
+"""Queue timeout (``resources.queue_time``): end experiments that wait too long for slots."""
 
 from sqlalchemy import ColumnElement, RowMapping, and_, exists, or_, select, text
 

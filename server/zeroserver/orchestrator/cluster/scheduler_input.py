@@ -1,4 +1,4 @@
-"""The queue, the slots and the rules as the scheduler is told them, from the database.
+"""Input of the scheduler from the database: queue, slots and rules.
 
 A round with ten thousand waiting jobs must stay cheap: the trials that wait are counted from an
 index that holds nothing else, and what is common to an experiment's trials is kept in memory.

@@ -1,4 +1,4 @@
-"""Pools of Slurm: what none of its nodes could hold is refused when it is submitted."""
+"""Slurm pools: reject submissions that no node of the pool could run."""
 
 from collections import Counter
 from typing import TYPE_CHECKING

@@ -1,1 +1,1 @@
-"""What a run reports: metrics, progress, checkpoints and logs, each stored exactly once."""
+"""Storage of reports from runs: metrics, progress, checkpoints and logs, exactly once."""

@@ -1,4 +1,4 @@
-"""Checkpoints that a run has saved: checked and noted, and which of them is the best."""
+"""Saved checkpoints of a run: validation, storage, and update of the best one."""
 
 import uuid
 

@@ -1,4 +1,4 @@
-"""Batches of records: checked, stored once, and told to all whom they concern."""
+"""Batches of records: validated, stored exactly once, and dispatched."""
 
 import math
 from collections.abc import Iterator

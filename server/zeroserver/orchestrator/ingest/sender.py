@@ -1,4 +1,4 @@
-"""Whose report it is: a run that may report, and its trial."""
+"""Sender of a report: a run that may report, and its trial."""
 
 from typing import TypedDict
 

@@ -1,4 +1,4 @@
-"""What a validation means: the best value so far, and what the searcher is told."""
+"""Validations: update of the best value, and events for the searcher."""
 
 from typing import Any
 

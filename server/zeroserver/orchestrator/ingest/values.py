@@ -1,4 +1,4 @@
-"""What may be stored of a record: its time, its numbers, its points."""
+"""Limits of stored records: time, numbers and points."""
 
 import math
 from collections.abc import Iterable
