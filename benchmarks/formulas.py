@@ -22,7 +22,7 @@ def data_traffic(
     shard: int | None = None,
     frozen: int = 0,
     to_backward: int = 0,
-    between_steps: int = 0,
+    replicated: int = 0,
 ) -> int:
     """Count the elements that one rank moves along the data axis in a step.
 
@@ -34,7 +34,7 @@ def data_traffic(
         shard: Ranks that divide the states; None: all.
         frozen: Stage 3: frozen elements, gathered and never reduced.
         to_backward: Stage 3: elements that stay gathered from forward to backward.
-        between_steps: Stage 3: elements that stay gathered until the update.
+        replicated: Stage 3: trainable elements of small parameters, gathered once a step.
     """
     if ranks == 1:
         return 0
@@ -49,8 +49,8 @@ def data_traffic(
         return 2 * parameters + between  # gradients once, and weights
     if stage == 2:
         return (micro_batches + 1) * parameters + between
-    freed = parameters + frozen - to_backward - between_steps
-    gathered = micro_batches * (2 * freed + to_backward) + between_steps
+    freed = parameters + frozen - to_backward - replicated
+    gathered = micro_batches * (2 * freed + to_backward) + replicated
     return gathered + micro_batches * parameters + between
 
 

@@ -37,13 +37,13 @@ class Net(nn.Module):
         return self.last(hidden).square().mean()
 
 
-def begin(stage: int, *, bf16: bool = False) -> Any:
+def begin(stage: int, *, bf16: bool = False, **zero: Any) -> Any:
     import deepspeed
 
     file = {
         "train_micro_batch_size_per_gpu": 3,
         "gradient_clipping": 0,
-        "zero_optimization": {"stage": stage},
+        "zero_optimization": {"stage": stage, **zero},
         "bf16": {"enabled": bf16},
         "optimizer": {"type": "AdamW", "params": {"lr": 0.1, "weight_decay": 0.0}},
     }
@@ -190,17 +190,20 @@ def taken_before(stage: int) -> None:
     engine.close()
 
 
-def kept_and_saved() -> None:
+def kept_and_saved(threshold: int) -> None:
     """What scripts take from a bf16 model at stage 3 to save it is plain, whole, and loads."""
     import deepspeed
 
-    engine = begin(3, bf16=True)
+    engine = begin(3, bf16=True, stage3_param_persistence_threshold=threshold)
     status = deepspeed.zero.ZeroParamStatus
+    at_rest = (status.AVAILABLE, torch.bfloat16)  # small parameters are whole at all times
+    if threshold == 0:
+        at_rest = (status.NOT_AVAILABLE, torch.float32)
     names, references = zip(*engine.module.named_parameters(), strict=True)
     assert len({p.ds_id for p in references}) == len(references)
     kept = {}
     for name, p in zip(names, references, strict=True):
-        assert p.ds_status == status.NOT_AVAILABLE
+        assert p.ds_status == at_rest[0]
         whole_shape = p.ds_shape
         with deepspeed.zero.GatheredParameters([p], modifier_rank=1):
             assert p.ds_status == status.AVAILABLE
@@ -210,7 +213,7 @@ def kept_and_saved() -> None:
                 p.data.mul_(2)
             elif dist.get_rank() == 1:
                 p.data = p.data * 2
-        assert (p.ds_status, p.dtype) == (status.NOT_AVAILABLE, torch.float32)
+        assert (p.ds_status, p.dtype) == at_rest
         actual = deepspeed.utils.safe_get_full_fp32_param(p)
         torch.testing.assert_close(actual, kept[name].float() * 2, rtol=0, atol=0)
     file = io.BytesIO()
@@ -303,7 +306,8 @@ def everything() -> bool:
         sharded_values(stage)
     for stage in (0, 3):
         built_with_skip_init(stage)
-    kept_and_saved()
+    for threshold in (0, 100_000):
+        kept_and_saved(threshold)
     communicate()
     on_device()
     devices()

@@ -103,7 +103,11 @@ def units(parts: nn.Module, classes: tuple[str, ...] = ()) -> list[str]:
     config = {
         "train_batch_size": 1,
         "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
-        "zero_optimization": {"stage": 3, "leaf_module": {"classes": list(classes)}},
+        "zero_optimization": {
+            "stage": 3,
+            "stage3_param_persistence_threshold": 0,
+            "leaf_module": {"classes": list(classes)},
+        },
     }
     engine: Any = initialize(model=parts, config=config)[0]
     engine.backward(engine(torch.ones(1, 4)).sum())

@@ -11,14 +11,11 @@ from benchmarks.formulas import data_traffic, pipe_traffic
 from tests.engine.pipelines import LENGTH, MICRO, SAMPLES, WIDTH, batches, config_of
 from tests.engine.ranks import run_on_ranks
 from zerolab.config.engine.reader import load_engine_config
+from zerotrial.engine.module.replicated_parameters import choose_replicated
 from zerotrial.engine.module.units import plan_units
 from zerotrial.engine.pipeline import LayerSpec, PipelineModule
 from zerotrial.engine.pipeline.module import all_layers_built
-from zerotrial.engine.stage3.prefetch import (
-    in_forward_order,
-    kept_between_steps,
-    kept_to_backward,
-)
+from zerotrial.engine.stage3.prefetch import in_forward_order, kept_to_backward
 from zerotrial.plan.model_profile import profile_model
 from zerotrial.plan.plan import bucket_of
 
@@ -105,8 +102,8 @@ class Blocks(nn.Module):
 AT_3: dict[str, dict[str, Any]] = {
     "as it is": {},
     "some kept to backward": {"stage3_max_live_parameters": 2 * WIDTH * WIDTH + WORDS * WIDTH},
-    "small ones kept for a step": {"stage3_param_persistence_threshold": WIDTH + 1},
-    "all kept for a step": {"stage3_param_persistence_threshold": 10**6},
+    "small ones replicated": {"stage3_param_persistence_threshold": WIDTH + 1},
+    "all replicated": {"stage3_param_persistence_threshold": 10**6},
     "hybrid": {"mics_shard_size": 2},
     "some frozen": {},
 }
@@ -127,13 +124,13 @@ def counted_at_3(case: str) -> tuple[int, int]:
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     frozen = sum(p.numel() for p in model.parameters()) - trained
     zero = config.zero_optimization
-    order = in_forward_order(model, plan_units(model))
-    between = kept_between_steps(order, zero)
-    gathered = (kept_to_backward(order, zero) | {order[0]}) - between  # the root stays gathered
-    persistent = {
+    replicated = choose_replicated(model, zero)
+    order = in_forward_order(model, plan_units(model, ignored=replicated))
+    held = kept_to_backward(order, zero) | {order[0]}  # the root stays gathered
+    kept = {
         "frozen": frozen,
-        "to_backward": sum(unit.numel for unit in gathered),
-        "between_steps": sum(unit.numel for unit in between),
+        "to_backward": sum(unit.numel for unit in held),
+        "replicated": sum(p.numel() for p in replicated),
     }
     engine: Any = zerotrial.initialize(model=model, config=config)[0]
     before = 0
@@ -144,7 +141,7 @@ def counted_at_3(case: str) -> tuple[int, int]:
         engine.step()
     moved = engine.stage.traffic.total - before
     engine.close()
-    return moved, data_traffic(trained, 3, 2, 4, shard=zero.shard_ranks, **persistent)
+    return moved, data_traffic(trained, 3, 2, 4, shard=zero.shard_ranks, **kept)
 
 
 def every_case() -> Any:

@@ -23,7 +23,7 @@ from zerotrial.engine.flat.bucket_size import choose_bucket_numel
 from zerotrial.engine.memory import MemoryEstimate, estimate
 from zerotrial.engine.pipeline import PipelineModule
 from zerotrial.engine.pipeline.module import all_layers_built
-from zerotrial.plan.model_profile import profile_model, profile_trial
+from zerotrial.plan.model_profile import ModelProfile, profile_model, profile_trial
 from zerotrial.plan.plan import Devices, bucket_of, estimates, find_devices, fits, main, make_plan
 
 TRIAL = '''
@@ -357,10 +357,25 @@ def test_persistent_blocks_are_profiled() -> None:
         return profile_model(model, load_engine_config(content), None, None).kept_gathered
 
     assert persistent_elements() == 0
-    assert persistent_elements(stage3_param_persistence_threshold=101) == 4 * 110
-    assert persistent_elements(stage3_param_persistence_threshold=100) == 0
     assert persistent_elements(stage3_max_live_parameters=1e9) == 4 * 110
     assert persistent_elements(stage3_max_live_parameters=250) == 2 * 110
+
+
+def test_small_parameters_are_planned_whole() -> None:
+    model = torch.nn.Sequential(*(torch.nn.Linear(10, 10) for _ in range(4)))
+    model[0].requires_grad_(requires_grad=False)
+
+    def planned(**zero: Any) -> tuple[ModelProfile, MemoryEstimate]:
+        content = {"train_batch_size": 4, "zero_optimization": {"stage": 3, **zero}}
+        profile = profile_model(model, load_engine_config(content), None, None)
+        return profile, next(e for e in estimates(profile, 4, "cuda") if e.stage == 3)
+
+    before = planned()[1]
+    for threshold, trained, frozen in ((100, 30, 10), (101, 330, 110)):
+        profile, choice = planned(stage3_param_persistence_threshold=threshold)
+        assert (profile.replicated, profile.replicated_frozen) == (trained, frozen)
+        more = choice.device - before.device
+        assert more == 4 * trained + 4 * frozen - 4 * frozen // 4
 
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -26,6 +26,7 @@ from zerolab.errors import ConfigError
 folder = sys.argv[1]
 accelerator = Accelerator()
 file = accelerator.state.deepspeed_plugin.deepspeed_config
+file["zero_optimization"]["stage3_param_persistence_threshold"] = 100  # shards matrices
 told = {}
 
 def train(*, resume):

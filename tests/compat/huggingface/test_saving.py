@@ -108,6 +108,10 @@ def save_adapters(folder: str) -> bool:
     start = {name: value.clone() for name, value in base.state_dict().items()}
     accelerator, engine = prepared(get_peft_model(base, config), 3)
     full = engine.full_state_dict()
+    if accelerator.is_main_process:  # small parameters are whole: one rank may save them alone
+        model = accelerator.unwrap_model(engine)
+        model.save_pretrained(f"{folder}/alone")
+        torch.save(get_peft_model_state_dict(model), f"{folder}/alone.pt")
     adapters = get_peft_model_state_dict(accelerator.unwrap_model(engine))
     assert any("lora_B" in name for name in adapters)
     assert any("lm_head" in name for name in adapters)
@@ -115,6 +119,13 @@ def save_adapters(folder: str) -> bool:
     accelerator.wait_for_everyone()
     saved = load_file(f"{folder}/adapter_model.safetensors")
     assert saved.keys() == adapters.keys()
+    for alone in (
+        load_file(f"{folder}/alone/adapter_model.safetensors"),
+        torch.load(f"{folder}/alone.pt", weights_only=True),
+    ):
+        assert alone.keys() == saved.keys()
+        for name, value in alone.items():
+            torch.testing.assert_close(value, saved[name])
     for name, value in saved.items():
         torch.testing.assert_close(adapters[name], value)
         assert value.abs().sum() > 0

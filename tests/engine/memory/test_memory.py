@@ -93,6 +93,18 @@ def test_ungathered_blocks_count_in_compute_type() -> None:
     assert estimate(P, 1000, 4, 2, kept_gathered=7000) == estimate(P, 1000, 4, 2)
 
 
+@pytest.mark.parametrize("offload", ["none", "cpu", "nvme"])
+def test_replicated_parameters_of_stage_3_are_on_the_device(offload: Place) -> None:
+    states: Place = "none" if offload == "none" else "cpu"
+    plain, kept = (
+        estimate(P, 1000, 4, 3, states, offload, replicated=numel) for numel in (0, 7000)
+    )
+    assert kept.device - plain.device == kept.parameters - plain.parameters == 2 * 7000
+    assert kept.working - plain.working == (2 + 4) * 7000
+    assert (kept.host, kept.disk) == (plain.host, plain.disk)
+    assert estimate(P, 1000, 4, 2, replicated=7000) == estimate(P, 1000, 4, 2)
+
+
 def test_host_transfers_count_beside_states() -> None:
     cpu = estimate(P, 0, 4, 1, offload_optimizer="cpu", grad_accum_dtype="fp32")
     assert cpu.host_working == (4 + 2) * P / 4
@@ -325,8 +337,8 @@ def measure_working_sets() -> dict[Any, int]:
     return sizes
 
 
-def measure_whole_blocks() -> dict[int, int]:
-    """Bytes of weights that are whole after backward at stage 3, by persistence threshold."""
+def measure_whole_blocks() -> dict[int, tuple[int, int]]:
+    """Bytes of whole weights and of buffers after a step, by persistence threshold."""
     sizes = {}
     for threshold in (0, LAYER + 1):
         zero = {"stage": 3, "stage3_param_persistence_threshold": threshold}
@@ -340,13 +352,16 @@ def measure_whole_blocks() -> dict[int, int]:
             },
         )
         engine.backward(engine(torch.ones(2, WIDTH)).float().mean())
-        full = [p for p in engine.module.parameters() if not isinstance(p, DTensor)]
-        sizes[threshold] = storage_bytes(full)
+        engine.step()
+        whole = [p for p in engine.module.parameters() if not isinstance(p, DTensor)]
+        held = engine.stage.tensors_by_kind()
+        assert storage_bytes(held["parameters"]) == storage_bytes(whole)
+        sizes[threshold] = storage_bytes(whole), storage_bytes(held["buckets"])
         engine.close()
     return sizes
 
 
-def measure_what_is_under_way() -> tuple[dict[Any, int], dict[int, int]]:
+def measure_what_is_under_way() -> tuple[dict[Any, int], dict[int, tuple[int, int]]]:
     return measure_working_sets(), measure_whole_blocks()
 
 
@@ -365,12 +380,16 @@ def test_working_set_matches_estimate() -> None:
             )
             case = (stage, precision, bucket, size, expected.working)
             assert size == pytest.approx(expected.working, rel=0.02), case
-        gathered = [
-            estimate(8 * LAYER, LAYER, 2, 3, kept_gathered=numel, device="cpu").working
+        plain, kept = (
+            estimate(8 * LAYER, LAYER, 2, 3, replicated=numel, device="cpu")
             for numel in (0, 8 * LAYER)
-        ]
-        measured = blocks[LAYER + 1] - blocks[0]
-        assert measured == pytest.approx(gathered[1] - gathered[0], rel=0.02)
+        )
+        weights, buffers = (blocks[LAYER + 1][i] - blocks[0][i] for i in (0, 1))
+        assert weights == kept.parameters - plain.parameters
+        # Nothing is published, and no block is reduced, where all parameters are replicated.
+        published, reduced, gradients = 2 * 4 * LAYER, 3 * 2 * LAYER, 2 * 8 * LAYER
+        assert kept.working - plain.working == 4 * 8 * LAYER - published + gradients
+        assert buffers == pytest.approx(4 * 8 * LAYER - published - reduced, rel=0.02)
 
 
 def test_parameters_in_files_leave_moments_in_place() -> None:

@@ -1,5 +1,6 @@
-"""Scalars and empty parameters at stage 3, against plain torch in one process."""
+"""Parameters that stage 3 does not shard, against plain torch in one process."""
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,10 @@ def train(engine: Engine, steps: range = range(STEPS)) -> list[float]:
 
 
 def plain(
-    kind: str, model: type[nn.Module] = Contrastive, steps: int = STEPS
+    kind: str,
+    model: type[nn.Module] = Contrastive,
+    steps: int = STEPS,
+    most: float | None = 1.35,
 ) -> tuple[list[float], dict[str, Tensor]]:
     torch.manual_seed(0)
     module = model()
@@ -100,8 +104,8 @@ def plain(
         norms.append(float(nn.utils.clip_grad_norm_(module.parameters(), 0.5)))
         optimizer.step()
         with torch.no_grad():
-            if hasattr(module, "logit_scale"):
-                module.logit_scale.clamp_(max=1.35)
+            if most is not None and hasattr(module, "logit_scale"):
+                module.logit_scale.clamp_(max=most)
     return norms, {name: p.detach() for name, p in module.named_parameters()}
 
 
@@ -109,6 +113,35 @@ CASES: dict[str, dict[str, Any]] = {
     "AdamW": {},
     "SGD": {"kind": "SGD"},
     "scalars only": {"model": Scalars},
+    "small ones": {"zero": {"stage3_param_persistence_threshold": 30}},
+    "all": {"zero": {"stage3_param_persistence_threshold": 31}},
+    "some": {
+        "zero": {
+            "stage3_param_persistence_threshold": 31,
+            "stage3_model_persistence_threshold": 36,
+        }
+    },
+    "small ones in sub-groups": {
+        "zero": {"stage3_param_persistence_threshold": 30, "sub_group_size": 2}
+    },
+    "small ones, optimizer on nvme": {
+        "zero": {
+            "stage3_param_persistence_threshold": 31,
+            "stage3_model_persistence_threshold": 36,
+            "offload_optimizer": {"device": "nvme"},
+        }
+    },
+    "small ones, parameters on nvme": {
+        "zero": {
+            "stage3_param_persistence_threshold": 30,
+            "offload_param": {"device": "nvme"},
+        }
+    },
+    "all in bf16": {
+        "kind": "SGD",
+        "bf16": {"enabled": True},
+        "zero": {"stage3_param_persistence_threshold": 31},
+    },
     "sub-groups": {"zero": {"sub_group_size": 7}},
     "optimizer on nvme": {"zero": {"offload_optimizer": {"device": "nvme"}}},
     "parameters on nvme": {"zero": {"offload_param": {"device": "nvme"}}},
@@ -143,7 +176,7 @@ def test_scalars_train_like_plain_torch(ranks: int, tmp_path: Path) -> None:
     )
     for name, case in CASES.items():
         norms, weights = plain(case.get("kind", "AdamW"), case.get("model", Contrastive))
-        wide = name in {"bf16", "fp16"}
+        wide = bool(case.keys() & {"bf16", "fp16"})
         for answers in every_rank:
             own_norms, own_weights = answers[name]
             assert own_norms == pytest.approx(norms, rel=0.05 if wide else 1e-5), name
@@ -153,12 +186,16 @@ def test_scalars_train_like_plain_torch(ranks: int, tmp_path: Path) -> None:
                 )
 
 
-def whole_optimizer() -> dict[int, list[Any]]:
+SMALL = {"stage3_param_persistence_threshold": 30}
+ALL = {"stage3_param_persistence_threshold": 31}
+
+
+def whole_optimizer() -> dict[str, list[Any]]:
     actual = {}
-    for stage in (0, 3):
-        engine = make_engine(stage, "Lamb")
+    for name, stage, zero in (("0", 0, {}), ("3", 3, {}), ("small", 3, SMALL), ("all", 3, ALL)):
+        engine = make_engine(stage, "Lamb", zero=zero)
         train(engine)
-        actual[stage] = [
+        actual[name] = [
             w.tolist()
             for n, _ in engine.module.named_parameters()
             if (w := engine.full(n)) is not None
@@ -169,22 +206,23 @@ def whole_optimizer() -> dict[int, list[Any]]:
 
 def test_scalars_train_with_full_parameters() -> None:
     for actual in run_on_ranks(whole_optimizer, 2):
-        for one, other in zip(actual[0], actual[3], strict=True):
-            torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+        for name in ("3", "small", "all"):
+            for one, other in zip(actual["0"], actual[name], strict=True):
+                torch.testing.assert_close(one, other, rtol=0, atol=1e-6, msg=name)
 
 
-def save_half(directory: str, stage: int, kind: str) -> None:
-    engine = make_engine(stage, kind)
+def save_half(directory: str, stage: int, kind: str, name: str, zero: dict[str, Any]) -> None:
+    engine = make_engine(stage, kind, zero=zero)
     train(engine, range(2))
-    engine.save_checkpoint(directory, tag=f"{stage}{kind}")
-    engine.export(f"{directory}/{stage}{kind}.safetensors")
+    engine.save_checkpoint(directory, tag=f"{name}{kind}")
+    engine.export(f"{directory}/{name}{kind}.safetensors")
     engine.close()
 
 
-def resume_half(directory: str, saved: list[str], stage: int) -> list[Any]:
+def resume_half(directory: str, saved: list[str], stage: int, zero: dict[str, Any]) -> list[Any]:
     actual = []
     for tag in saved:
-        engine = make_engine(stage, tag[1:])
+        engine = make_engine(stage, tag[1:], zero=zero)
         with torch.no_grad():
             for parameter in engine.module.parameters():
                 parameter.mul_(0)
@@ -197,19 +235,25 @@ def resume_half(directory: str, saved: list[str], stage: int) -> list[Any]:
     return actual
 
 
-def save_all(directory: str, stages: tuple[int, ...]) -> None:
-    for stage in stages:
-        for kind in ("AdamW", "SGD"):
-            save_half(directory, stage, kind)
+def save_all(directory: str) -> None:
+    for name, stage, kind, zero in (
+        ("3", 3, "AdamW", {}),
+        ("3", 3, "SGD", {}),
+        ("2", 2, "AdamW", {}),
+        ("s", 3, "AdamW", SMALL),
+        ("a", 3, "SGD", ALL),
+    ):
+        save_half(directory, stage, kind, name, zero)
 
 
 def resume_all(directory: str, saved: list[str]) -> list[Any]:
-    return [item for stage in (1, 3) for item in resume_half(directory, saved, stage)]
+    ways: list[tuple[int, dict[str, Any]]] = [(1, {}), (3, {}), (3, SMALL), (3, ALL)]
+    return [item for stage, zero in ways for item in resume_half(directory, saved, stage, zero)]
 
 
 def test_scalars_resume_at_other_stages_and_ranks(tmp_path: Path) -> None:
-    run_on_ranks(save_all, 2, str(tmp_path), (3, 2))
-    saved = ["3AdamW", "3SGD", "2AdamW"]
+    run_on_ranks(save_all, 2, str(tmp_path))
+    saved = ["3AdamW", "3SGD", "2AdamW", "sAdamW", "aSGD"]
     for ranks in (1, 4):
         answers = (
             run_on_ranks(resume_all, ranks, str(tmp_path), saved)
@@ -221,3 +265,73 @@ def test_scalars_resume_at_other_stages_and_ranks(tmp_path: Path) -> None:
             assert norms == pytest.approx(expected_norms[2:], rel=1e-5), tag
             for name, weight in expected.items():
                 torch.testing.assert_close(weights[name], weight, rtol=0, atol=2e-6, msg=name)
+
+
+def train_module() -> list[tuple[str, dict[str, Tensor]]]:
+    """Train with the module's own forward and backward; the engine does not see the outputs."""
+    rank, ranks = here()
+    found = []
+    for model, zero in ((Contrastive, {}), (Contrastive, SMALL), (Contrastive, ALL), (Scalars, {})):
+        engine = make_engine(3, "SGD", model, zero)
+        for step in range(STEPS):
+            engine.module(inputs(step).chunk(ranks)[rank]).backward()
+            engine.step()
+        weights = {name: engine.full(name) for name, _ in engine.module.named_parameters()}
+        found.append((f"{model.__name__}, {zero}", weights))
+        engine.close()
+    return found
+
+
+def test_backward_of_module_trains_replicated_parameters() -> None:
+    for found in run_on_ranks(train_module, 2):
+        for case, weights in found:
+            model = Scalars if case.startswith("Scalars") else Contrastive
+            _, expected = plain("SGD", model, most=None)
+            for name, weight in expected.items():
+                torch.testing.assert_close(weights[name], weight, rtol=0, atol=2e-6, msg=case)
+
+
+def read_directly() -> list[str]:
+    """Use small parameters as scripts do, on one rank alone too; returns what is wrong."""
+    rank, _ = here()
+    more: dict[str, Any] = {"bf16": {"enabled": True}, "gradient_accumulation_steps": 2}
+    engine = make_engine(3, zero=SMALL, **more)
+    module: Any = engine.module
+    wrong = []
+    for step in range(4):
+        engine.backward(engine(inputs(step).chunk(here()[1])[rank][:2]))
+        engine.step()
+    small = {name: p for name, p in module.named_parameters() if name.endswith("bias")}
+    masters = {name: engine.full(name) for name in small}
+    if rank == 0:
+        buffer = io.BytesIO()
+        state = {name: v for name, v in module.state_dict().items() if name in small}
+        torch.save(state, buffer)
+        buffer.seek(0)
+        for name, value in torch.load(buffer, weights_only=True).items():
+            if type(value) is not Tensor or not torch.equal(value, masters[name].bfloat16()):
+                wrong.append(f"{name}: saved {value}, got {masters[name]}")
+        for name, p in small.items():
+            if p.data.float().numpy().shape != (5,) or len(p.tolist()) != 5:
+                wrong.append(f"{name}: is {p}")
+    # Full tensors keep their last bits, although the model computes in 16.
+    values = {name: torch.full((5,), 1 / 3) for name in small}
+    engine.module.load_state_dict(values, strict=False)
+    for name, value in values.items():
+        if not torch.equal(engine.full(name), value):
+            wrong.append(f"{name}: loaded {engine.full(name)}")
+    with engine.gathered(list(small), modifier_rank=1):
+        if rank == 1:
+            with torch.no_grad():
+                module.image.bias.fill_(0.5)
+    found = {name: engine.full(name) for name in small}
+    if found["image.bias"].tolist() != [0.5] * 5 or not torch.equal(
+        found["text.bias"], values["text.bias"]
+    ):
+        wrong.append(f"gathered: {found}")
+    engine.close()
+    return wrong
+
+
+def test_small_parameters_are_read_and_written_directly() -> None:
+    assert run_on_ranks(read_directly, 2) == [[], []]

@@ -16,14 +16,11 @@ from zerotrial.engine.builder.arguments import groups_of, make_user_optimizer
 from zerotrial.engine.builder.build import planning
 from zerotrial.engine.deepspeed_accessors import DeepSpeedAccessors
 from zerotrial.engine.memory import MOMENTS
+from zerotrial.engine.module.replicated_parameters import choose_replicated
 from zerotrial.engine.module.units import plan_units, requested_units
 from zerotrial.engine.pipeline.module import PipelineModule, all_layers_built
 from zerotrial.engine.protocols import ParamGroup
-from zerotrial.engine.stage3.prefetch import (
-    in_forward_order,
-    kept_between_steps,
-    kept_to_backward,
-)
+from zerotrial.engine.stage3.prefetch import in_forward_order, kept_to_backward
 
 __all__ = ["ModelProfile", "profile_model", "profile_trial"]
 
@@ -40,7 +37,11 @@ class ModelProfile:
     sizes: tuple[tuple[int, ...], ...]
     """Elements of each trainable parameter, by optimizer group, in the order of the module."""
     kept_gathered: int
-    """Elements that stage 3 keeps gathered beyond a block's forward or backward."""
+    """Elements that stage 3 keeps gathered from a block's forward to its backward."""
+    replicated: int
+    """Trainable elements that every rank keeps whole at stage 3, in small parameters."""
+    replicated_frozen: int
+    """Frozen ones."""
     stages: int
     """Pipeline stages."""
     config: EngineConfig
@@ -138,11 +139,15 @@ def profile_model(
         model_parameters: Parameters or groups, as for ``initialize``.
     """
     created = make_user_optimizer(optimizer, model_parameters, model)
-    sizes = _sizes_by_group(model, groups_of(model, created, model_parameters))
+    groups = groups_of(model, created, model_parameters)
+    sizes = _sizes_by_group(model, groups)
+    trained = {named.parameter for group in groups for named in group.parameters}
     zero = config.zero_optimization
-    units = plan_units(model, wrap=requested_units(model), leaves=zero.leaf_module.classes)
-    order = in_forward_order(model, units)
-    gathered = kept_between_steps(order, zero) | kept_to_backward(order, zero)
+    replicated = choose_replicated(model, zero)
+    units = plan_units(
+        model, wrap=requested_units(model), leaves=zero.leaf_module.classes, ignored=replicated
+    )
+    gathered = kept_to_backward(in_forward_order(model, units), zero)
     numel = sum(map(sum, sizes))
     return ModelProfile(
         parameters=numel,
@@ -150,6 +155,8 @@ def profile_model(
         largest_block=max(unit.numel for unit in units),
         sizes=sizes,
         kept_gathered=sum(unit.numel for unit in gathered),
+        replicated=sum(p.numel() for p in replicated & trained),
+        replicated_frozen=sum(p.numel() for p in replicated - trained),
         stages=model.requested_stages if isinstance(model, PipelineModule) else 1,
         config=config,
         optimizer=_optimizer_kind(config, created),

@@ -216,11 +216,15 @@ def estimates(model: ModelProfile, ranks: int, device: Device) -> Iterator[Memor
         communication_data_type=config.communication_data_type,
         bucket_numel=partial(bucket_of, model, shard, device),
         kept_gathered=model.kept_gathered // parts,
+        replicated=model.replicated // parts,
         device=device,
     ):
         if choice.stage == 3 and model.stages > 1:
             continue  # not supported by the engine
-        frozen = width * -(-model.frozen // parts) // (shard if choice.stage == 3 else 1)
+        frozen = width * -(-model.frozen // parts)
+        if choice.stage == 3:
+            whole = width * (model.replicated_frozen // parts)
+            frozen = whole + (frozen - whole) // shard
         location = {"none": "device", "cpu": "host", "nvme": "disk"}[choice.offload_param]
         yield replace(
             choice,

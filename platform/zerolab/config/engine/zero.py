@@ -193,12 +193,12 @@ class ZeroConfig(Section):
     prefetching off; null means one block ahead in backward (stage 3)."""
 
     stage3_param_persistence_threshold: NonNegativeInt | None = None
-    """A block stays gathered from its first use to the update, through all micro-batches, if each
-    of its parameters has fewer elements; null means 0, that is no block (stage 3)."""
+    """Parameters with fewer elements are not sharded: each rank keeps them whole; null means 0,
+    that is none, and 100,000 for ``deepspeed.initialize`` (stage 3)."""
 
     stage3_model_persistence_threshold: NonNegativeInt = 2**63 - 1
-    """Maximum number of elements, of all blocks together, that stay gathered for that reason (stage
-    3)."""
+    """Most elements of all these parameters together; the first ones in the model count
+    (stage 3)."""
 
     stage3_max_live_parameters: NonNegativeInt | None = None
     """Elements that may stay gathered from forward to backward, starting with the last blocks; null

@@ -28,6 +28,19 @@ DEFAULT_CLIPPING = 1.0
 """What DeepSpeed 0.19.8 clips at where the file does not say; our engine does not."""
 
 
+DEFAULT_PERSISTENCE = 100_000
+"""Elements below which DeepSpeed keeps parameters whole at stage 3, where the file does not say."""
+
+
+def _with_small_whole(config: EngineConfig) -> EngineConfig:
+    """Keep small parameters whole where the file does not say, so that scripts can read them."""
+    zero = config.zero_optimization
+    if zero.stage != 3 or zero.stage3_param_persistence_threshold is not None:
+        return config
+    whole = {"stage3_param_persistence_threshold": DEFAULT_PERSISTENCE}
+    return config.model_copy(update={"zero_optimization": zero.model_copy(update=whole)})
+
+
 def _clipped(config: EngineConfig, *, trains: bool) -> EngineConfig:
     """Clip by default, as the DeepSpeed version of this replacement does."""
     if "gradient_clipping" in config.model_fields_set:
@@ -77,13 +90,13 @@ def _read(
     mpu: Any = None,
     **others: Any,
 ) -> dict[str, Any]:
-    """Read the configuration as the engine would, with DeepSpeed's default for clipping."""
+    """Read the configuration as the engine would, with DeepSpeed's defaults for two keys."""
     del others
     problems = invalid_arguments(optimizer, training_data)
     content = config if config is not None else config_params
     read = read_config(args, model, content, problems)
     trains = optimizer is not None or read.optimizer is not None
-    read = _cut(model, _clipped(read, trains=trains), mpu)
+    read = _cut(model, _with_small_whole(_clipped(read, trains=trains)), mpu)
     return {"args": None, "config": read, "config_params": None}
 
 

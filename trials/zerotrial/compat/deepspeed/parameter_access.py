@@ -70,8 +70,7 @@ def know(engine: Engine) -> None:
         Tensor.ds_shape = property(lambda parameter: parameter.shape)  # type: ignore[attr-defined]
         Tensor.partition_numel = _partition_numel  # type: ignore[attr-defined]
         for parameter in engine.module.parameters():
-            if isinstance(parameter, DTensor):
-                parameter.ds_id = next(_parameter_numbers)  # type: ignore[attr-defined]
+            parameter.ds_id = next(_parameter_numbers)  # type: ignore[attr-defined]
         for leaf in filter(is_leaf, engine.module.modules()):
             for parameter in leaf.parameters():
                 parameter.ds_z3_leaf_module = leaf  # type: ignore[attr-defined]

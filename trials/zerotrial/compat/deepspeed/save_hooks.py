@@ -84,7 +84,7 @@ def _patch_peft_model(module: ModuleType) -> None:
 
     @functools.wraps(original)
     def save_pretrained(self: Any, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("state_dict") is None and is_sharded(self):
+        if kwargs.get("state_dict") is None and is_sharded(self) and not _has_whole_adapters(self):
             arguments = signature.bind(self, save_directory, *args, **kwargs).arguments
             main = bool(arguments.get("is_main_process", True))
             state = _gathered(self, "save_pretrained", is_main_process=main)
@@ -96,6 +96,19 @@ def _patch_peft_model(module: ModuleType) -> None:
     module.PeftModel.save_pretrained = save_pretrained
 
 
+def _has_whole_adapters(model: Any) -> bool:
+    """Whether all that peft saves is whole on this rank, being small."""
+    from peft import get_peft_model_state_dict
+
+    return not _has_shards(get_peft_model_state_dict(model, _state_of(model)))
+
+
+def _state_of(model: Any) -> dict[str, Any]:
+    """Return ``model.state_dict()`` without its hooks, which tell of shards."""
+    tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers())
+    return {name: tensor.detach() for name, tensor in tensors}
+
+
 def _patch_peft_function(module: ModuleType) -> None:
     original: Any = module.get_peft_model_state_dict
 
@@ -105,6 +118,9 @@ def _patch_peft_function(module: ModuleType) -> None:
     ) -> Any:
         if state_dict is not None or not is_sharded(model):
             return original(model, state_dict, *args, **kwargs)
+        small = original(model, _state_of(model), *args, **kwargs)
+        if not _has_shards(small):
+            return small
         state = _gathered(model, "get_peft_model_state_dict")
         return _from_rank_0(lambda: original(model, state, *args, **kwargs))
 

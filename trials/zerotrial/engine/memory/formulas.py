@@ -157,6 +157,7 @@ def estimate(  # noqa: PLR0917 - the order of the public signature
     communication_data_type: DTypeName | None = None,
     bucket_numel: int = DEFAULT_BUCKET_NUMEL,
     kept_gathered: int = 0,
+    replicated: int = 0,
     device: Device = "cuda",
 ) -> MemoryEstimate:
     """Estimate the bytes that one rank holds between two steps.
@@ -176,9 +177,10 @@ def estimate(  # noqa: PLR0917 - the order of the public signature
         communication_data_type: Type of gradients in collectives; None: as they are stored, at
             stage 2 the type of backward.
         bucket_numel: Largest bucket of gradients or weights, elements.
-        kept_gathered: Elements that stage 3 keeps gathered: until the update by
-            ``stage3_param_persistence_threshold``, from forward to backward by
+        kept_gathered: Elements that stage 3 keeps gathered from forward to backward, by
             ``stage3_max_live_parameters``.
+        replicated: Trainable elements that stage 3 keeps whole on every rank, by
+            ``stage3_param_persistence_threshold``.
         device: Device that trains. On ``cpu`` device and host are one memory, and
             ``offload_optimizer: cpu`` moves nothing.
 
@@ -206,6 +208,7 @@ def estimate(  # noqa: PLR0917 - the order of the public signature
         communication_data_type,
         min(bucket_numel, num_params),
         kept_gathered,
+        replicated if stage == 3 else 0,
         device,
     )
     states = job.states()
@@ -218,6 +221,8 @@ def estimate(  # noqa: PLR0917 - the order of the public signature
     if offload_param != "none":
         disk += total - moments if offload_param == "nvme" else 0
         host = total - disk
+    whole = _BYTES[precision] * job.replicated
+    states = states._replace(parameters=states.parameters + whole)
     return MemoryEstimate(
         stage=stage,
         world_size=world_size,
@@ -225,7 +230,7 @@ def estimate(  # noqa: PLR0917 - the order of the public signature
         offload_param=offload_param,
         working=job.working(),
         host_working=job.host_working(offloaded),
-        device=total - host - disk,
+        device=total - host - disk + whole,
         host=host,
         disk=disk,
         **states._asdict(),
@@ -298,6 +303,7 @@ class _Job:
     communicate: DTypeName | None
     bucket: int
     gathered: int
+    replicated: int
     device: Device
 
     @property
@@ -341,11 +347,14 @@ class _Job:
         if self.stage == 3:
             # Two gathered blocks and the gradients of one, and the blocks that stay gathered.
             blocks = width * (3 * self.largest + self.gathered)
+            # Small parameters: gradients, and the buffer in which they are sent in fp32.
+            blocks += (width + 4) * self.replicated
             if self.device != "cpu" or self.world_size == 1:
                 return blocks + 4 * self.largest  # the gradients of a block in fp32
             sent = _BYTES[self.communicate or self.accumulate]
             # Ranks of one host publish their shards to each other in shared memory.
-            published = 0 if self.offload_param == "nvme" else width * self.shard
+            sharded = self.shard - self.replicated // self.world_size
+            published = 0 if self.offload_param == "nvme" else width * sharded
             return blocks + _BLOCKS_REDUCED_ON_CPU * sent * self.largest + published
         widened = 0 if self.updates_remotely else self._widened()
         if self.stage == 2 and self.world_size > 1:

@@ -227,14 +227,12 @@ def lay_out(
     on_host = inputs.config.zero_optimization.offload_param.device != "none"
     device = torch.device("cpu") if on_host else inputs.device
     for bucket in make_buckets(inputs, comm, factor, device):
-        for offset, replicated in enumerate(bucket.parameters):
-            name = names[replicated]
-            # Treated as a matrix of one row, which rank 0 has.
-            start = 0 if comm.rank == 0 else 1
-            location = (len(buckets), offset, 1)
-            shards.append(
-                Shard(name, replicated, start, 1, *location, counts=name in counted_names)
-            )
+        for part in bucket.parts:
+            name = names[part.parameter]
+            location = (len(buckets), part.offset, part.padded)
+            bounds = part.bounds(comm.rank)
+            counts = name in counted_names
+            shards.append(Shard(name, part.parameter, *bounds, *location, counts=counts))
         buckets.append(bucket)
     return Layout(shards, buckets)
 

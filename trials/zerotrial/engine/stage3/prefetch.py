@@ -20,7 +20,6 @@ import torch
 from torch import nn
 
 from zerolab.config.engine.zero import LIVE_LIMIT
-from zerotrial.engine.module.replicated_parameters import is_replicated
 from zerotrial.engine.stage3.internals import UnitParameters, keep_after_forward, parameters_of
 
 if TYPE_CHECKING:
@@ -39,12 +38,8 @@ def configure_prefetch(module: nn.Module, units: Sequence[Unit], zero: ZeroConfi
         zero: The ``zero_optimization`` section.
     """
     order = in_forward_order(module, units)
-    until_backward = kept_to_backward(order, zero)
-    between_steps = kept_between_steps(order, zero)
-    for unit in until_backward | between_steps:
+    for unit in kept_to_backward(order, zero):
         keep_after_forward(_sharded(unit))
-    for unit in between_steps:
-        _sharded(unit).set_reshard_after_backward(False, recurse=False)
     if zero.stage3_prefetch_bucket_size is not None:
         _set_prefetch(order, zero.stage3_prefetch_bucket_size)
     module.register_forward_hook(_FreeAfterInference(order))
@@ -87,23 +82,6 @@ def kept_to_backward(order: Sequence[Unit], zero: ZeroConfig) -> set[Unit]:
             live += unit.numel
             chosen.add(unit)
         distance += 2 * unit.numel
-    return chosen
-
-
-def kept_between_steps(order: Sequence[Unit], zero: ZeroConfig) -> set[Unit]:
-    """Choose the units that are gathered once per step because all their parameters are small.
-
-    Args:
-        order: From :func:`in_forward_order`.
-        zero: Has the threshold of small parameters and the limit of elements kept.
-    """
-    small = zero.stage3_param_persistence_threshold or 0
-    budget = zero.stage3_model_persistence_threshold
-    chosen = set()
-    for unit in order:
-        if 0 < unit.largest < small and unit.numel <= budget:
-            budget -= unit.numel
-            chosen.add(unit)
     return chosen
 
 
@@ -151,7 +129,7 @@ def keep_gathered(units: Sequence[FSDPModule], names: frozenset[str]) -> Iterato
 
     Args:
         units: All units, the root last.
-        names: Parameter names in the whole model.
+        names: Names of sharded parameters in the whole model.
     """
     root = cast("nn.Module", units[-1])
     name_of: dict[Any, str] = {parameter: name for name, parameter in root.named_parameters()}
@@ -169,7 +147,7 @@ def keep_gathered(units: Sequence[FSDPModule], names: frozenset[str]) -> Iterato
         _kept_units.add(unit)
     # Gathered weights may lie in memory shared by the ranks of a host: give each rank a copy.
     named_parameters = (root.get_parameter(name) for name in names)
-    views = [(p, p.data) for p in named_parameters if not is_replicated(p)]
+    views = [(p, p.data) for p in named_parameters]
     for parameter, view in views:
         parameter.data = view.clone()
     try:

@@ -29,7 +29,7 @@ from zerotrial.engine.module.frozen_parameters import FrozenOriginals
 from zerotrial.engine.module.gradient_hooks import hooks_of, restore_hooks
 from zerotrial.engine.module.memory_swap import swap_memory
 from zerotrial.engine.module.precision import uncast_parameters
-from zerotrial.engine.module.replicated_parameters import is_replicated
+from zerotrial.engine.module.replicated_parameters import choose_replicated
 from zerotrial.engine.module.units import Unit, plan_units, requested_units
 from zerotrial.engine.stage3.internals import (
     make_root,
@@ -77,7 +77,7 @@ def shard_module(
     trained = {named.parameter for group in inputs.groups for named in group.parameters}
     for parameter in set(module.parameters()) - trained:
         parameter.requires_grad_(False)  # noqa: FBT003 - torch's interface
-    ignored = {p for p in module.parameters() if is_replicated(p)}
+    ignored = choose_replicated(module, inputs.config.zero_optimization)
     _check_shardable(module)
     meta_init = _find_meta_init(inputs, comm)
     uncast = uncast_parameters(module)
@@ -86,7 +86,7 @@ def shard_module(
         for value in (*module.parameters(), *module.buffers()):
             comm.broadcast(value.data)
             release(value.data)
-        _prepare_types(inputs, trained, uncast, module, originals)
+        _prepare_types(inputs, trained, uncast, ignored, module, originals)
     leaves = inputs.config.zero_optimization.leaf_module.classes
     in_full = _fp32_modules(inputs)
     units = plan_units(
@@ -102,7 +102,7 @@ def shard_module(
         order = (unit_of[part] for part in meta_init.in_order(list(unit_of)))
     for unit in order:
         if meta_init is not None:
-            _prepare_types(inputs, trained, uncast, unit.module, originals)
+            _prepare_types(inputs, trained, uncast, ignored, unit.module, originals)
         compute = None if unit.module in in_full else inputs.precision.compute
         full_parameters = [p for p in unit.module.parameters() if not isinstance(p, DTensor)]
         if files is None:
@@ -204,10 +204,11 @@ def _check_shardable(module: nn.Module) -> None:
         raise ConfigError("stage 3", problems)
 
 
-def _prepare_types(
+def _prepare_types(  # noqa: PLR0917 - two callers
     inputs: StageInputs,
     trained: set[nn.Parameter],
     uncast: set[nn.Parameter],
+    replicated: set[nn.Parameter],
     module: nn.Module,
     originals: FrozenOriginals,
 ) -> None:
@@ -221,7 +222,7 @@ def _prepare_types(
         kind = parameter.dtype
         if compute is not None and parameter not in uncast:
             kind = inputs.precision.master if parameter in trained else compute
-        on_host = offloaded and not is_replicated(parameter)
+        on_host = offloaded and parameter not in replicated
         device = torch.device("cpu") if on_host else parameter.device
         is_rounded = torch.promote_types(parameter.dtype, kind) != kind
         if is_rounded and trained and parameter not in trained:

@@ -13,6 +13,7 @@ References:
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -31,6 +32,7 @@ from zerotrial.engine.flat.gradients import Averaging, refuse_unused
 from zerotrial.engine.memory.mapped_files import is_in_file, release
 from zerotrial.engine.module.backward_detection import reaches_leaves
 from zerotrial.engine.module.frozen_parameters import FrozenOriginals
+from zerotrial.engine.module.full_tensor import is_sharded
 from zerotrial.engine.module.gradient_access import (
     GRADIENT_ALTERNATIVES,
     get_raw_gradient,
@@ -112,8 +114,10 @@ class Stage3:
         self._replicated = ReplicatedParameters(
             layout.replicated,
             {shard.parameter: shard.name for shard in layout.shards},  # type: ignore[misc]
-            partial(update.pieces, write=True),
         )
+        self._gradient_listeners: list[Any] = []
+        """Handles of the hooks of replicated parameters."""
+        self._whole_names = {n for n, p in inputs.module.named_parameters() if not is_sharded(p)}
         self._versions = self._read_versions()
         self._written = False  # whether user code has written to a shard on any rank
         self._frozen = [p for p in inputs.module.parameters() if not p.requires_grad]
@@ -152,11 +156,16 @@ class Stage3:
         shards = self._shards if self._update.separate_masters else ()
         return [shard.parameter._version for shard in shards]  # noqa: SLF001 - as WeightWrites
 
+    def _has_written(self) -> bool:
+        """Whether user code has written to weights whose masters are apart."""
+        written = self._replicated.adopt() and self._update.separate_masters
+        return written or self._read_versions() != self._versions
+
     def _copy_written_to_masters(self) -> None:
-        """Copy shards that user code has written to the masters. **Collective**."""
+        """Take what user code has written to shards into the masters. **Collective**."""
         if self._written:
             self._update.update_masters()
-        self._written = False
+        self._written = self._replicated.written = False
         self._versions = self._read_versions()
 
     def leaves(self) -> Iterator[Tensor]:
@@ -167,7 +176,7 @@ class Stage3:
         yield from self._replicated.parameters
 
     def on_unexpected_gradient(self, begin: Callable[[], None]) -> None:
-        """Call ``begin`` before a unit's reduction when a gradient comes outside of a pass."""
+        """Call ``begin`` when a gradient comes outside of a pass, before it is reduced or added."""
 
         def look(unit: UnitParameters) -> None:
             # Another rank may be reducing this unit inside its pass: reductions must match.
@@ -176,6 +185,19 @@ class Stage3:
 
         for unit in self._reduced:
             unit.before_reduction(partial(look, unit))
+        own = weakref.ref(self)  # the model may outlive the engine
+
+        def on_gradient(parameter: nn.Parameter, gradient: Tensor) -> None:
+            del gradient
+            stage = own()
+            outside = stage is not None and not stage._in_backward  # noqa: SLF001 - own class
+            if outside and reaches_leaves([parameter]):
+                begin()
+
+        for parameter in self._replicated.parameters:
+            if parameter.requires_grad:
+                register: Any = parameter.register_hook
+                self._gradient_listeners.append(register(partial(on_gradient, parameter)))
 
     def before_backward(self, *, boundary: bool, share: float = 1.0) -> None:
         """Discard gradients that backward passes outside of this engine left behind."""
@@ -257,8 +279,8 @@ class Stage3:
     def reduce_gradients(self, loss_scale: float = 1.0) -> float:
         """Average over replicas and return the norm. **Collective**."""
         self._average_replicas()
-        written = self._read_versions() != self._versions
-        # On the gradients' device: a GPU is synchronized only once, after the sum over ranks.
+        written = self._has_written()
+        # Where the gradients are: on a GPU nothing is waited for until all is summed.
         sums = torch.zeros(4, dtype=torch.float64, device=self._buckets[0].master.device)
         for index, gradient in enumerate(self._gradients):
             if gradient is not None:
@@ -283,7 +305,6 @@ class Stage3:
             self._frozen_names = idle
             self._update.freeze(idle)
         self._copy_written_to_masters()
-        self._replicated.update_masters()
         self._update.apply(gradients, scale)
         self._replicated.publish()
         self._release()
@@ -409,12 +430,11 @@ class Stage3:
     def pieces(self, *, write: bool = False) -> Iterator[Piece]:
         """Yield the ranges whose optimizer states this rank has."""
         if not write:
+            written = self._has_written()
             if self._update.separate_masters:
-                written = self._read_versions() != self._versions
                 flag = torch.tensor([written], dtype=torch.float64, device=self._device)
                 self._written = float(self._comm.sum(flag)) > 0
                 self._copy_written_to_masters()
-            self._replicated.update_masters()
         return self._update.pieces(write=write)
 
     def other_states(self, scalars: Mapping[str, float]) -> dict[str, Mapping[str, Any]]:
@@ -462,27 +482,36 @@ class Stage3:
         states = self._update.updater.tensors_by_kind()
         masters = [*(bucket.master for bucket in self._buckets), *states.get("master", [])]
         by_kind = {
-            "parameters": [*self._frozen, *self.originals.tensors],
+            "parameters": [
+                *(*self._frozen, *self.originals.tensors),
+                *self._replicated.parameters,
+            ],
             "master": masters,
             "gradients": [gradient for gradient in self._gradients if gradient is not None],
             "optimizer": states.get("optimizer", []),
-            "buckets": [] if self._collectives is None else self._collectives.tensors,
+            "buckets": [
+                *([] if self._collectives is None else self._collectives.tensors),
+                *self._replicated.buffers,
+            ],
         }
         return {k: [t for t in by_kind[k] if not is_in_file(_local_part(t))] for k in by_kind}
 
     def gathered(self, names: frozenset[str]) -> AbstractContextManager[None]:
-        """Gather the named parameters within a context."""
-        return keep_gathered(self._units, names)
+        """See :class:`~zerotrial.engine.protocols.Stage`."""
+        return keep_gathered(self._units, names - self._whole_names)
 
     def full_writers(self) -> Mapping[nn.Module, Mapping[str, Callable[[Tensor], None]]]:
-        """Return, by module and parameter name, functions that write full values to shards."""
-        parameters = filter(None, map(parameters_of, self._units))
-        members = {member.sharded: member for unit in parameters for member in unit.members}
+        """See :class:`~zerotrial.engine.protocols.Stage`."""
+        found = filter(None, map(parameters_of, self._units))
+        writers: dict[Any, Callable[[Tensor], None]] = {
+            member.sharded: member.write_full for unit in found for member in unit.members
+        }
+        writers |= self._replicated.writers()
         return {
             part: {
-                name: members[parameter].write_full  # type: ignore[index]
+                name: writers[parameter]
                 for name, parameter in part.named_parameters(recurse=False, remove_duplicate=False)
-                if parameter in members
+                if parameter in writers
             }
             for part in self._module.modules()
         }
@@ -499,6 +528,8 @@ class Stage3:
 
     def close(self, *, give_back: bool = True) -> None:
         """Release shared memory, files and threads."""
+        for handle in self._gradient_listeners:
+            handle.remove()
         if give_back:
             if self._in_backward:
                 self.cancel_backward()
