@@ -50,7 +50,7 @@ __all__ = [
     "trials",
 ]
 
-HEAD = "0016"
+HEAD = "0017"
 
 WAITING = (
     "state = 'QUEUED' AND run_id IS NULL "
