@@ -102,7 +102,7 @@ def test_missing_trial_class_is_rejected_at_submit(installation: Installation, m
     experiments = installation.json("experiment", "list")
     bad_config = config(entrypoint="model_def:DigitTrial")
     (model / "experiment.yaml").write_text(yaml.safe_dump(bad_config))
-    message = "model_def.py has no class 'DigitTrial'; did you mean 'DigitsTrial'?"
+    message = "its classes are: DigitsTrial; did you mean 'DigitsTrial'?"
     assert message in installation.cli("submit", model, expect=2).stderr
     response = httpx.post(
         f"{installation.client.url}/api/v1/experiments",

@@ -185,7 +185,7 @@ def test_fit_argument_errors(tmp_path: Path) -> None:
         fit(max_length=Batch([3]))
     with pytest.raises(ConfigError, match="uuid: must be a checkpoint's uuid, got 'nowhere'"):
         fit(max_length=Batch(1), latest_checkpoint="nowhere")
-    with pytest.raises(NotFoundError, match="there is none"):
+    with pytest.raises(NotFoundError, match="not found in"):
         fit(max_length=Batch(1), latest_checkpoint="00000000-0000-0000-0000-000000000000")
     assert fit(max_length=Batch(1), latest_checkpoint="latest")[0] is StopReason.FINISHED
 

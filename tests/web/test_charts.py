@@ -295,11 +295,11 @@ def test_the_range_of_values_is_free_and_stays(stage: Stage, spectator: Watched)
     page = spectator.show(f"#/experiments/{stage.long}/curves?metric=falling")
     falling = chart(page, "training: falling")  # from 1 to 0.2
     page.get_by_role("button", name="range of values of training: falling").click()
-    page.get_by_label("least value of").fill("0.9")
-    page.get_by_label("greatest value of").fill("0.5")
+    page.get_by_label("minimum of").fill("0.9")
+    page.get_by_label("maximum of").fill("0.5")
     expect(falling).to_contain_text("the first the smaller")
-    page.get_by_label("least value of").fill("0")
-    page.get_by_label("greatest value of").fill("10")
+    page.get_by_label("minimum of").fill("0")
+    page.get_by_label("maximum of").fill("10")
     falling.get_by_role("button", name="set").click()
 
     def share() -> float:

@@ -164,7 +164,7 @@ def _build_trial(experiment: ExperimentConfig, directory: Path, scratch: str) ->
         run_dir=scratch,
         checkpoint_dir=scratch,
     )
-    trial_class = load_trial_class(experiment.trial_class, directory)
+    trial_class = load_trial_class(experiment.trial_class, directory, check_methods=False)
     length = experiment.searcher.full_length
     with trial_auto_values(spec.hparams, length.batches if length else None):
         return trial_class(ZeroTrialContext(spec, PlannedRanks(ranks)))

@@ -14,12 +14,15 @@ from zerotrial.trial_checks import check_trial_class
 __all__ = ["load_trial_class"]
 
 
-def load_trial_class(entrypoint: TrialClass, model_dir: Path) -> type[ZeroTrial]:
+def load_trial_class(
+    entrypoint: TrialClass, model_dir: Path, *, check_methods: bool = True
+) -> type[ZeroTrial]:
     """Import a trial class from the model directory.
 
     Args:
         entrypoint: Module and name of the class.
         model_dir: Directory to put first in the module search path.
+        check_methods: Whether the class must have all methods that the loop calls.
 
     Raises:
         TrialError: If there is no such module or class, it is not a :class:`ZeroTrial`, or the
@@ -59,7 +62,8 @@ def load_trial_class(entrypoint: TrialClass, model_dir: Path) -> type[ZeroTrial]
             f"{named}: {class_name} in {file} is not a ZeroTrial; "
             f"derive it: class {class_name}(zerotrial.ZeroTrial)"
         )
-    check_trial_class(trial_class)
+    if check_methods:
+        check_trial_class(trial_class)
     return trial_class
 
 
