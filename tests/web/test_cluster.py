@@ -33,7 +33,7 @@ def test_the_queue_and_the_machines_are_seen_and_steered(stage: Stage, spectator
     spectator.show("#/cluster")
     mine = jobs(page)
     expect(mine).to_have_count(2)
-    expect(mine.first).to_contain_text("waits: ")
+    expect(mine.first).to_contain_text("waiting: ")
 
     # The order: up, and by priority.
     order = names(page)

@@ -62,12 +62,12 @@ def test_an_experiment_joins_and_leaves_and_one_that_is_gone_is_told(
     stage: Stage, spectator: Watched
 ) -> None:
     page = spectator.show(f"#/compare/{stage.sweep}")
-    expect(page.get_by_text("Two at least are needed")).to_be_visible()
+    expect(page.get_by_text("Select at least two")).to_be_visible()
     page.get_by_label("number of another experiment").fill(str(stage.long))
     page.get_by_role("button", name="add experiment").click()
     rows = page.get_by_role("table").first.locator("tbody tr")
     expect(rows).to_have_count(2)
-    expect(page.get_by_text("Two at least are needed")).to_have_count(0)
+    expect(page.get_by_text("Select at least two")).to_have_count(0)
     page.get_by_label(f"remove experiment {stage.sweep}").click()
     expect(rows).to_have_count(1)
     expect(rows).to_contain_text("long")

@@ -171,7 +171,7 @@ def test_a_condition_is_added_kept_and_taken_away(stage: Stage, spectator: Watch
 
 def test_a_condition_that_cannot_be_read_is_told(stage: Stage, spectator: Watched) -> None:
     page = spectator.show(f"#/experiments/{stage.sweep}/trials?where=nonsense")
-    expect(page.get_by_role("alert")).to_contain_text("cannot be read")
+    expect(page.get_by_role("alert")).to_contain_text("are invalid")
     expect(page.locator(LR)).to_have_count(TRIALS)
 
 
@@ -270,7 +270,7 @@ def test_importance_is_shown_with_its_method_and_its_limits(
     shown = figure(page, "importance")
     expect(shown.get_by_role("row")).to_have_count(1)
     expect(shown).to_contain_text("optimizer.lr")
-    shown.get_by_text("how this was found out").click()
+    shown.get_by_text("method and limits").click()
     expect(shown).to_contain_text("Permutation importance")
     expect(shown).to_contain_text("cannot tell")
 

@@ -67,7 +67,7 @@ def test_a_trial_that_waits_says_why_and_is_stopped_only_after_a_question(
     )["id"]
     (trial,) = stage.trials(made)
     page = spectator.show(f"#/trials/{trial}")
-    expect(page.get_by_role("alert")).to_contain_text("It waits")
+    expect(page.get_by_role("alert")).to_contain_text("Waiting")
     expect(page.get_by_role("alert")).to_contain_text("paused")
     page.get_by_role("button", name="kill").click()
     dialog = page.get_by_role("dialog")

@@ -174,7 +174,7 @@ function Head({ row, connected, refresh }: { row: Row; connected: boolean; refre
               <Ask act={act("cancel")} title={`cancel experiment ${row.id}?`} ask="Its trials save a checkpoint and stop. The experiment can be continued later.">
                 cancel
               </Ask>
-              <Ask act={act("kill")} final title={`kill experiment ${row.id}?`} ask="Its trials stop immediately. Training since their last checkpoints is lost.">
+              <Ask act={act("kill")} final title={`kill experiment ${row.id}?`} ask="Its trials stop immediately, without a checkpoint. Training since the last one is lost.">
                 kill
               </Ask>
             </>

@@ -137,7 +137,7 @@ function Deeds({ trial, row, refresh }: Both & { refresh: () => void }) {
           <Ask act={act("cancel")} title={`cancel trial ${trial.id}?`} ask="It saves a checkpoint and stops. Other trials continue.">
             cancel
           </Ask>
-          <Ask act={act("kill")} final title={`kill trial ${trial.id}?`} ask="It stops immediately. Training since its last checkpoint is lost.">
+          <Ask act={act("kill")} final title={`kill trial ${trial.id}?`} ask="It stops immediately, without a checkpoint. Training since the last one is lost.">
             kill
           </Ask>
         </>
