@@ -42,6 +42,7 @@ _PATIENCE_S = 10.0
 _LONG_JOB_S = 1.0
 """Processor time of a job that is worth a line in the log; none should take more than 0.2 s."""
 _SAY_S = 60.0
+_STOPPING = "the server is stopping; try again when it is back"
 _EMPTY_WAL_S = 0.2
 """Longest wait for readers, while the writer waits too."""
 _SQLITE_BUSY, _SQLITE_LOCKED = 5, 6
@@ -186,6 +187,7 @@ class Database:
         self.deleted = False
         """Whether the WAL may hold rows that were deleted since; see :meth:`empty_wal`."""
         self._closed = False
+        self._disposed = False
         self._ending = False
         self.groups = 0
         self.jobs = 0
@@ -248,9 +250,9 @@ class Database:
             self._thread.join()
         if self._writing is not None:
             self._writing.close()
-        self._readers.dispose()
-        self._writers.dispose()
-        self._probes.dispose()
+        self._disposed = True
+        for engine in (self._readers, self._writers, self._probes):
+            engine.dispose()
         self.lock.release()
 
     def empty_wal(self) -> None:
@@ -284,6 +286,9 @@ class Database:
 
     @contextmanager
     def _reading(self, engine: Engine) -> Iterator[Connection]:
+        if self._disposed:
+            raise StoreError(_STOPPING)
+        pool = engine.pool  # the one that the connection goes back to
         try:
             if not self.sqlite:
                 with engine.begin() as connection:
@@ -296,6 +301,9 @@ class Database:
             if told is error:
                 raise
             raise told from error
+        finally:
+            if self._disposed:  # closed while this read ran
+                pool.dispose()
 
     def submit(self, job: Job[T]) -> "Future[T]":
         """Queue a job; the future is done after its commit.
@@ -304,8 +312,7 @@ class Database:
             StoreError: If the database is closed.
         """
         if self._closed:
-            msg = "the server is stopping; try again when it is back"
-            raise StoreError(msg)
+            raise StoreError(_STOPPING)
         future: Future[T] = Future()
         self._queue.put(_Pending(job, future))
         return future

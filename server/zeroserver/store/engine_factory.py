@@ -89,9 +89,13 @@ def open_engine(url: URL, begin: str, size: int, synchronous: str, overflow: int
 
         @event.listens_for(engine, "connect")
         def _limit_waits(connection: Any, _record: Any) -> None:
-            with connection.cursor() as cursor:
-                cursor.execute(f"SET lock_timeout = '{_BUSY_TIMEOUT_S}s'")
-            connection.commit()
+            try:
+                with connection.cursor() as cursor:
+                    cursor.execute(f"SET lock_timeout = '{_BUSY_TIMEOUT_S}s'")
+                connection.commit()
+            except BaseException:
+                connection.close()  # the pool does not know it yet
+                raise
 
         return engine
     connect = {"timeout": _BUSY_TIMEOUT_S, "check_same_thread": False}

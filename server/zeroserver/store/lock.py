@@ -152,6 +152,13 @@ class ServerLock:
 
     def _on_connect(self, connection: Any, _record: Any) -> None:
         """Take the advisory lock with a new connection of the writer."""
+        try:
+            self._lock_session(connection)
+        except BaseException:
+            connection.close()  # the pool does not know it yet
+            raise
+
+    def _lock_session(self, connection: Any) -> None:
         if self._lost:
             raise LockLostError(self._lost)
         with connection.cursor() as cursor:
