@@ -51,7 +51,7 @@ pytestmark = pytest.mark.processes
         "engine together",
     ],
 )
-def test_a_benchmark_runs_to_its_end(arguments: list[str], tmp_path: Path) -> None:
+def test_benchmark_runs(arguments: list[str], tmp_path: Path) -> None:
     name, *options = arguments
     if name == "engine":
         options += ["--output", str(tmp_path / "engine.json")]

@@ -29,7 +29,7 @@ def row(lines: list[str], method: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def test_ranks_and_comparisons_of_methods_that_ran_to_different_times(tmp_path: Path) -> None:
+def test_methods_with_different_end_times_are_compared(tmp_path: Path) -> None:
     found = {
         "random": [1.0, 0.8, 0.6, 0.4, 0.2],
         report.OURS: [0.9, 0.4, 0.2, 0.1, 0.05],
@@ -55,9 +55,7 @@ def test_ranks_and_comparisons_of_methods_that_ran_to_different_times(tmp_path: 
 
 @pytest.mark.parametrize("methods", [["random", report.OURS], [report.OURS], ["random"]])
 @pytest.mark.parametrize("objectives", [NAMES[:1], NAMES])
-def test_runs_that_are_not_all_there_have_dashes(
-    methods: list[str], objectives: list[str], tmp_path: Path
-) -> None:
+def test_missing_runs_are_dashes(methods: list[str], objectives: list[str], tmp_path: Path) -> None:
     found = runs(tmp_path / "runs", {method: [0.5, 0.25] for method in methods}, objectives)
     lines = report.tables(found) + report.comparisons(found) + report.ranks(found)
     assert any("-" in line for line in lines)

@@ -33,7 +33,7 @@ def on_ranks(size: int, work: Callable[[SocketRanks], T]) -> list[T]:
             return list(pool.map(rank, range(size)))
 
 
-def test_one_rank_needs_nobody() -> None:
+def test_single_rank_needs_no_connection() -> None:
     ranks = SocketRanks.from_environment(environment={})
     assert (ranks.rank, ranks.size, ranks.local_rank, ranks.is_chief) == (0, 1, 0, True)
     assert ranks.allgather({"a": [1, 2.5, None]}) == [{"a": [1, 2.5, None]}]
@@ -63,7 +63,7 @@ def test_collectives_of_three_ranks() -> None:
         ]
 
 
-def test_a_rank_that_does_not_take_part_is_named() -> None:
+def test_missing_rank_is_named() -> None:
     left = threading.Event()
 
     def work(ranks: SocketRanks) -> str:
@@ -85,7 +85,7 @@ def test_a_rank_that_does_not_take_part_is_named() -> None:
     assert "allgather: rank 0" in messages[1]
 
 
-def test_a_rank_that_is_gone_is_named() -> None:
+def test_exited_rank_is_named() -> None:
     def work(ranks: SocketRanks) -> str:
         if ranks.rank == 1:
             ranks.close()
@@ -97,7 +97,7 @@ def test_a_rank_that_is_gone_is_named() -> None:
     assert "rank 1 is gone" in on_ranks(2, work)[0]
 
 
-def test_what_messagepack_cannot_hold_is_refused() -> None:
+def test_unserializable_value_is_rejected() -> None:
     with pytest.raises(ConfigError, match="must be made of numbers"):
         SocketRanks().allgather(object())
 

@@ -37,9 +37,7 @@ def problems(answer: Any) -> str:
 
 
 @pytest.mark.parametrize("depth", [70, 300, 900])
-def test_what_is_nested_too_deep_is_refused_wherever_it_stands(
-    sqlite_server: Server, depth: int
-) -> None:
+def test_deeply_nested_values_are_rejected(sqlite_server: Server, depth: int) -> None:
     space = {"deepspeed_config": "ds_config.json", "x": nested(depth)}
     told = problems(send(sqlite_server, hyperparameters=space))
     assert "hyperparameters.x.a...: must be nested at most 64 deep" in told
@@ -54,7 +52,7 @@ def test_what_is_nested_too_deep_is_refused_wherever_it_stands(
 @pytest.mark.parametrize(
     "value", ["NaN", "Infinity", "-Infinity", "1e999", '"\\ud800"', '"\\u0000"']
 )
-def test_a_fork_holds_finite_numbers_and_whole_text(sqlite_server: Server, value: str) -> None:
+def test_fork_rejects_non_finite_numbers_and_surrogates(sqlite_server: Server, value: str) -> None:
     sqlite_server.submit()
     headers = {"Content-Type": "application/json"}
     body = '{"config": {"hyperparameters": {"lr": VALUE}}}'.replace("VALUE", value)
@@ -68,7 +66,7 @@ def test_a_fork_holds_finite_numbers_and_whole_text(sqlite_server: Server, value
 
 
 @pytest.mark.parametrize("time", [math.nan, math.inf, -math.inf, 1e300, -1.0])
-def test_a_time_that_is_on_no_calendar_is_refused(server: Server, time: float) -> None:
+def test_invalid_time_is_rejected(server: Server, time: float) -> None:
     server.submit()
     server.add_agent()
     run_id = server.begin().run_id
@@ -84,7 +82,7 @@ def test_a_time_that_is_on_no_calendar_is_refused(server: Server, time: float) -
     assert server.log(run_id, 0, "hello") == 1
 
 
-def test_what_describes_an_experiment_has_a_size(sqlite_server: Server) -> None:
+def test_experiment_texts_have_a_size_limit(sqlite_server: Server) -> None:
     server = sqlite_server
     server.submit(labels=["x" * 255] * 100, max_restarts=1_000_000)
     for change in (
@@ -102,7 +100,7 @@ def test_what_describes_an_experiment_has_a_size(sqlite_server: Server) -> None:
     assert "description" in problems(send(server, description="a\0b"))
 
 
-def test_a_trial_that_has_failed_a_thousand_times_is_started_again(sqlite_server: Server) -> None:
+def test_trial_restarts_after_1000_failures(sqlite_server: Server) -> None:
     server = sqlite_server
     server.submit(max_restarts=1_000_000)
     server.add_agent()
@@ -114,7 +112,7 @@ def test_a_trial_that_has_failed_a_thousand_times_is_started_again(sqlite_server
 @pytest.mark.parametrize(
     "text", ["1.0", "%201", "1%0a", "01", "+1", "1_0", "\N{BENGALI DIGIT ONE}"]
 )
-def test_an_id_has_one_spelling(sqlite_server: Server, text: str) -> None:
+def test_id_has_one_spelling(sqlite_server: Server, text: str) -> None:
     server = sqlite_server
     server.submit()
     for path in ("experiments/{}", "experiments/{}/trials", "trials/{}", "runs/{}/directive"):
@@ -127,7 +125,7 @@ def test_an_id_has_one_spelling(sqlite_server: Server, text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["1.0", "01", "1_0", " 1", "+1", "1e0", "\N{BENGALI DIGIT ONE}"])
-def test_a_number_of_a_query_has_one_spelling(sqlite_server: Server, text: str) -> None:
+def test_query_number_has_one_spelling(sqlite_server: Server, text: str) -> None:
     server = sqlite_server
     server.submit()
     for path, name in (
@@ -144,7 +142,7 @@ def test_a_number_of_a_query_has_one_spelling(sqlite_server: Server, text: str) 
     assert server.get("/experiments", limit=1)["experiments"][0]["id"] == 1
 
 
-def test_an_export_is_json_whatever_an_older_server_has_stored(server: Server) -> None:
+def test_export_of_old_rows_is_json(server: Server) -> None:
     server.submit()
     server.add_agent()
     server.report(server.begin().run_id, metrics("training", 1, loss=1.0))
@@ -165,7 +163,7 @@ def test_an_export_is_json_whatever_an_older_server_has_stored(server: Server) -
     ]
 
 
-def test_no_cell_of_an_export_is_a_formula(sqlite_server: Server) -> None:
+def test_export_escapes_formulas(sqlite_server: Server) -> None:
     server = sqlite_server
     server.submit()
     server.add_agent()
@@ -187,7 +185,7 @@ def test_no_cell_of_an_export_is_a_formula(sqlite_server: Server) -> None:
         ("PATCH", "/experiments/1", {"name": "a\0b"}, "name: must have no control characters, "),
     ],
 )
-def test_a_refusal_says_once_what_must_hold_and_what_was_found(
+def test_error_states_rule_and_value_once(
     sqlite_server: Server, method: str, path: str, body: Any, told: str
 ) -> None:
     sqlite_server.submit()
@@ -207,7 +205,7 @@ def test_a_refusal_says_once_what_must_hold_and_what_was_found(
         ("GET", "/1/trials?after=0&a=1&b=2", "a: unknown parameter"),
     ],
 )
-def test_a_parameter_that_a_route_does_not_have_is_refused_and_nothing_is_done(
+def test_unknown_parameter_is_rejected(
     sqlite_server: Server, method: str, path: str, problem: str
 ) -> None:
     sqlite_server.submit()
@@ -218,7 +216,7 @@ def test_a_parameter_that_a_route_does_not_have_is_refused_and_nothing_is_done(
 
 
 @pytest.mark.parametrize("bad", ["a\nb", "a\x1b[2Jb", "a\rb", "a\x7f", "\x9b1m", "a\u202eb"])
-def test_control_characters_in_names_are_refused(sqlite_server: Server, bad: str) -> None:
+def test_control_characters_in_names_are_rejected(sqlite_server: Server, bad: str) -> None:
     server = sqlite_server
     server.submit()
     answers = [send(server, name=bad), send(server, labels=[bad])]
@@ -260,13 +258,13 @@ def test_control_characters_in_names_are_refused(sqlite_server: Server, bad: str
         {"host": "x" * 300},
     ],
 )
-def test_absurd_agents_are_refused(sqlite_server: Server, change: dict[str, Any]) -> None:
+def test_invalid_agents_are_rejected(sqlite_server: Server, change: dict[str, Any]) -> None:
     agent = {"name": "a", "host": "h", "slots": [{"id": 0, "device": "cpu"}]}
     problems(sqlite_server.http.post("/api/v1/agents", json=agent | change))
     problems(send(sqlite_server, resources={"slots_per_trial": 100_000}))
 
 
-def test_unknown_nodes_are_refused(sqlite_server: Server) -> None:
+def test_unknown_nodes_are_rejected(sqlite_server: Server) -> None:
     server = sqlite_server
     server.submit()
     server.add_agent()
@@ -281,7 +279,7 @@ def test_unknown_nodes_are_refused(sqlite_server: Server) -> None:
     assert server.trial()["state"] == "RUNNING"
 
 
-def test_names_of_earlier_versions_still_run(sqlite_server: Server) -> None:
+def test_names_of_earlier_versions_are_accepted(sqlite_server: Server) -> None:
     server = sqlite_server
     server.submit()
     server.execute("UPDATE experiments SET config = replace(config, '\"digits\"', '\"di\\ngits\"')")

@@ -22,7 +22,7 @@ def happen(journal: Journal, experiment_id: int, size: int, count: int = 1) -> N
     journal.publish([change] * count)
 
 
-def test_what_a_journal_holds_is_bounded_by_bytes() -> None:
+def test_journal_is_limited_by_bytes() -> None:
     async def follow() -> None:
         journal = Journal(Hub(), most_bytes=100_000)
         stream = journal.follow(1, None, 60.0)
@@ -46,7 +46,7 @@ def test_what_a_journal_holds_is_bounded_by_bytes() -> None:
     asyncio.run(follow())
 
 
-def test_the_interest_in_an_experiment_ends_with_its_last_reader() -> None:
+def test_experiment_events_stop_with_last_reader() -> None:
     async def follow() -> None:
         journal = Journal(Hub(), linger_s=0.0)
         first, second = (journal.follow(1, None, 60.0) for _ in range(2))
@@ -72,7 +72,7 @@ def test_the_interest_in_an_experiment_ends_with_its_last_reader() -> None:
     asyncio.run(follow())
 
 
-def test_readers_of_the_list_do_not_have_every_metric_kept() -> None:
+def test_list_readers_store_no_metrics() -> None:
     async def follow() -> None:
         journal = Journal(Hub())
         stream = journal.follow(ALL, None, 60.0)
@@ -89,7 +89,7 @@ def test_readers_of_the_list_do_not_have_every_metric_kept() -> None:
 
 
 @pytest.mark.parametrize("value", [0.5, float("nan"), float("inf")])
-def test_a_followed_experiment_tells_its_metrics_as_they_come(server: Server, value: float) -> None:
+def test_followed_experiment_streams_metrics(server: Server, value: float) -> None:
     server.submit()
     server.add_agent()
     spec = server.begin()

@@ -28,7 +28,7 @@ EXAMPLES = 3
 
 
 @pytest.mark.processes
-def test_whatever_is_asked_the_answer_is_as_documented(tmp_path: Path) -> None:
+def test_responses_match_openapi_document(tmp_path: Path) -> None:
     live = LiveServer(tmp_path / "home")
     live.start()
     try:

@@ -37,7 +37,7 @@ def locked(server: Server) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_a_database_that_another_process_keeps_locked_stops_no_reader(server: Server) -> None:
+def test_locked_database_blocks_no_reader(server: Server) -> None:
     server.submit()
     before = server.services.database.jobs
 
@@ -73,7 +73,7 @@ def _is_made(answer: Any) -> bool:
     return bool(answer.status_code == 200)
 
 
-def test_a_change_that_was_refused_is_never_made(
+def test_rejected_change_is_never_applied(
     sqlite_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = sqlite_server
@@ -93,7 +93,7 @@ def test_a_change_that_was_refused_is_never_made(
 
 
 @pytest.mark.slow
-def test_readers_beyond_the_pool_are_told_to_come_back(server: Server) -> None:
+def test_readers_over_pool_size_get_retry_after(server: Server) -> None:
     pool: Any = server.services.database._readers.pool
     with ExitStack() as held:
         for _ in range(pool.size() + pool._max_overflow):
@@ -104,7 +104,7 @@ def test_readers_beyond_the_pool_are_told_to_come_back(server: Server) -> None:
     assert server.http.get("/api/v1/experiments").status_code == 200
 
 
-def test_exports_that_nobody_reads_hold_no_connection(server: Server) -> None:
+def test_unread_exports_hold_no_connection(server: Server) -> None:
     server.submit()
     server.add_agent()
     spec = server.begin()
@@ -166,7 +166,7 @@ async def _wait(release: threading.Event) -> None:
 
 
 @pytest.mark.parametrize("form", ["ndjson", "csv"])
-def test_an_export_of_many_pages_has_every_point_once(sqlite_server: Server, form: str) -> None:
+def test_paged_export_has_every_point_once(sqlite_server: Server, form: str) -> None:
     server = sqlite_server
     searcher = {"name": "random", "metric": "loss", "max_trials": 3, "max_length": 100}
     server.submit(searcher=searcher)

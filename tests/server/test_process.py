@@ -78,7 +78,7 @@ def accepted_by(server: LiveServer) -> Iterator[socket.socket]:
         os.close(handle)
 
 
-def test_an_answer_on_a_kept_connection_does_not_wait_for_acknowledgements(
+def test_keep_alive_response_skips_delayed_ack(
     live: LiveServer,
 ) -> None:
     # With Nagle's algorithm every answer but the first takes 40 ms, on any machine.
@@ -92,23 +92,21 @@ def test_an_answer_on_a_kept_connection_does_not_wait_for_acknowledgements(
     assert all(options)
 
 
-def test_a_second_server_on_the_same_data_refuses_to_start(live: LiveServer) -> None:
+def test_second_server_on_same_data_fails(live: LiveServer) -> None:
     second = live.spawn("--port", "0")
     assert second.wait(DEADLINE_S) == 2
     assert "another server already works on" in live.log.read_text()
     assert live.client().info()["version"]
 
 
-def test_a_port_that_is_taken_is_an_error_only_if_it_was_asked_for(
-    live: LiveServer, tmp_path: Path
-) -> None:
+def test_busy_port_fails_only_if_requested(live: LiveServer, tmp_path: Path) -> None:
     other = LiveServer(tmp_path / "other")
     refused = other.spawn("--port", str(live.port))
     assert refused.wait(DEADLINE_S) == 2
     assert f"--port {live.port}: cannot listen" in other.log.read_text()
 
 
-def test_a_port_that_no_machine_has_is_refused_in_one_message(tmp_path: Path) -> None:
+def test_invalid_port_is_one_message(tmp_path: Path) -> None:
     other = LiveServer(tmp_path / "other")
     refused = other.spawn("--port", "80000")
     assert refused.wait(DEADLINE_S) == 2
@@ -117,16 +115,14 @@ def test_a_port_that_no_machine_has_is_refused_in_one_message(tmp_path: Path) ->
     assert "Traceback" not in told
 
 
-def test_a_server_beyond_this_machine_must_be_asked_for_by_name(tmp_path: Path) -> None:
+def test_public_host_requires_an_option(tmp_path: Path) -> None:
     server = LiveServer(tmp_path / "home")
     refused = server.spawn("--host", "0.0.0.0", "--port", "0")
     assert refused.wait(DEADLINE_S) == 2
     assert "--host: must be a loopback address, got '0.0.0.0'" in server.log.read_text()
 
 
-def test_sigterm_ends_long_polls_and_streams_and_the_process_cleanly(
-    mortal: LiveServer, tmp_path: Path
-) -> None:
+def test_sigterm_closes_streams_and_exits(mortal: LiveServer, tmp_path: Path) -> None:
     client = mortal.client()
     experiment_id = submit(client, tmp_path)
     agent_id = add_agent(client, 1)
@@ -158,7 +154,7 @@ def test_sigterm_ends_long_polls_and_streams_and_the_process_cleanly(
     assert not (mortal.home / "server.json").exists()
 
 
-def test_long_polls_answer_as_soon_as_something_changes(mortal: LiveServer, tmp_path: Path) -> None:
+def test_long_poll_returns_on_change(mortal: LiveServer, tmp_path: Path) -> None:
     client = mortal.client()
     agent_id = add_agent(client, 1)
     empty = client.work(agent_id, 0, 0)
@@ -196,9 +192,7 @@ def test_long_polls_answer_as_soon_as_something_changes(mortal: LiveServer, tmp_
     assert client.experiment(experiment_id)["state"] == "CANCELED"
 
 
-def test_a_stream_tells_what_changes_and_goes_on_behind_its_cursor(
-    mortal: LiveServer, tmp_path: Path
-) -> None:
+def test_stream_resumes_after_cursor(mortal: LiveServer, tmp_path: Path) -> None:
     client = mortal.client()
     experiment_id = submit(client, tmp_path)
     stream = client.events(experiment_id)
@@ -246,9 +240,7 @@ def test_a_stream_tells_what_changes_and_goes_on_behind_its_cursor(
     client.run_exited(run_id, RunExit(-9))
 
 
-def test_reports_that_were_answered_survive_every_death_of_the_server(
-    mortal: LiveServer, tmp_path: Path
-) -> None:
+def test_acknowledged_reports_survive_kill(mortal: LiveServer, tmp_path: Path) -> None:
     reporters, deaths = 4, 4
     space = {
         "deepspeed_config": "ds_config.json",
@@ -301,7 +293,7 @@ def test_reports_that_were_answered_survive_every_death_of_the_server(
         assert answered[run_id] <= len(curve) <= answered[run_id] + 3
 
 
-def test_a_home_that_cannot_be_written_is_named_in_one_message(tmp_path: Path) -> None:
+def test_readonly_home_is_one_message(tmp_path: Path) -> None:
     # Root may write anywhere: as root, the server becomes somebody else.
     drop = "os.setgroups([]), os.setgid(65534), os.setuid(65534)" if os.getuid() == 0 else "0"
     start = f"import os, sys; from zeroserver.process import main; {drop}; sys.exit(main())"
@@ -324,7 +316,7 @@ def test_a_home_that_cannot_be_written_is_named_in_one_message(tmp_path: Path) -
             closed.chmod(0o700)
 
 
-def test_an_open_token_file_is_closed_and_the_log_says_so(tmp_path: Path) -> None:
+def test_readable_token_file_is_restricted(tmp_path: Path) -> None:
     live = LiveServer(tmp_path / "home")
     Home(live.home).create().ensure_token()
     (live.home / "token").chmod(0o644)

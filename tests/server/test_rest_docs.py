@@ -36,7 +36,7 @@ PAGED = {"after", "limit"}
 AT_THE_ROOT = {"/healthz", "/metrics", "/login"}
 
 
-def test_every_route_is_in_the_documentation_and_every_documented_route_exists(
+def test_documented_routes_equal_actual_routes(
     sqlite_server: Server,
 ) -> None:
     document = sqlite_server.get("/openapi.json")
@@ -49,7 +49,7 @@ def test_every_route_is_in_the_documentation_and_every_documented_route_exists(
     assert told == served
 
 
-def test_the_types_of_the_page_and_the_tables_of_the_documentation_are_those_of_the_code() -> None:
+def test_generated_types_and_tables_are_current() -> None:
     made = generated(ROOT)
     assert {path.name for path in made} == {"resources.ts", "rest.md", "life_cycle.md"}
     for path, text in made.items():
@@ -58,7 +58,7 @@ def test_the_types_of_the_page_and_the_tables_of_the_documentation_are_those_of_
         assert f"<!-- resource {kind.__name__} -->" in PAGE.read_text(encoding="utf-8")
 
 
-def test_every_resource_that_a_file_of_the_room_declares_is_in_the_document() -> None:
+def test_every_declared_resource_is_documented() -> None:
     room = f"{resources.__name__}."
     for file in pkgutil.iter_modules(resources.__path__, room):
         importlib.import_module(file.name)
@@ -66,7 +66,7 @@ def test_every_resource_that_a_file_of_the_room_declares_is_in_the_document() ->
     assert {each.__name__ for each in declared} == set(resources.__all__)
 
 
-def test_a_new_field_of_a_resource_is_one_line(server: Server) -> None:
+def test_new_resource_field_is_one_line(server: Server) -> None:
     class Wider(resources.Log, frozen=True):
         experiment_id: int
 
@@ -94,7 +94,7 @@ def test_every_parameter_is_in_the_row_of_its_route(sqlite_server: Server) -> No
     assert missing == []
 
 
-def test_every_operation_names_its_answer_and_its_errors(sqlite_server: Server) -> None:
+def test_every_operation_declares_response_and_errors(sqlite_server: Server) -> None:
     names = set()
     for path, operations in sqlite_server.get("/openapi.json")["paths"].items():
         for method, operation in operations.items():
@@ -106,7 +106,7 @@ def test_every_operation_names_its_answer_and_its_errors(sqlite_server: Server) 
             assert good.get("content") or code == "204", (method, path)
 
 
-def test_every_option_of_the_server_is_in_the_section_that_tells_how_to_run_it() -> None:
+def test_every_server_option_is_documented() -> None:
     (section,) = re.findall(
         r"^## Running the server\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL
     )
@@ -115,7 +115,7 @@ def test_every_option_of_the_server_is_in_the_section_that_tells_how_to_run_it()
     assert told == {name for name in options if name.startswith("--")} - {"--help"}
 
 
-def test_answers_are_what_their_models_say(server: Server) -> None:
+def test_responses_match_their_models(server: Server) -> None:
     server.submit()
     server.add_agent()
     spec = server.begin()
@@ -158,7 +158,7 @@ def test_answers_are_what_their_models_say(server: Server) -> None:
 
 @pytest.mark.processes
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the examples call curl")
-def test_the_examples_of_the_documentation_work(tmp_path: Path) -> None:
+def test_documentation_examples_work(tmp_path: Path) -> None:
     live = LiveServer(tmp_path / "home")
     live.start()
     try:

@@ -30,9 +30,7 @@ def entry(page: Page, trial: int) -> Locator:
     return page.get_by_label("trials").get_by_role("listitem").filter(has=link)
 
 
-def test_zooming_loads_what_lies_between_the_points_of_the_whole(
-    stage: Stage, spectator: Watched
-) -> None:
+def test_zoom_loads_more_points(stage: Stage, spectator: Watched) -> None:
     page = spectator.show(f"#/experiments/{stage.long}")
     wave = chart(page, "training: wave")
     expect(wave).to_have_accessible_name(re.compile(rf"points to batch {LONG_STEPS}$"))
@@ -51,7 +49,7 @@ def test_zooming_loads_what_lies_between_the_points_of_the_whole(
     assert "batches" not in page.url
 
 
-def test_a_part_of_a_hundred_batches_shows_each_of_them(stage: Stage, spectator: Watched) -> None:
+def test_zoom_to_hundred_batches_shows_each(stage: Stage, spectator: Watched) -> None:
     page = spectator.show(f"#/experiments/{stage.long}/curves?{PART}")
     wave = chart(page, "training: wave")
     (trial,) = stage.trials(stage.long)
@@ -64,9 +62,7 @@ def test_a_part_of_a_hundred_batches_shows_each_of_them(stage: Stage, spectator:
     expect(told).not_to_contain_text("(")  # one batch has no band
 
 
-def test_the_logarithmic_axis_keeps_the_zoom_and_both_survive_a_reload(
-    stage: Stage, spectator: Watched
-) -> None:
+def test_log_axis_and_zoom_survive_reload(stage: Stage, spectator: Watched) -> None:
     page = spectator.show(f"#/experiments/{stage.long}/curves?{PART}")
     expect(chart(page, "training: wave")).to_be_visible()
     page.get_by_label("logarithmic").check()
@@ -78,16 +74,14 @@ def test_the_logarithmic_axis_keeps_the_zoom_and_both_survive_a_reload(
         page.reload()
 
 
-def test_a_logarithmic_axis_says_what_it_has_no_place_for(stage: Stage, spectator: Watched) -> None:
+def test_log_axis_names_omitted_values(stage: Stage, spectator: Watched) -> None:
     page = spectator.show(f"#/experiments/{stage.long}/curves?log=1")
     expect(chart(page, "training: wave")).to_contain_text("≤ 0 not drawn")
     expect(chart(page, "training: depth")).to_contain_text("linear: no values above 0")
     expect(chart(page, "training: falling").locator(".warn")).to_have_count(0)
 
 
-def test_a_logarithmic_axis_shows_what_there_is_and_not_whole_decades(
-    stage: Stage, spectator: Watched
-) -> None:
+def test_log_axis_fits_the_data(stage: Stage, spectator: Watched) -> None:
     page = spectator.show(f"#/experiments/{stage.long}/curves?log=1")
     falling = chart(page, "training: falling")  # from 1 to 0.2
 
@@ -102,9 +96,7 @@ def test_a_logarithmic_axis_shows_what_there_is_and_not_whole_decades(
 NINTH = "#d6336c"
 
 
-def test_a_trial_keeps_its_colour_whichever_others_are_drawn(
-    stage: Stage, spectator: Watched
-) -> None:
+def test_trial_colour_is_stable_in_charts(stage: Stage, spectator: Watched) -> None:
     ids = stage.trials(stage.sweep)
     looks = set()
     trial = ids[8]
@@ -132,9 +124,7 @@ def test_twelve_ticked_trials_are_twelve_curves(stage: Stage, spectator: Watched
     expect(chart(page, "training: loss")).to_have_accessible_name(re.compile(": 12 curves, "))
 
 
-def test_too_many_ticked_trials_are_the_best_of_them_and_it_is_said(
-    stage: Stage, spectator: Watched
-) -> None:
+def test_too_many_selected_trials_show_best(stage: Stage, spectator: Watched) -> None:
     ids = stage.trials(stage.sweep)
     page = spectator.show(f"#/experiments/{stage.sweep}/curves/{','.join(map(str, ids))}")
     expect(chart(page, "training: loss")).to_have_accessible_name(re.compile(": 50 curves, "))
@@ -143,16 +133,14 @@ def test_too_many_ticked_trials_are_the_best_of_them_and_it_is_said(
     assert {int(text.split()[1]) for text in drawn} == set(stage.best(50))
 
 
-def test_without_a_tick_the_best_ten_are_drawn(stage: Stage, spectator: Watched) -> None:
+def test_best_ten_trials_are_drawn_by_default(stage: Stage, spectator: Watched) -> None:
     page = spectator.show(f"#/experiments/{stage.sweep}")
     expect(chart(page, "training: loss")).to_have_accessible_name(re.compile(": 10 curves, "))
     drawn = page.get_by_label("trials").get_by_role("link").all_inner_texts()
     assert {int(text.split()[1]) for text in drawn} == set(stage.best(10))
 
 
-def test_a_curve_is_named_by_its_trial_and_what_it_was_started_with(
-    stage: Stage, spectator: Watched
-) -> None:
+def test_curve_label_has_trial_and_hparams(stage: Stage, spectator: Watched) -> None:
     best = stage.best(1)[0]
     rate = next(t for t in stage.played.trials(stage.sweep) if t["id"] == best)["hparams"]
     page = spectator.show(f"#/experiments/{stage.sweep}")
@@ -167,7 +155,7 @@ def test_a_curve_is_named_by_its_trial_and_what_it_was_started_with(
     expect(page.locator(".u-legend")).to_have_count(0)
 
 
-def test_counters_are_one_line_until_they_are_asked_for(stage: Stage, spectator: Watched) -> None:
+def test_counters_are_collapsed(stage: Stage, spectator: Watched) -> None:
     page = spectator.show(f"#/experiments/{stage.sweep}")
     expect(chart(page, "training: loss")).to_be_visible()
     summary = page.get_by_text("counters")
@@ -177,7 +165,7 @@ def test_counters_are_one_line_until_they_are_asked_for(stage: Stage, spectator:
     expect(chart(page, "training: loss_scale")).to_be_visible()
 
 
-def test_what_was_reported_once_is_a_value_and_no_chart(stage: Stage, spectator: Watched) -> None:
+def test_single_point_metric_is_a_value(stage: Stage, spectator: Watched) -> None:
     page = spectator.show(f"#/experiments/{stage.sweep}")
     values = page.get_by_role("region", name="metrics that were reported once")
     (best,) = stage.best(1)
@@ -192,7 +180,7 @@ def test_what_was_reported_once_is_a_value_and_no_chart(stage: Stage, spectator:
     expect(values.get_by_role("row").nth(1)).to_have_text("validation: loss1batch 20")
 
 
-def test_a_chart_can_be_enlarged(stage: Stage, spectator: Watched) -> None:
+def test_chart_can_be_enlarged(stage: Stage, spectator: Watched) -> None:
     page = spectator.show(f"#/experiments/{stage.long}")
     wave = chart(page, "training: wave")
     expect(wave).to_be_visible()
@@ -206,9 +194,7 @@ def test_a_chart_can_be_enlarged(stage: Stage, spectator: Watched) -> None:
     assert large["height"] > 1.5 * small["height"]
 
 
-def test_a_smoothed_curve_is_a_running_mean_and_its_values_are_told_as_they_are(
-    stage: Stage, spectator: Watched
-) -> None:
+def test_smoothed_curve_shows_raw_values(stage: Stage, spectator: Watched) -> None:
     page = spectator.show(f"#/experiments/{stage.long}/curves?{PART}&metric=spiky")
     spiky = chart(page, "training: spiky")
     expect(page.get_by_role("figure")).to_have_count(1)
@@ -244,9 +230,7 @@ def _right_half(figure: Locator) -> int:
     return found
 
 
-def test_without_outliers_one_spike_does_not_flatten_the_curve(
-    stage: Stage, spectator: Watched
-) -> None:
+def test_ignore_outliers_rescales_axis(stage: Stage, spectator: Watched) -> None:
     around = "batches=9900-10100"
     page = spectator.show(f"#/experiments/{stage.long}/curves?{around}&metric=spiky")
     spiky = chart(page, "training: spiky")
@@ -261,7 +245,7 @@ def test_without_outliers_one_spike_does_not_flatten_the_curve(
     until("the line fills the chart", tall, lambda found: found > flat + 50)
 
 
-def test_metrics_are_found_by_a_part_of_their_name(stage: Stage, spectator: Watched) -> None:
+def test_metrics_filter_by_substring(stage: Stage, spectator: Watched) -> None:
     page = spectator.show(f"#/experiments/{stage.long}/curves?metric=wav")
     expect(chart(page, "training: wave")).to_be_visible()
     expect(page.get_by_role("figure")).to_have_count(1)
@@ -271,9 +255,7 @@ def test_metrics_are_found_by_a_part_of_their_name(stage: Stage, spectator: Watc
     expect(page.get_by_role("figure")).to_have_count(4)
 
 
-def test_a_chart_is_read_zoomed_and_reset_with_the_keyboard(
-    stage: Stage, spectator: Watched
-) -> None:
+def test_chart_keyboard_controls(stage: Stage, spectator: Watched) -> None:
     page = spectator.show(f"#/experiments/{stage.sweep}?metric=loss")
     curves = page.get_by_role("application", name=re.compile("^curves of training: loss: "))
     curves.focus()
@@ -291,7 +273,7 @@ def test_a_chart_is_read_zoomed_and_reset_with_the_keyboard(
     expect(page.get_by_role("button", name=re.compile("^batches "))).to_have_count(0)
 
 
-def test_the_range_of_values_is_free_and_stays(stage: Stage, spectator: Watched) -> None:
+def test_value_range_is_editable_and_stored(stage: Stage, spectator: Watched) -> None:
     page = spectator.show(f"#/experiments/{stage.long}/curves?metric=falling")
     falling = chart(page, "training: falling")  # from 1 to 0.2
     page.get_by_role("button", name="range of values of training: falling").click()
@@ -314,7 +296,7 @@ def test_the_range_of_values_is_free_and_stays(stage: Stage, spectator: Watched)
     until("the curve fills its chart", share, lambda found: found > 0.5)
 
 
-def test_curves_run_along_time_and_the_clock(stage: Stage, spectator: Watched) -> None:
+def test_curves_over_time_and_clock(stage: Stage, spectator: Watched) -> None:
     page = spectator.show(f"#/experiments/{stage.long}/curves?metric=falling")
     falling = chart(page, "training: falling")
     expect(falling).to_have_accessible_name(re.compile("to batch 20000"))

@@ -23,7 +23,7 @@ def names(page: Page) -> list[str]:
     return [text or "" for text in jobs(page).locator(".name a").all_text_contents()]
 
 
-def test_the_queue_and_the_machines_are_seen_and_steered(stage: Stage, spectator: Watched) -> None:
+def test_cluster_page_shows_and_changes_queue(stage: Stage, spectator: Watched) -> None:
     played, page = stage.played, spectator.page
     nowhere = {"slots_per_trial": 1, "resource_pool": "later"}
     made = [

@@ -19,9 +19,7 @@ def legend(page: Page) -> list[str]:
     return page.get_by_label("trials", exact=True).get_by_role("listitem").all_inner_texts()
 
 
-def test_experiments_that_are_ticked_are_drawn_in_one_chart_and_their_settings_compared(
-    stage: Stage, spectator: Watched
-) -> None:
+def test_compare_selected_experiments(stage: Stage, spectator: Watched) -> None:
     page = spectator.show("#/")
     page.get_by_label(f"experiment {stage.sweep}", exact=True).check()
     expect(page.get_by_role("link", name=re.compile("^compare"))).to_have_count(0)
@@ -58,9 +56,7 @@ def test_experiments_that_are_ticked_are_drawn_in_one_chart_and_their_settings_c
     assert legend(page)[0].split()[-1] == str(best)
 
 
-def test_an_experiment_joins_and_leaves_and_one_that_is_gone_is_told(
-    stage: Stage, spectator: Watched
-) -> None:
+def test_compare_add_remove_and_deleted(stage: Stage, spectator: Watched) -> None:
     page = spectator.show(f"#/compare/{stage.sweep}")
     expect(page.get_by_text("Select at least two")).to_be_visible()
     page.get_by_label("number of another experiment").fill(str(stage.long))

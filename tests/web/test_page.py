@@ -15,9 +15,7 @@ from zeroserver.app import STATIC
 pytestmark = [pytest.mark.browser, pytest.mark.processes]
 
 
-def test_the_list_shows_the_experiments_their_states_and_what_went_wrong(
-    site: Site, owner: Watched
-) -> None:
+def test_list_shows_states_and_errors(site: Site, owner: Watched) -> None:
     page = owner.show("#/")
     digits = page.get_by_role("row").filter(has=page.get_by_role("link", name="digits-smoke"))
     expect(digits).to_contain_text("completed")
@@ -33,9 +31,7 @@ def test_the_list_shows_the_experiments_their_states_and_what_went_wrong(
     expect(page.get_by_role("heading", name="digits-smoke")).to_be_visible()
 
 
-def test_an_experiment_shows_its_curves_trials_checkpoints_and_logs(
-    site: Site, owner: Watched
-) -> None:
+def test_experiment_page_has_all_sections(site: Site, owner: Watched) -> None:
     page = owner.show(f"#/experiments/{site.digits}")
     loss = chart(page, "training: loss")
     expect(loss).to_have_accessible_name(re.compile(r"points to batch 30$"))
@@ -66,7 +62,7 @@ def test_an_experiment_shows_its_curves_trials_checkpoints_and_logs(
     expect(page.get_by_label("log lines")).to_be_visible()
 
 
-def test_a_failure_is_readable_with_its_restarts_and_its_log(site: Site, owner: Watched) -> None:
+def test_failed_experiment_shows_restarts_and_log(site: Site, owner: Watched) -> None:
     page = owner.show(f"#/experiments/{site.failed}/logs")
     expect(page.get_by_role("alert")).to_contain_text("the model is broken")
     facts = page.locator(".facts")
@@ -81,9 +77,7 @@ def test_a_failure_is_readable_with_its_restarts_and_its_log(site: Site, owner: 
     assert failed.evaluate(color) != lines.evaluate(color)
 
 
-def test_holes_do_not_break_a_curve_and_merged_points_have_a_band(
-    site: Site, owner: Watched
-) -> None:
+def test_curve_spans_gaps_and_draws_band(site: Site, owner: Watched) -> None:
     page = owner.show(f"#/experiments/{site.long}")
     holey = chart(page, "validation: holey")
     expect(holey).to_contain_text("2 not finite")
@@ -98,7 +92,7 @@ def test_holes_do_not_break_a_curve_and_merged_points_have_a_band(
     )
 
 
-def test_trials_are_sorted_and_chosen_for_the_curves(site: Site, owner: Watched) -> None:
+def test_trials_sort_and_select_curves(site: Site, owner: Watched) -> None:
     page = owner.show(f"#/experiments/{site.grid}")
     loss = chart(page, "training: loss")
     expect(loss).to_have_accessible_name(re.compile("3 curves, 15 points to batch 5$"))
@@ -116,9 +110,7 @@ def test_trials_are_sorted_and_chosen_for_the_curves(site: Site, owner: Watched)
     expect(loss).to_have_accessible_name(re.compile("2 curves, 10 points to batch 5$"))
 
 
-def test_curves_and_state_follow_what_runs_without_a_reload(
-    site: Site, owner: Watched, tmp_path: Path
-) -> None:
+def test_running_experiment_updates_live(site: Site, owner: Watched, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     page = owner.show("#/")
     page.evaluate("window.untouched = true")
@@ -136,7 +128,7 @@ def test_curves_and_state_follow_what_runs_without_a_reload(
     assert site.installation.wait_for(experiment)["state"] == "COMPLETED"
 
 
-def test_the_keyboard_reaches_the_views(site: Site, owner: Watched) -> None:
+def test_keyboard_navigates_views(site: Site, owner: Watched) -> None:
     page = owner.show(f"#/experiments/{site.digits}")
     page.get_by_role("link", name="curves", exact=True).focus()
     page.keyboard.press("Tab")
@@ -148,9 +140,7 @@ def test_the_keyboard_reaches_the_views(site: Site, owner: Watched) -> None:
     expect(heading).to_have_attribute("aria-sort", "descending")
 
 
-def test_the_link_works_once_and_without_it_the_page_says_what_to_do(
-    site: Site, stranger: Watched
-) -> None:
+def test_login_link_works_once(site: Site, stranger: Watched) -> None:
     page = stranger.show(f"#/experiments/{site.digits}")
     hint = page.get_by_role("alert")
     expect(hint).to_contain_text("zerolab open")
@@ -166,7 +156,7 @@ def test_the_link_works_once_and_without_it_the_page_says_what_to_do(
     expect(hint).to_contain_text("zerolab open")
 
 
-def test_who_signs_out_sees_nothing_any_more(site: Site, stranger: Watched) -> None:
+def test_sign_out_hides_data(site: Site, stranger: Watched) -> None:
     page = stranger.page
     page.goto(site.installation.client.login_link())
     expect(page.get_by_role("link", name="digits-smoke")).to_be_visible()
@@ -175,7 +165,7 @@ def test_who_signs_out_sees_nothing_any_more(site: Site, stranger: Watched) -> N
     expect(page.get_by_role("link", name="digits-smoke")).to_have_count(0)
 
 
-def test_what_has_ended_goes_on_and_is_forked_with_changes(site: Site, owner: Watched) -> None:
+def test_continue_and_fork_ended_experiment(site: Site, owner: Watched) -> None:
     number = site.submit_script("again", what="fail")
     client = site.installation.client
     site.installation.wait_for(number)
@@ -216,7 +206,7 @@ def test_what_has_ended_goes_on_and_is_forked_with_changes(site: Site, owner: Wa
     owner.faults.clear()  # the browser notes the 422
 
 
-def test_the_page_is_small() -> None:
+def test_page_is_small() -> None:
     if not (STATIC / "index.html").is_file():
         pytest.fail("the page is not built: run `npm ci && npm run build` in server/web")
     files = [path for path in STATIC.rglob("*") if path.is_file()]

@@ -9,9 +9,7 @@ from tests.web.stage import Stage
 pytestmark = [pytest.mark.browser, pytest.mark.processes]
 
 
-def test_a_checkpoint_is_registered_found_again_and_taken_out(
-    stage: Stage, spectator: Watched
-) -> None:
+def test_register_find_and_unregister_checkpoint(stage: Stage, spectator: Watched) -> None:
     (trial,) = stage.trials(stage.long)
     uuid = stage.played.trial(trial)["latest_checkpoint"]
     page = spectator.show(f"#/trials/{trial}/checkpoints")

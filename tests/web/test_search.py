@@ -90,12 +90,12 @@ def plot(page: Page, name: str) -> Locator:
     return figure(page, name).get_by_role("application")
 
 
-def test_a_page_of_all_views_is_under_150_kilobytes_compressed() -> None:
+def test_page_is_under_150_kb_compressed() -> None:
     sizes = [len(gzip.compress(file.read_bytes())) for file in (STATIC / "assets").iterdir()]
     assert 10_000 < sum(sizes) < 150_000
 
 
-def test_ten_thousand_trials_are_sorted_filtered_and_scrolled_through(
+def test_ten_thousand_trials_sort_filter_and_scroll(
     stage: Stage, spectator: Watched, many: int
 ) -> None:
     page = spectator.show(f"#/experiments/{many}/trials?sort=hparams.optimizer.lr")
@@ -114,9 +114,7 @@ def test_ten_thousand_trials_are_sorted_filtered_and_scrolled_through(
     expect(page.locator("tbody .badge").first).to_have_text("error")
 
 
-def test_long_names_are_short_in_heads_and_axes_and_whole_where_one_points(
-    stage: Stage, spectator: Watched
-) -> None:
+def test_long_names_are_shortened_with_tooltip(stage: Stage, spectator: Watched) -> None:
     made = int(stage.played.submit(activate=False, name="deep")["id"])
     same = {"deepspeed_config": "ds_config.json"}
     _insert(stage, made, [(same | dict.fromkeys(CALLED, loss), loss) for loss in (0.1, 0.2)])
@@ -141,9 +139,7 @@ def test_long_names_are_short_in_heads_and_axes_and_whole_where_one_points(
     away(stage, made)
 
 
-def test_an_address_that_changes_while_the_page_begins_is_shown(
-    stage: Stage, spectator: Watched
-) -> None:
+def test_address_changed_during_load_is_shown(stage: Stage, spectator: Watched) -> None:
     page = spectator.page
     there = f"#/experiments/{stage.sweep}/hyperparameters"
     change = f"window.addEventListener('DOMContentLoaded', () => {{ location.hash = '{there}'; }})"
@@ -152,7 +148,7 @@ def test_an_address_that_changes_while_the_page_begins_is_shown(
     expect(plot(page, "parallel coordinates")).to_be_visible()
 
 
-def test_a_condition_is_added_kept_and_taken_away(stage: Stage, spectator: Watched) -> None:
+def test_add_and_remove_filter(stage: Stage, spectator: Watched) -> None:
     page = spectator.show(f"#/experiments/{stage.sweep}/trials")
     page.get_by_role("button", name="filter").click()
     page.get_by_label("comparison").select_option("<=")
@@ -169,15 +165,13 @@ def test_a_condition_is_added_kept_and_taken_away(stage: Stage, spectator: Watch
     expect(plot(page, "parallel coordinates")).to_have_accessible_name(kept)
 
 
-def test_a_condition_that_cannot_be_read_is_told(stage: Stage, spectator: Watched) -> None:
+def test_invalid_filter_shows_error(stage: Stage, spectator: Watched) -> None:
     page = spectator.show(f"#/experiments/{stage.sweep}/trials?where=nonsense")
     expect(page.get_by_role("alert")).to_contain_text("are invalid")
     expect(page.locator(LR)).to_have_count(TRIALS)
 
 
-def test_a_brush_keeps_the_trials_that_the_server_would_find(
-    stage: Stage, spectator: Watched
-) -> None:
+def test_brush_selects_same_trials_as_server(stage: Stage, spectator: Watched) -> None:
     page = spectator.show(f"#/experiments/{stage.sweep}/hyperparameters")
     grip = page.locator("[data-axis='hparams.optimizer.lr']")
     grip.scroll_into_view_if_needed()
@@ -197,7 +191,7 @@ def test_a_brush_keeps_the_trials_that_the_server_would_find(
     expect(page.get_by_role("status")).to_have_text(told)
 
 
-def test_a_brush_is_set_and_taken_away_with_the_keyboard(stage: Stage, spectator: Watched) -> None:
+def test_brush_by_keyboard(stage: Stage, spectator: Watched) -> None:
     page = spectator.show(f"#/experiments/{stage.sweep}/hyperparameters")
     handle = page.get_by_role("slider", name="optimizer.lr, from")
     handle.focus()
@@ -208,7 +202,7 @@ def test_a_brush_is_set_and_taken_away_with_the_keyboard(stage: Stage, spectator
     expect(page.get_by_role("status")).to_have_text(f"{TRIALS} trials")
 
 
-def test_an_axis_changes_between_linear_and_logarithmic(stage: Stage, spectator: Watched) -> None:
+def test_axis_toggles_linear_and_log(stage: Stage, spectator: Watched) -> None:
     page = spectator.show(f"#/experiments/{stage.sweep}/hyperparameters")
     button = page.get_by_role("button", name=re.compile("^optimizer.lr: .* axis"))
     before = button.text_content() or ""
@@ -219,7 +213,7 @@ def test_an_axis_changes_between_linear_and_logarithmic(stage: Stage, spectator:
     expect(button).not_to_have_text(before)
 
 
-def test_a_trial_keeps_its_colour_in_every_view(stage: Stage, spectator: Watched) -> None:
+def test_trial_colour_is_stable_in_views(stage: Stage, spectator: Watched) -> None:
     trial = stage.trials(stage.sweep)[7]
     page = spectator.show(f"#/experiments/{stage.sweep}/curves/{trial}")
     color = page.get_by_label("trials").locator("line").get_attribute("stroke") or ""
@@ -238,9 +232,7 @@ def _drawn(drawing: Locator, color: str) -> int:
     return pixels(drawing, near(color))
 
 
-def test_the_arrow_keys_go_from_dot_to_dot_and_enter_opens_its_trial(
-    stage: Stage, spectator: Watched
-) -> None:
+def test_arrow_keys_move_between_points(stage: Stage, spectator: Watched) -> None:
     page = spectator.show(f"#/experiments/{stage.sweep}/hyperparameters")
     dots = plot(page, "scatter")
     dots.focus()
@@ -275,7 +267,7 @@ def test_importance_is_shown_with_its_method_and_its_limits(
     expect(shown).to_contain_text("cannot tell")
 
 
-def test_the_best_so_far_and_the_cost_of_trials_are_shown(stage: Stage, spectator: Watched) -> None:
+def test_best_so_far_and_cost_are_shown(stage: Stage, spectator: Watched) -> None:
     page = spectator.show(f"#/experiments/{stage.sweep}/search")
     found = stage.played.get(f"/experiments/{stage.sweep}/search-progress")
     count = len(found["improvements"])
@@ -292,7 +284,7 @@ def test_the_best_so_far_and_the_cost_of_trials_are_shown(stage: Stage, spectato
     )
 
 
-def test_the_rungs_show_who_stands_where(stage: Stage, spectator: Watched) -> None:
+def test_rungs_show_trials(stage: Stage, spectator: Watched) -> None:
     played = stage.played
     searcher = {
         "name": "async_halving", "metric": "loss", "max_time": 90, "time_metric": "batches",
@@ -332,9 +324,7 @@ def test_the_rungs_show_who_stands_where(stage: Stage, spectator: Watched) -> No
 
 
 @pytest.mark.parametrize("view", ["trials", "search", "hyperparameters"])
-def test_a_search_without_anything_yet_says_a_word(
-    stage: Stage, spectator: Watched, view: str
-) -> None:
+def test_empty_search_shows_message(stage: Stage, spectator: Watched, view: str) -> None:
     page = spectator.show(f"#/experiments/{stage.waiting}/{view}")
     words = {
         "trials": "slots",
@@ -344,9 +334,7 @@ def test_a_search_without_anything_yet_says_a_word(
     expect(page.locator("section, p.muted").filter(has_text=words[view]).first).to_be_visible()
 
 
-def test_only_one_bulk_of_trials_is_changed_and_only_after_a_question(
-    stage: Stage, spectator: Watched
-) -> None:
+def test_bulk_action_on_trials_asks_once(stage: Stage, spectator: Watched) -> None:
     searcher = {"name": "grid", "metric": "loss", "max_length": 20, "max_concurrent_trials": 9}
     space = {
         "deepspeed_config": "ds_config.json",
@@ -389,9 +377,7 @@ def test_only_one_bulk_of_trials_is_changed_and_only_after_a_question(
     away(stage, made["id"])
 
 
-def test_several_experiments_are_archived_and_deleted_after_a_question(
-    stage: Stage, spectator: Watched
-) -> None:
+def test_bulk_archive_and_delete_ask_first(stage: Stage, spectator: Watched) -> None:
     made = []
     for number in range(3):
         one = stage.played.submit(activate=False, name=f"throwaway {number}")["id"]
@@ -416,9 +402,7 @@ def test_several_experiments_are_archived_and_deleted_after_a_question(
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_views_of_a_search_fit_a_narrow_window(
-    stage: Stage, spectator: Watched, scheme: str
-) -> None:
+def test_search_views_fit_narrow_window(stage: Stage, spectator: Watched, scheme: str) -> None:
     page = spectator.page
     page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
     page.set_viewport_size({"width": NARROW["width"], "height": NARROW["height"]})
@@ -430,9 +414,7 @@ def test_the_views_of_a_search_fit_a_narrow_window(
 
 
 @pytest.mark.parametrize("of", ["experiment", "trial"])
-def test_a_narrow_window_has_room_for_the_word_that_nothing_is_heard_of_the_server(
-    stage: Stage, spectator: Watched, of: str
-) -> None:
+def test_narrow_window_shows_disconnected(stage: Stage, spectator: Watched, of: str) -> None:
     page = spectator.page
     page.set_viewport_size({"width": NARROW["width"], "height": NARROW["height"]})
     page.route("**/events*", lambda route: None)  # not yet answered
@@ -443,9 +425,7 @@ def test_a_narrow_window_has_room_for_the_word_that_nothing_is_heard_of_the_serv
     page.unroute_all(behavior="ignoreErrors")
 
 
-def test_costs_fit_a_narrow_window_however_long_the_name_of_the_metric(
-    stage: Stage, spectator: Watched
-) -> None:
+def test_cost_table_fits_narrow_window(stage: Stage, spectator: Watched) -> None:
     played = stage.played
     metric = "validation_accuracy_of_the_mean"
     searcher = {"name": "single", "metric": metric, "max_length": 20}
@@ -467,7 +447,7 @@ def test_costs_fit_a_narrow_window_however_long_the_name_of_the_metric(
     away(stage, made)
 
 
-def test_every_control_of_a_search_has_a_name(stage: Stage, spectator: Watched) -> None:
+def test_search_controls_have_accessible_names(stage: Stage, spectator: Watched) -> None:
     page = spectator.show(f"#/experiments/{stage.sweep}/hyperparameters")
     expect(figure(page, "importance").get_by_role("row")).to_have_count(1)
     nameless = page.evaluate("""() => [...document.querySelectorAll(

@@ -13,9 +13,7 @@ from tests.web.stage import ERROR, LINES, Stage
 pytestmark = [pytest.mark.browser, pytest.mark.processes]
 
 
-def test_a_trial_shows_its_curves_hyperparameters_and_runs(
-    stage: Stage, spectator: Watched
-) -> None:
+def test_trial_page_shows_curves_hparams_and_runs(stage: Stage, spectator: Watched) -> None:
     (best,) = stage.best(1)
     page = spectator.show(f"#/experiments/{stage.sweep}/trials")
     page.get_by_role("row").filter(has=page.get_by_label(f"trial {best}", exact=True)).get_by_role(
@@ -45,9 +43,7 @@ def test_a_trial_shows_its_curves_hyperparameters_and_runs(
     expect(run).to_have_count(1)
 
 
-def test_a_trial_that_failed_opens_on_its_own_log_and_says_how_each_run_ended(
-    stage: Stage, spectator: Watched
-) -> None:
+def test_failed_trial_opens_its_log(stage: Stage, spectator: Watched) -> None:
     (failed,) = stage.trials(stage.failed)
     page = spectator.show(f"#/trials/{failed}")
     expect(page.get_by_role("alert")).to_contain_text(ERROR.strip())
@@ -59,9 +55,7 @@ def test_a_trial_that_failed_opens_on_its_own_log_and_says_how_each_run_ended(
     expect(run.locator("[data-name='exit code']")).to_have_text("1")
 
 
-def test_a_trial_that_waits_says_why_and_is_stopped_only_after_a_question(
-    stage: Stage, spectator: Watched
-) -> None:
+def test_queued_trial_shows_reason_and_kill_asks(stage: Stage, spectator: Watched) -> None:
     made = stage.played.submit(
         name="waits", entrypoint="python3 model_def.py", hyperparameters={}, activate=False
     )["id"]
@@ -83,7 +77,7 @@ def test_a_trial_that_waits_says_why_and_is_stopped_only_after_a_question(
     stage.played.request("DELETE", f"/experiments/{made}")
 
 
-def test_a_trial_that_does_not_exist_is_told(stage: Stage, spectator: Watched) -> None:
+def test_missing_trial_shows_message(stage: Stage, spectator: Watched) -> None:
     page = spectator.page
     spectator.show("#/trials/99999")
     expect(page.get_by_role("alert")).to_contain_text("there is no trial 99999")

@@ -24,9 +24,7 @@ def names(page: Page) -> list[str]:
     return page.locator("td.name > a").all_inner_texts()
 
 
-def test_an_end_without_a_result_has_another_colour_and_says_why(
-    stage: Stage, spectator: Watched
-) -> None:
+def test_completed_without_result_has_reason(stage: Stage, spectator: Watched) -> None:
     reason = stage.played.experiment(stage.empty)["result_problem"]
     page = spectator.show("#/")
     row = page.get_by_role("row").filter(has=page.get_by_role("link", name="empty"))
@@ -41,7 +39,7 @@ def test_an_end_without_a_result_has_another_colour_and_says_why(
     expect(page.locator("td.state")).to_contain_text("completed, no result")
 
 
-def test_what_waits_says_why(stage: Stage, spectator: Watched) -> None:
+def test_queued_experiment_shows_reason(stage: Stage, spectator: Watched) -> None:
     def told(place: Locator) -> str:
         """What the page and the server both say; the agent that is played may just be silent."""
         _, reason, _ = until(
@@ -65,9 +63,7 @@ def test_what_waits_says_why(stage: Stage, spectator: Watched) -> None:
     told(page.locator("td.state"))
 
 
-def test_a_long_error_is_one_line_of_the_list_and_whole_on_demand(
-    stage: Stage, spectator: Watched
-) -> None:
+def test_long_error_is_expandable(stage: Stage, spectator: Watched) -> None:
     page = spectator.show("#/")
     row = page.get_by_role("row").filter(has=page.get_by_role("link", name="failed"))
     box = row.bounding_box()
@@ -78,9 +74,7 @@ def test_a_long_error_is_one_line_of_the_list_and_whole_on_demand(
     expect(row.locator("pre")).to_have_text(ERROR.strip())
 
 
-def test_what_failed_before_it_trained_opens_on_its_log_and_names_the_rank(
-    stage: Stage, spectator: Watched
-) -> None:
+def test_early_failure_opens_log_of_rank(stage: Stage, spectator: Watched) -> None:
     page = spectator.show(f"#/experiments/{stage.failed}")
     lines = page.get_by_label("log lines")
     expect(lines).to_contain_text("line 1499 of rank 0")
@@ -95,9 +89,7 @@ def test_what_failed_before_it_trained_opens_on_its_log_and_names_the_rank(
     expect(lines).not_to_contain_text("of rank 1")
 
 
-def test_every_line_of_a_log_can_be_downloaded(
-    stage: Stage, spectator: Watched, tmp_path: Path
-) -> None:
+def test_full_log_can_be_downloaded(stage: Stage, spectator: Watched, tmp_path: Path) -> None:
     page = spectator.show(f"#/experiments/{stage.failed}/logs")
     expect(page.get_by_text("the last 1,000 lines")).to_be_visible()
     with page.expect_download() as started:
@@ -110,9 +102,7 @@ def test_every_line_of_a_log_can_be_downloaded(
     expect(page.get_by_label("log lines")).to_contain_text("line 0 of rank 0")
 
 
-def test_the_configuration_is_yaml_that_reads_back_the_same_and_can_be_copied(
-    stage: Stage, spectator: Watched
-) -> None:
+def test_config_yaml_round_trips(stage: Stage, spectator: Watched) -> None:
     page = spectator.show(f"#/experiments/{stage.long}/configuration")
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     config = stage.played.experiment(stage.long)["config"]
@@ -125,9 +115,7 @@ def test_the_configuration_is_yaml_that_reads_back_the_same_and_can_be_copied(
     expect(shown).to_contain_text('"name": "long"')
 
 
-def test_the_list_is_filtered_by_state_and_sorted_and_stays_so(
-    stage: Stage, spectator: Watched
-) -> None:
+def test_list_filter_and_order_are_stored(stage: Stage, spectator: Watched) -> None:
     page = spectator.show("#/")
     expect(page.locator("td.name")).to_have_count(5)
     page.get_by_role("button", name="name", exact=True).click()
@@ -141,9 +129,7 @@ def test_the_list_is_filtered_by_state_and_sorted_and_stays_so(
     until("what waits", lambda: names(page), lambda got: got == ["too wide"])
 
 
-def test_trials_are_filtered_by_state_and_sorted_by_a_hyperparameter(
-    stage: Stage, spectator: Watched
-) -> None:
+def test_trials_filter_by_state_and_sort_by_hparam(stage: Stage, spectator: Watched) -> None:
     page = spectator.show(f"#/experiments/{stage.sweep}/trials")
     rates = page.locator("[data-name='optimizer.lr']")
     expect(rates).to_have_count(TRIALS)
@@ -158,9 +144,7 @@ def test_trials_are_filtered_by_state_and_sorted_by_a_hyperparameter(
     expect(page.locator("td.state")).to_contain_text("impossible")
 
 
-def test_the_model_directory_and_the_engine_of_a_trial_are_read_and_downloaded(
-    stage: Stage, spectator: Watched
-) -> None:
+def test_model_directory_and_engine_config_download(stage: Stage, spectator: Watched) -> None:
     page = spectator.show(f"#/experiments/{stage.long}/code")
     expect(page.get_by_label("content of model_def.py")).to_contain_text("class Trial(zerotrial")
     page.get_by_role("button", name="ds_config.json").click()
@@ -192,9 +176,7 @@ def test_the_model_directory_and_the_engine_of_a_trial_are_read_and_downloaded(
     expect(page.get_by_role("alert").last).to_contain_text("deepspeed_config: is not given")
 
 
-def test_the_columns_of_both_tables_are_chosen_and_remembered(
-    stage: Stage, spectator: Watched
-) -> None:
+def test_table_columns_are_stored(stage: Stage, spectator: Watched) -> None:
     last = stage.played.get("/experiments/columns", column="last.training.loss")["columns"]
     told = f"{last['last.training.loss'][last['id'].index(stage.sweep)]:.4g}"  # of its best trial
     page = spectator.show("#/")
@@ -238,9 +220,7 @@ def test_the_columns_of_both_tables_are_chosen_and_remembered(
     "address",
     ["#/nonsense", "#/experiments/1/nonsense", "#/experiments/x", "#/trials/1/x", "#/compare/1,x"],
 )
-def test_an_address_that_names_nothing_says_so(
-    stage: Stage, spectator: Watched, address: str
-) -> None:
+def test_unknown_address_shows_message(stage: Stage, spectator: Watched, address: str) -> None:
     page = spectator.show(address)
     hint = page.get_by_role("alert")
     expect(hint).to_contain_text(address)
@@ -263,9 +243,7 @@ def test_an_address_that_names_nothing_says_so(
         "configuration",
     ],
 )
-def test_nothing_lies_beyond_the_edge_of_a_narrow_window(
-    stage: Stage, spectator: Watched, view: str
-) -> None:
+def test_page_fits_narrow_window(stage: Stage, spectator: Watched, view: str) -> None:
     page = spectator.page
     page.set_viewport_size({"width": 400, "height": 800})
     (failed,) = stage.trials(stage.failed)
@@ -301,9 +279,7 @@ def test_nothing_lies_beyond_the_edge_of_a_narrow_window(
         assert box["x"] + box["width"] <= 400
 
 
-def test_the_page_has_the_colours_of_the_system_or_those_that_were_chosen(
-    stage: Stage, spectator: Watched
-) -> None:
+def test_theme_follows_system_or_choice(stage: Stage, spectator: Watched) -> None:
     page = spectator.show(f"#/experiments/{stage.sweep}/hyperparameters")
     back = "() => getComputedStyle(document.documentElement).backgroundColor"
     expect(page.locator("canvas").first).to_be_visible()
@@ -334,9 +310,7 @@ def test_the_page_has_the_colours_of_the_system_or_those_that_were_chosen(
     is_light("as the system is again")
 
 
-def test_name_description_labels_and_notes_are_edited_in_the_page(
-    stage: Stage, spectator: Watched
-) -> None:
+def test_edit_name_description_labels_and_notes(stage: Stage, spectator: Watched) -> None:
     page = spectator.show(f"#/experiments/{stage.long}")
     before = stage.played.experiment(stage.long)
     page.get_by_role("button", name="edit").click()

@@ -89,7 +89,7 @@ def keeps_talking(connection: socket.socket) -> Callable[[], bool]:
 
 
 @pytest.mark.parametrize("said", [b"", HALF, WHOLE + HALF, UNWANTED])
-def test_a_connection_that_owes_something_is_closed(tmp_path: Path, said: bytes) -> None:
+def test_incomplete_request_times_out(tmp_path: Path, said: bytes) -> None:
     limits = ConnectionLimits(header_s=0.2)
     with listening(tmp_path / "home", limits) as server, server.connect(said) as connection:
         until("it is closed", lambda: is_closed(connection))
@@ -97,7 +97,7 @@ def test_a_connection_that_owes_something_is_closed(tmp_path: Path, said: bytes)
 
 
 @pytest.mark.parametrize("said", [HALF, UNWANTED])
-def test_a_byte_now_and_then_does_not_keep_it_open(tmp_path: Path, said: bytes) -> None:
+def test_slow_bytes_do_not_extend_timeout(tmp_path: Path, said: bytes) -> None:
     with (
         listening(tmp_path / "home", ConnectionLimits(header_s=0.2)) as server,
         server.connect(said) as connection,
@@ -105,7 +105,7 @@ def test_a_byte_now_and_then_does_not_keep_it_open(tmp_path: Path, said: bytes) 
         until("it is closed", keeps_talking(connection))
 
 
-def test_a_header_without_end_is_cut_off_by_its_length(tmp_path: Path) -> None:
+def test_endless_header_is_rejected(tmp_path: Path) -> None:
     with (
         listening(tmp_path / "home", ConnectionLimits(header_s=DEADLINE_S)) as server,
         server.connect(HALF) as connection,
@@ -114,7 +114,7 @@ def test_a_header_without_end_is_cut_off_by_its_length(tmp_path: Path) -> None:
         connection.sendall(b"x" * 100_000_000)
 
 
-def test_the_silent_connections_of_a_peer_make_room_for_one_that_speaks(tmp_path: Path) -> None:
+def test_idle_connections_are_closed_for_new_ones(tmp_path: Path) -> None:
     limits = ConnectionLimits(header_s=DEADLINE_S, max_per_peer=20)
     with listening(tmp_path / "home", limits) as server:
         silent = [server.connect(HALF) for _ in range(30)]
@@ -126,7 +126,7 @@ def test_the_silent_connections_of_a_peer_make_room_for_one_that_speaks(tmp_path
             each.close()
 
 
-def test_a_connection_that_is_used_again_and_again_stays(tmp_path: Path) -> None:
+def test_reused_connection_stays_open(tmp_path: Path) -> None:
     limits = ConnectionLimits(header_s=DEADLINE_S)
     with listening(tmp_path / "home", limits) as server, server.connect(WHOLE) as used:
         until("it is answered", lambda: used.recv(65536))
@@ -139,7 +139,7 @@ def test_a_connection_that_is_used_again_and_again_stays(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_an_export_that_nobody_reads_ends(tmp_path: Path) -> None:
+def test_unread_export_ends(tmp_path: Path) -> None:
     file = MetricsFile(tmp_path / "metrics.jsonl", make_spec(tmp_path))
     for step in range(60_000):
         file.append(file.encode(metrics("training", step, loss=0.5)))
@@ -165,7 +165,7 @@ def test_an_export_that_nobody_reads_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_server_takes_as_many_files_as_it_may(tmp_path: Path) -> None:
+def test_server_raises_file_limit(tmp_path: Path) -> None:
     server = LiveServer(tmp_path / "home")
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:

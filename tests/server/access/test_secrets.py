@@ -90,7 +90,7 @@ def test_restore_undoes_mask(variables: Any, entrypoint: Any) -> None:
     assert mask_secrets(shown) == shown
 
 
-def test_data_below_a_secret_name_and_addresses_are_masked() -> None:
+def test_data_under_secret_name_is_masked() -> None:
     config = {
         "data": {
             "token": {"value": "hush-1"}, "keys": [["hush-2"], {"a": "hush-3"}],
@@ -403,7 +403,7 @@ def _check_shown(server: Server) -> None:
         assert not re.search(r"passwd\W+4711", text), path
 
 
-def test_no_route_shows_a_secret(sqlite_server: Server) -> None:
+def test_no_route_returns_a_secret(sqlite_server: Server) -> None:
     server = sqlite_server
     server.submit(**SECRETS)
     server.add_agent()
@@ -565,7 +565,7 @@ def test_storage_credentials_are_masked_and_used(sqlite_server: Server) -> None:
         {"entrypoint": "A_KEY=hush python -m determined.launch.deepspeed x.py --token hush"},
     ],
 )  # fmt: skip
-def test_errors_show_no_secret(changes: dict[str, Any]) -> None:
+def test_errors_contain_no_secret(changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:
         load_experiment(experiment_config(**changes))
     assert "hush" not in str(caught.value)

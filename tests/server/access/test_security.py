@@ -44,7 +44,7 @@ def _path(route: Route | APIRoute | Mount) -> str:
     return re.sub(r"\{[^}]*\}", "1", route.path)
 
 
-def test_no_route_stands_behind_one_that_takes_its_requests(sqlite_server: Server) -> None:
+def test_no_route_is_shadowed(sqlite_server: Server) -> None:
     for route in sqlite_server.app.routes:
         if isinstance(route, Mount):
             continue
@@ -70,7 +70,7 @@ def test_no_route_stands_behind_one_that_takes_its_requests(sqlite_server: Serve
         {"Authorization": "Bearer \u00ff"},
     ],
 )
-def test_every_route_but_those_of_the_open_list_needs_a_token(
+def test_every_route_outside_allowlist_needs_token(
     sqlite_server: Server, headers: dict[str, str]
 ) -> None:
     cookie = sqlite_server.services.keys.cookie
@@ -89,7 +89,7 @@ def test_every_route_but_those_of_the_open_list_needs_a_token(
     assert closed > 25
 
 
-def test_the_token_of_a_run_is_good_for_that_run_alone(sqlite_server: Server) -> None:
+def test_run_token_is_valid_for_its_run_only(sqlite_server: Server) -> None:
     server = sqlite_server
     server.submit()
     server.add_agent()
@@ -107,7 +107,7 @@ def test_the_token_of_a_run_is_good_for_that_run_alone(sqlite_server: Server) ->
     assert mine.json()["action"] == "train"
 
 
-def test_the_token_is_private_and_in_no_answer(sqlite_server: Server) -> None:
+def test_token_is_private_and_in_no_response(sqlite_server: Server) -> None:
     server = sqlite_server
     home = server.services.world.home
     assert home.token_file.stat().st_mode & 0o777 == 0o600
@@ -123,7 +123,7 @@ def test_the_token_is_private_and_in_no_answer(sqlite_server: Server) -> None:
     assert server.sql(f"SELECT count(*) FROM runs WHERE spec LIKE '%{spec.token}%'") == [(0,)]
 
 
-def test_a_login_link_opens_the_page_once(sqlite_server: Server) -> None:
+def test_login_link_works_once(sqlite_server: Server) -> None:
     server = sqlite_server
     link = server.post("/login-links")["url"]
     del server.http.headers["Authorization"]
@@ -142,7 +142,7 @@ def test_a_login_link_opens_the_page_once(sqlite_server: Server) -> None:
     assert server.http.get("/login?code=wrong").status_code == 403
 
 
-def test_a_browser_may_change_things_from_our_own_page_only(sqlite_server: Server) -> None:
+def test_changes_from_other_origins_are_rejected(sqlite_server: Server) -> None:
     server = sqlite_server
     server.submit()
     link = server.post("/login-links")["url"]
@@ -201,7 +201,7 @@ def test_session_cookie_is_secure_behind_tls(sqlite_server: Server) -> None:
         assert [("Secure" in one) for one in (cookie, gone)] == [scheme == "https"] * 2
 
 
-def test_browser_session_cannot_pass_on_its_rights(sqlite_server: Server) -> None:
+def test_browser_session_creates_no_credentials(sqlite_server: Server) -> None:
     server = sqlite_server
     first = signed_in(server)
     token = server.http.headers.pop("Authorization")
@@ -231,7 +231,7 @@ def test_browser_session_cannot_pass_on_its_rights(sqlite_server: Server) -> Non
     assert server.http.get(unused).status_code == 403
 
 
-def test_a_session_ends(sqlite_server: Server) -> None:
+def test_session_expires(sqlite_server: Server) -> None:
     keys = sqlite_server.services.keys
     keys.session_s = 100.0
     cookie = keys.redeem(keys.login_code())
@@ -260,7 +260,7 @@ def status(server: Server, **headers: str) -> int:
         server.http.headers["Authorization"] = with_token
 
 
-def test_a_browser_signs_itself_out_for_good_and_the_owner_signs_out_all(tmp_path: Path) -> None:
+def test_sign_out_one_session_or_all(tmp_path: Path) -> None:
     with serve(tmp_path) as server:
         one, two, three = (signed_in(server) for _ in range(3))
         assert {status(server, Cookie=each) for each in (one, two, three)} == {200}
@@ -280,7 +280,7 @@ def test_a_browser_signs_itself_out_for_good_and_the_owner_signs_out_all(tmp_pat
         assert server.get("/info")["version"]
 
 
-def test_a_renewed_token_voids_the_old_one_and_browsers_but_not_runs(
+def test_renewed_token_ends_sessions_but_not_runs(
     sqlite_server: Server,
 ) -> None:
     server = sqlite_server
@@ -301,7 +301,7 @@ def test_a_renewed_token_voids_the_old_one_and_browsers_but_not_runs(
     assert server.directive(spec.run_id) == "train"
 
 
-def test_two_installations_on_one_host_do_not_sign_each_other_out(tmp_path: Path) -> None:
+def test_two_servers_on_one_host_use_separate_cookies(tmp_path: Path) -> None:
     with serve(tmp_path / "a") as one, serve(tmp_path / "b") as other:
         cookies = "; ".join(signed_in(server) for server in (one, other))
         assert [status(server, Cookie=cookies) for server in (one, other)] == [200, 200]
@@ -310,7 +310,7 @@ def test_two_installations_on_one_host_do_not_sign_each_other_out(tmp_path: Path
         assert again.services.keys.cookie == name
 
 
-def test_a_route_knows_who_asks(sqlite_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_route_receives_caller(sqlite_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     server, told = sqlite_server, []
 
     @server.app.get("/api/v1/runs/{run_id}/probe")
@@ -421,7 +421,7 @@ def test_search_token_is_valid_for_its_search_routes_only(sqlite_server: Server)
     assert other.status_code == 403
 
 
-def test_a_route_without_a_guard_lets_nobody_in() -> None:
+def test_route_without_guard_is_closed() -> None:
     app = FastAPI()
     install_error_handlers(app)
 
@@ -432,14 +432,14 @@ def test_a_route_without_a_guard_lets_nobody_in() -> None:
     assert TestClient(app).get("/").status_code == 401
 
 
-def test_a_request_with_two_host_names_is_refused(sqlite_server: Server) -> None:
+def test_duplicate_host_header_is_rejected(sqlite_server: Server) -> None:
     headers = [(b"host", b"127.0.0.1"), (b"host", b"evil.example")]
     answer = sqlite_server.http.get("/healthz", headers=headers)
     assert answer.status_code == 400
     assert "must be named once" in answer.json()["error"]["message"]
 
 
-def test_no_websocket_passes_the_guard(sqlite_server: Server) -> None:
+def test_websocket_is_rejected(sqlite_server: Server) -> None:
     @sqlite_server.app.websocket("/api/v1/talk")
     async def talk(socket: WebSocket) -> None:
         await socket.accept()
@@ -454,7 +454,7 @@ def test_no_websocket_passes_the_guard(sqlite_server: Server) -> None:
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:8080", "127.0.0.1.evil.example", ""]
 )
-def test_a_request_under_a_foreign_name_is_refused(sqlite_server: Server, host: str) -> None:
+def test_unknown_host_header_is_rejected(sqlite_server: Server, host: str) -> None:
     for path in ("/", "/api/v1/info", "/healthz"):
         answer = sqlite_server.http.get(path, headers={"Host": host})
         assert answer.status_code == 403
@@ -462,7 +462,7 @@ def test_a_request_under_a_foreign_name_is_refused(sqlite_server: Server, host: 
     assert sqlite_server.http.get("/healthz", headers={"Host": "localhost:1"}).status_code == 200
 
 
-def test_every_answer_forbids_foreign_scripts_and_frames(sqlite_server: Server) -> None:
+def test_responses_forbid_foreign_scripts_and_frames(sqlite_server: Server) -> None:
     for path in ("/", "/healthz", "/api/v1/info", "/api/v1/nothing", "/login?code=x"):
         headers = sqlite_server.http.get(path).headers
         policy = headers["Content-Security-Policy"]
@@ -474,7 +474,7 @@ def test_every_answer_forbids_foreign_scripts_and_frames(sqlite_server: Server) 
 
 
 @pytest.mark.parametrize("name", CORPUS)
-def test_no_name_leads_out_of_the_data(sqlite_server: Server, name: str) -> None:
+def test_path_traversal_is_rejected(sqlite_server: Server, name: str) -> None:
     for path in (
         f"/api/v1/checkpoints/{name}", f"/api/v1/experiments/{name}", f"/assets/{name}",
         f"/api/v1/experiments/1/{name}", f"/{name}", f"/api/v1/runs/{name}/directive",
@@ -486,7 +486,7 @@ def test_no_name_leads_out_of_the_data(sqlite_server: Server, name: str) -> None
             assert "Zerolab" in answer.text or answer.json()
 
 
-def test_bodies_that_are_too_large_are_refused_whether_they_say_so_or_not(
+def test_oversized_body_is_rejected(
     sqlite_server: Server,
 ) -> None:
     limit = sqlite_server.services.settings.limits.small_body_bytes
@@ -502,7 +502,7 @@ def test_bodies_that_are_too_large_are_refused_whether_they_say_so_or_not(
     "body",
     [b"", b"{", b"[]", b"null", b'{"name": 1}', b"[" * 200_000, b"\xff\xfe", b'{"a":' * 9999],
 )
-def test_bodies_that_make_no_sense_are_refused(sqlite_server: Server, body: bytes) -> None:
+def test_malformed_body_is_rejected(sqlite_server: Server, body: bytes) -> None:
     for path in ("/agents", "/runs/1/reports", "/runs/1/logs", "/runs/1/exited"):
         for kind in ("application/json", "application/x-msgpack"):
             answer = sqlite_server.http.post(
@@ -512,7 +512,7 @@ def test_bodies_that_make_no_sense_are_refused(sqlite_server: Server, body: byte
 
 
 @pytest.mark.parametrize("word", ["' OR 1=1 --", '"; DROP TABLE trials; --', "%", "_", "\\", "\0"])
-def test_a_filter_is_only_ever_text(server: Server, word: str) -> None:
+def test_filter_is_not_interpreted(server: Server, word: str) -> None:
     server.submit(name="plain")
     answer = server.http.get("/api/v1/experiments", params={"name": word})
     assert answer.status_code == (422 if word == "\0" else 200)
@@ -522,12 +522,12 @@ def test_a_filter_is_only_ever_text(server: Server, word: str) -> None:
     assert server.trial()["id"] == 1
 
 
-def test_a_request_without_an_end_holds_only_itself(sqlite_server: Server) -> None:
+def test_endless_request_blocks_no_other(sqlite_server: Server) -> None:
     digest = hashlib.sha256(b"x").hexdigest()
     assert sqlite_server.http.get(f"/api/v1/checkpoints/{digest}").status_code == 404
 
 
-def test_a_journal_knows_which_readers_have_missed_something() -> None:
+def test_journal_detects_missed_events() -> None:
     journal = Journal(Hub(), size=3)
     assert not journal.wanted(1)
     assert journal._resume(1, None) is None

@@ -41,7 +41,7 @@ def refusal(answer: Any, status: int) -> str:
     return message
 
 
-def test_a_registered_checkpoint_is_kept_and_any_other_goes_as_the_policy_says(
+def test_registered_checkpoint_survives_retention(
     trained: Server,
 ) -> None:
     assert there(trained) == [10, 30]
@@ -61,7 +61,7 @@ def test_a_registered_checkpoint_is_kept_and_any_other_goes_as_the_policy_says(
     assert trained.http.delete("/api/v1/experiments/1").is_success
 
 
-def test_versions_are_numbered_and_no_number_is_given_twice(trained: Server) -> None:
+def test_version_numbers_are_never_reused(trained: Server) -> None:
     newest = checkpoint(30).uuid
     model = register(trained, newest, "the better one").json()["model"]
     assert [version["version"] for version in model["versions"]] == [1, 2]
@@ -76,7 +76,7 @@ def test_versions_are_numbered_and_no_number_is_given_twice(trained: Server) -> 
     assert trained.get("/models")["models"] == [again]
 
 
-def test_what_is_not_there_is_told(trained: Server) -> None:
+def test_missing_model_or_version_is_404(trained: Server) -> None:
     assert "digits: is there already" in refusal(
         trained.http.post("/api/v1/models", json={"name": "digits"}), 409
     )
@@ -91,7 +91,7 @@ def test_what_is_not_there_is_told(trained: Server) -> None:
     assert "there is no model other" in refusal(trained.http.get("/api/v1/models/other"), 404)
 
 
-def test_a_model_is_removed_with_its_versions_and_its_checkpoints_stay(trained: Server) -> None:
+def test_delete_model_keeps_checkpoints(trained: Server) -> None:
     assert trained.http.delete("/api/v1/models/digits").status_code == 204
     assert trained.get("/models")["models"] == []
     assert there(trained) == [10, 30]

@@ -54,7 +54,7 @@ def refusal(server: Server, path: str, body: dict[str, Any]) -> Any:
     return answer.json()["error"]["message"]
 
 
-def test_a_dry_run_says_what_goes_and_nothing_goes(server: Server) -> None:
+def test_dry_run_lists_and_removes_nothing(server: Server) -> None:
     server.submit(checkpoint_storage=keeping(10))
     server.add_agent()
     saved = save_some(server, 0.5, 0.1, 0.9)
@@ -73,7 +73,7 @@ def test_a_dry_run_says_what_goes_and_nothing_goes(server: Server) -> None:
     assert (page["count"], page["size_bytes"]) == (3, 3006)
 
 
-def test_another_policy_removes_what_it_does_not_keep_and_stays(server: Server) -> None:
+def test_new_policy_is_applied_and_stored(server: Server) -> None:
     server.submit(checkpoint_storage=keeping(10))
     server.add_agent()
     saved = save_some(server, 0.5, 0.1, 0.9)
@@ -88,7 +88,7 @@ def test_another_policy_removes_what_it_does_not_keep_and_stays(server: Server) 
     assert (stored["save_trial_latest"], stored["save_trial_best"]) == (1, 1)
 
 
-def test_files_that_match_a_pattern_go_and_the_rest_stays_readable(server: Server) -> None:
+def test_remove_files_by_pattern(server: Server) -> None:
     server.submit(checkpoint_storage=keeping(10))
     server.add_agent()
     saved = save_some(server, 0.5, 0.1)
@@ -114,9 +114,7 @@ def test_files_that_match_a_pattern_go_and_the_rest_stays_readable(server: Serve
 
 
 @pytest.mark.parametrize("state", ["RUNNING", "PAUSED"])
-def test_what_a_trial_goes_on_from_is_refused_and_nothing_else_goes_either(
-    server: Server, state: str
-) -> None:
+def test_removal_of_resume_checkpoint_is_rejected(server: Server, state: str) -> None:
     server.submit(checkpoint_storage=keeping(10))
     server.add_agent()
     saved = save_some(server, 0.5, 0.1)
@@ -133,7 +131,7 @@ def test_what_a_trial_goes_on_from_is_refused_and_nothing_else_goes_either(
     assert [each["uuid"] for each in plan["checkpoints"]] == [saved[1]]
 
 
-def test_what_a_trial_will_begin_with_is_refused(server: Server) -> None:
+def test_removal_of_warm_start_source_is_rejected(server: Server) -> None:
     server.submit(checkpoint_storage=keeping(10))
     server.add_agent()
     saved = save_some(server, 0.5)
@@ -148,14 +146,14 @@ def test_what_a_trial_will_begin_with_is_refused(server: Server) -> None:
     until("it goes", lambda: there(server) == set())
 
 
-def test_a_checkpoint_that_is_not_there_is_named(server: Server) -> None:
+def test_missing_checkpoint_is_named(server: Server) -> None:
     uuid = "00000000-0000-4000-8000-000000000000"
     answer = server.http.post("/api/v1/checkpoints/remove", json={"uuids": [uuid]})
     assert answer.status_code == 404
     assert uuid in answer.json()["error"]["message"]
 
 
-def test_a_file_comes_from_any_byte_on(server: Server) -> None:
+def test_file_download_supports_ranges(server: Server) -> None:
     server.submit(checkpoint_storage=keeping(10))
     server.add_agent()
     saved = save_some(server, 0.5)
@@ -172,7 +170,7 @@ def test_a_file_comes_from_any_byte_on(server: Server) -> None:
     assert (gone.status_code, "is missing" in gone.text) == (404, True)
 
 
-def test_what_a_trial_died_over_while_saving_goes_with_the_trial(server: Server) -> None:
+def test_partial_checkpoint_is_deleted_with_trial(server: Server) -> None:
     server.submit()
     server.add_agent()
     spec = server.begin()

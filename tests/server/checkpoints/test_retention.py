@@ -44,7 +44,7 @@ def train(server: Server, trial_id: int, *losses: float, end: bool = True) -> No
         server.exit(spec.run_id, 0)
 
 
-def test_the_best_of_an_experiment_replaces_one_of_a_trial_that_has_ended(server: Server) -> None:
+def test_experiment_best_replaces_checkpoint_of_ended_trial(server: Server) -> None:
     server.submit(checkpoint_storage=policy(1, 0, 0), **GRID)
     server.add_agent(slots=3)
     root = server.services.world.home.checkpoints
@@ -63,9 +63,7 @@ def test_the_best_of_an_experiment_replaces_one_of_a_trial_that_has_ended(server
 
 
 @pytest.mark.parametrize("how", ["deleted", "displaced"])
-def test_files_that_a_dead_server_had_still_to_remove_go_at_the_next_start(
-    tmp_path: Path, how: str
-) -> None:
+def test_pending_removals_run_at_next_start(tmp_path: Path, how: str) -> None:
     with serve(tmp_path) as server:
         root = server.services.world.home.checkpoints
         server.submit(checkpoint_storage=policy(0, 0, 1))
@@ -91,7 +89,7 @@ def names_of_chores(server: Server) -> list[str]:
     return [json.loads(chore)["name"] for (chore,) in server.sql("SELECT chore FROM chores")]
 
 
-def test_what_cannot_be_removed_stays_marked_and_holds_nothing_up(tmp_path: Path) -> None:
+def test_failed_removal_is_retried_later(tmp_path: Path) -> None:
     with serve(tmp_path) as server:
         root = server.services.world.home.checkpoints
         server.submit(checkpoint_storage=policy(0, 0, 1))
@@ -109,7 +107,7 @@ def test_what_cannot_be_removed_stays_marked_and_holds_nothing_up(tmp_path: Path
         until("no mark is left", lambda: server.sql("SELECT * FROM chores") == [])
 
 
-def test_an_archive_that_no_experiment_has_does_not_stay(tmp_path: Path) -> None:
+def test_orphaned_archive_is_removed(tmp_path: Path) -> None:
     with serve(tmp_path) as server:
         archives = server.services.world.home.archives
         server.submit()
@@ -120,7 +118,7 @@ def test_an_archive_that_no_experiment_has_does_not_stay(tmp_path: Path) -> None
         assert {path.name for path in archives.iterdir()} == kept
 
 
-def test_the_archive_of_a_submission_that_fails_in_the_database_goes(tmp_path: Path) -> None:
+def test_archive_of_failed_submission_is_removed(tmp_path: Path) -> None:
     with serve(tmp_path) as server:
         archives = server.services.world.home.archives
         server.write(
@@ -134,7 +132,7 @@ def test_the_archive_of_a_submission_that_fails_in_the_database_goes(tmp_path: P
         assert list(archives.iterdir()) == []
 
 
-def test_a_validation_that_comes_after_its_checkpoint_displaces_as_well(server: Server) -> None:
+def test_late_validation_applies_retention(server: Server) -> None:
     server.submit(checkpoint_storage=policy(1, 0, 0), **GRID)
     server.add_agent(slots=3)
     train(server, 1, 0.9)
@@ -145,7 +143,7 @@ def test_a_validation_that_comes_after_its_checkpoint_displaces_as_well(server: 
     assert kept(server) == {1: [], 2: [1], 3: []}
 
 
-def test_what_keeps_a_checkpoint_in_its_own_trial_keeps_it_in_the_experiment(
+def test_trial_best_is_kept_in_experiment(
     server: Server,
 ) -> None:
     server.submit(checkpoint_storage=policy(2, 1, 1), **GRID)
@@ -157,7 +155,7 @@ def test_what_keeps_a_checkpoint_in_its_own_trial_keeps_it_in_the_experiment(
     assert kept(server) == {1: [2, 4], 2: [1, 2, 3], 3: []}
 
 
-def test_a_trial_that_goes_on_keeps_its_latest_whoever_is_the_best(server: Server) -> None:
+def test_continued_trial_keeps_latest_checkpoint(server: Server) -> None:
     server.submit(checkpoint_storage=policy(1, 0, 0), **GRID)
     server.add_agent(slots=3)
     train(server, 1, 0.9, end=False)
@@ -170,7 +168,7 @@ def test_a_trial_that_goes_on_keeps_its_latest_whoever_is_the_best(server: Serve
     assert kept(server) == {1: [], 2: [1], 3: []}
 
 
-def test_what_an_earlier_version_left_goes_at_the_end_of_the_experiment(server: Server) -> None:
+def test_leftovers_of_old_version_are_removed_at_end(server: Server) -> None:
     server.submit(checkpoint_storage=policy(1, 0, 0), **GRID)
     server.add_agent(slots=3)
     train(server, 1, 0.9)

@@ -133,7 +133,7 @@ class Model:
         return found
 
 
-def test_what_something_needs_stays_whatever_is_asked_for(server: Server) -> None:
+def test_required_checkpoints_are_never_removed(server: Server) -> None:
     model = Model(server, 2)
     steps = [model.save] * 6 + [model.pause_or_go_on] * 2 + [model.collect] * 2
     steps += [model.end, model.register, model.fork, model.remove]

@@ -50,7 +50,7 @@ def _all(server: Server) -> list[dict[str, Any]]:
     return found
 
 
-def test_prefix_of_several_checkpoints_is_refused(server: Server) -> None:
+def test_ambiguous_prefix_is_rejected(server: Server) -> None:
     known: dict[str, int] = {}
     first, second, prefix = next(
         (known[start], steps, start)
@@ -70,13 +70,13 @@ def test_prefix_of_several_checkpoints_is_refused(server: Server) -> None:
 
 
 @pytest.mark.parametrize("text", ["zzzz", "xyz", "%", "____"])
-def test_what_is_no_prefix_is_not_found(server: Server, saved: list[str], text: str) -> None:
+def test_unknown_prefix_is_404(server: Server, saved: list[str], text: str) -> None:
     del saved
     assert server.http.get(f"/api/v1/checkpoints/{text}").status_code == 404
 
 
 @pytest.mark.parametrize("length", [1, 2, 3])
-def test_prefix_of_fewer_than_four_characters_is_refused(
+def test_prefix_under_four_characters_is_rejected(
     server: Server, saved: list[str], length: int
 ) -> None:
     short = saved[0][:length]

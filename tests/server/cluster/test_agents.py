@@ -23,7 +23,7 @@ def silent_for(server: Server, agent_id: int, seconds: float) -> None:
     server.services.world.seen[agent_id] = time.monotonic() - seconds
 
 
-def test_nothing_starts_on_a_disabled_agent_and_the_reason_names_it(server: Server) -> None:
+def test_disabled_agent_gets_no_runs(server: Server) -> None:
     join(server, "a")
     server.post("/agents/1/disable", {})
     assert agent(server)["state"] == "disabled"
@@ -34,7 +34,7 @@ def test_nothing_starts_on_a_disabled_agent_and_the_reason_names_it(server: Serv
     assert agent(server)["state"] == "ready"
 
 
-def test_a_drained_agent_keeps_its_runs_until_they_end_and_gets_no_new_ones(
+def test_drained_agent_finishes_its_runs(
     server: Server,
 ) -> None:
     join(server, "a", 2)
@@ -50,7 +50,7 @@ def test_a_drained_agent_keeps_its_runs_until_they_end_and_gets_no_new_ones(
     assert running(server, 1) == []
 
 
-def test_what_runs_on_an_agent_that_is_disabled_goes_on_elsewhere(server: Server) -> None:
+def test_runs_of_disabled_agent_move(server: Server) -> None:
     join(server, "a")
     other = join(server, "b")
     server.submit()
@@ -62,7 +62,7 @@ def test_what_runs_on_an_agent_that_is_disabled_goes_on_elsewhere(server: Server
     assert server.trial()["restarts"] == 0
 
 
-def test_a_run_is_told_which_other_agent_has_saved_the_checkpoint_that_it_starts_from(
+def test_run_gets_agent_of_its_checkpoint(
     server: Server,
 ) -> None:
     join(server, "a")
@@ -79,7 +79,7 @@ def test_a_run_is_told_which_other_agent_has_saved_the_checkpoint_that_it_starts
     assert saved_on == [None, "", f"agent a ({agent(server)['host']})"]
 
 
-def test_single_slots_are_disabled_and_enabled(server: Server) -> None:
+def test_disable_and_enable_single_slots(server: Server) -> None:
     join(server, "a", 3)
     server.post("/agents/1/disable", {"slots": [1, 2]})
     for _ in range(2):
@@ -96,7 +96,7 @@ def test_single_slots_are_disabled_and_enabled(server: Server) -> None:
     assert "slots: must be slots of agent a (0, 1, 2), got [3]" in told
 
 
-def test_what_was_disabled_stays_so_when_the_agent_registers_again(server: Server) -> None:
+def test_disabled_state_survives_registration(server: Server) -> None:
     join(server, "a", 2)
     server.post("/agents/1/disable", {})
     server.post("/agents/1/disable", {"slots": [0]})
@@ -106,7 +106,7 @@ def test_what_was_disabled_stays_so_when_the_agent_registers_again(server: Serve
     assert [slot["enabled"] for slot in agent(server)["slots"]] == [False, True]
 
 
-def test_an_agent_that_leaves_is_gone_at_once(server: Server) -> None:
+def test_deregistered_agent_is_removed(server: Server) -> None:
     join(server, "a")
     server.submit()
     spec = server.begin()
@@ -122,13 +122,13 @@ def test_an_agent_that_leaves_is_gone_at_once(server: Server) -> None:
     assert server.trial()["state"] == "QUEUED"
 
 
-def test_an_agent_that_is_there_cannot_be_removed(sqlite_server: Server) -> None:
+def test_connected_agent_cannot_be_removed(sqlite_server: Server) -> None:
     join(sqlite_server, "a")
     assert "agent a is there; stop it" in refused(sqlite_server, "DELETE", "/agents/1", None, 409)
     assert "no agent 7" in refused(sqlite_server, "DELETE", "/agents/7", None, 404)
 
 
-def test_the_run_of_an_agent_that_comes_back_in_time_goes_on(server: Server) -> None:
+def test_run_survives_short_agent_outage(server: Server) -> None:
     join(server, "a")
     server.submit()
     spec = server.begin()
@@ -146,7 +146,7 @@ def test_the_run_of_an_agent_that_comes_back_in_time_goes_on(server: Server) -> 
     assert server.sql("SELECT COUNT(*) FROM runs WHERE trial_id = 1") == [(1,)]
 
 
-def test_the_trials_of_an_agent_that_does_not_come_back_start_elsewhere_uncounted(
+def test_trials_of_lost_agent_restart_uncounted(
     server: Server,
 ) -> None:
     join(server, "a")
@@ -163,7 +163,7 @@ def test_the_trials_of_an_agent_that_does_not_come_back_start_elsewhere_uncounte
     assert server.send(spec.run_id, 1, [training(1, 0.5)]).status_code == 409
 
 
-def test_a_second_agent_of_a_name_that_is_there_is_refused(server: Server) -> None:
+def test_duplicate_agent_name_is_rejected(server: Server) -> None:
     join(server, "a", identity="one")
     body = {"name": "a", "host": "h", "slots": [], "identity": "two"}
     assert "with another --name" in refused(server, "POST", "/agents", body, 409)
@@ -178,12 +178,12 @@ def test_a_second_agent_of_a_name_that_is_there_is_refused(server: Server) -> No
 
 
 @pytest.mark.parametrize("pool", ["", "a b", "/", "x" * 65])
-def test_an_agent_with_a_pool_of_no_name_is_refused(sqlite_server: Server, pool: str) -> None:
+def test_empty_pool_name_is_rejected(sqlite_server: Server, pool: str) -> None:
     body = {"name": "a", "host": "h", "slots": [], "pool": pool}
     assert "pool: must be 1 to 64 letters" in refused(sqlite_server, "POST", "/agents", body, 422)
 
 
-def test_the_time_in_which_the_server_was_held_up_is_no_silence_of_its_agents(
+def test_server_stall_does_not_count_as_agent_silence(
     tmp_path: Path,
 ) -> None:
     with serve(tmp_path) as server:
@@ -204,7 +204,7 @@ def test_the_time_in_which_the_server_was_held_up_is_no_silence_of_its_agents(
         assert agent(server)["state"] == "gone"
 
 
-def test_ranks_that_only_lost_another_one_leave_it_time_to_say_why_it_failed(
+def test_root_cause_of_failed_rank_is_awaited(
     server: Server,
 ) -> None:
     agents = [server.add_agent(name=name, pool="two") for name in ("a", "b")]
@@ -256,7 +256,7 @@ def start_on_two_hosts(server: Server) -> int:
     return int(trial["id"])
 
 
-def test_run_knows_names_of_its_hosts(server: Server) -> None:
+def test_run_has_names_of_its_hosts(server: Server) -> None:
     trial_id = start_on_two_hosts(server)
     assert server.begin(trial_id).host_names == ("worker-1", "worker-2")
 

@@ -54,7 +54,7 @@ def grow_at(server: Server, run_id: int, steps: int) -> str:
     return server.directive(run_id)
 
 
-def test_at_a_checkpoint_it_leaves_for_all_its_slots_and_that_counts_as_no_failure(
+def test_elastic_trial_grows_at_checkpoint(
     server: Server,
 ) -> None:
     run_id = shrunk(server)
@@ -85,7 +85,7 @@ def test_at_a_checkpoint_it_leaves_for_all_its_slots_and_that_counts_as_no_failu
     assert grow_at(server, spec.run_id, 30) == "train"  # it has all of them
 
 
-def test_a_run_must_have_lasted_and_for_twice_as_long_each_time(server: Server) -> None:
+def test_growth_delay_doubles(server: Server) -> None:
     run_id = shrunk(server)
     free_all(server)
     server.tick(PAUSE_S - 1)
@@ -107,7 +107,7 @@ def test_a_run_must_have_lasted_and_for_twice_as_long_each_time(server: Server) 
     assert grow_at(server, again.run_id, 21) == "preempt"
 
 
-def test_nobody_leaves_for_slots_that_another_one_would_get(server: Server) -> None:
+def test_no_growth_for_slots_of_queued_jobs(server: Server) -> None:
     run_id = shrunk(server)
     server.submit(resources={"slots_per_trial": 4, "max_slots": 4, "priority": 1})
     assert server.directive(run_id) == "preempt"  # for that one, not to grow
@@ -116,7 +116,7 @@ def test_nobody_leaves_for_slots_that_another_one_would_get(server: Server) -> N
     assert server.sql("SELECT COUNT(*) FROM runs WHERE grows_to IS NOT NULL") == [(0,)]
 
 
-def test_the_last_checkpoint_of_a_trial_and_a_trial_that_is_not_elastic_leave_for_nothing(
+def test_no_growth_at_last_checkpoint_or_fixed_size(
     server: Server,
 ) -> None:
     run_id = shrunk(server)
@@ -129,7 +129,7 @@ def test_the_last_checkpoint_of_a_trial_and_a_trial_that_is_not_elastic_leave_fo
     assert grow_at(server, plain.run_id, 10) == "train"
 
 
-def test_slots_of_a_lost_node_are_given_to_nobody_until_it_is_back(server: Server) -> None:
+def test_slots_of_lost_node_are_not_assigned(server: Server) -> None:
     server.submit(**elastic())
     lost = server.begin(1)
     assert lost.slots == 4
@@ -149,7 +149,7 @@ def test_slots_of_a_lost_node_are_given_to_nobody_until_it_is_back(server: Serve
     assert grow_at(server, run.run_id, 10) == "preempt"
 
 
-def test_a_lost_node_is_one_that_no_run_holds_where_there_is_one(server: Server) -> None:
+def test_lost_node_is_an_idle_one_if_possible(server: Server) -> None:
     server.submit(resources={"slots_per_trial": 2, "elastic": {"min_slots": 1}})
     server.submit(resources={"slots_per_trial": 2})
     lost, other = server.begin(1), server.run_of(2)

@@ -45,7 +45,7 @@ def join(server: Server, name: str, slots: int = 1, **more: Any) -> int:
     return agent_id
 
 
-def test_a_job_that_is_moved_ahead_starts_next(server: Server) -> None:
+def test_job_moved_ahead_starts_next(server: Server) -> None:
     server.add_agent()
     for _ in range(4):
         server.submit()
@@ -61,7 +61,7 @@ def test_a_job_that_is_moved_ahead_starts_next(server: Server) -> None:
     assert order == [1, 4, 3, 2]
 
 
-def test_moving_again_and_again_to_one_place_finds_room(sqlite_server: Server) -> None:
+def test_repeated_moves_to_one_position(sqlite_server: Server) -> None:
     for _ in range(3):
         sqlite_server.submit()
     for turn in range(80):
@@ -70,7 +70,7 @@ def test_moving_again_and_again_to_one_place_finds_room(sqlite_server: Server) -
     assert queue(sqlite_server) == [1, 3, 2]
 
 
-def test_a_moved_job_takes_the_priority_of_the_one_it_is_moved_to(sqlite_server: Server) -> None:
+def test_moved_job_adopts_priority_of_target(sqlite_server: Server) -> None:
     sqlite_server.submit(**resources(priority=10))
     sqlite_server.submit(**resources(priority=50))
     sqlite_server.submit(**resources(priority=50))
@@ -79,7 +79,7 @@ def test_a_moved_job_takes_the_priority_of_the_one_it_is_moved_to(sqlite_server:
     assert job(sqlite_server, 3)["priority"] == 10
 
 
-def test_a_move_that_makes_no_sense_is_refused_with_what_to_do(sqlite_server: Server) -> None:
+def test_invalid_move_is_rejected_with_remedy(sqlite_server: Server) -> None:
     server = sqlite_server
     server.submit()
     server.submit(**resources(resource_pool="other"))
@@ -93,7 +93,7 @@ def test_a_move_that_makes_no_sense_is_refused_with_what_to_do(sqlite_server: Se
     assert queue(server, "default") == [1]
 
 
-def test_a_new_priority_preempts_what_is_less_important(server: Server) -> None:
+def test_raised_priority_preempts_lower(server: Server) -> None:
     server.add_agent()
     server.submit()
     server.submit()
@@ -105,7 +105,7 @@ def test_a_new_priority_preempts_what_is_less_important(server: Server) -> None:
     assert "of which none is free" in server.experiment(1)["waiting_reason"]
 
 
-def test_most_slots_can_be_raised_and_taken_away_while_a_job_waits(sqlite_server: Server) -> None:
+def test_max_slots_can_be_changed_while_queued(sqlite_server: Server) -> None:
     server = sqlite_server
     server.add_agent(4)
     searcher = {"name": "random", "metric": "loss", "max_length": 9, "max_trials": 6}
@@ -123,7 +123,7 @@ def test_most_slots_can_be_raised_and_taken_away_while_a_job_waits(sqlite_server
     )  # fmt: skip
 
 
-def test_an_experiment_runs_in_its_pool_and_says_so_while_nobody_is_there(server: Server) -> None:
+def test_experiment_waits_for_agent_of_its_pool(server: Server) -> None:
     join(server, "a")
     server.submit(**resources(resource_pool="big"))
     reason = server.experiment()["waiting_reason"]
@@ -142,7 +142,7 @@ def test_an_experiment_runs_in_its_pool_and_says_so_while_nobody_is_there(server
     }  # fmt: skip
 
 
-def test_a_pool_is_served_by_its_policy(server: Server) -> None:
+def test_pool_uses_its_policy(server: Server) -> None:
     server.request("PUT", "/pools/default", json={"policy": "fifo"})
     for priority in (99, 1):
         server.submit(**resources(priority=priority))
@@ -158,7 +158,7 @@ def test_a_pool_is_served_by_its_policy(server: Server) -> None:
 
 
 @pytest.mark.parametrize("group", ["label/vision x", "pool/default"])
-def test_a_quota_bounds_what_its_jobs_hold_together(server: Server, group: str) -> None:
+def test_quota_limits_total_slots(server: Server, group: str) -> None:
     server.add_agent(4)
     answer = server.request("PUT", f"/quotas/{group}", json={"max_slots": 2})
     name = group.replace("/", ":")
@@ -177,7 +177,7 @@ def test_a_quota_bounds_what_its_jobs_hold_together(server: Server, group: str) 
     assert f"no quota {name}" in refused(server, "DELETE", f"/quotas/{group}", None, 404)
 
 
-def test_a_label_that_is_added_counts_from_then_on(sqlite_server: Server) -> None:
+def test_added_label_applies_quota(sqlite_server: Server) -> None:
     server = sqlite_server
     server.request("PUT", "/quotas/label/x", json={"max_slots": 1})
     server.submit(labels=["x"])
@@ -187,7 +187,7 @@ def test_a_label_that_is_added_counts_from_then_on(sqlite_server: Server) -> Non
     assert running(server, 1) == [1]
 
 
-def test_who_asks_for_too_many_slots_is_told_what_to_change(sqlite_server: Server) -> None:
+def test_request_over_quota_names_remedy(sqlite_server: Server) -> None:
     sqlite_server.add_agent(slots=2)
     for labels in ([], ["task"]):  # as an experiment file asks, and as `zerolab task run` does
         sqlite_server.submit(resources={"slots_per_trial": 4}, labels=labels)
@@ -196,7 +196,7 @@ def test_who_asks_for_too_many_slots_is_told_what_to_change(sqlite_server: Serve
     assert "or set --slots to 2 or less" in asked[1]
 
 
-def test_a_job_that_waits_longer_than_its_queue_time_ends_with_the_reason(server: Server) -> None:
+def test_job_over_max_queue_time_ends_with_reason(server: Server) -> None:
     server.add_agent()
     server.submit()
     server.submit(**resources(queue_time=60))
@@ -213,7 +213,7 @@ def test_a_job_that_waits_longer_than_its_queue_time_ends_with_the_reason(server
     assert server.experiment(1)["state"] == "ACTIVE"
 
 
-def test_a_job_that_has_slots_or_is_paused_does_not_wait(sqlite_server: Server) -> None:
+def test_running_or_paused_job_has_no_queue_time(sqlite_server: Server) -> None:
     server = sqlite_server
     server.submit(**resources(queue_time=60))
     server.tick()
@@ -228,7 +228,7 @@ def test_a_job_that_has_slots_or_is_paused_does_not_wait(sqlite_server: Server) 
     assert server.experiment()["state"] == "ACTIVE"
 
 
-def test_a_small_job_starts_before_a_large_one_that_it_does_not_delay(
+def test_backfill_starts_small_job(
     sqlite_server: Server,
 ) -> None:
     server = sqlite_server
@@ -259,7 +259,7 @@ def test_a_small_job_starts_before_a_large_one_that_it_does_not_delay(
         ({"name": "single"}, {}, (None, "resources")),
     ],
 )
-def test_how_many_slots_an_experiment_may_hold_is_known_without_reading_its_configuration(
+def test_max_slots_column_matches_config(
     server: Server, searcher: dict[str, object], resources: dict[str, object], bound: object
 ) -> None:
     found = server.submit(

@@ -140,9 +140,7 @@ def look(
             one.since = None
 
 
-def test_a_wait_is_what_nothing_breaks_and_too_long_a_one_ends_its_experiment_once(
-    tmp_path: Path, own_tick: Event
-) -> None:
+def test_max_queue_time_ends_experiment_once(tmp_path: Path, own_tick: Event) -> None:
     clock, rng, seen = Clock(), Random(7), Counter[str]()
     watched: list[Watched] = []
     for _ in range(3):  # the server is stopped and started between two of them
@@ -162,7 +160,7 @@ def test_a_wait_is_what_nothing_breaks_and_too_long_a_one_ends_its_experiment_on
     assert min(seen[what] for what in ("ended", "continued", "pause", "exit")) > 3, seen
 
 
-def test_a_run_or_a_pause_between_two_ticks_breaks_a_wait(tmp_path: Path, own_tick: Event) -> None:
+def test_run_or_pause_resets_queue_time(tmp_path: Path, own_tick: Event) -> None:
     with serve(tmp_path) as server:
         wait_for(own_tick, server)
         for number in (1, 2):

@@ -40,7 +40,7 @@ def trained(server: Server, trial_id: int, steps: int, code: int = 0) -> None:
     server.exit(spec.run_id, code, "boom" if code else None)
 
 
-def test_an_experiment_goes_on_to_a_greater_length_from_its_checkpoint(server: Server) -> None:
+def test_continue_single_to_greater_length(server: Server) -> None:
     server.submit()
     server.add_agent()
     trained(server, 1, 100)
@@ -64,7 +64,7 @@ def test_an_experiment_goes_on_to_a_greater_length_from_its_checkpoint(server: S
     assert server.experiment()["config"]["reproducibility"]["experiment_seed"] == seed
 
 
-def test_a_search_goes_on_with_the_trials_that_it_would_have_had(server: Server) -> None:
+def test_continue_canceled_search_creates_same_trials(server: Server) -> None:
     for number in (1, 2):  # the first is canceled in the middle and goes on, the second is not
         server.submit(
             hyperparameters=SPACE, searcher=random(4), reproducibility={"experiment_seed": 5},
@@ -95,7 +95,7 @@ def test_a_search_goes_on_with_the_trials_that_it_would_have_had(server: Server)
     assert {trial["state"] for trial in server.trials()} == {"COMPLETED"}
 
 
-def test_a_search_goes_on_with_more_trials(server: Server) -> None:
+def test_continue_search_with_more_trials(server: Server) -> None:
     server.submit(hyperparameters=SPACE, searcher=random(2))
     server.add_agent(slots=2)
     for trial_id in (1, 2):
@@ -110,7 +110,7 @@ def test_a_search_goes_on_with_more_trials(server: Server) -> None:
     assert refusal(go_on(server)).startswith("experiment 1: is COMPLETED, and nothing of it is")
 
 
-def test_failed_trials_of_an_experiment_are_tried_again_with_changes(server: Server) -> None:
+def test_continue_retries_failed_trials_with_changes(server: Server) -> None:
     server.submit(hyperparameters=SPACE, searcher=random(2), max_restarts=0)
     server.add_agent(slots=2)
     trained(server, 1, 20)
@@ -126,7 +126,7 @@ def test_failed_trials_of_an_experiment_are_tried_again_with_changes(server: Ser
     assert server.experiment()["state"] == "COMPLETED"
 
 
-def test_what_its_trials_came_from_does_not_change_when_an_experiment_goes_on(
+def test_continue_keeps_warm_start_source(
     server: Server,
 ) -> None:
     server.submit(hyperparameters=SPACE, searcher=random(2))
@@ -151,7 +151,7 @@ def test_what_its_trials_came_from_does_not_change_when_an_experiment_goes_on(
     assert server.experiment()["config"]["searcher"]["metric"] == "loss"
 
 
-def test_impossible_hyperparameters_are_not_tried_again(server: Server) -> None:
+def test_invalid_hparams_are_not_retried(server: Server) -> None:
     server.submit(hyperparameters=SPACE, searcher=random(1))
     server.add_agent()
     server.exit(server.begin(1).run_id, EXIT_INVALID_HP, "no")
@@ -160,7 +160,7 @@ def test_impossible_hyperparameters_are_not_tried_again(server: Server) -> None:
     assert [trial["state"] for trial in server.trials()] == ["COMPLETED", "QUEUED"]
 
 
-def test_a_trial_without_a_checkpoint_does_not_lose_its_curve_to_a_greater_length(
+def test_continue_without_checkpoint_keeps_curve(
     server: Server,
 ) -> None:
     server.submit()
@@ -172,7 +172,7 @@ def test_a_trial_without_a_checkpoint_does_not_lose_its_curve_to_a_greater_lengt
     assert server.experiment()["config"]["searcher"]["max_length"]["batches"] == 100
 
 
-def test_continuing_twice_changes_nothing_and_only_what_has_ended_changes(server: Server) -> None:
+def test_continue_is_idempotent(server: Server) -> None:
     server.submit()
     server.add_agent()
     trained(server, 1, 100)
@@ -186,7 +186,7 @@ def test_continuing_twice_changes_nothing_and_only_what_has_ended_changes(server
     assert "`zerolab experiment activate 1`" in refusal(go_on(server, **longer))
 
 
-def test_an_experiment_may_go_on_paused(server: Server) -> None:
+def test_continue_experiment_paused(server: Server) -> None:
     server.submit()
     server.act("kill")
     answer = server.http.post("/api/v1/experiments/1/continue", json={"activate": False})
@@ -209,7 +209,7 @@ def trial_act(server: Server, action: str, trial_id: int = 1) -> Any:
     return server.http.post(f"/api/v1/trials/{trial_id}/{action}")
 
 
-def test_one_trial_is_paused_and_the_others_train_on(server: Server) -> None:
+def test_pause_one_trial(server: Server) -> None:
     two(server)
     first, second = server.begin(1), server.begin(2)
     for _ in range(2):
@@ -232,7 +232,7 @@ def test_one_trial_is_paused_and_the_others_train_on(server: Server) -> None:
     assert again.steps_completed == 5
 
 
-def test_a_trial_that_is_activated_before_its_run_has_left_begins_again(server: Server) -> None:
+def test_activate_trial_while_run_is_stopping(server: Server) -> None:
     two(server)
     spec = server.begin(1)
     trial_act(server, "pause")
@@ -241,7 +241,7 @@ def test_a_trial_that_is_activated_before_its_run_has_left_begins_again(server: 
     assert server.begin(1).run_id != spec.run_id
 
 
-def test_a_paused_trial_whose_run_fails_stays_paused(server: Server) -> None:
+def test_paused_trial_stays_paused_after_failure(server: Server) -> None:
     two(server)
     spec = server.begin(1)
     trial_act(server, "pause")
@@ -250,7 +250,7 @@ def test_a_paused_trial_whose_run_fails_stays_paused(server: Server) -> None:
     assert server.trial(1)["state"] == "PAUSED"
 
 
-def test_one_trial_is_canceled_after_a_checkpoint_and_the_search_goes_on(server: Server) -> None:
+def test_cancel_one_trial_continues_search(server: Server) -> None:
     server.submit(hyperparameters=SPACE, searcher=random(3))
     server.add_agent(slots=2)
     spec = server.begin(1)
@@ -263,7 +263,7 @@ def test_one_trial_is_canceled_after_a_checkpoint_and_the_search_goes_on(server:
     assert server.trial(3)["state"] == "QUEUED"
 
 
-def test_a_canceled_trial_goes_on_while_its_experiment_does(server: Server) -> None:
+def test_continue_canceled_trial_of_running_experiment(server: Server) -> None:
     two(server)
     spec = server.begin(1)
     trial_act(server, "cancel")
@@ -280,7 +280,7 @@ def test_a_canceled_trial_goes_on_while_its_experiment_does(server: Server) -> N
     assert server.experiment()["state"] == "COMPLETED"
 
 
-def test_one_trial_of_an_ended_experiment_goes_on_alone(server: Server) -> None:
+def test_continue_one_trial_of_ended_experiment(server: Server) -> None:
     server.submit(hyperparameters=SPACE, searcher=random(4))
     server.add_agent(slots=2)
     server.act("kill")
@@ -298,7 +298,7 @@ def test_one_trial_of_an_ended_experiment_goes_on_alone(server: Server) -> None:
     assert [trial["state"] for trial in server.trials()] == ["COMPLETED"] * 4
 
 
-def test_a_trial_that_has_trained_to_its_length_is_not_continued(server: Server) -> None:
+def test_continue_rejects_trial_at_full_length(server: Server) -> None:
     server.submit()
     server.add_agent()
     trained(server, 1, 100)
@@ -307,7 +307,7 @@ def test_a_trial_that_has_trained_to_its_length_is_not_continued(server: Server)
     assert "`zerolab experiment continue 1 --set searcher.max_length.batches=...`" in told
 
 
-def test_a_fork_of_a_trial_is_an_experiment_that_begins_with_its_weights(server: Server) -> None:
+def test_fork_trial_warm_starts_experiment(server: Server) -> None:
     two(server)
     trained(server, 1, 20)
     body = {"config": {"name": "further", "searcher": {"max_length": 50}}}
@@ -326,14 +326,14 @@ def test_a_fork_of_a_trial_is_an_experiment_that_begins_with_its_weights(server:
 
 
 @pytest.mark.parametrize("action", ["pause", "activate"])
-def test_a_trial_that_has_ended_says_how_it_goes_on(sqlite_server: Server, action: str) -> None:
+def test_action_on_ended_trial_names_continue(sqlite_server: Server, action: str) -> None:
     sqlite_server.submit()
     sqlite_server.act("kill")
     told = refusal(trial_act(sqlite_server, action))
     assert told.endswith("`zerolab trial continue 1` has it go on from its checkpoint")
 
 
-def test_what_a_searcher_is_through_with_is_not_said_to_go_on(sqlite_server: Server) -> None:
+def test_action_on_stopped_trial_names_fork(sqlite_server: Server) -> None:
     server = sqlite_server
     asha = {"name": "async_halving", "num_rungs": 2, "divisor": 2}
     server.submit(hyperparameters=SPACE, searcher=random(2, **asha))
@@ -351,7 +351,7 @@ def test_what_a_searcher_is_through_with_is_not_said_to_go_on(sqlite_server: Ser
             assert told.endswith(f"the async_halving searcher is through with it{way}"), told
 
 
-def test_what_would_begin_with_a_deleted_checkpoint_does_not_go_on(sqlite_server: Server) -> None:
+def test_continue_rejects_deleted_source_checkpoint(sqlite_server: Server) -> None:
     server = sqlite_server
     server.submit()
     server.add_agent()

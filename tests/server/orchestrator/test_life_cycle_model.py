@@ -466,7 +466,7 @@ TestLifeCycle = pytest.mark.slow(LifeCycle.TestCase)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("searchers", [[], ["stopping", "pbt"], ["promoting", "tpe_asha"]])
-def test_a_seeded_walk_of_many_steps_holds_too(searchers: list[str]) -> None:
+def test_invariants_hold_in_long_random_walk(searchers: list[str]) -> None:
     """Long walks, for what shows only after hundreds of events, and with searchers that compare."""
     chance = random.Random(5)
     walk = LifeCycle()

@@ -28,7 +28,7 @@ from zeroserver.store.database import Transaction
 from zeroserver.store.schema import trials
 
 
-def test_a_trial_that_ends_well_completes_its_experiment(server: Server) -> None:
+def test_completed_trial_completes_experiment(server: Server) -> None:
     experiment = server.submit()
     assert (experiment["state"], experiment["num_trials"]) == ("ACTIVE", 1)
     assert server.trial()["state"] == "QUEUED"
@@ -50,7 +50,7 @@ def test_a_trial_that_ends_well_completes_its_experiment(server: Server) -> None
     assert server.work() == []
 
 
-def test_saying_twice_that_a_run_has_started_or_ended_changes_nothing(server: Server) -> None:
+def test_run_started_and_ended_are_idempotent(server: Server) -> None:
     server.submit()
     server.add_agent()
     spec = server.begin()
@@ -62,7 +62,7 @@ def test_saying_twice_that_a_run_has_started_or_ended_changes_nothing(server: Se
     assert server.trial()["state"] == "QUEUED"
 
 
-def test_a_failed_trial_is_restarted_from_its_checkpoint_after_a_pause(server: Server) -> None:
+def test_failed_trial_restarts_from_checkpoint_after_delay(server: Server) -> None:
     server.submit()
     server.add_agent()
     first = server.begin()
@@ -114,7 +114,7 @@ def test_error_after_first_report_is_restarted(server: Server) -> None:
     assert (server.trial()["state"], server.trial()["restarts"]) == ("QUEUED", 2)
 
 
-def test_task_is_restarted_as_often_as_it_says(server: Server) -> None:
+def test_task_restarts_up_to_max_restarts(server: Server) -> None:
     server.submit(entrypoint="echo hello", searcher={"name": "single"}, max_restarts=2)
     server.add_agent()
     server.exit(server.begin().run_id, 1, "boom")
@@ -125,7 +125,7 @@ def test_task_is_restarted_as_often_as_it_says(server: Server) -> None:
     assert server.trial(2)["state"] == "ERROR"
 
 
-def test_the_runs_of_a_trial_tell_where_they_were_and_how_each_ended(server: Server) -> None:
+def test_runs_list_nodes_and_exit_reasons(server: Server) -> None:
     server.submit()
     server.add_agent(name="first")
     spec = server.begin()
@@ -141,7 +141,7 @@ def test_the_runs_of_a_trial_tell_where_they_were_and_how_each_ended(server: Ser
     assert server.http.get(f"{PREFIX}/trials/9/runs").status_code == 404
 
 
-def test_the_pause_before_a_restart_doubles(server: Server) -> None:
+def test_restart_delay_doubles(server: Server) -> None:
     server.submit()
     server.add_agent()
     for wait in (1, 2, 4, 8, 16):
@@ -152,7 +152,7 @@ def test_the_pause_before_a_restart_doubles(server: Server) -> None:
         assert len(server.work()) == 1
 
 
-def test_when_all_trials_fail_the_experiment_is_an_error_and_keeps_its_progress(
+def test_all_trials_failed_is_experiment_error(
     server: Server,
 ) -> None:
     server.submit(max_restarts=2)
@@ -171,7 +171,7 @@ def test_when_all_trials_fail_the_experiment_is_an_error_and_keeps_its_progress(
     assert "failure 2; no restart: it has been restarted 2 times (max_restarts)" in text
 
 
-def test_a_users_mistake_is_not_tried_again(server: Server) -> None:
+def test_user_error_is_not_retried(server: Server) -> None:
     server.submit()
     server.add_agent()
     server.exit(server.begin().run_id, EXIT_USER_ERROR, "model_def.py line 3: no such name")
@@ -181,7 +181,7 @@ def test_a_users_mistake_is_not_tried_again(server: Server) -> None:
     assert experiment["error"] == "model_def.py line 3: no such name"
 
 
-def test_a_trial_with_impossible_hyperparameters_ends_early_and_is_replaced(
+def test_invalid_hparams_trial_is_replaced(
     server: Server,
 ) -> None:
     space = {
@@ -199,7 +199,7 @@ def test_a_trial_with_impossible_hyperparameters_ends_early_and_is_replaced(
     assert server.experiment()["state"] == "COMPLETED"
 
 
-def test_pause_frees_the_slots_and_activate_goes_on_from_the_checkpoint(server: Server) -> None:
+def test_pause_frees_slots_and_activate_resumes(server: Server) -> None:
     server.submit()
     server.add_agent()
     spec = server.begin()
@@ -217,7 +217,7 @@ def test_pause_frees_the_slots_and_activate_goes_on_from_the_checkpoint(server: 
     assert again.latest_checkpoint.steps_completed == 30
 
 
-def test_activate_before_the_run_has_left_starts_it_again_by_itself(server: Server) -> None:
+def test_activate_while_run_is_stopping_restarts_it(server: Server) -> None:
     server.submit()
     server.add_agent()
     spec = server.begin()
@@ -227,7 +227,7 @@ def test_activate_before_the_run_has_left_starts_it_again_by_itself(server: Serv
     assert server.begin().run_id != spec.run_id
 
 
-def test_an_experiment_that_waits_to_be_activated_runs_nothing(server: Server) -> None:
+def test_inactive_experiment_starts_no_run(server: Server) -> None:
     server.add_agent()
     assert server.submit(activate=False)["state"] == "PAUSED"
     assert server.work() == []
@@ -236,7 +236,7 @@ def test_an_experiment_that_waits_to_be_activated_runs_nothing(server: Server) -
     assert len(server.work()) == 1
 
 
-def test_cancel_lets_a_run_checkpoint_first(server: Server) -> None:
+def test_cancel_lets_run_checkpoint(server: Server) -> None:
     server.submit()
     server.add_agent()
     spec = server.begin()
@@ -253,7 +253,7 @@ def test_cancel_lets_a_run_checkpoint_first(server: Server) -> None:
 COMMAND = {"entrypoint": ["true"], "hyperparameters": {}}
 
 
-def test_cancel_ends_a_command_that_does_not_ask_whether_to_leave(server: Server) -> None:
+def test_cancel_kills_command_that_never_polls(server: Server) -> None:
     server.submit(**COMMAND)
     server.add_agent()
     spec = server.begin()
@@ -265,7 +265,7 @@ def test_cancel_ends_a_command_that_does_not_ask_whether_to_leave(server: Server
     assert (server.trial()["state"], server.trial()["restarts"]) == ("CANCELED", 0)
 
 
-def test_cancel_lets_a_command_that_asks_checkpoint_first(server: Server) -> None:
+def test_cancel_lets_polling_command_checkpoint(server: Server) -> None:
     server.submit(**COMMAND)
     server.add_agent()
     spec = server.begin()
@@ -277,7 +277,7 @@ def test_cancel_lets_a_command_that_asks_checkpoint_first(server: Server) -> Non
     assert server.work()[0].action == "kill"
 
 
-def test_after_a_new_start_a_command_has_time_to_ask_again(tmp_path: Path) -> None:
+def test_restarted_command_has_time_to_poll(tmp_path: Path) -> None:
     clock = Clock()
     with serve(tmp_path, clock=clock) as server:
         server.submit(**COMMAND)
@@ -289,7 +289,7 @@ def test_after_a_new_start_a_command_has_time_to_ask_again(tmp_path: Path) -> No
         assert server.work()[0].action == "run"
 
 
-def test_a_command_that_does_not_ask_is_told_of_when_it_shall_leave(server: Server) -> None:
+def test_command_that_never_polls_is_warned(server: Server) -> None:
     server.submit(**COMMAND, preemption_timeout=100)
     server.add_agent()
     server.begin()
@@ -316,16 +316,14 @@ def test_kill_does_not_wait(server: Server) -> None:
     assert server.trial()["restarts"] == 0
 
 
-def test_cancel_ends_trials_without_a_run_at_once(server: Server) -> None:
+def test_cancel_ends_queued_trials_immediately(server: Server) -> None:
     server.submit()
     assert server.act("cancel")["state"] == "CANCELED"
     assert server.trial()["state"] == "CANCELED"
 
 
 @pytest.mark.parametrize("action", ["pause", "activate"])
-def test_an_experiment_that_has_ended_says_how_it_goes_on(
-    sqlite_server: Server, action: str
-) -> None:
+def test_action_on_ended_experiment_names_continue(sqlite_server: Server, action: str) -> None:
     sqlite_server.submit()
     sqlite_server.act("kill")
     answer = sqlite_server.http.post(f"/api/v1/experiments/1/{action}")
@@ -336,13 +334,13 @@ def test_an_experiment_that_has_ended_says_how_it_goes_on(
 
 
 @pytest.mark.parametrize("action", ["cancel", "kill"])
-def test_ending_what_has_ended_changes_nothing(sqlite_server: Server, action: str) -> None:
+def test_stop_of_ended_experiment_is_noop(sqlite_server: Server, action: str) -> None:
     sqlite_server.submit()
     ended = sqlite_server.act("kill")
     assert sqlite_server.act(action) == ended
 
 
-def test_a_run_that_does_not_stop_in_time_is_killed_and_not_blamed(server: Server) -> None:
+def test_run_that_misses_deadline_is_killed_not_failed(server: Server) -> None:
     server.submit(preemption_timeout=100)
     server.add_agent()
     spec = server.begin()
@@ -358,7 +356,7 @@ def test_a_run_that_does_not_stop_in_time_is_killed_and_not_blamed(server: Serve
     assert (trial["state"], trial["restarts"]) == ("PAUSED", 0)
 
 
-def test_killing_one_trial_leaves_the_others(server: Server) -> None:
+def test_kill_one_trial(server: Server) -> None:
     space = {"deepspeed_config": "ds_config.json", "n": {"type": "categorical", "vals": [1, 2]}}
     server.submit(
         hyperparameters=space, searcher={"name": "grid", "metric": "loss", "max_length": 9}
@@ -374,7 +372,7 @@ def test_killing_one_trial_leaves_the_others(server: Server) -> None:
     assert server.experiment()["state"] == "COMPLETED"
 
 
-def test_the_runs_of_a_silent_agent_begin_again_elsewhere_and_are_no_failures(
+def test_runs_of_silent_agent_restart_elsewhere(
     server: Server,
 ) -> None:
     server.submit()
@@ -395,7 +393,7 @@ def test_the_runs_of_a_silent_agent_begin_again_elsewhere_and_are_no_failures(
     assert server.get("/agents")["agents"][0]["alive"]
 
 
-def test_deaths_of_the_machine_never_use_up_the_restarts(server: Server) -> None:
+def test_machine_failures_do_not_use_restarts(server: Server) -> None:
     server.submit(max_restarts=1)
     server.add_agent()
     for wait in (1, 2, 4, 8):
@@ -415,14 +413,14 @@ def test_deaths_of_the_machine_never_use_up_the_restarts(server: Server) -> None
     assert "run 4 was lost: the agent ended; it starts again in 8 s, not counted" in lines
 
 
-def test_a_log_policy_ends_a_trial_whose_machine_fails_too(server: Server) -> None:
+def test_log_policy_ends_trial_despite_machine_failure(server: Server) -> None:
     server.submit(log_policies=[{"pattern": "ECC", "action": "cancel_retries"}])
     server.add_agent()
     server.exit(server.begin().run_id, EXIT_INFRASTRUCTURE, "lost", tail="ECC error")
     assert server.trial()["state"] == "ERROR"
 
 
-def test_a_run_that_never_began_on_a_silent_agent_is_no_failure(server: Server) -> None:
+def test_unstarted_run_of_silent_agent_is_no_failure(server: Server) -> None:
     server.submit()
     server.add_agent(name="first")
     assert len(server.work()) == 1
@@ -433,7 +431,7 @@ def test_a_run_that_never_began_on_a_silent_agent_is_no_failure(server: Server) 
     assert server.begin(agent_id=2).restarts == 0
 
 
-def test_log_policies_label_a_trial_and_can_forbid_its_restart(server: Server) -> None:
+def test_log_policies_label_trial_and_prevent_restart(server: Server) -> None:
     policies = [{"name": "bad data", "pattern": "corrupt .* shard", "action": "cancel_retries"}]
     server.submit(log_policies=policies)
     server.add_agent()
@@ -446,7 +444,7 @@ def test_log_policies_label_a_trial_and_can_forbid_its_restart(server: Server) -
     assert (trial["state"], trial["restarts"]) == ("ERROR", 0)
 
 
-def test_log_policies_search_the_last_lines_of_a_failed_run_too(server: Server) -> None:
+def test_log_policies_search_last_lines_of_failed_run(server: Server) -> None:
     server.submit(log_policies=[{"pattern": "boom", "action": "cancel_retries"}])
     server.add_agent()
     server.exit(server.begin().run_id, 1, "RuntimeError", tail="a\nboom\nb")
@@ -454,7 +452,7 @@ def test_log_policies_search_the_last_lines_of_a_failed_run_too(server: Server) 
     assert server.trial()["labels"] == ["boom"]
 
 
-def test_a_log_policy_can_exclude_a_machine(server: Server) -> None:
+def test_log_policy_excludes_node(server: Server) -> None:
     server.submit(log_policies=[{"pattern": "ECC", "action": "exclude_node"}])
     server.add_agent(name="first")
     server.add_agent(name="second")
@@ -466,7 +464,7 @@ def test_a_log_policy_can_exclude_a_machine(server: Server) -> None:
     assert server.begin(agent_id=2).restarts == 1
 
 
-def test_a_more_important_experiment_makes_room_for_itself(server: Server) -> None:
+def test_higher_priority_experiment_preempts(server: Server) -> None:
     server.submit(name="low")
     server.add_agent()
     low = server.begin()
@@ -480,7 +478,7 @@ def test_a_more_important_experiment_makes_room_for_itself(server: Server) -> No
     assert server.begin(trial_id=1).restarts == 0
 
 
-def test_a_trial_that_fits_no_machine_says_so(server: Server) -> None:
+def test_trial_that_fits_no_agent_has_reason(server: Server) -> None:
     made = server.submit(resources={"slots_per_trial": 2})
     assert "no agent is connected" in made["waiting_reason"]
     server.add_agent(slots=1)
@@ -496,7 +494,7 @@ def test_a_trial_that_fits_no_machine_says_so(server: Server) -> None:
         assert found["waiting_reason"] is None
 
 
-def test_a_trial_that_waits_for_others_says_for_whom(server: Server) -> None:
+def test_queued_trial_reason_names_running_jobs(server: Server) -> None:
     server.add_agent(slots=2)
     server.submit(resources={"slots_per_trial": 2})
     second = server.submit(resources={"slots_per_trial": 2})
@@ -508,7 +506,7 @@ def test_a_trial_that_waits_for_others_says_for_whom(server: Server) -> None:
     assert server.act("pause", 3)["waiting_reason"] is None
 
 
-def test_of_a_long_queue_each_trial_says_that_earlier_ones_go_first(sqlite_server: Server) -> None:
+def test_long_queue_reason_counts_earlier_jobs(sqlite_server: Server) -> None:
     numbers = {"n": {"type": "categorical", "vals": list(range(100))}}
     space = {"deepspeed_config": "ds_config.json", **numbers}
     searcher = {"name": "grid", "metric": "loss", "max_length": 100, "max_concurrent_trials": 100}
@@ -519,7 +517,7 @@ def test_of_a_long_queue_each_trial_says_that_earlier_ones_go_first(sqlite_serve
     assert set(reasons[2:]) == {"earlier trials of its experiment go first"}
 
 
-def test_a_submission_that_is_rolled_back_leaves_no_reason(sqlite_server: Server) -> None:
+def test_rolled_back_submission_has_no_reason(sqlite_server: Server) -> None:
     world, database = sqlite_server.services.world, sqlite_server.services.database
     sqlite_server.submit()
     before = world.waiting
@@ -535,7 +533,7 @@ def test_a_submission_that_is_rolled_back_leaves_no_reason(sqlite_server: Server
     assert "no agent is connected" in sqlite_server.trial()["waiting_reason"]
 
 
-def test_only_an_experiment_that_has_ended_can_be_archived_or_deleted(server: Server) -> None:
+def test_archive_and_delete_require_ended_experiment(server: Server) -> None:
     server.submit()
     for method, path in (("POST", "/experiments/1/archive"), ("DELETE", "/experiments/1")):
         assert server.http.request(method, f"/api/v1{path}").status_code == 409
@@ -550,7 +548,7 @@ def test_only_an_experiment_that_has_ended_can_be_archived_or_deleted(server: Se
     assert list(server.services.world.home.archives.iterdir()) == []
 
 
-def test_a_fork_is_the_same_experiment_with_changes(server: Server) -> None:
+def test_fork_copies_experiment_with_changes(server: Server) -> None:
     server.submit()
     fork = server.post("/experiments/1/fork", {"config": {"searcher": {"max_length": 7}}})
     fork = fork["experiment"]
@@ -562,7 +560,7 @@ def test_a_fork_is_the_same_experiment_with_changes(server: Server) -> None:
     assert "nmae" in answer.json()["error"]["problems"][0]
 
 
-def test_checkpoints_that_the_policy_does_not_keep_go_but_never_the_latest(
+def test_retention_never_removes_latest_checkpoint(
     server: Server,
 ) -> None:
     storage = {"save_trial_best": 1, "save_trial_latest": 1}
@@ -591,7 +589,7 @@ def test_checkpoints_that_the_policy_does_not_keep_go_but_never_the_latest(
     assert {path.name for path in root.iterdir()} == left
 
 
-def test_a_clock_that_is_set_back_delays_no_restart_and_no_deadline(server: Server) -> None:
+def test_clock_set_back_delays_no_deadline(server: Server) -> None:
     server.submit(preemption_timeout=100)
     server.add_agent()
     server.clock.set_back = -86_400.0  # ahead, when the pause begins
@@ -608,7 +606,7 @@ def test_a_clock_that_is_set_back_delays_no_restart_and_no_deadline(server: Serv
     assert server.work()[0].action == "kill"
 
 
-def test_a_server_that_starts_under_an_earlier_clock_waits_no_longer_than_it_must(
+def test_start_with_earlier_clock_adds_no_delay(
     tmp_path: Path,
 ) -> None:
     with serve(tmp_path) as server:

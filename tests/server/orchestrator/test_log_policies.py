@@ -13,7 +13,7 @@ BACKTRACKS = "^(a+)+$"
 LINE = "a" * 40 + "!"
 
 
-def test_a_pattern_that_backtracks_for_hours_in_python_is_searched_at_once(server: Server) -> None:
+def test_backtracking_pattern_runs_in_linear_time(server: Server) -> None:
     server.submit(log_policies=[{"name": "endless", "pattern": BACKTRACKS}])
     server.add_agent()
     spec = server.begin()
@@ -24,7 +24,7 @@ def test_a_pattern_that_backtracks_for_hours_in_python_is_searched_at_once(serve
     assert server.trial()["restarts"] == 1
 
 
-def test_a_pattern_is_searched_where_neither_writes_nor_requests_wait_for_it(
+def test_pattern_search_blocks_no_requests(
     sqlite_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = sqlite_server
@@ -51,7 +51,7 @@ def test_a_pattern_is_searched_where_neither_writes_nor_requests_wait_for_it(
     assert not [line for line, thread in searched if thread in busy]
 
 
-def test_a_pattern_that_cannot_be_searched_in_linear_time_is_refused_at_submit(
+def test_nonlinear_pattern_is_rejected_at_submit(
     sqlite_server: Server,
 ) -> None:
     policies = [{"pattern": r"(\w+) \1"}]
@@ -62,7 +62,7 @@ def test_a_pattern_that_cannot_be_searched_in_linear_time_is_refused_at_submit(
     assert "backreferences" in problem
 
 
-def test_an_experiment_of_before_with_a_pattern_that_is_refused_now_goes_on_without_it(
+def test_stored_invalid_pattern_is_ignored(
     sqlite_server: Server,
 ) -> None:
     server = sqlite_server
@@ -79,7 +79,7 @@ def test_an_experiment_of_before_with_a_pattern_that_is_refused_now_goes_on_with
     assert server.trial()["restarts"] == 1
 
 
-def test_lines_that_are_sent_again_are_not_searched_again(server: Server) -> None:
+def test_resent_lines_are_searched_once(server: Server) -> None:
     server.submit(log_policies=[{"name": "late", "pattern": "fatal", "action": "exclude_node"}])
     server.add_agent(name="first")
     spec = server.begin()

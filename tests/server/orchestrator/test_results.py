@@ -8,7 +8,7 @@ from tests.server.helpers import Server, checkpoint, metrics, training, validati
 from zerolab.contract.spec import EXIT_INVALID_HP
 
 
-def test_a_result_leaves_no_problem(server: Server) -> None:
+def test_result_clears_problem(server: Server) -> None:
     server.submit()
     server.add_agent()
     spec = server.begin()
@@ -19,7 +19,7 @@ def test_a_result_leaves_no_problem(server: Server) -> None:
     assert server.experiment()["result_problem"] is None
 
 
-def test_a_trial_that_never_validates_completes_without_a_result(server: Server) -> None:
+def test_trial_without_validation_has_no_result(server: Server) -> None:
     server.submit()
     server.add_agent()
     spec = server.begin()
@@ -34,7 +34,7 @@ def test_a_trial_that_never_validates_completes_without_a_result(server: Server)
     assert listed["result_problem"] == problem
 
 
-def test_a_metric_that_is_never_a_number_is_no_result(server: Server) -> None:
+def test_metric_never_finite_is_no_result(server: Server) -> None:
     server.submit()
     server.add_agent()
     spec = server.begin()
@@ -44,7 +44,7 @@ def test_a_metric_that_is_never_a_number_is_no_result(server: Server) -> None:
 
 
 @pytest.mark.parametrize("entrypoint", ["echo hello", "model_def:Trial"])
-def test_single_without_metric_is_plainly_completed(server: Server, entrypoint: str) -> None:
+def test_single_without_metric_completes(server: Server, entrypoint: str) -> None:
     server.submit(entrypoint=entrypoint, searcher={"name": "single", "max_length": 100})
     server.add_agent()
     spec = server.begin()
@@ -63,7 +63,7 @@ def test_single_without_metric_is_plainly_completed(server: Server, entrypoint: 
     assert best == {"checkpoint": None, "validation": None, "note": None}
 
 
-def test_best_checkpoint_is_chosen_by_its_own_metric(server: Server) -> None:
+def test_best_checkpoint_uses_its_own_metric(server: Server) -> None:
     """The best validation has no checkpoint; that of another trial is better than its trial's."""
     server.submit(**{**GRID, "entrypoint": "echo hello"})
     server.add_agent(slots=3)
@@ -107,7 +107,7 @@ def test_missing_checkpoint_names_its_remedy(server: Server, policy: str) -> Non
         assert "set checkpoint_policy: best" in server.get(note)["best_checkpoint"]["note"]
 
 
-def test_impossible_hyperparameters_are_the_reason_that_is_given(server: Server) -> None:
+def test_invalid_hparams_are_the_reason(server: Server) -> None:
     server.submit()
     server.add_agent()
     server.exit(server.begin().run_id, EXIT_INVALID_HP, "hidden: too wide")
@@ -116,7 +116,7 @@ def test_impossible_hyperparameters_are_the_reason_that_is_given(server: Server)
     assert server.experiment()["result_problem"].endswith("metric 'loss': hidden: too wide")
 
 
-def test_a_failure_is_its_own_reason_and_a_cancellation_is_none(server: Server) -> None:
+def test_only_failures_have_a_reason(server: Server) -> None:
     server.submit(max_restarts=0)
     server.add_agent()
     server.exit(server.begin().run_id, 1, "boom")
@@ -136,7 +136,7 @@ GRID: dict[str, Any] = {
 }
 
 
-def test_a_searcher_metric_that_the_first_validation_lacks_is_an_error_of_that_trial_alone(
+def test_missing_searcher_metric_fails_only_its_trial(
     server: Server,
 ) -> None:
     server.submit(**GRID)
@@ -157,7 +157,7 @@ def test_a_searcher_metric_that_the_first_validation_lacks_is_an_error_of_that_t
     assert server.experiment()["state"] == "COMPLETED"
 
 
-def test_a_later_validation_may_lack_the_metric(server: Server) -> None:
+def test_later_validation_may_omit_metric(server: Server) -> None:
     server.submit()
     server.add_agent()
     spec = server.begin()
@@ -167,7 +167,7 @@ def test_a_later_validation_may_lack_the_metric(server: Server) -> None:
     assert server.experiment()["result_problem"] is None
 
 
-def test_unread_hparams_are_those_that_no_run_reads(server: Server) -> None:
+def test_unread_hparams_are_listed(server: Server) -> None:
     space = {
         "lr": {"type": "double", "minval": 0, "maxval": 1},
         "momentum": {"type": "double", "minval": 0, "maxval": 1},

@@ -21,7 +21,7 @@ def send(server: Server, config: Any, archive: bytes) -> Any:
     return server.http.post("/api/v1/experiments", data={"config": text}, files=files)
 
 
-def test_three_mistakes_in_the_engine_file_are_named_in_one_answer_as_the_library_names_them(
+def test_engine_file_errors_are_reported_together(
     sqlite_server: Server,
 ) -> None:
     engine = {"train_batch_size": 7, "zero_optimization": {"stge": 1}, "steps_per_print": "x"}
@@ -41,7 +41,7 @@ def test_three_mistakes_in_the_engine_file_are_named_in_one_answer_as_the_librar
     assert sqlite_server.get("/experiments")["experiments"] == []
 
 
-def test_mistakes_of_both_files_are_named_together(sqlite_server: Server) -> None:
+def test_errors_of_both_files_are_reported_together(sqlite_server: Server) -> None:
     archive = model_archive(sqlite_server.directory / "model", {"trian_batch_size": 4})
     config = experiment_config(sercher={}, max_restarts=-1)
     problems = send(sqlite_server, config, archive).json()["error"]["problems"]
@@ -51,9 +51,7 @@ def test_mistakes_of_both_files_are_named_together(sqlite_server: Server) -> Non
 
 
 @pytest.mark.parametrize("config", ["{", "[]", "null", '"x"', "[" * 100_000])
-def test_a_configuration_that_is_no_json_object_is_refused(
-    sqlite_server: Server, config: str
-) -> None:
+def test_config_must_be_json_object(sqlite_server: Server, config: str) -> None:
     archive = model_archive(sqlite_server.directory / "model")
     answer = send(sqlite_server, config, archive)
     assert answer.status_code == 422
@@ -88,14 +86,14 @@ BAD_ARCHIVES = {
 
 
 @pytest.mark.parametrize("name", BAD_ARCHIVES)
-def test_a_dishonest_archive_is_refused(sqlite_server: Server, name: str) -> None:
+def test_invalid_archive_is_rejected(sqlite_server: Server, name: str) -> None:
     answer = send(sqlite_server, experiment_config(), BAD_ARCHIVES[name])
     assert (answer.status_code, answer.json()["error"]["type"]) == (422, "config")
     home = sqlite_server.services.world.home
     assert list(home.archives.iterdir()) == []
 
 
-def test_an_agent_gets_the_archive_as_it_was_sent(sqlite_server: Server) -> None:
+def test_agent_downloads_archive_unchanged(sqlite_server: Server) -> None:
     server = sqlite_server
     server.submit()
     server.add_agent()
@@ -103,7 +101,7 @@ def test_an_agent_gets_the_archive_as_it_was_sent(sqlite_server: Server) -> None
     assert content == model_archive(server.directory / "again")
 
 
-def test_lists_are_paged_by_cursor_in_any_order(server: Server) -> None:
+def test_lists_are_paged_by_cursor(server: Server) -> None:
     for number in range(5):
         server.submit(name=f"n{number % 3}", labels=["odd"] if number % 2 else ["even"])
 
@@ -133,7 +131,7 @@ def test_lists_are_paged_by_cursor_in_any_order(server: Server) -> None:
     assert bad.status_code == 422
 
 
-def test_trials_are_sorted_by_their_best_with_those_that_have_none_last(server: Server) -> None:
+def test_trials_sort_by_best_missing_last(server: Server) -> None:
     from tests.server.helpers import validation
 
     space = {"deepspeed_config": "ds_config.json", "n": {"type": "categorical", "vals": [0, 1, 2]}}
@@ -161,7 +159,7 @@ def test_trials_are_sorted_by_their_best_with_those_that_have_none_last(server: 
     assert [trial["id"] for trial in running] == [1, 3]
 
 
-def test_an_experiment_can_be_renamed_and_annotated(sqlite_server: Server) -> None:
+def test_edit_experiment_name_and_notes(sqlite_server: Server) -> None:
     server = sqlite_server
     server.submit()
     changes = {
@@ -173,7 +171,7 @@ def test_an_experiment_can_be_renamed_and_annotated(sqlite_server: Server) -> No
     assert server.http.patch("/api/v1/experiments/1", json={"name": ""}).status_code == 422
 
 
-def test_logs_are_stored_once_and_read_by_cursor_level_and_rank(server: Server) -> None:
+def test_logs_filter_by_cursor_level_and_rank(server: Server) -> None:
     server.submit()
     server.add_agent()
     run_id = server.begin().run_id
@@ -207,7 +205,7 @@ def test_logs_are_stored_once_and_read_by_cursor_level_and_rank(server: Server) 
     assert server.log(run_id, 5, "after the end") == 6
 
 
-def test_the_server_says_what_it_is_and_what_there_is(server: Server, tmp_path: Path) -> None:
+def test_server_info_lists_capabilities(server: Server, tmp_path: Path) -> None:
     server.add_agent(slots=3)
     server.submit()
     info = server.get("/info")
@@ -220,7 +218,7 @@ def test_the_server_says_what_it_is_and_what_there_is(server: Server, tmp_path: 
     assert server.http.get("/healthz").json() == {"status": "ok"}
 
 
-def test_what_no_node_of_a_slurm_pool_could_hold_is_refused_at_once(sqlite_server: Server) -> None:
+def test_slurm_request_over_node_size_is_rejected(sqlite_server: Server) -> None:
     def told(**resources: object) -> str:
         wanted = {"resource_pool": "cluster", **resources}
         answer = sqlite_server.try_submit(
@@ -243,7 +241,7 @@ def test_what_no_node_of_a_slurm_pool_could_hold_is_refused_at_once(sqlite_serve
     assert told(slots_per_trial=11) == ""
 
 
-def test_submit_warns_of_log_bounds_given_as_values(sqlite_server: Server) -> None:
+def test_submit_warns_about_log_bounds_as_values(sqlite_server: Server) -> None:
     server = sqlite_server
     spec = {"type": "log", "base": 10, "minval": 0.0001, "maxval": 0.1}
     changes = {

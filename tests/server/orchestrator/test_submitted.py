@@ -8,7 +8,7 @@ import pytest
 from tests.server.helpers import ENGINE, Server
 
 
-def test_the_file_and_the_model_directory_come_back_as_they_were_submitted(server: Server) -> None:
+def test_submitted_files_download_unchanged(server: Server) -> None:
     server.submit(name="mine", labels=["a"])
     config = server.get("/experiments/1/submitted")["config"]
     assert (config["name"], config["labels"]) == ("mine", ["a"])
@@ -26,7 +26,7 @@ def test_the_file_and_the_model_directory_come_back_as_they_were_submitted(serve
         assert f"has no file {name!r}" in answer.json()["error"]["message"]
 
 
-def test_the_engine_of_a_trial_is_that_of_its_own_hyperparameters(sqlite_server: Server) -> None:
+def test_engine_config_of_trial_applies_its_hparams(sqlite_server: Server) -> None:
     rates = {"type": "categorical", "vals": [0.25, 0.5]}
     own = {"optimizer": {"params": {"lr": rates}}}
     sqlite_server.submit(
@@ -48,7 +48,7 @@ def test_the_engine_of_a_trial_is_that_of_its_own_hyperparameters(sqlite_server:
     ("hparams", "told"),
     [({}, "deepspeed_config: is not given"), ({"deepspeed_config": {"train_batch_size": 4}}, None)],
 )
-def test_an_engine_that_no_file_names_is_told(
+def test_engine_config_without_file_is_shown(
     sqlite_server: Server, hparams: dict[str, Any], told: str | None
 ) -> None:
     sqlite_server.submit(hyperparameters=hparams)
@@ -77,7 +77,7 @@ def test_stored_backend_of_older_version_is_readable(sqlite_server: Server) -> N
     assert server.begin().config["backend"] == "deepspeed"  # the trial refuses it when it starts
 
 
-def test_a_fork_takes_a_whole_file_in_place_of_the_original(sqlite_server: Server) -> None:
+def test_fork_replaces_config_file(sqlite_server: Server) -> None:
     sqlite_server.submit(name="first", labels=["a"])
     text = """
 name: second  # a comment

@@ -174,7 +174,7 @@ def asked_twice(server: Server, kind: str, number: int, verb: str, expected: str
 
 @pytest.mark.slow
 @pytest.mark.parametrize("state", EXPERIMENTS)
-def test_what_a_verb_does_with_an_experiment(server: Server, state: str) -> None:
+def test_experiment_verbs_in_each_state(server: Server, state: str) -> None:
     assert len(EXPERIMENTS[state]) == 9
     for verb, expected in EXPERIMENTS[state].items():
         number = in_state(server, state)
@@ -184,7 +184,7 @@ def test_what_a_verb_does_with_an_experiment(server: Server, state: str) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("state", TRIALS)
-def test_what_a_verb_does_with_a_trial(server: Server, state: str) -> None:
+def test_trial_verbs_in_each_state(server: Server, state: str) -> None:
     assert len(TRIALS[state]) == 9
     searcher = {"name": "random", "metric": "loss", "max_length": 20, "max_trials": 10}
     restarts = int(state == "QUEUED")
@@ -205,7 +205,7 @@ def test_what_a_verb_does_with_a_trial(server: Server, state: str) -> None:
             assert (spec.latest_checkpoint.steps_completed, spec.restarts) == (5, 0)
 
 
-def test_what_is_asked_for_after_an_end_was_asked_for_makes_it_harder_and_never_softer(
+def test_later_stop_request_only_escalates(
     server: Server,
 ) -> None:
     number, trial_id = submitted(server, preemption_timeout=100)
@@ -234,9 +234,7 @@ def test_what_is_asked_for_after_an_end_was_asked_for_makes_it_harder_and_never_
 
 
 @pytest.mark.parametrize("verb", ["cancel", "kill"])
-def test_the_kill_of_a_trial_or_an_experiment_that_is_leaving_ends_its_processes(
-    server: Server, verb: str
-) -> None:
+def test_kill_while_stopping_ends_processes(server: Server, verb: str) -> None:
     number, trial_id = submitted(server)
     begun(server, trial_id)
     server.post(f"/trials/{trial_id}/cancel")
@@ -248,9 +246,7 @@ def test_the_kill_of_a_trial_or_an_experiment_that_is_leaving_ends_its_processes
 
 
 @pytest.mark.parametrize(("code", "state"), [(0, "COMPLETED"), (1, "ERROR")])
-def test_a_trial_may_end_while_its_experiment_is_paused(
-    server: Server, code: int, state: str
-) -> None:
+def test_trial_ends_in_paused_experiment(server: Server, code: int, state: str) -> None:
     number, trial_id = submitted(server)
     run_id = begun(server, trial_id)
     server.act("pause", number)
@@ -259,9 +255,7 @@ def test_a_trial_may_end_while_its_experiment_is_paused(
 
 
 @pytest.mark.parametrize("code", [0, 1, EXIT_PREEMPTED])
-def test_whatever_has_ended_goes_on_paused_and_as_if_it_had_not_ended(
-    server: Server, code: int
-) -> None:
+def test_continue_paused_in_each_terminal_state(server: Server, code: int) -> None:
     number, trial_id = submitted(server)
     run_id = begun(server, trial_id)
     if code == EXIT_PREEMPTED:
@@ -284,7 +278,7 @@ def test_whatever_has_ended_goes_on_paused_and_as_if_it_had_not_ended(
     assert (server.trial()["state"], server.experiment()["state"]) == ("COMPLETED", "COMPLETED")
 
 
-def test_a_trial_that_was_paused_when_it_ended_is_not_paused_when_it_goes_on(
+def test_continue_clears_pause_of_trial(
     server: Server,
 ) -> None:
     searcher = {"name": "random", "metric": "loss", "max_length": 20, "max_trials": 2}
@@ -300,7 +294,7 @@ def test_a_trial_that_was_paused_when_it_ended_is_not_paused_when_it_goes_on(
     assert server.trial(1)["state"] == "QUEUED"
 
 
-def test_a_failed_trial_that_is_continued_waits_with_its_paused_experiment(server: Server) -> None:
+def test_continued_trial_waits_in_paused_experiment(server: Server) -> None:
     searcher = {"name": "random", "metric": "loss", "max_length": 20, "max_trials": 2}
     server.submit(hyperparameters=SPACE, searcher=searcher, max_restarts=0)
     server.exit(begun(server, 1), 1, "boom")
@@ -312,7 +306,7 @@ def test_a_failed_trial_that_is_continued_waits_with_its_paused_experiment(serve
     assert server.trial(1)["state"] == "QUEUED"
 
 
-def test_one_trial_that_goes_on_brings_its_experiment_back_from_the_archive(server: Server) -> None:
+def test_continue_trial_unarchives_experiment(server: Server) -> None:
     _, trial_id = submitted(server)
     server.exit(begun(server, trial_id), 1, "boom")
     server.act("archive")
@@ -322,7 +316,7 @@ def test_one_trial_that_goes_on_brings_its_experiment_back_from_the_archive(serv
     assert (experiment["ended_at"], experiment["error"]) == (None, None)
 
 
-def test_a_restart_that_was_due_is_forgotten_with_the_trials_end(server: Server) -> None:
+def test_end_of_trial_cancels_pending_restart(server: Server) -> None:
     ends: list[Callable[[], Any]] = [
         lambda: server.post("/trials/1/kill"),
         lambda: server.act("kill"),
@@ -338,7 +332,7 @@ def test_a_restart_that_was_due_is_forgotten_with_the_trials_end(server: Server)
         server.exit(server.run_of(trial_id).run_id, EXIT_PREEMPTED)
 
 
-def test_a_deletion_takes_what_is_on_disk_and_leaves_what_others_have(server: Server) -> None:
+def test_delete_experiment_keeps_shared_files(server: Server) -> None:
     number, trial_id = submitted(server)
     server.exit(begun(server, trial_id), 0)
     other = server.post(f"/experiments/{number}/fork")["experiment"]["id"]
@@ -355,7 +349,7 @@ def test_a_deletion_takes_what_is_on_disk_and_leaves_what_others_have(server: Se
     server.act("kill", other)
 
 
-def test_a_deleted_trial_takes_what_is_its_own_and_nothing_that_another_one_needs(
+def test_delete_trial_keeps_shared_checkpoints(
     server: Server,
 ) -> None:
     searcher = {"name": "random", "metric": "loss", "max_length": 20, "max_trials": 3}
@@ -411,7 +405,7 @@ def test_a_deleted_trial_takes_what_is_its_own_and_nothing_that_another_one_need
     ]  # fmt: skip
 
 
-def test_nothing_is_left_of_an_experiment_whose_runs_were_on_several_agents(server: Server) -> None:
+def test_delete_cleans_several_agents(server: Server) -> None:
     agents = [server.add_agent(name=name, pool="two") for name in ("a", "b")]
     resources = {"slots_per_trial": 2, "max_nodes": 2, "resource_pool": "two"}
     number, trial_id = submitted(server, resources=resources)
@@ -424,7 +418,7 @@ def test_nothing_is_left_of_an_experiment_whose_runs_were_on_several_agents(serv
         assert server.sql(f"SELECT count(*) FROM {table}") == [(0,)], table
 
 
-def test_what_goes_on_without_its_newest_checkpoint_goes_on_from_the_one_before(
+def test_continue_uses_previous_checkpoint_if_deleted(
     server: Server,
 ) -> None:
     _, trial_id = submitted(server, checkpoint_storage={"save_trial_latest": 2})

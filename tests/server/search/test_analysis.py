@@ -68,9 +68,7 @@ def where(*conditions: Any) -> str:
     return json.dumps(conditions)
 
 
-def test_trials_are_paged_in_the_order_of_a_hyperparameter(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trials_are_paged_by_hparam(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     searched(server)
     whole: list[Any] = []  # what is asked of all rows, read and taken apart
 
@@ -102,7 +100,7 @@ def test_trials_are_paged_in_the_order_of_a_hyperparameter(
     assert [trial["id"] for trial in archived] == [ids[4]]
 
 
-def test_an_order_by_a_hyperparameter_takes_in_the_trials_that_join(server: Server) -> None:
+def test_hparam_order_includes_new_trials(server: Server) -> None:
     searched(server)
     before = pages(server, sort="-hparams.optimizer.lr")
     columns = "experiment_id, request_id, state, seed, created_at"
@@ -117,7 +115,7 @@ def test_an_order_by_a_hyperparameter_takes_in_the_trials_that_join(server: Serv
     assert after[0]["id"] == pages(server, sort="hparams.word")[-1]["id"]  # it has none
 
 
-def test_the_best_come_first_whichever_way_the_metric_counts(server: Server) -> None:
+def test_best_trials_first_for_min_and_max(server: Server) -> None:
     searched(server)
     assert [trial["best_validation"] for trial in pages(server, sort="metric")] == sorted(RATES * 2)
     server.execute("UPDATE experiments SET smaller_is_better = 0")
@@ -125,7 +123,7 @@ def test_the_best_come_first_whichever_way_the_metric_counts(server: Server) -> 
     assert found == sorted(RATES * 2, reverse=True)
 
 
-def test_infinity_has_its_place_between_pages(server: Server) -> None:
+def test_infinity_sorts_across_pages(server: Server) -> None:
     ids = [trial["id"] for trial in searched(server)]
     server.execute("UPDATE trials SET best_validation = NULL WHERE id <= 2")
     huge = "1e999" if server.services.database.sqlite else "'Infinity'::float8"
@@ -151,7 +149,7 @@ def test_infinity_has_its_place_between_pages(server: Server) -> None:
         ([], 10),
     ],
 )
-def test_trials_that_fulfil_conditions_are_counted_and_listed(
+def test_filtered_trials_are_counted_and_listed(
     shared_search: Server, conditions: list[Any], count: int
 ) -> None:
     found = pages(shared_search, where=where(*conditions), sort="hparams.optimizer.lr")
@@ -194,7 +192,7 @@ def shared_search(shared_server: Server) -> Server:
         ({"sort": "slot_seconds", "after": "[1, -2]"}, "next_after of the page before"),
     ],
 )
-def test_a_mistake_in_a_question_is_refused_with_what_there_is(
+def test_invalid_query_lists_choices(
     shared_search: Server, params: dict[str, str], told: str
 ) -> None:
     answer = shared_search.http.get(f"{PREFIX}/experiments/1/trials", params=params)
@@ -202,13 +200,13 @@ def test_a_mistake_in_a_question_is_refused_with_what_there_is(
     assert told in answer.json()["error"]["problems"][0]
 
 
-def test_all_mistakes_of_a_question_are_told_at_once(shared_search: Server) -> None:
+def test_query_errors_are_reported_together(shared_search: Server) -> None:
     params = {"sort": "x", "where": where(["y", "=", 1], ["z", "=", 1])}
     answer = shared_search.http.get(f"{PREFIX}/experiments/1/trials", params=params)
     assert len(answer.json()["error"]["problems"]) == 3
 
 
-def test_a_column_that_does_not_exist_is_refused_with_what_there_is(shared_search: Server) -> None:
+def test_unknown_column_lists_choices(shared_search: Server) -> None:
     params = {"column": ["word", "id"], "where": where(["y", "=", 1])}
     answer = shared_search.http.get(f"{PREFIX}/experiments/1/columns", params=params)
     assert answer.status_code == 422
@@ -217,7 +215,7 @@ def test_a_column_that_does_not_exist_is_refused_with_what_there_is(shared_searc
     assert "column: must be a column, got 'word'; did you mean 'hparams.word'?" in problems[0]
 
 
-def test_a_page_of_trials_takes_the_same_few_queries_however_many_there_are(
+def test_page_of_trials_has_constant_queries(
     sqlite_server: Server,
 ) -> None:
     searched(sqlite_server)
@@ -235,7 +233,7 @@ def test_a_page_of_trials_takes_the_same_few_queries_however_many_there_are(
     assert len(counts) == 1
 
 
-def test_a_trial_on_the_machines_of_a_hostfile_costs_their_slots(server: Server) -> None:
+def test_cost_counts_hostfile_slots(server: Server) -> None:
     folder = server.directory / "model"
     folder.mkdir(parents=True)
     (folder / "hosts").write_text("one slots=2\ntwo slots=3\n")
@@ -260,7 +258,7 @@ def test_a_trial_on_the_machines_of_a_hostfile_costs_their_slots(server: Server)
     assert preview() == (None, 1, None)  # what ran on other machines tells nothing
 
 
-def test_a_trial_costs_its_slots_for_as_long_as_its_runs_have_them(server: Server) -> None:
+def test_cost_is_slots_times_duration(server: Server) -> None:
     server.submit(resources={"slots_per_trial": 2})
     assert server.trial()["slot_seconds"] == 0
     server.add_agent(slots=2)
@@ -278,7 +276,7 @@ def test_a_trial_costs_its_slots_for_as_long_as_its_runs_have_them(server: Serve
     assert server.get("/experiments/1/columns")["columns"]["slot_seconds"] == [pytest.approx(70)]
 
 
-def test_a_clock_that_is_set_back_makes_no_cost_negative(server: Server) -> None:
+def test_clock_set_back_gives_no_negative_cost(server: Server) -> None:
     server.submit()
     server.add_agent()
     server.begin()
@@ -286,7 +284,7 @@ def test_a_clock_that_is_set_back_makes_no_cost_negative(server: Server) -> None
     assert server.trial()["slot_seconds"] == 0
 
 
-def test_columns_hold_every_trial_and_every_hyperparameter(server: Server) -> None:
+def test_columns_have_all_trials_and_hparams(server: Server) -> None:
     trials = searched(server)
     columns = server.get("/experiments/1/columns")["columns"]
     assert columns["id"] == [trial["id"] for trial in trials]
@@ -296,7 +294,7 @@ def test_columns_hold_every_trial_and_every_hyperparameter(server: Server) -> No
     assert columns["slot_seconds"] == sorted(columns["slot_seconds"])
 
 
-def test_a_metric_is_a_column_that_sorts_and_filters(server: Server) -> None:
+def test_metric_column_sorts_and_filters(server: Server) -> None:
     server.submit(searcher=SEARCHER, hyperparameters=GRID)
     server.add_agent(slots=10)
     told: dict[int, tuple[float | None, float | None]] = {}
@@ -333,7 +331,7 @@ def test_a_metric_is_a_column_that_sorts_and_filters(server: Server) -> None:
     assert "must be a metric that was reported" in problems[1]
 
 
-def test_hyperparameters_are_leaves_by_their_dotted_names() -> None:
+def test_hparams_are_flattened_to_dotted_names() -> None:
     tree = {
         "a": {"b": 1, "none": None, "flag": True},
         "layers": [{"width": 8}, {"width": [1, 2]}],
@@ -355,7 +353,7 @@ def test_hyperparameters_are_leaves_by_their_dotted_names() -> None:
     }
 
 
-def test_the_best_so_far_is_what_was_better_than_all_before(server: Server) -> None:
+def test_best_so_far_is_cumulative_best(server: Server) -> None:
     server.submit(searcher=SEARCHER | {"max_concurrent_trials": 3}, hyperparameters=GRID)
     server.add_agent(slots=3)
     runs = server.work()
@@ -381,7 +379,7 @@ def test_the_best_so_far_is_what_was_better_than_all_before(server: Server) -> N
     assert times == sorted(times)
 
 
-def test_nobody_learns_from_what_does_not_exist(server: Server) -> None:
+def test_importance_of_missing_experiment_is_404(server: Server) -> None:
     for path in ("columns", "search-progress", "importance"):
         assert server.http.get(f"{PREFIX}/experiments/7/{path}").status_code == 404
 
@@ -404,7 +402,7 @@ def shares(found: ImportanceResult) -> dict[str, float]:
     return {name: share for name, share, _ in found.shares}
 
 
-def test_what_matters_most_comes_first_and_what_does_not_is_near_nothing() -> None:
+def test_importance_ranks_relevant_hparams_first() -> None:
     found = importance(made_rows(200), smaller_is_better=True)
     assert found.problem is None
     assert found.explained is not None
@@ -414,7 +412,7 @@ def test_what_matters_most_comes_first_and_what_does_not_is_near_nothing() -> No
     assert shares(found)["lr"] > 2 * shares(found)["opt"] > 20 * shares(found)["idle"]
 
 
-def test_importance_is_an_estimate_of_the_total_share_of_the_variance() -> None:
+def test_importance_estimates_total_variance_share() -> None:
     chance = random.Random(1)
     points = [(chance.random(), chance.random()) for _ in range(800)]
     rows = [
@@ -426,7 +424,7 @@ def test_importance_is_an_estimate_of_the_total_share_of_the_variance() -> None:
     assert found["y"] == pytest.approx(0.2, abs=0.06)
 
 
-def test_which_way_the_metric_counts_and_how_it_is_scaled_changes_nothing() -> None:
+def test_importance_is_scale_invariant() -> None:
     rows = made_rows(100)
     other = []
     for row in rows:
@@ -437,7 +435,7 @@ def test_which_way_the_metric_counts_and_how_it_is_scaled_changes_nothing() -> N
     assert shares(importance(other, smaller_is_better=False)) == shares(one)
 
 
-def test_where_only_luck_differs_the_forest_explains_nothing() -> None:
+def test_importance_of_noise_is_zero() -> None:
     chance = random.Random(5)
     rows = [
         Row({"id": i, "best_validation": chance.random()}, {"a": chance.random()})
@@ -459,14 +457,14 @@ def test_where_only_luck_differs_the_forest_explains_nothing() -> None:
         ([Row({"best_validation": None}, {"a": i}) for i in range(20)], "there are 0"),
     ],
 )
-def test_too_little_to_learn_from_is_said(rows: list[Row], told: str) -> None:
+def test_importance_requires_enough_trials(rows: list[Row], told: str) -> None:
     found = importance(rows, smaller_is_better=True)
     assert found.shares == []
     assert found.problem is not None
     assert told in found.problem
 
 
-def test_mixed_texts_numbers_and_truths_are_categories() -> None:
+def test_mixed_value_types_are_categories() -> None:
     chance = random.Random(2)
     values = [1, True, "1", None, "x"]
     rows = []
@@ -478,7 +476,7 @@ def test_mixed_texts_numbers_and_truths_are_categories() -> None:
     assert found["odd"] > 0.8
 
 
-def test_importance_is_found_out_again_only_when_trials_have_changed() -> None:
+def test_importance_is_cached_until_trials_change() -> None:
     cache = ImportanceCache()
 
     def compute(trials: int) -> ImportanceResult:
@@ -542,7 +540,7 @@ def test_columns_follow_new_and_deleted_trials(server: Server) -> None:
     assert asked.status_code == 422
 
 
-def test_importance_is_told_with_its_method_and_its_limits(server: Server) -> None:
+def test_importance_states_method_and_limits(server: Server) -> None:
     searched(server)
     found = server.get("/experiments/1/importance")
     assert found["trials"] == 10
@@ -553,7 +551,7 @@ def test_importance_is_told_with_its_method_and_its_limits(server: Server) -> No
     assert "cannot tell" in found["method"]
 
 
-def test_metrics_of_all_experiments_are_those_of_their_best_trials(server: Server) -> None:
+def test_metrics_of_experiments_use_best_trial(server: Server) -> None:
     searched(server)
     server.submit()  # has reported nothing
     found = server.get("/experiments/columns", column=["id", "last.validation.loss"])
@@ -568,7 +566,7 @@ def test_metrics_of_all_experiments_are_those_of_their_best_trials(server: Serve
     assert found["min.validation.loss"] == [first, None]
 
 
-def test_a_metric_of_all_experiments_that_nobody_reported_is_refused(server: Server) -> None:
+def test_unreported_metric_is_rejected(server: Server) -> None:
     searched(server)
     assert server.get("/experiments/columns")["columns"] == {"id": [1]}
     wrong = ["state", "last.validation.los", "last.validation.loss"]

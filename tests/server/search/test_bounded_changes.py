@@ -138,7 +138,7 @@ def test_start_loads_large_searches(
     assert replaying.count("writer") <= 1  # of the small one
 
 
-def test_growth_is_that_of_a_replay(sqlite_server: Server) -> None:
+def test_growth_equals_replay(sqlite_server: Server) -> None:
     """The searcher in memory and one that is rebuilt from the log make the same trials."""
     server = sqlite_server
     server.submit(hyperparameters=SPACE, searcher=HALVING, reproducibility={"experiment_seed": 7})
@@ -271,9 +271,7 @@ def test_interrupted_policy_is_applied_at_next_start(tmp_path: Path, small_chang
         until("it is done", lambda: server.sql("SELECT retention_due FROM experiments") == [(0,)])
 
 
-def test_policy_spares_trial_that_was_continued_meanwhile(
-    server: Server, small_changes: None
-) -> None:
+def test_policy_spares_continued_trial(server: Server, small_changes: None) -> None:
     paused_search(server)
     server.act("cancel")
     go_on(server)
@@ -338,7 +336,7 @@ def test_interrupted_delete_refuses_continue_after_restart(
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-def test_lost_agent_gives_runs_up_in_parts(
+def test_lost_agent_ends_runs_in_parts(
     server: Server, monkeypatch: pytest.MonkeyPatch, leaves: bool
 ) -> None:
     monkeypatch.setattr(agents, "_RUNS_AT_ONCE", 2)
@@ -372,7 +370,7 @@ def test_start_of_many_runs_in_parts(server: Server, monkeypatch: pytest.MonkeyP
     assert len(server.work()) == 6
 
 
-def test_points_of_long_trial_are_forgotten_in_parts(
+def test_points_of_long_trial_are_deleted_in_parts(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduling, "FORGOTTEN", 60)
@@ -393,7 +391,7 @@ def test_points_of_long_trial_are_forgotten_in_parts(
     assert [step for step, _ in curve["points"]] == list(range(1, 11))
 
 
-def test_continue_tells_of_deleted_trials_at_once(sqlite_server: Server) -> None:
+def test_continue_reports_deleted_trials_at_once(sqlite_server: Server) -> None:
     server = sqlite_server
     server.submit(hyperparameters=SPACE, searcher=RANDOM)
     validated(server)

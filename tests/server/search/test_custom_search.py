@@ -39,7 +39,7 @@ def reasons(server: Server) -> tuple[str | None, str | None]:
     return server.experiment()["waiting_reason"], job["waiting_reason"]
 
 
-def test_operations_are_carried_out_once_and_events_are_told(search: Server) -> None:
+def test_operations_run_once_and_send_events(search: Server) -> None:
     unserved, also = reasons(search)
     assert unserved == also
     assert "zerolab.client.search.serve(client, 1, MySearch)" in str(unserved)
@@ -84,7 +84,7 @@ def test_shutdown_after_last_trial_completes_the_experiment(search: Server) -> N
     assert not world.configs
 
 
-def test_a_server_that_was_started_again_knows_what_was_answered(tmp_path: Any) -> None:
+def test_restart_keeps_answered_events(tmp_path: Any) -> None:
     with serve(tmp_path) as server:
         server.submit(hyperparameters=SPACE, searcher=CUSTOM)
         send(server, -1, 0, create(1))
@@ -96,7 +96,7 @@ def test_a_server_that_was_started_again_knows_what_was_answered(tmp_path: Any) 
         assert len(server.trials()) == 1
 
 
-def test_a_server_that_was_started_again_gives_a_program_a_minute_to_be_heard(
+def test_restart_gives_program_a_grace_period(
     tmp_path: Any,
 ) -> None:
     with serve(tmp_path) as server:
@@ -131,7 +131,7 @@ class OneTrial:
 
 
 @pytest.mark.processes
-def test_a_program_that_serves_a_search_outlives_the_server(tmp_path: Any) -> None:
+def test_search_program_survives_server_restart(tmp_path: Any) -> None:
     with played(tmp_path) as (live, owner), ThreadPoolExecutor(1) as pool:
         owner.submit(hyperparameters=SPACE, searcher=CUSTOM)
         served = pool.submit(search_program.serve, live.client(), 1, cast("Any", OneTrial))
@@ -160,7 +160,7 @@ def test_a_program_that_serves_a_search_outlives_the_server(tmp_path: Any) -> No
         (-1, [create(1, source=1)], 422, "operations[0].source: must be the number of a trial"),
     ],
 )
-def test_operations_that_cannot_be_are_refused_and_none_is_carried_out(
+def test_invalid_operation_rejects_the_batch(
     search: Server, after: int, operations: list[dict[str, Any]], status: int, problem: str
 ) -> None:
     answer = send(search, after, 6, *operations)
@@ -171,9 +171,7 @@ def test_operations_that_cannot_be_are_refused_and_none_is_carried_out(
 
 
 @pytest.mark.parametrize(("after", "handled"), [(0, 99_999), (0, 4), (-1, 1)])
-def test_only_events_that_there_are_can_be_answered(
-    search: Server, after: int, handled: int
-) -> None:
+def test_answer_to_unknown_event_is_rejected(search: Server, after: int, handled: int) -> None:
     """Who claims to have answered what is yet to come would never hear of it."""
     if after == 0:
         assert send(search, -1, 0, create(1), create(2)).is_success
@@ -186,7 +184,7 @@ def test_only_events_that_there_are_can_be_answered(
     assert send(search, after, last[-1]["id"] if last else 0, create(9)).is_success
 
 
-def test_a_search_whose_trials_have_all_ended_goes_on_while_its_program_may_want_more(
+def test_search_runs_until_its_program_shuts_down(
     search: Server,
 ) -> None:
     send(search, -1, 0, create(1))
@@ -199,12 +197,12 @@ def test_a_search_whose_trials_have_all_ended_goes_on_while_its_program_may_want
     assert search.experiment()["state"] == "COMPLETED"
 
 
-def test_a_searcher_that_decides_by_itself_takes_no_operations(sqlite_server: Server) -> None:
+def test_builtin_searcher_rejects_operations(sqlite_server: Server) -> None:
     sqlite_server.submit()
     assert send(sqlite_server, -1, 0, create(5)).status_code == 409
 
 
-def test_a_trial_begins_with_the_weights_of_another_one(search: Server) -> None:
+def test_create_operation_with_source_trial(search: Server) -> None:
     assert send(search, -1, 0, create(1), create(2, source=1)).is_success
     found = search.sql("SELECT id, source_trial_id FROM trials ORDER BY id")
     assert found == [(1, None), (2, 1)]

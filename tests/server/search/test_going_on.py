@@ -129,7 +129,7 @@ def begin(tmp_path: Path) -> Any:
 @pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize("canceled", [False, True])
 @pytest.mark.parametrize("name", SEARCHERS)
-def test_a_search_grows_twice(name: str, canceled: bool, restarted: bool, begin: Any) -> None:
+def test_search_grows_twice(name: str, canceled: bool, restarted: bool, begin: Any) -> None:
     life = begin(name)
     for change in (LONGER[name], MORE[name]):
         if canceled:
@@ -153,7 +153,7 @@ def test_a_search_grows_twice(name: str, canceled: bool, restarted: bool, begin:
 
 
 @pytest.mark.parametrize("name", SEARCHERS)
-def test_a_search_that_has_grown_and_is_canceled_goes_on(name: str, begin: Any) -> None:
+def test_continue_canceled_search_that_grew(name: str, begin: Any) -> None:
     life = begin(name)
     life.finish()
     life.go_on(**MORE[name])
@@ -168,7 +168,7 @@ def test_a_search_that_has_grown_and_is_canceled_goes_on(name: str, begin: Any) 
     life.compare()
 
 
-def test_a_trial_that_waited_at_its_rung_goes_on_alone_when_its_search_has_ended(
+def test_continue_trial_waiting_at_rung_after_search(
     begin: Any,
 ) -> None:
     life = begin("promoting")
@@ -184,9 +184,7 @@ def test_a_trial_that_waited_at_its_rung_goes_on_alone_when_its_search_has_ended
 
 
 @pytest.mark.parametrize("action", ["cancel", "kill"])
-def test_who_was_stopped_by_the_searcher_stays_stopped_when_the_rest_is_canceled(
-    action: str, begin: Any
-) -> None:
+def test_trials_stopped_by_searcher_survive_cancel(action: str, begin: Any) -> None:
     life = begin("stopping")
     server = life.server
     first, second = [item.spec for item in server.work()]
@@ -206,9 +204,7 @@ def test_who_was_stopped_by_the_searcher_stays_stopped_when_the_rest_is_canceled
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", SEARCHERS)
-def test_whatever_is_asked_of_a_search_its_log_tells_of_it_and_it_ends(
-    name: str, seed: int, begin: Any
-) -> None:
+def test_random_requests_are_journaled_and_search_ends(name: str, seed: int, begin: Any) -> None:
     rng = Random(f"{name} {seed}")
     life = begin(name)
     grown = [LONGER[name], MORE[name]]
@@ -239,9 +235,7 @@ def test_whatever_is_asked_of_a_search_its_log_tells_of_it_and_it_ends(
     life.compare()
 
 
-def test_restart_keeps_growth_that_is_not_carried_out(
-    begin: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_restart_keeps_pending_growth(begin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async def nothing(_services: Services) -> None:
         pass
 

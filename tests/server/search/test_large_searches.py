@@ -67,7 +67,7 @@ def test_restart_creates_missing_trials(
         assert server.sql("SELECT creating FROM experiments") == [(0,)]
 
 
-def test_reports_are_taken_while_trials_are_created(
+def test_reports_are_accepted_while_trials_are_created(
     sqlite_server: Server, interrupted: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = sqlite_server
@@ -84,7 +84,7 @@ def test_reports_are_taken_while_trials_are_created(
     assert numbers(server) == [*range(1, TRIALS + 2)]
 
 
-def test_kill_ends_a_search_that_is_being_created(
+def test_kill_during_creation_ends_search(
     sqlite_server: Server, interrupted: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = sqlite_server
@@ -98,7 +98,7 @@ def test_kill_ends_a_search_that_is_being_created(
 
 
 @pytest.mark.parametrize("follows", [Stop(9000), Continue(9000, 5)])
-def test_operations_on_a_trial_behind_the_backlog(
+def test_operations_on_trial_not_yet_created(
     sqlite_server: Server,
     interrupted: None,
     monkeypatch: pytest.MonkeyPatch,
@@ -129,7 +129,7 @@ def send(server: Server, after: int, operations: list[dict[str, Any]]) -> Any:
     return server.http.post("/api/v1/experiments/1/searcher/operations", json=body)
 
 
-def test_custom_operations_are_carried_out_in_parts(server: Server) -> None:
+def test_custom_operations_run_in_parts(server: Server) -> None:
     server.submit(searcher=CUSTOM)
     before = server.services.database.jobs
     operations = [create(number) for number in range(1, TRIALS + 1)]
@@ -213,7 +213,7 @@ def test_many_creates_and_stops_and_shutdown(sqlite_server: Server, shutdown_fir
     assert server.services.database.jobs - before >= 30
 
 
-def test_restart_carries_out_missing_operations(
+def test_restart_completes_pending_operations(
     tmp_path: Path, interrupted: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     searcher = {

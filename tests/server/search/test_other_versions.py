@@ -49,7 +49,7 @@ OTHER = pytest.mark.parametrize("change", [other_entries, other_draws])
 
 
 @OTHER
-def test_a_running_search_ends_with_words_rather_than_waiting_for_trials_that_never_come(
+def test_incompatible_running_search_fails_with_reason(
     change: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
@@ -88,7 +88,7 @@ def test_a_running_search_ends_with_words_rather_than_waiting_for_trials_that_ne
         assert server.experiment()["num_trials"] > len(trials)
 
 
-def test_samples_that_know_nothing_of_each_other_go_on(
+def test_independent_samples_continue_across_versions(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
@@ -109,7 +109,7 @@ def test_samples_that_know_nothing_of_each_other_go_on(
         assert [trial["hparams"] for trial in trials][: len(known)] == known
 
 
-def test_whatever_a_hyperparameter_is_the_same_search_is_known_again(tmp_path: Any) -> None:
+def test_fingerprint_covers_all_hparam_types(tmp_path: Any) -> None:
     odd = [1e300, -0.0, 2**53, True, None, [1, [2.5, "x"]], {"a": {"b": 1e-320}}, "é\n", 1]
     space = SPACE | {"odd": {"type": "categorical", "vals": odd}, "fixed": [0.1, {"deep": [7]}]}
     clock = Clock()
@@ -124,7 +124,7 @@ def test_whatever_a_hyperparameter_is_the_same_search_is_known_again(tmp_path: A
 
 
 @OTHER
-def test_one_that_has_ended_is_not_shown_as_if_its_trials_were_others(
+def test_ended_incompatible_search_shows_no_rungs(
     change: Any, sqlite_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin(sqlite_server, 9)
@@ -144,7 +144,7 @@ def test_one_that_has_ended_is_not_shown_as_if_its_trials_were_others(
         assert sqlite_server.experiment()["state"] == "CANCELED"
 
 
-def test_one_that_has_ended_is_looked_back_at_once(
+def test_ended_search_is_replayed_once(
     sqlite_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folds = []

@@ -57,7 +57,7 @@ def log_of(server: Server) -> list[tuple[Any, ...]]:
     )
 
 
-def test_a_tpe_search_climbs_its_ladder_and_ends(server: Server) -> None:
+def test_tpe_asha_search_finishes(server: Server) -> None:
     server.submit(hyperparameters=SPACE, searcher=TPE)
     server.add_agent(slots=2)
     reached = finish(server)
@@ -71,9 +71,7 @@ def test_a_tpe_search_climbs_its_ladder_and_ends(server: Server) -> None:
 
 
 @pytest.mark.parametrize("searcher", [TPE, PBT], ids=["tpe_asha", "pbt"])
-def test_a_server_that_forgets_its_searcher_after_every_event_makes_the_same_trials(
-    server: Server, searcher: dict[str, Any]
-) -> None:
+def test_replayed_searcher_creates_same_trials(server: Server, searcher: dict[str, Any]) -> None:
     server.add_agent(slots=3)
     server.submit(hyperparameters=SPACE, searcher=searcher, reproducibility={"experiment_seed": 5})
     finish(server)
@@ -88,7 +86,7 @@ def test_a_server_that_forgets_its_searcher_after_every_event_makes_the_same_tri
 
 
 @pytest.mark.parametrize("searcher", [TPE, PROMOTING, PBT], ids=["tpe_asha", "asha", "pbt"])
-def test_a_search_that_goes_on_without_deleted_trials_comes_to_its_end(
+def test_continued_search_without_deleted_trials_ends(
     server: Server, searcher: dict[str, Any]
 ) -> None:
     server.add_agent(slots=3)
@@ -115,7 +113,7 @@ def test_a_search_that_goes_on_without_deleted_trials_comes_to_its_end(
     assert not {entry["trial_id"] for rung in rungs for entry in rung["entries"]} & set(reached)
 
 
-def test_a_copy_begins_with_the_weights_of_the_best_at_the_end_of_the_round(
+def test_pbt_copy_starts_from_best_weights(
     server: Server,
 ) -> None:
     server.submit(hyperparameters=SPACE, searcher=PBT)
@@ -136,7 +134,7 @@ def test_a_copy_begins_with_the_weights_of_the_best_at_the_end_of_the_round(
     assert [trial["steps_completed"] for trial in server.trials()] == [5, 10, 10, 5]
 
 
-def test_a_population_cannot_grow_to_more_rounds_than_there_may_be(sqlite_server: Server) -> None:
+def test_pbt_growth_over_max_rounds_is_rejected(sqlite_server: Server) -> None:
     population = {key: value for key, value in PBT.items() if key != "length_per_round"}
     whole = population | {"max_length": 10}
     sqlite_server.submit(activate=False, hyperparameters=SPACE, searcher=whole)

@@ -181,9 +181,7 @@ def train(lives: Lives, spec: RunSpec) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SEARCHERS)
-def test_a_search_on_servers_that_die_at_every_event_is_the_same_search(
-    tmp_path: Path, name: str
-) -> None:
+def test_search_is_equal_after_death_at_any_event(tmp_path: Path, name: str) -> None:
     plain = search(tmp_path / "plain", name, dies=False)
     assert plain["experiment"] == "COMPLETED"
     assert len(plain["trials"]) >= 3

@@ -43,7 +43,7 @@ def states(server: Server) -> list[str]:
     return [trial["state"] for trial in server.trials()]
 
 
-def test_a_trial_pauses_at_its_rung_and_goes_on_from_its_checkpoint(search: Server) -> None:
+def test_trial_pauses_at_rung_and_resumes(search: Server) -> None:
     spec = search.begin(1)
     assert spec.fit is not None
     assert (spec.fit.until, spec.fit.validate_at) == (5, (5, 10, 20))
@@ -59,7 +59,7 @@ def test_a_trial_pauses_at_its_rung_and_goes_on_from_its_checkpoint(search: Serv
     assert search.sql("SELECT waits FROM trials ORDER BY id")[:2] == [(1,), (0,)]
 
 
-def test_the_whole_search_ends_with_its_paused_trials(search: Server) -> None:
+def test_search_end_completes_paused_trials(search: Server) -> None:
     for _ in range(20):
         items = search.work()
         if not items:
@@ -74,7 +74,7 @@ def test_the_whole_search_ends_with_its_paused_trials(search: Server) -> None:
         assert runs == {5: 1, 10: 2, 20: 3}[trial["steps_completed"]]
 
 
-def test_what_a_trial_may_yet_go_on_from_is_kept(server: Server) -> None:
+def test_checkpoints_of_paused_trials_are_kept(server: Server) -> None:
     nothing = {"save_experiment_best": 0, "save_trial_best": 0, "save_trial_latest": 0}
     server.submit(hyperparameters=SPACE, searcher=PROMOTING, checkpoint_storage=nothing)
     server.add_agent()
@@ -93,7 +93,7 @@ def test_what_a_trial_may_yet_go_on_from_is_kept(server: Server) -> None:
     assert sorted(kept) == [(1, 10), (2, 5)]  # what was passed goes, what may be needed stays
 
 
-def test_no_metric_at_the_rung_is_an_error_of_that_trial_alone(search: Server) -> None:
+def test_missing_metric_at_rung_fails_only_its_trial(search: Server) -> None:
     spec = search.begin(1)
     search.report(spec.run_id, validation(3, 0.5), metrics("validation", 5, accuracy=0.1))
     search.exit(spec.run_id, EXIT_REACHED)
@@ -198,7 +198,7 @@ def test_run_stopped_by_searcher_is_not_failed(server: Server) -> None:
     assert states(server) == ["COMPLETED", "COMPLETED"]
 
 
-def test_a_trial_that_may_go_on_before_it_has_left_is_queued_again(server: Server) -> None:
+def test_promotion_while_run_stops_requeues_trial(server: Server) -> None:
     searcher = {**PROMOTING, "max_trials": 1}
     server.submit(hyperparameters=SPACE, searcher=searcher)
     server.add_agent()
@@ -212,7 +212,7 @@ def test_a_trial_that_may_go_on_before_it_has_left_is_queued_again(server: Serve
     assert server.experiment()["state"] == "COMPLETED"
 
 
-def test_a_pause_of_the_experiment_wakes_nobody_who_waits_at_a_rung(search: Server) -> None:
+def test_pause_keeps_trials_waiting_at_rung(search: Server) -> None:
     reach(search, 1, 0.5)
     search.act("pause")
     run = search.work()[0].run_id
@@ -228,7 +228,7 @@ def test_a_pause_of_the_experiment_wakes_nobody_who_waits_at_a_rung(search: Serv
     assert search.experiment()["state"] in {"CANCELED", "STOPPING_CANCELED"}
 
 
-def test_a_searcher_that_counts_in_epochs_needs_them(server: Server) -> None:
+def test_epoch_unit_requires_records_per_epoch(server: Server) -> None:
     searcher = {**PROMOTING, "time_metric": "epochs", "num_rungs": 2, "divisor": 4}
     server.submit(hyperparameters=SPACE, searcher=searcher)
     server.add_agent()
@@ -244,7 +244,7 @@ def test_a_searcher_that_counts_in_epochs_needs_them(server: Server) -> None:
     assert server.directive(spec.run_id) == "preempt"
 
 
-def test_no_more_trials_run_at_a_time_than_the_searcher_may_have(search: Server) -> None:
+def test_max_concurrent_trials_is_respected(search: Server) -> None:
     spec = search.begin(1)  # there are two slots, but one trial at a time
     search.report(spec.run_id, validation(5, 0.5))
     assert states(search) == ["RUNNING", "QUEUED"]
@@ -261,7 +261,7 @@ def extend(server: Server, run_id: int, until: int) -> dict[str, Any]:
     return answer
 
 
-def test_what_a_report_makes_the_searcher_want_starts_at_once(server: Server) -> None:
+def test_report_starts_next_trial_immediately(server: Server) -> None:
     server.submit(hyperparameters=SPACE, searcher={**PROMOTING, "max_concurrent_trials": 2})
     server.add_agent(slots=3)
     assert [item.spec.trial_id for item in server.work()] == [1, 2]
@@ -272,7 +272,7 @@ def test_what_a_report_makes_the_searcher_want_starts_at_once(server: Server) ->
     assert [item.spec.trial_id for item in server.work()] == [1, 2, 3]
 
 
-def test_a_promoted_trial_whose_slots_nobody_wants_goes_on_in_its_run(server: Server) -> None:
+def test_promotion_continues_in_same_run(server: Server) -> None:
     server.submit(hyperparameters=SPACE, searcher={**PROMOTING, "max_trials": 1})
     server.add_agent()
     spec = server.begin(1)
@@ -291,9 +291,7 @@ def test_a_promoted_trial_whose_slots_nobody_wants_goes_on_in_its_run(server: Se
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_a_promoted_trial_leaves_where_another_experiment_goes_first(
-    server: Server, first: bool
-) -> None:
+def test_promoted_trial_yields_to_higher_priority(server: Server, first: bool) -> None:
     server.submit(hyperparameters=SPACE, searcher={**PROMOTING, "max_trials": 1})
     server.add_agent()
     spec = server.begin(1)
@@ -305,9 +303,7 @@ def test_a_promoted_trial_leaves_where_another_experiment_goes_first(
 
 
 @pytest.mark.parametrize("ended", [True, False])
-def test_a_promoted_trial_goes_on_where_a_node_is_lost_that_it_does_not_hold(
-    server: Server, ended: bool
-) -> None:
+def test_promotion_ignores_unrelated_lost_node(server: Server, ended: bool) -> None:
     server.submit(hyperparameters={"deepspeed_config": "ds_config.json"})
     server.submit(hyperparameters=SPACE, searcher={**PROMOTING, "max_trials": 1})
     server.add_agent(slots=2)
@@ -319,7 +315,7 @@ def test_a_promoted_trial_goes_on_where_a_node_is_lost_that_it_does_not_hold(
     assert extend(server, spec.run_id, 5)["goes_on"]
 
 
-def test_a_run_that_is_asked_to_leave_does_not_go_on(server: Server) -> None:
+def test_preempted_run_is_not_promoted_in_place(server: Server) -> None:
     server.submit(hyperparameters=SPACE, searcher={**PROMOTING, "max_trials": 1})
     server.add_agent()
     spec = server.begin(1)
@@ -332,7 +328,7 @@ def test_a_run_that_is_asked_to_leave_does_not_go_on(server: Server) -> None:
     ("closed", "body"),
     [(None, {}), (1, {"drain": True}), (2, {"drain": True}), (2, {"drain": True, "slots": [0]})],
 )
-def test_a_run_over_two_agents_goes_on_only_where_both_may_go_on(
+def test_promotion_in_place_requires_both_agents(
     server: Server, closed: int | None, body: dict[str, Any]
 ) -> None:
     server.submit(
@@ -351,7 +347,7 @@ def test_a_run_over_two_agents_goes_on_only_where_both_may_go_on(
     assert extend(server, spec.run_id, 5)["goes_on"] == (closed is None)
 
 
-def test_a_trial_that_is_compared_without_a_metric_ends_where_it_trains_on_too(
+def test_continued_run_without_metric_fails(
     server: Server,
 ) -> None:
     server.submit(hyperparameters=SPACE, searcher={**PROMOTING, "stop_once": True})
@@ -391,7 +387,7 @@ def rungs(server: Server) -> list[tuple[int, list[int]]]:
     ]
 
 
-def test_a_search_that_has_ended_goes_on_with_more_trials_and_with_a_greater_length(
+def test_continue_ended_search_with_trials_and_length(
     search: Server,
 ) -> None:
     drive(search)
@@ -428,7 +424,7 @@ def test_a_search_that_has_ended_goes_on_with_more_trials_and_with_a_greater_len
     assert "nothing of it is left that could go on" in told.json()["error"]["message"]
 
 
-def test_a_search_that_was_canceled_goes_on_and_grows_at_once(search: Server) -> None:
+def test_continue_canceled_search_with_growth(search: Server) -> None:
     reach(search, 1, 1.0)
     search.act("cancel")
     search.exit(search.begin(2).run_id, EXIT_PREEMPTED)
@@ -440,7 +436,7 @@ def test_a_search_that_was_canceled_goes_on_and_grows_at_once(search: Server) ->
     assert max(lengths(search)) == 40
 
 
-def test_a_trial_whose_checkpoint_is_gone_stays_as_it_ended(search: Server) -> None:
+def test_trial_without_checkpoint_stays_ended(search: Server) -> None:
     drive(search)
     for saved in search.get("/trials/2/checkpoints")["checkpoints"]:
         assert search.http.delete(f"/api/v1/checkpoints/{saved['uuid']}").is_success
@@ -450,7 +446,7 @@ def test_a_trial_whose_checkpoint_is_gone_stays_as_it_ended(search: Server) -> N
     assert lengths(search) == [20, 10, 10, 10, 5, 5, 5, 5]
 
 
-def test_rungs_at_other_lengths_are_refused_with_those_that_would_do(search: Server) -> None:
+def test_invalid_rung_lengths_list_valid_ones(search: Server) -> None:
     drive(search)
     answer = grow(search, max_time=50, max_trials=3, divisor=4)
     assert answer.status_code == 422

@@ -87,9 +87,7 @@ HALVING = {
     [SEARCHER, HALVING, {**HALVING, "stop_once": False}],
     ids=["random", "stop", "pause"],
 )
-def test_a_server_that_dies_after_every_event_comes_to_the_same_end(
-    tmp_path: Path, searcher: dict[str, Any]
-) -> None:
+def test_restart_after_each_event_gives_same_end(tmp_path: Path, searcher: dict[str, Any]) -> None:
     plain = search(tmp_path / "plain", False, searcher)
     assert len(plain[0]) >= 5
     assert plain[2] == "COMPLETED"
@@ -97,7 +95,7 @@ def test_a_server_that_dies_after_every_event_comes_to_the_same_end(
     assert search(tmp_path / "dying", True, searcher) == plain
 
 
-def test_the_same_seed_gives_the_same_trials(sqlite_server: Server) -> None:
+def test_same_seed_gives_same_trials(sqlite_server: Server) -> None:
     for seed in (3, 3, 4):
         reproducibility = {"experiment_seed": seed}
         sqlite_server.submit(
@@ -112,12 +110,12 @@ def test_the_same_seed_gives_the_same_trials(sqlite_server: Server) -> None:
     assert 1e-4 <= first[0][0]["lr"] <= 1e-1
 
 
-def test_an_experiment_without_a_seed_gets_one_that_is_kept(sqlite_server: Server) -> None:
+def test_missing_seed_is_generated_and_stored(sqlite_server: Server) -> None:
     config = sqlite_server.submit()["config"]
     assert 0 <= config["reproducibility"]["experiment_seed"] < 2**31
 
 
-def test_a_failed_transaction_leaves_the_searcher_as_it_was(sqlite_server: Server) -> None:
+def test_failed_transaction_restores_searcher(sqlite_server: Server) -> None:
     server = sqlite_server
     server.submit(hyperparameters=SPACE, searcher=SEARCHER)
     server.add_agent()
@@ -129,7 +127,7 @@ def test_a_failed_transaction_leaves_the_searcher_as_it_was(sqlite_server: Serve
     assert server.sql("SELECT count(*) FROM searcher_events WHERE kind = 'validated'") == [(1,)]
 
 
-def test_a_trial_that_was_told_to_stop_creates_nothing(sqlite_server: Server) -> None:
+def test_stopped_trial_creates_no_trials(sqlite_server: Server) -> None:
     server = sqlite_server
     server.submit()
     server.add_agent()
@@ -160,7 +158,7 @@ class Rungs:
         return 0.5
 
 
-def test_a_trial_waits_at_its_rung_until_the_searcher_lets_it_go_on(server: Server) -> None:
+def test_trial_waits_at_rung_for_promotion(server: Server) -> None:
     searcher = {**SEARCHER, "max_trials": 2, "max_concurrent_trials": 2}
     server.submit(hyperparameters=SPACE, searcher=searcher)
     server.services.world.searchers[1] = Rungs()  # type: ignore[assignment]

@@ -88,7 +88,7 @@ def ended(server: LiveServer, experiment_id: int) -> dict[str, Any]:
     )
 
 
-def test_searcher_process_has_no_secret_of_the_server(
+def test_searcher_process_has_no_server_secrets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of-the-server")
@@ -140,7 +140,7 @@ def test_killed_server_leaves_no_searcher_directory(tmp_path: Path) -> None:
         assert not folder.exists()
 
 
-def test_disabled_custom_searchers_are_refused(tmp_path: Path) -> None:
+def test_disabled_custom_searchers_are_rejected(tmp_path: Path) -> None:
     with served(tmp_path, "--no-custom-searchers") as server:
         with pytest.raises(ConfigError, match="this server was started with --no-custom-searchers"):
             submit(server, tmp_path, WAIT)

@@ -26,7 +26,7 @@ def run_next(server: Server, loss: float | str) -> None:
     server.exit(spec.run_id, EXIT_REACHED if spec.fit.until else 0)
 
 
-def test_the_searcher_says_who_stands_where_while_it_searches_and_afterwards(
+def test_rungs_list_trials_during_and_after_search(
     server: Server,
 ) -> None:
     server.submit()  # so that ids and the searcher's own numbers differ
@@ -62,7 +62,7 @@ def test_the_searcher_says_who_stands_where_while_it_searches_and_afterwards(
     assert 2 not in server.services.world.searchers
 
 
-def test_a_searcher_that_compares_nobody_has_no_brackets(sqlite_server: Server) -> None:
+def test_random_search_has_no_brackets(sqlite_server: Server) -> None:
     sqlite_server.submit()
     assert sqlite_server.get("/experiments/1/searcher")["searcher"]["brackets"] == []
     assert sqlite_server.http.get("/api/v1/experiments/9/searcher").status_code == 404
@@ -81,7 +81,7 @@ ADAPTIVE = {
 }  # fmt: skip
 
 
-def test_a_preview_counts_trials_by_length_and_their_cost(sqlite_server: Server) -> None:
+def test_preview_counts_trials_and_cost(sqlite_server: Server) -> None:
     answer = preview(sqlite_server, ADAPTIVE, seconds_per_batch=2)
     assert answer.status_code == 200, answer.text
     found = answer.json()["preview"]
@@ -96,7 +96,7 @@ def test_a_preview_counts_trials_by_length_and_their_cost(sqlite_server: Server)
     assert sqlite_server.get("/experiments")["experiments"] == []
 
 
-def test_a_preview_takes_its_time_from_an_experiment_like_it(server: Server) -> None:
+def test_preview_estimates_time_from_similar_experiment(server: Server) -> None:
     server.submit(resources={"slots_per_trial": 2})
     server.add_agent(slots=2)
     spec = server.begin()
@@ -118,7 +118,7 @@ def test_a_preview_takes_its_time_from_an_experiment_like_it(server: Server) -> 
         (ADAPTIVE, {"like": 1}, "like: must have trained before, got experiment 1"),
     ],
 )
-def test_a_mistaken_preview_is_refused(
+def test_invalid_preview_is_rejected(
     sqlite_server: Server, searcher: dict[str, Any], more: dict[str, Any], problem: str
 ) -> None:
     sqlite_server.submit()

@@ -39,9 +39,7 @@ def create_from(server: Server, source: int, number: int = 3) -> None:
 
 
 @pytest.mark.parametrize("by", ["trial", "checkpoint"])
-def test_every_trial_of_a_warm_started_experiment_begins_with_the_weights_named(
-    server: Server, by: str
-) -> None:
+def test_warm_start_applies_to_every_trial(server: Server, by: str) -> None:
     first, last = trained(server, 10, 20)
     source = {"source_trial_id": 1} if by == "trial" else {"source_checkpoint_uuid": first}
     uuid = last if by == "trial" else first
@@ -67,7 +65,7 @@ def test_every_trial_of_a_warm_started_experiment_begins_with_the_weights_named(
         ({"source_checkpoint_uuid": checkpoint(3).uuid}, "must be a checkpoint that is there"),
     ],
 )  # fmt: skip
-def test_a_source_that_is_not_there_is_refused_at_submission(
+def test_missing_warm_start_source_is_rejected(
     server: Server, source: dict[str, Any], problem: str
 ) -> None:
     server.submit()
@@ -77,7 +75,7 @@ def test_a_source_that_is_not_there_is_refused_at_submission(
     assert len(server.get("/experiments")["experiments"]) == 1
 
 
-def test_a_run_that_fails_before_its_first_checkpoint_begins_with_the_weights_again(
+def test_restart_before_checkpoint_warm_starts_again(
     server: Server,
 ) -> None:
     (uuid,) = trained(server, 10)
@@ -92,7 +90,7 @@ def test_a_run_that_fails_before_its_first_checkpoint_begins_with_the_weights_ag
     assert server.get("/trials/2/metrics")["metrics"] == []  # it reports all of them again
 
 
-def test_the_source_stays_while_a_trial_may_begin_with_it(server: Server) -> None:
+def test_warm_start_source_is_retained(server: Server) -> None:
     first, _, _ = trained(server, 10, 20, 30)
     server.submit(searcher=single(source_checkpoint_uuid=first))
     statement = "UPDATE experiments SET config = replace(config, :old, :new)"
@@ -115,7 +113,7 @@ def two_trials(server: Server) -> None:
     server.add_agent(slots=3)
 
 
-def test_a_trial_of_the_searcher_begins_with_the_checkpoint_of_the_validation_told(
+def test_searcher_trial_starts_from_validated_checkpoint(
     server: Server,
 ) -> None:
     two_trials(server)
@@ -128,7 +126,7 @@ def test_a_trial_of_the_searcher_begins_with_the_checkpoint_of_the_validation_to
     assert (made["source_trial_id"], made["source_checkpoint"]) == (1, checkpoint(10).uuid)
 
 
-def test_a_trial_waits_for_the_checkpoint_that_it_begins_with(server: Server) -> None:
+def test_trial_waits_for_source_checkpoint(server: Server) -> None:
     two_trials(server)
     spec = server.begin(1)
     server.report(spec.run_id, checkpoint(5), validation(10, 0.5))
@@ -143,7 +141,7 @@ def test_a_trial_waits_for_the_checkpoint_that_it_begins_with(server: Server) ->
     assert begun.uuid == checkpoint(10).uuid
 
 
-def test_when_no_checkpoint_can_come_any_more_the_newest_is_taken(server: Server) -> None:
+def test_newest_checkpoint_is_the_fallback_source(server: Server) -> None:
     two_trials(server)
     spec = server.begin(1)
     server.report(spec.run_id, checkpoint(5), validation(10, 0.5))
@@ -153,7 +151,7 @@ def test_when_no_checkpoint_can_come_any_more_the_newest_is_taken(server: Server
     assert server.begin(3).trial_id == 3
 
 
-def test_a_trial_whose_source_has_no_checkpoint_fails_alone(server: Server) -> None:
+def test_source_without_checkpoint_fails_only_its_trial(server: Server) -> None:
     two_trials(server)
     spec = server.begin(1)
     server.report(spec.run_id, validation(10, 0.5))

@@ -88,9 +88,7 @@ def steps_of(server: LiveServer) -> int:
 
 
 @BOTH
-def test_restore_brings_back_a_backup_of_running_server(
-    server: LiveServer, url: str, tmp_path: Path
-) -> None:
+def test_restore_backup_of_running_server(server: LiveServer, url: str, tmp_path: Path) -> None:
     train(server, tmp_path, 50)
     saved = db(server.home, url, "backup", str(tmp_path / "saved"))
     assert saved.stdout == f"{tmp_path}/saved\n", saved.stderr
@@ -148,7 +146,7 @@ def test_damaged_database_is_found_and_replaced(
 
 
 @SQLITE
-def test_restore_refuses_what_is_no_backup(server: LiveServer, url: str, tmp_path: Path) -> None:
+def test_restore_rejects_invalid_backup(server: LiveServer, url: str, tmp_path: Path) -> None:
     server.stop()
     (tmp_path / "text.db").write_text("no database" * 100)
     with closing(sqlite3.connect(tmp_path / "other.db")) as other:
@@ -169,7 +167,7 @@ def test_restore_refuses_what_is_no_backup(server: LiveServer, url: str, tmp_pat
     assert (server.home / "zerolab.db").read_bytes() == before
 
 
-def test_backup_without_database_is_refused(tmp_path: Path) -> None:
+def test_backup_without_database_is_rejected(tmp_path: Path) -> None:
     for word in ("backup", "check"):
         refused = db(tmp_path, "", word)
         assert refused.returncode == 2

@@ -33,9 +33,7 @@ def written(run_dir: Path) -> bytes:
     return (run_dir / METRICS_FILE).read_bytes()
 
 
-def test_a_metrics_file_becomes_an_experiment_that_has_ended(
-    server: Server, tmp_path: Path
-) -> None:
+def test_import_creates_completed_experiment(server: Server, tmp_path: Path) -> None:
     content = written(tmp_path / "run")
     cut = content + b'{"kind":"metrics","group":"train'
     for number in (1, 2):
@@ -56,12 +54,12 @@ def test_a_metrics_file_becomes_an_experiment_that_has_ended(
 
 
 @pytest.mark.parametrize("content", [b"", b"hello\n", b'{"kind":"header","format":2}\n'])
-def test_what_is_no_metrics_file_is_refused(sqlite_server: Server, content: bytes) -> None:
+def test_invalid_metrics_file_is_rejected(sqlite_server: Server, content: bytes) -> None:
     answer = sqlite_server.http.post("/api/v1/import", content=content)
     assert (answer.status_code, answer.json()["error"]["type"]) == (422, "config")
 
 
-def test_a_bad_line_is_named_and_nothing_is_stored(sqlite_server: Server, tmp_path: Path) -> None:
+def test_invalid_line_stores_nothing(sqlite_server: Server, tmp_path: Path) -> None:
     content = written(tmp_path / "run") + b'{"kind":"metrics"}\n'
     answer = sqlite_server.http.post("/api/v1/import", content=content)
     assert answer.status_code == 422
@@ -69,9 +67,7 @@ def test_a_bad_line_is_named_and_nothing_is_stored(sqlite_server: Server, tmp_pa
     assert sqlite_server.get("/experiments")["experiments"] == []
 
 
-def test_a_time_that_is_on_no_calendar_is_named_by_its_line(
-    sqlite_server: Server, tmp_path: Path
-) -> None:
+def test_invalid_time_names_its_line(sqlite_server: Server, tmp_path: Path) -> None:
     lines = written(tmp_path / "run").splitlines(keepends=True)
     lines[2] = re.sub(rb'"time":[0-9.]+', b'"time":1e300', lines[2])
     answer = sqlite_server.http.post("/api/v1/import", content=b"".join(lines))
@@ -88,7 +84,7 @@ def long_file(directory: Path, steps: int) -> bytes:
 
 
 @pytest.mark.slow
-def test_a_large_import_lets_others_write_in_between(server: Server, tmp_path: Path) -> None:
+def test_large_import_yields_to_other_writes(server: Server, tmp_path: Path) -> None:
     content = long_file(tmp_path, 60_000)
     database = server.services.database
     before = database.jobs
@@ -116,7 +112,7 @@ BREAK = {
 }
 
 
-def test_an_import_that_fails_in_its_middle_leaves_nothing(server: Server, tmp_path: Path) -> None:
+def test_failed_import_leaves_nothing(server: Server, tmp_path: Path) -> None:
     content = long_file(tmp_path, 20_000)
     spoil, mend = BREAK["sqlite" if server.services.database.sqlite else "postgresql"]
     server.execute(spoil)

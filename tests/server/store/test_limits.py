@@ -78,7 +78,7 @@ def test_empty_name_is_discarded_without_searcher_metric(small: Server) -> None:
     assert names_of(small) == {"loss"}
 
 
-def test_searcher_metric_is_found_in_huge_report(small: Server) -> None:
+def test_huge_report_keeps_searcher_metric(small: Server) -> None:
     run_id = running(small)
     small.report(run_id, training(1, 0.5))
     many = {f"sample_{number}": 1.0 for number in range(30_000)}

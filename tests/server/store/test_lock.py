@@ -56,7 +56,7 @@ def process_of(server: LiveServer) -> Any:
     return server._process
 
 
-def test_second_server_is_refused_without_lock_file(servers: Any) -> None:
+def test_second_server_is_rejected_without_lock_file(servers: Any) -> None:
     first = servers("home")
     first.start()
     (first.home / "server.lock").unlink()
@@ -65,7 +65,7 @@ def test_second_server_is_refused_without_lock_file(servers: Any) -> None:
 
 
 @pytest.mark.parametrize("link", [os.link, os.symlink])
-def test_second_server_is_refused_on_linked_file(servers: Any, tmp_path: Path, link: Any) -> None:
+def test_second_server_is_rejected_on_linked_file(servers: Any, tmp_path: Path, link: Any) -> None:
     first = servers("home")
     first.start()
     link(first.home / "zerolab.db", tmp_path / "link.db")
@@ -80,7 +80,7 @@ def test_lock_ends_with_killed_server(servers: Any) -> None:
     assert first.stop() == 0
 
 
-def test_second_server_is_refused_on_postgresql(servers: Any, postgresql: Any) -> None:
+def test_second_server_is_rejected_on_postgresql(servers: Any, postgresql: Any) -> None:
     url = new_database(postgresql)
     first = servers("first", "--database", url)
     first.start()

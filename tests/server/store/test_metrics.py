@@ -28,7 +28,7 @@ def curve(server: Server, trial_id: int = 1, **params: Any) -> dict[str, Any]:
     return curve
 
 
-def test_a_batch_that_comes_twice_or_overlaps_is_stored_once(server: Server) -> None:
+def test_repeated_batch_is_stored_once(server: Server) -> None:
     run_id = running(server)
     records = [training(step, float(step)) for step in range(1, 7)]
     assert server.send(run_id, 1, records[:3]).json() == {"stored": 3}
@@ -39,14 +39,14 @@ def test_a_batch_that_comes_twice_or_overlaps_is_stored_once(server: Server) -> 
     assert server.sql("SELECT sum(count), sum(total) FROM rollups WHERE shift = 18") == [(6, 21.0)]
 
 
-def test_a_batch_behind_a_gap_is_not_stored(server: Server) -> None:
+def test_batch_after_gap_is_rejected(server: Server) -> None:
     run_id = running(server)
     assert server.send(run_id, 2, [training(2, 1.0)]).json() == {"stored": 0}
     assert server.get("/trials/1/metrics")["metrics"] == []
     assert server.send(run_id, 0, [training(2, 1.0)]).json() == {"stored": 0}
 
 
-def test_a_run_that_was_replaced_can_report_nothing(server: Server) -> None:
+def test_superseded_run_cannot_report(server: Server) -> None:
     stale = running(server)
     server.exit(stale, -9)
     server.tick(2)
@@ -60,7 +60,7 @@ def test_a_run_that_was_replaced_can_report_nothing(server: Server) -> None:
     assert curve(server)["points"] == [[1, 3.0]]
 
 
-def test_a_bad_record_stores_nothing_of_its_batch(server: Server) -> None:
+def test_invalid_record_rejects_its_batch(server: Server) -> None:
     run_id = running(server)
     bad = [metrics("training", 2, loss="a lot"), metrics("", 2, loss=1.0), training(-1, 1.0)]
     for record in bad:
@@ -71,7 +71,7 @@ def test_a_bad_record_stores_nothing_of_its_batch(server: Server) -> None:
     assert curve(server)["points"] == [[1, 1.0]]
 
 
-def test_numbers_that_are_not_finite_are_kept_as_such(server: Server) -> None:
+def test_non_finite_numbers_are_stored(server: Server) -> None:
     run_id = running(server)
     values: list[float | str] = [math.nan, math.inf, "-Infinity", -0.0, 1e308, 5e-324, "NaN"]
     server.report(run_id, *(training(step, value) for step, value in enumerate(values)))
@@ -82,7 +82,7 @@ def test_numbers_that_are_not_finite_are_kept_as_such(server: Server) -> None:
     assert [json.loads(line)["value"] for line in exported] == expected
 
 
-def test_nan_is_never_the_best_and_never_kills(server: Server) -> None:
+def test_nan_is_never_best(server: Server) -> None:
     run_id = running(server)
     server.report(run_id, validation(10, math.nan))
     assert server.trial()["best_validation"] is None
@@ -95,7 +95,7 @@ def test_nan_is_never_the_best_and_never_kills(server: Server) -> None:
     assert server.experiment()["state"] == "COMPLETED"
 
 
-def test_a_missing_metric_of_the_searcher_is_named_in_the_log(server: Server) -> None:
+def test_missing_searcher_metric_is_logged(server: Server) -> None:
     run_id = running(server)
     server.report(run_id, metrics("validation", 50, accuracy=1.0))
     (line,) = server.get("/trials/1/logs")["logs"]
@@ -103,7 +103,7 @@ def test_a_missing_metric_of_the_searcher_is_named_in_the_log(server: Server) ->
     assert "got 'loss'; there are: accuracy" in line["text"]
 
 
-def test_larger_is_better_where_the_experiment_says_so(server: Server) -> None:
+def test_larger_is_better_changes_best(server: Server) -> None:
     searcher = {
         "name": "single", "metric": "loss", "max_length": 9, "smaller_is_better": False,
     }  # fmt: skip
@@ -113,14 +113,14 @@ def test_larger_is_better_where_the_experiment_says_so(server: Server) -> None:
     assert server.experiment()["best_validation"] == 0.9
 
 
-def test_a_step_reported_again_replaces_the_value_and_its_roll_ups(server: Server) -> None:
+def test_repeated_step_replaces_value_and_roll_ups(server: Server) -> None:
     run_id = running(server)
     server.report(run_id, training(1, 100.0), training(2, 1.0), training(1, 3.0))
     assert curve(server)["points"] == [[1, 3.0], [2, 1.0]]
     assert curve(server, max_points=1)["band"] == [[2, 1.0, 3.0, 2.0]]
 
 
-def test_after_a_restart_there_is_no_gap_and_no_duplicate(server: Server) -> None:
+def test_restart_leaves_no_gap_or_duplicate(server: Server) -> None:
     run_id = running(server)
     first = [training(step, float(step)) for step in range(1, 200)]
     assert server.send(run_id, 1, [*first[:100], checkpoint(100), *first[100:]]).is_success
@@ -135,7 +135,7 @@ def test_after_a_restart_there_is_no_gap_and_no_duplicate(server: Server) -> Non
     assert server.trial()["steps_completed"] == 300
 
 
-def test_a_validation_that_a_restarted_trial_repeats_is_told_the_searcher_once(
+def test_repeated_validation_reaches_searcher_once(
     server: Server,
 ) -> None:
     run_id = running(server)
@@ -147,7 +147,7 @@ def test_a_validation_that_a_restarted_trial_repeats_is_told_the_searcher_once(
     assert told == [(10,), (20,), (30,)]
 
 
-def test_a_chart_of_many_points_is_short_and_hides_no_spike(server: Server) -> None:
+def test_downsampled_chart_keeps_spikes(server: Server) -> None:
     run_id = running(server)
     records = [training(step, 1.0) for step in range(20_000)]
     records[12_345] = training(12_345, 99.0)
@@ -163,7 +163,7 @@ def test_a_chart_of_many_points_is_short_and_hides_no_spike(server: Server) -> N
     assert [12_345, 99.0] in zoom["points"]
 
 
-def test_curves_are_chosen_by_group_and_name(server: Server) -> None:
+def test_curves_filter_by_group_and_name(server: Server) -> None:
     run_id = running(server)
     server.report(run_id, metrics("training", 1, loss=1.0, lr=0.1), validation(1, 2.0))
     names = server.get("/trials/1/metric-names")["names"]
@@ -176,7 +176,7 @@ def test_curves_are_chosen_by_group_and_name(server: Server) -> None:
     assert server.get("/trials/1/metrics", group="system")["metrics"] == []
 
 
-def test_the_export_holds_every_point_as_lines_or_as_a_table(server: Server) -> None:
+def test_export_has_every_point_as_jsonl_or_csv(server: Server) -> None:
     run_id = running(server)
     name = 'a "quoted", name'
     server.report(run_id, metrics("training", 3, **{name: 1.5}), validation(5, 0.25))
@@ -202,7 +202,7 @@ step_lists = st.lists(
 
 @settings(max_examples=30)
 @given(batches=st.lists(step_lists, max_size=4), cut=st.integers(-1, 2**22))
-def test_roll_ups_always_equal_a_recount_of_the_points(
+def test_roll_ups_equal_recount(
     shared_server: Server, batches: list[list[tuple[int, float | None]]], cut: int
 ) -> None:
     def job(transaction: Transaction) -> None:
@@ -251,7 +251,7 @@ def _check(transaction: Transaction, kept: dict[int, float | None]) -> None:
         assert max(float(row[2]) for row in found.band if row[2] != "NaN") == max(numbers)
 
 
-def test_curves_tell_when_their_points_were_reported(server: Server) -> None:
+def test_curves_have_report_times(server: Server) -> None:
     server.submit()
     server.add_agent()
     run = server.begin().run_id

@@ -66,7 +66,7 @@ def database(url: str) -> Iterator[Database]:
     database.close()
 
 
-def test_the_migrations_make_the_tables_that_the_code_uses(url: str) -> None:
+def test_migrations_create_expected_tables(url: str) -> None:
     database = opened(url)
     with database.writer_engine.begin() as connection:
         upgrade(connection)
@@ -77,7 +77,7 @@ def test_the_migrations_make_the_tables_that_the_code_uses(url: str) -> None:
     database.close()
 
 
-def test_new_tables_are_those_of_the_migrations(tmp_path: Path) -> None:
+def test_new_database_equals_migrated_one(tmp_path: Path) -> None:
     found = []
     for way in (migrate, _upgraded):
         database = opened(sqlite_url(tmp_path / f"{len(found)}.db"))
@@ -100,13 +100,13 @@ def _upgraded(database: Database) -> None:
         upgrade(connection)
 
 
-def test_the_newest_migration_is_the_one_that_the_server_expects() -> None:
+def test_newest_migration_is_expected_version() -> None:
     config = Config()
     config.set_main_option("script_location", str(Path(migrations.__file__).parent))
     assert ScriptDirectory.from_config(config).get_current_head() == HEAD
 
 
-def test_a_database_of_a_newer_version_is_left_alone(url: str) -> None:
+def test_newer_database_is_unchanged(url: str) -> None:
     database = opened(url)
     migrate(database)
     with database.writer_engine.begin() as connection:
@@ -116,7 +116,7 @@ def test_a_database_of_a_newer_version_is_left_alone(url: str) -> None:
     database.close()
 
 
-def test_a_database_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+def test_unreadable_database_is_named(tmp_path: Path) -> None:
     database = opened(sqlite_url(tmp_path / "missing" / "zerolab.db"))
     with pytest.raises(ConfigError, match=r"missing/zerolab\.db"):
         migrate(database)
@@ -128,7 +128,7 @@ def test_a_database_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     database.close()
 
 
-def test_a_database_of_another_program_is_left_alone(url: str) -> None:
+def test_foreign_database_is_unchanged(url: str) -> None:
     foreign = "CREATE TABLE experiments (experiment_id INTEGER PRIMARY KEY, lifecycle TEXT)"
     database = opened(url)
     with database.writer_engine.begin() as connection:
@@ -146,7 +146,7 @@ def test_a_database_of_another_program_is_left_alone(url: str) -> None:
     database.close()
 
 
-def test_tables_of_others_beside_ours_do_no_harm(url: str) -> None:
+def test_foreign_tables_are_ignored(url: str) -> None:
     database = opened(url)
     with database.writer_engine.begin() as connection:
         connection.execute(text("CREATE TABLE somebodys (id INTEGER PRIMARY KEY)"))
@@ -175,7 +175,7 @@ def test_upgrade_counts_failed_trials(tmp_path: Path) -> None:
         assert counts == [(1, 0), (0, 1)]
 
 
-def test_an_older_database_marks_what_its_server_had_still_to_remove(tmp_path: Path) -> None:
+def test_upgrade_marks_pending_removals(tmp_path: Path) -> None:
     with serve(tmp_path) as server:
         server.submit(checkpoint_storage={"save_trial_best": 0, "save_trial_latest": 1})
         server.add_agent()
@@ -232,7 +232,7 @@ def ended(home: Path) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-def test_a_server_on_a_full_disk_says_that_it_needs_room(tmp_path: Path) -> None:
+def test_start_on_full_disk_names_disk_space(tmp_path: Path) -> None:
     with mounted(tmp_path / "disk", "4m") as disk:
         with serve(disk):
             pass
@@ -250,9 +250,7 @@ def test_a_server_on_a_full_disk_says_that_it_needs_room(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("table", ["trials", "experiments"])
-def test_a_server_whose_tables_are_damaged_says_which_and_what_to_do(
-    tmp_path: Path, table: str
-) -> None:
+def test_damaged_tables_are_named_with_remedy(tmp_path: Path, table: str) -> None:
     damaged(tmp_path, table)
     code, told = ended(tmp_path / "home")
     assert code == 2
@@ -262,7 +260,7 @@ def test_a_server_whose_tables_are_damaged_says_which_and_what_to_do(
 
 
 @pytest.mark.parametrize("form", ["ndjson", "csv"])
-def test_an_export_tells_what_is_damaged_and_holds_all_the_rest(
+def test_export_lists_damage_and_keeps_readable_rows(
     tmp_path: Path, form: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     damaged(tmp_path, "points", last=True)  # where the second trial's points end
@@ -278,7 +276,7 @@ def test_an_export_tells_what_is_damaged_and_holds_all_the_rest(
     assert "Traceback" not in caplog.text
 
 
-def test_a_damaged_page_is_told_as_one(tmp_path: Path) -> None:
+def test_damaged_page_is_reported(tmp_path: Path) -> None:
     damaged(tmp_path, "points")
     with serve(tmp_path) as server:
         answer = server.http.get("/api/v1/trials/1/metrics")
@@ -287,7 +285,7 @@ def test_a_damaged_page_is_told_as_one(tmp_path: Path) -> None:
         assert server.trial()["steps_completed"] == 399
 
 
-def test_a_job_that_fails_leaves_no_trace_and_does_no_harm_to_those_beside_it(
+def test_failed_job_rolls_back_alone(
     database: Database,
 ) -> None:
     statement = "INSERT INTO metric_keys (id, group_name, name) VALUES (?, 'g', ?)"
@@ -317,7 +315,7 @@ def test_a_job_that_fails_leaves_no_trace_and_does_no_harm_to_those_beside_it(
     assert ids == [1, 2, 3]
 
 
-def test_jobs_that_wait_together_are_committed_together(database: Database) -> None:
+def test_waiting_jobs_commit_together(database: Database) -> None:
     blocked = threading.Event()
     first = database.submit(lambda _transaction: blocked.wait(DEADLINE_S))
     before = database.groups
@@ -329,9 +327,7 @@ def test_jobs_that_wait_together_are_committed_together(database: Database) -> N
     assert database.jobs >= 51
 
 
-def test_what_two_databases_hold_after_the_same_requests_is_the_same(
-    tmp_path: Path, postgresql: Any
-) -> None:
+def test_sqlite_and_postgresql_store_the_same(tmp_path: Path, postgresql: Any) -> None:
     def told(directory: Path, url: str) -> Any:
         with serve(directory, url) as server:
             server.submit(reproducibility={"experiment_seed": 1})
@@ -355,7 +351,7 @@ def health(live: LiveServer) -> Callable[[], int]:
 
 
 @pytest.mark.processes
-def test_a_full_disk_and_a_locked_database_lose_nothing(tmp_path: Path) -> None:
+def test_full_disk_and_lock_lose_no_reports(tmp_path: Path) -> None:
     live = LiveServer(tmp_path / "home")
     live.start()
     try:
@@ -441,7 +437,7 @@ FULL = {
 }
 
 
-def test_a_submission_that_failed_leaves_nothing_to_the_next_one(server: Server) -> None:
+def test_failed_submission_leaves_no_state(server: Server) -> None:
     fill, empty = FULL["sqlite" if server.services.database.sqlite else "postgresql"]
     server.execute(fill)
     assert server.try_submit(name="first", max_restarts=0).status_code >= 500
@@ -455,9 +451,7 @@ def test_a_submission_that_failed_leaves_nothing_to_the_next_one(server: Server)
 
 
 @pytest.mark.parametrize("first", ["delete", "submit"])
-def test_a_submission_beside_the_deletion_of_the_same_code_keeps_it(
-    server: Server, first: str
-) -> None:
+def test_submit_during_deletion_keeps_shared_code(server: Server, first: str) -> None:
     server.submit(name="old")
     server.act("kill")
 
@@ -476,7 +470,7 @@ def test_a_submission_beside_the_deletion_of_the_same_code_keeps_it(
     assert server.post("/experiments/2/fork")["experiment"]["id"] == 3
 
 
-def test_the_code_of_an_experiment_goes_with_the_last_one_that_has_it(server: Server) -> None:
+def test_code_is_deleted_with_last_experiment(server: Server) -> None:
     archives = server.services.world.home.archives
     for experiment_id in (1, 2):
         server.submit()
