@@ -68,11 +68,11 @@ def run(engine: str, arguments: argparse.Namespace) -> dict[str, Case]:
 def be_rank(engine: str, file: Path, steps: int) -> None:
     """One rank of all cases."""
     if engine == "zerolab":
-        from zerotrial.compat.deepspeed import install
+        from zerotrial.extensions.deepspeed_api import install
 
         install()
     elif engine == "deepspeed":
-        from zerotrial.compat.deepspeed.cpu_support import patch_when_imported
+        from zerotrial.extensions.deepspeed_api.cpu_support import patch_when_imported
 
         patch_when_imported()  # without a GPU the libraries would not give it ranks
     found: dict[str, Case] = {}

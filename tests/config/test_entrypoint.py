@@ -430,7 +430,7 @@ def test_useless_slots_per_rank_is_not_advised() -> None:
     "entrypoint",
     [
         "python train.py --launcher torchrun",
-        "python -m zerotrial.compat.deepspeed train.py",
+        "python -m zerotrial.extensions.deepspeed_api train.py",
         "python -c 'import torchrun'",
         "accelerate launch --num_processes 1 train.py",  # the script replaces the launcher
         "accelerate launch --num_processes 1 -m pkg.train --num_processes 8",

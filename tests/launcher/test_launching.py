@@ -385,7 +385,7 @@ sys.exit(0)
     folder = make_run(tmp_path / "run", script, 1, entrypoint, environment=environment)
     outcome = end_of(server.start(folder, ENVIRONMENT), folder)
     assert outcome == Outcome(0), folder.stderr(0).read_text()
-    assert folder.stdout(0).read_text() == "zerotrial.compat.deepspeed.finder\n"
+    assert folder.stdout(0).read_text() == "zerotrial.extensions.deepspeed_api.finder\n"
 
 
 def test_gpu_ranks_are_not_forked(server: ForkServer, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from torch import nn
 
 import zerotrial
-from zerotrial.compat.engine_view import view_of
+from zerotrial.engine_view import view_of
 
 
 def test_view_ignores_attributes_of_the_model() -> None:

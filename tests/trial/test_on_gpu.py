@@ -14,7 +14,6 @@ from tests.engine.stage3_models import make_batches
 from tests.engine.test_cuda import GPU, MICRO, STEPS, config_of, language, make_engine, train
 from zerolab.launcher.devices import find_gpus
 from zerolab.reports.system_metrics import _gpu_sample, _open_gpus
-from zerotrial.compat.deepspeed.names.accelerator import get_accelerator
 from zerotrial.data.devices import choose_device, to_device
 from zerotrial.data.random_state import capture, restore
 from zerotrial.engine import initialize
@@ -22,6 +21,7 @@ from zerotrial.engine.watch import trace
 from zerotrial.engine.watch.step_observer import memory_line
 from zerotrial.engine.watch.timers import PhaseTimer
 from zerotrial.engine.watch.trace import GpuTrace
+from zerotrial.extensions.deepspeed_api.names.accelerator import get_accelerator
 from zerotrial.plan.plan import find_devices
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -152,7 +152,7 @@ def test_deepspeed_accelerator_is_the_gpu() -> None:
 @pytest.mark.parametrize(
     ("start", "both"),
     [
-        ("from zerotrial.compat.scripts import init_distributed as start; start()", False),
+        ("from zerotrial.scripts import init_distributed as start; start()", False),
         ("from zerotrial.ranks import Distributed; Distributed.from_environment(cuda=True)", True),
         (
             "from zerotrial import initialize; initialize(model=torch.nn.Linear(1, 1), "

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from zerolab.config import overwrite_deepspeed_config
     from zerotrial.callbacks import Callback
-    from zerotrial.compat.scripts import add_config_arguments, init_distributed
     from zerotrial.context import ZeroTrialContext
     from zerotrial.data import samplers
     from zerotrial.data.devices import TorchData, to_device
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from zerotrial.mpu import ModelParallelUnit
     from zerotrial.ranks import Distributed
     from zerotrial.reducers import MetricReducer, Reducer
+    from zerotrial.scripts import add_config_arguments, init_distributed
     from zerotrial.trainer import Trainer, init
     from zerotrial.trial import InvalidHP, ZeroTrial
 
@@ -43,10 +43,10 @@ _EXPORTS = {
     "Trainer": "zerotrial.trainer",
     "ZeroTrial": "zerotrial.trial",
     "ZeroTrialContext": "zerotrial.context",
-    "add_config_arguments": "zerotrial.compat.scripts",
+    "add_config_arguments": "zerotrial.scripts",
     "data_length": "zerotrial.data.loader",
     "init": "zerotrial.trainer",
-    "init_distributed": "zerotrial.compat.scripts",
+    "init_distributed": "zerotrial.scripts",
     "initialize": "zerotrial.engine.builder.build",
     "overwrite_deepspeed_config": "zerolab.config",
     "samplers": "zerotrial.data.samplers",

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 import zerotrial
 from tests.engine.ranks import run_on_ranks
-from zerotrial.compat.deepspeed.names.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 from zerotrial.engine import Engine
+from zerotrial.extensions.deepspeed_api.names.zero_to_fp32 import (
+    get_fp32_state_dict_from_zero_checkpoint,
+)
 
 
 class Model(nn.Module):

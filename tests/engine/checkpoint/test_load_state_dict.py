@@ -11,9 +11,11 @@ from torch import Tensor, nn
 
 import zerotrial
 from tests.engine.ranks import run_on_ranks
-from zerotrial.compat.deepspeed.names.zero_to_fp32 import load_state_dict_from_zero_checkpoint
-from zerotrial.compat.deepspeed.parameter_access import GatheredParameters, know
 from zerotrial.engine import Engine
+from zerotrial.extensions.deepspeed_api.names.zero_to_fp32 import (
+    load_state_dict_from_zero_checkpoint,
+)
+from zerotrial.extensions.deepspeed_api.parameter_access import GatheredParameters, know
 
 
 class Model(nn.Module):

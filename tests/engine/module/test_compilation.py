@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from tests.engine.stage3_models import Language, make_batches
 from zerolab.config import load_engine_config
-from zerotrial.compat.deepspeed.names.zero_to_fp32 import (
+from zerotrial.engine import initialize
+from zerotrial.engine.module.compilation import compile_blocks, strip_compiled
+from zerotrial.extensions.deepspeed_api.names.zero_to_fp32 import (
     get_fp32_state_dict_from_zero_checkpoint,
     load_state_dict_from_zero_checkpoint,
 )
-from zerotrial.engine import initialize
-from zerotrial.engine.module.compilation import compile_blocks, strip_compiled
 
 # What torch's own compiler does while it reads a model, and no line of ours.
 pytestmark = [

@@ -1,1 +1,1 @@
-"""Adapters for other engines and for libraries that use them."""
+"""Old import path of the extensions, for programs and checkpoints that use it."""

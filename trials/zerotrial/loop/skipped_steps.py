@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from zerolab.errors import TrialError
-from zerotrial.compat.engine_view import EngineView
+from zerotrial.engine_view import EngineView
 
 __all__ = ["SkippedStepMonitor"]
 

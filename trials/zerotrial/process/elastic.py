@@ -52,6 +52,7 @@ from zerolab.contract.outcome import (
 )
 from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.spec import (
+    ENV_AS_DEEPSPEED,
     ENV_HOSTS,
     ENV_RUN_SPEC,
     ENV_SCRIPT,
@@ -63,10 +64,11 @@ from zerolab.contract.spec import (
     TrialClass,
     read_run_spec,
 )
+from zerolab.errors import ConfigError
 from zerolab.launcher.rank import announce_rank
 from zerolab.linux import PARENT_DIED, reap_adopted
+from zerolab.registry import Registry
 from zerolab.staging.launcher_hooks import staged
-from zerotrial.compat.deepspeed import install_from_environment
 from zerotrial.process.early_sigterm import DeferredSigterm, StoppedEarlyError
 from zerotrial.process.preloading import TRIAL_CLASS_MODULES, import_next
 from zerotrial.process.rendezvous import choose_network_interface, create_rendezvous
@@ -74,6 +76,9 @@ from zerotrial.process.rendezvous import choose_network_interface, create_rendez
 __all__ = ["launch", "run_launcher", "run_rank"]
 
 logger = logging.getLogger(__name__)
+
+REPLACEMENTS: Registry[Callable[[], None]] = Registry("zerotrial.replacements", {})
+"""Functions of extensions that replace a module which scripts import, by its name."""
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _READY_TIMEOUT_S = 10.0
@@ -213,7 +218,7 @@ def launch(spec_file: Path, sigterm: DeferredSigterm) -> Outcome:
     if not (isinstance(spec.entrypoint, Command) and spec.entrypoint.plain):
         os.environ[ENV_HOSTS] = ",".join(spec.host_names) or socket.gethostname()
     os.environ.update(spec.variables.get(kind, {}))
-    install_from_environment()
+    _replace_deepspeed()
     os.chdir(spec.model_dir)
     try:
         sigterm.release()
@@ -224,6 +229,19 @@ def launch(spec_file: Path, sigterm: DeferredSigterm) -> Outcome:
         # Ranks of other machines may wait for these, so a multi-node run has failed.
         code = -signal.SIGTERM if _is_multi_node(spec) else EXIT_PREEMPTED
         return Outcome(code, message, told=True)
+
+
+def _replace_deepspeed() -> None:
+    """Make ``import deepspeed`` find the extension's replacement, if the run asks for it.
+
+    Raises:
+        ConfigError: If the extension is not installed.
+    """
+    if os.environ.get(ENV_AS_DEEPSPEED, "0") in {"", "0"}:
+        return
+    if problem := REPLACEMENTS.problem("deepspeed"):
+        raise ConfigError("environment.deepspeed", [problem])
+    REPLACEMENTS["deepspeed"]()
 
 
 def _is_multi_node(spec: RunSpec) -> bool:

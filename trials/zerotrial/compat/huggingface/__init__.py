@@ -1,28 +1,6 @@
-"""Scripts written for Hugging Face's Trainer or Accelerate, unchanged, as trials of an experiment.
+"""Old import path of `zerotrial.extensions.huggingface`."""
 
-:func:`install` waits for their modules; it imports neither of them, nor torch. Every Python
-process of a command that is an experiment's entrypoint calls it at its start. A script on its own
-that calls it may say ``report_to="zerolab"``, or ``log_with="zerolab"`` with Accelerate.
-"""
+from zerotrial.extensions.huggingface import __path__ as __path__
+from zerotrial.extensions.huggingface import install
 
-from typing import TYPE_CHECKING, Any
-
-from zerotrial.compat.huggingface.hooks import install
-
-if TYPE_CHECKING:
-    from zerotrial.compat.huggingface.tracker import ZerolabTracker
-    from zerotrial.compat.huggingface.trainer import ZerolabCallback
-
-__all__ = ["ZerolabCallback", "ZerolabTracker", "install"]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "ZerolabCallback":
-        from zerotrial.compat.huggingface.trainer import ZerolabCallback
-
-        return ZerolabCallback
-    if name == "ZerolabTracker":
-        from zerotrial.compat.huggingface.tracker import ZerolabTracker
-
-        return ZerolabTracker
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+__all__ = ["install"]
