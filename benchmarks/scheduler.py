@@ -21,7 +21,8 @@ from zerolab.paths import Home
 from zerolab.scheduler import AgentSlots, Allocation, Cluster, Job, Request, schedule
 from zeroserver.event_journal import Hub, Journal
 from zeroserver.orchestrator import scheduling
-from zeroserver.orchestrator.state import World
+from zeroserver.orchestrator.state import Orchestrator
+from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.services import settle_memory
 from zeroserver.settings import Settings
 from zeroserver.store.database import Database, Transaction
@@ -168,12 +169,14 @@ def pass_ms(kind: str, jobs: int, rounds: int) -> Cpu:
         database = Database(sqlite_url(home.database), lambda _changes: None)
         migrate(database)
         database.start()
-        world = World(Settings(home=home.path), home, Journal(Hub()))
+        orchestrator = Orchestrator(Settings(home=home.path), home, Journal(Hub()))
         try:
             database.write_now(lambda transaction: fill(transaction, kind, jobs))
             settle_memory()  # as the server does when it has started
             return database.write_now(
-                lambda transaction: cpu_ms(lambda: scheduling.schedule(world, transaction), rounds)
+                lambda transaction: cpu_ms(
+                    lambda: scheduling.schedule(UnitOfWork(orchestrator, transaction)), rounds
+                )
             )
         finally:
             database.close()

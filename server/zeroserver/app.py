@@ -32,13 +32,14 @@ from zeroserver.errors import StoreError, install_error_handlers
 from zeroserver.event_journal import Hub, Journal
 from zeroserver.orchestrator.ingest.expiry import expire_logs
 from zeroserver.orchestrator.scheduling import bound_deadlines, tick
-from zeroserver.orchestrator.state import World
+from zeroserver.orchestrator.state import Orchestrator
+from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.search_processes import SearchProcesses
 from zeroserver.services import Services
 from zeroserver.settings import Settings
 from zeroserver.store.archives import sweep_archives
 from zeroserver.store.corruption import damaged_tables
-from zeroserver.store.database import Change, Database, Transaction
+from zeroserver.store.database import Change, Database
 from zeroserver.store.engine_factory import sqlite_url
 from zeroserver.store.migrate import lock_database, migrate
 from zeroserver.store.orphans import find_orphans
@@ -145,7 +146,7 @@ def _services(settings: Settings) -> Services:
     journal = Journal(hub)
     timings = settings.timings
     keys = TokenStore(home, timings.session_s, timings.login_code_s)
-    world = World(settings, home, journal)
+    orchestrator = Orchestrator(settings, home, journal)
 
     def publish(changes: list[Change]) -> None:
         loop = services.loop
@@ -155,7 +156,7 @@ def _services(settings: Settings) -> Services:
 
     url = settings.database_url or sqlite_url(home.database)
     database = Database(url, publish, settings.synchronous)
-    services = Services(settings, database, hub, journal, world, keys)
+    services = Services(settings, database, hub, journal, orchestrator, keys)
     return services
 
 
@@ -173,15 +174,17 @@ def prepare(services: Services) -> None:
         return
     try:
         lock_database(database)
-        migrate(database, services.world.home)
+        migrate(database, services.orchestrator.home)
         database.start()
         database.write_now(database.lock.sign)
-        database.write_now(lambda transaction: bound_deadlines(services.world, transaction))
-        sweep_archives(database, services.world.home.archives)
+        database.write_now(
+            lambda transaction: bound_deadlines(UnitOfWork(services.orchestrator, transaction))
+        )
+        sweep_archives(database, services.orchestrator.home.archives)
     except StoreError as error:
         if isinstance(error.__cause__, OSError):  # a file beside the database, which it names
             raise
-        file = services.world.home.database
+        file = services.orchestrator.home.database
         tables = damaged_tables(file) if error.damaged and database.sqlite else []
         raise StoreError.of_start(database.name, error, tables) from error
 
@@ -193,7 +196,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     services.started_at = time.time()
     await asyncio.to_thread(prepare, services)
     await services.load_large_searches()
-    services.world.janitor.start(services.database)
+    services.orchestrator.janitor.start(services.database)
     searches = SearchProcesses(services)
     ticking = asyncio.create_task(_tick_forever(services, searches))
     try:
@@ -205,7 +208,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             await ticking
         searches.close()
         services.loop = None
-        await asyncio.to_thread(services.world.janitor.close)
+        await asyncio.to_thread(services.orchestrator.janitor.close)
         await asyncio.to_thread(services.database.close)
 
 
@@ -216,16 +219,16 @@ async def _tick_forever(services: Services, searches: SearchProcesses) -> None:
     said, quiet_until = "", 0.0
     expire_at = 0.0
     while True:
-        services.world.note_tick()
+        services.orchestrator.note_tick()
         services.journal.tidy()
         try:
             await services.write(tick)
-            while services.world.unfinished:
+            while services.orchestrator.unfinished:
                 await services.write(tick)
             await services.carry_out()
             await services.apply_policies()
             await services.remove_orphans()
-            if services.world.purge_names:
+            if services.orchestrator.purge_names:
                 await services.purge_names()
             await searches.look_after()
             if time.monotonic() >= expire_at:
@@ -241,12 +244,14 @@ async def _tick_forever(services: Services, searches: SearchProcesses) -> None:
         await asyncio.sleep(services.settings.timings.tick_s)
 
 
-def _note_orphans(world: World, transaction: Transaction) -> None:
+def _note_orphans(work: UnitOfWork) -> None:
     """Remove leftovers of imports and deletions that a killed server did not finish."""
-    found = find_orphans(transaction, world.importing)
+    found = find_orphans(work, work.orchestrator.importing)
     if found:
         logger.info("removing points and logs of %d trial(s) that are gone", len(found))
-        world.orphans.extend(each for each in found if each not in world.orphans)
+        work.orchestrator.orphans.extend(
+            each for each in found if each not in work.orchestrator.orphans
+        )
 
 
 def _add_page(app: FastAPI, static: Path) -> None:

@@ -26,13 +26,12 @@ from starlette.concurrency import run_in_threadpool
 
 from zerolab.contract.spec import ENV_MASTER, ENV_TOKEN, EXIT_USER_ERROR
 from zeroserver.orchestrator.searching import DISABLED
-from zeroserver.orchestrator.state import World
 from zeroserver.orchestrator.trials import fail_experiment
+from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.services import Services
 from zeroserver.settings import Limits
 from zeroserver.states import ExperimentState
 from zeroserver.store.archives import archive_path, unpack_archive
-from zeroserver.store.database import Transaction
 from zeroserver.store.schema import experiments
 
 __all__ = ["SearchProcesses"]
@@ -82,7 +81,7 @@ class SearchProcesses:
     _failures: dict[int, _Failures] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._folders = self.services.world.home.searchers
+        self._folders = self.services.orchestrator.home.searchers
         # A server that was killed leaves its directories behind.
         shutil.rmtree(self._folders, ignore_errors=True)
 
@@ -105,7 +104,7 @@ class SearchProcesses:
         config = await self.services.read(lambda found: _config_of(found, experiment_id))
         self._folders.mkdir(mode=0o700, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f"{experiment_id}-", dir=self._folders))
-        path = archive_path(self.services.world.home.archives, archive)
+        path = archive_path(self.services.orchestrator.home.archives, archive)
         model, temporary = folder / "model", folder / "tmp"
         for directory in (model, temporary):
             directory.mkdir()
@@ -165,9 +164,7 @@ class SearchProcesses:
             await self._end(experiment_id, f"searcher.entrypoint: its class failed: {line}")
 
     async def _end(self, experiment_id: int, error: str) -> None:
-        await self.services.write(
-            lambda world, transaction: fail_experiment(world, transaction, experiment_id, error)
-        )
+        await self.services.write(lambda work: fail_experiment(work, experiment_id, error))
 
     def close(self) -> None:
         """Stop all processes; the next server starts them again."""
@@ -225,15 +222,15 @@ def _config_of(connection: Connection, experiment_id: int) -> dict[str, Any]:
     return {key: config[key] for key in _CONFIG_KEYS}
 
 
-def _wanted(world: World, transaction: Transaction) -> dict[int, tuple[str, str]]:
+def _wanted(work: UnitOfWork) -> dict[int, tuple[str, str]]:
     """Return the searchers that should run: their classes, and the archives that hold them."""
     open_states = [ExperimentState.ACTIVE, ExperimentState.PAUSED]
     query = select(experiments.c.id, experiments.c.archive).where(
         experiments.c.state.in_(open_states), experiments.c.searcher_done == 0
     )
     found = {}
-    for experiment_id, archive in transaction.connection.execute(query).all():
-        entrypoint = world.config(transaction, experiment_id).searcher.external_entrypoint
+    for experiment_id, archive in work.connection.execute(query).all():
+        entrypoint = work.config(experiment_id).searcher.external_entrypoint
         if entrypoint and archive:
             found[experiment_id] = (entrypoint, archive)
     return found

@@ -33,8 +33,9 @@ from zeroserver.orchestrator.checkpoints.retention import (
 from zeroserver.orchestrator.ingest.names import forget_names, unused_names
 from zeroserver.orchestrator.log_policies import PolicySearch
 from zeroserver.orchestrator.scheduling import schedule
-from zeroserver.orchestrator.state import World
+from zeroserver.orchestrator.state import Orchestrator
 from zeroserver.orchestrator.trials import carry_out_more, interrupted_searches, resume_backlog
+from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.settings import Settings
 from zeroserver.store.database import Change, Database, Transaction
 from zeroserver.store.orphans import ROWS, remove_part
@@ -67,7 +68,7 @@ class Services:
     database: Database
     hub: Hub
     journal: Journal
-    world: World
+    orchestrator: Orchestrator
     keys: TokenStore
     url: str = ""
     """Address at which agents on this machine reach the server; known once it listens."""
@@ -110,9 +111,11 @@ class Services:
         with self.database.read() as connection:
             return question(connection)
 
-    async def write(self, job: Callable[[World, Transaction], T]) -> T:
+    async def write(self, job: Callable[[UnitOfWork], T]) -> T:
         """Run a job of the orchestrator and wait for its commit."""
-        return await self.database.write(lambda transaction: job(self.world, transaction))
+        return await self.database.write(
+            lambda transaction: job(UnitOfWork(self.orchestrator, transaction))
+        )
 
     async def load_searcher(self, experiment_id: int) -> None:
         """Replay a search that is not in memory outside of the writer, before a change needs it.
@@ -120,18 +123,16 @@ class Services:
         Raises:
             NotFoundError: If there is no such experiment.
         """
-        if experiment_id not in self.world.searchers:
+        if experiment_id not in self.orchestrator.searchers:
             await self.prepare_replay(experiment_id)
-            await self.write(
-                lambda world, transaction: searching.load_searcher(
-                    world, transaction, experiment_id
-                )
-            )
+            await self.write(lambda work: searching.load_searcher(work, experiment_id))
 
     async def prepare_replay(self, experiment_id: int) -> None:
         """Replay a search outside of the writer, for the next change that needs the replay."""
         await self.read(
-            lambda connection: searching.prepare_replay(self.world, connection, experiment_id)
+            lambda connection: searching.prepare_replay(
+                self.orchestrator, connection, experiment_id
+            )
         )
 
     async def load_large_searches(self) -> None:
@@ -144,27 +145,27 @@ class Services:
 
     async def resume(self) -> None:
         """Resume the policies and search operations that a killed server did not finish."""
-        self.world.retention.update(await self.read(due_experiments))
+        self.orchestrator.retention.update(await self.read(due_experiments))
         for experiment_id in await self.read(interrupted_searches):
             await self.prepare_replay(experiment_id)
             await self.write(
-                lambda world, transaction, experiment_id=experiment_id: resume_backlog(  # type: ignore[misc]
-                    world, transaction, experiment_id
+                lambda work, experiment_id=experiment_id: resume_backlog(  # type: ignore[misc]
+                    work, experiment_id
                 )
             )
 
     async def carry_out(self) -> None:
         """Execute queued searcher operations, split into several changes."""
-        while self.world.backlog:
+        while self.orchestrator.backlog:
             await self.write(_carry_out_more)
 
     async def apply_policies(self) -> None:
         """Apply the checkpoint policies of large experiments, in several changes."""
-        for experiment_id in sorted(self.world.retention):
+        for experiment_id in sorted(self.orchestrator.retention):
             try:
                 await self.apply_policy(experiment_id)
             except NotFoundError:  # it was deleted
-                self.world.retention.discard(experiment_id)
+                self.orchestrator.retention.discard(experiment_id)
 
     async def apply_policy(self, experiment_id: int) -> list[str]:
         """Delete the checkpoints of an experiment that its policy does not keep, a part at a time.
@@ -177,7 +178,7 @@ class Services:
         """
         deleted: list[str] = []
         async with self._applying:
-            await self.write(lambda world, _transaction: world.retention.discard(experiment_id))
+            await self.write(lambda work: work.orchestrator.retention.discard(experiment_id))
             try:
                 parts = await self.read(partial(trials_to_thin, experiment_id=experiment_id))
                 for trial_ids in parts:
@@ -188,23 +189,23 @@ class Services:
                             break
                 await self.write(partial(settle_due, experiment_id=experiment_id))
             except BaseException:
-                self.world.retention.add(experiment_id)  # the next tick goes on
+                self.orchestrator.retention.add(experiment_id)  # the next tick goes on
                 raise
         return deleted
 
     async def remove_orphans(self) -> None:
         """Remove the points and logs of deleted trials, in several changes."""
-        while self.world.orphans:
+        while self.orchestrator.orphans:
             await self.write(_remove_part)
             self.database.deleted = True
         await run_in_threadpool(self.database.empty_wal)
 
     async def purge_names(self) -> None:
         """Delete the names of metrics that have no points any more."""
-        self.world.purge_names = False
-        await self.write(lambda world, _transaction: world.admitted.clear())
+        self.orchestrator.purge_names = False
+        await self.write(lambda work: work.orchestrator.admitted.clear())
         unused = await self.read(unused_names)
-        await self.write(lambda world, transaction: forget_names(world, transaction, unused))
+        await self.write(lambda work: forget_names(work, unused))
 
     async def probe(self) -> None:
         """Check that the database can be read and written, and that its disk has room.
@@ -260,7 +261,7 @@ class Services:
 
         A page that is written again says nothing: it has its place in the log of the database.
         """
-        places = {self.world.home.path}
+        places = {self.orchestrator.home.path}
         if self.database.file is not None:
             places.add(self.database.file.absolute().parent)
         for place in places:
@@ -275,23 +276,23 @@ class Services:
             connection.execute(text("SELECT 1"))
 
 
-def _remove_part(world: World, transaction: Transaction) -> None:
+def _remove_part(work: UnitOfWork) -> None:
     """Remove some rows of deleted trials."""
     removed = 0
     for _ in range(_TRIALS_AT_ONCE):
-        if not world.orphans or removed >= ROWS:
+        if not work.orchestrator.orphans or removed >= ROWS:
             return
-        rows, done = remove_part(transaction, world.orphans[0])
+        rows, done = remove_part(work, work.orchestrator.orphans[0])
         removed += rows
         if done:
-            trial_id = world.orphans.popleft()
-            world.purge_names = True
-            transaction.undo.append(partial(world.orphans.appendleft, trial_id))
+            trial_id = work.orchestrator.orphans.popleft()
+            work.orchestrator.purge_names = True
+            work.undo.append(partial(work.orchestrator.orphans.appendleft, trial_id))
 
 
-def _carry_out_more(world: World, transaction: Transaction) -> None:
-    if carry_out_more(world, transaction):
-        schedule(world, transaction)
+def _carry_out_more(work: UnitOfWork) -> None:
+    if carry_out_more(work):
+        schedule(work)
 
 
 def _note_failure(task: "asyncio.Task[None]") -> None:

@@ -10,9 +10,8 @@ from typing import Any
 
 from zerolab.searcher import Operation
 from zeroserver.orchestrator import searching
-from zeroserver.orchestrator.state import World
+from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.process import main
-from zeroserver.store.database import Transaction
 
 
 def serve(moment: str, arguments: list[str]) -> int:
@@ -25,13 +24,11 @@ def serve(moment: str, arguments: list[str]) -> int:
 def _kill_in(
     original: Callable[..., list[Operation]], moment: str
 ) -> Callable[..., list[Operation]]:
-    def tell_and_kill(
-        world: World, transaction: Transaction, experiment_id: int, event: Any
-    ) -> list[Operation]:
-        operations = original(world, transaction, experiment_id, event)
+    def tell_and_kill(work: UnitOfWork, experiment_id: int, event: Any) -> list[Operation]:
+        operations = original(work, experiment_id, event)
         if moment == "before":
             _kill_self()
-        transaction.then.append(_kill_self)
+        work.then.append(_kill_self)
         return operations
 
     return tell_and_kill

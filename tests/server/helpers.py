@@ -34,7 +34,7 @@ from zerolab.contract.messages import (
 from zerolab.contract.spec import RunSpec
 from zeroserver.app import create_app
 from zeroserver.orchestrator.scheduling import tick
-from zeroserver.orchestrator.state import World
+from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.services import Services
 from zeroserver.settings import Settings, Timings
 from zeroserver.store.database import Transaction
@@ -223,10 +223,12 @@ class Server:
         self.clock.now += seconds
         self.write(tick)
 
-    def write(self, job: Callable[[World, Transaction], Any]) -> Any:
+    def write(self, job: Callable[[UnitOfWork], Any]) -> Any:
         """Run a job of the orchestrator."""
-        world = self.services.world
-        return self.services.database.write_now(lambda transaction: job(world, transaction))
+        orchestrator = self.services.orchestrator
+        return self.services.database.write_now(
+            lambda transaction: job(UnitOfWork(orchestrator, transaction))
+        )
 
     @contextmanager
     def writer_held(self) -> Iterator[Callable[[], int]]:
@@ -250,7 +252,7 @@ class Server:
 
     def execute(self, statement: str, **values: Any) -> None:
         """Change rows behind the server's back."""
-        self.write(lambda _, tx: tx.connection.execute(text(statement), values))
+        self.write(lambda work: work.connection.execute(text(statement), values))
 
     def sql(self, statement: str) -> list[tuple[Any, ...]]:
         with self.services.database.read() as connection:
@@ -271,7 +273,7 @@ def serve(
     services: Services = app.state.services
     services.url = "http://127.0.0.1"
     clock = clock or Clock()
-    services.world.clock, services.world.steady = clock, clock.steady
+    services.orchestrator.clock, services.orchestrator.steady = clock, clock.steady
     token = services.keys.token
     headers = {"Authorization": f"Bearer {token}"}
     with TestClient(

@@ -104,7 +104,7 @@ def test_trial_restarts_after_1000_failures(sqlite_server: Server) -> None:
     server = sqlite_server
     server.submit(max_restarts=1_000_000)
     server.add_agent()
-    server.write(lambda _, tx: tx.run("UPDATE trials SET restarts = 5000"))
+    server.write(lambda _, work: work.run("UPDATE trials SET restarts = 5000"))
     server.exit(server.begin().run_id, 1)
     assert (server.trial()["state"], server.trial()["restarts"]) == ("QUEUED", 5001)
 
@@ -147,8 +147,10 @@ def test_export_of_old_rows_is_json(server: Server) -> None:
     server.add_agent()
     server.report(server.begin().run_id, metrics("training", 1, loss=1.0))
     server.write(
-        lambda world, tx: store_points(
-            tx, 1, [(world.keys.find(tx, "training", "loss"), 2, math.inf, math.inf)]
+        lambda work: store_points(
+            work,
+            1,
+            [(work.orchestrator.keys.find(work, "training", "loss"), 2, math.inf, math.inf)],
         )
     )
     text = server.http.get("/api/v1/experiments/1/metrics/export").text
@@ -283,7 +285,7 @@ def test_names_of_earlier_versions_are_accepted(sqlite_server: Server) -> None:
     server = sqlite_server
     server.submit()
     server.execute("UPDATE experiments SET config = replace(config, '\"digits\"', '\"di\\ngits\"')")
-    server.services.world.forget_config(1)
+    server.services.orchestrator.forget_config(1)
     server.add_agent()
     assert server.begin().run_id
 

@@ -12,9 +12,9 @@ from zerolab.contract.messages import LogBatch, LogEntry, ReportBatch
 from zeroserver.event_journal import ALL, Entry, Hub, Journal
 from zeroserver.orchestrator.ingest.logs import store_logs
 from zeroserver.orchestrator.ingest.reports import store_reports
-from zeroserver.orchestrator.state import World
+from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.orchestrator.user_actions import act
-from zeroserver.store.database import Change, Transaction
+from zeroserver.store.database import Change
 
 
 def happen(journal: Journal, experiment_id: int, size: int, count: int = 1) -> None:
@@ -113,26 +113,26 @@ async def _open(journal: Journal):  # type: ignore[no-untyped-def]
     return stream
 
 
-def _report(world: World, transaction: Transaction) -> None:
-    store_reports(world, transaction, 1, ReportBatch(1, [metrics("training", 1, loss=0.5)]))
+def _report(work: UnitOfWork) -> None:
+    store_reports(work, 1, ReportBatch(1, [metrics("training", 1, loss=0.5)]))
 
 
-def _log(world: World, transaction: Transaction) -> None:
+def _log(work: UnitOfWork) -> None:
     batch = LogBatch(0, [LogEntry("hello", 1.8e9, 0)])
-    store_logs(world, transaction, 1, batch, [], by_run=True)
+    store_logs(work, 1, batch, [], by_run=True)
 
 
-def _pause(world: World, transaction: Transaction) -> None:
-    act(world, transaction, 1, "pause")
+def _pause(work: UnitOfWork) -> None:
+    act(work, 1, "pause")
 
 
-def _kill(world: World, transaction: Transaction) -> None:
-    act(world, transaction, 1, "kill")
+def _kill(work: UnitOfWork) -> None:
+    act(work, 1, "kill")
 
 
 @pytest.mark.parametrize("change", [_report, _log, _pause, _kill])
 def test_reader_before_commit_reads_again(
-    sqlite_server: Server, change: Callable[[World, Transaction], None]
+    sqlite_server: Server, change: Callable[[UnitOfWork], None]
 ) -> None:
     """A reader that opens its stream in the middle of a change would miss its events."""
     server = sqlite_server
@@ -144,8 +144,8 @@ def test_reader_before_commit_reads_again(
     assert portal is not None
     streams = []
 
-    def job(world: World, transaction: Transaction) -> None:
-        change(world, transaction)
+    def job(work: UnitOfWork) -> None:
+        change(work)
         streams.append(portal.call(_open, journal))
 
     server.write(job)

@@ -23,7 +23,9 @@ WRITERS = 45
 def locked(server: Server) -> Iterator[None]:
     """Keep another process's lock on the database: nothing of an experiment can be changed."""
     if server.services.database.sqlite:
-        holder: Any = sqlite3.connect(server.services.world.home.database, isolation_level=None)
+        holder: Any = sqlite3.connect(
+            server.services.orchestrator.home.database, isolation_level=None
+        )
         holder.execute("BEGIN IMMEDIATE")
     else:
         url = server.services.settings.database_url

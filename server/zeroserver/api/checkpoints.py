@@ -44,10 +44,10 @@ from zeroserver.orchestrator.checkpoints.removing import (
 )
 from zeroserver.orchestrator.checkpoints.retention import AT_ONCE
 from zeroserver.orchestrator.checkpoints.short_uuids import full_uuid
-from zeroserver.orchestrator.state import World, stored_address
+from zeroserver.orchestrator.state import stored_address
+from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.services import ReadDep, Services, ServicesDep
 from zeroserver.states import TRIAL_ENDED
-from zeroserver.store.database import Transaction
 from zeroserver.store.schema import checkpoints, experiments, trials
 
 if TYPE_CHECKING:  # pydantic's models of the whole file, and fsspec
@@ -201,7 +201,7 @@ def _read_file(
     if row["state"] not in _STORED_STATES:
         raise ConflictError(f"checkpoint {row['uuid']} is {row['state']}: its files are gone")
     sizes: dict[str, int] = msgspec.json.decode(row["resources"])
-    store = CheckpointStore(stored_address(services.world.home, experiment), owner="server")
+    store = CheckpointStore(stored_address(services.orchestrator.home, experiment), owner="server")
     if name == "checkpoint.json":
         return iter([store.describe(row["uuid"]).to_json()[first:]])
     if name not in sizes or file_name_problem(name):
@@ -254,13 +254,12 @@ def _removal(going: Sequence[Going], dry_run: bool) -> Response:
 
 
 def _remove_some(
-    world: World,
-    transaction: Transaction,
+    work: UnitOfWork,
     uuids: Sequence[str],
     globs: Sequence[str],
     removed: int,
 ) -> list[Going]:
-    return remove_checkpoints(world, transaction, uuids, globs, removed=removed)
+    return remove_checkpoints(work, uuids, globs, removed=removed)
 
 
 @router.post("/checkpoints/remove", responses=answer(Removal))
@@ -282,7 +281,7 @@ async def remove(services: ServicesDep, body: Removing) -> Response:
 @router.delete("/checkpoints/{uuid}", status_code=204)
 async def delete_checkpoint(services: ServicesDep, uuid: str) -> Response:
     """Remove a checkpoint; one that is gone stays so."""
-    await services.write(lambda world, transaction: remove_checkpoints(world, transaction, [uuid]))
+    await services.write(lambda work: remove_checkpoints(work, [uuid]))
     return Response(status_code=204)
 
 
@@ -296,9 +295,7 @@ async def collect_checkpoints(
     if chosen.dry_run:
         going = await services.read(lambda connection: unkept(connection, experiment_id, counts))
     else:
-        await services.write(
-            lambda world, transaction: set_policy(world, transaction, experiment_id, counts)
-        )
+        await services.write(lambda work: set_policy(work, experiment_id, counts))
         uuids = await services.apply_policy(experiment_id)
         going = await services.read(lambda connection: removed(connection, uuids))
     return _removal(going, chosen.dry_run)

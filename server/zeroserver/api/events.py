@@ -14,7 +14,7 @@ from zeroserver.api.api_route import ApiRoute
 from zeroserver.api.common import IdPath
 from zeroserver.api.resources import Log
 from zeroserver.event_journal import ALL, LISTED_KINDS, Entry
-from zeroserver.orchestrator.state import World
+from zeroserver.orchestrator.state import Orchestrator
 from zeroserver.services import Services, ServicesDep
 from zeroserver.store.schema import checkpoints, experiments, logs, trials
 
@@ -68,7 +68,7 @@ async def _text(services: Services, experiment_id: int, cursor: str | None) -> A
         async for entries in groups:
             if entries is None:
                 first = await services.read(
-                    lambda connection: _everything(connection, services.world, experiment_id)
+                    lambda connection: _everything(connection, services.orchestrator, experiment_id)
                 )
                 for _, name, data in first:
                     yield _event(None, name, data)
@@ -85,16 +85,22 @@ async def _load(services: Services, entries: list[Entry], experiment_id: int) ->
         entries = [entry for entry in entries if entry.kind in LISTED_KINDS]
     if not entries:
         return []
-    return await services.read(lambda connection: _resources(connection, services.world, entries))
+    return await services.read(
+        lambda connection: _resources(connection, services.orchestrator, entries)
+    )
 
 
-def _resources(connection: Connection, world: World, entries: list[Entry]) -> list[Event]:
+def _resources(
+    connection: Connection, orchestrator: Orchestrator, entries: list[Entry]
+) -> list[Event]:
     """Turn entries into events; a thing that changed twice is told once, as it is now."""
     last = {_key(entry): entry.number for entry in entries}
     result: list[Event] = []
     for entry in entries:
         if last[_key(entry)] == entry.number:
-            result += [(entry.number, entry.kind, data) for data in _data(connection, world, entry)]
+            result += [
+                (entry.number, entry.kind, data) for data in _data(connection, orchestrator, entry)
+            ]
     return result
 
 
@@ -103,7 +109,7 @@ def _key(entry: Entry) -> tuple[str, Any]:
     return entry.kind, entry.number if unique else entry.resource
 
 
-def _data(connection: Connection, world: World, entry: Entry) -> Iterable[Any]:
+def _data(connection: Connection, orchestrator: Orchestrator, entry: Entry) -> Iterable[Any]:
     if entry.kind in {"metric", "cluster"}:  # all that there is to tell is in the entry
         return [msgspec.Raw(entry.resource)]
     if entry.kind == "log":
@@ -121,26 +127,28 @@ def _data(connection: Connection, world: World, entry: Entry) -> Iterable[Any]:
     if row is None:  # deleted since
         return [{"id": entry.resource, "deleted": True}]
     if table is experiments:
-        return [queries.experiment(row, world.waiting)]
-    return queries.trial_list(connection, [row], world)
+        return [queries.experiment(row, orchestrator.waiting)]
+    return queries.trial_list(connection, [row], orchestrator)
 
 
 def _row(connection: Connection, table: Any, condition: Any) -> RowMapping | None:
     return connection.execute(select(table).where(condition)).mappings().one_or_none()
 
 
-def _everything(connection: Connection, world: World, experiment_id: int) -> list[Event]:
+def _everything(
+    connection: Connection, orchestrator: Orchestrator, experiment_id: int
+) -> list[Event]:
     """What a reader needs who may have missed something: the present, and the advice to reload."""
     reload = [(None, name, {"reload": True}) for name in ("metric", "checkpoint", "log")]
     if experiment_id == ALL:
         return [(None, "experiment", {"reload": True})]
     row = queries.one(connection, experiments, experiment_id)
-    reported: list[Event] = [(None, "experiment", queries.experiment(row, world.waiting))]
+    reported: list[Event] = [(None, "experiment", queries.experiment(row, orchestrator.waiting))]
     if row["num_trials"] > _MANY:
         return [*reported, (None, "trial", {"reload": True}), *reload]
     query = select(trials).where(trials.c.experiment_id == experiment_id).order_by(trials.c.id)
     rows = connection.execute(query).mappings().all()
-    result = queries.trial_list(connection, rows, world)
+    result = queries.trial_list(connection, rows, orchestrator)
     return reported + [(None, "trial", item) for item in result] + reload
 
 

@@ -27,12 +27,11 @@ from zeroserver.errors import StoreError
 from zeroserver.orchestrator import continuation, user_actions
 from zeroserver.orchestrator.continuation import Continuation
 from zeroserver.orchestrator.searching import Begun
-from zeroserver.orchestrator.state import World, find, save, touch
+from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.orchestrator.user_actions import Submission
 from zeroserver.services import ReadDep, Services, ServicesDep, services_of
 from zeroserver.states import ExperimentState
 from zeroserver.store.archives import ArchiveGoneError, archive_path, reader, store_archive
-from zeroserver.store.database import Transaction
 from zeroserver.store.schema import experiments
 
 __all__ = ["Changes", "imports", "overlay", "router", "submit_again"]
@@ -87,7 +86,7 @@ def _checked(
     checked = check_experiment(raw, reader(content))
     warnings = check_storage(
         checked.checkpoint_storage,
-        services.world.installation,
+        services.orchestrator.installation,
         services.settings.timings.storage_check_s,
     )
     warnings += space_warnings(checked.hyperparameters)
@@ -100,7 +99,7 @@ def _checked(
         config=checked,
         begun=[Begun.of(checked, seed)],
         raw_config=raw,
-        archive=store_archive(services.world.home.archives, content),
+        archive=store_archive(services.orchestrator.home.archives, content),
         seed=seed,
         activate=activate,
         test_mode=test,
@@ -109,21 +108,17 @@ def _checked(
 
 
 async def _submit(services: Services, submission: Submission, content: bytes) -> Response:
-    archives = services.world.home.archives
+    archives = services.orchestrator.home.archives
     while True:
         try:
-            experiment_id = await services.write(
-                lambda world, transaction: user_actions.create(world, transaction, submission)
-            )
+            experiment_id = await services.write(lambda work: user_actions.create(work, submission))
             break
         except ArchiveGoneError:  # it was there, and went with an experiment deleted meanwhile
             await run_in_threadpool(store_archive, archives, content)
         except Exception:
             with suppress(StoreError):  # the next start removes it
                 await services.write(
-                    lambda world, transaction: user_actions.let_archive_go(
-                        world, transaction, submission.archive
-                    )
+                    lambda work: user_actions.let_archive_go(work, submission.archive)
                 )
             raise
     await services.carry_out()
@@ -141,7 +136,7 @@ def _answer(
     warnings: Sequence[str] = (),
 ) -> Response:
     row = queries.one(connection, experiments, experiment_id)
-    body = ExperimentAnswer(queries.experiment(row, services.world.waiting), list(warnings))
+    body = ExperimentAnswer(queries.experiment(row, services.orchestrator.waiting), list(warnings))
     return respond(body, status)
 
 
@@ -170,7 +165,7 @@ def list_experiments(
     if archived is not None:
         query = query.where(columns.archived == int(archived))
     rows, next_after = queries.page(connection, query, experiments, PageRequest(sort, after, limit))
-    items = [queries.experiment(row, services.world.waiting) for row in rows]
+    items = [queries.experiment(row, services.orchestrator.waiting) for row in rows]
     return respond(ExperimentPage(items, next_after))
 
 
@@ -204,8 +199,8 @@ async def patch_experiment(
 ) -> Response:
     """Change an experiment's name, description, labels or notes, or archive it."""
 
-    def job(world: World, transaction: Transaction) -> None:
-        find(transaction, experiments, experiment_id)
+    def job(work: UnitOfWork) -> None:
+        work.find(experiments, experiment_id)
         values: dict[str, Any] = {
             key: value
             for key, value in patch.model_dump(include={"name", "description", "notes"}).items()
@@ -214,12 +209,12 @@ async def patch_experiment(
         if patch.labels is not None:
             values["labels"] = msgspec.json.encode(patch.labels).decode()
         if values:
-            save(transaction, experiments, experiment_id, **values)
-            world.forget_job(transaction, experiment_id)  # its labels may have quotas
+            work.save(experiments, experiment_id, **values)
+            work.forget_job(experiment_id)  # its labels may have quotas
         if patch.archived is not None:
             action = "archive" if patch.archived else "unarchive"
-            user_actions.act(world, transaction, experiment_id, action)
-        touch(transaction, "experiment", experiment_id, experiment_id)
+            user_actions.act(work, experiment_id, action)
+        work.touch("experiment", experiment_id, experiment_id)
 
     await services.write(job)
     return await services.read(lambda connection: _answer(services, connection, experiment_id))
@@ -229,8 +224,8 @@ async def patch_experiment(
 async def delete_experiment(services: ServicesDep, experiment_id: IdPath) -> Response:
     """Delete an experiment that has ended, its checkpoints and its archive."""
 
-    def job(world: World, transaction: Transaction) -> bool:
-        return user_actions.remove(world, transaction, experiment_id)
+    def job(work: UnitOfWork) -> bool:
+        return user_actions.remove(work, experiment_id)
 
     while not await services.write(job):  # others get their turn in between
         services.database.deleted = True
@@ -285,7 +280,7 @@ async def submit_again(
     services: Services, original: RowMapping, raw: Mapping[str, Any], *, activate: bool
 ) -> Response:
     """Submit the model directory of an experiment with another configuration."""
-    path = archive_path(services.world.home.archives, original["archive"])
+    path = archive_path(services.orchestrator.home.archives, original["archive"])
 
     def check() -> tuple[Submission, bytes]:
         content = path.read_bytes()
@@ -307,7 +302,7 @@ async def continue_experiment(
     )
     submitted = msgspec.json.decode(original["raw_config"])
     raw = restore_secrets(overlay(submitted, request.config), submitted)
-    path = archive_path(services.world.home.archives, original["archive"])
+    path = archive_path(services.orchestrator.home.archives, original["archive"])
 
     def check() -> Continuation:
         from zerolab.config import check_experiment
@@ -318,13 +313,11 @@ async def continue_experiment(
     going_on = await run_in_threadpool(check)
     await services.read(
         lambda connection: continuation.prepare_continuation(
-            services.world, connection, experiment_id, going_on
+            services.orchestrator, connection, experiment_id, going_on
         )
     )
     await services.write(
-        lambda world, transaction: continuation.continue_experiment(
-            world, transaction, experiment_id, going_on
-        )
+        lambda work: continuation.continue_experiment(work, experiment_id, going_on)
     )
     await services.carry_out()
     return await services.read(lambda connection: _answer(services, connection, experiment_id))
@@ -349,7 +342,7 @@ _ARCHIVE: dict[int | str, dict[str, Any]] = {
 def get_archive(services: ServicesDep, connection: ReadDep, experiment_id: IdPath) -> FileResponse:
     """Download the model directory as tar.gz."""
     row = queries.one(connection, experiments, experiment_id)
-    path: Path = archive_path(services.world.home.archives, row["archive"])
+    path: Path = archive_path(services.orchestrator.home.archives, row["archive"])
     return FileResponse(path, media_type="application/gzip", filename="model.tar.gz")
 
 
@@ -386,7 +379,5 @@ async def act_on_experiment(
     """Pause, activate, cancel, kill, archive or unarchive; doing it twice changes nothing."""
     if action == "activate":
         await services.load_searcher(experiment_id)
-    await services.write(
-        lambda world, transaction: user_actions.act(world, transaction, experiment_id, action)
-    )
+    await services.write(lambda work: user_actions.act(work, experiment_id, action))
     return await services.read(lambda connection: _answer(services, connection, experiment_id))

@@ -26,7 +26,7 @@ from zeroserver.analysis.cost import slot_seconds_of
 from zeroserver.analysis.missing_result import experiment_problem, trial_problem
 from zeroserver.analysis.trial_filter import read_cursor, write_cursor
 from zeroserver.api.resources import Checkpoint, Experiment, Run, Trial
-from zeroserver.orchestrator.state import World
+from zeroserver.orchestrator.state import Orchestrator
 from zeroserver.orchestrator.wait_reasons import Waiting
 from zeroserver.states import TrialState
 from zeroserver.store.database import raw_rows
@@ -207,19 +207,22 @@ def rows_of(connection: Connection, table: Table, ids: Sequence[int]) -> Sequenc
     return [by_id[row_id] for row_id in ids if row_id in by_id]
 
 
-def trial_list(connection: Connection, rows: Sequence[RowMapping], world: World) -> list[Trial]:
+def trial_list(
+    connection: Connection, rows: Sequence[RowMapping], orchestrator: Orchestrator
+) -> list[Trial]:
     """Convert rows to resources, with two more queries for cost and the searcher's metric.
 
     Args:
         connection: Database connection.
         rows: Rows of the table of trials.
-        world: State with the clock and the reasons why trials wait.
+        orchestrator: Source of the clock and of the reasons why trials wait.
+        orchestrator: Source of the clock and of the reasons why trials wait.
     """
-    costs = slot_seconds_of(connection, [row["id"] for row in rows], world.clock())
+    costs = slot_seconds_of(connection, [row["id"] for row in rows], orchestrator.clock())
     owners = tuple({row["experiment_id"] for row in rows})
     query = _METRICS.format(", ".join("?" * len(owners)) or "NULL")
     metrics: dict[int, str] = dict(raw_rows(connection, query, owners))
-    of_trial = world.waiting.of_trial
+    of_trial = orchestrator.waiting.of_trial
     result = []
     for row in rows:
         number, experiment_id, state, error = (

@@ -48,10 +48,9 @@ from zeroserver.orchestrator.ingest import logs as log_lines
 from zeroserver.orchestrator.ingest import reports
 from zeroserver.orchestrator.log_policies import Match
 from zeroserver.orchestrator.nodes import keep_address, kills_others, nodes_of
-from zeroserver.orchestrator.state import World
+from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.services import Services, services_of
 from zeroserver.states import RunState
-from zeroserver.store.database import Transaction
 from zeroserver.store.schema import agents, run_nodes, runs, trials
 
 __all__ = ["WIRE_ROUTES", "WireRoute", "describe"]
@@ -168,9 +167,9 @@ async def register(request: Request) -> Response:
     agent = await _body(request, AgentRegistration)
     agents_room.check(agent)
 
-    def job(world: World, transaction: Transaction) -> int:
-        agent_id = agents_room.join(world, transaction, agent)
-        scheduling.schedule(world, transaction)
+    def job(work: UnitOfWork) -> int:
+        agent_id = agents_room.join(work, agent)
+        scheduling.schedule(work)
         return agent_id
 
     agent_id = await services.write(job)
@@ -187,9 +186,9 @@ async def work(request: Request) -> Response:
     wait_s = min(_number(request, "wait_s", 30.0), longest)
     identity = request.query_params.get("identity", "")
     alive = await services.read(lambda connection: _alive(connection, agent_id, identity))
-    services.world.seen[agent_id] = time.monotonic()
+    services.orchestrator.seen[agent_id] = time.monotonic()
     if not alive:
-        await services.write(lambda world, tx: _revive(world, tx, agent_id))
+        await services.write(lambda work: _revive(work, agent_id))
 
     async def ask() -> tuple[int, AgentWork]:
         renewals = services.keys.generation  # an agent whose token was renewed must not wait long
@@ -198,7 +197,7 @@ async def work(request: Request) -> Response:
         return found.version, found
 
     answer = await _wait_for(services, "agents", known, wait_s, ask)
-    services.world.seen[agent_id] = time.monotonic()
+    services.orchestrator.seen[agent_id] = time.monotonic()
     return _json(answer)
 
 
@@ -216,9 +215,9 @@ def _alive(connection: Connection, agent_id: int, identity: str) -> bool:
     return bool(row.alive)
 
 
-def _revive(world: World, transaction: Transaction, agent_id: int) -> None:
-    agents_room.revive(world, transaction, agent_id)
-    scheduling.schedule(world, transaction)
+def _revive(work: UnitOfWork, agent_id: int) -> None:
+    agents_room.revive(work, agent_id)
+    scheduling.schedule(work)
 
 
 async def leave(request: Request) -> Response:
@@ -227,9 +226,9 @@ async def leave(request: Request) -> Response:
     agent_id = _id(request, "agent_id")
     body = await _body(request, AgentLeave)
 
-    def job(world: World, transaction: Transaction) -> bool:
-        gone = agents_room.leave(world, transaction, agent_id, done=body.done)
-        scheduling.schedule(world, transaction)
+    def job(work: UnitOfWork) -> bool:
+        gone = agents_room.leave(work, agent_id, done=body.done)
+        scheduling.schedule(work)
         return gone
 
     while not await services.write(job):
@@ -299,7 +298,7 @@ async def started(request: Request) -> Response:
     """Say that the processes of a run are there."""
     run_id = _id(request, "run_id")
     services = services_of(request)
-    await services.write(lambda world, tx: running.started(tx, run_id, world.clock()))
+    await services.write(lambda work: running.started(work, run_id, work.clock()))
     return _json(Empty())
 
 
@@ -307,7 +306,7 @@ async def activity(request: Request) -> Response:
     """Say what a run does before its ranks are there, such as staging data."""
     run_id = _id(request, "run_id")
     text = (await _body(request, RunActivity)).text
-    await services_of(request).write(lambda _, tx: running.show_activity(tx, run_id, text))
+    await services_of(request).write(lambda work: running.show_activity(work, run_id, text))
     return _json(Empty())
 
 
@@ -320,7 +319,7 @@ async def meeting(request: Request) -> Response:
         where = f"{place.address[:100]!r} and {place.port}"
         raise ConfigError("request", [f"address, port: must be those of a machine, got {where}"])
     address = f"{place.address}:{place.port}"
-    await services_of(request).write(lambda _, tx: keep_address(tx, run_id, address))
+    await services_of(request).write(lambda work: keep_address(work, run_id, address))
     return _json(Empty())
 
 
@@ -334,9 +333,9 @@ async def exited(request: Request) -> Response:
     lines = end.log_tail.splitlines()
     matches = await run_in_threadpool(services.policies.search, run_id, lines)
 
-    def job(world: World, transaction: Transaction) -> None:
-        running.exited(world, transaction, run_id, end, matches)
-        scheduling.schedule(world, transaction)
+    def job(work: UnitOfWork) -> None:
+        running.exited(work, run_id, end, matches)
+        scheduling.schedule(work)
 
     await services.write(job)
     return _json(Empty())
@@ -350,8 +349,8 @@ async def store_reports(request: Request) -> Response:
     stored = 0
     for part in reports.parts_of(batch):  # others get their turn in between
 
-        def job(world: World, transaction: Transaction, part: ReportBatch = part) -> int:
-            return reports.store_reports(world, transaction, run_id, part)
+        def job(work: UnitOfWork, part: ReportBatch = part) -> int:
+            return reports.store_reports(work, run_id, part)
 
         stored = await services.write(job)
     return _json(BatchReceipt(stored))
@@ -362,9 +361,7 @@ async def extend(request: Request) -> Response:
     run_id = _id(request, "run_id")
     bound = await _body(request, BoundReached)
     services = services_of(request)
-    answer = await services.write(
-        lambda world, tx: scheduling.extend(world, tx, run_id, bound.until)
-    )
+    answer = await services.write(lambda work: scheduling.extend(work, run_id, bound.until))
     return _json(answer)
 
 
@@ -379,12 +376,11 @@ async def store_logs(request: Request) -> Response:
         matches = await run_in_threadpool(services.policies.search, run_id, lines)
 
         def job(
-            world: World,
-            transaction: Transaction,
+            work: UnitOfWork,
             part: LogBatch = part,
             matches: Sequence[Match] = matches,
         ) -> int:
-            return log_lines.store_logs(world, transaction, run_id, part, matches, by_run=by_run)
+            return log_lines.store_logs(work, run_id, part, matches, by_run=by_run)
 
         stored = await services.write(job)
     return _json(BatchReceipt(stored))
@@ -400,7 +396,7 @@ async def directive(request: Request) -> Response:
     known = int(_number(request, "version", 0))
     wait_s = _number(request, "wait_s", 30.0)
 
-    services.world.asking.add(run_id)
+    services.orchestrator.asking.add(run_id)
 
     async def ask() -> tuple[int, Directive]:
         found = await services.read(lambda connection: _directive(connection, services, run_id))
@@ -424,7 +420,7 @@ def _directive(connection: Connection, services: Services, run_id: int) -> Direc
         raise StaleRunError(msg)
     remaining = None
     if row.deadline_at is not None:
-        remaining = max(row.deadline_at - services.world.steady(), 0.0)
+        remaining = max(row.deadline_at - services.orchestrator.steady(), 0.0)
     return Directive(row.directive, _VERSIONS[row.directive], remaining)
 
 

@@ -76,7 +76,7 @@ async def get_file(
 
 
 async def _files(services: Services, row: RowMapping) -> ArchiveFiles:
-    path = archive_path(services.world.home.archives, row["archive"])
+    path = archive_path(services.orchestrator.home.archives, row["archive"])
     return ArchiveFiles(await run_in_threadpool(path.read_bytes))
 
 
@@ -86,7 +86,7 @@ async def get_engine(services: ServicesDep, trial_id: IdPath) -> Response:
     trial = await services.read(lambda connection: queries.one(connection, trials, trial_id))
     home = trial["experiment_id"]
     row = await services.read(lambda connection: queries.one(connection, experiments, home))
-    path = archive_path(services.world.home.archives, row["archive"])
+    path = archive_path(services.orchestrator.home.archives, row["archive"])
     return respond(await run_in_threadpool(_engine_of, row, trial, path))
 
 

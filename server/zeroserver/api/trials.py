@@ -42,10 +42,10 @@ from zeroserver.api.resources import (
 )
 from zeroserver.api.rows import respond
 from zeroserver.orchestrator import continuation, searching, user_actions
-from zeroserver.orchestrator.state import World, config_of
+from zeroserver.orchestrator.state import config_of
+from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.services import ReadDep, Services, ServicesDep
 from zeroserver.states import EXPERIMENT_ENDED, TrialState
-from zeroserver.store.database import Transaction
 from zeroserver.store.points import MAX_STEP, point_times, read_curve
 from zeroserver.store.schema import experiments, logs, trials
 
@@ -113,11 +113,11 @@ def list_trials(
         else:
             filters += [(name, "=", value) for name, value in column_values.items()]
             needed = {column, *(condition[0] for condition in filters)}
-            rows = read_rows(connection, experiment_id, services.world.clock(), needed)
+            rows = read_rows(connection, experiment_id, services.orchestrator.clock(), needed)
             selected = choose(rows, filters, sort, after, limit)
         rows_of_page = queries.rows_of(connection, trials, selected.ids)
         next_after, total = selected.next_after, selected.total
-    shown = queries.trial_list(connection, rows_of_page, services.world)
+    shown = queries.trial_list(connection, rows_of_page, services.orchestrator)
     return respond(TrialPage(shown, next_after, total))
 
 
@@ -125,7 +125,7 @@ def list_trials(
 def get_trial(services: ServicesDep, connection: ReadDep, trial_id: IdPath) -> Response:
     """Read one trial."""
     row = queries.one(connection, trials, trial_id)
-    return respond(TrialAnswer(queries.trial_list(connection, [row], services.world)[0]))
+    return respond(TrialAnswer(queries.trial_list(connection, [row], services.orchestrator)[0]))
 
 
 async def _prepare_searcher(services: Services, trial_id: int) -> None:
@@ -154,9 +154,7 @@ def get_runs(connection: ReadDep, trial_id: IdPath) -> Response:
 async def continue_trial(services: ServicesDep, trial_id: IdPath) -> Response:
     """Let a trial that has failed or was stopped go on from its checkpoint."""
     await _prepare_searcher(services, trial_id)
-    await services.write(
-        lambda world, transaction: continuation.continue_trial(world, transaction, trial_id)
-    )
+    await services.write(lambda work: continuation.continue_trial(work, trial_id))
     return await services.read(lambda connection: get_trial(services, connection, trial_id))
 
 
@@ -194,8 +192,8 @@ def _single_trial_config(original: RowMapping, trial: RowMapping) -> dict[str, A
 async def delete_trial(services: ServicesDep, trial_id: IdPath) -> Response:
     """Delete a trial of an experiment that has ended, with its metrics, logs and checkpoints."""
 
-    def job(world: World, transaction: Transaction) -> bool:
-        return user_actions.remove_trial(world, transaction, trial_id)
+    def job(work: UnitOfWork) -> bool:
+        return user_actions.remove_trial(work, trial_id)
 
     while not await services.write(job):  # others get their turn in between
         services.database.deleted = True
@@ -212,9 +210,7 @@ async def act_on_trial(services: ServicesDep, trial_id: IdPath, action: TrialAct
     """Pause, activate, cancel, kill, archive or unarchive one trial; twice changes nothing."""
     if action not in {"archive", "unarchive"}:
         await _prepare_searcher(services, trial_id)
-    await services.write(
-        lambda world, transaction: user_actions.act_on_trial(world, transaction, trial_id, action)
-    )
+    await services.write(lambda work: user_actions.act_on_trial(work, trial_id, action))
     return await services.read(lambda connection: get_trial(services, connection, trial_id))
 
 

@@ -1,6 +1,5 @@
-"""Orchestrator of experiments: state changes of trials and runs in the writer's transactions.
+"""State changes of experiments, trials and runs: searcher, scheduler and ingest.
 
-Every decision is a function of a :class:`~zeroserver.store.database.Transaction` and the
-:class:`~zeroserver.orchestrator.state.World`. The database is the truth; what the world keeps in
-memory can be made anew from it at any moment.
+Every change takes a :class:`~zeroserver.orchestrator.unit_of_work.UnitOfWork`. The database is the
+truth; the caches of :class:`~zeroserver.orchestrator.state.Orchestrator` can be rebuilt from it.
 """

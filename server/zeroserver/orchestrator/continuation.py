@@ -21,7 +21,7 @@ from zeroserver.orchestrator.cluster.slurm import check_pool_holds
 from zeroserver.orchestrator.experiments import move_experiment, resource_columns
 from zeroserver.orchestrator.scheduling import schedule
 from zeroserver.orchestrator.searching import Event
-from zeroserver.orchestrator.state import World, config_of, experiment_of, find, save
+from zeroserver.orchestrator.state import Orchestrator, config_of
 from zeroserver.orchestrator.trials import (
     DELETED,
     carry_out,
@@ -29,6 +29,7 @@ from zeroserver.orchestrator.trials import (
     reopen_trial,
     reopen_trials,
 )
+from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.orchestrator.warm_start import newest_checkpoint, source_problem
 from zeroserver.states import (
     EXPERIMENT_ACTIONS,
@@ -39,7 +40,6 @@ from zeroserver.states import (
     ExperimentState,
     TrialState,
 )
-from zeroserver.store.database import Transaction
 from zeroserver.store.rows import one
 from zeroserver.store.schema import checkpoints, experiments, trials
 
@@ -67,9 +67,7 @@ class Continuation:
     activate: bool = True
 
 
-def continue_experiment(
-    world: World, transaction: Transaction, experiment_id: int, wish: Continuation
-) -> None:
+def continue_experiment(work: UnitOfWork, experiment_id: int, wish: Continuation) -> None:
     """Let an experiment that has ended go on; one that goes on already stays as it is.
 
     Raises:
@@ -77,7 +75,7 @@ def continue_experiment(
         ConflictError: If it has not ended, or nothing of it is left that could go on.
         ConfigError: If what changes is what its trials came from.
     """
-    experiment = find(transaction, experiments, experiment_id)
+    experiment = work.find(experiments, experiment_id)
     action = EXPERIMENT_ACTIONS["continue"]
     changed = msgspec.json.decode(experiment["raw_config"]) != wish.raw_config
     if not action.wanted("experiment", experiment_id, experiment["state"]):
@@ -92,14 +90,14 @@ def continue_experiment(
     if experiment["raw_config"] != wish.seen:
         msg = f"experiment {experiment_id}: was changed by someone else meanwhile; ask again"
         raise ConflictError(msg)
-    drop_backlog(world, transaction, experiment_id)
-    before = world.config(transaction, experiment_id)
+    drop_backlog(work, experiment_id)
+    before = work.config(experiment_id)
     wish = _settled(wish, before)
     problems = list(_problems(before, wish.config, experiment_id))
     if problems:
         raise ConfigError("experiment", problems)
-    ended = _ended(transaction, experiment_id)
-    known_ends = searching.known_ends(world, transaction, experiment_id)
+    ended = _ended(work, experiment_id)
+    known_ends = searching.known_ends(work, experiment_id)
     longer = _is_longer(before, wish.config)
     opened = [
         trial
@@ -110,35 +108,35 @@ def continue_experiment(
     grows = _grows(before, wish.config)
     wanted: Sequence[Operation] = []
     if grows:  # the searcher keeps its former bounds until it has been told all ends
-        searching.restore(world, transaction, experiment_id)
+        searching.restore(work, experiment_id)
     else:
-        _store(world, transaction, experiment, wish)
-        operations = searching.replay(world, transaction, experiment_id)
-        wanted = _not_carried_out(transaction, experiment_id, operations)
+        _store(work, experiment, wish)
+        operations = searching.replay(work, experiment_id)
+        wanted = _not_carried_out(work, experiment_id, operations)
         searches = any(isinstance(each, Create) for each in wanted)
         if not opened and not searches and not _awaits_operations(experiment):
             raise ConflictError(_nothing_left(experiment, wish.config))
-        _refuse_without_weights(transaction, experiment, opened)
+        _refuse_without_weights(work, experiment, opened)
     state = ExperimentState.ACTIVE if wish.activate else ExperimentState.PAUSED
     searches_on = grows or any(isinstance(each, Create) for each in wanted)
     move_experiment(
-        transaction, experiment, state, ended_at=None, error=None, archived=0, searcher_done=0,
+        work, experiment, state, ended_at=None, error=None, archived=0, searcher_done=0,
         # A search that goes on says by itself how far it is.
         progress=0.0 if searches_on else 1 - len(opened) / max(experiment["num_trials"], 1),
     )  # fmt: skip
-    _refuse_without_checkpoint(transaction, opened)
-    reopen_trials(world, transaction, experiment_id, opened, state)
-    carry_out(world, transaction, experiment_id, wanted)
+    _refuse_without_checkpoint(work, opened)
+    reopen_trials(work, experiment_id, opened, state)
+    carry_out(work, experiment_id, wanted)
     events = [
         *_ends_of_the_rest(ended, {trial["id"] for trial in opened}, known_ends),
-        *_ends_of_deleted(transaction, experiment_id, known_ends),
+        *_ends_of_deleted(work, experiment_id, known_ends),
     ]
-    told = searching.tell_ends(world, transaction, experiment_id, events)
-    carry_out(world, transaction, experiment_id, told)
+    told = searching.tell_ends(work, experiment_id, events)
+    carry_out(work, experiment_id, told)
     if grows:
-        _store(world, transaction, experiment, wish)
-        _grow(world, transaction, experiment, before, wish.config, opened=bool(opened))
-    schedule(world, transaction)
+        _store(work, experiment, wish)
+        _grow(work, experiment, before, wish.config, opened=bool(opened))
+    schedule(work)
 
 
 def _refuse_while_deleted(experiment: RowMapping) -> None:
@@ -157,12 +155,12 @@ def _refuse_while_deleted(experiment: RowMapping) -> None:
 
 
 def prepare_continuation(
-    world: World, connection: Connection, experiment_id: int, wish: Continuation
+    orchestrator: Orchestrator, connection: Connection, experiment_id: int, wish: Continuation
 ) -> None:
     """Replay the search of an experiment in a reader's thread, before it is continued.
 
     Args:
-        world: Of the orchestrator; any thread may ask.
+        orchestrator: Settings and caches; used in any thread.
         connection: Only read from.
         experiment_id: Experiment that :func:`continue_experiment` is called for next.
         wish: How it shall continue.
@@ -175,7 +173,7 @@ def prepare_continuation(
     if any(_problems(before, wish.config, experiment_id)):
         return
     config = before if _grows(before, wish.config) else wish.config
-    searching.prepare_replay(world, connection, experiment_id, config.searcher)
+    searching.prepare_replay(orchestrator, connection, experiment_id, config.searcher)
 
 
 def _grows(before: "ExperimentConfig", after: "ExperimentConfig") -> bool:
@@ -184,8 +182,7 @@ def _grows(before: "ExperimentConfig", after: "ExperimentConfig") -> bool:
 
 
 def _grow(
-    world: World,
-    transaction: Transaction,
+    work: UnitOfWork,
     experiment: RowMapping,
     before: "ExperimentConfig",
     after: "ExperimentConfig",
@@ -197,15 +194,15 @@ def _grow(
     Raises:
         ConflictError: If nothing follows, and no trial was opened.
     """
-    lost = _without_checkpoint(transaction, experiment["id"])
-    wanted = searching.grow(world, transaction, experiment["id"], before.searcher, lost)
+    lost = _without_checkpoint(work, experiment["id"])
+    wanted = searching.grow(work, experiment["id"], before.searcher, lost)
     if not opened and not any(isinstance(each, Create | Continue) for each in wanted):
         raise ConflictError(_nothing_left(experiment, after))
-    save(transaction, experiments, experiment["id"], searcher_done=0)
-    carry_out(world, transaction, experiment["id"], wanted)
+    work.save(experiments, experiment["id"], searcher_done=0)
+    carry_out(work, experiment["id"], wanted)
 
 
-def _without_checkpoint(transaction: Transaction, experiment_id: int) -> set[int]:
+def _without_checkpoint(work: UnitOfWork, experiment_id: int) -> set[int]:
     """The searcher's numbers of the trials that could not go on where they were, or are gone."""
     there = select(checkpoints.c.trial_id).where(
         checkpoints.c.experiment_id == experiment_id, checkpoints.c.state == "COMPLETED"
@@ -214,11 +211,11 @@ def _without_checkpoint(transaction: Transaction, experiment_id: int) -> set[int
         trials.c.experiment_id == experiment_id,
         trials.c.state.not_in(TRIAL_ENDED) | trials.c.id.in_(there),
     )
-    able = set(transaction.connection.scalars(query))
-    return searching.created(transaction, experiment_id) - able
+    able = set(work.connection.scalars(query))
+    return searching.created(work, experiment_id) - able
 
 
-def continue_trial(world: World, transaction: Transaction, trial_id: int) -> None:
+def continue_trial(work: UnitOfWork, trial_id: int) -> None:
     """Let a trial that has ended short of its length go on, and its experiment with it.
 
     Raises:
@@ -226,10 +223,10 @@ def continue_trial(world: World, transaction: Transaction, trial_id: int) -> Non
         ConflictError: If it has not ended, has nothing left to do, its searcher is through with
             it, or the weights that it would begin with are gone.
     """
-    trial = find(transaction, trials, trial_id)
+    trial = work.find(trials, trial_id)
     if not TRIAL_ACTIONS["continue"].wanted("trial", trial_id, trial["state"]):
         return
-    experiment = experiment_of(transaction, trial)
+    experiment = work.experiment_of(trial)
     home = experiment["id"]
     _refuse_while_deleted(experiment)
     if experiment["state"] in EXPERIMENT_STOPPING:
@@ -238,7 +235,7 @@ def continue_trial(world: World, transaction: Transaction, trial_id: int) -> Non
             "ended, then ask again"
         )
         raise ConflictError(msg)
-    why = why_through(world, transaction, trial) or _no_weights(transaction, trial)
+    why = why_through(work, trial) or _no_weights(work, trial)
     if why is not None:
         msg = f"trial {trial_id}: is {trial['state']} and cannot be continued: {why}"
         raise ConflictError(msg)
@@ -249,19 +246,17 @@ def continue_trial(world: World, transaction: Transaction, trial_id: int) -> Non
         alone = {"waits": 0, "until": None}
         # What was ended searches no more: only this trial goes on.
         move_experiment(
-            transaction, experiment, state, ended_at=None, error=None, archived=0, searcher_done=1,
+            work, experiment, state, ended_at=None, error=None, archived=0, searcher_done=1,
         )  # fmt: skip
-    reopen_trial(transaction, trial, state, **alone)
-    schedule(world, transaction)
+    reopen_trial(work, trial, state, **alone)
+    schedule(work)
 
 
-def why_through(world: World, transaction: Transaction, trial: RowMapping) -> str | None:
+def why_through(work: UnitOfWork, trial: RowMapping) -> str | None:
     """Say why a trial that has ended has no training left, and what can be done; None if it has."""
     number, home = trial["id"], trial["experiment_id"]
-    searcher = world.config(transaction, home).searcher
-    known_ends = (
-        set() if searcher.rebuilds_on_growth else searching.known_ends(world, transaction, home)
-    )
+    searcher = work.config(home).searcher
+    known_ends = set() if searcher.rebuilds_on_growth else searching.known_ends(work, home)
     through = trial["request_id"] in known_ends
     if not through and _is_unfinished(trial, longer=False):
         return None
@@ -269,7 +264,7 @@ def why_through(world: World, transaction: Transaction, trial: RowMapping) -> st
         f"the {searcher.name} searcher is through with it" if through or trial["stop"] else
         "it has trained to its length"
     )  # fmt: skip
-    if newest_checkpoint(transaction, number) is None:
+    if newest_checkpoint(work, number) is None:
         return (
             f"{why}, and no checkpoint of it is left; `zerolab experiment fork {home}` begins anew"
         )
@@ -284,10 +279,10 @@ def why_through(world: World, transaction: Transaction, trial: RowMapping) -> st
     return f"{why}; {ways}"
 
 
-def _no_weights(transaction: Transaction, trial: RowMapping) -> str | None:
+def _no_weights(work: UnitOfWork, trial: RowMapping) -> str | None:
     """Say that a trial without a checkpoint has lost the one that it began with; None if not."""
-    latest = trial["latest_checkpoint"] or newest_checkpoint(transaction, trial["id"])
-    problem = source_problem(transaction, {**trial, "latest_checkpoint": latest})
+    latest = trial["latest_checkpoint"] or newest_checkpoint(work, trial["id"])
+    problem = source_problem(work, {**trial, "latest_checkpoint": latest})
     if problem is None:
         return None
     return f"{problem}, and it has none of its own; {_other_weights(trial['experiment_id'])}"
@@ -362,27 +357,25 @@ def _is_longer(before: "ExperimentConfig", after: "ExperimentConfig") -> bool:
     return old is not None and new is not None and new.count > old.count
 
 
-def _store(
-    world: World, transaction: Transaction, experiment: RowMapping, wish: Continuation
-) -> None:
-    check_pool_holds(transaction.connection, wish.config)
-    searching.check_custom_class(world, wish.config)
+def _store(work: UnitOfWork, experiment: RowMapping, wish: Continuation) -> None:
+    check_pool_holds(work.connection, wish.config)
+    searching.check_custom_class(work.orchestrator, wish.config)
     resolved = wish.config.to_dict()
     resolved["reproducibility"]["experiment_seed"] = experiment["seed"]
-    save(
-        transaction, experiments, experiment["id"],
+    work.save(
+        experiments, experiment["id"],
         config=msgspec.json.encode(mask_secrets(resolved)).decode(),
         raw_config=msgspec.json.encode(wish.raw_config).decode(),
         **resource_columns(wish.config),
     )  # fmt: skip
-    world.forget_config(experiment["id"])
+    work.orchestrator.forget_config(experiment["id"])
 
 
-def _ended(transaction: Transaction, experiment_id: int) -> list[RowMapping]:
+def _ended(work: UnitOfWork, experiment_id: int) -> list[RowMapping]:
     query = select(trials).where(
         trials.c.experiment_id == experiment_id, trials.c.state.in_(TRIAL_ENDED)
     )
-    return list(transaction.connection.execute(query.order_by(trials.c.id)).mappings())
+    return list(work.connection.execute(query.order_by(trials.c.id)).mappings())
 
 
 def _awaits_operations(experiment: RowMapping) -> bool:
@@ -400,9 +393,9 @@ def _is_unfinished(trial: RowMapping, *, longer: bool) -> bool:
 
 
 def _not_carried_out(
-    transaction: Transaction, experiment_id: int, operations: list[Operation]
+    work: UnitOfWork, experiment_id: int, operations: list[Operation]
 ) -> list[Operation]:
-    there = searching.created(transaction, experiment_id)
+    there = searching.created(work, experiment_id)
     return [
         each
         for each in operations
@@ -422,13 +415,12 @@ def _nothing_left(experiment: RowMapping, config: "ExperimentConfig") -> str:
     )
 
 
-def _refuse_without_checkpoint(transaction: Transaction, opened: list[RowMapping]) -> None:
+def _refuse_without_checkpoint(work: UnitOfWork, opened: list[RowMapping]) -> None:
     """Let no trial that has trained to its length begin anew, and lose what it reported."""
     lost = [
         str(trial["id"])
         for trial in opened
-        if trial["state"] == TrialState.COMPLETED
-        and newest_checkpoint(transaction, trial["id"]) is None
+        if trial["state"] == TrialState.COMPLETED and newest_checkpoint(work, trial["id"]) is None
     ]
     if lost:
         msg = (
@@ -439,12 +431,12 @@ def _refuse_without_checkpoint(transaction: Transaction, opened: list[RowMapping
 
 
 def _refuse_without_weights(
-    transaction: Transaction, experiment: RowMapping, opened: list[RowMapping]
+    work: UnitOfWork, experiment: RowMapping, opened: list[RowMapping]
 ) -> None:
     """Let no experiment go on of which every trial would begin with a checkpoint that is gone."""
     number = experiment["id"]
-    problem = source_problem(transaction, {**experiment, "latest_checkpoint": None})
-    if problem is not None and all(_no_weights(transaction, trial) for trial in opened):
+    problem = source_problem(work, {**experiment, "latest_checkpoint": None})
+    if problem is not None and all(_no_weights(work, trial) for trial in opened):
         msg = f"experiment {number}: cannot be continued: {problem}; {_other_weights(number)}"
         raise ConflictError(msg)
 
@@ -464,11 +456,9 @@ def _ends_of_the_rest(
             yield Event("exited_early", number, reason="errored" if failed else "user_canceled")
 
 
-def _ends_of_deleted(
-    transaction: Transaction, experiment_id: int, known_ends: set[int]
-) -> Iterator[Event]:
+def _ends_of_deleted(work: UnitOfWork, experiment_id: int, known_ends: set[int]) -> Iterator[Event]:
     """Yield the ends of trials that were deleted before the searcher knew that they had ended."""
     query = select(trials.c.request_id).where(trials.c.experiment_id == experiment_id)
-    there = set(transaction.connection.scalars(query))
-    for number in sorted(searching.created(transaction, experiment_id) - there - known_ends):
+    there = set(work.connection.scalars(query))
+    for number in sorted(searching.created(work, experiment_id) - there - known_ends):
         yield Event("exited_early", number, reason=DELETED)

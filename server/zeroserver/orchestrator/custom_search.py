@@ -11,31 +11,30 @@ from zeroserver.orchestrator import searching
 from zeroserver.orchestrator.experiments import settle_experiment
 from zeroserver.orchestrator.scheduling import schedule
 from zeroserver.orchestrator.searching import Event
-from zeroserver.orchestrator.state import World, find, save
 from zeroserver.orchestrator.trials import carry_out_some
+from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.states import EXPERIMENT_ENDED, EXPERIMENT_STOPPING
-from zeroserver.store.database import Transaction
 from zeroserver.store.schema import experiments
 
 __all__ = ["Answered", "handled", "take_operations"]
 
 
-def handled(world: World, transaction: Transaction, experiment_id: int) -> int:
+def handled(work: UnitOfWork, experiment_id: int) -> int:
     """The last event that was answered; -1 before the first operations.
 
     Raises:
         ConflictError: If the searcher decides by itself.
     """
-    return _outside(world, transaction, experiment_id).handled
+    return _outside(work, experiment_id).handled
 
 
-def _outside(world: World, transaction: Transaction, experiment_id: int) -> ExternalSearcher:
+def _outside(work: UnitOfWork, experiment_id: int) -> ExternalSearcher:
     """Return the searcher that a program outside asks for, and note that it is there."""
-    searcher = searching.searcher_of(world, transaction, experiment_id)
+    searcher = searching.searcher_of(work, experiment_id)
     if not isinstance(searcher, ExternalSearcher):
         msg = f"experiment {experiment_id}: its searcher decides by itself and takes no operations"
         raise ConflictError(msg)
-    world.served[experiment_id] = world.steady()
+    work.orchestrator.served[experiment_id] = work.steady()
     return searcher
 
 
@@ -53,7 +52,7 @@ class Answered:
 
 
 def take_operations(
-    world: World, transaction: Transaction, experiment_id: int, told: Answered, start: int = 0
+    work: UnitOfWork, experiment_id: int, told: Answered, start: int = 0
 ) -> tuple[int, int | None]:
     """Carry out operations that answer some events, as many as one change may cost.
 
@@ -61,8 +60,7 @@ def take_operations(
     same operations again: what was done of them is not done twice.
 
     Args:
-        world: Of the orchestrator.
-        transaction: Of the writer.
+        work: Unit of work.
         experiment_id: Whose searcher.
         told: All operations.
         start: How many of them earlier changes have carried out.
@@ -75,8 +73,8 @@ def take_operations(
         ConfigError: With every operation that cannot be carried out; none of them is then.
         ConflictError: If events between were not answered, or the searcher decides by itself.
     """
-    searcher = _outside(world, transaction, experiment_id)
-    experiment = find(transaction, experiments, experiment_id)
+    searcher = _outside(work, experiment_id)
+    experiment = work.find(experiments, experiment_id)
     over = experiment["state"] in EXPERIMENT_ENDED | EXPERIMENT_STOPPING
     if told.after < searcher.handled or over or experiment["searcher_done"]:
         return searcher.handled, None
@@ -85,44 +83,41 @@ def take_operations(
         raise ConflictError(msg)
     done: set[int] = set()
     if experiment["creating"]:
-        done = _done_before(transaction, experiment_id, told.operations[start:])
+        done = _done_before(work, experiment_id, told.operations[start:])
     if start == 0:  # else they have been checked
-        _check(world, transaction, experiment_id, told, done)
+        _check(work, experiment_id, told, done)
     places = [
         place
         for place, each in enumerate(told.operations)
         if place >= start and not (isinstance(each, Create) and each.trial_id in done)
     ]
     wanted = [told.operations[place] for place in places]
-    rest = carry_out_some(world, transaction, experiment_id, wanted)
+    rest = carry_out_some(work, experiment_id, wanted)
     creating = int(bool(rest))
     if creating != experiment["creating"]:
-        save(transaction, experiments, experiment_id, creating=creating)
+        work.save(experiments, experiment_id, creating=creating)
     if rest:
-        schedule(world, transaction)
+        schedule(work)
         return searcher.handled, places[len(places) - len(rest)]
     event = Event("operated", 0, told.progress, float(told.handled))
-    searching.tell(world, transaction, experiment_id, event)
+    searching.tell(work, experiment_id, event)
     if told.progress is not None:
-        save(
-            transaction,
+        work.save(
             experiments,
             experiment_id,
             progress=max(experiment["progress"], told.progress),
         )
-    settle_experiment(world, transaction, experiment_id)
-    schedule(world, transaction)
+    settle_experiment(work, experiment_id)
+    schedule(work)
     return told.handled, None
 
 
-def _done_before(
-    transaction: Transaction, experiment_id: int, operations: Sequence[Operation]
-) -> set[int]:
+def _done_before(work: UnitOfWork, experiment_id: int, operations: Sequence[Operation]) -> set[int]:
     """Return the trials that an interrupted change has created as these operations want them."""
     wanted = {each.trial_id: each for each in operations if isinstance(each, Create)}
     if not wanted:
         return set()
-    rows = transaction.raw(_CREATED_SINCE, (experiment_id, experiment_id))
+    rows = work.raw(_CREATED_SINCE, (experiment_id, experiment_id))
     return {
         number
         for number, hparams, seed in rows
@@ -141,16 +136,15 @@ _CREATED_SINCE = (
 
 
 def _check(
-    world: World,
-    transaction: Transaction,
+    work: UnitOfWork,
     experiment_id: int,
     told: Answered,
     done: Collection[int],
 ) -> None:
-    whole = world.config(transaction, experiment_id).searcher.length
-    known = searching.created(transaction, experiment_id).difference(done)
+    whole = work.config(experiment_id).searcher.length
+    known = searching.created(work, experiment_id).difference(done)
     problems = []
-    newest = searching.newest_event(transaction.connection, experiment_id)
+    newest = searching.newest_event(work.connection, experiment_id)
     if not told.after <= told.handled <= newest:
         text = f"must be an event from {max(told.after, 0)} to {newest}, the newest one"
         problems.append(f"handled: {text}, got {told.handled}")

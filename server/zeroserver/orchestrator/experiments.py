@@ -8,7 +8,8 @@ from sqlalchemy import func, select
 
 from zerolab.scheduler import HOST_SLOT
 from zeroserver.orchestrator.checkpoints.retention import apply_to_experiment
-from zeroserver.orchestrator.state import Fields, World, find, save, touch
+from zeroserver.orchestrator.state import Fields
+from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.states import (
     EXPERIMENT_ENDED,
     EXPERIMENT_MOVES,
@@ -18,7 +19,6 @@ from zeroserver.states import (
     TrialState,
     check_move,
 )
-from zeroserver.store.database import Transaction
 from zeroserver.store.schema import experiments, trials
 
 if TYPE_CHECKING:  # loaded when the first experiment comes
@@ -55,7 +55,7 @@ def _host_slots(hosts: Mapping[str, Sequence[int]]) -> list[str]:
 
 
 def move_experiment(
-    transaction: Transaction, experiment: Fields, state: ExperimentState, **values: Any
+    work: UnitOfWork, experiment: Fields, state: ExperimentState, **values: Any
 ) -> None:
     """Change an experiment's state, and other columns with it; no wait for slots outlives that.
 
@@ -66,19 +66,19 @@ def move_experiment(
         name = f"experiment {experiment['id']}"
         check_move(EXPERIMENT_MOVES, name, experiment["state"], state)
         values["waits_since"] = None
-    save(transaction, experiments, experiment["id"], state=state, **values)
-    touch(transaction, "experiment", experiment["id"], experiment["id"])
+    work.save(experiments, experiment["id"], state=state, **values)
+    work.touch("experiment", experiment["id"], experiment["id"])
 
 
-def settle_experiment(world: World, transaction: Transaction, experiment_id: int) -> None:
+def settle_experiment(work: UnitOfWork, experiment_id: int) -> None:
     """End an experiment whose trials have all ended and that wants no more."""
-    experiment = find(transaction, experiments, experiment_id)
+    experiment = work.find(experiments, experiment_id)
     if experiment["state"] in EXPERIMENT_ENDED:
         return
     stopping = experiment["state"] in EXPERIMENT_STOPPING
     if not (stopping or experiment["searcher_done"]):  # before anything is counted over all trials
         return
-    counted = transaction.connection.execute(
+    counted = work.connection.execute(
         select(trials.c.state, func.count().label("number"))
         .where(trials.c.experiment_id == experiment_id)
         .group_by(trials.c.state)
@@ -86,22 +86,22 @@ def settle_experiment(world: World, transaction: Transaction, experiment_id: int
     counts = {row.state: row.number for row in counted}
     if any(state not in TRIAL_ENDED for state in counts):
         return
-    apply_to_experiment(world, transaction, experiment_id)
+    apply_to_experiment(work, experiment_id)
     through = experiment["state"] if stopping else _stopping_state(counts.keys())
     if not stopping:
-        move_experiment(transaction, experiment, ExperimentState(through))
+        move_experiment(work, experiment, ExperimentState(through))
     end = _ENDS_AS[through]
-    values: dict[str, Any] = {"ended_at": world.clock()}
+    values: dict[str, Any] = {"ended_at": work.clock()}
     if end == ExperimentState.COMPLETED:
         values["progress"] = 1.0
         fruitless = experiment["best_validation"] is None
-        values["error"] = _last_error(transaction, experiment_id) if fruitless else None
+        values["error"] = _last_error(work, experiment_id) if fruitless else None
     elif not stopping and end == ExperimentState.ERROR:
-        values["error"] = _last_error(transaction, experiment_id)
-    move_experiment(transaction, {**experiment, "state": through}, end, **values)
-    world.searchers.pop(experiment_id, None)
-    world.forget_config(experiment_id)
-    world.drop_jobs([experiment_id])
+        values["error"] = _last_error(work, experiment_id)
+    move_experiment(work, {**experiment, "state": through}, end, **values)
+    work.orchestrator.searchers.pop(experiment_id, None)
+    work.orchestrator.forget_config(experiment_id)
+    work.orchestrator.drop_jobs([experiment_id])
 
 
 _ENDS_AS = {
@@ -121,12 +121,12 @@ def _stopping_state(states: Collection[str]) -> ExperimentState:
     return ExperimentState.STOPPING_COMPLETED
 
 
-def _last_error(transaction: Transaction, experiment_id: int) -> str | None:
+def _last_error(work: UnitOfWork, experiment_id: int) -> str | None:
     query = (
         select(trials.c.error)
         .where(trials.c.experiment_id == experiment_id, trials.c.error.is_not(None))
         .order_by(trials.c.ended_at.desc(), trials.c.id.desc())
         .limit(1)
     )
-    error: str | None = transaction.connection.scalar(query)
+    error: str | None = work.connection.scalar(query)
     return error

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 from sqlalchemy import RowMapping, select
 
-from zeroserver.orchestrator.state import save, touch, trial_of
-from zeroserver.store.database import Database, Transaction
+from zeroserver.orchestrator.unit_of_work import UnitOfWork
+from zeroserver.store.database import Database
 from zeroserver.store.schema import experiments, runs, trials
 
 __all__ = ["Match", "PolicySearch", "apply_matches"]
@@ -128,18 +128,18 @@ def _compiled(config: str) -> _Policies:
     return _Policies(tuple(found), compile_any(patterns) if found else None)
 
 
-def apply_matches(transaction: Transaction, run: RowMapping, matches: Sequence[Match]) -> None:
+def apply_matches(work: UnitOfWork, run: RowMapping, matches: Sequence[Match]) -> None:
     """Label the run's trial, and do what the policies say."""
     if not matches:
         return
     if any(match.action == "cancel_retries" for match in matches):
-        save(transaction, runs, run["id"], no_retry=1)
-    trial = trial_of(transaction, run)
+        work.save(runs, run["id"], no_retry=1)
+    trial = work.trial_of(run)
     if any(match.action == "exclude_node" for match in matches):
         agents = {*msgspec.json.decode(trial["excluded"]), run["agent_id"]}
-        save(transaction, trials, trial["id"], excluded=msgspec.json.encode(agents).decode())
+        work.save(trials, trial["id"], excluded=msgspec.json.encode(agents).decode())
     known: list[str] = msgspec.json.decode(trial["labels"])
     labels = list(dict.fromkeys([*known, *(match.label for match in matches)]))
     if labels != known:
-        save(transaction, trials, trial["id"], labels=msgspec.json.encode(labels).decode())
-        touch(transaction, "trial", trial["experiment_id"], trial["id"])
+        work.save(trials, trial["id"], labels=msgspec.json.encode(labels).decode())
+        work.touch("trial", trial["experiment_id"], trial["id"])

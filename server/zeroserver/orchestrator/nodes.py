@@ -11,8 +11,8 @@ from zerolab.contract.outcome import CHECKPOINTED_EXITS, Outcome
 from zerolab.contract.spec import Nodes
 from zerolab.errors import NotFoundError
 from zeroserver.orchestrator.log_policies import Match, apply_matches
-from zeroserver.orchestrator.state import World, find, save
-from zeroserver.store.database import Change, Transaction
+from zeroserver.orchestrator.unit_of_work import UnitOfWork
+from zeroserver.store.database import Change
 from zeroserver.store.schema import agents, run_nodes, runs
 
 __all__ = [
@@ -33,12 +33,12 @@ _CAUSE_S = 10.0
 
 
 def spread(
-    transaction: Transaction, run_id: int, slots: Mapping[int, Sequence[int]], slots_per_rank: int
+    work: UnitOfWork, run_id: int, slots: Mapping[int, Sequence[int]], slots_per_rank: int
 ) -> Nodes:
     """Note the agents of a run that has several; return what its ranks are told of them.
 
     Args:
-        transaction: Of the writer.
+        work: Unit of work.
         run_id: The run.
         slots: Agent to its slots, in the order of node ranks.
         slots_per_rank: Slots of each rank.
@@ -54,7 +54,7 @@ def spread(
         }
         for rank, (agent_id, ids) in enumerate(slots.items())
     ]
-    transaction.connection.execute(run_nodes.insert(), rows)
+    work.connection.execute(run_nodes.insert(), rows)
     return Nodes(tuple(len(ids) // slots_per_rank for ids in slots.values()), 0, "", 0)
 
 
@@ -85,29 +85,28 @@ def nodes_of(connection: Connection, run_id: int) -> list[RowMapping]:
     return list(connection.execute(found).mappings())
 
 
-def keep_address(transaction: Transaction, run_id: int, address: str) -> None:
+def keep_address(work: UnitOfWork, run_id: int, address: str) -> None:
     """Note where the ranks of a run meet, as the agent of node rank 0 says; wake the others.
 
     Raises:
         NotFoundError: If there is no such run, or it has one agent only.
     """
-    find(transaction, runs, run_id)
-    if not nodes_of(transaction.connection, run_id):
+    work.find(runs, run_id)
+    if not nodes_of(work.connection, run_id):
         msg = f"run {run_id} has one agent: its ranks meet there"
         raise NotFoundError(msg)
     first = (run_nodes.c.run_id == run_id) & (run_nodes.c.node_rank == 0)
-    transaction.connection.execute(update(run_nodes).where(first).values(address=address))
-    transaction.changes.append(Change("agents"))
+    work.connection.execute(update(run_nodes).where(first).values(address=address))
+    work.changes.append(Change("agents"))
 
 
 def all_ended(
-    world: World, transaction: Transaction, run: RowMapping, end: RunExit, matches: Sequence[Match]
+    work: UnitOfWork, run: RowMapping, end: RunExit, matches: Sequence[Match]
 ) -> RunExit | None:
     """Note how the ranks of one agent ended; saying it again changes nothing.
 
     Args:
-        world: Of the orchestrator.
-        transaction: Of the writer.
+        work: Unit of work.
         run: The run; it has not ended.
         end: Of the agent with node rank ``end.node``.
         matches: What the log policies found in the tail of its log.
@@ -116,7 +115,7 @@ def all_ended(
         How the run ended, when all its agents have told; None before. A run with one agent has
         ended with it.
     """
-    rows = nodes_of(transaction.connection, run["id"])
+    rows = nodes_of(work.connection, run["id"])
     mine = next((row for row in rows if row["node_rank"] == end.node), None)
     if mine is None and (rows or end.node):
         msg = f"run {run['id']} has no node {end.node}"
@@ -127,18 +126,18 @@ def all_ended(
         return None
     this = (run_nodes.c.run_id == run["id"]) & (run_nodes.c.node_rank == end.node)
     values = {
-        "ended_at": world.clock(),
+        "ended_at": work.clock(),
         "exit_code": end.exit_code,
         "reason": end.reason,
         "told": int(end.told),
     }
-    transaction.connection.execute(update(run_nodes).where(this).values(**values))
-    transaction.changes.append(Change("agents"))
-    rows = nodes_of(transaction.connection, run["id"])
+    work.connection.execute(update(run_nodes).where(this).values(**values))
+    work.changes.append(Change("agents"))
+    rows = nodes_of(work.connection, run["id"])
     if any(row["ended_at"] is None for row in rows):
         if failed_by_peer(Outcome(end.exit_code, end.reason)) and run["deadline_at"] is None:
-            save(transaction, runs, run["id"], deadline_at=world.steady() + _CAUSE_S)
-        apply_matches(transaction, run, matches)
+            work.save(runs, run["id"], deadline_at=work.steady() + _CAUSE_S)
+        apply_matches(work, run, matches)
         return None
     return _merged(rows, end)
 
@@ -206,9 +205,9 @@ def next_log(connection: Connection, run: RowMapping, node: int) -> int:
     return int(found)
 
 
-def save_next_log(transaction: Transaction, run_id: int, node: int, number: int) -> None:
+def save_next_log(work: UnitOfWork, run_id: int, node: int, number: int) -> None:
     """Keep the number of the next log line that an agent of a run sends."""
-    connection = transaction.connection
+    connection = work.connection
     if node == 0:
         connection.execute(update(runs).where(runs.c.id == run_id).values(next_log=number))
         return

@@ -17,9 +17,8 @@ from zerolab.reports.metrics_file import FORMAT, MetricsHeader
 from zeroserver.errors import StoreError
 from zeroserver.orchestrator.ingest.validations import best_of
 from zeroserver.orchestrator.ingest.values import PointReader, check_times
-from zeroserver.orchestrator.state import World, touch
+from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.states import ExperimentState, TrialState
-from zeroserver.store.database import Transaction
 from zeroserver.store.orphans import forget_points
 from zeroserver.store.points import store_points
 from zeroserver.store.schema import experiments, trials
@@ -29,7 +28,7 @@ __all__ = ["MetricsLog", "import_run", "parse"]
 _CHUNK = 4_000
 """Values that one job of the writer stores."""
 
-Write = Callable[[Callable[[World, Transaction], Any]], Awaitable[Any]]
+Write = Callable[[Callable[[UnitOfWork], Any]], Awaitable[Any]]
 
 
 class _Rows(NamedTuple):
@@ -125,9 +124,9 @@ def _chunks(log: MetricsLog) -> Iterator[list[MetricsRecord]]:
     yield chunk
 
 
-def _reserve(world: World, transaction: Transaction, rows: _Rows) -> tuple[int, int]:
+def _reserve(work: UnitOfWork, rows: _Rows) -> tuple[int, int]:
     """Take ids that no experiment and no trial will have besides."""
-    connection = transaction.connection
+    connection = work.connection
     insert = experiments.insert().values(rows.experiment).returning(experiments.c.id)
     experiment_id = int(connection.execute(insert).scalar_one())
     row = {**rows.trial, "experiment_id": experiment_id}
@@ -135,33 +134,31 @@ def _reserve(world: World, transaction: Transaction, rows: _Rows) -> tuple[int, 
     trial_id = int(connection.execute(insert).scalar_one())
     connection.execute(delete(trials).where(trials.c.id == trial_id))
     connection.execute(delete(experiments).where(experiments.c.id == experiment_id))
-    world.importing.add(trial_id)
-    transaction.undo.append(lambda: world.importing.discard(trial_id))
+    work.orchestrator.importing.add(trial_id)
+    work.undo.append(lambda: work.orchestrator.importing.discard(trial_id))
     return experiment_id, trial_id
 
 
-def _store(
-    world: World, transaction: Transaction, trial_id: int, chunk: list[MetricsRecord]
-) -> None:
-    points = PointReader(world, transaction, trial_id)
+def _store(work: UnitOfWork, trial_id: int, chunk: list[MetricsRecord]) -> None:
+    points = PointReader(work, trial_id)
     new = [point for record in chunk for point in points.read(record)]
-    store_points(transaction, trial_id, new)
+    store_points(work, trial_id, new)
 
 
-def _publish(world: World, transaction: Transaction, rows: _Rows, ids: tuple[int, int]) -> None:
+def _publish(work: UnitOfWork, rows: _Rows, ids: tuple[int, int]) -> None:
     experiment_id, trial_id = ids
     best = trial_id if rows.experiment.get("best_validation") is not None else None
     experiment = {**rows.experiment, "id": experiment_id, "best_trial_id": best}
-    transaction.connection.execute(experiments.insert().values(experiment))
+    work.connection.execute(experiments.insert().values(experiment))
     trial = {**rows.trial, "id": trial_id, "experiment_id": experiment_id}
-    transaction.connection.execute(trials.insert().values(trial))
-    transaction.then.append(lambda: world.importing.discard(trial_id))
-    touch(transaction, "experiment", experiment_id, experiment_id)
+    work.connection.execute(trials.insert().values(trial))
+    work.then.append(lambda: work.orchestrator.importing.discard(trial_id))
+    work.touch("experiment", experiment_id, experiment_id)
 
 
-def _forget(world: World, transaction: Transaction, trial_id: int) -> None:
-    forget_points(transaction, trial_id)
-    transaction.then.append(lambda: world.importing.discard(trial_id))
+def _forget(work: UnitOfWork, trial_id: int) -> None:
+    forget_points(work, trial_id)
+    work.then.append(lambda: work.orchestrator.importing.discard(trial_id))
 
 
 def _rows(log: MetricsLog) -> _Rows:

@@ -19,51 +19,50 @@ from zeroserver.orchestrator.cluster.scheduler_input import (
 )
 from zeroserver.orchestrator.nodes import failed_before_its_kill
 from zeroserver.orchestrator.runs import assign, current_run
-from zeroserver.orchestrator.state import Fields, World, find, log_line, save, touch
+from zeroserver.orchestrator.state import Fields
 from zeroserver.orchestrator.trials import direct_run, end_trial, fail_experiment, kill_run
+from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.orchestrator.wait_reasons import Waiting, changed_reasons
 from zeroserver.orchestrator.warm_start import source_problem, waiting_for_weights
 from zeroserver.states import TrialState
-from zeroserver.store.database import Transaction
 from zeroserver.store.points import FORGOTTEN
 from zeroserver.store.schema import experiments, runs, trials
 
 __all__ = ["bound_deadlines", "extend", "schedule", "slots_instead", "tick"]
 
 
-def schedule(world: World, transaction: Transaction) -> None:
+def schedule(work: UnitOfWork) -> None:
     """Give free slots to the trials that wait; ask runs to leave for those that go first."""
-    waiting = read_queue(world, transaction)
-    restarting = _restarting(world, transaction) | waiting_for_weights(transaction)
-    held = held_by_run(world, transaction)
+    waiting = read_queue(work)
+    restarting = _restarting(work) | waiting_for_weights(work)
+    held = held_by_run(work)
     running = {run.job.job_id for run in held.values()}
     decision = Decision()
     if waiting:
-        cluster = read_cluster(world, transaction, held.values())
+        cluster = read_cluster(work, held.values())
         decision = scheduler.schedule(cluster, waiting, list(held.values()))
-        went_on = _start(world, transaction, decision, waiting)
+        went_on = _start(work, decision, waiting)
         for run_id in decision.preempt:
-            direct_run(world, transaction, run_id, "preempt")
+            direct_run(work, run_id, "preempt")
         if went_on and cluster.quotas:
             # Who waited for slots and has kept a share of a quota may by now wait for another
             # quota, and keep it no more.
-            schedule(world, transaction)
+            schedule(work)
             return
         running.update(start.request.job.job_id for start in decision.start)
-    unserved = searching.unserved(world, transaction)
+    unserved = searching.unserved(work)
     now = Waiting.after(decision, waiting, running, restarting, unserved)
-    _keep_reasons(world, transaction, now)
+    _keep_reasons(work, now)
 
 
-def extend(world: World, transaction: Transaction, run_id: int, until: int) -> Extension:
+def extend(work: UnitOfWork, run_id: int, until: int) -> Extension:
     """Say whether a run that has come to its bound goes on, rather than leave and start again.
 
     It does when its trial has been let go further meanwhile, and would be given slots again at
     once: nobody goes first. Nothing is changed by the answer.
 
     Args:
-        world: Of the orchestrator.
-        transaction: Of the writer.
+        work: Unit of work.
         run_id: A run that trains.
         until: Its bound.
 
@@ -71,44 +70,43 @@ def extend(world: World, transaction: Transaction, run_id: int, until: int) -> E
         NotFoundError: If there is no such run.
         StaleRunError: If it has ended, or another run has taken over.
     """
-    run, trial = current_run(transaction, run_id)
+    run, trial = current_run(work, run_id)
     further = trial["until"] is not None and trial["until"] > until and not trial["waits"]
     asked_to_leave = run["directive"] != "train" or bool(run["killed"])
-    if not further or asked_to_leave or not _goes_first(world, transaction, run, trial):
+    if not further or asked_to_leave or not _goes_first(work, run, trial):
         return Extension(goes_on=False)
-    whole = world.config(transaction, trial["experiment_id"]).searcher.length
+    whole = work.config(trial["experiment_id"]).searcher.length
     text = f"run {run_id} goes on at once: the searcher lets trial {trial['id']} go further"
-    log_line(world, transaction, run, text)
+    work.log_line(run, text)
     return Extension(goes_on=True, until=trial["until"] if trial["until"] < whole else None)
 
 
-def _goes_first(world: World, transaction: Transaction, run: Fields, trial: Fields) -> bool:
+def _goes_first(work: UnitOfWork, run: Fields, trial: Fields) -> bool:
     """Whether a trial would be given slots at once, and may stay on all that its run holds."""
-    held = held_by_run(world, transaction)
+    held = held_by_run(work)
     mine = held[run["id"]]
-    cluster = read_cluster(world, transaction, held.values(), mine)
+    cluster = read_cluster(work, held.values(), mine)
     excluded = _excluded(trial)
     free = {one.agent_id: set(one.slots) for one in cluster.agents if not one.closed}
     for agent_id, slots in mine.slots.items():
         if agent_id in excluded or not free.get(agent_id, set()).issuperset(slots):
             return False
-    return slots_instead(world, transaction, run, trial) > 0
+    return slots_instead(work, run, trial) > 0
 
 
-def slots_instead(world: World, transaction: Transaction, run: Fields, trial: Fields) -> int:
+def slots_instead(work: UnitOfWork, run: Fields, trial: Fields) -> int:
     """How many slots a trial would be given at once, if its run gave back all that it holds.
 
     Args:
-        world: Of the orchestrator.
-        transaction: Of the writer.
+        work: Unit of work.
         run: A run that holds slots.
         trial: Its trial.
     """
-    held = held_by_run(world, transaction)
-    cluster = read_cluster(world, transaction, held.values(), held[run["id"]])
+    held = held_by_run(work)
+    cluster = read_cluster(work, held.values(), held[run["id"]])
     mine = held.pop(run["id"])
     again = Request(trial["id"], mine.job, 1, _excluded(trial))
-    waiting = [again, *read_queue(world, transaction)]
+    waiting = [again, *read_queue(work)]
     decision = scheduler.schedule(cluster, waiting, list(held.values()))
     found = next((one for one in decision.start if one.request is again), None)
     return 0 if found is None else sum(map(len, found.slots.values()))
@@ -122,9 +120,7 @@ _STARTS_AT_ONCE = 128
 """Runs that one round starts; the next tick starts the others."""
 
 
-def _start(
-    world: World, transaction: Transaction, decision: Decision, waiting: list[Request]
-) -> bool:
+def _start(work: UnitOfWork, decision: Decision, waiting: list[Request]) -> bool:
     """Start the first trials of each request, and name the next one as the one that waits.
 
     Returns:
@@ -132,18 +128,18 @@ def _start(
     """
     if len(decision.start) > _STARTS_AT_ONCE:
         del decision.start[_STARTS_AT_ONCE:]
-        world.unfinished = True
-    world.forgettable = FORGOTTEN
-    complete = len(decision.start) > 0 and not world.unfinished
+        work.orchestrator.unfinished = True
+    work.orchestrator.forgettable = FORGOTTEN
+    complete = len(decision.start) > 0 and not work.orchestrator.unfinished
     starts: dict[int, list[Start]] = {}
     for start in decision.start:
         starts.setdefault(start.request.trial_id, []).append(start)
     for mine in starts.values():
         request = mine[0].request
-        ids = next_trials(world, transaction, request, len(mine) + 1)
+        ids = next_trials(work, request, len(mine) + 1)
         for trial_id, start in zip(ids, mine, strict=False):
-            if not _assign(world, transaction, trial_id, start):
-                world.unfinished = True
+            if not _assign(work, trial_id, start):
+                work.orchestrator.unfinished = True
                 complete = False
         if request.trial_id in decision.waiting:
             waiting.append(request._replace(trial_id=ids[-1]))
@@ -151,26 +147,26 @@ def _start(
     return complete
 
 
-def _assign(world: World, transaction: Transaction, trial_id: int, start: Start) -> bool:
+def _assign(work: UnitOfWork, trial_id: int, start: Start) -> bool:
     """Start a trial, or end one that cannot start; return False if it takes another change."""
-    trial = find(transaction, trials, trial_id)
-    problem = source_problem(transaction, trial)
+    trial = work.find(trials, trial_id)
+    problem = source_problem(work, trial)
     if problem is not None:
-        end_trial(world, transaction, trial, TrialState.ERROR, error=problem)
+        end_trial(work, trial, TrialState.ERROR, error=problem)
         return True
-    run_id = assign(world, transaction, trial, start.slots)
+    run_id = assign(work, trial, start.slots)
     if run_id is None:
         return False
     if start.before is not None and start.before != trial["experiment_id"]:
         run = {"experiment_id": trial["experiment_id"], "trial_id": trial_id, "id": run_id}
         text = f"starts before experiment {start.before}, which waits and is not delayed by it"
-        log_line(world, transaction, run, f"run {run_id} {text}")
+        work.log_line(run, f"run {run_id} {text}")
     return True
 
 
-def _restarting(world: World, transaction: Transaction) -> dict[int, tuple[int, str]]:
+def _restarting(work: UnitOfWork) -> dict[int, tuple[int, str]]:
     """Return the trials that failed a moment ago, with their experiment and the reason."""
-    if not transaction.raw(_ANY_RESTARTING, (world.steady(),)):
+    if not work.raw(_ANY_RESTARTING, (work.steady(),)):
         return {}
     of_trial = select(func.max(runs.c.id)).where(runs.c.trial_id == trials.c.id)
     last = of_trial.correlate(trials).scalar_subquery()
@@ -182,10 +178,10 @@ def _restarting(world: World, transaction: Transaction) -> dict[int, tuple[int, 
         .where(
             trials.c.state == TrialState.QUEUED,
             trials.c.run_id.is_(None),
-            trials.c.restart_at > world.steady(),
+            trials.c.restart_at > work.steady(),
         )
     )
-    found = transaction.connection.execute(query.limit(_MOST_RESTARTING)).mappings()
+    found = work.connection.execute(query.limit(_MOST_RESTARTING)).mappings()
     return {row["id"]: (row["experiment_id"], _why_again(row)) for row in found}
 
 
@@ -195,70 +191,70 @@ def _why_again(row: RowMapping) -> str:
     return f"it has failed and is started again within a minute (restart {row['restarts']})"
 
 
-def _keep_reasons(world: World, transaction: Transaction, now: Waiting) -> None:
+def _keep_reasons(work: UnitOfWork, now: Waiting) -> None:
     """Put new reasons in the place of the old ones, and tell those who watch."""
-    before = world.waiting
+    before = work.orchestrator.waiting
     if before == now:
         return
     changed, told = changed_reasons(before, now)
     for trial_id, experiment_id in changed.items():
-        touch(transaction, "trial", experiment_id, trial_id)
+        work.touch("trial", experiment_id, trial_id)
     for experiment_id in told:
-        touch(transaction, "experiment", experiment_id, experiment_id)
-    world.waiting = now
-    transaction.undo.append(lambda: setattr(world, "waiting", before))
+        work.touch("experiment", experiment_id, experiment_id)
+    work.orchestrator.waiting = now
+    work.undo.append(lambda: setattr(work.orchestrator, "waiting", before))
 
 
 _MOST_RESTARTING = 1000
 _ANY_RESTARTING = "SELECT 1 FROM trials WHERE restart_at > ? LIMIT 1"
 
 
-def tick(world: World, transaction: Transaction) -> None:
+def tick(work: UnitOfWork) -> None:
     """Look after deadlines and dead agents, and schedule; what then still waits may have to end.
 
-    Call it again while ``world.unfinished``.
+    Call it again while ``orchestrator.unfinished``.
     """
-    world.unfinished = False
-    for experiment_id, why in searching.forget_lost(world, transaction).items():
-        fail_experiment(world, transaction, experiment_id, why)
-    lose_silent(world, transaction)
-    _kill_late_runs(world, transaction)
-    schedule(world, transaction)
-    if end_long_waits(world, transaction):  # slots may have been kept for one of them
-        schedule(world, transaction)
+    work.orchestrator.unfinished = False
+    for experiment_id, why in searching.forget_lost(work).items():
+        fail_experiment(work, experiment_id, why)
+    lose_silent(work)
+    _kill_late_runs(work)
+    schedule(work)
+    if end_long_waits(work):  # slots may have been kept for one of them
+        schedule(work)
 
 
-def bound_deadlines(world: World, transaction: Transaction) -> None:
+def bound_deadlines(work: UnitOfWork) -> None:
     """Let nothing wait longer than it can have to: the clock may have been set back meanwhile.
 
     Deadlines are kept in the time of the server that set them; ours may have begun before it.
     """
-    now = world.steady()
-    latest = now + world.settings.timings.backoff_most_s
+    now = work.steady()
+    latest = now + work.settings.timings.backoff_most_s
     waiting = update(trials).where(trials.c.restart_at > latest)
-    transaction.connection.execute(waiting.values(restart_at=latest))
+    work.connection.execute(waiting.values(restart_at=latest))
     waiting_long = update(experiments).where(experiments.c.waits_since > now)
-    transaction.connection.execute(waiting_long.values(waits_since=now))
+    work.connection.execute(waiting_long.values(waits_since=now))
     leaving = select(runs.c.id, runs.c.experiment_id, runs.c.deadline_at).where(
         runs.c.state.in_(OPEN_RUNS), runs.c.deadline_at.is_not(None)
     )
-    for run_id, experiment_id, deadline in transaction.connection.execute(leaving).all():
-        patience = world.config(transaction, experiment_id).preemption_timeout
-        save(transaction, runs, run_id, deadline_at=min(deadline, now + patience))
+    for run_id, experiment_id, deadline in work.connection.execute(leaving).all():
+        patience = work.config(experiment_id).preemption_timeout
+        work.save(runs, run_id, deadline_at=min(deadline, now + patience))
 
 
-def _kill_late_runs(world: World, transaction: Transaction) -> None:
+def _kill_late_runs(work: UnitOfWork) -> None:
     """Kill runs that have not left by their deadline, and give up on those that cannot be."""
-    now = world.steady()
-    late = transaction.connection.execute(
+    now = work.steady()
+    late = work.connection.execute(
         select(runs).where(
             runs.c.state.in_(OPEN_RUNS), runs.c.killed == 0, runs.c.deadline_at < now
         )
     )
     for run in late.mappings().all():
         wish = "stopped within its preemption_timeout"
-        if failed_before_its_kill(transaction.connection, run):
+        if failed_before_its_kill(work.connection, run):
             wish = "ended after others of its ranks have failed"
         text = f"run {run['id']} has not {wish} and is killed"
-        log_line(world, transaction, run, text, "WARNING")
-        kill_run(world, transaction, run["id"])
+        work.log_line(run, text, "WARNING")
+        kill_run(work, run["id"])

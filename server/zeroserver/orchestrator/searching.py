@@ -28,9 +28,10 @@ from zerolab.searcher import (
 )
 from zerolab.searcher.factory import read_section
 from zerolab.searcher.view import HasView, SearchView
-from zeroserver.orchestrator.state import World, config_of, find
+from zeroserver.orchestrator.state import Orchestrator, config_of
+from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.states import EXPERIMENT_ENDED, TRIAL_ENDED, ExperimentState
-from zeroserver.store.database import Change, Transaction, raw_rows
+from zeroserver.store.database import Change, raw_rows
 from zeroserver.store.rows import one
 from zeroserver.store.schema import experiments, searcher_events, trials
 
@@ -136,78 +137,70 @@ class Begun(NamedTuple):
         return cls(searcher, searcher.initial_operations())
 
 
-def first_operations(
-    world: World, transaction: Transaction, experiment_id: int, begun: Begun
-) -> Sequence[Operation]:
+def first_operations(work: UnitOfWork, experiment_id: int, begun: Begun) -> Sequence[Operation]:
     """Keep the searcher of a new experiment and return what it wants first."""
     searcher = begun.searcher
-    _keep(world, transaction, experiment_id, searcher)
+    _keep(work, experiment_id, searcher)
     if isinstance(searcher, ExternalSearcher):
-        world.served[experiment_id] = -math.inf  # nobody has known of it before
-        if world.outside is not None:
-            world.outside.add(experiment_id)
+        work.orchestrator.served[experiment_id] = -math.inf  # nobody has known of it before
+        if work.orchestrator.outside is not None:
+            work.orchestrator.outside.add(experiment_id)
     return begun.operations
 
 
-def tell(
-    world: World, transaction: Transaction, experiment_id: int, event: Event
-) -> Sequence[Operation]:
+def tell(work: UnitOfWork, experiment_id: int, event: Event) -> Sequence[Operation]:
     """Store an event, tell it to the searcher and return what the searcher wants."""
-    searcher = _find(world, transaction, experiment_id)
-    row = {"experiment_id": experiment_id, "time": world.clock(), **event._asdict()}
-    transaction.connection.execute(_INSERT, row)
+    searcher = _find(work, experiment_id)
+    row = {"experiment_id": experiment_id, "time": work.clock(), **event._asdict()}
+    work.connection.execute(_INSERT, row)
     if isinstance(searcher, ExternalSearcher):
-        transaction.changes.append(Change(f"searcher:{experiment_id}"))
+        work.changes.append(Change(f"searcher:{experiment_id}"))
     return _apply(searcher, event)
 
 
-def tell_ends(
-    world: World, transaction: Transaction, experiment_id: int, events: Sequence[Event]
-) -> list[Operation]:
+def tell_ends(work: UnitOfWork, experiment_id: int, events: Sequence[Event]) -> list[Operation]:
     """Tell the searcher that trials have ended, all at once; return what it wants."""
     if not events:
         return []
-    searcher = _find(world, transaction, experiment_id)
-    now = world.clock()
-    transaction.many(
+    searcher = _find(work, experiment_id)
+    now = work.clock()
+    work.many(
         "INSERT INTO searcher_events (experiment_id, kind, request_id, reason, time) "
         "VALUES (?, ?, ?, ?, ?)",
         [(experiment_id, each.kind, each.request_id, each.reason, now) for each in events],
     )
     if isinstance(searcher, ExternalSearcher):
-        transaction.changes.append(Change(f"searcher:{experiment_id}"))
+        work.changes.append(Change(f"searcher:{experiment_id}"))
     return [wanted for each in events for wanted in _apply(searcher, each)]
 
 
-def tell_created(
-    world: World, transaction: Transaction, experiment_id: int, numbers: Sequence[int]
-) -> list[Operation]:
+def tell_created(work: UnitOfWork, experiment_id: int, numbers: Sequence[int]) -> list[Operation]:
     """Tell the searcher that trials exist, all at once; return what it wants."""
-    searcher = _find(world, transaction, experiment_id)
-    now = world.clock()
-    transaction.many(
+    searcher = _find(work, experiment_id)
+    now = work.clock()
+    work.many(
         "INSERT INTO searcher_events (experiment_id, kind, request_id, time) "
         "VALUES (?, 'created', ?, ?)",
         [(experiment_id, number, now) for number in numbers],
     )
     if isinstance(searcher, ExternalSearcher):
-        transaction.changes.append(Change(f"searcher:{experiment_id}"))
+        work.changes.append(Change(f"searcher:{experiment_id}"))
     return [wanted for number in numbers for wanted in searcher.trial_created(number)]
 
 
-def not_carried_out(world: World, transaction: Transaction, experiment_id: int) -> list[Operation]:
+def not_carried_out(work: UnitOfWork, experiment_id: int) -> list[Operation]:
     """Return the operations of a searcher that no change has carried out, in order."""
-    there = created(transaction, experiment_id)
-    ends = known_ends(world, transaction, experiment_id)
-    replayed = _take_replay(world, transaction, experiment_id)
+    there = created(work, experiment_id)
+    ends = known_ends(work, experiment_id)
+    replayed = _take_replay(work, experiment_id)
     if replayed.problem is not None:
         return []
-    _keep(world, transaction, experiment_id, replayed.searcher)
+    _keep(work, experiment_id, replayed.searcher)
     operations = _operations_in_force(replayed)
     reopened = {each.trial_id: at for at, each in enumerate(operations) if isinstance(each, Reopen)}
     columns = trials.c
     query = select(columns.request_id, columns.state, columns.stop, columns.until)
-    found = transaction.connection.execute(query.where(columns.experiment_id == experiment_id))
+    found = work.connection.execute(query.where(columns.experiment_id == experiment_id))
     rows = {row.request_id: row for row in found}
 
     def waits(at: int, wanted: Operation) -> bool:
@@ -225,17 +218,17 @@ def not_carried_out(world: World, transaction: Transaction, experiment_id: int) 
     return [wanted for at, wanted in enumerate(operations) if waits(at, wanted)]
 
 
-def progress(world: World, transaction: Transaction, experiment_id: int) -> float:
+def progress(work: UnitOfWork, experiment_id: int) -> float:
     """How much of the search is done, 0 to 1."""
-    return _find(world, transaction, experiment_id).progress()
+    return _find(work, experiment_id).progress()
 
 
-def searcher_of(world: World, transaction: Transaction, experiment_id: int) -> Searcher:
+def searcher_of(work: UnitOfWork, experiment_id: int) -> Searcher:
     """Return an experiment's searcher."""
-    return _find(world, transaction, experiment_id)
+    return _find(work, experiment_id)
 
 
-def unserved(world: World, transaction: Transaction) -> dict[int, str]:
+def unserved(work: UnitOfWork) -> dict[int, str]:
     """Say of each search that waits for a program outside of the server how to start one.
 
     None has asked for its events for a while, nor does the server run a class for it. A program
@@ -243,39 +236,41 @@ def unserved(world: World, transaction: Transaction) -> dict[int, str]:
     """
     known = experiments.c
     custom = select(known.id).where(known.searcher_name == "custom")
-    if world.outside is None:
-        world.outside = set(transaction.connection.scalars(custom))
-        world.served = dict.fromkeys(world.outside, world.steady()) | world.served
-    if not world.outside:
+    if work.orchestrator.outside is None:
+        work.orchestrator.outside = set(work.connection.scalars(custom))
+        work.orchestrator.served = (
+            dict.fromkeys(work.orchestrator.outside, work.steady()) | work.orchestrator.served
+        )
+    if not work.orchestrator.outside:
         return {}
     active = custom.where(
-        known.id.in_(world.outside),
+        known.id.in_(work.orchestrator.outside),
         known.state == ExperimentState.ACTIVE,
         known.searcher_done == 0,
     )
-    silent = world.steady() - _SILENT_S
+    silent = work.steady() - _SILENT_S
     return {
         experiment_id: _UNSERVED.format(experiment_id)
-        for experiment_id in transaction.connection.scalars(active).all()
-        if world.served[experiment_id] < silent
-        and world.config(transaction, experiment_id).searcher.external_entrypoint is None
+        for experiment_id in work.connection.scalars(active).all()
+        if work.orchestrator.served[experiment_id] < silent
+        and work.config(experiment_id).searcher.external_entrypoint is None
     }
 
 
-def check_custom_class(world: World, config: "ExperimentConfig") -> None:
+def check_custom_class(orchestrator: Orchestrator, config: "ExperimentConfig") -> None:
     """Refuse an experiment whose searcher class this server must not run.
 
     Raises:
         ConfigError: If the server was started with ``--no-custom-searchers``.
     """
-    if config.searcher.external_entrypoint and not world.settings.custom_searchers:
+    if config.searcher.external_entrypoint and not orchestrator.settings.custom_searchers:
         raise ConfigError("experiment", [DISABLED])
 
 
-def created(transaction: Transaction, experiment_id: int) -> set[int]:
+def created(work: UnitOfWork, experiment_id: int) -> set[int]:
     """The searcher's numbers of all trials that it has ever created, those since deleted too."""
     query = "SELECT request_id FROM searcher_events WHERE experiment_id = ? AND kind = 'created'"
-    return {number for (number,) in transaction.raw(query, (experiment_id,))}
+    return {number for (number,) in work.raw(query, (experiment_id,))}
 
 
 def newest_event(connection: Connection, experiment_id: int) -> int:
@@ -295,34 +290,34 @@ class Seen(NamedTuple):
     """Why it cannot be shown."""
 
 
-def look(world: World, transaction: Transaction, experiment_id: int) -> Seen:
+def look(work: UnitOfWork, experiment_id: int) -> Seen:
     """Say where the trials of a search stand now."""
-    config = world.config(transaction, experiment_id)
-    view = _view(_find(world, transaction, experiment_id))
-    return Seen(config.searcher.unit, view, world.lost.get(experiment_id))
+    config = work.config(experiment_id)
+    view = _view(_find(work, experiment_id))
+    return Seen(config.searcher.unit, view, work.orchestrator.lost.get(experiment_id))
 
 
-def look_back(world: World, connection: Connection, row: RowMapping) -> Seen:
+def look_back(orchestrator: Orchestrator, connection: Connection, row: RowMapping) -> Seen:
     """Say where the trials of an experiment that has ended stood at its end.
 
     Args:
-        world: Of the orchestrator; any thread may ask.
+        orchestrator: Settings and caches; used in any thread.
         connection: Only read from.
         row: The experiment.
     """
     last = newest_event(connection, row["id"])
     if not last:  # it was brought in from elsewhere
         return Seen(None)
-    then, seen = world.looked_back.get(row["id"], (None, Seen(None)))
+    then, seen = orchestrator.looked_back.get(row["id"], (None, Seen(None)))
     if then == last:
         return seen
     section = config_of(row).searcher
     replayed = _fold(connection, row, section)
     view = SearchView() if replayed.problem else _view(replayed.searcher)
     seen = Seen(section.unit, view, replayed.problem)
-    world.looked_back[row["id"]] = last, seen
-    for experiment_id in list(world.looked_back)[:-_LOOKED_BACK]:
-        world.looked_back.pop(experiment_id, None)
+    orchestrator.looked_back[row["id"]] = last, seen
+    for experiment_id in list(orchestrator.looked_back)[:-_LOOKED_BACK]:
+        orchestrator.looked_back.pop(experiment_id, None)
     return seen
 
 
@@ -330,32 +325,32 @@ def _view(searcher: Searcher) -> SearchView:
     return searcher.view() if isinstance(searcher, HasView) else SearchView()
 
 
-def _find(world: World, transaction: Transaction, experiment_id: int) -> Searcher:
-    searcher = world.searchers.get(experiment_id)
+def _find(work: UnitOfWork, experiment_id: int) -> Searcher:
+    searcher = work.orchestrator.searchers.get(experiment_id)
     if searcher is None:
-        replayed = _take_replay(world, transaction, experiment_id)
+        replayed = _take_replay(work, experiment_id)
         searcher = replayed.searcher
         if replayed.problem is not None:
             searcher = _Lost()
-            world.lost[experiment_id] = replayed.problem
-    _keep(world, transaction, experiment_id, searcher)
+            work.orchestrator.lost[experiment_id] = replayed.problem
+    _keep(work, experiment_id, searcher)
     return searcher
 
 
-def forget_lost(world: World, transaction: Transaction) -> dict[int, str]:
+def forget_lost(work: UnitOfWork) -> dict[int, str]:
     """Say of each running search that it cannot go on, and why; once of each."""
-    lost, world.lost = world.lost, {}
-    transaction.undo.append(lambda: world.lost.update(lost))
+    lost, work.orchestrator.lost = work.orchestrator.lost, {}
+    work.undo.append(lambda: work.orchestrator.lost.update(lost))
     return lost
 
 
-def replay(world: World, transaction: Transaction, experiment_id: int) -> list[Operation]:
+def replay(work: UnitOfWork, experiment_id: int) -> list[Operation]:
     """Make a searcher anew from all that was told; return what it has ever wanted.
 
     Raises:
         ConflictError: If that are other trials than there are.
     """
-    return _operations_in_force(_replayed(world, transaction, experiment_id))
+    return _operations_in_force(_replayed(work, experiment_id))
 
 
 def _operations_in_force(replayed: "Replay") -> list[Operation]:
@@ -368,19 +363,19 @@ def _operations_in_force(replayed: "Replay") -> list[Operation]:
     return operations
 
 
-def known_ends(world: World, transaction: Transaction, experiment_id: int) -> set[int]:
+def known_ends(work: UnitOfWork, experiment_id: int) -> set[int]:
     """The searcher's numbers of the trials of which it knows that they have ended.
 
     One that it has opened again since is none of them.
     """
-    prepared = world.replays.get(experiment_id)
-    if prepared is not None and prepared.is_current(transaction.connection, experiment_id):
+    prepared = work.orchestrator.replays.get(experiment_id)
+    if prepared is not None and prepared.is_current(work.connection, experiment_id):
         told = prepared.events
     else:
-        told = _told(transaction.connection, experiment_id)
+        told = _told(work.connection, experiment_id)
     steps: Iterable[Sequence[Operation]] = itertools.repeat(())
     if any(event.kind == "grown" for event in told):
-        steps = _replay(world, transaction, experiment_id).operations[1:]
+        steps = _replay(work, experiment_id).operations[1:]
     ends: set[int] = set()
     for event, step in zip(told, steps, strict=False):
         if event.kind in {"exited", "exited_early"}:
@@ -390,8 +385,7 @@ def known_ends(world: World, transaction: Transaction, experiment_id: int) -> se
 
 
 def grow(
-    world: World,
-    transaction: Transaction,
+    work: UnitOfWork,
     experiment_id: int,
     before: "SearcherConfig",
     lost: Collection[int],
@@ -402,35 +396,34 @@ def grow(
     Call :func:`restore` before the configuration changes.
 
     Args:
-        world: Of the orchestrator.
-        transaction: Of the writer.
+        work: Unit of work.
         experiment_id: Whose configuration has the new bounds already.
         before: Its searcher's section until now.
         lost: The searcher's numbers of the trials that have no checkpoint left to go on from.
     """
-    searcher = _find(world, transaction, experiment_id)
+    searcher = _find(work, experiment_id)
     growth = _Growth(before.model_dump(mode="json", exclude_none=True), sorted(lost))
     event = Event("grown", 0, reason=msgspec.json.encode(growth).decode())
-    row = {"experiment_id": experiment_id, "time": world.clock(), **event._asdict()}
-    transaction.connection.execute(_INSERT, row)
-    return world.config(transaction, experiment_id).searcher.grow(searcher, growth.lost)
+    row = {"experiment_id": experiment_id, "time": work.clock(), **event._asdict()}
+    work.connection.execute(_INSERT, row)
+    return work.config(experiment_id).searcher.grow(searcher, growth.lost)
 
 
-def restore(world: World, transaction: Transaction, experiment_id: int) -> None:
+def restore(work: UnitOfWork, experiment_id: int) -> None:
     """Bring the searcher of an experiment that has ended back into memory.
 
     Raises:
         ConflictError: If it has other trials than its searcher makes.
     """
-    _replayed(world, transaction, experiment_id)
+    _replayed(work, experiment_id)
 
 
-def _replayed(world: World, transaction: Transaction, experiment_id: int) -> "Replay":
-    replayed = _take_replay(world, transaction, experiment_id)
+def _replayed(work: UnitOfWork, experiment_id: int) -> "Replay":
+    replayed = _take_replay(work, experiment_id)
     if replayed.problem is not None:
         msg = f"experiment {experiment_id}: cannot be continued: {replayed.problem}"
         raise ConflictError(msg)
-    _keep(world, transaction, experiment_id, replayed.searcher)
+    _keep(work, experiment_id, replayed.searcher)
     return replayed
 
 
@@ -455,7 +448,7 @@ class Replay(NamedTuple):
 
 
 def prepare_replay(
-    world: World,
+    orchestrator: Orchestrator,
     connection: Connection,
     experiment_id: int,
     section: "SearcherConfig | None" = None,
@@ -466,7 +459,7 @@ def prepare_replay(
     replays by itself.
 
     Args:
-        world: Of the orchestrator; any thread may ask.
+        orchestrator: Settings and caches; used in any thread.
         connection: Only read from.
         experiment_id: Whose searcher.
         section: Section of the searcher that the change will use; None for the stored one.
@@ -474,16 +467,16 @@ def prepare_replay(
     row = one(connection, experiments, experiment_id)
     if not newest_event(connection, experiment_id):
         return
-    world.replays[experiment_id] = _fold(connection, row, section or config_of(row).searcher)
-    for number in list(world.replays)[:-_REPLAYS]:
-        world.replays.pop(number, None)
+    orchestrator.replays[experiment_id] = _fold(connection, row, section or config_of(row).searcher)
+    for number in list(orchestrator.replays)[:-_REPLAYS]:
+        orchestrator.replays.pop(number, None)
 
 
-def load_searcher(world: World, transaction: Transaction, experiment_id: int) -> None:
+def load_searcher(work: UnitOfWork, experiment_id: int) -> None:
     """Bring the searcher of an experiment that has not ended into memory."""
-    row = find(transaction, experiments, experiment_id)
+    row = work.find(experiments, experiment_id)
     if row["state"] not in EXPERIMENT_ENDED:
-        _find(world, transaction, experiment_id)
+        _find(work, experiment_id)
 
 
 def has_grown(connection: Connection, experiment_id: int) -> bool:
@@ -504,30 +497,30 @@ def large_searches(connection: Connection) -> list[int]:
     return list(connection.scalars(query.order_by(known.id)))
 
 
-def _replay(world: World, transaction: Transaction, experiment_id: int) -> Replay:
+def _replay(work: UnitOfWork, experiment_id: int) -> Replay:
     """Return a replay of all events; whoever uses its searcher takes it out of memory."""
-    section = world.config(transaction, experiment_id).searcher
-    prepared = world.replays.get(experiment_id)
+    section = work.config(experiment_id).searcher
+    prepared = work.orchestrator.replays.get(experiment_id)
     if (
         prepared is None
         or prepared.section != section
-        or not prepared.is_current(transaction.connection, experiment_id)
+        or not prepared.is_current(work.connection, experiment_id)
     ):
-        row = find(transaction, experiments, experiment_id)
-        prepared = world.replays[experiment_id] = _fold(transaction.connection, row, section)
-        transaction.undo.append(lambda: _drop_replay(world, experiment_id))
+        row = work.find(experiments, experiment_id)
+        prepared = work.orchestrator.replays[experiment_id] = _fold(work.connection, row, section)
+        work.undo.append(lambda: _drop_replay(work.orchestrator, experiment_id))
     return prepared
 
 
-def _take_replay(world: World, transaction: Transaction, experiment_id: int) -> Replay:
+def _take_replay(work: UnitOfWork, experiment_id: int) -> Replay:
     """Return a replay whose searcher nobody else uses."""
-    replayed = _replay(world, transaction, experiment_id)
-    _drop_replay(world, experiment_id)
+    replayed = _replay(work, experiment_id)
+    _drop_replay(work.orchestrator, experiment_id)
     return replayed
 
 
-def _drop_replay(world: World, experiment_id: int) -> None:
-    world.replays.pop(experiment_id, None)
+def _drop_replay(orchestrator: Orchestrator, experiment_id: int) -> None:
+    orchestrator.replays.pop(experiment_id, None)
 
 
 def _fold(connection: Connection, row: RowMapping, section: "SearcherConfig") -> Replay:
@@ -631,14 +624,14 @@ def _searcher(row: RowMapping, section: "SearcherConfig") -> Searcher:
     return make_searcher(section, hyperparameters, row["seed"])
 
 
-def _keep(world: World, transaction: Transaction, experiment_id: int, searcher: Searcher) -> None:
-    world.searchers[experiment_id] = searcher
+def _keep(work: UnitOfWork, experiment_id: int, searcher: Searcher) -> None:
+    work.orchestrator.searchers[experiment_id] = searcher
     # If the transaction is rolled back the searcher in memory knows too much.
-    transaction.undo.append(lambda: _drop(world, experiment_id))
+    work.undo.append(lambda: _drop(work.orchestrator, experiment_id))
 
 
-def _drop(world: World, experiment_id: int) -> None:
-    world.searchers.pop(experiment_id, None)
+def _drop(orchestrator: Orchestrator, experiment_id: int) -> None:
+    orchestrator.searchers.pop(experiment_id, None)
 
 
 def _apply(searcher: Searcher, event: Event) -> Sequence[Operation]:

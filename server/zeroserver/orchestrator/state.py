@@ -1,4 +1,4 @@
-"""In-memory state of the orchestrator, and helpers of its modules."""
+"""Long-lived parts of the orchestrator: settings, clocks and in-memory caches."""
 
 import time
 from collections import deque
@@ -7,21 +7,19 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
-from sqlalchemy import RowMapping, Table, update
+from sqlalchemy import RowMapping
 
 from zerolab.contract.names import printable
-from zerolab.contract.secrets import find_secrets, restore_secrets
+from zerolab.contract.secrets import restore_secrets
 from zerolab.contract.storage import StorageAddress
 from zerolab.paths import Home
 from zerolab.scheduler import Job
-from zeroserver.event_journal import ALL, RELOAD, Journal
+from zeroserver.event_journal import ALL, Journal
 from zeroserver.orchestrator.wait_reasons import Waiting
 from zeroserver.settings import Settings
-from zeroserver.store.database import Change, Transaction
+from zeroserver.store.database import Change
 from zeroserver.store.janitor import Janitor
 from zeroserver.store.points import MetricKeys
-from zeroserver.store.rows import one
-from zeroserver.store.schema import experiments, logs, trials
 
 if TYPE_CHECKING:  # loaded when the first experiment comes: 0.1 s of a start
     from zerolab.config import ExperimentConfig
@@ -29,21 +27,12 @@ if TYPE_CHECKING:  # loaded when the first experiment comes: 0.1 s of a start
 
 __all__ = [
     "Fields",
-    "World",
+    "Orchestrator",
     "agents_changed",
     "config_of",
-    "experiment_of",
-    "find",
-    "has_readers",
-    "log_line",
     "owner_of",
     "resolved_config",
-    "save",
-    "storage_of",
     "stored_address",
-    "touch",
-    "touch_trials",
-    "trial_of",
 ]
 
 
@@ -58,8 +47,8 @@ _LATE = 1.5
 
 
 @dataclass
-class World:
-    """Memory of the orchestrator; only the writer's thread uses what is not marked otherwise."""
+class Orchestrator:
+    """Settings, clocks and caches of the orchestrator; used by the writer's thread unless noted."""
 
     settings: Settings
     home: Home
@@ -126,35 +115,10 @@ class World:
     def __post_init__(self) -> None:
         self.installation = self.home.ensure_id()
 
-    def config(self, transaction: Transaction, experiment_id: int) -> "ExperimentConfig":
-        """Return an experiment's configuration; without its log policies, which others read."""
-        known = self.configs.get(experiment_id)
-        if known is None:
-            row = find(transaction, experiments, experiment_id)
-            known = self.configs[experiment_id] = config_of(row)
-            # The row may be one of this transaction: if it goes, another gets its id.
-            transaction.undo.append(lambda: self.forget_config(experiment_id))
-        return known
-
-    def secrets_of(self, transaction: Transaction, experiment_id: int) -> tuple[str, ...]:
-        """Return the secret values of an experiment's configuration, which no log may hold."""
-        known = self.secrets.get(experiment_id)
-        if known is None:
-            row = find(transaction, experiments, experiment_id)
-            found = find_secrets(msgspec.json.decode(row["raw_config"]))
-            known = self.secrets[experiment_id] = tuple(found)
-            transaction.undo.append(lambda: self.forget_config(experiment_id))
-        return known
-
     def forget_config(self, experiment_id: int) -> None:
         """Have an experiment's configuration read anew when it is next asked for."""
         self.configs.pop(experiment_id, None)
         self.secrets.pop(experiment_id, None)
-
-    def forget_job(self, transaction: Transaction, experiment_id: int) -> None:
-        """Have an experiment's place in the queue read again, for it changes now."""
-        self.drop_jobs([experiment_id])
-        transaction.undo.append(lambda: self.drop_jobs([experiment_id]))
 
     def drop_jobs(self, experiment_ids: Iterable[int]) -> None:
         """Forget what was read of some experiments."""
@@ -212,81 +176,9 @@ class Fields(Protocol):
         ...
 
 
-def find(transaction: Transaction, table: Table, row_id: int) -> RowMapping:
-    """Return one row.
-
-    Raises:
-        NotFoundError: If there is none.
-    """
-    return one(transaction.connection, table, row_id)
-
-
-def experiment_of(transaction: Transaction, row: Fields) -> RowMapping:
-    """Return the experiment of a trial or of a run, as it is now."""
-    return find(transaction, experiments, row["experiment_id"])
-
-
-def trial_of(transaction: Transaction, run: Fields) -> RowMapping:
-    """Return the trial of a run, as it is now."""
-    return find(transaction, trials, run["trial_id"])
-
-
-def save(transaction: Transaction, table: Table, row_id: int, **values: Any) -> None:
-    """Change some columns of one row."""
-    transaction.connection.execute(update(table).where(table.c.id == row_id).values(**values))
-
-
-def touch(transaction: Transaction, kind: str, experiment_id: int, resource: Any) -> None:
-    """Tell the event streams that something has changed."""
-    transaction.changes.append(Change("", experiment_id, kind, resource))
-
-
-def has_readers(
-    world: World, transaction: Transaction, experiment_id: int, *, of_all: bool = False
-) -> bool:
-    """Check whether anyone reads the events of an experiment, so that a change must make them.
-
-    A reader who comes before the commit reads the state before the change. Such a reader is told
-    after the commit to read everything again.
-
-    Args:
-        world: Of the orchestrator.
-        transaction: Of the writer.
-        experiment_id: Whose events.
-        of_all: Only readers of metrics and logs count, not those of the experiment list.
-    """
-    check = world.journal.followed if of_all else world.journal.wanted
-    if check(experiment_id):
-        return True
-
-    def look_again() -> None:
-        if check(experiment_id):
-            transaction.changes.append(Change("", experiment_id, RELOAD))
-
-    transaction.then.append(look_again)
-    return False
-
-
-def touch_trials(
-    world: World, transaction: Transaction, experiment_id: int, trial_ids: Iterable[int]
-) -> None:
-    """Tell the event streams, if anyone reads them, that thousands of trials have changed."""
-    if has_readers(world, transaction, experiment_id):
-        for trial_id in trial_ids:
-            touch(transaction, "trial", experiment_id, trial_id)
-
-
 def agents_changed() -> Change:
     """Wake the agents that wait for work, and tell those who watch the cluster."""
     return Change("agents", ALL, "cluster", b'{"reload":true}')
-
-
-def storage_of(world: World, transaction: Transaction, experiment_id: int) -> StorageAddress:
-    """Return where an experiment's checkpoints lie, each named by its uuid."""
-    from zerolab.config.experiment.storage import address_of
-
-    found = address_of(world.config(transaction, experiment_id).checkpoint_storage)
-    return found or StorageAddress(root=str(world.home.checkpoints))
 
 
 def stored_address(home: Home, experiment: "Fields") -> StorageAddress:
@@ -297,24 +189,6 @@ def stored_address(home: Home, experiment: "Fields") -> StorageAddress:
     return found or StorageAddress(root=str(home.checkpoints))
 
 
-def owner_of(world: World, trial_id: int) -> str:
+def owner_of(orchestrator: Orchestrator, trial_id: int) -> str:
     """Return the name under which a trial's unfinished checkpoints lie in its storage."""
-    return f"{world.installation}-trial-{trial_id}"
-
-
-def log_line(
-    world: World, transaction: Transaction, run: Fields, text: str, level: str = "INFO"
-) -> None:
-    """Write a line of the server's own into a run's log."""
-    row = {
-        "experiment_id": run["experiment_id"],
-        "trial_id": run["trial_id"],
-        "run_id": run["id"],
-        "stream": "server",
-        "level": level,
-        "text": text,
-        "time": world.clock(),
-    }
-    made = transaction.connection.execute(logs.insert().values(row).returning(logs.c.id))
-    line = made.scalar_one()
-    touch(transaction, "log", run["experiment_id"], (line, line))
+    return f"{orchestrator.installation}-trial-{trial_id}"

@@ -22,15 +22,10 @@ from zeroserver.orchestrator.checkpoints.retention import (
 from zeroserver.orchestrator.experiments import move_experiment, settle_experiment
 from zeroserver.orchestrator.searching import Event
 from zeroserver.orchestrator.state import (
-    World,
+    Orchestrator,
     agents_changed,
-    experiment_of,
-    find,
-    log_line,
-    save,
-    touch,
-    touch_trials,
 )
+from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.orchestrator.warm_start import newest_checkpoint, settle_sources, source_of_trial
 from zeroserver.states import (
     EXPERIMENT_ENDED,
@@ -41,7 +36,7 @@ from zeroserver.states import (
     TrialState,
     check_move,
 )
-from zeroserver.store.database import Change, Transaction
+from zeroserver.store.database import Change
 from zeroserver.store.schema import WEIGHTS_MISSING, experiments, runs, trials
 
 __all__ = [
@@ -80,9 +75,7 @@ _BUDGET_MS = 60.0
 """What one change may cost; see :func:`cost_of`."""
 
 
-def move_trial(
-    transaction: Transaction, trial: RowMapping, state: TrialState, **values: Any
-) -> None:
+def move_trial(work: UnitOfWork, trial: RowMapping, state: TrialState, **values: Any) -> None:
     """Change a trial's state, and other columns with it.
 
     Raises:
@@ -90,23 +83,21 @@ def move_trial(
     """
     if trial["state"] != state:
         check_move(TRIAL_MOVES, f"trial {trial['id']}", trial["state"], state)
-        _count_moves(transaction, trial["experiment_id"], [(trial["state"], state)])
-    save(transaction, trials, trial["id"], state=state, **values)
-    touch(transaction, "trial", trial["experiment_id"], trial["id"])
+        _count_moves(work, trial["experiment_id"], [(trial["state"], state)])
+    work.save(trials, trial["id"], state=state, **values)
+    work.touch("trial", trial["experiment_id"], trial["id"])
     if state in TRIAL_ENDED or state == TrialState.PAUSED:
-        settle_sources(transaction, trial["id"])
+        settle_sources(work, trial["id"])
 
 
 _COUNTED = (TrialState.ERROR, TrialState.CANCELED)
 
 
-def _count_moves(
-    transaction: Transaction, experiment_id: int, moves: Iterable[tuple[str, str]]
-) -> None:
+def _count_moves(work: UnitOfWork, experiment_id: int, moves: Iterable[tuple[str, str]]) -> None:
     """Keep the numbers of failed and canceled trials of an experiment.
 
     Args:
-        transaction: Of the writer.
+        work: Unit of work.
         experiment_id: Whose trials move.
         moves: State before and after, of each trial.
     """
@@ -115,7 +106,7 @@ def _count_moves(
         for state in _COUNTED:
             changes[state] += (after == state) - (before == state)
     if any(changes.values()):
-        transaction.run(_COUNT, (*changes.values(), experiment_id))
+        work.run(_COUNT, (*changes.values(), experiment_id))
 
 
 _COUNT = (
@@ -135,26 +126,24 @@ def resting_state(experiment_state: str, trial: Mapping[str, Any] | RowMapping) 
     return TrialState.QUEUED if active and not waits else TrialState.PAUSED
 
 
-def tell_searcher(world: World, transaction: Transaction, experiment_id: int, event: Event) -> bool:
+def tell_searcher(work: UnitOfWork, experiment_id: int, event: Event) -> bool:
     """Tell the searcher an event and carry out what it then wants; return whether it did."""
-    operations = searching.tell(world, transaction, experiment_id, event)
-    carry_out(world, transaction, experiment_id, operations)
+    operations = searching.tell(work, experiment_id, event)
+    carry_out(work, experiment_id, operations)
     return bool(operations)
 
 
-def carry_out(
-    world: World, transaction: Transaction, experiment_id: int, operations: Sequence[Operation]
-) -> None:
+def carry_out(work: UnitOfWork, experiment_id: int, operations: Sequence[Operation]) -> None:
     """Do what the searcher wants, and what it wants in consequence.
 
     No more is done than one change may cost; the rest waits in the experiment's backlog, for
     :func:`carry_out_more`. What the searcher answers to an operation that is being carried out
     is done after those that wait already.
     """
-    if experiment_id in world.carrying_out:
-        world.carrying_out[experiment_id].extend(operations)
+    if experiment_id in work.orchestrator.carrying_out:
+        work.orchestrator.carrying_out[experiment_id].extend(operations)
         return
-    backlog = world.backlog.get(experiment_id, ())
+    backlog = work.orchestrator.backlog.get(experiment_id, ())
     now: list[Operation] = []
     later: list[Operation] = []
     waiting = {each.trial_id for each in backlog if not isinstance(each, Shutdown)}
@@ -163,36 +152,36 @@ def carry_out(
         (later if backlog and waits else now).append(each)
         if isinstance(each, Create):
             waiting.add(each.trial_id)
-    rest = (*carry_out_some(world, transaction, experiment_id, now), *backlog, *later)
-    _keep_backlog(world, transaction, experiment_id, rest)
-    if operations and not rest and find(transaction, experiments, experiment_id)["searcher_done"]:
-        settle_experiment(world, transaction, experiment_id)  # its last trial may have ended before
+    rest = (*carry_out_some(work, experiment_id, now), *backlog, *later)
+    _keep_backlog(work, experiment_id, rest)
+    if operations and not rest and work.find(experiments, experiment_id)["searcher_done"]:
+        settle_experiment(work, experiment_id)  # its last trial may have ended before
 
 
-def drop_backlog(world: World, transaction: Transaction, experiment_id: int) -> None:
+def drop_backlog(work: UnitOfWork, experiment_id: int) -> None:
     """Forget what an experiment's searcher wanted and was not carried out."""
-    _keep_backlog(world, transaction, experiment_id, ())
+    _keep_backlog(work, experiment_id, ())
 
 
-def carry_out_more(world: World, transaction: Transaction) -> bool:
+def carry_out_more(work: UnitOfWork) -> bool:
     """Carry out a part of the oldest backlog; return whether there was one.
 
     Call it until it returns False; every call is a change of its own.
     """
-    experiment_id = next(iter(world.backlog), None)
+    experiment_id = next(iter(work.orchestrator.backlog), None)
     if experiment_id is None:
         return False
-    backlog = world.backlog[experiment_id]
+    backlog = work.orchestrator.backlog[experiment_id]
     query = "SELECT state, searcher_done FROM experiments WHERE id = ?"
-    found = transaction.raw(query, (experiment_id,))
+    found = work.raw(query, (experiment_id,))
     over = EXPERIMENT_ENDED | EXPERIMENT_STOPPING
     if not found or found[0][0] in over or found[0][1]:
-        _keep_backlog(world, transaction, experiment_id, ())
+        _keep_backlog(work, experiment_id, ())
         return True
-    rest = carry_out_some(world, transaction, experiment_id, backlog)
-    _keep_backlog(world, transaction, experiment_id, rest)
+    rest = carry_out_some(work, experiment_id, backlog)
+    _keep_backlog(work, experiment_id, rest)
     if not rest:
-        settle_experiment(world, transaction, experiment_id)
+        settle_experiment(work, experiment_id)
     return True
 
 
@@ -206,32 +195,32 @@ def interrupted_searches(connection: Connection) -> list[int]:
     return list(connection.scalars(query.order_by(experiments.c.id)))
 
 
-def resume_backlog(world: World, transaction: Transaction, experiment_id: int) -> None:
+def resume_backlog(work: UnitOfWork, experiment_id: int) -> None:
     """Put the operations of a search that a killed server has not carried out into its backlog."""
-    experiment = find(transaction, experiments, experiment_id)
+    experiment = work.find(experiments, experiment_id)
     if experiment["state"] not in EXPERIMENT_ENDED | EXPERIMENT_STOPPING:
-        rest = searching.not_carried_out(world, transaction, experiment_id)
-        _keep_backlog(world, transaction, experiment_id, rest)
+        rest = searching.not_carried_out(work, experiment_id)
+        _keep_backlog(work, experiment_id, rest)
 
 
-def _keep_backlog(
-    world: World, transaction: Transaction, experiment_id: int, rest: Sequence[Operation]
-) -> None:
-    before = world.backlog.get(experiment_id)
+def _keep_backlog(work: UnitOfWork, experiment_id: int, rest: Sequence[Operation]) -> None:
+    before = work.orchestrator.backlog.get(experiment_id)
     if not rest and before is None:
         return
-    _set_backlog(world, experiment_id, tuple(rest) or None)
-    transaction.undo.append(partial(_set_backlog, world, experiment_id, before))
+    _set_backlog(work.orchestrator, experiment_id, tuple(rest) or None)
+    work.undo.append(partial(_set_backlog, work.orchestrator, experiment_id, before))
     if bool(rest) != bool(before):
         statement = "UPDATE experiments SET creating = ? WHERE id = ?"
-        transaction.run(statement, (int(bool(rest)), experiment_id))
+        work.run(statement, (int(bool(rest)), experiment_id))
 
 
-def _set_backlog(world: World, experiment_id: int, rest: tuple[Operation, ...] | None) -> None:
+def _set_backlog(
+    orchestrator: Orchestrator, experiment_id: int, rest: tuple[Operation, ...] | None
+) -> None:
     if rest is None:
-        world.backlog.pop(experiment_id, None)
+        orchestrator.backlog.pop(experiment_id, None)
     else:
-        world.backlog[experiment_id] = rest
+        orchestrator.backlog[experiment_id] = rest
 
 
 def cost_of(operation: Operation) -> float:
@@ -242,7 +231,7 @@ def cost_of(operation: Operation) -> float:
 
 
 def carry_out_some(
-    world: World, transaction: Transaction, experiment_id: int, operations: Sequence[Operation]
+    work: UnitOfWork, experiment_id: int, operations: Sequence[Operation]
 ) -> Sequence[Operation]:
     """Carry out the first operations, as many as one change may cost; the caller settles.
 
@@ -250,17 +239,15 @@ def carry_out_some(
         The remaining operations, with those that the searcher returned for the first ones.
     """
     waiting = deque(operations)
-    world.carrying_out[experiment_id] = waiting
+    work.orchestrator.carrying_out[experiment_id] = waiting
     try:
-        _carry_out_first(world, transaction, experiment_id, waiting)
+        _carry_out_first(work, experiment_id, waiting)
     finally:
-        del world.carrying_out[experiment_id]
+        del work.orchestrator.carrying_out[experiment_id]
     return waiting
 
 
-def _carry_out_first(
-    world: World, transaction: Transaction, experiment_id: int, waiting: deque[Operation]
-) -> None:
+def _carry_out_first(work: UnitOfWork, experiment_id: int, waiting: deque[Operation]) -> None:
     """Take operations from a queue and carry them out, as many as one change may cost."""
     created, spent = 0, 0.0
     while waiting and spent < _BUDGET_MS:
@@ -278,48 +265,46 @@ def _carry_out_first(
                 spent += cost_of(each)
                 same.append(each)
                 waiting.popleft()
-            _create(world, transaction, experiment_id, same)
+            _create(work, experiment_id, same)
             created += len(same)
             numbers = [each.trial_id for each in same]
-            waiting.extend(searching.tell_created(world, transaction, experiment_id, numbers))
+            waiting.extend(searching.tell_created(work, experiment_id, numbers))
         elif isinstance(operation, Shutdown):
             if any(not isinstance(each, Shutdown) for each in waiting):
                 waiting.append(operation)  # the others were wanted before the end
                 continue
-            save(transaction, experiments, experiment_id, searcher_done=1)
-        elif (trial := _requested(transaction, experiment_id, operation.trial_id)) is None:
+            work.save(experiments, experiment_id, searcher_done=1)
+        elif (trial := _requested(work, experiment_id, operation.trial_id)) is None:
             gone = Event("exited_early", operation.trial_id, reason=DELETED)
-            waiting.extend(searching.tell(world, transaction, experiment_id, gone))
+            waiting.extend(searching.tell(work, experiment_id, gone))
         elif isinstance(operation, Stop):
             if trial["state"] not in TRIAL_ENDED:
-                stop_trial(world, transaction, trial, "searcher")
+                stop_trial(work, trial, "searcher")
         elif isinstance(operation, Continue):
-            _continue(transaction, trial, operation.until)
+            _continue(work, trial, operation.until)
         elif isinstance(operation, Reopen):
-            reopen_trial(transaction, trial, ExperimentState.ACTIVE, waits=1)
-    experiment = find(transaction, experiments, experiment_id)
+            reopen_trial(work, trial, ExperimentState.ACTIVE, waits=1)
+    experiment = work.find(experiments, experiment_id)
     values: dict[str, Any] = {"num_trials": experiment["num_trials"] + created}
     if not experiment["searcher_done"]:  # else what it was before the end stays
-        done = searching.progress(world, transaction, experiment_id)
+        done = searching.progress(work, experiment_id)
         values["progress"] = max(experiment["progress"], done)
-    save(transaction, experiments, experiment_id, **values)
-    touch(transaction, "experiment", experiment_id, experiment_id)
+    work.save(experiments, experiment_id, **values)
+    work.touch("experiment", experiment_id, experiment_id)
 
 
-def _create(
-    world: World, transaction: Transaction, experiment_id: int, operations: Sequence[Create]
-) -> None:
+def _create(work: UnitOfWork, experiment_id: int, operations: Sequence[Create]) -> None:
     """Create trials; several at once only if none of them has a source."""
     query = "SELECT state, source_checkpoint FROM experiments WHERE id = ?"
-    ((experiment_state, source),) = transaction.raw(query, (experiment_id,))
+    ((experiment_state, source),) = work.raw(query, (experiment_id,))
     paused = experiment_state == ExperimentState.PAUSED
     state = TrialState.PAUSED if paused else TrialState.QUEUED
-    now = world.clock()
-    ((last,),) = transaction.raw("SELECT coalesce(max(id), 0) FROM trials")
+    now = work.clock()
+    ((last,),) = work.raw("SELECT coalesce(max(id), 0) FROM trials")
     rows = []
     for operation in operations:
         weights = {"source_checkpoint": source}
-        weights |= source_of_trial(transaction, experiment_id, operation)
+        weights |= source_of_trial(work, experiment_id, operation)
         rows.append(
             (
                 experiment_id, operation.trial_id, str(state),
@@ -328,50 +313,47 @@ def _create(
                 weights.get("source_steps"),
             )
         )  # fmt: skip
-    transaction.many(_INSERT_TRIAL, rows)
+    work.many(_INSERT_TRIAL, rows)
     new = "SELECT id FROM trials WHERE experiment_id = ? AND id > ? ORDER BY id"
-    for (trial_id,) in transaction.raw(new, (experiment_id, last)):
-        touch(transaction, "trial", experiment_id, trial_id)
+    for (trial_id,) in work.raw(new, (experiment_id, last)):
+        work.touch("trial", experiment_id, trial_id)
 
 
-def _requested(transaction: Transaction, experiment_id: int, request_id: int) -> RowMapping | None:
+def _requested(work: UnitOfWork, experiment_id: int, request_id: int) -> RowMapping | None:
     """The trial that the searcher has under a number; None if a user has deleted it."""
     query = select(trials).where(
         trials.c.experiment_id == experiment_id, trials.c.request_id == request_id
     )
-    return transaction.connection.execute(query).mappings().one_or_none()
+    return work.connection.execute(query).mappings().one_or_none()
 
 
-def _continue(transaction: Transaction, trial: RowMapping, until: int) -> None:
-    save(transaction, trials, trial["id"], until=until, waits=0)
-    experiment = experiment_of(transaction, trial)
+def _continue(work: UnitOfWork, trial: RowMapping, until: int) -> None:
+    work.save(trials, trial["id"], until=until, waits=0)
+    experiment = work.experiment_of(trial)
     if trial["state"] == TrialState.PAUSED and trial["run_id"] is None:
         free = {**trial, "waits": 0}
-        move_trial(transaction, trial, resting_state(experiment["state"], free))
+        move_trial(work, trial, resting_state(experiment["state"], free))
 
 
-def reopen_trial(
-    transaction: Transaction, trial: RowMapping, experiment_state: str, **values: Any
-) -> None:
+def reopen_trial(work: UnitOfWork, trial: RowMapping, experiment_state: str, **values: Any) -> None:
     """Let a trial that has ended go on, or wait, as if it had not; with all its restarts before it.
 
     Args:
-        transaction: Of the writer.
+        work: Unit of work.
         trial: One that has ended.
         experiment_state: Of its experiment, from now on.
         values: Other columns that change.
     """
-    latest = trial["latest_checkpoint"] or newest_checkpoint(transaction, trial["id"])
+    latest = trial["latest_checkpoint"] or newest_checkpoint(work, trial["id"])
     state = resting_state(experiment_state, {**trial, "held": 0, **values})
     move_trial(
-        transaction, trial, state, stop=None, held=0, error=None, ended_at=None, restart_at=None,
+        work, trial, state, stop=None, held=0, error=None, ended_at=None, restart_at=None,
         archived=0, restarts=0, latest_checkpoint=latest, **values,
     )  # fmt: skip
 
 
 def reopen_trials(
-    world: World,
-    transaction: Transaction,
+    work: UnitOfWork,
     experiment_id: int,
     ended: Sequence[RowMapping],
     state: str,
@@ -379,8 +361,7 @@ def reopen_trials(
     """Let trials that have ended go on, as :func:`reopen_trial`: thousands at once.
 
     Args:
-        world: Of the orchestrator.
-        transaction: Of the writer.
+        work: Unit of work.
         experiment_id: Their experiment.
         ended: The trials.
         state: Of the experiment, from now on.
@@ -392,14 +373,14 @@ def reopen_trials(
         check_move(TRIAL_MOVES, f"trial {trial['id']}", trial["state"], to)
         by_state.setdefault(to, []).append(trial["id"])
         moves.append((trial["state"], to))
-    _count_moves(transaction, experiment_id, moves)
-    touch_trials(world, transaction, experiment_id, (trial["id"] for trial in ended))
+    _count_moves(work, experiment_id, moves)
+    work.touch_trials(experiment_id, (trial["id"] for trial in ended))
     for to, ids in by_state.items():
-        transaction.many(_REOPEN, [(str(to), number) for number in ids])
+        work.many(_REOPEN, [(str(to), number) for number in ids])
     waiting = select(trials.c.source_trial_id).where(text(WEIGHTS_MISSING))
     paused = set(by_state.get(TrialState.PAUSED, ()))
-    for source in paused.intersection(transaction.connection.scalars(waiting)):
-        settle_sources(transaction, source)
+    for source in paused.intersection(work.connection.scalars(waiting)):
+        settle_sources(work, source)
 
 
 _REOPEN = (
@@ -410,134 +391,129 @@ _REOPEN = (
 )
 
 
-def stop_trial(world: World, transaction: Transaction, trial: RowMapping, why: str) -> None:
+def stop_trial(work: UnitOfWork, trial: RowMapping, why: str) -> None:
     """End a trial: at once when no run of it is there, else when its run has checkpointed.
 
     Args:
-        world: Of the orchestrator.
-        transaction: Of the writer.
+        work: Unit of work.
         trial: One that has not ended.
         why: ``searcher``, ``cancel``, ``kill`` or ``error`` (its column says which); the last two
             do not wait for a checkpoint.
     """
     if trial["stop"] != "searcher" or why == "error":  # else it is through with it, come what may
-        save(transaction, trials, trial["id"], stop=why)
+        work.save(trials, trial["id"], stop=why)
     if trial["run_id"] is None:
         state = TrialState.COMPLETED if why == "searcher" else TrialState.CANCELED
-        error = _error_of_last_run(transaction, trial) if why == "searcher" else None
-        end_trial(world, transaction, trial, TrialState.ERROR if error else state, error=error)
+        error = _error_of_last_run(work, trial) if why == "searcher" else None
+        end_trial(work, trial, TrialState.ERROR if error else state, error=error)
         return
-    move_trial(transaction, trial, TrialState.STOPPING)
+    move_trial(work, trial, TrialState.STOPPING)
     if why in {"kill", "error"}:
-        kill_run(world, transaction, trial["run_id"])
+        kill_run(work, trial["run_id"])
         return
-    direct_run(world, transaction, trial["run_id"], "stop")
-    run = find(transaction, runs, trial["run_id"])
-    if why == "cancel" and not run["killed"] and _never_asks(world, run):
+    direct_run(work, trial["run_id"], "stop")
+    run = work.find(runs, trial["run_id"])
+    if why == "cancel" and not run["killed"] and _never_asks(work.orchestrator, run):
         text = (
             f"run {run['id']}: its command does not ask whether to leave: its processes get "
             f"SIGTERM, and SIGKILL {LEAVE_GRACE_S:.0f} s later"
         )
-        log_line(world, transaction, run, text, "WARNING")
-        kill_run(world, transaction, run["id"])
+        work.log_line(run, text, "WARNING")
+        kill_run(work, run["id"])
 
 
-def _error_of_last_run(transaction: Transaction, trial: RowMapping) -> str | None:
+def _error_of_last_run(work: UnitOfWork, trial: RowMapping) -> str | None:
     """Return why the last run of a trial failed; None if it did not, or the trial never ran."""
     if not trial["restarts"]:  # every failure counts as one, or has ended the trial
         return None
     query = select(runs).where(runs.c.trial_id == trial["id"]).order_by(runs.c.id.desc()).limit(1)
-    last = transaction.connection.execute(query).mappings().one_or_none()
+    last = work.connection.execute(query).mappings().one_or_none()
     if last is None or last["killed"] or not is_failure(last["exit_code"] or 0):
         return None
     return str(last["reason"] or f"exit code {last['exit_code']}")
 
 
-def fail_experiment(world: World, transaction: Transaction, experiment_id: int, error: str) -> None:
+def fail_experiment(work: UnitOfWork, experiment_id: int, error: str) -> None:
     """End an experiment with an error of its own, and its trials with it.
 
     Args:
-        world: Of the orchestrator.
-        transaction: Of the writer.
+        work: Unit of work.
         experiment_id: Any; one that has ended, or is about to, stays as it is.
         error: One line for the user.
     """
-    experiment = find(transaction, experiments, experiment_id)
+    experiment = work.find(experiments, experiment_id)
     if experiment["state"] in EXPERIMENT_ENDED | EXPERIMENT_STOPPING:
         return
-    move_experiment(transaction, experiment, ExperimentState.STOPPING_ERROR, error=error)
-    cancel_idle_trials(world, transaction, experiment_id, "kill")
+    move_experiment(work, experiment, ExperimentState.STOPPING_ERROR, error=error)
+    cancel_idle_trials(work, experiment_id, "kill")
     running = select(trials).where(
         trials.c.experiment_id == experiment_id, trials.c.state.not_in(TRIAL_ENDED)
     )
-    for trial in transaction.connection.execute(running.order_by(trials.c.id)).mappings().all():
-        stop_trial(world, transaction, trial, "kill")
-    settle_experiment(world, transaction, experiment_id)
+    for trial in work.connection.execute(running.order_by(trials.c.id)).mappings().all():
+        stop_trial(work, trial, "kill")
+    settle_experiment(work, experiment_id)
 
 
-def cancel_idle_trials(
-    world: World, transaction: Transaction, experiment_id: int, why: str
-) -> None:
+def cancel_idle_trials(work: UnitOfWork, experiment_id: int, why: str) -> None:
     """End all trials without a run, of an experiment that is stopping; there may be thousands."""
     idle = (
         trials.c.experiment_id == experiment_id,
         trials.c.run_id.is_(None),
         trials.c.state.in_([TrialState.QUEUED, TrialState.PAUSED]),
     )
-    found = list(transaction.connection.scalars(select(trials.c.id).where(*idle)))
-    transaction.connection.execute(
+    found = list(work.connection.scalars(select(trials.c.id).where(*idle)))
+    work.connection.execute(
         update(trials)
         .where(*idle)
-        .values(state=TrialState.CANCELED, stop=why, restart_at=None, ended_at=world.clock())
+        .values(state=TrialState.CANCELED, stop=why, restart_at=None, ended_at=work.clock())
     )
-    touch_trials(world, transaction, experiment_id, found)
+    work.touch_trials(experiment_id, found)
     moves = [(TrialState.QUEUED, TrialState.CANCELED)] * len(found)
-    _count_moves(transaction, experiment_id, moves)
+    _count_moves(work, experiment_id, moves)
     if found:
-        apply_to_experiment(world, transaction, experiment_id)
+        apply_to_experiment(work, experiment_id)
 
 
-def direct_run(world: World, transaction: Transaction, run_id: int, directive: str) -> None:
+def direct_run(work: UnitOfWork, run_id: int, directive: str) -> None:
     """Ask a run to checkpoint and exit; the experiment's preemption timeout starts to run."""
-    run = find(transaction, runs, run_id)
+    run = work.find(runs, run_id)
     if run["directive"] == "stop" or run["directive"] == directive:
         return
-    timeout = world.config(transaction, run["experiment_id"]).preemption_timeout
+    timeout = work.config(run["experiment_id"]).preemption_timeout
     deadline = run["deadline_at"]
     if deadline is None and timeout is not None:
-        deadline = world.steady() + timeout
-    save(transaction, runs, run_id, directive=directive, deadline_at=deadline)
-    transaction.changes.append(Change(f"run:{run_id}"))
-    if directive == "preempt" and _never_asks(world, run):
+        deadline = work.steady() + timeout
+    work.save(runs, run_id, directive=directive, deadline_at=deadline)
+    work.changes.append(Change(f"run:{run_id}"))
+    if directive == "preempt" and _never_asks(work.orchestrator, run):
         end = "" if timeout is None else f" until it is killed, in {timeout} s (preemption_timeout)"
         text = (
             f"run {run_id} shall save and leave, but its command does not ask whether to: it runs "
             f"on{end}; `zerolab.core` asks"
         )
-        log_line(world, transaction, run, text, "WARNING")
+        work.log_line(run, text, "WARNING")
 
 
-def _never_asks(world: World, run: RowMapping) -> bool:
+def _never_asks(orchestrator: Orchestrator, run: RowMapping) -> bool:
     """Whether a run is a command that has not asked whether to leave, though it could have."""
-    up_s = time.monotonic() - world.started
-    if run["id"] in world.asking or (
-        up_s < _ASKS_AGAIN_S and world.clock() - run["created_at"] > up_s
+    up_s = time.monotonic() - orchestrator.started
+    if run["id"] in orchestrator.asking or (
+        up_s < _ASKS_AGAIN_S and orchestrator.clock() - run["created_at"] > up_s
     ):
         return False
     return isinstance(msgspec.json.decode(run["spec"], type=RunSpec).entrypoint, Command)
 
 
-def kill_run(world: World, transaction: Transaction, run_id: int) -> None:
+def kill_run(work: UnitOfWork, run_id: int) -> None:
     """Have the agent end a run's processes now."""
-    run = find(transaction, runs, run_id)
+    run = work.find(runs, run_id)
     if not run["killed"]:
-        save(transaction, runs, run_id, killed=1, killed_at=world.clock())
-    transaction.changes.append(agents_changed())
+        work.save(runs, run_id, killed=1, killed_at=work.clock())
+    work.changes.append(agents_changed())
 
 
 def end_trial(
-    world: World,
-    transaction: Transaction,
+    work: UnitOfWork,
     trial: RowMapping,
     state: TrialState,
     *,
@@ -547,22 +523,21 @@ def end_trial(
     """Move a trial into its final state and tell the searcher.
 
     Args:
-        world: Of the orchestrator.
-        transaction: Of the writer.
+        work: Unit of work.
         trial: One that has not ended.
         state: A final one.
         error: One line for the user.
         reason: Why it ended early, for the searcher; None when it has done all it should.
     """
-    now = world.clock()
+    now = work.clock()
     values: dict[str, Any] = {"run_id": None, "restart_at": None, "ended_at": now, "error": error}
     if state == TrialState.COMPLETED and reason is None and trial["stop"] is None:
         values["progress"] = 1.0
-    move_trial(transaction, trial, state, **values)
-    apply_to_trial(world, transaction, trial["id"])
+    move_trial(work, trial, state, **values)
+    apply_to_trial(work, trial["id"])
     if state != TrialState.COMPLETED and trial["started_at"] is not None:
-        discard_unfinished(world, transaction, trial)
-    experiment = experiment_of(transaction, trial)
+        discard_unfinished(work, trial)
+    experiment = work.experiment_of(trial)
     over = experiment["state"] in EXPERIMENT_ENDED | EXPERIMENT_STOPPING
     if not over and not experiment["searcher_done"]:
         if state == TrialState.COMPLETED and reason is None:
@@ -570,5 +545,5 @@ def end_trial(
         else:
             default = "errored" if state == TrialState.ERROR else "user_canceled"
             event = Event("exited_early", trial["request_id"], reason=reason or default)
-        tell_searcher(world, transaction, trial["experiment_id"], event)
-    settle_experiment(world, transaction, trial["experiment_id"])
+        tell_searcher(work, trial["experiment_id"], event)
+    settle_experiment(work, trial["experiment_id"])

@@ -22,13 +22,7 @@ from zeroserver.orchestrator.experiments import (
 )
 from zeroserver.orchestrator.scheduling import schedule
 from zeroserver.orchestrator.state import (
-    World,
-    experiment_of,
-    find,
-    has_readers,
-    save,
-    touch,
-    touch_trials,
+    Orchestrator,
 )
 from zeroserver.orchestrator.trials import (
     cancel_idle_trials,
@@ -38,6 +32,7 @@ from zeroserver.orchestrator.trials import (
     resting_state,
     stop_trial,
 )
+from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.orchestrator.warm_start import (
     forget_source,
     refuse_while_needed,
@@ -53,7 +48,6 @@ from zeroserver.states import (
     TrialState,
 )
 from zeroserver.store.archives import ArchiveGoneError, has_archive, remove_archive
-from zeroserver.store.database import Transaction
 from zeroserver.store.schema import (
     WEIGHTS_MISSING,
     checkpoints,
@@ -93,7 +87,7 @@ class Submission:
     """Its searcher, made beforehand; for one attempt, since the searcher changes with it."""
 
 
-def create(world: World, transaction: Transaction, submission: Submission) -> int:
+def create(work: UnitOfWork, submission: Submission) -> int:
     """Store an experiment, make its first trials and return its id.
 
     Raises:
@@ -101,32 +95,30 @@ def create(world: World, transaction: Transaction, submission: Submission) -> in
     """
     archive = submission.archive
     if archive is not None and (
-        archive in world.archives_going or not has_archive(world.home.archives, archive)
+        archive in work.orchestrator.archives_going or not has_archive(work.home.archives, archive)
     ):
         msg = f"the archive {archive} was removed with the last experiment that had it"
         raise ArchiveGoneError(msg)
-    check_pool_holds(transaction.connection, submission.config)
-    searching.check_custom_class(world, submission.config)
-    row = _row(world, submission)
-    row["source_checkpoint"] = source_of_experiment(transaction, submission.config.searcher)
-    made = transaction.connection.execute(
-        experiments.insert().values(row).returning(experiments.c.id)
-    )
+    check_pool_holds(work.connection, submission.config)
+    searching.check_custom_class(work.orchestrator, submission.config)
+    row = _row(work.orchestrator, submission)
+    row["source_checkpoint"] = source_of_experiment(work, submission.config.searcher)
+    made = work.connection.execute(experiments.insert().values(row).returning(experiments.c.id))
     experiment_id = int(made.scalar_one())
-    save(transaction, experiments, experiment_id, position=experiment_id)
+    work.save(experiments, experiment_id, position=experiment_id)
     begun = (
         submission.begun.pop()
         if submission.begun
         else searching.Begun.of(submission.config, submission.seed)
     )
-    operations = searching.first_operations(world, transaction, experiment_id, begun)
-    carry_out(world, transaction, experiment_id, operations)
-    settle_experiment(world, transaction, experiment_id)
-    schedule(world, transaction)
+    operations = searching.first_operations(work, experiment_id, begun)
+    carry_out(work, experiment_id, operations)
+    settle_experiment(work, experiment_id)
+    schedule(work)
     return experiment_id
 
 
-def _row(world: World, submission: Submission) -> dict[str, Any]:
+def _row(orchestrator: Orchestrator, submission: Submission) -> dict[str, Any]:
     config = submission.config
     resolved = config.to_dict()
     resolved["reproducibility"]["experiment_seed"] = submission.seed
@@ -145,7 +137,7 @@ def _row(world: World, submission: Submission) -> dict[str, Any]:
         "smaller_is_better": int(config.searcher.smaller_is_better),
         "seed": submission.seed,
         **resource_columns(config),
-        "created_at": world.clock(),
+        "created_at": orchestrator.clock(),
     }
 
 
@@ -153,92 +145,89 @@ def _json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def act(world: World, transaction: Transaction, experiment_id: int, action: str) -> None:
+def act(work: UnitOfWork, experiment_id: int, action: str) -> None:
     """Pause, activate, cancel, kill, archive or unarchive; doing it twice changes nothing.
 
     Raises:
         NotFoundError: If there is no such experiment.
         ConflictError: If its state does not allow it.
     """
-    experiment = find(transaction, experiments, experiment_id)
+    experiment = work.find(experiments, experiment_id)
     if EXPERIMENT_ACTIONS[action].wanted("experiment", experiment_id, experiment["state"]):
-        _ACTIONS[action](world, transaction, experiment)
-        touch(transaction, "experiment", experiment_id, experiment_id)
-        schedule(world, transaction)
+        _ACTIONS[action](work, experiment)
+        work.touch("experiment", experiment_id, experiment_id)
+        schedule(work)
 
 
-def _open_trials(transaction: Transaction, experiment_id: int) -> list[RowMapping]:
+def _open_trials(work: UnitOfWork, experiment_id: int) -> list[RowMapping]:
     query = select(trials).where(
         trials.c.experiment_id == experiment_id, trials.c.state.not_in(TRIAL_ENDED)
     )
-    return list(transaction.connection.execute(query.order_by(trials.c.id)).mappings())
+    return list(work.connection.execute(query.order_by(trials.c.id)).mappings())
 
 
-def _pause(world: World, transaction: Transaction, experiment: RowMapping) -> None:
+def _pause(work: UnitOfWork, experiment: RowMapping) -> None:
     number = experiment["id"]
-    move_experiment(transaction, experiment, ExperimentState.PAUSED)
+    move_experiment(work, experiment, ExperimentState.PAUSED)
     held = select(trials.c.run_id).where(
         trials.c.experiment_id == number,
         trials.c.run_id.is_not(None),
         trials.c.state.not_in(TRIAL_ENDED),
     )
-    for run_id in transaction.connection.scalars(held.order_by(trials.c.id)).all():
-        direct_run(world, transaction, run_id, "preempt")
+    for run_id in work.connection.scalars(held.order_by(trials.c.id)).all():
+        direct_run(work, run_id, "preempt")
     idle = trials.c.state == TrialState.QUEUED
-    _move_idle(world, transaction, number, idle, TrialState.PAUSED)
+    _move_idle(work, number, idle, TrialState.PAUSED)
     waiting = select(trials.c.source_trial_id).where(
         trials.c.experiment_id == number, text(WEIGHTS_MISSING)
     )
-    for source in set(transaction.connection.scalars(waiting)):  # none may come any more
-        settle_sources(transaction, source)
+    for source in set(work.connection.scalars(waiting)):  # none may come any more
+        settle_sources(work, source)
 
 
-def _activate(world: World, transaction: Transaction, experiment: RowMapping) -> None:
-    move_experiment(transaction, experiment, ExperimentState.ACTIVE)
+def _activate(work: UnitOfWork, experiment: RowMapping) -> None:
+    move_experiment(work, experiment, ExperimentState.ACTIVE)
     free = (trials.c.state == TrialState.PAUSED) & (trials.c.waits == 0) & (trials.c.held == 0)
-    _move_idle(world, transaction, experiment["id"], free, TrialState.QUEUED)
+    _move_idle(work, experiment["id"], free, TrialState.QUEUED)
 
 
 def _move_idle(
-    world: World,
-    transaction: Transaction,
+    work: UnitOfWork,
     experiment_id: int,
     which: ColumnElement[bool],
     state: TrialState,
 ) -> None:
     """Move all trials without a run at once: there may be thousands."""
     mine = (trials.c.experiment_id == experiment_id) & trials.c.run_id.is_(None) & which
-    if has_readers(world, transaction, experiment_id):
+    if work.has_readers(experiment_id):
         moved = select(trials.c.id).where(mine).order_by(trials.c.id)
-        touch_trials(world, transaction, experiment_id, transaction.connection.scalars(moved))
-    transaction.connection.execute(update(trials).where(mine).values(state=state))
+        work.touch_trials(experiment_id, work.connection.scalars(moved))
+    work.connection.execute(update(trials).where(mine).values(state=state))
 
 
-def _stop(
-    world: World, transaction: Transaction, experiment: RowMapping, state: ExperimentState
-) -> None:
-    move_experiment(transaction, experiment, state)
+def _stop(work: UnitOfWork, experiment: RowMapping, state: ExperimentState) -> None:
+    move_experiment(work, experiment, state)
     why = "kill" if state == ExperimentState.STOPPING_KILLED else "cancel"
-    cancel_idle_trials(world, transaction, experiment["id"], why)
-    for trial in _open_trials(transaction, experiment["id"]):
-        stop_trial(world, transaction, trial, why)
-    settle_experiment(world, transaction, experiment["id"])
+    cancel_idle_trials(work, experiment["id"], why)
+    for trial in _open_trials(work, experiment["id"]):
+        stop_trial(work, trial, why)
+    settle_experiment(work, experiment["id"])
 
 
-def _cancel(world: World, transaction: Transaction, experiment: RowMapping) -> None:
-    _stop(world, transaction, experiment, ExperimentState.STOPPING_CANCELED)
+def _cancel(work: UnitOfWork, experiment: RowMapping) -> None:
+    _stop(work, experiment, ExperimentState.STOPPING_CANCELED)
 
 
-def _kill(world: World, transaction: Transaction, experiment: RowMapping) -> None:
-    _stop(world, transaction, experiment, ExperimentState.STOPPING_KILLED)
+def _kill(work: UnitOfWork, experiment: RowMapping) -> None:
+    _stop(work, experiment, ExperimentState.STOPPING_KILLED)
 
 
-def _archive(_world: World, transaction: Transaction, experiment: RowMapping) -> None:
-    save(transaction, experiments, experiment["id"], archived=1)
+def _archive(work: UnitOfWork, experiment: RowMapping) -> None:
+    work.save(experiments, experiment["id"], archived=1)
 
 
-def _unarchive(_world: World, transaction: Transaction, experiment: RowMapping) -> None:
-    save(transaction, experiments, experiment["id"], archived=0)
+def _unarchive(work: UnitOfWork, experiment: RowMapping) -> None:
+    work.save(experiments, experiment["id"], archived=0)
 
 
 _ACTIONS = {
@@ -251,34 +240,34 @@ _ACTIONS = {
 }
 
 
-def act_on_trial(world: World, transaction: Transaction, trial_id: int, action: str) -> None:
+def act_on_trial(work: UnitOfWork, trial_id: int, action: str) -> None:
     """Pause, activate, cancel, kill, archive or unarchive one trial; twice changes nothing.
 
     Raises:
         NotFoundError: If there is no such trial.
         ConflictError: If its state, or its experiment's, does not allow it.
     """
-    trial = find(transaction, trials, trial_id)
+    trial = work.find(trials, trial_id)
     wish, state = TRIAL_ACTIONS[action], trial["state"]
     over = state in TRIAL_ENDED and state in wish.instead
-    remedy = why_through(world, transaction, trial) if over else None
+    remedy = why_through(work, trial) if over else None
     if wish.wanted("trial", trial_id, state, remedy):
-        _TRIAL_ACTIONS[action](world, transaction, trial)
-        touch(transaction, "trial", trial["experiment_id"], trial_id)
-        schedule(world, transaction)
+        _TRIAL_ACTIONS[action](work, trial)
+        work.touch("trial", trial["experiment_id"], trial_id)
+        schedule(work)
 
 
-def _pause_trial(world: World, transaction: Transaction, trial: RowMapping) -> None:
-    save(transaction, trials, trial["id"], held=1)
+def _pause_trial(work: UnitOfWork, trial: RowMapping) -> None:
+    work.save(trials, trial["id"], held=1)
     if trial["run_id"] is not None:
-        direct_run(world, transaction, trial["run_id"], "preempt")
+        direct_run(work, trial["run_id"], "preempt")
     else:
-        move_trial(transaction, trial, TrialState.PAUSED)
+        move_trial(work, trial, TrialState.PAUSED)
 
 
-def _activate_trial(_world: World, transaction: Transaction, trial: RowMapping) -> None:
+def _activate_trial(work: UnitOfWork, trial: RowMapping) -> None:
     """Undo a pause of this trial alone; what else has it wait is told."""
-    experiment = experiment_of(transaction, trial)
+    experiment = work.experiment_of(trial)
     number, home = trial["id"], experiment["id"]
     if trial["run_id"] is None and experiment["state"] != ExperimentState.ACTIVE:
         msg = (
@@ -292,26 +281,26 @@ def _activate_trial(_world: World, transaction: Transaction, trial: RowMapping) 
             f"to train it by itself, `zerolab trial fork {number}`"
         )
         raise ConflictError(msg)
-    save(transaction, trials, number, held=0)
+    work.save(trials, number, held=0)
     if trial["run_id"] is None:
         free = {**trial, "held": 0}
-        move_trial(transaction, trial, resting_state(ExperimentState.ACTIVE, free))
+        move_trial(work, trial, resting_state(ExperimentState.ACTIVE, free))
 
 
-def _cancel_trial(world: World, transaction: Transaction, trial: RowMapping) -> None:
-    stop_trial(world, transaction, trial, "cancel")
+def _cancel_trial(work: UnitOfWork, trial: RowMapping) -> None:
+    stop_trial(work, trial, "cancel")
 
 
-def _kill_trial(world: World, transaction: Transaction, trial: RowMapping) -> None:
-    stop_trial(world, transaction, trial, "kill")
+def _kill_trial(work: UnitOfWork, trial: RowMapping) -> None:
+    stop_trial(work, trial, "kill")
 
 
-def _archive_trial(_world: World, transaction: Transaction, trial: RowMapping) -> None:
-    save(transaction, trials, trial["id"], archived=1)
+def _archive_trial(work: UnitOfWork, trial: RowMapping) -> None:
+    work.save(trials, trial["id"], archived=1)
 
 
-def _unarchive_trial(_world: World, transaction: Transaction, trial: RowMapping) -> None:
-    save(transaction, trials, trial["id"], archived=0)
+def _unarchive_trial(work: UnitOfWork, trial: RowMapping) -> None:
+    work.save(trials, trial["id"], archived=0)
 
 
 _TRIAL_ACTIONS = {
@@ -324,7 +313,7 @@ _TRIAL_ACTIONS = {
 }
 
 
-def remove(world: World, transaction: Transaction, experiment_id: int) -> bool:
+def remove(work: UnitOfWork, experiment_id: int) -> bool:
     """Delete an experiment that has ended, with its rows and files, and an archive of its own.
 
     Of a large one only a part is deleted, as much as one change may cost: call it again until all
@@ -339,35 +328,35 @@ def remove(world: World, transaction: Transaction, experiment_id: int) -> bool:
         ConflictError: If it has not ended, another one begins with a checkpoint of it, or one of
             them is registered.
     """
-    experiment = find(transaction, experiments, experiment_id)
+    experiment = work.find(experiments, experiment_id)
     EXPERIMENT_ACTIONS["delete"].wanted("experiment", experiment_id, experiment["state"])
-    touch(transaction, "experiment", experiment_id, experiment_id)
-    if not _remove_part(world, transaction, experiment):
+    work.touch("experiment", experiment_id, experiment_id)
+    if not _remove_part(work, experiment):
         if not experiment["deleting"]:
-            save(transaction, experiments, experiment_id, deleting=1)
+            work.save(experiments, experiment_id, deleting=1)
         return False
-    world.drop_jobs([experiment_id])
-    let_archive_go(world, transaction, experiment["archive"])
+    work.orchestrator.drop_jobs([experiment_id])
+    let_archive_go(work, experiment["archive"])
     return True
 
 
-def _remove_part(world: World, transaction: Transaction, experiment: RowMapping) -> bool:
+def _remove_part(work: UnitOfWork, experiment: RowMapping) -> bool:
     """Delete checkpoints, trials or events of an experiment; with the last ones, its row."""
     experiment_id = experiment["id"]
     mine = checkpoints.c.experiment_id == experiment_id
-    refuse_while_needed(transaction, f"experiment {experiment_id}", mine)
-    refuse_while_registered(transaction, f"experiment {experiment_id}", mine)
-    if _discard_checkpoints(world, transaction, experiment_id, mine) == _CHECKPOINTS_AT_ONCE:
+    refuse_while_needed(work, f"experiment {experiment_id}", mine)
+    refuse_while_registered(work, f"experiment {experiment_id}", mine)
+    if _discard_checkpoints(work, experiment_id, mine) == _CHECKPOINTS_AT_ONCE:
         return False
-    ids = transaction.raw(_SOME_TRIALS, (experiment_id, _TRIALS_AT_ONCE))
-    _remove_trials(world, transaction, [trial_id for (trial_id,) in ids])
+    ids = work.raw(_SOME_TRIALS, (experiment_id, _TRIALS_AT_ONCE))
+    _remove_trials(work, [trial_id for (trial_id,) in ids])
     if len(ids) == _TRIALS_AT_ONCE:
-        _count_again(transaction, experiment)
+        _count_again(work, experiment)
         return False
-    if transaction.run(_REMOVE_EVENTS, (experiment_id, _EVENTS_AT_ONCE)) == _EVENTS_AT_ONCE:
-        _count_again(transaction, experiment)
+    if work.run(_REMOVE_EVENTS, (experiment_id, _EVENTS_AT_ONCE)) == _EVENTS_AT_ONCE:
+        _count_again(work, experiment)
         return False
-    transaction.connection.execute(delete(experiments).where(experiments.c.id == experiment_id))
+    work.connection.execute(delete(experiments).where(experiments.c.id == experiment_id))
     return True
 
 
@@ -381,23 +370,21 @@ _REMOVE_EVENTS = (
 )
 
 
-def _discard_checkpoints(
-    world: World, transaction: Transaction, experiment_id: int, whose: ColumnElement[bool]
-) -> int:
+def _discard_checkpoints(work: UnitOfWork, experiment_id: int, whose: ColumnElement[bool]) -> int:
     """Delete checkpoints that nothing needs, not too many at once; return how many."""
     there = select(checkpoints.c.uuid).where(whose, checkpoints.c.state != "DELETED")
-    uuids = transaction.connection.scalars(there.limit(_CHECKPOINTS_AT_ONCE)).all()
+    uuids = work.connection.scalars(there.limit(_CHECKPOINTS_AT_ONCE)).all()
     # What was imported has none, and no storage.
-    let_go(world, transaction, experiment_id, uuids)
+    let_go(work, experiment_id, uuids)
     return len(uuids)
 
 
-def _remove_trials(world: World, transaction: Transaction, trial_ids: Sequence[int]) -> None:
+def _remove_trials(work: UnitOfWork, trial_ids: Sequence[int]) -> None:
     """Delete trials whose checkpoints were discarded, with their runs."""
-    orphan(world, transaction, trial_ids)
+    orphan(work, trial_ids)
     keys = [(trial_id,) for trial_id in trial_ids]
     for statement in _REMOVE_TRIAL:
-        transaction.many(statement, keys)
+        work.many(statement, keys)
 
 
 _REMOVE_TRIAL = (
@@ -408,7 +395,7 @@ _REMOVE_TRIAL = (
 )
 
 
-def remove_trial(world: World, transaction: Transaction, trial_id: int) -> bool:
+def remove_trial(work: UnitOfWork, trial_id: int) -> bool:
     """Delete a trial of an experiment that has ended, with its metrics, logs and checkpoints.
 
     Of a trial with very many checkpoints only some of them are deleted: call it again.
@@ -424,9 +411,9 @@ def remove_trial(world: World, transaction: Transaction, trial_id: int) -> bool:
         ConflictError: If it or its experiment has not ended, a trial of another one begins with a
             checkpoint of it, or one of them is registered.
     """
-    trial = find(transaction, trials, trial_id)
+    trial = work.find(trials, trial_id)
     TRIAL_ACTIONS["delete"].wanted("trial", trial_id, trial["state"])
-    experiment = experiment_of(transaction, trial)
+    experiment = work.experiment_of(trial)
     home, state = experiment["id"], experiment["state"]
     if state not in EXPERIMENT_ENDED:
         msg = (
@@ -435,74 +422,74 @@ def remove_trial(world: World, transaction: Transaction, trial_id: int) -> bool:
         )
         raise ConflictError(msg)
     whose = checkpoints.c.trial_id == trial_id
-    refuse_while_needed(transaction, f"trial {trial_id}", whose)
-    refuse_while_registered(transaction, f"trial {trial_id}", whose)
-    touch(transaction, "trial", home, trial_id)
-    touch(transaction, "experiment", home, home)
-    if _discard_checkpoints(world, transaction, home, whose) == _CHECKPOINTS_AT_ONCE:
+    refuse_while_needed(work, f"trial {trial_id}", whose)
+    refuse_while_registered(work, f"trial {trial_id}", whose)
+    work.touch("trial", home, trial_id)
+    work.touch("experiment", home, home)
+    if _discard_checkpoints(work, home, whose) == _CHECKPOINTS_AT_ONCE:
         return False
-    forget_source(transaction, trial_id)
-    _remove_trials(world, transaction, [trial_id])
-    _count_again(transaction, experiment)
+    forget_source(work, trial_id)
+    _remove_trials(work, [trial_id])
+    _count_again(work, experiment)
     return True
 
 
-def _count_again(transaction: Transaction, experiment: RowMapping) -> None:
+def _count_again(work: UnitOfWork, experiment: RowMapping) -> None:
     """Count the trials that an experiment has left, and find the best of them."""
     mine = trials.c.experiment_id == experiment["id"]
     value = trials.c.best_validation
-    best = transaction.connection.execute(
+    best = work.connection.execute(
         select(trials.c.id, value)
         .where(mine, value.is_not(None))
         .order_by(value.asc() if experiment["smaller_is_better"] else value.desc(), trials.c.id)
         .limit(1)
     ).first()
-    save(
-        transaction, experiments, experiment["id"],
-        num_trials=transaction.connection.scalar(select(func.count()).where(mine)),
-        failed_trials=_count_in(transaction, experiment, TrialState.ERROR),
-        canceled_trials=_count_in(transaction, experiment, TrialState.CANCELED),
+    work.save(
+        experiments, experiment["id"],
+        num_trials=work.connection.scalar(select(func.count()).where(mine)),
+        failed_trials=_count_in(work, experiment, TrialState.ERROR),
+        canceled_trials=_count_in(work, experiment, TrialState.CANCELED),
         best_trial_id=best.id if best else None,
         best_validation=best.best_validation if best else None,
     )  # fmt: skip
 
 
-def _count_in(transaction: Transaction, experiment: RowMapping, state: TrialState) -> int:
+def _count_in(work: UnitOfWork, experiment: RowMapping, state: TrialState) -> int:
     query = "SELECT count(*) FROM trials WHERE state = ? AND experiment_id = ?"
-    return int(transaction.raw(query, (str(state), experiment["id"]))[0][0])
+    return int(work.raw(query, (str(state), experiment["id"]))[0][0])
 
 
-def orphan(world: World, transaction: Transaction, trial_ids: Sequence[int]) -> None:
+def orphan(work: UnitOfWork, trial_ids: Sequence[int]) -> None:
     """Have the points and logs of trials removed in later changes, a part at a time.
 
     Nobody finds them without their trials. What a server that dies leaves of them, the next one
     removes at its start.
     """
-    world.orphans.extend(trial_ids)
+    work.orchestrator.orphans.extend(trial_ids)
     for trial_id in trial_ids:
-        world.reported.pop(trial_id, None)
-    transaction.undo.append(partial(_keep_from_sweep, world, frozenset(trial_ids)))
+        work.orchestrator.reported.pop(trial_id, None)
+    work.undo.append(partial(_keep_from_sweep, work.orchestrator, frozenset(trial_ids)))
 
 
-def _keep_from_sweep(world: World, trial_ids: frozenset[int]) -> None:
-    others = [each for each in world.orphans if each not in trial_ids]
-    world.orphans.clear()
-    world.orphans.extend(others)
+def _keep_from_sweep(orchestrator: Orchestrator, trial_ids: frozenset[int]) -> None:
+    others = [each for each in orchestrator.orphans if each not in trial_ids]
+    orchestrator.orphans.clear()
+    orchestrator.orphans.extend(others)
 
 
-def let_archive_go(world: World, transaction: Transaction, archive: str | None) -> None:
+def let_archive_go(work: UnitOfWork, archive: str | None) -> None:
     """Have an archive that no experiment uses removed after the commit.
 
     Until then no submission may count on it: :func:`create` refuses.
     """
     others = select(experiments.c.id).where(experiments.c.archive == archive).limit(1)
-    if archive is None or transaction.connection.scalar(others) is not None:
+    if archive is None or work.connection.scalar(others) is not None:
         return
 
     def remove_file() -> None:
-        world.archives_going.discard(archive)
-        remove_archive(world.home.archives, archive)
+        work.orchestrator.archives_going.discard(archive)
+        remove_archive(work.home.archives, archive)
 
-    world.archives_going.add(archive)
-    transaction.undo.append(lambda: world.archives_going.discard(archive))
-    transaction.then.append(remove_file)
+    work.orchestrator.archives_going.add(archive)
+    work.undo.append(lambda: work.orchestrator.archives_going.discard(archive))
+    work.then.append(remove_file)

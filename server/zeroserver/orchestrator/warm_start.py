@@ -18,9 +18,9 @@ from zerolab.errors import ConfigError, ConflictError
 from zerolab.searcher import Create
 from zeroserver.orchestrator.checkpoints.short_uuids import full_uuid
 from zeroserver.orchestrator.searching import created
-from zeroserver.orchestrator.state import Fields, World, storage_of, touch
+from zeroserver.orchestrator.state import Fields
+from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.states import EXPERIMENT_ENDED, TRIAL_ENDED, TrialState
-from zeroserver.store.database import Transaction
 from zeroserver.store.schema import WEIGHTS_MISSING, checkpoints, experiments, trials
 
 if TYPE_CHECKING:  # loaded when the first experiment comes
@@ -47,7 +47,7 @@ NO_WEIGHTS = ""
 """In ``trials.source_checkpoint``: the source has no checkpoint, and will have none."""
 
 
-def source_of_experiment(transaction: Transaction, searcher: "SearcherConfig") -> str | None:
+def source_of_experiment(work: UnitOfWork, searcher: "SearcherConfig") -> str | None:
     """Return the checkpoint that the trials of a new experiment begin with, if the user names one.
 
     Raises:
@@ -55,25 +55,23 @@ def source_of_experiment(transaction: Transaction, searcher: "SearcherConfig") -
     """
     uuid, trial_id = searcher.source_checkpoint_uuid, searcher.source_trial_id
     if uuid is not None:
-        uuid = full_uuid(transaction.connection, uuid)
-        if _complete(transaction, uuid) is None:
+        uuid = full_uuid(work.connection, uuid)
+        if _complete(work, uuid) is None:
             problem = f"must be a checkpoint that is there, got {uuid}; `zerolab checkpoint list`"
             raise ConfigError("experiment", [f"searcher.source_checkpoint_uuid: {problem}"])
         return uuid
     if trial_id is None:
         return None
-    found = newest_checkpoint(transaction, trial_id)
+    found = newest_checkpoint(work, trial_id)
     if found is None:
-        known = transaction.connection.scalar(select(trials.c.id).where(trials.c.id == trial_id))
+        known = work.connection.scalar(select(trials.c.id).where(trials.c.id == trial_id))
         problem = "has no checkpoint" if known is not None else "does not exist"
         line = f"must be a trial with a checkpoint, got {trial_id}, which {problem}"
         raise ConfigError("experiment", [f"searcher.source_trial_id: {line}"])
     return found
 
 
-def source_of_trial(
-    transaction: Transaction, experiment_id: int, operation: Create
-) -> dict[str, Any]:
+def source_of_trial(work: UnitOfWork, experiment_id: int, operation: Create) -> dict[str, Any]:
     """Return the columns of a new trial that say with whose weights the searcher has it begin.
 
     A source that a user has deleted is one without a checkpoint.
@@ -86,18 +84,18 @@ def source_of_trial(
     query = select(trials).where(
         trials.c.experiment_id == experiment_id, trials.c.request_id == operation.source
     )
-    source = transaction.connection.execute(query).mappings().one_or_none()
-    if source is None and operation.source in created(transaction, experiment_id):
+    source = work.connection.execute(query).mappings().one_or_none()
+    if source is None and operation.source in created(work, experiment_id):
         return {"source_checkpoint": NO_WEIGHTS}
     if source is None:
         problem = f"must be the number of a trial that was created, got {operation.source}"
         raise ConfigError("searcher", [f"source of trial {operation.trial_id}: {problem}"])
     wanted = max(source["searcher_steps"], 0)
-    chosen = _choose(transaction, source, wanted)
+    chosen = _choose(work, source, wanted)
     return {"source_trial_id": source["id"], "source_steps": wanted, "source_checkpoint": chosen}
 
 
-def settle_sources(transaction: Transaction, source_trial_id: int) -> bool:
+def settle_sources(work: UnitOfWork, source_trial_id: int) -> bool:
     """Settle, for trials that wait for a checkpoint of this one, which it is, if that is clear.
 
     Returns:
@@ -107,24 +105,24 @@ def settle_sources(transaction: Transaction, source_trial_id: int) -> bool:
     waiting = select(trials.c.id, trials.c.experiment_id, trials.c.source_steps).where(
         trials.c.source_trial_id == source_trial_id, trials.c.source_checkpoint.is_(None)
     )
-    found = transaction.connection.execute(waiting.order_by(trials.c.id)).all()
+    found = work.connection.execute(waiting.order_by(trials.c.id)).all()
     if not found:
         return False
     query = select(trials).where(trials.c.id == source_trial_id)
-    source = transaction.connection.execute(query).mappings().one()
-    choices = {wanted: _choose(transaction, source, wanted) for wanted in {row[2] for row in found}}
+    source = work.connection.execute(query).mappings().one()
+    choices = {wanted: _choose(work, source, wanted) for wanted in {row[2] for row in found}}
     rows = []
     for trial_id, experiment_id, wanted in found:
         chosen = choices[wanted]
         if chosen is not None:
             rows.append((chosen, trial_id))
-            touch(transaction, "trial", experiment_id, trial_id)
+            work.touch("trial", experiment_id, trial_id)
             settled = True
-    transaction.many("UPDATE trials SET source_checkpoint = ? WHERE id = ?", rows)
+    work.many("UPDATE trials SET source_checkpoint = ? WHERE id = ?", rows)
     return settled
 
 
-def _choose(transaction: Transaction, source: RowMapping, wanted: int) -> str | None:
+def _choose(work: UnitOfWork, source: RowMapping, wanted: int) -> str | None:
     """Return a checkpoint's uuid, :data:`NO_WEIGHTS`, or None while one may yet come."""
     columns = checkpoints.c
     reached = (
@@ -137,16 +135,16 @@ def _choose(transaction: Transaction, source: RowMapping, wanted: int) -> str | 
         .order_by(columns.steps_completed, columns.id.desc())
         .limit(1)
     )
-    found: str | None = transaction.connection.scalar(reached)
+    found: str | None = work.connection.scalar(reached)
     if found is not None:
         return found
     waits = source["state"] == TrialState.PAUSED and source["waits"] and source["run_id"] is None
     if source["state"] not in TRIAL_ENDED and not waits:
         return None
-    return newest_checkpoint(transaction, source["id"]) or NO_WEIGHTS
+    return newest_checkpoint(work, source["id"]) or NO_WEIGHTS
 
 
-def newest_checkpoint(transaction: Transaction, trial_id: int) -> str | None:
+def newest_checkpoint(work: UnitOfWork, trial_id: int) -> str | None:
     """Return the uuid of the complete checkpoint of a trial that goes furthest."""
     columns = checkpoints.c
     query = (
@@ -155,11 +153,11 @@ def newest_checkpoint(transaction: Transaction, trial_id: int) -> str | None:
         .order_by(columns.steps_completed.desc(), columns.id.desc())
         .limit(1)
     )
-    found: str | None = transaction.connection.scalar(query)
+    found: str | None = work.connection.scalar(query)
     return found
 
 
-def source_problem(transaction: Transaction, trial: Fields) -> str | None:
+def source_problem(work: UnitOfWork, trial: Fields) -> str | None:
     """Say why a trial cannot begin with the weights that it was to begin with; None if it can."""
     uuid = trial["source_checkpoint"]
     if trial["latest_checkpoint"] is not None or uuid is None:
@@ -168,19 +166,19 @@ def source_problem(transaction: Transaction, trial: Fields) -> str | None:
         return "the trial with whose weights it begins has been deleted"
     if uuid == NO_WEIGHTS:
         return f"trial {trial['source_trial_id']}, with whose weights it begins, has no checkpoint"
-    if _complete(transaction, uuid) is None:
+    if _complete(work, uuid) is None:
         return f"checkpoint {uuid}, with whose weights it begins, has been deleted"
     return None
 
 
-def reference(world: World, transaction: Transaction, trial: Fields) -> CheckpointRef | None:
+def reference(work: UnitOfWork, trial: Fields) -> CheckpointRef | None:
     """Return what a trial without a checkpoint of its own begins with."""
     uuid = trial["source_checkpoint"]
     if not uuid:
         return None
-    row = _complete(transaction, uuid)
+    row = _complete(work, uuid)
     assert row is not None, "source_problem is asked first"
-    root = storage_of(world, transaction, row["experiment_id"]).root  # the home may have moved
+    root = work.storage_of(row["experiment_id"]).root  # the home may have moved
     return CheckpointRef(uuid, 0, root=root, warm_start=True)
 
 
@@ -196,9 +194,9 @@ def needed_for_warm_start() -> Select[tuple[str]]:
     return select(both.c.source_checkpoint)
 
 
-def waiting_for_weights(transaction: Transaction) -> dict[int, tuple[int, str]]:
+def waiting_for_weights(work: UnitOfWork) -> dict[int, tuple[int, str]]:
     """Return the trials that wait for a checkpoint, with their experiment and the reason."""
-    if not transaction.raw(_ANY_MISSING):
+    if not work.raw(_ANY_MISSING):
         return {}
     query = (
         select(trials.c.id, trials.c.experiment_id, trials.c.source_trial_id)
@@ -212,23 +210,23 @@ def waiting_for_weights(transaction: Transaction) -> dict[int, tuple[int, str]]:
             f"it begins with the weights of trial {row.source_trial_id}, and waits for a "
             "checkpoint of it",
         )
-        for row in transaction.connection.execute(query)
+        for row in work.connection.execute(query)
     }
 
 
-def forget_source(transaction: Transaction, trial_id: int) -> None:
+def forget_source(work: UnitOfWork, trial_id: int) -> None:
     """Let no trial wait for a checkpoint of one that is deleted."""
     waiting = update(trials).where(
         trials.c.source_trial_id == trial_id, trials.c.source_checkpoint.is_(None)
     )
-    transaction.connection.execute(waiting.values(source_checkpoint=NO_WEIGHTS))
+    work.connection.execute(waiting.values(source_checkpoint=NO_WEIGHTS))
 
 
-def refuse_while_needed(transaction: Transaction, thing: str, whose: ColumnElement[bool]) -> None:
+def refuse_while_needed(work: UnitOfWork, thing: str, whose: ColumnElement[bool]) -> None:
     """Let an experiment or a trial be deleted, unless another one begins with a checkpoint of it.
 
     Args:
-        transaction: Of the writer.
+        work: Unit of work.
         thing: What is to be deleted, as in "trial 3".
         whose: Which checkpoints go with it.
 
@@ -243,7 +241,7 @@ def refuse_while_needed(transaction: Transaction, thing: str, whose: ColumnEleme
     by_experiment = select(experiments.c.id).where(
         experiments.c.source_checkpoint.in_(mine), experiments.c.state.not_in(EXPERIMENT_ENDED)
     )
-    found = transaction.connection.scalar(by_trial.union(by_experiment).limit(1))
+    found = work.connection.scalar(by_trial.union(by_experiment).limit(1))
     if found is not None:
         msg = (
             f"{thing}: holds a checkpoint with whose weights trials of experiment {found} begin; "
@@ -252,8 +250,8 @@ def refuse_while_needed(transaction: Transaction, thing: str, whose: ColumnEleme
         raise ConflictError(msg)
 
 
-def _complete(transaction: Transaction, uuid: str) -> RowMapping | None:
+def _complete(work: UnitOfWork, uuid: str) -> RowMapping | None:
     query = select(checkpoints).where(
         checkpoints.c.uuid == uuid, checkpoints.c.state == "COMPLETED"
     )
-    return transaction.connection.execute(query).mappings().one_or_none()
+    return work.connection.execute(query).mappings().one_or_none()

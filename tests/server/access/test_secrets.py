@@ -503,7 +503,7 @@ def test_deleted_secrets_leave_the_database(sqlite_server: Server) -> None:
     server.submit(**SECRETS)
     server.submit(name="other")
     server.act("kill")
-    path = server.services.world.home.database
+    path = server.services.orchestrator.home.database
 
     def holds() -> bool:
         files = (path, path.with_name(f"{path.name}-wal"))
@@ -519,7 +519,7 @@ def test_reader_delays_emptying_of_the_wal(sqlite_server: Server) -> None:
     server = sqlite_server
     server.submit(**SECRETS)
     server.act("kill")
-    path = server.services.world.home.database
+    path = server.services.orchestrator.home.database
     with closing(sqlite3.connect(path)) as reader:
         reader.execute("BEGIN")
         reader.execute("SELECT count(*) FROM experiments").fetchall()

@@ -109,7 +109,7 @@ def test_run_token_is_valid_for_its_run_only(sqlite_server: Server) -> None:
 
 def test_token_is_private_and_in_no_response(sqlite_server: Server) -> None:
     server = sqlite_server
-    home = server.services.world.home
+    home = server.services.orchestrator.home
     assert home.token_file.stat().st_mode & 0o777 == 0o600
     assert home.path.stat().st_mode & 0o777 == 0o700
     assert len(server.token) >= 40
@@ -293,7 +293,7 @@ def test_renewed_token_ends_sessions_but_not_runs(
     assert server.http.post("/api/v1/token", headers=headers).status_code == 403
     server.http.headers["Authorization"] = old
     renewed = server.post("/token")["token"]
-    assert renewed == server.services.world.home.read_token()
+    assert renewed == server.services.orchestrator.home.read_token()
     assert status(server, Authorization=old) == 401
     assert status(server, Authorization=f"Bearer {renewed}") == 200
     assert status(server, Cookie=cookie) == 401
@@ -340,7 +340,7 @@ def test_join_token_is_valid_for_agent_routes_only(sqlite_server: Server) -> Non
     server = sqlite_server
     server.submit()
     token = server.get("/agent-token")["token"]
-    home = server.services.world.home
+    home = server.services.orchestrator.home
     assert token == home.read_agent_token() != server.token
     assert home.agent_token_file.stat().st_mode & 0o777 == 0o600
     headers = {"Authorization": f"Bearer {token}"}

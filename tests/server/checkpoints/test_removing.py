@@ -40,7 +40,7 @@ def keeping(latest: int, best: int = 0, experiment: int = 0) -> dict[str, int]:
 
 
 def root_of(server: Server) -> Path:
-    path: Path = server.services.world.home.checkpoints
+    path: Path = server.services.orchestrator.home.checkpoints
     return path
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from tests.server.helpers import Server, checkpoint, serve, validation
 from tests.waiting import until
+from zeroserver.orchestrator.unit_of_work import UnitOfWork
 
 GRID: dict[str, Any] = {
     "hyperparameters": {
@@ -47,7 +48,7 @@ def train(server: Server, trial_id: int, *losses: float, end: bool = True) -> No
 def test_experiment_best_replaces_checkpoint_of_ended_trial(server: Server) -> None:
     server.submit(checkpoint_storage=policy(1, 0, 0), **GRID)
     server.add_agent(slots=3)
-    root = server.services.world.home.checkpoints
+    root = server.services.orchestrator.home.checkpoints
     for trial_id in (1, 2, 3):
         (root / checkpoint(1, f"trial {trial_id}").uuid).mkdir()
     train(server, 1, 0.9)
@@ -58,14 +59,14 @@ def test_experiment_best_replaces_checkpoint_of_ended_trial(server: Server) -> N
     assert server.trial(1)["best_checkpoint"] is None
     train(server, 3, 0.5)
     assert kept(server) == {1: [], 2: [1], 3: []}
-    server.services.world.janitor.close()
+    server.services.orchestrator.janitor.close()
     assert [path.name for path in root.iterdir()] == [checkpoint(1, "trial 2").uuid]
 
 
 @pytest.mark.parametrize("how", ["deleted", "displaced"])
 def test_pending_removals_run_at_next_start(tmp_path: Path, how: str) -> None:
     with serve(tmp_path) as server:
-        root = server.services.world.home.checkpoints
+        root = server.services.orchestrator.home.checkpoints
         server.submit(checkpoint_storage=policy(0, 0, 1))
         server.add_agent()
         spec = server.begin()
@@ -73,7 +74,7 @@ def test_pending_removals_run_at_next_start(tmp_path: Path, how: str) -> None:
             (root / checkpoint(steps).uuid).mkdir()
             (root / checkpoint(steps).uuid / "weights").write_bytes(b"x")
         server.report(spec.run_id, checkpoint(1))
-        server.services.world.janitor.close()  # as if it died: what is committed is not carried out
+        server.services.orchestrator.janitor.close()  # as after a crash
         server.report(spec.run_id, checkpoint(2))
         server.exit(spec.run_id, 0)
         if how == "deleted":
@@ -91,7 +92,7 @@ def names_of_chores(server: Server) -> list[str]:
 
 def test_failed_removal_is_retried_later(tmp_path: Path) -> None:
     with serve(tmp_path) as server:
-        root = server.services.world.home.checkpoints
+        root = server.services.orchestrator.home.checkpoints
         server.submit(checkpoint_storage=policy(0, 0, 1))
         server.add_agent()
         spec = server.begin()
@@ -109,7 +110,7 @@ def test_failed_removal_is_retried_later(tmp_path: Path) -> None:
 
 def test_orphaned_archive_is_removed(tmp_path: Path) -> None:
     with serve(tmp_path) as server:
-        archives = server.services.world.home.archives
+        archives = server.services.orchestrator.home.archives
         server.submit()
         kept = {path.name for path in archives.iterdir()}
         (archives / f"{'0' * 64}.tar.gz").write_bytes(b"of a submission that was cut off")
@@ -120,9 +121,9 @@ def test_orphaned_archive_is_removed(tmp_path: Path) -> None:
 
 def test_archive_of_failed_submission_is_removed(tmp_path: Path) -> None:
     with serve(tmp_path) as server:
-        archives = server.services.world.home.archives
+        archives = server.services.orchestrator.home.archives
         server.write(
-            lambda _world, tx: tx.run(
+            lambda work: work.run(
                 "CREATE TRIGGER full BEFORE INSERT ON experiments "
                 "BEGIN SELECT RAISE(ABORT, 'no'); END"
             )
@@ -174,8 +175,8 @@ def test_leftovers_of_old_version_are_removed_at_end(server: Server) -> None:
     train(server, 1, 0.9)
     train(server, 2, 0.1)
 
-    def put_back(_world: Any, transaction: Any) -> None:
-        transaction.run("UPDATE checkpoints SET state = ? WHERE trial_id = ?", ("COMPLETED", 1))
+    def put_back(work: UnitOfWork) -> None:
+        work.run("UPDATE checkpoints SET state = ? WHERE trial_id = ?", ("COMPLETED", 1))
 
     server.write(put_back)
     train(server, 3, 0.5)

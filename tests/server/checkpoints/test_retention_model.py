@@ -26,7 +26,7 @@ class Model:
         self.saved: dict[str, tuple[int, int, float]] = {}  # uuid to trial, steps, loss
         self.registered: list[str] = []
         self.sources: dict[int, str] = {}  # experiment to the checkpoint that it begins with
-        self.root = server.services.world.home.checkpoints
+        self.root = server.services.orchestrator.home.checkpoints
         server.submit(checkpoint_storage=dict.fromkeys(KEYS, 2), **GRID)
         server.add_agent(slots=3)
 
@@ -151,5 +151,5 @@ def test_required_checkpoints_are_never_removed(server: Server) -> None:
     marked = model.there() | {
         uuid for (uuid,) in server.sql("SELECT uuid FROM checkpoints WHERE state = 'PARTIAL'")
     }
-    server.services.world.janitor.close()  # which ends what it has begun
+    server.services.orchestrator.janitor.close()  # which ends what it has begun
     assert {path.name for path in model.root.iterdir()} == marked

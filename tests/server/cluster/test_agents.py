@@ -20,7 +20,7 @@ def agent(server: Server, agent_id: int = 1) -> dict[str, Any]:
 
 def silent_for(server: Server, agent_id: int, seconds: float) -> None:
     """Have it so that an agent was last heard of so long ago."""
-    server.services.world.seen[agent_id] = time.monotonic() - seconds
+    server.services.orchestrator.seen[agent_id] = time.monotonic() - seconds
 
 
 def test_disabled_agent_gets_no_runs(server: Server) -> None:
@@ -190,12 +190,12 @@ def test_server_stall_does_not_count_as_agent_silence(
         join(server, "a")
         server.submit()
         spec = server.begin()
-        world = server.services.world
+        orchestrator = server.services.orchestrator
         for _ in range(2):
-            world.seen[1] -= GONE_S
-            world.ticked -= GONE_S
+            orchestrator.seen[1] -= GONE_S
+            orchestrator.ticked -= GONE_S
             server.tick()  # before it has noted that it was held up,
-            world.note_tick()
+            orchestrator.note_tick()
             server.tick()  # and after that
             assert agent(server)["state"] != "gone"
             assert server.directive(spec.run_id) == "train"

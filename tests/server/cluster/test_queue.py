@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from tests.server.helpers import PREFIX, Server
-from zeroserver.orchestrator.state import save
 from zeroserver.store.schema import experiments
 
 
@@ -267,9 +266,9 @@ def test_max_slots_column_matches_config(
         resources={"slots_per_trial": 2, **resources},
         hyperparameters={"deepspeed_config": "ds_config.json"},
     )
-    server.write(lambda _world, tx: save(tx, experiments, found["id"], config="not to be read"))
-    world = server.services.world
-    world.jobs.clear()
+    server.write(lambda work: work.save(experiments, found["id"], config="not to be read"))
+    orchestrator = server.services.orchestrator
+    orchestrator.jobs.clear()
     server.tick()
-    told = world.jobs[found["id"]]
+    told = orchestrator.jobs[found["id"]]
     assert (told.max_slots, told.max_slots_key.partition(".")[0]) == bound

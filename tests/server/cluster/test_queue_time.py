@@ -12,8 +12,7 @@ from tests.server.helpers import Clock, Server, serve
 from tests.waiting import DEADLINE_S
 from zerolab.contract.spec import EXIT_PREEMPTED
 from zeroserver.orchestrator.scheduling import tick
-from zeroserver.orchestrator.state import World
-from zeroserver.store.database import Transaction
+from zeroserver.orchestrator.unit_of_work import UnitOfWork
 
 LIMIT_S = 60
 POOLS = 4
@@ -69,8 +68,8 @@ def own_tick(monkeypatch: pytest.MonkeyPatch) -> Event:
     """Set when a server that has started has done a tick of its own, the only one."""
     done = Event()
 
-    def told(world: World, transaction: Transaction) -> None:
-        tick(world, transaction)
+    def told(work: UnitOfWork) -> None:
+        tick(work)
         done.set()
 
     monkeypatch.setattr("zeroserver.app.tick", told)
@@ -80,7 +79,7 @@ def own_tick(monkeypatch: pytest.MonkeyPatch) -> Event:
 def wait_for(own_tick: Event, server: Server) -> None:
     assert own_tick.wait(DEADLINE_S)
     own_tick.clear()
-    server.write(lambda _world, _transaction: None)  # the writer has committed what it did before
+    server.write(lambda _work: None)  # the writer has committed what it did before
 
 
 def start(server: Server, pool: str) -> Watched:

@@ -106,7 +106,7 @@ def test_continue_search_with_more_trials(server: Server) -> None:
     for trial_id in (3, 4):
         trained(server, trial_id, 20)
     assert server.experiment()["state"] == "COMPLETED"
-    server.services.world.searchers.clear()  # the log alone gives the same end
+    server.services.orchestrator.searchers.clear()  # the log alone gives the same end
     assert refusal(go_on(server)).startswith("experiment 1: is COMPLETED, and nothing of it is")
 
 

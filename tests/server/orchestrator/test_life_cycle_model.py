@@ -301,7 +301,7 @@ class LifeCycle(RuleBasedStateMachine):
 
     @rule(agent=st.sampled_from([1, 2]))
     def a_machine_dies(self, agent: int) -> None:
-        self.server.services.world.seen[agent] = -1e9
+        self.server.services.orchestrator.seen[agent] = -1e9
         self.server.tick(2)
 
     @rule(agent=st.sampled_from([1, 2]))

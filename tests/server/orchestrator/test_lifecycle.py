@@ -23,8 +23,7 @@ from zerolab.contract.spec import (
 )
 from zerolab.errors import ConflictError
 from zeroserver.orchestrator.scheduling import schedule
-from zeroserver.orchestrator.state import save
-from zeroserver.store.database import Transaction
+from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.store.schema import trials
 
 
@@ -379,7 +378,7 @@ def test_runs_of_silent_agent_restart_elsewhere(
     server.add_agent(name="first")
     spec = server.begin()
     server.add_agent(name="second")
-    server.services.world.seen[1] -= GONE_S
+    server.services.orchestrator.seen[1] -= GONE_S
     server.tick()
     trial = server.trial()
     assert (trial["state"], trial["restarts"]) == ("QUEUED", 0)
@@ -425,7 +424,7 @@ def test_unstarted_run_of_silent_agent_is_no_failure(server: Server) -> None:
     server.add_agent(name="first")
     assert len(server.work()) == 1
     server.add_agent(name="second")
-    server.services.world.seen[1] -= GONE_S
+    server.services.orchestrator.seen[1] -= GONE_S
     server.tick()
     assert server.trial()["restarts"] == 0
     assert server.begin(agent_id=2).restarts == 0
@@ -518,18 +517,18 @@ def test_long_queue_reason_counts_earlier_jobs(sqlite_server: Server) -> None:
 
 
 def test_rolled_back_submission_has_no_reason(sqlite_server: Server) -> None:
-    world, database = sqlite_server.services.world, sqlite_server.services.database
+    orchestrator, database = sqlite_server.services.orchestrator, sqlite_server.services.database
     sqlite_server.submit()
-    before = world.waiting
+    before = orchestrator.waiting
 
-    def fail(transaction: Transaction) -> None:
-        save(transaction, trials, 1, state="PAUSED")
-        schedule(world, transaction)
-        assert world.waiting != before
+    def fail(work: UnitOfWork) -> None:
+        work.save(trials, 1, state="PAUSED")
+        schedule(work)
+        assert orchestrator.waiting != before
         raise ConflictError("not this time")
 
     with pytest.raises(ConflictError):
-        database.write_now(fail)
+        database.write_now(lambda transaction: fail(UnitOfWork(orchestrator, transaction)))
     assert "no agent is connected" in sqlite_server.trial()["waiting_reason"]
 
 
@@ -545,7 +544,7 @@ def test_archive_and_delete_require_ended_experiment(server: Server) -> None:
     assert server.http.get("/api/v1/experiments/1").status_code == 404
     for table in ("experiments", "trials", "runs", "points", "rollups", "logs", "checkpoints"):
         assert server.sql(f"SELECT count(*) FROM {table}") == [(0,)]
-    assert list(server.services.world.home.archives.iterdir()) == []
+    assert list(server.services.orchestrator.home.archives.iterdir()) == []
 
 
 def test_fork_copies_experiment_with_changes(server: Server) -> None:
@@ -567,7 +566,7 @@ def test_retention_never_removes_latest_checkpoint(
     server.submit(checkpoint_storage=storage)
     server.add_agent()
     spec = server.begin()
-    root = server.services.world.home.checkpoints
+    root = server.services.orchestrator.home.checkpoints
     for steps in (10, 20, 30, 40):
         (root / checkpoint(steps).uuid).mkdir()
 
@@ -584,7 +583,7 @@ def test_retention_never_removes_latest_checkpoint(
     assert server.trial()["best_checkpoint"] == checkpoint(20).uuid
     server.exit(spec.run_id, -9)
     assert server.trial()["latest_checkpoint"] == checkpoint(40).uuid
-    server.services.world.janitor.close()
+    server.services.orchestrator.janitor.close()
     left = {checkpoint(20).uuid, checkpoint(40).uuid}
     assert {path.name for path in root.iterdir()} == left
 

@@ -44,7 +44,7 @@ def test_pattern_search_blocks_no_requests(
     assert [line for line, _ in searched] == ["fatal in the log", "fatal in its tail"]
     assert server.http.portal is not None
     busy = {
-        server.write(lambda _world, _transaction: threading.get_ident()),
+        server.write(lambda _work: threading.get_ident()),
         server.http.portal.call(threading.get_ident),
     }
     assert len(busy) == 2
@@ -70,7 +70,7 @@ def test_stored_invalid_pattern_is_ignored(
     config = json.loads(server.sql("SELECT config FROM experiments")[0][0])
     config["log_policies"][0]["pattern"] = "(?<!not )x"
     server.execute("UPDATE experiments SET config = :config", config=json.dumps(config))
-    server.services.world.configs.clear()
+    server.services.orchestrator.configs.clear()
     server.add_agent()
     spec = server.begin()
     server.log(spec.run_id, 0, "x", "fatal")

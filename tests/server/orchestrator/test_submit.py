@@ -89,7 +89,7 @@ BAD_ARCHIVES = {
 def test_invalid_archive_is_rejected(sqlite_server: Server, name: str) -> None:
     answer = send(sqlite_server, experiment_config(), BAD_ARCHIVES[name])
     assert (answer.status_code, answer.json()["error"]["type"]) == (422, "config")
-    home = sqlite_server.services.world.home
+    home = sqlite_server.services.orchestrator.home
     assert list(home.archives.iterdir()) == []
 
 

@@ -336,7 +336,7 @@ def test_delete_experiment_keeps_shared_files(server: Server) -> None:
     number, trial_id = submitted(server)
     server.exit(begun(server, trial_id), 0)
     other = server.post(f"/experiments/{number}/fork")["experiment"]["id"]
-    home = server.services.world.home
+    home = server.services.orchestrator.home
     ((uuid,),) = server.sql("SELECT uuid FROM checkpoints")
     weights = home.checkpoints / uuid / "weights"
     weights.parent.mkdir(parents=True)
@@ -360,7 +360,7 @@ def test_delete_trial_keeps_shared_checkpoints(
         server.log(run_id, 0, "a line")
         server.exit(run_id, 0)
     kept = checkpoint(20, "1").uuid
-    weights = server.services.world.home.checkpoints / kept / "weights"
+    weights = server.services.orchestrator.home.checkpoints / kept / "weights"
     weights.parent.mkdir(parents=True)
     weights.write_bytes(b"of the one that goes")
     by_lr = server.get("/experiments/1/trials", sort="hparams.lr")["trials"]

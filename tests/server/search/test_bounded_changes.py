@@ -16,8 +16,7 @@ from zeroserver.api import checkpoints as checkpoint_routes
 from zeroserver.orchestrator import scheduling, searching, user_actions
 from zeroserver.orchestrator.checkpoints import removing, retention
 from zeroserver.orchestrator.cluster import agents
-from zeroserver.orchestrator.state import World
-from zeroserver.store.database import Transaction
+from zeroserver.orchestrator.unit_of_work import UnitOfWork
 
 SPACE = {"deepspeed_config": "ds_config.json", "lr": {"type": "double", "minval": 0, "maxval": 1}}
 RANDOM = {
@@ -82,19 +81,19 @@ def continue_trial(server: Server) -> None:
 def activate(server: Server) -> None:
     go_on(server)
     server.act("pause")
-    server.services.world.searchers.clear()
+    server.services.orchestrator.searchers.clear()
     server.act("activate")
 
 
 def view(server: Server) -> None:
     go_on(server)
-    server.services.world.searchers.clear()
+    server.services.orchestrator.searchers.clear()
     assert server.get("/experiments/1/searcher")["searcher"]["problem"] is None
 
 
 def kill_trial(server: Server) -> None:
     go_on(server)
-    server.services.world.searchers.clear()
+    server.services.orchestrator.searchers.clear()
     server.post(f"/trials/{trial_in(server, 'QUEUED')}/kill")
 
 
@@ -133,7 +132,7 @@ def test_start_loads_large_searches(
         server.submit(hyperparameters=SPACE, searcher=HALVING)
         server.submit(hyperparameters=SPACE, searcher={**HALVING, "max_trials": 5})
     with serve(tmp_path) as server:
-        assert [*server.services.world.searchers] == [1]
+        assert [*server.services.orchestrator.searchers] == [1]
         validated(server)
     assert replaying.count("writer") <= 1  # of the small one
 
@@ -146,8 +145,8 @@ def test_growth_equals_replay(sqlite_server: Server) -> None:
     end(server)
     grow_twice(server)
 
-    def replayed(world: World, transaction: Transaction) -> list[Any]:
-        operations = searching.replay(world, transaction, 1)
+    def replayed(work: UnitOfWork) -> list[Any]:
+        operations = searching.replay(work, 1)
         return [each for each in operations if isinstance(each, searching.Create)]
 
     wanted = server.write(replayed)
@@ -188,9 +187,7 @@ def test_interrupted_delete_is_repeated(server: Server, small_parts: None) -> No
     end(server)
     trials = count(server, "trials")
     while count(server, "trials") == trials:
-        assert not server.write(
-            lambda world, transaction: user_actions.remove(world, transaction, 1)
-        )
+        assert not server.write(lambda work: user_actions.remove(work, 1))
     experiment = server.experiment()
     assert experiment["num_trials"] == count(server, "trials")
     states = [trial["state"] for trial in server.trials()]
@@ -325,9 +322,7 @@ def test_interrupted_delete_refuses_continue_after_restart(
         server.submit(hyperparameters=SPACE, searcher=HALVING)
         validated(server)
         end(server)
-        assert not server.write(
-            lambda world, transaction: user_actions.remove(world, transaction, 1)
-        )
+        assert not server.write(lambda work: user_actions.remove(work, 1))
     with serve(tmp_path) as server:
         answer = server.http.post("/api/v1/experiments/1/continue", json={})
         assert answer.status_code == 409
@@ -346,13 +341,13 @@ def test_lost_agent_ends_runs_in_parts(
     if leaves:
         assert jobs_of(server, lambda: server.post("/agents/1/leave", {"done": True})) == 3
     else:
-        server.services.world.seen[1] -= GONE_S
+        server.services.orchestrator.seen[1] -= GONE_S
         server.tick()
-        assert server.services.world.unfinished
+        assert server.services.orchestrator.unfinished
         assert server.get("/agents")["agents"][0]["alive"]
         server.tick()
         server.tick()
-    assert not server.services.world.unfinished
+    assert not server.services.orchestrator.unfinished
     assert not server.get("/agents")["agents"][0]["alive"]
     assert {state for (state,) in server.sql("SELECT state FROM runs")} == {"EXITED"}
     assert {trial["state"] for trial in server.trials()} == {"QUEUED"}
@@ -364,9 +359,9 @@ def test_start_of_many_runs_in_parts(server: Server, monkeypatch: pytest.MonkeyP
     server.add_agent(slots=6)
     assert len(server.work()) == 2
     server.tick()
-    assert server.services.world.unfinished
+    assert server.services.orchestrator.unfinished
     server.tick()
-    assert not server.services.world.unfinished
+    assert not server.services.orchestrator.unfinished
     assert len(server.work()) == 6
 
 
@@ -383,7 +378,7 @@ def test_points_of_long_trial_are_deleted_in_parts(
     assert server.work() == []
     assert 10 < count(server, "points") < 170
     server.tick()
-    while server.services.world.unfinished:
+    while server.services.orchestrator.unfinished:
         server.tick()
     assert len(server.work()) == 1
     assert count(server, "points") == 10
@@ -403,5 +398,5 @@ def test_continue_reports_deleted_trials_at_once(sqlite_server: Server) -> None:
         "SELECT request_id, reason FROM searcher_events WHERE kind = 'exited_early' ORDER BY id"
     )
     assert [reason for _, reason in events] == ["user_canceled"] * 3
-    server.services.world.searchers.clear()
+    server.services.orchestrator.searchers.clear()
     assert server.get("/experiments/1/searcher")["searcher"]["problem"] is None

@@ -79,9 +79,9 @@ def test_shutdown_after_last_trial_completes_the_experiment(search: Server) -> N
     assert send(search, 0, last, {"kind": "shutdown"}).is_success
     found = search.experiment()
     assert (found["state"], found["progress"]) == ("COMPLETED", 1.0)
-    world = search.services.world
-    assert not world.searchers
-    assert not world.configs
+    orchestrator = search.services.orchestrator
+    assert not orchestrator.searchers
+    assert not orchestrator.configs
 
 
 def test_restart_keeps_answered_events(tmp_path: Any) -> None:

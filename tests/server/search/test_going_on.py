@@ -9,10 +9,9 @@ import pytest
 from tests.server.helpers import Clock, Server, checkpoint, serve, validation
 from zerolab.contract.spec import EXIT_PREEMPTED, EXIT_REACHED
 from zeroserver.orchestrator import searching
-from zeroserver.orchestrator.state import World
+from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.services import Services
 from zeroserver.states import EXPERIMENT_ENDED
-from zeroserver.store.database import Transaction
 
 SPACE = {"deepspeed_config": "ds_config.json", "lr": {"type": "double", "minval": 0, "maxval": 1}}
 HALVING = {"name": "async_halving", "num_rungs": 3, "divisor": 2, "max_length": 16, "max_trials": 4}
@@ -102,9 +101,9 @@ class Life:
     def compare(self) -> None:
         """The searcher that is in memory is the one that its log tells of."""
 
-        def both(world: World, transaction: Transaction) -> tuple[Any, Any]:
-            kept = world.searchers.get(1)
-            found = searching._replay(world, transaction, 1)
+        def both(work: UnitOfWork) -> tuple[Any, Any]:
+            kept = work.orchestrator.searchers.get(1)
+            found = searching._replay(work, 1)
             assert found.problem is None
             return found.searcher, kept or found.searcher
 
@@ -246,7 +245,7 @@ def test_restart_keeps_pending_growth(begin: Any, monkeypatch: pytest.MonkeyPatc
         interrupted.setattr(Services, "carry_out", nothing)
         interrupted.setattr("zeroserver.orchestrator.trials._BUDGET_MS", 0.05)
         life.go_on(max_trials=16)
-        assert life.server.services.world.backlog
+        assert life.server.services.orchestrator.backlog
         life.end()
         life._running = serve(life.directory, clock=life.clock)
         interrupted.undo()

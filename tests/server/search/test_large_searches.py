@@ -10,10 +10,9 @@ from tests.server.helpers import Server, serve
 from tests.waiting import until
 from zerolab.searcher import Continue, Create, Operation, Shutdown, Stop
 from zeroserver.orchestrator.custom_search import Answered, take_operations
-from zeroserver.orchestrator.state import World
 from zeroserver.orchestrator.trials import carry_out
+from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.services import Services
-from zeroserver.store.database import Transaction
 
 TRIALS = 2500
 SPACE = {"deepspeed_config": "ds_config.json", "lr": {"type": "double", "minval": 0, "maxval": 1}}
@@ -48,7 +47,7 @@ def test_submit_creates_trials_in_parts(server: Server) -> None:
     assert server.services.database.jobs - before >= 4
     assert numbers(server) == [*range(1, TRIALS + 1)]
     assert server.sql("SELECT creating FROM experiments") == [(0,)]
-    assert server.services.world.backlog == {}
+    assert server.services.orchestrator.backlog == {}
 
 
 def test_restart_creates_missing_trials(
@@ -94,7 +93,7 @@ def test_kill_during_creation_ends_search(
     assert server.http.portal is not None
     server.http.portal.call(server.services.carry_out)
     assert len(numbers(server)) == created
-    assert server.services.world.backlog == {}
+    assert server.services.orchestrator.backlog == {}
 
 
 @pytest.mark.parametrize("follows", [Stop(9000), Continue(9000, 5)])
@@ -108,7 +107,7 @@ def test_operations_on_trial_not_yet_created(
     server = sqlite_server
     server.submit(searcher=RANDOM, hyperparameters=SPACE)
     operations = [Create(9000, {"lr": 0.5}, 0), follows]
-    server.write(lambda world, transaction: carry_out(world, transaction, 1, operations))
+    server.write(lambda work: carry_out(work, 1, operations))
     monkeypatch.undo()
     assert server.http.portal is not None
     server.http.portal.call(server.services.carry_out)
@@ -145,7 +144,7 @@ def test_interrupted_custom_operations_are_sent_again(sqlite_server: Server) -> 
     server.submit(searcher=CUSTOM)
     operations = [create(number) for number in range(1, TRIALS + 1)]
     told = Answered(-1, 0, [Create(each["trial_id"], each["hparams"], 0) for each in operations])
-    handled, start = server.write(lambda world, tx: take_operations(world, tx, 1, told))
+    handled, start = server.write(lambda work: take_operations(work, 1, told))
     assert handled == -1
     assert start is not None
     assert 0 < start < TRIALS
@@ -198,15 +197,15 @@ def test_many_creates_and_stops_and_shutdown(sqlite_server: Server, shutdown_fir
     operations += [Shutdown()] if shutdown_first else []
     searcher = Stopping(count)
 
-    def begin(world: World, transaction: Transaction) -> None:
-        world.searchers[1] = searcher
-        carry_out(world, transaction, 1, operations)
+    def begin(work: UnitOfWork) -> None:
+        work.orchestrator.searchers[1] = searcher
+        carry_out(work, 1, operations)
 
     before = server.services.database.jobs
     server.write(begin)
     assert server.http.portal is not None
     server.http.portal.call(server.services.carry_out)
-    assert server.services.world.backlog == {}
+    assert server.services.orchestrator.backlog == {}
     assert len(numbers(server)) == count + 3
     assert server.experiment()["state"] == "COMPLETED"
     assert server.sql("SELECT searcher_done, num_trials FROM experiments") == [(1, count + 3)]

@@ -266,7 +266,7 @@ def test_report_starts_next_trial_immediately(server: Server) -> None:
     server.add_agent(slots=3)
     assert [item.spec.trial_id for item in server.work()] == [1, 2]
     server.execute("UPDATE experiments SET concurrent_trials = 0")
-    server.services.world.jobs.clear()
+    server.services.orchestrator.jobs.clear()
     spec = server.begin(1)
     server.report(spec.run_id, validation(5, 0.5))  # nothing else happens: no tick, no exit
     assert [item.spec.trial_id for item in server.work()] == [1, 2, 3]
@@ -395,7 +395,7 @@ def test_continue_ended_search_with_trials_and_length(
     answer = grow(search, max_trials=8)
     assert answer.is_success, answer.text
     assert states(search) == ["COMPLETED", "PAUSED", "PAUSED", "PAUSED", "QUEUED"]
-    search.services.world.searchers.clear()  # the log alone leads on from here
+    search.services.orchestrator.searchers.clear()  # the log alone leads on from here
     drive(search)
     # Of eight at the lowest rung four go on, two of these four to the top: trials that were left
     # when they were four go on from their checkpoints.

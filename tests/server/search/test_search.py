@@ -161,12 +161,8 @@ class Rungs:
 def test_trial_waits_at_rung_for_promotion(server: Server) -> None:
     searcher = {**SEARCHER, "max_trials": 2, "max_concurrent_trials": 2}
     server.submit(hyperparameters=SPACE, searcher=searcher)
-    server.services.world.searchers[1] = Rungs()  # type: ignore[assignment]
-    server.write(
-        lambda world, transaction: carry_out(
-            world, transaction, 1, [Continue(1, 10), Continue(2, 10)]
-        )
-    )
+    server.services.orchestrator.searchers[1] = Rungs()  # type: ignore[assignment]
+    server.write(lambda work: carry_out(work, 1, [Continue(1, 10), Continue(2, 10)]))
     server.add_agent(slots=1)
     first = server.begin(1)
     server.report(first.run_id, validation(5, 0.2))

@@ -35,7 +35,7 @@ def trained(server: Server, *steps: int, name: str = "") -> list[str]:
 def create_from(server: Server, source: int, number: int = 3) -> None:
     """Let the searcher of experiment 1 ask for a trial with the weights of another."""
     operation = Create(number, {"lr": 0.5}, 7, source=source)
-    server.write(lambda world, transaction: carry_out(world, transaction, 1, [operation]))
+    server.write(lambda work: carry_out(work, 1, [operation]))
 
 
 @pytest.mark.parametrize("by", ["trial", "checkpoint"])
@@ -45,7 +45,7 @@ def test_warm_start_applies_to_every_trial(server: Server, by: str) -> None:
     uuid = last if by == "trial" else first
     made = server.submit(hyperparameters=SPACE, searcher={**RANDOM, **source})
     assert made["source_checkpoint"] == uuid
-    root = str(server.services.world.home.checkpoints)
+    root = str(server.services.orchestrator.home.checkpoints)
     spec = server.begin(2)
     assert spec.latest_checkpoint == CheckpointRef(uuid, 0, root=root, warm_start=True)
     assert server.trial(2)["steps_completed"] == 0
@@ -95,8 +95,8 @@ def test_warm_start_source_is_retained(server: Server) -> None:
     server.submit(searcher=single(source_checkpoint_uuid=first))
     statement = "UPDATE experiments SET config = replace(config, :old, :new)"
     server.execute(statement, old='_trial_latest":5', new='_trial_latest":1')
-    server.services.world.configs.clear()
-    server.write(lambda world, transaction: apply_to_experiment(world, transaction, 1))
+    server.services.orchestrator.configs.clear()
+    server.write(lambda work: apply_to_experiment(work, 1))
     kept = {one["uuid"] for one in server.get("/experiments/1/checkpoints")["checkpoints"]
             if one["state"] == "COMPLETED"}  # fmt: skip
     assert kept == {first, checkpoint(30).uuid}

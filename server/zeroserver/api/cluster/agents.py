@@ -13,9 +13,8 @@ from zeroserver.api.resources import AgentAnswer, AgentPage
 from zeroserver.api.rows import respond
 from zeroserver.orchestrator.cluster import agents as room
 from zeroserver.orchestrator.scheduling import schedule
-from zeroserver.orchestrator.state import World
+from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.services import ReadDep, Services, ServicesDep
-from zeroserver.store.database import Transaction
 
 __all__ = ["router"]
 
@@ -27,7 +26,7 @@ Slots = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=
 @router.get("", responses=answer(AgentPage))
 def list_agents(services: ServicesDep, connection: ReadDep) -> Response:
     """List the agents, and what runs on their slots."""
-    return respond(AgentPage(agents=agent_list(services.world, connection)))
+    return respond(AgentPage(agents=agent_list(services.orchestrator, connection)))
 
 
 @router.get("/{agent_id}", responses=answer(AgentAnswer))
@@ -37,7 +36,7 @@ async def get_agent(services: ServicesDep, agent_id: IdPath) -> Response:
 
 
 async def _answer(services: Services, agent_id: int) -> Response:
-    agents = await services.read(lambda connection: agent_list(services.world, connection))
+    agents = await services.read(lambda connection: agent_list(services.orchestrator, connection))
     for agent in agents:
         if agent.id == agent_id:
             return respond(AgentAnswer(agent))
@@ -63,9 +62,9 @@ async def disable_agent(
     """Start nothing new on an agent, or on some of its slots; doing it twice changes nothing."""
     wish = wish or Disable()
 
-    def job(world: World, transaction: Transaction) -> None:
-        room.close(world, transaction, agent_id, wish.slots, drain=wish.drain)
-        schedule(world, transaction)
+    def job(work: UnitOfWork) -> None:
+        room.close(work, agent_id, wish.slots, drain=wish.drain)
+        schedule(work)
 
     await services.write(job)
     return await _answer(services, agent_id)
@@ -88,9 +87,9 @@ async def enable_agent(
     """Let runs start on an agent again, or on some of its slots."""
     wish = wish or Enable()
 
-    def job(world: World, transaction: Transaction) -> None:
-        room.reopen(transaction, agent_id, wish.slots)
-        schedule(world, transaction)
+    def job(work: UnitOfWork) -> None:
+        room.reopen(work, agent_id, wish.slots)
+        schedule(work)
 
     await services.write(job)
     return await _answer(services, agent_id)
@@ -100,9 +99,9 @@ async def enable_agent(
 async def delete_agent(services: ServicesDep, agent_id: IdPath) -> Response:
     """Forget an agent that is gone; its runs stay in the history."""
 
-    def job(world: World, transaction: Transaction) -> None:
-        room.remove(transaction, agent_id)
-        schedule(world, transaction)
+    def job(work: UnitOfWork) -> None:
+        room.remove(work, agent_id)
+        schedule(work)
 
     await services.write(job)
     return Response(status_code=204)

@@ -11,24 +11,24 @@ from zeroserver.analysis.cost import count_host_slots
 from zeroserver.api.resources import Agent, Job, Pool, Quota, Slot
 from zeroserver.orchestrator.cluster.scheduler_input import OPEN_RUNS, down_slots, why_closed
 from zeroserver.orchestrator.nodes import held_slots
-from zeroserver.orchestrator.state import World
+from zeroserver.orchestrator.state import Orchestrator
 from zeroserver.states import EXPERIMENT_ENDED
 from zeroserver.store.schema import agents, experiments, pools, quotas, runs, trials
 
 __all__ = ["agent_list", "job_list", "pool_list", "quota_list"]
 
 
-def agent_list(world: World, connection: Connection) -> list[Agent]:
+def agent_list(orchestrator: Orchestrator, connection: Connection) -> list[Agent]:
     """Return every agent, with what runs on its slots."""
     used: defaultdict[int, dict[int, int]] = defaultdict(dict)
     for row in connection.execute(held_slots(OPEN_RUNS)):
         for slot in msgspec.json.decode(row.slot_ids):
             used[row.agent_id][slot] = row.id
     rows = connection.execute(select(agents).order_by(agents.c.id)).mappings()
-    return [_agent(world, row, used[row["id"]]) for row in rows]
+    return [_agent(orchestrator, row, used[row["id"]]) for row in rows]
 
 
-def _agent(world: World, row: RowMapping, used: Mapping[int, int]) -> Agent:
+def _agent(orchestrator: Orchestrator, row: RowMapping, used: Mapping[int, int]) -> Agent:
     """Return an agent, of whose slots runs hold some: slot to run."""
     reported = msgspec.json.decode(row["slots"])
     down = down_slots(reported, used)
@@ -43,22 +43,22 @@ def _agent(world: World, row: RowMapping, used: Mapping[int, int]) -> Agent:
         )
         for slot in reported
     ]
-    state = _state(world, row, busy=bool(used))
-    silent_s = round(world.silence_s(row["id"]), 1)
+    state = _state(orchestrator, row, busy=bool(used))
+    silent_s = round(orchestrator.silence_s(row["id"]), 1)
     return Agent.of(row, slots=slots, state=state, silent_s=silent_s)
 
 
-def _state(world: World, row: RowMapping, *, busy: bool) -> str:
+def _state(orchestrator: Orchestrator, row: RowMapping, *, busy: bool) -> str:
     if not row["alive"]:
         return "gone"
     if row["leaving"]:
         return "leaving"
     if not row["enabled"]:
         return "draining" if busy else "disabled"
-    return "silent" if why_closed(world, row) else "ready"
+    return "silent" if why_closed(orchestrator, row) else "ready"
 
 
-def job_list(world: World, connection: Connection) -> list[Job]:
+def job_list(orchestrator: Orchestrator, connection: Connection) -> list[Job]:
     """Return the experiments that have not ended, pool by pool in the order of the queue."""
     used = _held(connection)
     policies = _policies(connection)
@@ -95,7 +95,7 @@ def job_list(world: World, connection: Connection) -> list[Job]:
             running_trials=counts.get((row["id"], "RUNNING"), 0),
             queued_trials=counts.get((row["id"], "QUEUED"), 0),
             held_slots=used[row["id"]],
-            waiting_reason=world.waiting.of_job(row["id"], row["state"]),
+            waiting_reason=orchestrator.waiting.of_job(row["id"], row["state"]),
             fewer_reason=fewer.get(row["id"]),
         )
         result.append(job)
@@ -129,11 +129,11 @@ def _on_fewer(connection: Connection) -> dict[int, str]:
     return result
 
 
-def pool_list(world: World, connection: Connection) -> list[Pool]:
+def pool_list(orchestrator: Orchestrator, connection: Connection) -> list[Pool]:
     """Return every pool that has agents or jobs, or of which something was said."""
     policies = _policies(connection)
     limits = _limits(connection)
-    alive_agents = [agent for agent in agent_list(world, connection) if agent.alive]
+    alive_agents = [agent for agent in agent_list(orchestrator, connection) if agent.alive]
     counted = (
         select(experiments.c.pool, func.count())
         .where(experiments.c.state.not_in(EXPERIMENT_ENDED))

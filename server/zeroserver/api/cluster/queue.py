@@ -23,9 +23,8 @@ from zeroserver.api.rows import respond
 from zeroserver.orchestrator.cluster import jobs as room
 from zeroserver.orchestrator.cluster.jobs import JobChange
 from zeroserver.orchestrator.scheduling import schedule
-from zeroserver.orchestrator.state import World
+from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.services import ReadDep, Services, ServicesDep
-from zeroserver.store.database import Transaction
 
 __all__ = ["router"]
 
@@ -41,12 +40,12 @@ def list_jobs(
     pool: Annotated[str | None, Query(max_length=64, description="Only of this pool.")] = None,
 ) -> Response:
     """List the experiments that have not ended, pool by pool, the first to run first."""
-    items = job_list(services.world, connection)
+    items = job_list(services.orchestrator, connection)
     return respond(JobPage(jobs=[job for job in items if pool in {None, job.pool}]))
 
 
 async def _job(services: Services, experiment_id: int) -> Response:
-    items = await services.read(lambda connection: job_list(services.world, connection))
+    items = await services.read(lambda connection: job_list(services.orchestrator, connection))
     for job in items:
         if job.experiment_id == experiment_id:
             return respond(JobAnswer(job))
@@ -54,12 +53,12 @@ async def _job(services: Services, experiment_id: int) -> Response:
     raise NotFoundError(msg)
 
 
-async def _write(services: Services, job: Callable[[World, Transaction], None]) -> None:
+async def _write(services: Services, job: Callable[[UnitOfWork], None]) -> None:
     """Do something and see what can start now."""
 
-    def both(world: World, transaction: Transaction) -> None:
-        job(world, transaction)
-        schedule(world, transaction)
+    def both(work: UnitOfWork) -> None:
+        job(work)
+        schedule(work)
 
     await services.write(both)
 
@@ -80,7 +79,7 @@ async def patch_job(services: ServicesDep, experiment_id: IdPath, patch: JobPatc
     """Change a job's priority, weight or most slots; what runs goes on."""
     unlimited = "max_slots" in patch.model_fields_set and patch.max_slots is None
     change = JobChange(patch.priority, patch.weight, patch.max_slots, unlimited)
-    await _write(services, lambda world, tx: room.change_job(world, tx, experiment_id, change))
+    await _write(services, lambda work: room.change_job(work, experiment_id, change))
     return await _job(services, experiment_id)
 
 
@@ -105,14 +104,14 @@ async def move_job(services: ServicesDep, experiment_id: IdPath, move: Move) -> 
     """Put a job directly ahead of another one of its pool, or behind it, at that one's priority."""
     anchor = move.ahead_of or move.behind or 0
     side: Literal["ahead", "behind"] = "ahead" if move.ahead_of is not None else "behind"
-    await _write(services, lambda world, tx: room.move_job(world, tx, experiment_id, anchor, side))
+    await _write(services, lambda work: room.move_job(work, experiment_id, anchor, side))
     return await _job(services, experiment_id)
 
 
 @router.get("/pools", responses=answer(PoolPage))
 def list_pools(services: ServicesDep, connection: ReadDep) -> Response:
     """List the resource pools, their slots and their policies."""
-    return respond(PoolPage(pools=pool_list(services.world, connection)))
+    return respond(PoolPage(pools=pool_list(services.orchestrator, connection)))
 
 
 class PoolPut(BaseModel):
@@ -126,8 +125,8 @@ class PoolPut(BaseModel):
 @router.put("/pools/{name}", responses=answer(PoolAnswer))
 async def put_pool(services: ServicesDep, name: Name, body: PoolPut) -> Response:
     """Say in which order the jobs of a pool start; it need not have agents yet."""
-    await _write(services, lambda _, tx: room.set_policy(tx, name, body.policy))
-    items = await services.read(lambda connection: pool_list(services.world, connection))
+    await _write(services, lambda work: room.set_policy(work, name, body.policy))
+    items = await services.read(lambda connection: pool_list(services.orchestrator, connection))
     return respond(PoolAnswer(next(pool for pool in items if pool.name == name)))
 
 
@@ -151,7 +150,7 @@ class QuotaPut(BaseModel):
 @router.put("/quotas/{kind}/{name:path}", responses=answer(QuotaAnswer))
 async def put_quota(services: ServicesDep, kind: Kind, name: Name, body: QuotaPut) -> Response:
     """Limit the slots that the jobs of a pool, or those with a label, hold together."""
-    await _write(services, lambda _, tx: room.set_quota(tx, kind, name, body.max_slots))
+    await _write(services, lambda work: room.set_quota(work, kind, name, body.max_slots))
     items: Any = await services.read(quota_list)
     return respond(QuotaAnswer(next(quota for quota in items if quota.group == f"{kind}:{name}")))
 
@@ -159,5 +158,5 @@ async def put_quota(services: ServicesDep, kind: Kind, name: Name, body: QuotaPu
 @router.delete("/quotas/{kind}/{name:path}", status_code=204)
 async def delete_quota(services: ServicesDep, kind: Kind, name: Name) -> Response:
     """Take a limit away."""
-    await _write(services, lambda _, tx: room.remove_quota(tx, kind, name))
+    await _write(services, lambda work: room.remove_quota(work, kind, name))
     return Response(status_code=204)

@@ -32,13 +32,13 @@ router = APIRouter(tags=["server"], route_class=ApiRoute)
 @router.get("/api/v1/info", responses=answer(Info))
 def get_info(services: ServicesDep, connection: ReadDep) -> Response:
     """Read the server's version, data directory, start and cluster."""
-    pools = pool_list(services.world, connection)
+    pools = pool_list(services.orchestrator, connection)
     agents_there, slots, free = (
         sum(getattr(pool, name) for pool in pools) for name in ("agents", "slots", "free_slots")
     )
     info = Info(
         version=__version__,
-        home=str(services.world.home.path),
+        home=str(services.orchestrator.home.path),
         database="sqlite" if services.database.sqlite else "postgresql",
         started_at=iso(services.started_at) or "",
         cluster=ClusterInfo(agents=agents_there, slots=slots, free_slots=free),

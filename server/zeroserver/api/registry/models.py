@@ -79,9 +79,7 @@ class NewModel(BaseModel):
 @router.post("/models", status_code=201, responses=answer(ModelAnswer, 201))
 async def create_model(services: ServicesDep, body: NewModel) -> Response:
     """Add a model to the registry."""
-    await services.write(
-        lambda world, tx: registry.create_model(world, tx, body.name, body.description)
-    )
+    await services.write(lambda work: registry.create_model(work, body.name, body.description))
     return await _one(services, body.name, 201)
 
 
@@ -94,7 +92,7 @@ async def get_model(services: ServicesDep, name: Name) -> Response:
 @router.delete("/models/{name}", status_code=204)
 async def delete_model(services: ServicesDep, name: Name) -> Response:
     """Take a model out of the registry; its checkpoints stay as their experiments keep them."""
-    await services.write(lambda _, tx: registry.remove_model(tx, name))
+    await services.write(lambda work: registry.remove_model(work, name))
     return Response(status_code=204)
 
 
@@ -112,7 +110,7 @@ class NewVersion(BaseModel):
 async def register_version(services: ServicesDep, name: Name, body: NewVersion) -> Response:
     """Make a checkpoint the next version of a model: from then on it is kept."""
     await services.write(
-        lambda world, tx: registry.register_version(world, tx, name, body.checkpoint, body.notes)
+        lambda work: registry.register_version(work, name, body.checkpoint, body.notes)
     )
     return await _one(services, name, 201)
 
@@ -120,5 +118,5 @@ async def register_version(services: ServicesDep, name: Name, body: NewVersion) 
 @router.delete("/models/{name}/versions/{version}", status_code=204)
 async def delete_version(services: ServicesDep, name: Name, version: IdPath) -> Response:
     """Take a version out of the registry; its checkpoint is no longer kept for it."""
-    await services.write(lambda _, tx: registry.remove_version(tx, name, version))
+    await services.write(lambda work: registry.remove_version(work, name, version))
     return Response(status_code=204)

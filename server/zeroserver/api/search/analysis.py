@@ -85,7 +85,7 @@ def get_columns(
             return respond(TrialColumns(columns))
     needed = {*(column or COLUMNS), *(condition[0] for condition in filters)}
     leaves = services.orders.leaves(connection, experiment_id)
-    rows = read_rows(connection, experiment_id, services.world.clock(), needed, leaves)
+    rows = read_rows(connection, experiment_id, services.orchestrator.clock(), needed, leaves)
     shown = column or [*COLUMNS, *(PREFIX + name for name in names(rows))]
     check_columns(rows, filters, shown, "column")
     holding = matching_rows(rows, filters)
@@ -101,7 +101,7 @@ def _whole(
         None if a column is unknown, or trials were created or deleted meanwhile.
     """
     plain = [name for name in column or COLUMNS if not name.startswith(PREFIX)]
-    now = services.world.clock()
+    now = services.orchestrator.clock()
     read = read_columns(connection, experiment_id, now, plain)
     if read is None:
         return None

@@ -19,10 +19,9 @@ from zeroserver.api.rows import respond
 from zeroserver.api.runs import MAX_WAIT_S
 from zeroserver.orchestrator import custom_search
 from zeroserver.orchestrator.custom_search import Answered
-from zeroserver.orchestrator.state import World
+from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.services import Services, ServicesDep
 from zeroserver.states import EXPERIMENT_ENDED, EXPERIMENT_STOPPING
-from zeroserver.store.database import Transaction
 from zeroserver.store.schema import experiments, searcher_events
 
 __all__ = ["router"]
@@ -136,9 +135,7 @@ async def _events(services: Services, experiment_id: int, after: int) -> SearchE
     handled = -1
     if not over:
         await services.load_searcher(experiment_id)
-        handled = await services.write(
-            lambda world, transaction: custom_search.handled(world, transaction, experiment_id)
-        )
+        handled = await services.write(lambda work: custom_search.handled(work, experiment_id))
     events = await services.read(lambda connection: _read(connection, experiment_id, after))
     return SearchEvents(events, handled, over)
 
@@ -177,10 +174,8 @@ async def post_operations(
     handled = -1
     while start is not None:  # others get their turn in between
 
-        def job(
-            world: World, transaction: Transaction, start: int = start
-        ) -> tuple[int, int | None]:
-            return custom_search.take_operations(world, transaction, experiment_id, message, start)
+        def job(work: UnitOfWork, start: int = start) -> tuple[int, int | None]:
+            return custom_search.take_operations(work, experiment_id, message, start)
 
         handled, start = await services.write(job)
     return respond(SearchHandled(handled))

@@ -60,7 +60,7 @@ def preview_search(services: ServicesDep, connection: ReadDep, wanted: PreviewOf
     if wanted.seconds_per_batch is None and wanted.seconds_per_epoch is None:
         like = _alike(connection, wanted.like, config)
         if like is not None:
-            now = services.world.clock()
+            now = services.orchestrator.clock()
             seconds = _seconds(connection, like["id"], config.searcher.unit, now)
         if wanted.like is not None and seconds is None:
             problem = f"like: must have trained before, got experiment {wanted.like}, which has not"

@@ -45,12 +45,10 @@ async def _seen(services: Services, row: RowMapping) -> searching.Seen:
     """Ask the searcher that is in memory; replay one whose experiment has ended, on the side."""
     if row["state"] in EXPERIMENT_ENDED:
         return await services.read(
-            lambda connection: searching.look_back(services.world, connection, row)
+            lambda connection: searching.look_back(services.orchestrator, connection, row)
         )
     await services.load_searcher(row["id"])
-    return await services.write(
-        lambda world, transaction: searching.look(world, transaction, row["id"])
-    )
+    return await services.write(lambda work: searching.look(work, row["id"]))
 
 
 def _ids(connection: Connection, experiment_id: int) -> dict[int, int]:

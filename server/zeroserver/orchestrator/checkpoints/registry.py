@@ -10,8 +10,7 @@ from sqlalchemy import ColumnElement, Connection, Select, delete, func, select
 
 from zerolab.errors import ConfigError, ConflictError, NotFoundError
 from zeroserver.orchestrator.checkpoints.short_uuids import full_uuid
-from zeroserver.orchestrator.state import World
-from zeroserver.store.database import Transaction
+from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.store.schema import checkpoints, model_versions, models
 
 __all__ = [
@@ -25,22 +24,20 @@ __all__ = [
 ]
 
 
-def create_model(world: World, transaction: Transaction, name: str, description: str) -> None:
+def create_model(work: UnitOfWork, name: str, description: str) -> None:
     """Give a model a place in the registry.
 
     Raises:
         ConflictError: If one has the name already.
     """
-    if _number(transaction, name) is not None:
+    if _number(work, name) is not None:
         msg = f"model {name}: is there already; `zerolab model register-version` adds to it"
         raise ConflictError(msg)
-    row = {"name": name, "description": description, "created_at": world.clock()}
-    transaction.connection.execute(models.insert().values(row))
+    row = {"name": name, "description": description, "created_at": work.clock()}
+    work.connection.execute(models.insert().values(row))
 
 
-def register_version(
-    world: World, transaction: Transaction, name: str, uuid: str, notes: str
-) -> int:
+def register_version(work: UnitOfWork, name: str, uuid: str, notes: str) -> int:
     """Make a checkpoint the next version of a model; return its number.
 
     A checkpoint that is a version of this model already stays the one that it is.
@@ -49,62 +46,58 @@ def register_version(
         NotFoundError: If there is no such model.
         ConfigError: If the checkpoint is not there, whole.
     """
-    model_id = _found(transaction, name)
-    uuid = full_uuid(transaction.connection, uuid)
+    model_id = _found(work, name)
+    uuid = full_uuid(work.connection, uuid)
     whole = select(checkpoints.c.id).where(
         checkpoints.c.uuid == uuid, checkpoints.c.state == "COMPLETED"
     )
-    if transaction.connection.scalar(whole) is None:
+    if work.connection.scalar(whole) is None:
         problem = (
             f"must be a checkpoint that is there, whole, got {uuid}; `zerolab checkpoint list`"
         )
         raise ConfigError("model version", [f"checkpoint: {problem}"])
     columns = model_versions.c
     mine = columns.model_id == model_id
-    there = transaction.connection.scalar(
-        select(columns.version).where(mine, columns.checkpoint == uuid)
-    )
+    there = work.connection.scalar(select(columns.version).where(mine, columns.checkpoint == uuid))
     if there is not None:
         return int(there)
     # A number is not given twice: someone may still know what it was.
     counter = models.update().where(models.c.id == model_id).returning(models.c.last_version)
-    version = transaction.connection.scalar(counter.values(last_version=models.c.last_version + 1))
+    version = work.connection.scalar(counter.values(last_version=models.c.last_version + 1))
     row = {
         "model_id": model_id,
         "version": version,
         "checkpoint": uuid,
         "notes": notes,
-        "created_at": world.clock(),
+        "created_at": work.clock(),
     }
-    transaction.connection.execute(model_versions.insert().values(row))
+    work.connection.execute(model_versions.insert().values(row))
     return int(version or 0)
 
 
-def remove_version(transaction: Transaction, name: str, version: int) -> None:
+def remove_version(work: UnitOfWork, name: str, version: int) -> None:
     """Take a checkpoint out of the registry; it is kept as its experiment's policy says again.
 
     Raises:
         NotFoundError: If there is no such model, or version.
     """
-    mine = (model_versions.c.model_id == _found(transaction, name),)
-    gone = transaction.connection.execute(
+    mine = (model_versions.c.model_id == _found(work, name),)
+    gone = work.connection.execute(
         delete(model_versions).where(*mine, model_versions.c.version == version)
     )
     if not gone.rowcount:
         raise NotFoundError(f"there is no version {version} of model {name}")
 
 
-def remove_model(transaction: Transaction, name: str) -> None:
+def remove_model(work: UnitOfWork, name: str) -> None:
     """Take a model and its versions out of the registry.
 
     Raises:
         NotFoundError: If there is no such model.
     """
-    model_id = _found(transaction, name)
-    transaction.connection.execute(
-        delete(model_versions).where(model_versions.c.model_id == model_id)
-    )
-    transaction.connection.execute(delete(models).where(models.c.id == model_id))
+    model_id = _found(work, name)
+    work.connection.execute(delete(model_versions).where(model_versions.c.model_id == model_id))
+    work.connection.execute(delete(models).where(models.c.id == model_id))
 
 
 def registered() -> Select[tuple[str]]:
@@ -123,13 +116,11 @@ def versions_of(connection: Connection, uuids: Sequence[str]) -> Mapping[str, tu
     return {row.checkpoint: (row.name, row.version) for row in connection.execute(query)}
 
 
-def refuse_while_registered(
-    transaction: Transaction, thing: str, whose: ColumnElement[bool]
-) -> None:
+def refuse_while_registered(work: UnitOfWork, thing: str, whose: ColumnElement[bool]) -> None:
     """Let an experiment or a trial be deleted, unless a checkpoint of it is registered.
 
     Args:
-        transaction: Of the writer.
+        work: Unit of work.
         thing: What is to be deleted, as in "trial 3".
         whose: Which checkpoints go with it.
 
@@ -145,7 +136,7 @@ def refuse_while_registered(
         .order_by(models.c.name)
         .limit(1)
     )
-    found = transaction.connection.execute(query).first()
+    found = work.connection.execute(query).first()
     if found is not None:
         msg = (
             f"{thing}: a checkpoint of it is version {found.version} of model "
@@ -154,15 +145,13 @@ def refuse_while_registered(
         raise ConflictError(msg)
 
 
-def _number(transaction: Transaction, name: str) -> int | None:
-    found: int | None = transaction.connection.scalar(
-        select(models.c.id).where(models.c.name == name)
-    )
+def _number(work: UnitOfWork, name: str) -> int | None:
+    found: int | None = work.connection.scalar(select(models.c.id).where(models.c.name == name))
     return found
 
 
-def _found(transaction: Transaction, name: str) -> int:
-    number = _number(transaction, name)
+def _found(work: UnitOfWork, name: str) -> int:
+    number = _number(work, name)
     if number is None:
         raise NotFoundError(f"there is no model {name}; `zerolab model list`")
     return number

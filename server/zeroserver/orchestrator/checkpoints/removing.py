@@ -25,10 +25,10 @@ from zeroserver.orchestrator.checkpoints.retention import (
     not_kept,
 )
 from zeroserver.orchestrator.checkpoints.short_uuids import full_uuid
-from zeroserver.orchestrator.state import World, config_of, find, save, storage_of, touch
+from zeroserver.orchestrator.state import config_of
+from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.orchestrator.warm_start import needed_for_warm_start
 from zeroserver.states import TRIAL_ENDED
-from zeroserver.store.database import Transaction
 from zeroserver.store.janitor import Chore
 from zeroserver.store.rows import one
 from zeroserver.store.schema import checkpoints, experiments, trials
@@ -102,8 +102,7 @@ def _rows(connection: Connection, uuids: Iterable[str]) -> list[RowMapping]:
 
 
 def remove_checkpoints(
-    world: World,
-    transaction: Transaction,
+    work: UnitOfWork,
     uuids: Sequence[str],
     globs: Sequence[str] = (),
     *,
@@ -112,8 +111,7 @@ def remove_checkpoints(
     """Remove checkpoints, or files of them: see :func:`checkpoints_to_remove`.
 
     Args:
-        world: Of the orchestrator.
-        transaction: Of the writer.
+        work: Unit of work.
         uuids: Of the checkpoints; at most AT_ONCE in one change.
         globs: Patterns of paths inside a checkpoint; none for all of it.
         removed: Checkpoints that earlier changes of the same request have removed.
@@ -122,14 +120,14 @@ def remove_checkpoints(
         NotFoundError: If there is no such checkpoint.
         ConflictError: If something needs one of them.
     """
-    going = checkpoints_to_remove(transaction.connection, uuids, globs, removed=removed)
+    going = checkpoints_to_remove(work.connection, uuids, globs, removed=removed)
     by_experiment: dict[int, list[Going]] = {}
     for each in going:
         by_experiment.setdefault(each.row["experiment_id"], []).append(each)
     for experiment_id, mine in by_experiment.items():
         whole = [each.row["uuid"] for each in mine if each.whole]
-        let_go(world, transaction, experiment_id, whole)
-        _remove_files(world, transaction, experiment_id, [each for each in mine if not each.whole])
+        let_go(work, experiment_id, whole)
+        _remove_files(work, experiment_id, [each for each in mine if not each.whole])
     return going
 
 
@@ -178,13 +176,11 @@ def _refuse_needed(connection: Connection, rows: Sequence[RowMapping], outcome: 
         raise ConflictError("; ".join([*problems, outcome]))
 
 
-def _remove_files(
-    world: World, transaction: Transaction, experiment_id: int, going: Sequence[Going]
-) -> None:
+def _remove_files(work: UnitOfWork, experiment_id: int, going: Sequence[Going]) -> None:
     """Remove some files of checkpoints of an experiment."""
     if not going:
         return
-    storage = storage_of(world, transaction, experiment_id)
+    storage = work.storage_of(experiment_id)
     rows: list[tuple[str, int, int]] = []
     chores: list[Chore] = []
     for each in going:
@@ -194,10 +190,10 @@ def _remove_files(
         encoded = msgspec.json.encode(left).decode()
         rows.append((encoded, sum(left.values()), each.row["id"]))
         chores.append(Chore(storage=storage, name=each.row["uuid"], files=each.files))
-        touch(transaction, "checkpoint", experiment_id, each.row["uuid"])
-    transaction.many(_LEFT, rows)
-    forget_names(transaction, experiment_id, [each.row["uuid"] for each in going])
-    world.janitor.discard(transaction, *chores)
+        work.touch("checkpoint", experiment_id, each.row["uuid"])
+    work.many(_LEFT, rows)
+    forget_names(work, experiment_id, [each.row["uuid"] for each in going])
+    work.orchestrator.janitor.discard(work, *chores)
 
 
 _LEFT = "UPDATE checkpoints SET state = 'PARTIAL', resources = ?, size_bytes = ? WHERE id = ?"
@@ -226,26 +222,23 @@ def removed(connection: Connection, uuids: Sequence[str]) -> list[Going]:
     return [_going(row, ()) for row in _rows(connection, uuids)]
 
 
-def set_policy(
-    world: World, transaction: Transaction, experiment_id: int, policy: Mapping[str, int]
-) -> None:
+def set_policy(work: UnitOfWork, experiment_id: int, policy: Mapping[str, int]) -> None:
     """Give an experiment another policy, and have what it does not keep removed.
 
     Args:
-        world: Of the orchestrator.
-        transaction: Of the writer.
+        work: Unit of work.
         experiment_id: Whose checkpoints.
         policy: Those of the keys ``save_...`` that are to change.
 
     Raises:
         NotFoundError: If there is no such experiment.
     """
-    experiment = find(transaction, experiments, experiment_id)
+    experiment = work.find(experiments, experiment_id)
     if policy:
         stored = msgspec.json.decode(experiment["config"])
         stored["checkpoint_storage"] |= dict(policy)
-        save(transaction, experiments, experiment_id, config=msgspec.json.encode(stored).decode())
-        world.forget_config(experiment_id)
-        transaction.undo.append(partial(world.forget_config, experiment_id))
-        touch(transaction, "experiment", experiment_id, experiment_id)
-    mark_due(world, transaction, experiment_id)
+        work.save(experiments, experiment_id, config=msgspec.json.encode(stored).decode())
+        work.orchestrator.forget_config(experiment_id)
+        work.undo.append(partial(work.orchestrator.forget_config, experiment_id))
+        work.touch("experiment", experiment_id, experiment_id)
+    mark_due(work, experiment_id)

@@ -28,18 +28,12 @@ from zeroserver.orchestrator.checkpoints.best import best_checkpoints, searcher_
 from zeroserver.orchestrator.checkpoints.registry import registered
 from zeroserver.orchestrator.state import (
     Fields,
-    World,
     config_of,
-    experiment_of,
-    find,
     owner_of,
-    save,
-    storage_of,
-    touch,
 )
+from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.orchestrator.warm_start import needed_for_warm_start
 from zeroserver.states import TRIAL_ENDED
-from zeroserver.store.database import Transaction
 from zeroserver.store.janitor import Chore
 from zeroserver.store.rows import one
 from zeroserver.store.schema import checkpoints, experiments, points, trials
@@ -67,36 +61,36 @@ AT_ONCE = 1000
 """Checkpoints that one change deletes."""
 
 
-def apply_to_trial(world: World, transaction: Transaction, trial_id: int) -> None:
+def apply_to_trial(work: UnitOfWork, trial_id: int) -> None:
     """Delete the checkpoints of a trial that the experiment's policy does not keep."""
-    trial = find(transaction, trials, trial_id)
-    _apply(world, transaction, trial["experiment_id"], checkpoints.c.trial_id == trial_id)
+    trial = work.find(trials, trial_id)
+    _apply(work, trial["experiment_id"], checkpoints.c.trial_id == trial_id)
 
 
-def apply_to_experiment(world: World, transaction: Transaction, experiment_id: int) -> None:
+def apply_to_experiment(work: UnitOfWork, experiment_id: int) -> None:
     """Delete the checkpoints of all trials that the experiment's policy does not keep.
 
     If there are many, later changes do it: see :func:`mark_due`.
     """
-    if transaction.raw(_MANY, (experiment_id, AT_ONCE)):
-        mark_due(world, transaction, experiment_id)
+    if work.raw(_MANY, (experiment_id, AT_ONCE)):
+        mark_due(work, experiment_id)
     else:
-        _apply(world, transaction, experiment_id, checkpoints.c.experiment_id == experiment_id)
+        _apply(work, experiment_id, checkpoints.c.experiment_id == experiment_id)
 
 
 _MANY = "SELECT 1 FROM checkpoints WHERE experiment_id = ? AND state = 'COMPLETED' LIMIT 1 OFFSET ?"
 
 
-def mark_due(world: World, transaction: Transaction, experiment_id: int) -> None:
+def mark_due(work: UnitOfWork, experiment_id: int) -> None:
     """Have the policy applied to all checkpoints of an experiment in later changes.
 
     It is stored, so that the next server goes on if this one dies before.
     """
-    if experiment_id in world.retention:
+    if experiment_id in work.orchestrator.retention:
         return
-    save(transaction, experiments, experiment_id, retention_due=1)
-    world.retention.add(experiment_id)
-    transaction.undo.append(lambda: world.retention.discard(experiment_id))
+    work.save(experiments, experiment_id, retention_due=1)
+    work.orchestrator.retention.add(experiment_id)
+    work.undo.append(lambda: work.orchestrator.retention.discard(experiment_id))
 
 
 def due_experiments(connection: Connection) -> list[int]:
@@ -105,10 +99,10 @@ def due_experiments(connection: Connection) -> list[int]:
     return list(connection.scalars(query.order_by(experiments.c.id)))
 
 
-def settle_due(world: World, transaction: Transaction, experiment_id: int) -> None:
+def settle_due(work: UnitOfWork, experiment_id: int) -> None:
     """Note that the policy was applied to all checkpoints, unless it is due again."""
-    if experiment_id not in world.retention:
-        save(transaction, experiments, experiment_id, retention_due=0)
+    if experiment_id not in work.orchestrator.retention:
+        work.save(experiments, experiment_id, retention_due=0)
 
 
 def trials_to_thin(connection: Connection, experiment_id: int) -> list[list[int]]:
@@ -129,49 +123,45 @@ def trials_to_thin(connection: Connection, experiment_id: int) -> list[list[int]
     return parts
 
 
-def thin_out(
-    world: World, transaction: Transaction, experiment_id: int, trial_ids: Sequence[int]
-) -> list[str]:
+def thin_out(work: UnitOfWork, experiment_id: int, trial_ids: Sequence[int]) -> list[str]:
     """Delete checkpoints of some trials that the policy does not keep, at most AT_ONCE of them.
 
     Returns:
         The uuids of those that were deleted.
     """
-    experiment = find(transaction, experiments, experiment_id)
-    policy = world.config(transaction, experiment_id).checkpoint_storage
+    experiment = work.find(experiments, experiment_id)
+    policy = work.config(experiment_id).checkpoint_storage
     whose = checkpoints.c.trial_id.in_(trial_ids)
-    gone = not_kept(transaction.connection, experiment, policy, whose)
+    gone = not_kept(work.connection, experiment, policy, whose)
     uuids = [row.uuid for row in gone[:AT_ONCE]]
-    let_go(world, transaction, experiment_id, uuids)
+    let_go(work, experiment_id, uuids)
     return uuids
 
 
-def apply_after_report(world: World, transaction: Transaction, trial_id: int, steps: int) -> None:
+def apply_after_report(work: UnitOfWork, trial_id: int, steps: int) -> None:
     """Apply the policy as far as a checkpoint, or a validation, at ``steps`` changes anything."""
-    trial = find(transaction, trials, trial_id)
-    experiment = experiment_of(transaction, trial)
-    policy = world.config(transaction, experiment["id"]).checkpoint_storage
-    best = _best(transaction.connection, experiment, policy)
+    trial = work.find(trials, trial_id)
+    experiment = work.experiment_of(trial)
+    policy = work.config(experiment["id"]).checkpoint_storage
+    best = _best(work.connection, experiment, policy)
     if any((row["trial_id"], row["steps_completed"]) == (trial_id, steps) for row in best):
-        apply_to_experiment(world, transaction, experiment["id"])
+        apply_to_experiment(work, experiment["id"])
     else:
-        _apply(world, transaction, experiment["id"], checkpoints.c.trial_id == trial_id)
+        _apply(work, experiment["id"], checkpoints.c.trial_id == trial_id)
 
 
-def discard_unfinished(world: World, transaction: Transaction, trial: Fields) -> None:
+def discard_unfinished(work: UnitOfWork, trial: Fields) -> None:
     """Have what a trial's runs died over while saving removed: no run of it will come."""
-    storage = storage_of(world, transaction, trial["experiment_id"])
-    chore = Chore(storage=storage, owner=owner_of(world, trial["id"]))
-    world.janitor.discard(transaction, chore)
+    storage = work.storage_of(trial["experiment_id"])
+    chore = Chore(storage=storage, owner=owner_of(work.orchestrator, trial["id"]))
+    work.orchestrator.janitor.discard(work, chore)
 
 
-def _apply(
-    world: World, transaction: Transaction, experiment_id: int, where: ColumnElement[bool]
-) -> None:
-    experiment = find(transaction, experiments, experiment_id)
-    policy = world.config(transaction, experiment_id).checkpoint_storage
-    gone = not_kept(transaction.connection, experiment, policy, where)
-    let_go(world, transaction, experiment_id, [row.uuid for row in gone])
+def _apply(work: UnitOfWork, experiment_id: int, where: ColumnElement[bool]) -> None:
+    experiment = work.find(experiments, experiment_id)
+    policy = work.config(experiment_id).checkpoint_storage
+    gone = not_kept(work.connection, experiment, policy, where)
+    let_go(work, experiment_id, [row.uuid for row in gone])
 
 
 def not_kept(
@@ -206,20 +196,18 @@ def not_kept(
     return gone
 
 
-def let_go(
-    world: World, transaction: Transaction, experiment_id: int, uuids: Sequence[str]
-) -> None:
+def let_go(work: UnitOfWork, experiment_id: int, uuids: Sequence[str]) -> None:
     """Delete checkpoints of an experiment; their files go after the commit."""
     if not uuids:
         return
-    transaction.connection.execute(
+    work.connection.execute(
         update(checkpoints).where(checkpoints.c.uuid.in_(uuids)).values(state="DELETED")
     )
-    storage = storage_of(world, transaction, experiment_id)
+    storage = work.storage_of(experiment_id)
     for uuid in uuids:
-        touch(transaction, "checkpoint", experiment_id, uuid)
-    world.janitor.discard(transaction, *(Chore(storage=storage, name=uuid) for uuid in uuids))
-    forget_names(transaction, experiment_id, uuids)
+        work.touch("checkpoint", experiment_id, uuid)
+    work.orchestrator.janitor.discard(work, *(Chore(storage=storage, name=uuid) for uuid in uuids))
+    forget_names(work, experiment_id, uuids)
 
 
 def _ranked(experiment: RowMapping, where: ColumnElement[bool]) -> "Select[Any]":
@@ -266,9 +254,9 @@ def _best(
     return list(connection.execute(query).mappings())
 
 
-def forget_names(transaction: Transaction, experiment_id: int, gone: Sequence[str]) -> None:
+def forget_names(work: UnitOfWork, experiment_id: int, gone: Sequence[str]) -> None:
     """Let trials not name checkpoints that are gone; the next best takes the best one's place."""
-    experiment = find(transaction, experiments, experiment_id)
+    experiment = work.find(experiments, experiment_id)
     next_best = (
         best_checkpoints(experiment)
         .with_only_columns(checkpoints.c.uuid)
@@ -281,7 +269,7 @@ def forget_names(transaction: Transaction, experiment_id: int, gone: Sequence[st
         (trials.c.latest_checkpoint, None),
         (trials.c.best_checkpoint, next_best if experiment["metric"] else None),
     ):
-        transaction.connection.execute(
+        work.connection.execute(
             update(trials)
             .where(trials.c.experiment_id == experiment_id, column.in_(gone))
             .values({column.name: value})

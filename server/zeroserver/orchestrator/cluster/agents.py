@@ -14,10 +14,10 @@ from zerolab.errors import ConfigError, ConflictError
 from zeroserver.orchestrator.cluster.scheduler_input import OPEN_RUNS
 from zeroserver.orchestrator.nodes import held_slots
 from zeroserver.orchestrator.runs import exited
-from zeroserver.orchestrator.state import World, agents_changed, find, save
+from zeroserver.orchestrator.state import Orchestrator, agents_changed
 from zeroserver.orchestrator.trials import direct_run
+from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.states import RunState
-from zeroserver.store.database import Transaction
 from zeroserver.store.schema import agents, run_nodes, runs
 
 __all__ = ["close", "join", "leave", "lose_silent", "remove", "reopen", "revive"]
@@ -62,7 +62,7 @@ def _name_problem(text: str, *, required: bool) -> str | None:
     return text_problem(text)
 
 
-def join(world: World, transaction: Transaction, agent: AgentRegistration) -> int:
+def join(work: UnitOfWork, agent: AgentRegistration) -> int:
     """Register an agent, or the same one again; return its id.
 
     What its owner has disabled stays so.
@@ -71,7 +71,7 @@ def join(world: World, transaction: Transaction, agent: AgentRegistration) -> in
         ConflictError: If another agent of that name is there.
     """
     query = select(agents).where(agents.c.name == agent.name)
-    known = transaction.connection.execute(query).mappings().one_or_none()
+    known = work.connection.execute(query).mappings().one_or_none()
     values = {
         "host": agent.host,
         "pool": agent.pool,
@@ -79,21 +79,21 @@ def join(world: World, transaction: Transaction, agent: AgentRegistration) -> in
         "slots": msgspec.json.encode(agent.slots).decode(),
         "alive": 1,
         "leaving": 0,
-        "registered_at": world.clock(),
+        "registered_at": work.clock(),
     }
     if known is None:
         made = agents.insert().values(name=agent.name, **values).returning(agents.c.id)
-        agent_id = int(transaction.connection.execute(made).scalar_one())
+        agent_id = int(work.connection.execute(made).scalar_one())
     else:
-        _check_same(world, known, agent)
+        _check_same(work.orchestrator, known, agent)
         agent_id = int(known["id"])
-        save(transaction, agents, agent_id, **values)
-    world.seen[agent_id] = time.monotonic()
-    transaction.changes.append(agents_changed())
+        work.save(agents, agent_id, **values)
+    work.orchestrator.seen[agent_id] = time.monotonic()
+    work.changes.append(agents_changed())
     return agent_id
 
 
-def _check_same(world: World, known: RowMapping, agent: AgentRegistration) -> None:
+def _check_same(orchestrator: Orchestrator, known: RowMapping, agent: AgentRegistration) -> None:
     """Refuse a second agent under the name of one that is there: each would run the other's runs.
 
     Raises:
@@ -101,7 +101,7 @@ def _check_same(world: World, known: RowMapping, agent: AgentRegistration) -> No
     """
     there = bool(known["alive"]) and known["identity"] and agent.identity
     if there and known["identity"] != agent.identity:
-        silent = world.silence_s(known["id"])
+        silent = orchestrator.silence_s(known["id"])
         msg = (
             f"another agent with the name {agent.name} is there, on {known['host']}, last heard of "
             f"{silent:.0f} s ago: start this one with another --name"
@@ -109,18 +109,17 @@ def _check_same(world: World, known: RowMapping, agent: AgentRegistration) -> No
         raise ConflictError(msg)
 
 
-def revive(_world: World, transaction: Transaction, agent_id: int) -> None:
+def revive(work: UnitOfWork, agent_id: int) -> None:
     """Note that an agent that was gone asks for work again."""
-    save(transaction, agents, agent_id, alive=1, leaving=0)
-    transaction.changes.append(agents_changed())
+    work.save(agents, agent_id, alive=1, leaving=0)
+    work.changes.append(agents_changed())
 
 
-def leave(world: World, transaction: Transaction, agent_id: int, *, done: bool) -> bool:
+def leave(work: UnitOfWork, agent_id: int, *, done: bool) -> bool:
     """Have an agent go of its own will: nothing new starts there, and then it is gone.
 
     Args:
-        world: Of the orchestrator.
-        transaction: Of the writer.
+        work: Unit of work.
         agent_id: The agent.
         done: Whether its runs have ended; what the server still takes for running is lost.
 
@@ -130,60 +129,59 @@ def leave(world: World, transaction: Transaction, agent_id: int, *, done: bool) 
     Raises:
         NotFoundError: If there is no such agent.
     """
-    agent = find(transaction, agents, agent_id)
-    save(transaction, agents, agent_id, leaving=1)
-    transaction.changes.append(agents_changed())
+    agent = work.find(agents, agent_id)
+    work.save(agents, agent_id, leaving=1)
+    work.changes.append(agents_changed())
     if not done:
         return True
     reason = f"agent {agent['name']} has left"
-    return _give_up(world, transaction, agent_id, reason, _RUNS_AT_ONCE) <= _RUNS_AT_ONCE
+    return _give_up(work, agent_id, reason, _RUNS_AT_ONCE) <= _RUNS_AT_ONCE
 
 
 _RUNS_AT_ONCE = 64
 """Runs that one change gives up."""
 
 
-def lose_silent(world: World, transaction: Transaction) -> None:
+def lose_silent(work: UnitOfWork) -> None:
     """Give up the agents that have been silent for too long; their trials start elsewhere."""
-    patience = world.settings.timings.agent_dead_s
-    living = transaction.connection.execute(
+    patience = work.settings.timings.agent_dead_s
+    living = work.connection.execute(
         select(agents.c.id, agents.c.name).where(agents.c.alive == 1)
     ).all()
     left = _RUNS_AT_ONCE
     for agent_id, name in living:
-        if world.silence_s(agent_id) > patience:
+        if work.orchestrator.silence_s(agent_id) > patience:
             reason = f"agent {name} has not been heard of for {patience:g} s"
-            left -= _give_up(world, transaction, agent_id, reason, left)
+            left -= _give_up(work, agent_id, reason, left)
             if left < 0:
-                world.unfinished = True
+                work.orchestrator.unfinished = True
                 return
 
 
-def _give_up(world: World, transaction: Transaction, agent_id: int, reason: str, most: int) -> int:
+def _give_up(work: UnitOfWork, agent_id: int, reason: str, most: int) -> int:
     """Give up an agent with its runs, or ``most`` of them; return how many it had.
 
     An agent stays until all its runs are given up. It is silent: nothing starts there meanwhile.
     """
-    found = _open_runs(transaction, agent_id)
+    found = _open_runs(work, agent_id)
     if len(found) <= most:
-        save(transaction, agents, agent_id, alive=0, leaving=0)
+        work.save(agents, agent_id, alive=0, leaving=0)
     for run in found[:most]:
         # A run that never began is no failure of its trial. Of several agents one that goes
         # brings the others to an end.
         code = EXIT_PREEMPTED if run["state"] == RunState.ASSIGNED else EXIT_INFRASTRUCTURE
         end = RunExit(code, reason, node=run["node_rank"])
-        exited(world, transaction, run["id"], end)
+        exited(work, run["id"], end)
     return len(found)
 
 
-def _open_runs(transaction: Transaction, agent_id: int) -> list[RowMapping]:
-    rows = transaction.connection.execute(held_slots(OPEN_RUNS)).mappings()
+def _open_runs(work: UnitOfWork, agent_id: int) -> list[RowMapping]:
+    rows = work.connection.execute(held_slots(OPEN_RUNS)).mappings()
     return [row for row in rows if row["agent_id"] == agent_id]
 
 
 def close(
-    world: World,
-    transaction: Transaction,
+    work: UnitOfWork,
     agent_id: int,
     slots: Collection[int] | None,
     *,
@@ -192,8 +190,7 @@ def close(
     """Disable an agent, or some of its slots: nothing new starts there.
 
     Args:
-        world: Of the orchestrator.
-        transaction: Of the writer.
+        work: Unit of work.
         agent_id: The agent.
         slots: Ids of the slots; the whole agent when None.
         drain: Let what runs there finish; else it checkpoints now and goes on elsewhere.
@@ -202,32 +199,32 @@ def close(
         NotFoundError: If there is no such agent.
         ConfigError: If it has no such slot.
     """
-    agent = find(transaction, agents, agent_id)
+    agent = work.find(agents, agent_id)
     if slots is None:
-        save(transaction, agents, agent_id, enabled=0)
+        work.save(agents, agent_id, enabled=0)
     else:
-        _save_disabled(transaction, agent, _disabled(agent) | _checked(agent, slots))
+        _save_disabled(work, agent, _disabled(agent) | _checked(agent, slots))
     if not drain:
-        for run in _open_runs(transaction, agent_id):
+        for run in _open_runs(work, agent_id):
             mine = set(msgspec.json.decode(run["slot_ids"]))
             if slots is None or mine & set(slots):
-                direct_run(world, transaction, run["id"], "preempt")
-    transaction.changes.append(agents_changed())
+                direct_run(work, run["id"], "preempt")
+    work.changes.append(agents_changed())
 
 
-def reopen(transaction: Transaction, agent_id: int, slots: Collection[int] | None) -> None:
+def reopen(work: UnitOfWork, agent_id: int, slots: Collection[int] | None) -> None:
     """Enable an agent, or some of its slots; what was asked to leave it does.
 
     Raises:
         NotFoundError: If there is no such agent.
         ConfigError: If it has no such slot.
     """
-    agent = find(transaction, agents, agent_id)
+    agent = work.find(agents, agent_id)
     if slots is None:
-        save(transaction, agents, agent_id, enabled=1)
+        work.save(agents, agent_id, enabled=1)
     else:
-        _save_disabled(transaction, agent, _disabled(agent) - _checked(agent, slots))
-    transaction.changes.append(agents_changed())
+        _save_disabled(work, agent, _disabled(agent) - _checked(agent, slots))
+    work.changes.append(agents_changed())
 
 
 def _disabled(agent: RowMapping) -> set[int]:
@@ -249,28 +246,28 @@ def _checked(agent: RowMapping, slots: Collection[int]) -> set[int]:
     return set(slots)
 
 
-def _save_disabled(transaction: Transaction, agent: RowMapping, disabled: set[int]) -> None:
+def _save_disabled(work: UnitOfWork, agent: RowMapping, disabled: set[int]) -> None:
     text = msgspec.json.encode(sorted(disabled)).decode()
-    save(transaction, agents, agent["id"], disabled_slots=text)
+    work.save(agents, agent["id"], disabled_slots=text)
 
 
-def remove(transaction: Transaction, agent_id: int) -> None:
+def remove(work: UnitOfWork, agent_id: int) -> None:
     """Forget an agent that is gone; its runs stay in the history.
 
     Raises:
         NotFoundError: If there is no such agent.
         ConflictError: If it is there.
     """
-    agent = find(transaction, agents, agent_id)
+    agent = work.find(agents, agent_id)
     if agent["alive"]:
         msg = (
             f"agent {agent['name']} is there; stop it first, on {agent['host']}, "
             "or disable it: `zerolab agent disable`"
         )
         raise ConflictError(msg)
-    connection = transaction.connection
+    connection = work.connection
     for table in (runs, run_nodes):
         mine = update(table).where(table.c.agent_id == agent_id)
         connection.execute(mine.values(agent_id=None))
     connection.execute(delete(agents).where(agents.c.id == agent_id))
-    transaction.changes.append(agents_changed())
+    work.changes.append(agents_changed())

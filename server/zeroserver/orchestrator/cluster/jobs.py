@@ -8,9 +8,8 @@ from sqlalchemy import RowMapping, delete, func, select, update
 from zerolab.contract.names import check_pool, text_problem
 from zerolab.errors import ConfigError, ConflictError, NotFoundError
 from zerolab.scheduler import Policy
-from zeroserver.orchestrator.state import World, find, save, touch
+from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.states import EXPERIMENT_ENDED
-from zeroserver.store.database import Transaction
 from zeroserver.store.schema import experiments, pools, quotas
 
 __all__ = [
@@ -42,9 +41,7 @@ class JobChange:
     """Take ``max_slots`` away."""
 
 
-def change_job(
-    world: World, transaction: Transaction, experiment_id: int, change: JobChange
-) -> None:
+def change_job(work: UnitOfWork, experiment_id: int, change: JobChange) -> None:
     """Change a job's priority, weight or most slots; what runs goes on.
 
     Raises:
@@ -52,7 +49,7 @@ def change_job(
         ConflictError: If it has ended.
         ConfigError: If ``max_slots`` is less than one trial needs.
     """
-    job = _open_job(transaction, experiment_id)
+    job = _open_job(work, experiment_id)
     if change.max_slots is not None and change.max_slots < job["slots"]:
         problem = f"max_slots: must be at least slots_per_trial = {job['slots']}"
         raise ConfigError("request", [f"{problem}, got {change.max_slots}"])
@@ -61,13 +58,12 @@ def change_job(
     if change.unlimited:
         values["max_slots"] = None
     if values:
-        save(transaction, experiments, experiment_id, **values)
-    _changed(world, transaction, experiment_id)
+        work.save(experiments, experiment_id, **values)
+    _changed(work, experiment_id)
 
 
 def move_job(
-    world: World,
-    transaction: Transaction,
+    work: UnitOfWork,
     experiment_id: int,
     anchor_id: int,
     side: Literal["ahead", "behind"],
@@ -82,25 +78,25 @@ def move_job(
     if experiment_id == anchor_id:
         problem = f"the job to move and the one to move it to must be two, got {anchor_id} twice"
         raise ConfigError("request", [problem])
-    job, anchor = (_open_job(transaction, each) for each in (experiment_id, anchor_id))
+    job, anchor = (_open_job(work, each) for each in (experiment_id, anchor_id))
     if job["pool"] != anchor["pool"]:
         msg = (
             f"experiment {experiment_id} waits in pool {job['pool']}, experiment {anchor_id} in "
             f"pool {anchor['pool']}: a job can be moved in its own pool only"
         )
         raise ConflictError(msg)
-    place = _between(transaction, job, anchor, side)
+    place = _between(work, job, anchor, side)
     if place is None:
-        _renumber(world, transaction, job["pool"])
-        place = _between(transaction, job, find(transaction, experiments, anchor_id), side)
+        _renumber(work, job["pool"])
+        place = _between(work, job, work.find(experiments, anchor_id), side)
     assert place is not None, "there is room between two jobs that were renumbered"
     values = {"position": place, "priority": anchor["priority"]}
-    save(transaction, experiments, experiment_id, **values)
-    _changed(world, transaction, experiment_id)
+    work.save(experiments, experiment_id, **values)
+    _changed(work, experiment_id)
 
 
 def _between(
-    transaction: Transaction, job: RowMapping, anchor: RowMapping, side: Literal["ahead", "behind"]
+    work: UnitOfWork, job: RowMapping, anchor: RowMapping, side: Literal["ahead", "behind"]
 ) -> float | None:
     """Find a place next to ``anchor``; None if the numbers leave no room."""
     columns = experiments.c
@@ -112,43 +108,43 @@ def _between(
         else (func.min(columns.position), columns.position > position)
     )
     query = select(edge).where(columns.pool == anchor["pool"], columns.id != job["id"], beyond)
-    neighbour: float | None = transaction.connection.scalar(query)
+    neighbour: float | None = work.connection.scalar(query)
     if neighbour is None:
         return position - _STEP if ahead else position + _STEP
     place = (position + neighbour) / 2
     return place if place not in {position, neighbour} else None
 
 
-def _renumber(world: World, transaction: Transaction, pool: str) -> None:
+def _renumber(work: UnitOfWork, pool: str) -> None:
     """Give the jobs of a pool whole numbers again, in the order in which they stand."""
     query = select(experiments.c.id).where(experiments.c.pool == pool)
     order = query.order_by(experiments.c.position, experiments.c.id)
-    for number, experiment_id in enumerate(transaction.connection.scalars(order).all(), 1):
+    for number, experiment_id in enumerate(work.connection.scalars(order).all(), 1):
         changed = update(experiments).where(experiments.c.id == experiment_id)
-        transaction.connection.execute(changed.values(position=number * _STEP))
-        world.forget_job(transaction, experiment_id)
+        work.connection.execute(changed.values(position=number * _STEP))
+        work.forget_job(experiment_id)
 
 
-def _open_job(transaction: Transaction, experiment_id: int) -> RowMapping:
+def _open_job(work: UnitOfWork, experiment_id: int) -> RowMapping:
     """Return an experiment that has not ended.
 
     Raises:
         NotFoundError: If there is no such experiment.
         ConflictError: If it has ended.
     """
-    job = find(transaction, experiments, experiment_id)
+    job = work.find(experiments, experiment_id)
     if job["state"] in EXPERIMENT_ENDED:
         msg = f"experiment {experiment_id} is {job['state']}: it is not in the queue any more"
         raise ConflictError(msg)
     return job
 
 
-def _changed(world: World, transaction: Transaction, experiment_id: int) -> None:
-    world.forget_job(transaction, experiment_id)
-    touch(transaction, "experiment", experiment_id, experiment_id)
+def _changed(work: UnitOfWork, experiment_id: int) -> None:
+    work.forget_job(experiment_id)
+    work.touch("experiment", experiment_id, experiment_id)
 
 
-def set_policy(transaction: Transaction, name: str, policy: Policy) -> None:
+def set_policy(work: UnitOfWork, name: str, policy: Policy) -> None:
     """Say in which order the jobs of a pool start.
 
     Raises:
@@ -158,11 +154,11 @@ def set_policy(transaction: Transaction, name: str, policy: Policy) -> None:
         check_pool(name)
     except ValueError as error:
         raise ConfigError("pool", [f"name: {error}"]) from None
-    transaction.connection.execute(delete(pools).where(pools.c.name == name))
-    transaction.connection.execute(pools.insert().values(name=name, policy=policy.value))
+    work.connection.execute(delete(pools).where(pools.c.name == name))
+    work.connection.execute(pools.insert().values(name=name, policy=policy.value))
 
 
-def set_quota(transaction: Transaction, kind: str, name: str, max_slots: int) -> None:
+def set_quota(work: UnitOfWork, kind: str, name: str, max_slots: int) -> None:
     """Limit the slots that the jobs of a pool, or those with a label, hold together.
 
     Raises:
@@ -171,19 +167,19 @@ def set_quota(transaction: Transaction, kind: str, name: str, max_slots: int) ->
     if problem := text_problem(name):
         raise ConfigError("quota", [f"{kind}: {problem}"])
     group = _group(kind, name)
-    transaction.connection.execute(delete(quotas).where(quotas.c.group_name == group))
+    work.connection.execute(delete(quotas).where(quotas.c.group_name == group))
     made = quotas.insert().values(group_name=group, max_slots=max_slots)
-    transaction.connection.execute(made)
+    work.connection.execute(made)
 
 
-def remove_quota(transaction: Transaction, kind: str, name: str) -> None:
+def remove_quota(work: UnitOfWork, kind: str, name: str) -> None:
     """Take a limit away.
 
     Raises:
         NotFoundError: If there is none.
     """
     group = f"{kind}:{name}"
-    gone = transaction.connection.execute(delete(quotas).where(quotas.c.group_name == group))
+    gone = work.connection.execute(delete(quotas).where(quotas.c.group_name == group))
     if gone.rowcount == 0:
         msg = f"there is no quota {group}"
         raise NotFoundError(msg)

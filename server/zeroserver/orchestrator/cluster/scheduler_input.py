@@ -15,9 +15,9 @@ from sqlalchemy import select
 from zerolab.contract.names import TASK_LABEL
 from zerolab.scheduler import AgentSlots, Allocation, Cluster, Job, Policy, Request
 from zeroserver.orchestrator.nodes import held_slots
-from zeroserver.orchestrator.state import Fields, World
+from zeroserver.orchestrator.state import Fields, Orchestrator
+from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.states import EXPERIMENT_STOPPING, ExperimentState, RunState
-from zeroserver.store.database import Transaction
 from zeroserver.store.schema import WAITING, agents, experiments, pools, quotas
 
 __all__ = [
@@ -54,13 +54,13 @@ _MOST_AT_ONCE = 500
 _NO_AGENT: frozenset[int] = frozenset()
 
 
-def read_queue(world: World, transaction: Transaction) -> list[Request]:
+def read_queue(work: UnitOfWork) -> list[Request]:
     """Return the trials that may start now, together where they are alike."""
-    counted = transaction.raw(_INDEXED if transaction.sqlite else _QUEUE, (world.steady(),))
+    counted = work.raw(_INDEXED if work.sqlite else _QUEUE, (work.steady(),))
     if not counted:
         return []
-    halted = {experiment_id for (experiment_id,) in transaction.raw(_HALTED)}
-    jobs = jobs_of(world, transaction, [row[0] for row in counted])
+    halted = {experiment_id for (experiment_id,) in work.raw(_HALTED)}
+    jobs = jobs_of(work, [row[0] for row in counted])
     return [
         Request(
             first,
@@ -73,24 +73,24 @@ def read_queue(world: World, transaction: Transaction) -> list[Request]:
     ]
 
 
-def next_trials(world: World, transaction: Transaction, request: Request, number: int) -> list[int]:
+def next_trials(work: UnitOfWork, request: Request, number: int) -> list[int]:
     """Return the first ``number`` trials of a request, or all that there are."""
     if number > request.trials == 1:
         return [request.trial_id]
     excluded = msgspec.json.encode(sorted(request.excluded)).decode()
-    row = (world.steady(), request.job.job_id, excluded, number)
-    return [trial_id for (trial_id,) in transaction.raw(_NEXT, row)]
+    row = (work.steady(), request.job.job_id, excluded, number)
+    return [trial_id for (trial_id,) in work.raw(_NEXT, row)]
 
 
-def jobs_of(world: World, transaction: Transaction, wanted: Iterable[int]) -> dict[int, Job]:
+def jobs_of(work: UnitOfWork, wanted: Iterable[int]) -> dict[int, Job]:
     """Return what the scheduler knows of some experiments; each is read once."""
-    missing = sorted(set(wanted).difference(world.jobs))
+    missing = sorted(set(wanted).difference(work.orchestrator.jobs))
     for start in range(0, len(missing), _MOST_AT_ONCE):
         some = missing[start : start + _MOST_AT_ONCE]
-        world.jobs.update((job.job_id, job) for job in _load(transaction, some))
+        work.orchestrator.jobs.update((job.job_id, job) for job in _load(work, some))
     if missing:  # their rows may be of this transaction
-        transaction.undo.append(lambda: world.drop_jobs(missing))
-    return world.jobs
+        work.undo.append(lambda: work.orchestrator.drop_jobs(missing))
+    return work.orchestrator.jobs
 
 
 def _most_slots(max_slots: int | None, slots: int, concurrent: int) -> tuple[int | None, str]:
@@ -104,14 +104,14 @@ def _most_slots(max_slots: int | None, slots: int, concurrent: int) -> tuple[int
     return max_slots, "resources.max_slots"
 
 
-def _load(transaction: Transaction, wanted: list[int]) -> Iterable[Job]:
+def _load(work: UnitOfWork, wanted: list[int]) -> Iterable[Job]:
     columns = experiments.c
     query = select(
         columns.id, columns.slots, columns.position, columns.pool, columns.priority,
         columns.weight, columns.max_slots, columns.labels, columns.concurrent_trials,
         columns.max_nodes, columns.slots_per_rank, columns.fewer_slots, columns.host_slots,
     ).where(columns.id.in_(wanted))  # fmt: skip
-    for row in transaction.connection.execute(query):
+    for row in work.connection.execute(query):
         labels = msgspec.json.decode(row.labels, type=list[str])
         most, max_slots_key = _most_slots(row.max_slots, row.slots, row.concurrent_trials)
         yield Job(
@@ -136,10 +136,10 @@ def _load(transaction: Transaction, wanted: list[int]) -> Iterable[Job]:
         )
 
 
-def held_by_run(world: World, transaction: Transaction) -> dict[int, Allocation]:
+def held_by_run(work: UnitOfWork) -> dict[int, Allocation]:
     """Return what every run holds."""
-    rows = transaction.connection.execute(held_slots(OPEN_RUNS)).all()
-    jobs = jobs_of(world, transaction, {row.experiment_id for row in rows})
+    rows = work.connection.execute(held_slots(OPEN_RUNS)).all()
+    jobs = jobs_of(work, {row.experiment_id for row in rows})
     held: dict[int, Allocation] = {}
     for run_id, each in groupby(rows, lambda row: row.id):
         mine = list(each)
@@ -181,16 +181,14 @@ def down_slots(
 
 
 def read_cluster(
-    world: World,
-    transaction: Transaction,
+    work: UnitOfWork,
     held: Iterable[Allocation],
     asks: Allocation | None = None,
 ) -> Cluster:
     """Return the agents that are there, the pools' policies and the quotas.
 
     Args:
-        world: Of the orchestrator.
-        transaction: Of the writer.
+        work: Unit of work.
         held: What every run holds.
         asks: What the run holds that has just reported, and so is on no lost node.
     """
@@ -199,11 +197,11 @@ def read_cluster(
         for agent_id, slots in run.slots.items():
             taken[agent_id].update(slots)
     sure = {} if asks is None else asks.slots
-    connection = transaction.connection
+    connection = work.connection
     there = connection.execute(select(agents).where(agents.c.alive == 1).order_by(agents.c.id))
     return Cluster(
         agents=[
-            _agent(world, row, taken[row["id"]], sure.get(row["id"], ()))
+            _agent(work.orchestrator, row, taken[row["id"]], sure.get(row["id"], ()))
             for row in there.mappings()
         ],
         policies={row.name: Policy(row.policy) for row in connection.execute(select(pools))},
@@ -211,7 +209,9 @@ def read_cluster(
     )
 
 
-def _agent(world: World, row: Fields, held: Collection[int], sure: Collection[int]) -> AgentSlots:
+def _agent(
+    orchestrator: Orchestrator, row: Fields, held: Collection[int], sure: Collection[int]
+) -> AgentSlots:
     slots = msgspec.json.decode(row["slots"])
     off = set(msgspec.json.decode(row["disabled_slots"]))
     down = down_slots(slots, held, sure) - off
@@ -222,19 +222,19 @@ def _agent(world: World, row: Fields, held: Collection[int], sure: Collection[in
         kind="cuda" if cuda else "cpu",
         pool=row["pool"],
         name=row["name"],
-        closed=why_closed(world, row),
+        closed=why_closed(orchestrator, row),
         disabled=sum(slot["id"] in off for slot in slots),
         down=len(down),
     )
 
 
-def why_closed(world: World, row: Fields) -> str:
+def why_closed(orchestrator: Orchestrator, row: Fields) -> str:
     """Say why nothing new starts on an agent; empty when something may."""
     if row["leaving"]:
         return "is about to leave"
     if not row["enabled"]:
         return "is disabled"
-    silent = world.silence_s(row["id"])
-    if silent > world.settings.timings.agent_silent_s:
+    silent = orchestrator.silence_s(row["id"])
+    if silent > orchestrator.settings.timings.agent_silent_s:
         return "does not answer now"
     return ""

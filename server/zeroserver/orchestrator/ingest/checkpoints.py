@@ -11,9 +11,8 @@ from zerolab.errors import ConfigError
 from zeroserver.orchestrator.checkpoints.best import best_checkpoints
 from zeroserver.orchestrator.cluster.elastic_growth import grow
 from zeroserver.orchestrator.ingest.sender import Reporting
-from zeroserver.orchestrator.state import World, save, storage_of, touch
+from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.orchestrator.warm_start import settle_sources
-from zeroserver.store.database import Transaction
 from zeroserver.store.points import MAX_STEP
 from zeroserver.store.schema import checkpoints, trials
 
@@ -39,22 +38,20 @@ def check_checkpoint(record: CheckpointRecord) -> None:
         raise ConfigError("checkpoint", [f"resources: {wrong}"])
 
 
-def note_checkpoint(
-    world: World, transaction: Transaction, run: Reporting, record: CheckpointRecord
-) -> bool:
+def note_checkpoint(work: UnitOfWork, run: Reporting, record: CheckpointRecord) -> bool:
     """Note a checkpoint; return whether a trial has waited for it.
 
     Raises:
         ConfigError: If the checkpoint is another trial's.
     """
     known = select(checkpoints.c.trial_id).where(checkpoints.c.uuid == record.uuid)
-    owner = transaction.connection.scalar(known)
+    owner = work.connection.scalar(known)
     if owner is not None and owner != run["trial_id"]:
         problem = f"uuid: {record.uuid} is another trial's; report each under a new uuid"
         raise ConfigError("checkpoint", [problem])
     if owner is not None:
         return False
-    address = storage_of(world, transaction, run["experiment_id"])
+    address = work.storage_of(run["experiment_id"])
     row = {
         "uuid": record.uuid,
         "trial_id": run["trial_id"],
@@ -68,18 +65,18 @@ def note_checkpoint(
         "path": address.at(record.uuid),
         "created_at": record.time,
     }
-    transaction.connection.execute(checkpoints.insert().values(row))
-    save(transaction, trials, run["trial_id"], latest_checkpoint=record.uuid)
-    touch(transaction, "checkpoint", run["experiment_id"], record.uuid)
-    grow(world, transaction, run["id"], record.steps_completed)
-    return settle_sources(transaction, run["trial_id"])
+    work.connection.execute(checkpoints.insert().values(row))
+    work.save(trials, run["trial_id"], latest_checkpoint=record.uuid)
+    work.touch("checkpoint", run["experiment_id"], record.uuid)
+    grow(work, run["id"], record.steps_completed)
+    return settle_sources(work, run["trial_id"])
 
 
-def choose_best_checkpoint(transaction: Transaction, experiment: RowMapping, trial_id: int) -> None:
+def choose_best_checkpoint(work: UnitOfWork, experiment: RowMapping, trial_id: int) -> None:
     """Name the checkpoint of a trial whose own validation is the best."""
     if not experiment["metric"]:
         return
     mine = checkpoints.c.trial_id == trial_id
-    row = transaction.connection.execute(best_checkpoints(experiment).where(mine).limit(1)).first()
+    row = work.connection.execute(best_checkpoints(experiment).where(mine).limit(1)).first()
     if row is not None:
-        save(transaction, trials, trial_id, best_checkpoint=row.uuid)
+        work.save(trials, trial_id, best_checkpoint=row.uuid)

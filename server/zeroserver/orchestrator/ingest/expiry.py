@@ -1,7 +1,6 @@
 """Removal of logs whose retention is over (``retention_policy.log_retention_days``)."""
 
-from zeroserver.orchestrator.state import World
-from zeroserver.store.database import Transaction
+from zeroserver.orchestrator.unit_of_work import UnitOfWork
 
 __all__ = ["expire_logs"]
 
@@ -18,12 +17,12 @@ _DELETE = (
 )
 
 
-def expire_logs(world: World, transaction: Transaction) -> bool:
+def expire_logs(work: UnitOfWork) -> bool:
     """Remove some log lines of a trial that ended long enough ago; return whether there were any.
 
     Call it until it returns False.
     """
-    for (trial_id,) in transaction.raw(_EXPIRED, (world.clock(),)):
-        transaction.run(_DELETE, (trial_id, _LINES))
+    for (trial_id,) in work.raw(_EXPIRED, (work.clock(),)):
+        work.run(_DELETE, (trial_id, _LINES))
         return True
     return False

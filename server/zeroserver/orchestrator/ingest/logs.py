@@ -15,9 +15,9 @@ from zerolab.errors import StaleRunError
 from zeroserver.orchestrator.ingest.values import check_times
 from zeroserver.orchestrator.log_policies import Match, apply_matches
 from zeroserver.orchestrator.nodes import host_of, next_log, save_next_log
-from zeroserver.orchestrator.state import World, find, has_readers, save, touch
+from zeroserver.orchestrator.state import Orchestrator
+from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.states import RunState
-from zeroserver.store.database import Transaction
 from zeroserver.store.schema import logs, runs
 
 __all__ = ["parts_of", "store_logs"]
@@ -46,8 +46,7 @@ def parts_of(batch: LogBatch) -> Iterator[LogBatch]:
 
 
 def store_logs(
-    world: World,
-    transaction: Transaction,
+    work: UnitOfWork,
     run_id: int,
     batch: LogBatch,
     matches: Sequence[Match] = (),
@@ -60,8 +59,7 @@ def store_logs(
     are discarded; their sender goes on as if they were stored.
 
     Args:
-        world: The orchestrator's memory.
-        transaction: Of the writer.
+        work: Unit of work.
         run_id: Whose lines.
         batch: Numbered lines.
         matches: What the log policies found in the batch.
@@ -71,63 +69,66 @@ def store_logs(
         NotFoundError: If there is no such run.
         StaleRunError: If the run sends them, and has ended.
     """
-    run = find(transaction, runs, run_id)
+    run = work.find(runs, run_id)
     if by_run and run["state"] == RunState.EXITED:
         raise StaleRunError(f"run {run_id} has ended: only its agent may deliver its log")
-    wanted = next_log(transaction.connection, run, batch.node)
+    wanted = next_log(work.connection, run, batch.node)
     if batch.first > wanted or batch.first < 0:
         return wanted
     fresh = batch.entries[wanted - batch.first :]
     if not fresh:
         return wanted
-    if _is_over(world, run):
+    if _is_over(work.orchestrator, run):
         return wanted + len(fresh)
     check_times(entry.time for entry in fresh)
-    secrets = world.secrets_of(transaction, run["experiment_id"])
-    host = host_of(transaction.connection, run, batch.node)
+    secrets = work.secrets_of(run["experiment_id"])
+    host = host_of(work.connection, run, batch.node)
     rows = [_log_row(run, entry, secrets, host) for entry in fresh]
     names = ", ".join(rows[0])
     marks = ", ".join("?" * len(rows[0]))
-    transaction.many(
+    work.many(
         f"INSERT INTO logs ({names}) VALUES ({marks})",  # noqa: S608 - our own column names
         [tuple(row.values()) for row in rows],
     )
-    save_next_log(transaction, run_id, batch.node, wanted + len(fresh))
+    save_next_log(work, run_id, batch.node, wanted + len(fresh))
     skipped = len(batch.entries) - len(fresh)
-    apply_matches(transaction, run, [each for each in matches if each.last >= skipped])
-    if has_readers(world, transaction, run["experiment_id"], of_all=True):
-        last = transaction.connection.scalar(
+    apply_matches(work, run, [each for each in matches if each.last >= skipped])
+    if work.has_readers(run["experiment_id"], of_all=True):
+        last = work.connection.scalar(
             select(logs.c.id).where(logs.c.run_id == run_id).order_by(logs.c.id.desc()).limit(1)
         )
         assert last is not None
-        touch(transaction, "log", run["experiment_id"], (last - len(fresh) + 1, last))
+        work.touch("log", run["experiment_id"], (last - len(fresh) + 1, last))
     size = run["log_bytes"] + sum(_LINE_BYTES + len(row["text"].encode()) for row in rows)
-    if size > world.settings.limits.log_bytes:
-        _drop_oldest(world, transaction, run, size)
+    if size > work.settings.limits.log_bytes:
+        _drop_oldest(work, run, size)
     else:
-        transaction.run("UPDATE runs SET log_bytes = ? WHERE id = ?", (size, run_id))
+        work.run("UPDATE runs SET log_bytes = ? WHERE id = ?", (size, run_id))
     return wanted + len(fresh)
 
 
-def _is_over(world: World, run: RowMapping) -> bool:
+def _is_over(orchestrator: Orchestrator, run: RowMapping) -> bool:
     """Whether a run ended so long ago that nothing of it can still be on its way."""
-    ended, late_s = run["ended_at"], world.settings.timings.late_logs_s
-    return run["state"] == RunState.EXITED and ended is not None and ended + late_s < world.clock()
+    ended, late_s = run["ended_at"], orchestrator.settings.timings.late_logs_s
+    return (
+        run["state"] == RunState.EXITED
+        and ended is not None
+        and ended + late_s < orchestrator.clock()
+    )
 
 
-def _drop_oldest(world: World, transaction: Transaction, run: RowMapping, size: int) -> None:
+def _drop_oldest(work: UnitOfWork, run: RowMapping, size: int) -> None:
     """Drop the oldest lines of a run until its log fits, and leave one that says so.
 
     Args:
-        world: The orchestrator's memory.
-        transaction: Of the writer.
+        work: Unit of work.
         run: As it was before the new lines.
         size: Of the stored lines, in bytes, with the new ones.
     """
-    limit = world.settings.limits.log_bytes
-    length = "length(CAST(text AS BLOB))" if transaction.sqlite else "octet_length(text)"
+    limit = work.settings.limits.log_bytes
+    length = "length(CAST(text AS BLOB))" if work.sqlite else "octet_length(text)"
     marker = run["log_first"] or 0
-    oldest = transaction.raw(
+    oldest = work.raw(
         f"SELECT id, {length} FROM logs WHERE trial_id = ? AND id > ? AND run_id = ? "  # noqa: S608
         "AND stream <> 'server' ORDER BY id LIMIT ?",
         (run["trial_id"], marker, run["id"], _DROPPED_AT_ONCE),
@@ -141,7 +142,7 @@ def _drop_oldest(world: World, transaction: Transaction, run: RowMapping, size: 
             break
     lines = run["log_dropped_lines"] + count
     dropped = run["log_dropped_bytes"] + freed
-    transaction.run(
+    work.run(
         "DELETE FROM logs WHERE trial_id = ? AND id >= ? AND id < ? AND run_id = ? "
         "AND (stream <> 'server' OR id = ?)",
         (run["trial_id"], marker, last, run["id"], marker),
@@ -150,12 +151,12 @@ def _drop_oldest(world: World, transaction: Transaction, run: RowMapping, size: 
         f"{lines:,} older lines of run {run['id']} ({dropped / 2**20:,.1f} MB) were dropped here: "
         f"the log of a run has at most {limit / 2**20:,.0f} MB in the database (--log-megabytes)"
     )
-    transaction.run(
+    work.run(
         "UPDATE logs SET stream = 'server', level = 'WARNING', rank = NULL, text = ? WHERE id = ?",
         (text, last),
     )
-    save(
-        transaction, runs, run["id"], log_bytes=size - freed, log_first=last,
+    work.save(
+        runs, run["id"], log_bytes=size - freed, log_first=last,
         log_dropped_lines=lines, log_dropped_bytes=dropped,
     )  # fmt: skip
 

@@ -15,8 +15,9 @@ from sqlalchemy import Connection
 from zerolab.contract.messages import MetricsRecord
 from zerolab.contract.names import metric_name_problem
 from zerolab.errors import ConfigError
-from zeroserver.orchestrator.state import World, experiment_of, find, log_line
-from zeroserver.store.database import Transaction, raw_rows
+from zeroserver.orchestrator.state import Orchestrator
+from zeroserver.orchestrator.unit_of_work import UnitOfWork
+from zeroserver.store.database import raw_rows
 from zeroserver.store.points import SHIFTS
 from zeroserver.store.schema import trials
 
@@ -29,19 +30,19 @@ _SHOWN = 3
 _REPORTED = f"SELECT DISTINCT key_id FROM rollups WHERE trial_id = ? AND shift = {SHIFTS[-1]}"  # noqa: S608 - our own words
 
 
-def reported_keys(world: World, transaction: Transaction, trial_id: int) -> set[int]:
+def reported_keys(work: UnitOfWork, trial_id: int) -> set[int]:
     """Return the ids of the metrics that a trial has reported."""
-    found = world.reported.get(trial_id)
+    found = work.orchestrator.reported.get(trial_id)
     if found is None:
-        found = {key for (key,) in transaction.raw(_REPORTED, (trial_id,))}
-        while len(world.reported) >= _TRIALS:
-            world.reported.pop(next(iter(world.reported)))
-        world.reported[trial_id] = found
+        found = {key for (key,) in work.raw(_REPORTED, (trial_id,))}
+        while len(work.orchestrator.reported) >= _TRIALS:
+            work.orchestrator.reported.pop(next(iter(work.orchestrator.reported)))
+        work.orchestrator.reported[trial_id] = found
     return found
 
 
 def shorten_record(
-    world: World, transaction: Transaction, trial_id: int, record: MetricsRecord, most: int
+    work: UnitOfWork, trial_id: int, record: MetricsRecord, most: int
 ) -> dict[str, float | str]:
     """Return the values of a huge record that may be stored at all.
 
@@ -50,25 +51,24 @@ def shorten_record(
     """
     values = record.values
     selected = dict(islice(values.items(), most))
-    selected |= {name: values[name] for name in world.keys.known(record.group) if name in values}
-    always = _searcher_metric(world, transaction, trial_id, record.group)
+    selected |= {
+        name: values[name] for name in work.orchestrator.keys.known(record.group) if name in values
+    }
+    always = _searcher_metric(work, trial_id, record.group)
     if always is not None and always in values:
         selected[always] = values[always]
     return selected
 
 
-def _searcher_metric(
-    world: World, transaction: Transaction, trial_id: int, group: str
-) -> str | None:
+def _searcher_metric(work: UnitOfWork, trial_id: int, group: str) -> str | None:
     """Return the name of the searcher's metric, if it is in the group."""
-    if group != "validation" or trial_id in world.importing:
+    if group != "validation" or trial_id in work.orchestrator.importing:
         return None
-    return experiment_of(transaction, find(transaction, trials, trial_id))["metric"] or None
+    return work.experiment_of(work.find(trials, trial_id))["metric"] or None
 
 
 def admit_names(
-    world: World,
-    transaction: Transaction,
+    work: UnitOfWork,
     trial_id: int,
     group: str,
     names: Sequence[str],
@@ -78,8 +78,7 @@ def admit_names(
     """Accept new metric names of a trial up to its limit; warn in its log about the others.
 
     Args:
-        world: The orchestrator's memory.
-        transaction: Of the writer.
+        work: Unit of work.
         trial_id: Whose metrics. A trial without a row is being imported: it has no log, and more
             names than the limit are an error.
         group: The metrics' group.
@@ -92,10 +91,10 @@ def admit_names(
     Raises:
         ConfigError: If the name of the group cannot be stored, or an import has too many names.
     """
-    importing = trial_id in world.importing
-    reported = reported_keys(world, transaction, trial_id)
-    limit = world.settings.limits.metric_names
-    always = _searcher_metric(world, transaction, trial_id, group)
+    importing = trial_id in work.orchestrator.importing
+    reported = reported_keys(work, trial_id)
+    limit = work.settings.limits.metric_names
+    always = _searcher_metric(work, trial_id, group)
     accepted, over, problems = [], [], []
     room = limit - len(reported)
     for name in names:
@@ -106,11 +105,11 @@ def admit_names(
             problems.append(name)
         else:
             over.append(name)
-    transaction.undo.append(partial(_forget, world, trial_id))
-    world.keys.create(transaction, group, accepted)
-    known = world.keys.known(group)
+    work.undo.append(partial(_forget, work.orchestrator, trial_id))
+    work.orchestrator.keys.create(work, group, accepted)
+    known = work.orchestrator.keys.known(group)
     reported.update(known[name] for name in accepted)
-    world.admitted.update(known[name] for name in accepted)
+    work.orchestrator.admitted.update(known[name] for name in accepted)
     told = []
     if problems:
         told.append(
@@ -129,7 +128,7 @@ def admit_names(
             raise ConfigError("metrics file", told)
         return accepted
     for text in told:
-        _warn_once(world, transaction, trial_id, text)
+        _warn_once(work, trial_id, text)
     return accepted
 
 
@@ -140,21 +139,20 @@ def unused_names(connection: Connection) -> set[int]:
     return {key for (key,) in every}.difference(key for (key,) in used)
 
 
-def forget_names(world: World, transaction: Transaction, unused: set[int]) -> None:
+def forget_names(work: UnitOfWork, unused: set[int]) -> None:
     """Delete metric names, except those that a trial has come to use since they were looked for.
 
     Args:
-        world: The orchestrator's memory; ``admitted`` was emptied before the names were looked for.
-        transaction: Of the writer.
+        work: Unit of work.
         unused: Their ids.
     """
-    gone = unused.difference(world.admitted, *world.reported.values())
-    transaction.many("DELETE FROM metric_keys WHERE id = ?", [(key,) for key in gone])
-    world.keys.forget(gone)
+    gone = unused.difference(work.orchestrator.admitted, *work.orchestrator.reported.values())
+    work.many("DELETE FROM metric_keys WHERE id = ?", [(key,) for key in gone])
+    work.orchestrator.keys.forget(gone)
 
 
-def _forget(world: World, trial_id: int) -> None:
-    world.reported.pop(trial_id, None)
+def _forget(orchestrator: Orchestrator, trial_id: int) -> None:
+    orchestrator.reported.pop(trial_id, None)
 
 
 def _shown(names: Sequence[str]) -> str:
@@ -162,15 +160,15 @@ def _shown(names: Sequence[str]) -> str:
     return ", ".join(repr(name[:50]) for name in names[:_SHOWN]) + more
 
 
-def _warn_once(world: World, transaction: Transaction, trial_id: int, text: str) -> None:
+def _warn_once(work: UnitOfWork, trial_id: int, text: str) -> None:
     """Write a warning into a trial's log, once for each run and kind of problem."""
-    trial = find(transaction, trials, trial_id)
+    trial = work.find(trials, trial_id)
     key = (trial["run_id"] or 0, text.partition(":")[0])
-    if key in world.warned:
+    if key in work.orchestrator.warned:
         return
-    while len(world.warned) >= _TRIALS:
-        world.warned.pop(next(iter(world.warned)))
-    world.warned[key] = None
-    transaction.undo.append(partial(world.warned.pop, key, None))
+    while len(work.orchestrator.warned) >= _TRIALS:
+        work.orchestrator.warned.pop(next(iter(work.orchestrator.warned)))
+    work.orchestrator.warned[key] = None
+    work.undo.append(partial(work.orchestrator.warned.pop, key, None))
     run = {"experiment_id": trial["experiment_id"], "trial_id": trial_id, "id": trial["run_id"]}
-    log_line(world, transaction, run, text, "WARNING")
+    work.log_line(run, text, "WARNING")

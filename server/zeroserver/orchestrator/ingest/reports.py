@@ -27,8 +27,7 @@ from zeroserver.orchestrator.ingest.validations import validated
 from zeroserver.orchestrator.ingest.values import PointReader, check_times, stored_number
 from zeroserver.orchestrator.runs import shown_activity
 from zeroserver.orchestrator.scheduling import schedule
-from zeroserver.orchestrator.state import World, experiment_of, has_readers, save, touch
-from zeroserver.store.database import Transaction
+from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.store.points import Point, store_points
 from zeroserver.store.schema import experiments, trials
 
@@ -53,7 +52,7 @@ def parts_of(batch: ReportBatch) -> Iterator[ReportBatch]:
         yield ReportBatch(batch.first + first, batch.records[first:])
 
 
-def store_reports(world: World, transaction: Transaction, run_id: int, batch: ReportBatch) -> int:
+def store_reports(work: UnitOfWork, run_id: int, batch: ReportBatch) -> int:
     """Store the records of a batch that are new; return the number of the last one stored.
 
     A batch that begins behind a gap is not stored: the sender sees so from the number.
@@ -63,27 +62,27 @@ def store_reports(world: World, transaction: Transaction, run_id: int, batch: Re
         StaleRunError: If the run has ended, or another run has taken over.
         ConfigError: If a record holds what cannot be stored.
     """
-    run = reporting_run(transaction, run_id)
+    run = reporting_run(work, run_id)
     stored = run["last_seq"]
     if batch.first > stored + 1 or batch.first < 1:
         return stored
     fresh = batch.records[stored + 1 - batch.first :]
     if not fresh:
         return stored
-    summary = _read(world, transaction, run["trial_id"], fresh)
-    store_points(transaction, run["trial_id"], summary.points)
+    summary = _read(work, run["trial_id"], fresh)
+    store_points(work, run["trial_id"], summary.points)
     if summary.steps > run["steps_completed"]:
         statement = "UPDATE trials SET steps_completed = ? WHERE id = ?"
-        transaction.run(statement, (summary.steps, run["trial_id"]))
+        work.run(statement, (summary.steps, run["trial_id"]))
     if summary.changes:
-        save(transaction, trials, run["trial_id"], **summary.changes)
+        work.save(trials, run["trial_id"], **summary.changes)
     if "progress" in summary.changes:
-        _follow_only_trial(world, transaction, run["experiment_id"], summary.changes["progress"])
+        _follow_only_trial(work, run["experiment_id"], summary.changes["progress"])
     last = stored + len(fresh)
-    transaction.run("UPDATE runs SET last_seq = ? WHERE id = ?", (last, run_id))
-    if _consequences(world, transaction, run, summary.notable):
-        schedule(world, transaction)
-    _announce(world, transaction, run, fresh)
+    work.run("UPDATE runs SET last_seq = ? WHERE id = ?", (last, run_id))
+    if _consequences(work, run, summary.notable):
+        schedule(work)
+    _announce(work, run, fresh)
     return last
 
 
@@ -99,12 +98,10 @@ class _BatchSummary:
     """Validations and checkpoints, which have effects of their own."""
 
 
-def _read(
-    world: World, transaction: Transaction, trial_id: int, fresh: list[Record]
-) -> _BatchSummary:
+def _read(work: UnitOfWork, trial_id: int, fresh: list[Record]) -> _BatchSummary:
     """Check every record of a batch and sort out what it says."""
     summary = _BatchSummary()
-    points = PointReader(world, transaction, trial_id)
+    points = PointReader(work, trial_id)
     check_times([record.time for record in fresh])
     for record in fresh:
         if isinstance(record, MetricsRecord):
@@ -124,14 +121,12 @@ def _read(
     return summary
 
 
-def _follow_only_trial(
-    world: World, transaction: Transaction, experiment_id: int, progress: float
-) -> None:
+def _follow_only_trial(work: UnitOfWork, experiment_id: int, progress: float) -> None:
     """Let an experiment of one trial be as far as the trial; a restart does not set it back."""
-    if not world.config(transaction, experiment_id).searcher.has_one_trial:
+    if not work.config(experiment_id).searcher.has_one_trial:
         return
     columns = experiments.c
-    transaction.connection.execute(
+    work.connection.execute(
         update(experiments)
         .where(columns.id == experiment_id, columns.progress < progress)
         .values(progress=progress)
@@ -139,8 +134,7 @@ def _follow_only_trial(
 
 
 def _consequences(
-    world: World,
-    transaction: Transaction,
+    work: UnitOfWork,
     run: Reporting,
     notable: list[MetricsRecord | CheckpointRecord],
 ) -> bool:
@@ -151,25 +145,25 @@ def _consequences(
     """
     more = False
     for record in notable:
-        experiment = experiment_of(transaction, run)
+        experiment = work.experiment_of(run)
         if isinstance(record, CheckpointRecord):
             steps = record.steps_completed
-            more |= note_checkpoint(world, transaction, run, record)
+            more |= note_checkpoint(work, run, record)
         else:
             steps = record.steps
-            more |= validated(world, transaction, run, record)
-        choose_best_checkpoint(transaction, experiment, run["trial_id"])
-        apply_after_report(world, transaction, run["trial_id"], steps)
+            more |= validated(work, run, record)
+        choose_best_checkpoint(work, experiment, run["trial_id"])
+        apply_after_report(work, run["trial_id"], steps)
     return more
 
 
-def _announce(world: World, transaction: Transaction, run: Reporting, fresh: list[Record]) -> None:
+def _announce(work: UnitOfWork, run: Reporting, fresh: list[Record]) -> None:
     """Tell the event streams, if anyone reads them."""
     experiment_id, trial_id = run["experiment_id"], run["trial_id"]
-    if not has_readers(world, transaction, experiment_id):
+    if not work.has_readers(experiment_id):
         return
-    touch(transaction, "trial", experiment_id, trial_id)
-    if not has_readers(world, transaction, experiment_id, of_all=True):
+    work.touch("trial", experiment_id, trial_id)
+    if not work.has_readers(experiment_id, of_all=True):
         return
     curves: dict[tuple[str, str], list[list[Any]]] = {}
     for record in fresh:
@@ -184,4 +178,4 @@ def _announce(world: World, transaction: Transaction, run: Reporting, fresh: lis
             for (group, name), found in curves.items()
         ]
         data = {"experiment_id": experiment_id, "trial_id": trial_id, "metrics": metrics}
-        touch(transaction, "metric", experiment_id, msgspec.json.encode(data))  # a tenth of it
+        work.touch("metric", experiment_id, msgspec.json.encode(data))  # a tenth of it

@@ -3,8 +3,8 @@
 from typing import TypedDict
 
 from zeroserver.orchestrator.runs import current_run
+from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.states import RunState
-from zeroserver.store.database import Transaction
 
 __all__ = ["Reporting", "reporting_run"]
 
@@ -19,20 +19,20 @@ class Reporting(TypedDict):
     steps_completed: int
 
 
-def reporting_run(transaction: Transaction, run_id: int) -> Reporting:
+def reporting_run(work: UnitOfWork, run_id: int) -> Reporting:
     """Return a run that may report.
 
     Raises:
         NotFoundError: If there is no such run.
         StaleRunError: If the run has ended, or another run has taken over.
     """
-    rows = transaction.raw(
+    rows = work.raw(
         "SELECT r.trial_id, r.experiment_id, r.last_seq, t.steps_completed FROM runs r "
         "JOIN trials t ON t.id = r.trial_id AND t.run_id = r.id WHERE r.id = ? AND r.state <> ?",
         (run_id, str(RunState.EXITED)),
     )
     if not rows:
-        current_run(transaction, run_id)  # says why
+        current_run(work, run_id)  # says why
     trial_id, experiment_id, last_seq, steps = rows[0]
     return Reporting(
         id=run_id,

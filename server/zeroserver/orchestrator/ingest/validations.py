@@ -11,16 +11,10 @@ from zeroserver.orchestrator.runs import no_metric_at
 from zeroserver.orchestrator.searching import Event
 from zeroserver.orchestrator.state import (
     Fields,
-    World,
-    experiment_of,
-    log_line,
-    save,
-    touch,
-    trial_of,
 )
 from zeroserver.orchestrator.trials import direct_run, stop_trial, tell_searcher
+from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.states import TRIAL_ENDED, ExperimentState
-from zeroserver.store.database import Transaction
 from zeroserver.store.schema import experiments, trials
 
 __all__ = ["best_of", "validated"]
@@ -28,12 +22,10 @@ __all__ = ["best_of", "validated"]
 _SEARCHING = {ExperimentState.ACTIVE, ExperimentState.PAUSED}
 
 
-def validated(
-    world: World, transaction: Transaction, run: Reporting, record: MetricsRecord
-) -> bool:
+def validated(work: UnitOfWork, run: Reporting, record: MetricsRecord) -> bool:
     """Store what a validation says of its trial, and tell the searcher; return whether it acts."""
-    experiment = experiment_of(transaction, run)
-    trial = trial_of(transaction, run)
+    experiment = work.experiment_of(run)
+    trial = work.trial_of(run)
     metric = experiment["metric"]
     if not metric:  # a single trial that is compared with none
         return False
@@ -46,40 +38,40 @@ def validated(
         changes: dict[str, Any] = {"latest_validation": value}
         if best is not None:
             changes |= {"best_validation": best[0], "best_steps": best[1]}
-        save(transaction, trials, trial["id"], **changes)
+        work.save(trials, trial["id"], **changes)
         if value is not None and _better(experiment, value, experiment["best_validation"]):
             winner = {"best_validation": value, "best_trial_id": trial["id"]}
-            save(transaction, experiments, experiment["id"], **winner)
-            touch(transaction, "experiment", experiment["id"], experiment["id"])
+            work.save(experiments, experiment["id"], **winner)
+            work.touch("experiment", experiment["id"], experiment["id"])
     done = trial["stop"] is not None or trial["state"] in TRIAL_ENDED
     again = record.steps <= trial["searcher_steps"]  # a restarted trial repeats itself
     if done or again or experiment["state"] not in _SEARCHING:
         return False
-    length = _length(world, transaction, experiment, record)
+    length = _length(work, experiment, record)
     if metric not in record.values or isinstance(length, str):
         problem = length if isinstance(length, str) else _missing(metric, record)
-        compared = length in world.config(transaction, experiment["id"]).searcher.validate_at()
+        compared = length in work.config(experiment["id"]).searcher.validate_at()
         if compared and not isinstance(length, str):
             problem = f"{no_metric_at(length, metric)}; {_there_are(record)}"
         # Any other one is left out, if there was one before: the searcher waits for the next.
         if compared or trial["searcher_steps"] < 0:
-            log_line(world, transaction, run, problem, "ERROR")
-            save(transaction, trials, trial["id"], error=problem)
-            stop_trial(world, transaction, trial, "error")
+            work.log_line(run, problem, "ERROR")
+            work.save(trials, trial["id"], error=problem)
+            stop_trial(work, trial, "error")
         return False
-    save(transaction, trials, trial["id"], searcher_steps=record.steps)
+    work.save(trials, trial["id"], searcher_steps=record.steps)
     event = Event("validated", trial["request_id"], value, length)
-    acts = tell_searcher(world, transaction, experiment["id"], event)
-    _pause_if_due(transaction, world, run, length)
+    acts = tell_searcher(work, experiment["id"], event)
+    _pause_if_due(work, run, length)
     return acts
 
 
-def _pause_if_due(transaction: Transaction, world: World, run: Reporting, length: float) -> None:
+def _pause_if_due(work: UnitOfWork, run: Reporting, length: float) -> None:
     """Have a trial that the searcher has let go no further give its slots back."""
-    trial = trial_of(transaction, run)
+    trial = work.trial_of(run)
     if trial["stop"] is None and trial["until"] is not None and length >= trial["until"]:
-        save(transaction, trials, trial["id"], waits=1)
-        direct_run(world, transaction, run["id"], "preempt")
+        work.save(trials, trial["id"], waits=1)
+        direct_run(work, run["id"], "preempt")
 
 
 def _missing(metric: str, record: MetricsRecord) -> str:
@@ -92,11 +84,9 @@ def _there_are(record: MetricsRecord) -> str:
     return f"there are: {names}"[:1800]
 
 
-def _length(
-    world: World, transaction: Transaction, experiment: RowMapping, record: MetricsRecord
-) -> float | str:
+def _length(work: UnitOfWork, experiment: RowMapping, record: MetricsRecord) -> float | str:
     """How far the trial is, in the searcher's unit; what is wrong where nobody can say."""
-    searcher = world.config(transaction, experiment["id"]).searcher
+    searcher = work.config(experiment["id"]).searcher
     if searcher.unit != "epochs":
         return float(record.steps)
     if "epochs" in record.values:

@@ -10,8 +10,7 @@ from zeroserver.orchestrator.ingest.names import (
     reported_keys,
     shorten_record,
 )
-from zeroserver.orchestrator.state import World
-from zeroserver.store.database import Transaction
+from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.store.points import MAX_STEP, Point
 
 __all__ = ["PointReader", "check_times", "stored_number"]
@@ -25,14 +24,11 @@ class PointReader:
     """Turns the records of one report, or of an import, into points.
 
     Args:
-        world: The orchestrator's memory.
-        transaction: Of the writer.
         trial_id: Whose records.
     """
 
-    def __init__(self, world: World, transaction: Transaction, trial_id: int) -> None:
-        self._world = world
-        self._transaction = transaction
+    def __init__(self, work: UnitOfWork, trial_id: int) -> None:
+        self._work = work
         self._trial_id = trial_id
         self._ids: dict[str, dict[str, int]] = {}
         """Group to the names that the trial may use, as far as they were looked up."""
@@ -61,16 +57,16 @@ class PointReader:
 
     def _admit(self, record: MetricsRecord) -> tuple[dict[str, float | str], dict[str, int]]:
         """Return the values of a record whose names the trial may use, and the ids of these."""
-        world, transaction, trial_id = self._world, self._transaction, self._trial_id
+        work, trial_id = self._work, self._trial_id
         values = record.values
         if len(values) > _NAMES_LOOKED_AT:
-            values = shorten_record(world, transaction, trial_id, record, _NAMES_LOOKED_AT)
-        ids = world.keys.known(record.group)
-        reported = reported_keys(world, transaction, trial_id)
+            values = shorten_record(work, trial_id, record, _NAMES_LOOKED_AT)
+        ids = work.orchestrator.keys.known(record.group)
+        reported = reported_keys(work, trial_id)
         new = [name for name in values if ids.get(name) not in reported]
         if new:
             omitted = len(record.values) - len(values)
-            accepted = admit_names(world, transaction, trial_id, record.group, new, omitted=omitted)
+            accepted = admit_names(work, trial_id, record.group, new, omitted=omitted)
             refused = set(new).difference(accepted)
             values = {name: value for name, value in values.items() if name not in refused}
         mine = self._ids.setdefault(record.group, {})

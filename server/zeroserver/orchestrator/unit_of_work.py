@@ -1,0 +1,157 @@
+"""Unit of work: one change of the database with everything that belongs to it."""
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from sqlalchemy import RowMapping, Table, update
+
+from zerolab.contract.secrets import find_secrets
+from zerolab.contract.storage import StorageAddress
+from zerolab.paths import Home
+from zeroserver.event_journal import RELOAD
+from zeroserver.orchestrator.state import Fields, Orchestrator, config_of
+from zeroserver.settings import Settings
+from zeroserver.store.database import Change, Transaction
+from zeroserver.store.rows import one
+from zeroserver.store.schema import experiments, logs, trials
+
+if TYPE_CHECKING:  # loaded when the first experiment comes
+    from zerolab.config import ExperimentConfig
+
+__all__ = ["UnitOfWork"]
+
+
+class UnitOfWork(Transaction):
+    """Transaction of the writer with the orchestrator's caches and clocks.
+
+    A change of a cache appends its reversal to ``undo``, so that a rollback restores the cache.
+    """
+
+    def __init__(self, orchestrator: Orchestrator, transaction: Transaction) -> None:
+        super().__init__(
+            transaction.connection,
+            transaction.sqlite,
+            transaction.changes,
+            transaction.undo,
+            transaction.then,
+        )
+        self.orchestrator = orchestrator
+
+    @property
+    def settings(self) -> Settings:
+        """Settings of the server."""
+        return self.orchestrator.settings
+
+    @property
+    def home(self) -> Home:
+        """Folder of the server's files."""
+        return self.orchestrator.home
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """Wall clock in seconds since 1970; it may be set forward and back."""
+        return self.orchestrator.clock
+
+    @property
+    def steady(self) -> Callable[[], float]:
+        """Monotonic clock in seconds, for deadlines."""
+        return self.orchestrator.steady
+
+    def find(self, table: Table, row_id: int) -> RowMapping:
+        """Return one row.
+
+        Raises:
+            NotFoundError: If there is none.
+        """
+        return one(self.connection, table, row_id)
+
+    def experiment_of(self, row: Fields) -> RowMapping:
+        """Return the experiment of a trial or of a run, as it is now."""
+        return self.find(experiments, row["experiment_id"])
+
+    def trial_of(self, run: Fields) -> RowMapping:
+        """Return the trial of a run, as it is now."""
+        return self.find(trials, run["trial_id"])
+
+    def save(self, table: Table, row_id: int, **values: Any) -> None:
+        """Update columns of one row."""
+        self.connection.execute(update(table).where(table.c.id == row_id).values(**values))
+
+    def config(self, experiment_id: int) -> "ExperimentConfig":
+        """Return an experiment's configuration without its log policies."""
+        configs = self.orchestrator.configs
+        config = configs.get(experiment_id)
+        if config is None:
+            config = configs[experiment_id] = config_of(self.find(experiments, experiment_id))
+            # The row may be one of this transaction: if it goes, another gets its id.
+            self.undo.append(lambda: self.orchestrator.forget_config(experiment_id))
+        return config
+
+    def secrets_of(self, experiment_id: int) -> tuple[str, ...]:
+        """Return the secret values of an experiment's configuration, which no log may contain."""
+        secrets = self.orchestrator.secrets.get(experiment_id)
+        if secrets is None:
+            raw_config = self.find(experiments, experiment_id)["raw_config"]
+            secrets = tuple(find_secrets(msgspec.json.decode(raw_config)))
+            self.orchestrator.secrets[experiment_id] = secrets
+            self.undo.append(lambda: self.orchestrator.forget_config(experiment_id))
+        return secrets
+
+    def storage_of(self, experiment_id: int) -> StorageAddress:
+        """Return the address of an experiment's checkpoint storage."""
+        from zerolab.config.experiment.storage import address_of
+
+        address = address_of(self.config(experiment_id).checkpoint_storage)
+        return address or StorageAddress(root=str(self.home.checkpoints))
+
+    def forget_job(self, experiment_id: int) -> None:
+        """Drop an experiment's cached queue entry, since this change modifies it."""
+        self.orchestrator.drop_jobs([experiment_id])
+        self.undo.append(lambda: self.orchestrator.drop_jobs([experiment_id]))
+
+    def touch(self, kind: str, experiment_id: int, resource: Any) -> None:
+        """Add a change to the event streams of an experiment."""
+        self.changes.append(Change("", experiment_id, kind, resource))
+
+    def touch_trials(self, experiment_id: int, trial_ids: Iterable[int]) -> None:
+        """Add changes of many trials to the event streams, if anyone reads them."""
+        if self.has_readers(experiment_id):
+            for trial_id in trial_ids:
+                self.touch("trial", experiment_id, trial_id)
+
+    def has_readers(self, experiment_id: int, *, of_all: bool = False) -> bool:
+        """Check whether anyone reads an experiment's events, so that a change must create them.
+
+        A reader who comes before the commit reads the state before the change. After the commit,
+        such a reader is asked to read everything again.
+
+        Args:
+            experiment_id: Whose events.
+            of_all: Only readers of metrics and logs count, not those of the experiment list.
+        """
+        journal = self.orchestrator.journal
+        check = journal.followed if of_all else journal.wanted
+        if check(experiment_id):
+            return True
+
+        def check_again() -> None:
+            if check(experiment_id):
+                self.changes.append(Change("", experiment_id, RELOAD))
+
+        self.then.append(check_again)
+        return False
+
+    def log_line(self, run: Fields, text: str, level: str = "INFO") -> None:
+        """Write a line of the server into a run's log."""
+        row = {
+            "experiment_id": run["experiment_id"],
+            "trial_id": run["trial_id"],
+            "run_id": run["id"],
+            "stream": "server",
+            "level": level,
+            "text": text,
+            "time": self.clock(),
+        }
+        line = self.connection.execute(logs.insert().values(row).returning(logs.c.id)).scalar_one()
+        self.touch("log", run["experiment_id"], (line, line))
