@@ -104,7 +104,7 @@ def test_trial_restarts_after_1000_failures(sqlite_server: Server) -> None:
     server = sqlite_server
     server.submit(max_restarts=1_000_000)
     server.add_agent()
-    server.write(lambda _, work: work.run("UPDATE trials SET restarts = 5000"))
+    server.write(lambda work: work.run("UPDATE trials SET restarts = 5000"))
     server.exit(server.begin().run_id, 1)
     assert (server.trial()["state"], server.trial()["restarts"]) == ("QUEUED", 5001)
 

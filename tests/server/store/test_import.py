@@ -138,7 +138,7 @@ def test_start_removes_points_of_interrupted_import(
         server.request("POST", "/import", content=written(tmp_path / "run"))
         kept = server.sql("SELECT count(*) FROM points")
         for trial_id in (5, 900):
-            server.write(lambda _, work, of=trial_id: store_points(work, of, [(1, 1, 0.5, 1.0)]))
+            server.write(lambda work, of=trial_id: store_points(work, of, [(1, 1, 0.5, 1.0)]))
         assert server.sql("SELECT count(DISTINCT trial_id) FROM rollups") == [(3,)]
     with serve(tmp_path, url) as again:
         until(

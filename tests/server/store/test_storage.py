@@ -161,7 +161,7 @@ def test_upgrade_counts_failed_trials(tmp_path: Path) -> None:
         server.add_agent()
         server.exit(server.begin().run_id, 1)
         server.act("kill", 2)
-        path = server.services.world.home.database
+        path = server.services.orchestrator.home.database
     database = opened(sqlite_url(path))
     with database.writer_engine.begin() as connection:
         config = Config()
@@ -181,8 +181,10 @@ def test_upgrade_marks_pending_removals(tmp_path: Path) -> None:
         server.add_agent()
         spec = server.begin()
         server.report(spec.run_id, checkpoint(1), checkpoint(2))
-        path = server.services.world.home.database
-        kept, gone = (server.services.world.home.checkpoints / checkpoint(n).uuid for n in (2, 1))
+        path = server.services.orchestrator.home.database
+        kept, gone = (
+            server.services.orchestrator.home.checkpoints / checkpoint(n).uuid for n in (2, 1)
+        )
     database = opened(sqlite_url(path))
     with database.writer_engine.begin() as connection:
         config = Config()
@@ -210,7 +212,7 @@ def damaged(directory: Path, table: str, last: bool = False) -> Path:
         for item in server.work():
             many = [training(step, float(step)) for step in range(400)]
             assert server.send(item.run_id, 1, many).is_success
-        file = server.services.world.home.database
+        file = server.services.orchestrator.home.database
         server.sql("PRAGMA wal_checkpoint(TRUNCATE)")
         ((root, size),) = server.sql(
             "SELECT rootpage, (SELECT page_size FROM pragma_page_size()) FROM sqlite_master "
@@ -471,7 +473,7 @@ def test_submit_during_deletion_keeps_shared_code(server: Server, first: str) ->
 
 
 def test_code_is_deleted_with_last_experiment(server: Server) -> None:
-    archives = server.services.world.home.archives
+    archives = server.services.orchestrator.home.archives
     for experiment_id in (1, 2):
         server.submit()
         server.act("kill", experiment_id)
