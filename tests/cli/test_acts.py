@@ -55,7 +55,7 @@ def trials(zerolab: Zerolab, number: int, *arguments: str) -> dict[int, tuple[st
 def test_trial_actions(owner: Server, zerolab: Zerolab) -> None:
     number = owner.submit(hyperparameters=SPACE, searcher=SEARCH, max_restarts=0)["id"]
     first, second, third = (trial["id"] for trial in owner.trials(number))
-    runs = {item.spec.trial_id: item.run_id for item in owner.given(2)}
+    runs = {item.spec.trial_id: item.run_id for item in owner.wait_for_runs(2)}
     for trial_id, run_id in runs.items():
         owner.post(f"/runs/{run_id}/started", {})
         saved = checkpoint(5, f"acts {trial_id}")
@@ -163,7 +163,7 @@ def test_queue_order_and_quotas(owner: Server, zerolab: Zerolab) -> None:
 
 def test_checkpoint_files_are_deleted_by_name(owner: Server, zerolab: Zerolab) -> None:
     number = owner.submit(max_restarts=0)["id"]
-    (item,) = owner.given(1)
+    (item,) = owner.wait_for_runs(1)
     owner.post(f"/runs/{item.run_id}/started", {})
     saved = checkpoint(100, "globbed")
     saved = type(saved)(

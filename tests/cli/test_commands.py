@@ -553,8 +553,8 @@ def test_status_agent_job_token_open(installation: Installation) -> None:
     request = urllib.request.Request(
         f"{url}/api/v1/info", headers={"Authorization": f"Bearer {token}"}
     )
-    with urllib.request.urlopen(request) as answer:
-        assert json.loads(answer.read())["home"] == str(installation.home.path)
+    with urllib.request.urlopen(request) as response:
+        assert json.loads(response.read())["home"] == str(installation.home.path)
     assert installation.json("status")["info"]["cluster"]["slots"] == 2
     assert url in installation.quick("status").stdout
     assert [len(item["slots"]) for item in installation.json("agent", "list")] == [2]

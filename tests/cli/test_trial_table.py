@@ -36,7 +36,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     with played(tmp_path_factory.mktemp("search")) as (server, owner):
         owner.submit(searcher=SEARCHER, hyperparameters=HPARAMS)
         owner.add_agent(slots=6)
-        for item in owner.given(6):
+        for item in owner.wait_for_runs(6):
             owner.post(f"/runs/{item.run_id}/started", {})
             loss = item.spec.hparams["optimizer"]["lr"]
             owner.report(item.run_id, validation(20, loss))

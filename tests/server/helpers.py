@@ -1,4 +1,4 @@
-"""A server in this process, and one agent's side of the conversation with it."""
+"""Server in the test process, driven by requests of its owner and of an agent."""
 
 import itertools
 import json
@@ -42,14 +42,14 @@ from zeroserver.store.database import Transaction
 PREFIX = "/api/v1"
 
 PLAYED = Timings(tick_s=3600.0, storage_check_s=3600.0, agent_silent_s=1e7, agent_dead_s=1e8)
-"""Where a test plays clock and agents: neither ticks nor falls silent because a machine is slow."""
+"""Timings for tests that control the clock and the agents: no periodic ticks, no silent agents."""
 SILENT_S, GONE_S = 2e7, 2e8
-"""Seconds after which an agent is silent, and after which it is given up; see :data:`PLAYED`."""
+"""Seconds until an agent is silent and until it is lost, with :data:`PLAYED`."""
 ENGINE = {"train_batch_size": 4, "optimizer": {"type": "SGD", "params": {"lr": 0.1}}}
 
 
 def experiment_config(**changes: Any) -> dict[str, Any]:
-    """A correct experiment file, with changes to its top level."""
+    """Return a valid experiment config with changes to its top level."""
     return {
         "name": "digits",
         "entrypoint": "model_def:Trial",
@@ -60,7 +60,7 @@ def experiment_config(**changes: Any) -> dict[str, Any]:
 
 
 def model_archive(directory: Path, engine: Mapping[str, Any] | str | None = None) -> bytes:
-    """A model directory with an engine file, packed."""
+    """Return the archive of a model directory with an engine file."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "model_def.py").write_text(
         "import zerotrial\n\n\nclass Trial(zerotrial.ZeroTrial): ...\n"
@@ -71,18 +71,18 @@ def model_archive(directory: Path, engine: Mapping[str, Any] | str | None = None
 
 
 class Clock:
-    """Time that passes when a test says so."""
+    """Manual clock that a test advances."""
 
     def __init__(self) -> None:
         self.now = 1_800_000_000.0
         self.set_back = 0.0
-        """Seconds by which someone has set the clock on the wall back."""
+        """Seconds by which the wall clock was set back."""
 
     def __call__(self) -> float:
         return self.now - self.set_back
 
     def steady(self) -> float:
-        """What nobody can set."""
+        """Return monotonic time, which no administrator can set."""
         return self.now
 
 
@@ -103,10 +103,10 @@ class Server:
         return services
 
     def request(self, method: str, path: str, **content: Any) -> Any:
-        """Send a request that must succeed; return the JSON of the answer."""
-        answer = self.http.request(method, PREFIX + path, **content)
-        assert answer.is_success, f"{method} {path}: {answer.status_code} {answer.text}"
-        return answer.json() if answer.content else None
+        """Send a request that must succeed; return the JSON of the response."""
+        response = self.http.request(method, PREFIX + path, **content)
+        assert response.is_success, f"{method} {path}: {response.status_code} {response.text}"
+        return response.json() if response.content else None
 
     def get(self, path: str, **params: Any) -> Any:
         return self.request("GET", path, params=params)
@@ -115,13 +115,13 @@ class Server:
         return self.request("POST", path, json=body)
 
     def submit(self, activate: bool = True, test: bool = False, **changes: Any) -> dict[str, Any]:
-        answer = self.try_submit(activate, test, **changes)
-        assert answer.is_success, answer.text
-        experiment: dict[str, Any] = answer.json()["experiment"]
+        response = self.try_submit(activate, test, **changes)
+        assert response.is_success, response.text
+        experiment: dict[str, Any] = response.json()["experiment"]
         return experiment
 
     def try_submit(self, activate: bool = True, test: bool = False, **changes: Any) -> Any:
-        """Submit; return the whole answer."""
+        """Submit; return the whole response."""
         archive = model_archive(self.directory / "model")
         files = {"archive": ("model.tar.gz", archive)}
         data = {"config": json.dumps(experiment_config(**changes))}
@@ -129,21 +129,21 @@ class Server:
         return self.http.post(f"{PREFIX}/experiments", data=data, files=files, params=params)
 
     def experiment(self, experiment_id: int = 1) -> dict[str, Any]:
-        found: dict[str, Any] = self.get(f"/experiments/{experiment_id}")["experiment"]
-        return found
+        row: dict[str, Any] = self.get(f"/experiments/{experiment_id}")["experiment"]
+        return row
 
     def trial(self, trial_id: int = 1) -> dict[str, Any]:
-        found: dict[str, Any] = self.get(f"/trials/{trial_id}")["trial"]
-        return found
+        row: dict[str, Any] = self.get(f"/trials/{trial_id}")["trial"]
+        return row
 
     def trials(self, experiment_id: int = 1) -> list[dict[str, Any]]:
         path = f"/experiments/{experiment_id}/trials"
-        found: list[dict[str, Any]] = self.get(path, limit=1000)["trials"]
-        return found
+        rows: list[dict[str, Any]] = self.get(path, limit=1000)["trials"]
+        return rows
 
     def act(self, action: str, experiment_id: int = 1) -> dict[str, Any]:
-        found: dict[str, Any] = self.post(f"/experiments/{experiment_id}/{action}")["experiment"]
-        return found
+        row: dict[str, Any] = self.post(f"/experiments/{experiment_id}/{action}")["experiment"]
+        return row
 
     def add_agent(
         self,
@@ -156,47 +156,47 @@ class Server:
         host: str = "here",
     ) -> int:
         devices: list[dict[str, Any]] = [{"id": id_, "device": "cpu"} for id_ in range(slots)]
-        for one in devices if up is not None else ():
-            one["down"] = one["id"] >= up
-        for one in devices if per_node else ():
-            one["node"] = one["id"] // per_node
+        for device in devices if up is not None else ():
+            device["down"] = device["id"] >= up
+        for device in devices if per_node else ():
+            device["node"] = device["id"] // per_node
         body = {"name": name, "host": host, "slots": devices, "pool": pool}
         agent_id: int = self.post("/agents", body)["agent_id"]
         return agent_id
 
     def work(self, agent_id: int = 1) -> list[WorkItem]:
-        """What the agent shall be running."""
-        answer = self.http.get(f"{PREFIX}/agents/{agent_id}/work", params={"wait_s": 0})
-        assert answer.is_success, answer.text
-        return msgspec.json.decode(answer.content, type=AgentWork).runs
+        """Return the runs that the server assigned to an agent."""
+        response = self.http.get(f"{PREFIX}/agents/{agent_id}/work", params={"wait_s": 0})
+        assert response.is_success, response.text
+        return msgspec.json.decode(response.content, type=AgentWork).runs
 
-    def given(self, count: int) -> list[WorkItem]:
-        """Wait until the agent was given so many runs: nothing starts where it was just silent."""
-        return until(f"{count} runs are given out", self.work, lambda runs: len(runs) == count)
+    def wait_for_runs(self, count: int) -> list[WorkItem]:
+        """Wait until the agent has ``count`` runs; a previously silent agent gets them later."""
+        return until(f"{count} runs are assigned", self.work, lambda runs: len(runs) == count)
 
     def run_of(self, trial_id: int = 1, agent_id: int = 1) -> WorkItem:
         return next(item for item in self.work(agent_id) if item.spec.trial_id == trial_id)
 
     def begin(self, trial_id: int = 1, agent_id: int = 1) -> RunSpec:
-        """Start the run that the agent was given for a trial."""
+        """Start the assigned run of a trial."""
         item = self.run_of(trial_id, agent_id)
         self.post(f"/runs/{item.run_id}/started", {})
         return item.spec
 
     def send(self, run_id: int, first: int, records: list[Record]) -> Any:
-        """Send a batch; return the whole answer."""
+        """Send a batch; return the whole response."""
         body = msgspec.msgpack.encode(ReportBatch(first, records))
         headers = {"Content-Type": MSGPACK}
         return self.http.post(f"{PREFIX}/runs/{run_id}/reports", content=body, headers=headers)
 
     def report(self, run_id: int, *records: Record) -> None:
-        """Send records behind those that were sent before, one batch each."""
+        """Send records in order, one batch each."""
         numbers = self._numbers.setdefault(run_id, itertools.count(1))
         for record in records:
             number = next(numbers)
-            answer = self.send(run_id, number, [record])
-            assert answer.is_success, answer.text
-            assert answer.json() == {"stored": number}
+            response = self.send(run_id, number, [record])
+            assert response.is_success, response.text
+            assert response.json() == {"stored": number}
 
     def exit(
         self,
@@ -219,7 +219,7 @@ class Server:
         return action
 
     def tick(self, seconds: float = 0.0) -> None:
-        """Let time pass, and the clock do its work."""
+        """Advance the clock and run the periodic tick."""
         self.clock.now += seconds
         self.write(tick)
 
@@ -232,9 +232,9 @@ class Server:
 
     @contextmanager
     def writer_held(self) -> Iterator[Callable[[], int]]:
-        """Keep the writer from its work until the block ends; yields how many jobs wait for it."""
+        """Block the writer until the block ends; yield a function that counts waiting jobs."""
         database = self.services.database
-        # A server has jobs of its own when it starts, which would be counted with the test's.
+        # The jobs of the server's start would be counted with those of the test.
         until("deadlines, the sweep and the first tick are done", lambda: database.jobs >= 3)
         begun, let_go = threading.Event(), threading.Event()
 
@@ -242,16 +242,16 @@ class Server:
             begun.set()
             let_go.wait(DEADLINE_S)
 
-        held = self.services.database.submit(hold)
+        blocked = self.services.database.submit(hold)
         try:
             assert begun.wait(DEADLINE_S)
             yield lambda: self.services.database.waiting
         finally:
             let_go.set()
-            held.result()
+            blocked.result()
 
     def execute(self, statement: str, **values: Any) -> None:
-        """Change rows behind the server's back."""
+        """Change rows directly in the database."""
         self.write(lambda work: work.connection.execute(text(statement), values))
 
     def sql(self, statement: str) -> list[tuple[Any, ...]]:
@@ -299,6 +299,8 @@ def progress(value: float) -> ProgressRecord:
 
 
 def checkpoint(steps: int, name: str = "") -> CheckpointRecord:
-    """A checkpoint whose uuid follows from its steps and ``name``."""
-    made = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{name}{steps}"))
-    return CheckpointRecord(made, steps, {"weights": 10}, {"note": "x"}, 1_800_000_000.0 + steps)
+    """Return a checkpoint whose uuid is derived from its steps and ``name``."""
+    checkpoint_uuid = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{name}{steps}"))
+    return CheckpointRecord(
+        checkpoint_uuid, steps, {"weights": 10}, {"note": "x"}, 1_800_000_000.0 + steps
+    )

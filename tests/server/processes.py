@@ -1,4 +1,4 @@
-"""A server as a process of its own, that can be killed, and one whose agent a test plays."""
+"""Server processes that can be killed, and servers whose agent is the test."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from tests.waiting import DEADLINE_S, free_port, until
 from zerolab.client.http import Client
 
 UNHURRIED = ("--agent-timeout", "86400")
-"""For a server whose agents a test plays: however slow the test is, none is ever given up."""
+"""Options for a server whose agents are played by a test: no agent is ever lost."""
 
 NEVER_SILENT = """
 import dataclasses, sys
@@ -64,7 +64,7 @@ class LiveServer:
         return (self.home / "agent.token").read_text().strip()
 
     def start(self) -> None:
-        """Start it, on the port it had before, and wait until it listens."""
+        """Start the server on its previous port and wait until it listens."""
         (self.home / "server.json").unlink(missing_ok=True)
         self.port = self.port or free_port()
         self._process = self.spawn("--host", self.host, "--port", str(self.port), *self._arguments)
@@ -72,8 +72,8 @@ class LiveServer:
             "the server listens, or has ended", self._listens_or_ended, details=self.log.read_text
         )
         assert self._process.poll() is None, self.log.read_text()
-        said = json.loads((self.home / "server.json").read_text())
-        assert said == {"url": self.url, "pid": self._process.pid}
+        content = json.loads((self.home / "server.json").read_text())
+        assert content == {"url": self.url, "pid": self._process.pid}
 
     def _listens_or_ended(self) -> bool:
         assert self._process is not None
@@ -85,19 +85,19 @@ class LiveServer:
             return subprocess.Popen(command, stdout=log, stderr=log, env=dict(os.environ))
 
     def client(self) -> Client:
-        """A client with connections of its own; closed with the server."""
-        made = Client(self.url, self.token, timeout_s=DEADLINE_S)
-        self._clients.append(made)
-        return made
+        """Return a client with separate connections; it is closed with the server."""
+        client = Client(self.url, self.token, timeout_s=DEADLINE_S)
+        self._clients.append(client)
+        return client
 
     def kill(self) -> None:
-        """End it as a power cut would."""
+        """Kill the server with SIGKILL."""
         assert self._process is not None
         self._process.send_signal(signal.SIGKILL)
         self._process.wait(DEADLINE_S)
 
     def stop(self) -> int:
-        """Ask it to end; return its exit code."""
+        """Stop the server; return its exit code."""
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
         return self._process.wait(DEADLINE_S)
@@ -113,8 +113,7 @@ class LiveServer:
 def played(folder: Path) -> Iterator[tuple[LiveServer, Server]]:
     """Start a server whose agents a test plays, and return it with its owner.
 
-    However slow the test is, its agents are never given up, nor is one ever silent, which would
-    have nothing begin on it.
+    However slow the test is, its agents are never silent or lost.
     """
     server = LiveServer(folder / "home")
     server._program = ["-c", NEVER_SILENT]

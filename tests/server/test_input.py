@@ -1,4 +1,4 @@
-"""What no request may hold, whoever sends it: one clear refusal, never a bug of the server's."""
+"""Invalid input of any caller: one clear error, never an internal server error."""
 
 import csv
 import io
@@ -30,17 +30,17 @@ def send(server: Server, engine: Any = None, **changes: Any) -> Any:
     return server.http.post("/api/v1/experiments", data={"config": text}, files=files)
 
 
-def problems(answer: Any) -> str:
-    assert answer.status_code == 422, answer.text
-    error = answer.json()["error"]
+def problems(response: Any) -> str:
+    assert response.status_code == 422, response.text
+    error = response.json()["error"]
     return " ".join([error["message"], *error["problems"]])
 
 
 @pytest.mark.parametrize("depth", [70, 300, 900])
 def test_deeply_nested_values_are_rejected(sqlite_server: Server, depth: int) -> None:
     space = {"deepspeed_config": "ds_config.json", "x": nested(depth)}
-    told = problems(send(sqlite_server, hyperparameters=space))
-    assert "hyperparameters.x.a...: must be nested at most 64 deep" in told
+    errors = problems(send(sqlite_server, hyperparameters=space))
+    assert "hyperparameters.x.a...: must be nested at most 64 deep" in errors
     assert "at most 64 deep" in problems(send(sqlite_server, data=nested(depth)))
     engine = {"train_batch_size": 4, "x": nested(depth)}
     assert "x.a.a...: must be nested at most 64 deep" in problems(send(sqlite_server, engine))
@@ -72,12 +72,12 @@ def test_invalid_time_is_rejected(server: Server, time: float) -> None:
     run_id = server.begin().run_id
     replace = msgspec.structs.replace
     for record in (metrics("training", 1, loss=1.0), checkpoint(1)):
-        answer = server.send(run_id, 1, [replace(record, time=time)])
-        assert "time: must be in seconds since 1970" in problems(answer)
+        response = server.send(run_id, 1, [replace(record, time=time)])
+        assert "time: must be in seconds since 1970" in problems(response)
     body = msgspec.msgpack.encode(LogBatch(0, [LogEntry("hello", time)]))
     headers = {"Content-Type": MSGPACK}
-    answer = server.http.post(f"/api/v1/runs/{run_id}/logs", content=body, headers=headers)
-    assert "time: must be in seconds since 1970" in problems(answer)
+    response = server.http.post(f"/api/v1/runs/{run_id}/logs", content=body, headers=headers)
+    assert "time: must be in seconds since 1970" in problems(response)
     assert server.send(run_id, 1, [metrics("training", 1, loss=1.0)]).json() == {"stored": 1}
     assert server.log(run_id, 0, "hello") == 1
 
@@ -116,11 +116,11 @@ def test_id_has_one_spelling(sqlite_server: Server, text: str) -> None:
     server = sqlite_server
     server.submit()
     for path in ("experiments/{}", "experiments/{}/trials", "trials/{}", "runs/{}/directive"):
-        answer = server.http.get(f"/api/v1/{path.format(text)}")
-        assert answer.status_code in {404, 422}, (path, answer.text)
+        response = server.http.get(f"/api/v1/{path.format(text)}")
+        assert response.status_code in {404, 422}, (path, response.text)
     for method, path in (("DELETE", "experiments/{}"), ("POST", "experiments/{}/kill")):
-        answer = server.http.request(method, f"/api/v1/{path.format(text)}")
-        assert answer.status_code in {404, 422}, (path, answer.text)
+        response = server.http.request(method, f"/api/v1/{path.format(text)}")
+        assert response.status_code in {404, 422}, (path, response.text)
     assert server.experiment()["state"] == "ACTIVE"
 
 
@@ -134,9 +134,9 @@ def test_query_number_has_one_spelling(sqlite_server: Server, text: str) -> None
         ("trials/1/logs", "rank"),
         ("trials/1/metrics", "first"),
     ):
-        answer = server.http.get(f"/api/v1/{path}", params={name: text})
-        assert answer.status_code == 422, (path, name, answer.text)
-        assert answer.json()["error"]["problems"] == [
+        response = server.http.get(f"/api/v1/{path}", params={name: text})
+        assert response.status_code == 422, (path, name, response.text)
+        assert response.json()["error"]["problems"] == [
             f"{name}: must be a whole number, got {text!r}"
         ]
     assert server.get("/experiments", limit=1)["experiments"][0]["id"] == 1
@@ -181,20 +181,20 @@ def test_export_escapes_formulas(sqlite_server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "body", "told"),
+    ("method", "path", "body", "message"),
     [
         ("GET", "/experiments/1.0", None, "experiment_id: must be an id, a whole number "),
         ("PATCH", "/experiments/1", {"name": "a\0b"}, "name: must have no control characters, "),
     ],
 )
 def test_error_states_rule_and_value_once(
-    sqlite_server: Server, method: str, path: str, body: Any, told: str
+    sqlite_server: Server, method: str, path: str, body: Any, message: str
 ) -> None:
     sqlite_server.submit()
-    answer = sqlite_server.http.request(method, f"/api/v1{path}", json=body)
-    assert answer.status_code == 422
-    (problem,) = answer.json()["error"]["problems"]
-    assert problem.startswith(told)
+    response = sqlite_server.http.request(method, f"/api/v1{path}", json=body)
+    assert response.status_code == 422
+    (problem,) = response.json()["error"]["problems"]
+    assert problem.startswith(message)
     assert problem.count("got ") == 1
 
 
@@ -211,9 +211,9 @@ def test_unknown_parameter_is_rejected(
     sqlite_server: Server, method: str, path: str, problem: str
 ) -> None:
     sqlite_server.submit()
-    answer = sqlite_server.http.request(method, f"/api/v1/experiments{path}")
-    assert answer.status_code == 422
-    assert answer.json()["error"]["problems"][0].startswith(problem)
+    response = sqlite_server.http.request(method, f"/api/v1/experiments{path}")
+    assert response.status_code == 422
+    assert response.json()["error"]["problems"][0].startswith(problem)
     assert sqlite_server.get("/experiments/1")["experiment"]["state"] == "ACTIVE"
 
 
@@ -221,12 +221,12 @@ def test_unknown_parameter_is_rejected(
 def test_control_characters_in_names_are_rejected(sqlite_server: Server, bad: str) -> None:
     server = sqlite_server
     server.submit()
-    answers = [send(server, name=bad), send(server, labels=[bad])]
-    answers += [
+    responses = [send(server, name=bad), send(server, labels=[bad])]
+    responses += [
         server.http.patch("/api/v1/experiments/1", json=change)
         for change in ({"name": bad}, {"labels": [bad]})
     ]
-    answers += [
+    responses += [
         server.http.post("/api/v1/experiments/1/fork", json={"config": {"name": bad}}),
         server.http.post("/api/v1/models", json={"name": bad}),
         send(server, description="a\x1b[2J"),
@@ -241,12 +241,12 @@ def test_control_characters_in_names_are_rejected(sqlite_server: Server, bad: st
         {"identity": bad},
         {"slots": [{"id": 0, "device": bad}]},
     ):
-        answers.append(server.http.post("/api/v1/agents", json=agent | change))
-    for answer in answers:
-        problems(answer)
+        responses.append(server.http.post("/api/v1/agents", json=agent | change))
+    for response in responses:
+        problems(response)
     for path, body in (("quotas/label", {"max_slots": 1}), ("pools", {"policy": "fifo"})):
-        answer = server.http.put(f"/api/v1/{path}/{quote(bad)}", json=body)
-        assert answer.status_code in {404, 422}, answer.text
+        response = server.http.put(f"/api/v1/{path}/{quote(bad)}", json=body)
+        assert response.status_code in {404, 422}, response.text
     assert server.experiment()["name"] == "digits"
     assert server.get("/agents")["agents"] == []
 
@@ -272,10 +272,10 @@ def test_unknown_nodes_are_rejected(sqlite_server: Server) -> None:
     server.add_agent()
     run_id = server.begin().run_id
     for node in (1, -1, 10**9):
-        answer = server.http.post(
+        response = server.http.post(
             f"/api/v1/runs/{run_id}/exited", json={"exit_code": 0, "node": node}
         )
-        assert answer.status_code == 404, answer.text
+        assert response.status_code == 404, response.text
         lines = {"first": 0, "entries": [], "node": node}
         assert server.http.post(f"/api/v1/runs/{run_id}/logs", json=lines).status_code == 404
     assert server.trial()["state"] == "RUNNING"
@@ -291,7 +291,7 @@ def test_names_of_earlier_versions_are_accepted(sqlite_server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    ("space", "place"),
+    ("space", "key"),
     [
         ({"a\tb": 1}, "hyperparameters: names"),
         ({"net": [{"x\x1b[2J": 1}]}, "hyperparameters.net[0]: names"),
@@ -299,20 +299,20 @@ def test_names_of_earlier_versions_are_accepted(sqlite_server: Server) -> None:
     ],
 )
 def test_control_characters_in_hyperparameter_names(
-    server: Server, space: dict[str, Any], place: str
+    server: Server, space: dict[str, Any], key: str
 ) -> None:
-    told = problems(
+    errors = problems(
         server.try_submit(hyperparameters={"deepspeed_config": "ds_config.json"} | space)
     )
-    assert f"{place} must have no control characters, got" in told
+    assert f"{key} must have no control characters, got" in errors
     assert server.get("/experiments")["experiments"] == []
     searcher = {"name": "custom", "metric": "loss", "max_length": 10}
     server.submit(searcher=searcher)
     create = {"kind": "create", "trial_id": 1, "hparams": space}
     body = {"after": -1, "handled": 0, "operations": [create]}
-    answer = server.http.post("/api/v1/experiments/1/searcher/operations", json=body)
-    assert answer.status_code == 422
-    assert "must have no control characters" in answer.text
+    response = server.http.post("/api/v1/experiments/1/searcher/operations", json=body)
+    assert response.status_code == 422
+    assert "must have no control characters" in response.text
     assert server.trials() == []
 
 
@@ -341,8 +341,10 @@ def test_fast_routes_answer_as_router_does(
     body = b'{"first": 1, "records": []}' if path.startswith("/runs/7") else b"{"
 
     def send_request() -> tuple[int, dict[str, str], bytes]:
-        answer = server.http.request(method, f"/api/v1{path}", content=body, follow_redirects=False)
-        return answer.status_code, dict(answer.headers), answer.content
+        response = server.http.request(
+            method, f"/api/v1{path}", content=body, follow_redirects=False
+        )
+        return response.status_code, dict(response.headers), response.content
 
     direct = send_request()
     assert direct[0] == status

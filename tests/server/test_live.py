@@ -1,4 +1,4 @@
-"""The journal behind the event streams: bounded, and only for those who read."""
+"""Event journal behind the streams: limited, and only for active readers."""
 
 import asyncio
 import json
@@ -29,15 +29,15 @@ def test_journal_is_limited_by_bytes() -> None:
         assert await anext(stream) is None  # it reads everything first
         assert await anext(stream) == []
         happen(journal, 1, 9_000, 5)
-        held = await anext(stream)
-        assert held is not None
-        assert [entry.number for entry in held] == [1, 2, 3, 4, 5]
+        events = await anext(stream)
+        assert events is not None
+        assert [entry.number for entry in events] == [1, 2, 3, 4, 5]
         happen(journal, 1, 9_000, 1000)
         assert 80_000 < journal.held_bytes <= 100_000
         assert await anext(stream) is None, "it has missed something and must read all again"
-        rest = await anext(stream)
-        assert rest is not None
-        assert rest[-1].number == 1005
+        newest = await anext(stream)
+        assert newest is not None
+        assert newest[-1].number == 1005
         happen(journal, 1, 200_000)
         assert journal.held_bytes == 0
         assert await anext(stream) is None
@@ -99,8 +99,8 @@ def test_followed_experiment_streams_metrics(server: Server, value: float) -> No
     stream = portal.call(_open, journal)
     server.report(spec.run_id, *(metrics("training", step, loss=value) for step in (1, 2)))
     until("both are in the journal", lambda: journal._last >= 4)
-    told = [entry.resource for entry in journal._entries if entry.kind == "metric"]
-    points = [json.loads(each)["metrics"][0]["points"] for each in told]
+    payloads = [entry.resource for entry in journal._entries if entry.kind == "metric"]
+    points = [json.loads(content)["metrics"][0]["points"] for content in payloads]
     wire = {0.5: 0.5, float("inf"): "Infinity"}.get(value, "NaN")
     assert points == [[[1, wire]], [[2, wire]]]
     portal.call(stream.aclose)
@@ -134,7 +134,7 @@ def _kill(work: UnitOfWork) -> None:
 def test_reader_before_commit_reads_again(
     sqlite_server: Server, change: Callable[[UnitOfWork], None]
 ) -> None:
-    """A reader that opens its stream in the middle of a change would miss its events."""
+    """A reader that opens its stream during a transaction must read again."""
     server = sqlite_server
     searcher = {"name": "random", "metric": "loss", "max_length": 10, "max_trials": 3}
     server.submit(searcher=searcher)
@@ -155,7 +155,7 @@ def test_reader_before_commit_reads_again(
 
 
 async def _reads_again(stream: AsyncGenerator[list[Entry] | None, None]) -> bool:
-    """Wait until a stream has its reader read everything again."""
+    """Wait until a stream requests a full reload."""
     async with asyncio.timeout(DEADLINE_S):
         async for entries in stream:
             if entries is None:

@@ -1,4 +1,4 @@
-"""A server whose database is held, or whose clients read nothing, goes on answering the others."""
+"""Requests succeed while the database is locked or other clients do not read."""
 
 import sqlite3
 import threading
@@ -21,7 +21,7 @@ WRITERS = 45
 
 @contextmanager
 def locked(server: Server) -> Iterator[None]:
-    """Keep another process's lock on the database: nothing of an experiment can be changed."""
+    """Hold another process's lock on the database, which blocks all changes."""
     if server.services.database.sqlite:
         holder: Any = sqlite3.connect(
             server.services.orchestrator.home.database, isolation_level=None
@@ -48,31 +48,31 @@ def test_locked_database_blocks_no_reader(server: Server) -> None:
 
     with ThreadPoolExecutor(WRITERS) as pool:
         with locked(server):
-            answers = [pool.submit(rename) for _ in range(WRITERS)]
+            responses = [pool.submit(rename) for _ in range(WRITERS)]
             until("changes wait", lambda: server.services.database.waiting or before)
             for path in ("/api/v1/experiments", "/api/v1/agents", "/metrics"):
                 get = partial(server.http.get, path)
-                until(f"{path} answers", get, lambda answer: answer.status_code == 200)
-            refused = [answer.result() for answer in answers]
+                until(f"{path} answers", get, lambda response: response.status_code == 200)
+            refused = [response.result() for response in responses]
             stalled = until("it is ill", partial(server.http.get, "/healthz"), _is_stalled)
             assert "the database has stored nothing for" in stalled.json()["error"]["message"]
-        assert {answer.status_code for answer in refused} == {503}
-        assert {answer.headers["Retry-After"] for answer in refused} == {"2"}
+        assert {response.status_code for response in refused} == {503}
+        assert {response.headers["Retry-After"] for response in refused} == {"2"}
         assert "the database has been busy for 10 s; try again" in refused[0].text
         assert server.experiment()["name"] == "digits"
         again = [pool.submit(until, "it is made", rename, _is_made) for _ in range(WRITERS)]
-        assert {answer.result().status_code for answer in again} == {200}
+        assert {response.result().status_code for response in again} == {200}
     assert server.experiment()["name"] == "new"
     healthy = partial(server.http.get, "/healthz")
-    until("it is healthy", healthy, lambda answer: answer.status_code == 200)
+    until("it is healthy", healthy, lambda response: response.status_code == 200)
 
 
-def _is_stalled(answer: Any) -> bool:
-    return bool(answer.status_code == 503)
+def _is_stalled(response: Any) -> bool:
+    return bool(response.status_code == 503)
 
 
-def _is_made(answer: Any) -> bool:
-    return bool(answer.status_code == 200)
+def _is_made(response: Any) -> bool:
+    return bool(response.status_code == 200)
 
 
 def test_rejected_change_is_never_applied(
@@ -88,8 +88,8 @@ def test_rejected_change_is_never_applied(
         behind = pool.submit(server.http.patch, path, json={"notes": "in time"})
         until("the next change waits", lambda: server.services.database.waiting == 2)
         healthy = partial(server.http.get, "/healthz")
-        until("it is healthy", healthy, lambda answer: answer.status_code == 200)
-        assert server.services.database.waiting == 3  # its own, too: it was not waited for
+        until("it is healthy", healthy, lambda response: response.status_code == 200)
+        assert server.services.database.waiting == 3  # the running one included
     assert (refused.status_code, behind.result().status_code) == (503, 200)
     assert (server.experiment()["name"], server.experiment()["notes"]) == ("digits", "in time")
 
@@ -97,11 +97,11 @@ def test_rejected_change_is_never_applied(
 @pytest.mark.slow
 def test_readers_over_pool_size_get_retry_after(server: Server) -> None:
     pool: Any = server.services.database._readers.pool
-    with ExitStack() as held:
+    with ExitStack() as connections:
         for _ in range(pool.size() + pool._max_overflow):
-            held.enter_context(server.services.database.read())
-        answer = server.http.get("/api/v1/experiments")
-        assert (answer.status_code, answer.headers["Retry-After"]) == (503, "2")
+            connections.enter_context(server.services.database.read())
+        response = server.http.get("/api/v1/experiments")
+        assert (response.status_code, response.headers["Retry-After"]) == (503, "2")
         assert server.http.get("/healthz").status_code == 200
     assert server.http.get("/api/v1/experiments").status_code == 200
 
@@ -117,20 +117,20 @@ def test_unread_exports_hold_no_connection(server: Server) -> None:
     with ThreadPoolExecutor(30) as readers:
         stalled = [readers.submit(_read_nothing, server, release) for _ in range(30)]
         until("as many as may are on their way", export.locked)
-        until("the others are refused", lambda: sum(each.done() for each in stalled) == 14)
+        until("the others are refused", lambda: sum(reader.done() for reader in stalled) == 14)
         until("no connection is held", lambda: pool.checkedout() == 0)
         for path in ("/healthz", "/api/v1/experiments", "/api/v1/trials/1/metrics"):
             assert server.http.get(path).status_code == 200
-        answer = server.http.get("/api/v1/experiments/1/metrics/export")
-        assert (answer.status_code, answer.headers["Retry-After"]) == (429, "5")
+        response = server.http.get("/api/v1/experiments/1/metrics/export")
+        assert (response.status_code, response.headers["Retry-After"]) == (429, "5")
         release.set()
-        statuses = [each.result() for each in stalled]
+        statuses = [reader.result() for reader in stalled]
     assert sorted(statuses) == [200] * 16 + [429] * 14
     assert len(server.http.get("/api/v1/experiments/1/metrics/export").text.splitlines()) == 3
 
 
 def _read_nothing(server: Server, release: threading.Event) -> int:
-    """Ask for an export as a client that takes what it is sent only when it is let go."""
+    """Request an export as a client that reads nothing until it is released."""
     status = 0
 
     async def ask() -> None:

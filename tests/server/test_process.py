@@ -1,4 +1,4 @@
-"""The server as a process: its start, its end, its death."""
+"""Server process: start, stop, kill."""
 
 import contextlib
 import ctypes
@@ -34,7 +34,7 @@ PIDFD_GETFD = 438  # the number of a system call that Python has no name for
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """One process for the tests that leave it alive."""
+    """Server process shared by tests that do not kill it."""
     server = LiveServer(tmp_path_factory.mktemp("live") / "home")
     server.start()
     yield server
@@ -43,7 +43,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
 
 @pytest.fixture
 def mortal(tmp_path: Path) -> Iterator[LiveServer]:
-    """A process that the test may kill."""
+    """Server process that the test may kill."""
     server = LiveServer(tmp_path / "home")
     server.start()
     yield server
@@ -62,18 +62,18 @@ def add_agent(client: Client, slots: int) -> int:
 
 
 def accepted_by(server: LiveServer) -> Iterator[socket.socket]:
-    """The server's own ends of its connections, which the kernel gives to a parent."""
-    said = json.loads((server.home / "server.json").read_text())
+    """Yield the server's ends of its connections, copied by the parent process."""
+    content = json.loads((server.home / "server.json").read_text())
     libc = ctypes.CDLL(None, use_errno=True)
-    handle = os.pidfd_open(said["pid"])
+    handle = os.pidfd_open(content["pid"])
     try:
-        for connection in psutil.Process(said["pid"]).net_connections("tcp"):
+        for connection in psutil.Process(content["pid"]).net_connections("tcp"):
             if connection.status == psutil.CONN_ESTABLISHED:
                 copy = libc.syscall(PIDFD_GETFD, handle, connection.fd, 0)
                 if copy < 0:
                     pytest.skip(f"the kernel refuses: {os.strerror(ctypes.get_errno())}")
-                with socket.socket(fileno=copy) as found:
-                    yield found
+                with socket.socket(fileno=copy) as peer:
+                    yield peer
     finally:
         os.close(handle)
 
@@ -81,7 +81,7 @@ def accepted_by(server: LiveServer) -> Iterator[socket.socket]:
 def test_keep_alive_response_skips_delayed_ack(
     live: LiveServer,
 ) -> None:
-    # With Nagle's algorithm every answer but the first takes 40 ms, on any machine.
+    # With Nagle's algorithm every response but the first takes 40 ms, on any machine.
     with httpx.Client(base_url=live.url, timeout=DEADLINE_S) as http:
         assert http.get("/healthz").json() == {"status": "ok"}
         options = [
@@ -110,9 +110,9 @@ def test_invalid_port_is_one_message(tmp_path: Path) -> None:
     other = LiveServer(tmp_path / "other")
     refused = other.spawn("--port", "80000")
     assert refused.wait(DEADLINE_S) == 2
-    told = other.log.read_text()
-    assert "--port: must be a whole number from 0 to 65535, got '80000'" in told
-    assert "Traceback" not in told
+    output = other.log.read_text()
+    assert "--port: must be a whole number from 0 to 65535, got '80000'" in output
+    assert "Traceback" not in output
 
 
 def test_public_host_requires_an_option(tmp_path: Path) -> None:
@@ -158,19 +158,19 @@ def test_long_poll_returns_on_change(mortal: LiveServer, tmp_path: Path) -> None
     client = mortal.client()
     agent_id = add_agent(client, 1)
     empty = client.work(agent_id, 0, 0)
-    answers: list[Any] = []
+    responses: list[Any] = []
 
     def wait_for_work() -> None:
         work = empty
         while not work.runs:
             work = client.work(agent_id, empty.version, 30)
-        answers.append(work)
+        responses.append(work)
 
     thread = threading.Thread(target=wait_for_work)
     thread.start()
     experiment_id = submit(mortal.client(), tmp_path)
     thread.join(DEADLINE_S)
-    (item,) = answers[0].runs
+    (item,) = responses[0].runs
     assert item.spec.experiment_id == experiment_id
     assert item.spec.master == mortal.url
     run = Client(mortal.url, item.spec.token)
@@ -180,13 +180,13 @@ def test_long_poll_returns_on_change(mortal: LiveServer, tmp_path: Path) -> None
         directive = now
         while directive.version == now.version:
             directive = run.directive(item.run_id, now.version, 30)
-        answers.append(directive)
+        responses.append(directive)
 
     thread = threading.Thread(target=wait_for_directive)
     thread.start()
     mortal.client().experiment_action(experiment_id, "cancel")
     thread.join(DEADLINE_S)
-    assert answers[1].action == "stop"
+    assert responses[1].action == "stop"
     run.close()
     client.run_exited(item.run_id, RunExit(66))
     assert client.experiment(experiment_id)["state"] == "CANCELED"
@@ -205,9 +205,9 @@ def test_stream_resumes_after_cursor(mortal: LiveServer, tmp_path: Path) -> None
     assert "no agent is connected" in first[1].data["waiting_reason"]
 
     agent_id = add_agent(client, 1)
-    told = {event.name: event.data for _, event in zip(range(2), stream, strict=False)}
-    assert told["experiment"]["waiting_reason"] is None
-    assert told["trial"]["waiting_reason"] is None
+    events = {event.name: event.data for _, event in zip(range(2), stream, strict=False)}
+    assert events["experiment"]["waiting_reason"] is None
+    assert events["trial"]["waiting_reason"] is None
     run_id = client.work(agent_id, 0, 0).runs[0].run_id
     client.run_started(run_id)
     batch = ReportBatch(1, [training(5, 0.5), checkpoint(5, str(experiment_id))])
@@ -255,13 +255,13 @@ def test_acknowledged_reports_survive_kill(mortal: LiveServer, tmp_path: Path) -
     done = threading.Event()
 
     def reporter(run_id: int) -> None:
-        mine = mortal.client()
+        client = mortal.client()
         for number in itertools.count(1, 3):
             records = [training(number + k, float(number + k)) for k in range(3)]
             body = msgspec.msgpack.encode(ReportBatch(number, records))
             while True:
                 try:
-                    assert mine.report(run_id, body) == number + 2
+                    assert client.report(run_id, body) == number + 2
                 except UnreachableError:
                     if done.wait(0.02):
                         return
@@ -294,12 +294,12 @@ def test_acknowledged_reports_survive_kill(mortal: LiveServer, tmp_path: Path) -
 
 
 def test_readonly_home_is_one_message(tmp_path: Path) -> None:
-    # Root may write anywhere: as root, the server becomes somebody else.
+    # Root may write anywhere, so the server runs as another user.
     drop = "os.setgroups([]), os.setgid(65534), os.setuid(65534)" if os.getuid() == 0 else "0"
     start = f"import os, sys; from zeroserver.process import main; {drop}; sys.exit(main())"
-    with tempfile.TemporaryDirectory(prefix="zerolab-") as place:
-        Path(place).chmod(0o755)
-        home = Home(Path(place) / "home").create()
+    with tempfile.TemporaryDirectory(prefix="zerolab-") as folder:
+        Path(folder).chmod(0o755)
+        home = Home(Path(folder) / "home").create()
         if os.getuid() == 0:
             for path in (home.path, *home.path.iterdir()):
                 os.chown(path, 65534, 65534)

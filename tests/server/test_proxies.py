@@ -47,7 +47,7 @@ LARGE = 12 * 2**20
 
 
 def config_of(title: str) -> str:
-    """The block of the page that follows a line which starts with a title."""
+    """Return the code block after the line that starts with a title."""
     match = re.search(rf"^{title}.*?```\n(.*?)```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     assert match is not None
     return match[1]
@@ -76,14 +76,14 @@ def command_of(proxy: str, folder: Path, port: int, target: int) -> list[str]:
 def proxied(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[LiveServer, str]]:
-    """A server and the address of a proxy in front of it."""
+    """Start a server and a proxy; yield the server and the proxy's address."""
     proxy = request.param
     if shutil.which(proxy) is None or shutil.which("openssl") is None:
         pytest.skip(f"{proxy} or openssl is not installed")
-    words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
-    words += ["-nodes", "-days", "2", "-subj", "/CN=localhost", "-addext"]
-    words += ["subjectAltName=DNS:localhost", "-keyout", "key.pem", "-out", "cert.pem"]
-    subprocess.run(words, cwd=tmp_path, check=True, capture_output=True)
+    openssl = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    openssl += ["-nodes", "-days", "2", "-subj", "/CN=localhost", "-addext"]
+    openssl += ["subjectAltName=DNS:localhost", "-keyout", "key.pem", "-out", "cert.pem"]
+    subprocess.run(openssl, cwd=tmp_path, check=True, capture_output=True)
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
     server = LiveServer(tmp_path / "server", "--host-name", "localhost")
     server.start()
@@ -133,8 +133,8 @@ def test_page_behind_proxy(proxied: tuple[LiveServer, str]) -> None:
                 CONFIG | {"name": "seen"}, archive.pack(_script(server, "1"))
             )
             assert any('"seen"' in line for line in lines)
-        made = browser.post(create, json={"name": "m"}, headers={"Origin": url})
-        assert made.is_success, made.text
+        response = browser.post(create, json={"name": "m"}, headers={"Origin": url})
+        assert response.is_success, response.text
 
 
 def _script(server: LiveServer, source: str) -> Path:
@@ -147,25 +147,25 @@ def _script(server: LiveServer, source: str) -> Path:
 def test_agent_and_large_files_behind_proxy(
     proxied: tuple[LiveServer, str], tmp_path: Path
 ) -> None:
-    """A model directory that cannot be compressed goes up, to the agent and down again."""
+    """Transfer an incompressible model directory through the proxy in both directions."""
     server, url = proxied
     folder = _script(
         server, f"import os; assert os.path.getsize('data.bin') == {LARGE}; print('ok')"
     )
     content = random.Random(0).randbytes(LARGE)
     (folder / "data.bin").write_bytes(content)
-    words = [sys.executable, "-m", "zerolab", "agent", "start", "--server", url, "--cpu"]
+    command = [sys.executable, "-m", "zerolab", "agent", "start", "--server", url, "--cpu"]
     environment = {**os.environ, ENV_HOME: str(tmp_path / "agent"), "CUDA_VISIBLE_DEVICES": ""}
     log = tmp_path / "agent.log"
     with log.open("wb") as output, Client(url, server.token, timeout_s=DEADLINE_S) as client:
-        token = [*words, "--slots", "1", "--token-file", str(server.home / "agent.token")]
+        token = [*command, "--slots", "1", "--token-file", str(server.home / "agent.token")]
         agent = subprocess.Popen(token, env=environment, stdout=output, stderr=output)
         try:
             number = client.create_experiment(CONFIG, archive.pack(folder))["id"]
             ended = until(
                 "the experiment has ended",
                 lambda: client.experiment(number),
-                lambda one: one["state"] in {"COMPLETED", "ERROR"},
+                lambda row: row["state"] in {"COMPLETED", "ERROR"},
                 details=log.read_text,
             )
             logs = client.get(f"/experiments/{number}/logs", limit=100)["logs"]

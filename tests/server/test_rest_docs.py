@@ -1,4 +1,4 @@
-"""docs/rest.md, the OpenAPI document and the answers agree."""
+"""docs/rest.md, the OpenAPI document and the responses agree."""
 
 import importlib
 import os
@@ -26,8 +26,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "rest.md"
 EXAMPLE = re.compile(r"^```sh\n(.*?)^```", re.DOTALL | re.MULTILINE)
 ROWS = {
-    (method, path): told
-    for method, path, told in re.findall(
+    (method, path): row_text
+    for method, path, row_text in re.findall(
         r"^\| `(GET|POST|PUT|PATCH|DELETE) (/\S+)` \| (.*) \|$", PAGE.read_text(), re.MULTILINE
     )
 }
@@ -45,14 +45,16 @@ def test_documented_routes_equal_actual_routes(
         for path, operations in document["paths"].items()
         for method in operations
     }
-    told = {(method, path if path in AT_THE_ROOT else f"/api/v1{path}") for method, path in ROWS}
-    assert told == served
+    documented = {
+        (method, path if path in AT_THE_ROOT else f"/api/v1{path}") for method, path in ROWS
+    }
+    assert documented == served
 
 
 def test_generated_types_and_tables_are_current() -> None:
-    made = generated(ROOT)
-    assert {path.name for path in made} == {"resources.ts", "rest.md", "life_cycle.md"}
-    for path, text in made.items():
+    files = generated(ROOT)
+    assert {path.name for path in files} == {"resources.ts", "rest.md", "life_cycle.md"}
+    for path, text in files.items():
         assert path.read_text(encoding="utf-8") == text, "run: python -m zeroserver.api.generate"
     for kind in TOLD:
         assert f"<!-- resource {kind.__name__} -->" in PAGE.read_text(encoding="utf-8")
@@ -62,8 +64,10 @@ def test_every_declared_resource_is_documented() -> None:
     room = f"{resources.__name__}."
     for file in pkgutil.iter_modules(resources.__path__, room):
         importlib.import_module(file.name)
-    declared = {each for each in Resource.__subclasses__() if each.__module__.startswith(room)}
-    assert {each.__name__ for each in declared} == set(resources.__all__)
+    declared = {
+        class_ for class_ in Resource.__subclasses__() if class_.__module__.startswith(room)
+    }
+    assert {class_.__name__ for class_ in declared} == set(resources.__all__)
 
 
 def test_new_resource_field_is_one_line(server: Server) -> None:
@@ -84,13 +88,17 @@ def test_every_parameter_is_in_the_row_of_its_route(sqlite_server: Server) -> No
     missing = []
     for path, operations in sqlite_server.get("/openapi.json")["paths"].items():
         for method, operation in operations.items():
-            told = ROWS[method.upper(), path.removeprefix("/api/v1")]
+            row = ROWS[method.upper(), path.removeprefix("/api/v1")]
             queried = {
-                each["name"] for each in operation.get("parameters", ()) if each["in"] == "query"
+                parameter["name"]
+                for parameter in operation.get("parameters", ())
+                if parameter["in"] == "query"
             }
             if queried >= PAGED and "Page" in str(operation["responses"]["200"]):
-                queried -= PAGED - set(re.findall(r"`(\w+)`", told))  # told once, under "Lists"
-            missing += [f"{method} {path}: {name}" for name in queried if f"`{name}`" not in told]
+                queried -= PAGED - set(
+                    re.findall(r"`(\w+)`", row)
+                )  # documented once, under "Lists"
+            missing += [f"{method} {path}: {name}" for name in queried if f"`{name}`" not in row]
     assert missing == []
 
 
@@ -110,9 +118,9 @@ def test_every_server_option_is_documented() -> None:
     (section,) = re.findall(
         r"^## Running the server\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL
     )
-    told = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", section))
-    options = {name for each in _parser()._actions for name in each.option_strings}
-    assert told == {name for name in options if name.startswith("--")} - {"--help"}
+    documented = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", section))
+    options = {name for action in _parser()._actions for name in action.option_strings}
+    assert documented == {name for name in options if name.startswith("--")} - {"--help"}
 
 
 def test_responses_match_their_models(server: Server) -> None:
@@ -144,9 +152,9 @@ def test_responses_match_their_models(server: Server) -> None:
         "/jobs": resources.JobPage,
     }
     for path, model in expected.items():
-        answer: Any = server.http.get(f"/api/v1{path}")
-        assert answer.status_code == 200, path
-        msgspec.json.decode(answer.content, type=model)
+        response: Any = server.http.get(f"/api/v1{path}")
+        assert response.status_code == 200, path
+        msgspec.json.decode(response.content, type=model)
     (saved,) = server.get("/trials/1/checkpoints")["checkpoints"]
     assert saved["metrics"] == {"loss": 1.0}
     assert (saved["size_bytes"], saved["metadata"]) == (10, {"note": "x"})

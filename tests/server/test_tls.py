@@ -23,10 +23,10 @@ pytestmark = pytest.mark.processes
 def certificate(tmp_path: Path) -> tuple[Path, Path]:
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed")
-    words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
-    words += ["-nodes", "-days", "2", "-subj", "/CN=localhost", "-addext"]
-    words += ["subjectAltName=DNS:localhost", "-keyout", "key.pem", "-out", "cert.pem"]
-    subprocess.run(words, cwd=tmp_path, check=True, capture_output=True)
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    command += ["-nodes", "-days", "2", "-subj", "/CN=localhost", "-addext"]
+    command += ["subjectAltName=DNS:localhost", "-keyout", "key.pem", "-out", "cert.pem"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
     return tmp_path / "cert.pem", tmp_path / "key.pem"
 
 
@@ -37,9 +37,9 @@ def tls_url(tmp_path: Path, certificate: tuple[Path, Path]) -> Iterator[str]:
     options = ["--host-name", "localhost", "--tls-cert", cert, "--tls-key", key]
     process = server.spawn("--port", str(free_port()), *options)
     try:
-        noted = until("it listens", lambda: read_json(server.home / "server.json"),
+        content = until("it listens", lambda: read_json(server.home / "server.json"),
                       details=server.log.read_text)  # fmt: skip
-        yield str(noted["url"])
+        yield str(content["url"])
     finally:
         process.kill()
         process.wait()
@@ -101,7 +101,7 @@ def test_behind_https_needs_no_header_of_the_proxy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("options", "message"),
     [
         (["--tls-cert", "cert.pem"], "--tls-key: missing; give both files"),
         (["--tls-key", "key.pem"], "--tls-cert: missing; give both files"),
@@ -112,8 +112,8 @@ def test_behind_https_needs_no_header_of_the_proxy(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.usefixtures("certificate")
-def test_unusable_tls_options_are_refused(tmp_path: Path, words: list[str], message: str) -> None:
-    command = [sys.executable, "-m", "zeroserver", "--home", str(tmp_path / "home"), *words]
+def test_unusable_tls_options_are_refused(tmp_path: Path, options: list[str], message: str) -> None:
+    command = [sys.executable, "-m", "zeroserver", "--home", str(tmp_path / "home"), *options]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert message in done.stderr

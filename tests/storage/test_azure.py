@@ -109,9 +109,9 @@ def test_azure_errors_are_reported(azurite: str, tmp_path: Path) -> None:
 
 def test_invalid_connection_string_fails_submission(server: Server) -> None:
     pytest.importorskip("adlfs", reason="needs the extra azure: pip install 'zerolab[azure]'")
-    answer = server.try_submit(checkpoint_storage=azure(connection_string="secret-garbage"))
-    assert answer.status_code == 422, answer.text
-    (problem,) = answer.json()["error"]["problems"]
+    response = server.try_submit(checkpoint_storage=azure(connection_string="secret-garbage"))
+    assert response.status_code == 422, response.text
+    (problem,) = response.json()["error"]["problems"]
     assert "az://models: cannot be opened: " in problem
     assert problem.endswith(
         "set checkpoint_storage.connection_string, or account_url and credential"

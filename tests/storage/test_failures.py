@@ -29,9 +29,9 @@ from zerotrial.loop.stop_reason import StopReason
 
 
 def problems(server: Server, storage: dict[str, Any]) -> list[str]:
-    answer = server.try_submit(checkpoint_storage=storage)
-    assert answer.status_code == 422, answer.text
-    listed: list[str] = answer.json()["error"]["problems"]
+    response = server.try_submit(checkpoint_storage=storage)
+    assert response.status_code == 422, response.text
+    listed: list[str] = response.json()["error"]["problems"]
     assert server.get("/experiments")["experiments"] == []
     return listed
 
@@ -76,9 +76,9 @@ def test_unreachable_store_is_retried(server: Server) -> None:
         "access_key": "somebody",
         "secret_key": "something",
     }
-    answer = server.try_submit(checkpoint_storage=storage).json()
-    assert answer["experiment"]["state"] == "ACTIVE"
-    (warning,) = answer["warnings"]
+    response = server.try_submit(checkpoint_storage=storage).json()
+    assert response["experiment"]["state"] == "ACTIVE"
+    (warning,) = response["warnings"]
     assert f"nothing answers at {storage['endpoint_url']}" in warning
     options = {key: storage[key] for key in ("endpoint_url", "access_key", "secret_key")}
     store = CheckpointStore(StorageAddress(root="s3://b", options=options))
@@ -100,10 +100,10 @@ def test_unresponsive_store_fails_submission_quickly(
                 "access_key": "somebody",
                 "secret_key": "not-for-others",
             }
-            answer = server.try_submit(checkpoint_storage=storage)
-            assert answer.status_code == 201, answer.text
+            response = server.try_submit(checkpoint_storage=storage)
+            assert response.status_code == 201, response.text
             fork = server.post("/experiments/1/fork")
-        for body in (answer.json(), fork):
+        for body in (response.json(), fork):
             (warning,) = body["warnings"]
             assert "checkpoint storage s3://b: has not answered within 0.05 s; see" in warning
             assert warning.endswith("is submitted, and its trials wait for the storage")

@@ -207,9 +207,9 @@ def test_trial_cannot_claim_anothers_checkpoint(server: Server) -> None:
     first, second = server.begin(1), server.begin(2)
     server.report(first.run_id, checkpoint(1))
     assert server.send(first.run_id, 2, [checkpoint(1)]).status_code == 200
-    answer = server.send(second.run_id, 1, [checkpoint(1)])
-    assert answer.status_code == 422
-    assert "another trial's" in answer.text
+    response = server.send(second.run_id, 1, [checkpoint(1)])
+    assert response.status_code == 422
+    assert "another trial's" in response.text
     (record,) = server.get("/experiments/1/checkpoints")["checkpoints"]
     assert record["trial_id"] == 1
 
@@ -237,9 +237,9 @@ def test_server_stays_inside_checkpoint(server: Server) -> None:
     text = json.dumps(sizes).replace(":", "\\:")
     server.execute(f"UPDATE checkpoints SET resources = '{text}' WHERE uuid = '{uuid}'")
     for name in names:
-        answer = server.http.get(f"/api/v1/checkpoints/{uuid}/file", params={"name": name})
-        assert answer.status_code == 404, answer.text
-        assert server.token not in answer.text
+        response = server.http.get(f"/api/v1/checkpoints/{uuid}/file", params={"name": name})
+        assert response.status_code == 404, response.text
+        assert server.token not in response.text
     body = {"uuids": [uuid], "globs": ["*.txt", "link", "model0/*"]}
     server.post("/checkpoints/remove", body)
     until(

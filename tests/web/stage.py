@@ -65,7 +65,7 @@ def _sweep(played: Server) -> int:
     experiment_id = int(
         played.submit(name="sweep", searcher=searcher, hyperparameters=hparams)["id"]
     )
-    for place, item in enumerate(played.given(TRIALS)):
+    for place, item in enumerate(played.wait_for_runs(TRIALS)):
         final = 1 + (place * 7 % TRIALS) / TRIALS
         records = [
             metrics("training", step, loss=final + 1 / step, loss_scale=65536.0, skipped_steps=0.0)
@@ -84,7 +84,7 @@ def _long(played: Server) -> int:
     """One trial with more points than a chart, also at zero and below it."""
     hparams = {"deepspeed_config": "ds_config.json", "rate": 1e-7, "word": "yes", "text": "a: b"}
     experiment_id = int(played.submit(name="long", hyperparameters=hparams)["id"])
-    (item,) = played.given(1)
+    (item,) = played.wait_for_runs(1)
     played.post(f"/runs/{item.run_id}/started", {})
     for start in range(1, LONG_STEPS, 1000):
         played.send(item.run_id, start, [_point(step) for step in range(start, start + 1000)])
@@ -115,7 +115,7 @@ def _waiting(played: Server) -> int:
 def _empty(played: Server) -> int:
     """One that completes without a validation."""
     experiment_id = int(played.submit(name="empty")["id"])
-    (item,) = played.given(1)
+    (item,) = played.wait_for_runs(1)
     played.post(f"/runs/{item.run_id}/started", {})
     played.send(item.run_id, 1, [metrics("training", 1, loss=1.0)])
     played.exit(item.run_id, 0)
@@ -127,7 +127,7 @@ def _failed(played: Server) -> int:
     experiment_id = int(
         played.submit(name="failed", resources={"slots_per_trial": 2}, max_restarts=0)["id"]
     )
-    (item,) = played.given(1)
+    (item,) = played.wait_for_runs(1)
     played.post(f"/runs/{item.run_id}/started", {})
     played.log(item.run_id, 0, *(f"line {number} of rank 0" for number in range(LINES)))
     played.log(item.run_id, LINES, "\x1b[31mred\x1b[0m words of rank 1", rank=1)

@@ -148,9 +148,9 @@ def test_login_link_works_once(site: Site, stranger: Watched) -> None:
     page.goto(link)
     expect(page.get_by_role("link", name="digits-smoke")).to_be_visible()
     page.context.clear_cookies()
-    answer = page.goto(link)
-    assert answer is not None
-    assert answer.status == 403
+    response = page.goto(link)
+    assert response is not None
+    assert response.status == 403
     expect(page.locator("body")).to_contain_text("zerolab")
     stranger.show("#/")
     expect(hint).to_contain_text("zerolab open")

@@ -87,14 +87,14 @@ def plain(edit: str, accumulation: int) -> tuple[list[Any], dict[str, Tensor]]:
     torch.manual_seed(0)
     model = Model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=0.1)
-    answers = []
+    rank_results = []
     for step in range(STEPS):
         optimizer.zero_grad()
         for part in inputs(step).chunk(accumulation):
             (model(part) / accumulation).backward()
-        answers.append(EDITS[edit](model) if step != 1 else 0.0)
+        rank_results.append(EDITS[edit](model) if step != 1 else 0.0)
         optimizer.step()
-    return answers, {name: p.detach() for name, p in model.named_parameters()}
+    return rank_results, {name: p.detach() for name, p in model.named_parameters()}
 
 
 def make_engine(stage: int, accumulation: int = 1, **more: Any) -> Engine:
@@ -113,7 +113,7 @@ def make_engine(stage: int, accumulation: int = 1, **more: Any) -> Engine:
 
 def train(engine: Engine, edit: str, accumulation: int) -> list[Any]:
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    answers = []
+    rank_results = []
     for step in range(STEPS):
         for part in inputs(step).chunk(accumulation):
             engine.backward(engine(part.chunk(ranks)[rank]))
@@ -122,10 +122,10 @@ def train(engine: Engine, edit: str, accumulation: int) -> list[Any]:
                 and not engine.is_gradient_accumulation_boundary()
             ):
                 engine.step()
-        answers.append(EDITS[edit](engine.module) if step != 1 else 0.0)
+        rank_results.append(EDITS[edit](engine.module) if step != 1 else 0.0)
         assert engine.step().updated
         assert engine.module.first.weight.grad is None
-    return answers
+    return rank_results
 
 
 def every_edit() -> dict[Any, Any]:
@@ -134,18 +134,18 @@ def every_edit() -> dict[Any, Any]:
         for edit in EDITS:
             accumulation = 2 if edit in {"twice", "multiply", "drop"} else 1
             engine = make_engine(stage, accumulation)
-            answers = train(engine, edit, accumulation)
+            rank_results = train(engine, edit, accumulation)
             weights = {name: engine.full(name) for name, _ in engine.module.named_parameters()}
-            results[stage, edit, accumulation] = answers, weights
+            results[stage, edit, accumulation] = rank_results, weights
             engine.close()
     return results
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_edited_gradients_count_as_in_plain_torch(ranks: int) -> None:
-    answers = run_on_ranks(every_edit, ranks) if ranks > 1 else [every_edit()]
+    rank_results = run_on_ranks(every_edit, ranks) if ranks > 1 else [every_edit()]
     for (stage, edit, accumulation), (gradients, weights) in (
-        i for a in answers for i in a.items()
+        i for a in rank_results for i in a.items()
     ):
         expected_told, expected = plain(edit, accumulation)
         assert gradients == pytest.approx(expected_told, rel=1e-4), (stage, edit)
@@ -308,10 +308,10 @@ def all_discards(precision: str) -> dict[Any, Any]:
 
 @pytest.mark.parametrize(("ranks", "precision"), [(1, "fp32"), (2, "fp32"), (2, "fp16")])
 def test_discarded_gradients_do_not_count(ranks: int, precision: str) -> None:
-    answers = (
+    rank_results = (
         run_on_ranks(all_discards, ranks, precision) if ranks > 1 else [all_discards(precision)]
     )
-    for (stage, how, at), weights in (item for a in answers for item in a.items()):
+    for (stage, how, at), weights in (item for a in rank_results for item in a.items()):
         for name, value in plain_discards(how, at).items():
             gap = float((weights[name] - value).abs().max())
             assert gap < (2e-5 if precision == "fp32" else 0.03), (stage, how, at, name, gap)
@@ -323,16 +323,16 @@ def read_between_micro_batches() -> dict[Any, Any]:
     for stage in (0, 1, 2):
         for edit in ("clip_norm", "multiply", "replace", "drop"):
             engine = make_engine(stage, 3, train_batch_size=6)
-            answers = []
+            rank_results = []
             for step in range(STEPS):
                 for index, part in enumerate(inputs(step)[:6].chunk(3)):
                     engine.backward(engine(part.chunk(ranks)[rank]))
-                    answers.append(EDITS[edit](engine.module))
+                    rank_results.append(EDITS[edit](engine.module))
                     engine.step()
                     if index == 0:
-                        answers.append(engine.module.second.bias.grad.sum().item())
+                        rank_results.append(engine.module.second.bias.grad.sum().item())
             weights = {name: engine.full(name) for name, _ in engine.module.named_parameters()}
-            results[stage, edit] = answers, weights
+            results[stage, edit] = rank_results, weights
             engine.close()
     return results
 
@@ -341,26 +341,26 @@ def plain_between_micro_batches(edit: str) -> tuple[list[Any], dict[str, Tensor]
     torch.manual_seed(0)
     model = Model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=0.1)
-    answers = []
+    rank_results = []
     for step in range(STEPS):
         optimizer.zero_grad()
         for index, part in enumerate(inputs(step)[:6].chunk(3)):
             (model(part) / 3).backward()
-            answers.append(EDITS[edit](model))
+            rank_results.append(EDITS[edit](model))
             if index == 0:
-                answers.append(model.second.bias.grad.sum().item())
+                rank_results.append(model.second.bias.grad.sum().item())
         optimizer.step()
-    return answers, {name: p.detach() for name, p in model.named_parameters()}
+    return rank_results, {name: p.detach() for name, p in model.named_parameters()}
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_gradients_between_micro_batches(ranks: int) -> None:
-    answers = (
+    rank_results = (
         run_on_ranks(read_between_micro_batches, ranks)
         if ranks > 1
         else [read_between_micro_batches()]
     )
-    for (stage, edit), (gradients, weights) in (item for a in answers for item in a.items()):
+    for (stage, edit), (gradients, weights) in (item for a in rank_results for item in a.items()):
         expected_told, expected = plain_between_micro_batches(edit)
         assert gradients == pytest.approx(expected_told, rel=1e-3, abs=1e-6), (stage, edit)
         for name, value in expected.items():

@@ -140,9 +140,9 @@ def every_case() -> dict[Any, dict[str, Tensor]]:
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_gradient_hooks_change_full_gradients(ranks: int) -> None:
-    answers = run_on_ranks(every_case, ranks) if ranks > 1 else [every_case()]
+    results = run_on_ranks(every_case, ranks) if ranks > 1 else [every_case()]
     expected = {case: plain(*case) for case in CASES}
-    for (stage, *case), weights in (item for answer in answers for item in answer.items()):
+    for (stage, *case), weights in (item for result in results for item in result.items()):
         for name, value in expected[tuple(case)].items():
             gap = float((weights[name] - value).abs().max())
             assert gap < 1e-5, (stage, case, name, gap)

@@ -395,7 +395,7 @@ def train_with_deepspeed(directory: str) -> dict[str, Any]:
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
     deepspeed.init_distributed("gloo")
-    answer: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for stage in range(4):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
@@ -413,7 +413,7 @@ def train_with_deepspeed(directory: str) -> dict[str, Any]:
             batch = torch.randn(4, 5, generator=torch.Generator().manual_seed(step))
             if step == 3:
                 engine.save_checkpoint(f"{directory}/{stage}", client_state={"step": step})
-                answer[f"{stage}"] = {
+                result[f"{stage}"] = {
                     f"{name}/{kind}": safe_get_full_optimizer_state(parameter, kind)
                     for name, parameter in model.named_parameters()
                     for kind in KINDS
@@ -429,10 +429,10 @@ def train_with_deepspeed(directory: str) -> dict[str, Any]:
             total = loss.detach().clone()
             dist.all_reduce(total)
             losses.append(float(total) / WORLD)
-        answer[f"{stage}/loss"] = losses[3]
+        result[f"{stage}/loss"] = losses[3]
     for file in Path("/dev/shm").glob(f"deepspeed_*_{name}_*"):
         file.unlink(missing_ok=True)
-    return answer
+    return result
 
 
 @pytest.mark.processes
@@ -441,11 +441,11 @@ def train_with_deepspeed(directory: str) -> dict[str, Any]:
     reason="deepspeed is not installed (extra `bench`); its layout is tested above all the same",
 )
 def test_deepspeed_checkpoints_load_bitwise(tmp_path: Path) -> None:
-    answer = run_on_ranks(train_with_deepspeed, WORLD, str(tmp_path))[0]
+    result = run_on_ranks(train_with_deepspeed, WORLD, str(tmp_path))[0]
     for stage in range(4):
         path = import_deepspeed(tmp_path / f"{stage}", tmp_path / f"ours{stage}")
         with ShardReader(Path(path).glob("rank-*.safetensors")) as reader:
-            for key, value in answer[f"{stage}"].items():
+            for key, value in result[f"{stage}"].items():
                 name, _, kind = key.partition("/")
                 actual = torch.empty(value.numel())
                 reader.read_into(name, kind, 0, actual)
@@ -456,5 +456,5 @@ def test_deepspeed_checkpoints_load_bitwise(tmp_path: Path) -> None:
         assert engine.load_checkpoint(tmp_path / f"ours{stage}")[1] == {"step": 3}
         batch = torch.randn(4, 5, generator=torch.Generator().manual_seed(3))
         loss = float(engine(batch).detach().square().mean())
-        assert loss == pytest.approx(answer[f"{stage}/loss"], rel=1e-6)
+        assert loss == pytest.approx(result[f"{stage}/loss"], rel=1e-6)
         assert engine.global_steps == 3

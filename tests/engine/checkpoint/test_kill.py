@@ -111,8 +111,8 @@ def test_kill_at_any_point_leaves_a_valid_checkpoint(tmp_path: Path) -> None:
             ("second", True),
         ):
             directory = str(tmp_path / f"{tag} {in_background}")
-            answer = pool.submit(kill_and_load, directory, tag, in_background)
-            problems, kills, steps = answer.result(
+            rank_result = pool.submit(kill_and_load, directory, tag, in_background)
+            problems, kills, steps = rank_result.result(
                 timeout=4 * DEADLINE_S
             )  # of dozens of saves and loads
             assert problems == []

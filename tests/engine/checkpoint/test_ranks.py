@@ -209,42 +209,44 @@ def on_two_ranks(directory: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def rank_results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return run_on_ranks(on_two_ranks, 2, str(tmp_path_factory.mktemp("ranks")))
 
 
 @pytest.mark.processes
 def test_tag_validation(
-    answers: list[dict[str, Any]],
+    rank_results: list[dict[str, Any]],
 ) -> None:
-    for answer in answers:
-        text, _, files = answer["tags"]["Fail"]
+    for result in rank_results:
+        text, _, files = result["tags"]["Fail"]
         assert "must save under one tag, got ['t0', 't1']" in text
         assert files == []
-        text, lines, files = answer["tags"]["Warn"]
+        text, lines, files = result["tags"]["Warn"]
         assert text == "no error"
         assert len(lines) == 1
         assert "rank 0's is used" in lines[0]
         assert files == ["latest", "t0"]
-        assert answer["tags"]["ignore"] == ("no error", [], ["latest", "t0"])
+        assert result["tags"]["ignore"] == ("no error", [], ["latest", "t0"])
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("how", ["full", "full behind"])
-def test_failed_write_of_one_rank_fails_on_all(answers: list[dict[str, Any]], how: str) -> None:
-    for answer in answers:
-        text, remaining, same = answer[how]
+def test_failed_write_of_one_rank_fails_on_all(
+    rank_results: list[dict[str, Any]], how: str
+) -> None:
+    for result in rank_results:
+        text, remaining, same = result[how]
         assert "could not write" in text
         assert "never" in text
         assert remaining == ["global_step1", "latest"]
         assert same
-    assert answers[0][how][0].startswith("rank 1: ")
+    assert rank_results[0][how][0].startswith("rank 1: ")
 
 
 @pytest.mark.processes
-def test_damaged_file_of_one_rank_fails_on_all(answers: list[dict[str, Any]]) -> None:
-    for answer in answers:
-        missing, flipped, nowhere = answer["damaged"]
+def test_damaged_file_of_one_rank_fails_on_all(rank_results: list[dict[str, Any]]) -> None:
+    for result in rank_results:
+        missing, flipped, nowhere = result["damaged"]
         assert "rank-00001-000.safetensors: missing" in missing
         assert "rank-00001-000.safetensors: damaged" in flipped
         assert "nowhere: no such directory" in nowhere
@@ -252,31 +254,31 @@ def test_damaged_file_of_one_rank_fails_on_all(answers: list[dict[str, Any]]) ->
 
 @pytest.mark.processes
 def test_generators_and_buffers_of_each_rank(
-    answers: list[dict[str, Any]],
+    rank_results: list[dict[str, Any]],
 ) -> None:
-    for answer in answers:
-        assert answer["own"] == [[True, True, True]] * 4
+    for result in rank_results:
+        assert result["own"] == [[True, True, True]] * 4
 
 
 @pytest.mark.processes
 def test_manual_learning_rates_at_another_stage(
-    answers: list[dict[str, Any]],
+    rank_results: list[dict[str, Any]],
 ) -> None:
-    for answer in answers:
-        assert answer["groups"] == [True, True, True]
+    for result in rank_results:
+        assert result["groups"] == [True, True, True]
 
 
 @pytest.mark.processes
-def test_model_parts_need_separate_directories(answers: list[dict[str, Any]]) -> None:
-    for answer in answers:
-        together, apart = answer["parts"]
+def test_model_parts_need_separate_directories(rank_results: list[dict[str, Any]]) -> None:
+    for result in rank_results:
+        together, apart = result["parts"]
         assert "save_dir: must be another directory for each part" in together
         assert apart == "the same"
 
 
 @pytest.mark.processes
 def test_loader_resumes_at_another_world_size(
-    answers: list[dict[str, Any]],
+    rank_results: list[dict[str, Any]],
 ) -> None:
-    path, expected = answers[0]["rows"]
+    path, expected = rank_results[0]["rows"]
     assert read_on(path, save=False) == expected

@@ -74,11 +74,11 @@ def save_and_load_everything(directory: str) -> list[str]:
             engine = make_engine(stage, mpu=Ranks(groups[world]), seed=1)
             for source in product(STAGES, WORLDS):
                 path = f"{directory}/{source[0]}-{source[1]}"
-                answer = engine.load_checkpoint(path)
+                result = engine.load_checkpoint(path)
                 expected = torch.load(f"{path}.pt", weights_only=True)
                 unequal = differences(engine, expected, same_place=source == (stage, world))
-                if answer != (f"{path}/global_step3", {"at": [3]}):
-                    unequal.append(f"load_checkpoint returned {answer}")
+                if result != (f"{path}/global_step3", {"at": [3]}):
+                    unequal.append(f"load_checkpoint returned {result}")
                 problems += [f"{source} -> {(stage, world)}: {text}" for text in unequal]
             engine.close()
     dist.barrier()

@@ -274,32 +274,32 @@ def on_four_ranks(directory: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return run_on_ranks(on_four_ranks, 4, str(tmp_path_factory.mktemp("window")))
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("stage", range(4))
 @pytest.mark.parametrize("kind", KINDS)
-def test_window_resumes_bitwise(answers: list[dict[str, Any]], stage: int, kind: str) -> None:
+def test_window_resumes_bitwise(results: list[dict[str, Any]], stage: int, kind: str) -> None:
     problems = [
-        answer["same"][stage, kind] for answer in answers if (stage, kind) in answer["same"]
+        result["same"][stage, kind] for result in results if (stage, kind) in result["same"]
     ]
     assert problems == [[], []]
 
 
 @pytest.mark.processes
 def test_window_resumes_at_other_stages_and_ranks(
-    answers: list[dict[str, Any]],
+    results: list[dict[str, Any]],
 ) -> None:
-    for answer in answers:
-        assert answer["other"] == []
+    for result in results:
+        assert result["other"] == []
 
 
 @pytest.mark.processes
-def test_ranks_at_different_micro_batches_are_refused(answers: list[dict[str, Any]]) -> None:
-    for answer in answers:
-        text, *files = answer["unlike"]
+def test_ranks_at_different_micro_batches_are_refused(results: list[dict[str, Any]]) -> None:
+    for result in results:
+        text, *files = result["unlike"]
         assert "must be at the same micro-batch" in text
         assert "by rank: 1 + 0, 0 + 1, 1 + 0, 1 + 0" in text
         assert files == []

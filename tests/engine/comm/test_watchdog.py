@@ -249,16 +249,16 @@ def test_slow_rank_has_time_to_answer(
     assert len(caplog.messages) == 2
 
 
-@pytest.mark.parametrize("answers", [False, True], ids=["a silent rank", "a rank on its way"])
+@pytest.mark.parametrize("responds", [False, True], ids=["a silent rank", "a rank on its way"])
 def test_warning_repeats_when_missing_ranks_change(
-    caplog: pytest.LogCaptureFixture, answers: bool
+    caplog: pytest.LogCaptureFixture, responds: bool
 ) -> None:
     store = HashStore()
     never, first, second = (CollectiveWatchdog([0, 1, 2], rank, "t") for rank in range(3))
     first.enter("step")
 
     def told() -> list[str]:
-        for watchdog in (never, second) if answers or second._calls else (never,):
+        for watchdog in (never, second) if responds or second._calls else (never,):
             watchdog.poll(store, LONG_S)
         first.poll(store, 0.0)
         return caplog.messages

@@ -237,17 +237,17 @@ def everything() -> dict[Any, Any]:
 
 
 @pytest.fixture(scope="module")
-def answers() -> list[dict[Any, Any]]:
+def rank_results() -> list[dict[Any, Any]]:
     return run_on_ranks(everything, RANKS)
 
 
 @pytest.mark.parametrize("way", SCHEDULES, ids=str)
 def test_value_dependent_size_is_reported_on_all_ranks(
-    answers: list[dict[Any, Any]], way: tuple[str, int]
+    rank_results: list[dict[Any, Any]], way: tuple[str, int]
 ) -> None:
     for what, counted in (("fewer", 1), ("more", 4)):
-        for rank, answer in enumerate(answers):
-            message = answer["sizes", way]
+        for rank, rank_result in enumerate(rank_results):
+            message = rank_result["sizes", way]
             text = message[what]
             assert text.startswith("EngineError: ")
             assert "layers[0] (Chosen), the last of pipeline stage 0, must give the same" in text
@@ -261,27 +261,29 @@ def test_value_dependent_size_is_reported_on_all_ranks(
 @pytest.mark.parametrize("form", [tuple, list])
 @pytest.mark.parametrize("way", SCHEDULES, ids=str)
 def test_tuple_or_list_of_one_crosses_a_boundary(
-    answers: list[dict[Any, Any]], way: tuple[str, int], form: type
+    rank_results: list[dict[Any, Any]], way: tuple[str, int], form: type
 ) -> None:
     expected = plain(lambda: [LayerSpec(Wrapped, form) for _ in range(4)])
-    for answer in answers:
-        assert answer[form, way] == pytest.approx(expected, rel=1e-5)
+    for rank_result in rank_results:
+        assert rank_result[form, way] == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("way", SCHEDULES, ids=str)
 def test_weights_can_be_frozen_between_batches(
-    answers: list[dict[Any, Any]], way: tuple[str, int]
+    rank_results: list[dict[Any, Any]], way: tuple[str, int]
 ) -> None:
     expected = plain(linears, thaw_first)
-    for answer in answers:
-        assert answer["thawed", way] == pytest.approx(expected, rel=1e-5)
+    for rank_result in rank_results:
+        assert rank_result["thawed", way] == pytest.approx(expected, rel=1e-5)
 
 
-def test_shared_weight_of_two_layers_is_refused(answers: list[dict[Any, Any]]) -> None:
-    for answer in answers:
-        assert answer["unseen"].startswith("ConfigError: PipelineModule(): 1 problem(s)")
-        assert "layers[3]: must have parameters of its own, got weight, which" in answer["unseen"]
-        assert "TiedLayerSpec" in answer["unseen"]
+def test_shared_weight_of_two_layers_is_refused(rank_results: list[dict[Any, Any]]) -> None:
+    for rank_result in rank_results:
+        assert rank_result["unseen"].startswith("ConfigError: PipelineModule(): 1 problem(s)")
+        assert (
+            "layers[3]: must have parameters of its own, got weight, which" in rank_result["unseen"]
+        )
+        assert "TiedLayerSpec" in rank_result["unseen"]
 
 
 def test_module_or_parameter_used_twice_is_refused() -> None:
@@ -307,11 +309,11 @@ def test_frozen_module_can_be_used_twice() -> None:
 
 
 def test_changing_buffers_of_tied_layers_are_refused(
-    answers: list[dict[Any, Any]],
+    rank_results: list[dict[Any, Any]],
 ) -> None:
     expected = plain(lambda: tied(moves=False))
-    for answer in answers:
-        result = answer["ties"]
+    for rank_result in rank_results:
+        result = rank_result["ties"]
         assert result["moving"].startswith("EngineError: ")
         assert "TiedLayerSpec('n'): must have no buffers that a forward changes" in result["moving"]
         assert "norm.running_mean, norm.running_var" in result["moving"]

@@ -167,22 +167,22 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def answers(directory: Path) -> list[dict[str, Any]]:
+def results(directory: Path) -> list[dict[str, Any]]:
     return run_on_ranks(everything, RANKS, directory)
 
 
-def test_checkpoint_resumes_in_any_layout(answers: list[dict[str, Any]]) -> None:
-    for answer in answers:
-        assert len(answer["loaded"]) == len(LAYOUTS) ** 2
-        expected = answer["expected"]
-        for name, losses in answer["loaded"].items():
+def test_checkpoint_resumes_in_any_layout(results: list[dict[str, Any]]) -> None:
+    for result in results:
+        assert len(result["loaded"]) == len(LAYOUTS) ** 2
+        expected = result["expected"]
+        for name, losses in result["loaded"].items():
             assert losses == pytest.approx(expected[str(LAYOUTS[0])], abs=1e-5), name
         for layout in map(str, LAYOUTS):  # the same layout, to the last bit
-            assert answer["loaded"][f"{layout} -> {layout}"] == expected[layout]
+            assert result["loaded"][f"{layout} -> {layout}"] == expected[layout]
 
 
-def test_tied_weight_is_saved_once(answers: list[dict[str, Any]], directory: Path) -> None:
-    assert answers
+def test_tied_weight_is_saved_once(results: list[dict[str, Any]], directory: Path) -> None:
+    assert results
     for layout in LAYOUTS:
         files = list((directory / str(layout)).rglob("rank-*.safetensors"))
         saved: dict[str, int] = {}
@@ -197,14 +197,14 @@ def test_tied_weight_is_saved_once(answers: list[dict[str, Any]], directory: Pat
 
 
 def test_plain_model_loads_pipeline_checkpoint(
-    answers: list[dict[str, Any]], directory: Path
+    results: list[dict[str, Any]], directory: Path
 ) -> None:
-    for answer in answers:
-        assert set(answer["plain"]) == set(Plain().state_dict())
+    for result in results:
+        assert set(result["plain"]) == set(Plain().state_dict())
 
 
-def test_export_has_the_full_model(answers: list[dict[str, Any]], directory: Path) -> None:
-    assert answers
+def test_export_has_the_full_model(results: list[dict[str, Any]], directory: Path) -> None:
+    assert results
     files = [safetensors.torch.load_file(directory / f"{lay}.safetensors") for lay in LAYOUTS]
     for tensors in files:
         Plain().load_state_dict(tensors)
@@ -213,25 +213,25 @@ def test_export_has_the_full_model(answers: list[dict[str, Any]], directory: Pat
 
 
 def test_checkpoint_of_another_model_is_refused(
-    answers: list[dict[str, Any]],
+    results: list[dict[str, Any]],
 ) -> None:
-    for answer in answers:
-        missing, unlike, again = answer["refused"]
+    for result in results:
+        missing, unlike, again = result["refused"]
         assert "never: no such checkpoint" in missing
         assert "not in the checkpoint: layers.7.mix.bias" in unlike
         assert "never: no such checkpoint" in again
 
 
 def test_buffers_and_frozen_parameters_are_saved(
-    answers: list[dict[str, Any]],
+    results: list[dict[str, Any]],
 ) -> None:
     saved: dict[str, Any] = {}
-    for answer in answers:
-        saved |= answer["buffers"][0]
+    for result in results:
+        saved |= result["buffers"][0]
     assert len(saved) == 8
     assert {value for name, value in saved.items() if "calls" in name} == {8}
-    for answer in answers:
-        for name, value in answer["buffers"][1].items():
+    for result in results:
+        for name, value in result["buffers"][1].items():
             assert value == saved[name]
 
 

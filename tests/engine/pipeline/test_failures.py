@@ -159,13 +159,13 @@ def everything() -> dict[Any, Any]:
 
 
 @pytest.fixture(scope="module")
-def answers() -> list[dict[Any, Any]]:
+def results() -> list[dict[Any, Any]]:
     return run_on_ranks(everything, RANKS)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_failure_is_reported_on_all_ranks(
-    answers: list[dict[Any, Any]], layout: tuple[int, int, str, int]
+    results: list[dict[Any, Any]], layout: tuple[int, int, str, int]
 ) -> None:
     stages, replicas = layout[0], RANKS // layout[0]
     last_rank, second = RANKS - 1, min(1, stages - 1)
@@ -181,8 +181,8 @@ def test_failure_is_reported_on_all_ranks(
         "evaluation": (last_rank, "EngineError", f"{stages - 1}), micro-batch 0: StopIteration"),
         "data": (replicas - 1, "EngineError", "0), micro-batch 0: EngineError: data_iter: must"),
     }
-    for rank, answer in enumerate(answers):
-        errors = answer[layout][0]["said"]
+    for rank, rank_result in enumerate(results):
+        errors = rank_result[layout][0]["said"]
         for case, (failed, kind, cause) in expected.items():
             found, text, notes = errors[case]
             assert found == (kind if rank == failed else "EngineError"), case
@@ -194,10 +194,10 @@ def test_failure_is_reported_on_all_ranks(
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_failed_batch_leaves_no_trace(
-    answers: list[dict[Any, Any]], layout: tuple[int, int, str, int]
+    results: list[dict[Any, Any]], layout: tuple[int, int, str, int]
 ) -> None:
-    for answer in answers:
-        actual, expected = answer[layout]
+    for rank_result in results:
+        actual, expected = rank_result[layout]
         assert actual["state"].keys() == expected.keys()
         for name, value in actual["state"].items():
             assert torch.equal(value, expected[name]), name

@@ -81,8 +81,8 @@ def single() -> Any:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_full_tensors_of_any_stage_on_every_rank(four: list[Any], single: Any, layout: str) -> None:
-    for rank, answer in enumerate(four):
-        result = answer[layout]
+    for rank, rank_result in enumerate(four):
+        result = rank_result[layout]
         assert result["nothing"] is None
         torch.testing.assert_close(result["read"], single["read"], rtol=1e-4, atol=1e-6)
         torch.testing.assert_close(result["tied"], single["tied"], rtol=0, atol=1e-6)
@@ -95,7 +95,7 @@ def test_full_tensors_of_any_stage_on_every_rank(four: list[Any], single: Any, l
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_error_is_raised_on_every_rank(four: list[Any], single: Any, layout: str) -> None:
-    for answer in four:
-        assert answer[layout]["problems"] == single["problems"]
+    for rank_result in four:
+        assert rank_result[layout]["problems"] == single["problems"]
     assert "'layers.6.mix.wait'; did you mean 'layers.6.mix.weight'?" in single["problems"][0]
     assert "must get a tensor (16, 16), got (3,)" in single["problems"][1]

@@ -253,34 +253,34 @@ def plain(name: str, count: int) -> list[float]:
 
 
 @pytest.fixture(scope="module")
-def answers() -> list[dict[Any, Any]]:
+def rank_results() -> list[dict[Any, Any]]:
     return run_on_ranks(everything, RANKS)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_losses_and_norms_match_plain_torch(
-    answers: list[dict[Any, Any]], case: tuple[str, str, int, int, int]
+    rank_results: list[dict[Any, Any]], case: tuple[str, str, int, int, int]
 ) -> None:
     expected = plain(case[0], case[-1])
-    for answer in answers:
-        assert answer[case] == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    for rank_result in rank_results:
+        assert rank_result[case] == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
 def test_overflow_on_one_stage_skips_the_step(
-    answers: list[dict[Any, Any]],
+    rank_results: list[dict[Any, Any]],
 ) -> None:
-    for answer in answers:
-        result = answer["overflow"]
+    for rank_result in rank_results:
+        result = rank_result["overflow"]
         assert result["kept"]
         assert result["skipped"] == result["skipped after"] == 1
         assert result["moved"]
-        assert result["scales"] == answers[0]["overflow"]["scales"]
+        assert result["scales"] == rank_results[0]["overflow"]["scales"]
 
 
 def test_split_backward_recomputes_once_per_half(
-    answers: list[dict[Any, Any]],
+    rank_results: list[dict[Any, Any]],
 ) -> None:
-    first, *other_ranks = [answer["computed"] for answer in answers]
+    first, *other_ranks = [rank_result["computed"] for rank_result in rank_results]
     assert other_ranks == [2 * 4 * (1 + 2)] * (RANKS - 1)  # chunks, micro-batches
     assert first == 4 * (1 + 1) + 4 * (1 + 2)  # there is no half for the inputs of the model
 

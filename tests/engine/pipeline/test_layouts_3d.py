@@ -237,13 +237,13 @@ def test_example_losses_on_4_ranks_and_one(tmp_path: Path) -> None:
 def test_three_axes_match_one_process(
     tmp_path: Path,
 ) -> None:
-    answers = run_on_ranks(on_eight, 8, str(tmp_path))
+    rank_results = run_on_ranks(on_eight, 8, str(tmp_path))
     losses, *_ = reference(STEPS)
     for schedule in SCHEDULES:
-        runs = [results[schedule] for results, _ in answers]
+        runs = [results[schedule] for results, _ in rank_results]
         assert runs[0].layout == {"pipe": 2, "data": 2, "tensor": 2}
         check(runs)
-    for runs_of_rank, results in answers:
+    for runs_of_rank, results in rank_results:
         assert len(results) == 2 * len(MOVED)
         assert results == {name: pytest.approx(losses[-1], abs=1e-5) for name in results}
         # a new engine, to the last bit

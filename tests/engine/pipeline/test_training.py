@@ -228,7 +228,7 @@ def everything() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def answers() -> list[dict[str, Any]]:
+def rank_results() -> list[dict[str, Any]]:
     return run_on_ranks(everything, RANKS)
 
 
@@ -239,74 +239,80 @@ def plain() -> Any:
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_training_matches_plain_torch(
-    answers: list[dict[str, Any]], plain: Any, layout: tuple[int, int, str, int]
+    rank_results: list[dict[str, Any]], plain: Any, layout: tuple[int, int, str, int]
 ) -> None:
     losses, norms, weights, evaluated = plain
-    for answer in answers:
-        result = answer["trained"][layout]
+    for rank_result in rank_results:
+        result = rank_result["trained"][layout]
         assert result["losses"] == pytest.approx(losses, abs=1e-5)
         assert result["norms"] == pytest.approx(norms, rel=1e-5)
         assert result["evaluated"] == pytest.approx(evaluated, abs=1e-5)
         for name, weight in result["weights"].items():
             torch.testing.assert_close(weight, weights[name], rtol=1e-4, atol=1e-5)
-    names = {name for answer in answers for name in answer["trained"][layout]["weights"]}
+    names = {
+        name for rank_result in rank_results for name in rank_result["trained"][layout]["weights"]
+    }
     assert names == set(weights)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_all_ranks_return_the_same_loss(
-    answers: list[dict[str, Any]], layout: tuple[int, int, str, int]
+    rank_results: list[dict[str, Any]], layout: tuple[int, int, str, int]
 ) -> None:
-    runs = [answer["trained"][layout] for answer in answers]
+    runs = [rank_result["trained"][layout] for rank_result in rank_results]
     assert all(run["losses"] == runs[0]["losses"] for run in runs)
     assert all(run["counted"] == (STEPS, STEPS * ACCUMULATION, STEPS * SAMPLES) for run in runs)
 
 
-def test_tied_copies_stay_bitwise_equal(answers: list[dict[str, Any]]) -> None:
+def test_tied_copies_stay_bitwise_equal(rank_results: list[dict[str, Any]]) -> None:
     for layout in LAYOUTS:
-        found = [answer["trained"][layout]["weights"] for answer in answers]
+        found = [rank_result["trained"][layout]["weights"] for rank_result in rank_results]
         copies = [weights["layers.0.weight"] for weights in found if "layers.0.weight" in weights]
         assert len(copies) == (4 if layout[0] < 4 else 2)
         assert all(torch.equal(copy, copies[0]) for copy in copies)
 
 
-def test_rank_builds_only_its_layers(answers: list[dict[str, Any]]) -> None:
-    built = [answer["trained"][4, 1, "1f1b", 1]["own"] for answer in answers]
+def test_rank_builds_only_its_layers(rank_results: list[dict[str, Any]]) -> None:
+    built = [rank_result["trained"][4, 1, "1f1b", 1]["own"] for rank_result in rank_results]
     assert built[1] + built[2] == [str(i) for i in range(int(built[1][0]), int(built[2][-1]) + 1)]
     assert "0" in built[0]
     assert "0" in built[3]
     assert sum(len(layers) for layers in built) == BLOCKS + 2
-    interleaved = [answer["trained"][2, 1, "interleaved", 2]["own"] for answer in answers]
+    interleaved = [
+        rank_result["trained"][2, 1, "interleaved", 2]["own"] for rank_result in rank_results
+    ]
     assert set(interleaved[0]) & set(interleaved[2]) == {"0"}
 
 
 @pytest.mark.parametrize("layout", [(2, 1, "1f1b", 1), (4, 1, "zero-bubble", 1)], ids=str)
 def test_traffic_is_two_activations_per_micro_batch(
-    answers: list[dict[str, Any]], layout: tuple[int, int, str, int]
+    rank_results: list[dict[str, Any]], layout: tuple[int, int, str, int]
 ) -> None:
     stages = layout[0]
     replicas = RANKS // stages
     activation = SAMPLES // replicas * 5 * WIDTH
     tied = 2 * WORDS * WIDTH // replicas
-    for rank, answer in enumerate(answers):
-        sent = answer["trained"][layout]["traffic"]
+    for rank, rank_result in enumerate(rank_results):
+        sent = rank_result["trained"][layout]["traffic"]
         at = rank // replicas
         inner = at not in {0, stages - 1}
         assert sent["pipe"] == STEPS * activation * (2 if inner else 1)
         assert sent["ties"] == (0 if inner else STEPS * tied)
 
 
-def test_unsupported_call_names_alternatives(answers: list[dict[str, Any]]) -> None:
-    for answer in answers:
-        errors = answer["refused"]
+def test_unsupported_call_names_alternatives(rank_results: list[dict[str, Any]]) -> None:
+    for rank_result in rank_results:
+        errors = rank_result["refused"]
         for call in ("forward", "backward", "step"):
             assert "call train_batch(data_iter)" in errors[call]
         assert "call train_batch() or eval_batch() of the engine" in errors["module"]
 
 
-def test_invalid_data_is_refused_on_all_ranks(answers: list[dict[str, Any]], plain: Any) -> None:
-    for answer in answers:
-        errors = answer["refused"]
+def test_invalid_data_is_refused_on_all_ranks(
+    rank_results: list[dict[str, Any]], plain: Any
+) -> None:
+    for rank_result in rank_results:
+        errors = rank_result["refused"]
         assert "must yield pairs of inputs and labels" in errors["no pair"]
         assert "must all have one shape" in errors["shapes"]
         assert "pass data_iter" in errors["no data"]
@@ -315,10 +321,10 @@ def test_invalid_data_is_refused_on_all_ranks(answers: list[dict[str, Any]], pla
 
 
 def test_unsupported_settings_fail_before_building(
-    answers: list[dict[str, Any]],
+    rank_results: list[dict[str, Any]],
 ) -> None:
-    for answer in answers:
-        errors = answer["refused"]
+    for rank_result in rank_results:
+        errors = rank_result["refused"]
         assert "must be 0, 1 or 2 with 2 pipeline stages, got 3" in errors["stage 3"]
         assert "build the PipelineModule with chunks=2" in errors["interleaved"]
         assert "pipeline.stages: must be the PipelineModule's 2, got 4" in errors["stages"]
@@ -329,19 +335,19 @@ def test_unsupported_settings_fail_before_building(
         )
 
 
-def test_signature_run_leaves_no_trace(answers: list[dict[str, Any]]) -> None:
-    for answer in answers:
-        _, tracked, _, _ = answer["others"]["plain"]
+def test_signature_run_leaves_no_trace(rank_results: list[dict[str, Any]]) -> None:
+    for rank_result in rank_results:
+        _, tracked, _, _ = rank_result["others"]["plain"]
         assert set(tracked.values()) == {3 * 4}  # batches that the norms have seen
 
 
-def test_partition_by_time_is_that_of_rank_0(answers: list[dict[str, Any]]) -> None:
-    (first, *other_ranks) = [answer["by time"] for answer in answers]
+def test_partition_by_time_is_that_of_rank_0(rank_results: list[dict[str, Any]]) -> None:
+    (first, *other_ranks) = [rank_result["by time"] for rank_result in rank_results]
     assert other_ranks == [first] * 3
 
 
-def test_benchmark_has_formulas_of_schedules(answers: list[dict[str, Any]]) -> None:
-    results = answers[0]["measured"]
+def test_benchmark_has_formulas_of_schedules(rank_results: list[dict[str, Any]]) -> None:
+    results = rank_results[0]["measured"]
     # Four stages, four micro-batches: (p - 1) / (c m + p - 1).
     assert {result["schedule"]: result["formula"] for result in results} == {
         "gpipe": 3 / 7,
@@ -354,11 +360,12 @@ def test_benchmark_has_formulas_of_schedules(answers: list[dict[str, Any]]) -> N
 
 
 def test_schedules_overlap_micro_batches(
-    answers: list[dict[str, Any]],
+    rank_results: list[dict[str, Any]],
 ) -> None:
     """One after the other, each would be through before the next begins: 1 ahead on all ranks."""
     ahead = [
-        {result["schedule"]: result["ahead"] for result in answer["measured"]} for answer in answers
+        {result["schedule"]: result["ahead"] for result in rank_result["measured"]}
+        for rank_result in rank_results
     ]
     assert [result["gpipe"] for result in ahead] == [ACCUMULATION] * RANKS
     assert [result["1f1b"] for result in ahead] == [4, 3, 2, 1]
@@ -371,16 +378,16 @@ def test_schedules_overlap_micro_batches(
     ]  # 2 chunks of 4 micro-batches
 
 
-def test_activations_can_be_recomputed(answers: list[dict[str, Any]]) -> None:
-    for answer in answers:
-        plain_losses, again = answer["others"]["plain"][0], answer["others"]["again"][0]
+def test_activations_can_be_recomputed(rank_results: list[dict[str, Any]]) -> None:
+    for rank_result in rank_results:
+        plain_losses, again = rank_result["others"]["plain"][0], rank_result["others"]["again"][0]
         assert again == pytest.approx(plain_losses, abs=1e-6)
-        assert answer["others"]["bf16"][0] == pytest.approx(plain_losses, rel=0.05)
+        assert rank_result["others"]["bf16"][0] == pytest.approx(plain_losses, rel=0.05)
 
 
-def test_evaluation_of_any_shape(answers: list[dict[str, Any]]) -> None:
-    for rank, answer in enumerate(answers):
-        _, _, loss, outputs = answer["others"]["plain"]
+def test_evaluation_of_any_shape(rank_results: list[dict[str, Any]]) -> None:
+    for rank, rank_result in enumerate(rank_results):
+        _, _, loss, outputs = rank_result["others"]["plain"]
         assert loss > 0
         assert outputs == (2 if rank >= 2 else None)
 

@@ -205,8 +205,8 @@ def test_2_replicas_of_2_shards_train_like_one_process(four: list[Any]) -> None:
         clip = config.get("gradient_clipping", 0.0)
         batches = batches_of(steps, window)
         expected = train_plainly(lambda: seeded(language), batches, adamw, clip=clip)
-        for rank, answer in enumerate(four):
-            if lines := compare(answer["courses"][name], expected, 1e-6):
+        for rank, result in enumerate(four):
+            if lines := compare(result["courses"][name], expected, 1e-6):
                 problems[name, rank] = lines
     assert not problems
 
@@ -219,8 +219,8 @@ def test_sum_over_shards_is_also_a_sum_over_replicas(four: list[Any]) -> None:
 
 @pytest.mark.processes
 def test_rank_memory_and_traffic_match_the_planner(four: list[Any]) -> None:
-    for answer in four:
-        for stage, actual in answer["held"].items():
+    for result in four:
+        for stage, actual in result["held"].items():
             number = actual["parameters"]
             planned = estimate(number, 272, 2, stage, precision="fp32", device="cpu")
             assert actual["alike"], stage
@@ -233,8 +233,8 @@ def test_rank_memory_and_traffic_match_the_planner(four: list[Any]) -> None:
 @pytest.mark.processes
 def test_full_tensors_can_be_read_and_written_at_any_time(four: list[Any]) -> None:
     alone = whole_calls(make_engine(0, **WINDOW))
-    for answer in four:
-        for stage, actual in answer["whole"].items():
+    for result in four:
+        for stage, actual in result["whole"].items():
             torch.testing.assert_close(actual["gradient"], alone["gradient"], msg=str(stage))
             assert actual["norm"] == pytest.approx(alone["norm"], rel=1e-5)
             assert torch.equal(actual["weight"], torch.full((17,), 2.0))
@@ -246,19 +246,19 @@ def test_full_tensors_can_be_read_and_written_at_any_time(four: list[Any]) -> No
 def test_replicas_combine_with_pipeline_and_tensor_parallelism(four: list[Any]) -> None:
     losses, norms, *_ = pipelines.reference(4)
     expected = [value for pair in zip(losses, norms, strict=True) for value in pair]
-    for answer in four:
-        for name, (course, layout, replicas) in answer["axes"].items():
+    for result in four:
+        for name, (course, layout, replicas) in result["axes"].items():
             assert (layout["data"], replicas) == (2, 2), name
             assert course == pytest.approx(expected, rel=1e-5), name
 
 
 @pytest.mark.processes
 def test_invalid_layouts_are_refused(four: list[Any]) -> None:
-    for answer in four:
+    for result in four:
         assert (
-            "mics_shard_size: must divide the data-parallel size 4, got 3" in answer["refused"]["3"]
+            "mics_shard_size: must divide the data-parallel size 4, got 3" in result["refused"]["3"]
         )
-        assert "must be -1 at stage 0" in answer["refused"]["stage 0"]
+        assert "must be -1 at stage 0" in result["refused"]["stage 0"]
 
 
 BOUNDARY, MIDDLE, END = 2, 3, 6
@@ -322,9 +322,9 @@ def test_killed_run_resumes_bitwise_and_in_any_other_layout(tmp_path: Path) -> N
     for stage in STAGES:
         masters = _saved_elements(tmp_path / str(stage) / "middle")
         assert masters == sum(p.numel() for p in Net().parameters() if p.requires_grad)
-    answers = run_on_ranks(go_on, 4, str(tmp_path))
+    results = run_on_ranks(go_on, 4, str(tmp_path))
     alone = go_on(str(tmp_path))
-    for actual in answers:
+    for actual in results:
         for stage in STAGES:
             expected = actual["undisturbed", stage]
             assert not differences(actual["boundary", stage], expected), stage

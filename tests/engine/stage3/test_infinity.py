@@ -156,7 +156,7 @@ def train_with_and_without(directory: str) -> int:
         ({}, {"stage3_max_live_parameters": 1000}, {"device": "none"}),
     ]
     for bits, zero, states in cases:
-        answers: dict[str, Any] = {}
+        results: dict[str, Any] = {}
         offload = {**in_files(directory), "offload_optimizer": states}
         for name, place in (("plain", {}), ("files", offload)):
             steps = {"train_batch_size": None, "train_micro_batch_size_per_gpu": 2}
@@ -174,8 +174,8 @@ def train_with_and_without(directory: str) -> int:
             losses += train(engine, 1)
             weights = engine.full_state_dict()
             engine.close(give_back=False)
-            answers[name] = (losses, norm, weights)
-        plain, files = answers["plain"], answers["files"]
+            results[name] = (losses, norm, weights)
+        plain, files = results["plain"], results["files"]
         assert plain[:2] == files[:2], (bits, zero)
         torch.testing.assert_close(plain[2], files[2], rtol=0, atol=0)
     return len(cases)
@@ -229,9 +229,9 @@ def with_traces(directory: str) -> tuple[int, list[list[str]]]:
 @pytest.mark.processes
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_training_from_files_is_bitwise_equal(tmp_path: Path, ranks: int) -> None:
-    answers = run_on_ranks(with_traces, ranks, str(tmp_path))
-    assert [count for count, _ in answers] == [3] * ranks
-    for _, (tower, rooted) in answers:
+    results = run_on_ranks(with_traces, ranks, str(tmp_path))
+    assert [count for count, _ in results] == [3] * ranks
+    for _, (tower, rooted) in results:
         assert tower == [
             *("gather 0", "ask for 1", "gather 1", "ask for 2", "gather 2", "backward"),
             *("gather 2", "ask for 1", "gather 1", "ask for 0", "gather 0"),

@@ -177,8 +177,8 @@ def test_scalars_train_like_plain_torch(ranks: int, tmp_path: Path) -> None:
     for name, case in CASES.items():
         norms, weights = plain(case.get("kind", "AdamW"), case.get("model", Contrastive))
         wide = bool(case.keys() & {"bf16", "fp16"})
-        for answers in every_rank:
-            own_norms, own_weights = answers[name]
+        for results in every_rank:
+            own_norms, own_weights = results[name]
             assert own_norms == pytest.approx(norms, rel=0.05 if wide else 1e-5), name
             for key, weight in weights.items():
                 torch.testing.assert_close(
@@ -255,12 +255,12 @@ def test_scalars_resume_at_other_stages_and_ranks(tmp_path: Path) -> None:
     run_on_ranks(save_all, 2, str(tmp_path))
     saved = ["3AdamW", "3SGD", "2AdamW", "sAdamW", "aSGD"]
     for ranks in (1, 4):
-        answers = (
+        results = (
             run_on_ranks(resume_all, ranks, str(tmp_path), saved)
             if ranks > 1
             else [resume_all(str(tmp_path), saved)]
         )
-        for tag, norms, weights in (item for answer in answers for item in answer):
+        for tag, norms, weights in (item for result in results for item in result):
             expected_norms, expected = plain(tag[1:])
             assert norms == pytest.approx(expected_norms[2:], rel=1e-5), tag
             for name, weight in expected.items():

@@ -110,14 +110,14 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def answers(directory: Path) -> list[Any]:
+def results(directory: Path) -> list[Any]:
     return run_on_ranks(everything, 4, str(directory))
 
 
 @pytest.mark.processes
-def test_checkpoint_resumes_in_each_layout(answers: list[Any], directory: Path) -> None:
+def test_checkpoint_resumes_in_each_layout(results: list[Any], directory: Path) -> None:
     expected, model = reference(len(LAYOUTS) + 1)
-    for handed, *_ in answers:
+    for handed, *_ in results:
         for steps, target in zip(handed, expected, strict=False):
             assert steps[0] == pytest.approx(target, abs=1e-5)
     single = engine_of(1, 0)  # one process, without a tensor axis
@@ -131,7 +131,7 @@ def test_checkpoint_resumes_in_each_layout(answers: list[Any], directory: Path) 
 
 
 @pytest.mark.processes
-def test_export_of_sharded_model_is_full(answers: list[Any], directory: Path) -> None:
+def test_export_of_sharded_model_is_full(results: list[Any], directory: Path) -> None:
     _, model = reference(3)
     exported = safetensors.torch.load_file(directory / "on" / "weights.safetensors")
     assert exported.keys() == model.state_dict().keys()
@@ -142,18 +142,18 @@ def test_export_of_sharded_model_is_full(answers: list[Any], directory: Path) ->
 
 @pytest.mark.processes
 def test_pending_gradients_resume_in_other_layouts(
-    answers: list[Any],
+    results: list[Any],
 ) -> None:
-    for _, norms, _ in answers:
+    for _, norms, _ in results:
         (expected,) = norms.pop("uninterrupted")
         assert [norm for (norm,) in norms.values()] == pytest.approx([expected] * 3, rel=1e-5)
 
 
 @pytest.mark.processes
 def test_frozen_layer_between_save_and_load(
-    answers: list[Any],
+    results: list[Any],
 ) -> None:
-    assert all(equal == [True, True] for *_, equal in answers)
+    assert all(equal == [True, True] for *_, equal in results)
 
 
 @pytest.mark.parametrize("blocks", [1, 3])

@@ -135,16 +135,16 @@ def everything() -> Any:
 
 
 @pytest.fixture(scope="module")
-def answers() -> list[Any]:
+def rank_results() -> list[Any]:
     return run_on_ranks(everything, 2)
 
 
 @needs_library
 @pytest.mark.processes
 @pytest.mark.parametrize("kind", KINDS)
-def test_library_plan_matches_one_process(answers: list[Any], kind: str) -> None:
+def test_library_plan_matches_one_process(rank_results: list[Any], kind: str) -> None:
     expected, _ = reference(4, lambda: OfLibrary(kind))
-    for library, *_ in answers:
+    for library, *_ in rank_results:
         lines, cut = library[kind]
         for actual, target in zip(lines, expected, strict=True):
             assert actual == pytest.approx(target, abs=1e-5)
@@ -155,12 +155,12 @@ def test_library_plan_matches_one_process(answers: list[Any], kind: str) -> None
 
 @pytest.mark.processes
 def test_partitioned_activations_halve_memory(
-    answers: list[Any],
+    rank_results: list[Any],
 ) -> None:
     samples, tokens, hidden, blocks = 4, 8, 16, 2
     expected, _ = reference(2, lambda: SmallGpt(blocks=2))
     half = samples * tokens * hidden * 4 // 2
-    for _, results, _ in answers:
+    for _, results, _ in rank_results:
         nbytes, lines = results["divided"]
         assert nbytes == blocks * half
         assert lines == results["not"][1]
@@ -170,12 +170,12 @@ def test_partitioned_activations_halve_memory(
 
 @pytest.mark.processes
 def test_unequal_activations_are_not_partitioned(
-    answers: list[Any],
+    rank_results: list[Any],
 ) -> None:
     samples, tokens, hidden = 4, 8, 16
     expected, _ = reference(2, lambda: SmallGpt(blocks=2))
     halves, _ = reference(2, Halves)
-    for _, results, _ in answers:
+    for _, results, _ in rank_results:
         assert results["by tokens"][0] == 0
         assert results["halves"][0] == samples * tokens * hidden * 4 // 2  # the first block's input
         for name, target in (("by tokens", expected), ("halves", halves)):
@@ -185,9 +185,9 @@ def test_unequal_activations_are_not_partitioned(
 
 @pytest.mark.processes
 @pytest.mark.parametrize("stage", [0, 1, 3])
-def test_torch_tutorial_plan_matches_one_process(answers: list[Any], stage: int) -> None:
+def test_torch_tutorial_plan_matches_one_process(rank_results: list[Any], stage: int) -> None:
     expected, _ = reference(4, Tutorial)
-    for *_, stages in answers:
+    for *_, stages in rank_results:
         for actual, target in zip(stages[stage], expected, strict=True):
             assert actual == pytest.approx(target, abs=1e-5)
 

@@ -133,7 +133,7 @@ def everything() -> Any:
 
 
 @pytest.fixture(scope="module")
-def answers() -> list[Any]:
+def results() -> list[Any]:
     return run_on_ranks(everything, RANKS)
 
 
@@ -147,10 +147,10 @@ pytestmark = pytest.mark.processes
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_training_matches_one_process(
-    answers: list[Any], expected: Any, case: tuple[int, int, str]
+    results: list[Any], expected: Any, case: tuple[int, int, str]
 ) -> None:
     lines, model = expected
-    for runs, *_ in answers:
+    for runs, *_ in results:
         actual, weights = runs[case][:2]
         for loss, expected_loss in zip(actual, lines, strict=True):
             assert loss == pytest.approx(expected_loss, abs=1e-5)
@@ -159,18 +159,18 @@ def test_training_matches_one_process(
             torch.testing.assert_close(weight, reference, rtol=1e-4, atol=1e-4)
 
 
-def test_rank_keeps_its_part_of_sharded_matrices(answers: list[Any]) -> None:
+def test_rank_keeps_its_part_of_sharded_matrices(results: list[Any]) -> None:
     numel = sum(p.numel() for p in SmallGpt().parameters())
     # Two norms and two biases of rowwise layers in the block; positions; the last norm.
     uncut = 4 * 16 + 2 * 16 + 8 * 16 + 2 * 16
-    for runs, *_ in answers:
+    for runs, *_ in results:
         assert runs[4, 1, "sequence"][2] == uncut + (numel - uncut) // 4
 
 
-def test_traffic_matches_formula(answers: list[Any]) -> None:
+def test_traffic_matches_formula(results: list[Any]) -> None:
     micro_batches, samples, tokens, hidden, vocabulary, layers = STEPS * 4, 2, 8, 16, 32, 1
     activation, logits = samples * tokens * hidden, samples * tokens * vocabulary
-    for runs, *_ in answers:
+    for runs, *_ in results:
         moved = runs[2, 0, "whole"][3]
         # Two sums a block forward, two backward, embedding and head one each; logits are gathered.
         assert moved["all_reduce"] == micro_batches * 2 * activation * (4 * layers + 2)
@@ -179,8 +179,8 @@ def test_traffic_matches_formula(answers: list[Any]) -> None:
         assert moved["all_reduce"] + moved["all_gather"] == formula
 
 
-def test_invalid_plan_leaves_the_model_unchanged(answers: list[Any]) -> None:
-    for _, errors, *_ in answers:
+def test_invalid_plan_leaves_the_model_unchanged(results: list[Any]) -> None:
+    for _, errors, *_ in results:
         assert "must divide the model's num_key_value_heads, got 2 with 3 heads" in errors["heads"]
         assert "blocks.0.up: weight must be a multiple of 2 ranks long" in errors["odd"]
         assert "blocks.0.down" not in errors["odd"]
@@ -189,13 +189,13 @@ def test_invalid_plan_leaves_the_model_unchanged(answers: list[Any]) -> None:
         assert "must update each element by itself" in errors["lamb"]
 
 
-def test_different_batches_are_refused(answers: list[Any]) -> None:
-    for _, _, text, _ in answers:
+def test_different_batches_are_refused(results: list[Any]) -> None:
+    for _, _, text, _ in results:
         assert "must read the same micro-batch" in text
 
 
-def test_wrong_plan_is_reported_at_first_batch(answers: list[Any]) -> None:
-    for expected, message in answers[0][-1].items():
+def test_wrong_plan_is_reported_at_first_batch(results: list[Any]) -> None:
+    for expected, message in results[0][-1].items():
         assert expected in message
         assert len(message.splitlines()) == 1, message
 

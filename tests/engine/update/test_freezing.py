@@ -128,8 +128,8 @@ def every_case(directory: str) -> dict[Any, Any]:
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_frozen_parameters_stay_as_in_plain_torch(ranks: int, tmp_path: Path) -> None:
     path = str(tmp_path)
-    answers = run_on_ranks(every_case, ranks, path) if ranks > 1 else [every_case(path)]
-    for (stage, name), (norms, weights) in (item for a in answers for item in a.items()):
+    rank_results = run_on_ranks(every_case, ranks, path) if ranks > 1 else [every_case(path)]
+    for (stage, name), (norms, weights) in (item for a in rank_results for item in a.items()):
         if name == "bf16":
             continue  # what stays and what moves is checked in each step
         expected_norms, expected = plain(CASES[name][0])
@@ -163,8 +163,10 @@ def resume_frozen(directory: str) -> dict[Any, Any]:
 
 def test_step_counts_of_frozen_parameters_resume(tmp_path: Path) -> None:
     run_on_ranks(save_frozen, 2, str(tmp_path))
-    answers = [resume_frozen(str(tmp_path)), *run_on_ranks(resume_frozen, 4, str(tmp_path))]
-    for (stage, tag), counts in (item for answer in answers for item in answer.items()):
+    rank_results = [resume_frozen(str(tmp_path)), *run_on_ranks(resume_frozen, 4, str(tmp_path))]
+    for (stage, tag), counts in (
+        item for rank_result in rank_results for item in rank_result.items()
+    ):
         for key, value in plain(tag[1:])[1].items():
             gap = float((counts[key] - value).abs().max())
             assert gap < 2e-5, (stage, tag, key, gap)

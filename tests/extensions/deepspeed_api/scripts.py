@@ -26,8 +26,8 @@ __all__ = ["Trial", "in_libraries"]
 
 def in_libraries(function: Callable[[str], Any], path: Path) -> Any:
     """Call ``function(path)`` in a process with the hooked libraries."""
-    (answer,) = run_on_ranks(_with_libraries, 1, function, str(path))
-    return answer
+    (result,) = run_on_ranks(_with_libraries, 1, function, str(path))
+    return result
 
 
 def _with_libraries(function: Callable[[str], Any], path: str) -> Any:

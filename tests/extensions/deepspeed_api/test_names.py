@@ -65,8 +65,8 @@ def test_supported_names_are_exactly_those_that_exist() -> None:
     there = {
         module: sorted(
             name
-            for names, answer in of
-            if answer == "the same" or answer.startswith("there: ")
+            for names, result in of
+            if result == "the same" or result.startswith("there: ")
             for name in names
         )
         for module, of in rows().items()
@@ -127,10 +127,10 @@ def test_unsupported_names_raise_the_documented_remedy() -> None:
     (actual,) = run_on_ranks(fail, 1, "")
     checked = 0
     for module, of in rows().items():
-        for names, answer in of:
-            if not answer.startswith("none: "):
+        for names, result in of:
+            if not result.startswith("none: "):
                 continue
-            instead = answer.removeprefix("none: ").replace("`", "")
+            instead = result.removeprefix("none: ").replace("`", "")
             for name in names:
                 assert actual[module][name].endswith(instead), f"{module}.{name}"
                 checked += 1
@@ -241,8 +241,8 @@ def test_methods_are_documented_as_methods() -> None:
 
     same = [
         name
-        for names, answer in rows()["DeepSpeedEngine"]
-        if answer == "the same"
+        for names, result in rows()["DeepSpeedEngine"]
+        if result == "the same"
         for name in names
     ]
     assert len(same) > 40
@@ -263,14 +263,14 @@ def resolve(dotted: str) -> Any:
 
 
 def test_documented_replacements_exist() -> None:
-    answers = " ".join(answer for of in rows().values() for _, answer in of)
-    ours = set(re.findall(r"`(zero(?:lab|trial)[\w.]+)`", answers))
+    results = " ".join(result for of in rows().values() for _, result in of)
+    ours = set(re.findall(r"`(zero(?:lab|trial)[\w.]+)`", results))
     assert {"zerotrial.initialize", "zerolab.errors.ConfigError"} <= ours
     for dotted in sorted(ours):
         assert resolve(dotted) is not None
     from zerotrial.extensions.deepspeed_api.pipeline import PipelineEngine
 
-    methods = set(re.findall(r"`engine\.(\w+)", answers)) - {"config"}
+    methods = set(re.findall(r"`engine\.(\w+)", results)) - {"config"}
     assert {"full", "set_full"} <= methods
     attributes = {name for kind in PipelineEngine.__mro__ for name in vars(kind)}
     annotated = {

@@ -103,10 +103,10 @@ def three_worlds(root: str) -> dict[int, list[list[Any]]]:
 def test_trainer_resumes_at_another_number_of_ranks(
     tmp_path: Path,
 ) -> None:
-    answers = run_on_ranks(three_worlds, 2, str(tmp_path))
-    assert [tuple(answer) for answer in answers] == list(STAGES)
-    for answer in answers:
-        for one, two, from_one, from_two in answer.values():
+    results = run_on_ranks(three_worlds, 2, str(tmp_path))
+    assert [tuple(result) for result in results] == list(STAGES)
+    for result in results:
+        for one, two, from_one, from_two in result.values():
             for actual, expected in ((two, one), (from_one, one), (from_two, two)):
                 assert sum("loss" in row for row in actual) == 2
                 assert_alike(actual, expected, FP32)

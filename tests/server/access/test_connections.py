@@ -1,4 +1,4 @@
-"""Who says nothing, or reads nothing, is cut off, and takes no place of those who do."""
+"""Limits for idle and slow connections."""
 
 import resource
 import socket
@@ -40,30 +40,30 @@ class Listening:
 
     def connect(self, say: bytes = b"") -> socket.socket:
         connection = socket.create_connection(("127.0.0.1", self.port), timeout=DEADLINE_S)
-        with suppress(ConnectionError):  # it may be closed before we come to say anything
+        with suppress(ConnectionError):  # it may be closed before anything is sent
             connection.sendall(say)
         return connection
 
 
 @contextmanager
 def listening(home: Path, limits: ConnectionLimits) -> Iterator[Listening]:
-    with socket.create_server(("127.0.0.1", 0)) as place:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
         app = create_app(Settings(home=home))
         config = serving(app, limits)
         config.timeout_keep_alive = int(DEADLINE_S)  # a slow test is no idle client
         server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [place]}, daemon=True)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         until("the server listens", lambda: server.started)
         try:
-            yield Listening(app.state.services, place.getsockname()[1])
+            yield Listening(app.state.services, listener.getsockname()[1])
         finally:
             server.should_exit = True
             thread.join(DEADLINE_S)
 
 
 def is_closed(connection: socket.socket) -> bool:
-    """Whether the other side has closed it, once all that it sent has been read."""
+    """Return true if the peer has closed the connection and all data was read."""
     connection.settimeout(0.01)
     try:
         while connection.recv(65536):
@@ -75,8 +75,8 @@ def is_closed(connection: socket.socket) -> bool:
     return True
 
 
-def keeps_talking(connection: socket.socket) -> Callable[[], bool]:
-    """Send a byte more at each look; true when nobody takes it any more."""
+def send_until_closed(connection: socket.socket) -> Callable[[], bool]:
+    """Return a probe that sends one byte and returns true when the connection is closed."""
 
     def look() -> bool:
         try:
@@ -88,21 +88,21 @@ def keeps_talking(connection: socket.socket) -> Callable[[], bool]:
     return look
 
 
-@pytest.mark.parametrize("said", [b"", HALF, WHOLE + HALF, UNWANTED])
-def test_incomplete_request_times_out(tmp_path: Path, said: bytes) -> None:
+@pytest.mark.parametrize("data", [b"", HALF, WHOLE + HALF, UNWANTED])
+def test_incomplete_request_times_out(tmp_path: Path, data: bytes) -> None:
     limits = ConnectionLimits(header_s=0.2)
-    with listening(tmp_path / "home", limits) as server, server.connect(said) as connection:
+    with listening(tmp_path / "home", limits) as server, server.connect(data) as connection:
         until("it is closed", lambda: is_closed(connection))
         assert limits.closed == 1
 
 
-@pytest.mark.parametrize("said", [HALF, UNWANTED])
-def test_slow_bytes_do_not_extend_timeout(tmp_path: Path, said: bytes) -> None:
+@pytest.mark.parametrize("data", [HALF, UNWANTED])
+def test_slow_bytes_do_not_extend_timeout(tmp_path: Path, data: bytes) -> None:
     with (
         listening(tmp_path / "home", ConnectionLimits(header_s=0.2)) as server,
-        server.connect(said) as connection,
+        server.connect(data) as connection,
     ):
-        until("it is closed", keeps_talking(connection))
+        until("it is closed", send_until_closed(connection))
 
 
 def test_endless_header_is_rejected(tmp_path: Path) -> None:
@@ -118,12 +118,14 @@ def test_idle_connections_are_closed_for_new_ones(tmp_path: Path) -> None:
     limits = ConnectionLimits(header_s=DEADLINE_S, max_per_peer=20)
     with listening(tmp_path / "home", limits) as server:
         silent = [server.connect(HALF) for _ in range(30)]
-        until("the oldest have gone", lambda: all(is_closed(each) for each in silent[:10]))
+        until(
+            "the oldest have gone", lambda: all(is_closed(connection) for connection in silent[:10])
+        )
         for _ in range(3):
             assert httpx.get(f"{server.url}/healthz", timeout=DEADLINE_S).status_code == 200
         assert not is_closed(silent[-1])
-        for each in silent:
-            each.close()
+        for connection in silent:
+            connection.close()
 
 
 def test_reused_connection_stays_open(tmp_path: Path) -> None:
@@ -156,10 +158,10 @@ def test_unread_export_ends(tmp_path: Path) -> None:
         readers = [server.connect(request.encode()) for _ in range(16)]
         until("all have been cut off", lambda: limits.closed == 16)
         until("their turns are free", lambda: not server.services.exports.locked())
-        limits.stalled_s = DEADLINE_S  # this one reads, however slowly
+        limits.stalled_s = DEADLINE_S  # this client reads slowly
         with Client(server.url, token) as client:
-            found = b"".join(client.export_metrics(1))
-        assert len(found.splitlines()) == 60_000
+            exported = b"".join(client.export_metrics(1))
+        assert len(exported.splitlines()) == 60_000
         for reader in readers:
             reader.close()
 

@@ -159,11 +159,11 @@ def test_addresses_without_secrets_are_shown() -> None:
         "s3://bucket/a@b",
         "db://me@h/x",
     ]
-    for each in urls:
+    for url in urls:
         config = {
-            "data": {"url": each},
-            "entrypoint": f"python t.py --db {each}",
-            "environment": {"environment_variables": [f"URL={each}"]},
+            "data": {"url": url},
+            "entrypoint": f"python t.py --db {url}",
+            "environment": {"environment_variables": [f"URL={url}"]},
         }
         assert mask_secrets(config) == config
 
@@ -305,8 +305,8 @@ def test_masking_takes_linear_time(text: str) -> None:
 
 def test_many_assignments_in_data_are_no_error(sqlite_server: Server) -> None:
     text = ",".join(f"f{i}=0" for i in range(1100)) + ",a_token=hush"
-    answer = sqlite_server.try_submit(data={"t": text})
-    assert answer.is_success, answer.text
+    response = sqlite_server.try_submit(data={"t": text})
+    assert response.is_success, response.text
     assert "hush" not in json.dumps(sqlite_server.experiment())
 
 
@@ -370,19 +370,19 @@ def test_assignments_in_messages_are_masked() -> None:
 
 
 def test_restore_fits_other_shapes_of_variables() -> None:
-    one = {"environment": {"environment_variables": ["A_KEY=hush"]}}
+    config = {"environment": {"environment_variables": ["A_KEY=hush"]}}
     two = {"environment": {"environment_variables": {"cpu": ["A_KEY=********"], "cuda": []}}}
-    assert "A_KEY=hush" in json.dumps(restore_secrets(two, one))
-    back = restore_secrets(mask_secrets(one), {"environment": {
+    assert "A_KEY=hush" in json.dumps(restore_secrets(two, config))
+    back = restore_secrets(mask_secrets(config), {"environment": {
         "environment_variables": {"cuda": ["A_KEY=hush"]}}})  # fmt: skip
-    assert back == one
+    assert back == config
 
 
 def _responses(server: Server) -> dict[str, str]:
     """Every GET route's response about the first experiment, trial, run and checkpoint."""
     uuid = server.get("/experiments/1/checkpoints")["checkpoints"][0]["uuid"]
     ids = {"uuid": uuid, "name": "x"}
-    found = {}
+    responses = {}
     for path, verbs in server.http.get("/api/v1/openapi.json").json()["paths"].items():
         if "get" not in verbs or path.endswith(("events", "/work", "/directive", "/archive")):
             continue
@@ -391,8 +391,8 @@ def _responses(server: Server) -> dict[str, str]:
             if part["in"] == "path":
                 value = ids.get(part["name"], "1")
                 filled = filled.replace("{" + part["name"] + "}", value)
-        found[filled] = server.http.get(filled, params={"name": "file.yaml"}).text
-    return found
+        responses[filled] = server.http.get(filled, params={"name": "file.yaml"}).text
+    return responses
 
 
 def _check_shown(server: Server) -> None:
@@ -455,22 +455,22 @@ def test_continue_keeps_and_hides_secrets(sqlite_server: Server) -> None:
     assert "********" not in raw
     server.act("kill")
     storage = {**S3, "container_path": None, **KEYS}
-    answer = server.http.post(
+    response = server.http.post(
         "/api/v1/experiments/1/continue", json={"config": {"checkpoint_storage": storage}}
     )
-    assert answer.status_code == 422
-    assert "must stay as it is" in answer.text
-    assert "hush" not in answer.text
+    assert response.status_code == 422
+    assert "must stay as it is" in response.text
+    assert "hush" not in response.text
 
 
 def test_mask_is_no_value(sqlite_server: Server) -> None:
     server = sqlite_server
     masked = mask_secrets(experiment_config(**SECRETS))
     changes = {key: masked[key] for key in SECRETS}
-    answer = server.try_submit(**changes)
-    assert answer.status_code == 422
-    for place in ("environment.environment_variables.WANDB_API_KEY", "data.login.password"):
-        assert place in answer.text
+    response = server.try_submit(**changes)
+    assert response.status_code == 422
+    for path in ("environment.environment_variables.WANDB_API_KEY", "data.login.password"):
+        assert path in response.text
     server.submit()
     fork = {"config": {"environment": {"environment_variables": ["NEW_KEY=********"]}}}
     assert server.http.post("/api/v1/experiments/1/fork", json=fork).status_code == 422
@@ -489,10 +489,10 @@ def test_model_files_show_no_secret(sqlite_server: Server, tmp_path: Path) -> No
     (directory / "ds_config.json").write_text('{"train_batch_size": 4}')
     (directory / "file.yaml").write_text(json.dumps(config))
     files = {"archive": ("model.tar.gz", pack(directory))}
-    answer = server.http.post(
+    response = server.http.post(
         "/api/v1/experiments", data={"config": json.dumps(config)}, files=files
     )
-    assert answer.is_success, answer.text
+    assert response.is_success, response.text
     shown = server.http.get("/api/v1/experiments/1/file", params={"name": "file.yaml"}).text
     assert "********" in shown
     assert "hush" not in shown

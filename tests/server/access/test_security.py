@@ -1,4 +1,4 @@
-"""Who may do what: closed by default, on every route there is or will be."""
+"""Authentication and authorization of every route."""
 
 import hashlib
 import re
@@ -30,10 +30,10 @@ CORPUS = [
 
 
 def routes(server: Server) -> Iterator[tuple[str, str]]:
-    """Every method and path of the application, with numbers for the parameters."""
-    found = server.app.routes
-    assert len(found) > 30
-    for route in found:
+    """Yield every method and path of the application, with numbers for the parameters."""
+    app_routes = server.app.routes
+    assert len(app_routes) > 30
+    for route in app_routes:
         assert isinstance(route, Route | APIRoute | Mount), route
         methods = getattr(route, "methods", None) or {"GET"}
         for method in sorted(methods - {"HEAD"}):
@@ -52,7 +52,9 @@ def test_no_route_is_shadowed(sqlite_server: Server) -> None:
         (method,) = (route.methods or {"GET"}) - {"HEAD"}
         scope = {"type": "http", "method": method, "path": _path(route), "headers": []}
         matching = (
-            each for each in sqlite_server.app.routes if each.matches(scope)[0] is Match.FULL
+            candidate
+            for candidate in sqlite_server.app.routes
+            if candidate.matches(scope)[0] is Match.FULL
         )
         assert next(matching) is route, (method, route.path)
 
@@ -81,10 +83,10 @@ def test_every_route_outside_allowlist_needs_token(
     for method, path in routes(sqlite_server):
         if path in OPEN_PATHS or path.startswith("/assets"):
             continue
-        answer = sqlite_server.http.request(method, path, headers=raw)
-        assert answer.status_code == 401, (method, path, answer.status_code)
-        assert answer.headers["WWW-Authenticate"] == "Bearer"
-        assert answer.json()["error"]["type"] == "unauthorized"
+        response = sqlite_server.http.request(method, path, headers=raw)
+        assert response.status_code == 401, (method, path, response.status_code)
+        assert response.headers["WWW-Authenticate"] == "Bearer"
+        assert response.json()["error"]["type"] == "unauthorized"
         closed += 1
     assert closed > 25
 
@@ -95,16 +97,16 @@ def test_run_token_is_valid_for_its_run_only(sqlite_server: Server) -> None:
     server.add_agent()
     spec = server.begin()
     headers = {"Authorization": f"Bearer {spec.token}"}
-    own = f"/api/v1/runs/{spec.run_id}/"
+    prefix = f"/api/v1/runs/{spec.run_id}/"
     for method, path in routes(server):
-        if path in OPEN_PATHS or path.startswith((own, "/assets")):
+        if path in OPEN_PATHS or path.startswith((prefix, "/assets")):
             continue
         answer = server.http.request(method, path, headers=headers)
         assert answer.status_code == 403, (method, path)
     other = server.http.get("/api/v1/runs/11/directive", headers=headers)
     assert other.status_code == 403
-    mine = server.http.get(f"{own}directive", params={"wait_s": 0}, headers=headers)
-    assert mine.json()["action"] == "train"
+    response = server.http.get(f"{prefix}directive", params={"wait_s": 0}, headers=headers)
+    assert response.json()["action"] == "train"
 
 
 def test_token_is_private_and_in_no_response(sqlite_server: Server) -> None:
@@ -128,9 +130,9 @@ def test_login_link_works_once(sqlite_server: Server) -> None:
     link = server.post("/login-links")["url"]
     del server.http.headers["Authorization"]
     assert server.http.get("/api/v1/info").status_code == 401
-    answer = server.http.get(link, follow_redirects=False)
-    assert (answer.status_code, answer.headers["Location"]) == (303, "/")
-    cookie = answer.headers["Set-Cookie"]
+    response = server.http.get(link, follow_redirects=False)
+    assert (response.status_code, response.headers["Location"]) == (303, "/")
+    cookie = response.headers["Set-Cookie"]
     for word in ("HttpOnly", "SameSite=strict", "Path=/"):
         assert word in cookie
     assert server.token not in cookie
@@ -172,8 +174,8 @@ def test_origin_is_compared_with_its_scheme(sqlite_server: Server, origin: str, 
     del server.http.headers["Authorization"]
     server.http.base_url = "https://127.0.0.1"
     headers = {"Cookie": cookie, "Origin": origin}
-    answer = server.http.post("/api/v1/experiments/1/pause", headers=headers)
-    assert answer.status_code == code, answer.text
+    response = server.http.post("/api/v1/experiments/1/pause", headers=headers)
+    assert response.status_code == code, response.text
 
 
 def test_browser_behind_a_hidden_proxy_compares_the_scheme(sqlite_server: Server) -> None:
@@ -187,8 +189,8 @@ def test_browser_behind_a_hidden_proxy_compares_the_scheme(sqlite_server: Server
         ("https://127.0.0.1", "same-origin", 200),
     ):
         headers = {"Cookie": cookie, "Origin": origin, "Sec-Fetch-Site": site}
-        answer = server.http.post("/api/v1/experiments/1/pause", headers=headers)
-        assert answer.status_code == code, (origin, site)
+        response = server.http.post("/api/v1/experiments/1/pause", headers=headers)
+        assert response.status_code == code, (origin, site)
 
 
 def test_session_cookie_is_secure_behind_tls(sqlite_server: Server) -> None:
@@ -197,8 +199,8 @@ def test_session_cookie_is_secure_behind_tls(sqlite_server: Server) -> None:
         server.http.base_url = f"{scheme}://127.0.0.1"
         link = server.post("/login-links")["url"]
         cookie = server.http.get(link, follow_redirects=False).headers["Set-Cookie"]
-        gone = server.http.post("/api/v1/logout").headers["Set-Cookie"]
-        assert [("Secure" in one) for one in (cookie, gone)] == [scheme == "https"] * 2
+        cleared = server.http.post("/api/v1/logout").headers["Set-Cookie"]
+        assert [("Secure" in header) for header in (cookie, cleared)] == [scheme == "https"] * 2
 
 
 def test_browser_session_creates_no_credentials(sqlite_server: Server) -> None:
@@ -211,9 +213,9 @@ def test_browser_session_creates_no_credentials(sqlite_server: Server) -> None:
         return server.http.post(f"/api/v1{path}", headers=headers)
 
     def enter(link: str) -> str:
-        answer = server.http.get(link, follow_redirects=False)
+        response = server.http.get(link, follow_redirects=False)
         server.http.cookies.clear()
-        return str(answer.headers["Set-Cookie"]).partition(";")[0]
+        return str(response.headers["Set-Cookie"]).partition(";")[0]
 
     second = enter(ask(first, "/login-links").json()["url"])
     unused = ask(first, "/login-links").json()["url"]
@@ -223,11 +225,11 @@ def test_browser_session_creates_no_credentials(sqlite_server: Server) -> None:
     for path in ("/token", "/agent-token"):
         assert ask(first, path).status_code == 403
     server.http.headers["Authorization"] = token
-    assert [status(server, Cookie=each) for each in (first, second)] == [200, 200]
+    assert [status(server, Cookie=session) for session in (first, second)] == [200, 200]
     server.http.headers.pop("Authorization")
     assert ask(first, "/logout").status_code == 204
     server.http.headers["Authorization"] = token
-    assert [status(server, Cookie=each) for each in (first, second)] == [401, 401]
+    assert [status(server, Cookie=session) for session in (first, second)] == [401, 401]
     assert server.http.get(unused).status_code == 403
 
 
@@ -243,14 +245,14 @@ def test_session_expires(sqlite_server: Server) -> None:
 
 
 def signed_in(server: Server) -> str:
-    """Sign a browser in; return the header that it sends from then on."""
-    answer = server.http.get(server.post("/login-links")["url"], follow_redirects=False)
+    """Sign a browser in; return its cookie header."""
+    response = server.http.get(server.post("/login-links")["url"], follow_redirects=False)
     server.http.cookies.clear()
-    return str(answer.headers["Set-Cookie"]).partition(";")[0]
+    return str(response.headers["Set-Cookie"]).partition(";")[0]
 
 
 def status(server: Server, **headers: str) -> int:
-    """Ask for something as who shows these headers alone."""
+    """Return the status of a request with these headers only."""
     headers = {"Authorization": "", **headers}
     raw = [(name.encode(), value.encode()) for name, value in headers.items() if value]
     with_token = server.http.headers.pop("Authorization")
@@ -262,20 +264,24 @@ def status(server: Server, **headers: str) -> int:
 
 def test_sign_out_one_session_or_all(tmp_path: Path) -> None:
     with serve(tmp_path) as server:
-        one, two, three = (signed_in(server) for _ in range(3))
-        assert {status(server, Cookie=each) for each in (one, two, three)} == {200}
-        headers = {"Cookie": one, "Origin": "http://127.0.0.1"}
+        first, second, third = (signed_in(server) for _ in range(3))
+        assert {status(server, Cookie=cookie) for cookie in (first, second, third)} == {200}
+        headers = {"Cookie": first, "Origin": "http://127.0.0.1"}
         token = server.http.headers.pop("Authorization")
-        answer = server.http.post("/api/v1/logout", headers=headers)
-        assert answer.status_code == 204
-        assert f"{server.services.keys.cookie}=" in answer.headers["Set-Cookie"]
+        response = server.http.post("/api/v1/logout", headers=headers)
+        assert response.status_code == 204
+        assert f"{server.services.keys.cookie}=" in response.headers["Set-Cookie"]
         server.http.headers["Authorization"] = token
-        assert [status(server, Cookie=each) for each in (one, two, three)] == [401, 200, 200]
+        assert [status(server, Cookie=cookie) for cookie in (first, second, third)] == [
+            401,
+            200,
+            200,
+        ]
     with serve(tmp_path) as server:
-        assert [status(server, Cookie=each) for each in (one, two)] == [401, 200]
+        assert [status(server, Cookie=cookie) for cookie in (first, second)] == [401, 200]
         unused = server.post("/login-links")["url"]
         server.post("/logout")
-        assert [status(server, Cookie=each) for each in (two, three)] == [401, 401]
+        assert [status(server, Cookie=cookie) for cookie in (second, third)] == [401, 401]
         assert server.http.get(unused).status_code == 403
         assert server.get("/info")["version"]
 
@@ -302,20 +308,20 @@ def test_renewed_token_ends_sessions_but_not_runs(
 
 
 def test_two_servers_on_one_host_use_separate_cookies(tmp_path: Path) -> None:
-    with serve(tmp_path / "a") as one, serve(tmp_path / "b") as other:
-        cookies = "; ".join(signed_in(server) for server in (one, other))
-        assert [status(server, Cookie=cookies) for server in (one, other)] == [200, 200]
-        name = one.services.keys.cookie
+    with serve(tmp_path / "a") as first, serve(tmp_path / "b") as second:
+        cookies = "; ".join(signed_in(server) for server in (first, second))
+        assert [status(server, Cookie=cookies) for server in (first, second)] == [200, 200]
+        name = first.services.keys.cookie
     with serve(tmp_path / "a") as again:
         assert again.services.keys.cookie == name
 
 
 def test_route_receives_caller(sqlite_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    server, told = sqlite_server, []
+    server, callers = sqlite_server, []
 
     @server.app.get("/api/v1/runs/{run_id}/probe")
     def probe(run_id: int, principal: PrincipalDep) -> None:
-        told.append(principal)
+        callers.append(principal)
 
     path = "/api/v1/runs/7/probe"
     run = {"Authorization": f"Bearer {server.services.keys.run_token(7)}"}
@@ -324,7 +330,7 @@ def test_route_receives_caller(sqlite_server: Server, monkeypatch: pytest.Monkey
     assert server.http.get(path).status_code == 200
     assert server.http.get(path, headers=run).status_code == 200
     assert server.http.get(path.replace("7", "8"), headers=run).status_code == 403
-    assert told == [OWNER, Principal("run", run_id=7)]
+    assert callers == [OWNER, Principal("run", run_id=7)]
 
 
 def test_every_route_declares_its_callers(sqlite_server: Server) -> None:
@@ -348,8 +354,8 @@ def test_join_token_is_valid_for_agent_routes_only(sqlite_server: Server) -> Non
     for method, path in routes(server):
         if path in OPEN_PATHS or path.startswith("/assets"):
             continue
-        answer = server.http.request(method, path, headers=headers)
-        if answer.status_code != 403:
+        response = server.http.request(method, path, headers=headers)
+        if response.status_code != 403:
             allowed.add(f"{method} {path.removeprefix('/api/v1')}")
     run = {f"POST /runs/1/{name}" for name in
            ("started", "activity", "meeting", "exited", "reports", "logs")}  # fmt: skip
@@ -391,16 +397,16 @@ def test_run_token_expires_with_the_run(sqlite_server: Server) -> None:
         return server.http.post(path, content=body, headers=kind | headers).status_code
 
     assert report(run) == report(run) == 200
-    late = msgspec.to_builtins(LogBatch(0, [LogEntry("late", time.time(), 0)]))
+    batch = msgspec.to_builtins(LogBatch(0, [LogEntry("late", time.time(), 0)]))
     server.exit(spec.run_id, 0)
     assert report(run) == 401
     for way in ("directive", "extend", "activity"):
         method = "GET" if way == "directive" else "POST"
-        where = f"/api/v1/runs/{spec.run_id}/{way}"
-        assert server.http.request(method, where, headers=run).status_code == 401
-    # The agent still delivers what the run has left.
-    where = f"/api/v1/runs/{spec.run_id}/logs"
-    assert server.http.post(where, json=late, headers=agent).json() == {"stored": 1}
+        route = f"/api/v1/runs/{spec.run_id}/{way}"
+        assert server.http.request(method, route, headers=run).status_code == 401
+    # The agent still delivers the run's remaining logs and metrics.
+    route = f"/api/v1/runs/{spec.run_id}/logs"
+    assert server.http.post(route, json=batch, headers=agent).json() == {"stored": 1}
 
 
 def test_search_token_is_valid_for_its_search_routes_only(sqlite_server: Server) -> None:
@@ -408,16 +414,16 @@ def test_search_token_is_valid_for_its_search_routes_only(sqlite_server: Server)
     for _ in range(2):
         server.submit()
     headers = {"Authorization": f"Bearer {server.services.keys.search_token(1)}"}
-    own = "/api/v1/experiments/1/searcher"
+    prefix = "/api/v1/experiments/1/searcher"
     for method, path in routes(server):
-        if path in OPEN_PATHS or path.startswith(("/assets", own)):
+        if path in OPEN_PATHS or path.startswith(("/assets", prefix)):
             continue
-        answer = server.http.request(method, path, headers=headers)
-        assert answer.status_code == 403, (method, path)
-    assert server.http.get(own, headers=headers).status_code == 200
+        response = server.http.request(method, path, headers=headers)
+        assert response.status_code == 403, (method, path)
+    assert server.http.get(prefix, headers=headers).status_code == 200
     server.http.headers["Authorization"] = f"Bearer {server.post('/token')['token']}"
-    assert server.http.get(own, headers=headers).status_code == 200  # searchers keep theirs
-    other = server.http.get(own.replace("1/s", "2/s"), headers=headers)
+    assert server.http.get(prefix, headers=headers).status_code == 200  # searchers keep theirs
+    other = server.http.get(prefix.replace("1/s", "2/s"), headers=headers)
     assert other.status_code == 403
 
 
@@ -434,9 +440,9 @@ def test_route_without_guard_is_closed() -> None:
 
 def test_duplicate_host_header_is_rejected(sqlite_server: Server) -> None:
     headers = [(b"host", b"127.0.0.1"), (b"host", b"evil.example")]
-    answer = sqlite_server.http.get("/healthz", headers=headers)
-    assert answer.status_code == 400
-    assert "must be named once" in answer.json()["error"]["message"]
+    response = sqlite_server.http.get("/healthz", headers=headers)
+    assert response.status_code == 400
+    assert "must be named once" in response.json()["error"]["message"]
 
 
 def test_websocket_is_rejected(sqlite_server: Server) -> None:
@@ -456,9 +462,9 @@ def test_websocket_is_rejected(sqlite_server: Server) -> None:
 )
 def test_unknown_host_header_is_rejected(sqlite_server: Server, host: str) -> None:
     for path in ("/", "/api/v1/info", "/healthz"):
-        answer = sqlite_server.http.get(path, headers={"Host": host})
-        assert answer.status_code == 403
-        assert "does not answer to the name" in answer.json()["error"]["message"]
+        response = sqlite_server.http.get(path, headers={"Host": host})
+        assert response.status_code == 403
+        assert "does not answer to the name" in response.json()["error"]["message"]
     assert sqlite_server.http.get("/healthz", headers={"Host": "localhost:1"}).status_code == 200
 
 
@@ -479,11 +485,11 @@ def test_path_traversal_is_rejected(sqlite_server: Server, name: str) -> None:
         f"/api/v1/checkpoints/{name}", f"/api/v1/experiments/{name}", f"/assets/{name}",
         f"/api/v1/experiments/1/{name}", f"/{name}", f"/api/v1/runs/{name}/directive",
     ):  # fmt: skip
-        answer = sqlite_server.http.get(path)
-        assert answer.status_code in {200, 404, 405, 422}, path
-        assert "root:" not in answer.text
-        if answer.status_code == 200:  # normalised by the client to a path of ours
-            assert "Zerolab" in answer.text or answer.json()
+        response = sqlite_server.http.get(path)
+        assert response.status_code in {200, 404, 405, 422}, path
+        assert "root:" not in response.text
+        if response.status_code == 200:  # normalised by the client to a path of ours
+            assert "Zerolab" in response.text or response.json()
 
 
 def test_oversized_body_is_rejected(
@@ -491,8 +497,8 @@ def test_oversized_body_is_rejected(
 ) -> None:
     limit = sqlite_server.services.settings.limits.small_body_bytes
     path = "/api/v1/agents"
-    said = sqlite_server.http.post(path, content=b" " * (limit + 1))
-    assert (said.status_code, said.json()["error"]["type"]) == (413, "too_large")
+    response = sqlite_server.http.post(path, content=b" " * (limit + 1))
+    assert (response.status_code, response.json()["error"]["type"]) == (413, "too_large")
     pieces = (b" " * 1_000_000 for _ in range(limit // 1_000_000 + 2))
     unsaid = sqlite_server.http.post(path, content=pieces)
     assert (unsaid.status_code, unsaid.json()["error"]["type"]) == (413, "too_large")
@@ -505,19 +511,19 @@ def test_oversized_body_is_rejected(
 def test_malformed_body_is_rejected(sqlite_server: Server, body: bytes) -> None:
     for path in ("/agents", "/runs/1/reports", "/runs/1/logs", "/runs/1/exited"):
         for kind in ("application/json", "application/x-msgpack"):
-            answer = sqlite_server.http.post(
+            response = sqlite_server.http.post(
                 f"/api/v1{path}", content=body, headers={"Content-Type": kind}
             )
-            assert answer.status_code == 422, (path, kind, answer.text)
+            assert response.status_code == 422, (path, kind, response.text)
 
 
 @pytest.mark.parametrize("word", ["' OR 1=1 --", '"; DROP TABLE trials; --', "%", "_", "\\", "\0"])
 def test_filter_is_not_interpreted(server: Server, word: str) -> None:
     server.submit(name="plain")
-    answer = server.http.get("/api/v1/experiments", params={"name": word})
-    assert answer.status_code == (422 if word == "\0" else 200)
-    if answer.status_code == 200:
-        assert answer.json()["experiments"] == []
+    response = server.http.get("/api/v1/experiments", params={"name": word})
+    assert response.status_code == (422 if word == "\0" else 200)
+    if response.status_code == 200:
+        assert response.json()["experiments"] == []
     assert server.http.get("/api/v1/experiments", params={"sort": word}).status_code == 422
     assert server.trial()["id"] == 1
 

@@ -1,4 +1,4 @@
-"""The registry: models, their versions, and checkpoints that are kept for them."""
+"""Model registry: models, versions, and their retained checkpoints."""
 
 from typing import Any
 
@@ -10,8 +10,8 @@ GONE = "00000000-0000-4000-8000-000000000000"
 
 
 @pytest.fixture
-def trained(server: Server) -> Server:
-    """A trial with three checkpoints, of which the first is registered as soon as it is there."""
+def trained_trial(server: Server) -> Server:
+    """Train a trial with three checkpoints and register the first."""
     keep_one = {"save_experiment_best": 0, "save_trial_best": 0, "save_trial_latest": 1}
     server.submit(checkpoint_storage=keep_one)
     server.add_agent()
@@ -30,69 +30,73 @@ def register(server: Server, uuid: str, notes: str = "", name: str = "digits") -
     return server.http.post(f"/api/v1/models/{name}/versions", json=body)
 
 
-def there(server: Server) -> list[int]:
+def remaining_steps(server: Server) -> list[int]:
     page = server.get("/trials/1/checkpoints", state="COMPLETED")
-    return [each["steps_completed"] for each in page["checkpoints"]]
+    return [row["steps_completed"] for row in page["checkpoints"]]
 
 
-def refusal(answer: Any, status: int) -> str:
-    assert answer.status_code == status, answer.text
-    message: str = answer.json()["error"]["message"]
+def error_message(response: Any, status: int) -> str:
+    assert response.status_code == status, response.text
+    message: str = response.json()["error"]["message"]
     return message
 
 
 def test_registered_checkpoint_survives_retention(
-    trained: Server,
+    trained_trial: Server,
 ) -> None:
-    assert there(trained) == [10, 30]
-    mine = checkpoint(10).uuid
-    told = refusal(trained.http.delete(f"/api/v1/checkpoints/{mine}"), 409)
-    assert "is version 1 of model digits; `zerolab model remove-version digits 1` first" in told
-    body = {"uuids": [mine], "globs": ["*"]}
-    assert "version 1 of model" in refusal(
-        trained.http.post("/api/v1/checkpoints/remove", json=body), 409
+    assert remaining_steps(trained_trial) == [10, 30]
+    checkpoint_uuid = checkpoint(10).uuid
+    message = error_message(
+        trained_trial.http.delete(f"/api/v1/checkpoints/{checkpoint_uuid}"), 409
     )
-    assert "a checkpoint of it is version 1 of model digits" in refusal(
-        trained.http.delete("/api/v1/experiments/1"), 409
+    assert "is version 1 of model digits; `zerolab model remove-version digits 1` first" in message
+    body = {"uuids": [checkpoint_uuid], "globs": ["*"]}
+    assert "version 1 of model" in error_message(
+        trained_trial.http.post("/api/v1/checkpoints/remove", json=body), 409
     )
-    assert trained.http.delete("/api/v1/models/digits/versions/1").status_code == 204
-    assert trained.http.delete(f"/api/v1/checkpoints/{mine}").status_code == 204
-    assert there(trained) == [30]
-    assert trained.http.delete("/api/v1/experiments/1").is_success
+    assert "a checkpoint of it is version 1 of model digits" in error_message(
+        trained_trial.http.delete("/api/v1/experiments/1"), 409
+    )
+    assert trained_trial.http.delete("/api/v1/models/digits/versions/1").status_code == 204
+    assert trained_trial.http.delete(f"/api/v1/checkpoints/{checkpoint_uuid}").status_code == 204
+    assert remaining_steps(trained_trial) == [30]
+    assert trained_trial.http.delete("/api/v1/experiments/1").is_success
 
 
-def test_version_numbers_are_never_reused(trained: Server) -> None:
+def test_version_numbers_are_never_reused(trained_trial: Server) -> None:
     newest = checkpoint(30).uuid
-    model = register(trained, newest, "the better one").json()["model"]
+    model = register(trained_trial, newest, "the better one").json()["model"]
     assert [version["version"] for version in model["versions"]] == [1, 2]
     assert model["versions"][1]["checkpoint"] == newest
     assert model["versions"][1]["notes"] == "the better one"
     assert model["versions"][1]["trial_id"] == 1
     assert [version["metrics"] for version in model["versions"]] == [{"loss": 0.3}, {"loss": 0.1}]
-    assert register(trained, newest).json()["model"] == model, "it is a version already"
-    assert trained.http.delete("/api/v1/models/digits/versions/2").status_code == 204
-    again = register(trained, newest).json()["model"]
+    assert register(trained_trial, newest).json()["model"] == model, "it is a version already"
+    assert trained_trial.http.delete("/api/v1/models/digits/versions/2").status_code == 204
+    again = register(trained_trial, newest).json()["model"]
     assert [version["version"] for version in again["versions"]] == [1, 3]
-    assert trained.get("/models")["models"] == [again]
+    assert trained_trial.get("/models")["models"] == [again]
 
 
-def test_missing_model_or_version_is_404(trained: Server) -> None:
-    assert "digits: is there already" in refusal(
-        trained.http.post("/api/v1/models", json={"name": "digits"}), 409
+def test_missing_model_or_version_is_404(trained_trial: Server) -> None:
+    assert "digits: is there already" in error_message(
+        trained_trial.http.post("/api/v1/models", json={"name": "digits"}), 409
     )
-    assert trained.http.post("/api/v1/models", json={"name": "a b"}).status_code == 422
-    told = refusal(register(trained, GONE), 422)
-    assert f"checkpoint: must be a checkpoint that is there, whole, got {GONE}" in told
-    assert "there is no model other" in refusal(
-        register(trained, checkpoint(30).uuid, name="other"), 404
+    assert trained_trial.http.post("/api/v1/models", json={"name": "a b"}).status_code == 422
+    message = error_message(register(trained_trial, GONE), 422)
+    assert f"checkpoint: must be a checkpoint that is there, whole, got {GONE}" in message
+    assert "there is no model other" in error_message(
+        register(trained_trial, checkpoint(30).uuid, name="other"), 404
     )
     for path in ("models/other", "models/digits/versions/7"):
-        assert "there is no" in refusal(trained.http.delete(f"/api/v1/{path}"), 404)
-    assert "there is no model other" in refusal(trained.http.get("/api/v1/models/other"), 404)
+        assert "there is no" in error_message(trained_trial.http.delete(f"/api/v1/{path}"), 404)
+    assert "there is no model other" in error_message(
+        trained_trial.http.get("/api/v1/models/other"), 404
+    )
 
 
-def test_delete_model_keeps_checkpoints(trained: Server) -> None:
-    assert trained.http.delete("/api/v1/models/digits").status_code == 204
-    assert trained.get("/models")["models"] == []
-    assert there(trained) == [10, 30]
-    assert trained.http.delete("/api/v1/experiments/1").is_success
+def test_delete_model_keeps_checkpoints(trained_trial: Server) -> None:
+    assert trained_trial.http.delete("/api/v1/models/digits").status_code == 204
+    assert trained_trial.get("/models")["models"] == []
+    assert remaining_steps(trained_trial) == [10, 30]
+    assert trained_trial.http.delete("/api/v1/experiments/1").is_success

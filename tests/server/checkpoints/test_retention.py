@@ -1,4 +1,4 @@
-"""Which checkpoints an experiment keeps, over all of its trials."""
+"""Checkpoint retention over all trials of an experiment."""
 
 import json
 from pathlib import Path
@@ -27,13 +27,13 @@ def policy(experiment_best: int, trial_best: int, trial_latest: int) -> dict[str
     }
 
 
-def kept(server: Server) -> dict[int, list[int]]:
-    """Trial to the steps of its checkpoints that are there."""
-    found: dict[int, list[int]] = {}
+def kept_steps(server: Server) -> dict[int, list[int]]:
+    """Return the steps of complete checkpoints by trial."""
+    steps_by_trial: dict[int, list[int]] = {}
     for trial in server.trials():
         page = server.get(f"/trials/{trial['id']}/checkpoints", state="COMPLETED")
-        found[trial["id"]] = sorted(each["steps_completed"] for each in page["checkpoints"])
-    return found
+        steps_by_trial[trial["id"]] = sorted(row["steps_completed"] for row in page["checkpoints"])
+    return steps_by_trial
 
 
 def train(server: Server, trial_id: int, *losses: float, end: bool = True) -> None:
@@ -52,13 +52,13 @@ def test_experiment_best_replaces_checkpoint_of_ended_trial(server: Server) -> N
     for trial_id in (1, 2, 3):
         (root / checkpoint(1, f"trial {trial_id}").uuid).mkdir()
     train(server, 1, 0.9)
-    assert kept(server) == {1: [1], 2: [], 3: []}
+    assert kept_steps(server) == {1: [1], 2: [], 3: []}
     assert server.trial(1)["best_checkpoint"] == checkpoint(1, "trial 1").uuid
     train(server, 2, 0.1)
-    assert kept(server) == {1: [], 2: [1], 3: []}
+    assert kept_steps(server) == {1: [], 2: [1], 3: []}
     assert server.trial(1)["best_checkpoint"] is None
     train(server, 3, 0.5)
-    assert kept(server) == {1: [], 2: [1], 3: []}
+    assert kept_steps(server) == {1: [], 2: [1], 3: []}
     server.services.orchestrator.janitor.close()
     assert [path.name for path in root.iterdir()] == [checkpoint(1, "trial 2").uuid]
 
@@ -81,8 +81,8 @@ def test_pending_removals_run_at_next_start(tmp_path: Path, how: str) -> None:
             server.request("DELETE", "/experiments/1")
         assert len(list(root.iterdir())) == 2
     with serve(tmp_path) as server:
-        left = set() if how == "deleted" else {checkpoint(2).uuid}
-        until("the files go", lambda: {path.name for path in root.iterdir()} == left)
+        remaining = set() if how == "deleted" else {checkpoint(2).uuid}
+        until("the files go", lambda: {path.name for path in root.iterdir()} == remaining)
         until("no mark is left", lambda: server.sql("SELECT * FROM chores") == [])
 
 
@@ -112,11 +112,11 @@ def test_orphaned_archive_is_removed(tmp_path: Path) -> None:
     with serve(tmp_path) as server:
         archives = server.services.orchestrator.home.archives
         server.submit()
-        kept = {path.name for path in archives.iterdir()}
+        stored = {path.name for path in archives.iterdir()}
         (archives / f"{'0' * 64}.tar.gz").write_bytes(b"of a submission that was cut off")
         (archives / f".{'1' * 64}.tar.gz.abc").write_bytes(b"half of one")
     with serve(tmp_path):
-        assert {path.name for path in archives.iterdir()} == kept
+        assert {path.name for path in archives.iterdir()} == stored
 
 
 def test_archive_of_failed_submission_is_removed(tmp_path: Path) -> None:
@@ -139,9 +139,9 @@ def test_late_validation_applies_retention(server: Server) -> None:
     train(server, 1, 0.9)
     spec = server.begin(2)
     server.report(spec.run_id, checkpoint(1, "trial 2"))
-    assert kept(server) == {1: [1], 2: [1], 3: []}
+    assert kept_steps(server) == {1: [1], 2: [1], 3: []}
     server.report(spec.run_id, validation(1, 0.1))
-    assert kept(server) == {1: [], 2: [1], 3: []}
+    assert kept_steps(server) == {1: [], 2: [1], 3: []}
 
 
 def test_trial_best_is_kept_in_experiment(
@@ -150,10 +150,10 @@ def test_trial_best_is_kept_in_experiment(
     server.submit(checkpoint_storage=policy(2, 1, 1), **GRID)
     server.add_agent(slots=3)
     train(server, 1, 0.5, 0.3, 0.4, 0.9)
-    assert kept(server) == {1: [2, 3, 4], 2: [], 3: []}
+    assert kept_steps(server) == {1: [2, 3, 4], 2: [], 3: []}
     train(server, 2, 0.2, 0.1, 0.6)
     # Trial 1 keeps its best and its latest; 0.4 is no longer among the experiment's two.
-    assert kept(server) == {1: [2, 4], 2: [1, 2, 3], 3: []}
+    assert kept_steps(server) == {1: [2, 4], 2: [1, 2, 3], 3: []}
 
 
 def test_continued_trial_keeps_latest_checkpoint(server: Server) -> None:
@@ -161,12 +161,12 @@ def test_continued_trial_keeps_latest_checkpoint(server: Server) -> None:
     server.add_agent(slots=3)
     train(server, 1, 0.9, end=False)
     train(server, 2, 0.1)
-    assert kept(server) == {1: [1], 2: [1], 3: []}
+    assert kept_steps(server) == {1: [1], 2: [1], 3: []}
     assert server.trial(1)["latest_checkpoint"] == checkpoint(1, "trial 1").uuid
     train(server, 3, 0.5)
     server.exit(server.run_of(1).run_id, 0)
     assert server.experiment()["state"] == "COMPLETED"
-    assert kept(server) == {1: [], 2: [1], 3: []}
+    assert kept_steps(server) == {1: [], 2: [1], 3: []}
 
 
 def test_leftovers_of_old_version_are_removed_at_end(server: Server) -> None:
@@ -181,4 +181,4 @@ def test_leftovers_of_old_version_are_removed_at_end(server: Server) -> None:
     server.write(put_back)
     train(server, 3, 0.5)
     assert server.experiment()["state"] == "COMPLETED"
-    assert kept(server) == {1: [], 2: [1], 3: []}
+    assert kept_steps(server) == {1: [], 2: [1], 3: []}

@@ -1,4 +1,4 @@
-"""Agents over REST: they join, leave, are disabled, fall silent and come back."""
+"""Agents over REST: register, leave, disable, lose and reconnect."""
 
 import time
 from pathlib import Path
@@ -7,24 +7,24 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.server.cluster.test_queue import join, refused, running
+from tests.server.cluster.test_queue import add_named_agent, error_text, running
 from tests.server.helpers import GONE_S, PREFIX, SILENT_S, Server, checkpoint, serve, training
 from zerolab.contract.messages import RunExit
 from zerolab.contract.spec import EXIT_INFRASTRUCTURE
 
 
 def agent(server: Server, agent_id: int = 1) -> dict[str, Any]:
-    found: dict[str, Any] = server.get(f"/agents/{agent_id}")["agent"]
-    return found
+    row: dict[str, Any] = server.get(f"/agents/{agent_id}")["agent"]
+    return row
 
 
-def silent_for(server: Server, agent_id: int, seconds: float) -> None:
-    """Have it so that an agent was last heard of so long ago."""
+def set_silence(server: Server, agent_id: int, seconds: float) -> None:
+    """Set the time since an agent's last request."""
     server.services.orchestrator.seen[agent_id] = time.monotonic() - seconds
 
 
 def test_disabled_agent_gets_no_runs(server: Server) -> None:
-    join(server, "a")
+    add_named_agent(server, "a")
     server.post("/agents/1/disable", {})
     assert agent(server)["state"] == "disabled"
     server.submit()
@@ -37,7 +37,7 @@ def test_disabled_agent_gets_no_runs(server: Server) -> None:
 def test_drained_agent_finishes_its_runs(
     server: Server,
 ) -> None:
-    join(server, "a", 2)
+    add_named_agent(server, "a", 2)
     server.submit()
     spec = server.begin()
     drained = server.post("/agents/1/disable", {"drain": True})["agent"]
@@ -51,8 +51,8 @@ def test_drained_agent_finishes_its_runs(
 
 
 def test_runs_of_disabled_agent_move(server: Server) -> None:
-    join(server, "a")
-    other = join(server, "b")
+    add_named_agent(server, "a")
+    other = add_named_agent(server, "b")
     server.submit()
     spec = server.begin()
     server.post("/agents/1/disable", {})
@@ -65,8 +65,8 @@ def test_runs_of_disabled_agent_move(server: Server) -> None:
 def test_run_gets_agent_of_its_checkpoint(
     server: Server,
 ) -> None:
-    join(server, "a")
-    other = join(server, "b")
+    add_named_agent(server, "a")
+    other = add_named_agent(server, "b")
     server.submit()
     spec = server.begin()
     server.report(spec.run_id, checkpoint(1))
@@ -74,13 +74,13 @@ def test_run_gets_agent_of_its_checkpoint(
     again = server.begin()
     server.post("/agents/1/disable", {})
     server.exit(again.run_id, 66)
-    told = [run.latest_checkpoint for run in (spec, again, server.begin(1, other))]
-    saved_on = [found and found.saved_on for found in told]
+    checkpoints = [run.latest_checkpoint for run in (spec, again, server.begin(1, other))]
+    saved_on = [record and record.saved_on for record in checkpoints]
     assert saved_on == [None, "", f"agent a ({agent(server)['host']})"]
 
 
 def test_disable_and_enable_single_slots(server: Server) -> None:
-    join(server, "a", 3)
+    add_named_agent(server, "a", 3)
     server.post("/agents/1/disable", {"slots": [1, 2]})
     for _ in range(2):
         server.submit()
@@ -92,22 +92,22 @@ def test_disable_and_enable_single_slots(server: Server) -> None:
     server.post("/agents/1/disable", {"slots": [2]})
     assert server.directive(run_id) == "preempt"
     assert server.directive(server.work()[0].run_id) == "train"
-    told = refused(server, "POST", "/agents/1/disable", {"slots": [3]}, 422)
-    assert "slots: must be slots of agent a (0, 1, 2), got [3]" in told
+    message = error_text(server, "POST", "/agents/1/disable", {"slots": [3]}, 422)
+    assert "slots: must be slots of agent a (0, 1, 2), got [3]" in message
 
 
 def test_disabled_state_survives_registration(server: Server) -> None:
-    join(server, "a", 2)
+    add_named_agent(server, "a", 2)
     server.post("/agents/1/disable", {})
     server.post("/agents/1/disable", {"slots": [0]})
-    join(server, "a", 2)
+    add_named_agent(server, "a", 2)
     assert agent(server)["state"] == "disabled"
     server.post("/agents/1/enable", {})
     assert [slot["enabled"] for slot in agent(server)["slots"]] == [False, True]
 
 
 def test_deregistered_agent_is_removed(server: Server) -> None:
-    join(server, "a")
+    add_named_agent(server, "a")
     server.submit()
     spec = server.begin()
     server.post("/agents/1/leave", {})
@@ -123,21 +123,23 @@ def test_deregistered_agent_is_removed(server: Server) -> None:
 
 
 def test_connected_agent_cannot_be_removed(sqlite_server: Server) -> None:
-    join(sqlite_server, "a")
-    assert "agent a is there; stop it" in refused(sqlite_server, "DELETE", "/agents/1", None, 409)
-    assert "no agent 7" in refused(sqlite_server, "DELETE", "/agents/7", None, 404)
+    add_named_agent(sqlite_server, "a")
+    assert "agent a is there; stop it" in error_text(
+        sqlite_server, "DELETE", "/agents/1", None, 409
+    )
+    assert "no agent 7" in error_text(sqlite_server, "DELETE", "/agents/7", None, 404)
 
 
 def test_run_survives_short_agent_outage(server: Server) -> None:
-    join(server, "a")
+    add_named_agent(server, "a")
     server.submit()
     spec = server.begin()
-    silent_for(server, 1, SILENT_S)
+    set_silence(server, 1, SILENT_S)
     server.tick()
     assert agent(server)["state"] == "silent"
-    join(server, "b")
+    add_named_agent(server, "b")
     server.submit()
-    assert running(server, 2) == [2]  # nothing new starts on the silent one
+    assert running(server, 2) == [2]  # a silent agent gets no new runs
     assert [item.run_id for item in server.work(1)] == [spec.run_id]
     server.report(spec.run_id, training(1, 0.5))
     assert agent(server)["state"] == "ready"
@@ -149,26 +151,26 @@ def test_run_survives_short_agent_outage(server: Server) -> None:
 def test_trials_of_lost_agent_restart_uncounted(
     server: Server,
 ) -> None:
-    join(server, "a")
+    add_named_agent(server, "a")
     server.submit(max_restarts=0)
     spec = server.begin()
-    silent_for(server, 1, GONE_S)
-    join(server, "b")
+    set_silence(server, 1, GONE_S)
+    add_named_agent(server, "b")
     server.tick()
     assert agent(server)["state"] == "gone"
     server.tick(2)
     assert running(server, 2) == [1]
     assert server.trial()["restarts"] == 0
-    assert server.work(1) == []  # it comes back too late: it is to run nothing
+    assert server.work(1) == []  # it reconnects too late: it gets no runs
     assert server.send(spec.run_id, 1, [training(1, 0.5)]).status_code == 409
 
 
 def test_duplicate_agent_name_is_rejected(server: Server) -> None:
-    join(server, "a", identity="one")
+    add_named_agent(server, "a", identity="one")
     body = {"name": "a", "host": "h", "slots": [], "identity": "two"}
-    assert "with another --name" in refused(server, "POST", "/agents", body, 409)
-    assert join(server, "a", identity="one") == 1
-    silent_for(server, 1, GONE_S)
+    assert "with another --name" in error_text(server, "POST", "/agents", body, 409)
+    assert add_named_agent(server, "a", identity="one") == 1
+    set_silence(server, 1, GONE_S)
     server.tick()
     assert server.post("/agents", body)["agent_id"] == 1
     path = f"{PREFIX}/agents/1/work"
@@ -180,26 +182,28 @@ def test_duplicate_agent_name_is_rejected(server: Server) -> None:
 @pytest.mark.parametrize("pool", ["", "a b", "/", "x" * 65])
 def test_empty_pool_name_is_rejected(sqlite_server: Server, pool: str) -> None:
     body = {"name": "a", "host": "h", "slots": [], "pool": pool}
-    assert "pool: must be 1 to 64 letters" in refused(sqlite_server, "POST", "/agents", body, 422)
+    assert "pool: must be 1 to 64 letters" in error_text(
+        sqlite_server, "POST", "/agents", body, 422
+    )
 
 
 def test_server_stall_does_not_count_as_agent_silence(
     tmp_path: Path,
 ) -> None:
     with serve(tmp_path) as server:
-        join(server, "a")
+        add_named_agent(server, "a")
         server.submit()
         spec = server.begin()
         orchestrator = server.services.orchestrator
         for _ in range(2):
             orchestrator.seen[1] -= GONE_S
             orchestrator.ticked -= GONE_S
-            server.tick()  # before it has noted that it was held up,
+            server.tick()  # before it noticed the stall,
             orchestrator.note_tick()
             server.tick()  # and after that
             assert agent(server)["state"] != "gone"
             assert server.directive(spec.run_id) == "train"
-        silent_for(server, 1, GONE_S)  # it was awake all the time
+        set_silence(server, 1, GONE_S)  # it was awake all the time
         server.tick()
         assert agent(server)["state"] == "gone"
 
@@ -210,7 +214,7 @@ def test_root_cause_of_failed_rank_is_awaited(
     agents = [server.add_agent(name=name, pool="two") for name in ("a", "b")]
     resources = {"slots_per_trial": 2, "max_nodes": 2, "resource_pool": "two"}
     lost = RunExit(1, "rank 0 exited with code 1: rank 1 is gone (this is rank 0)")
-    told = []
+    reported = []
     for what in ("own", "killed", "paused"):
         experiment = server.submit(resources=resources, max_restarts=0)
         (trial,) = server.trials(experiment["id"])
@@ -218,7 +222,7 @@ def test_root_cause_of_failed_rank_is_awaited(
         server.post(f"/runs/{run_id}/meeting", {"address": "a", "port": 1})
         server.post(f"/runs/{run_id}/exited", msgspec.to_builtins(lost))
         assert server.run_of(trial["id"], agents[1]).action == "run"
-        if what == "paused":  # that leaves its ranks no more time, and hides nothing
+        if what == "paused":  # a pause must not hide the error
             server.post(f"/trials/{trial['id']}/pause", {})
         if what == "own":
             end = RunExit(1, "rank 1 exited with code 1: ValueError: no", node=1)
@@ -226,11 +230,11 @@ def test_root_cause_of_failed_rank_is_awaited(
             server.tick(60.0)
             assert server.run_of(trial["id"], agents[1]).action == "kill"
             logs = server.get(f"/trials/{trial['id']}/logs")["logs"]
-            assert any("after others of its ranks have failed" in each["text"] for each in logs)
+            assert any("after others of its ranks have failed" in line["text"] for line in logs)
             end = RunExit(EXIT_INFRASTRUCTURE, "the run was stopped", node=1, told=True)
         server.post(f"/runs/{run_id}/exited", msgspec.to_builtins(end))
-        told.append(server.trial(trial["id"])["error"])
-    assert told == [
+        reported.append(server.trial(trial["id"])["error"])
+    assert reported == [
         "agent b: rank 1 exited with code 1: ValueError: no",
         f"agent a: {lost.reason}",
         f"agent a: {lost.reason}",
@@ -243,8 +247,8 @@ def test_root_cause_of_failed_rank_is_awaited(
     assert server.run_of(trial["id"], agents[0]).action == "kill"
     server.post(f"/runs/{run_id}/exited", msgspec.to_builtins(lost))  # the kill has done that
     server.post(f"/runs/{run_id}/exited", msgspec.to_builtins(end))
-    found = server.trial(trial["id"])
-    assert (found["state"], found["restarts"], found["error"]) == ("PAUSED", 0, None)
+    final = server.trial(trial["id"])
+    assert (final["state"], final["restarts"], final["error"]) == ("PAUSED", 0, None)
 
 
 def start_on_two_hosts(server: Server) -> int:

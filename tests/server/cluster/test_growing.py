@@ -1,4 +1,4 @@
-"""Elastic trials that had to start on fewer slots take all of them when they are free again."""
+"""Elastic trials that started on fewer slots grow when slots are free."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -29,8 +29,8 @@ def elastic(**more: Any) -> dict[str, Any]:
     return {"resources": {"slots_per_trial": 4, "elastic": {"min_slots": 2}, **more}}
 
 
-def shrunk(server: Server) -> int:
-    """Have experiment 2 run on two slots, for experiment 1 has the others; return its run."""
+def start_on_two_slots(server: Server) -> int:
+    """Start experiment 2 on two slots while experiment 1 has the others; return its run."""
     server.submit(resources={"slots_per_trial": 2})
     server.submit(**elastic())
     server.begin(1)
@@ -45,11 +45,11 @@ def free_all(server: Server, trial_id: int = 1) -> None:
 
 def job(server: Server, experiment_id: int) -> dict[str, Any]:
     jobs = server.get("/jobs")["jobs"]
-    return next(one for one in jobs if one["experiment_id"] == experiment_id)
+    return next(row for row in jobs if row["experiment_id"] == experiment_id)
 
 
 def grow_at(server: Server, run_id: int, steps: int) -> str:
-    """Have a run save a checkpoint; return what it is told then."""
+    """Save a checkpoint of a run; return its directive."""
     server.report(run_id, checkpoint(steps))
     return server.directive(run_id)
 
@@ -57,15 +57,15 @@ def grow_at(server: Server, run_id: int, steps: int) -> str:
 def test_elastic_trial_grows_at_checkpoint(
     server: Server,
 ) -> None:
-    run_id = shrunk(server)
+    run_id = start_on_two_slots(server)
     server.tick(PAUSE_S)
     assert grow_at(server, run_id, 10) == "train"  # nothing is free
     assert job(server, 1)["fewer_reason"] is None
     free_all(server)
     server.tick()
     assert server.directive(run_id) == "train"  # not before the next checkpoint
-    told = "trial 2 runs on 2 of its 4 slots, and takes more at a checkpoint, when they are free"
-    assert job(server, 2)["fewer_reason"] == told
+    reason = "trial 2 runs on 2 of its 4 slots, and takes more at a checkpoint, when they are free"
+    assert job(server, 2)["fewer_reason"] == reason
     assert grow_at(server, run_id, 20) == "preempt"
     assert (
         job(server, 2)["fewer_reason"] == "trial 2 runs on 2 of its 4 slots, and leaves them for 4"
@@ -78,25 +78,25 @@ def test_elastic_trial_grows_at_checkpoint(
     trial = server.trial(2)
     assert (trial["state"], trial["restarts"]) == ("RUNNING", 0)
     assert job(server, 2)["fewer_reason"] is None
-    runs = {one["id"]: one["reason"] for one in server.get("/trials/2/runs")["runs"]}
+    runs = {row["id"]: row["reason"] for row in server.get("/trials/2/runs")["runs"]}
     assert runs[run_id] == "it left for more slots: 4 were free for its trial"
-    lines = [one["text"] for one in server.get("/trials/2/logs")["logs"]]
-    assert any("has 2 of the 4 slots of its trial, and 4 are free for it" in one for one in lines)
+    lines = [row["text"] for row in server.get("/trials/2/logs")["logs"]]
+    assert any("has 2 of the 4 slots of its trial, and 4 are free for it" in row for row in lines)
     assert grow_at(server, spec.run_id, 30) == "train"  # it has all of them
 
 
 def test_growth_delay_doubles(server: Server) -> None:
-    run_id = shrunk(server)
+    run_id = start_on_two_slots(server)
     free_all(server)
     server.tick(PAUSE_S - 1)
     assert grow_at(server, run_id, 10) == "train"
     server.tick(1)
     assert grow_at(server, run_id, 11) == "preempt"
     server.exit(run_id, PREEMPTED)
-    whole = server.begin(2)
+    full_run = server.begin(2)
     server.submit(resources={"slots_per_trial": 2, "priority": 1})  # takes two of them away
-    assert server.directive(whole.run_id) == "preempt"
-    server.exit(whole.run_id, PREEMPTED)
+    assert server.directive(full_run.run_id) == "preempt"
+    server.exit(full_run.run_id, PREEMPTED)
     server.begin(3)
     again = server.begin(2)
     assert again.slots == 2
@@ -108,9 +108,9 @@ def test_growth_delay_doubles(server: Server) -> None:
 
 
 def test_no_growth_for_slots_of_queued_jobs(server: Server) -> None:
-    run_id = shrunk(server)
+    run_id = start_on_two_slots(server)
     server.submit(resources={"slots_per_trial": 4, "max_slots": 4, "priority": 1})
-    assert server.directive(run_id) == "preempt"  # for that one, not to grow
+    assert server.directive(run_id) == "preempt"  # for the other one, not for growth
     assert grow_at(server, run_id, 10) == "preempt"
     assert job(server, 2)["fewer_reason"].endswith("takes more at a checkpoint, when they are free")
     assert server.sql("SELECT COUNT(*) FROM runs WHERE grows_to IS NOT NULL") == [(0,)]
@@ -119,10 +119,10 @@ def test_no_growth_for_slots_of_queued_jobs(server: Server) -> None:
 def test_no_growth_at_last_checkpoint_or_fixed_size(
     server: Server,
 ) -> None:
-    run_id = shrunk(server)
+    run_id = start_on_two_slots(server)
     free_all(server)
     server.tick(PAUSE_S)
-    assert grow_at(server, run_id, 100) == "train"  # it is through
+    assert grow_at(server, run_id, 100) == "train"  # it is finished
     server.submit(resources={"slots_per_trial": 1})
     plain = server.begin(3)
     server.tick(PAUSE_S)
@@ -135,14 +135,14 @@ def test_slots_of_lost_node_are_not_assigned(server: Server) -> None:
     assert lost.slots == 4
     server.add_agent(slots=4, up=2)
     assert [slot["down"] for slot in server.get("/agents")["agents"][0]["slots"]][1:3] == [0, 1]
-    assert server.directive(lost.run_id) == "train"  # what runs there knows best whether it does
+    assert server.directive(lost.run_id) == "train"  # its run detects the lost node itself
     server.exit(lost.run_id, EXIT_INFRASTRUCTURE, "Slurm's job 7 ended as NODE_FAIL")
     server.tick(PAUSE_S)
     run = server.begin(1)
     assert (run.slots, run.planned_slots) == (2, 4)
     server.submit(resources={"slots_per_trial": 4})
-    told = "there are at most 2 (for 2 of agent agent its cluster has no node now)"
-    assert told in server.trial(2)["waiting_reason"]
+    reason = "there are at most 2 (for 2 of agent agent its cluster has no node now)"
+    assert reason in server.trial(2)["waiting_reason"]
     assert server.get("/info")["cluster"]["free_slots"] == 0
     server.add_agent(slots=4)
     server.tick(PAUSE_S)
@@ -166,7 +166,7 @@ def test_lost_node_is_an_idle_one_if_possible(server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lost", "held", "expected"),
+    ("lost", "used_slots", "expected"),
     [
         (0, [0], []),
         (1, [], [4, 5]),
@@ -177,6 +177,6 @@ def test_lost_node_is_an_idle_one_if_possible(server: Server) -> None:
         (3, [0], [0, 1, 2, 3, 4, 5]),
     ],
 )
-def test_lost_nodes_are_counted(lost: int, held: list[int], expected: list[int]) -> None:
+def test_lost_nodes_are_counted(lost: int, used_slots: list[int], expected: list[int]) -> None:
     slots = [{"id": i, "node": i // 2, "down": i // 2 >= 3 - lost} for i in range(6)]
-    assert sorted(down_slots(slots, held)) == expected
+    assert sorted(down_slots(slots, used_slots)) == expected

@@ -1,4 +1,4 @@
-"""The queue over REST: order, pools, quotas, and how long a job waits."""
+"""Job queue over REST: order, pools, quotas, waiting times."""
 
 from typing import Any
 
@@ -15,13 +15,13 @@ def queue(server: Server, pool: str | None = None) -> list[int]:
 
 def job(server: Server, experiment_id: int) -> dict[str, Any]:
     jobs = server.get("/jobs")["jobs"]
-    return next(one for one in jobs if one["experiment_id"] == experiment_id)
+    return next(row for row in jobs if row["experiment_id"] == experiment_id)
 
 
-def refused(server: Server, method: str, path: str, body: Any, status: int) -> str:
-    answer = server.http.request(method, PREFIX + path, json=body)
-    assert answer.status_code == status, answer.text
-    error = answer.json()["error"]
+def error_text(server: Server, method: str, path: str, body: Any, status: int) -> str:
+    response = server.http.request(method, PREFIX + path, json=body)
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
     return " ".join([error["message"], *error["problems"]])
 
 
@@ -29,7 +29,7 @@ def running(server: Server, *agents: int) -> list[int]:
     return sorted(item.spec.experiment_id for agent in agents for item in server.work(agent))
 
 
-def end_first(server: Server, agent_id: int = 1) -> None:
+def finish_first_run(server: Server, agent_id: int = 1) -> None:
     server.exit(server.work(agent_id)[0].run_id, 0)
 
 
@@ -37,7 +37,7 @@ def resources(**values: Any) -> dict[str, Any]:
     return {"hyperparameters": {}, "resources": values}
 
 
-def join(server: Server, name: str, slots: int = 1, **more: Any) -> int:
+def add_named_agent(server: Server, name: str, slots: int = 1, **more: Any) -> int:
     devices = [{"id": number, "device": "cpu"} for number in range(slots)]
     body = {"name": name, "host": name, "slots": devices, **more}
     agent_id: int = server.post("/agents", body)["agent_id"]
@@ -56,7 +56,7 @@ def test_job_moved_ahead_starts_next(server: Server) -> None:
     order = []
     for _ in range(4):
         order += running(server, 1)
-        end_first(server)
+        finish_first_run(server)
     assert order == [1, 4, 3, 2]
 
 
@@ -84,11 +84,11 @@ def test_invalid_move_is_rejected_with_remedy(sqlite_server: Server) -> None:
     server.submit(**resources(resource_pool="other"))
     server.submit()
     server.act("kill", 3)
-    assert "must be two" in refused(server, "POST", "/jobs/1/move", {"ahead_of": 1}, 422)
-    assert "name one of" in refused(server, "POST", "/jobs/1/move", {}, 422)
-    assert "in its own pool" in refused(server, "POST", "/jobs/1/move", {"behind": 2}, 409)
-    assert "not in the queue" in refused(server, "POST", "/jobs/1/move", {"behind": 3}, 409)
-    assert "no experiment 9" in refused(server, "POST", "/jobs/9/move", {"behind": 1}, 404)
+    assert "must be two" in error_text(server, "POST", "/jobs/1/move", {"ahead_of": 1}, 422)
+    assert "name one of" in error_text(server, "POST", "/jobs/1/move", {}, 422)
+    assert "in its own pool" in error_text(server, "POST", "/jobs/1/move", {"behind": 2}, 409)
+    assert "not in the queue" in error_text(server, "POST", "/jobs/1/move", {"behind": 3}, 409)
+    assert "no experiment 9" in error_text(server, "POST", "/jobs/9/move", {"behind": 1}, 404)
     assert queue(server, "default") == [1]
 
 
@@ -116,14 +116,14 @@ def test_max_slots_can_be_changed_while_queued(sqlite_server: Server) -> None:
     server.request("PATCH", "/jobs/1", json={"max_slots": None})
     assert running(server, 1) == [1, 1, 1, 1]
     assert job(server, 1)["max_slots"] is None
-    assert "slots_per_trial" in refused(
+    assert "slots_per_trial" in error_text(
         server, "PATCH", f"/jobs/{server.submit(**resources(slots_per_trial=3))['id']}",
         {"max_slots": 2}, 422,
     )  # fmt: skip
 
 
 def test_experiment_waits_for_agent_of_its_pool(server: Server) -> None:
-    join(server, "a")
+    add_named_agent(server, "a")
     server.submit(**resources(resource_pool="big"))
     reason = server.experiment()["waiting_reason"]
     assert reason == (
@@ -131,7 +131,7 @@ def test_experiment_waits_for_agent_of_its_pool(server: Server) -> None:
         "agents are in default"
     )
     assert server.trial()["waiting_reason"] == reason
-    big = join(server, "b", pool="big")
+    big = add_named_agent(server, "b", pool="big")
     assert running(server, big) == [1]
     pools = {pool.pop("name"): pool for pool in server.get("/pools")["pools"]}
     assert pools["default"]["free_slots"] == 1
@@ -152,16 +152,16 @@ def test_pool_uses_its_policy(server: Server) -> None:
     server.request("PUT", "/pools/default", json={"policy": "priority"})
     assert server.directive(server.work()[0].run_id) == "preempt"
     assert queue(server) == [2, 1]
-    assert "name" in refused(server, "PUT", "/pools/.x", {"policy": "fifo"}, 422)
-    assert "policy" in refused(server, "PUT", "/pools/x", {"policy": "round"}, 422)
+    assert "name" in error_text(server, "PUT", "/pools/.x", {"policy": "fifo"}, 422)
+    assert "policy" in error_text(server, "PUT", "/pools/x", {"policy": "round"}, 422)
 
 
 @pytest.mark.parametrize("group", ["label/vision x", "pool/default"])
 def test_quota_limits_total_slots(server: Server, group: str) -> None:
     server.add_agent(4)
-    answer = server.request("PUT", f"/quotas/{group}", json={"max_slots": 2})
+    response = server.request("PUT", f"/quotas/{group}", json={"max_slots": 2})
     name = group.replace("/", ":")
-    assert answer == {"quota": {"group": name, "max_slots": 2, "held_slots": 0}}
+    assert response == {"quota": {"group": name, "max_slots": 2, "held_slots": 0}}
     for _ in range(3):
         server.submit(labels=["vision x"])
     server.submit(**resources(resource_pool="none"))
@@ -173,7 +173,7 @@ def test_quota_limits_total_slots(server: Server, group: str) -> None:
     assert server.get("/quotas")["quotas"] == [{"group": name, "max_slots": 2, "held_slots": 2}]
     server.request("DELETE", f"/quotas/{group}")
     assert running(server, 1) == [1, 2, 3]
-    assert f"no quota {name}" in refused(server, "DELETE", f"/quotas/{group}", None, 404)
+    assert f"no quota {name}" in error_text(server, "DELETE", f"/quotas/{group}", None, 404)
 
 
 def test_added_label_applies_quota(sqlite_server: Server) -> None:
@@ -188,11 +188,11 @@ def test_added_label_applies_quota(sqlite_server: Server) -> None:
 
 def test_request_over_quota_names_remedy(sqlite_server: Server) -> None:
     sqlite_server.add_agent(slots=2)
-    for labels in ([], ["task"]):  # as an experiment file asks, and as `zerolab task run` does
+    for labels in ([], ["task"]):  # in an experiment file and with `zerolab task run`
         sqlite_server.submit(resources={"slots_per_trial": 4}, labels=labels)
-    asked = [sqlite_server.experiment(number)["waiting_reason"] for number in (1, 2)]
-    assert "or set resources.slots_per_trial to 2 or less" in asked[0]
-    assert "or set --slots to 2 or less" in asked[1]
+    reasons = [sqlite_server.experiment(number)["waiting_reason"] for number in (1, 2)]
+    assert "or set resources.slots_per_trial to 2 or less" in reasons[0]
+    assert "or set --slots to 2 or less" in reasons[1]
 
 
 def test_job_over_max_queue_time_ends_with_reason(server: Server) -> None:
@@ -245,7 +245,7 @@ def test_backfill_starts_small_job(
     assert any(
         "starts before experiment 2, which waits and is not delayed" in text for text in logs
     )
-    end_first(server)
+    finish_first_run(server)
     assert running(server, 1) == [2, 3, 4]
 
 
@@ -261,14 +261,14 @@ def test_backfill_starts_small_job(
 def test_max_slots_column_matches_config(
     server: Server, searcher: dict[str, object], resources: dict[str, object], bound: object
 ) -> None:
-    found = server.submit(
+    experiment = server.submit(
         searcher={"metric": "loss", "max_length": 10, **searcher},
         resources={"slots_per_trial": 2, **resources},
         hyperparameters={"deepspeed_config": "ds_config.json"},
     )
-    server.write(lambda work: work.save(experiments, found["id"], config="not to be read"))
+    server.write(lambda work: work.save(experiments, experiment["id"], config="not to be read"))
     orchestrator = server.services.orchestrator
     orchestrator.jobs.clear()
     server.tick()
-    told = orchestrator.jobs[found["id"]]
-    assert (told.max_slots, told.max_slots_key.partition(".")[0]) == bound
+    queued = orchestrator.jobs[experiment["id"]]
+    assert (queued.max_slots, queued.max_slots_key.partition(".")[0]) == bound

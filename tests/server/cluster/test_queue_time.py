@@ -1,4 +1,4 @@
-"""``resources.queue_time`` against a brute force that looks after each thing that happens."""
+"""``resources.queue_time`` compared with a brute-force model after random events."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -24,30 +24,30 @@ SPACE = {
 
 
 @dataclass
-class Watched:
-    """An experiment that has a pool of its own, of one slot at most; and what is known of it."""
+class QueueTimeModel:
+    """Expected state of an experiment with a separate pool of at most one slot."""
 
     number: int
     pool: str
     agent: int = 0
     quota: bool = False
     since: float | None = None
-    """The first tick of a wait that nothing has broken since."""
+    """Time of the first tick of the current wait."""
     error: str | None = None
-    """With which it has ended."""
+    """Expected error."""
     due: dict[int, float] = field(default_factory=dict)
-    """Trial to the moment before which it is not started again."""
+    """Trial to the earliest time of its restart."""
 
     def waits(self, server: Server) -> bool:
-        """Whether it has a trial that may start, and no slot."""
+        """Return true if it has a queued trial and no slot."""
         if self.agent and server.work(self.agent):
             return False
         rows = server.sql(f"SELECT id, state FROM trials WHERE experiment_id = {self.number}")
         now = server.clock.now
         return any(state == "QUEUED" and self.due.get(id_, 0.0) <= now for id_, state in rows)
 
-    def judge(self, server: Server, seen: Counter[str]) -> None:
-        """See that a tick has ended it if it had waited too long, and else has not."""
+    def check_end(self, server: Server, seen: Counter[str]) -> None:
+        """Check that a tick ended the experiment only if it waited too long."""
         experiment, now = server.experiment(self.number), server.clock.now
         if self.since is None or now - self.since <= LIMIT_S:
             assert experiment["error"] == self.error
@@ -64,34 +64,34 @@ class Watched:
 
 
 @pytest.fixture
-def own_tick(monkeypatch: pytest.MonkeyPatch) -> Event:
-    """Set when a server that has started has done a tick of its own, the only one."""
+def first_tick(monkeypatch: pytest.MonkeyPatch) -> Event:
+    """Event that is set by the tick at the server's start."""
     done = Event()
 
-    def told(work: UnitOfWork) -> None:
+    def tick_and_report(work: UnitOfWork) -> None:
         tick(work)
         done.set()
 
-    monkeypatch.setattr("zeroserver.app.tick", told)
+    monkeypatch.setattr("zeroserver.app.tick", tick_and_report)
     return done
 
 
-def wait_for(own_tick: Event, server: Server) -> None:
-    assert own_tick.wait(DEADLINE_S)
-    own_tick.clear()
-    server.write(lambda _work: None)  # the writer has committed what it did before
+def wait_for(first_tick: Event, server: Server) -> None:
+    assert first_tick.wait(DEADLINE_S)
+    first_tick.clear()
+    server.write(lambda _work: None)  # wait for earlier commits
 
 
-def start(server: Server, pool: str) -> Watched:
+def start(server: Server, pool: str) -> QueueTimeModel:
     resources = {"queue_time": LIMIT_S, "resource_pool": pool}
-    made = server.submit(
+    experiment = server.submit(
         hyperparameters=SPACE, searcher=SEARCHER, max_restarts=50, resources=resources
     )
-    return Watched(made["id"], pool)
+    return QueueTimeModel(experiment["id"], pool)
 
 
-def happen(server: Server, watched: Watched, rng: Random, seen: Counter[str]) -> None:
-    """Something that its state allows happens to an experiment."""
+def random_event(server: Server, watched: QueueTimeModel, rng: Random, seen: Counter[str]) -> None:
+    """Apply a random event that the experiment's state allows."""
     state = server.experiment(watched.number)["state"]
     if state in {"COMPLETED", "ERROR", "CANCELED"}:
         if state == "ERROR" and rng.random() < 0.5:
@@ -122,46 +122,46 @@ def happen(server: Server, watched: Watched, rng: Random, seen: Counter[str]) ->
     seen[what] += 1
 
 
-def look(
-    server: Server, all_of_them: list[Watched], seen: Counter[str], *, ticked: bool = False
+def check_tick(
+    server: Server, watched: list[QueueTimeModel], seen: Counter[str], *, ticked: bool = False
 ) -> None:
-    """See what a tick does, or has done: what waited before a restart then waits after it."""
-    waiting = [one.since is not None or one.waits(server) for one in all_of_them]
+    """Run a tick, unless ``ticked``, and check the experiments that it ended."""
+    waiting = [item.since is not None or item.waits(server) for item in watched]
     if not ticked:
         server.tick()
-    for one, waits in zip(all_of_them, waiting, strict=True):
+    for item, waits in zip(watched, waiting, strict=True):
         if not waits:
-            one.since = None
-        elif one.since is None:
-            one.since = server.clock.now
-        one.judge(server, seen)
-        if not one.waits(server):  # it has been given slots
-            one.since = None
+            item.since = None
+        elif item.since is None:
+            item.since = server.clock.now
+        item.check_end(server, seen)
+        if not item.waits(server):  # it has slots now
+            item.since = None
 
 
-def test_max_queue_time_ends_experiment_once(tmp_path: Path, own_tick: Event) -> None:
+def test_max_queue_time_ends_experiment_once(tmp_path: Path, first_tick: Event) -> None:
     clock, rng, seen = Clock(), Random(7), Counter[str]()
-    watched: list[Watched] = []
-    for _ in range(3):  # the server is stopped and started between two of them
+    watched: list[QueueTimeModel] = []
+    for _ in range(3):  # the server restarts after each
         with serve(tmp_path, clock=clock) as server:
-            wait_for(own_tick, server)
-            look(server, watched, seen, ticked=True)
+            wait_for(first_tick, server)
+            check_tick(server, watched, seen, ticked=True)
             watched = watched or [start(server, f"p{number}") for number in range(POOLS)]
             for _ in range(45):
                 clock.now += rng.choice([0.1, 1.0, 7.0, 19.0])
-                one = rng.choice(watched)
-                happen(server, one, rng, seen)
-                if not one.waits(server):
-                    one.since = None
+                chosen = rng.choice(watched)
+                random_event(server, chosen, rng, seen)
+                if not chosen.waits(server):
+                    chosen.since = None
                 if rng.random() < 0.6:
-                    look(server, watched, seen)
+                    check_tick(server, watched, seen)
         clock.now += rng.choice([0.5, 30.0])
     assert min(seen[what] for what in ("ended", "continued", "pause", "exit")) > 3, seen
 
 
-def test_run_or_pause_resets_queue_time(tmp_path: Path, own_tick: Event) -> None:
+def test_run_or_pause_resets_queue_time(tmp_path: Path, first_tick: Event) -> None:
     with serve(tmp_path) as server:
-        wait_for(own_tick, server)
+        wait_for(first_tick, server)
         for number in (1, 2):
             server.submit(resources={"queue_time": LIMIT_S, "resource_pool": f"p{number}"})
         server.tick()

@@ -1,4 +1,4 @@
-"""What has ended goes on, and single trials are paused, canceled, continued and forked."""
+"""Continuing experiments, and pausing, canceling, continuing and forking single trials."""
 
 from typing import Any
 
@@ -20,34 +20,34 @@ def random(trials: int = 3, **fields: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def go_on(server: Server, experiment_id: int = 1, **config: Any) -> Any:
-    """Continue an experiment; return the whole answer."""
+def continue_experiment(server: Server, experiment_id: int = 1, **config: Any) -> Any:
+    """Continue an experiment; return the whole response."""
     path = f"/api/v1/experiments/{experiment_id}/continue"
     return server.http.post(path, json={"config": config})
 
 
-def refusal(answer: Any, status: int = 409) -> str:
-    assert answer.status_code == status, answer.text
-    message: str = answer.json()["error"]["message"]
+def error_message(response: Any, status: int = 409) -> str:
+    assert response.status_code == status, response.text
+    message: str = response.json()["error"]["message"]
     return message
 
 
-def trained(server: Server, trial_id: int, steps: int, code: int = 0) -> None:
-    """Let a trial train to ``steps`` with a validation and a checkpoint there, and exit."""
+def train_to(server: Server, trial_id: int, steps: int, code: int = 0) -> None:
+    """Train a trial to ``steps``, with a validation and a checkpoint, and exit."""
     spec = server.begin(trial_id)
-    made = checkpoint(steps, str(trial_id))
-    server.report(spec.run_id, training(steps, 1.0), validation(steps, 1 / steps), made)
+    record = checkpoint(steps, str(trial_id))
+    server.report(spec.run_id, training(steps, 1.0), validation(steps, 1 / steps), record)
     server.exit(spec.run_id, code, "boom" if code else None)
 
 
 def test_continue_single_to_greater_length(server: Server) -> None:
     server.submit()
     server.add_agent()
-    trained(server, 1, 100)
+    train_to(server, 1, 100)
     assert server.experiment()["state"] == "COMPLETED"
-    answer = go_on(server, searcher={"max_length": {"batches": 200}})
-    assert answer.is_success, answer.text
-    experiment = answer.json()["experiment"]
+    response = continue_experiment(server, searcher={"max_length": {"batches": 200}})
+    assert response.is_success, response.text
+    experiment = response.json()["experiment"]
     assert (experiment["state"], experiment["ended_at"]) == ("ACTIVE", None)
     assert experiment["config"]["searcher"]["max_length"] == {"batches": 200}
     spec = server.begin()
@@ -65,7 +65,7 @@ def test_continue_single_to_greater_length(server: Server) -> None:
 
 
 def test_continue_canceled_search_creates_same_trials(server: Server) -> None:
-    for number in (1, 2):  # the first is canceled in the middle and goes on, the second is not
+    for number in (1, 2):  # the first is canceled and continued, the second is not
         server.submit(
             hyperparameters=SPACE, searcher=random(4), reproducibility={"experiment_seed": 5},
             activate=number == 1,
@@ -80,7 +80,7 @@ def test_continue_canceled_search_creates_same_trials(server: Server) -> None:
         server.exit(item.run_id, EXIT_PREEMPTED)
     states = [trial["state"] for trial in server.trials()]
     assert states == ["COMPLETED", "CANCELED", "CANCELED"]
-    assert go_on(server).is_success
+    assert continue_experiment(server).is_success
     resumed = server.begin(2).latest_checkpoint
     assert resumed is not None
     assert resumed.steps_completed == 5
@@ -99,30 +99,32 @@ def test_continue_search_with_more_trials(server: Server) -> None:
     server.submit(hyperparameters=SPACE, searcher=random(2))
     server.add_agent(slots=2)
     for trial_id in (1, 2):
-        trained(server, trial_id, 20)
-    answer = go_on(server, searcher={"max_trials": 4})
-    assert answer.json()["experiment"]["progress"] == 0.5
+        train_to(server, trial_id, 20)
+    response = continue_experiment(server, searcher={"max_trials": 4})
+    assert response.json()["experiment"]["progress"] == 0.5
     assert [trial["state"] for trial in server.trials()] == ["COMPLETED"] * 2 + ["QUEUED"] * 2
     for trial_id in (3, 4):
-        trained(server, trial_id, 20)
+        train_to(server, trial_id, 20)
     assert server.experiment()["state"] == "COMPLETED"
-    server.services.orchestrator.searchers.clear()  # the log alone gives the same end
-    assert refusal(go_on(server)).startswith("experiment 1: is COMPLETED, and nothing of it is")
+    server.services.orchestrator.searchers.clear()  # a replay of the events gives the same end
+    assert error_message(continue_experiment(server)).startswith(
+        "experiment 1: is COMPLETED, and nothing of it is"
+    )
 
 
 def test_continue_retries_failed_trials_with_changes(server: Server) -> None:
     server.submit(hyperparameters=SPACE, searcher=random(2), max_restarts=0)
     server.add_agent(slots=2)
-    trained(server, 1, 20)
-    trained(server, 2, 10, code=1)
+    train_to(server, 1, 20)
+    train_to(server, 2, 10, code=1)
     assert [trial["state"] for trial in server.trials()] == ["COMPLETED", "ERROR"]
-    assert go_on(server, max_restarts=1, resources={"priority": 3}).is_success
+    assert continue_experiment(server, max_restarts=1, resources={"priority": 3}).is_success
     assert server.trial(2)["error"] is None
     assert server.get("/jobs")["jobs"][0]["priority"] == 3
-    trained(server, 2, 12, code=1)
+    train_to(server, 2, 12, code=1)
     server.tick(2)
     assert server.trial(2)["restarts"] == 1
-    trained(server, 2, 20)
+    train_to(server, 2, 20)
     assert server.experiment()["state"] == "COMPLETED"
 
 
@@ -131,22 +133,24 @@ def test_continue_keeps_warm_start_source(
 ) -> None:
     server.submit(hyperparameters=SPACE, searcher=random(2))
     server.act("kill")
-    answer = go_on(
+    response = continue_experiment(
         server,
         hyperparameters={"lr": 3},
         searcher={"max_length": 10, "max_trials": 1, "metric": "accuracy"},
         reproducibility={"experiment_seed": 1},
         checkpoint_storage={"type": "shared_fs", "host_path": "/tmp"},
     )
-    refusal(answer, 422)
-    told = {line.partition(": ")[0]: line for line in answer.json()["error"]["problems"]}
-    assert set(told) == {
+    error_message(response, 422)
+    problems = {line.partition(": ")[0]: line for line in response.json()["error"]["problems"]}
+    assert set(problems) == {
         "hyperparameters.lr", "searcher.max_length", "searcher.max_trials", "searcher.metric",
         "checkpoint_storage.type", "checkpoint_storage.host_path",
         "reproducibility.experiment_seed",
     }  # fmt: skip
-    assert "must be at least 20 batches as before, got 10 batches" in told["searcher.max_length"]
-    assert "`zerolab experiment fork 1` begins anew with it" in told["searcher.metric"]
+    assert (
+        "must be at least 20 batches as before, got 10 batches" in problems["searcher.max_length"]
+    )
+    assert "`zerolab experiment fork 1` begins anew with it" in problems["searcher.metric"]
     assert server.experiment()["state"] == "CANCELED"
     assert server.experiment()["config"]["searcher"]["metric"] == "loss"
 
@@ -155,8 +159,8 @@ def test_invalid_hparams_are_not_retried(server: Server) -> None:
     server.submit(hyperparameters=SPACE, searcher=random(1))
     server.add_agent()
     server.exit(server.begin(1).run_id, EXIT_INVALID_HP, "no")
-    trained(server, 2, 20)
-    assert go_on(server, searcher={"max_length": 40}).is_success
+    train_to(server, 2, 20)
+    assert continue_experiment(server, searcher={"max_length": 40}).is_success
     assert [trial["state"] for trial in server.trials()] == ["COMPLETED", "QUEUED"]
 
 
@@ -167,30 +171,30 @@ def test_continue_without_checkpoint_keeps_curve(
     server.add_agent()
     server.report(server.begin().run_id, validation(100, 0.5))
     server.exit(server.work()[0].run_id, 0)
-    told = refusal(go_on(server, searcher={"max_length": 200}))
-    assert told.startswith("trial 1: has no checkpoint left to go on from")
+    message = error_message(continue_experiment(server, searcher={"max_length": 200}))
+    assert message.startswith("trial 1: has no checkpoint left to go on from")
     assert server.experiment()["config"]["searcher"]["max_length"]["batches"] == 100
 
 
 def test_continue_is_idempotent(server: Server) -> None:
     server.submit()
     server.add_agent()
-    trained(server, 1, 100)
+    train_to(server, 1, 100)
     longer = {"searcher": {"max_length": 200}}
     for _ in range(2):
-        assert go_on(server, **longer).is_success
+        assert continue_experiment(server, **longer).is_success
     assert len(server.work()) == 1
-    told = refusal(go_on(server, searcher={"max_length": 300}))
-    assert "`zerolab experiment cancel 1` first" in told
+    message = error_message(continue_experiment(server, searcher={"max_length": 300}))
+    assert "`zerolab experiment cancel 1` first" in message
     server.act("pause")
-    assert "`zerolab experiment activate 1`" in refusal(go_on(server, **longer))
+    assert "`zerolab experiment activate 1`" in error_message(continue_experiment(server, **longer))
 
 
 def test_continue_experiment_paused(server: Server) -> None:
     server.submit()
     server.act("kill")
-    answer = server.http.post("/api/v1/experiments/1/continue", json={"activate": False})
-    assert answer.json()["experiment"]["state"] == "PAUSED"
+    response = server.http.post("/api/v1/experiments/1/continue", json={"activate": False})
+    assert response.json()["experiment"]["state"] == "PAUSED"
     server.add_agent()
     assert (server.trial()["state"], server.work()) == ("PAUSED", [])
     server.act("activate")
@@ -221,10 +225,10 @@ def test_pause_one_trial(server: Server) -> None:
     assert server.trial(1)["state"] == "PAUSED"
     server.act("pause")
     server.exit(second.run_id, EXIT_PREEMPTED)
-    told = refusal(trial_act(server, "activate"))
-    assert told == "trial 1: its experiment 1 is PAUSED; `zerolab experiment activate 1` first"
+    message = error_message(trial_act(server, "activate"))
+    assert message == "trial 1: its experiment 1 is PAUSED; `zerolab experiment activate 1` first"
     server.act("activate")
-    assert [item.spec.trial_id for item in server.work()] == [2]  # it is paused by itself
+    assert [item.spec.trial_id for item in server.work()] == [2]  # the trial itself is paused
     for _ in range(2):
         assert trial_act(server, "activate").is_success
     again = server.begin(1).latest_checkpoint
@@ -292,7 +296,7 @@ def test_continue_one_trial_of_ended_experiment(server: Server) -> None:
     server.exit(server.begin(2).run_id, 0)
     assert server.experiment()["state"] == "COMPLETED"
     assert [trial["state"] for trial in server.trials()] == ["CANCELED", "COMPLETED"]
-    assert go_on(server).is_success  # and the search itself can go on later
+    assert continue_experiment(server).is_success  # the search can be continued later
     while server.experiment()["state"] == "ACTIVE":
         server.exit(server.work()[0].run_id, 0)
     assert [trial["state"] for trial in server.trials()] == ["COMPLETED"] * 4
@@ -301,36 +305,40 @@ def test_continue_one_trial_of_ended_experiment(server: Server) -> None:
 def test_continue_rejects_trial_at_full_length(server: Server) -> None:
     server.submit()
     server.add_agent()
-    trained(server, 1, 100)
-    told = refusal(trial_act(server, "continue"))
-    assert "it has trained to its length; `zerolab trial fork 1`" in told
-    assert "`zerolab experiment continue 1 --set searcher.max_length.batches=...`" in told
+    train_to(server, 1, 100)
+    message = error_message(trial_act(server, "continue"))
+    assert "it has trained to its length; `zerolab trial fork 1`" in message
+    assert "`zerolab experiment continue 1 --set searcher.max_length.batches=...`" in message
 
 
 def test_fork_trial_warm_starts_experiment(server: Server) -> None:
     two(server)
-    trained(server, 1, 20)
+    train_to(server, 1, 20)
     body = {"config": {"name": "further", "searcher": {"max_length": 50}}}
-    answer = server.http.post("/api/v1/trials/1/fork", json=body)
-    assert answer.status_code == 201, answer.text
-    made = answer.json()["experiment"]
-    assert (made["name"], made["forked_from"], made["searcher_name"]) == ("further", 1, "single")
-    assert made["source_checkpoint"] == checkpoint(20, "1").uuid
+    response = server.http.post("/api/v1/trials/1/fork", json=body)
+    assert response.status_code == 201, response.text
+    experiment = response.json()["experiment"]
+    assert (experiment["name"], experiment["forked_from"], experiment["searcher_name"]) == (
+        "further",
+        1,
+        "single",
+    )
+    assert experiment["source_checkpoint"] == checkpoint(20, "1").uuid
     (trial,) = server.trials(2)
     assert trial["hparams"] == server.trial(1)["hparams"]
     spec = server.begin(trial["id"])
     assert spec.latest_checkpoint is not None
     assert spec.latest_checkpoint.warm_start
-    told = refusal(server.http.post("/api/v1/trials/2/fork"), 422)
-    assert "got 2, which has no checkpoint" in told
+    message = error_message(server.http.post("/api/v1/trials/2/fork"), 422)
+    assert "got 2, which has no checkpoint" in message
 
 
 @pytest.mark.parametrize("action", ["pause", "activate"])
 def test_action_on_ended_trial_names_continue(sqlite_server: Server, action: str) -> None:
     sqlite_server.submit()
     sqlite_server.act("kill")
-    told = refusal(trial_act(sqlite_server, action))
-    assert told.endswith("`zerolab trial continue 1` has it go on from its checkpoint")
+    message = error_message(trial_act(sqlite_server, action))
+    assert message.endswith("`zerolab trial continue 1` has it go on from its checkpoint")
 
 
 def test_action_on_stopped_trial_names_fork(sqlite_server: Server) -> None:
@@ -341,21 +349,21 @@ def test_action_on_stopped_trial_names_fork(sqlite_server: Server) -> None:
     killed = server.begin(2)
     trial_act(server, "kill", 2)
     server.exit(killed.run_id, -9)
-    trained(server, 1, 20)
+    train_to(server, 1, 20)
     for trial_id, way in (
         (1, "; `zerolab trial fork 1` trains on from its checkpoint as an experiment of its own"),
         (2, ", and no checkpoint of it is left; `zerolab experiment fork 1` begins anew"),
     ):
         for action in ("pause", "activate", "continue"):
-            told = refusal(trial_act(server, action, trial_id))
-            assert told.endswith(f"the async_halving searcher is through with it{way}"), told
+            message = error_message(trial_act(server, action, trial_id))
+            assert message.endswith(f"the async_halving searcher is through with it{way}"), message
 
 
 def test_continue_rejects_deleted_source_checkpoint(sqlite_server: Server) -> None:
     server = sqlite_server
     server.submit()
     server.add_agent()
-    trained(server, 1, 100)
+    train_to(server, 1, 100)
     uuid = checkpoint(100, "1").uuid
     source = {"max_length": 20, "source_checkpoint_uuid": uuid}
     server.submit(searcher={"name": "single", "metric": "loss", **source})
@@ -366,7 +374,7 @@ def test_continue_rejects_deleted_source_checkpoint(sqlite_server: Server) -> No
         f"cannot be continued: checkpoint {uuid}, with whose weights it begins, has been deleted"
     )
     way = "`zerolab experiment fork 2` begins anew, with another searcher.source_checkpoint_uuid"
-    told = refusal(trial_act(server, "continue", 2))
-    assert told == f"trial 2: is CANCELED and {reason}, and it has none of its own; {way}"
-    assert refusal(go_on(server, 2)) == f"experiment 2: {reason}; {way}"
+    message = error_message(trial_act(server, "continue", 2))
+    assert message == f"trial 2: is CANCELED and {reason}, and it has none of its own; {way}"
+    assert error_message(continue_experiment(server, 2)) == f"experiment 2: {reason}; {way}"
     assert (server.experiment(2)["state"], server.trial(2)["state"]) == ("CANCELED", "CANCELED")

@@ -1,6 +1,6 @@
-"""Whatever users ask for, runs do and machines suffer, in any order: what must hold, holds.
+"""State machine test of experiments, trials, runs and agents under random events.
 
-What a step should come to is written down again here, from the documents.
+The expected outcome of each step is written here by hand, from the documentation.
 """
 
 import json
@@ -29,7 +29,7 @@ SPACE = {
     "lr": {"type": "double", "minval": 0, "maxval": 1},
 }
 
-# Written down again, by hand, from the documents: not the server's own table.
+# Copied by hand from the documentation, to be independent of the server's table.
 EXPERIMENT_ALLOWED: Mapping[str, set[str]] = {
     "pause": OPEN,
     "activate": OPEN,
@@ -42,7 +42,7 @@ TRIAL_ALLOWED: Mapping[str, set[str]] = {
     "continue": {"QUEUED", "RUNNING"} | ENDED,
     "archive": ENDED,
 }
-"""Actions to the states in which they may pass; those that are not here pass in every state."""
+"""States in which an action is allowed; actions that are missing here are always allowed."""
 
 _HALVING = {
     "name": "async_halving", "num_rungs": 3, "divisor": 2, "max_length": LENGTH, "max_trials": 5,
@@ -56,14 +56,14 @@ COMPARING: Mapping[str, dict[str, Any]] = {
         "replace_function": {"truncate_fraction": 0.4},
     },
 }  # fmt: skip
-"""Searchers that compare trials, and decide by that which go on."""
+"""Searchers that compare trials to decide which are promoted."""
 
 MAX_RESTARTS = 1
 EXITS = [0, 0, 1, EXIT_PREEMPTED, EXIT_PREEMPTED, EXIT_INVALID_HP, EXIT_INFRASTRUCTURE]
 
 
 class LifeCycle(RuleBasedStateMachine):
-    """One server, two machines with two slots each, up to three experiments."""
+    """Random actions on one server with two agents of two slots and up to three experiments."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,21 +73,23 @@ class LifeCycle(RuleBasedStateMachine):
         self.server: Server = self.running.enter_context(serve(self.directory))
         self.sent: dict[int, int] = {}
         self.ended: dict[int, str] = {}  # trial to the state in which it ended
-        self.asked_to_go_on: set[int] = set()  # trials that a user let go on since the last look
+        self.continued_trials: set[int] = set()  # trials continued since the last check
         self.experiments = 0
-        self.wanted: dict[int, int] = {}  # experiment to its max_trials
-        self.invalid: dict[int, int] = {}  # experiment to trials with impossible hyperparameters
-        self.stopped: set[int] = set()  # experiments that a user has ended
-        self.meddled: set[int] = set()  # experiments that went on after an end
-        self.saved: dict[int, int] = {}  # trial to the length of its newest checkpoint
-        self.comparing: set[int] = set()  # experiments whose searcher decides how far trials go
-        self.thinned: set[int] = set()  # experiments of which a trial was deleted
+        self.max_trials: dict[int, int] = {}  # experiment to its max_trials
+        self.invalid: dict[
+            int, int
+        ] = {}  # experiment to its number of trials with invalid hyperparameters
+        self.stopped: set[int] = set()  # experiments canceled or killed by a user
+        self.restarted_experiments: set[int] = set()  # experiments continued after their end
+        self.saved: dict[int, int] = {}  # trial to the steps of its newest checkpoint
+        self.comparing: set[int] = set()  # experiments whose searcher decides the trials' lengths
+        self.with_deleted_trials: set[int] = set()  # experiments with deleted trials
 
     def teardown(self) -> None:
         self.closing.close()
 
     @initialize()
-    def machines(self) -> None:
+    def add_agents(self) -> None:
         for name in ("one", "two"):
             self.server.add_agent(slots=2, name=name)
 
@@ -98,7 +100,7 @@ class LifeCycle(RuleBasedStateMachine):
     def submit(self, slots: int, activate: bool, trials: int) -> None:
         searcher = {"name": "random", "max_length": LENGTH, "max_trials": trials}
         self.search(searcher, slots, activate=activate)
-        self.wanted[self.experiments] = trials
+        self.max_trials[self.experiments] = trials
 
     def search(self, searcher: dict[str, Any], slots: int, *, activate: bool) -> None:
         """Submit an experiment with a searcher."""
@@ -123,7 +125,7 @@ class LifeCycle(RuleBasedStateMachine):
         path = f"/api/v1/experiments/{number}/{action}"
         if action in {"cancel", "kill"} and before["state"] not in ENDED:
             self.stopped.add(number)
-        self._ask(path, "experiment", before, EXPERIMENT_ALLOWED.get(action))
+        self._act_twice(path, "experiment", before, EXPERIMENT_ALLOWED.get(action))
 
     @precondition(lambda self: self.experiments)
     @rule(pick=st.integers(0, 99), longer=st.booleans(), activate=st.booleans())
@@ -136,9 +138,11 @@ class LifeCycle(RuleBasedStateMachine):
             changes = {"searcher": {"max_length": length}}
         body = {"config": changes, "activate": activate}
         path = f"/api/v1/experiments/{number}/continue"
-        self.asked_to_go_on |= {trial["id"] for trial in self.server.trials(number)}
-        self._goes_on(number)
-        self._ask(path, "experiment", before, EXPERIMENT_ALLOWED["continue"], body, may_refuse=True)
+        self.continued_trials |= {trial["id"] for trial in self.server.trials(number)}
+        self._note_continue(number)
+        self._act_twice(
+            path, "experiment", before, EXPERIMENT_ALLOWED["continue"], body, may_refuse=True
+        )
 
     @precondition(lambda self: self.experiments)
     @rule(
@@ -154,12 +158,12 @@ class LifeCycle(RuleBasedStateMachine):
         before = self.server.trial(ids[pick % len(ids)])
         path = f"/api/v1/trials/{before['id']}/{action}"
         if action == "continue":
-            self.asked_to_go_on.add(before["id"])
-            self._goes_on(before["experiment_id"])
-            if before["state"] in ENDED:  # one more than the search would have at a time
-                self.meddled.add(before["experiment_id"])
-        may_refuse = action in {"activate", "continue"}  # by more than the state
-        self._ask(path, "trial", before, TRIAL_ALLOWED.get(action), may_refuse=may_refuse)
+            self.continued_trials.add(before["id"])
+            self._note_continue(before["experiment_id"])
+            if before["state"] in ENDED:  # one more than max_concurrent_trials
+                self.restarted_experiments.add(before["experiment_id"])
+        may_refuse = action in {"activate", "continue"}  # for reasons besides the state
+        self._act_twice(path, "trial", before, TRIAL_ALLOWED.get(action), may_refuse=may_refuse)
 
     @precondition(lambda self: self.experiments)
     @rule(pick=st.integers(0, 99))
@@ -169,22 +173,22 @@ class LifeCycle(RuleBasedStateMachine):
             return
         trial = self.server.trial(ids[pick % len(ids)])
         number, home = trial["id"], trial["experiment_id"]
-        may_go = trial["state"] in ENDED and self.server.experiment(home)["state"] in ENDED
-        answer = self.server.http.delete(f"/api/v1/trials/{number}")
-        assert answer.status_code == (204 if may_go else 409), answer.text
-        if not may_go:
-            message = answer.json()["error"]["message"]
+        deletable = trial["state"] in ENDED and self.server.experiment(home)["state"] in ENDED
+        response = self.server.http.delete(f"/api/v1/trials/{number}")
+        assert response.status_code == (204 if deletable else 409), response.text
+        if not deletable:
+            message = response.json()["error"]["message"]
             assert message.startswith(f"trial {number}: ")
             assert any(word in message for word in ("`zerolab ", "wait until")), message
             assert self.server.trial(number) == trial
             return
         assert self.server.http.delete(f"/api/v1/trials/{number}").status_code == 404
-        self.thinned.add(home)
-        self.meddled.add(home)
+        self.with_deleted_trials.add(home)
+        self.restarted_experiments.add(home)
         for table in ("runs", "points", "logs", "checkpoints"):
             assert not self.server.sql(f"SELECT 1 FROM {table} WHERE trial_id = {number}"), table
 
-    def _ask(
+    def _act_twice(
         self,
         path: str,
         kind: str,
@@ -194,32 +198,32 @@ class LifeCycle(RuleBasedStateMachine):
         *,
         may_refuse: bool = False,
     ) -> None:
-        """Ask twice: a refusal changes nothing and says what to do, a repetition neither."""
-        answer = self.server.http.post(path, json=body or {})
+        """Send a request twice: errors name a remedy, and only the first has an effect."""
+        response = self.server.http.post(path, json=body or {})
         passes = allowed is None or before["state"] in allowed
-        assert answer.status_code in ({200, 409} if may_refuse and passes else {
+        assert response.status_code in ({200, 409} if may_refuse and passes else {
             200 if passes else 409
-        }), answer.text  # fmt: skip
+        }), response.text  # fmt: skip
         resource = f"/{kind}s/{before['id']}"
-        found = self.server.get(resource)[kind]
-        if answer.status_code == 409:
-            message = answer.json()["error"]["message"]
+        row = self.server.get(resource)[kind]
+        if response.status_code == 409:
+            message = response.json()["error"]["message"]
             of_its_trials = kind == "experiment" and message.startswith("trial ")
             assert of_its_trials or message.startswith(f"{kind} {before['id']}: ")
             assert any(word in message for word in ("`zerolab ", "wait until", "fork")), message
-            assert found == before
+            assert row == before
             return
         again = self.server.http.post(path, json=body or {})
-        if may_refuse and again.status_code == 409:  # it has ended meanwhile, or waits
+        if may_refuse and again.status_code == 409:  # the first request ended it, or it waits
             assert "continue" in path or "waits for the searcher" in again.text
             return
         assert again.status_code == 200, again.text
-        assert self.server.get(resource)[kind] == found
+        assert self.server.get(resource)[kind] == row
 
-    def _goes_on(self, number: int) -> None:
+    def _note_continue(self, number: int) -> None:
         if self.server.experiment(number)["state"] in ENDED:
             self.stopped.discard(number)
-            self.meddled.add(number)
+            self.restarted_experiments.add(number)
 
     # -- runs and machines ---------------------------------------------------------------------
 
@@ -230,17 +234,17 @@ class LifeCycle(RuleBasedStateMachine):
         return tuple(rows[pick % len(rows)]) if rows else None  # type: ignore[return-value]
 
     @rule(pick=st.integers(0, 99))
-    def a_run_starts(self, pick: int) -> None:
-        found = self._pick_run(pick)
-        if found is not None:
-            self.server.post(f"/runs/{found[0]}/started", {})
+    def start_run(self, pick: int) -> None:
+        run = self._pick_run(pick)
+        if run is not None:
+            self.server.post(f"/runs/{run[0]}/started", {})
 
     @rule(pick=st.integers(0, 99), validates=st.booleans(), saves=st.booleans())
-    def a_run_reports(self, pick: int, validates: bool, saves: bool) -> None:
-        found = self._pick_run(pick)
-        if found is None or found[2] == "ASSIGNED":
+    def report_run(self, pick: int, validates: bool, saves: bool) -> None:
+        run = self._pick_run(pick)
+        if run is None or run[2] == "ASSIGNED":
             return
-        run_id, trial_id, _ = found
+        run_id, trial_id, _ = run
         steps = self.server.trial(trial_id)["steps_completed"] + 5
         records: list[Any] = [validation(steps, 1 / (steps + trial_id))] if validates else []
         if saves:
@@ -253,28 +257,28 @@ class LifeCycle(RuleBasedStateMachine):
             self.saved[trial_id] = steps
 
     @rule(pick=st.integers(0, 99), code=st.sampled_from(EXITS), twice=st.booleans())
-    def a_run_ends(self, pick: int, code: int, twice: bool) -> None:
-        found = self._pick_run(pick)
-        if found is None:
+    def end_run(self, pick: int, code: int, twice: bool) -> None:
+        run = self._pick_run(pick)
+        if run is None:
             return
-        expected = self._what_follows(*found[:2], code)
+        expected = self._expected_after_exit(*run[:2], code)
         for _ in range(1 + twice):
-            self.server.exit(found[0], code, "so chance has it")
+            self.server.exit(run[0], code, "so chance has it")
         ((state, restarts, delayed, home),) = self.server.sql(
             "SELECT state, restarts, restart_at IS NOT NULL, experiment_id FROM trials "
-            f"WHERE id = {found[1]}"
+            f"WHERE id = {run[1]}"
         )
-        if home not in self.comparing:  # else the searcher may have decided meanwhile
+        if home not in self.comparing:  # otherwise the searcher may have changed its state
             assert (state, restarts, bool(delayed)) == expected
 
-    def _what_follows(self, run_id: int, trial_id: int, code: int) -> tuple[str, int, bool]:
-        """What a trial comes to when its run ends so: state, restarts, whether it must wait."""
-        ((stop, held, restarts, number, state, directive, killed),) = self.server.sql(
+    def _expected_after_exit(self, run_id: int, trial_id: int, code: int) -> tuple[str, int, bool]:
+        """Return the expected state, restarts and whether the trial waits."""
+        ((stop, paused, restarts, number, state, directive, killed),) = self.server.sql(
             "SELECT t.stop, t.held, t.restarts, e.id, e.state, r.directive, r.killed FROM trials t "
             f"JOIN experiments e ON e.id = t.experiment_id JOIN runs r ON r.id = {run_id} "
             f"WHERE t.id = {trial_id}"
         )
-        rests = "QUEUED" if state == "ACTIVE" and not held else "PAUSED"
+        rests = "QUEUED" if state == "ACTIVE" and not paused else "PAUSED"
         if stop is not None:
             return "CANCELED", restarts, False
         if code == EXIT_PREEMPTED or (killed and directive == "preempt" and code != 0):
@@ -290,7 +294,7 @@ class LifeCycle(RuleBasedStateMachine):
         return "ERROR", restarts, False
 
     def _has_reported(self, trial_id: int) -> bool:
-        """Whether a trial has a checkpoint or a metric: without them an error is final."""
+        """Return true if a trial has a checkpoint or a metric; without them an error is final."""
         ((checkpoint, points),) = self.server.sql(
             "SELECT latest_checkpoint IS NOT NULL, "
             "(SELECT count(*) FROM points p JOIN metric_keys k ON k.id = p.key_id "
@@ -300,30 +304,30 @@ class LifeCycle(RuleBasedStateMachine):
         return bool(checkpoint or points)
 
     @rule(agent=st.sampled_from([1, 2]))
-    def a_machine_dies(self, agent: int) -> None:
+    def kill_agent(self, agent: int) -> None:
         self.server.services.orchestrator.seen[agent] = -1e9
         self.server.tick(2)
 
     @rule(agent=st.sampled_from([1, 2]))
-    def a_machine_asks_for_work(self, agent: int) -> None:
+    def poll_agent(self, agent: int) -> None:
         self.server.work(agent)
 
     @rule(seconds=st.sampled_from([0, 2, 100, 4000]))
-    def time_passes(self, seconds: int) -> None:
+    def advance_clock(self, seconds: int) -> None:
         for agent in (1, 2):
             self.server.work(agent)
         self.server.tick(seconds)
 
     @rule()
-    def the_server_begins_anew(self) -> None:
+    def restart_server(self) -> None:
         clock = self.server.clock
         self.running.close()
         self.server = self.running.enter_context(serve(self.directory, clock=clock))
 
-    # -- what must hold --------------------------------------------------------------------------
+    # -- expected state --------------------------------------------------------------------------
 
     @invariant()
-    def no_slot_is_used_twice_and_each_run_is_its_trials(self) -> None:
+    def slots_are_exclusive(self) -> None:
         rows = self.server.sql(
             "SELECT r.id, r.agent_id, r.slot_ids, t.run_id, t.state, a.alive FROM runs r "
             "JOIN trials t ON t.id = r.trial_id JOIN agents a ON a.id = r.agent_id "
@@ -337,21 +341,21 @@ class LifeCycle(RuleBasedStateMachine):
             assert alive, "a run holds slots of a machine that is gone"
 
     @invariant()
-    def each_run_is_told_what_its_user_wants(self) -> None:
+    def directives_follow_requests(self) -> None:
         rows = self.server.sql(
             "SELECT r.directive, r.killed, r.deadline_at, t.stop, t.held, e.state FROM runs r "
             "JOIN trials t ON t.id = r.trial_id JOIN experiments e ON e.id = r.experiment_id "
             "WHERE r.state <> 'EXITED'"
         )
-        for directive, killed, deadline, stop, held, state in rows:
+        for directive, killed, deadline, stop, paused, state in rows:
             if stop in {"kill", "error"}:
                 assert killed
             elif stop is not None:
                 assert directive == "stop"
-            elif state == "PAUSED" or held:
+            elif state == "PAUSED" or paused:
                 assert directive == "preempt"
             else:
-                assert directive in {"train", "preempt"}  # a pause may have been taken back
+                assert directive in {"train", "preempt"}  # a pause may have been undone
                 assert state == "ACTIVE"
             if directive == "train" and stop is None:
                 assert not killed
@@ -359,7 +363,7 @@ class LifeCycle(RuleBasedStateMachine):
                 assert killed or deadline >= self.server.clock.now
 
     @invariant()
-    def counts_are_those_of_the_trials(self) -> None:
+    def trial_counts_are_consistent(self) -> None:
         rows = self.server.sql(
             "SELECT e.failed_trials, e.canceled_trials, count(CASE t.state WHEN 'ERROR' THEN 1 "
             "END), count(CASE t.state WHEN 'CANCELED' THEN 1 END) FROM experiments e "
@@ -369,7 +373,7 @@ class LifeCycle(RuleBasedStateMachine):
             assert stored == [failed, canceled]
 
     @invariant()
-    def each_run_begins_where_its_trial_saved_last(self) -> None:
+    def runs_start_from_latest_checkpoint(self) -> None:
         rows = self.server.sql("SELECT trial_id, spec FROM runs WHERE state = 'ASSIGNED'")
         for trial_id, text in rows:
             begins = json.loads(text)["latest_checkpoint"]
@@ -378,10 +382,10 @@ class LifeCycle(RuleBasedStateMachine):
             assert (begins or {}).get("steps_completed") == self.saved.get(trial_id)
 
     @invariant()
-    def what_has_ended_stays_so_unless_it_is_continued(self) -> None:
+    def ended_trials_stay_ended(self) -> None:
         trials = self.server.sql("SELECT id, state, run_id, ended_at, stop FROM trials")
         for trial_id, state, run_id, ended_at, stop in trials:
-            if trial_id in self.ended and trial_id not in self.asked_to_go_on:
+            if trial_id in self.ended and trial_id not in self.continued_trials:
                 assert state == self.ended[trial_id]
             assert (state in ENDED) == (ended_at is not None)
             if state in ENDED:
@@ -390,48 +394,50 @@ class LifeCycle(RuleBasedStateMachine):
             else:
                 self.ended.pop(trial_id, None)
                 assert (stop is not None) == (state == "STOPPING")
-        self.asked_to_go_on.clear()
+        self.continued_trials.clear()
 
     @invariant()
-    def an_experiment_stands_where_its_trials_do(self) -> None:
+    def experiment_state_matches_trials(self) -> None:
         for number, state, done in self.server.sql(
             "SELECT id, state, searcher_done FROM experiments"
         ):
-            mine = self.server.sql(
+            trials = self.server.sql(
                 f"SELECT state, run_id, held, waits FROM trials WHERE experiment_id = {number}"
             )
-            states = [row[0] for row in mine]
-            open_trials = [row for row in mine if row[0] not in ENDED]
+            states = [row[0] for row in trials]
+            open_trials = [row for row in trials if row[0] not in ENDED]
             if state in ENDED:
                 assert not open_trials
-                if number not in self.thinned:
-                    assert state == self._end_of(number, {row[0] for row in mine})
-                if number not in self.stopped | self.meddled | self.comparing:
-                    again = min(self.invalid.get(number, 0), self.wanted[number])
-                    assert len(mine) == self.wanted[number] + again
+                if number not in self.with_deleted_trials:
+                    assert state == self._expected_end_state(number, {row[0] for row in trials})
+                if number not in self.stopped | self.restarted_experiments | self.comparing:
+                    again = min(self.invalid.get(number, 0), self.max_trials[number])
+                    assert len(trials) == self.max_trials[number] + again
             else:
-                assert open_trials, "nothing of it will ever happen"
+                assert open_trials, "an open experiment has no open trial"
                 assert state in OPEN or number in self.stopped
             if number in self.comparing:
-                assert sum(row[1] is not None for row in mine) <= CONCURRENT
-            elif state == "ACTIVE" and number not in self.meddled:
+                assert sum(row[1] is not None for row in trials) <= CONCURRENT
+            elif state == "ACTIVE" and number not in self.restarted_experiments:
                 assert len(open_trials) <= CONCURRENT
-                assert len(open_trials) == CONCURRENT or done or len(mine) >= self.wanted[number]
-            for trial_state, run_id, held, waits in open_trials:
+                assert (
+                    len(open_trials) == CONCURRENT or done or len(trials) >= self.max_trials[number]
+                )
+            for trial_state, run_id, paused, waits in open_trials:
                 if run_id is None:
-                    queued = state == "ACTIVE" and not held and not waits
+                    queued = state == "ACTIVE" and not paused and not waits
                     assert trial_state == ("QUEUED" if queued else "PAUSED"), (state, states)
             if state not in OPEN:
-                assert "QUEUED" not in [row[0] for row in mine if row[1] is None]
+                assert "QUEUED" not in [row[0] for row in trials if row[1] is None]
 
-    def _end_of(self, number: int, states: set[str]) -> str:
-        """How an experiment ends whose trials have ended so."""
+    def _expected_end_state(self, number: int, states: set[str]) -> str:
+        """Return the expected final state of an experiment, by the states of its trials."""
         if number in self.stopped or states == {"CANCELED"}:
             return "CANCELED"
         return "ERROR" if states == {"ERROR"} else "COMPLETED"
 
     @invariant()
-    def nothing_waits_while_a_slot_is_free_for_it(self) -> None:
+    def no_trial_waits_for_free_slot(self) -> None:
         self.server.tick()
         ((free,),) = self.server.sql(
             "SELECT (SELECT 2 * count(*) FROM agents WHERE alive = 1) "
@@ -450,7 +456,7 @@ class LifeCycle(RuleBasedStateMachine):
             "SELECT t.id FROM trials t JOIN experiments e ON e.id = t.experiment_id "
             "WHERE t.state = 'QUEUED' AND t.run_id IS NULL AND e.slots = 2"
         )
-        if not bigger:  # for which slots may be kept free
+        if not bigger:  # slots may be reserved for it
             assert free <= 0 or not waiting, (free, waiting)
 
 
@@ -458,7 +464,7 @@ LifeCycle.TestCase.settings = settings(
     max_examples=25,
     stateful_step_count=50,
     deadline=None,
-    derandomize=True,  # the same lives in every run
+    derandomize=True,  # the same examples in every run
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 TestLifeCycle = pytest.mark.slow(LifeCycle.TestCase)
@@ -467,11 +473,11 @@ TestLifeCycle = pytest.mark.slow(LifeCycle.TestCase)
 @pytest.mark.slow
 @pytest.mark.parametrize("searchers", [[], ["stopping", "pbt"], ["promoting", "tpe_asha"]])
 def test_invariants_hold_in_long_random_walk(searchers: list[str]) -> None:
-    """Long walks, for what shows only after hundreds of events, and with searchers that compare."""
+    """Run long walks, also with searchers that compare trials."""
     chance = random.Random(5)
     walk = LifeCycle()
     try:
-        walk.machines()
+        walk.add_agents()
         for _ in range(120 if searchers else 300):
             pick = chance.randrange(100)
             step = chance.randrange(10 if searchers else 9)
@@ -489,21 +495,21 @@ def test_invariants_hold_in_long_random_walk(searchers: list[str]) -> None:
             elif step == 3:
                 walk.continue_experiment(pick, not searchers and chance.random() < 0.5, True)
             elif step in {4, 5}:
-                walk.a_run_starts(pick)
-                walk.a_run_reports(pick, chance.random() < 0.5, chance.random() < 0.5)
+                walk.start_run(pick)
+                walk.report_run(pick, chance.random() < 0.5, chance.random() < 0.5)
             elif step == 6:
-                walk.a_run_ends(pick, chance.choice(EXITS), chance.random() < 0.2)
+                walk.end_run(pick, chance.choice(EXITS), chance.random() < 0.2)
             elif step == 7:
-                walk.time_passes(chance.choice([0, 2, 100]))
+                walk.advance_clock(chance.choice([0, 2, 100]))
             elif step == 9:
                 walk.delete_trial(pick)
             else:
-                walk.a_machine_dies(chance.choice([1, 2]))
-            walk.no_slot_is_used_twice_and_each_run_is_its_trials()
-            walk.what_has_ended_stays_so_unless_it_is_continued()
-            walk.an_experiment_stands_where_its_trials_do()
-            walk.each_run_is_told_what_its_user_wants()
-            walk.each_run_begins_where_its_trial_saved_last()
-            walk.nothing_waits_while_a_slot_is_free_for_it()
+                walk.kill_agent(chance.choice([1, 2]))
+            walk.slots_are_exclusive()
+            walk.ended_trials_stay_ended()
+            walk.experiment_state_matches_trials()
+            walk.directives_follow_requests()
+            walk.runs_start_from_latest_checkpoint()
+            walk.no_trial_waits_for_free_slot()
     finally:
         walk.teardown()

@@ -1,4 +1,4 @@
-"""What becomes of experiments, trials and runs, on both databases."""
+"""Life cycles of experiments, trials and runs on both databases."""
 
 from pathlib import Path
 
@@ -102,7 +102,7 @@ def test_signal_before_first_report_is_restarted(server: Server, code: int) -> N
 
 
 def test_error_after_first_report_is_restarted(server: Server) -> None:
-    """Also when it fails again before the first report of its next run."""
+    """It is restarted again if the next run fails before its first report."""
     server.submit()
     server.add_agent()
     spec = server.begin()
@@ -325,11 +325,11 @@ def test_cancel_ends_queued_trials_immediately(server: Server) -> None:
 def test_action_on_ended_experiment_names_continue(sqlite_server: Server, action: str) -> None:
     sqlite_server.submit()
     sqlite_server.act("kill")
-    answer = sqlite_server.http.post(f"/api/v1/experiments/1/{action}")
-    assert answer.status_code == 409
-    told = answer.json()["error"]["message"]
-    assert "experiment 1: is CANCELED and cannot be" in told
-    assert "`zerolab experiment continue 1` has it go on" in told
+    response = sqlite_server.http.post(f"/api/v1/experiments/1/{action}")
+    assert response.status_code == 409
+    message = response.json()["error"]["message"]
+    assert "experiment 1: is CANCELED and cannot be" in message
+    assert "`zerolab experiment continue 1` has it go on" in message
 
 
 @pytest.mark.parametrize("action", ["cancel", "kill"])
@@ -344,8 +344,8 @@ def test_run_that_misses_deadline_is_killed_not_failed(server: Server) -> None:
     server.add_agent()
     spec = server.begin()
     server.act("pause")
-    left = server.get(f"/runs/{spec.run_id}/directive", wait_s=0)["deadline_s"]
-    assert left == 100
+    deadline_s = server.get(f"/runs/{spec.run_id}/directive", wait_s=0)["deadline_s"]
+    assert deadline_s == 100
     server.tick(99)
     assert server.work()[0].action == "run"
     server.tick(2)
@@ -384,8 +384,8 @@ def test_runs_of_silent_agent_restart_elsewhere(
     assert (trial["state"], trial["restarts"]) == ("QUEUED", 0)
     server.tick(2)
     assert server.begin(agent_id=2).restarts == 0
-    answer = server.send(spec.run_id, 1, [training(1, 1.0)])
-    assert (answer.status_code, answer.json()["error"]["type"]) == (409, "stale_run")
+    response = server.send(spec.run_id, 1, [training(1, 1.0)])
+    assert (response.status_code, response.json()["error"]["type"]) == (409, "stale_run")
     states = {agent["name"]: agent["alive"] for agent in server.get("/agents")["agents"]}
     assert states == {"first": False, "second": True}
     assert server.work(agent_id=1) == []
@@ -406,7 +406,7 @@ def test_machine_failures_do_not_use_restarts(server: Server) -> None:
     server.tick(2)
     assert server.trial()["restarts"] == 1
     server.exit(server.begin().run_id, EXIT_INFRASTRUCTURE, "the agent ended")
-    server.tick(1.1)  # the pause is the first one again
+    server.tick(1.1)  # the delay is the initial one again
     assert server.begin().restarts == 1
     lines = [line["text"] for line in server.get("/trials/1/logs")["logs"]]
     assert "run 4 was lost: the agent ended; it starts again in 8 s, not counted" in lines
@@ -478,8 +478,8 @@ def test_higher_priority_experiment_preempts(server: Server) -> None:
 
 
 def test_trial_that_fits_no_agent_has_reason(server: Server) -> None:
-    made = server.submit(resources={"slots_per_trial": 2})
-    assert "no agent is connected" in made["waiting_reason"]
+    experiment = server.submit(resources={"slots_per_trial": 2})
+    assert "no agent is connected" in experiment["waiting_reason"]
     server.add_agent(slots=1)
     reason = server.trial()["waiting_reason"]
     assert "it needs 2 slots on one machine, and there are at most 1" in reason
@@ -489,8 +489,8 @@ def test_trial_that_fits_no_agent_has_reason(server: Server) -> None:
     assert server.trials()[0]["waiting_reason"] == reason
     server.add_agent(slots=2)
     assert len(server.work()) == 1
-    for found in (server.trial(), server.experiment(), server.get("/jobs")["jobs"][0]):
-        assert found["waiting_reason"] is None
+    for row in (server.trial(), server.experiment(), server.get("/jobs")["jobs"][0]):
+        assert row["waiting_reason"] is None
 
 
 def test_queued_trial_reason_names_running_jobs(server: Server) -> None:
@@ -554,9 +554,9 @@ def test_fork_copies_experiment_with_changes(server: Server) -> None:
     assert (fork["id"], fork["forked_from"], fork["state"]) == (2, 1, "ACTIVE")
     assert fork["config"]["searcher"]["max_length"] == {"batches": 7}
     assert fork["config"]["searcher"]["metric"] == "loss"
-    answer = server.http.post("/api/v1/experiments/1/fork", json={"config": {"nmae": 1}})
-    assert answer.status_code == 422
-    assert "nmae" in answer.json()["error"]["problems"][0]
+    response = server.http.post("/api/v1/experiments/1/fork", json={"config": {"nmae": 1}})
+    assert response.status_code == 422
+    assert "nmae" in response.json()["error"]["problems"][0]
 
 
 def test_retention_never_removes_latest_checkpoint(
@@ -570,28 +570,28 @@ def test_retention_never_removes_latest_checkpoint(
     for steps in (10, 20, 30, 40):
         (root / checkpoint(steps).uuid).mkdir()
 
-    def kept() -> list[int]:
-        found = server.get("/trials/1/checkpoints", state="COMPLETED")["checkpoints"]
-        return [each["steps_completed"] for each in found]
+    def kept_steps() -> list[int]:
+        rows = server.get("/trials/1/checkpoints", state="COMPLETED")["checkpoints"]
+        return [row["steps_completed"] for row in rows]
 
     server.report(spec.run_id, checkpoint(10))
     server.report(spec.run_id, validation(20, 0.1), checkpoint(20))
-    assert kept() == [20]
+    assert kept_steps() == [20]
     server.report(spec.run_id, validation(30, 0.5), checkpoint(30))
     server.report(spec.run_id, checkpoint(40))
-    assert kept() == [20, 40]
+    assert kept_steps() == [20, 40]
     assert server.trial()["best_checkpoint"] == checkpoint(20).uuid
     server.exit(spec.run_id, -9)
     assert server.trial()["latest_checkpoint"] == checkpoint(40).uuid
     server.services.orchestrator.janitor.close()
-    left = {checkpoint(20).uuid, checkpoint(40).uuid}
-    assert {path.name for path in root.iterdir()} == left
+    remaining = {checkpoint(20).uuid, checkpoint(40).uuid}
+    assert {path.name for path in root.iterdir()} == remaining
 
 
 def test_clock_set_back_delays_no_deadline(server: Server) -> None:
     server.submit(preemption_timeout=100)
     server.add_agent()
-    server.clock.set_back = -86_400.0  # ahead, when the pause begins
+    server.clock.set_back = -86_400.0  # before the delay begins
     server.exit(server.begin().run_id, -9)
     server.clock.set_back = 86_400.0
     server.tick(2)

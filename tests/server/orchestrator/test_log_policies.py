@@ -1,4 +1,4 @@
-"""Log policies: what they find has its effect, and no pattern keeps the server busy."""
+"""Log policies: their effects, and patterns that must not block the server."""
 
 import json
 import threading
@@ -55,9 +55,9 @@ def test_nonlinear_pattern_is_rejected_at_submit(
     sqlite_server: Server,
 ) -> None:
     policies = [{"pattern": r"(\w+) \1"}]
-    answer = sqlite_server.try_submit(log_policies=policies)
-    assert answer.status_code == 422
-    problem = answer.json()["error"]["problems"][0]
+    response = sqlite_server.try_submit(log_policies=policies)
+    assert response.status_code == 422
+    problem = response.json()["error"]["problems"][0]
     assert problem.startswith(r"log_policies[0].pattern: must be a regular expression that RE2")
     assert "backreferences" in problem
 

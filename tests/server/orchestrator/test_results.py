@@ -1,4 +1,4 @@
-"""An end without a result is told as such, whatever the state is called."""
+"""Results of experiments, and the reasons why there is none."""
 
 from typing import Any
 
@@ -57,14 +57,14 @@ def test_single_without_metric_completes(server: Server, entrypoint: str) -> Non
     assert (trial["state"], trial["result_problem"]) == ("COMPLETED", None)
     assert experiment["result_problem"] is None
     assert trial["latest_checkpoint"] == checkpoint(100).uuid
-    where = '[["result", "=", "yes"]]'
-    assert server.get("/experiments/1/trials", where=where)["total"] == 1
+    condition = '[["result", "=", "yes"]]'
+    assert server.get("/experiments/1/trials", where=condition)["total"] == 1
     best = server.get("/experiments/1/best-checkpoint")["best_checkpoint"]
     assert best == {"checkpoint": None, "validation": None, "note": None}
 
 
 def test_best_checkpoint_uses_its_own_metric(server: Server) -> None:
-    """The best validation has no checkpoint; that of another trial is better than its trial's."""
+    """The best validation has no checkpoint; another trial has the best checkpoint."""
     server.submit(**{**GRID, "entrypoint": "echo hello"})
     server.add_agent(slots=3)
     for trial_id, losses in ((1, (0.3, 0.1)), (2, (0.2, 0.4)), (3, ("NaN", 0.9))):

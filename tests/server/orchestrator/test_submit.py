@@ -1,4 +1,4 @@
-"""Submitting and listing: what is wrong is said at once and whole, what is right is found again."""
+"""Submission of experiments with all errors at once, and lists of experiments and trials."""
 
 import gzip
 import io
@@ -27,9 +27,9 @@ def test_engine_file_errors_are_reported_together(
     engine = {"train_batch_size": 7, "zero_optimization": {"stge": 1}, "steps_per_print": "x"}
     archive = model_archive(sqlite_server.directory / "model", engine)
     config = experiment_config(resources={"slots_per_trial": 2})
-    answer = send(sqlite_server, config, archive)
-    assert answer.status_code == 422
-    error = answer.json()["error"]
+    response = send(sqlite_server, config, archive)
+    assert response.status_code == 422
+    error = response.json()["error"]
     assert error["type"] == "config"
     with pytest.raises(ConfigError) as caught:
         check_experiment(config, reader(archive))
@@ -53,9 +53,9 @@ def test_errors_of_both_files_are_reported_together(sqlite_server: Server) -> No
 @pytest.mark.parametrize("config", ["{", "[]", "null", '"x"', "[" * 100_000])
 def test_config_must_be_json_object(sqlite_server: Server, config: str) -> None:
     archive = model_archive(sqlite_server.directory / "model")
-    answer = send(sqlite_server, config, archive)
-    assert answer.status_code == 422
-    assert answer.json()["error"]["problems"]
+    response = send(sqlite_server, config, archive)
+    assert response.status_code == 422
+    assert response.json()["error"]["problems"]
 
 
 def packed(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
@@ -87,8 +87,8 @@ BAD_ARCHIVES = {
 
 @pytest.mark.parametrize("name", BAD_ARCHIVES)
 def test_invalid_archive_is_rejected(sqlite_server: Server, name: str) -> None:
-    answer = send(sqlite_server, experiment_config(), BAD_ARCHIVES[name])
-    assert (answer.status_code, answer.json()["error"]["type"]) == (422, "config")
+    response = send(sqlite_server, experiment_config(), BAD_ARCHIVES[name])
+    assert (response.status_code, response.json()["error"]["type"]) == (422, "config")
     home = sqlite_server.services.orchestrator.home
     assert list(home.archives.iterdir()) == []
 
@@ -106,16 +106,16 @@ def test_lists_are_paged_by_cursor(server: Server) -> None:
         server.submit(name=f"n{number % 3}", labels=["odd"] if number % 2 else ["even"])
 
     def ids(limit: int, **params: Any) -> list[int]:
-        found: list[int] = []
+        numbers: list[int] = []
         after = None
         while True:
             extra = {} if after is None else {"after": after}
             page = server.get("/experiments", limit=limit, **params, **extra)
             assert len(page["experiments"]) <= limit
-            found += [each["id"] for each in page["experiments"]]
+            numbers += [row["id"] for row in page["experiments"]]
             after = page["next_after"]
             if after is None:
-                return found
+                return numbers
 
     for limit in (1, 2, 5):
         assert ids(limit) == [5, 4, 3, 2, 1]
@@ -143,15 +143,15 @@ def test_trials_sort_by_best_missing_last(server: Server) -> None:
         server.report(server.begin(trial_id).run_id, validation(1, loss))
 
     def ids(sort: str) -> list[int]:
-        found: list[int] = []
+        numbers: list[int] = []
         after = ""
         for _ in range(3):
             extra = {"after": after} if after else {}
             page = server.get("/experiments/1/trials", sort=sort, limit=1, **extra)
-            found += [trial["id"] for trial in page["trials"]]
+            numbers += [trial["id"] for trial in page["trials"]]
             after = page["next_after"]
         assert after is None
-        return found
+        return numbers
 
     assert ids("best_validation") == [3, 1, 2]
     assert ids("-best_validation") == [1, 3, 2]
@@ -199,8 +199,8 @@ def test_logs_filter_by_cursor_level_and_rank(server: Server) -> None:
     assert texts(level="ERROR") == every[3:4]
     assert texts(level="INFO") == every[:4]
     assert texts(rank=1) == ["c"]
-    late = server.get("/trials/1/logs", level="ERROR")["logs"][0]
-    assert (late["time"], late["rank"]) == ("1970-01-01T00:00:02.000Z", None)
+    last_line = server.get("/trials/1/logs", level="ERROR")["logs"][0]
+    assert (last_line["time"], last_line["rank"]) == ("1970-01-01T00:00:02.000Z", None)
     server.exit(run_id, 0)
     assert server.log(run_id, 5, "after the end") == 6
 
@@ -219,26 +219,26 @@ def test_server_info_lists_capabilities(server: Server, tmp_path: Path) -> None:
 
 
 def test_slurm_request_over_node_size_is_rejected(sqlite_server: Server) -> None:
-    def told(**resources: object) -> str:
-        wanted = {"resource_pool": "cluster", **resources}
-        answer = sqlite_server.try_submit(
-            entrypoint="python model_def.py", hyperparameters={}, resources=wanted
+    def message_for(**resources: object) -> str:
+        requested = {"resource_pool": "cluster", **resources}
+        response = sqlite_server.try_submit(
+            entrypoint="python model_def.py", hyperparameters={}, resources=requested
         )
-        return "" if answer.is_success else f"{answer.status_code} {answer.text}"
+        return "" if response.is_success else f"{response.status_code} {response.text}"
 
     too_many = {"slots_per_trial": 6, "slots_per_rank": 3}
-    assert told(**too_many) == ""  # nobody of the pool is there: it waits
+    assert message_for(**too_many) == ""  # the pool has no agent: it waits
     sqlite_server.add_agent(10, "slurm", pool="cluster", per_node=5)
-    assert "2 rank(s) of 6 slot(s) must fit on the 2 node(s)" in told(
+    assert "2 rank(s) of 6 slot(s) must fit on the 2 node(s)" in message_for(
         slots_per_trial=12, slots_per_rank=6
     )
-    refused = told(slots_per_trial=11)
+    refused = message_for(slots_per_trial=11)
     assert refused.startswith("422 ")
     assert "resources.slots_per_trial: 11 rank(s) of 1 slot(s) must fit" in refused
-    assert told(slots_per_trial=11, elastic={"min_slots": 10}) == ""
-    assert told(slots_per_trial=10) == ""
-    sqlite_server.add_agent(1, "plain", pool="cluster")  # which may be joined by others
-    assert told(slots_per_trial=11) == ""
+    assert message_for(slots_per_trial=11, elastic={"min_slots": 10}) == ""
+    assert message_for(slots_per_trial=10) == ""
+    sqlite_server.add_agent(1, "plain", pool="cluster")  # more nodes may be added
+    assert message_for(slots_per_trial=11) == ""
 
 
 def test_submit_warns_about_log_bounds_as_values(sqlite_server: Server) -> None:
@@ -248,10 +248,10 @@ def test_submit_warns_about_log_bounds_as_values(sqlite_server: Server) -> None:
         "searcher": {"name": "random", "metric": "loss", "max_length": 10, "max_trials": 2},
         "hyperparameters": {"deepspeed_config": "ds_config.json", "lr": spec},
     }
-    answer = server.try_submit(**changes)
-    assert "powers of base 10: the values are 1.00023 to 1.25893" in answer.text
+    response = server.try_submit(**changes)
+    assert "powers of base 10: the values are 1.00023 to 1.25893" in response.text
     fork = server.post("/experiments/1/fork", {})
     assert any("hyperparameters.lr" in line for line in fork["warnings"])
     config = experiment_config(**changes)
-    found = server.post("/experiments/preview", {"config": config, "seconds_per_batch": 1})
-    assert "hyperparameters.lr" in found["preview"]["warnings"][0]
+    preview = server.post("/experiments/preview", {"config": config, "seconds_per_batch": 1})
+    assert "hyperparameters.lr" in preview["preview"]["warnings"][0]

@@ -1,4 +1,4 @@
-"""Every verb in every state, asked twice: tables written down by hand, not the server's own."""
+"""Every action in every state, each sent twice, against tables written by hand."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -93,31 +93,31 @@ TRIALS: dict[str, dict[str, str]] = {
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    """One with a large machine, which stays however slow this one is."""
+    """A server with one large agent that is never lost."""
     with serve(tmp_path) as running:
         running.add_agent(slots=500)
         yield running
 
 
-def submitted(server: Server, **changes: Any) -> tuple[int, int]:
-    """A new experiment of one trial; their numbers."""
+def submit_single(server: Server, **changes: Any) -> tuple[int, int]:
+    """Submit an experiment of one trial; return both ids."""
     number = server.submit(**{"max_restarts": 0, **changes})["id"]
     return number, server.trials(number)[0]["id"]
 
 
-def begun(server: Server, trial_id: int) -> int:
-    """A trial trains, and has saved a checkpoint; the number of its run."""
+def start_and_save(server: Server, trial_id: int) -> int:
+    """Start a trial's run and save a checkpoint; return the run's id."""
     run_id = server.begin(trial_id).run_id
     server.report(run_id, validation(5, 0.5), checkpoint(5, f"{trial_id} {run_id}"))
     return run_id
 
 
-def in_state(server: Server, state: str) -> int:
-    """Bring a new experiment into a state; its number."""
-    number, trial_id = submitted(server, activate=state != "PAUSED")
+def experiment_in(server: Server, state: str) -> int:
+    """Submit an experiment and bring it into a state; return its id."""
+    number, trial_id = submit_single(server, activate=state != "PAUSED")
     if state == "PAUSED":
         return number
-    run_id = begun(server, trial_id)
+    run_id = start_and_save(server, trial_id)
     if state in {"STOPPING_CANCELED", "STOPPING_KILLED", "CANCELED"}:
         server.act("kill" if state == "STOPPING_KILLED" else "cancel", number)
     if state in {"COMPLETED", "CANCELED", "ERROR"}:
@@ -125,22 +125,22 @@ def in_state(server: Server, state: str) -> int:
     return number
 
 
-def bring(server: Server, trial_id: int, state: str) -> None:
-    """Bring a trial that was just made into a state."""
-    run_id = begun(server, trial_id)
+def bring_trial_to(server: Server, trial_id: int, state: str) -> None:
+    """Bring a queued trial into a state."""
+    run_id = start_and_save(server, trial_id)
     verb = {"PAUSED": "pause", "QUEUED": "pause", "STOPPING": "cancel", "CANCELED": "cancel"}
     if state in verb:
         server.post(f"/trials/{trial_id}/{verb[state]}")
     code = {"PAUSED": EXIT_PREEMPTED, "CANCELED": EXIT_PREEMPTED, "COMPLETED": 0, "ERROR": 1}
     if state in code:
         server.exit(run_id, code[state], "boom")
-    if state == "QUEUED":  # no machine takes it for a while
+    if state == "QUEUED":  # it waits for its restart delay
         server.exit(run_id, 1, "boom")
         server.post(f"/trials/{trial_id}/activate")
 
 
-def asked_twice(server: Server, kind: str, number: int, verb: str, expected: str) -> None:
-    """Ask, and ask again; see that what was to happen happened, once."""
+def act_twice(server: Server, kind: str, number: int, verb: str, expected: str) -> None:
+    """Send an action twice and check that it took effect once."""
     resource = f"/{kind}s/{number}"
     before = server.get(resource)[kind]
 
@@ -149,27 +149,27 @@ def asked_twice(server: Server, kind: str, number: int, verb: str, expected: str
             return server.http.delete(PREFIX + resource)
         return server.http.post(f"{PREFIX}{resource}/{verb}")
 
-    answer, state = ask(), before["state"]
-    told = f"{kind} {state} {verb}: {answer.status_code} {answer.text}"
+    response, state = ask(), before["state"]
+    context = f"{kind} {state} {verb}: {response.status_code} {response.text}"
     if expected == REFUSED:
-        assert answer.status_code == 409, told
-        assert server.get(resource)[kind] == before, told
+        assert response.status_code == 409, context
+        assert server.get(resource)[kind] == before, context
         return
-    assert answer.is_success, told
+    assert response.is_success, context
     if expected == "gone":
         assert ask().status_code == 404
         assert server.http.get(PREFIX + resource).status_code == 404
         return
     after = server.get(resource)[kind]
-    assert after["state"] == (state if expected == SAME else expected), told
+    assert after["state"] == (state if expected == SAME else expected), context
     assert verb not in {"archive", "unarchive"} or after["archived"] == (verb == "archive")
     if verb == "fork":
         assert after == before
-        assert answer.json()["experiment"]["id"] != number
+        assert response.json()["experiment"]["id"] != number
         return
     again = ask()
-    assert again.is_success, f"again: {told}, then {again.text}"
-    assert server.get(resource)[kind] == after, told
+    assert again.is_success, f"again: {context}, then {again.text}"
+    assert server.get(resource)[kind] == after, context
 
 
 @pytest.mark.slow
@@ -177,9 +177,9 @@ def asked_twice(server: Server, kind: str, number: int, verb: str, expected: str
 def test_experiment_verbs_in_each_state(server: Server, state: str) -> None:
     assert len(EXPERIMENTS[state]) == 9
     for verb, expected in EXPERIMENTS[state].items():
-        number = in_state(server, state)
+        number = experiment_in(server, state)
         assert server.experiment(number)["state"] == state
-        asked_twice(server, "experiment", number, verb, expected)
+        act_twice(server, "experiment", number, verb, expected)
 
 
 @pytest.mark.slow
@@ -190,9 +190,9 @@ def test_trial_verbs_in_each_state(server: Server, state: str) -> None:
     restarts = int(state == "QUEUED")
     server.submit(hyperparameters=SPACE, searcher=searcher, max_restarts=restarts)
     for trial_id, (verb, expected) in enumerate(TRIALS[state].items(), 1):
-        bring(server, trial_id, state)
+        bring_trial_to(server, trial_id, state)
         assert server.trial(trial_id)["state"] == state
-        asked_twice(server, "trial", trial_id, verb, expected)
+        act_twice(server, "trial", trial_id, verb, expected)
         if verb == "delete" and state in {"COMPLETED", "CANCELED", "ERROR"}:
             refused = server.http.delete(f"{PREFIX}/trials/{trial_id}").json()["error"]["message"]
             assert refused == (
@@ -208,8 +208,8 @@ def test_trial_verbs_in_each_state(server: Server, state: str) -> None:
 def test_later_stop_request_only_escalates(
     server: Server,
 ) -> None:
-    number, trial_id = submitted(server, preemption_timeout=100)
-    run_id = begun(server, trial_id)
+    number, trial_id = submit_single(server, preemption_timeout=100)
+    run_id = start_and_save(server, trial_id)
     start = server.clock.now
 
     def deadline() -> Any:
@@ -218,7 +218,7 @@ def test_later_stop_request_only_escalates(
     server.act("pause", number)
     assert deadline() == ("preempt", 0, 100)
     server.tick(50)
-    server.act("cancel", number)  # it has begun to leave: no new deadline
+    server.act("cancel", number)  # it is stopping already: no new deadline
     assert deadline() == ("stop", 0, 100)
     assert server.http.post(f"{PREFIX}/trials/{trial_id}/pause").status_code == 409
     assert deadline() == ("stop", 0, 100)
@@ -235,8 +235,8 @@ def test_later_stop_request_only_escalates(
 
 @pytest.mark.parametrize("verb", ["cancel", "kill"])
 def test_kill_while_stopping_ends_processes(server: Server, verb: str) -> None:
-    number, trial_id = submitted(server)
-    begun(server, trial_id)
+    number, trial_id = submit_single(server)
+    start_and_save(server, trial_id)
     server.post(f"/trials/{trial_id}/cancel")
     assert [item.action for item in server.work()] == ["run"]
     server.act(verb, number)
@@ -247,8 +247,8 @@ def test_kill_while_stopping_ends_processes(server: Server, verb: str) -> None:
 
 @pytest.mark.parametrize(("code", "state"), [(0, "COMPLETED"), (1, "ERROR")])
 def test_trial_ends_in_paused_experiment(server: Server, code: int, state: str) -> None:
-    number, trial_id = submitted(server)
-    run_id = begun(server, trial_id)
+    number, trial_id = submit_single(server)
+    run_id = start_and_save(server, trial_id)
     server.act("pause", number)
     server.exit(run_id, code, "boom")
     assert (server.trial()["state"], server.experiment()["state"]) == (state, state)
@@ -256,8 +256,8 @@ def test_trial_ends_in_paused_experiment(server: Server, code: int, state: str) 
 
 @pytest.mark.parametrize("code", [0, 1, EXIT_PREEMPTED])
 def test_continue_paused_in_each_terminal_state(server: Server, code: int) -> None:
-    number, trial_id = submitted(server)
-    run_id = begun(server, trial_id)
+    number, trial_id = submit_single(server)
+    run_id = start_and_save(server, trial_id)
     if code == EXIT_PREEMPTED:
         server.act("cancel", number)
     server.exit(run_id, code, "boom")
@@ -265,16 +265,16 @@ def test_continue_paused_in_each_terminal_state(server: Server, code: int) -> No
     body = {"config": {"searcher": {"max_length": 2000}}, "activate": False}
     for _ in range(2 if code else 1):
         going = server.http.post(f"{PREFIX}/experiments/{number}/continue", json=body)
-        if going.status_code == 409:  # it is paused now, and says so
+        if going.status_code == 409:  # the next GET shows it as paused
             assert "`zerolab experiment activate" in going.text
     experiment, trial = server.experiment(), server.trial()
     assert (experiment["state"], trial["state"]) == ("PAUSED", "PAUSED")
     assert not experiment["archived"]
-    for each in (experiment, trial):
-        assert (each["ended_at"], each["error"]) == (None, None)
+    for row in (experiment, trial):
+        assert (row["ended_at"], row["error"]) == (None, None)
     assert server.work() == []
     server.act("activate", number)
-    server.exit(begun(server, trial_id), 0)  # nothing of the former end is left over
+    server.exit(start_and_save(server, trial_id), 0)  # no field of the previous end remains
     assert (server.trial()["state"], server.experiment()["state"]) == ("COMPLETED", "COMPLETED")
 
 
@@ -283,7 +283,7 @@ def test_continue_clears_pause_of_trial(
 ) -> None:
     searcher = {"name": "random", "metric": "loss", "max_length": 20, "max_trials": 2}
     server.submit(hyperparameters=SPACE, searcher=searcher, max_restarts=0)
-    run_id = begun(server, 1)
+    run_id = start_and_save(server, 1)
     server.post("/trials/1/pause")
     server.exit(run_id, EXIT_PREEMPTED)
     server.post("/trials/1/cancel")
@@ -297,7 +297,7 @@ def test_continue_clears_pause_of_trial(
 def test_continued_trial_waits_in_paused_experiment(server: Server) -> None:
     searcher = {"name": "random", "metric": "loss", "max_length": 20, "max_trials": 2}
     server.submit(hyperparameters=SPACE, searcher=searcher, max_restarts=0)
-    server.exit(begun(server, 1), 1, "boom")
+    server.exit(start_and_save(server, 1), 1, "boom")
     server.act("pause")
     server.post("/trials/1/continue")
     trial = server.trial(1)
@@ -307,8 +307,8 @@ def test_continued_trial_waits_in_paused_experiment(server: Server) -> None:
 
 
 def test_continue_trial_unarchives_experiment(server: Server) -> None:
-    _, trial_id = submitted(server)
-    server.exit(begun(server, trial_id), 1, "boom")
+    _, trial_id = submit_single(server)
+    server.exit(start_and_save(server, trial_id), 1, "boom")
     server.act("archive")
     server.post(f"/trials/{trial_id}/continue")
     experiment = server.experiment()
@@ -321,9 +321,9 @@ def test_end_of_trial_cancels_pending_restart(server: Server) -> None:
         lambda: server.post("/trials/1/kill"),
         lambda: server.act("kill"),
     ]
-    _, trial_id = submitted(server, max_restarts=5)
+    _, trial_id = submit_single(server, max_restarts=5)
     for end in ends:
-        server.exit(begun(server, trial_id), 1, "boom")
+        server.exit(start_and_save(server, trial_id), 1, "boom")
         assert server.trial()["restarts"] == 1
         end()
         assert server.trial()["state"] == "CANCELED"
@@ -333,8 +333,8 @@ def test_end_of_trial_cancels_pending_restart(server: Server) -> None:
 
 
 def test_delete_experiment_keeps_shared_files(server: Server) -> None:
-    number, trial_id = submitted(server)
-    server.exit(begun(server, trial_id), 0)
+    number, trial_id = submit_single(server)
+    server.exit(start_and_save(server, trial_id), 0)
     other = server.post(f"/experiments/{number}/fork")["experiment"]["id"]
     home = server.services.orchestrator.home
     ((uuid,),) = server.sql("SELECT uuid FROM checkpoints")
@@ -359,21 +359,21 @@ def test_delete_trial_keeps_shared_checkpoints(
         server.report(run_id, validation(20, loss), checkpoint(20, str(trial_id)))
         server.log(run_id, 0, "a line")
         server.exit(run_id, 0)
-    kept = checkpoint(20, "1").uuid
-    weights = server.services.orchestrator.home.checkpoints / kept / "weights"
+    shared = checkpoint(20, "1").uuid
+    weights = server.services.orchestrator.home.checkpoints / shared / "weights"
     weights.parent.mkdir(parents=True)
     weights.write_bytes(b"of the one that goes")
     by_lr = server.get("/experiments/1/trials", sort="hparams.lr")["trials"]
 
     def refused() -> str:
-        told = server.http.delete(f"{PREFIX}/trials/1")
-        assert told.status_code == 409
+        response = server.http.delete(f"{PREFIX}/trials/1")
+        assert response.status_code == 409
         assert server.get("/experiments/1/trials", sort="hparams.lr")["trials"] == by_lr
-        message: str = told.json()["error"]["message"]
+        message: str = response.json()["error"]["message"]
         return message
 
     server.post("/models", {"name": "good"})
-    server.post("/models/good/versions", {"checkpoint": kept})
+    server.post("/models/good/versions", {"checkpoint": shared})
     assert "is version 1 of model good; `zerolab model remove-version good 1`" in refused()
     server.request("DELETE", "/models/good/versions/1")
     fork = server.post("/trials/1/fork", {"activate": False})["experiment"]["id"]
@@ -383,8 +383,8 @@ def test_delete_trial_keeps_shared_checkpoints(
     server.request("DELETE", "/trials/1")
     until("the weights go", lambda: not weights.exists())
     for table in ("points", "rollups", "logs", "checkpoints", "runs"):
-        left = server.sql(f"SELECT DISTINCT trial_id FROM {table} ORDER BY 1")
-        assert left == [(2,), (3,)], table
+        trial_ids = server.sql(f"SELECT DISTINCT trial_id FROM {table} ORDER BY 1")
+        assert trial_ids == [(2,), (3,)], table
     experiment = server.experiment()
     assert (experiment["num_trials"], experiment["best_trial_id"]) == (2, 3)
     assert experiment["best_validation"] == 0.2
@@ -397,9 +397,9 @@ def test_delete_trial_keeps_shared_checkpoints(
         assert ([row["id"] for row in page["trials"]], page["total"]) == ([3], 1)
     body = {"config": {"searcher": {"max_trials": 4, "max_length": 40}}}
     server.post("/experiments/1/continue", body)
-    there = [(row["id"], row["state"], row["archived"]) for row in server.trials()]
-    newest = there[-1][0]  # the fourth, and not the first once more
-    assert there == [(each, "QUEUED", False) for each in (2, 3, newest)]
+    rows = [(row["id"], row["state"], row["archived"]) for row in server.trials()]
+    newest = rows[-1][0]  # the fourth, and not the first once more
+    assert rows == [(number, "QUEUED", False) for number in (2, 3, newest)]
     assert server.sql("SELECT request_id FROM trials WHERE experiment_id = 1 ORDER BY id") == [
         (2,), (3,), (4,)
     ]  # fmt: skip
@@ -408,7 +408,7 @@ def test_delete_trial_keeps_shared_checkpoints(
 def test_delete_cleans_several_agents(server: Server) -> None:
     agents = [server.add_agent(name=name, pool="two") for name in ("a", "b")]
     resources = {"slots_per_trial": 2, "max_nodes": 2, "resource_pool": "two"}
-    number, trial_id = submitted(server, resources=resources)
+    number, trial_id = submit_single(server, resources=resources)
     run_id = server.begin(trial_id, agents[0]).run_id
     for node in range(2):
         server.post(f"/runs/{run_id}/exited", msgspec.to_builtins(RunExit(0, node=node)))
@@ -421,8 +421,8 @@ def test_delete_cleans_several_agents(server: Server) -> None:
 def test_continue_uses_previous_checkpoint_if_deleted(
     server: Server,
 ) -> None:
-    _, trial_id = submitted(server, checkpoint_storage={"save_trial_latest": 2})
-    run_id = begun(server, trial_id)
+    _, trial_id = submit_single(server, checkpoint_storage={"save_trial_latest": 2})
+    run_id = start_and_save(server, trial_id)
     newest = checkpoint(9)
     server.report(run_id, validation(9, 0.4), newest)
     server.exit(run_id, 1, "boom")

@@ -1,4 +1,4 @@
-"""What the trials of an experiment tell together: order, conditions, cost, importance."""
+"""Analysis of an experiment's trials: order, filters, cost, importance."""
 
 import asyncio
 import json
@@ -35,8 +35,8 @@ SEARCHER = {
 }  # fmt: skip
 
 
-def searched(server: Server, slots_per_trial: int = 1) -> list[dict[str, Any]]:
-    """Ten trials: the loss of each is its learning rate, and its cost grows with its place."""
+def completed_search(server: Server, slots_per_trial: int = 1) -> list[dict[str, Any]]:
+    """Run ten trials whose loss is their learning rate; later trials cost more."""
     server.submit(
         searcher=SEARCHER, hyperparameters=GRID, resources={"slots_per_trial": slots_per_trial}
     )
@@ -51,57 +51,57 @@ def searched(server: Server, slots_per_trial: int = 1) -> list[dict[str, Any]]:
 
 
 def pages(server: Server, **params: Any) -> list[dict[str, Any]]:
-    """All trials, three at a time."""
-    found: list[dict[str, Any]] = []
+    """Return all trials, read in pages of three."""
+    rows: list[dict[str, Any]] = []
     after: str | None = None
     while True:
         cursor = {} if after is None else {"after": after}
         page = server.get("/experiments/1/trials", limit=3, **params, **cursor)
-        found += page["trials"]
+        rows += page["trials"]
         after = page["next_after"]
         if after is None:
-            assert page["total"] == len(found)
-            return found
+            assert page["total"] == len(rows)
+            return rows
 
 
-def where(*conditions: Any) -> str:
+def where_json(*conditions: Any) -> str:
     return json.dumps(conditions)
 
 
 def test_trials_are_paged_by_hparam(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    searched(server)
-    whole: list[Any] = []  # what is asked of all rows, read and taken apart
+    completed_search(server)
+    full_reads: list[Any] = []  # reads of all rows
 
-    def noted(*arguments: Any) -> Any:
-        whole.append(arguments)
+    def counted(*arguments: Any) -> Any:
+        full_reads.append(arguments)
         return read_rows(*arguments)
 
-    monkeypatch.setattr("zeroserver.api.trials.read_rows", noted)
+    monkeypatch.setattr("zeroserver.api.trials.read_rows", counted)
     rising = pages(server, sort="hparams.optimizer.lr")
     rates = [trial["hparams"]["optimizer"]["lr"] for trial in rising]
     assert rates == sorted(RATES * 2)
     falling = pages(server, sort="-hparams.optimizer.lr")
     assert [trial["id"] for trial in falling] == [trial["id"] for trial in rising][::-1]
-    words = [trial["hparams"]["word"] for trial in pages(server, sort="-hparams.word")]
-    assert words == ["b"] * 5 + ["a"] * 5
+    values = [trial["hparams"]["word"] for trial in pages(server, sort="-hparams.word")]
+    assert values == ["b"] * 5 + ["a"] * 5
     server.post(f"/trials/{rising[4]['id']}/archive", {})
     server.execute(f"UPDATE trials SET state = 'ERROR' WHERE id = {rising[7]['id']}")
     ids = [trial["id"] for trial in rising]
-    left = [*ids[:4], *ids[5:7], *ids[8:]]  # as the page and the command line ask for them
+    visible = [*ids[:4], *ids[5:7], *ids[8:]]  # the default filter of the web page and the CLI
     shown = {"sort": "hparams.optimizer.lr", "archived": False, "state": "COMPLETED"}
-    assert [trial["id"] for trial in pages(server, **shown)] == left
-    of_word = where(["hparams.word", "=", "a"])
+    assert [trial["id"] for trial in pages(server, **shown)] == visible
+    of_word = where_json(["hparams.word", "=", "a"])
     quick = pages(server, **shown, where=of_word)
-    assert not whole
-    slow = pages(server, **shown, where=where(["hparams.word", "=", "a"], ["id", ">", 0]))
-    assert whole
+    assert not full_reads
+    slow = pages(server, **shown, where=where_json(["hparams.word", "=", "a"], ["id", ">", 0]))
+    assert full_reads
     assert quick == slow
     archived = pages(server, sort="hparams.word", archived=True)
     assert [trial["id"] for trial in archived] == [ids[4]]
 
 
 def test_hparam_order_includes_new_trials(server: Server) -> None:
-    searched(server)
+    completed_search(server)
     before = pages(server, sort="-hparams.optimizer.lr")
     columns = "experiment_id, request_id, state, seed, created_at"
     server.execute(
@@ -116,23 +116,23 @@ def test_hparam_order_includes_new_trials(server: Server) -> None:
 
 
 def test_best_trials_first_for_min_and_max(server: Server) -> None:
-    searched(server)
+    completed_search(server)
     assert [trial["best_validation"] for trial in pages(server, sort="metric")] == sorted(RATES * 2)
     server.execute("UPDATE experiments SET smaller_is_better = 0")
-    found = [trial["best_validation"] for trial in pages(server, sort="metric")]
-    assert found == sorted(RATES * 2, reverse=True)
+    values = [trial["best_validation"] for trial in pages(server, sort="metric")]
+    assert values == sorted(RATES * 2, reverse=True)
 
 
 def test_infinity_sorts_across_pages(server: Server) -> None:
-    ids = [trial["id"] for trial in searched(server)]
+    ids = [trial["id"] for trial in completed_search(server)]
     server.execute("UPDATE trials SET best_validation = NULL WHERE id <= 2")
     huge = "1e999" if server.services.database.sqlite else "'Infinity'::float8"
     server.execute(f"UPDATE trials SET best_validation = {huge} WHERE id BETWEEN 3 AND 6")
     for sort in ("best_validation", "-best_validation"):
-        for condition in ({}, {"where": where(["id", ">", 0])}):
-            found = [trial["id"] for trial in pages(server, sort=sort, **condition)]
-            assert sorted(found) == ids, (sort, condition)
-            assert set(found[-2:]) == {1, 2}
+        for condition in ({}, {"where": where_json(["id", ">", 0])}):
+            numbers = [trial["id"] for trial in pages(server, sort=sort, **condition)]
+            assert sorted(numbers) == ids, (sort, condition)
+            assert set(numbers[-2:]) == {1, 2}
 
 
 @pytest.mark.parametrize(
@@ -152,16 +152,16 @@ def test_infinity_sorts_across_pages(server: Server) -> None:
 def test_filtered_trials_are_counted_and_listed(
     shared_search: Server, conditions: list[Any], count: int
 ) -> None:
-    found = pages(shared_search, where=where(*conditions), sort="hparams.optimizer.lr")
-    assert len(found) == count
-    assert len({trial["id"] for trial in found}) == count
+    rows = pages(shared_search, where=where_json(*conditions), sort="hparams.optimizer.lr")
+    assert len(rows) == count
+    assert len({trial["id"] for trial in rows}) == count
     path = "/experiments/1/columns"
-    columns = shared_search.get(path, where=where(*conditions), column="id")["columns"]
-    assert columns == {"id": sorted(trial["id"] for trial in found)}
+    columns = shared_search.get(path, where=where_json(*conditions), column="id")["columns"]
+    assert columns == {"id": sorted(trial["id"] for trial in rows)}
     state = {"state": "COMPLETED"} if count else {}
     for sort in ("-best_validation", "-hparams.optimizer.lr"):
         ways = [
-            pages(shared_search, where=where(*conditions, *more), sort=sort, **params)
+            pages(shared_search, where=where_json(*conditions, *more), sort=sort, **params)
             for more, params in (((), {}), ((["id", ">", 0],), {}), ((), state))
         ]
         ids = [[trial["id"] for trial in way] for way in ways]
@@ -171,21 +171,21 @@ def test_filtered_trials_are_counted_and_listed(
 
 @pytest.fixture(scope="module")
 def shared_search(shared_server: Server) -> Server:
-    searched(shared_server)
+    completed_search(shared_server)
     return shared_server
 
 
 @pytest.mark.parametrize(
-    ("params", "told"),
+    ("params", "message"),
     [
         ({"sort": "lr"}, "did you mean 'hparams.optimizer.lr'?"),
         ({"sort": "nonsense"}, "there are: id, state"),
         ({"where": "nonsense"}, "must be a JSON list"),
-        ({"where": where(["word", "=", 1])}, "did you mean 'hparams.word'?"),
-        ({"where": where(["id", "~", 1])}, "operators are"),
-        ({"where": where(["id", "<", None])}, "needs a number"),
-        ({"where": where(["id", "in", 3])}, "needs a list"),
-        ({"where": where(*[["id", ">", 0]] * 101)}, "at most 100"),
+        ({"where": where_json(["word", "=", 1])}, "did you mean 'hparams.word'?"),
+        ({"where": where_json(["id", "~", 1])}, "operators are"),
+        ({"where": where_json(["id", "<", None])}, "needs a number"),
+        ({"where": where_json(["id", "in", 3])}, "needs a list"),
+        ({"where": where_json(*[["id", ">", 0]] * 101)}, "at most 100"),
         ({"where": "[" * 1000}, "must be a JSON list"),
         ({"sort": "slot_seconds", "after": "nonsense"}, "next_after of the page before"),
         ({"sort": "slot_seconds", "after": "[[1], 2]"}, "next_after of the page before"),
@@ -193,24 +193,24 @@ def shared_search(shared_server: Server) -> Server:
     ],
 )
 def test_invalid_query_lists_choices(
-    shared_search: Server, params: dict[str, str], told: str
+    shared_search: Server, params: dict[str, str], message: str
 ) -> None:
-    answer = shared_search.http.get(f"{PREFIX}/experiments/1/trials", params=params)
-    assert answer.status_code == 422
-    assert told in answer.json()["error"]["problems"][0]
+    response = shared_search.http.get(f"{PREFIX}/experiments/1/trials", params=params)
+    assert response.status_code == 422
+    assert message in response.json()["error"]["problems"][0]
 
 
 def test_query_errors_are_reported_together(shared_search: Server) -> None:
-    params = {"sort": "x", "where": where(["y", "=", 1], ["z", "=", 1])}
-    answer = shared_search.http.get(f"{PREFIX}/experiments/1/trials", params=params)
-    assert len(answer.json()["error"]["problems"]) == 3
+    params = {"sort": "x", "where": where_json(["y", "=", 1], ["z", "=", 1])}
+    response = shared_search.http.get(f"{PREFIX}/experiments/1/trials", params=params)
+    assert len(response.json()["error"]["problems"]) == 3
 
 
 def test_unknown_column_lists_choices(shared_search: Server) -> None:
-    params = {"column": ["word", "id"], "where": where(["y", "=", 1])}
-    answer = shared_search.http.get(f"{PREFIX}/experiments/1/columns", params=params)
-    assert answer.status_code == 422
-    problems = answer.json()["error"]["problems"]
+    params = {"column": ["word", "id"], "where": where_json(["y", "=", 1])}
+    response = shared_search.http.get(f"{PREFIX}/experiments/1/columns", params=params)
+    assert response.status_code == 422
+    problems = response.json()["error"]["problems"]
     assert len(problems) == 2
     assert "column: must be a column, got 'word'; did you mean 'hparams.word'?" in problems[0]
 
@@ -218,7 +218,7 @@ def test_unknown_column_lists_choices(shared_search: Server) -> None:
 def test_page_of_trials_has_constant_queries(
     sqlite_server: Server,
 ) -> None:
-    searched(sqlite_server)
+    completed_search(sqlite_server)
     statements: list[str] = []
 
     @event.listens_for(sqlite_server.services.database._readers, "before_cursor_execute")
@@ -250,12 +250,12 @@ def test_cost_counts_hostfile_slots(server: Server) -> None:
 
     def preview(**resources: str) -> tuple[Any, ...]:
         body = {"config": experiment_config(resources=resources)}
-        answer = server.http.post("/api/v1/experiments/preview", json=body)
-        found = answer.json()["preview"]
-        return found["like"], found["slots_per_trial"], found["slot_hours"]
+        response = server.http.post("/api/v1/experiments/preview", json=body)
+        row = response.json()["preview"]
+        return row["like"], row["slots_per_trial"], row["slot_hours"]
 
     assert preview(**resources) == (1, 4, pytest.approx(100 * 2 * 4 / 3600))
-    assert preview() == (None, 1, None)  # what ran on other machines tells nothing
+    assert preview() == (None, 1, None)  # runs on other machines do not count
 
 
 def test_cost_is_slots_times_duration(server: Server) -> None:
@@ -285,7 +285,7 @@ def test_clock_set_back_gives_no_negative_cost(server: Server) -> None:
 
 
 def test_columns_have_all_trials_and_hparams(server: Server) -> None:
-    trials = searched(server)
+    trials = completed_search(server)
     columns = server.get("/experiments/1/columns")["columns"]
     assert columns["id"] == [trial["id"] for trial in trials]
     assert columns["hparams.optimizer.lr"] == [t["hparams"]["optimizer"]["lr"] for t in trials]
@@ -297,35 +297,37 @@ def test_columns_have_all_trials_and_hparams(server: Server) -> None:
 def test_metric_column_sorts_and_filters(server: Server) -> None:
     server.submit(searcher=SEARCHER, hyperparameters=GRID)
     server.add_agent(slots=10)
-    told: dict[int, tuple[float | None, float | None]] = {}
-    for place, item in enumerate(server.work()):
+    losses: dict[int, tuple[float | None, float | None]] = {}
+    for position, item in enumerate(server.work()):
         server.post(f"/runs/{item.run_id}/started", {})
-        if place == 3:
-            told[item.spec.trial_id] = (None, None)
+        if position == 3:
+            losses[item.spec.trial_id] = (None, None)
             continue
-        peak = float(place * 7 % 10)
-        last = "NaN" if place == 4 else -peak
+        peak = float(position * 7 % 10)
+        last = "NaN" if position == 4 else -peak
         for step, value in ((5, 0.0), (10, peak), (15, last)):
             server.report(item.run_id, metrics("training", step, **{"a.b": value}))
-        told[item.spec.trial_id] = (peak, None if last == "NaN" else -peak)
+        losses[item.spec.trial_id] = (peak, None if last == "NaN" else -peak)
     path = "/experiments/1/columns"
     names = ["id", "max.training.a.b", "last.training.a.b", "min.training.a.b"]
     cells = server.get(path, column=names)["columns"]
     rows = zip(*(cells[name] for name in names), strict=True)
     for trial_id, most, last, least in rows:
-        assert (most, last) == told[trial_id]
+        assert (most, last) == losses[trial_id]
         assert least == (None if most is None else min(0.0, last or 0.0))
     ordered = [trial["id"] for trial in pages(server, sort="-max.training.a.b")]
-    assert ordered == sorted(told, key=lambda each: (told[each][0] is None, -(told[each][0] or 0)))
-    filtered = pages(server, where=where(["last.training.a.b", "<", -4]))
+    assert ordered == sorted(
+        losses, key=lambda id_: (losses[id_][0] is None, -(losses[id_][0] or 0))
+    )
+    filtered = pages(server, where=where_json(["last.training.a.b", "<", -4]))
     assert [trial["id"] for trial in filtered] == [
-        each for each, (_, last) in told.items() if last is not None and last < -4
+        number for number, (_, last) in losses.items() if last is not None and last < -4
     ]
-    answer = server.http.get(
+    response = server.http.get(
         PREFIX + path, params={"column": [*names, "mean.x", "last.training.c"]}
     )
-    assert answer.status_code == 422
-    problems = answer.json()["error"]["problems"]
+    assert response.status_code == 422
+    problems = response.json()["error"]["problems"]
     assert len(problems) == 2
     assert "mean.x" in problems[0]
     assert "must be a metric that was reported" in problems[1]
@@ -359,7 +361,7 @@ def test_best_so_far_is_cumulative_best(server: Server) -> None:
     runs = server.work()
     for item in runs:
         server.post(f"/runs/{item.run_id}/started", {})
-    told = [
+    reports = [
         (0, 5, "NaN"),
         (1, 5, 3.0),
         (2, 5, 4.0),
@@ -367,15 +369,15 @@ def test_best_so_far_is_cumulative_best(server: Server) -> None:
         (1, 10, "-Infinity"),
         (2, 9, 1.0),
     ]
-    for place, steps, loss in told:
+    for position, steps, loss in reports:
         server.clock.now += 1
-        server.report(runs[place].run_id, validation(steps, loss))
-    found = server.get("/experiments/1/search-progress")
-    assert found["validations"] == 6
-    better = [(each["trial_id"], each["length"], each["value"]) for each in found["improvements"]]
+        server.report(runs[position].run_id, validation(steps, loss))
+    progress = server.get("/experiments/1/search-progress")
+    assert progress["validations"] == 6
+    better = [(row["trial_id"], row["length"], row["value"]) for row in progress["improvements"]]
     trial = [item.spec.trial_id for item in runs]
     assert better == [(trial[1], 5.0, 3.0), (trial[0], 10.0, 2.0), (trial[2], 9.0, 1.0)]
-    times = [each["time"] for each in found["improvements"]]
+    times = [row["time"] for row in progress["improvements"]]
     assert times == sorted(times)
 
 
@@ -385,7 +387,7 @@ def test_importance_of_missing_experiment_is_404(server: Server) -> None:
 
 
 def made_rows(count: int, seed: int = 3) -> list[Row]:
-    """Trials whose loss depends on the learning rate most, then on the optimizer, else on luck."""
+    """Rows whose loss depends mostly on the learning rate, then on the optimizer, then on noise."""
     chance = random.Random(seed)
     rows = []
     for number in range(count):
@@ -398,18 +400,18 @@ def made_rows(count: int, seed: int = 3) -> list[Row]:
     return rows
 
 
-def shares(found: ImportanceResult) -> dict[str, float]:
-    return {name: share for name, share, _ in found.shares}
+def shares(result: ImportanceResult) -> dict[str, float]:
+    return {name: share for name, share, _ in result.shares}
 
 
 def test_importance_ranks_relevant_hparams_first() -> None:
-    found = importance(made_rows(200), smaller_is_better=True)
-    assert found.problem is None
-    assert found.explained is not None
-    assert found.explained > 0.8
-    assert [name for name, *_ in found.shares][:2] == ["lr", "opt"]
-    assert "fixed" not in shares(found)
-    assert shares(found)["lr"] > 2 * shares(found)["opt"] > 20 * shares(found)["idle"]
+    result = importance(made_rows(200), smaller_is_better=True)
+    assert result.problem is None
+    assert result.explained is not None
+    assert result.explained > 0.8
+    assert [name for name, *_ in result.shares][:2] == ["lr", "opt"]
+    assert "fixed" not in shares(result)
+    assert shares(result)["lr"] > 2 * shares(result)["opt"] > 20 * shares(result)["idle"]
 
 
 def test_importance_estimates_total_variance_share() -> None:
@@ -419,9 +421,9 @@ def test_importance_estimates_total_variance_share() -> None:
         Row({"id": i, "best_validation": 2 * x + y}, {"x": x, "y": y})
         for i, (x, y) in enumerate(points)
     ]
-    found = shares(importance(rows, smaller_is_better=True))  # of 4 + 1 parts, nearly, as ranks
-    assert found["x"] == pytest.approx(0.8, abs=0.06)
-    assert found["y"] == pytest.approx(0.2, abs=0.06)
+    result = shares(importance(rows, smaller_is_better=True))  # of 4 + 1 parts, nearly, as ranks
+    assert result["x"] == pytest.approx(0.8, abs=0.06)
+    assert result["y"] == pytest.approx(0.2, abs=0.06)
 
 
 def test_importance_is_scale_invariant() -> None:
@@ -431,8 +433,8 @@ def test_importance_is_scale_invariant() -> None:
         loss = row.values["best_validation"]
         assert isinstance(loss, float)
         other.append(row._replace(values=row.values | {"best_validation": -math.exp(3 * loss)}))
-    one = importance(rows, smaller_is_better=True)
-    assert shares(importance(other, smaller_is_better=False)) == shares(one)
+    first = importance(rows, smaller_is_better=True)
+    assert shares(importance(other, smaller_is_better=False)) == shares(first)
 
 
 def test_importance_of_noise_is_zero() -> None:
@@ -441,13 +443,13 @@ def test_importance_of_noise_is_zero() -> None:
         Row({"id": i, "best_validation": chance.random()}, {"a": chance.random()})
         for i in range(100)
     ]
-    found = importance(rows, smaller_is_better=True)
-    assert found.explained is not None
-    assert found.explained < 0.2
+    result = importance(rows, smaller_is_better=True)
+    assert result.explained is not None
+    assert result.explained < 0.2
 
 
 @pytest.mark.parametrize(
-    ("rows", "told"),
+    ("rows", "message"),
     [
         ([], "there are 0"),
         (made_rows(MIN_TRIALS - 1), f"there are {MIN_TRIALS - 1}"),
@@ -457,11 +459,11 @@ def test_importance_of_noise_is_zero() -> None:
         ([Row({"best_validation": None}, {"a": i}) for i in range(20)], "there are 0"),
     ],
 )
-def test_importance_requires_enough_trials(rows: list[Row], told: str) -> None:
-    found = importance(rows, smaller_is_better=True)
-    assert found.shares == []
-    assert found.problem is not None
-    assert told in found.problem
+def test_importance_requires_enough_trials(rows: list[Row], message: str) -> None:
+    result = importance(rows, smaller_is_better=True)
+    assert result.shares == []
+    assert result.problem is not None
+    assert message in result.problem
 
 
 def test_mixed_value_types_are_categories() -> None:
@@ -472,8 +474,8 @@ def test_mixed_value_types_are_categories() -> None:
         value = values[number % 5]
         loss = float(number % 5) + chance.gauss(0, 0.1)
         rows.append(Row({"id": number, "best_validation": loss}, {"odd": value, "noise": number}))
-    found = shares(importance(rows, smaller_is_better=True))
-    assert found["odd"] > 0.8
+    result = shares(importance(rows, smaller_is_better=True))
+    assert result["odd"] > 0.8
 
 
 def test_importance_is_cached_until_trials_change() -> None:
@@ -505,7 +507,7 @@ def test_importance_of_one_experiment_does_not_block_another() -> None:
         assert await asyncio.to_thread(started.wait, DEADLINE_S)
         assert (await cache.of(2, 7, lambda: ImportanceResult(2, None, []))).trials == 2
         release.set()
-        assert {found.trials for found in await asyncio.gather(*slow_ones)} == {1}
+        assert {result.trials for result in await asyncio.gather(*slow_ones)} == {1}
 
     asyncio.run(ask())
     assert computed == [1]
@@ -517,8 +519,12 @@ def test_columns_follow_new_and_deleted_trials(server: Server) -> None:
 
     def create(after: int, *numbers: int) -> None:
         operations = [
-            {"kind": "create", "trial_id": each, "hparams": {"lr": each / 10, f"only{each}": None}}
-            for each in numbers
+            {
+                "kind": "create",
+                "trial_id": number,
+                "hparams": {"lr": number / 10, f"only{number}": None},
+            }
+            for number in numbers
         ]
         body = {"after": after, "handled": max(after, 0), "operations": operations}
         server.post("/experiments/1/searcher/operations", body)
@@ -530,50 +536,48 @@ def test_columns_follow_new_and_deleted_trials(server: Server) -> None:
     assert lr() == [0.1, 0.2]
     create(0, 3)
     assert lr() == [0.1, 0.2, 0.3]
-    where = json.dumps([["hparams.lr", ">", 0.15]])
-    found = server.get("/experiments/1/columns", where=where, column=["id", "hparams.only3"])
-    assert found["columns"] == {"id": [2, 3], "hparams.only3": [None, None]}
+    condition = json.dumps([["hparams.lr", ">", 0.15]])
+    result = server.get("/experiments/1/columns", where=condition, column=["id", "hparams.only3"])
+    assert result["columns"] == {"id": [2, 3], "hparams.only3": [None, None]}
     server.act("kill")
     server.request("DELETE", "/trials/2")
     assert lr() == [0.1, 0.3]
-    asked = server.http.get("/api/v1/experiments/1/columns", params={"column": "hparams.only2"})
-    assert asked.status_code == 422
+    response = server.http.get("/api/v1/experiments/1/columns", params={"column": "hparams.only2"})
+    assert response.status_code == 422
 
 
 def test_importance_states_method_and_limits(server: Server) -> None:
-    searched(server)
-    found = server.get("/experiments/1/importance")
-    assert found["trials"] == 10
-    assert found["problem"] is None
-    assert {share["name"] for share in found["shares"]} == {"optimizer.lr", "word"}
-    assert found["shares"][0]["name"] == "optimizer.lr"
-    assert "Permutation importance" in found["method"]
-    assert "cannot tell" in found["method"]
+    completed_search(server)
+    result = server.get("/experiments/1/importance")
+    assert result["trials"] == 10
+    assert result["problem"] is None
+    assert {share["name"] for share in result["shares"]} == {"optimizer.lr", "word"}
+    assert result["shares"][0]["name"] == "optimizer.lr"
+    assert "Permutation importance" in result["method"]
+    assert "cannot tell" in result["method"]
 
 
 def test_metrics_of_experiments_use_best_trial(server: Server) -> None:
-    searched(server)
+    completed_search(server)
     server.submit()  # has reported nothing
-    found = server.get("/experiments/columns", column=["id", "last.validation.loss"])
-    assert found["columns"] == {"id": [1, 2], "last.validation.loss": [0.001, None]}
-    assert {"group": "validation", "name": "loss"} in found["names"]
-    server.execute(
-        "UPDATE experiments SET best_trial_id = NULL"
-    )  # then the first one stands for it
-    found = server.get("/experiments/columns", column="min.validation.loss")["columns"]
+    result = server.get("/experiments/columns", column=["id", "last.validation.loss"])
+    assert result["columns"] == {"id": [1, 2], "last.validation.loss": [0.001, None]}
+    assert {"group": "validation", "name": "loss"} in result["names"]
+    server.execute("UPDATE experiments SET best_trial_id = NULL")  # the first one is used
+    result = server.get("/experiments/columns", column="min.validation.loss")["columns"]
     first = server.trials()[0]["hparams"]["optimizer"]["lr"]
     assert first != 0.001
-    assert found["min.validation.loss"] == [first, None]
+    assert result["min.validation.loss"] == [first, None]
 
 
 def test_unreported_metric_is_rejected(server: Server) -> None:
-    searched(server)
+    completed_search(server)
     assert server.get("/experiments/columns")["columns"] == {"id": [1]}
     wrong = ["state", "last.validation.los", "last.validation.loss"]
-    answer = server.http.get(f"{PREFIX}/experiments/columns", params={"column": wrong})
-    assert answer.status_code == 422
-    told = answer.json()["error"]["problems"]
-    assert len(told) == 2, told
-    assert all("must be a metric that was reported" in each for each in told)
-    assert "'state'" in told[0]
-    assert "'last.validation.los'" in told[1]
+    response = server.http.get(f"{PREFIX}/experiments/columns", params={"column": wrong})
+    assert response.status_code == 422
+    problems = response.json()["error"]["problems"]
+    assert len(problems) == 2, problems
+    assert all("must be a metric that was reported" in problem for problem in problems)
+    assert "'state'" in problems[0]
+    assert "'last.validation.los'" in problems[1]

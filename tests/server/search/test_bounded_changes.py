@@ -1,4 +1,4 @@
-"""Changes of large searches: replayed outside of the writer, deleted a part at a time."""
+"""Large searches: replay outside of the writer, deletion in parts."""
 
 import threading
 from collections.abc import Callable
@@ -35,11 +35,11 @@ def replaying(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     threads: list[str] = []
     fold = searching._fold
 
-    def noted(*arguments: Any) -> searching.Replay:
+    def recording_fold(*arguments: Any) -> searching.Replay:
         threads.append(threading.current_thread().name)
         return fold(*arguments)
 
-    monkeypatch.setattr(searching, "_fold", noted)
+    monkeypatch.setattr(searching, "_fold", recording_fold)
     return threads
 
 
@@ -57,7 +57,7 @@ def end(server: Server) -> None:
     assert server.experiment()["state"] == "CANCELED"
 
 
-def go_on(server: Server, **searcher: Any) -> None:
+def continue_search(server: Server, **searcher: Any) -> None:
     server.post("/experiments/1/continue", {"config": {"searcher": searcher}})
     assert server.experiment()["state"] == "ACTIVE"
 
@@ -67,32 +67,32 @@ def trial_in(server: Server, state: str) -> int:
 
 
 def grow_twice(server: Server) -> None:
-    go_on(server, max_trials=8)
+    continue_search(server, max_trials=8)
     end(server)
-    go_on(server, max_trials=9)
+    continue_search(server, max_trials=9)
 
 
 def continue_trial(server: Server) -> None:
-    go_on(server, max_trials=8)
+    continue_search(server, max_trials=8)
     end(server)
     server.post(f"/trials/{trial_in(server, 'CANCELED')}/continue")
 
 
 def activate(server: Server) -> None:
-    go_on(server)
+    continue_search(server)
     server.act("pause")
     server.services.orchestrator.searchers.clear()
     server.act("activate")
 
 
 def view(server: Server) -> None:
-    go_on(server)
+    continue_search(server)
     server.services.orchestrator.searchers.clear()
     assert server.get("/experiments/1/searcher")["searcher"]["problem"] is None
 
 
 def kill_trial(server: Server) -> None:
-    go_on(server)
+    continue_search(server)
     server.services.orchestrator.searchers.clear()
     server.post(f"/trials/{trial_in(server, 'QUEUED')}/kill")
 
@@ -100,8 +100,8 @@ def kill_trial(server: Server) -> None:
 @pytest.mark.parametrize(
     ("change", "searcher"),
     [
-        (go_on, RANDOM),
-        (go_on, HALVING),
+        (continue_search, RANDOM),
+        (continue_search, HALVING),
         (grow_twice, HALVING),
         (continue_trial, HALVING),
         (activate, HALVING),
@@ -138,7 +138,7 @@ def test_start_loads_large_searches(
 
 
 def test_growth_equals_replay(sqlite_server: Server) -> None:
-    """The searcher in memory and one that is rebuilt from the log make the same trials."""
+    """The searcher in memory and one replayed from the events create the same trials."""
     server = sqlite_server
     server.submit(hyperparameters=SPACE, searcher=HALVING, reproducibility={"experiment_seed": 7})
     validated(server)
@@ -147,17 +147,17 @@ def test_growth_equals_replay(sqlite_server: Server) -> None:
 
     def replayed(work: UnitOfWork) -> list[Any]:
         operations = searching.replay(work, 1)
-        return [each for each in operations if isinstance(each, searching.Create)]
+        return [operation for operation in operations if isinstance(operation, searching.Create)]
 
-    wanted = server.write(replayed)
+    expected = server.write(replayed)
     rows = server.sql("SELECT request_id, seed FROM trials ORDER BY id")
-    assert rows == [(each.trial_id, each.trial_seed) for each in wanted]
+    assert rows == [(item.trial_id, item.trial_seed) for item in expected]
     assert len(rows) == 9
 
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A change deletes very little."""
+    """Limit deletions to a few rows a transaction."""
     monkeypatch.setattr(user_actions, "_CHECKPOINTS_AT_ONCE", 2)
     monkeypatch.setattr(user_actions, "_TRIALS_AT_ONCE", 2)
     monkeypatch.setattr(user_actions, "_EVENTS_AT_ONCE", 5)
@@ -192,9 +192,9 @@ def test_interrupted_delete_is_repeated(server: Server, small_parts: None) -> No
     assert experiment["num_trials"] == count(server, "trials")
     states = [trial["state"] for trial in server.trials()]
     assert experiment["canceled_trials"] == states.count("CANCELED")
-    answer = server.http.post("/api/v1/experiments/1/continue", json={})
-    assert answer.status_code == 409
-    assert "is being deleted" in answer.json()["error"]["message"]
+    response = server.http.post("/api/v1/experiments/1/continue", json={})
+    assert response.status_code == 409
+    assert "is being deleted" in response.json()["error"]["message"]
     assert server.http.post("/api/v1/trials/6/continue").status_code == 409
     server.request("DELETE", "/experiments/1")
     assert [count(server, table) for table in TABLES] == [0] * len(TABLES)
@@ -213,7 +213,7 @@ def test_delete_trial_with_many_checkpoints(server: Server, small_parts: None) -
 
 @pytest.fixture
 def small_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A change removes very little."""
+    """Limit removals to a few checkpoints a transaction."""
     for module in (retention, removing, services, checkpoint_routes):
         monkeypatch.setattr(module, "AT_ONCE", 2)
 
@@ -271,7 +271,7 @@ def test_interrupted_policy_is_applied_at_next_start(tmp_path: Path, small_chang
 def test_policy_spares_continued_trial(server: Server, small_changes: None) -> None:
     paused_search(server)
     server.act("cancel")
-    go_on(server)
+    continue_search(server)
     apply_policies(server)
     assert states(server) == ["COMPLETED"] * 6
 
@@ -284,9 +284,9 @@ def test_gc_removes_in_parts(server: Server, small_changes: None) -> None:
     path = "/experiments/1/gc"
     dry = server.post(path, {**policy, "dry_run": True})
     assert states(server) == ["COMPLETED"] * 6
-    answers: list[Any] = []
-    assert jobs_of(server, lambda: answers.append(server.post(path, policy))) >= 4
-    assert {**answers[0], "dry_run": True} == dry
+    responses: list[Any] = []
+    assert jobs_of(server, lambda: responses.append(server.post(path, policy))) >= 4
+    assert {**responses[0], "dry_run": True} == dry
     assert states(server) == ["COMPLETED"] * 2 + ["DELETED"] * 4
 
 
@@ -297,10 +297,10 @@ def test_remove_checkpoints_in_parts(server: Server, small_changes: None, globs:
     end(server)
     uuids = [uuid for (uuid,) in server.sql("SELECT uuid FROM checkpoints ORDER BY id")]
     body = {"uuids": [uuids[0][:8], *uuids], "globs": globs}
-    answers: list[Any] = []
-    count = jobs_of(server, lambda: answers.append(server.post("/checkpoints/remove", body)))
+    responses: list[Any] = []
+    count = jobs_of(server, lambda: responses.append(server.post("/checkpoints/remove", body)))
     assert count >= 3
-    assert [each["uuid"] for each in answers[0]["checkpoints"]] == uuids
+    assert [row["uuid"] for row in responses[0]["checkpoints"]] == uuids
     assert states(server) == ["DELETED"] * 6
     assert server.post("/checkpoints/remove", body)["checkpoints"] == []
 
@@ -309,9 +309,9 @@ def test_refused_removal_in_parts_removes_nothing(server: Server, small_changes:
     server.submit(hyperparameters=SPACE, searcher=RANDOM)
     validated(server)
     uuids = [uuid for (uuid,) in server.sql("SELECT uuid FROM checkpoints ORDER BY id")]
-    answer = server.http.post("/api/v1/checkpoints/remove", json={"uuids": uuids})
-    assert answer.status_code == 409
-    assert "nothing was removed" in answer.json()["error"]["message"]
+    response = server.http.post("/api/v1/checkpoints/remove", json={"uuids": uuids})
+    assert response.status_code == 409
+    assert "nothing was removed" in response.json()["error"]["message"]
     assert states(server) == ["COMPLETED"] * 6
 
 
@@ -324,9 +324,9 @@ def test_interrupted_delete_refuses_continue_after_restart(
         end(server)
         assert not server.write(lambda work: user_actions.remove(work, 1))
     with serve(tmp_path) as server:
-        answer = server.http.post("/api/v1/experiments/1/continue", json={})
-        assert answer.status_code == 409
-        assert "is being deleted" in answer.json()["error"]["message"]
+        response = server.http.post("/api/v1/experiments/1/continue", json={})
+        assert response.status_code == 409
+        assert "is being deleted" in response.json()["error"]["message"]
         server.request("DELETE", "/experiments/1")
 
 
@@ -393,7 +393,7 @@ def test_continue_reports_deleted_trials_at_once(sqlite_server: Server) -> None:
     end(server)
     for trial_id in (1, 2, 5):
         server.request("DELETE", f"/trials/{trial_id}")
-    go_on(server)
+    continue_search(server)
     events = server.sql(
         "SELECT request_id, reason FROM searcher_events WHERE kind = 'exited_early' ORDER BY id"
     )

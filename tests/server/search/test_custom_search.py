@@ -1,4 +1,4 @@
-"""A searcher outside of the server: events out, operations in."""
+"""Custom searchers outside of the server: events and operations over REST."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
@@ -34,7 +34,7 @@ def search(server: Server) -> Server:
 
 
 def reasons(server: Server) -> tuple[str | None, str | None]:
-    """Why nothing of the experiment runs, and why nothing more of it does."""
+    """Return the reasons why the experiment has no run and no further trial."""
     (job,) = server.get("/jobs")["jobs"]
     return server.experiment()["waiting_reason"], job["waiting_reason"]
 
@@ -47,7 +47,7 @@ def test_operations_run_once_and_send_events(search: Server) -> None:
     search.tick()
     assert reasons(search) == (None, None)
     first = [create(7), {"kind": "continue", "trial_id": 7, "until": 10}, create(3)]
-    for _ in range(2):  # the second time nothing happens
+    for _ in range(2):  # the second time has no effect
         assert send(search, -1, 0, *first).json() == {"handled": 0}
     assert [trial["hparams"] for trial in search.trials()] == [{"lr": 0.1}] * 2
     assert search.experiment()["progress"] == 0.25
@@ -58,10 +58,10 @@ def test_operations_run_once_and_send_events(search: Server) -> None:
     assert search.directive(spec.run_id) == "preempt"
     search.tick(61)
     assert reasons(search) == (None, unserved)
-    found = search.get(f"{PATH}/events")
-    told = [(event["kind"], event["trial_id"], event["metric"]) for event in found["events"]]
-    assert told == [("created", 7, None), ("created", 3, None), ("validated", 7, "NaN")]
-    last = found["events"][-1]["id"]
+    page = search.get(f"{PATH}/events")
+    events = [(event["kind"], event["trial_id"], event["metric"]) for event in page["events"]]
+    assert events == [("created", 7, None), ("created", 3, None), ("validated", 7, "NaN")]
+    last = page["events"][-1]["id"]
     assert search.get(f"{PATH}/events", after=last)["events"] == []
     stops = [{"kind": "stop", "trial_id": 7}, {"kind": "stop", "trial_id": 3}]
     assert send(search, 0, last, *stops, {"kind": "shutdown"}).status_code == 200
@@ -77,8 +77,8 @@ def test_shutdown_after_last_trial_completes_the_experiment(search: Server) -> N
     search.exit(search.begin().run_id, 0)
     last = search.get(f"{PATH}/events")["events"][-1]["id"]
     assert send(search, 0, last, {"kind": "shutdown"}).is_success
-    found = search.experiment()
-    assert (found["state"], found["progress"]) == ("COMPLETED", 1.0)
+    experiment = search.experiment()
+    assert (experiment["state"], experiment["progress"]) == ("COMPLETED", 1.0)
     orchestrator = search.services.orchestrator
     assert not orchestrator.searchers
     assert not orchestrator.configs
@@ -89,9 +89,9 @@ def test_restart_keeps_answered_events(tmp_path: Any) -> None:
         server.submit(hyperparameters=SPACE, searcher=CUSTOM)
         send(server, -1, 0, create(1))
     with serve(tmp_path) as server:
-        found = server.get(f"{PATH}/events")
-        assert found["handled"] == 0
-        assert [event["kind"] for event in found["events"]] == ["created"]
+        page = server.get(f"{PATH}/events")
+        assert page["handled"] == 0
+        assert [event["kind"] for event in page["events"]] == ["created"]
         assert send(server, -1, 0, create(2)).json() == {"handled": 0}
         assert len(server.trials()) == 1
 
@@ -102,7 +102,7 @@ def test_restart_gives_program_a_grace_period(
     with serve(tmp_path) as server:
         server.submit(hyperparameters=SPACE, searcher=CUSTOM)
         unserved, _ = reasons(server)
-        assert unserved  # at once: no program can have known of it
+        assert unserved  # immediately: the program has not seen the event
         server.get(f"{PATH}/events")
     with serve(tmp_path) as server:
         server.tick()  # the first one
@@ -112,7 +112,7 @@ def test_restart_gives_program_a_grace_period(
 
 
 class OneTrial:
-    """A searcher that is done when its only trial has ended, however it has."""
+    """Searcher that shuts down when its only trial has ended."""
 
     def __init__(self, *_: Any) -> None:
         pass
@@ -163,23 +163,23 @@ def test_search_program_survives_server_restart(tmp_path: Any) -> None:
 def test_invalid_operation_rejects_the_batch(
     search: Server, after: int, operations: list[dict[str, Any]], status: int, problem: str
 ) -> None:
-    answer = send(search, after, 6, *operations)
-    assert answer.status_code == status, answer.text
-    assert problem in answer.text
+    response = send(search, after, 6, *operations)
+    assert response.status_code == status, response.text
+    assert problem in response.text
     assert search.trials() == []
     assert search.get(f"{PATH}/events")["handled"] == -1
 
 
 @pytest.mark.parametrize(("after", "handled"), [(0, 99_999), (0, 4), (-1, 1)])
 def test_answer_to_unknown_event_is_rejected(search: Server, after: int, handled: int) -> None:
-    """Who claims to have answered what is yet to come would never hear of it."""
+    """A program that acknowledges a future event would never receive it."""
     if after == 0:
         assert send(search, -1, 0, create(1), create(2)).is_success
-    answer = send(search, after, handled, create(9))
-    assert answer.status_code == 422
-    newest = 3 if after == 0 else 0  # two trials, and that they were wanted
+    response = send(search, after, handled, create(9))
+    assert response.status_code == 422
+    newest = 3 if after == 0 else 0  # two trials and their creation events
     text = f"handled: must be an event from 0 to {newest}, the newest one, got {handled}"
-    assert text in answer.json()["error"]["message"]
+    assert text in response.json()["error"]["message"]
     last = search.get(f"{PATH}/events")["events"]
     assert send(search, after, last[-1]["id"] if last else 0, create(9)).is_success
 
@@ -204,7 +204,7 @@ def test_builtin_searcher_rejects_operations(sqlite_server: Server) -> None:
 
 def test_create_operation_with_source_trial(search: Server) -> None:
     assert send(search, -1, 0, create(1), create(2, source=1)).is_success
-    found = search.sql("SELECT id, source_trial_id FROM trials ORDER BY id")
-    assert found == [(1, None), (2, 1)]
-    wanted = _plain(Create(2, {"lr": 0.1}, 0, source=1))  # what a class of the user sends
-    assert wanted == create(2, trial_seed=0, source=1)
+    rows = search.sql("SELECT id, source_trial_id FROM trials ORDER BY id")
+    assert rows == [(1, None), (2, 1)]
+    expected = _plain(Create(2, {"lr": 0.1}, 0, source=1))  # the format of a user's searcher class
+    assert expected == create(2, trial_seed=0, source=1)

@@ -1,4 +1,4 @@
-"""Searches of thousands of trials: created in several changes, whatever interrupts them."""
+"""Searches of thousands of trials are created in several transactions."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,12 +25,12 @@ CUSTOM = {"name": "custom", "metric": "loss", "max_length": 10}
 
 @pytest.fixture
 def interrupted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The server does only the first change of what a search wants."""
+    """Let the server stop after the first transaction of a search's operations."""
 
-    async def nothing(_services: Services) -> None:
+    async def no_effects(_services: Services) -> None:
         pass
 
-    monkeypatch.setattr(Services, "carry_out", nothing)
+    monkeypatch.setattr(Services, "carry_out", no_effects)
     yield
     monkeypatch.undo()
 
@@ -42,8 +42,8 @@ def numbers(server: Server) -> list[int]:
 
 def test_submit_creates_trials_in_parts(server: Server) -> None:
     before = server.services.database.jobs
-    made = server.submit(searcher=RANDOM, hyperparameters=SPACE)
-    assert made["num_trials"] == TRIALS
+    experiment = server.submit(searcher=RANDOM, hyperparameters=SPACE)
+    assert experiment["num_trials"] == TRIALS
     assert server.services.database.jobs - before >= 4
     assert numbers(server) == [*range(1, TRIALS + 1)]
     assert server.sql("SELECT creating FROM experiments") == [(0,)]
@@ -58,7 +58,7 @@ def test_restart_creates_missing_trials(
         first = server.sql("SELECT request_id, hparams FROM trials ORDER BY id")
     monkeypatch.undo()
     with serve(tmp_path) as server:
-        until("all are created", server.experiment, lambda found: found["num_trials"] == TRIALS)
+        until("all are created", server.experiment, lambda row: row["num_trials"] == TRIALS)
         assert numbers(server) == [*range(1, TRIALS + 1)]
         assert (
             server.sql("SELECT request_id, hparams FROM trials ORDER BY id")[: len(first)] == first
@@ -76,7 +76,9 @@ def test_reports_are_accepted_while_trials_are_created(
     run_id = server.begin().run_id
     server.exit(run_id, 0)
     assert server.trial()["state"] == "COMPLETED"
-    assert server.experiment()["num_trials"] == created  # the next one comes behind the others
+    assert (
+        server.experiment()["num_trials"] == created
+    )  # the next operation is queued behind the others
     monkeypatch.undo()
     assert server.http.portal is not None
     server.http.portal.call(server.services.carry_out)
@@ -143,8 +145,8 @@ def test_interrupted_custom_operations_are_sent_again(sqlite_server: Server) -> 
     server = sqlite_server
     server.submit(searcher=CUSTOM)
     operations = [create(number) for number in range(1, TRIALS + 1)]
-    told = Answered(-1, 0, [Create(each["trial_id"], each["hparams"], 0) for each in operations])
-    handled, start = server.write(lambda work: take_operations(work, 1, told))
+    answered = Answered(-1, 0, [Create(row["trial_id"], row["hparams"], 0) for row in operations])
+    handled, start = server.write(lambda work: take_operations(work, 1, answered))
     assert handled == -1
     assert start is not None
     assert 0 < start < TRIALS
@@ -158,7 +160,7 @@ def test_interrupted_custom_operations_are_sent_again(sqlite_server: Server) -> 
 
 
 class Stopping:
-    """A searcher that answers to the end of some trials with others, and to the last end."""
+    """Searcher that replaces some ended trials, and shuts down after the last."""
 
     def __init__(self, last: int) -> None:
         self.left = last
@@ -225,5 +227,5 @@ def test_restart_completes_pending_operations(
         assert server.sql("SELECT request_id, until FROM trials") == [(1, None)]
     monkeypatch.undo()
     with serve(tmp_path) as server:
-        until("all are created", server.experiment, lambda found: found["num_trials"] == 20)
+        until("all are created", server.experiment, lambda row: row["num_trials"] == 20)
         assert server.sql("SELECT count(*) FROM trials WHERE until IS NULL") == [(0,)]

@@ -1,4 +1,4 @@
-"""Searches that another version of a searcher began."""
+"""Searches that were started by another version of a searcher."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def begin(server: Server, runs: int) -> None:
 
 
 def other_entries(patch: pytest.MonkeyPatch) -> None:
-    """Trials begin at other rungs, so that others go on: the numbers of trials differ."""
+    """Change the first rung of trials, so that the replay promotes other trials."""
     patch.setattr(ladder, "_ENTRIES", (0.0, 0.0, 1.0))
 
 
@@ -58,7 +58,7 @@ def test_incompatible_running_search_fails_with_reason(
         trials = server.trials()
     with serve(tmp_path, clock=clock) as server, monkeypatch.context() as patch:
         change(patch)
-        train_next(server)  # what it reports is kept
+        train_next(server)  # its reports are stored
         server.tick()
         experiment = server.experiment()
         assert experiment["state"] in {"STOPPING_ERROR", "ERROR"}
@@ -97,7 +97,7 @@ def test_independent_samples_continue_across_versions(
         server.submit(hyperparameters=SPACE, searcher=random | {"max_concurrent_trials": 2})
         server.add_agent(slots=2)
         train_next(server)
-        known = [trial["hparams"] for trial in server.trials()]
+        hparams = [trial["hparams"] for trial in server.trials()]
     other_draws(monkeypatch)
     with serve(tmp_path, clock=clock) as server:
         for _ in range(5):
@@ -106,7 +106,7 @@ def test_independent_samples_continue_across_versions(
         assert server.experiment()["state"] == "COMPLETED"
         trials = server.trials()
         assert len(trials) == 6
-        assert [trial["hparams"] for trial in trials][: len(known)] == known
+        assert [trial["hparams"] for trial in trials][: len(hparams)] == hparams
 
 
 def test_fingerprint_covers_all_hparam_types(tmp_path: Any) -> None:
@@ -153,7 +153,7 @@ def test_ended_search_is_replayed_once(
     for item in sqlite_server.work():
         sqlite_server.exit(item.run_id, 1)
     fold = searching._fold
-    monkeypatch.setattr(searching, "_fold", lambda *known: folds.append(1) or fold(*known))
+    monkeypatch.setattr(searching, "_fold", lambda *inputs: folds.append(1) or fold(*inputs))
     first = sqlite_server.get("/experiments/1/searcher")
     assert sqlite_server.get("/experiments/1/searcher") == first
     assert folds == [1]

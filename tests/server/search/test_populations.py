@@ -1,4 +1,4 @@
-"""``tpe_asha`` and ``pbt`` in the server: what they ask for is what runs get."""
+"""``tpe_asha`` and ``pbt`` in the server: their operations reach the runs."""
 
 import math
 from typing import Any
@@ -28,8 +28,8 @@ PBT: dict[str, Any] = {
 }  # fmt: skip
 
 
-def reach(server: Server, spec: RunSpec, loss: float) -> int:
-    """Let a trial train as far as it should, and leave; return how far."""
+def train_to_rung(server: Server, spec: RunSpec, loss: float) -> int:
+    """Train a trial to its next rung and exit; return the length."""
     assert spec.fit is not None
     assert spec.fit.max_length is not None
     steps = spec.fit.until or spec.fit.max_length.count
@@ -39,16 +39,16 @@ def reach(server: Server, spec: RunSpec, loss: float) -> int:
 
 
 def finish(server: Server, most: int = 200) -> list[tuple[int, int]]:
-    """Let every trial train as it is asked to; return (trial, length) in order."""
-    reached = []
+    """Train all assigned runs; return (trial, length) in order."""
+    lengths = []
     for _ in range(most):
         items = server.work()
         if not items:
             break
         spec = server.begin(items[0].spec.trial_id)
         loss = abs(math.log10(spec.hparams["lr"]) + 2)
-        reached.append((spec.trial_id, reach(server, spec, loss)))
-    return reached
+        lengths.append((spec.trial_id, train_to_rung(server, spec, loss)))
+    return lengths
 
 
 def log_of(server: Server) -> list[tuple[Any, ...]]:
@@ -60,14 +60,14 @@ def log_of(server: Server) -> list[tuple[Any, ...]]:
 def test_tpe_asha_search_finishes(server: Server) -> None:
     server.submit(hyperparameters=SPACE, searcher=TPE)
     server.add_agent(slots=2)
-    reached = finish(server)
+    lengths = finish(server)
     assert server.experiment()["state"] == "COMPLETED"
-    assert {length for _, length in reached} == {1, 3, 9, 27}
+    assert {length for _, length in lengths} == {1, 3, 9, 27}
     assert {trial["state"] for trial in server.trials()} == {"COMPLETED"}
     assert [trial["id"] for trial in server.trials()] == list(range(1, 13))
     rungs = server.get("/experiments/1/searcher")["searcher"]["brackets"][0]["rungs"]
     assert [rung["length"] for rung in rungs] == [1, 3, 9, 27]
-    assert len(rungs[3]["entries"]) == sum(length == 27 for _, length in reached)
+    assert len(rungs[3]["entries"]) == sum(length == 27 for _, length in lengths)
 
 
 @pytest.mark.parametrize("searcher", [TPE, PBT], ids=["tpe_asha", "pbt"])
@@ -91,26 +91,26 @@ def test_continued_search_without_deleted_trials_ends(
 ) -> None:
     server.add_agent(slots=3)
     server.submit(hyperparameters=SPACE, searcher=searcher)
-    reached = [trial_id for trial_id, _ in finish(server, most=2)]
+    lengths = [trial_id for trial_id, _ in finish(server, most=2)]
     server.act("kill")
     for item in server.work():
         server.exit(item.run_id, -9)
-    for trial_id in reached:  # they wait at a rung, and the searcher counts on them
+    for trial_id in lengths:  # they wait at a rung and count for the searcher
         server.request("DELETE", f"/trials/{trial_id}")
-    left = {trial["id"] for trial in server.trials()}
-    assert not left & set(reached)
+    remaining = {trial["id"] for trial in server.trials()}
+    assert not remaining & set(lengths)
     server.post("/experiments/1/continue")
     server.services.orchestrator.searchers.clear()
     finish(server)
     assert server.experiment()["state"] == "COMPLETED"
     created = server.sql("SELECT request_id FROM searcher_events WHERE kind = 'created'")
-    assert len(created) == len(set(created)) > len(reached)
+    assert len(created) == len(set(created)) > len(lengths)
     assert {trial["state"] for trial in server.trials()} == {"COMPLETED"}
     sources = {trial["source_trial_id"] for trial in server.trials()} - {None}
-    assert sources == (left if searcher is PBT else set())  # the best of those that are there
+    assert sources == (remaining if searcher is PBT else set())  # the best remaining trial
     brackets = server.get("/experiments/1/searcher")["searcher"]["brackets"]
     rungs = [rung for bracket in brackets for rung in bracket["rungs"]]
-    assert not {entry["trial_id"] for rung in rungs for entry in rung["entries"]} & set(reached)
+    assert not {entry["trial_id"] for rung in rungs for entry in rung["entries"]} & set(lengths)
 
 
 def test_pbt_copy_starts_from_best_weights(
@@ -119,7 +119,7 @@ def test_pbt_copy_starts_from_best_weights(
     server.submit(hyperparameters=SPACE, searcher=PBT)
     server.add_agent(slots=3)
     for trial_id, loss in ((1, 0.5), (2, 0.1), (3, 0.3)):
-        assert reach(server, server.begin(trial_id), loss) == 5
+        assert train_to_rung(server, server.begin(trial_id), loss) == 5
     assert server.trial(1)["state"] == "COMPLETED"
     spec = server.begin(4)
     assert spec.latest_checkpoint is not None
@@ -128,7 +128,7 @@ def test_pbt_copy_starts_from_best_weights(
     assert spec.fit is not None
     assert spec.fit.until == 5
     assert server.begin(2).fit.until in {None, 10}  # type: ignore[union-attr]
-    reach(server, spec, 0.2)
+    train_to_rung(server, spec, 0.2)
     finish(server)
     assert server.experiment()["state"] == "COMPLETED"
     assert [trial["steps_completed"] for trial in server.trials()] == [5, 10, 10, 5]
@@ -136,11 +136,11 @@ def test_pbt_copy_starts_from_best_weights(
 
 def test_pbt_growth_over_max_rounds_is_rejected(sqlite_server: Server) -> None:
     population = {key: value for key, value in PBT.items() if key != "length_per_round"}
-    whole = population | {"max_length": 10}
-    sqlite_server.submit(activate=False, hyperparameters=SPACE, searcher=whole)
+    population_config = population | {"max_length": 10}
+    sqlite_server.submit(activate=False, hyperparameters=SPACE, searcher=population_config)
     sqlite_server.act("kill")
     body = {"config": {"searcher": {"max_length": 50_010}}}
-    answer = sqlite_server.http.post("/api/v1/experiments/1/continue", json=body)
-    assert answer.status_code == 422
-    (told,) = answer.json()["error"]["problems"]
-    assert told == "searcher.num_rounds: must be at most 10000, got 10002"
+    response = sqlite_server.http.post("/api/v1/experiments/1/continue", json=body)
+    assert response.status_code == 422
+    (problem,) = response.json()["error"]["problems"]
+    assert problem == "searcher.num_rounds: must be at most 10000, got 10002"

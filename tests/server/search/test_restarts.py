@@ -1,7 +1,7 @@
-"""Every searcher that learns from results, on servers that die at each of its events.
+"""Searches on servers that die at each event give the same result as without deaths.
 
-The first server loses the transaction of an event before its commit; the next one commits it and is
-gone; a third one goes on. Whatever they knew besides the database is lost each time.
+The first server dies before the commit of an event, the next one after it, and a third one
+continues. Each has only the database.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ from zeroserver.orchestrator import searching
 
 SPACE = {"deepspeed_config": "ds_config.json", "lr": {"type": "double", "minval": 0, "maxval": 1}}
 SEARCHERS: dict[str, dict[str, Any]] = {
-    "async_halving": {  # that stops; one that promotes is in tests/faults/test_server_deaths.py
+    "async_halving": {  # stopping; the promoting variant is in tests/faults/test_server_deaths.py
         "name": "async_halving", "metric": "loss", "num_rungs": 3, "divisor": 2, "max_trials": 5,
         "max_concurrent_trials": 2, "max_time": 8, "time_metric": "batches",
     },
@@ -32,7 +32,7 @@ SEARCHERS: dict[str, dict[str, Any]] = {
         "length_per_round": 5, "replace_function": {"truncate_fraction": 0.4},
         "max_concurrent_trials": 2,
     },
-    "tpe_asha": {  # so many, and so few rungs, that the last are drawn by what it has learned
+    "tpe_asha": {  # enough trials that the last are proposed by the model
         "name": "tpe_asha", "metric": "loss", "max_length": 3, "max_trials": 12,
         "max_concurrent_trials": 2,
     },
@@ -62,7 +62,7 @@ class Lives:
         self._running.close()
 
     def do(self, ask: Callable[[], int]) -> None:
-        """Ask for something that may be asked for twice, of one server after another."""
+        """Send an idempotent request to one server after another."""
         if self._dies:
             with lost_events():
                 status = ask()
@@ -88,7 +88,7 @@ class Lives:
 
 @contextmanager
 def lost_events() -> Iterator[None]:
-    """Have the transaction of every event fail when all of it is done but the commit."""
+    """Let the transaction of every event fail just before its commit."""
     tell = searching.tell
 
     def tell_and_fail(*arguments: Any) -> list[Operation]:
@@ -106,27 +106,27 @@ def create(trial_id: int) -> dict[str, Any]:
     return {"kind": "create", "trial_id": trial_id, "hparams": {"lr": trial_id}}
 
 
-def answer(lives: Lives) -> None:
-    """Decide as a searcher outside would: three trials, each stopped when it has reported twice."""
+def answer_events(lives: Lives) -> None:
+    """Act as a custom search program: three trials, each stopped after two reports."""
     path = "/experiments/1/searcher"
-    found = lives.server.get(f"{path}/events")
-    handled = found["handled"]
-    told = [event for event in found["events"] if event["id"] > handled]
-    if found["over"] or (not told and handled >= 0):
+    page = lives.server.get(f"{path}/events")
+    handled = page["handled"]
+    events = [event for event in page["events"] if event["id"] > handled]
+    if page["over"] or (not events and handled >= 0):
         return
-    wanted = [create(1), create(2)] if handled < 0 else []
-    for event in told:
+    batch = [create(1), create(2)] if handled < 0 else []
+    for event in events:
         number = event["trial_id"]
         if event["kind"] == "validated" and number == 2:
-            wanted.append({"kind": "stop", "trial_id": 2})
+            batch.append({"kind": "stop", "trial_id": 2})
         elif event["kind"] == "exited" and number == 2:
-            wanted.append(create(3))
+            batch.append(create(3))
         elif event["kind"] == "exited" and number == 3:
-            wanted.append({"kind": "shutdown"})
+            batch.append({"kind": "shutdown"})
     body = {
         "after": handled,
-        "handled": told[-1]["id"] if told else 0,
-        "operations": wanted,
+        "handled": events[-1]["id"] if events else 0,
+        "operations": batch,
         "progress": 0.5,
     }
     operations = f"{PREFIX}{path}/operations"
@@ -134,7 +134,7 @@ def answer(lives: Lives) -> None:
 
 
 def search(directory: Path, name: str, *, dies: bool) -> dict[str, Any]:
-    """Run a search, one run after another; return all that it has come to."""
+    """Run a search, one run after another; return its rows."""
     lives = Lives(directory, dies=dies)
     try:
         seed = {"experiment_seed": 7}
@@ -142,7 +142,7 @@ def search(directory: Path, name: str, *, dies: bool) -> dict[str, Any]:
         lives.server.add_agent(slots=2)
         for _ in range(60):
             if name == "custom":
-                answer(lives)
+                answer_events(lives)
             items = lives.server.work()
             if not items:
                 break
@@ -166,7 +166,7 @@ def search(directory: Path, name: str, *, dies: bool) -> dict[str, Any]:
 
 
 def train(lives: Lives, spec: RunSpec) -> None:
-    """Let a run do its part: validate wherever it is compared, and leave."""
+    """Train a run: validate at each rung and exit."""
     assert spec.fit is not None
     assert spec.fit.max_length is not None
     begin = spec.latest_checkpoint.steps_completed if spec.latest_checkpoint else 0

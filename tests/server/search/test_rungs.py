@@ -1,4 +1,4 @@
-"""Trials that pause at a rung and go on from their checkpoints, in the server."""
+"""Trials that pause at a rung and are promoted from their checkpoints."""
 
 from typing import Any
 
@@ -29,8 +29,8 @@ def search(server: Server) -> Server:
     return server
 
 
-def reach(server: Server, trial_id: int, loss: float, code: int = EXIT_REACHED) -> None:
-    """Let a trial train as far as it should, and leave."""
+def train_to_rung(server: Server, trial_id: int, loss: float, code: int = EXIT_REACHED) -> None:
+    """Train a trial to its next rung and exit."""
     spec = server.begin(trial_id)
     assert spec.fit is not None
     assert spec.fit.max_length is not None
@@ -47,10 +47,10 @@ def test_trial_pauses_at_rung_and_resumes(search: Server) -> None:
     spec = search.begin(1)
     assert spec.fit is not None
     assert (spec.fit.until, spec.fit.validate_at) == (5, (5, 10, 20))
-    reach(search, 1, 0.5)
+    train_to_rung(search, 1, 0.5)
     assert states(search) == ["PAUSED", "QUEUED"]
     assert [item.spec.trial_id for item in search.work()] == [2]
-    reach(search, 2, 0.4)
+    train_to_rung(search, 2, 0.4)
     again = search.begin(2)
     assert again.fit is not None
     assert again.fit.until == 10
@@ -65,7 +65,7 @@ def test_search_end_completes_paused_trials(search: Server) -> None:
         if not items:
             break
         trial_id = items[0].spec.trial_id
-        reach(search, trial_id, 1.0 / trial_id)
+        train_to_rung(search, trial_id, 1.0 / trial_id)
     assert search.experiment()["state"] == "COMPLETED"
     assert states(search) == ["COMPLETED"] * 4
     assert max(trial["steps_completed"] for trial in search.trials()) == 20
@@ -75,22 +75,25 @@ def test_search_end_completes_paused_trials(search: Server) -> None:
 
 
 def test_checkpoints_of_paused_trials_are_kept(server: Server) -> None:
-    nothing = {"save_experiment_best": 0, "save_trial_best": 0, "save_trial_latest": 0}
-    server.submit(hyperparameters=SPACE, searcher=PROMOTING, checkpoint_storage=nothing)
+    policy = {"save_experiment_best": 0, "save_trial_best": 0, "save_trial_latest": 0}
+    server.submit(hyperparameters=SPACE, searcher=PROMOTING, checkpoint_storage=policy)
     server.add_agent()
-    reach(server, 1, 0.5)  # it waits at its rung, and is not the best when another one comes
-    mine = checkpoint(5, "1").uuid
+    train_to_rung(server, 1, 0.5)  # it waits at its rung and is not the best
+    own_checkpoint = checkpoint(5, "1").uuid
     assert server.post("/experiments/1/gc")["checkpoints"] == []
-    refused = server.http.delete(f"/api/v1/checkpoints/{mine}")
+    refused = server.http.delete(f"/api/v1/checkpoints/{own_checkpoint}")
     assert refused.status_code == 409
     assert "trial 1, which is PAUSED, goes on from it" in refused.text
-    reach(server, 2, 0.9)
+    train_to_rung(server, 2, 0.9)
     again = server.begin(1)
     assert again.latest_checkpoint is not None
-    assert again.latest_checkpoint.uuid == mine
+    assert again.latest_checkpoint.uuid == own_checkpoint
     server.report(again.run_id, validation(10, 0.4), checkpoint(10, "1"))
-    kept = server.sql("SELECT trial_id, steps_completed FROM checkpoints WHERE state = 'COMPLETED'")
-    assert sorted(kept) == [(1, 10), (2, 5)]  # what was passed goes, what may be needed stays
+    rows = server.sql("SELECT trial_id, steps_completed FROM checkpoints WHERE state = 'COMPLETED'")
+    assert sorted(rows) == [
+        (1, 10),
+        (2, 5),
+    ]  # checkpoints of passed rungs are removed, those of waiting trials kept
 
 
 def test_missing_metric_at_rung_fails_only_its_trial(search: Server) -> None:
@@ -110,7 +113,7 @@ def test_failed_run_at_rung_restarts_when_promoted(server: Server) -> None:
     server.exit(spec.run_id, -9, "killed while it saved")
     assert states(server) == ["PAUSED", "QUEUED"]
     assert server.trial(1)["restarts"] == 1
-    reach(server, 2, 0.6)  # of two at the rung, the first one goes on
+    train_to_rung(server, 2, 0.6)  # the first of two at the rung is promoted
     server.tick(2)
     again = server.begin(1)
     assert again.latest_checkpoint is None
@@ -123,7 +126,7 @@ def test_failed_run_at_rung_restarts_when_promoted(server: Server) -> None:
 def test_run_failing_after_its_validation_fails_its_trial(
     server: Server, kind: str, code: int
 ) -> None:
-    """Whatever the searcher decided by the validation: to stop, to pause, or to promote."""
+    """For each decision after the validation: stop, pause, promote."""
     searcher = {**PROMOTING, "max_trials": 2, "max_concurrent_trials": 2}
     searcher = {**searcher, "stop_once": kind == "stopping"}
     if kind == "tpe_asha":
@@ -142,7 +145,7 @@ def test_run_failing_after_its_validation_fails_its_trial(
         server.report(spec.run_id, validation(length, 0.5 / spec.trial_id))
         server.exit(spec.run_id, code, "disk full")
     trials = server.trials()
-    assert [(one["state"], one["error"]) for one in trials] == [("ERROR", "disk full")] * 2
+    assert [(row["state"], row["error"]) for row in trials] == [("ERROR", "disk full")] * 2
     experiment = server.experiment()
     assert (experiment["state"], experiment["failed_trials"]) == ("ERROR", 2)
     assert [run["failed"] for run in server.get("/trials/1/runs")["runs"]] == [True]
@@ -155,7 +158,7 @@ def test_trial_shows_that_its_script_ignores_until(search: Server) -> None:
     search.exit(spec.run_id, EXIT_REACHED, reason)
     trial = search.trial(1)
     assert (trial["state"], trial["waiting_reason"], trial["error"]) == ("PAUSED", reason, None)
-    reach(search, 2, 0.6)
+    train_to_rung(search, 2, 0.6)
     assert search.trial(1)["state"] == "QUEUED"
     spec = search.begin(1)
     search.report(spec.run_id, validation(20, 0.4), checkpoint(20, "1"))
@@ -173,11 +176,11 @@ def test_trial_waiting_at_rung_after_failed_run_ends_as_error(server: Server) ->
     assert server.trial(1)["state"] == "PAUSED"
     for _ in range(3):
         server.tick(60)
-        reach(server, 2, 0.1)
+        train_to_rung(server, 2, 0.1)
     experiment = server.experiment()
     assert (experiment["state"], experiment["failed_trials"]) == ("COMPLETED", 1)
     assert experiment["canceled_trials"] == 0
-    (failed,) = [one for one in server.trials() if one["state"] == "ERROR"]
+    (failed,) = [row for row in server.trials() if row["state"] == "ERROR"]
     assert (failed["id"], failed["error"]) == (1, "disk full")
     listed = server.get("/experiments")["experiments"][0]
     assert (listed["num_trials"], listed["failed_trials"]) == (2, 1)
@@ -185,7 +188,7 @@ def test_trial_waiting_at_rung_after_failed_run_ends_as_error(server: Server) ->
 
 
 def test_run_stopped_by_searcher_is_not_failed(server: Server) -> None:
-    """Killed because it was too slow to leave, or its storage failed: the trial did its part."""
+    """A run killed while stopping, or with failed storage, after its last validation."""
     server.submit(hyperparameters=SPACE, searcher={**PROMOTING, "max_trials": 2, "stop_once": True})
     server.add_agent(slots=2)
     first = server.begin(1)
@@ -202,18 +205,18 @@ def test_promotion_while_run_stops_requeues_trial(server: Server) -> None:
     searcher = {**PROMOTING, "max_trials": 1}
     server.submit(hyperparameters=SPACE, searcher=searcher)
     server.add_agent()
-    reach(server, 1, 0.5, EXIT_PREEMPTED)
+    train_to_rung(server, 1, 0.5, EXIT_PREEMPTED)
     assert states(server) == ["QUEUED"]
-    reach(server, 1, 0.4)
+    train_to_rung(server, 1, 0.4)
     spec = server.begin(1)
     assert spec.fit is not None
     assert spec.fit.until is None
-    reach(server, 1, 0.3)
+    train_to_rung(server, 1, 0.3)
     assert server.experiment()["state"] == "COMPLETED"
 
 
 def test_pause_keeps_trials_waiting_at_rung(search: Server) -> None:
-    reach(search, 1, 0.5)
+    train_to_rung(search, 1, 0.5)
     search.act("pause")
     run = search.work()[0].run_id
     search.post(f"/runs/{run}/started", {})
@@ -222,7 +225,7 @@ def test_pause_keeps_trials_waiting_at_rung(search: Server) -> None:
     search.act("activate")
     assert states(search) == ["PAUSED", "QUEUED"]
     search.post("/trials/1/pause")
-    search.post("/trials/1/activate")  # of which the searcher is not told
+    search.post("/trials/1/activate")  # not sent to the searcher
     assert states(search) == ["PAUSED", "QUEUED"]
     search.act("cancel")
     assert search.experiment()["state"] in {"CANCELED", "STOPPING_CANCELED"}
@@ -257,8 +260,8 @@ def test_max_concurrent_trials_is_respected(search: Server) -> None:
 
 
 def extend(server: Server, run_id: int, until: int) -> dict[str, Any]:
-    answer: dict[str, Any] = server.post(f"/runs/{run_id}/extend", {"until": until})
-    return answer
+    response: dict[str, Any] = server.post(f"/runs/{run_id}/extend", {"until": until})
+    return response
 
 
 def test_report_starts_next_trial_immediately(server: Server) -> None:
@@ -279,11 +282,11 @@ def test_promotion_continues_in_same_run(server: Server) -> None:
     assert extend(server, spec.run_id, 5) == {"goes_on": False, "until": None}  # nothing reported
     server.report(spec.run_id, validation(5, 0.5), checkpoint(5, "1"))
     assert server.directive(spec.run_id) == "train"
-    for _ in range(2):  # an answer may be lost
-        found = extend(server, spec.run_id, 5)
-        assert found["goes_on"]
-    if found["until"] is not None:
-        assert found["until"] > 5
+    for _ in range(2):  # a response may be lost
+        response = extend(server, spec.run_id, 5)
+        assert response["goes_on"]
+    if response["until"] is not None:
+        assert response["until"] > 5
     server.report(spec.run_id, validation(10, 0.4), validation(20, 0.3))
     server.exit(spec.run_id, 0)
     assert server.experiment()["state"] == "COMPLETED"
@@ -340,7 +343,7 @@ def test_promotion_in_place_requires_both_agents(
         server.add_agent(name=name)
     spec = server.begin(1)
     assert server.sql("SELECT agent_id FROM run_nodes ORDER BY node_rank") == [(1,), (2,)]
-    server.add_agent(slots=2, name="c")  # it would find its slots there at once
+    server.add_agent(slots=2, name="c")  # its slots are free
     server.report(spec.run_id, validation(5, 0.5), checkpoint(5, "1"))
     if closed is not None:
         server.post(f"/agents/{closed}/disable", body)
@@ -354,7 +357,7 @@ def test_continued_run_without_metric_fails(
     server.add_agent()
     spec = server.begin(1)
     server.report(spec.run_id, validation(3, 0.5), metrics("validation", 4, accuracy=0.1))
-    assert server.directive(spec.run_id) == "train"  # nobody is compared at 4
+    assert server.directive(spec.run_id) == "train"  # 4 is no rung
     server.report(spec.run_id, metrics("validation", 5, accuracy=0.1))
     server.exit(spec.run_id, 0)
     assert states(server) == ["ERROR", "QUEUED"]
@@ -363,11 +366,11 @@ def test_continued_run_without_metric_fails(
     assert error.endswith("there are: accuracy")
 
 
-def drive(server: Server, experiment_id: int = 1) -> None:
-    """Let all trials train; the older one is the better one."""
+def train_all(server: Server, experiment_id: int = 1) -> None:
+    """Train all trials; older trials have better metrics."""
     while server.experiment(experiment_id)["state"] == "ACTIVE":
         trial_id = server.work()[0].spec.trial_id
-        reach(server, trial_id, float(trial_id))
+        train_to_rung(server, trial_id, float(trial_id))
 
 
 def grow(server: Server, **fields: Any) -> Any:
@@ -390,15 +393,15 @@ def rungs(server: Server) -> list[tuple[int, list[int]]]:
 def test_continue_ended_search_with_trials_and_length(
     search: Server,
 ) -> None:
-    drive(search)
+    train_all(search)
     assert lengths(search) == [20, 10, 5, 5]
     answer = grow(search, max_trials=8)
     assert answer.is_success, answer.text
     assert states(search) == ["COMPLETED", "PAUSED", "PAUSED", "PAUSED", "QUEUED"]
-    search.services.orchestrator.searchers.clear()  # the log alone leads on from here
-    drive(search)
-    # Of eight at the lowest rung four go on, two of these four to the top: trials that were left
-    # when they were four go on from their checkpoints.
+    search.services.orchestrator.searchers.clear()  # force a replay of the events
+    train_all(search)
+    # Of eight at the lowest rung four are promoted, two of these to the top. Trials that paused
+    # when there were four resume from their checkpoints.
     assert lengths(search) == [20, 20, 10, 10, 5, 5, 5, 5]
     assert search.experiment()["num_trials"] == 8
     assert search.sql("SELECT count(*) FROM runs WHERE trial_id = 2")[0][0] == 3
@@ -411,49 +414,52 @@ def test_continue_ended_search_with_trials_and_length(
     assert (spec.fit.until, spec.fit.validate_at) == (None, (5, 10, 20, 40))  # to its length
     assert spec.latest_checkpoint is not None
     assert spec.latest_checkpoint.steps_completed == 20
-    drive(search)
+    train_all(search)
     assert lengths(search) == [40, 20, 10, 10, 5, 5, 5, 5]
     top = [(20, [1, 2]), (40, [1])]
     assert rungs(search)[2:] == top
     assert grow(search, max_time=80).is_success  # and once more
-    drive(search)
+    train_all(search)
     assert lengths(search)[0] == 80
     assert rungs(search)[2:] == [*top, (80, [1])]
-    told = grow(search, max_time=80)
-    assert told.status_code == 409
-    assert "nothing of it is left that could go on" in told.json()["error"]["message"]
+    response = grow(search, max_time=80)
+    assert response.status_code == 409
+    assert "nothing of it is left that could go on" in response.json()["error"]["message"]
 
 
 def test_continue_canceled_search_with_growth(search: Server) -> None:
-    reach(search, 1, 1.0)
+    train_to_rung(search, 1, 1.0)
     search.act("cancel")
     search.exit(search.begin(2).run_id, EXIT_PREEMPTED)
     assert states(search) == ["CANCELED", "CANCELED"]
     assert grow(search, max_trials=6, max_time=40).is_success
     assert states(search) == ["PAUSED", "QUEUED"]
-    drive(search)
+    train_all(search)
     assert states(search) == ["COMPLETED"] * 6
     assert max(lengths(search)) == 40
 
 
 def test_trial_without_checkpoint_stays_ended(search: Server) -> None:
-    drive(search)
+    train_all(search)
     for saved in search.get("/trials/2/checkpoints")["checkpoints"]:
         assert search.http.delete(f"/api/v1/checkpoints/{saved['uuid']}").is_success
     assert grow(search, max_trials=8).is_success
     assert states(search) == ["COMPLETED", "COMPLETED", "PAUSED", "PAUSED", "QUEUED"]
-    drive(search)
+    train_all(search)
     assert lengths(search) == [20, 10, 10, 10, 5, 5, 5, 5]
 
 
 def test_invalid_rung_lengths_list_valid_ones(search: Server) -> None:
-    drive(search)
-    answer = grow(search, max_time=50, max_trials=3, divisor=4)
-    assert answer.status_code == 422
-    told = answer.json()["error"]["problems"]
-    assert [line.partition(": ")[0] for line in told] == ["searcher.divisor", "searcher.max_trials"]
-    (told,) = grow(search, max_time=50).json()["error"]["problems"]
-    assert told == (
+    train_all(search)
+    response = grow(search, max_time=50, max_trials=3, divisor=4)
+    assert response.status_code == 422
+    problems = response.json()["error"]["problems"]
+    assert [line.partition(": ")[0] for line in problems] == [
+        "searcher.divisor",
+        "searcher.max_trials",
+    ]
+    (problems,) = grow(search, max_time=50).json()["error"]["problems"]
+    assert problems == (
         "searcher.max_time: must be 20 times a power of the divisor (40, 80, ...), so that the "
         "rungs of earlier comparisons stay (5, 10, 20), got 50"
     )
@@ -462,8 +468,8 @@ def test_invalid_rung_lengths_list_valid_ones(search: Server) -> None:
         ({"num_rungs": 2, "max_trials": 8}, 3, 20),
         ({"num_rungs": 5, "max_time": 40}, 4, 40),
     ):
-        (told,) = grow(search, **fields).json()["error"]["problems"]
-        assert told == (
+        (problems,) = grow(search, **fields).json()["error"]["problems"]
+        assert problems == (
             f"searcher.num_rungs: must be {number}, which follows from max_time = {length}, so "
             "that the rungs of earlier comparisons stay; leave it unchanged, got "
             f"{fields['num_rungs']}"

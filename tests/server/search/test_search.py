@@ -1,4 +1,4 @@
-"""The searcher is a fold over the event log: whenever the server dies, the same trials follow."""
+"""Searchers replay their event log: a restart at any event gives the same trials."""
 
 import random
 from pathlib import Path
@@ -22,8 +22,8 @@ SEARCHER = {
 }  # fmt: skip
 
 
-def one_event(server: Server, chance: random.Random) -> bool:
-    """Let one thing happen to one run, as chance has it; return whether there was one."""
+def random_event(server: Server, chance: random.Random) -> bool:
+    """Apply a random event to a random run; return false if there is no run."""
     server.tick(100)
     items = server.work()
     if not items:
@@ -44,7 +44,7 @@ def one_event(server: Server, chance: random.Random) -> bool:
 
 
 def outcome(server: Server) -> Any:
-    """Everything that the search has come to."""
+    """Return the trials and states of the finished search."""
     names = ("state", "hparams", "seed", "restarts", "best_validation", "steps_completed")
     trials = [{name: trial[name] for name in names} for trial in server.trials()]
     events = server.sql("SELECT kind, request_id, value, length, reason FROM searcher_events")
@@ -53,7 +53,7 @@ def outcome(server: Server) -> Any:
 
 
 def search(directory: Path, dies: bool, searcher: dict[str, Any]) -> Any:
-    """Run a whole search; a server that dies is a new one on the same data after every event."""
+    """Run a search to its end; with ``dies``, restart the server after every event."""
     chance = random.Random(7)
     with serve(directory) as server:
         server.submit(
@@ -62,14 +62,14 @@ def search(directory: Path, dies: bool, searcher: dict[str, Any]) -> Any:
         )  # fmt: skip
         server.add_agent(slots=2)
         now = server.clock.now
-        while not dies and one_event(server, chance):
+        while not dies and random_event(server, chance):
             pass
         if not dies:
             return outcome(server)
     for _ in range(200):
         with serve(directory) as server:
             server.clock.now = now
-            if not one_event(server, chance):
+            if not random_event(server, chance):
                 return outcome(server)
             now = server.clock.now
     pytest.fail("the search does not end")
@@ -138,7 +138,7 @@ def test_stopped_trial_creates_no_trials(sqlite_server: Server) -> None:
 
 
 class Rungs:
-    """A searcher that lets the better of two trials go on, as promotion ASHA does."""
+    """Searcher that promotes the better of two trials."""
 
     def __init__(self) -> None:
         self.reported: dict[int, float] = {}
@@ -147,8 +147,8 @@ class Rungs:
         self.reported[trial_id] = metric
         if length < 10 or len(self.reported) < 2:
             return []
-        best = min(self.reported, key=lambda each: self.reported[each])
-        return [Continue(best, 20), *(Stop(each) for each in self.reported if each != best)]
+        best = min(self.reported, key=lambda number: self.reported[number])
+        return [Continue(best, 20), *(Stop(number) for number in self.reported if number != best)]
 
     def trial_exited(self, trial_id: int) -> list[Operation]:
         del trial_id

@@ -83,7 +83,7 @@ def ended(server: LiveServer, experiment_id: int) -> dict[str, Any]:
     return until(
         "the experiment has ended",
         lambda: client.experiment(experiment_id),
-        lambda one: one["state"] in {"COMPLETED", "ERROR"},
+        lambda row: row["state"] in {"COMPLETED", "ERROR"},
         details=server.log.read_text,
     )
 
@@ -100,12 +100,12 @@ def test_searcher_process_has_no_server_secrets(
         assert server.token not in text
         assert server.agent_token not in text
         assert "of-the-server" not in text
-        found = json.loads(text)
-        assert found["forbidden"] == [
+        variables = json.loads(text)
+        assert variables["forbidden"] == [
             "/experiments", "/experiments/1", "/experiments/2/searcher", "/info",
         ]  # fmt: skip
-        assert found["options"] == {"found": str(file)}
-        assert (found["cores"], found["seed"], found["memory"]) == (1, 5, 1000 << 20)
+        assert variables["options"] == {"found": str(file)}
+        assert (variables["cores"], variables["seed"], variables["memory"]) == (1, 5, 1000 << 20)
         until("its directory is gone", lambda: not any((server.home / "searchers").iterdir()))
 
 

@@ -1,4 +1,4 @@
-"""Where the trials of a search stand, and what one would cost, over REST."""
+"""Rungs of a search and the preview of its cost, over REST."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def run_next(server: Server, loss: float | str) -> None:
 def test_rungs_list_trials_during_and_after_search(
     server: Server,
 ) -> None:
-    server.submit()  # so that ids and the searcher's own numbers differ
+    server.submit()  # so that trial ids and the searcher's numbers differ
     server.submit(hyperparameters=SPACE, searcher=PROMOTING)
     server.act("kill", 1)
     server.add_agent()
@@ -82,16 +82,16 @@ ADAPTIVE = {
 
 
 def test_preview_counts_trials_and_cost(sqlite_server: Server) -> None:
-    answer = preview(sqlite_server, ADAPTIVE, seconds_per_batch=2)
-    assert answer.status_code == 200, answer.text
-    found = answer.json()["preview"]
-    assert found["lengths"] == [
+    response = preview(sqlite_server, ADAPTIVE, seconds_per_batch=2)
+    assert response.status_code == 200, response.text
+    estimate = response.json()["preview"]
+    assert estimate["lengths"] == [
         {"length": 100, "trials": 5}, {"length": 300, "trials": 3}, {"length": 900, "trials": 2},
     ]  # fmt: skip
-    assert (found["trials"], found["unit"], found["total_length"]) == (10, "batches", 3200)
-    assert found["slot_hours"] == pytest.approx(3200 * 2 * 2 / 3600)
-    assert found["most_length"] == 10 * 900
-    assert found["most_slot_hours"] == pytest.approx(9000 * 2 * 2 / 3600)
+    assert (estimate["trials"], estimate["unit"], estimate["total_length"]) == (10, "batches", 3200)
+    assert estimate["slot_hours"] == pytest.approx(3200 * 2 * 2 / 3600)
+    assert estimate["most_length"] == 10 * 900
+    assert estimate["most_slot_hours"] == pytest.approx(9000 * 2 * 2 / 3600)
     assert preview(sqlite_server, ADAPTIVE).json()["preview"]["slot_hours"] is None
     assert sqlite_server.get("/experiments")["experiments"] == []
 
@@ -103,8 +103,8 @@ def test_preview_estimates_time_from_similar_experiment(server: Server) -> None:
     server.report(spec.run_id, validation(50, 0.5, epochs=5.0))
     server.clock.now += 100
     server.exit(spec.run_id, 0)
-    found = preview(server, ADAPTIVE).json()["preview"]
-    assert (found["like"], found["seconds_per_unit"]) == (1, 2.0)
+    estimate = preview(server, ADAPTIVE).json()["preview"]
+    assert (estimate["like"], estimate["seconds_per_unit"]) == (1, 2.0)
     in_epochs = {**ADAPTIVE, "time_metric": "epochs"}
     assert preview(server, in_epochs, like=1).json()["preview"]["seconds_per_unit"] == 20.0
 
@@ -122,7 +122,7 @@ def test_invalid_preview_is_rejected(
     sqlite_server: Server, searcher: dict[str, Any], more: dict[str, Any], problem: str
 ) -> None:
     sqlite_server.submit()
-    answer = preview(sqlite_server, searcher, **more)
-    assert answer.status_code == 422
-    assert problem in answer.text
+    response = preview(sqlite_server, searcher, **more)
+    assert response.status_code == 422
+    assert problem in response.text
     assert preview(sqlite_server, ADAPTIVE, like=7).status_code == 404

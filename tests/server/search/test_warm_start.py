@@ -21,8 +21,8 @@ def single(**fields: Any) -> dict[str, Any]:
     return {"name": "single", "metric": "loss", "max_length": 100, **fields}
 
 
-def trained(server: Server, *steps: int, name: str = "") -> list[str]:
-    """Have experiment 1 train one trial with checkpoints after some steps."""
+def train_with_checkpoints(server: Server, *steps: int, name: str = "") -> list[str]:
+    """Train one trial of experiment 1 with checkpoints at some steps."""
     server.submit(checkpoint_storage={"save_trial_latest": 5})
     server.add_agent()
     spec = server.begin()
@@ -33,18 +33,18 @@ def trained(server: Server, *steps: int, name: str = "") -> list[str]:
 
 
 def create_from(server: Server, source: int, number: int = 3) -> None:
-    """Let the searcher of experiment 1 ask for a trial with the weights of another."""
+    """Create a trial of experiment 1 with the weights of another."""
     operation = Create(number, {"lr": 0.5}, 7, source=source)
     server.write(lambda work: carry_out(work, 1, [operation]))
 
 
 @pytest.mark.parametrize("by", ["trial", "checkpoint"])
 def test_warm_start_applies_to_every_trial(server: Server, by: str) -> None:
-    first, last = trained(server, 10, 20)
+    first, last = train_with_checkpoints(server, 10, 20)
     source = {"source_trial_id": 1} if by == "trial" else {"source_checkpoint_uuid": first}
     uuid = last if by == "trial" else first
-    made = server.submit(hyperparameters=SPACE, searcher={**RANDOM, **source})
-    assert made["source_checkpoint"] == uuid
+    experiment = server.submit(hyperparameters=SPACE, searcher={**RANDOM, **source})
+    assert experiment["source_checkpoint"] == uuid
     root = str(server.services.orchestrator.home.checkpoints)
     spec = server.begin(2)
     assert spec.latest_checkpoint == CheckpointRef(uuid, 0, root=root, warm_start=True)
@@ -69,16 +69,16 @@ def test_missing_warm_start_source_is_rejected(
     server: Server, source: dict[str, Any], problem: str
 ) -> None:
     server.submit()
-    answer = server.try_submit(searcher=single(**source))
-    assert answer.status_code == 422
-    assert problem in answer.json()["error"]["message"]
+    response = server.try_submit(searcher=single(**source))
+    assert response.status_code == 422
+    assert problem in response.json()["error"]["message"]
     assert len(server.get("/experiments")["experiments"]) == 1
 
 
 def test_restart_before_checkpoint_warm_starts_again(
     server: Server,
 ) -> None:
-    (uuid,) = trained(server, 10)
+    (uuid,) = train_with_checkpoints(server, 10)
     server.submit(searcher=single(source_trial_id=1))
     spec = server.begin(2)
     server.report(spec.run_id, validation(5, 0.9))
@@ -91,18 +91,18 @@ def test_restart_before_checkpoint_warm_starts_again(
 
 
 def test_warm_start_source_is_retained(server: Server) -> None:
-    first, _, _ = trained(server, 10, 20, 30)
+    first, _, _ = train_with_checkpoints(server, 10, 20, 30)
     server.submit(searcher=single(source_checkpoint_uuid=first))
     statement = "UPDATE experiments SET config = replace(config, :old, :new)"
     server.execute(statement, old='_trial_latest":5', new='_trial_latest":1')
     server.services.orchestrator.configs.clear()
     server.write(lambda work: apply_to_experiment(work, 1))
-    kept = {one["uuid"] for one in server.get("/experiments/1/checkpoints")["checkpoints"]
-            if one["state"] == "COMPLETED"}  # fmt: skip
-    assert kept == {first, checkpoint(30).uuid}
-    answer = server.http.delete("/api/v1/experiments/1")
-    assert answer.status_code == 409
-    assert "trials of experiment 2 begin" in answer.json()["error"]["message"]
+    uuids = {row["uuid"] for row in server.get("/experiments/1/checkpoints")["checkpoints"]
+            if row["state"] == "COMPLETED"}  # fmt: skip
+    assert uuids == {first, checkpoint(30).uuid}
+    response = server.http.delete("/api/v1/experiments/1")
+    assert response.status_code == 409
+    assert "trials of experiment 2 begin" in response.json()["error"]["message"]
     server.act("kill", 2)
     server.exit(server.work()[0].run_id, -9)
     assert server.http.delete("/api/v1/experiments/1").status_code == 204
@@ -121,9 +121,9 @@ def test_searcher_trial_starts_from_validated_checkpoint(
     server.report(spec.run_id, checkpoint(5), validation(10, 0.5), checkpoint(10))
     server.report(spec.run_id, checkpoint(15))
     create_from(server, source=1)
-    made = server.trial(3)
-    assert made["hparams"] == {"lr": 0.5}
-    assert (made["source_trial_id"], made["source_checkpoint"]) == (1, checkpoint(10).uuid)
+    trial = server.trial(3)
+    assert trial["hparams"] == {"lr": 0.5}
+    assert (trial["source_trial_id"], trial["source_checkpoint"]) == (1, checkpoint(10).uuid)
 
 
 def test_trial_waits_for_source_checkpoint(server: Server) -> None:

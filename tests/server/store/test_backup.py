@@ -1,4 +1,4 @@
-"""Backup, restore and check of the database, by the command, beside a server that runs."""
+"""Backup, restore and check of the database by the CLI, with a running server."""
 
 import os
 import shutil
@@ -44,19 +44,19 @@ def url(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def server(tmp_path: Path, url: str) -> Iterator[LiveServer]:
     (tmp_path / "home").mkdir()
-    made = LiveServer(tmp_path / "home", *(("--database", url) if url else ()))
-    made.start()
-    yield made
-    made.close()
+    live = LiveServer(tmp_path / "home", *(("--database", url) if url else ()))
+    live.start()
+    yield live
+    live.close()
 
 
-def db(home: Path, url: str, *words: str) -> subprocess.CompletedProcess[str]:
+def db(home: Path, url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run ``zerolab db``."""
     options = ["--database", url] if url else []
     environment = {
         **os.environ, "ZEROLAB_HOME": str(home), "PATH": f"{_TOOLS}:{os.environ['PATH']}"
     }  # fmt: skip
-    line = [sys.executable, "-m", "zerolab", "db", words[0], *options, *words[1:]]
+    line = [sys.executable, "-m", "zerolab", "db", arguments[0], *options, *arguments[1:]]
     done = subprocess.run(
         line, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False
     )
@@ -83,8 +83,8 @@ def report(server: LiveServer, run_id: int, first: int, steps: int) -> None:
 
 
 def steps_of(server: LiveServer) -> int:
-    found = server.client().metrics(1)
-    return len(found[0]["points"])
+    curves = server.client().metrics(1)
+    return len(curves[0]["points"])
 
 
 @BOTH
@@ -136,8 +136,8 @@ def test_damaged_database_is_found_and_replaced(
     content = bytearray(file.read_bytes())
     content[8192:-8192] = bytes(len(content) - 16384)
     file.write_bytes(content)
-    found = db(server.home, url, "check")
-    assert (found.returncode, "integrity: " in found.stdout) == (1, True)
+    result = db(server.home, url, "check")
+    assert (result.returncode, "integrity: " in result.stdout) == (1, True)
     assert db(server.home, url, "restore", str(tmp_path / "saved")).returncode == 0
     (saved,) = (server.home / "backups").glob("before-restore-damaged-*")
     assert (saved / "zerolab.db").read_bytes() == content
@@ -156,14 +156,14 @@ def test_restore_rejects_invalid_backup(server: LiveServer, url: str, tmp_path: 
         newer.execute("INSERT INTO alembic_version VALUES ('9999')")
         newer.commit()
     before = (server.home / "zerolab.db").read_bytes()
-    for source, words in (
+    for source, arguments in (
         ("missing", "must be a backup of a SQLite database"),
         ("text.db", "is damaged"),
         ("other.db", "must be a database of Zerolab"),
         ("newer.db", "has schema 9999"),
     ):
         refused = db(server.home, url, "restore", str(tmp_path / source))
-        assert (refused.returncode, words in refused.stderr) == (2, True), refused.stderr
+        assert (refused.returncode, arguments in refused.stderr) == (2, True), refused.stderr
     assert (server.home / "zerolab.db").read_bytes() == before
 
 

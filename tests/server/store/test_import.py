@@ -1,4 +1,4 @@
-"""A run without a server can be brought in later."""
+"""Import of metrics files from runs without a server."""
 
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +17,7 @@ from zeroserver.store.points import store_points
 
 
 def written(run_dir: Path) -> bytes:
-    """A metrics file as a run without a server writes it."""
+    """Return a metrics file written by a run without a server."""
     spec = RunSpec(
         experiment_id=0, trial_id=0, run_id=0, trial_seed=5, slots=1, model_dir="",
         config={"name": "alone", "searcher": {"metric": "acc", "smaller_is_better": False}},
@@ -37,15 +37,19 @@ def test_import_creates_completed_experiment(server: Server, tmp_path: Path) -> 
     content = written(tmp_path / "run")
     cut = content + b'{"kind":"metrics","group":"train'
     for number in (1, 2):
-        made = server.request("POST", "/import", content=cut)["experiment"]
-        assert (made["id"], made["name"], made["state"]) == (number, "alone", "COMPLETED")
-        assert (made["best_validation"], made["best_trial_id"]) == (0.75, number)
+        experiment = server.request("POST", "/import", content=cut)["experiment"]
+        assert (experiment["id"], experiment["name"], experiment["state"]) == (
+            number,
+            "alone",
+            "COMPLETED",
+        )
+        assert (experiment["best_validation"], experiment["best_trial_id"]) == (0.75, number)
     trial = server.trial()
     assert (trial["hparams"], trial["seed"], trial["steps_completed"]) == ({"lr": 0.1}, 5, 3)
     assert (trial["best_validation"], trial["best_steps"]) == (0.75, 2)
     curves = {
-        (each["group"], each["name"]): each["points"]
-        for each in server.get("/trials/1/metrics")["metrics"]
+        (curve["group"], curve["name"]): curve["points"]
+        for curve in server.get("/trials/1/metrics")["metrics"]
     }
     assert curves["training", "loss"] == [[1, 1.0], [2, 0.5], [3, 1 / 3]]
     assert curves["validation", "acc"] == [[2, 0.75], [3, "NaN"]]
@@ -55,24 +59,24 @@ def test_import_creates_completed_experiment(server: Server, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("content", [b"", b"hello\n", b'{"kind":"header","format":2}\n'])
 def test_invalid_metrics_file_is_rejected(sqlite_server: Server, content: bytes) -> None:
-    answer = sqlite_server.http.post("/api/v1/import", content=content)
-    assert (answer.status_code, answer.json()["error"]["type"]) == (422, "config")
+    response = sqlite_server.http.post("/api/v1/import", content=content)
+    assert (response.status_code, response.json()["error"]["type"]) == (422, "config")
 
 
 def test_invalid_line_stores_nothing(sqlite_server: Server, tmp_path: Path) -> None:
     content = written(tmp_path / "run") + b'{"kind":"metrics"}\n'
-    answer = sqlite_server.http.post("/api/v1/import", content=content)
-    assert answer.status_code == 422
-    assert answer.json()["error"]["problems"][0].startswith("line 8: ")
+    response = sqlite_server.http.post("/api/v1/import", content=content)
+    assert response.status_code == 422
+    assert response.json()["error"]["problems"][0].startswith("line 8: ")
     assert sqlite_server.get("/experiments")["experiments"] == []
 
 
 def test_invalid_time_names_its_line(sqlite_server: Server, tmp_path: Path) -> None:
     lines = written(tmp_path / "run").splitlines(keepends=True)
     lines[2] = re.sub(rb'"time":[0-9.]+', b'"time":1e300', lines[2])
-    answer = sqlite_server.http.post("/api/v1/import", content=b"".join(lines))
-    assert answer.status_code == 422
-    assert answer.json()["error"]["problems"][0].startswith("line 3: time: must be in seconds")
+    response = sqlite_server.http.post("/api/v1/import", content=b"".join(lines))
+    assert response.status_code == 422
+    assert response.json()["error"]["problems"][0].startswith("line 3: time: must be in seconds")
 
 
 def long_file(directory: Path, steps: int) -> bytes:
@@ -91,12 +95,12 @@ def test_large_import_yields_to_other_writes(server: Server, tmp_path: Path) -> 
     with ThreadPoolExecutor() as pool:
         importing = pool.submit(server.http.post, "/api/v1/import", content=content)
         until("the import has begun to store", lambda: database.jobs > before + 2)
-        agent_id = server.add_agent()  # a change; it waits for one part at most
+        agent_id = server.add_agent()  # a write that waits for one part at most
         assert importing.result().status_code == 201
     assert agent_id == 1
     assert database.jobs - before >= 60_000 / 4_000
-    found = server.get("/trials/1/metrics", first=59_999)["metrics"][0]["points"]
-    assert found == [[59_999, 59_999 / 2], [60_000, 30_000.0]]
+    points = server.get("/trials/1/metrics", first=59_999)["metrics"][0]["points"]
+    assert points == [[59_999, 59_999 / 2], [60_000, 30_000.0]]
 
 
 BREAK = {
@@ -121,8 +125,8 @@ def test_failed_import_leaves_nothing(server: Server, tmp_path: Path) -> None:
     assert server.sql("SELECT count(*) FROM points") == [(0,)]
     assert server.sql("SELECT count(*) FROM rollups") == [(0,)]
     server.execute(mend)
-    made = server.request("POST", "/import", content=content)["experiment"]
-    (trial,) = server.trials(made["id"])
+    experiment = server.request("POST", "/import", content=content)["experiment"]
+    (trial,) = server.trials(experiment["id"])
     assert trial["steps_completed"] == 20_000
     assert server.services.orchestrator.importing == set()
 
@@ -136,7 +140,7 @@ def test_start_removes_points_of_interrupted_import(
     url = new_database(request.getfixturevalue("postgresql")) if kind == "postgresql" else ""
     with serve(tmp_path, url) as server:
         server.request("POST", "/import", content=written(tmp_path / "run"))
-        kept = server.sql("SELECT count(*) FROM points")
+        count = server.sql("SELECT count(*) FROM points")
         for trial_id in (5, 900):
             server.write(lambda work, of=trial_id: store_points(work, of, [(1, 1, 0.5, 1.0)]))
         assert server.sql("SELECT count(DISTINCT trial_id) FROM rollups") == [(3,)]
@@ -146,4 +150,4 @@ def test_start_removes_points_of_interrupted_import(
             lambda: again.sql("SELECT count(DISTINCT trial_id) FROM rollups"),
             lambda rows: rows == [(1,)],
         )
-        assert again.sql("SELECT count(*) FROM points") == kept
+        assert again.sql("SELECT count(*) FROM points") == count

@@ -1,4 +1,4 @@
-"""What one trial may store: metric names, log volume, how long; and no change is large."""
+"""Limits for a trial: metric names, log volume, retention, transaction size."""
 
 import time
 from pathlib import Path
@@ -16,8 +16,8 @@ DAY_S = 86400.0
 
 
 @pytest.fixture
-def small(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
-    """A server that takes few names and short logs of a trial."""
+def limited_server(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
+    """Server with low limits for names and logs."""
     limits = Limits(metric_names=20, log_bytes=20_000)
     object.__setattr__(server.services.settings, "limits", limits)
     return server
@@ -30,8 +30,8 @@ def running(server: Server, **changes: Any) -> int:
 
 
 def log_of(server: Server) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = server.get("/trials/1/logs", limit=1000)["logs"]
-    return found
+    lines: list[dict[str, Any]] = server.get("/trials/1/logs", limit=1000)["logs"]
+    return lines
 
 
 def warnings_of(server: Server) -> list[str]:
@@ -39,58 +39,60 @@ def warnings_of(server: Server) -> list[str]:
 
 
 def names_of(server: Server) -> set[str]:
-    return {each["name"] for each in server.get("/trials/1/metric-names")["names"]}
+    return {row["name"] for row in server.get("/trials/1/metric-names")["names"]}
 
 
 def send_log(server: Server, run_id: int, first: int, lines: list[str]) -> int:
     entries = [LogEntry(line, time.time(), 0) for line in lines]
-    answer = server.http.post(
+    response = server.http.post(
         f"/api/v1/runs/{run_id}/logs",
         content=msgspec.msgpack.encode(LogBatch(first, entries)),
         headers={"Content-Type": MSGPACK},
     )
-    assert answer.is_success, answer.text
-    stored: int = answer.json()["stored"]
+    assert response.is_success, response.text
+    stored: int = response.json()["stored"]
     return stored
 
 
-def test_metric_names_over_limit_are_discarded(small: Server) -> None:
-    run_id = running(small)
+def test_metric_names_over_limit_are_discarded(limited_server: Server) -> None:
+    run_id = running(limited_server)
     many = {f"sample_{number}": 1.0 for number in range(100)}
-    small.report(run_id, metrics("training", 1, lr=0.5, **many), training(2, 0.25))
-    small.report(run_id, metrics("training", 3, lr=0.125, **many), validation(3, 0.75))
-    names = names_of(small)
+    limited_server.report(run_id, metrics("training", 1, lr=0.5, **many), training(2, 0.25))
+    limited_server.report(run_id, metrics("training", 3, lr=0.125, **many), validation(3, 0.75))
+    names = names_of(limited_server)
     assert len(names) == 21  # the searcher's metric is stored in any case
     assert {"lr", "sample_18", "loss"} <= names
-    (warning,) = warnings_of(small)
+    (warning,) = warnings_of(limited_server)
     assert "metric names: must be at most 20 in a trial, got 81 more in one report" in warning
     assert "--metric-names" in warning
-    assert small.trial()["best_validation"] == 0.75
-    points = small.get("/trials/1/metrics", group="training", names="lr")["metrics"][0]["points"]
+    assert limited_server.trial()["best_validation"] == 0.75
+    points = limited_server.get("/trials/1/metrics", group="training", names="lr")["metrics"][0][
+        "points"
+    ]
     assert points == [[1, 0.5], [3, 0.125]]
 
 
-def test_empty_name_is_discarded_without_searcher_metric(small: Server) -> None:
-    small.submit(entrypoint="echo x", searcher={"name": "single"})
-    small.add_agent(slots=2)
-    spec = small.begin(1)
-    small.report(spec.run_id, metrics("validation", 1, **{"": 1.0, "loss": 0.5}))
-    assert names_of(small) == {"loss"}
+def test_empty_name_is_discarded_without_searcher_metric(limited_server: Server) -> None:
+    limited_server.submit(entrypoint="echo x", searcher={"name": "single"})
+    limited_server.add_agent(slots=2)
+    spec = limited_server.begin(1)
+    limited_server.report(spec.run_id, metrics("validation", 1, **{"": 1.0, "loss": 0.5}))
+    assert names_of(limited_server) == {"loss"}
 
 
-def test_huge_report_keeps_searcher_metric(small: Server) -> None:
-    run_id = running(small)
-    small.report(run_id, training(1, 0.5))
+def test_huge_report_keeps_searcher_metric(limited_server: Server) -> None:
+    run_id = running(limited_server)
+    limited_server.report(run_id, training(1, 0.5))
     many = {f"sample_{number}": 1.0 for number in range(30_000)}
     last = metrics("training", 2, **many, loss=0.25)
-    small.report(run_id, last, metrics("validation", 2, **many, loss=0.125))
-    assert small.trial()["best_validation"] == 0.125
-    assert len(names_of(small)) == 20  # "loss" is a name of both groups
-    curves = small.get("/trials/1/metrics", names="loss")["metrics"]
-    assert {each["group"]: each["points"] for each in curves} == {
+    limited_server.report(run_id, last, metrics("validation", 2, **many, loss=0.125))
+    assert limited_server.trial()["best_validation"] == 0.125
+    assert len(names_of(limited_server)) == 20  # "loss" is a name of both groups
+    curves = limited_server.get("/trials/1/metrics", names="loss")["metrics"]
+    assert {curve["group"]: curve["points"] for curve in curves} == {
         "training": [[1, 0.5], [2, 0.25]], "validation": [[2, 0.125]]
     }  # fmt: skip
-    assert "got 29981 more in one report" in warnings_of(small)[0]
+    assert "got 29981 more in one report" in warnings_of(limited_server)[0]
 
 
 def test_limit_of_names_outlives_server(tmp_path: Path) -> None:
@@ -127,8 +129,8 @@ def test_deleted_experiment_takes_its_metric_names(server: Server) -> None:
     server.http.portal.call(server.services.purge_names)
     assert {name for (name,) in server.sql("SELECT name FROM metric_keys")} == {"kept", "own"}
     server.report(second.run_id, metrics("training", 2, kept=2.0, gone=3.0), validation(2, 0.5))
-    found = server.get("/trials/2/metrics")["metrics"]
-    assert {curve["name"]: curve["points"] for curve in found} == {
+    curves = server.get("/trials/2/metrics")["metrics"]
+    assert {curve["name"]: curve["points"] for curve in curves} == {
         "kept": [[1, 1.0], [2, 2.0]], "own": [[1, 1.0]], "gone": [[2, 3.0]], "loss": [[2, 0.5]]
     }  # fmt: skip
 
@@ -157,13 +159,17 @@ def test_large_log_batch_is_stored_in_parts(sqlite_server: Server) -> None:
     assert [text for (text,) in stored] == [*lines, "10000"]
 
 
-def test_log_over_limit_drops_oldest_lines(small: Server) -> None:
-    run_id = running(small)
+def test_log_over_limit_drops_oldest_lines(limited_server: Server) -> None:
+    run_id = running(limited_server)
     sent = 0
     for _ in range(20):
-        sent = send_log(small, run_id, sent, [f"{sent + at} " + "x" * 90 for at in range(50)])
-    lines = log_of(small)
-    ((size,),) = small.sql("SELECT sum(length(text) + 64) FROM logs WHERE stream <> 'server'")
+        sent = send_log(
+            limited_server, run_id, sent, [f"{sent + at} " + "x" * 90 for at in range(50)]
+        )
+    lines = log_of(limited_server)
+    ((size,),) = limited_server.sql(
+        "SELECT sum(length(text) + 64) FROM logs WHERE stream <> 'server'"
+    )
     assert size <= 20_000
     marker, oldest, newest = lines[0], lines[1], lines[-1]
     first = int(oldest["text"].split()[0])
@@ -189,14 +195,14 @@ def test_ended_run_cannot_add_log_lines(server: Server) -> None:
     token = {"Authorization": f"Bearer {server.work()[0].spec.token}"}
     server.exit(run_id, 0)
     body = {"first": 0, "entries": [{"text": "mine", "time": 1.0}]}
-    answer = server.http.post(f"/api/v1/runs/{run_id}/logs", json=body, headers=token)
-    assert answer.status_code in {401, 403, 409}
+    response = server.http.post(f"/api/v1/runs/{run_id}/logs", json=body, headers=token)
+    assert response.status_code in {401, 403, 409}
     assert server.log(run_id, 0, "late, by its agent") == 1
     assert [line["text"] for line in log_of(server)] == ["late, by its agent"]
 
 
-@pytest.mark.parametrize(("days", "kept"), [(None, True), (-1, True), (3, False), (5, True)])
-def test_log_retention_days_removes_logs(server: Server, days: int | None, kept: bool) -> None:
+@pytest.mark.parametrize(("days", "retained"), [(None, True), (-1, True), (3, False), (5, True)])
+def test_log_retention_days_removes_logs(server: Server, days: int | None, retained: bool) -> None:
     policy = {} if days is None else {"retention_policy": {"log_retention_days": days}}
     run_id = running(server, **policy)
     server.log(run_id, 0, *map(str, range(6000)))
@@ -206,15 +212,15 @@ def test_log_retention_days_removes_logs(server: Server, days: int | None, kept:
     server.clock.now += 4 * DAY_S
     while server.write(expire_logs):
         pass
-    assert bool(log_of(server)) == kept
+    assert bool(log_of(server)) == retained
 
 
 def test_number_of_log_policies_is_limited(sqlite_server: Server) -> None:
     policies = [{"name": f"p{number}", "pattern": f"y{number}$"} for number in range(101)]
-    answer = sqlite_server.try_submit(log_policies=policies)
-    assert answer.status_code == 422
-    assert "log_policies: " in answer.json()["error"]["message"]
-    assert "at most 100" in answer.json()["error"]["message"]
+    response = sqlite_server.try_submit(log_policies=policies)
+    assert response.status_code == 422
+    assert "log_policies: " in response.json()["error"]["message"]
+    assert "at most 100" in response.json()["error"]["message"]
     run_id = running(sqlite_server, log_policies=policies[:100])
     sqlite_server.log(run_id, 0, "none", "y7", "or y99", "y7 then z")
     assert sqlite_server.trial()["labels"] == ["p7", "p99"]

@@ -1,4 +1,4 @@
-"""One server for a database: whoever comes second is refused, and whoever is replaced stops."""
+"""Database lock: a second server is rejected, a replaced server stops."""
 
 import os
 import signal
@@ -23,29 +23,29 @@ _SESSIONS = (
 
 @pytest.fixture
 def servers(tmp_path: Path) -> Iterator[Any]:
-    """Makes servers, and ends them with the test."""
-    made: list[LiveServer] = []
+    """Return a function that starts servers; they are stopped after the test."""
+    started: list[LiveServer] = []
 
     def make(name: str, *arguments: str) -> LiveServer:
         (tmp_path / name).mkdir(exist_ok=True)
-        made.append(LiveServer(tmp_path / name, *arguments))
-        return made[-1]
+        started.append(LiveServer(tmp_path / name, *arguments))
+        return started[-1]
 
     yield make
-    for server in made:
+    for server in started:
         server.close()
 
 
 def assert_refused(server: LiveServer) -> None:
     arguments = ("--port", "0", *server._arguments)
     assert server.spawn(*arguments).wait(DEADLINE_S) == 2
-    told = server.log.read_text()
-    assert "another server already works on the database" in told
-    assert "Traceback" not in told
+    output = server.log.read_text()
+    assert "another server already works on the database" in output
+    assert "Traceback" not in output
 
 
 def cut_sessions(url: str) -> None:
-    """Have PostgreSQL close the connections that hold locks, and wait until they are gone."""
+    """Let PostgreSQL close the connections that hold locks, and wait for it."""
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(_SESSIONS.replace("SELECT pid", "SELECT pg_terminate_backend(pid)"))
         until("they are gone", lambda: not connection.execute(_SESSIONS).fetchall())
@@ -103,7 +103,7 @@ def test_server_takes_lock_again_after_lost_connection(servers: Any, postgresql:
 
 @pytest.mark.parametrize("stays", [True, False], ids=["running", "stopped"])
 def test_replaced_server_stops(servers: Any, postgresql: Any, stays: bool) -> None:
-    """The first one loses its connection, and sleeps while another one works on the database."""
+    """The first server loses its connection and is suspended while a second one starts."""
     url = new_database(postgresql)
     first, second = servers("first", "--database", url), servers("second", "--database", url)
     first.start()

@@ -1,4 +1,4 @@
-"""Metric points: exactly once, true roll-ups, charts that hide nothing; on both databases."""
+"""Metric points: stored exactly once, roll-ups, downsampled charts; on both databases."""
 
 import csv
 import io
@@ -23,8 +23,8 @@ def running(server: Server, **changes: Any) -> int:
 
 
 def curve(server: Server, trial_id: int = 1, **params: Any) -> dict[str, Any]:
-    (found,) = server.get(f"/trials/{trial_id}/metrics", **params)["metrics"]
-    curve: dict[str, Any] = found
+    (points_row,) = server.get(f"/trials/{trial_id}/metrics", **params)["metrics"]
+    curve: dict[str, Any] = points_row
     return curve
 
 
@@ -51,8 +51,8 @@ def test_superseded_run_cannot_report(server: Server) -> None:
     server.exit(stale, -9)
     server.tick(2)
     current = server.begin().run_id
-    answer = server.send(stale, 1, [training(1, 1.0), checkpoint(1)])
-    assert (answer.status_code, answer.json()["error"]["type"]) == (409, "stale_run")
+    response = server.send(stale, 1, [training(1, 1.0), checkpoint(1)])
+    assert (response.status_code, response.json()["error"]["type"]) == (409, "stale_run")
     directive = server.http.get(f"/api/v1/runs/{stale}/directive", params={"wait_s": 0})
     assert (directive.status_code, directive.json()["error"]["type"]) == (409, "stale_run")
     assert server.get("/trials/1/checkpoints")["checkpoints"] == []
@@ -64,8 +64,8 @@ def test_invalid_record_rejects_its_batch(server: Server) -> None:
     run_id = running(server)
     bad = [metrics("training", 2, loss="a lot"), metrics("", 2, loss=1.0), training(-1, 1.0)]
     for record in bad:
-        answer = server.send(run_id, 1, [training(1, 1.0), record])
-        assert (answer.status_code, answer.json()["error"]["type"]) == (422, "config")
+        response = server.send(run_id, 1, [training(1, 1.0), record])
+        assert (response.status_code, response.json()["error"]["type"]) == (422, "config")
     assert server.get("/trials/1/metrics")["metrics"] == []
     server.report(run_id, training(1, 1.0))
     assert curve(server)["points"] == [[1, 1.0]]
@@ -143,8 +143,8 @@ def test_repeated_validation_reaches_searcher_once(
     server.exit(run_id, 1)
     server.tick(2)
     server.report(server.begin().run_id, validation(20, 0.5), validation(30, 0.4))
-    told = server.sql("SELECT length FROM searcher_events WHERE kind = 'validated' ORDER BY id")
-    assert told == [(10,), (20,), (30,)]
+    lengths = server.sql("SELECT length FROM searcher_events WHERE kind = 'validated' ORDER BY id")
+    assert lengths == [(10,), (20,), (30,)]
 
 
 def test_downsampled_chart_keeps_spikes(server: Server) -> None:
@@ -208,17 +208,17 @@ def test_roll_ups_equal_recount(
     def job(transaction: Transaction) -> None:
         for table in ("points", "rollups"):
             transaction.run(f"DELETE FROM {table}")
-        kept: dict[int, float | None] = {}
+        values: dict[int, float | None] = {}
         for batch in batches:
             store_points(transaction, 1, [(7, step, value, 0.0) for step, value in batch])
-            kept |= dict(batch)
-        _check(transaction, kept)
+            values |= dict(batch)
+        _check(transaction, values)
         for _ in range(300):
             if forget_after(transaction, 1, cut, limit=7) is not None:
                 break
             _check(transaction, _stored(transaction))
         assert forget_after(transaction, 1, cut) == 0
-        _check(transaction, {step: value for step, value in kept.items() if step <= cut})
+        _check(transaction, {step: value for step, value in values.items() if step <= cut})
 
     shared_server.services.database.write_now(job)
 
@@ -227,11 +227,11 @@ def _stored(transaction: Transaction) -> dict[int, float | None]:
     return dict(transaction.raw("SELECT step, value FROM points"))  # type: ignore[arg-type]
 
 
-def _check(transaction: Transaction, kept: dict[int, float | None]) -> None:
+def _check(transaction: Transaction, reported: dict[int, float | None]) -> None:
     stored = transaction.raw("SELECT step, value FROM points")
-    assert dict(stored) == kept  # type: ignore[arg-type]
+    assert dict(stored) == reported  # type: ignore[arg-type]
     expected: dict[tuple[int, int], list[float | None]] = {}
-    for step, value in kept.items():
+    for step, value in reported.items():
         for shift in SHIFTS:
             expected.setdefault((shift, step >> shift), []).append(value)
     rows = transaction.raw("SELECT shift, bucket, least, most, total, finite, count FROM rollups")
@@ -243,12 +243,12 @@ def _check(transaction: Transaction, kept: dict[int, float | None]) -> None:
         assert (least, most) == (min(numbers, default=None), max(numbers, default=None))
         assert (finite, count) == (len(real), len(values))
         assert total == pytest.approx(math.fsum(real), rel=1e-6, abs=1e30)
-    found = read_curve(transaction.connection, 1, (7, "training", "loss"), 10)
-    numbers = [value for value in kept.values() if value is not None]
-    if found.band is not None and numbers and all(map(math.isfinite, numbers)):
-        extremes = [float(row[1]) for row in found.band if row[1] != "NaN"]
+    read = read_curve(transaction.connection, 1, (7, "training", "loss"), 10)
+    numbers = [value for value in reported.values() if value is not None]
+    if read.band is not None and numbers and all(map(math.isfinite, numbers)):
+        extremes = [float(row[1]) for row in read.band if row[1] != "NaN"]
         assert min(extremes) == min(numbers)
-        assert max(float(row[2]) for row in found.band if row[2] != "NaN") == max(numbers)
+        assert max(float(row[2]) for row in read.band if row[2] != "NaN") == max(numbers)
 
 
 def test_curves_have_report_times(server: Server) -> None:

@@ -1,4 +1,4 @@
-"""The database: its schema, its migrations, and what happens when it cannot be written."""
+"""Database schema, migrations, and failed writes."""
 
 import contextlib
 import random
@@ -50,7 +50,7 @@ def opened(url: str) -> Database:
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.processes)])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """An empty database of each kind."""
+    """URL of an empty database on each backend."""
     if request.param == "sqlite":
         return sqlite_url(tmp_path / "zerolab.db")
     return new_database(request.getfixturevalue("postgresql"))
@@ -78,20 +78,20 @@ def test_migrations_create_expected_tables(url: str) -> None:
 
 
 def test_new_database_equals_migrated_one(tmp_path: Path) -> None:
-    found = []
+    databases = []
     for way in (migrate, _upgraded):
-        database = opened(sqlite_url(tmp_path / f"{len(found)}.db"))
+        database = opened(sqlite_url(tmp_path / f"{len(databases)}.db"))
         way(database)
         with database.read() as connection:
             statements = connection.scalars(text("SELECT sql FROM sqlite_master WHERE sql <> ''"))
-            found.append({" ".join(sql.split()) for sql in statements})
+            databases.append({" ".join(sql.split()) for sql in statements})
         database.close()
-    named = [{sql for sql in each if "alembic_version" not in sql} for each in found]
+    named = [{sql for sql in schema if "alembic_version" not in sql} for schema in databases]
     assert {_words(sql) for sql in named[0]} == {_words(sql) for sql in named[1]}
 
 
 def _words(sql: str) -> str:
-    """The parts of a table, in no order: the two ways list its constraints in their own."""
+    """Return the parts of a table as a set, since the order of constraints may differ."""
     return " ".join(sorted(sql.replace(",", " ").replace("(", " ").replace(")", " ").split()))
 
 
@@ -170,8 +170,8 @@ def test_upgrade_counts_failed_trials(tmp_path: Path) -> None:
         command.downgrade(config, "0015")
     database.close()
     with serve(tmp_path) as server:
-        found = [server.experiment(number) for number in (1, 2)]
-        counts = [(each["failed_trials"], each["canceled_trials"]) for each in found]
+        experiments = [server.experiment(number) for number in (1, 2)]
+        counts = [(row["failed_trials"], row["canceled_trials"]) for row in experiments]
         assert counts == [(1, 0), (0, 1)]
 
 
@@ -182,7 +182,7 @@ def test_upgrade_marks_pending_removals(tmp_path: Path) -> None:
         spec = server.begin()
         server.report(spec.run_id, checkpoint(1), checkpoint(2))
         path = server.services.orchestrator.home.database
-        kept, gone = (
+        retained, removed = (
             server.services.orchestrator.home.checkpoints / checkpoint(n).uuid for n in (2, 1)
         )
     database = opened(sqlite_url(path))
@@ -192,15 +192,15 @@ def test_upgrade_marks_pending_removals(tmp_path: Path) -> None:
         config.attributes["connection"] = connection
         command.downgrade(config, "0001")
     database.close()
-    for directory in (kept, gone):
+    for directory in (retained, removed):
         directory.mkdir()
     with serve(tmp_path):
-        until("what was deleted goes", lambda: not gone.exists())
-    assert kept.is_dir()
+        until("what was deleted goes", lambda: not removed.exists())
+    assert retained.is_dir()
 
 
 def damaged(directory: Path, table: str, last: bool = False) -> Path:
-    """Make a database of two trials with reports; overwrite the first page of a table, or its last.
+    """Create a database of two trials with reports and overwrite one page of a table.
 
     Returns:
         The file.
@@ -227,8 +227,8 @@ def damaged(directory: Path, table: str, last: bool = False) -> Path:
     return file
 
 
-def ended(home: Path) -> tuple[int, str]:
-    """Start a server that cannot; return its exit code and what it said."""
+def failed_start(home: Path) -> tuple[int, str]:
+    """Start a server that fails; return its exit code and output."""
     command = [sys.executable, "-m", "zeroserver", "--home", str(home), "--port", "0"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
     return done.returncode, done.stderr
@@ -242,10 +242,10 @@ def test_start_on_full_disk_names_disk_space(tmp_path: Path) -> None:
             while filler.write(bytes(4096)):
                 pass
         for _ in range(2):
-            code, told = ended(disk / "home")
-            assert code == 2, told
-            assert "free some space on its disk" in told
-            assert "Traceback" not in told
+            code, output = failed_start(disk / "home")
+            assert code == 2, output
+            assert "free some space on its disk" in output
+            assert "Traceback" not in output
         (disk / "filler").unlink()
         with serve(disk) as server:
             assert server.http.get("/healthz").status_code == 200
@@ -254,36 +254,36 @@ def test_start_on_full_disk_names_disk_space(tmp_path: Path) -> None:
 @pytest.mark.parametrize("table", ["trials", "experiments"])
 def test_damaged_tables_are_named_with_remedy(tmp_path: Path, table: str) -> None:
     damaged(tmp_path, table)
-    code, told = ended(tmp_path / "home")
+    code, output = failed_start(tmp_path / "home")
     assert code == 2
-    assert f"is damaged (database disk image is malformed); what cannot be read: {table};" in told
-    assert "bring it back from a backup" in told
-    assert "Traceback" not in told
+    assert f"is damaged (database disk image is malformed); what cannot be read: {table};" in output
+    assert "bring it back from a backup" in output
+    assert "Traceback" not in output
 
 
 @pytest.mark.parametrize("form", ["ndjson", "csv"])
 def test_export_lists_damage_and_keeps_readable_rows(
     tmp_path: Path, form: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    damaged(tmp_path, "points", last=True)  # where the second trial's points end
+    damaged(tmp_path, "points", last=True)  # the last page of the second trial's points
     with serve(tmp_path) as server:
-        answer = server.http.get("/api/v1/experiments/1/metrics/export", params={"format": form})
-    assert answer.status_code == 200
-    lines = answer.text.splitlines()
+        response = server.http.get("/api/v1/experiments/1/metrics/export", params={"format": form})
+    assert response.status_code == 200
+    lines = response.text.splitlines()
     assert [line for line in lines if "problem" in line] == lines[-1:]
     assert "the database is damaged" in lines[-1]
-    whole = '"trial_id":1,' if form == "ndjson" else "1,training"
-    assert sum(whole in line for line in lines) == 400
-    assert len([one for one in caplog.records if "damaged" in one.getMessage()]) == 1
+    expected = '"trial_id":1,' if form == "ndjson" else "1,training"
+    assert sum(expected in line for line in lines) == 400
+    assert len([record for record in caplog.records if "damaged" in record.getMessage()]) == 1
     assert "Traceback" not in caplog.text
 
 
 def test_damaged_page_is_reported(tmp_path: Path) -> None:
     damaged(tmp_path, "points")
     with serve(tmp_path) as server:
-        answer = server.http.get("/api/v1/trials/1/metrics")
-        assert (answer.status_code, answer.json()["error"]["type"]) == (503, "storage")
-        assert "the database is damaged" in answer.json()["error"]["message"]
+        response = server.http.get("/api/v1/trials/1/metrics")
+        assert (response.status_code, response.json()["error"]["type"]) == (503, "storage")
+        assert "the database is damaged" in response.json()["error"]["message"]
         assert server.trial()["steps_completed"] == 399
 
 
@@ -330,7 +330,7 @@ def test_waiting_jobs_commit_together(database: Database) -> None:
 
 
 def test_sqlite_and_postgresql_store_the_same(tmp_path: Path, postgresql: Any) -> None:
-    def told(directory: Path, url: str) -> Any:
+    def stored(directory: Path, url: str) -> Any:
         with serve(directory, url) as server:
             server.submit(reproducibility={"experiment_seed": 1})
             server.add_agent()
@@ -345,7 +345,7 @@ def test_sqlite_and_postgresql_store_the_same(tmp_path: Path, postgresql: Any) -
         columns = [column.name for column in metadata.tables[name].c if column.name != "spec"]
         return sorted(server.sql(f"SELECT {', '.join(columns)} FROM {name}"), key=str)
 
-    assert told(tmp_path / "a", "") == told(tmp_path / "b", new_database(postgresql))
+    assert stored(tmp_path / "a", "") == stored(tmp_path / "b", new_database(postgresql))
 
 
 def health(live: LiveServer) -> Callable[[], int]:
@@ -404,7 +404,7 @@ def test_full_disk_and_lock_lose_no_reports(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_health_reports_full_disk(tmp_path: Path) -> None:
-    """Also while the log of the database has room, in which a page could be written again."""
+    """Health is bad even while the write-ahead log still has room."""
     with mounted(tmp_path / "disk", "16m") as disk:
         (disk / "home").mkdir()
         live = LiveServer(disk / "home")
@@ -444,9 +444,9 @@ def test_failed_submission_leaves_no_state(server: Server) -> None:
     server.execute(fill)
     assert server.try_submit(name="first", max_restarts=0).status_code >= 500
     server.execute(empty)
-    made = server.submit(name="second", max_restarts=2)
+    experiment = server.submit(name="second", max_restarts=2)
     server.add_agent()
-    trial_id = server.trials(made["id"])[0]["id"]
+    trial_id = server.trials(experiment["id"])[0]["id"]
     server.exit(server.begin(trial_id).run_id, -9, "failed")
     assert server.trial(trial_id)["restarts"] == 1
     assert server.trial(trial_id)["state"] == "QUEUED"
@@ -463,11 +463,11 @@ def test_submit_during_deletion_keeps_shared_code(server: Server, first: str) ->
     calls = {"delete": delete, "submit": lambda: server.try_submit(name="new")}
     order = [first, *(calls.keys() - {first})]
     with ThreadPoolExecutor() as pool, server.writer_held() as waiting:
-        answers = []
+        responses = []
         for number, name in enumerate(order, start=1):
-            answers.append(pool.submit(calls[name]))
+            responses.append(pool.submit(calls[name]))
             until(f"{name} waits for the writer", waiting, number.__eq__)
-    assert sorted(answer.result().status_code for answer in answers) == [201, 204]
+    assert sorted(response.result().status_code for response in responses) == [201, 204]
     assert server.http.get("/api/v1/experiments/2/archive").status_code == 200
     assert server.post("/experiments/2/fork")["experiment"]["id"] == 3
 

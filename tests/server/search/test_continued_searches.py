@@ -1,4 +1,4 @@
-"""Searches that end, grow, are canceled, and go on, again and again."""
+"""Searches that are ended, grown, canceled and continued repeatedly."""
 
 from pathlib import Path
 from random import Random
@@ -32,7 +32,7 @@ MORE["pbt"] = {"num_rounds": 4}
 
 
 class Life:
-    """One search, on one server after another."""
+    """One search on a series of servers."""
 
     def __init__(self, directory: Path, name: str, **config: Any) -> None:
         self.directory, self.clock = directory, Clock()
@@ -57,13 +57,13 @@ class Life:
     def state(self) -> str:
         return str(self.server.experiment()["state"])
 
-    def go_on(self, **searcher: Any) -> None:
+    def continue_search(self, **searcher: Any) -> None:
         body = {"config": {"searcher": searcher} if searcher else {}}
-        answer = self.server.http.post("/api/v1/experiments/1/continue", json=body)
-        assert answer.is_success, answer.text
+        response = self.server.http.post("/api/v1/experiments/1/continue", json=body)
+        assert response.is_success, response.text
 
     def run_one(self) -> bool:
-        """Let the first run do its part; whether there was one."""
+        """Train the first run; return false if there is none."""
         items = self.server.work()
         if not items:
             return False
@@ -74,17 +74,17 @@ class Life:
             self.server.exit(run_id, -9)
             return True
         self.server.post(f"/runs/{run_id}/started", {})
-        left = self.server.directive(run_id) != "train"
+        leaving = self.server.directive(run_id) != "train"
         until = spec.fit.until or spec.fit.max_length.count
         begin = spec.latest_checkpoint.steps_completed if spec.latest_checkpoint else 0
         for steps in sorted({*spec.fit.validate_at, until}):
-            if begin < steps <= until and not left:
+            if begin < steps <= until and not leaving:
                 loss = (spec.trial_id * 37 % 11) / 11 + 1 / steps
-                made = checkpoint(steps, f"{spec.trial_id} {run_id}")
-                self.server.report(run_id, validation(steps, loss), made)
-                left = self.server.directive(run_id) != "train"
+                record = checkpoint(steps, f"{spec.trial_id} {run_id}")
+                self.server.report(run_id, validation(steps, loss), record)
+                leaving = self.server.directive(run_id) != "train"
         done = EXIT_REACHED if spec.fit.until else 0
-        self.server.exit(run_id, EXIT_PREEMPTED if left else done)
+        self.server.exit(run_id, EXIT_PREEMPTED if leaving else done)
         return True
 
     def finish(self) -> None:
@@ -99,17 +99,17 @@ class Life:
         pytest.fail("the search never ends")
 
     def compare(self) -> None:
-        """The searcher that is in memory is the one that its log tells of."""
+        """Check that the searcher in memory equals a replay of its events."""
 
         def both(work: UnitOfWork) -> tuple[Any, Any]:
-            kept = work.orchestrator.searchers.get(1)
-            found = searching._replay(work, 1)
-            assert found.problem is None
-            return found.searcher, kept or found.searcher
+            in_memory = work.orchestrator.searchers.get(1)
+            replay = searching._replay(work, 1)
+            assert replay.problem is None
+            return replay.searcher, in_memory or replay.searcher
 
-        made, kept = self.server.write(both)
-        assert searching._view(made) == searching._view(kept)
-        assert made.progress() == kept.progress()
+        replayed, current = self.server.write(both)
+        assert searching._view(replayed) == searching._view(current)
+        assert replayed.progress() == current.progress()
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ def test_search_grows_twice(name: str, canceled: bool, restarted: bool, begin: A
         if restarted:
             life.restart()
         trials = len(life.server.trials())
-        life.go_on(**change)
+        life.continue_search(**change)
         life.server.tick(1)
         assert life.state() == "ACTIVE"
         life.compare()
@@ -155,13 +155,13 @@ def test_search_grows_twice(name: str, canceled: bool, restarted: bool, begin: A
 def test_continue_canceled_search_that_grew(name: str, begin: Any) -> None:
     life = begin(name)
     life.finish()
-    life.go_on(**MORE[name])
+    life.continue_search(**MORE[name])
     for _ in range(2):
         life.run_one()
     life.server.act("cancel")
     life.finish()
     assert life.state() == "CANCELED"
-    life.go_on()
+    life.continue_search()
     life.finish()
     assert life.state() == "COMPLETED"
     life.compare()
@@ -194,7 +194,7 @@ def test_trials_stopped_by_searcher_survive_cancel(action: str, begin: Any) -> N
     server.act(action)
     life.finish()
     assert [trial["state"] for trial in server.trials()] == ["CANCELED", "COMPLETED"]
-    life.go_on()
+    life.continue_search()
     life.finish()
     assert server.trial(second.trial_id)["steps_completed"] == 4
     life.compare()
@@ -225,8 +225,8 @@ def test_random_requests_are_journaled_and_search_ends(name: str, seed: int, beg
             actions = [lambda: life.server.http.post(
                 "/api/v1/experiments/1/continue", json={"config": {"searcher": grown.pop(0)}}
             )]  # fmt: skip
-        answer = rng.choice(actions)()
-        assert getattr(answer, "status_code", 200) < 500, answer.text
+        response = rng.choice(actions)()
+        assert getattr(response, "status_code", 200) < 500, response.text
         life.compare()
     if life.state() == "PAUSED":
         life.server.act("activate")
@@ -235,16 +235,16 @@ def test_random_requests_are_journaled_and_search_ends(name: str, seed: int, beg
 
 
 def test_restart_keeps_pending_growth(begin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def nothing(_services: Services) -> None:
+    async def no_effects(_services: Services) -> None:
         pass
 
     life = begin("stopping")
     life.finish()
     assert life.server.experiment()["num_trials"] == 4
     with monkeypatch.context() as interrupted:  # killed after the first part of the new trials
-        interrupted.setattr(Services, "carry_out", nothing)
+        interrupted.setattr(Services, "carry_out", no_effects)
         interrupted.setattr("zeroserver.orchestrator.trials._BUDGET_MS", 0.05)
-        life.go_on(max_trials=16)
+        life.continue_search(max_trials=16)
         assert life.server.services.orchestrator.backlog
         life.end()
         life._running = serve(life.directory, clock=life.clock)
@@ -252,5 +252,5 @@ def test_restart_keeps_pending_growth(begin: Any, monkeypatch: pytest.MonkeyPatc
         life.server = life._running.__enter__()
     life.server.add_agent(slots=2)
     life.finish()
-    found = life.server.experiment()
-    assert (found["state"], found["num_trials"]) == ("COMPLETED", 16)
+    experiment = life.server.experiment()
+    assert (experiment["state"], experiment["num_trials"]) == ("COMPLETED", 16)
