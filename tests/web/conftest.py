@@ -1,4 +1,4 @@
-"""A real installation with experiments of every kind, and a real browser that looks at it."""
+"""Fixtures: installations with experiments of every kind, and a real browser."""
 
 import shutil
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ with zerolab.core.init() as context:
     hparams = context.train.get_hparams()
     what = hparams["what"]
     if what == "fail":
-        context.train.report_training_metrics(0, {"loss": 1.0})  # or it is not restarted
+        context.train.report_training_metrics(0, {"loss": 1.0})  # needed for a restart
         raise RuntimeError("the model is broken")
     if what == "wait":
         for step in range(1, 21):
@@ -72,7 +72,7 @@ def script_config(name: str, searcher: str = "single", **hparams: Any) -> dict[s
 
 @dataclass
 class Site:
-    """An installation, and the experiments in it."""
+    """Installation and its experiments."""
 
     installation: Installation
     folder: Path
@@ -99,34 +99,34 @@ def _needs_page() -> None:
 
 @pytest.fixture(scope="session")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """A server whose agent was played: many trials, long curves, and what goes wrong."""
+    """Server with a simulated agent: many trials, long curves, failures."""
     _needs_page()
-    with staged(tmp_path_factory.mktemp("stage")) as made:
-        yield made
+    with staged(tmp_path_factory.mktemp("stage")) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """One experiment that completed, one that failed, one with broken curves, one with trials."""
+    """Installation with a completed, a failed, a long and a grid experiment."""
     _needs_page()
     folder = tmp_path_factory.mktemp("web")
     with Installation.running(folder / "home", slots=3) as installation:
-        made = Site(installation, folder, digits=0, failed=0, long=0, grid=0)
-        made.failed = made.submit_script("broken", what="fail")
+        filled = Site(installation, folder, digits=0, failed=0, long=0, grid=0)
+        filled.failed = filled.submit_script("broken", what="fail")
         shutil.copytree(EXAMPLE, folder / "digits", ignore=shutil.ignore_patterns("__pycache__"))
         submitted = installation.cli("submit", folder / "digits" / "smoke.yaml")
-        made.digits = int(submitted.stdout)
-        made.long = made.submit_script("long", what="long")
+        filled.digits = int(submitted.stdout)
+        filled.long = filled.submit_script("long", what="long")
         slopes = {"type": "categorical", "vals": [20, 3, 100]}
-        made.grid = made.submit_script("grid", searcher="grid", what="grid", slope=slopes)
-        for experiment_id in (made.failed, made.digits, made.long, made.grid):
+        filled.grid = filled.submit_script("grid", searcher="grid", what="grid", slope=slopes)
+        for experiment_id in (filled.failed, filled.digits, filled.long, filled.grid):
             installation.wait_for(experiment_id)
-        yield made
+        yield filled
 
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    """A browser; its expectations wait as long as anything else."""
+    """Browser whose expectations use the tests' deadline."""
     expect.set_options(timeout=1000 * DEADLINE_S)
     with sync_playwright() as playwright:
         path = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -139,21 +139,21 @@ def chromium() -> Iterator[Browser]:
 
 @dataclass
 class Watched:
-    """A page, and everything about it that must not happen."""
+    """Page that records errors and requests to other servers."""
 
     page: Page
     url: str
     faults: list[str] = field(default_factory=list)
 
     def watch(self) -> None:
-        """Note errors, and requests that leave the server."""
+        """Record errors and requests to other servers."""
         self.page.set_default_timeout(1000 * DEADLINE_S)
         self.page.on("console", self._console)
         self.page.on("pageerror", lambda error: self.faults.append(str(error)))
         self.page.on("request", self._request)
 
     def _console(self, message: ConsoleMessage) -> None:
-        if message.type == "error":  # what the content policy forbids is one, too
+        if message.type == "error":  # violations of the content policy count as errors
             self.faults.append(message.text)
 
     def _request(self, request: Request) -> None:
@@ -161,14 +161,14 @@ class Watched:
             self.faults.append(f"a request to {request.url}")
 
     def show(self, address: str) -> Page:
-        """Go to an address behind ``#`` of the page."""
+        """Open an address of the page."""
         self.page.goto(f"{self.url}/{address}")
         return self.page
 
 
 @pytest.fixture
 def stranger(site: Site, chromium: Browser) -> Iterator[Watched]:
-    """A browser that is not signed in."""
+    """Browser without a session."""
     context = chromium.new_context()
     watched = Watched(context.new_page(), site.url)
     watched.watch()
@@ -178,7 +178,7 @@ def stranger(site: Site, chromium: Browser) -> Iterator[Watched]:
 
 @pytest.fixture
 def owner(site: Site, stranger: Watched) -> Iterator[Watched]:
-    """A browser that came through the link; nothing goes wrong in it."""
+    """Browser signed in by the link; the test fails on errors in the page."""
     stranger.page.goto(site.installation.client.login_link())
     yield stranger
     assert stranger.faults == []
@@ -186,7 +186,7 @@ def owner(site: Site, stranger: Watched) -> Iterator[Watched]:
 
 @pytest.fixture
 def spectator(stage: Stage, chromium: Browser) -> Iterator[Watched]:
-    """A browser that is signed in at the stage; nothing goes wrong in it."""
+    """Browser signed in at ``stage``; the test fails on errors in the page."""
     context = chromium.new_context()
     watched = Watched(context.new_page(), stage.url)
     watched.watch()

@@ -1,4 +1,4 @@
-"""What is drawn in a chart, as a browser sees it."""
+"""Pixels and readouts of charts in a browser."""
 
 import re
 from collections.abc import Callable
@@ -29,8 +29,8 @@ def rows(figure: Locator, test: str) -> list[int]:
         }
         return found;
     }"""
-    found: list[int] = figure.locator("canvas").first.evaluate(count.replace("TEST", test))
-    return found
+    counts: list[int] = figure.locator("canvas").first.evaluate(count.replace("TEST", test))
+    return counts
 
 
 def pixels(figure: Locator, test: str) -> int:
@@ -39,7 +39,7 @@ def pixels(figure: Locator, test: str) -> int:
 
 
 def near(color: str) -> str:
-    """The test of pixels of a colour, ``#rrggbb``."""
+    """Return the JavaScript test for pixels of a colour ``#rrggbb``."""
     parts = [int(color[at : at + 2], 16) for at in (1, 3, 5)]
     close = " && ".join(
         f"Math.abs({name} - {part}) < 12" for name, part in zip("rgb", parts, strict=True)
@@ -48,22 +48,22 @@ def near(color: str) -> str:
 
 
 def points(figure: Locator) -> int:
-    """How many points a chart says that it shows."""
+    """Return the number of points in a chart's label."""
     name = figure.get_attribute("aria-label") or ""
-    found = re.search(r"(\d+) points", name)
-    assert found is not None, name
-    return int(found[1])
+    match = re.search(r"(\d+) points", name)
+    assert match is not None, name
+    return int(match[1])
 
 
 def hover(figure: Locator, across: float = 0.5, down: float = 0.5) -> Locator:
-    """Hold the mouse over a part of the drawing; return what is told about it."""
+    """Move the mouse over a part of the drawing; return the readout."""
     at = _place(figure)
     figure.page.mouse.move(*at(across, down))
     return figure.locator(".readout")
 
 
 def mark(figure: Locator, start: float, end: float) -> None:
-    """Mark a part of the drawing with the mouse, which zooms to it."""
+    """Zoom by dragging the mouse over a part of the drawing."""
     at = _place(figure)
     mouse = figure.page.mouse
     mouse.move(*at(start, 0.4))

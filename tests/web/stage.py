@@ -1,4 +1,4 @@
-"""A server of its own whose agent a test plays: many trials, at once, with the numbers it wants."""
+"""Server with a simulated agent: many trials with chosen metrics."""
 
 import math
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ LEARNING_RATES = {"type": "categorical", "vals": [round(0.01 * n, 2) for n in ra
 
 @dataclass
 class Stage:
-    """The experiments, by what they show; the client of the server."""
+    """Experiments of the server, and its client."""
 
     server: LiveServer
     played: Server
@@ -41,39 +41,39 @@ class Stage:
         return self.url + str(self.played.post("/login-links")["url"])
 
     def trials(self, experiment_id: int) -> list[int]:
-        """Ids of an experiment's trials, the oldest first."""
+        """Return the ids of an experiment's trials, oldest first."""
         return [trial["id"] for trial in self.played.trials(experiment_id)]
 
     def best(self, count: int) -> list[int]:
-        """Ids of the best trials of the sweep, the best first."""
-        found = sorted(self.played.trials(self.sweep), key=lambda trial: trial["best_validation"])
-        return [trial["id"] for trial in found[:count]]
+        """Return the ids of the best trials of the sweep, best first."""
+        ordered = sorted(self.played.trials(self.sweep), key=lambda trial: trial["best_validation"])
+        return [trial["id"] for trial in ordered[:count]]
 
 
 @contextmanager
 def staged(folder: Path) -> Iterator[Stage]:
-    """Start the server, and play what its experiments did."""
+    """Start the server and run its experiments."""
     with playing(folder) as (server, played):
         played.add_agent(TRIALS)
         yield Stage(server, played, *(submit(played) for submit in EXPERIMENTS))
 
 
 def _sweep(played: Server) -> int:
-    """Trials of one length, the loss of each another; the best are not the first."""
+    """Submit trials of equal length with different losses."""
     searcher = {"name": "grid", "metric": "loss", "max_length": 20, "max_concurrent_trials": TRIALS}
     hparams = {"deepspeed_config": "ds_config.json", "optimizer": {"lr": LEARNING_RATES}}
     experiment_id = int(
         played.submit(name="sweep", searcher=searcher, hyperparameters=hparams)["id"]
     )
-    for place, item in enumerate(played.wait_for_runs(TRIALS)):
-        final = 1 + (place * 7 % TRIALS) / TRIALS
+    for position, item in enumerate(played.wait_for_runs(TRIALS)):
+        final = 1 + (position * 7 % TRIALS) / TRIALS
         records = [
             metrics("training", step, loss=final + 1 / step, loss_scale=65536.0, skipped_steps=0.0)
             for step in range(1, 21)
         ]
         played.post(f"/runs/{item.run_id}/started", {})
         played.send(item.run_id, 1, [*records, metrics("validation", 20, loss=final)])
-        if place == TRIALS - 1:
+        if position == TRIALS - 1:
             played.exit(item.run_id, 64, "rank 0 exited with code 64: impossible")
         else:
             played.exit(item.run_id, 0)
@@ -81,7 +81,7 @@ def _sweep(played: Server) -> int:
 
 
 def _long(played: Server) -> int:
-    """One trial with more points than a chart, also at zero and below it."""
+    """Submit a trial with more points than a chart, some of them zero or negative."""
     hparams = {"deepspeed_config": "ds_config.json", "rate": 1e-7, "word": "yes", "text": "a: b"}
     experiment_id = int(played.submit(name="long", hyperparameters=hparams)["id"])
     (item,) = played.wait_for_runs(1)
@@ -101,19 +101,19 @@ def _point(step: int) -> Any:
         falling=0.2 * 5 ** (1 - step / LONG_STEPS),  # from 1 to 0.2
         wave=math.sin(step / 1000),
         depth=-float(step),
-        spiky=100.0 if step == LONG_STEPS // 2 else step % 2,  # 0 and 1 in turn
+        spiky=100.0 if step == LONG_STEPS // 2 else step % 2,  # alternates between 0 and 1
     )
 
 
 def _waiting(played: Server) -> int:
-    """One that needs more slots than there are."""
+    """Submit an experiment that needs more slots than exist."""
     resources = {"slots_per_trial": 2 * TRIALS}
     script = {"entrypoint": "python3 model_def.py", "hyperparameters": {}}
     return int(played.submit(name="too wide", resources=resources, **script)["id"])
 
 
 def _empty(played: Server) -> int:
-    """One that completes without a validation."""
+    """Submit an experiment that completes without a validation."""
     experiment_id = int(played.submit(name="empty")["id"])
     (item,) = played.wait_for_runs(1)
     played.post(f"/runs/{item.run_id}/started", {})
@@ -123,7 +123,7 @@ def _empty(played: Server) -> int:
 
 
 def _failed(played: Server) -> int:
-    """One whose second rank fails before it trains; it has a long log."""
+    """Submit an experiment whose second rank fails at its start, with a long log."""
     experiment_id = int(
         played.submit(name="failed", resources={"slots_per_trial": 2}, max_restarts=0)["id"]
     )

@@ -1,4 +1,4 @@
-"""The charts: zoom, logarithmic axes, colours, which trials are drawn, and what is told of them."""
+"""Charts: zoom, logarithmic axes, colours, selected trials, readouts."""
 
 import re
 
@@ -16,16 +16,16 @@ PART = "batches=2000-2100"
 
 
 def batch_under_the_mouse(page: Page, title: str) -> int:
-    """The batch that a chart tells when the mouse is in its middle."""
-    told = until("the chart tells a batch", lambda: hover(chart(page, title)).text_content(),
+    """Return the batch in the readout in the middle of a chart."""
+    readout = until("the readout has a batch", lambda: hover(chart(page, title)).text_content(),
                  lambda text: "batch " in (text or ""))  # fmt: skip
-    found = re.search(r"batch ([\d,]+)", told or "")
-    assert found is not None
-    return int(found[1].replace(",", ""))
+    match = re.search(r"batch ([\d,]+)", readout or "")
+    assert match is not None
+    return int(match[1].replace(",", ""))
 
 
 def entry(page: Page, trial: int) -> Locator:
-    """The line of the legend about a trial."""
+    """Return a trial's row of the legend."""
     link = page.get_by_role("link", name=f"trial {trial}", exact=True)
     return page.get_by_label("trials").get_by_role("listitem").filter(has=link)
 
@@ -34,18 +34,18 @@ def test_zoom_loads_more_points(stage: Stage, spectator: Watched) -> None:
     page = spectator.show(f"#/experiments/{stage.long}")
     wave = chart(page, "training: wave")
     expect(wave).to_have_accessible_name(re.compile(rf"points to batch {LONG_STEPS}$"))
-    whole = points(wave)
-    assert whole <= 400
+    all_points = points(wave)
+    assert all_points <= 400
     mark(wave, 0.25, 0.255 + 0.02)
     reset = page.get_by_role("button", name="show all")
     expect(reset).to_be_visible()
-    until("more points", lambda: points(wave), lambda found: found > whole + 200)
+    until("more points", lambda: points(wave), lambda value: value > all_points + 200)
     first, last = map(int, re.findall(r"batches=(\d+)-(\d+)", page.url)[0])
     assert 4500 < first < last < 6000
     assert first <= batch_under_the_mouse(page, "training: wave") <= last
     reset.click()
     expect(reset).to_have_count(0)
-    until("the points of the whole", lambda: points(wave), lambda found: found == whole)
+    until("the points of the full range", lambda: points(wave), lambda value: value == all_points)
     assert "batches" not in page.url
 
 
@@ -54,12 +54,12 @@ def test_zoom_to_hundred_batches_shows_each(stage: Stage, spectator: Watched) ->
     wave = chart(page, "training: wave")
     (trial,) = stage.trials(stage.long)
     path = f"/trials/{trial}/metrics"
-    (whole,) = stage.played.get(path, names="wave", max_points=400)["metrics"]
-    outside = [step for step, _ in whole["points"] if not 2000 <= step <= 2100]
-    until("every batch", lambda: points(wave), lambda found: found == len(outside) + 101)
-    told = hover(wave)
-    expect(told).to_contain_text(re.compile(r"batch 2,0\d\d · 0?-?\d"))
-    expect(told).not_to_contain_text("(")  # one batch has no band
+    (metric,) = stage.played.get(path, names="wave", max_points=400)["metrics"]
+    outside = [step for step, _ in metric["points"] if not 2000 <= step <= 2100]
+    until("every batch", lambda: points(wave), lambda value: value == len(outside) + 101)
+    readout = hover(wave)
+    expect(readout).to_contain_text(re.compile(r"batch 2,0\d\d · 0?-?\d"))
+    expect(readout).not_to_contain_text("(")  # a single batch has no band
 
 
 def test_log_axis_and_zoom_survive_reload(stage: Stage, spectator: Watched) -> None:
@@ -86,11 +86,11 @@ def test_log_axis_fits_the_data(stage: Stage, spectator: Watched) -> None:
     falling = chart(page, "training: falling")  # from 1 to 0.2
 
     def share() -> float:
-        found = rows(falling, BLUE)
-        drawn = [number for number, count in enumerate(found) if count]
-        return (drawn[-1] - drawn[0]) / len(found) if drawn else 0.0
+        counts = rows(falling, BLUE)
+        drawn = [number for number, count in enumerate(counts) if count]
+        return (drawn[-1] - drawn[0]) / len(counts) if drawn else 0.0
 
-    until("the curve fills its chart", share, lambda found: found > 0.6)
+    until("the curve fills its chart", share, lambda value: value > 0.6)
 
 
 NINTH = "#d6336c"
@@ -100,8 +100,8 @@ def test_trial_colour_is_stable_in_charts(stage: Stage, spectator: Watched) -> N
     ids = stage.trials(stage.sweep)
     looks = set()
     trial = ids[8]
-    for others in ([], ids[:3], ids[4:12], ids[20:40]):
-        chosen = ",".join(map(str, sorted({trial, *others})))
+    for selected in ([], ids[:3], ids[4:12], ids[20:40]):
+        chosen = ",".join(map(str, sorted({trial, *selected})))
         page = spectator.show(f"#/experiments/{stage.sweep}/curves/{chosen}")
         entry = (
             page.get_by_label("trials").get_by_role("listitem").filter(has_text=f"trial {trial} ")
@@ -110,16 +110,16 @@ def test_trial_colour_is_stable_in_charts(stage: Stage, spectator: Watched) -> N
         color = line.get_attribute("stroke") or ""
         looks.add((color, line.get_attribute("stroke-dasharray")))
         loss = chart(page, "training: loss")
-        until("its colour is drawn", lambda: pixels(loss, near(color)), lambda found: found > 20)  # noqa: B023 - asked at once
-    assert looks == {(NINTH, "")}  # counted from the oldest: who joins later changes nothing
+        until("its colour is drawn", lambda: pixels(loss, near(color)), lambda value: value > 20)  # noqa: B023 - asked at once
+    assert looks == {(NINTH, "")}  # by age: later trials do not change it
 
 
 def test_twelve_ticked_trials_are_twelve_curves(stage: Stage, spectator: Watched) -> None:
     page = spectator.show(f"#/experiments/{stage.sweep}/trials")
     boxes = page.get_by_role("checkbox")
     expect(boxes).to_have_count(TRIALS)
-    for place in range(0, 24, 2):
-        boxes.nth(place).check()
+    for index in range(0, 24, 2):
+        boxes.nth(index).check()
     page.get_by_role("link", name="curves of 12").click()
     expect(chart(page, "training: loss")).to_have_accessible_name(re.compile(": 12 curves, "))
 
@@ -149,8 +149,8 @@ def test_curve_label_has_trial_and_hparams(stage: Stage, spectator: Watched) -> 
     expect(loss).to_be_visible()
     height = "figure => figure.getBoundingClientRect().height"
     before = loss.evaluate(height)
-    told = hover(loss, 0.5, 0.98)  # the lowest is the best
-    expect(told).to_contain_text(f"trial {best} (lr {rate['optimizer']['lr']})")
+    readout = hover(loss, 0.5, 0.98)  # the lowest is the best
+    expect(readout).to_contain_text(f"trial {best} (lr {rate['optimizer']['lr']})")
     assert loss.evaluate(height) == before, "what is told under the chart moves nothing"
     expect(page.locator(".u-legend")).to_have_count(0)
 
@@ -203,17 +203,17 @@ def test_smoothed_curve_shows_raw_values(stage: Stage, spectator: Watched) -> No
         drawn = [number for number, count in enumerate(rows(spiky, BLUE)) if count]
         return drawn[-1] - drawn[0] if drawn else 0
 
-    wild = until("it goes up and down", height, lambda found: found > 100)
+    wild = until("it goes up and down", height, lambda value: value > 100)
     page.get_by_label("smooth").select_option("0.99")
-    until("it hardly moves at the end", lambda: _right_half(spiky), lambda found: found < wild / 4)
+    until("it hardly moves at the end", lambda: _right_half(spiky), lambda value: value < wild / 4)
     expect(hover(spiky)).to_contain_text(re.compile(r"· [01]$|· [01] "))
     page.reload()
     expect(page.get_by_label("smooth")).to_have_value("0.99")
 
 
 def _right_half(figure: Locator) -> int:
-    """Pixels between the lowest and the highest of the line, on the right of the drawing."""
-    found: int = figure.locator("canvas").evaluate(f"""(canvas) => {{
+    """Return the height of the line in the right half of the drawing, in pixels."""
+    extent: int = figure.locator("canvas").evaluate(f"""(canvas) => {{
         const {{ width, height }} = canvas;
         const half = Math.floor(width / 2);
         const {{ data }} = canvas.getContext("2d").getImageData(half, 0, width - half, height);
@@ -227,22 +227,22 @@ def _right_half(figure: Locator) -> int:
         }}
         return Math.max(0, last - first);
     }}""")
-    return found
+    return extent
 
 
 def test_ignore_outliers_rescales_axis(stage: Stage, spectator: Watched) -> None:
-    around = "batches=9900-10100"
-    page = spectator.show(f"#/experiments/{stage.long}/curves?{around}&metric=spiky")
+    part = "batches=9900-10100"
+    page = spectator.show(f"#/experiments/{stage.long}/curves?{part}&metric=spiky")
     spiky = chart(page, "training: spiky")
 
     def tall() -> int:
-        """Rows of the drawing that the line goes through again and again."""
+        """Return the number of rows that the line crosses often."""
         return sum(count > 40 for count in rows(spiky, BLUE))
 
     until("the line is flat below its spike", lambda: pixels(spiky, BLUE), lambda n: n > 100)
     flat = tall()
     page.get_by_label("without outliers").check()
-    until("the line fills the chart", tall, lambda found: found > flat + 50)
+    until("the line fills the chart", tall, lambda value: value > flat + 50)
 
 
 def test_metrics_filter_by_substring(stage: Stage, spectator: Watched) -> None:
@@ -260,13 +260,13 @@ def test_chart_keyboard_controls(stage: Stage, spectator: Watched) -> None:
     curves = page.get_by_role("application", name=re.compile("^curves of training: loss: "))
     curves.focus()
     curves.press("ArrowRight")
-    told = chart(page, "training: loss").locator(".readout")
-    expect(told).to_contain_text("batch 1 ")
+    readout = chart(page, "training: loss").locator(".readout")
+    expect(readout).to_contain_text("batch 1 ")
     curves.press("ArrowRight")
-    expect(told).to_contain_text("batch 2 ")
-    first = told.inner_text().split("trial ")[1].split()[0]
+    expect(readout).to_contain_text("batch 2 ")
+    first = readout.inner_text().split("trial ")[1].split()[0]
     curves.press("ArrowDown")
-    expect(told).not_to_contain_text(f"trial {first} ")
+    expect(readout).not_to_contain_text(f"trial {first} ")
     curves.press("+")
     expect(page.get_by_role("button", name=re.compile("^batches "))).to_be_visible()
     curves.press("Escape")
@@ -285,15 +285,15 @@ def test_value_range_is_editable_and_stored(stage: Stage, spectator: Watched) ->
     falling.get_by_role("button", name="set").click()
 
     def share() -> float:
-        found = rows(falling, BLUE)
-        drawn = [number for number, count in enumerate(found) if count]
-        return (drawn[-1] - drawn[0]) / len(found) if drawn else 1.0
+        counts = rows(falling, BLUE)
+        drawn = [number for number, count in enumerate(counts) if count]
+        return (drawn[-1] - drawn[0]) / len(counts) if drawn else 1.0
 
-    until("the curve lies low in its chart", share, lambda found: found < 0.15)
+    until("the curve lies low in its chart", share, lambda value: value < 0.15)
     page.reload()
-    until("it still does", share, lambda found: found < 0.15)
+    until("it still does", share, lambda value: value < 0.15)
     falling.get_by_role("button", name="as the values are").click()
-    until("the curve fills its chart", share, lambda found: found > 0.5)
+    until("the curve fills its chart", share, lambda value: value > 0.5)
 
 
 def test_curves_over_time_and_clock(stage: Stage, spectator: Watched) -> None:
@@ -309,4 +309,4 @@ def test_curves_over_time_and_clock(stage: Stage, spectator: Watched) -> None:
     expect(falling).to_have_accessible_name(re.compile(r"to 2027-01-\d\d "))
     page.reload()
     expect(page.get_by_label("along", exact=True)).to_have_value("clock")
-    until("the curve is drawn", lambda: pixels(falling, BLUE), lambda found: found > 100)
+    until("the curve is drawn", lambda: pixels(falling, BLUE), lambda value: value > 100)

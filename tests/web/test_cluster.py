@@ -1,4 +1,4 @@
-"""The cluster: the queue in its order, with what each job waits for, and the machines."""
+"""Cluster page: the queue with reasons, and the machines."""
 
 import re
 
@@ -11,7 +11,7 @@ from tests.web.stage import Stage
 
 pytestmark = [pytest.mark.browser, pytest.mark.processes]
 
-TAKES = re.compile("ready|silent")  # nobody plays this agent, so it falls silent
+TAKES = re.compile("ready|silent")  # this agent sends no requests, so it becomes silent
 SEARCHER = {"name": "single", "metric": "loss", "max_length": 20}
 
 
@@ -26,38 +26,40 @@ def names(page: Page) -> list[str]:
 def test_cluster_page_shows_and_changes_queue(stage: Stage, spectator: Watched) -> None:
     played, page = stage.played, spectator.page
     nowhere = {"slots_per_trial": 1, "resource_pool": "later"}
-    made = [
+    experiments = [
         int(played.submit(name=name, searcher=SEARCHER, resources=nowhere)["id"])
         for name in ("first", "second")
     ]
     spectator.show("#/cluster")
-    mine = jobs(page)
-    expect(mine).to_have_count(2)
-    expect(mine.first).to_contain_text("waiting: ")
+    queued = jobs(page)
+    expect(queued).to_have_count(2)
+    expect(queued.first).to_contain_text("waiting: ")
 
     # The order: up, and by priority.
     order = names(page)
     assert order.index("first") < order.index("second")
-    mine.filter(has_text="second").get_by_role("button", name="up").click()
+    queued.filter(has_text="second").get_by_role("button", name="up").click()
     until("second goes first", lambda: names(page).index("second") < names(page).index("first"))
-    field = mine.filter(has_text="first").get_by_label("priority of first")
+    field = queued.filter(has_text="first").get_by_label("priority of first")
     field.fill("7")
     field.press("Enter")
     until("first is more important", lambda: names(page)[0] == "first")
     assert {job["experiment_id"]: job["priority"] for job in played.get("/jobs")["jobs"]}[
-        made[0]
+        experiments[0]
     ] == 7
     field.fill("0")
     field.press("Tab")
     assert not field.evaluate("field => field.validity.valid")
-    played.request("PATCH", f"/jobs/{made[1]}", json={"weight": 2})  # another's change is drawn
-    weight = mine.filter(has_text="second").get_by_label("weight of second")
+    played.request(
+        "PATCH", f"/jobs/{experiments[1]}", json={"weight": 2}
+    )  # a change by another client is drawn
+    weight = queued.filter(has_text="second").get_by_label("weight of second")
     expect(weight).to_have_value("2")
-    expect(field).to_have_value("0")  # and takes nothing away that is being typed
+    expect(field).to_have_value("0")  # and keeps text that is being typed
     field.press("Escape")
     expect(field).to_have_value("7")
 
-    # Machines: one slot, then all of it; another one that joins is there without a reload.
+    # Machines: disable a slot, then all; a new agent appears without a reload.
     played.add_agent(2, "spare-machine")
     machines = page.locator("tr", has=page.locator(".slots"))
     machine = machines.filter(has_text="spare-machine")
@@ -68,10 +70,10 @@ def test_cluster_page_shows_and_changes_queue(stage: Stage, spectator: Watched) 
     expect(machine.locator(".badge")).to_have_text("disabled")
     machine.get_by_role("button", name="enable").click()
     expect(machine.locator(".badge")).to_have_text(TAKES)
-    played.add_agent(2, "spare-machine", up=0)  # as a pool of Slurm does that has lost its nodes
+    played.add_agent(2, "spare-machine", up=0)  # as a Slurm pool whose nodes are lost
     lost = machine.get_by_role("button", name="slot 0 (cpu): no node for it")
     expect(lost).to_have_class("slot off")
-    for experiment_id in made:
+    for experiment_id in experiments:
         played.act("kill", experiment_id)
         played.request("DELETE", f"/experiments/{experiment_id}")
-    expect(mine).to_have_count(0)
+    expect(queued).to_have_count(0)

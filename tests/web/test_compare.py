@@ -1,4 +1,4 @@
-"""Several experiments beside each other: one chart for each metric, and what differs."""
+"""Comparison of experiments: one chart per metric, and their different settings."""
 
 import re
 
@@ -44,8 +44,8 @@ def test_compare_selected_experiments(stage: Stage, spectator: Watched) -> None:
     expect(setting).to_contain_text("grid")
     expect(setting).to_contain_text("single")
     rate = page.get_by_role("row").filter(has_text="hyperparameters.optimizer.lr")
-    given = stage.played.trial(best)["hparams"]["optimizer"]["lr"]
-    expect(rate).to_contain_text(str(given))
+    best_rate = stage.played.trial(best)["hparams"]["optimizer"]["lr"]
+    expect(rate).to_contain_text(str(best_rate))
     expect(rate).to_contain_text("not set")
     expect(page.get_by_role("row").filter(has_text="deepspeed_config")).to_have_count(0)
 
@@ -70,4 +70,4 @@ def test_compare_add_remove_and_deleted(stage: Stage, spectator: Watched) -> Non
     spectator.show(f"#/compare/{stage.long},99999")
     expect(page.get_by_role("alert")).to_contain_text("there is no experiment 99999")
     expect(rows).to_have_count(1)
-    spectator.faults.clear()  # the browser notes the 404
+    spectator.faults.clear()  # the browser logs the 404

@@ -1,4 +1,4 @@
-"""The page in a real browser: what it shows, that it follows what runs, and that it keeps to us."""
+"""Main pages in a real browser: content, live updates, no requests to other servers."""
 
 import gzip
 import re
@@ -41,9 +41,9 @@ def test_experiment_page_has_all_sections(site: Site, owner: Watched) -> None:
     page.get_by_role("link", name="trials", exact=True).click()
     row = page.get_by_role("row").nth(1)
     expect(row).to_contain_text("completed")
-    given = page.get_by_text("Hyperparameters: ")
-    expect(given).to_contain_text("hidden 32")
-    expect(given).to_contain_text("ds_config.json")
+    hparams = page.get_by_text("Hyperparameters: ")
+    expect(hparams).to_contain_text("hidden 32")
+    expect(hparams).to_contain_text("ds_config.json")
 
     page.get_by_role("link", name="checkpoints", exact=True).click()
     uuid = site.installation.client.experiment_checkpoints(site.digits)[-1]["uuid"]
@@ -100,8 +100,8 @@ def test_trials_sort_and_select_curves(site: Site, owner: Watched) -> None:
     rows = page.get_by_role("row").filter(has=page.get_by_role("checkbox"))
     expect(rows).to_have_count(3)
     page.get_by_role("button", name="best validation").click()
-    for place, slope in enumerate((3, 20, 100)):
-        expect(rows.nth(place).locator("[data-name=slope]")).to_have_text(str(slope))
+    for position, slope in enumerate((3, 20, 100)):
+        expect(rows.nth(position).locator("[data-name=slope]")).to_have_text(str(slope))
     expect(rows.nth(0)).to_contain_text("best")
     rows.nth(0).get_by_role("checkbox").check()
     rows.nth(2).get_by_role("checkbox").check()
@@ -188,22 +188,22 @@ def test_continue_and_fork_ended_experiment(site: Site, owner: Watched) -> None:
     assert "description: changed\n" in text
     assert "slots_per_trial: 1\n" in text
     assert "scheduling_unit" not in text, "a default was written"
-    for mistaken, told in (
+    for mistaken, message in (
         (text.replace("max_restarts", "max_restart"), "did you mean 'max_restarts'?"),
         (text + "name: again\n", "name"),
     ):
         file.fill(mistaken)
         dialog.get_by_role("button", name="submit").click()
-        expect(dialog.get_by_role("alert")).to_contain_text(told)
+        expect(dialog.get_by_role("alert")).to_contain_text(message)
     file.fill("# without restarts\n" + text.replace("max_restarts: 1", "max_restarts: 0"))
     dialog.get_by_role("button", name="submit").click()
     until("there is a fork", lambda: len(client.experiments()) == before + 1)
-    made = max(client.experiments(), key=lambda one: one["id"])
-    assert (made["forked_from"], made["description"]) == (number, "changed")
-    assert made["config"]["max_restarts"] == 0
-    expect(page.get_by_role("heading").locator("small")).to_have_text(str(made["id"]))
-    site.installation.wait_for(made["id"])
-    owner.faults.clear()  # the browser notes the 422
+    fork = max(client.experiments(), key=lambda row: row["id"])
+    assert (fork["forked_from"], fork["description"]) == (number, "changed")
+    assert fork["config"]["max_restarts"] == 0
+    expect(page.get_by_role("heading").locator("small")).to_have_text(str(fork["id"]))
+    site.installation.wait_for(fork["id"])
+    owner.faults.clear()  # the browser logs the 422
 
 
 def test_page_is_small() -> None:

@@ -1,4 +1,4 @@
-"""The registry in the page: a checkpoint becomes a version of a model, and is taken out again."""
+"""Model registry page: register and unregister a checkpoint."""
 
 import pytest
 from playwright.sync_api import expect
@@ -32,8 +32,8 @@ def test_register_find_and_unregister_checkpoint(stage: Stage, spectator: Watche
     expect(version.get_by_role("link", name=str(trial), exact=True)).to_have_attribute(
         "href", f"#/trials/{trial}/checkpoints"
     )
-    (found,) = stage.played.get("/models")["models"]
-    assert [each["checkpoint"] for each in found["versions"]] == [uuid]
+    (model,) = stage.played.get("/models")["models"]
+    assert [entry["checkpoint"] for entry in model["versions"]] == [uuid]
 
     version.get_by_role("button", name="remove").click()
     dialog.get_by_role("button", name="remove").click()
@@ -44,4 +44,4 @@ def test_register_find_and_unregister_checkpoint(stage: Stage, spectator: Watche
     dialog.get_by_role("button", name="remove").click()
     expect(page.get_by_text("No model yet")).to_be_visible()
     assert stage.played.get("/models")["models"] == []
-    spectator.faults.clear()  # the browser notes the 422
+    spectator.faults.clear()  # the browser logs the 422

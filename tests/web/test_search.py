@@ -1,4 +1,4 @@
-"""What a search shows: its trials as a table, by their hyperparameters, over time and in cost."""
+"""Search views: table of trials, hyperparameters, progress and cost."""
 
 import gzip
 import json
@@ -29,20 +29,22 @@ NARROW = {"width": 400, "height": 800}
 
 @pytest.fixture(scope="module")
 def many(stage: Stage) -> Iterator[int]:
-    """An experiment of ten thousand trials, put into the database as they would lie there."""
+    """Insert an experiment of ten thousand trials into the database."""
     played = stage.played
     searcher = {"name": "random", "metric": "loss", "max_length": 20, "max_trials": MANY}
     space = {
         "deepspeed_config": "ds_config.json",
         "optimizer": {"lr": {"type": "log", "base": 10, "minval": -5, "maxval": -1}},
     }
-    made = played.submit(activate=False, name="many", searcher=searcher, hyperparameters=space)
-    yield _fill(stage, int(made["id"]))
-    away(stage, int(made["id"]))
+    experiment = played.submit(
+        activate=False, name="many", searcher=searcher, hyperparameters=space
+    )
+    yield _fill(stage, int(experiment["id"]))
+    away(stage, int(experiment["id"]))
 
 
 def away(stage: Stage, experiment_id: int) -> None:
-    """End an experiment and delete it: other tests look at the same stage."""
+    """Kill and delete an experiment, since other tests use the same server."""
     played = stage.played
     played.act("kill", experiment_id)
     for item in played.work():
@@ -62,16 +64,16 @@ def _fill(stage: Stage, experiment_id: int) -> int:
 
 
 def _insert(stage: Stage, experiment_id: int, trials: list[tuple[dict[str, Any], float]]) -> None:
-    """Put trials into the database, of their hyperparameters and losses; every tenth has failed."""
+    """Insert trials into the database; every tenth has failed."""
     rows = []
     for number, (hparams, loss) in enumerate(trials):
         state = "ERROR" if number % 10 == 0 else "COMPLETED"
         rows.append((experiment_id, 100 + number, state, json.dumps(hparams), loss, time.time()))
     columns = "experiment_id, request_id, state, hparams, best_validation, created_at"
-    rest = "restarts, waits, excluded, labels, seed, steps_completed, progress, searcher_steps"
+    defaults = "restarts, waits, excluded, labels, seed, steps_completed, progress, searcher_steps"
     with sqlite3.connect(stage.server.home / "zerolab.db", timeout=60) as database:
         database.executemany(
-            f"INSERT INTO trials ({columns}, {rest}) "
+            f"INSERT INTO trials ({columns}, {defaults}) "
             "VALUES (?, ?, ?, ?, ?, ?, 0, 0, '[]', '[]', 1, 20, 1.0, 20)",
             rows,
         )
@@ -115,34 +117,38 @@ def test_ten_thousand_trials_sort_filter_and_scroll(
 
 
 def test_long_names_are_shortened_with_tooltip(stage: Stage, spectator: Watched) -> None:
-    made = int(stage.played.submit(activate=False, name="deep")["id"])
+    experiment_id = int(stage.played.submit(activate=False, name="deep")["id"])
     same = {"deepspeed_config": "ds_config.json"}
-    _insert(stage, made, [(same | dict.fromkeys(CALLED, loss), loss) for loss in (0.1, 0.2)])
-    page = spectator.show(f"#/experiments/{made}/trials")
+    _insert(
+        stage, experiment_id, [(same | dict.fromkeys(CALLED, loss), loss) for loss in (0.1, 0.2)]
+    )
+    page = spectator.show(f"#/experiments/{experiment_id}/trials")
     expect(page.get_by_role("columnheader", name="weight_decay")).to_be_visible()
-    told = "each => [each.title || each.textContent, each.textContent]"
-    heads = dict(page.evaluate(f"[...document.querySelectorAll('th button')].map({told})"))
+    script = "each => [each.title || each.textContent, each.textContent]"
+    heads = dict(page.evaluate(f"[...document.querySelectorAll('th button')].map({script})"))
     assert {name: heads.get(name) for name in CALLED} == CALLED
-    page = spectator.show(f"#/experiments/{made}/hyperparameters")
+    page = spectator.show(f"#/experiments/{experiment_id}/hyperparameters")
     expect(plot(page, "parallel coordinates")).to_be_visible()
-    told = "each => [each.firstChild.textContent, each.lastChild.textContent]"
-    axes = dict(page.evaluate(f"[...document.querySelectorAll('.axes text.title')].map({told})"))
+    script = "each => [each.firstChild.textContent, each.lastChild.textContent]"
+    axes = dict(page.evaluate(f"[...document.querySelectorAll('.axes text.title')].map({script})"))
     assert axes.pop("best loss") == "best loss"
     assert len(axes) == 8
     for name, head in axes.items():
-        begin, _, end = head.partition("\u2026")  # of what is long even so
+        begin, _, end = head.partition("\u2026")  # names that are still too long
         assert len(head) <= 20
         assert CALLED[name] == head or (
             CALLED[name].startswith(begin) and CALLED[name].endswith(end)
         )
-    page.close()  # it would ask once more for what is gone
-    away(stage, made)
+    page.close()  # otherwise it requests the deleted experiment
+    away(stage, experiment_id)
 
 
 def test_address_changed_during_load_is_shown(stage: Stage, spectator: Watched) -> None:
     page = spectator.page
-    there = f"#/experiments/{stage.sweep}/hyperparameters"
-    change = f"window.addEventListener('DOMContentLoaded', () => {{ location.hash = '{there}'; }})"
+    address = f"#/experiments/{stage.sweep}/hyperparameters"
+    change = (
+        f"window.addEventListener('DOMContentLoaded', () => {{ location.hash = '{address}'; }})"
+    )
     page.add_init_script(change)
     page.reload()
     expect(plot(page, "parallel coordinates")).to_be_visible()
@@ -161,8 +167,8 @@ def test_add_and_remove_filter(stage: Stage, spectator: Watched) -> None:
     page.get_by_role("link", name="hyperparameters", exact=True).click()
     expect(plot(page, "parallel coordinates")).to_have_accessible_name(re.compile(", 10 kept"))
     page.get_by_role("button", name=re.compile("^remove optimizer.lr")).click()
-    kept = re.compile(f", {TRIALS} kept")
-    expect(plot(page, "parallel coordinates")).to_have_accessible_name(kept)
+    kept_text = re.compile(f", {TRIALS} kept")
+    expect(plot(page, "parallel coordinates")).to_have_accessible_name(kept_text)
 
 
 def test_invalid_filter_shows_error(stage: Stage, spectator: Watched) -> None:
@@ -183,12 +189,12 @@ def test_brush_selects_same_trials_as_server(stage: Stage, spectator: Watched) -
     page.mouse.move(across, box["y"] + 0.3 * box["height"], steps=4)
     page.mouse.up()
     expect(page.get_by_role("status")).to_have_text(re.compile(rf"^\d+ of {TRIALS} trials$"))
-    told = page.get_by_role("status").inner_text()
-    count = int(told.split()[0])
+    status = page.get_by_role("status").inner_text()
+    count = int(status.split()[0])
     assert 10 < count < 40
     page.get_by_role("link", name="these in the table").click()
     expect(page.locator(LR)).to_have_count(count)
-    expect(page.get_by_role("status")).to_have_text(told)
+    expect(page.get_by_role("status")).to_have_text(status)
 
 
 def test_brush_by_keyboard(stage: Stage, spectator: Watched) -> None:
@@ -237,11 +243,11 @@ def test_arrow_keys_move_between_points(stage: Stage, spectator: Watched) -> Non
     dots = plot(page, "scatter")
     dots.focus()
     dots.press("ArrowRight")
-    told = figure(page, "scatter").locator(".readout")
-    expect(told).to_contain_text("lr 0.01")
+    readout = figure(page, "scatter").locator(".readout")
+    expect(readout).to_contain_text("lr 0.01")
     dots.press("ArrowRight")
-    expect(told).to_contain_text("lr 0.02")
-    trial = told.inner_text().split()[1]
+    expect(readout).to_contain_text("lr 0.02")
+    trial = readout.inner_text().split()[1]
     dots.press("Enter")
     expect(page).to_have_url(re.compile(f"/trials/{trial}$"))
 
@@ -269,8 +275,8 @@ def test_importance_is_shown_with_its_method_and_its_limits(
 
 def test_best_so_far_and_cost_are_shown(stage: Stage, spectator: Watched) -> None:
     page = spectator.show(f"#/experiments/{stage.sweep}/search")
-    found = stage.played.get(f"/experiments/{stage.sweep}/search-progress")
-    count = len(found["improvements"])
+    progress = stage.played.get(f"/experiments/{stage.sweep}/search-progress")
+    count = len(progress["improvements"])
     assert count >= 1
     best = figure(page, "best so far")
     expect(best).to_contain_text(f"in {TRIALS} validations")
@@ -294,44 +300,46 @@ def test_rungs_show_trials(stage: Stage, spectator: Watched) -> None:
         "deepspeed_config": "ds_config.json",
         "optimizer": {"lr": {"type": "log", "base": 10, "minval": -5, "maxval": -1}},
     }
-    made = int(played.submit(name="rungs", searcher=searcher, hyperparameters=space)["id"])
-    page = spectator.show(f"#/experiments/{made}/search")
+    experiment_id = int(played.submit(name="rungs", searcher=searcher, hyperparameters=space)["id"])
+    page = spectator.show(f"#/experiments/{experiment_id}/search")
     expect(page.get_by_text("No trial has reached a rung yet.")).to_be_visible()
     runs = until(
         "its six trials run",
-        lambda: [item for item in played.work() if item.spec.experiment_id == made],
-        lambda found: len(found) == 6,
+        lambda: [item for item in played.work() if item.spec.experiment_id == experiment_id],
+        lambda items: len(items) == 6,
     )
-    for place, item in enumerate(runs):
+    for position, item in enumerate(runs):
         played.post(f"/runs/{item.run_id}/started", {})
-        played.report(item.run_id, validation(30, 1.0 + place))
+        played.report(item.run_id, validation(30, 1.0 + position))
     rungs = figure(page, "rungs of bracket 1")
-    told = played.get(f"/experiments/{made}/searcher")["searcher"]["brackets"][0]["rungs"]
+    levels = played.get(f"/experiments/{experiment_id}/searcher")["searcher"]["brackets"][0][
+        "rungs"
+    ]
     first = rungs.locator("tbody tr").first
     for state in ("promoted", "stopped"):
-        count = sum(entry["state"] == state for entry in told[0]["entries"])
+        count = sum(entry["state"] == state for entry in levels[0]["entries"])
         assert count > 0
         expect(first.locator(f"[data-name={state}] summary")).to_have_text(str(count))
     expect(first.locator("[data-name=best]")).to_have_text("1")
-    judged = sum(len(rung["entries"]) for rung in told)
+    judged = sum(len(rung["entries"]) for rung in levels)
     dots = rungs.get_by_role("application")
     expect(dots).to_have_accessible_name(re.compile(f": {judged} dots"))
     dots.focus()
     dots.press("ArrowRight")
     expect(rungs.locator(".readout")).to_contain_text("1. of 6")
-    page.close()  # it would ask once more for what is gone
-    away(stage, made)
+    page.close()  # otherwise it requests the deleted experiment
+    away(stage, experiment_id)
 
 
 @pytest.mark.parametrize("view", ["trials", "search", "hyperparameters"])
 def test_empty_search_shows_message(stage: Stage, spectator: Watched, view: str) -> None:
     page = spectator.show(f"#/experiments/{stage.waiting}/{view}")
-    words = {
+    messages = {
         "trials": "slots",
         "search": "No validation yet.",
         "hyperparameters": "There is only one trial.",
     }
-    expect(page.locator("section, p.muted").filter(has_text=words[view]).first).to_be_visible()
+    expect(page.locator("section, p.muted").filter(has_text=messages[view]).first).to_be_visible()
 
 
 def test_bulk_action_on_trials_asks_once(stage: Stage, spectator: Watched) -> None:
@@ -340,52 +348,52 @@ def test_bulk_action_on_trials_asks_once(stage: Stage, spectator: Watched) -> No
         "deepspeed_config": "ds_config.json",
         "lr": {"type": "categorical", "vals": [0.1, 0.2, 0.3]},
     }
-    made = stage.played.submit(
+    experiment = stage.played.submit(
         activate=False, searcher=searcher, hyperparameters=space, name="bulk"
     )
-    page = spectator.show(f"#/experiments/{made['id']}/trials")
+    page = spectator.show(f"#/experiments/{experiment['id']}/trials")
     boxes = page.get_by_role("checkbox")
     expect(boxes).to_have_count(3)
     boxes.nth(0).evaluate(
         "box => { box.click(); box.closest('tbody').rows[2].querySelector('input').click() }"
     )
-    expect(page.get_by_role("checkbox", checked=True)).to_have_count(2)  # however fast they came
+    expect(page.get_by_role("checkbox", checked=True)).to_have_count(2)  # clicked at once
     page.get_by_role("button", name="kill", exact=True).last.click()
     dialog = page.get_by_role("dialog")
     expect(dialog).to_contain_text("kill 2 trials?")
     dialog.get_by_role("button", name="no").click()
-    states = [trial["state"] for trial in stage.played.trials(made["id"])]
+    states = [trial["state"] for trial in stage.played.trials(experiment["id"])]
     assert "CANCELED" not in states
     page.get_by_role("button", name="kill", exact=True).last.click()
     dialog.get_by_role("button", name="kill").click()
     expect(dialog).to_have_count(0)
     expect(page.locator("tbody .badge.canceled")).to_have_count(2)
-    page.get_by_role("button", name="archive", exact=True).click()  # of the two that are ticked
+    page.get_by_role("button", name="archive", exact=True).click()  # of the two selected
     dialog.get_by_role("button", name="archive").click()
     expect(dialog).to_have_count(0)
     expect(page.locator("tbody tr")).to_have_count(1)
     page.get_by_label("archived too (2)").check()
     expect(page.locator("tbody tr")).to_have_count(3)
     expect(page.get_by_role("button", name="delete", exact=True)).to_be_disabled()
-    stage.played.act("kill", made["id"])
+    stage.played.act("kill", experiment["id"])
     page.get_by_role("button", name="delete", exact=True).click()
     expect(dialog).to_contain_text("delete 2 trials?")
     dialog.get_by_role("button", name="delete").click()
     expect(page.locator("tbody tr")).to_have_count(1)
-    assert len(stage.played.trials(made["id"])) == 1
-    page.close()  # it would ask once more for what is gone
-    away(stage, made["id"])
+    assert len(stage.played.trials(experiment["id"])) == 1
+    page.close()  # otherwise it requests the deleted experiment
+    away(stage, experiment["id"])
 
 
 def test_bulk_archive_and_delete_ask_first(stage: Stage, spectator: Watched) -> None:
-    made = []
+    experiment_ids = []
     for number in range(3):
-        one = stage.played.submit(activate=False, name=f"throwaway {number}")["id"]
-        stage.played.act("kill", one)
-        made.append(one)
+        experiment_id = stage.played.submit(activate=False, name=f"throwaway {number}")["id"]
+        stage.played.act("kill", experiment_id)
+        experiment_ids.append(experiment_id)
     page = spectator.show("#/?find=throwaway")
-    for one in made[:2]:
-        page.get_by_label(f"experiment {one}", exact=True).check()
+    for experiment_id in experiment_ids[:2]:
+        page.get_by_label(f"experiment {experiment_id}", exact=True).check()
     page.get_by_role("button", name="archive", exact=True).click()
     page.get_by_role("dialog").get_by_role("button", name="archive").click()
     expect(page.locator("td.name")).to_have_count(1)
@@ -397,8 +405,8 @@ def test_bulk_archive_and_delete_ask_first(stage: Stage, spectator: Watched) -> 
     expect(dialog).to_contain_text("cannot be undone")
     dialog.get_by_role("button", name="delete").click()
     expect(page.get_by_text("No matches.")).to_be_visible()
-    left = {one["id"] for one in stage.played.get("/experiments", limit=1000)["experiments"]}
-    assert not left & set(made)
+    remaining = {row["id"] for row in stage.played.get("/experiments", limit=1000)["experiments"]}
+    assert not remaining & set(experiment_ids)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -417,7 +425,7 @@ def test_search_views_fit_narrow_window(stage: Stage, spectator: Watched, scheme
 def test_narrow_window_shows_disconnected(stage: Stage, spectator: Watched, of: str) -> None:
     page = spectator.page
     page.set_viewport_size({"width": NARROW["width"], "height": NARROW["height"]})
-    page.route("**/events*", lambda route: None)  # not yet answered
+    page.route("**/events*", lambda route: None)  # the response is pending
     trial = stage.trials(stage.sweep)[0]
     spectator.show(f"#/trials/{trial}" if of == "trial" else f"#/experiments/{stage.sweep}/search")
     expect(page.get_by_text("not connected")).to_be_visible()
@@ -429,22 +437,22 @@ def test_cost_table_fits_narrow_window(stage: Stage, spectator: Watched) -> None
     played = stage.played
     metric = "validation_accuracy_of_the_mean"
     searcher = {"name": "single", "metric": metric, "max_length": 20}
-    made = int(played.submit(name="long metric", searcher=searcher)["id"])
+    experiment_id = int(played.submit(name="long metric", searcher=searcher)["id"])
     (item,) = until(
         "its trial runs",
-        lambda: [item for item in played.work() if item.spec.experiment_id == made],
-        lambda found: len(found) == 1,
+        lambda: [item for item in played.work() if item.spec.experiment_id == experiment_id],
+        lambda items: len(items) == 1,
     )
     played.post(f"/runs/{item.run_id}/started", {})
     played.send(item.run_id, 1, [metrics("validation", 20, **{metric: -1.2345e-10})])
     played.exit(item.run_id, 0)
     page = spectator.page
     page.set_viewport_size({"width": NARROW["width"], "height": NARROW["height"]})
-    spectator.show(f"#/experiments/{made}/search")
+    spectator.show(f"#/experiments/{experiment_id}/search")
     expect(figure(page, "cost").locator("td.figure")).to_contain_text(metric)
     assert page.evaluate("document.documentElement.scrollWidth") <= NARROW["width"]
-    page.close()  # it would ask once more for what is gone
-    away(stage, made)
+    page.close()  # otherwise it requests the deleted experiment
+    away(stage, experiment_id)
 
 
 def test_search_controls_have_accessible_names(stage: Stage, spectator: Watched) -> None:

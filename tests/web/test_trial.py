@@ -1,4 +1,4 @@
-"""A trial has a page of its own: where it stands and why, what it was given, and all its runs."""
+"""Trial page: state and reason, hyperparameters, runs."""
 
 import re
 
@@ -56,10 +56,10 @@ def test_failed_trial_opens_its_log(stage: Stage, spectator: Watched) -> None:
 
 
 def test_queued_trial_shows_reason_and_kill_asks(stage: Stage, spectator: Watched) -> None:
-    made = stage.played.submit(
+    experiment = stage.played.submit(
         name="waits", entrypoint="python3 model_def.py", hyperparameters={}, activate=False
     )["id"]
-    (trial,) = stage.trials(made)
+    (trial,) = stage.trials(experiment)
     page = spectator.show(f"#/trials/{trial}")
     expect(page.get_by_role("alert")).to_contain_text("Waiting")
     expect(page.get_by_role("alert")).to_contain_text("paused")
@@ -73,12 +73,12 @@ def test_queued_trial_shows_reason_and_kill_asks(stage: Stage, spectator: Watche
     dialog.get_by_role("button", name="kill").click()
     expect(page.get_by_role("heading").locator(".badge")).to_have_text("canceled")
     expect(dialog).to_have_count(0)
-    page.close()  # it would ask once more for what is gone
-    stage.played.request("DELETE", f"/experiments/{made}")
+    page.close()  # otherwise it requests the deleted experiment
+    stage.played.request("DELETE", f"/experiments/{experiment}")
 
 
 def test_missing_trial_shows_message(stage: Stage, spectator: Watched) -> None:
     page = spectator.page
     spectator.show("#/trials/99999")
     expect(page.get_by_role("alert")).to_contain_text("there is no trial 99999")
-    spectator.faults.clear()  # the browser notes the 404
+    spectator.faults.clear()  # the browser logs the 404

@@ -1,4 +1,4 @@
-"""Lists, logs, configuration and addresses: what is said, filtered, kept and taken along."""
+"""Lists, logs, configuration and addresses: texts, filters, stored choices, downloads."""
 
 import json
 import re
@@ -20,7 +20,7 @@ NARROW = {"width": 400, "height": 800}
 
 
 def names(page: Page) -> list[str]:
-    """The experiments of the list, from top to bottom."""
+    """Return the names in the list, from top to bottom."""
     return page.locator("td.name > a").all_inner_texts()
 
 
@@ -40,14 +40,14 @@ def test_completed_without_result_has_reason(stage: Stage, spectator: Watched) -
 
 
 def test_queued_experiment_shows_reason(stage: Stage, spectator: Watched) -> None:
-    def told(place: Locator) -> str:
-        """What the page and the server both say; the agent that is played may just be silent."""
+    def shared_text(element: Locator) -> str:
+        """Return the reason when the page and the server show the same."""
         _, reason, _ = until(
-            "the agent is heard, and the page says what the server says",
+            "page and server show the same reason",
             lambda: (
                 stage.played.work(),
                 stage.played.experiment(stage.waiting)["waiting_reason"],
-                place.inner_text(),
+                element.inner_text(),
             ),
             lambda seen: f"at most {TRIALS}" in seen[1] and seen[1] in seen[2],
         )
@@ -55,12 +55,12 @@ def test_queued_experiment_shows_reason(stage: Stage, spectator: Watched) -> Non
 
     page = spectator.show("#/")
     row = page.get_by_role("row").filter(has=page.get_by_role("link", name="too wide"))
-    assert f"{2 * TRIALS} slots" in told(row)
+    assert f"{2 * TRIALS} slots" in shared_text(row)
     expect(row.locator(".badge")).to_have_text("active, waiting")
     row.get_by_role("link").click()
-    told(page.get_by_role("alert"))
+    shared_text(page.get_by_role("alert"))
     page.get_by_role("link", name="trials", exact=True).click()
-    told(page.locator("td.state"))
+    shared_text(page.locator("td.state"))
 
 
 def test_long_error_is_expandable(stage: Stage, spectator: Watched) -> None:
@@ -80,7 +80,7 @@ def test_early_failure_opens_log_of_rank(stage: Stage, spectator: Watched) -> No
     expect(lines).to_contain_text("line 1499 of rank 0")
     page.get_by_role("alert").get_by_role("link", name="its log, rank 1").click()
     expect(lines).not_to_contain_text("of rank 0")
-    expect(lines).to_contain_text("red words of rank 1")  # without the terminal's colours
+    expect(lines).to_contain_text("red words of rank 1")  # without ANSI colours
     expect(page.get_by_label("rank", exact=True)).to_have_value("1")
     page.reload()
     expect(page.get_by_label("rank", exact=True)).to_have_value("1")
@@ -168,8 +168,8 @@ def test_model_directory_and_engine_config_download(stage: Stage, spectator: Wat
     expect(default).to_have_count(0)
     with page.expect_download() as saved:
         page.get_by_role("button", name="download").click()
-    told = json.loads(saved.value.path().read_text())
-    assert {key: told[key] for key in ENGINE if key != "optimizer"} == {
+    downloaded = json.loads(saved.value.path().read_text())
+    assert {key: downloaded[key] for key in ENGINE if key != "optimizer"} == {
         key: value for key, value in ENGINE.items() if key != "optimizer"
     }
     spectator.show(f"#/trials/{stage.trials(stage.waiting)[0]}/engine")
@@ -178,7 +178,9 @@ def test_model_directory_and_engine_config_download(stage: Stage, spectator: Wat
 
 def test_table_columns_are_stored(stage: Stage, spectator: Watched) -> None:
     last = stage.played.get("/experiments/columns", column="last.training.loss")["columns"]
-    told = f"{last['last.training.loss'][last['id'].index(stage.sweep)]:.4g}"  # of its best trial
+    expected = (
+        f"{last['last.training.loss'][last['id'].index(stage.sweep)]:.4g}"  # of its best trial
+    )
     page = spectator.show("#/")
     page.get_by_text("columns", exact=True).click()
     choice = page.get_by_role("group", name="columns")
@@ -190,7 +192,7 @@ def test_table_columns_are_stored(stage: Stage, spectator: Watched) -> None:
         expect(page.locator("td[data-name=rate]").first).to_have_text("1.00e-7")
         expect(page.locator("td[data-name=progress]")).to_have_count(0)
         row = page.locator("tr", has=page.locator(f"a[href='#/experiments/{stage.sweep}']"))
-        expect(row.locator("[data-name='last training: loss']")).to_have_text(told)
+        expect(row.locator("[data-name='last training: loss']")).to_have_text(expected)
         page.reload()
 
     spectator.show(f"#/experiments/{stage.sweep}/trials")
@@ -200,14 +202,14 @@ def test_table_columns_are_stored(stage: Stage, spectator: Watched) -> None:
     choice.get_by_label("search columns").fill("restarts")
     choice.get_by_label("column restarts").uncheck()
     page.get_by_role("button", name="max training: loss").click()
-    found = {t["id"]: t["best_validation"] for t in stage.played.trials(stage.sweep)}
-    worst = max(found, key=lambda each: found[each])
+    best = {t["id"]: t["best_validation"] for t in stage.played.trials(stage.sweep)}
+    worst = max(best, key=lambda id_: best[id_])
     first = page.locator("tbody tr").first
     for _ in range(2):
         expect(first.locator("[data-name=trial]")).to_contain_text(str(worst))
         # Every curve begins 1 above its end.
-        told = f"{found[worst] + 1:.4g}"
-        expect(first.locator("[data-name='max training: loss']")).to_have_text(told)
+        expected = f"{best[worst] + 1:.4g}"
+        expect(first.locator("[data-name='max training: loss']")).to_have_text(expected)
         expect(page.locator("td[data-name=restarts]")).to_have_count(0)
         page.reload()
     page.get_by_text("columns", exact=True).click()
@@ -247,7 +249,7 @@ def test_page_fits_narrow_window(stage: Stage, spectator: Watched, view: str) ->
     page = spectator.page
     page.set_viewport_size({"width": 400, "height": 800})
     (failed,) = stage.trials(stage.failed)
-    own = {
+    addresses = {
         "list": "#/",
         "cluster": "#/cluster",
         "models": "#/models",
@@ -255,7 +257,7 @@ def test_page_fits_narrow_window(stage: Stage, spectator: Watched, view: str) ->
         "trial": f"#/trials/{failed}/curves",
         "runs": f"#/trials/{failed}/runs",
     }
-    spectator.show(own.get(view, f"#/experiments/{stage.sweep}/{view}"))
+    spectator.show(addresses.get(view, f"#/experiments/{stage.sweep}/{view}"))
     seen = {
         "list": "td.name",
         "cluster": ".queue",
@@ -272,7 +274,7 @@ def test_page_fits_narrow_window(stage: Stage, spectator: Watched, view: str) ->
     beyond = """() => [document.documentElement, ...document.querySelectorAll(".table")]
         .map((element) => element.scrollWidth - element.clientWidth)"""
     until("nothing is wider than the window", lambda: page.evaluate(beyond),
-          lambda found: max(found) <= 0)  # fmt: skip
+          lambda widths: max(widths) <= 0)  # fmt: skip
     for cell in page.locator("[data-name='best validation']").all()[:5]:
         box = cell.bounding_box()
         assert box is not None
@@ -289,11 +291,11 @@ def test_theme_follows_system_or_choice(stage: Stage, spectator: Watched) -> Non
     def brightness() -> int:
         return sum(map(int, re.findall(r"\d+", page.evaluate(back))[:3]))
 
-    def is_dark(told: str) -> None:
-        until(told, brightness, lambda sum_of_parts: sum_of_parts < 150)
+    def is_dark(description: str) -> None:
+        until(description, brightness, lambda sum_of_parts: sum_of_parts < 150)
 
-    def is_light(told: str) -> None:
-        until(told, brightness, lambda sum_of_parts: sum_of_parts > 700)
+    def is_light(description: str) -> None:
+        until(description, brightness, lambda sum_of_parts: sum_of_parts > 700)
 
     is_light("as the system is")
     page.emulate_media(color_scheme="dark")
@@ -334,4 +336,4 @@ def test_edit_name_description_labels_and_notes(stage: Stage, spectator: Watched
     undo = {key: before[key] for key in ("name", "labels", "notes")}
     stage.played.request("PATCH", f"/experiments/{stage.long}", json=undo)
     expect(page.get_by_role("heading", name="long", exact=False)).to_be_visible()
-    spectator.faults.clear()  # the browser notes the 422
+    spectator.faults.clear()  # the browser logs the 422
