@@ -24,7 +24,10 @@ BLOCKS = re.findall(
 )
 MODULES = {
     **dict(zip(
-        ["my_searcher.py", "my_schedule.py", "my_optimizer.py", "my_command.py", "my_routes.py"],
+        [
+            "my_searcher.py", "my_schedule.py", "my_optimizer.py", "my_command.py", "my_routes.py",
+            "my_storage.py",
+        ],
         BLOCKS, strict=True,
     )),
     "toy_launcher.py": (ROOT / "tests" / "launcher" / "toy_launcher.py").read_text("utf-8"),
@@ -34,6 +37,7 @@ ENTRY_POINTS = {
     "zerolab.searchers": {"first_good": "my_searcher:FirstGoodConfig"},
     "zerolab.launchers": {"toy": "toy_launcher:ToyLauncher"},
     "zerolab.commands": {"runs": "my_command:app"},
+    "zerolab.storage_backends": {"archive": "my_storage:ArchiveConfig"},
     "zerotrial.lr_schedules": {"HalvingLR": "my_schedule:HalvingLR"},
     "zerotrial.optimizers": {"SignSGD": "my_optimizer:SignSGD"},
     "zeroserver.routers": {"names": "my_routes:router"},
@@ -126,6 +130,53 @@ def test_searcher_schedule_and_optimizer_train(installation: Installation, tmp_p
     (curve,) = installation.client.metrics(trial["id"], "training", ["learning_rate"])
     # Halved after two steps; the last two steps are one point.
     assert [value for _, value in curve["points"]] == pytest.approx([0.1, 0.1, 0.05])
+
+
+@pytest.mark.processes
+def test_storage_backend_keeps_and_restores_checkpoints(
+    installation: Installation, tmp_path: Path
+) -> None:
+    experiment = write_experiment(tmp_path / "model")
+    model = experiment.parent / "model_def.py"
+    crash = "    def train_batch(self, dataloader_iter, epoch_idx, batch_idx):\n"
+    assert crash in TRIAL
+    marker = str(tmp_path / "crashed")
+    model.write_text(TRIAL.replace(crash, crash + CRASH.format(marker)))
+    storage = {"type": "archive", "archive_path": str(tmp_path / "archive")}
+    block = EXPERIMENT | {
+        "searcher": {"name": "single", "metric": "val_loss", "max_length": {"batches": 4}},
+        "min_checkpoint_period": {"batches": 2},
+        "max_restarts": 1,
+        "checkpoint_storage": storage,
+    }
+    experiment.write_text(yaml.safe_dump(block))
+    number = int(installation.cli("submit", experiment).stdout.split()[-1])
+    assert installation.wait_for(number)["state"] == "COMPLETED"
+    assert Path(marker).read_text() == "2"
+    (trial,) = installation.client.trials(number)
+    assert len(installation.client.runs(trial["id"])) == 2
+    stored = {path.name for path in (tmp_path / "archive").iterdir()}
+    (uuid,) = [
+        checkpoint["uuid"]
+        for checkpoint in installation.client.experiment_checkpoints(number)
+        if checkpoint["state"] == "COMPLETED"
+    ]
+    assert stored == {uuid}
+    installation.cli("checkpoint", "download", uuid, tmp_path / "copy")
+    assert json.loads((tmp_path / "copy" / "checkpoint.json").read_text())["steps_completed"] == 4
+    refused = yaml.safe_dump(block | {"checkpoint_storage": {"type": "archive"}})
+    experiment.write_text(refused)
+    problem = "checkpoint_storage.archive_path: is required for type 'archive', got nothing"
+    assert problem in installation.cli("config", "check", experiment, expect=2).stderr
+
+
+CRASH = """
+        from pathlib import Path
+        marker = Path({!r})
+        if batch_idx == 2 and not marker.exists():
+            marker.write_text(str(batch_idx))
+            raise RuntimeError("once")
+"""
 
 
 @pytest.mark.processes

@@ -12,8 +12,8 @@ from tests.disks import mounted
 from tests.storage.buckets import S3
 from zerolab.config import load_experiment
 from zerolab.errors import ConfigError, StorageError
-from zerolab.staging.copying import StagedCopy, StoppedError, Watch
-from zerolab.staging.source import DataRefusedError, Source, SourceFile, open_source
+from zerolab.extensions.staging.copying import StagedCopy, StoppedError, Watch
+from zerolab.extensions.staging.source import DataRefusedError, Source, SourceFile, open_source
 
 
 def stage(address: str | Path, to: Path, source: Source | None = None, stop: bool = False) -> str:

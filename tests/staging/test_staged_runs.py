@@ -14,9 +14,9 @@ from tests.launcher.helpers import end_of, make_run
 from tests.waiting import until
 from zerolab.contract.outcome import Outcome
 from zerolab.contract.spec import ENV_STAGED, EXIT_PREEMPTED, EXIT_USER_ERROR, read_run_spec
+from zerolab.extensions.staging.copying import StagedCopy
+from zerolab.extensions.staging.launcher_hooks import staged
 from zerolab.launcher.process import start_launcher
-from zerolab.staging.copying import StagedCopy
-from zerolab.staging.launcher_hooks import staged
 
 pytestmark = pytest.mark.processes
 

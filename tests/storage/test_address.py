@@ -10,7 +10,7 @@ from zerolab.config.experiment.storage import address_of, read_address
 from zerolab.contract.secrets import mask_secrets
 from zerolab.contract.storage import StorageAddress
 from zerolab.errors import ConfigError, is_storage_failure
-from zerolab.storage.faults import storage_error
+from zerolab.extensions.storage_objects.faults import storage_error
 
 S3 = {"type": "s3", "bucket": "b", "prefix": "/a/b/", "endpoint_url": "http://127.0.0.1:9"}
 KEYS = {"access_key": "AKIA-of-mine", "secret_key": "hush-hush-hush"}

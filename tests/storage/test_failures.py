@@ -23,7 +23,7 @@ from zerolab.contract.spec import ENV_RUN_SPEC, EXIT_INFRASTRUCTURE, write_run_s
 from zerolab.contract.storage import StorageAddress
 from zerolab.core import init
 from zerolab.errors import ConfigError, NotFoundError, StorageError
-from zerolab.storage.faults import StorageRefusedError
+from zerolab.storage.objects import StorageRefusedError
 from zerolab.storage.store import CheckpointStore, new_uuid
 from zerotrial.loop.stop_reason import StopReason
 

@@ -15,7 +15,7 @@ from zerolab.core.checkpoint_writer import CheckpointSaver
 from zerolab.core.context import CheckpointContext
 from zerolab.core.socket_ranks import SocketRanks
 from zerolab.errors import ConfigError, NotFoundError, StorageError
-from zerolab.storage.object_store import ObjectStore, _callback
+from zerolab.extensions.storage_objects.object_store import FsspecStore, _callback
 from zerolab.storage.progress import TransferProgress
 from zerolab.storage.store import CheckpointStore, new_uuid
 
@@ -150,8 +150,10 @@ class Faulty:
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use the smallest parts that S3 accepts, and no pause between attempts."""
-    monkeypatch.setattr("zerolab.storage.object_store._PART", 5 * 1024**2)
-    monkeypatch.setattr("zerolab.storage.object_store._PAUSES_S", (0.0, 0.0, 0.0))
+    monkeypatch.setattr("zerolab.extensions.storage_objects.object_store._PART", 5 * 1024**2)
+    monkeypatch.setattr(
+        "zerolab.extensions.storage_objects.object_store._PAUSES_S", (0.0, 0.0, 0.0)
+    )
 
 
 def bring_up(
@@ -231,15 +233,15 @@ def test_parts_are_removed_after_failed_abort(
     s3_server: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket = s3_server.bucket()
-    abort, calls = ObjectStore._abort_uploads, []
+    abort, calls = FsspecStore._abort_uploads, []
 
-    def fail_once(store: ObjectStore, path: str) -> None:
+    def fail_once(store: FsspecStore, path: str) -> None:
         calls.append(path)
         if len(calls) == 1:
             raise ConnectionError("the line is cut")
         abort(store, path)
 
-    monkeypatch.setattr(ObjectStore, "_abort_uploads", fail_once)
+    monkeypatch.setattr(FsspecStore, "_abort_uploads", fail_once)
     fails = [("upload_part 2", "before"), ("abort_multipart_upload", "before")]
     bring_up(s3_server, bucket, tmp_path, bytes(11 * 1024**2), fails)
     assert unfinished(s3_server, bucket) == []
@@ -267,7 +269,7 @@ def test_failed_upload_keeps_parts_of_similar_names(s3_server: S3, tmp_path: Pat
 
 UPLOADING = """
 import sys
-from zerolab.storage import object_store
+from zerolab.extensions.storage_objects import object_store
 from zerolab.storage.store import CheckpointStore
 from zerolab.contract.storage import StorageAddress
 object_store._PART = 5 * 1024**2

@@ -43,7 +43,6 @@ from zerolab.files import write_json
 from zerolab.launcher.interface import Launcher
 from zerolab.launcher.interpreter import interpreter_problem
 from zerolab.reports.spool_recovery import deliver
-from zerolab.storage.filesystem import missing_package
 
 __all__ = ["Run", "finish_run", "leftover_runs"]
 
@@ -255,9 +254,13 @@ class Run:
 def _storage_problem(spec: RunSpec) -> Outcome | None:
     """Return an outcome if checkpoints cannot be saved or loaded on this machine."""
     storage = StorageAddress(root=spec.checkpoint_dir, options=spec.storage_options)
-    missing = missing_package(storage)
-    if missing is not None:
-        return Outcome(EXIT_USER_ERROR, f"the checkpoint storage cannot be opened: {missing}")
+    if storage.is_remote:
+        # Imported lazily: most agents have no run with an object store.
+        from zerolab.storage.registry import storage_problem
+
+        problem = storage_problem(storage)
+        if problem is not None:
+            return Outcome(EXIT_USER_ERROR, f"the checkpoint storage cannot be opened: {problem}")
     ref = spec.latest_checkpoint
     if ref is None or not ref.saved_on:
         return None

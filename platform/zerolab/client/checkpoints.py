@@ -11,7 +11,7 @@ from zerolab.contract.names import resources_problem
 from zerolab.errors import ConfigError, ConflictError, NotFoundError
 from zerolab.files import write_atomic
 from zerolab.storage.backends import DESCRIPTION_FILE, StoredCheckpoint, path_inside
-from zerolab.storage.object_store import FileRecord, file_hash
+from zerolab.storage.objects import FileRecord, file_hash
 
 __all__ = ["download_checkpoint"]
 

@@ -44,8 +44,11 @@ def field_texts(kind: type, base: type = Section) -> Mapping[str, str]:
         base: Its base class, whose fields are left out.
     """
     texts: dict[str, str] = {}
+    declared_in: tuple[type, ...] = getattr(kind, "declared_in", ())
+    for cls in declared_in:
+        texts |= field_texts(cls, base)
     for cls in reversed(kind.__mro__):
-        if not issubclass(cls, base) or cls is base:
+        if not issubclass(cls, base) or cls is base or declared_in:
             continue
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
         definition = tree.body[0]

@@ -1,8 +1,8 @@
 """Secrets of an experiment's configuration: masked wherever it is shown, restored for its runs.
 
-Secrets are the credentials of ``checkpoint_storage``, and values whose name looks like a key, a
-token, a secret or a password: of an environment variable, of a key under ``data`` with all that is
-below it, and of an assignment or an option in a command (``NAME=value``, ``--name value``). So are
+Secrets are values whose name looks like a key, a token, a secret or a password: of a key of
+``checkpoint_storage``, of an environment variable, of a key under ``data`` with all that is below
+it, and of an assignment or an option in a command (``NAME=value``, ``--name value``). So are
 passwords of well-known clients (``mysql -pPASSWORD``) and addresses with a password, a token or a
 signature. A command is the entrypoint, an environment variable or a text under ``data``.
 Hyperparameters are never masked.
@@ -21,16 +21,12 @@ from zerolab.contract.secret_text import (
 )
 
 __all__ = [
-    "STORAGE_SECRETS",
     "find_secrets",
     "mask_secrets",
     "masked_paths",
     "replace_masks",
     "restore_secrets",
 ]
-
-STORAGE_SECRETS = ("access_key", "secret_key", "connection_string", "credential")
-"""Keys of ``checkpoint_storage`` that hold credentials."""
 
 _COMMAND_LENGTH = 10_000
 """Characters of a text under ``data`` that may be a command; a longer one is a document."""
@@ -139,7 +135,7 @@ def _swapped(config: Mapping[str, Any], swap: _Swap) -> dict[str, Any]:
     if isinstance(storage, Mapping):
         result["checkpoint_storage"] = {
             key: swap(("storage", key), value)
-            if key in STORAGE_SECRETS and isinstance(value, str | int | float) and value != ""
+            if is_secret_name(key) and isinstance(value, str | int | float) and value != ""
             else value
             for key, value in storage.items()
         }

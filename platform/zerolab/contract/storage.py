@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from zerolab.contract.secret_text import MASK
-from zerolab.contract.secrets import STORAGE_SECRETS
+from zerolab.contract.secret_text import MASK, is_secret_name
 
 __all__ = ["StorageAddress"]
 
@@ -45,9 +44,8 @@ class StorageAddress(msgspec.Struct, frozen=True, kw_only=True):
         return text
 
     def _secrets(self) -> Iterator[str]:
-        for name in STORAGE_SECRETS:
-            value = self.options.get(name, "")
-            if len(value) >= 4:
+        for name, value in self.options.items():
+            if is_secret_name(name) and len(value) >= 4:
                 yield value
             if name == "connection_string":
                 parts = (part.partition("=")[2] for part in value.split(";"))

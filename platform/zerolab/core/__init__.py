@@ -35,7 +35,6 @@ from zerolab.core.context import Context
 from zerolab.core.socket_ranks import SocketRanks
 from zerolab.determined import import_error, replacements
 from zerolab.errors import ConfigError, StorageError
-from zerolab.storage.filesystem import check_installed
 from zerolab.storage.store import CheckpointStore, local_owner
 
 __all__ = ["Context", "current", "init"]
@@ -179,7 +178,10 @@ def _address(storage: Mapping[str, Any] | str | None) -> StorageAddress | None:
         problem = f"must be a directory, a URL or a block of an experiment file, got {storage!r}"
         raise ConfigError("init", [f"checkpoint_storage: {problem}"])
     address = StorageAddress(root=storage if "://" in storage else str(Path(storage).absolute()))
-    check_installed(address)
+    if address.is_remote:
+        from zerolab.storage.registry import check_installed
+
+        check_installed(address)
     return address
 
 

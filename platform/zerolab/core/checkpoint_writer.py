@@ -22,7 +22,7 @@ from typing import Any
 from zerolab.errors import ConfigError, StaleRunError, StorageError, is_storage_failure
 from zerolab.ranks import Ranks
 from zerolab.reports.reporter import Reporter, json_metadata
-from zerolab.storage.object_store import FileRecord, file_hash
+from zerolab.storage.objects import FileRecord, file_hash
 from zerolab.storage.store import CheckpointStore, list_files, new_uuid
 
 __all__ = ["CheckpointSaver", "Draft", "PendingUpload", "merge_metadata"]

@@ -1,1 +1,1 @@
-"""Atomic checkpoint storage in a directory, or in a bucket of S3, GCS or Azure."""
+"""Atomic checkpoint storage in a directory, or in an object store of an extension."""

@@ -16,7 +16,7 @@ from zerolab.contract.names import file_name_problem
 from zerolab.contract.storage import StorageAddress
 from zerolab.errors import NotFoundError
 from zerolab.files import write_atomic
-from zerolab.storage.object_store import ObjectStore
+from zerolab.storage.objects import ObjectStore
 
 __all__ = [
     "DESCRIPTION_FILE",
@@ -47,7 +47,7 @@ class StoredCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     created_at: str
     """ISO 8601, UTC."""
     hashes: dict[str, str] = {}
-    """Path to the content's hash (see :class:`zerolab.storage.object_store.FileRecord`), for
+    """Path to the content's hash (see :class:`zerolab.storage.objects.FileRecord`), for
     uploaded files."""
 
     def to_json(self) -> bytes:
@@ -179,7 +179,10 @@ class BucketBackend:
     """
 
     def __init__(self, address: StorageAddress) -> None:
-        self.objects = ObjectStore(address)
+        # Imported lazily: it needs pydantic, which a script with a directory does not.
+        from zerolab.storage.registry import open_objects
+
+        self.objects: ObjectStore = open_objects(address)
         self._location = address.root
 
     def announce(self, owner: str, name: str) -> None:

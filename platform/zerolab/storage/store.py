@@ -36,8 +36,7 @@ from zerolab.storage.backends import (
     path_inside,
 )
 from zerolab.storage.cache import CheckpointCache
-from zerolab.storage.faults import storage_error
-from zerolab.storage.object_store import FileRecord
+from zerolab.storage.objects import FileRecord
 from zerolab.storage.progress import TransferProgress
 
 __all__ = [
@@ -150,7 +149,9 @@ class CheckpointStore:
             ConfigError: If the package that opens it is not installed.
             StorageError: If the storage cannot be written.
         """
-        self._bucket.objects.probe(f".probe.{self._owner}.{new_uuid()}", _PROBE)
+        name = f".probe.{self._owner}.{new_uuid()}"
+        self._bucket.objects.write(name, _PROBE)
+        self._bucket.objects.remove([name])
 
     # -- writing ------------------------------------------------------------------------------
 
@@ -462,10 +463,9 @@ class CheckpointStore:
         try:
             yield
         except OSError as error:
-            address = self.address
-            if self.is_remote:
-                address = StorageAddress(root=str(self._root))
-            raise storage_error(address, error, doing) from error
+            root = self._root if self.is_remote else self.address.root
+            detail = error.strerror or str(error) or type(error).__name__
+            raise StorageError(f"checkpoint storage {root}: {doing}: {detail}") from error
 
     def _partial(self, name: str) -> Path:
         _check_uuid(name)

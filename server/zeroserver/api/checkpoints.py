@@ -320,14 +320,14 @@ def check_storage(
         ConfigError: If the server has not the package for it, or the store does not let it in.
     """
     from zerolab.config.experiment.storage import address_of
-    from zerolab.storage.faults import StorageRefusedError
-    from zerolab.storage.filesystem import missing_package
+    from zerolab.storage.objects import StorageRefusedError
+    from zerolab.storage.registry import storage_problem
     from zerolab.storage.store import CheckpointStore
 
     address = address_of(storage)
     if address is None or not address.is_remote:
         return []
-    missing = missing_package(address)
+    missing = storage_problem(address)
     if missing is not None:
         problem = (
             f"checkpoint_storage.type: {missing} (on the server's machine, and on every agent's)"

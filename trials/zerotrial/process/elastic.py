@@ -19,6 +19,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -59,6 +60,7 @@ from zerolab.contract.spec import (
     EXIT_INFRASTRUCTURE,
     EXIT_PREEMPTED,
     EXIT_REACHED,
+    EXIT_USER_ERROR,
     Command,
     RunSpec,
     TrialClass,
@@ -68,7 +70,6 @@ from zerolab.errors import ConfigError
 from zerolab.launcher.rank import announce_rank
 from zerolab.linux import PARENT_DIED, reap_adopted
 from zerolab.registry import Registry
-from zerolab.staging.launcher_hooks import staged
 from zerotrial.process.early_sigterm import DeferredSigterm, StoppedEarlyError
 from zerotrial.process.preloading import TRIAL_CLASS_MODULES, import_next
 from zerotrial.process.rendezvous import choose_network_interface, create_rendezvous
@@ -222,7 +223,7 @@ def launch(spec_file: Path, sigterm: DeferredSigterm) -> Outcome:
     os.chdir(spec.model_dir)
     try:
         sigterm.release()
-        with staged(spec, spec_file) as staging_outcome:
+        with _staged(spec, spec_file) as staging_outcome:
             return staging_outcome or _run_ranks(spec, folder)
     except StoppedEarlyError:
         message = "the run was stopped by SIGTERM before its ranks began"
@@ -242,6 +243,17 @@ def _replace_deepspeed() -> None:
     if problem := REPLACEMENTS.problem("deepspeed"):
         raise ConfigError("environment.deepspeed", [problem])
     REPLACEMENTS["deepspeed"]()
+
+
+def _staged(spec: RunSpec, spec_file: Path) -> AbstractContextManager[Outcome | None]:
+    """Return the context in which a run's data is staged, if it has any."""
+    if spec.stage is None:
+        return nullcontext()
+    hooks: Registry[Callable[..., AbstractContextManager[Outcome | None]]]
+    hooks = Registry("zerolab.run_hooks", {})
+    if problem := hooks.problem("stage"):
+        return nullcontext(Outcome(EXIT_USER_ERROR, f"data.stage: {problem}"))
+    return hooks["stage"](spec, spec_file)
 
 
 def _is_multi_node(spec: RunSpec) -> bool:

@@ -11,6 +11,7 @@ from zerolab.config.experiment.patterns import compile_pattern
 from zerolab.contract.names import check_name
 from zerolab.contract.secret_text import MASK, is_secret_name
 from zerolab.contract.spec import ENV_COLLECTIVE_TIMEOUT
+from zerolab.registry import Registry
 from zerolab.schema.section import (
     NonNegativeInt,
     Section,
@@ -69,6 +70,8 @@ def stage_problems(data: Mapping[str, Any]) -> Iterator[str]:
     block = data.get("stage")
     if block is None:
         return
+    if problem := Registry[object]("zerolab.run_hooks", {}).problem("stage"):
+        yield f"data.stage: {problem}"
     if not isinstance(block, Mapping):
         yield (
             "data.stage: must be a mapping {from, to, once_per} of data to copy to the machine, "

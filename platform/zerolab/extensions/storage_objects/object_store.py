@@ -1,22 +1,20 @@
-"""Object store of checkpoints: a few operations with retries and uniform errors."""
+"""Object store through fsspec: operations with retries and uniform errors."""
 
 import contextlib
-import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
-
 from zerolab.contract.storage import StorageAddress
 from zerolab.errors import ConfigError, NotFoundError, StorageError
-from zerolab.storage.faults import StorageRefusedError, opening_error, storage_error
-from zerolab.storage.filesystem import open_remote
+from zerolab.extensions.storage_objects.faults import opening_error, storage_error
+from zerolab.extensions.storage_objects.filesystem import open_remote
+from zerolab.storage.objects import FileRecord, StorageRefusedError, file_hash
 from zerolab.storage.progress import TransferProgress
 
-__all__ = ["FileRecord", "ObjectStore", "file_hash", "retried"]
+__all__ = ["FsspecStore", "retried"]
 
 logger = logging.getLogger(__name__)
 
@@ -50,25 +48,8 @@ def retried(attempt: Callable[[], T]) -> T:
     return attempt()
 
 
-class FileRecord(msgspec.Struct, frozen=True):
-    """Size and hash of one file of a checkpoint."""
-
-    size: int
-    """Size in bytes."""
-    hash: str
-    """BLAKE2b hash of 16 bytes in hexadecimal digits; empty if it was not computed."""
-
-
-def file_hash(path: Path) -> str:
-    """Return the hash of a file's content, in the form of :class:`FileRecord`."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-
-
-class ObjectStore:
-    """Objects below the root of an address; object names are relative to it.
-
-    Every method raises :class:`~zerolab.errors.StorageError` when the store fails.
+class FsspecStore:
+    """An :class:`~zerolab.storage.objects.ObjectStore` in a bucket, or at another fsspec URL.
 
     Args:
         address: Address of the storage.
@@ -274,11 +255,6 @@ class ObjectStore:
     def _incomplete(self, name: str, size: int) -> NotFoundError:
         msg = f"{self.address.at(name)} is missing, or shorter than its {size} bytes"
         return NotFoundError(f"{msg}; resume from an earlier checkpoint")
-
-    def probe(self, name: str, content: bytes) -> None:
-        """Write an object and remove it again."""
-        self.write(name, content)
-        self.remove([name])
 
     def _check_bucket(self, error: FileNotFoundError) -> None:
         """Raise if the bucket, not only the object, is missing."""

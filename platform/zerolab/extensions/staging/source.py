@@ -13,9 +13,7 @@ from typing import Any, Protocol
 from zerolab.contract.storage import StorageAddress
 from zerolab.errors import StorageError, ZerolabError, is_storage_failure
 from zerolab.schema.json_values import is_text
-from zerolab.storage.faults import StorageRefusedError, storage_error
-from zerolab.storage.filesystem import missing_package, open_remote
-from zerolab.storage.object_store import retried
+from zerolab.storage.objects import StorageRefusedError
 
 __all__ = ["DataRefusedError", "Source", "SourceFile", "open_source"]
 
@@ -139,6 +137,9 @@ def _path_errors(path: Path) -> Iterator[None]:
 
 class _Remote:
     def __init__(self, address: StorageAddress) -> None:
+        # Imported lazily: data in a directory needs no other extension.
+        from zerolab.extensions.storage_objects.filesystem import missing_package, open_remote
+
         self._address = address
         missing = missing_package(address)
         if missing is not None:
@@ -164,6 +165,8 @@ class _Remote:
         return path.rpartition("/")[2] if self._is_file else path.removeprefix(f"{self._root}/")
 
     def pieces(self, name: str, size: int) -> Iterator[bytes]:
+        from zerolab.extensions.storage_objects.object_store import retried
+
         path = self._root if self._is_file else f"{self._root}/{name}"
         for first in range(0, size, _PIECE):
             end = min(first + _PIECE, size)
@@ -180,6 +183,8 @@ class _Remote:
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
+        from zerolab.extensions.storage_objects.faults import storage_error
+
         try:
             yield
         except Exception as error:  # libraries raise arbitrary exceptions

@@ -4,8 +4,9 @@ from collections.abc import Iterator, Sequence
 
 from zerolab.contract.storage import StorageAddress
 from zerolab.errors import StorageError
+from zerolab.storage.objects import StorageRefusedError
 
-__all__ = ["StorageRefusedError", "opening_error", "storage_error"]
+__all__ = ["opening_error", "storage_error"]
 
 _CHECKPOINTS = "checkpoint_storage"
 _UNREACHABLE = (
@@ -35,10 +36,6 @@ _CHECKPOINT_CREDENTIALS = {
     "gs": _MACHINE_CREDENTIALS["gs"],
     "az": "set checkpoint_storage.connection_string, or account_url and credential",
 }
-
-
-class StorageRefusedError(StorageError):
-    """Access denied, or a missing bucket: retrying cannot help."""
 
 
 def storage_error(

@@ -28,10 +28,10 @@ import msgspec
 
 from zerolab.contract.names import file_name_problem
 from zerolab.errors import StorageError, is_storage_failure
+from zerolab.extensions.staging.source import DataRefusedError, Source, SourceFile
 from zerolab.files import write_json
 from zerolab.formatting import size_text
 from zerolab.linux import sync_file_system
-from zerolab.staging.source import DataRefusedError, Source, SourceFile
 from zerolab.storage.progress import TransferProgress
 
 __all__ = ["StagedCopy", "StoppedError", "Watch"]

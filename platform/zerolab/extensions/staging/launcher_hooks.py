@@ -11,7 +11,7 @@ from types import FrameType
 
 from zerolab.contract.outcome import Outcome, read_reason
 from zerolab.contract.spec import ENV_STAGED, EXIT_PREEMPTED, EXIT_USER_ERROR, RunSpec
-from zerolab.staging.copying import StagedCopy
+from zerolab.extensions.staging.copying import StagedCopy
 
 __all__ = ["staged"]
 
@@ -55,7 +55,7 @@ def staged(spec: RunSpec, spec_file: Path) -> Iterator[Outcome | None]:
 
 def _run(spec: RunSpec, spec_file: Path, lock: int) -> Outcome | None:
     """Run the staging process; return the outcome of the run if staging failed."""
-    command = [sys.executable, "-P", "-m", "zerolab.staging.process"]
+    command = [sys.executable, "-P", "-m", "zerolab.extensions.staging.process"]
     process = subprocess.Popen(
         [*command, str(os.getpid()), str(spec_file), str(lock)],
         stdin=subprocess.DEVNULL,

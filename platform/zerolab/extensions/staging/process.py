@@ -1,4 +1,4 @@
-"""Process that stages a run's data: ``python -m zerolab.staging.process PARENT RUN_JSON FD``.
+"""Process that stages a run's data: ``... staging.process PARENT RUN_JSON FD``.
 
 The run's launcher starts it and waits for it, and forks the ranks afterwards. The threads of
 object-store libraries must not be forked, so they stay in this process.
@@ -24,9 +24,9 @@ from zerolab.contract.spec import (
 )
 from zerolab.core.preemption import DirectivePoller
 from zerolab.errors import StorageError, ZerolabError, is_storage_failure
+from zerolab.extensions.staging.copying import StagedCopy, StoppedError, Watch
+from zerolab.extensions.staging.source import DataRefusedError, open_source
 from zerolab.linux import die_with_parent
-from zerolab.staging.copying import StagedCopy, StoppedError, Watch
-from zerolab.staging.source import DataRefusedError, open_source
 
 __all__ = ["main"]
 
