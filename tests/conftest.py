@@ -46,9 +46,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("machines") is None)
     missing = _missing_extensions()
     for item in items if missing else ():
-        absent = sorted(missing & set(_needed_names(item)))
-        if absent:
-            item.add_marker(pytest.mark.skip(f"needs the extension {', '.join(absent)}"))
+        unavailable = sorted(missing & set(_needed_names(item)))
+        if unavailable:
+            item.add_marker(pytest.mark.skip(f"needs the extension {', '.join(unavailable)}"))
 
 
 def _missing_extensions() -> set[str]:
@@ -81,5 +81,5 @@ def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | list | tuple):
-        for each in value.values() if isinstance(value, Mapping) else value:
-            yield from _texts(each)
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(item)

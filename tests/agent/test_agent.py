@@ -60,7 +60,7 @@ def wait_for_files(gate: Path, *names: str) -> None:
     )
 
 
-def taken(port: int) -> socket.socket | None:
+def bind_if_free(port: int) -> socket.socket | None:
     try:
         return socket.create_server(("127.0.0.1", port))
     except OSError:  # the previous process is not reaped yet
@@ -308,7 +308,7 @@ def test_agent_follows_server_to_new_port(
 ) -> None:
     before = installation.client.url
     installation.kill_server()
-    with until("the port is free", lambda: taken(installation.port)):
+    with until("the port is free", lambda: bind_if_free(installation.port)):
         after = installation.up(port=0)
     assert after != before
     assert read_json(installation.home.agent_file) == {

@@ -75,7 +75,7 @@ def test_step_with_a_failed_case_is_not_good(tmp_path: Path) -> None:
 
 
 def test_limits_leave_time_for_a_second_run() -> None:
-    assert sum(one.limit_s for one in STEPS) <= 480
+    assert sum(step.limit_s for step in STEPS) <= 480
 
 
 def test_tests_step_runs_the_files_of_the_page() -> None:

@@ -43,15 +43,15 @@ def test_single_rank_needs_no_connection() -> None:
 
 def test_collectives_of_three_ranks() -> None:
     def work(ranks: SocketRanks) -> list[object]:
-        found: list[object] = [ranks.allgather({"rank": ranks.rank, "x": [ranks.rank] * 2})]
-        found.append(ranks.broadcast(f"from {ranks.rank}"))
+        gathered: list[object] = [ranks.allgather({"rank": ranks.rank, "x": [ranks.rank] * 2})]
+        gathered.append(ranks.broadcast(f"from {ranks.rank}"))
         ranks.barrier()
         large = ranks.allgather(bytes([ranks.rank]) * 3_000_000)
-        found.append([(part[0], len(part)) for part in large])
+        gathered.append([(part[0], len(part)) for part in large])
         for number in range(50):
             assert ranks.allgather(number * ranks.rank) == [0, number, 2 * number]
-        found.append(ranks.is_chief)
-        return found
+        gathered.append(ranks.is_chief)
+        return gathered
 
     results = on_ranks(3, work)
     for rank, result in enumerate(results):
@@ -64,12 +64,12 @@ def test_collectives_of_three_ranks() -> None:
 
 
 def test_missing_rank_is_named() -> None:
-    left = threading.Event()
+    exited = threading.Event()
 
     def work(ranks: SocketRanks) -> str:
         ranks.barrier()
         if ranks.rank == 2:
-            assert left.wait(DEADLINE_S)
+            assert exited.wait(DEADLINE_S)
             return ""
         if ranks.rank == 0:
             until("rank 1 has come", lambda: select.select([ranks._peers[1]], [], [], 0)[0])
@@ -77,7 +77,7 @@ def test_missing_rank_is_named() -> None:
         with pytest.raises(ZerolabError) as caught:
             ranks.allgather(1)
         if ranks.rank == 0:
-            left.set()
+            exited.set()
         return str(caught.value)
 
     messages = on_ranks(3, work)

@@ -112,13 +112,13 @@ class Reference:
                     loss = loss_of(lambda x: model(x.to(dtype)), (x, y))
                     (loss / accumulation / parts).backward()
                     total += loss.item() / accumulation / parts
-                    for held, p in zip(sums, params, strict=True):
-                        held.add_(p.grad.float())
+                    for accumulated, p in zip(sums, params, strict=True):
+                        accumulated.add_(p.grad.float())
                         p.grad = None
             norm = torch.sqrt(sum((s.double() ** 2).sum() for s in sums)).item()
             scale = min(1.0, clip / (norm + 1e-6)) if clip else 1.0
-            for master, held in zip(chosen, sums, strict=True):
-                master.grad = held.mul_(scale)
+            for master, accumulated in zip(chosen, sums, strict=True):
+                master.grad = accumulated.mul_(scale)
             optimizer.step()
             with torch.no_grad():
                 for p, master in zip(params, chosen, strict=True):

@@ -60,11 +60,11 @@ def make_batches(steps: int, micro: int, ranks: int, seed: int = 7) -> list[list
     """Micro-batches by step, micro-step and rank."""
     generator = torch.Generator().manual_seed(seed)
 
-    def one() -> Batch:
+    def sample() -> Batch:
         tokens = torch.randint(VOCABULARY, (2, LENGTH + 1), generator=generator)
         return tokens[:, :-1], tokens[:, 1:]
 
-    return [[[one() for _ in range(ranks)] for _ in range(micro)] for _ in range(steps)]
+    return [[[sample() for _ in range(ranks)] for _ in range(micro)] for _ in range(steps)]
 
 
 @dataclass

@@ -177,8 +177,10 @@ def test_step_reads_one_number_from_the_device(
                 engine.backward(engine(tokens, tokens))
                 engine.step()
             assert reads.count == step + 1  # the norm
-    held = [tensor for tensors in engine.stage.tensors_by_kind().values() for tensor in tensors]
-    assert {tensor.device.type for tensor in held} == {"meta"}
+    allocated = [
+        tensor for tensors in engine.stage.tensors_by_kind().values() for tensor in tensors
+    ]
+    assert {tensor.device.type for tensor in allocated} == {"meta"}
     engine.close()
 
 
@@ -253,7 +255,7 @@ def test_block_inputs_wait_on_the_host(stage: int) -> None:
 def test_offloaded_activations_take_no_gpu_memory() -> None:
     from zerolab.config import load_engine_config
 
-    def held(**block: Any) -> int:
+    def allocated(**block: Any) -> int:
         model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(8)))
         config = load_engine_config({"train_batch_size": 1, "activation_checkpointing": block})
         checkpoint_blocks(model.to(GPU), config.activation_checkpointing)
@@ -265,8 +267,8 @@ def test_offloaded_activations_take_no_gpu_memory() -> None:
         return after
 
     inputs = 4096 * 64 * 4
-    assert held(enabled=True) >= 7 * inputs
-    assert held(enabled=True, cpu_checkpointing=True) < 2 * inputs
+    assert allocated(enabled=True) >= 7 * inputs
+    assert allocated(enabled=True, cpu_checkpointing=True) < 2 * inputs
 
 
 @on_gpu

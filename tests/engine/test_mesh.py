@@ -198,7 +198,7 @@ def doubted() -> list[str]:
     return [record.getMessage() for record in heard.buffer]
 
 
-def made() -> list[dict[str, list[int]]]:
+def group_ranks() -> list[dict[str, list[int]]]:
     """The ranks along each axis of meshes that are made, and who counts a tied parameter."""
     results = []
     for axes in ({"pipe": 2}, {"pipe": 2, "tensor": 2}, {"shard": 2}):
@@ -231,7 +231,7 @@ def ill_made() -> list[str]:
 
 
 def everything(stages: tuple[int, ...]) -> Any:
-    return [spread(stage) for stage in stages], refused(), doubted(), made(), ill_made()
+    return [spread(stage) for stage in stages], refused(), doubted(), group_ranks(), ill_made()
 
 
 def reference(layout: tuple[int, int, int]) -> tuple[list[float], list[Part]]:

@@ -74,9 +74,9 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "ZEROLAB_HOME": home}
 
 
-def run(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *words], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False
     )
 
 
@@ -107,7 +107,7 @@ def test_unsupported_routes_are_left_out_of_server(environment: dict[str, str]) 
     script += "print(*map(ROUTERS.problem, ROUTERS), sep='\\n')"
     completed = run(environment, "-c", script)
     assert completed.returncode == 0, completed.stderr
-    socket, mounted, gone = completed.stdout.splitlines()
+    socket, mounted, removed = completed.stdout.splitlines()
     assert "its routes must be HTTP routes, got" in socket
     assert "its routes must be HTTP routes, got" in mounted
-    assert "RuntimeError: no driver" in gone
+    assert "RuntimeError: no driver" in removed

@@ -82,8 +82,8 @@ def declare(**methods: Any) -> type[zerotrial.ZeroTrial]:
         "build_training_data_loader": LineTrial.build_training_data_loader,
         "build_validation_data_loader": LineTrial.build_validation_data_loader,
     }
-    given = {"__init__": LineTrial.__init__, **loaders, **METHODS, **methods}
-    defined = {name: method for name, method in given.items() if method is not None}
+    members = {"__init__": LineTrial.__init__, **loaders, **METHODS, **methods}
+    defined = {name: method for name, method in members.items() if method is not None}
     return type("MyTrial", (zerotrial.ZeroTrial,), defined)
 
 

@@ -126,10 +126,10 @@ def counted_at_3(case: str) -> tuple[int, int]:
     zero = config.zero_optimization
     replicated = choose_replicated(model, zero)
     order = in_forward_order(model, plan_units(model, ignored=replicated))
-    held = kept_to_backward(order, zero) | {order[0]}  # the root stays gathered
-    kept = {
+    gathered = kept_to_backward(order, zero) | {order[0]}  # the root stays gathered
+    elements = {
         "frozen": frozen,
-        "to_backward": sum(unit.numel for unit in held),
+        "to_backward": sum(unit.numel for unit in gathered),
         "replicated": sum(p.numel() for p in replicated),
     }
     engine: Any = zerotrial.initialize(model=model, config=config)[0]
@@ -141,7 +141,7 @@ def counted_at_3(case: str) -> tuple[int, int]:
         engine.step()
     moved = engine.stage.traffic.total - before
     engine.close()
-    return moved, data_traffic(trained, 3, 2, 4, shard=zero.shard_ranks, **kept)
+    return moved, data_traffic(trained, 3, 2, 4, shard=zero.shard_ranks, **elements)
 
 
 def every_case() -> Any:

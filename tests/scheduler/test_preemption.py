@@ -129,9 +129,9 @@ def expected_victims(
 ) -> set[int]:
     """Return the preempted runs by trying every set, sparing the most important runs first."""
 
-    def starts(there: Sequence[Allocation]) -> bool:
-        slots = has_slots(cluster, request, there)
-        return slots and has_quota(cluster, request.job, there, own_limit=False)
+    def starts(allocations: Sequence[Allocation]) -> bool:
+        slots = has_slots(cluster, request, allocations)
+        return slots and has_quota(cluster, request.job, allocations, own_limit=False)
 
     stay = [run for run in allocations if not run.stopping]
     if not has_quota(cluster, request.job, allocations, own_limit=True) or starts(stay):

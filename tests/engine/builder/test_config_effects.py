@@ -109,7 +109,7 @@ def replicating() -> Iterator[tuple[str, Any, Any]]:
     threshold, most = "stage3_param_persistence_threshold", "stage3_model_persistence_threshold"
     small = {name: p.numel() for name, p in build().named_parameters() if p.numel() < largest}
     everything = root + BLOCKS * block
-    for zero, whole in (
+    for zero, replicated in (
         ({threshold: largest + 1}, everything),
         ({threshold: largest}, sum(small.values())),
         ({threshold: 1}, 0),
@@ -118,11 +118,11 @@ def replicating() -> Iterator[tuple[str, Any, Any]]:
         ({threshold: 1000, most: 0}, 0),
     ):
         run = Run(zero, 2)
-        yield f"{zero}: whole at rest", run.whole_at_rest, whole
-        yield f"{zero}: whole in forward", run.whole >= max(whole, root), True
+        yield f"{zero}: whole at rest", run.whole_at_rest, replicated
+        yield f"{zero}: whole in forward", run.whole >= max(replicated, root), True
         near = run.course == pytest.approx(plain.course, rel=1e-5)
         yield f"{zero}: losses and norms", near, True
-        if whole == everything:
+        if replicated == everything:
             yield f"{zero}: traffic", run.moved["all_gather"], everything
 
 

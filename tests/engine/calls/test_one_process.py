@@ -182,12 +182,14 @@ def test_torch_schedules_by_name_and_callable(block: dict[str, Any] | None) -> N
         "train_micro_batch_size_per_gpu": 2,
         "optimizer": {"type": "SGD", "params": {"lr": 1.0}},
     }
-    given = None
+    scheduler = None
     if block is None:
-        given = lambda o: torch.optim.lr_scheduler.StepLR(o, 1, 0.5)  # noqa: E731
+        scheduler = lambda o: torch.optim.lr_scheduler.StepLR(o, 1, 0.5)  # noqa: E731
     else:
         config["scheduler"] = block
-    engine, _, _, schedule = zerotrial.initialize(model=ones(), config=config, lr_scheduler=given)
+    engine, _, _, schedule = zerotrial.initialize(
+        model=ones(), config=config, lr_scheduler=scheduler
+    )
     for expected in (1.0, 0.5, 0.25):
         assert engine.get_lr() == [expected]
         engine.backward(engine(torch.ones(2, 3)).mean())

@@ -41,7 +41,7 @@ class Model(nn.Module):
 FROZEN = ("base.weight", "base.bias", "low.weight", "low.bias", "scale")
 
 
-def given() -> dict[str, Tensor]:
+def initial_state() -> dict[str, Tensor]:
     torch.manual_seed(0)
     return {name: value.clone() for name, value in Model().state_dict().items()}
 
@@ -71,7 +71,7 @@ def same(actual: dict[str, Tensor], expected: dict[str, Tensor], what: Any) -> N
 
 
 def save_and_load(stage: int, precision: str, directory: str) -> None:
-    original = given()
+    original = initial_state()
     engine = make_engine(stage, precision)
     train(engine)
     weights = {name: engine.full(name) for name, _ in engine.module.named_parameters()}

@@ -141,11 +141,11 @@ def same_place(directory: Path, group: Any, stage: int, kind: str) -> list[str]:
     for at, moment in moments:
         backward(again, 99)  # the load must remove all of this
         again.load_checkpoint(directory, tag=f"{at} {moment}")
-        found = places(again, at, moment)
+        differing = places(again, at, moment)
         if train_to(again, LAST) != [*middle[at:], *losses]:
-            found.append("other losses")
-        found += unequal(summary(again), expected)
-        problems += [f"{at} {moment}: {text}" for text in found]
+            differing.append("other losses")
+        differing += unequal(summary(again), expected)
+        problems += [f"{at} {moment}: {text}" for text in differing]
     again.close()
     return problems
 
@@ -237,8 +237,8 @@ def other_places(directory: Path, groups: dict[int, Any]) -> list[str]:
         for index, (saver, end) in enumerate(zip(SAVERS, ends, strict=True)):
             if WORLDS[(index + stage) % len(WORLDS)] == world:
                 again = directory / f"{index}-{stage}-{world}"
-                found = go_on_elsewhere(engine, directory / f"{index}", again, end)
-                problems += [f"{saver} -> {(stage, world)}: {text}" for text in found]
+                differing = go_on_elsewhere(engine, directory / f"{index}", again, end)
+                problems += [f"{saver} -> {(stage, world)}: {text}" for text in differing]
         engine.close()
     dist.barrier()
     return problems

@@ -73,7 +73,7 @@ def calls(directory: Path) -> dict[str, tuple[int, Callable[[Any], Any], Callabl
     saved = str(directory)
     losses: list[Any] = []
 
-    def nothing(engine: Any) -> None:
+    def no_action(engine: Any) -> None:
         del engine
 
     def train(engine: Any) -> None:
@@ -84,23 +84,23 @@ def calls(directory: Path) -> dict[str, tuple[int, Callable[[Any], Any], Callabl
         engine.save_checkpoint(saved, tag="t")
 
     return {
-        "save_checkpoint": (1, nothing, save),
+        "save_checkpoint": (1, no_action, save),
         "load_checkpoint": (1, save, lambda e: e.load_checkpoint(saved)),
-        "export": (1, nothing, lambda e: e.export(directory / "model.safetensors")),
+        "export": (1, no_action, lambda e: e.export(directory / "model.safetensors")),
         "step": (0, backward, lambda e: e.step()),
-        "train_batch": (0, nothing, train),
+        "train_batch": (0, no_action, train),
         "zero_grad": (2, backward, lambda e: e.zero_grad()),
-        "forward": (3, nothing, lambda e: e(torch.ones(1, 4))),
+        "forward": (3, no_action, lambda e: e(torch.ones(1, 4))),
         "backward": (
             3,
             lambda e: losses.append(e.scale(e(torch.ones(1, 4)).mean())),
             lambda _: losses.pop().backward(),
         ),
-        "close": (3, nothing, lambda e: e.close()),
+        "close": (3, no_action, lambda e: e.close()),
     }
 
 
-def late(directory: str, names: list[str], who: int) -> dict[str, str]:
+def delayed_call(directory: str, names: list[str], who: int) -> dict[str, str]:
     """Delay one rank at each call until another rank logs a warning."""
     os.environ[VARIABLE] = "1"
     rank, base = dist.get_rank(), Path(directory)
@@ -130,13 +130,13 @@ def over_gloo(directory: str, names: list[str], who: int) -> tuple[dict[str, str
 
     shared_memory.host_name = lambda: f"host {dist.get_rank()}"
     kind = type(engine_of(1).stage._comm).__name__
-    return late(directory, names, who), kind
+    return delayed_call(directory, names, who), kind
 
 
 @pytest.mark.processes
 def test_every_collective_call_names_the_missing_rank(tmp_path: Path) -> None:
     names = list(calls(tmp_path))
-    for lines in run_on_ranks(late, 2, str(tmp_path), names, 1):
+    for lines in run_on_ranks(delayed_call, 2, str(tmp_path), names, 1):
         for name, line in lines.items():
             call = line.partition("(")[0]
             assert call in {name, "backward", "step"} if name == "train_batch" else call == name
@@ -237,14 +237,14 @@ def test_slow_rank_has_time_to_answer(
     (line,) = caplog.messages
     assert "rank 1 does not answer" in line
 
-    def told() -> list[str]:
+    def warnings() -> list[str]:
         second.poll(store, LONG_S)
         first.poll(store, 0.0)
         return caplog.messages
 
-    until("it is told again", told, lambda lines: len(lines) > 1)
+    until("it is told again", warnings, lambda lines: len(lines) > 1)
     for _ in range(20):
-        told()
+        warnings()
     assert "rank 1 has made no such call yet" in caplog.messages[1]
     assert len(caplog.messages) == 2
 
@@ -257,17 +257,17 @@ def test_warning_repeats_when_missing_ranks_change(
     never, first, second = (CollectiveWatchdog([0, 1, 2], rank, "t") for rank in range(3))
     first.enter("step")
 
-    def told() -> list[str]:
+    def warnings() -> list[str]:
         for watchdog in (never, second) if responds or second._calls else (never,):
             watchdog.poll(store, LONG_S)
         first.poll(store, 0.0)
         return caplog.messages
 
-    until("two ranks are missed", told)
+    until("two ranks are missed", warnings)
     second.enter("step")
-    until("one is missed", lambda: len(told()) > 1)
+    until("one is missed", lambda: len(warnings()) > 1)
     for _ in range(20):
-        told()
+        warnings()
     first_message, second_message = caplog.messages
     assert "for 2 ranks (0, 2), which have not come" in first_message
     assert "for rank 0, which has not come" in second_message

@@ -453,15 +453,17 @@ def gan(stage: int) -> bool:
         return -d(g(noise)).mean()
 
     with closing(*engines):
-        for _, (mine, loss) in itertools.product(range(3), ((1, critic_loss), (0, generator_loss))):
+        for _, (index, loss) in itertools.product(
+            range(3), ((1, critic_loss), (0, generator_loss))
+        ):
             real = torch.randn(2 * ranks, 3, generator=generator)
             noise = torch.randn(2 * ranks, 2, generator=generator)
             parts = real.chunk(ranks)[rank], noise.chunk(ranks)[rank]
-            engines[mine].backward(loss(*engines, *parts))
-            engines[mine].step()
-            optimizers[mine].zero_grad()
+            engines[index].backward(loss(*engines, *parts))
+            engines[index].step()
+            optimizers[index].zero_grad()
             loss(*plain, real, noise).backward()
-            optimizers[mine].step()
+            optimizers[index].step()
         for engine, part in zip(engines, plain, strict=True):
             for actual, expected in zip(engine.parameters(), part.parameters(), strict=True):
                 torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
@@ -792,8 +794,8 @@ def test_loaded_masters_reach_all_ranks(of: Find, stage: int) -> None:
 @each_stage
 def test_pieces_cover_each_parameter_once(of: Find, stage: int) -> None:
     covered: dict[str, int] = {}
-    for found in of(pieces_cover_everything, stage):
-        for name, start, stop in found:
+    for spans in of(pieces_cover_everything, stage):
+        for name, start, stop in spans:
             covered[name] = covered.get(name, 0) + stop - start
     assert covered == {name: p.numel() for name, p in mlp().named_parameters()}
 

@@ -96,12 +96,12 @@ def test_ungathered_blocks_count_in_compute_type() -> None:
 @pytest.mark.parametrize("offload", ["none", "cpu", "nvme"])
 def test_replicated_parameters_of_stage_3_are_on_the_device(offload: Place) -> None:
     states: Place = "none" if offload == "none" else "cpu"
-    plain, kept = (
+    plain, stored = (
         estimate(P, 1000, 4, 3, states, offload, replicated=numel) for numel in (0, 7000)
     )
-    assert kept.device - plain.device == kept.parameters - plain.parameters == 2 * 7000
-    assert kept.working - plain.working == (2 + 4) * 7000
-    assert (kept.host, kept.disk) == (plain.host, plain.disk)
+    assert stored.device - plain.device == stored.parameters - plain.parameters == 2 * 7000
+    assert stored.working - plain.working == (2 + 4) * 7000
+    assert (stored.host, stored.disk) == (plain.host, plain.disk)
     assert estimate(P, 1000, 4, 2, replicated=7000) == estimate(P, 1000, 4, 2)
 
 
@@ -138,7 +138,7 @@ def test_choices_are_complete() -> None:
     for stage, states, shards in itertools.product(range(4), places, places):
         with contextlib.suppress(ConfigError):
             possible.add(estimate(P, 1000, 8, stage, states, shards))
-    without_states = {estimate(P, 1000, 8, 3, "none", place) for place in ("cpu", "nvme")}
+    without_states = {estimate(P, 1000, 8, 3, "none", device) for device in ("cpu", "nvme")}
     for choice in without_states:  # states are with the shards, or in host memory
         together = estimate(P, 1000, 8, 3, "cpu", choice.offload_param)
         assert replace(choice, offload_optimizer="cpu") == together
@@ -167,10 +167,10 @@ def test_fake_tensors_count_nothing() -> None:
 RANKS = (1, 2, 4)
 PRECISIONS = ("fp32", "bf16", "fp16")
 CASES = [
-    (stage, precision, kept, offload)
+    (stage, precision, dtype, offload)
     for stage in range(4)
     for precision in PRECISIONS
-    for kept in ("fp32", "bf16")
+    for dtype in ("fp32", "bf16")
     for offload in ("none", "cpu", "nvme")
     if stage or offload == "none"
 ]
@@ -353,10 +353,10 @@ def measure_whole_blocks() -> dict[int, tuple[int, int]]:
         )
         engine.backward(engine(torch.ones(2, WIDTH)).float().mean())
         engine.step()
-        whole = [p for p in engine.module.parameters() if not isinstance(p, DTensor)]
-        held = engine.stage.tensors_by_kind()
-        assert storage_bytes(held["parameters"]) == storage_bytes(whole)
-        sizes[threshold] = storage_bytes(whole), storage_bytes(held["buckets"])
+        replicated = [p for p in engine.module.parameters() if not isinstance(p, DTensor)]
+        tensors = engine.stage.tensors_by_kind()
+        assert storage_bytes(tensors["parameters"]) == storage_bytes(replicated)
+        sizes[threshold] = storage_bytes(replicated), storage_bytes(tensors["buckets"])
         engine.close()
     return sizes
 
@@ -380,15 +380,15 @@ def test_working_set_matches_estimate() -> None:
             )
             case = (stage, precision, bucket, size, expected.working)
             assert size == pytest.approx(expected.working, rel=0.02), case
-        plain, kept = (
+        plain, stored = (
             estimate(8 * LAYER, LAYER, 2, 3, replicated=numel, device="cpu")
             for numel in (0, 8 * LAYER)
         )
         weights, buffers = (blocks[LAYER + 1][i] - blocks[0][i] for i in (0, 1))
-        assert weights == kept.parameters - plain.parameters
+        assert weights == stored.parameters - plain.parameters
         # Nothing is published, and no block is reduced, where all parameters are replicated.
         published, reduced, gradients = 2 * 4 * LAYER, 3 * 2 * LAYER, 2 * 8 * LAYER
-        assert kept.working - plain.working == 4 * 8 * LAYER - published + gradients
+        assert stored.working - plain.working == 4 * 8 * LAYER - published + gradients
         assert buffers == pytest.approx(4 * 8 * LAYER - published - reduced, rel=0.02)
 
 

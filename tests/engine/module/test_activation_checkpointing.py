@@ -138,12 +138,12 @@ def test_losses_are_equal_at_every_stage(stage: int, block: dict[str, bool]) -> 
                 **more,
             },
         )
-        found = []
+        loss_lists = []
         for ((batch,),) in make_batches(3, 1, 1):
             loss = engine(*batch)
             engine.backward(loss)
             engine.step()
-            found.append(loss.item())
+            loss_lists.append(loss.item())
         engine.close()
-        losses.append(found)
+        losses.append(loss_lists)
     assert losses[0] == losses[1]

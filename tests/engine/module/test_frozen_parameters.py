@@ -33,7 +33,7 @@ def train(engine: Any, steps: int = 1) -> None:
         engine.step()
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if "not trained" in r.getMessage()]
 
 
@@ -42,16 +42,16 @@ def test_unfrozen_parameter_is_named_once(stage: int, caplog: pytest.LogCaptureF
     model = two_layers(frozen=0)
     engine = engine_of(model, stage)
     train(engine)
-    assert told(caplog) == []
+    assert warnings(caplog) == []
     model[0].requires_grad_(requires_grad=True)
     train(engine, 3)
-    (line,) = told(caplog)
+    (line,) = warnings(caplog)
     assert line.startswith("not trained: 0.weight, 0.bias: frozen when the engine was built")
     again = engine_of(model, stage)
     before = model[0].weight.detach().clone()
     train(again)
     assert not torch.equal(before, model[0].weight)
-    assert len(told(caplog)) == 1
+    assert len(warnings(caplog)) == 1
     again.close()
 
 
@@ -61,7 +61,7 @@ def test_parameters_of_another_engine_are_ignored(caplog: pytest.LogCaptureFixtu
     model[1].requires_grad_(requires_grad=True)
     second = engine_of(model, 1, model_parameters=model[1].parameters())
     train(first)
-    assert told(caplog) == []
+    assert warnings(caplog) == []
     first.close()
     second.close()
 
@@ -74,7 +74,7 @@ def test_check_covers_all_parameters_in_turn(
     frozen = FrozenParameters(model, lambda: ())
     model[150].requires_grad_(requires_grad=True)
     for looks in range(4):
-        assert len(told(caplog)) == (looks > 2)
+        assert len(warnings(caplog)) == (looks > 2)
         frozen.check()
-    (line,) = told(caplog)
+    (line,) = warnings(caplog)
     assert "150.weight" in line

@@ -287,11 +287,11 @@ def test_shared_weight_of_two_layers_is_refused(rank_results: list[dict[Any, Any
 
 
 def test_module_or_parameter_used_twice_is_refused() -> None:
-    one, other = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+    linear, other_linear = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
     alike = nn.Linear(WIDTH, WIDTH)
-    alike.weight = other.weight
+    alike.weight = other_linear.weight
     with pytest.raises(ConfigError) as caught:
-        PipelineModule([one, nn.Tanh(), other, one, alike], num_stages=1)
+        PipelineModule([linear, nn.Tanh(), other_linear, linear, alike], num_stages=1)
     first, second = caught.value.problems
     assert first.startswith("layers[3]: must have parameters of its own, got weight, which is wei")
     assert "weight of layers[0] too" in first

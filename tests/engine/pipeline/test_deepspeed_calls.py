@@ -93,12 +93,12 @@ def evaluate(stages: int, stage: int) -> bool:
     plain = nn.Sequential(*parts())
     expected = [plain(x) for x, _ in batches()]
     for count in (None, 4):
-        found = engine.eval_batch(batches(), num_micro_batches=count)
+        evaluated = engine.eval_batch(batches(), num_micro_batches=count)
         if not engine.is_last_stage():
-            assert found is None
+            assert evaluated is None
             continue
-        assert len(found) == (count or 2)
-        for output, reference in zip(found, expected, strict=False):
+        assert len(evaluated) == (count or 2)
+        for output, reference in zip(evaluated, expected, strict=False):
             torch.testing.assert_close(output, reference)
     loss, outputs = engine.eval_batch(batches(), return_logits=True)
     assert (loss is None) == (outputs is None) == (not engine.is_last_stage())

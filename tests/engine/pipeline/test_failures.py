@@ -71,7 +71,7 @@ def batch(engine: Any, step: int) -> Iterator[tuple[Tensor, Tensor]]:
         yield part, part.flip(0)
 
 
-def made(stages: int, stage: int, schedule: str, chunks: int) -> Any:
+def make_engine(stages: int, stage: int, schedule: str, chunks: int) -> Any:
     torch.manual_seed(0)
     specs = [LayerSpec(Fragile) for _ in range(6)]
     model = PipelineModule(specs, num_stages=stages, loss_fn=Loss(), chunks=chunks)
@@ -108,7 +108,7 @@ def heard(call: Callable[[], Any]) -> tuple[str, str, str]:
 
 def suffer(layout: tuple[int, int, str, int]) -> dict[str, Any]:
     """Train as if nothing had happened, with a failure of another kind before each batch."""
-    engine, errors = made(*layout), {}
+    engine, errors = make_engine(*layout), {}
     last, loss = engine.num_stages - 1, engine.module.loss_fn
     replica = engine.mesh.data.size - 1
 
@@ -146,7 +146,7 @@ def suffer(layout: tuple[int, int, str, int]) -> dict[str, Any]:
 
 
 def undisturbed(layout: tuple[int, int, str, int]) -> dict[str, Tensor]:
-    engine = made(*layout)
+    engine = make_engine(*layout)
     for step in range(BATCHES):
         engine.train_batch(batch(engine, step))
     state = state_of(engine)
@@ -184,8 +184,8 @@ def test_failure_is_reported_on_all_ranks(
     for rank, rank_result in enumerate(results):
         errors = rank_result[layout][0]["said"]
         for case, (failed, kind, cause) in expected.items():
-            found, text, notes = errors[case]
-            assert found == (kind if rank == failed else "EngineError"), case
+            error_kind, text, notes = errors[case]
+            assert error_kind == (kind if rank == failed else "EngineError"), case
             message = text + notes
             assert f"rank {failed} (pipeline stage {cause}" in message, case
             assert "weights are unchanged, and the engine can continue" in message, case

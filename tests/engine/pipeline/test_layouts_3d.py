@@ -46,7 +46,7 @@ class Trained:
     losses: list[float]
     norms: list[float]
     layout: dict[str, int]
-    kept: int
+    stored: int
     """Bytes of inputs that wait for backward, at most."""
     layers: int
     """Of this stage."""
@@ -202,8 +202,8 @@ def test_tensor_ranks_share_recomputed_inputs(
         run = results["1f1b"]
         layers = run.layers - last  # counted before the head, which is a separate layer
         assert layers > 2
-        assert run.kept == (2 - last) * (layers - 1) * half  # the first is a micro-batch ahead
-        assert results["zero-bubble"].kept >= half
+        assert run.stored == (2 - last) * (layers - 1) * half  # the first is a micro-batch ahead
+        assert results["zero-bubble"].stored >= half
 
 
 def on_eight(directory: str) -> Any:

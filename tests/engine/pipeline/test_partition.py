@@ -95,7 +95,7 @@ def test_time_isolates_a_slow_layer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layers", "stages", "method", "said"),
+    ("layers", "stages", "method", "message"),
     [
         ([1.0, 2.0], 3, "parameters", "must be at most the 2 layers, got 3"),
         ([1.0], 0, "uniform", "num_stages: must be at least 1, got 0"),
@@ -106,8 +106,8 @@ def test_time_isolates_a_slow_layer() -> None:
     ],
 )
 def test_invalid_partition_is_refused(
-    layers: list[object], stages: int, method: str, said: str
+    layers: list[object], stages: int, method: str, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=None) as caught:
         partition(layers, stages, method)  # type: ignore[arg-type]
-    assert said in str(caught.value)
+    assert message in str(caught.value)

@@ -266,8 +266,14 @@ def test_all_ranks_return_the_same_loss(
 
 def test_tied_copies_stay_bitwise_equal(rank_results: list[dict[str, Any]]) -> None:
     for layout in LAYOUTS:
-        found = [rank_result["trained"][layout]["weights"] for rank_result in rank_results]
-        copies = [weights["layers.0.weight"] for weights in found if "layers.0.weight" in weights]
+        weights_of_ranks = [
+            rank_result["trained"][layout]["weights"] for rank_result in rank_results
+        ]
+        copies = [
+            weights["layers.0.weight"]
+            for weights in weights_of_ranks
+            if "layers.0.weight" in weights
+        ]
         assert len(copies) == (4 if layout[0] < 4 else 2)
         assert all(torch.equal(copy, copies[0]) for copy in copies)
 

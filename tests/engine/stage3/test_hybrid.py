@@ -71,7 +71,7 @@ def first_norm(op: str) -> float:
     return plain.norms[0] * (4 if op == "sum" else 1)
 
 
-def held(stage: int) -> dict[str, Any]:
+def stored_elements(stage: int) -> dict[str, Any]:
     """Return memory and traffic of one rank, and the equality of its replicas."""
     engine: Engine = initialize(
         model=seeded(lambda: torch.nn.Sequential(*[torch.nn.Linear(16, 16) for _ in range(4)])),
@@ -95,14 +95,14 @@ def held(stage: int) -> dict[str, Any]:
     ]
     everyones: list[Any] = [None] * 4
     dist.all_gather_object(everyones, states)
-    own, other = everyones[engine.mesh.shard.rank], everyones[engine.mesh.shard.rank + 2]
+    shard, replica = everyones[engine.mesh.shard.rank], everyones[engine.mesh.shard.rank + 2]
     actual = {
         "bytes": kinds,
         "moved": dict(engine.stage.traffic.elements),
         "parameters": sum(p.numel() for p in engine.module.parameters()),
         "alike": all(
             a[:2] == b[:2] and all(torch.equal(a[2][kind], b[2][kind]) for kind in a[2])
-            for a, b in zip(own, other, strict=True)
+            for a, b in zip(shard, replica, strict=True)
         ),
     }
     engine.close()
@@ -187,7 +187,7 @@ def everything() -> dict[str, Any]:
     return {
         "axes": other_axes(),
         "courses": train_every_case(),
-        "held": {stage: held(stage) for stage in STAGES},
+        "held": {stage: stored_elements(stage) for stage in STAGES},
         "whole": {stage: whole_calls(shared(stage)) for stage in STAGES},
         "refused": refusals(),
     }
@@ -232,14 +232,14 @@ def test_rank_memory_and_traffic_match_the_planner(four: list[Any]) -> None:
 
 @pytest.mark.processes
 def test_full_tensors_can_be_read_and_written_at_any_time(four: list[Any]) -> None:
-    alone = whole_calls(make_engine(0, **WINDOW))
+    single = whole_calls(make_engine(0, **WINDOW))
     for result in four:
         for stage, actual in result["whole"].items():
-            torch.testing.assert_close(actual["gradient"], alone["gradient"], msg=str(stage))
-            assert actual["norm"] == pytest.approx(alone["norm"], rel=1e-5)
+            torch.testing.assert_close(actual["gradient"], single["gradient"], msg=str(stage))
+            assert actual["norm"] == pytest.approx(single["norm"], rel=1e-5)
             assert torch.equal(actual["weight"], torch.full((17,), 2.0))
             assert torch.equal(actual["state"], torch.full((17,), 3.0))
-    assert four[0]["whole"][1]["names"] == four[0]["whole"][3]["names"] == alone["names"]
+    assert four[0]["whole"][1]["names"] == four[0]["whole"][3]["names"] == single["names"]
 
 
 @pytest.mark.processes
@@ -323,16 +323,16 @@ def test_killed_run_resumes_bitwise_and_in_any_other_layout(tmp_path: Path) -> N
         masters = _saved_elements(tmp_path / str(stage) / "middle")
         assert masters == sum(p.numel() for p in Net().parameters() if p.requires_grad)
     results = run_on_ranks(go_on, 4, str(tmp_path))
-    alone = go_on(str(tmp_path))
+    single = go_on(str(tmp_path))
     for actual in results:
         for stage in STAGES:
             expected = actual["undisturbed", stage]
             assert not differences(actual["boundary", stage], expected), stage
             # In mid-window a save averages over replicas what else is averaged at its end.
             assert not differences(actual["middle", stage], actual["saved", stage]), stage
-            others = [actual["saved", stage], actual["elsewhere", stage]]
-            others += [alone[kind, stage] for kind in ("boundary", "middle", "elsewhere")]
-            for other in others:
+            resumed = [actual["saved", stage], actual["elsewhere", stage]]
+            resumed += [single[kind, stage] for kind in ("boundary", "middle", "elsewhere")]
+            for other in resumed:
                 assert other["norm"] == pytest.approx(expected["norm"], rel=1e-5)
                 assert other["probe"] == pytest.approx(expected["probe"], rel=1e-5)
 

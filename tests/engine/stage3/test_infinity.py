@@ -32,8 +32,8 @@ LIMIT = 56 << 20
 
 
 def in_files(path: Path | str) -> dict[str, Any]:
-    place = {"device": "nvme", "nvme_path": str(path)}
-    return {"offload_param": place, "offload_optimizer": place}
+    offload = {"device": "nvme", "nvme_path": str(path)}
+    return {"offload_param": offload, "offload_optimizer": offload}
 
 
 class Block(nn.Module):
@@ -158,10 +158,10 @@ def train_with_and_without(directory: str) -> int:
     for bits, zero, states in cases:
         results: dict[str, Any] = {}
         offload = {**in_files(directory), "offload_optimizer": states}
-        for name, place in (("plain", {}), ("files", offload)):
+        for name, block in (("plain", {}), ("files", offload)):
             steps = {"train_batch_size": None, "train_micro_batch_size_per_gpu": 2}
             engine = make_engine(
-                3, zero={**zero, **place}, gradient_accumulation_steps=2, **steps, **bits
+                3, zero={**zero, **block}, gradient_accumulation_steps=2, **steps, **bits
             )
             losses = train(engine, 3)
             one_more(engine)
@@ -198,8 +198,8 @@ def read_ahead_of_use(directory: str, kind: type[nn.Sequential]) -> list[str]:
     turns: list[Any] = []
     begin, ask = nvme_parameters._ReadAhead.begin, nvme_parameters.read_ahead
 
-    def asked(shard: Tensor) -> None:
-        (which,) = [i for i, own in enumerate(turns[-1]._shards) if any(s is shard for s in own)]
+    def requested(shard: Tensor) -> None:
+        (which,) = [i for i, unit in enumerate(turns[-1]._shards) if any(s is shard for s in unit)]
         trace.append(f"ask for {which}")
         ask(shard)
 
@@ -208,7 +208,7 @@ def read_ahead_of_use(directory: str, kind: type[nn.Sequential]) -> list[str]:
         trace.append(f"gather {index}")
         begin(self, index)
 
-    nvme_parameters._ReadAhead.begin, nvme_parameters.read_ahead = begun, asked  # type: ignore[method-assign]
+    nvme_parameters._ReadAhead.begin, nvme_parameters.read_ahead = begun, requested  # type: ignore[method-assign]
     try:
         engine = engine_of(kind(*(Block() for _ in range(3))), in_files(directory))
         loss = engine(torch.ones(2, WIDTH)).square().mean()
@@ -265,10 +265,10 @@ def test_values_survive_the_release_of_their_pages(tmp_path: Path) -> None:
 def test_small_or_memory_backed_disk_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with mounted(tmp_path / "small", "1m") as place:
+    with mounted(tmp_path / "small", "1m") as folder:
         with pytest.raises(EngineError, match=r"has no room for [\d,]+ .*; choose a larger disk"):
-            FileMemory(place).allocate(1, torch.float32)
-        warn_of_memory(place / "inside", "nvme_path")
+            FileMemory(folder).allocate(1, torch.float32)
+        warn_of_memory(folder / "inside", "nvme_path")
     (reported,) = [record.getMessage() for record in caplog.records]
     assert reported.endswith(
         "inside is a file system in memory (tmpfs): what is offloaded there frees nothing"

@@ -76,11 +76,11 @@ def peak_of(build: Any) -> tuple[Any, int]:
     gc.collect()  # leftovers of closed engines must not be freed meanwhile
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         built = build()
-    held = most = 0
+    allocated = most = 0
     for event in seen.profiler.kineto_results.events():  # type: ignore[union-attr]
         if event.name() == "[memory]":
-            held += event.nbytes()
-            most = max(most, held)
+            allocated += event.nbytes()
+            most = max(most, allocated)
     return built, most
 
 
@@ -117,8 +117,8 @@ def everything(root: str) -> dict[str, Any]:
             Untied()  # same random numbers as the plain one
         engine, actual[name] = peak_of(way)
         assert engine.module.scale.tolist() == [2.0, 2.0, 2.0]
-        mine = losses_of(engine)
-        assert mine == pytest.approx(plain, rel=2e-6), (name, mine, plain)
+        losses = losses_of(engine)
+        assert losses == pytest.approx(plain, rel=2e-6), (name, losses, plain)
         if name == "files":
             engine.save_checkpoint(f"{root}/checkpoint")
             saved = engine.full_state_dict()

@@ -30,9 +30,9 @@ class Contrastive(nn.Module):
         self.empty = nn.Parameter(torch.zeros(0, 3))
 
     def forward(self, x: Tensor) -> Tensor:
-        one = nn.functional.normalize(self.image(x).float(), dim=1)
+        images = nn.functional.normalize(self.image(x).float(), dim=1)
         two = nn.functional.normalize(self.text(x).float(), dim=1)
-        similar = self.logit_scale.exp() * (one * two).sum(1) * self.gate.alpha
+        similar = self.logit_scale.exp() * (images * two).sum(1) * self.gate.alpha
         return (similar + self.gate.beta - self.offset + self.empty.sum()).square().mean()
 
 
@@ -51,7 +51,7 @@ def inputs(step: int) -> Tensor:
     return torch.randn(SAMPLES, 6, generator=torch.Generator().manual_seed(step))
 
 
-def here() -> tuple[int, int]:
+def mesh_position() -> tuple[int, int]:
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
@@ -77,7 +77,7 @@ def make_engine(
 
 
 def train(engine: Engine, steps: range = range(STEPS)) -> list[float]:
-    rank, ranks = here()
+    rank, ranks = mesh_position()
     norms = []
     for step in steps:
         engine.backward(engine(inputs(step).chunk(ranks)[rank]))
@@ -154,9 +154,9 @@ CASES: dict[str, dict[str, Any]] = {
 def train_cases(directory: str) -> dict[str, Any]:
     actual = {}
     for name, case in CASES.items():
-        for place in case.get("zero", {}).values():
-            if isinstance(place, dict) and place["device"] == "nvme":
-                place["nvme_path"] = directory
+        for block in case.get("zero", {}).values():
+            if isinstance(block, dict) and block["device"] == "nvme":
+                block["nvme_path"] = directory
         engine = make_engine(3, **case)
         norms = train(engine)
         weights = {n: engine.full(n) for n, _ in engine.module.named_parameters()}
@@ -207,8 +207,8 @@ def whole_optimizer() -> dict[str, list[Any]]:
 def test_scalars_train_with_full_parameters() -> None:
     for actual in run_on_ranks(whole_optimizer, 2):
         for name in ("3", "small", "all"):
-            for one, other in zip(actual["0"], actual[name], strict=True):
-                torch.testing.assert_close(one, other, rtol=0, atol=1e-6, msg=name)
+            for first, second in zip(actual["0"], actual[name], strict=True):
+                torch.testing.assert_close(first, second, rtol=0, atol=1e-6, msg=name)
 
 
 def save_half(directory: str, stage: int, kind: str, name: str, zero: dict[str, Any]) -> None:
@@ -269,22 +269,22 @@ def test_scalars_resume_at_other_stages_and_ranks(tmp_path: Path) -> None:
 
 def train_module() -> list[tuple[str, dict[str, Tensor]]]:
     """Train with the module's own forward and backward; the engine does not see the outputs."""
-    rank, ranks = here()
-    found = []
+    rank, ranks = mesh_position()
+    problems = []
     for model, zero in ((Contrastive, {}), (Contrastive, SMALL), (Contrastive, ALL), (Scalars, {})):
         engine = make_engine(3, "SGD", model, zero)
         for step in range(STEPS):
             engine.module(inputs(step).chunk(ranks)[rank]).backward()
             engine.step()
         weights = {name: engine.full(name) for name, _ in engine.module.named_parameters()}
-        found.append((f"{model.__name__}, {zero}", weights))
+        problems.append((f"{model.__name__}, {zero}", weights))
         engine.close()
-    return found
+    return problems
 
 
 def test_backward_of_module_trains_replicated_parameters() -> None:
-    for found in run_on_ranks(train_module, 2):
-        for case, weights in found:
+    for problems in run_on_ranks(train_module, 2):
+        for case, weights in problems:
             model = Scalars if case.startswith("Scalars") else Contrastive
             _, expected = plain("SGD", model, most=None)
             for name, weight in expected.items():
@@ -293,13 +293,13 @@ def test_backward_of_module_trains_replicated_parameters() -> None:
 
 def read_directly() -> list[str]:
     """Use small parameters as scripts do, on one rank alone too; returns what is wrong."""
-    rank, _ = here()
+    rank, _ = mesh_position()
     more: dict[str, Any] = {"bf16": {"enabled": True}, "gradient_accumulation_steps": 2}
     engine = make_engine(3, zero=SMALL, **more)
     module: Any = engine.module
     wrong = []
     for step in range(4):
-        engine.backward(engine(inputs(step).chunk(here()[1])[rank][:2]))
+        engine.backward(engine(inputs(step).chunk(mesh_position()[1])[rank][:2]))
         engine.step()
     small = {name: p for name, p in module.named_parameters() if name.endswith("bias")}
     masters = {name: engine.full(name) for name in small}
@@ -324,11 +324,11 @@ def read_directly() -> list[str]:
         if rank == 1:
             with torch.no_grad():
                 module.image.bias.fill_(0.5)
-    found = {name: engine.full(name) for name in small}
-    if found["image.bias"].tolist() != [0.5] * 5 or not torch.equal(
-        found["text.bias"], values["text.bias"]
+    full_tensors = {name: engine.full(name) for name in small}
+    if full_tensors["image.bias"].tolist() != [0.5] * 5 or not torch.equal(
+        full_tensors["text.bias"], values["text.bias"]
     ):
-        wrong.append(f"gathered: {found}")
+        wrong.append(f"gathered: {full_tensors}")
     engine.close()
     return wrong
 

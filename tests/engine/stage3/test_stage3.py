@@ -60,14 +60,14 @@ def adamw(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, lr=LEARNING_RATE)
 
 
-def make_engine(model: nn.Module, config: dict[str, Any] | None = None, **given: Any) -> Engine:
+def make_engine(model: nn.Module, config: dict[str, Any] | None = None, **arguments: Any) -> Engine:
     content = {
         "train_micro_batch_size_per_gpu": 2,
         "zero_optimization": {"stage": 3},
         "optimizer": {"type": "AdamW", "params": {"lr": LEARNING_RATE}},
         **(config or {}),
     }
-    return initialize(model=model, config=content, **given)[0]
+    return initialize(model=model, config=content, **arguments)[0]
 
 
 def train_engine(engine: Engine, batches: list[list[list[Any]]]) -> Course:
@@ -470,19 +470,19 @@ def cost() -> Iterator[tuple[str, list[str]]]:
         for step in make_batches(2, 1, ranks):
             engine.stage._comm.traffic.clear()
             engine.backward(engine(*step[0][rank]))
-            held = {kind: storage_bytes(t) for kind, t in engine.stage.tensors_by_kind().items()}
+            sizes = {kind: storage_bytes(t) for kind, t in engine.stage.tensors_by_kind().items()}
             engine.step()
         moved = engine.stage._comm.traffic.total / numel
         expected = 3.0 if ranks > 1 else 0.0
         near = abs(moved - expected) <= 0.02 * expected
         yield f"{precision}: 3P elements move in a step", [] if near else [f"{moved} P"]
-        states = sum(held[kind] for kind in ("parameters", "master", "gradients", "optimizer"))
+        states = sum(sizes[kind] for kind in ("parameters", "master", "gradients", "optimizer"))
         right = abs(states - 16 * numel / ranks) <= 0.02 * 16 * numel / ranks
-        yield f"{precision}: a rank holds 16/N bytes", [] if right else [f"{held}, {numel}"]
+        yield f"{precision}: a rank holds 16/N bytes", [] if right else [f"{sizes}, {numel}"]
         # Three buffers of the largest block, and the shards as the other ranks read them.
         room = 1.05 * (3 * 4 * block + width * numel / ranks) if ranks > 1 else 0
-        fits = held["buckets"] <= room
-        yield f"{precision}: buckets are a few blocks", [] if fits else [f"{held}, {room}"]
+        fits = sizes["buckets"] <= room
+        yield f"{precision}: buckets are a few blocks", [] if fits else [f"{sizes}, {room}"]
         engine.close()
 
 

@@ -390,12 +390,12 @@ def test_unstorable_group_options_are_refused() -> None:
 
 
 def wide_engine_of(
-    stage: int, kind: type[Later], late: Any, at: int, numel: int, **zero: Any
+    stage: int, kind: type[Later], value: Any, at: int, numel: int, **zero: Any
 ) -> Any:
     module = nn.Sequential(nn.Linear(4, 1), nn.Linear(1, 4), nn.Linear(4, 1025))
     return zerotrial.initialize(
         model=module,
-        optimizer=kind(module.parameters(), late, at, numel),
+        optimizer=kind(module.parameters(), value, at, numel),
         config={"train_batch_size": 2, "zero_optimization": {"stage": stage, **zero}},
     )[0]
 
@@ -414,17 +414,17 @@ def test_late_unstorable_states_are_found_before_training(stage: int, at: int, n
 @pytest.mark.parametrize("device", ["none", "cpu", "nvme"])
 @pytest.mark.parametrize("stage", [1, 3])
 @pytest.mark.parametrize(
-    ("kind", "late", "expected"),
+    ("kind", "value", "expected"),
     [
         (FlatLater, torch.zeros(3), "FlatLater has the attribute elementwise.*'late' of shape"),
         (Later, range(3), "Later must keep tensors.*'late' of range"),
     ],
 )
 def test_unstorable_state_of_fifth_step_is_refused(
-    tmp_path: Path, device: str, stage: int, kind: type[Later], late: Any, expected: str
+    tmp_path: Path, device: str, stage: int, kind: type[Later], value: Any, expected: str
 ) -> None:
     offload = {"device": device} | ({"nvme_path": str(tmp_path)} if device == "nvme" else {})
-    engine = wide_engine_of(stage, kind, late, 5, 0, offload_optimizer=offload)
+    engine = wide_engine_of(stage, kind, value, 5, 0, offload_optimizer=offload)
     train(engine, range(4))
     expected = (
         "must be cpu or none for .*Later.*'late'" if device == "nvme" else f"step.*{expected}"

@@ -169,7 +169,7 @@ def test_waiting_for_slow_rank_is_communication() -> None:
         # At stage 3 both ranks come at once, from a gather, and one may be done as it is started.
         assert all(measured["hidden_communication_share"] > 0 for measured in first[:3])
         candidates = [shares(measured) for measured in first]
-        return min(candidates, key=lambda each: each["communication"])
+        return min(candidates, key=lambda item: item["communication"])
 
     in_the_end(most("communication"), measure)
 

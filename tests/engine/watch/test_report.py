@@ -329,6 +329,6 @@ def test_line_has_mean_loss(
             engine.step()
         means.append(sum(losses))
     engine.close()
-    found = [float(text) for text in re.findall(r"loss ([\d.]+)", "\n".join(lines.messages))]
+    printed = [float(text) for text in re.findall(r"loss ([\d.]+)", "\n".join(lines.messages))]
     # The first step warms up, and is in no line.
-    assert found == pytest.approx([means[1], (means[2] + means[3]) / 2], rel=1e-4)
+    assert printed == pytest.approx([means[1], (means[2] + means[3]) / 2], rel=1e-4)

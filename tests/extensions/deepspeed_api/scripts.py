@@ -103,9 +103,9 @@ class Trial:
             variables: Additional environment variables.
         """
         self.runs += 1
-        here = self.run_path
+        folder = self.run_path
         spec = make_spec(
-            here,
+            folder,
             self.hparams,
             latest or self.latest,
             config={"entrypoint": "python script.py", "searcher": self.searcher},
@@ -113,17 +113,17 @@ class Trial:
             slots=self.slots,
         )
         spec = msgspec.structs.replace(spec, fit=msgspec.structs.replace(spec.fit, until=until))
-        (here / "model" / "script.py").write_text(self.script)
-        RunFolder(here).ranks.mkdir(parents=True, exist_ok=True)
-        write_run_spec(spec, here / "run.json")
+        (folder / "model" / "script.py").write_text(self.script)
+        RunFolder(folder).ranks.mkdir(parents=True, exist_ok=True)
+        write_run_spec(spec, folder / "run.json")
         common = {
-            ENV_RUN_SPEC: str(here / "run.json"),
+            ENV_RUN_SPEC: str(folder / "run.json"),
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
             "WORLD_SIZE": str(self.slots), "LOCAL_WORLD_SIZE": str(self.slots),
             "GLOO_SOCKET_IFNAME": "lo", **variables,
         }  # fmt: skip
         ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(self.slots)]
-        children = [_fork({**common, **rank}, here) for rank in ranks]
+        children = [_fork({**common, **rank}, folder) for rank in ranks]
         codes: dict[int, int] = {}
         while len(codes) < self.slots:
             pid, status = os.wait()
@@ -136,12 +136,12 @@ class Trial:
     def run_alone(self) -> list[int]:
         """Run the script once, outside of any experiment."""
         self.runs += 1
-        here = self.run_path
-        (here / "model").mkdir(parents=True)
-        (here / "model" / "script.py").write_text(self.script)
-        _, status = os.waitpid(_fork({"RANK": "0"}, here), 0)
-        for file in (here / "model").glob(".zerolab/runs/*/metrics.jsonl"):
-            file.rename(here / "metrics.jsonl")
+        folder = self.run_path
+        (folder / "model").mkdir(parents=True)
+        (folder / "model" / "script.py").write_text(self.script)
+        _, status = os.waitpid(_fork({"RANK": "0"}, folder), 0)
+        for file in (folder / "model").glob(".zerolab/runs/*/metrics.jsonl"):
+            file.rename(folder / "metrics.jsonl")
         return [os.waitstatus_to_exitcode(status)]
 
     def metrics(self, group: str) -> dict[int, dict[str, Any]]:
@@ -156,19 +156,19 @@ class Trial:
         return records(self.run_path, kind)
 
 
-def _fork(environment: dict[str, str], here: Path) -> int:
+def _fork(environment: dict[str, str], folder: Path) -> int:
     pid = os.fork()
     if pid:
         return pid
     code = 1
     try:
-        with (here / f"log{environment['RANK']}").open("wb") as log:
+        with (folder / f"log{environment['RANK']}").open("wb") as log:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
         os.environ.update(environment)
-        os.chdir(here / "model")
+        os.chdir(folder / "model")
         sys.argv = ["script.py"]
-        sys.path.insert(0, str(here / "model"))
+        sys.path.insert(0, str(folder / "model"))
         runpy.run_path("script.py", run_name="__main__")
         code = 0
     except SystemExit as end:

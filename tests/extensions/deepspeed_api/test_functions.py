@@ -75,29 +75,29 @@ def whole_values(stage: int) -> None:
         engine.backward(engine(ROWS[dist.get_rank()]))
         assert engine.module.calls == 2, "deepspeed.checkpointing.checkpoint computes it again"
         pairs = list(zip(engine.module.parameters(), plain.parameters(), strict=True))
-        for mine, wanted in pairs:
-            assert wanted.grad is not None
+        for parameter, reference in pairs:
+            assert reference.grad is not None
             # A sum of some twelve terms, in another order; what is added up is about 1.
-            close(safe_get_full_grad(mine), wanted.grad, atol=5e-7)
+            close(safe_get_full_grad(parameter), reference.grad, atol=5e-7)
             # Adam divides what is written to exp_avg by the gradient's size, and so has the error
             # of the smallest gradient as a relative one: both continue with the same gradients.
             if update == 0:
-                wanted.grad.mul_(-2)
-            safe_set_full_grad(mine, wanted.grad.clone())
-            close(safe_get_full_grad(mine), wanted.grad, atol=0)
+                reference.grad.mul_(-2)
+            safe_set_full_grad(parameter, reference.grad.clone())
+            close(safe_get_full_grad(parameter), reference.grad, atol=0)
         engine.step()
         optimizer.step()
-        for mine, wanted in pairs:
-            close(safe_get_full_fp32_param(mine), wanted.detach(), atol=1e-7)
+        for parameter, reference in pairs:
+            close(safe_get_full_fp32_param(parameter), reference.detach(), atol=1e-7)
             for state in ("exp_avg", "exp_avg_sq"):
-                found = safe_get_full_optimizer_state(mine, state)
-                close(found, optimizer.state[wanted][state], atol=0)
-            values = torch.linspace(-1, 1, wanted.numel()).view(wanted.shape)
+                full_state = safe_get_full_optimizer_state(parameter, state)
+                close(full_state, optimizer.state[reference][state], atol=0)
+            values = torch.linspace(-1, 1, reference.numel()).view(reference.shape)
             with torch.no_grad():
-                wanted.copy_(values)
-            safe_set_full_fp32_param(mine, values)
-            optimizer.state[wanted]["exp_avg"].copy_(values)
-            safe_set_full_optimizer_state(mine, values, "exp_avg")
+                reference.copy_(values)
+            safe_set_full_fp32_param(parameter, values)
+            optimizer.state[reference]["exp_avg"].copy_(values)
+            safe_set_full_optimizer_state(parameter, values, "exp_avg")
     engine.close()
 
 
@@ -181,8 +181,8 @@ def taken_before(stage: int) -> None:
             references[3].data.fill_(0.5)
             assert torch.equal(engine.module.last.bias, expected[3])
     for actual, full in zip(references, expected, strict=True):
-        found = deepspeed.utils.safe_get_full_fp32_param(actual)
-        torch.testing.assert_close(found, full.detach(), rtol=0, atol=0)
+        parameter_value = deepspeed.utils.safe_get_full_fp32_param(actual)
+        torch.testing.assert_close(parameter_value, full.detach(), rtol=0, atol=0)
     loss = engine(ROWS[dist.get_rank()])
     torch.testing.assert_close(loss, plain(ROWS[dist.get_rank()]))
     engine.backward(loss)
@@ -201,28 +201,28 @@ def kept_and_saved(threshold: int) -> None:
         at_rest = (status.NOT_AVAILABLE, torch.float32)
     names, references = zip(*engine.module.named_parameters(), strict=True)
     assert len({p.ds_id for p in references}) == len(references)
-    kept = {}
+    saved = {}
     for name, p in zip(names, references, strict=True):
         assert p.ds_status == at_rest[0]
         whole_shape = p.ds_shape
         with deepspeed.zero.GatheredParameters([p], modifier_rank=1):
             assert p.ds_status == status.AVAILABLE
-            kept[name] = p.data.detach().cpu().clone()
-            assert kept[name].shape == whole_shape
+            saved[name] = p.data.detach().cpu().clone()
+            assert saved[name].shape == whole_shape
             if dist.get_rank() == 1 and p.dim() == 1:
                 p.data.mul_(2)
             elif dist.get_rank() == 1:
                 p.data = p.data * 2
         assert (p.ds_status, p.dtype) == at_rest
         actual = deepspeed.utils.safe_get_full_fp32_param(p)
-        torch.testing.assert_close(actual, kept[name].float() * 2, rtol=0, atol=0)
+        torch.testing.assert_close(actual, saved[name].float() * 2, rtol=0, atol=0)
     file = io.BytesIO()
-    torch.save(kept, file)
+    torch.save(saved, file)
     file.seek(0)
     again = Net()
     again.load_state_dict(torch.load(file, weights_only=True))
-    for mine, expected in zip(again.parameters(), Net().parameters(), strict=True):
-        assert torch.equal(mine, expected.bfloat16().float())
+    for restored, expected in zip(again.parameters(), Net().parameters(), strict=True):
+        assert torch.equal(restored, expected.bfloat16().float())
     if dist.get_rank() == 0:  # many save this beside it, on one rank
         torch.save(engine.module.state_dict(), io.BytesIO())
     engine.backward(engine(ROWS[dist.get_rank()].bfloat16()).float())
@@ -243,8 +243,8 @@ def devices() -> None:
     assert torch.equal(torch.rand(3), drawn)
     accelerator.set_rng_state(state := accelerator.get_rng_state())
     assert torch.equal(accelerator.get_rng_state(), state)
-    held, most = accelerator.memory_allocated(), accelerator.max_memory_allocated()
-    assert 0 < held <= accelerator.total_memory()
+    before, most = accelerator.memory_allocated(), accelerator.max_memory_allocated()
+    assert 0 < before <= accelerator.total_memory()
     assert most > 0
     accelerator.reset_peak_memory_stats()
     see_memory_usage("after the forward", force=True)
@@ -282,8 +282,8 @@ def on_device() -> None:
     import deepspeed
 
     with deepspeed.OnDevice(dtype=torch.bfloat16, device="meta"):
-        absent = nn.Linear(2, 2)
-    assert (absent.weight.dtype, absent.weight.device.type) == (torch.bfloat16, "meta")
+        foreign = nn.Linear(2, 2)
+    assert (foreign.weight.dtype, foreign.weight.device.type) == (torch.bfloat16, "meta")
     torch.manual_seed(3)
     with deepspeed.OnDevice(dtype=torch.float64, device="cpu"):
         actual = nn.Linear(2, 2)

@@ -171,23 +171,23 @@ def loader() -> Any:
 def beside_plain(folder: str, root: str) -> int:
     install()
     load(folder)
-    wanted, validated = plain(2)
+    plain_losses, validated = plain(2)
     for stage in (0, 1, 2, 3):
         place = f"{root}/{stage}"
         full = lightning_module()
         trainer = make_trainer(place, stage, 2)
         trainer.fit(full, loader(), loader())
-        assert trainer.global_step == len(wanted) // STEPS
+        assert trainer.global_step == len(plain_losses) // STEPS
         assert type(trainer.model).__name__ == "DeepSpeedEngine"
         assert trainer.model.zero_optimization_stage() == stage
-        assert full.losses == pytest.approx(wanted, rel=1e-5), stage
+        assert full.losses == pytest.approx(plain_losses, rel=1e-5), stage
         assert full.validations == pytest.approx(validated, rel=1e-5), stage
         rates = trainer.optimizers[0].param_groups[0]["lr"]
         # from the end of the first epoch, by other objects, to the bit
         resumed = lightning_module()
         trainer = make_trainer(f"{root}/resumed{stage}", stage, 2)
         trainer.fit(resumed, loader(), loader(), ckpt_path=f"{place}/epoch=0.ckpt")
-        assert resumed.losses == full.losses[len(wanted) // 2 :]
+        assert resumed.losses == full.losses[len(plain_losses) // 2 :]
         assert resumed.validations == full.validations[1:]
         assert resumed.hparams == {"width": 8}
         assert trainer.optimizers[0].param_groups[0]["lr"] == rates
@@ -198,9 +198,9 @@ def beside_plain(folder: str, root: str) -> int:
             expected = full.validations[0 if path else 1]
             assert actual["validation_loss"] == pytest.approx(expected, rel=1e-6), (stage, path)
         losses, second = with_fabric(root, stage)
-        assert losses == pytest.approx(wanted, rel=1e-5), stage
-        assert second == losses[len(wanted) // 2 :]
-    return len(wanted)
+        assert losses == pytest.approx(plain_losses, rel=1e-5), stage
+        assert second == losses[len(plain_losses) // 2 :]
+    return len(plain_losses)
 
 
 def test_fit_validate_save_and_resume_match_plain_torch(lightning: str, tmp_path: Path) -> None:

@@ -33,8 +33,8 @@ def rows() -> dict[str, list[tuple[list[str], str]]]:
         if line.startswith("### "):
             module = line.split("`")[1]
         elif line.startswith("| `"):
-            left, _, right = line.strip("| ").partition(" | ")
-            actual.setdefault(module, []).append((re.findall(r"`([^`]+)`", left), right))
+            name, _, right = line.strip("| ").partition(" | ")
+            actual.setdefault(module, []).append((re.findall(r"`([^`]+)`", name), right))
     return actual
 
 
@@ -62,7 +62,7 @@ def look(_: str) -> dict[str, list[str]]:
 
 def test_supported_names_are_exactly_those_that_exist() -> None:
     (actual,) = run_on_ranks(look, 1, "")
-    there = {
+    existing = {
         module: sorted(
             name
             for names, result in of
@@ -71,7 +71,7 @@ def test_supported_names_are_exactly_those_that_exist() -> None:
         )
         for module, of in rows().items()
     }
-    assert there == {module: sorted(names) for module, names in actual.items()}
+    assert existing == {module: sorted(names) for module, names in actual.items()}
 
 
 DEEPER = {
@@ -103,7 +103,7 @@ def fail(_: str) -> dict[str, dict[str, str]]:
     with pytest.raises(AttributeError, match=r"nowhere: .* no counterpart$"):
         _ = importlib.import_module("deepspeed.comm").nowhere.to_be_found
 
-    def said(module: str, name: str) -> str:
+    def error_message(module: str, name: str) -> str:
         try:
             if module in ENGINES:
                 engine = object.__new__(getattr(deepspeed, module))
@@ -118,7 +118,7 @@ def fail(_: str) -> dict[str, dict[str, str]]:
         return ""
 
     return {
-        m: {name: reported for name in names if (reported := said(m, name))}
+        m: {name: reported for name in names if (reported := error_message(m, name))}
         for m, names in NAMES.items()
     }
 
@@ -264,9 +264,9 @@ def resolve(dotted: str) -> Any:
 
 def test_documented_replacements_exist() -> None:
     results = " ".join(result for of in rows().values() for _, result in of)
-    ours = set(re.findall(r"`(zero(?:lab|trial)[\w.]+)`", results))
-    assert {"zerotrial.initialize", "zerolab.errors.ConfigError"} <= ours
-    for dotted in sorted(ours):
+    replacements = set(re.findall(r"`(zero(?:lab|trial)[\w.]+)`", results))
+    assert {"zerotrial.initialize", "zerolab.errors.ConfigError"} <= replacements
+    for dotted in sorted(replacements):
         assert resolve(dotted) is not None
     from zerotrial.extensions.deepspeed_api.pipeline import PipelineEngine
 

@@ -112,8 +112,8 @@ def test_optimizer_takes_deepspeed_arguments(
     assert isinstance(optimizer, cls)
     assert isinstance(optimizer, torch.optim.Optimizer)
     expected = train(other, plain(other.parameters(), **options))
-    for value, wanted in zip(train(model, optimizer), expected, strict=True):
-        torch.testing.assert_close(value, wanted)
+    for value, reference in zip(train(model, optimizer), expected, strict=True):
+        torch.testing.assert_close(value, reference)
 
 
 def test_optimizer_classes_are_separate() -> None:

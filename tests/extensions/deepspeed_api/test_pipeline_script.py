@@ -83,7 +83,7 @@ def script(folder: str) -> dict[str, Any]:
         with pytest.raises(EngineError, match=instead):
             engine.eval_batch(iter(batches()), **wrong)
     engine.module.eval()
-    own = engine.train_batch().item()
+    loss = engine.train_batch().item()
     assert engine.module.training
     plain = engine.eval_batch(iter(batches()))
     engine.set_batch_fn(lambda item: (item["x"], item["y"]))
@@ -97,7 +97,7 @@ def script(folder: str) -> dict[str, Any]:
     return {
         "losses": losses,
         "norm": float(norm),
-        "own": own,
+        "own": loss,
         "evaluated": evaluated,
         "place": (engine.is_first_stage(), engine.is_last_stage()),
         "start": get_fp32_state_dict_from_zero_checkpoint(folder, "start"),
@@ -111,11 +111,11 @@ def plainly(start: dict[str, Tensor]) -> tuple[list[float], float, dict[str, Ten
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.0)
     losses, norm = [], 0.0
     for _ in range(STEPS):
-        each = [
+        micro_losses = [
             nn.functional.cross_entropy(model["2"](torch.tanh(model["0"](x))), y)
             for x, y in batches()
         ]
-        loss = torch.stack(each).mean()
+        loss = torch.stack(micro_losses).mean()
         loss.backward()  # type: ignore[no-untyped-call]
         norm = float(nn.utils.clip_grad_norm_(model.parameters(), 0.1))
         optimizer.step()
@@ -133,12 +133,12 @@ def test_pipeline_script_and_its_checkpoints_match_plain_torch(tmp_path: Path) -
         assert rank["own"] == pytest.approx(first["own"])
         torch.testing.assert_close(rank["end"], end, rtol=0, atol=1e-6)
     out = tmp_path / "whole"
-    asked = [sys.executable, tmp_path / "zero_to_fp32.py", tmp_path]
+    command = [sys.executable, tmp_path / "zero_to_fp32.py", tmp_path]
     reported = subprocess.run(
-        [*asked, out, "-t", "nothing"], check=False, capture_output=True, text=True
+        [*command, out, "-t", "nothing"], check=False, capture_output=True, text=True
     )
     assert (reported.returncode, "nothing" in reported.stderr, reported.stdout) == (2, True, "")
-    subprocess.run([*asked, out, "--safe_serialization"], check=True)
+    subprocess.run([*command, out, "--safe_serialization"], check=True)
     torch.testing.assert_close(load_file(out / "model.safetensors"), first["end"], rtol=0, atol=0)
     assert (first["place"], last["place"]) == ((True, False), (False, True))
     layers = [end[f"layers.{name}"] for name in ("0.weight", "0.bias", "2.weight", "2.bias")]
@@ -149,8 +149,8 @@ def test_pipeline_script_and_its_checkpoints_match_plain_torch(tmp_path: Path) -
     loss = nn.functional.cross_entropy(torch.cat(outputs), torch.cat(labels))
     full = {"both": (loss, outputs[-1]), "not_told": loss, "outputs": outputs[:2]}
     torch.testing.assert_close(last["evaluated"], full, rtol=0, atol=1e-5)
-    (reported, logits), *others = first["evaluated"].values()
-    assert (reported.item(), logits, others) == (pytest.approx(loss.item()), None, [None, None])
+    (reported, logits), *remaining = first["evaluated"].values()
+    assert (reported.item(), logits, remaining) == (pytest.approx(loss.item()), None, [None, None])
 
 
 class Tied(nn.Module):

@@ -71,15 +71,15 @@ def test_trainer_script_pauses_and_is_promoted_like_a_trial_class(tmp_path: Path
         client = installation.client
         number = installation.submit(tmp_path / "model", config, {"train.py": SCRIPT})
 
-        def told() -> str:
+        def log_text() -> str:
             return "\n".join(installation.lines(number)[-40:])
 
-        until("a trial waits", lambda: list(tmp_path.glob("waits-*")), details=told)
+        until("a trial waits", lambda: list(tmp_path.glob("waits-*")), details=log_text)
         client.experiment_action(number, "pause")
         installation.wait_for(number, "PAUSED")
         hold.unlink()
         client.experiment_action(number, "activate")
-        assert installation.wait_for(number)["state"] == "COMPLETED", told()
+        assert installation.wait_for(number)["state"] == "COMPLETED", log_text()
 
         (bracket,) = client.searcher(number)["brackets"]
         assert [rung["length"] for rung in bracket["rungs"]] == [2, 6]
@@ -88,7 +88,7 @@ def test_trainer_script_pauses_and_is_promoted_like_a_trial_class(tmp_path: Path
         assert len(top) == 1
         for trial in client.trials(number):
             length = 6 if trial["id"] in top else 2
-            assert (trial["state"], trial["restarts"]) == ("COMPLETED", 0), told()
+            assert (trial["state"], trial["restarts"]) == ("COMPLETED", 0), log_text()
             assert trial["steps_completed"] == length
 
             def points(group: str, name: str, of: Any = trial) -> list[Any]:
@@ -102,4 +102,6 @@ def test_trainer_script_pauses_and_is_promoted_like_a_trial_class(tmp_path: Path
             assert points("training", "learning_rate")[0][1] == pytest.approx(rate)
             stored = [c["steps_completed"] for c in client.trial_checkpoints(trial["id"])]
             assert max(stored) == length
-        assert sum("the script has come to its end" in line for line in told().splitlines()) == 1
+        assert (
+            sum("the script has come to its end" in line for line in log_text().splitlines()) == 1
+        )

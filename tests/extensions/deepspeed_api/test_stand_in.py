@@ -94,11 +94,11 @@ def moved(model: nn.Module, file: dict[str, Any], stage: int = 0, *, bf16: bool 
         "bf16": {"enabled": bf16},
     }
     engine = initialize(model=model, config=config | file)[0]
-    one = torch.ones(1, 1)
+    tensor = torch.ones(1, 1)
     if isinstance(model, PipelineModule):
-        engine.train_batch(iter([(one, one)]))
+        engine.train_batch(iter([(tensor, tensor)]))
     else:
-        engine.backward(1000 * engine(one).sum())
+        engine.backward(1000 * engine(tensor).sum())
         engine.step()
     weight = engine.full(next(iter(engine.full_state_dict())))
     engine.close()
@@ -155,9 +155,9 @@ def test_pipeline_reports_the_loss_scale_of_each_batch(stage: int) -> None:
     }
     model = PipelineModule([nn.Linear(1, 1)], 1, loss_fn=lambda out, label: (out * label).sum())
     engine = initialize(model=model, config=file)[0]
-    optimizer, one = engine.optimizer, torch.ones(1, 1)
-    for label, scale, overflow in ((one * torch.inf, 8, True), (one, 8, False)):
-        engine.train_batch(iter([(one, label)]))
+    optimizer, tensor = engine.optimizer, torch.ones(1, 1)
+    for label, scale, overflow in ((tensor * torch.inf, 8, True), (tensor, 8, False)):
+        engine.train_batch(iter([(tensor, label)]))
         assert (optimizer.cur_scale, optimizer.loss_scale) == (scale, scale)
         assert optimizer.overflow is overflow
     engine.close()
@@ -183,10 +183,10 @@ def test_parameters_of_several_engines_gather_in_creation_order() -> None:
 
         engine.gathered = gathered  # type: ignore[method-assign]
         engines.append(engine)
-    with GatheredParameters([p for each in reversed(engines) for p in each.module.parameters()]):
+    with GatheredParameters([p for item in reversed(engines) for p in item.module.parameters()]):
         assert opened == list(range(12))  # the addresses of objects have another one on each rank
-    for each in engines:
-        each.close()
+    for item in engines:
+        item.close()
 
 
 @pytest.mark.parametrize("size", [0, -1, "two", None])

@@ -100,9 +100,9 @@ def disturb(
         reported = [
             (trial.run_path / f"log{rank}").read_text()[-1500:] for rank in range(trial.slots)
         ]
-        left = set(codes) == {EXIT_PREEMPTED}
-        assert left or -9 in codes or set(codes) == {0}, (codes, *reported)
-        if left:
+        preempted = set(codes) == {EXIT_PREEMPTED}
+        assert preempted or -9 in codes or set(codes) == {0}, (codes, *reported)
+        if preempted:
             assert trial.latest is not None
             assert trial.latest.steps_completed > began, "it makes progress"
         losses |= {
@@ -208,7 +208,7 @@ def test_disturbed_ranks_of_one_model_end_bitwise_equal(
     assert in_libraries(disturbed_sharded, tmp_path)
 
 
-def alone(path: str) -> bool:
+def is_standalone(path: str) -> bool:
     script = SCRIPT.replace("num_train_epochs=2", "max_steps=4")
     trial = Trial(Path(path) / "trainer", script.replace("report_to=[]", 'report_to="zerolab"'))
     assert trial.run_alone() == [0], (trial.run_path / "log0").read_text()
@@ -228,7 +228,7 @@ def alone(path: str) -> bool:
 
 
 def test_standalone_script_is_recorded_on_request(tmp_path: Path) -> None:
-    assert in_libraries(alone, tmp_path)
+    assert in_libraries(is_standalone, tmp_path)
 
 
 def refused(path: str) -> bool:
@@ -237,28 +237,28 @@ def refused(path: str) -> bool:
     searcher = {"name": "single", "metric": "eval_loss", "max_length": {"batches": 9}}
     trial = Trial(Path(path) / "bad", SCRIPT, {"training_arguments": mistakes}, searcher)
     assert trial.run() == [EXIT_USER_ERROR]
-    said = trial.reason().reason
+    reason = trial.reason().reason
     block = "hyperparameters.training_arguments"
     unknown = f"{block}.learning_rat: TrainingArguments has no such argument"
-    assert f"{unknown}; did you mean 'learning_rate'?" in said
-    assert f"{block}.learning_rate: must be a number, got 'fast'" in said
-    assert f"{block}.warmup_steps: must be a number, got True" in said or "whole number" in said
-    assert f"{block}.max_steps: must be the searcher's length, 9 batches, or be left out" in said
+    assert f"{unknown}; did you mean 'learning_rate'?" in reason
+    assert f"{block}.learning_rate: must be a number, got 'fast'" in reason
+    assert f"{block}.warmup_steps: must be a number, got True" in reason or "whole number" in reason
+    assert f"{block}.max_steps: must be the searcher's length, 9 batches, or be left out" in reason
     # what transformers refuses itself: of the arguments, of the Trainer, before the first batch,
     # and after its first evaluation
-    nothing = "accuracy", "trainer.train()", "'eval_accuracy', which is not"
+    fragments = "accuracy", "trainer.train()", "'eval_accuracy', which is not"
     for name, value, line, reported in (
         ("deepspeed", "nowhere.json", "arguments = ", "existing deepspeed config"),
         ("optim", "adamm", "arguments = ", "adamm is not a valid OptimizerNames"),
         ("report_to", "nonsense", "trainer = ", "nonsense is not supported"),
         ("optim", "adamw_bnb_8bit", "trainer.train()", "bitsandbytes"),
-        ("metric_for_best_model", *nothing),
-        ("lr_scheduler_type", *nothing),  # which follows that metric
+        ("metric_for_best_model", *fragments),
+        ("lr_scheduler_type", *fragments),  # which follows that metric
     ):
-        given = {name: value}
+        arguments = {name: value}
         if name == "lr_scheduler_type":
-            given = {name: "reduce_lr_on_plateau", "metric_for_best_model": value}
-        wrong = Trial(Path(path) / name / value, SCRIPT, {"training_arguments": given})
+            arguments = {name: "reduce_lr_on_plateau", "metric_for_best_model": value}
+        wrong = Trial(Path(path) / name / value, SCRIPT, {"training_arguments": arguments})
         assert wrong.run() == [1], (wrong.run_path / "log0").read_text()
         actual = wrong.reason()
         assert actual.exit_code == EXIT_USER_ERROR, value
@@ -309,8 +309,8 @@ else:
     ):
         wrong = Trial(Path(path) / way, plain)
         assert wrong.run(WAY=way) == [code], way
-        said = (wrong.run_path / "log0").read_text().strip()
-        assert reported in said, said
+        reason = (wrong.run_path / "log0").read_text().strip()
+        assert reported in reason, reason
     # a script that can do without goes on, and its own failure later is one that may pass
     caught = SCRIPT.replace("trainer = Trainer(", "try: Trainer(model=3)\nexcept Exception: pass\n"
                             "trainer = Trainer(")  # fmt: skip

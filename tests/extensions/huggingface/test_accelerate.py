@@ -91,9 +91,9 @@ def loop(folder: str, stage: int | None) -> dict[str, Any]:
     if stage is not None:
         model.close()
     again: Any = GPT2LMHeadModel.from_pretrained(f"{folder}/pretrained")  # all ranks at stage 3
-    kept: Any = GPT2LMHeadModel.from_pretrained(f"{folder}/model")
+    reloaded: Any = GPT2LMHeadModel.from_pretrained(f"{folder}/model")
     with torch.no_grad():
-        logits = kept.eval()(ids[:2]).logits
+        logits = reloaded.eval()(ids[:2]).logits
         assert torch.equal(logits, again.eval()(ids[:2]).logits)
     if dist.get_rank():
         return {}

@@ -101,9 +101,9 @@ def test_skip_first_batches_resumes_bitwise_after_load_state(tmp_path: Path) -> 
     )
     config.to_yaml_file(tmp_path / "config.yaml")
     (tmp_path / "train.py").write_text(SCRIPT)
-    words = [sys.executable, "-m", "zerolab", "launch", "--as-deepspeed", "--cpu"]
+    command = [sys.executable, "-m", "zerolab", "launch", "--as-deepspeed", "--cpu"]
     done = subprocess.run(
-        [*words, "--config_file", "config.yaml", "train.py", str(tmp_path)],
+        [*command, "--config_file", "config.yaml", "train.py", str(tmp_path)],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(Path.cwd()), "ZEROLAB_HOME": str(tmp_path / "home")},
         capture_output=True,
@@ -119,8 +119,8 @@ def test_skip_first_batches_resumes_bitwise_after_load_state(tmp_path: Path) -> 
     assert len(reported["all"]) == 8
     assert reported["rest"] == reported["all"][4:]
     names = ("False", "True", "none")
-    full, *others = (load_file(tmp_path / name / "model.safetensors") for name in names)
-    for other in others:
+    full, *resumed = (load_file(tmp_path / name / "model.safetensors") for name in names)
+    for other in resumed:
         assert full.keys() == other.keys()
         assert all(torch.equal(value, other[name]) for name, value in full.items())
 
@@ -210,12 +210,12 @@ def test_config_file_chooses_the_stage_under_accelerate_launch(about: str, tmp_p
 
 
 def test_fsdp_options_of_accelerate_launch_act_like_its_file() -> None:
-    said = {"FSDP_VERSION": "1", "FSDP_SHARDING_STRATEGY": "FULL_SHARD"}
-    actual = deepspeed_variables_of_fsdp({**said, "FSDP_OFFLOAD_PARAMS": "true"})
+    variables = {"FSDP_VERSION": "1", "FSDP_SHARDING_STRATEGY": "FULL_SHARD"}
+    actual = deepspeed_variables_of_fsdp({**variables, "FSDP_OFFLOAD_PARAMS": "true"})
     assert actual["ACCELERATE_DEEPSPEED_ZERO_STAGE"] == "3"
     assert actual["ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE"] == "cpu"
     assert actual["ACCELERATE_USE_FSDP"] == "false"
-    assert deepspeed_variables_of_fsdp({**said, "FSDP_OFFLOAD_PARAMS": "false"}) == {
+    assert deepspeed_variables_of_fsdp({**variables, "FSDP_OFFLOAD_PARAMS": "false"}) == {
         **actual,
         "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": "none",
         "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "none",

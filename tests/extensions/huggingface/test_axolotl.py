@@ -70,9 +70,9 @@ def with_each_file(folder: str, root: str) -> list[list[str]]:
     plain, _ = train(f"{root}/plain", None, **BRIEF)
     for name in PRECISE:
         assert_alike(course(name, bf16=False), plain, 2e-6)
-    first, *others = (course(name, bf16=True) for name in HALF)
+    first, *remaining = (course(name, bf16=True) for name in HALF)
     assert_alike(losses(first), losses(plain), 2e-3)
-    for other in others:
+    for other in remaining:
         assert_alike(other, first, 1e-6)  # where states lie changes nothing
     return [sorted(row) for row in plain]
 

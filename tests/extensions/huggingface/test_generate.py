@@ -104,12 +104,12 @@ def predicted(trainer: Any) -> tuple[Any, list[int]]:
     lengths: list[int] = []
     generate = trainer.model.generate
 
-    def noted(*args: Any, **kwargs: Any) -> Any:
+    def recorded(*args: Any, **kwargs: Any) -> Any:
         tokens = generate(*args, **kwargs)
         lengths.append(tokens.shape[1])
         return tokens
 
-    trainer.model.generate = noted
+    trainer.model.generate = recorded
     return trainer.predict(Pairs()), lengths
 
 
@@ -197,8 +197,8 @@ def test_generation_matches_the_plain_model_at_every_stage(
     tmp_path: Path,
 ) -> None:
     (order, lengths), (other_order, other_lengths) = run_on_ranks(beside_itself, 2, str(tmp_path))
-    asked = [*order[:2], *other_order[:2], *order[2:4]]  # together, from the longest on
-    sizes = [4 + index % 8 for index in asked]
+    requests = [*order[:2], *other_order[:2], *order[2:4]]  # together, from the longest on
+    sizes = [4 + index % 8 for index in requests]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] == 11
     assert len(lengths) == len(other_lengths) == ROWS // 4

@@ -113,12 +113,12 @@ def history_of(root: Path, name: str, **more: Any) -> list[dict[str, float]]:
     return [row for row in rows if row]
 
 
-def train_with_every_kind(folder: str, with_datasets: str, place: str) -> list[str]:
+def train_with_every_kind(folder: str, with_datasets: str, address: str) -> list[str]:
     os.environ |= {"DISABLE_VERSION_CHECK": "1", "HF_DATASETS_OFFLINE": "1"}
     sys.path[:0] = [folder, with_datasets]
     become_rank()
     install()
-    root = Path(place)
+    root = Path(address)
     os.environ["HF_HOME"] = str(root / f"home{dist.get_rank()}")
     if dist.get_rank() == 0:
         write_data(root)

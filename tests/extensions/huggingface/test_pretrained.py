@@ -73,7 +73,7 @@ def write_models(root: str) -> None:
 
 
 @contextlib.contextmanager
-def told(of: str = "transformers") -> Iterator[list[str]]:
+def log_messages(of: str = "transformers") -> Iterator[list[str]]:
     """Collect a logger's messages within a block."""
     import transformers
 
@@ -93,7 +93,7 @@ def load_all(root: str) -> tuple[dict[str, Any], list[str]]:
     from transformers import AutoModelForCausalLM, GPT2ForSequenceClassification, GPT2LMHeadModel
 
     torch.manual_seed(dist.get_rank())  # random values differ
-    with told() as lines:
+    with log_messages() as lines:
         actual = {
             "one": GPT2LMHeadModel.from_pretrained(f"{root}/one", low_cpu_mem_usage=True),
             "split": AutoModelForCausalLM.from_pretrained(f"{root}/split"),
@@ -181,7 +181,7 @@ def build_under_init(root: str) -> None:
     from transformers import GPT2LMHeadModel
 
     nvme = {"zero_optimization": {"offload_param": {"device": "nvme", "nvme_path": root}}}
-    with told("zerotrial.extensions.deepspeed_api.init") as lines:
+    with log_messages("zerotrial.extensions.deepspeed_api.init") as lines:
         for _ in range(2):
             with deepspeed.zero.Init(dtype=torch.bfloat16, config_dict_or_path=nvme):
                 torch.nn.Linear(1, 1)
@@ -193,7 +193,7 @@ def build_under_init(root: str) -> None:
         "zero.Init(remote_device='nvme')",
         "zero.Init(dtype=torch.bfloat16)",
     ]
-    with told("zerotrial.extensions.deepspeed_api.names.checkpointing") as lines:
+    with log_messages("zerotrial.extensions.deepspeed_api.names.checkpointing") as lines:
         deepspeed.checkpointing.configure(None, partition_activations=False)
         deepspeed.checkpointing.configure(None, {}, True, profile=True)
     named = "deepspeed_config, partition_activations, profile: no effect here"
@@ -212,13 +212,13 @@ def build_under_init(root: str) -> None:
         again = GPT2LMHeadModel.from_pretrained(f"{root}/one")
     torch.testing.assert_close(again.lm_head.weight, make_model().lm_head.weight, rtol=0, atol=0)
     torch.manual_seed(dist.get_rank())
-    made = GPT2LMHeadModel._from_config(make_model().config)
-    assert all(is_copy_on_write(parameter) for parameter in made.parameters())
+    model = GPT2LMHeadModel._from_config(make_model().config)
+    assert all(is_copy_on_write(parameter) for parameter in model.parameters())
     every: list[Any] = [None, None]
-    dist.all_gather_object(every, made.state_dict())
+    dist.all_gather_object(every, model.state_dict())
     for name, value in every[0].items():
         torch.testing.assert_close(value, every[1][name], rtol=0, atol=0)
-    assert made.state_dict()["transformer.wte.weight"].std() == pytest.approx(0.02, rel=0.2)
+    assert model.state_dict()["transformer.wte.weight"].std() == pytest.approx(0.02, rel=0.2)
 
 
 def anonymous() -> int:
@@ -231,9 +231,9 @@ def common() -> int:
     """Bytes of memory that this process has mapped, and that others may have, too."""
     sizes: dict[str, int] = {}
     for line in Path("/proc/self/maps").read_text().splitlines():
-        place, _, _, _, inode, *path = line.split()
+        addresses, _, _, _, inode, *path = line.split()
         if path and path[0].startswith("/memfd:"):
-            begin, end = place.split("-")
+            begin, end = addresses.split("-")
             sizes[inode] = int(end, 16) - int(begin, 16)
     return sum(sizes.values())
 
@@ -248,9 +248,9 @@ def measure(root: str) -> dict[str, int]:
         return GPT2LMHeadModel.from_pretrained(f"{root}/large", dtype=torch.float32)
 
     first = load()  # the process has returned its free memory by now
-    before, lent = anonymous(), common()
+    before, shared = anonymous(), common()
     model = load()
-    held, together = anonymous() - before, common() - lent
+    private, together = anonymous() - before, common() - shared
     assert model.dtype == torch.float32
     full = sum(value.nbytes for value in model.parameters())
     del first
@@ -259,7 +259,7 @@ def measure(root: str) -> dict[str, int]:
     engine.close()
     return {
         "whole": full,
-        "held": held,
+        "held": private,
         "common": together,
         "loading": loading,
         "building": building,
@@ -313,8 +313,8 @@ def everything(root: str) -> list[dict[str, int]]:
     write_alone(actual["bin"])
     build_under_init(root)
     measured = [measure(root), as_on_two_hosts(root, plain)]
-    mine, trainer = train(f"{root}/mine", auto(3), model=actual["split"])
-    assert_alike(mine, expected, FP32)
+    losses, trainer = train(f"{root}/mine", auto(3), model=actual["split"])
+    assert_alike(losses, expected, FP32)
     # after a training, and while its engine lives: a reference model
     reference = GPT2LMHeadModel.from_pretrained(f"{root}/one")
     frozen = deepspeed.initialize(
@@ -334,9 +334,9 @@ def test_pretrained_model_is_the_plain_one_and_shared_by_a_host(
     ranks = run_on_ranks(everything, 2, str(tmp_path))
     # Counted whole by torch, but only mapped, and in bf16: what has been read may be given up.
     mapped = (tmp_path / "large" / "model.safetensors").stat().st_size
-    for together, alone in ranks:
+    for together, single in ranks:
         assert together["common"] >= together["whole"], ranks
-        assert alone["common"] < 0.2 * alone["whole"], ranks
+        assert single["common"] < 0.2 * single["whole"], ranks
     for actual in itertools.chain(*ranks):
         assert actual["held"] < 0.2 * actual["whole"], ranks
         assert actual["loading"] - mapped < 0.2 * actual["whole"], ranks

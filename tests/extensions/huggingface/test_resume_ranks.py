@@ -88,16 +88,16 @@ def three_worlds(root: str) -> dict[int, list[list[Any]]]:
     """Train alone, then both together, then alone again; alone each process has its own stages."""
     install()
     rank = dist.get_rank()
-    alone, every = STAGES[rank], [stage for stages in STAGES for stage in stages]
+    own_stages, every = STAGES[rank], [stage for stages in STAGES for stage in stages]
     begin_world(f"{root}/alone{rank}", 0, 1)
-    one = {stage: train(root, stage)[0] for stage in alone}
+    states = {stage: train(root, stage)[0] for stage in own_stages}
     begin_world(f"{root}/together", rank, 2)
     dist.barrier()  # the other's checkpoint is complete
     both = {stage: (train(root, stage)[0], resumed(root, stage, 1)) for stage in every}
     begin_world(f"{root}/alone{rank}again", 0, 1)
-    from_two = {stage: resumed(root, stage, 2) for stage in alone}
+    from_two = {stage: resumed(root, stage, 2) for stage in own_stages}
     begin_world(f"{root}/end", rank, 2)
-    return {stage: [one[stage], *both[stage], from_two[stage]] for stage in alone}
+    return {stage: [states[stage], *both[stage], from_two[stage]] for stage in own_stages}
 
 
 def test_trainer_resumes_at_another_number_of_ranks(
@@ -106,7 +106,7 @@ def test_trainer_resumes_at_another_number_of_ranks(
     results = run_on_ranks(three_worlds, 2, str(tmp_path))
     assert [tuple(result) for result in results] == list(STAGES)
     for result in results:
-        for one, two, from_one, from_two in result.values():
-            for actual, expected in ((two, one), (from_one, one), (from_two, two)):
+        for first, second, from_one, from_two in result.values():
+            for actual, expected in ((second, first), (from_one, first), (from_two, second)):
                 assert sum("loss" in row for row in actual) == 2
                 assert_alike(actual, expected, FP32)

@@ -119,12 +119,12 @@ def save_adapters(folder: str) -> bool:
     accelerator.wait_for_everyone()
     saved = load_file(f"{folder}/adapter_model.safetensors")
     assert saved.keys() == adapters.keys()
-    for alone in (
+    for options in (
         load_file(f"{folder}/alone/adapter_model.safetensors"),
         torch.load(f"{folder}/alone.pt", weights_only=True),
     ):
-        assert alone.keys() == saved.keys()
-        for name, value in alone.items():
+        assert options.keys() == saved.keys()
+        for name, value in options.items():
             torch.testing.assert_close(value, saved[name])
     for name, value in saved.items():
         torch.testing.assert_close(adapters[name], value)

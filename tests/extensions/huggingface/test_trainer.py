@@ -244,9 +244,11 @@ def cut_in_two(root: str) -> None:
         actual, trainer = train(f"{root}/cut", file, model=make_llama(), **unsaved)
         assert_alike(actual, halves, 1e-5)
         assert trainer.model_wrapped.mesh.tensor.size == 2
-        found = trainer.predict(few)  # each sample once, although both ranks process it
-        assert (found.label_ids == expected.label_ids).all()
-        assert found.metrics["test_loss"] == pytest.approx(expected.metrics["test_loss"], rel=1e-5)
+        predicted = trainer.predict(few)  # each sample once, although both ranks process it
+        assert (predicted.label_ids == expected.label_ids).all()
+        assert predicted.metrics["test_loss"] == pytest.approx(
+            expected.metrics["test_loss"], rel=1e-5
+        )
         assert trainer.accelerator.gather_for_metrics(["a"], use_gather_object=True) == ["a"]
         trainer.save_model(f"{root}/cut{stage}")
         dist.barrier()
@@ -313,9 +315,9 @@ def exact_norm(weights: Any, inputs: list[dict[str, Any]], *, autocast: bool) ->
     model.load_state_dict(weights)
     model = model.train() if autocast else model.train().bfloat16()
     sums = [torch.zeros(p.shape, dtype=torch.float64) for p in model.parameters()]
-    for each in inputs:
+    for batch in inputs:
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            loss = model(**each).loss
+            loss = model(**batch).loss
         model.zero_grad()
         (loss * dist.get_world_size()).backward()  # it has divided by all tokens of all ranks
         for total, parameter in zip(sums, model.parameters(), strict=True):

@@ -51,8 +51,8 @@ def make_tokenizer() -> Any:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = {word: index for index, word in enumerate(["<pad>", "<eos>", "<unk>", *LETTERS])}
-    built: Any = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    vocabulary = {word: index for index, word in enumerate(["<pad>", "<eos>", "<unk>", *LETTERS])}
+    built: Any = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     built.pre_tokenizer = pre_tokenizers.Whitespace()
     names = {"pad_token": "<pad>", "eos_token": "<eos>", "unk_token": "<unk>"}
     return PreTrainedTokenizerFast(tokenizer_object=built, **names)
@@ -159,9 +159,9 @@ def generating(folder: str, file: dict[str, Any] | None) -> Any:
         processing_class=make_tokenizer(),
     )
     trainer.train()
-    kept = ("loss", "grad_norm", "reward", "reward_std", "kl", "completions/mean_length")
+    keys = ("loss", "grad_norm", "reward", "reward_std", "kl", "completions/mean_length")
     history = trainer.state.log_history
-    rows = [{key: row[key] for key in kept} for row in history if "loss" in row]
+    rows = [{key: row[key] for key in keys} for row in history if "loss" in row]
     models = (trainer.model_wrapped, trainer.ref_model)
     if file is None:
         assert_plain(trainer)
@@ -181,11 +181,11 @@ def beside_itself(library: str, root: str) -> int:
     assert len(written) == 8
     for stage in (0, 1, 2, 3):
         actual = both(f"{root}/{stage}", auto(stage))
-        for found, wanted in zip(actual, plain, strict=True):
-            assert_alike(found, wanted, FP32)
-        found, texts, models = generating(f"{root}/generating{stage}", auto(stage))
+        for measured, plain_value in zip(actual, plain, strict=True):
+            assert_alike(measured, plain_value, FP32)
+        measured, texts, models = generating(f"{root}/generating{stage}", auto(stage))
         assert texts == written
-        assert_alike(found, rows, FP32)
+        assert_alike(measured, rows, FP32)
         for model, expected in zip(models, weights, strict=True):
             for name, value in model.items():
                 torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-5)

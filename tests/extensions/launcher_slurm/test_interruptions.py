@@ -125,7 +125,7 @@ def test_slurm_interruptions_keep_losses(farm: Farm, slurm: Cluster) -> None:
         """Interrupt the job that waits at a step; wait until it has saved a checkpoint there."""
         hit: list[str] = []
 
-        def left() -> bool:
+        def job_left() -> bool:
             run = run_at(step, 4)
             if run not in {"", *hit}:  # another checkpoint, if that one was lost
                 job = job_of(run)
@@ -136,7 +136,7 @@ def test_slurm_interruptions_keep_losses(farm: Farm, slurm: Cluster) -> None:
             saved = farm.client.checkpoint(latest)["steps_completed"] if latest else 0
             return bool(hit) and saved == step + 1 and int(hit[-1]) not in holders()
 
-        until(f"it has left at step {step}", left, details=logs)
+        until(f"it has left at step {step}", job_left, details=logs)
         (farm.gate / f"go_{step}").touch()
 
     # Slurm checks time limits every 30 s: the remaining time is less than the grace period.

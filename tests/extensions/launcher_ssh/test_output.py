@@ -100,14 +100,14 @@ def test_blocked_reader_misses_nothing(
 ) -> None:
     script = f"{UNTIL_GO}\nfor i in range(5000): print('x' * 200, i)\nwait()\nprint('end')\n"
     launched = launch(script)
-    launched.until("all is kept", lambda: b" 4999\n" in launched.kept())
+    launched.until("all is kept", lambda: b" 4999\n" in launched.written())
     launched.until("it waits long", lambda: launched.ticks() > 10 * 2 * SILENCE_S)
     (launched.folder / "go").touch()
     code, out = launched.end()
     assert code == 0, (launched.folder / "err").read_text()
     lines = [f"{'x' * 200} {i}" for i in range(5000)] + ["end"]
     assert out.splitlines() == [f"[localhost:0] {line}" for line in lines]
-    assert launched.kept().decode().splitlines() == lines
+    assert launched.written().decode().splitlines() == lines
 
 
 def test_ctrl_c_works_with_blocked_reader(launch: Callable[..., Launched]) -> None:
@@ -135,7 +135,7 @@ def test_progress_bar_is_shown_before_its_end(
     lines = [first.decode().rstrip(), *out.splitlines()]
     assert lines[-2:] == ["[localhost:0] 99%", "[localhost:0] \\ufffd\0\\u2713"]
     bars = "".join(f"\r{i}%" for i in range(100)).encode()
-    assert launched.kept() == bars + b"\n\xff\0\xe2\x9c\x93\n"
+    assert launched.written() == bars + b"\n\xff\0\xe2\x9c\x93\n"
 
 
 def test_sighup_ends_run_except_with_nohup(launch: Callable[..., Launched]) -> None:

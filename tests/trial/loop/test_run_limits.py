@@ -66,10 +66,11 @@ def test_validates_at_searcher_rungs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("unit", "until", "reached"), [("batches", 5, True), ("batches", 6, False), ("epochs", 2, True)]
+    ("unit", "until", "at_limit"),
+    [("batches", 5, True), ("batches", 6, False), ("epochs", 2, True)],
 )
 def test_core_script_at_its_limit_records_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: str, until: int, reached: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: str, until: int, at_limit: bool
 ) -> None:
     length = LengthSpec(unit, 9)  # type: ignore[arg-type]
     fit_spec = FitSpec(max_length=length, until=until, metric="loss")
@@ -80,4 +81,4 @@ def test_core_script_at_its_limit_records_reason(
         assert context.train.until == until
         context.train.report_validation_metrics(5, {"loss": 1.0, "epochs": 2.0})
     reason = read_reason(Path(spec.run_dir))
-    assert (reason is not None and reason.exit_code == EXIT_REACHED) == reached
+    assert (reason is not None and reason.exit_code == EXIT_REACHED) == at_limit
