@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 _AGAIN_S = 300.0
 _CLOSE_S = 5.0
+_CLOSE_DIRECTORIES_S = 30.0
+"""Longest wait at shutdown; the chores that are left are done after the next start."""
 _MOST_OPEN = 8
 """Maximum number of open storages; each has connections."""
 
@@ -84,7 +86,7 @@ class Janitor:
             transaction.then.append(partial(self._put, number, chore))
 
     def close(self) -> None:
-        """Finish the chores of directories and stop; object stores wait for the next start."""
+        """Stop; chores of object stores, and of directories after 30 s, wait for the next start."""
         for room in self._rooms.values():
             room.close()
 
@@ -118,9 +120,11 @@ class _Room:
 
     def close(self) -> None:
         if self._thread.is_alive():
-            self._closing.set()
+            if self._remote:
+                self._closing.set()
             self.chores.put(None)
-            self._thread.join(_CLOSE_S if self._remote else None)
+            self._thread.join(_CLOSE_S if self._remote else _CLOSE_DIRECTORIES_S)
+            self._closing.set()
 
     def _work(self) -> None:
         while True:
@@ -129,7 +133,7 @@ class _Room:
             except queue.Empty:
                 self._try_again()
                 continue
-            if found is None or (self._remote and self._closing.is_set()):
+            if found is None or self._closing.is_set():
                 return
             self._try(*found)
 

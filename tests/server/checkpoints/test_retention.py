@@ -1,6 +1,7 @@
 """Checkpoint retention over all trials of an experiment."""
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from tests.server.helpers import Server, checkpoint, serve, validation
 from tests.waiting import until
+from zerolab.storage.store import CheckpointStore
 from zeroserver.orchestrator.unit_of_work import UnitOfWork
 
 GRID: dict[str, Any] = {
@@ -84,6 +86,35 @@ def test_pending_removals_run_at_next_start(tmp_path: Path, how: str) -> None:
         remaining = set() if how == "deleted" else {checkpoint(2).uuid}
         until("the files go", lambda: {path.name for path in root.iterdir()} == remaining)
         until("no mark is left", lambda: server.sql("SELECT * FROM chores") == [])
+
+
+def test_shutdown_leaves_slow_removals_to_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zeroserver.store.janitor._CLOSE_DIRECTORIES_S", 0.0)
+    removing, go_on = threading.Event(), threading.Event()
+    delete = CheckpointStore.delete
+
+    def delete_slowly(self: CheckpointStore, uuid: str) -> None:
+        removing.set()
+        go_on.wait()
+        delete(self, uuid)
+
+    monkeypatch.setattr(CheckpointStore, "delete", delete_slowly)
+    with serve(tmp_path) as server:
+        root = server.services.orchestrator.home.checkpoints
+        server.submit(checkpoint_storage=policy(0, 0, 1))
+        server.add_agent()
+        spec = server.begin()
+        for steps in (1, 2, 3):
+            (root / checkpoint(steps).uuid).mkdir()
+            server.report(spec.run_id, checkpoint(steps))
+        removing.wait()
+    go_on.set()
+    with serve(tmp_path):
+        until(
+            "the files go", lambda: [path.name for path in root.iterdir()] == [checkpoint(3).uuid]
+        )
 
 
 def names_of_chores(server: Server) -> list[str]:
