@@ -1,4 +1,4 @@
-"""Every benchmark that needs no GPU runs to its end; its figures are nobody's business here."""
+"""Smoke tests of the benchmarks that need no GPU; their figures are not checked."""
 
 import os
 import subprocess

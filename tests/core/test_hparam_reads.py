@@ -51,7 +51,7 @@ def _reset_reads() -> Iterator[None]:
 
 
 def not_called(_: Any) -> None:
-    """Stand for a script that never asks for its hyperparameters."""
+    """Dummy for a script that never calls ``get_hparams``."""
 
 
 def read_in_fork(hparams: Any) -> None:

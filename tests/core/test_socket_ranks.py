@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def on_ranks(size: int, work: Callable[[SocketRanks], T]) -> list[T]:
-    """Run ``work`` on ranks that are threads, each with sockets of its own."""
+    """Run ``work`` on ranks in threads, each with separate sockets."""
     with socket.create_server(("127.0.0.1", 0)) as agent:  # torchrun's own store
         port = agent.getsockname()[1]
 

@@ -107,7 +107,7 @@ class Installation:
     def quick(
         self, *arguments: str | Path, expect: int | None = 0
     ) -> subprocess.CompletedProcess[str]:
-        """Run ``zerolab`` as :meth:`cli`, but in this process, which saves half a second."""
+        """Run ``zerolab`` as :meth:`cli`, but in this process, half a second faster."""
         return in_process(self.environment(), *arguments, expect=expect)
 
     def json(self, *arguments: str | Path) -> Any:

@@ -105,7 +105,7 @@ def test_custom_search_survives_kill_but_not_errors(
     assert losses[-1] <= 0.5
     assert all(loss > 0.5 for loss in losses[:-1])
 
-    # An external program, which the server does not start, decides the same; it is killed as well.
+    # An external program, not started by the server, decides the same; it is killed as well.
     served = submit(installation, remote_directory, code, None)
     command = [sys.executable, "-m", "zerolab.client.search", str(served), CLASS]
     address = {ENV_MASTER: installation.client.url, ENV_TOKEN: installation.home.ensure_token()}

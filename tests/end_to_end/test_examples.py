@@ -85,7 +85,7 @@ def test_run_test_mode(installation: Installation, name: str) -> None:
         pytest.importorskip("accelerate")
     completed = installation.cli("run", Path("examples").resolve() / name, "--test")
     assert "COMPLETED" in completed.stdout
-    # Test mode cannot limit other training loops to one batch; a warning says so first.
+    # Test mode cannot limit other training loops to one batch and warns about it.
     warned = "any other loop trains as far as it says itself" in completed.stderr
     assert warned == (name == "hf_trainer")
     newest = max(row["id"] for row in installation.json("experiment", "list"))

@@ -65,7 +65,7 @@ def test_promoted_trials_resume_from_their_checkpoints(
     log = installation.lines(single)
     extended = sum("extended the run to batch" in line for line in log)
     resumed = sum("resumed after batch" in line for line in log)
-    # A run asks for an extension for a limited time only.
+    # A run waits for an extension for a limited time only.
     assert (extended > 0, extended + resumed) == (True, 2), log[-30:]
     (trial,) = installation.client.trials(single)
     assert trial["steps_completed"] == 18

@@ -46,7 +46,7 @@ class TinyModel(nn.Module):
 
 
 def full_batches(count: int, samples: int, seed: int = 7) -> list[tuple[Tensor, Tensor]]:
-    """The whole batch of each micro-step, over all ranks."""
+    """Return the full batch of each micro-step, over all ranks."""
     generator = torch.Generator().manual_seed(seed)
     return [
         (
@@ -72,9 +72,9 @@ class Reference:
 
     Args:
         steps: Optimizer steps.
-        accumulation: Micro-batches of each.
+        accumulation: Micro-batches of each step.
         clip: Largest norm; 0 is off.
-        samples: Of a whole micro-batch.
+        samples: Samples of a micro-batch over all ranks.
         dtype: Of the model.
         lr: Of AdamW.
     """

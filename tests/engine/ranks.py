@@ -35,11 +35,10 @@ class RankError(AssertionError):
 
 
 def process_context(*, fresh: bool = False) -> BaseContext:
-    """Choose how processes begin: forked where everything is imported, or from nothing.
+    """Return a context that forks preloaded processes or spawns new ones.
 
     Args:
-        fresh: From nothing, each with an order of its own in its sets of strings, as the ranks of
-            several machines have.
+        fresh: Spawn interpreters with different hash seeds, as on several machines.
     """
     if fresh:
         return multiprocessing.get_context("spawn")
@@ -77,7 +76,7 @@ def run_on_ranks(
     """
     context = process_context(fresh=fresh)
     parent = os.getpid() if fresh else forkserver._forkserver._forkserver_pid
-    environment = dict(os.environ)  # as it is now, not as when the first rank was started
+    environment = dict(os.environ)  # the current value, not that at the first rank's start
     if not gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ""
     with tempfile.TemporaryDirectory() as directory:
@@ -148,7 +147,7 @@ def _rank_main(
     group_timeout: float,
     args: tuple[Any, ...],
 ) -> None:
-    die_with_parent(parent)  # a rank whose peers are gone may spin for ever
+    die_with_parent(parent)  # a rank whose peers have exited may spin forever
     os.environ.clear()
     os.environ.update(environment)
     import torch

@@ -1,4 +1,4 @@
-"""A small GPT with tied embeddings, the plans that cut it, and the plain loop beside it."""
+"""Small GPT with tied embeddings, its tensor-parallel plans and a plain training loop."""
 
 from collections.abc import Callable
 from typing import Any
@@ -195,7 +195,7 @@ class Tutorial(nn.Module):
 
 
 def tokens_of(step: int) -> Tensor:
-    """The whole batch of one step."""
+    """Return the full batch of one step."""
     generator = torch.Generator().manual_seed(step)
     return torch.randint(0, VOCABULARY, (SAMPLES, TOKENS + 1), generator=generator)
 
@@ -206,7 +206,7 @@ def loss_of(model: Any, tokens: Tensor) -> Tensor:
 
 
 def train(engine: Any, steps: range) -> list[tuple[float, float]]:
-    """Loss of the whole batch and norm of the gradient, step by step."""
+    """Return the loss of the full batch and the gradient norm of each step."""
     data = engine.mesh.data
     losses = []
     for step in steps:
@@ -225,7 +225,7 @@ def train(engine: Any, steps: range) -> list[tuple[float, float]]:
 def reference(
     steps: int, make: Callable[[], nn.Module] = SmallGpt
 ) -> tuple[list[tuple[float, float]], nn.Module]:
-    """One process, plain torch, the whole batch at once, a norm in fp64."""
+    """Train in one process with plain torch on full batches, with an fp64 norm."""
     model = make()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.01)
     losses = []

@@ -1,6 +1,6 @@
 """GPU-specific behaviour: parity with a plain loop, offload, checkpoints, waits, NCCL.
 
-Most need a GPU, and the last one two; the first tests run on a CPU as far as possible.
+Most need a GPU, the last one two; the first tests run on a CPU.
 """
 
 import importlib
@@ -147,7 +147,7 @@ def test_shards_are_reduced_in_place() -> None:
 
 
 class Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts how often the host asks a device for a number, and answers it."""
+    """Count reads of device numbers by the host."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -165,7 +165,7 @@ class Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def test_step_reads_one_number_from_the_device(
     monkeypatch: pytest.MonkeyPatch, stage: int, precision: str
 ) -> None:
-    """The meta device computes nothing, but refuses what mixes devices or copies to the host."""
+    """The meta device computes nothing, but rejects mixed devices and copies to the host."""
     adam = importlib.import_module("torch.optim.adam")
     monkeypatch.setattr(adam, "_device_dtype_check_for_fused", lambda *_, **__: None)
     config = config_of(stage, precision)
@@ -354,7 +354,7 @@ def shares_over_nccl() -> dict[int, dict[str, float]]:
 
 
 def frozen_on_the_host() -> list[bool]:
-    """A model in host memory, a part of it frozen, whole again while it is trained and after."""
+    """Model in host memory with a frozen part that is gathered during and after training."""
     rank = dist.get_rank()
     torch.cuda.set_device(rank)
     group, device = dist.new_group(backend="nccl"), torch.device("cuda", rank)

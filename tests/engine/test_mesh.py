@@ -1,4 +1,4 @@
-"""The norm of a gradient whose model is spread over ranks, and who counts in it."""
+"""Gradient norm of a model distributed over ranks, and which ranks count."""
 
 import logging
 import logging.handlers
@@ -49,7 +49,7 @@ class Part(nn.Module):
         super().__init__()
         generator = torch.Generator().manual_seed(pipe)
         weight = torch.randn(ROWS, FEATURES, generator=generator)[rows]
-        self.gain = nn.Parameter(torch.linspace(1, 2 + pipe, FEATURES))  # whole on every rank
+        self.gain = nn.Parameter(torch.linspace(1, 2 + pipe, FEATURES))  # replicated on every rank
         self.matrix = nn.Linear(FEATURES, len(weight), bias=False)
         self.matrix.weight = nn.Parameter(weight.clone())
         self._group = group
@@ -66,7 +66,7 @@ def rows_of(step: int, replica: int) -> Tensor:
 
 @dataclass
 class Grid:
-    """Fake ``mpu``; subclasses say by which names its groups go."""
+    """Fake ``mpu``; subclasses define the names of its groups."""
 
     pipe: Any
     data: Any
@@ -192,14 +192,14 @@ def doubted() -> list[str]:
     logger.addHandler(heard)
     Mesh.of(mpu, dist.group.WORLD, part_of((2, 1, 2), position, None))
     logger.removeHandler(heard)
-    plain = nn.Linear(2, 2)  # nothing is marked: what the engine is to cut says which axis it is
+    plain = nn.Linear(2, 2)  # nothing is marked: the engine's plan names the axis
     meshes = [Mesh.of(mpu, dist.group.WORLD, plain, cut_over=size) for size in (1, 4)]
     assert [(mesh.pipe.size, mesh.tensor.size) for mesh in meshes] == [(4, 1), (1, 4)]
     return [record.getMessage() for record in heard.buffer]
 
 
 def group_ranks() -> list[dict[str, list[int]]]:
-    """The ranks along each axis of meshes that are made, and who counts a tied parameter."""
+    """Return the ranks along each axis of created meshes, and the owners of a tied parameter."""
     results = []
     for axes in ({"pipe": 2}, {"pipe": 2, "tensor": 2}, {"shard": 2}):
         mesh = Mesh.make(dist.group.WORLD, **axes)
@@ -235,7 +235,7 @@ def everything(stages: tuple[int, ...]) -> Any:
 
 
 def reference(layout: tuple[int, int, int]) -> tuple[list[float], list[Part]]:
-    """The whole model in one process, in fp64."""
+    """Return the result of the full model in one process, in fp64."""
     parts = [Part(pipe, slice(0, ROWS)).double() for pipe in range(layout[0])]
     parameters = [parameter for part in parts for parameter in part.parameters()]
     optimizer = torch.optim.SGD(parameters, lr=LR)

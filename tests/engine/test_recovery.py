@@ -1,4 +1,4 @@
-"""Training on after what broke off a micro-batch: an exception, or a call of zero_grad()."""
+"""Training continues after an interrupted micro-batch: an exception or zero_grad()."""
 
 import contextlib
 from collections.abc import Callable
@@ -100,7 +100,7 @@ BREAKS: list[Callable[[Any, Tensor], None]] = [
 
 
 def differences(stages: tuple[int, ...] = (0, 1, 2, 3)) -> dict[tuple[str, int], float]:
-    """Largest differences of the weights from the plain loop's, by what broke and stage."""
+    """Return the largest weight differences from a plain loop, by interruption and stage."""
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     expected, results = plain(), {}
     for breaks in BREAKS:

@@ -1,4 +1,4 @@
-"""Extensions that cannot be loaded: each is named where it is used, and nothing else stops."""
+"""Broken extensions: each is reported where it is used, everything else works."""
 
 import os
 import subprocess

@@ -131,7 +131,7 @@ def search_with_kills(directory: Path, searcher: dict[str, Any], slots: int) -> 
             until("the search has ended", lambda: _state(installation, servers), ENDED.__contains__)
             result = outcome(installation, directory / "seen")
         # Submitted, the first at its rung, the third, the best at the end: at least four commits,
-        # as two that come together share one; each by a server that died of it, after another one.
+        # as two simultaneous events share one.
         assert servers.deaths >= 2 * 4
         return result
 

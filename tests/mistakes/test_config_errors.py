@@ -67,7 +67,7 @@ def test_valid_yaml_is_read() -> None:
     }
 
 
-def test_program_in_place_of_experiment_file(tmp_path: Path) -> None:
+def test_program_as_experiment_file(tmp_path: Path) -> None:
     script = tmp_path / "model_def.py"
     script.write_text("class T: pass\n")
     with pytest.raises(ConfigError, match=r"got a Python file; write one, .* or run it alone"):

@@ -113,7 +113,7 @@ def used(allocations: Iterable[Allocation], group: str) -> int:
 
 
 def could_start(cluster: Cluster, request: Request, allocations: Sequence[Allocation]) -> bool:
-    """Whether a trial could start beside these runs, by the simplest count."""
+    """Return true if a trial could start in addition to these runs."""
     job = request.job
     free = list(free_slots(cluster, request, allocations).values())
     return any(
@@ -126,8 +126,7 @@ def could_start(cluster: Cluster, request: Request, allocations: Sequence[Alloca
 
 
 def slots_fit(job: Job, size: int, free: Sequence[int]) -> bool:
-    """Whether the slots are free on one agent, or in whole ranks on the allowed number of
-    agents."""
+    """Return true if the slots are free on one agent, or on the allowed number of agents."""
     if any(count >= size for count in free):
         return True
     most = 1 if job.single_agent else job.max_agents or len(free)
@@ -403,7 +402,7 @@ class ClusterModel(RuleBasedStateMachine):
 
     @rule()
     def schedule_until_stable(self) -> None:
-        """Repeat with quotas: a start can free what was reserved in the same round."""
+        """Repeat rounds with quotas, since a start can free reserved slots."""
         new: set[int] = set()
         for _ in range(5):
             known_runs = set(self.running)
@@ -479,9 +478,9 @@ class ClusterModel(RuleBasedStateMachine):
                     assert any(delays(self.cluster, other, extra, allocations) for other in earlier)
 
     def starts_soon(self, candidates: Iterable[Request]) -> bool:
-        """Whether one that waits for a quota starts when the stopping runs have ended.
+        """Return true if a job that waits for a quota starts after the stopping runs.
 
-        Slots are reserved for it until then, even where the stopping runs would leave enough: a
+        Slots are reserved for it until then, even if the stopping runs would free enough: a
         trial that got them might be preempted immediately.
         """
         allocations = list(self.running.values())

@@ -96,7 +96,7 @@ def some_runs(rng: Random, cluster: Cluster, waiting_job: Job) -> list[Allocatio
 def has_quota(
     cluster: Cluster, job: Job, allocations: Sequence[Allocation], *, own_limit: bool
 ) -> bool:
-    """Whether the labels' quotas, or its own ``max_slots``, suffice beside these runs."""
+    """Return true if quotas and ``max_slots`` suffice in addition to these runs."""
     if own_limit:
         job_slots = sum(run.job.slots for run in allocations if run.job.job_id == job.job_id)
         return job.max_slots is None or job_slots + job.slots <= job.max_slots

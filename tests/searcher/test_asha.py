@@ -155,7 +155,7 @@ def test_stopped_trial_frees_place_once() -> None:
     assert kinds(searcher.initial_operations()) == [1, 2]
     searcher.validation_completed(1, 0.1, 1)
     assert kinds(searcher.validation_completed(2, 0.2, 1)) == [-2]
-    assert kinds(searcher.validation_completed(2, 0.05, 2)) == []  # it may report until it has left
+    assert kinds(searcher.validation_completed(2, 0.05, 2)) == []  # it may report until it exits
     assert kinds(searcher.trial_exited(2)) == [3]
     assert kinds(searcher.trial_exited(2)) == []
 
@@ -181,7 +181,7 @@ def test_promoting_pauses_all_and_promotes_best_third() -> None:
     # Three at rung 3: 4, 2 and 7; the best is promoted before any trial at rung 1.
     assert kinds(searcher.validation_completed(7, 0.05, 3)) == [(7, 9)]
     assert kinds(searcher.validation_completed(9, math.nan, 1)) == [-9]  # never promoted
-    assert kinds(searcher.trial_exited(9)) == []  # nine at rung 1: 7, 4 and 2 have left
+    assert kinds(searcher.trial_exited(9)) == []  # nine at rung 1: 7, 4 and 2 have exited
     # After the top nothing trains or can be promoted: paused trials are stopped.
     assert kinds(searcher.validation_completed(7, 0.04, 9)) == [-7]
     ended = kinds(searcher.trial_exited(7))

@@ -17,7 +17,7 @@ from zerolab.extensions.staging.source import DataRefusedError, Source, SourceFi
 
 
 def stage(address: str | Path, to: Path, source: Source | None = None, stop: bool = False) -> str:
-    """Stage as a run does that ends at once; return what its log says."""
+    """Stage as a short run does; return its log."""
     lines: list[str] = []
     watch = Watch(lines.append, lambda _: None, lambda: stop, every_s=0.0)
     copy = StagedCopy(to)
@@ -183,7 +183,7 @@ def test_errors_name_key_and_path(source: Path, tmp_path: Path) -> None:
 
 
 def test_emptied_source_keeps_the_copy(source: Path, tmp_path: Path) -> None:
-    """As the folder on which a share was mounted, and is no more."""
+    """As the mount point of a share that was unmounted."""
     copy = tmp_path / "copy"
     stage(source, copy)
     before = tree(copy)
@@ -237,7 +237,7 @@ def test_full_disk_before_and_during_copy(source: Path, tmp_path: Path) -> None:
 
 @dataclass
 class Store:
-    """An object store that counts whole seconds."""
+    """Object store with modification times in whole seconds."""
 
     content: bytes
 

@@ -22,7 +22,7 @@ _NAMES = itertools.count(1)
 
 @dataclass
 class S3:
-    """A server, and a user of it who may do everything with buckets."""
+    """S3 server and a user with all rights on buckets."""
 
     log: Path
     port: int = field(default_factory=free_port)

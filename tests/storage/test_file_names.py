@@ -215,7 +215,7 @@ def test_trial_cannot_claim_anothers_checkpoint(server: Server) -> None:
 
 
 def test_server_stays_inside_checkpoint(server: Server) -> None:
-    """Names that an earlier version stored, and a link that was made after the report."""
+    """Names stored by an earlier version, and a link created after the report."""
     home = server.services.orchestrator.home
     server.submit(checkpoint_storage={"save_trial_latest": 5, "save_trial_best": 0})
     server.add_agent()

@@ -1,4 +1,4 @@
-"""Real trials whose checkpoints go to S3: trained, killed, gone on with, removed."""
+"""Real trials with checkpoints on S3: trained, killed, resumed, removed."""
 
 import json
 import os

@@ -1,7 +1,7 @@
 """DeepSpeed's engine in the training loop, compared with Zerolab's; import of its checkpoints.
 
 If DeepSpeed is not installed, pip installs it into a separate folder, which only the processes
-started here import from. In the environment itself Zerolab's module takes its name.
+started here import from. In the environment itself, Zerolab's module has this name.
 """
 
 import importlib.metadata

@@ -56,7 +56,7 @@ def test_phase_timer_uses_gpu_events() -> None:
 
 
 def test_gpu_trace_measures_hidden_communication(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace, "_COMMUNICATES", "spin_kernel")  # stands in for a collective
+    monkeypatch.setattr(trace, "_COMMUNICATES", "spin_kernel")  # replaces a collective
     side = torch.cuda.Stream()
     matrix = torch.randn(4096, 4096, device=GPU)
     matrix @ matrix

@@ -31,7 +31,7 @@ def build() -> Language:
 
 
 def sizes() -> tuple[int, int]:
-    """Elements of what belongs to no block, and of one block."""
+    """Return the elements outside of blocks and those of one block."""
     model = build()
     block = sum(p.numel() for p in model.blocks[0].parameters())
     return sum(p.numel() for p in model.parameters()) - BLOCKS * block, block
@@ -49,7 +49,7 @@ def make_engine(model: nn.Module, zero: dict[str, Any], micro: int = 1, **more: 
 
 
 class Run:
-    """A short training, with what moved in its last step."""
+    """Short training and the traffic of its last step."""
 
     def __init__(self, zero: dict[str, Any], micro: int = 1, **more: Any) -> None:
         ranks = dist.get_world_size()
@@ -100,7 +100,7 @@ def keeping() -> Iterator[tuple[str, Any, Any]]:
 
 
 def replicating() -> Iterator[tuple[str, Any, Any]]:
-    """Small parameters are whole at all times, and gathered once a step."""
+    """Yield checks that small parameters stay replicated and are gathered once a step."""
     root, block = sizes()
     plain = Run({}, 2)
     once = root + PADDING + 2 * BLOCKS * block
@@ -312,7 +312,7 @@ def updating_in_tiles() -> Iterator[tuple[str, Any, Any]]:
 
 @contextmanager
 def shared_directory() -> Iterator[str]:
-    """A directory that all ranks know, until all have left it."""
+    """Yield a directory that is common to all ranks."""
     with TemporaryDirectory() as directory:
         names = [directory]
         dist.broadcast_object_list(names)

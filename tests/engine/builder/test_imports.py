@@ -1,8 +1,8 @@
 """Modules that a run at stages 0 to 2 does not import: each takes most of a second.
 
 torch's own optimizers import ``torch._dynamo`` when they are built, and with it much of
-torch.distributed; that costs 1 to 2 seconds in any torch program, and an agent's fork server has
-done it before a trial asks. The tests check that our modules import no more.
+torch.distributed; that costs 1 to 2 seconds in any torch program. An agent's fork server has
+imported it before a trial starts. The tests check that our modules import no more.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A model that is given to a second ``initialize``, as when a notebook's cell is run twice."""
+"""Second ``initialize`` of a model, as when a notebook cell is run twice."""
 
 import copy
 import io

@@ -1,4 +1,4 @@
-"""Attributes that DeepSpeed scripts use, and errors for those that are not supported."""
+"""Attributes that DeepSpeed scripts use, and errors for unsupported ones."""
 
 import math
 from pathlib import Path
@@ -195,7 +195,7 @@ def test_unknown_attribute_names_engine_and_module() -> None:
         engine.get_batch_inf()
     with pytest.raises(AttributeError, match=r"set zero_optimization\.offload_optimizer in"):
         engine.offload_states()
-    with pytest.raises(TypeError, match="NoneType"):  # the module's own mistake, as it is
+    with pytest.raises(TypeError, match="NoneType"):  # the module's error is unchanged
         engine.broken  # noqa: B018
     assert not hasattr(engine, "is_pipe_parallel")
 

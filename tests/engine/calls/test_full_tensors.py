@@ -1,4 +1,4 @@
-"""Whole tensors out of an engine and into it; engines without an optimizer."""
+"""Reading and writing full tensors of an engine; engines without an optimizer."""
 
 from typing import Any
 

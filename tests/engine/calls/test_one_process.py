@@ -212,7 +212,7 @@ def test_schedule_on_user_optimizer() -> None:
 
 
 class Nested(nn.Module):
-    """Takes and returns mappings, has a buffer that is counted up, and a method beside forward."""
+    """Module with mappings as inputs and outputs, a counting buffer and an extra method."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -335,7 +335,7 @@ def test_loader_reshuffles_and_feeds_train_batch() -> None:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_gan_of_two_engines_matches_plain_torch(stage: int) -> None:
-    """The generator's loss sends gradients through the discriminator, which must ignore them."""
+    """The discriminator must ignore gradients of the generator's loss."""
 
     def networks() -> tuple[nn.Module, nn.Module]:
         torch.manual_seed(3)
@@ -594,7 +594,7 @@ def test_batch_norm_in_16_bits_keeps_fp32_statistics(stage: int) -> None:
 @pytest.mark.parametrize("half", HALF)
 def test_written_weights_last(stage: int, more: dict[str, Any], half: dict[str, Any]) -> None:
     model = nn.Sequential(ones(3, 3), ones(3, 3))
-    nn.init.constant_(model[1].weight, 1.0 + 2**-12)  # lost in 16 bits, kept in the master
+    nn.init.constant_(model[1].weight, 1.0 + 2**-12)  # lost in 16 bits, present in the master
     engine = make(model, lr=0.0, **zero(stage, **more), **half)
 
     def step() -> dict[str, list[float]]:

@@ -1,4 +1,4 @@
-"""``loss.backward()``, as in plain torch: engines take the gradients that come back to them."""
+"""``loss.backward()`` as in plain torch: engines collect gradients by hooks."""
 
 import logging
 from types import SimpleNamespace
@@ -30,8 +30,8 @@ class Told(nn.Module):
 
 
 def loss_of(model: Any, x: Tensor) -> Tensor:
-    outputs = model(model(x)["state"])  # gradients leave the model and come into it again
-    penalty = model.back.weight.norm()  # made after the outputs: autograd goes there before
+    outputs = model(model(x)["state"])  # gradients leave the model and re-enter it
+    penalty = model.back.weight.norm()  # created after the outputs: autograd visits it first
     return outputs["loss"] + outputs["logits"].abs().mean() + outputs["more"][1][0].mean() + penalty
 
 
@@ -55,7 +55,7 @@ def accumulated(stage: int) -> float:
 
 
 def adversaries(stage: int) -> float:
-    """Gap to plain torch of two networks: one's loss comes through the other."""
+    """Return the gap to plain torch of two networks, one in the other's loss."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     nets = [nn.Linear(8, 8), mlp(seed=2)]
     optimizers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in nets]
@@ -135,7 +135,7 @@ class Opaque(nn.Module):
 
 
 def unseen(stage: int) -> float:
-    """Gap to plain torch where no output is seen, and a backward raises that is made again."""
+    """Return the gap to plain torch with hidden outputs, after a failed and repeated backward."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     gaps = []
     for again in (False, True):

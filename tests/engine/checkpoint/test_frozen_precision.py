@@ -1,4 +1,4 @@
-"""Frozen weights keep the precision that they were given in, whatever the model computes in."""
+"""Frozen weights keep their precision in any compute precision."""
 
 from pathlib import Path
 from typing import Any

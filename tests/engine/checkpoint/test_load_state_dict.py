@@ -82,7 +82,7 @@ def load_everywhere(stage: int, directory: str) -> None:
     for kind in ("AdamW", "Lamb"):
         engine = make_engine(stage, kind)
         train(engine, range(1))
-        engine(inputs(0)[:1])  # leaves the root gathered
+        engine(inputs(0)[:1])  # keeps the root gathered
         engine.module.load_state_dict(state)
         check(engine, state, kind, 0.0)
         engine.save_checkpoint(f"{directory}/{stage}{kind}")

@@ -117,7 +117,7 @@ def own_buffers_and_generators(directory: Path, stage: int) -> list[bool]:
 
 
 def parameter_groups_with_options(directory: Path) -> list[bool]:
-    """Learning rates that were changed by hand, per group, are restored at another stage."""
+    """Restore manual learning rates of each group at another stage."""
     results = []
     for stage, other in ((0, 2), (2, 3), (3, 1)):
         path = directory / f"{stage}"

@@ -132,6 +132,6 @@ def test_load_logs_the_position_of_the_loader(
     assert [next(second.training_dataloader.forever())[0].tolist() for _ in range(3)] == remaining
 
     caplog.clear()
-    second.load_checkpoint(tmp_path, tag="start")  # nothing to skip: nothing to say
+    second.load_checkpoint(tmp_path, tag="start")  # nothing to skip, nothing to log
     second.load_checkpoint(tmp_path, load_module_only=True)  # moves no loader
     assert caplog.records == []

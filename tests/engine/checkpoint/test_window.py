@@ -63,7 +63,7 @@ def window(engine: Engine) -> tuple[int, int]:
 
 
 def train_to(engine: Engine, stop: int) -> list[float]:
-    """Train up to a micro-step; one whose backward has been made is ended first."""
+    """Train up to a micro-step; finish a started one first."""
     losses = []
     if engine.progress.backwards:
         engine.step()
@@ -119,7 +119,7 @@ def places(engine: Engine, at: int, moment: str) -> list[str]:
 
 
 def same_place(directory: Path, group: Any, stage: int, kind: str) -> list[str]:
-    """Uninterrupted, saved and gone on, and resumed at each moment: all to the last bit."""
+    """Compare uninterrupted, continued and resumed training bitwise at each moment."""
     config = {"dropout": 0.2, **KINDS[kind]}
     moments = AFTER + BEFORE if kind == "fp32" else AFTER
     untouched = window_engine(stage, group, **config)

@@ -1,4 +1,4 @@
-"""A world that an engine started is left before the interpreter ends under its threads."""
+"""Process groups started by an engine are destroyed before the interpreter exits."""
 
 import os
 import subprocess

@@ -165,7 +165,7 @@ def die(directory: Path) -> str:
     comm = connect(group, CPU)
     buffer = comm.allocate(400 * comm.size, torch.float32, CPU)
     comm.fence()
-    comm._sockets._timeout_s = 10 * DEADLINE_S  # who waits for that to pass fails
+    comm._sockets._timeout_s = 10 * DEADLINE_S  # waiting for it fails
     if comm.rank == 1:
         until(
             "the others wait",

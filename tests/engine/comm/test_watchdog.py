@@ -25,7 +25,7 @@ SILENT = "does not answer"
 
 
 class Lines(logging.Handler):
-    """Log handler that writes to a file, which the late rank waits for."""
+    """Log handler that writes to a file for which the late rank waits."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -37,10 +37,10 @@ class Lines(logging.Handler):
 
 
 def line_about(rank: int, path: Path, does: str) -> str:
-    """Wait for the line that says that a rank is missed; others are of a machine that is slow.
+    """Wait for the line about a missing rank; a slow machine may log others.
 
     Args:
-        rank: That is missed.
+        rank: Missing rank.
         path: Log file.
         does: Pattern of its status.
     """

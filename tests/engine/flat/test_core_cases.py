@@ -1,4 +1,4 @@
-"""What two ranks must do together at stages 0 to 2; all cases run in one pair of processes."""
+"""Stages 0 to 2 on two ranks; all cases run in one pair of processes."""
 
 import contextlib
 import itertools
@@ -314,7 +314,7 @@ def train_beside(engine: Any, plain: nn.Module, reference: torch.optim.Optimizer
 
 
 def elementwise_optimizers(stage: int) -> bool:
-    """Named in the file, on shards, against torch's own on whole parameters."""
+    """Elementwise optimizers on shards against torch's on full parameters."""
     from zerotrial.engine.update.lion import Lion
     from zerotrial.engine.update.uncorrected_adam import UncorrectedAdamW
 
@@ -355,7 +355,7 @@ def whole_parameter_optimizers(stage: int) -> bool:
 
 
 class Unknown(torch.optim.SGD):
-    """Not known to update each element by itself, so that it gets whole parameters."""
+    """Optimizer that is not declared elementwise, so it gets full parameters."""
 
 
 def clipped_whole_parameters(stage: int) -> bool:
@@ -439,7 +439,7 @@ def networks() -> tuple[nn.Module, nn.Module]:
 
 
 def gan(stage: int) -> bool:
-    """Two engines whose losses run through each other, against two plain models."""
+    """Two engines with a common loss against two plain models."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     plain = networks()
     optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in plain]
@@ -509,7 +509,7 @@ def pieces_cover_everything(stage: int) -> list[tuple[str, int, int]]:
 
 
 class OneReplica:
-    """A model over two ranks, of which there is one copy: no data parallelism."""
+    """Model over two ranks without data parallelism."""
 
     def __init__(self) -> None:
         groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
@@ -531,7 +531,7 @@ def model_parallel(stage: int) -> dict[str, list[float]]:
         nn.init.zeros_(model.weight)
         nn.init.zeros_(model.bias)
         if name == "tensor":
-            model.weight.model_parallel = True  # the bias is whole on both
+            model.weight.model_parallel = True  # the bias is replicated on both
         engine, *_ = zerotrial.initialize(
             model=model,
             mpu=OneReplica(),
@@ -549,7 +549,7 @@ def model_parallel(stage: int) -> dict[str, list[float]]:
 
 
 def over_gloo(stage: int) -> bool:
-    """gloo's collectives, which ranks of several hosts use, give what shared memory gives."""
+    """Compare gloo's collectives, for ranks on several hosts, with shared memory."""
     from zerotrial.engine.builder import build
     from zerotrial.engine.comm.communicator import GroupCommunicator
     from zerotrial.engine.comm.factory import connect

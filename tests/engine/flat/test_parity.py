@@ -39,7 +39,7 @@ Key = tuple[int, str, tuple[int, float], int]
 def train(
     stage: int, precision: str, window: tuple[int, float], zero: dict[str, Any]
 ) -> dict[str, Any]:
-    """Train on this rank; losses are those of the whole batch."""
+    """Train on this rank; losses are of the full batch."""
     single = not dist.is_initialized()
     rank, ranks = (0, 1) if single else (dist.get_rank(), dist.get_world_size())
     accumulation, clip = window
@@ -112,8 +112,8 @@ def test_stages_and_precisions_match_one_process(ranks: int) -> None:
         actual, expected = every_rank[0][case], references[precision, window]
         tolerance = TOLERANCES[precision]
         assert actual["losses"] == pytest.approx(expected.losses, rel=tolerance), case
-        # Each rank rounds its part of a batch to bf16, one process the whole: beyond the losses,
-        # which average, that shows.
+        # Each rank rounds its part of a batch to bf16, one process the full batch. Only losses,
+        # which are averaged, are unaffected.
         more = 10 if precision == "bf16" else 1
         assert actual["norms"] == pytest.approx(expected.norms, rel=tolerance * more), case
         assert actual["skipped"] == 0

@@ -1,4 +1,4 @@
-"""What a rank needs: the formula, and what ranks really hold."""
+"""Memory of a rank: the estimate compared with measurements."""
 
 import contextlib
 import gc
@@ -76,7 +76,7 @@ def test_working_set_is_two_buckets_or_blocks() -> None:
 
 
 def test_gradients_are_widened_by_bucket() -> None:
-    """In the memory where the optimizer updates: in the host's memory when its states are there."""
+    """Gradients are widened where the optimizer updates, in host memory if offloaded."""
     for stage, share in ((0, 1000), (1, 250), (2, 250)):
         plain = estimate(P, 0, 4, stage, bucket_numel=1000, grad_accum_dtype="fp32")
         widened = estimate(P, 0, 4, stage, bucket_numel=1000)
@@ -338,7 +338,7 @@ def measure_working_sets() -> dict[Any, int]:
 
 
 def measure_whole_blocks() -> dict[int, tuple[int, int]]:
-    """Bytes of whole weights and of buffers after a step, by persistence threshold."""
+    """Return bytes of replicated weights and of buffers by persistence threshold."""
     sizes = {}
     for threshold in (0, LAYER + 1):
         zero = {"stage": 3, "stage3_param_persistence_threshold": threshold}

@@ -17,7 +17,7 @@ from zerotrial.extensions.deepspeed_api.names.zero_to_fp32 import (
     load_state_dict_from_zero_checkpoint,
 )
 
-# What torch's own compiler does while it reads a model, and no line of ours.
+# Warnings of torch's compiler, not of this project.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated"),

@@ -1,4 +1,4 @@
-"""A parameter that is unfrozen after ``initialize`` is not trained, and that is said."""
+"""Parameters unfrozen after ``initialize`` are not trained and cause a warning."""
 
 from typing import Any
 

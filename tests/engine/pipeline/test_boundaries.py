@@ -1,4 +1,4 @@
-"""Values that cross a stage boundary are those of a plain model, or refused."""
+"""Values across stage boundaries equal those of a plain model or raise an error."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -44,7 +44,7 @@ class Choice(nn.Module):
 
 
 class Wrapped(nn.Module):
-    """Takes and gives a tensor in a tuple, or a list, and computes by which it is."""
+    """Layer with a tensor in a tuple or list, whose result depends on the type."""
 
     def __init__(self, form: type) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ def engine_of(layers: Layers, schedule: str = "1f1b", chunks: int = 1) -> Iterat
 
 
 def batch(step: int, counted: int = MICRO) -> list[tuple[Tensor, Tensor]]:
-    """Micro-batches in each of which the first samples count."""
+    """Micro-batches with a mask of their first samples."""
     generator = torch.Generator().manual_seed(step)
     micro_batches = []
     for _ in range(COUNT):
@@ -205,7 +205,7 @@ def thawed(schedule: str, chunks: int) -> list[float]:
 
 
 def unseen() -> list[Any]:
-    """Layers whose common weight only the rank sees that builds the last of them."""
+    """Layers whose common weight is visible only on the last stage."""
     first = nn.Linear(WIDTH, WIDTH)
     return [first, *linears()[:2], LayerSpec(Uses, first.weight)]
 

@@ -49,7 +49,7 @@ def steps(engine: Any, first: int, count: int) -> list[float]:
 
 
 def save_all(directory: Path) -> dict[str, list[float]]:
-    """Save in every layout; return the losses that come after."""
+    """Save in every layout; return the following losses."""
     losses: dict[str, list[float]] = {}
     for layout in LAYOUTS:
         engine = engine_of(*layout)

@@ -1,4 +1,4 @@
-"""What scripts for DeepSpeed do with pipelines beside training them."""
+"""Pipeline methods of DeepSpeed scripts besides training."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""Whole tensors by name, of a model that pipeline stages and cut matrices divide."""
+"""Full tensors by name of a model with pipeline and tensor parallelism."""
 
 from typing import Any
 

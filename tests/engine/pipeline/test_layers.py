@@ -19,7 +19,7 @@ CLIP, LR, DECAY = 0.3, 1e-2, 0.01
 
 
 class Frozen(Block):
-    """Nothing in it is trained: what comes out has no gradient."""
+    """Frozen layer: its output has no gradient."""
 
     def __init__(self) -> None:
         super().__init__(WIDTH)
@@ -38,7 +38,7 @@ class Cuts(nn.Module):
 
 
 class Turned(nn.Module):
-    """Gives a transposed tensor, which is a view, and not contiguous."""
+    """Layer that returns a transposed, non-contiguous view."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Turned(nn.Module):
 
 
 class Apart(nn.Module):
-    """Has weights that are no matrix of the input, by one of which it is added to."""
+    """Layer with an additive weight outside of matrix products."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -80,7 +80,7 @@ def trained(schedule: str, directory: str) -> Trained:
 
 
 def resumed(directory: str) -> float:
-    """The same ranks, as 4 replicas of the whole model in one process each."""
+    """Resume with 4 replicas of the full model, one per process."""
     engine = engine_of(1, 3)
     engine.load_checkpoint(directory)
     loss = float(engine.train_batch(batches(STEPS - 1, engine)))

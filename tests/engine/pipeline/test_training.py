@@ -125,7 +125,7 @@ def refusals() -> dict[str, str]:
 
 
 class Tuples(nn.Module):
-    """Takes and gives two tensors, one of which has no gradient; draws; has a buffer."""
+    """Layer with two tensors, one without gradient, random numbers and a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -188,7 +188,7 @@ def other_models() -> dict[str, Any]:
 
 
 def measured() -> list[dict[str, Any]]:
-    """Of the benchmark, with layers that take a millisecond; and what comes before a backward."""
+    """Run the benchmark with layers of one millisecond; return forwards before each backward."""
     options = Namespace(stages=RANKS, wait_ms=1.0, steps=1)
     forward, backward = ZeroStage.forward_one_chunk, ZeroStage.backward_one_chunk
     order = ""

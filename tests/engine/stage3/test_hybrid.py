@@ -279,7 +279,7 @@ def save_and_die(directory: str) -> None:
         micro(train_and_save(stage, directory), 2)  # lost
     try:
         dist.barrier()
-    finally:  # one that is through ends the connections of one that is not yet
+    finally:  # a rank that exits first closes the connections of the others
         os._exit(9)
 
 
@@ -294,13 +294,15 @@ def ended(engine: Engine) -> dict[str, Any]:
 def go_on(directory: str) -> dict[tuple[str, int], Any]:
     """From each stage's checkpoints and, in 4 ranks, from the start; to the end."""
     actual: dict[tuple[str, int], Any] = {}
-    four = dist.is_initialized() and dist.get_world_size() == 4  # others leave worlds of one behind
+    four = (
+        dist.is_initialized() and dist.get_world_size() == 4
+    )  # other cases leave worlds of one rank behind
     for stage in STAGES:
         for tag in ("boundary", "middle"):
             engine = shared(stage, seed=9) if four else make_engine(stage, **WINDOW)
             engine.load_checkpoint(f"{directory}/{stage}", tag=tag)
             actual[tag, stage] = ended(engine)
-        engine = make_engine((stage + 1) % 4, seed=9, **WINDOW)  # whole data axes, and stage 0
+        engine = make_engine((stage + 1) % 4, seed=9, **WINDOW)  # full data axes, and stage 0
         engine.load_checkpoint(f"{directory}/{stage}")
         actual["elsewhere", stage] = ended(engine)
         if four:
@@ -328,7 +330,7 @@ def test_killed_run_resumes_bitwise_and_in_any_other_layout(tmp_path: Path) -> N
         for stage in STAGES:
             expected = actual["undisturbed", stage]
             assert not differences(actual["boundary", stage], expected), stage
-            # In mid-window a save averages over replicas what else is averaged at its end.
+            # A save in mid-window averages gradients over replicas early.
             assert not differences(actual["middle", stage], actual["saved", stage]), stage
             resumed = [actual["saved", stage], actual["elsewhere", stage]]
             resumed += [single[kind, stage] for kind in ("boundary", "middle", "elsewhere")]
@@ -338,7 +340,7 @@ def test_killed_run_resumes_bitwise_and_in_any_other_layout(tmp_path: Path) -> N
 
 
 def _saved_elements(directory: Path) -> int:
-    """Elements of master weights in the files of a checkpoint: each is there once."""
+    """Return the elements of master weights in a checkpoint's files, each counted once."""
     actual = 0
     for path in directory.glob("rank-*.safetensors"):
         tensors = read_tensors([path])

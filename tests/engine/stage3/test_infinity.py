@@ -193,7 +193,7 @@ class Rooted(nn.Sequential):
 
 
 def read_ahead_of_use(directory: str, kind: type[nn.Sequential]) -> list[str]:
-    """What happens to the units of a model in a step: which is asked for, which is gathered."""
+    """Return the order of requests and gathers of units in a step."""
     trace: list[str] = []
     turns: list[Any] = []
     begin, ask = nvme_parameters._ReadAhead.begin, nvme_parameters.read_ahead
@@ -236,7 +236,7 @@ def test_training_from_files_is_bitwise_equal(tmp_path: Path, ranks: int) -> Non
             *("gather 0", "ask for 1", "gather 1", "ask for 2", "gather 2", "backward"),
             *("gather 2", "ask for 1", "gather 1", "ask for 0", "gather 0"),
         ]
-        # The root is the first, and stays gathered until its backward, which is the last.
+        # The root is gathered first and stays gathered until the last backward.
         assert rooted[rooted.index("backward") :] == [
             *("backward", "gather 0", "ask for 3", "gather 3", "ask for 2", "gather 2"),
             *("ask for 1", "gather 1", "ask for 0"),

@@ -1,4 +1,4 @@
-"""The private parts of torch that stage 3 uses: all are there, and one file touches them."""
+"""Private torch names of stage 3: all exist, and only one file uses them."""
 
 import ast
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Stage 3 of models that no rank holds whole: values come unit by unit, beside plain torch."""
+"""Stage 3 of models built on the meta device, compared with plain torch."""
 
 import gc
 import logging
@@ -123,7 +123,7 @@ def everything(root: str) -> dict[str, Any]:
             engine.save_checkpoint(f"{root}/checkpoint")
             saved = engine.full_state_dict()
         engine.close()
-    # a checkpoint fills a model that was never anywhere whole
+    # a checkpoint fills a model that no rank had in full
     engine, actual["checkpoint"] = peak_of(lambda: build(lambda: on_meta(Untied)))
     engine.load_checkpoint(f"{root}/checkpoint")
     for name, value in engine.full_state_dict().items():
@@ -133,12 +133,14 @@ def everything(root: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_meta_model_trains_like_the_plain_one_and_no_rank_has_it_in_full(
+def test_meta_model_matches_plain_and_is_never_full(
     tmp_path: Path,
 ) -> None:
     first, second = run_on_ranks(everything, 2, str(tmp_path))
-    assert first["filled"] > first["whole"] * 1.4  # the measure sees a whole model, and its shards
-    # Counted whole by torch, but only mapped: pages read from a file may be released at once.
+    assert (
+        first["filled"] > first["whole"] * 1.4
+    )  # the measurement covers a full model and its shards
+    # torch counts the mapped size; pages of a file may be released at any time.
     mapped = (tmp_path / "all.safetensors").stat().st_size
     for name, less in (("own", 0), ("files", mapped), ("checkpoint", 0)):
         assert max(first[name], second[name]) - less < 0.8 * first["whole"], name
@@ -156,7 +158,7 @@ class Bare(nn.Module):
 
 class Forgetful(Bare):
     def reset_parameters(self) -> None:
-        """Leaves its weight as it is."""
+        """Keep the weight unchanged."""
 
 
 def refusals(root: str) -> list[str]:

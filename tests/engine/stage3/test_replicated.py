@@ -292,7 +292,7 @@ def test_backward_of_module_trains_replicated_parameters() -> None:
 
 
 def read_directly() -> list[str]:
-    """Use small parameters as scripts do, on one rank alone too; returns what is wrong."""
+    """Use small parameters as scripts do, also on one rank only; return the problems."""
     rank, _ = mesh_position()
     more: dict[str, Any] = {"bf16": {"enabled": True}, "gradient_accumulation_steps": 2}
     engine = make_engine(3, zero=SMALL, **more)

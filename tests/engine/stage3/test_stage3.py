@@ -216,7 +216,7 @@ def optimizers_and_modules() -> Iterator[tuple[str, list[str]]]:
             continue
         config = {"optimizer": {"type": name, "params": params}}
         make = lambda groups, cls=cls, params=params: cls(groups, **params)  # noqa: E731 - short
-        # Muon iterates in bf16, which blows rounding up.
+        # Muon iterates in bf16, which amplifies rounding.
         tolerance = 1e-3 if name == "Muon" else 1e-6
         yield name, against_plain(Language, batches, config, make, tolerance=tolerance)
     yield (
@@ -370,7 +370,7 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
 
 
 class Towers(nn.Module):
-    """Two encoders and a head, which scripts call by methods beside forward."""
+    """Two encoders and a head, called by methods other than forward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -407,7 +407,7 @@ class Tower(nn.Module):
 
 
 def methods() -> Iterator[tuple[str, list[str]]]:
-    """Losses of methods alone, of a part alone, and of both beside forward; two micro-batches."""
+    """Return losses of calls to methods, to a submodule, and to both with forward."""
     rank, ranks = world()
     batches = make_batches(4, 2, ranks)
 
@@ -459,7 +459,7 @@ def methods() -> Iterator[tuple[str, list[str]]]:
 
 
 def cost() -> Iterator[tuple[str, list[str]]]:
-    """Traffic and memory, on a model that is large beside its root."""
+    """Return traffic and memory of a model whose blocks are larger than its root."""
     rank, ranks = world()
     for precision, width in (("fp32", 4), ("bf16", 2)):
         model = Language(width=32, blocks=8)

@@ -1,4 +1,4 @@
-"""Which modules stage 3 gathers together."""
+"""Units of modules that stage 3 gathers together."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ class Block(nn.Module):
 
 
 class Tied(nn.Module):
-    """A language model whose head is its embedding."""
+    """Language model with a tied head."""
 
     def __init__(self, blocks: int = 3, vocabulary: int = 50) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Checkpoints of a model whose matrices are cut, taken up by any other layout."""
+"""Checkpoints of tensor-parallel models, resumed in any other layout."""
 
 from pathlib import Path
 from typing import Any

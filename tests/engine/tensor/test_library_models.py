@@ -35,7 +35,7 @@ KINDS = ("Llama", "Qwen2", "Gemma2", "Phi3")
 
 
 class OfLibrary(torch.nn.Module):
-    """Logits only, as the loop of these tests wants them."""
+    """Model that returns only logits."""
 
     def __init__(self, kind: str) -> None:
         import transformers
@@ -80,7 +80,7 @@ def of_library(kind: str) -> Any:
 
 
 class Halves(torch.nn.Module):
-    """Blocks of which the second reads a part on each rank."""
+    """Blocks whose second one reads a part on each rank."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -235,7 +235,7 @@ def killed(directory: str, kill: int | None) -> Any:
         if step == kill:
             try:
                 loss_of(engine, tokens_of(step)[:4])
-            finally:  # one that is through ends the connections of one that is not yet
+            finally:  # a rank that exits first closes the connections of the others
                 os._exit(9)
         lines += train(engine, range(step, step + 1))
         engine.save_checkpoint(directory)

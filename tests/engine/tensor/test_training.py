@@ -221,7 +221,7 @@ def test_conflicting_patterns_are_refused() -> None:
 
 
 class Other:
-    """A style of torch's that is not known here."""
+    """Unsupported parallel style of torch."""
 
     __module__ = "torch.distributed.tensor.parallel.style"
 

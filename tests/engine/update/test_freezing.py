@@ -131,7 +131,7 @@ def test_frozen_parameters_stay_as_in_plain_torch(ranks: int, tmp_path: Path) ->
     rank_results = run_on_ranks(every_case, ranks, path) if ranks > 1 else [every_case(path)]
     for (stage, name), (norms, weights) in (item for a in rank_results for item in a.items()):
         if name == "bf16":
-            continue  # what stays and what moves is checked in each step
+            continue  # frozen and trained parameters are checked in each step
         expected_norms, expected = plain(CASES[name][0])
         assert norms == pytest.approx(expected_norms, rel=1e-4), (stage, name)
         for key, value in expected.items():
@@ -174,7 +174,7 @@ def test_step_counts_of_frozen_parameters_resume(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_gradient_before_freezing_counts(stage: int) -> None:
-    """Plain torch steps on a gradient that is there, whatever ``requires_grad`` says by then."""
+    """Plain torch uses an existing gradient even if ``requires_grad`` is false at the step."""
     engine = make_engine(stage, "SGD", {}, gradient_accumulation_steps=1)
     before = engine.full("layers.0.weight")
     engine.backward(engine(inputs(0)))

@@ -216,7 +216,7 @@ def test_few_buckets_are_in_memory(tmp_path: Path, spread: int) -> None:
 
 
 def test_files_have_exact_size(tmp_path: Path) -> None:
-    """Weights that are their own master stay in memory; a copy of them in a file is no use."""
+    """fp32 weights are their own masters and stay in memory."""
     page = 4096
     for stage in (1, 3):
         for bits, kinds in (({}, 2), ({"bf16": {"enabled": True}}, 2 if stage == 3 else 3)):

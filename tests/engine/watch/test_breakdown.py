@@ -166,7 +166,7 @@ def test_waiting_for_slow_rank_is_communication() -> None:
         first, second = run_on_ranks(wait_at_each_stage, 2, slow_s)
         assert second == [{}] * 4  # rank 0 alone measures
         # However short: between the start of a collective and the call that waits for it.
-        # At stage 3 both ranks come at once, from a gather, and one may be done as it is started.
+        # At stage 3 both ranks arrive at the same time, so a collective may end at once.
         assert all(measured["hidden_communication_share"] > 0 for measured in first[:3])
         candidates = [shares(measured) for measured in first]
         return min(candidates, key=lambda item: item["communication"])
@@ -230,7 +230,7 @@ def test_hidden_time_is_in_progress_outside_calls() -> None:
     at(1, inside=1)
     at(2, under_way=1)  # started
     at(3, inside=-1)
-    at(5, under_way=1)  # another, which makes no difference
+    at(5, under_way=1)  # another value without effect
     at(7, inside=1)  # waits
     at(10, under_way=-1)
     at(11, under_way=-1)

@@ -199,11 +199,11 @@ def test_resolved_config_names_sources(
 def test_ineffective_keys_are_warned_about(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """At the level of a warning, which a plain script shows without setting up logging."""
+    """Plain scripts show warnings without setting up logging."""
     zero = {
         "stage": 3,
         "stage3_module_granularity_threshold": 7,
-        "contiguous_gradients": True,  # says what is anyway
+        "contiguous_gradients": True,  # has no effect, as it is the default
         "allgather_partitions": False,
         "reduce_bucket_size": 1000,  # of other stages
         "zenflow": None,
@@ -232,19 +232,19 @@ def test_monitors_write_step_numbers(tmp_path: Path, stage: int) -> None:
     more = {"scheduler": scheduler, "fp16": fp16, "zero_optimization": {"stage": stage}}
     engine = train(3, {**blocks, **more})
     samples = [4, 8, 12]
-    found: dict[str, list[float]] = {}
+    columns: dict[str, list[float]] = {}
     for name in ("lr", "grad_norm", "loss_scale"):
         with (tmp_path / "csv_monitor" / "mine" / f"Train_Samples_{name}.csv").open() as file:
             head, *rows = csv.reader(file)
         assert head == ["step", name]
         assert [int(step) for step, _ in rows] == samples
-        found[name] = [float(value) for _, value in rows]
+        columns[name] = [float(value) for _, value in rows]
     # Written when the step has ended: the rate is that of the next one.
-    assert found["lr"] == pytest.approx([0.0005, 0.00075, 0.001])
-    assert found["loss_scale"] == [16.0] * 3
-    assert found["grad_norm"][-1] == pytest.approx(engine.get_global_grad_norm())
+    assert columns["lr"] == pytest.approx([0.0005, 0.00075, 0.001])
+    assert columns["loss_scale"] == [16.0] * 3
+    assert columns["grad_norm"][-1] == pytest.approx(engine.get_global_grad_norm())
     events = EventAccumulator(str(tmp_path / "tensorboard" / "mine")).Reload()
-    for name, values in found.items():
+    for name, values in columns.items():
         points = events.Scalars(f"Train/Samples/{name}")
         assert [point.step for point in points] == samples
         assert [point.value for point in points] == pytest.approx(values)
@@ -263,7 +263,7 @@ def test_only_rank_0_writes_monitors(tmp_path: Path) -> None:
 
 
 def communication_lines(stage: int, comms: dict[str, Any]) -> list[str]:
-    """What rank 0 logs at step 10, without its first words."""
+    """Return the lines that rank 0 logs at step 10, without their prefix."""
     logger = logging.getLogger("zerotrial.engine")
     seen: list[str] = []
     handler = logging.Handler()

@@ -1,6 +1,6 @@
-"""Results of a traced step: communication that runs beside computing, and phases that wait for it.
+"""Traced steps: overlapped communication, and phases that wait for it.
 
-A GPU's kernels are played here; torch's profiler is real. Results of a GPU itself is in
+The kernels are simulated, the profiler is torch's. Tests on a real GPU are in
 ``tests/trial/test_on_gpu.py``.
 """
 
@@ -228,7 +228,7 @@ def test_endless_step_is_not_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     trace.begin()
     with trace.phase("forward"):
         monkeypatch.setattr("zerotrial.engine.watch.trace._LONGEST_S", 0.0)
-        with ThreadPoolExecutor(1) as pool:  # as autograd's, which cannot stop it
+        with ThreadPoolExecutor(1) as pool:  # as autograd does
             pool.submit(trace.phase("communication").__enter__).result()
         assert trace.runs
         with trace.phase("communication"):
@@ -348,7 +348,7 @@ def test_two_engines_are_traced_in_turn() -> None:
             if engine.observer._breakdown._trace.runs:
                 traced[name].append(step)
             engine.step()
-    # Each a whole step, though the critic's profiler is free in the middle of its second.
+    # Each traces a full step, although the critic's profiler is free in mid-step.
     assert traced == {"actor": [2], "critic": [3]}
     for engine in engines.values():
         assert engine.observer.measured["hidden_communication_share"] > 0
@@ -406,7 +406,7 @@ def test_at_most_every_ninth_step_is_traced() -> None:
             measured = engine.observer.measured
             assert measured["hidden_communication_share"] > 0
             assert measured["communication_share"] > 0
-    # not the very first, which warms up, but the first after it, and one nine or more later
+    # not the first, which warms up, but the second, and one at least nine later
     assert [step for step, runs in enumerate(traced, 1) if runs] == [2, 4 * STEPS + 1]
     breakdown = engine.observer._breakdown
     breakdown._has_traced, breakdown._is_due = False, True

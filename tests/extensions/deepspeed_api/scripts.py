@@ -36,7 +36,7 @@ def _with_libraries(function: Callable[[str], Any], path: str) -> Any:
     from zerotrial.extensions.deepspeed_api import install as stand_in
     from zerotrial.extensions.huggingface import install
 
-    dist.destroy_process_group()  # the scripts begin their own
+    dist.destroy_process_group()  # the scripts start separate ones
 
     def begin_world() -> None:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -57,7 +57,7 @@ def _with_libraries(function: Callable[[str], Any], path: str) -> Any:
 
 
 class Trial:
-    """A trial whose runs we start one after the other.
+    """Trial whose runs a test starts one after the other.
 
     Args:
         path: Of its runs, its checkpoints and its script.
@@ -183,6 +183,6 @@ def _fork(environment: dict[str, str], folder: Path) -> int:
         from zerotrial.extensions.huggingface.run import join
 
         if join.cache_info().currsize:
-            join().close()  # what atexit does; the forked-from process's own are not ours
+            join().close()  # as atexit does, without the handlers of the parent process
         atexit._clear()
         os._exit(code)

@@ -1,4 +1,4 @@
-"""DeepSpeed's functions for single parameters, checkpointing and comm, beside plain torch."""
+"""DeepSpeed's functions for parameters, checkpointing and comm, compared with plain torch."""
 
 import io
 from typing import Any
@@ -19,7 +19,7 @@ ROWS = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
 
 
 class Net(nn.Module):
-    """Calls its first part again in backward, where ``again`` is given."""
+    """Module that recomputes its first part in the backward if ``again`` is set."""
 
     def __init__(self, again: Any = None) -> None:
         super().__init__()
@@ -77,9 +77,9 @@ def whole_values(stage: int) -> None:
         pairs = list(zip(engine.module.parameters(), plain.parameters(), strict=True))
         for parameter, reference in pairs:
             assert reference.grad is not None
-            # A sum of some twelve terms, in another order; what is added up is about 1.
+            # A sum of about twelve terms of size 1 in another order.
             close(safe_get_full_grad(parameter), reference.grad, atol=5e-7)
-            # Adam divides what is written to exp_avg by the gradient's size, and so has the error
+            # Adam divides exp_avg by the gradient's size, which scales the error too
             # of the smallest gradient as a relative one: both continue with the same gradients.
             if update == 0:
                 reference.grad.mul_(-2)
@@ -102,7 +102,7 @@ def whole_values(stage: int) -> None:
 
 
 def sharded_values(stage: int) -> None:
-    """Values made of the parameters, which are DTensors at stage 3, can be written."""
+    """Tensors derived from DTensor parameters at stage 3 can be written."""
     import deepspeed
     from deepspeed import utils
 
@@ -124,7 +124,7 @@ def sharded_values(stage: int) -> None:
 
 
 class Inner(nn.Module):
-    """Has children, so that on the meta device parts of it are put into others."""
+    """Module with children, for nested construction on the meta device."""
 
     def __init__(self, size: int, device: Any = None) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ def taken_before(stage: int) -> None:
         for actual, full in zip(references, expected, strict=True):
             assert actual.shape == full.shape
             assert float(actual.norm()) == pytest.approx(float(full.norm()))
-        with gathered(references[:1]):  # whole already
+        with gathered(references[:1]):  # full already
             pass
         expected[0].copy_(torch.arange(20.0).view(5, 4))
         expected[1][2:].mul_(3)
@@ -191,12 +191,12 @@ def taken_before(stage: int) -> None:
 
 
 def kept_and_saved(threshold: int) -> None:
-    """What scripts take from a bf16 model at stage 3 to save it is plain, whole, and loads."""
+    """State dicts of a bf16 model at stage 3 are plain, full and loadable."""
     import deepspeed
 
     engine = begin(3, bf16=True, stage3_param_persistence_threshold=threshold)
     status = deepspeed.zero.ZeroParamStatus
-    at_rest = (status.AVAILABLE, torch.bfloat16)  # small parameters are whole at all times
+    at_rest = (status.AVAILABLE, torch.bfloat16)  # small parameters are always replicated
     if threshold == 0:
         at_rest = (status.NOT_AVAILABLE, torch.float32)
     names, references = zip(*engine.module.named_parameters(), strict=True)
@@ -223,7 +223,7 @@ def kept_and_saved(threshold: int) -> None:
     again.load_state_dict(torch.load(file, weights_only=True))
     for restored, expected in zip(again.parameters(), Net().parameters(), strict=True):
         assert torch.equal(restored, expected.bfloat16().float())
-    if dist.get_rank() == 0:  # many save this beside it, on one rank
+    if dist.get_rank() == 0:  # many scripts also save this, on one rank
         torch.save(engine.module.state_dict(), io.BytesIO())
     engine.backward(engine(ROWS[dist.get_rank()].bfloat16()).float())
     engine.step()
@@ -232,7 +232,7 @@ def kept_and_saved(threshold: int) -> None:
 
 
 def devices() -> None:
-    """What scripts ask of the accelerator, they ask on a CPU, too."""
+    """Check the accelerator functions that scripts use, on a CPU."""
     from deepspeed.accelerator import get_accelerator
     from deepspeed.runtime.utils import see_memory_usage, set_random_seed
 
@@ -297,7 +297,7 @@ def everything() -> bool:
     install()
     import deepspeed
 
-    deepspeed.init_distributed("nccl")  # by which scripts mean their GPUs
+    deepspeed.init_distributed("nccl")  # scripts use it for their GPUs
     deepspeed.checkpointing.configure(None, partition_activations=False)
     assert deepspeed.checkpointing.is_configured()
     for stage in (0, 1, 2, 3):

@@ -28,7 +28,7 @@ class GatedExpert(Expert):
 
 
 class Experts(nn.Module):
-    """A list of experts of which each batch uses one."""
+    """Experts of which each batch uses one."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Lightning's own ``DeepSpeedStrategy`` on this engine, beside plain torch and beside itself."""
+"""Lightning's ``DeepSpeedStrategy`` on this engine, compared with plain torch and DDP."""
 
 import sys
 from pathlib import Path

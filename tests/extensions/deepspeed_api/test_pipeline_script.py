@@ -1,4 +1,4 @@
-"""A script written for DeepSpeed's pipelines, unchanged, beside plain torch."""
+"""Unmodified script for DeepSpeed's pipelines, compared with plain torch."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""An unmodified Trainer script, searched: paused, gone on, compared at rungs and promoted."""
+"""Unmodified Trainer script in a search: paused, resumed, compared at rungs, promoted."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Unmodified scripts of Hugging Face's libraries as trials: recorded, disturbed, and gone on."""
+"""Unmodified Hugging Face scripts as trials: recorded, interrupted, resumed."""
 
 import random
 from pathlib import Path
@@ -133,7 +133,7 @@ def disturbed_alone(path: str) -> bool:
     assert list(validations) == [2, 4, 6]
     evaluated = [values["eval_loss"] for values in validations.values()]
     assert max(evaluated) == evaluated[0], "the best one is old"
-    # once for each batch, and not again for the best model, which the script evaluates at its end
+    # once for each batch, not again for the script's final evaluation of the best model
     assert len([r for r in calm.records("metrics") if r["group"] == "validation"]) == 3
     assert [r["steps_completed"] for r in calm.records("checkpoint")] == [2, 4, 6]
     assert [r["value"] for r in calm.records("progress")][-1] == 1.0
@@ -144,11 +144,11 @@ def disturbed_alone(path: str) -> bool:
         losses = disturb(trial, random.Random(seed), 4)
         assert outcome(trial) == expected, f"seed {seed}"
         assert losses[STEPS]["learning_rate"] == calm.metrics("training")[STEPS]["learning_rate"]
-    # its last checkpoint is there, and the process is started again: it trains no batch more
+    # restarted after its last checkpoint, it trains no further batch
     assert calm.run() == [0], (calm.run_path / "log0").read_text()
     assert outcome(calm) == expected
     assert losses_of(calm) == {}
-    # a rung: it validates there, leaves, and resumes
+    # a rung: it validates, exits, and resumes
     batches = {"name": "single", "metric": "eval_loss", "max_length": {"batches": STEPS}}
     rates = {"training_arguments": {**ARGUMENTS, "save_strategy": "no"}}
     rung = Trial(Path(path) / "rung", SCRIPT.replace("load_best_model_at_end=True, ", ""),
@@ -195,14 +195,14 @@ def disturbed_sharded(path: str) -> bool:
     assert calm.run(DS="1") == [0, 0], (calm.run_path / "log0").read_text()
     trial = Trial(Path(path) / "disturbed", SCRIPT, hparams, slots=2)
     # At one of the 13 events to the first save a rank is killed, then one is preempted: neither
-    # run can come to the last of its events, of which a whole one has 40.
+    # run can reach its last event; an undisturbed run has 40.
     disturb(trial, random.Random(5), 2, before=14, DS="1")
     assert trial.runs == 3
     assert outcome(trial, 3) == outcome(calm, 3)
     return True
 
 
-def test_disturbed_ranks_of_one_model_end_bitwise_equal(
+def test_disturbed_sharded_run_is_bitwise_equal(
     tmp_path: Path,
 ) -> None:
     assert in_libraries(disturbed_sharded, tmp_path)
@@ -244,7 +244,7 @@ def refused(path: str) -> bool:
     assert f"{block}.learning_rate: must be a number, got 'fast'" in reason
     assert f"{block}.warmup_steps: must be a number, got True" in reason or "whole number" in reason
     assert f"{block}.max_steps: must be the searcher's length, 9 batches, or be left out" in reason
-    # what transformers refuses itself: of the arguments, of the Trainer, before the first batch,
+    # errors of transformers itself: in the arguments, in the Trainer, before the first batch,
     # and after its first evaluation
     fragments = "accuracy", "trainer.train()", "'eval_accuracy', which is not"
     for name, value, line, reported in (
@@ -253,7 +253,7 @@ def refused(path: str) -> bool:
         ("report_to", "nonsense", "trainer = ", "nonsense is not supported"),
         ("optim", "adamw_bnb_8bit", "trainer.train()", "bitsandbytes"),
         ("metric_for_best_model", *fragments),
-        ("lr_scheduler_type", *fragments),  # which follows that metric
+        ("lr_scheduler_type", *fragments),  # it follows that metric
     ):
         arguments = {name: value}
         if name == "lr_scheduler_type":
@@ -311,7 +311,7 @@ else:
         assert wrong.run(WAY=way) == [code], way
         reason = (wrong.run_path / "log0").read_text().strip()
         assert reported in reason, reason
-    # a script that can do without goes on, and its own failure later is one that may pass
+    # a script that needs none continues, and its later failure may be temporary
     caught = SCRIPT.replace("trainer = Trainer(", "try: Trainer(model=3)\nexcept Exception: pass\n"
                             "trainer = Trainer(")  # fmt: skip
     caught = caught.replace("trainer.train()\n", "trainer.train()\nraise RuntimeError('later')\n")

@@ -1,6 +1,6 @@
-"""axolotl's own trainer, and the engine files that come with it, each under a Trainer.
+"""axolotl's trainer and each of its engine files under a Trainer.
 
-The Trainer is transformers', from which axolotl's derives and to which it hands the files.
+axolotl's trainer derives from transformers' and passes the files to it.
 """
 
 import json
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 VERSION = "axolotl==0.19.0"
 PACKAGES = (
     VERSION,
-    "trl==1.9.0",  # the version that it asks for
+    "trl==1.9.0",  # the version that it requires
     "numba==0.68.1",
     "llvmlite==0.50.0",
     "colorama==0.4.6",

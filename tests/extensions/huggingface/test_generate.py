@@ -1,4 +1,4 @@
-"""``predict_with_generate`` and ``group_by_length`` on this engine, beside the plain Trainer."""
+"""``predict_with_generate`` and ``group_by_length``, compared with the plain Trainer."""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ ROWS = 24
 
 
 class Pairs(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-    """Of lengths from 4 to 11; notes which ones are asked for."""
+    """Data set of lengths from 4 to 11 that records accesses."""
 
     def __init__(self) -> None:
         self.asked: list[int] = []
@@ -52,7 +52,7 @@ def collate(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
 
 
 def make_model() -> Any:
-    """It answers some inputs with one token, and others with as many as it may."""
+    """Return a model that generates one token for some inputs and the maximum for others."""
     from transformers import T5Config, T5ForConditionalGeneration, set_seed
 
     set_seed(5)
@@ -150,7 +150,7 @@ def make_decoder(kind: str) -> Any:
 
 
 def decoded(model: Any, beams: int) -> list[list[int]]:
-    """Of other inputs on each rank, whose answers end at other times."""
+    """Decode different inputs on each rank, with outputs of different lengths."""
     generator = torch.Generator().manual_seed(dist.get_rank())
     ids = torch.randint(2, 32, (2, 5), generator=generator)
     mask = torch.ones_like(ids)

@@ -37,7 +37,7 @@ KEPT = ("loss", "grad_norm", "learning_rate", "eval_loss")
 
 
 def without_extension(folder: str) -> str:
-    """Takes out what torchaudio has compiled: against CUDA, and for files of sound alone."""
+    """Remove torchaudio's compiled extension, which needs CUDA."""
     for library in Path(folder, "torchaudio", "lib").glob("*.so"):
         library.unlink()
     return ""
@@ -49,7 +49,7 @@ def factory(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def files() -> dict[str, dict[str, Any]]:
-    """Of each kind that comes with it one."""
+    """Return one engine file of each kind."""
     zero0 = json.loads((KINDS / "factory_zero0.json").read_text())
     zero3 = json.loads((KINDS / "factory_zero3.json").read_text())
     zero2 = {**zero0, "zero_optimization": {**zero0["zero_optimization"], "stage": 2}}

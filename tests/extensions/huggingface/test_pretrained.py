@@ -1,5 +1,4 @@
-"""``from_pretrained`` at stage 3: as without DeepSpeed, and held once by the ranks of a host,
-or on the disk of a rank alone."""
+"""``from_pretrained`` at stage 3: results as without DeepSpeed, one copy per host."""
 
 import contextlib
 import itertools
@@ -51,7 +50,7 @@ def large_config() -> Any:
 
 
 def write_models(root: str) -> None:
-    """What rank 0 puts there for both."""
+    """Write the models on rank 0."""
     from safetensors.torch import save_file
     from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadModel
 
@@ -239,8 +238,7 @@ def common() -> int:
 
 
 def measure(root: str) -> dict[str, int]:
-    """Bytes: of the model; what loading leaves with a rank, and with all of a host; the most in
-    loading, and in cutting."""
+    """Return bytes of the model, after loading (one rank, one host), and the peaks of loading."""
     import deepspeed
     from transformers import GPT2LMHeadModel
 
@@ -332,7 +330,7 @@ def test_pretrained_model_is_the_plain_one_and_shared_by_a_host(
     tmp_path: Path,
 ) -> None:
     ranks = run_on_ranks(everything, 2, str(tmp_path))
-    # Counted whole by torch, but only mapped, and in bf16: what has been read may be given up.
+    # torch counts the mapped size in bf16; pages that were read may be released.
     mapped = (tmp_path / "large" / "model.safetensors").stat().st_size
     for together, single in ranks:
         assert together["common"] >= together["whole"], ranks

@@ -1,4 +1,4 @@
-"""What ``save_pretrained`` and its relatives write at stage 3, without a state dict."""
+"""Files of ``save_pretrained`` and similar methods at stage 3."""
 
 import os
 from pathlib import Path
@@ -56,7 +56,7 @@ def save(folder: str) -> bool:
         model, main = accelerator.unwrap_model(engine), accelerator.is_main_process
         path = f"{folder}/{stage}"
         model.save_pretrained(path, is_main_process=main, save_function=accelerator.save)
-        if main or stage == 3:  # at stage 3 rank 0 alone writes, whatever the others say
+        if main or stage == 3:  # at stage 3 only rank 0 writes
             model.save_pretrained(f"{path}-main")
         full = engine.full_state_dict()
         state = accelerator.get_state_dict(engine)
@@ -108,7 +108,7 @@ def save_adapters(folder: str) -> bool:
     start = {name: value.clone() for name, value in base.state_dict().items()}
     accelerator, engine = prepared(get_peft_model(base, config), 3)
     full = engine.full_state_dict()
-    if accelerator.is_main_process:  # small parameters are whole: one rank may save them alone
+    if accelerator.is_main_process:  # small parameters are replicated: one rank may save them
         model = accelerator.unwrap_model(engine)
         model.save_pretrained(f"{folder}/alone")
         torch.save(get_peft_model_state_dict(model), f"{folder}/alone.pt")

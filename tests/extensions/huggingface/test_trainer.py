@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer with ``deepspeed=`` on this engine, beside the plain one."""
+"""Hugging Face's Trainer with ``deepspeed=``, compared with the plain one."""
 
 import importlib
 import importlib.metadata
@@ -87,7 +87,7 @@ def forget_accelerate() -> None:
 
 
 def assert_plain(trainer: Any) -> None:
-    """What others are compared with has trained on torch alone."""
+    """Check that the reference run used plain torch only."""
     assert not trainer.is_deepspeed_enabled
     assert type(trainer.model_wrapped) is DistributedDataParallel
 

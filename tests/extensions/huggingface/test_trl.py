@@ -1,4 +1,4 @@
-"""TRL's trainers beside themselves without the engine, on a tiny random model."""
+"""TRL's trainers with and without the engine, on a tiny random model."""
 
 import importlib.util
 import sys

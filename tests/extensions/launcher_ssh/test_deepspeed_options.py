@@ -153,7 +153,7 @@ def test_dlts_hostfile_names_hosts(tmp_path: Path) -> None:
 
 @pytest.fixture
 def python(tmp_path: Path) -> Path:
-    """An interpreter in a separate folder, next to which commands are installed."""
+    """Interpreter in a separate folder with installed commands."""
     folder = tmp_path / "an environment" / "bin"
     folder.mkdir(parents=True)
     file = folder / "python"

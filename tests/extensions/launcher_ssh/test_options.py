@@ -422,7 +422,7 @@ def test_network_interface_towards_first_machine(
         if machine.family == socket.AF_INET
     ]
     assert ("127.0.0.1", "lo") in result
-    for address, name in result:  # packets to a local address have it as source
+    for address, name in result:  # packets to a local address have this address as source
         for variable in names:
             monkeypatch.setenv(variable, "")
             monkeypatch.delenv(variable)

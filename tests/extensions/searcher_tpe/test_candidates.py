@@ -47,7 +47,7 @@ def test_perturb_moves_half_with_three_widths() -> None:
         of_width = x[turn::3]
         assert np.std(of_width[of_width != 0.5]) == pytest.approx(width, rel=0.1)
     n = snap_rows(DIMENSIONS, rows)[:, NAMES.index("n")]
-    assert (n[2::3] != n[0]).mean() > 0.1  # a whole number moves, too, where widths are small
+    assert (n[2::3] != n[0]).mean() > 0.1  # integers also move where widths are small
     kind = rows[:, NAMES.index("kind")]
     assert (kind != 0).mean() == pytest.approx(0.5 * 0.3 * 2 / 3, abs=0.03)
 

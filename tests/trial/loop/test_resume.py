@@ -30,7 +30,7 @@ BATCHES = 13
 
 
 class Killed(BaseException):
-    """Stand-in for SIGKILL, which no code handles."""
+    """Exception in place of SIGKILL, which no code handles."""
 
 
 class KilledTrial(LineTrial):
