@@ -346,13 +346,14 @@ def test_cache_evicts_least_recently_used(
     assert cached == set(uuids)  # the uploaded files are cached
     monkeypatch.setenv("ZEROLAB_CHECKPOINT_CACHE_GB", "0.00015")
     reader = stores(s3_server, bucket, tmp_path / "b")
+    (tmp_path / "b" / "not of the cache").mkdir(parents=True)
     with reader.restore_path(uuids[0]) as first:
         with reader.restore_path(uuids[1]):
             assert (first / "weights").stat().st_size == 100_000
         assert (first / "weights").is_file()
     with reader.restore_path(uuids[2]):
         remaining = {path.name for path in (tmp_path / "b").iterdir() if path.is_dir()}
-        assert remaining == {uuids[2]}
+        assert remaining == {uuids[2], "not of the cache"}
 
 
 def test_progress_is_logged_for_long_transfers_only(

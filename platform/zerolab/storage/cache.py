@@ -64,7 +64,10 @@ class CheckpointCache:
 
     def _evict(self, in_use: str) -> None:
         """Evict the least recently used entries until the cache is within its limit."""
-        entries = [path for path in self._root.iterdir() if path.is_dir() and path.name[0] != "."]
+        # Directories without a lock file are someone else's.
+        entries = [
+            path for path in self._root.iterdir() if self._lock_file(path.name, _USE).exists()
+        ]
         sizes = {path: _size(path) for path in entries}
         total = sum(sizes.values())
         for path in sorted(entries, key=_last_used):

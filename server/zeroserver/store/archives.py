@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,9 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
+_ARCHIVE = re.compile(r"(?P<partial>\.)?(?P<digest>[0-9a-f]{64})\.tar\.gz(?(partial)\..+)")
+"""Name of an archive, or of one that a killed server has not finished."""
+
 
 class ArchiveGoneError(NotFoundError):
     """Error: an archive that a submission needs was removed meanwhile."""
@@ -48,11 +52,15 @@ def store_archive(directory: Path, content: bytes) -> str:
 
 
 def sweep_archives(database: Database, directory: Path) -> None:
-    """Remove unused archives; only at a start, while nothing is submitted."""
+    """Remove unused archives; only at a start, while nothing is submitted.
+
+    Other files stay: the directory may be a link to one that holds more.
+    """
     with database.read() as connection:
         used = set(connection.scalars(select(experiments.c.archive)))
     for file in directory.iterdir():
-        if file.name.partition(".")[0] not in used:
+        name = _ARCHIVE.fullmatch(file.name)
+        if name is not None and (name["partial"] or name["digest"] not in used):
             file.unlink(missing_ok=True)
 
 

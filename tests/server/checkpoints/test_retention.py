@@ -146,8 +146,11 @@ def test_orphaned_archive_is_removed(tmp_path: Path) -> None:
         stored = {path.name for path in archives.iterdir()}
         (archives / f"{'0' * 64}.tar.gz").write_bytes(b"of a submission that was cut off")
         (archives / f".{'1' * 64}.tar.gz.abc").write_bytes(b"half of one")
+        others = {"notes.txt", f"{'0' * 64}.txt", f"{'0' * 63}.tar.gz"}
+        for name in others:
+            (archives / name).write_bytes(b"not an archive of the server")
     with serve(tmp_path):
-        assert {path.name for path in archives.iterdir()} == stored
+        assert {path.name for path in archives.iterdir()} == stored | others
 
 
 def test_archive_of_failed_submission_is_removed(tmp_path: Path) -> None:
