@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, TypeVar
 
-from fastapi import Request
+from fastapi import Depends, Request
 from sqlalchemy import Connection, text
 from starlette.concurrency import run_in_threadpool
 
@@ -322,8 +322,12 @@ def services_of(request: Request) -> Services:
     return services
 
 
-ServicesDep = Annotated[Services, "handed over"]
-"""Parameter of a route of :class:`zeroserver.api.api_route.ApiRoute`, as all are."""
+async def _services(request: Request) -> Services:  # a plain function would get a thread
+    return services_of(request)
+
+
+ServicesDep = Annotated[Services, Depends(_services)]
+"""Dependency: the services of the application."""
 
 ReadDep = Annotated[Connection, "handed over"]
 """Dependency of a synchronous route: a connection, released before the response is sent."""

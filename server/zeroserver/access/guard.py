@@ -9,6 +9,7 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 from http.cookies import CookieError, SimpleCookie
 
+from fastapi.routing import iter_route_contexts
 from starlette.datastructures import Headers
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -66,7 +67,7 @@ class Guard:
         app: The next layer.
         keys: Tokens of this installation.
         settings: Settings of the server.
-        routes: All routes, in the order in which a request tries them.
+        routes: Routes and included routers, in the order in which a request tries them.
         has_ended: Checks whether a run has ended; its token has expired then.
     """
 
@@ -158,7 +159,8 @@ class Guard:
         cache_key = (scope["method"].replace("HEAD", "GET"), scope["path"])
         if cache_key in self._route_cache:
             return self._route_cache[cache_key]
-        for route in self._routes:
+        for context in iter_route_contexts(self._routes):
+            route = context.original_route
             match, child_scope = route.matches(scope)
             if match is Match.FULL:
                 if len(self._route_cache) >= _MAX_CACHED_ROUTES:

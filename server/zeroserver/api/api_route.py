@@ -13,9 +13,8 @@ from fastapi import Request, Response
 from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from starlette.concurrency import run_in_threadpool
 
-from zeroserver.services import ReadDep, ServicesDep, services_of
+from zeroserver.services import ReadDep, services_of
 
 __all__ = ["ApiRoute"]
 
@@ -66,26 +65,20 @@ def _unknown(name: str, allowed: list[str]) -> dict[str, Any]:
 
 
 def _inject_dependencies(endpoint: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap an endpoint: it takes the request instead of the services and the connection."""
+    """Wrap an endpoint: it takes the request instead of the connection."""
     signature = inspect.signature(endpoint)
     names = {parameter.name: parameter.annotation for parameter in signature.parameters.values()}
-    services_name = next((name for name, kind in names.items() if kind is ServicesDep), None)
     connection_name = next((name for name, kind in names.items() if kind is ReadDep), None)
-    if services_name is None and connection_name is None:
+    if connection_name is None:
         return endpoint
-    is_async = inspect.iscoroutinefunction(endpoint)
-    assert not (is_async and connection_name), f"{endpoint}: reads, so it must not be a coroutine"
+    assert not inspect.iscoroutinefunction(endpoint), endpoint
 
     @wraps(endpoint)
     async def route(**values: Any) -> Any:
         services = services_of(values.pop(_REQUEST))
-        if services_name is not None:
-            values[services_name] = services
-        if connection_name is not None:
-            return await services.read(
-                lambda connection: endpoint(**values, **{connection_name: connection})
-            )
-        return await endpoint(**values) if is_async else await run_in_threadpool(endpoint, **values)
+        return await services.read(
+            lambda connection: endpoint(**values, **{connection_name: connection})
+        )
 
     request_parameter = inspect.Parameter(
         _REQUEST, inspect.Parameter.KEYWORD_ONLY, annotation=Request
@@ -93,7 +86,7 @@ def _inject_dependencies(endpoint: Callable[..., Any]) -> Callable[..., Any]:
     kept_parameters = [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
         for name, parameter in signature.parameters.items()
-        if name not in {services_name, connection_name}
+        if name != connection_name
     ]
     route.__signature__ = signature.replace(parameters=[*kept_parameters, request_parameter])  # type: ignore[attr-defined]
     del route.__wrapped__

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 from fastapi import FastAPI, WebSocket, WebSocketDisconnect
-from fastapi.routing import APIRoute
+from fastapi.routing import APIRoute, iter_route_contexts
 from fastapi.testclient import TestClient
-from starlette.routing import Match, Mount, Route
+from starlette.routing import BaseRoute, Match, Mount, Route
 
 from tests.server.helpers import Server, serve, training
 from zerolab.contract.messages import MSGPACK, LogBatch, LogEntry, ReportBatch
@@ -31,7 +31,7 @@ CORPUS = [
 
 def routes(server: Server) -> Iterator[tuple[str, str]]:
     """Yield every method and path of the application, with numbers for the parameters."""
-    app_routes = server.app.routes
+    app_routes = all_routes(server)
     assert len(app_routes) > 30
     for route in app_routes:
         assert isinstance(route, Route | APIRoute | Mount), route
@@ -40,12 +40,16 @@ def routes(server: Server) -> Iterator[tuple[str, str]]:
             yield method, _path(route)
 
 
+def all_routes(server: Server) -> list[BaseRoute]:
+    return [context.original_route for context in iter_route_contexts(server.app.routes)]
+
+
 def _path(route: Route | APIRoute | Mount) -> str:
     return re.sub(r"\{[^}]*\}", "1", route.path)
 
 
 def test_no_route_is_shadowed(sqlite_server: Server) -> None:
-    for route in sqlite_server.app.routes:
+    for route in all_routes(sqlite_server):
         if isinstance(route, Mount):
             continue
         assert isinstance(route, Route | APIRoute), route
@@ -53,7 +57,7 @@ def test_no_route_is_shadowed(sqlite_server: Server) -> None:
         scope = {"type": "http", "method": method, "path": _path(route), "headers": []}
         matching = (
             candidate
-            for candidate in sqlite_server.app.routes
+            for candidate in all_routes(sqlite_server)
             if candidate.matches(scope)[0] is Match.FULL
         )
         assert next(matching) is route, (method, route.path)
@@ -336,7 +340,7 @@ def test_route_receives_caller(sqlite_server: Server, monkeypatch: pytest.Monkey
 def test_every_route_declares_its_callers(sqlite_server: Server) -> None:
     declared = {
         f"{method} {route.path}"  # type: ignore[attr-defined]
-        for route in sqlite_server.app.routes
+        for route in all_routes(sqlite_server)
         for method in sorted((getattr(route, "methods", None) or {"GET"}) - {"HEAD"})
     }
     assert declared | {"GET /assets"} == ACCESS.keys()
