@@ -1,4 +1,4 @@
-"""Named objects of the core, and those that distributions register by entry points."""
+"""Registries of named objects, of the core and of entry points."""
 
 import importlib.metadata
 import importlib.util
@@ -73,7 +73,7 @@ class Registry(MutableMapping[str, T], Generic[T]):
                 yield name
 
     def __contains__(self, name: object) -> bool:
-        """Return whether a name can be looked up, without loading what it names."""
+        """Return whether a name is registered, without loading its object."""
         return name in set(self)
 
     def __len__(self) -> int:

@@ -33,7 +33,7 @@ _OPTIONAL = (
 
 
 def check_trial_class(trial_class: type[ZeroTrial]) -> None:
-    """Check the methods of a trial class; warn of those that look misspelled.
+    """Check the methods of a trial class; warn about names that look misspelled.
 
     Raises:
         TrialError: If it lacks a method, or declares one that the loop cannot call.
@@ -81,7 +81,7 @@ def _rename(trial_class: type[ZeroTrial], method: str) -> str:
 
 
 def _wrong_signature(trial_class: type[ZeroTrial], method: str, arguments: int) -> str:
-    """Return the declaration of a method that cannot take so many arguments; "" if it can."""
+    """Return the declaration of a method that takes fewer arguments; "" if it can."""
     declared = inspect.getattr_static(trial_class, method)
     if not inspect.isfunction(declared):  # a static method, a wrapper: they know what they do
         return ""

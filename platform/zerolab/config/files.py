@@ -218,7 +218,7 @@ _ENDLESS = ("Infinity", "-Infinity", "NaN")
 
 
 def _with_constants(value: Any, path: Keys, problems: list[str]) -> Any:
-    """Convert numbers in text without quotes, and record what is invalid."""
+    """Convert numbers in unquoted text, and record errors."""
     if isinstance(value, dict):
         return {key: _with_constants(inner, (*path, key), problems) for key, inner in value.items()}
     if isinstance(value, list):

@@ -322,7 +322,7 @@ def _named_secrets(text: str) -> Iterator[tuple[_Secret, int]]:
 
 
 def _values_after_name(text: str, at: int, kind: str, name: str) -> tuple[list[_Span], int]:
-    """Return the values of a name, and where the text after them starts."""
+    """Return the values of a name and the index of the text after them."""
     if kind in ("key", "field", "header") and text[at : at + 1] in ("[", "{"):
         return _nested_values(text, at)
     quote = _QUOTE.match(text, at) if kind in ("key", "field") else None

@@ -84,7 +84,7 @@ def _bind_cores(cores: list[int]) -> None:
 
 
 def _set_older_names() -> None:
-    """Set the variables that DeepSpeed's launcher sets besides torch's."""
+    """Set the additional variables of DeepSpeed's launcher."""
     names = {
         "LOCAL_SIZE": "LOCAL_WORLD_SIZE",
         "CROSS_RANK": "GROUP_RANK",

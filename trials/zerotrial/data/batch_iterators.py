@@ -1,6 +1,6 @@
 """Endless, resumable iterators over the training loop's micro-batches.
 
-A batch iterator wraps what the trial returned as its training loader: a
+A batch iterator wraps the trial's training loader: a
 :class:`zerotrial.DataLoader`, a loader that saves its position (``state_dict`` and
 ``load_state_dict``), or any other iterable.
 """

@@ -20,7 +20,7 @@ _warned: set[type] = set()
 
 
 def choose_device(local_rank: int) -> torch.device:
-    """Return this rank's GPU, or the CPU if there is none."""
+    """Return this rank's GPU, or else the CPU."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", local_rank % torch.cuda.device_count())

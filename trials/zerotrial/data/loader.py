@@ -199,7 +199,7 @@ class DataLoader:
         batch_size: Samples in one micro-batch:
             ``context.get_train_micro_batch_size_per_gpu()`` in training.
         shuffle: Use a new order in each epoch.
-        sampler: Source of indices in place of ``shuffle``; all ranks run it under the same seed.
+        sampler: Source of indices, instead of ``shuffle``; all ranks run it under the same seed.
         batch_sampler: Source of micro-batches of indices, which ranks get in turn.
         drop_last: Drop the samples that do not fill a last batch.
         num_workers: As in torch.

@@ -35,7 +35,7 @@ class IteratorArgumentCheck:
         """Leave a call.
 
         Raises:
-            TrialError: In place of the method's own error.
+            TrialError: Raised instead of the method's error.
         """
         looks_misused = isinstance(error, AttributeError | KeyError | TypeError | ValueError)
         if self._expects_batch and looks_misused:
@@ -47,7 +47,7 @@ class IteratorArgumentCheck:
 
 
 class MissingLoaderCheck:
-    """Context manager that explains the failure of a method which got None in place of data.
+    """Context manager that explains the failure of a method that got None as data.
 
     A trial may return None for a loader that it does not use; one that uses it has forgotten its
     ``return``.
@@ -68,7 +68,7 @@ class MissingLoaderCheck:
         """Leave a call.
 
         Raises:
-            TrialError: In place of the method's own error.
+            TrialError: Raised instead of the method's error.
         """
         used = isinstance(error, TypeError | AttributeError) and "'NoneType' object" in str(error)
         if self._missing and used:

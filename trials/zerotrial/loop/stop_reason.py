@@ -20,7 +20,7 @@ class StopReason(enum.IntEnum):
 
     @property
     def exit_code(self) -> int:
-        """Exit code that tells the platform the reason (:mod:`zerolab.contract.spec`)."""
+        """Exit code that reports the reason to the platform (:mod:`zerolab.contract.spec`)."""
         codes = {
             StopReason.PREEMPTED: EXIT_PREEMPTED,
             StopReason.STALE: EXIT_STALE,

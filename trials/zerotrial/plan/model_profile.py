@@ -55,7 +55,7 @@ class ModelProfile:
 
 
 class _PlannedEngine(DeepSpeedAccessors):
-    """Stand-in for an engine while the ``__init__`` of a trial continues."""
+    """Placeholder for an engine while the ``__init__`` of a trial continues."""
 
     optimizer = None  # type: ignore[assignment]
 

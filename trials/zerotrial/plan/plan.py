@@ -133,7 +133,7 @@ def make_plan(
 
 
 def _check_ranks(model: ModelProfile, ranks: int) -> None:
-    """Check what only the trial's code determines: its models, and configurations in code."""
+    """Check values that depend on the trial's code: its models, and configurations in code."""
     if ranks % model.model_ranks:
         raise TrialError(
             f"world size: must be a multiple of {model.model_ranks}, the pipeline stages x "

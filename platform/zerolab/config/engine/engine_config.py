@@ -177,7 +177,7 @@ class EngineConfig(Section):
         off: tuple[str, ...],
         auto: Mapping[str, str],
     ) -> "EngineConfig":
-        """Return a copy that records where the values came from.
+        """Return a copy that records the source of its values.
 
         Args:
             source: The file's name, for messages.

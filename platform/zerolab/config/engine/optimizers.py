@@ -200,7 +200,7 @@ def _param_problems(name: str, params: Mapping[str, Any]) -> list[str]:
 
 
 def torch_problems(block: str, params: Mapping[str, Any]) -> list[str]:
-    """Check the arguments of a torch class as far as possible without torch."""
+    """Check the arguments of a torch class without importing torch."""
     problems = []
     lr = params.get("lr")
     is_number = isinstance(lr, int | float) and not isinstance(lr, bool)

@@ -27,7 +27,7 @@ ScheduleName = Literal["1f1b", "gpipe", "interleaved", "zero-bubble"]
 
 
 class PipelineConfig(Section):
-    """Execution of a ``PipelineModule``; its layers are configured where it is built."""
+    """Execution of a ``PipelineModule``; its layers are configured in the code that builds it."""
 
     stages: PositiveInt | None = None
     """Pipeline stages; null means the number of the ``PipelineModule``. If it is set, batch sizes

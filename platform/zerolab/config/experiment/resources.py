@@ -163,7 +163,7 @@ def launcher_problem(launcher: RankLauncher, resources: ResourcesConfig) -> str 
 
 
 def elastic_problems(resources: ResourcesConfig) -> Iterator[str]:
-    """Yield conflicts of ``elastic`` with the slots of a trial, as far as they are known.
+    """Yield conflicts of ``elastic`` with the known slots of a trial.
 
     Args:
         resources: The block; without ``hosts`` the slots of a hostfile are not known yet.

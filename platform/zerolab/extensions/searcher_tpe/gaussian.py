@@ -133,7 +133,7 @@ class GaussianProcess:
             loss, gradient = self._loss(shape)
             if loss < lowest:
                 lowest, best = loss, shape
-            same_sign = gradient * last_gradient  # > 0 where the sign is unchanged
+            same_sign = gradient * last_gradient  # > 0 if the sign is unchanged
             step = np.where(
                 same_sign > 0, step * _FASTER, np.where(same_sign < 0, step * _SLOWER, step)
             )

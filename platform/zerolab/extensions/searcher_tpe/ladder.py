@@ -128,7 +128,7 @@ class Ladder:
             length: New maximum length of a trial; the previous one is among its rungs.
 
         Returns:
-            Former rung to new rung, for those that stay.
+            Former rung to new rung, for remaining rungs.
         """
         former, self.levels = self.levels, make_levels(length)
         assert former[-1] in self.levels, "new trials must be comparable with earlier ones"

@@ -7,7 +7,7 @@ __all__ = ["StoppingRungs"]
 
 
 class StoppingRungs(Rungs):
-    """Bracket that stops a trial at a rung where it is not within the best ``1 / divisor``.
+    """Bracket that stops trials outside the best ``1 / divisor`` of their rung.
 
     The best of a rung so far always continues, so the first trial there does. A trial that skipped
     a rung is judged there by its next report.

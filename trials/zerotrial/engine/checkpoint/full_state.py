@@ -48,7 +48,7 @@ class FullStateMethods:
     def full(self, name: str, kind: str = _WEIGHT) -> Tensor | None:
         """Return one full tensor on every rank. **Collective**.
 
-        With pipeline stages every rank calls it and gets the tensor of whichever stage has it.
+        With pipeline stages every rank calls it and gets the tensor from its stage.
 
         Args:
             name: Any name of a parameter in ``module.named_parameters()`` of any pipeline stage.
@@ -202,7 +202,7 @@ class FullStateMethods:
         return Axis() if self.mesh.all_ranks is None else self.mesh.pipe
 
     def _first_names(self, names: Iterable[str]) -> list[str]:
-        """Return the sorted first names of those that this rank's part has. **Collective**."""
+        """Return the sorted prefixes of the names on this rank. **Collective**."""
         requested = sorted(set(names))
         first_by_name = {
             name: first for first, all_ in names_by_first(self.module).items() for name in all_

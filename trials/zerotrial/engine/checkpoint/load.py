@@ -265,7 +265,7 @@ class Loader:
         return same and takes_any_states(optimizer)
 
     def _prepare(self, reader: ShardReader, other_states_or_scalars: Mapping[str, Any]) -> None:
-        """Create optimizer states to fill, or drop those that the checkpoint lacks."""
+        """Create optimizer states to fill, or drop states that the checkpoint lacks."""
         if not self._selection.with_states:
             return
         stage = self._state.stage

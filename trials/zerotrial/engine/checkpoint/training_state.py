@@ -55,7 +55,7 @@ class TrainingState:
         """Return the index of a rank's shares: tensor-parallel ranks of one model count as one.
 
         Args:
-            rank: Rank among those that save together.
+            rank: Rank within the group that saves together.
         """
         return rank if self.mesh.all_ranks is None else rank // self.mesh.tensor.size
 

@@ -34,7 +34,7 @@ class GradientHooks:
         self._handles: dict[tuple[int, int], RemovableHandle] = {}
         self._deferred: dict[tuple[int, int], None] = {}
         """Gradients that later hooks of user code have not seen yet, in order of arrival."""
-        # A parameter keeps its hooks alive where the garbage collector cannot see it. Hooks with
+        # A parameter keeps its hooks alive invisibly to the garbage collector. Hooks with
         # a strong reference to the engine would keep an engine without close() alive forever.
         for bucket in buckets:
             for index, slot in enumerate(bucket.slots):

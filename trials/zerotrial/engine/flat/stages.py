@@ -192,7 +192,7 @@ class FlatStage:
                 self._comm.all_gather(buffer).wait()
                 self.gradients.exposed[bucket.index] = buffer.tensor
         if self.shards_states:
-            self._comm.fence()  # other ranks may still read what user code is going to change
+            self._comm.fence()  # other ranks may still read values that user code changes next
 
     def _average_replicas(self, gradients: Sequence[Tensor]) -> None:
         if self._replicas.count > 1:

@@ -41,7 +41,7 @@ def choose_replicated(module: nn.Module, zero: ZeroConfig) -> set[nn.Parameter]:
 
     Args:
         module: The whole model, not yet sharded.
-        zero: Says how many elements a small parameter has at most, and all of them together.
+        zero: Limits for the elements of a small parameter, and of all of them together.
     """
     small = zero.stage3_param_persistence_threshold or 0
     left = zero.stage3_model_persistence_threshold
@@ -156,7 +156,7 @@ class ReplicatedBucket:
         yield from ((part.parameter, part.collect(rows)) for part in self.parts)
 
     def adopt(self) -> bool:
-        """Take what user code has written to the parameters into the master.
+        """Copy values that user code wrote to the parameters into the master.
 
         Returns:
             Whether this rank's part of any parameter was written to.
@@ -166,7 +166,7 @@ class ReplicatedBucket:
             start, stop = part.bounds(self.comm.rank)
             master = self.master[part.offset : part.offset + stop - start]
             now = part.parameter.detach().reshape(-1)[start:stop].to(master.device)
-            kept = master.to(now.dtype) == now  # what nobody changed keeps its last bits
+            kept = master.to(now.dtype) == now  # unchanged values keep their fp32 bits
             if not bool(kept.all()):
                 master.copy_(torch.where(kept, master, now))
                 changed = True
@@ -231,7 +231,7 @@ def make_buckets(
 
 
 class ReplicatedParameters:
-    """The replicated trained parameters of a stage, and what user code writes to them.
+    """Replicated trained parameters of a stage, which user code may write to.
 
     Args:
         buckets: Of the layout.
@@ -257,7 +257,7 @@ class ReplicatedParameters:
         return [buffer.tensor for bucket in self._buckets for buffer in bucket.buffers]
 
     def adopt(self) -> bool:
-        """Take what user code has written into the masters; every rank must have written it.
+        """Copy values that user code wrote into the masters; every rank must have written it.
 
         Returns:
             ``written``.

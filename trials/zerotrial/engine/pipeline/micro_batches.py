@@ -23,7 +23,7 @@ _FINE, _ENDED, _FAILED = 0, 1, 2
 
 @dataclass(frozen=True)
 class MicroBatches:
-    """Micro-batches, as far as this rank needs them."""
+    """Micro-batches that this rank needs."""
 
     inputs: list[tuple[Any, ...]]
     """Inputs of the first layer, on the first stage."""

@@ -137,7 +137,7 @@ def _timed(run: Callable[[Any], Any], value: Any) -> tuple[float, Any]:
 
 
 def _leaves(value: Any) -> Any:
-    """Detach tensors from their graph; those that can have a gradient require one."""
+    """Detach tensors from their graph; tensors that can have a gradient require one."""
     if isinstance(value, tuple):
         return tuple(_leaves(part) for part in value)
     if isinstance(value, Tensor):

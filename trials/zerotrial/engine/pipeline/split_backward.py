@@ -115,7 +115,7 @@ def _nodes(tensors: Iterable[Tensor]) -> list[Node]:
 def _disjoint(param_groups: Iterable[Mapping[str, Any]], *, together: bool) -> list[_Group]:
     groups: list[_Group] = []
     for param_group in param_groups:
-        gradients = param_group.get("grads") or ()  # none has arrived where a graph ends before
+        gradients = param_group.get("grads") or ()  # none if a graph ends before
         arrivals = zip(param_group["intermediates"], gradients, strict=False)
         origins = {node: gradient for node, gradient in arrivals if gradient is not None}
         group = _Group(set(param_group["params"]), origins)

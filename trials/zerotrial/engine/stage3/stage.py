@@ -162,7 +162,7 @@ class Stage3:
         return written or self._read_versions() != self._versions
 
     def _copy_written_to_masters(self) -> None:
-        """Take what user code has written to shards into the masters. **Collective**."""
+        """Copy values that user code wrote to shards into the masters. **Collective**."""
         if self._written:
             self._update.update_masters()
         self._written = self._replicated.written = False

@@ -67,7 +67,7 @@ def analyze_trace(kernels: Iterable[Span], spans: Sequence[Span]) -> TraceResult
         spans: Phases of the step, nested, in order of their start.
     """
     # Sweep over all begins and ends. Between two of them the running kernels and the open phases
-    # do not change. Phases are nested, so the one that began last is the innermost.
+    # do not change. Phases are nested, so the latest is the innermost.
     changes: list[tuple[float, str, str, int]] = [
         (time_s, kind, "", change)
         for name, begin, end in kernels

@@ -1,7 +1,7 @@
 """Enables the DeepSpeed path of Accelerate, transformers and Lightning without a GPU.
 
 They assume that DeepSpeed needs GPUs. Accelerate then sees no ranks,
-``TrainingArguments`` refuses bf16 unless told to use the CPU, which turns DeepSpeed off, and
+``TrainingArguments`` rejects bf16 unless configured for the CPU, which turns DeepSpeed off, and
 Lightning's strategy refuses all accelerators except CUDA's. These places are patched when their
 modules are imported. The patches act only if torch has no GPU.
 """

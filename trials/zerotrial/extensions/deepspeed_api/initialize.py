@@ -33,7 +33,7 @@ DEFAULT_PERSISTENCE = 100_000
 
 
 def _with_small_whole(config: EngineConfig) -> EngineConfig:
-    """Keep small parameters whole where the file does not say, so that scripts can read them."""
+    """Keep small parameters replicated by default, so that scripts can read them."""
     zero = config.zero_optimization
     if zero.stage != 3 or zero.stage3_param_persistence_threshold is not None:
         return config

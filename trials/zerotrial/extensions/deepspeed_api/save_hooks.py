@@ -104,7 +104,7 @@ def _has_whole_adapters(model: Any) -> bool:
 
 
 def _state_of(model: Any) -> dict[str, Any]:
-    """Return ``model.state_dict()`` without its hooks, which tell of shards."""
+    """Return ``model.state_dict()`` without its hooks, which return shards."""
     tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers())
     return {name: tensor.detach() for name, tensor in tensors}
 
