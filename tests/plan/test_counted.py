@@ -16,8 +16,8 @@ from zerotrial.engine.module.units import plan_units
 from zerotrial.engine.pipeline import LayerSpec, PipelineModule
 from zerotrial.engine.pipeline.module import all_layers_built
 from zerotrial.engine.stage3.prefetch import in_forward_order, kept_to_backward
-from zerotrial.plan.model_profile import profile_model
-from zerotrial.plan.plan import bucket_of
+from zerotrial.extensions.planner.model_profile import profile_model
+from zerotrial.extensions.planner.plan import bucket_of
 
 pytestmark = pytest.mark.processes
 

@@ -23,8 +23,16 @@ from zerotrial.engine.flat.bucket_size import choose_bucket_numel
 from zerotrial.engine.memory import MemoryEstimate, estimate
 from zerotrial.engine.pipeline import PipelineModule
 from zerotrial.engine.pipeline.module import all_layers_built
-from zerotrial.plan.model_profile import ModelProfile, profile_model, profile_trial
-from zerotrial.plan.plan import Devices, bucket_of, estimates, find_devices, fits, main, make_plan
+from zerotrial.extensions.planner.model_profile import ModelProfile, profile_model, profile_trial
+from zerotrial.extensions.planner.plan import (
+    Devices,
+    bucket_of,
+    estimates,
+    find_devices,
+    fits,
+    main,
+    make_plan,
+)
 
 TRIAL = '''
 import torch

@@ -22,7 +22,7 @@ from zerotrial.engine.watch.step_observer import memory_line
 from zerotrial.engine.watch.timers import PhaseTimer
 from zerotrial.engine.watch.trace import GpuTrace
 from zerotrial.extensions.deepspeed_api.names.accelerator import get_accelerator
-from zerotrial.plan.plan import find_devices
+from zerotrial.extensions.planner.plan import find_devices
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -1,4 +1,4 @@
-"""Commands ``import``, ``plan`` and ``version``."""
+"""Commands ``import`` and ``version``."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,8 +13,6 @@ __all__ = ["add_to"]
 def add_to(app: typer.Typer) -> None:
     """Add the commands to the root."""
     app.command(name="import")(import_file)
-    passing = {"allow_extra_args": True, "ignore_unknown_options": True}
-    app.command(context_settings=passing)(plan)
     app.command()(version)
 
 
@@ -32,26 +30,6 @@ def import_file(
         return
     print_message(f"{file} is experiment {experiment['id']} now")
     result(str(experiment["id"]))
-
-
-def plan(
-    context: typer.Context,
-    file: Annotated[Path, typer.Argument(help="experiment.yaml, with the model beside it.")],
-) -> None:
-    """Print the memory of each rank at every ZeRO stage, before anything trains.
-
-    Further options go to `python -m zerotrial.plan`: --world-size N, --gpu-memory GB and
-    --host-memory GB (for other GPUs than those of this machine), --json.
-    Example: zerolab plan experiment.yaml --world-size 8 --gpu-memory 80
-    """
-    import subprocess
-    import sys
-
-    from zerolab.config.files import experiment_file
-
-    file = experiment_file(file)
-    command = [sys.executable, "-P", "-m", "zerotrial.plan", str(file), *context.args]
-    raise typer.Exit(subprocess.run(command, check=False).returncode)
 
 
 def version() -> None:

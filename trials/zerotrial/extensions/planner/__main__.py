@@ -1,9 +1,9 @@
-"""``python -m zerotrial.plan experiment.yaml``: see :mod:`zerotrial.plan.plan`."""
+"""``zerolab plan experiment.yaml``: see :mod:`zerotrial.extensions.planner.plan`."""
 
 import os
 import sys
 
-from zerotrial.plan.plan import main
+from zerotrial.extensions.planner.plan import main
 
 try:
     try:

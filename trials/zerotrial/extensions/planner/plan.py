@@ -37,7 +37,7 @@ from zerolab.formatting import size_text
 from zerotrial.context import ZeroTrialContext
 from zerotrial.engine.flat.bucket_size import choose_bucket_numel, largest_bucket
 from zerotrial.engine.memory import WHOLE, Device, MemoryEstimate, Place, every_choice
-from zerotrial.plan.model_profile import ModelProfile, profile_trial
+from zerotrial.extensions.planner.model_profile import ModelProfile, profile_trial
 from zerotrial.process.entrypoint import load_trial_class
 from zerotrial.ranks import PlannedRanks
 
