@@ -162,11 +162,40 @@ class EngineView:
     def wait_for_checkpoint(self) -> None:
         """Wait until a checkpoint that is written in the background is complete."""
 
+    def save(self, directory: str, tag: str) -> None:
+        """Write a checkpoint. **Collective**."""
+        self.engine.save_checkpoint(directory, tag=tag)
+
+    def load(self, directory: str, tag: str, *, module_only: bool) -> bool:
+        """Load a checkpoint; return False if there is none. **Collective**."""
+        options = {"load_module_only": True} if module_only else {}
+        loaded, _ = self.engine.load_checkpoint(directory, tag=tag, **options)
+        return loaded is not None
+
 
 class _OwnEngine(EngineView):
-    """Reads our engine, found by type: its missing attributes come from its model."""
+    """Reads our engine by its parts."""
 
     engine: Engine
+
+    def check(self) -> None:
+        """Accept every engine of ours."""
+
+    @property
+    def micro_batch_size(self) -> int:
+        return self.engine.batch.micro
+
+    @property
+    def accumulation_steps(self) -> int:
+        return self.engine.batch.accumulation_steps
+
+    @property
+    def micro_steps(self) -> int:
+        return self.engine.progress.micro_steps
+
+    @property
+    def skipped_steps(self) -> int:
+        return self.engine.progress.skipped_steps
 
     def check_calls(self, *, once_a_batch: bool) -> None:
         managed = self.engine.config.managed_gradient_accumulation
@@ -191,16 +220,16 @@ class _OwnEngine(EngineView):
     def forward_is_collective(self) -> bool:
         mesh = self.engine.mesh
         spread = mesh.pipe.size * mesh.tensor.size > 1
-        return spread or self.is_pipeline or self.engine.zero_optimization_stage() >= 3
+        return spread or self.is_pipeline or self.engine.config.zero_optimization.stage >= 3
 
     @cached_property
     def _readers(self) -> list[tuple[str, Callable[[], Any]]]:
         engine = self.engine
         return [
-            ("learning_rate", lambda: _first(engine.get_lr())),
-            ("grad_norm", engine.get_global_grad_norm),
-            ("loss_scale", lambda: engine.loss_scale),
-            ("skipped_steps", lambda: engine.skipped_steps),
+            ("learning_rate", lambda: engine.optimizer.param_groups[0]["lr"]),
+            ("grad_norm", lambda: engine.progress.grad_norm),
+            ("loss_scale", lambda: engine.scaler.scale),
+            ("skipped_steps", lambda: engine.progress.skipped_steps),
         ]
 
     def numbers(self) -> dict[str, float]:
@@ -210,16 +239,26 @@ class _OwnEngine(EngineView):
         observer = self.engine.observer
         return _TimedInput(batches, observer) if observer.times_phases else batches
 
+    def save(self, directory: str, tag: str) -> None:
+        if hasattr(type(self.engine), "save_checkpoint"):
+            super().save(directory, tag)  # an extension may write more
+        else:
+            self.engine.checkpoint.save(directory, tag)
+
+    def load(self, directory: str, tag: str, *, module_only: bool) -> bool:
+        self.engine.checkpoint.load(directory, tag, module_only=module_only)
+        return True
+
     @property
     def saves_in_background(self) -> bool:
         return self.engine.config.checkpoint.writer.decoupled
 
     @property
     def checkpoint_written(self) -> bool:
-        return self.engine.checkpointer.is_written
+        return self.engine.checkpoint.is_written
 
     def wait_for_checkpoint(self) -> None:
-        self.engine.wait_for_checkpoint()
+        self.engine.checkpoint.wait()
 
 
 class _TimedInput:

@@ -124,8 +124,8 @@ class ZeroTrial(ABC):
 
     def save(self, context: "ZeroTrialContext", path: Path) -> None:
         """Write the engines below ``path``; every rank calls it. **Collective**."""
-        for index, engine in enumerate(context.models):
-            engine.save_checkpoint(str(path), tag=f"model{index}")
+        for index, engine in enumerate(context.engines):
+            engine.save(str(path), f"model{index}")
 
     def load(self, context: "ZeroTrialContext", path: Path) -> None:
         """Load the engines from the files of :meth:`save`; every rank calls it. **Collective**.
@@ -136,10 +136,8 @@ class ZeroTrial(ABC):
         Raises:
             TrialError: If the checkpoint lacks an engine's files.
         """
-        options = {"load_module_only": True} if context.warm_start else {}
-        for index, engine in enumerate(context.models):
-            loaded, _ = engine.load_checkpoint(str(path), tag=f"model{index}", **options)
-            if loaded is None:
+        for index, engine in enumerate(context.engines):
+            if not engine.load(str(path), f"model{index}", module_only=context.warm_start):
                 raise TrialError(f"{path}: has no checkpoint of engine model{index}")
 
     def get_batch_length(self, batch: Any) -> int:

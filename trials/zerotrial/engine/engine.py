@@ -1,12 +1,13 @@
-"""Engine with DeepSpeed's calls, each of which delegates to a part.
+"""Engine: forward, backward and step, each of which delegates to a part.
 
 :mod:`zerotrial.engine.builder.build` chooses the parts; nothing here depends on stage or precision.
+DeepSpeed's other methods are in :mod:`zerotrial.extensions.deepspeed_api.methods`.
 """
 
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 from weakref import WeakMethod, WeakSet
 
@@ -16,26 +17,20 @@ from torch import Tensor, nn
 from zerolab.config.engine.batch import BatchSizes
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.errors import EngineError
-from zerotrial.engine.checkpoint.engine_api import CheckpointMethods
-from zerotrial.engine.checkpoint.full_state import FullStateMethods
-from zerotrial.engine.comm.peer_sockets import PeerError
+from zerotrial.engine.checkpoint.engine_checkpoint import EngineCheckpoint
 from zerotrial.engine.comm.watchdog import CollectiveWatchdog
-from zerotrial.engine.deepspeed_accessors import DeepSpeedAccessors
+from zerotrial.engine.gradients import EngineGradients
 from zerotrial.engine.loss_scale import LossScaler
 from zerotrial.engine.lr_schedules.base import required_arguments
 from zerotrial.engine.mesh import Mesh
 from zerotrial.engine.module.backward_detection import reaches_leaves, watch_outputs
 from zerotrial.engine.module.frozen_parameters import FrozenParameters
-from zerotrial.engine.module.gradient_access import (
-    GRADIENT_ALTERNATIVES,
-    close_window,
-    open_window,
-    serve_gradients,
-)
+from zerotrial.engine.module.gradient_access import close_window, open_window, serve_gradients
 from zerotrial.engine.module.ownership import ModelOwnership
 from zerotrial.engine.progress import Progress
 from zerotrial.engine.protocols import Observer, Stage, StepResult
 from zerotrial.engine.tensor.model_sharding import ShardedModel
+from zerotrial.engine.weights import FullWeights
 
 __all__ = ["Engine", "EngineParts", "check_loss", "to_device"]
 
@@ -55,7 +50,6 @@ class EngineParts:
     config: EngineConfig
     batch: BatchSizes
     device: torch.device
-    local_rank: int
     mesh: Mesh
     divided: ShardedModel
     observer: Observer
@@ -65,10 +59,11 @@ class EngineParts:
     """Whether the engine has an optimizer."""
 
 
-class Engine(CheckpointMethods, FullStateMethods, DeepSpeedAccessors):
+class Engine:
     """Model in training: call it, :meth:`backward` the loss, :meth:`step`.
 
-    Unknown attributes are the module's, so an engine can replace the model.
+    Its parts are attributes: :attr:`checkpoint` saves and loads, :attr:`weights` reads and writes
+    full tensors, :attr:`progress` counts. ``initialize`` adds the methods of extensions.
     """
 
     default_data: Iterator[Any] | None = None
@@ -86,9 +81,8 @@ class Engine(CheckpointMethods, FullStateMethods, DeepSpeedAccessors):
         self.config = parts.config
         self.batch = parts.batch
         self.device = parts.device
-        self.local_rank = parts.local_rank
         self.mesh = parts.mesh
-        self.trains = parts.trains
+        self._trains = parts.trains
         self.divided = parts.divided
         self._ownership = parts.ownership
         self._frozen = FrozenParameters(parts.module, parts.ownership.trained_elsewhere)
@@ -99,33 +93,51 @@ class Engine(CheckpointMethods, FullStateMethods, DeepSpeedAccessors):
             self._forward_call = self.watchdog.call("forward")
         self._backward_call = self.watchdog.call("backward")
         self._inside_call = self.watchdog.open_call("backward")
-        self._gradient_call = self.watchdog.call("reading p.grad")
         self._step_call = self.watchdog.call("step")
         # state
         managed = parts.config.managed_gradient_accumulation
         self.progress = Progress(parts.batch, managed=managed)
+        self._gradients = EngineGradients(parts.stage, parts.scaler, parts.watchdog)
+        self.checkpoint = EngineCheckpoint(
+            module=parts.module,
+            stage=parts.stage,
+            scaler=parts.scaler,
+            lr_scheduler=parts.lr_scheduler,
+            training_dataloader=parts.training_dataloader,
+            config=parts.config,
+            progress=self.progress,
+            mesh=parts.mesh,
+            divided=parts.divided,
+            watchdog=parts.watchdog,
+            gradients=self._gradients,
+        )
+        self.weights = FullWeights(
+            module=parts.module,
+            stage=parts.stage,
+            scaler=parts.scaler,
+            mesh=parts.mesh,
+            divided=parts.divided,
+            device=parts.device,
+            watchdog=parts.watchdog,
+        )
         self._syncing = True
         # Caller of the current backward pass: the engine's backward() or scale(), or user code.
         self._backward_origin: Literal["engine", "user"] | None = None
-        self._last = StepResult(updated=False)
-        self._grad_norm: float | None = None
         if parts.trains:
-            self._stop_serving = serve_gradients(self, parts.module.parameters())
+            self._stop_serving = serve_gradients(self._gradients, parts.module.parameters())
             parts.stage.on_unexpected_gradient(_weak_callback(self._begin_user_backward))
 
     # -- training -------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's forward."""
-        self.recover()
+        self._recover()
         with self._forward_call, self.observer.phase("forward"):
             outputs = self.module(*args, **kwargs)
-        if not self.trains or not torch.is_grad_enabled():
+        if not self._trains or not torch.is_grad_enabled():
             return outputs
         watch_outputs(outputs, self._on_output_gradient)
         return outputs
-
-    forward = __call__
 
     def backward(
         self, loss: Tensor, *, retain_graph: bool = False, scale_wrt_gas: bool = True
@@ -148,7 +160,7 @@ class Engine(CheckpointMethods, FullStateMethods, DeepSpeedAccessors):
         self._check_trains("backward")
         check_loss("backward", loss)
         share = loss / self.batch.accumulation_steps if scale_wrt_gas else loss
-        self.recover()
+        self._recover()
         self.observer.add_loss(share.detach())
         with self._backward_call, self.observer.phase("backward"):
             boundary = self._begin_backward()
@@ -207,7 +219,7 @@ class Engine(CheckpointMethods, FullStateMethods, DeepSpeedAccessors):
 
     def _begin_inside_backward(self, origin: Literal["engine", "user"]) -> None:
         """Begin a backward pass from inside of it, and end it when autograd has finished."""
-        self.recover()
+        self._recover()
         self._inside_call.enter()
         boundary = self._begin_backward(origin)
 
@@ -221,13 +233,13 @@ class Engine(CheckpointMethods, FullStateMethods, DeepSpeedAccessors):
         queue(lambda: queue(end))
 
     def _check_trains(self, call: str) -> None:
-        if not self.trains:
+        if not self._trains:
             msg = f"{call}(): this engine has no optimizer and is for evaluation; set optimizer in "
             raise EngineError(f"{msg}the engine file, or pass optimizer= to initialize()")
 
     def _begin_backward(self, origin: Literal["engine", "user"] = "engine") -> bool:
         """Begin a backward pass; return whether its gradients may be communicated."""
-        close_window(self)
+        close_window(self._gradients)
         self._backward_origin = origin
         _in_backward.add(self)
         boundary = self.progress.at_last_backward and self._syncing
@@ -244,71 +256,7 @@ class Engine(CheckpointMethods, FullStateMethods, DeepSpeedAccessors):
         self.stage.after_backward(boundary=boundary)
         self.progress.broken = False
         self.progress.backwards += 1
-        open_window(self)
-
-    # -- access to gradients between backward() and step() ----------------------------------------
-
-    def owns_gradient(self, parameter: Tensor) -> bool:
-        """Return whether the engine manages the gradient of a parameter."""
-        return self.stage.owns_gradient(parameter)
-
-    @property
-    def gradients_readable(self) -> bool:
-        """Whether ``parameter.grad`` can be read between ``backward`` and ``step``."""
-        return self.stage.gradients_readable and self.scaler.scale == 1
-
-    def read_gradient(self, parameter: Tensor) -> Tensor | None:
-        """Return ``parameter.grad`` between ``backward`` and ``step``.
-
-        Users read ``parameter.grad``. **Collective** at stages 1 and 2 on several ranks, and at
-        stage 0 between micro-batches.
-
-        Returns:
-            The sum over the micro-batches so far, averaged over the ranks. In-place writes take
-            effect.
-
-        Raises:
-            EngineError: At stage 3, and in fp16 while losses are multiplied by a loss scale.
-        """
-        self._check_unscaled()
-        with self._gradient_access():
-            return self.stage.read_gradient(parameter)
-
-    def write_gradient(self, parameter: Tensor, value: Tensor | None) -> None:
-        """Replace the gradient of a parameter; None excludes it from the step.
-
-        Raises:
-            EngineError: Like :meth:`read_gradient` unless the value is None; for a wrong shape.
-        """
-        if value is not None:
-            self._check_unscaled()
-        if value is not None and not isinstance(value, Tensor):
-            msg = f"p.grad: must be a tensor or None, got {type(value).__name__}"
-            raise TypeError(msg)
-        if value is not None and value.shape != parameter.shape:
-            shapes = f"{tuple(parameter.shape)}, got {tuple(value.shape)}"
-            raise EngineError(f"p.grad: must have the parameter's shape {shapes}")
-        with self._gradient_access():
-            self.stage.write_gradient(parameter, value)
-
-    @contextmanager
-    def _gradient_access(self) -> Iterator[None]:
-        """Record ``p.grad`` as a collective call, and explain ranks that do not make it."""
-        if not self.stage.gathers_gradients:
-            yield
-            return
-        with self._gradient_call:
-            try:
-                yield
-            except PeerError as error:
-                msg = "p.grad: its first access after backward() is a call that every rank must "
-                msg += f"make (no `if rank == 0`); read it on all ranks: {error}"
-                raise EngineError(msg) from error
-
-    def _check_unscaled(self) -> None:
-        if self.scaler.scale != 1:
-            msg = "p.grad: in fp16 gradients are multiplied by the loss scale until step(); "
-            raise EngineError(f"{msg}{GRADIENT_ALTERNATIVES}")
+        open_window(self._gradients)
 
     def step(self, lr_kwargs: dict[str, Any] | None = None) -> StepResult:
         """End a micro-batch and, at an accumulation boundary, update the weights.
@@ -340,13 +288,12 @@ class Engine(CheckpointMethods, FullStateMethods, DeepSpeedAccessors):
         boundary = self.progress.at_boundary
         self.progress.end_micro_batch()
         if boundary:
-            close_window(self)
+            close_window(self._gradients)
             with self._step_call:
-                self._last = self._update(lr_kwargs or {})
+                result = self._update(lr_kwargs or {})
             self._frozen.check()
-        else:
-            self._last = StepResult(updated=False)
-        return self._last
+            return result
+        return StepResult(updated=False)
 
     def _update(self, lr_kwargs: dict[str, Any]) -> StepResult:
         with self.observer.phase("step"):
@@ -362,9 +309,7 @@ class Engine(CheckpointMethods, FullStateMethods, DeepSpeedAccessors):
                     schedule.step(**lr_kwargs)
             else:
                 self.stage.drop_gradients()
-        self.progress.pass_boundary(updated=updated)
-        if updated:
-            self._grad_norm = norm
+        self.progress.pass_boundary(norm, updated=updated)
         result = StepResult(updated=updated, grad_norm=norm)
         self.observer.step_finished(result)
         return result
@@ -378,7 +323,7 @@ class Engine(CheckpointMethods, FullStateMethods, DeepSpeedAccessors):
 
         **Collective** if some have been averaged already.
         """
-        close_window(self)
+        close_window(self._gradients)
         self._inside_call.leave()  # if the last pass raised
         self._leave_backward()
         if self.progress.broken or self.progress.waiting:
@@ -468,64 +413,46 @@ class Engine(CheckpointMethods, FullStateMethods, DeepSpeedAccessors):
 
     # -- state ----------------------------------------------------------------------------------
 
-    def is_gradient_accumulation_boundary(self) -> bool:
-        """Return whether the next :meth:`step` updates the weights."""
-        return self.progress.at_boundary
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Optimizer whose ``param_groups`` have the learning rates."""
+        return self.stage.optimizer
 
-    def set_gradient_accumulation_boundary(self, is_boundary: bool | None) -> None:  # noqa: FBT001
-        """Set whether the next :meth:`step` is a boundary; None returns to counting.
+    def set_train_batch_size(self, train_batch_size: int) -> None:
+        """Change the micro-batches per optimizer step, from the next boundary on.
+
+        Args:
+            train_batch_size: Samples of one optimizer step, over all ranks; a multiple of the
+                micro-batch over all ranks.
 
         Raises:
-            EngineError: If every :meth:`step` is a boundary.
+            EngineError: If it is not a multiple, or while micro-batches wait for a boundary.
         """
-        if not self.progress.managed:
-            msg = "set_gradient_accumulation_boundary(): managed_gradient_accumulation must be true"
-            raise EngineError(f"{msg}, got false; each step() is a boundary: call it there alone")
-        self.progress.manual_boundary = is_boundary
+        unit = self.batch.micro * self.batch.dp_world_size
+        if train_batch_size < unit or train_batch_size % unit:
+            msg = f"set_train_batch_size(): must be a multiple of {unit} (the micro-batch of "
+            raise EngineError(
+                f"{msg}{self.batch.micro} on {self.batch.dp_world_size} rank(s)), "
+                f"got {train_batch_size}"
+            )
+        if self.progress.waiting:
+            msg = f"{self.progress.waiting} micro-batch(es) wait for the boundary; call it after "
+            raise EngineError(f"set_train_batch_size(): {msg}the step() that updates the weights")
+        steps = train_batch_size // unit
+        self.batch = replace(self.batch, train=train_batch_size, accumulation_steps=steps)
+        self.progress.resize(self.batch)
 
-    def was_step_applied(self) -> bool:
-        """Return whether the last :meth:`step` changed the weights."""
-        return self._last.updated
-
-    def get_global_grad_norm(self) -> float | None:
-        """Return the norm of the full averaged gradient at the last update, before clipping.
-
-        Skipped boundaries (non-finite gradients) do not change it. None before the first
-        update.
-        """
-        return self._grad_norm
-
-    @property
-    def global_steps(self) -> int:
-        """Accumulation boundaries passed, skipped steps included."""
-        return self.progress.global_steps
-
-    @property
-    def micro_steps(self) -> int:
-        """Micro-batches that :meth:`step` has completed."""
-        return self.progress.micro_steps
-
-    @property
-    def skipped_steps(self) -> int:
-        """Boundaries with a non-finite gradient."""
-        return self.progress.skipped_steps
-
-    @property
-    def global_samples(self) -> int:
-        """Samples of all boundaries passed, over all ranks."""
-        return self.progress.global_samples
-
-    def drop_micro_batches(self) -> None:
+    def _drop_micro_batches(self) -> None:
         """Drop gradients that wait for a boundary; the window restarts. **Collective**."""
         self.zero_grad()
         self.progress.return_to_boundary()
 
-    def recover(self) -> None:
+    def _recover(self) -> None:
         """Restart the window after a backward that raised. **Collective** in that case."""
         if self.progress.broken:
-            self.drop_micro_batches()
+            self._drop_micro_batches()
 
-    def close(self, *, give_back: bool = True) -> None:
+    def close(self, *, give_back: bool = True, replaced: bool = False) -> None:
         """End training: release memory, and restore the model as a plain one.
 
         **Collective** at stage 3, where each rank gathers the full model.
@@ -533,20 +460,18 @@ class Engine(CheckpointMethods, FullStateMethods, DeepSpeedAccessors):
         Args:
             give_back: False leaves the model sharded and unusable at stage 3, for a model that
                 does not fit on one rank, or if not all ranks call it.
+            replaced: Whether a later ``initialize()`` takes the model; errors of later calls then
+                name it.
         """
-        self._close("", give_back=give_back)
-
-    def close_for_reinitialize(self) -> None:
-        """Close because a later ``initialize()`` takes the model. **Collective** at stage 3."""
-        self._close(" by a later initialize() of its model; use the one which that returned")
-
-    def _close(self, reason: str, *, give_back: bool = True) -> None:
         if isinstance(self.stage, _ClosedStage):
             return
-        close_window(self)
-        if self.trains:
+        by = " by a later initialize() of its model; use the one which that returned"
+        closed = cast("Stage", _ClosedStage(self.optimizer, by if replaced else ""))
+        close_window(self._gradients)
+        if self._trains:
             self._stop_serving()
-        stage, self.stage = self.stage, cast("Stage", _ClosedStage(self.optimizer, reason))
+        stage, self.stage = self.stage, closed
+        self._gradients.stage = self.weights.stage = self.checkpoint.stage = closed
         with self.watchdog.call("close"):
             stage.close(give_back=give_back)
             if give_back:
@@ -561,7 +486,7 @@ class _ClosedStage:
 
     Args:
         optimizer: The stage's optimizer, whose rates can still be read.
-        how: Reason, as the end of a sentence.
+        reason: End of the error's sentence.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, reason: str) -> None:

@@ -100,6 +100,11 @@ class Progress:
         """Boundaries whose gradient was not finite."""
         self.global_samples = 0
         """Samples of all boundaries passed, over all ranks."""
+        # the last step
+        self.updated = False
+        """Whether the last ``step()`` changed the weights."""
+        self.grad_norm: float | None = None
+        """L2 norm of the full averaged gradient at the last update, before clipping."""
         # the window
         self.ended = 0
         """Micro-batches that ``step()`` has completed since the last boundary."""
@@ -145,9 +150,18 @@ class Progress:
         self.micro_steps += self._open_micro_batches
         self.ended += self._open_micro_batches
         self.backwards = 0
+        self.updated = False
 
-    def pass_boundary(self, *, updated: bool) -> None:
-        """Count one optimizer step, applied or skipped."""
+    def pass_boundary(self, grad_norm: float, *, updated: bool) -> None:
+        """Count one optimizer step, applied or skipped.
+
+        Args:
+            grad_norm: Norm of its gradient.
+            updated: Whether it changed the weights.
+        """
+        self.updated = updated
+        if updated:
+            self.grad_norm = grad_norm
         trained = self.batch.accumulation_steps if self.managed else self.ended
         self.ended = 0
         self.global_steps += 1

@@ -16,6 +16,7 @@ from torch import nn
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.torch_versions import torch_problems
 from zerolab.errors import ConfigError
+from zerolab.registry import Registry
 from zerotrial.engine.builder.arguments import (
     check_values,
     groups_of,
@@ -56,9 +57,13 @@ from zerotrial.engine.update.checkpoint_support import check_savable
 from zerotrial.engine.update.factory import choose_optimizer
 from zerotrial.engine.watch.step_observer import describe_config, make_observer
 
-__all__ = ["initialize", "planning"]
+__all__ = ["extended", "initialize", "planning"]
 
 logger = logging.getLogger(__name__)
+
+EXTENSIONS: Registry[type] = Registry("zerotrial.engine_extensions", {})
+"""Classes by name whose methods are added to the engines of :func:`initialize`."""
+_extended: dict[type, Any] = {}
 
 _FLAT_STAGES = {0: Stage0, 1: Stage1, 2: Stage2}
 
@@ -192,10 +197,10 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
             loader=loader,
             engine_class=engine_class,
         )
-    ownership.acquire(_trained(inputs), engine.close_for_reinitialize, exclusive=exclusive)
+    ownership.acquire(_trained(inputs), partial(engine.close, replaced=True), exclusive=exclusive)
     if environment.mesh.saving.rank == 0:
         describe_config(resolved, environment.mesh.data.size, model)
-    return engine, engine.optimizer if engine.trains else cast("Any", None), loader, schedule
+    return engine, engine.optimizer if inputs.groups else cast("Any", None), loader, schedule
 
 
 def _prepare_model(
@@ -299,7 +304,7 @@ def _assemble(
     engine_class: type[Engine] | None,
 ) -> Engine:
     """Build the engine from its parts, and attach the observer."""
-    engine = (engine_class or _class_for(inputs.module))(
+    engine: Engine = extended(engine_class or _class_for(inputs.module))(
         EngineParts(
             module=inputs.module,
             stage=stage,
@@ -309,7 +314,6 @@ def _assemble(
             config=environment.config,
             batch=environment.batch,
             device=environment.device,
-            local_rank=int(os.environ.get("LOCAL_RANK", "0")),
             mesh=environment.mesh,
             divided=divided,
             observer=inputs.observer,
@@ -321,6 +325,24 @@ def _assemble(
     accept_full_tensors(inputs.module, stage.full_writers(), stage.originals)
     inputs.observer.attach(engine)
     return engine
+
+
+def extended(engine_class: type) -> Any:
+    """Return a class of engines with the methods that extensions add.
+
+    Args:
+        engine_class: Class whose own methods are kept.
+
+    Raises:
+        ConfigError: If an extension cannot be imported.
+    """
+    if engine_class not in _extended:
+        mixins = [EXTENSIONS[name] for name in EXTENSIONS]
+        added = [mixin for mixin in mixins if not issubclass(engine_class, mixin)]
+        content = {"__module__": engine_class.__module__, "__doc__": engine_class.__doc__}
+        bases = (engine_class, *added)
+        _extended[engine_class] = type(engine_class.__name__, bases, content)
+    return _extended[engine_class]
 
 
 def _class_for(model: nn.Module) -> type[Engine]:

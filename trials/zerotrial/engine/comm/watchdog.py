@@ -382,12 +382,21 @@ def _rank_list(ranks: list[int]) -> str:
     return f"rank {shown}" if len(ranks) == 1 else f"{len(ranks)} ranks ({shown})"
 
 
-def collective(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
-    """Mark a method of an engine as collective, for :class:`CollectiveWatchdog`."""
+def collective(
+    name: str,
+) -> Callable[[Callable[Concatenate[Any, P], R]], Callable[Concatenate[Any, P], R]]:
+    """Mark a method as collective; its object has the :class:`CollectiveWatchdog` as ``watchdog``.
 
-    @functools.wraps(method)
-    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with self.watchdog.call(method.__name__):
-            return method(self, *args, **kwargs)
+    Args:
+        name: Name of the call in errors.
+    """
 
-    return call
+    def mark(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+        @functools.wraps(method)
+        def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            with self.watchdog.call(name):
+                return method(self, *args, **kwargs)
+
+        return call
+
+    return mark

@@ -109,7 +109,7 @@ class PipelineEngine(Engine):
         if data_iter is None and self.reads_data:
             data_iter = self._default_batches()
         with self.watchdog.call("train_batch"):
-            self.recover()
+            self._recover()
             steps = self.batch.accumulation_steps
             failures = Failures(self.mesh, "train_batch", gathers=self.stage.gathers)
             with self.observer.phase("input"):
@@ -147,14 +147,14 @@ class PipelineEngine(Engine):
             loss, failed = self._average(self._sum(losses) * share, failures)
         if failed:
             self._runner.forget_batch()
-            self.recover()
+            self._recover()
             failures.raise_everywhere()
         self.progress.broken = False
         for _ in range(count):
             self.progress.backwards = 1
             self.progress.end_micro_batch()
         self.observer.add_loss(loss)
-        self._last = self._update({})
+        self._update({})
         return loss
 
     def eval_batch(
@@ -190,7 +190,7 @@ class PipelineEngine(Engine):
         self.module.eval()
         try:
             with self.watchdog.call("eval_batch"), torch.no_grad():
-                self.recover()
+                self._recover()
                 failures = Failures(self.mesh, "eval_batch", gathers=self.stage.gathers)
                 drawn = self._draw(data_iter, count, failures, ragged=True)
                 outputs = self._runner.evaluate(drawn, count, failures)
@@ -279,8 +279,6 @@ class PipelineEngine(Engine):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Raise; use :meth:`train_batch`."""
         self._refuse("engine(batch)")
-
-    forward = __call__
 
     def _begin_user_backward(self) -> None:
         """Ignore gradients of a pass outside of :meth:`train_batch`."""

@@ -94,14 +94,14 @@ class Monitored:
         engine = self._engine
         if engine is None:
             return
-        values = {"lr": engine.get_lr()[0]}
+        values = {"lr": float(engine.optimizer.param_groups[0]["lr"])}
         if result.grad_norm is not None and math.isfinite(result.grad_norm):
             values["grad_norm"] = result.grad_norm
-        if engine.fp16_enabled():
-            values["loss_scale"] = engine.loss_scale
+        if engine.config.fp16.enabled:
+            values["loss_scale"] = engine.scaler.scale
         for writer in self._writers:
             for name, value in values.items():
-                writer.add_scalar(f"Train/Samples/{name}", value, engine.global_samples)
+                writer.add_scalar(f"Train/Samples/{name}", value, engine.progress.global_samples)
             writer.flush()
 
     def close(self) -> None:

@@ -196,8 +196,8 @@ class StepObserver:
         self._steps += 1
         self._end_trace()
         self._meter.step_finished(engine)
-        if engine.global_steps % self._interval:
-            if engine.global_steps == 1 and self._config.memory_breakdown:
+        if engine.progress.global_steps % self._interval:
+            if engine.progress.global_steps == 1 and self._config.memory_breakdown:
                 logger.info(memory_line(engine))
             if not self._is_warm:  # the first step warms up: leave it out
                 self._restart()
@@ -241,9 +241,9 @@ class StepObserver:
             self.measured["momentum"] = momentum
         if not self._config.timers.throughput.enabled:
             return
-        self.rates = {"samples_per_second": engine.train_batch_size() / seconds}
+        self.rates = {"samples_per_second": engine.batch.train / seconds}
         if self._tokens:
-            tokens = self._tokens * engine.dp_world_size / self._steps
+            tokens = self._tokens * engine.batch.dp_world_size / self._steps
             self.rates["tokens_per_second"] = tokens / seconds
         if self._meter.flops:
             rate = self._meter.flops / seconds
@@ -253,7 +253,7 @@ class StepObserver:
         self.measured |= self.rates
 
     def _line(self, engine: Engine, result: StepResult, seconds: float) -> str:
-        rates = ", ".join(f"{lr:.3g}" for lr in engine.get_lr())
+        rates = ", ".join(f"{group['lr']:.3g}" for group in engine.optimizer.param_groups)
         parts = [f"loss {self._loss.item() / self._steps:.5g}"] if self._has_loss else []
         parts.append(f"lr {rates}")
         if (momentum := self.measured.get("momentum")) is not None:
@@ -261,8 +261,8 @@ class StepObserver:
         if result.grad_norm is not None:
             parts.append(f"gradient norm {result.grad_norm:.4g}")
         if self._config.fp16.enabled:
-            parts.append(f"loss scale {engine.loss_scale:g}")
-        parts.append(f"skipped {engine.skipped_steps}")
+            parts.append(f"loss scale {engine.scaler.scale:g}")
+        parts.append(f"skipped {engine.progress.skipped_steps}")
         parts.append(f"{seconds * 1e3:,.1f} ms a step")
         if samples := self.rates.get("samples_per_second"):
             parts.append(f"{samples:,.1f} samples/s")
@@ -272,7 +272,7 @@ class StepObserver:
             parts.append(f"{in_units(tflops * 1e12)}FLOP/s on each device")
         if mfu := self.rates.get("mfu"):
             parts.append(f"MFU {mfu:.1%}")
-        return f"step {engine.global_steps}: {', '.join(parts)}"
+        return f"step {engine.progress.global_steps}: {', '.join(parts)}"
 
     def _communication(self, engine: Engine) -> str:
         """Return this rank's collective traffic per step, averaged since the last line."""
@@ -385,7 +385,7 @@ class FlopMeter:
         seconds = sum(self._profiled.get(f"{n} seconds", 0.0) for n in self._counted)
         again = forward * self._profiler.recompute_fwd_factor
         title = (
-            f"profile of optimizer step {engine.global_steps}, first micro-batch, rank 0: "
+            f"profile of optimizer step {engine.progress.global_steps}, first micro-batch, rank 0: "
             f"{sum(self._numels.values()):,} parameters, forward {in_units(forward)}FLOP, "
             f"backward {in_units(backward + again)}FLOP, {seconds * 1e3:.2f} ms while counting"
         )
@@ -438,7 +438,7 @@ def memory_line(engine: Engine) -> str:
     if engine.device.type == "cuda":
         now, peak = (torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated())
         parts.append(f"GPU {size_text(now)}, at most {size_text(peak)}")
-    return f"memory at step {engine.global_steps}: {', '.join(parts)}"
+    return f"memory at step {engine.progress.global_steps}: {', '.join(parts)}"
 
 
 def _flops_of(mode: FlopCounterMode | ForwardProfile) -> int:

@@ -12,6 +12,7 @@ from zerotrial.engine.checkpoint.files import NothingSavedError
 from zerotrial.engine.engine import Engine, EngineParts
 from zerotrial.engine.protocols import StepResult
 from zerotrial.extensions.deepspeed_api.engine_module import AsModule
+from zerotrial.extensions.deepspeed_api.methods import DeepSpeedMethods
 from zerotrial.extensions.deepspeed_api.unsupported import methods
 
 __all__ = ["SAVING_TIMEOUT_S", "DeepSpeedEngine"]
@@ -75,10 +76,12 @@ class _ThroughputTimer:
         """Do nothing."""
 
 
-class DeepSpeedEngine(Engine, AsModule):  # type: ignore[misc]  # train() is ours
+class DeepSpeedEngine(Engine, DeepSpeedMethods, AsModule):  # type: ignore[misc]  # train() is ours
     """An :class:`~zerotrial.engine.engine.Engine` that scripts written for DeepSpeed know."""
 
-    REPLACEMENTS: ClassVar[dict[str, str]] = Engine.REPLACEMENTS | methods("DeepSpeedEngine")
+    REPLACEMENTS: ClassVar[dict[str, str]] = DeepSpeedMethods.REPLACEMENTS | methods(
+        "DeepSpeedEngine"
+    )
 
     def __init__(self, parts: EngineParts) -> None:
         super().__init__(parts)

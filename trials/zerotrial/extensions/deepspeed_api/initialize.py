@@ -3,7 +3,7 @@
 import inspect
 import logging
 import os
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
@@ -67,7 +67,7 @@ def initialize(*args: Any, **kwargs: Any) -> tuple[Any, Any, Any, Any]:
         raise TypeError(f"initialize() got an unexpected keyword argument {unknown[0]!r}")
     read = _read(**arguments)
     built = build(**arguments | read, engine_class=_class_for(arguments["model"]))
-    know(built[0])
+    know(cast("Any", built[0]))
     return built
 
 

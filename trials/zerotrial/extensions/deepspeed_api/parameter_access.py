@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from zerotrial.engine.engine import Engine
 from zerotrial.engine.module.units import is_leaf
 from zerotrial.engine.stage3.internals import as_gathered
+from zerotrial.extensions.deepspeed_api.methods import DeepSpeedMethods
 from zerotrial.extensions.deepspeed_api.shared_weights import host_memory
 
 __all__ = [
@@ -36,7 +36,7 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-_engines: "weakref.WeakValueDictionary[int, Engine]" = weakref.WeakValueDictionary()
+_engines: "weakref.WeakValueDictionary[int, DeepSpeedMethods]" = weakref.WeakValueDictionary()
 """In the order in which they were made, which is the same on all ranks: that of a set is not."""
 _numbers = itertools.count()
 _parameter_numbers = itertools.count()
@@ -60,10 +60,10 @@ class ZeroParamStatus(enum.Enum):
     INFLIGHT = 3
 
 
-def know(engine: Engine) -> None:
+def know(engine: DeepSpeedMethods) -> None:
     """Let an engine's parameters be found, and say whether they are whole."""
     _engines[next(_numbers)] = engine
-    if engine.zero_optimization_stage() == 3:
+    if engine.config.zero_optimization.stage == 3:
         # Gathered parameters are other objects than the shards, created by each forward.
         Tensor.ds_status = property(_status_of)  # type: ignore[attr-defined]
         Tensor.ds_numel = property(Tensor.numel)  # type: ignore[attr-defined]
@@ -76,7 +76,7 @@ def know(engine: Engine) -> None:
                 parameter.ds_z3_leaf_module = leaf  # type: ignore[attr-defined]
         module: Any = engine.module
         module.register_state_dict_post_hook(_have_shards_saved)
-        engine.optimizer.parameter_offload = HooksOfNone()  # type: ignore[attr-defined]
+        engine.optimizer.parameter_offload = HooksOfNone()
 
 
 def _status_of(parameter: Tensor) -> ZeroParamStatus:
@@ -138,7 +138,7 @@ class _NoModules(nn.Module):
         return ()
 
 
-def _home(parameter: Any) -> tuple[Engine, str] | None:
+def _home(parameter: Any) -> tuple[DeepSpeedMethods, str] | None:
     """The engine that has a parameter, and its name there."""
     for engine in _engines.values():
         for name, parameter_ in engine.module.named_parameters():
@@ -147,7 +147,7 @@ def _home(parameter: Any) -> tuple[Engine, str] | None:
     return None
 
 
-def engine_of(module: nn.Module) -> tuple[Engine, str] | None:
+def engine_of(module: nn.Module) -> tuple[DeepSpeedMethods, str] | None:
     """Find the engine of a module, and the prefix of the module's names there; None without one."""
     for engine in _engines.values():
         for name, part in engine.module.named_modules():
@@ -156,7 +156,7 @@ def engine_of(module: nn.Module) -> tuple[Engine, str] | None:
     return None
 
 
-def _must_have_home(parameter: Any) -> tuple[Engine, str]:
+def _must_have_home(parameter: Any) -> tuple[DeepSpeedMethods, str]:
     home = _home(parameter)
     if home is None:
         msg = "the parameter belongs to no engine; take it from engine.module.named_parameters()"
@@ -227,7 +227,7 @@ class GatheredParameters:
         self._open = contextlib.ExitStack()
 
     def __enter__(self) -> None:
-        names: dict[Engine, list[str]] = {}
+        names: dict[DeepSpeedMethods, list[str]] = {}
         ids = {id(parameter) for parameter in self._parameters}
         for engine in list(_engines.values()):
             selected = [n for n, p in engine.module.named_parameters() if id(p) in ids]

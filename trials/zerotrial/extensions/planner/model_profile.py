@@ -13,12 +13,12 @@ from zerolab.config.engine.batch import BatchSizes
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.errors import TrialError
 from zerotrial.engine.builder.arguments import groups_of, make_user_optimizer
-from zerotrial.engine.builder.build import planning
-from zerotrial.engine.deepspeed_accessors import DeepSpeedAccessors
+from zerotrial.engine.builder.build import extended, planning
 from zerotrial.engine.memory import MOMENTS
 from zerotrial.engine.module.replicated_parameters import choose_replicated
 from zerotrial.engine.module.units import plan_units, requested_units
 from zerotrial.engine.pipeline.module import PipelineModule, all_layers_built
+from zerotrial.engine.progress import Progress
 from zerotrial.engine.protocols import ParamGroup
 from zerotrial.engine.stage3.prefetch import in_forward_order, kept_to_backward
 
@@ -54,10 +54,10 @@ class ModelProfile:
         return self.stages * self.config.tensor_parallel.size
 
 
-class _PlannedEngine(DeepSpeedAccessors):
+class _PlannedEngine:
     """Placeholder for an engine while the ``__init__`` of a trial continues."""
 
-    optimizer = None  # type: ignore[assignment]
+    optimizer = None
 
     def __init__(self, module: nn.Module, config: EngineConfig) -> None:
         self.module = module
@@ -67,7 +67,7 @@ class _PlannedEngine(DeepSpeedAccessors):
         self.batch = config.batch_sizes(1) if consistent else BatchSizes(1, 1, 1, 1)
         self.device = torch.device("cpu")
         self.lr_scheduler = None
-        self.global_steps = self.micro_steps = self.skipped_steps = 0
+        self.progress = Progress(self.batch)
 
     def train(self, mode: bool = True) -> _PlannedEngine:  # noqa: FBT001, FBT002 - nn.Module's
         self.module.train(mode)
@@ -104,7 +104,8 @@ def profile_trial(build_trial: Callable[[], object]) -> list[ModelProfile]:
         model: nn.Module, config: EngineConfig, optimizer: Any, model_parameters: Any
     ) -> _PlannedEngine:
         profiles.append(profile_model(model, config, optimizer, model_parameters))
-        return _PlannedEngine(model, config)
+        planned: _PlannedEngine = extended(_PlannedEngine)(model, config)
+        return planned
 
     with planning(plan_engine), all_layers_built():
         try:

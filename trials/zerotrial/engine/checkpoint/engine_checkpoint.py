@@ -1,0 +1,200 @@
+"""Checkpoints of an engine: save and load."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from os import PathLike
+from typing import Any
+
+from torch import Size, nn
+
+from zerolab.config.engine.engine_config import EngineConfig
+from zerotrial.engine.checkpoint.checkpointer import Checkpointer
+from zerotrial.engine.checkpoint.files import CheckpointError
+from zerotrial.engine.checkpoint.load import Selection
+from zerotrial.engine.checkpoint.ranks import CheckpointRanks
+from zerotrial.engine.checkpoint.training_state import TrainingState
+from zerotrial.engine.comm.watchdog import CollectiveWatchdog, collective
+from zerotrial.engine.loss_scale import LossScaler
+from zerotrial.engine.mesh import Mesh
+from zerotrial.engine.module.gradient_access import GradientOwner, close_window, open_window
+from zerotrial.engine.progress import Progress
+from zerotrial.engine.protocols import Stage
+from zerotrial.engine.tensor.model_sharding import ShardedModel
+
+__all__ = ["EngineCheckpoint"]
+
+
+@dataclass(eq=False)
+class EngineCheckpoint:
+    """Saves and loads the training state of one engine."""
+
+    module: nn.Module
+    stage: Stage
+    scaler: LossScaler
+    lr_scheduler: Any
+    training_dataloader: Any
+    config: EngineConfig
+    progress: Progress
+    mesh: Mesh
+    divided: ShardedModel
+    watchdog: CollectiveWatchdog
+    gradients: GradientOwner
+    """Access to ``parameter.grad``, which a load opens or closes."""
+
+    @property
+    def is_written(self) -> bool:
+        """Whether :meth:`wait` would not have to wait for this rank."""
+        return "_checkpointer" not in vars(self) or self._checkpointer.is_written
+
+    @cached_property
+    def _checkpointer(self) -> Checkpointer:
+        """Checkpointer; its creation at the first use is **Collective**."""
+        options = self.config.checkpoint
+        return Checkpointer(
+            self._training_state(),
+            tag_validation=options.tag_validation,
+            in_background=options.writer.decoupled,
+        )
+
+    def _training_state(self) -> TrainingState:
+        local = {p.name: self.divided.shape(p.name, p.shape) for p in self.stage.pieces()}
+        # A rank may own no element of a parameter.
+        trainable = _union(CheckpointRanks(self.mesh.data.group).allgather(local))
+        everywhere = _union(CheckpointRanks(self.mesh.saving.group).allgather(trainable))
+        # Of several replicas of a shard the first one is written.
+        writes = self.mesh.replicate.rank == 0
+        counted = self.mesh.counted_parameters(self.module.parameters()) if writes else frozenset()
+        stateful = {
+            "counters": self.progress,
+            "loss_scaler": self.scaler,
+            "lr_scheduler": self.lr_scheduler,
+            "loader": self.training_dataloader,
+        }
+        return TrainingState(
+            module=self.module,
+            stage=self.stage,
+            zero_stage=self.config.zero_optimization.stage,
+            trainable=trainable,
+            everywhere=everywhere,
+            counted=frozenset(
+                name
+                for name, parameter in self.module.named_parameters()
+                if parameter in counted or (writes and name in self.divided.cuts)
+            ),
+            divided=self.divided,
+            mesh=self.mesh,
+            progress=self.progress,
+            scaler=self.scaler,
+            stateful={name: part for name, part in stateful.items() if hasattr(part, "state_dict")},
+        )
+
+    @collective("save_checkpoint")
+    def save(
+        self,
+        save_dir: str | PathLike[str],
+        tag: str | None = None,
+        client_state: dict[str, Any] | None = None,
+        *,
+        save_latest: bool = True,
+        exclude_frozen_parameters: bool = False,
+        async_save: bool | None = None,
+    ) -> str:
+        """Write the training state. **Collective**.
+
+        Between two accumulation boundaries it includes the accumulated gradients.
+
+        Args:
+            save_dir: Directory with the checkpoints of one engine.
+            tag: Folder name; ``global_step<N>`` by default. An older checkpoint with the same
+                tag is replaced.
+            client_state: State of the user: tensors, numbers, strings and containers of them.
+            save_latest: Whether to update ``latest``.
+            exclude_frozen_parameters: Leave out frozen parameters.
+            async_save: Copy the state and write it in the background; None uses
+                ``checkpoint.writer.decoupled``. See :meth:`wait`.
+
+        Returns:
+            Directory of the checkpoint, which an asynchronous save creates later.
+
+        Raises:
+            CheckpointError: On all ranks, if it could not be written.
+        """
+        return self._checkpointer.save(
+            _checked_directory("save_dir", save_dir),
+            f"global_step{self.progress.global_steps}" if tag is None else str(tag),
+            client_state,
+            save_latest=save_latest,
+            exclude_frozen_parameters=exclude_frozen_parameters,
+            in_background=async_save,
+        )
+
+    @collective("load_checkpoint")
+    def load(
+        self,
+        load_dir: str | PathLike[str],
+        tag: str | None = None,
+        *,
+        strict: bool = True,
+        optimizer_states: bool = True,
+        lr_scheduler_states: bool = True,
+        module_only: bool = False,
+    ) -> tuple[str, dict[str, Any]]:
+        """Resume from a checkpoint of any stage and number of ranks. **Collective**.
+
+        Gradients that wait for a boundary are replaced, too. Those of the checkpoint are dropped
+        unless optimizer states are loaded: then the next micro-batch begins an accumulation window.
+        The loader of ``initialize()`` continues at the next sample, whose position is logged; do
+        not skip samples.
+
+        Args:
+            load_dir: Directory passed to :meth:`save`.
+            tag: Folder name; the tag in ``latest`` by default.
+            strict: Whether parameters and buffers must have the same names.
+            optimizer_states: False resets the optimizer.
+            lr_scheduler_states: False keeps the current schedule.
+            module_only: Load only parameters and buffers.
+
+        Returns:
+            Directory of the checkpoint, and its client state.
+
+        Raises:
+            CheckpointNotFoundError: If it does not exist; training never silently restarts.
+            CheckpointError: On all ranks, if a file is missing or damaged, or does not fit.
+        """
+        selection = Selection(
+            optimizer_states=optimizer_states,
+            lr_scheduler=lr_scheduler_states,
+            module_only=module_only,
+            strict=strict,
+        )
+        tag = None if tag is None else str(tag)
+        result = self._checkpointer.load(_checked_directory("load_dir", load_dir), tag, selection)
+        close_window(self.gradients)
+        if self.progress.waiting:  # the checkpoint was saved between two micro-batches
+            open_window(self.gradients)
+        return result
+
+    @collective("wait_for_checkpoint")
+    def wait(self) -> None:
+        """Wait until an asynchronous save is valid. **Collective**.
+
+        Raises:
+            CheckpointError: On all ranks, if it could not be written.
+        """
+        if "_checkpointer" in vars(self):
+            self._checkpointer.wait()
+
+
+def _union(shapes: Iterable[Mapping[str, Size]]) -> dict[str, Size]:
+    merged: dict[str, Size] = {}
+    for part in shapes:
+        merged |= part
+    return {name: merged[name] for name in sorted(merged)}
+
+
+def _checked_directory(name: str, directory: str | PathLike[str]) -> str | PathLike[str]:
+    """Reject an empty name, which would mean the working directory."""
+    if not isinstance(directory, str | PathLike) or not str(directory):
+        raise CheckpointError(f"{name}: must be the name of a directory, got {directory!r}")
+    return directory
