@@ -10,7 +10,7 @@ from zerotrial.engine.comm.peer_sockets import PeerError
 from zerotrial.engine.comm.watchdog import CollectiveWatchdog
 from zerotrial.engine.loss_scale import LossScaler
 from zerotrial.engine.module.gradient_access import GRADIENT_ALTERNATIVES
-from zerotrial.engine.protocols import Stage
+from zerotrial.engine.protocols import ReadableGradients
 
 __all__ = ["EngineGradients"]
 
@@ -19,12 +19,14 @@ class EngineGradients:
     """Gradients of one engine's parameters, a ``GradientOwner``.
 
     Args:
-        stage: Stage with the gradients.
+        stage: ReadableGradients with the gradients.
         scaler: Gradients are multiplied by its scale until the step.
         watchdog: Records reads as collective calls.
     """
 
-    def __init__(self, stage: Stage, scaler: LossScaler, watchdog: CollectiveWatchdog) -> None:
+    def __init__(
+        self, stage: ReadableGradients, scaler: LossScaler, watchdog: CollectiveWatchdog
+    ) -> None:
         self.stage = stage
         self._scaler = scaler
         self._call = watchdog.call("reading p.grad")

@@ -31,11 +31,17 @@ __all__ = [
     "OptimizerFactory",
     "ParamGroup",
     "Piece",
+    "ReadableGradients",
     "Stage",
+    "StageAccounting",
     "StageInputs",
+    "StageStates",
+    "StageWeights",
     "StepResult",
+    "TrainingStage",
     "Updater",
     "UpdaterInputs",
+    "WindowGradients",
 ]
 
 
@@ -207,7 +213,7 @@ class GradientSource(Protocol):
     """Whether there are averages over ranks; equal on all ranks."""
 
     has_shares: bool
-    """Whether there are shares of this rank, see :meth:`Stage.gradient_pieces`."""
+    """Whether there are shares of this rank, see :meth:`WindowGradients.gradient_pieces`."""
 
     def read_average(self, name: str, start: int, out: Tensor) -> None:
         """Fill ``out``, (numel,), from element ``start`` of a parameter, if it has an average.
@@ -226,27 +232,11 @@ class GradientSource(Protocol):
         ...
 
 
-class Stage(Protocol):
-    """Placement of parameters, gradients and optimizer states, and their collectives."""
+class TrainingStage(Protocol):
+    """Gradients and updates: what a training step calls."""
 
     optimizer: torch.optim.Optimizer
     """Optimizer whose ``param_groups`` schedules and users change."""
-
-    originals: "FrozenOriginals"
-    """Frozen parameters in their original precision."""
-
-    gathers: bool
-    """Whether forward is **Collective**, because it gathers weights."""
-
-    @property
-    def traffic(self) -> "Traffic":
-        """Number of elements transferred by collectives."""
-        ...
-
-    @property
-    def share_factor(self) -> float | None:
-        """Factor from the sum of all ranks' shares to their average; None without shares."""
-        ...
 
     def leaves(self) -> Iterator[Tensor]:
         """Iterate over the tensors to which autograd writes the gradients."""
@@ -297,6 +287,19 @@ class Stage(Protocol):
         """Clear all gradients after an interrupted backward. **Collective** if some were sent."""
         ...
 
+    def close(self, *, give_back: bool = True) -> None:
+        """Remove hooks and release memory shared with other ranks.
+
+        Args:
+            give_back: Restore full, plain parameters in the module, in the compute type;
+                **Collective** if they are sharded.
+        """
+        ...
+
+
+class ReadableGradients(Protocol):
+    """Gradients of single parameters, between a backward and a step."""
+
     @property
     def gathers_gradients(self) -> bool:
         """Whether the next :meth:`read_gradient` is **Collective**."""
@@ -329,30 +332,9 @@ class Stage(Protocol):
         """Replace the gradient of a parameter; None excludes it from the step."""
         ...
 
-    def settle_gradients(self) -> None:
-        """Finish averaging in progress between boundaries. **Collective**."""
-        ...
 
-    def gradient_pieces(self, *, write: bool = False) -> Iterator[Piece]:
-        """Iterate over the accumulated gradients; call :meth:`settle_gradients` before.
-
-        Args:
-            write: Iterate over everything that this rank has (at stage 0 all, where a save covers
-                only its share); the pieces' tensors are the gradients themselves.
-
-        Yields:
-            Pieces of two kinds. ``gradient``: average over ranks; each element comes from one
-            rank. ``share``: a full parameter's gradient on this rank, not averaged yet.
-        """
-        ...
-
-    def resume_gradients(self, source: GradientSource) -> None:
-        """Continue with the gradients of a checkpoint, when there are no others.
-
-        Raises:
-            ZerolabError: If the source cannot be read; then there are no gradients.
-        """
-        ...
+class StageStates(Protocol):
+    """Master weights and optimizer states, for checkpoints."""
 
     def pieces(self, *, write: bool = False) -> Iterator[Piece]:
         """Iterate over the pieces that this rank owns, in a fixed order.
@@ -400,9 +382,49 @@ class Stage(Protocol):
         """Copy loaded master weights to the parameters of every rank. **Collective**."""
         ...
 
-    def tensors_by_kind(self) -> dict[str, list[Tensor]]:
-        """Return tensors by kind: parameters, gradients, optimizer, master, buckets."""
+
+class WindowGradients(Protocol):
+    """Gradients of an unfinished accumulation window, for checkpoints."""
+
+    @property
+    def share_factor(self) -> float | None:
+        """Factor from the sum of all ranks' shares to their average; None without shares."""
         ...
+
+    def settle_gradients(self) -> None:
+        """Finish averaging in progress between boundaries. **Collective**."""
+        ...
+
+    def gradient_pieces(self, *, write: bool = False) -> Iterator[Piece]:
+        """Iterate over the accumulated gradients; call :meth:`settle_gradients` before.
+
+        Args:
+            write: Iterate over everything that this rank has (at stage 0 all, where a save covers
+                only its share); the pieces' tensors are the gradients themselves.
+
+        Yields:
+            Pieces of two kinds. ``gradient``: average over ranks; each element comes from one
+            rank. ``share``: a full parameter's gradient on this rank, not averaged yet.
+        """
+        ...
+
+    def resume_gradients(self, source: GradientSource) -> None:
+        """Continue with the gradients of a checkpoint, when there are no others.
+
+        Raises:
+            ZerolabError: If the source cannot be read; then there are no gradients.
+        """
+        ...
+
+
+class StageWeights(Protocol):
+    """Full weights, gathered from the ranks."""
+
+    originals: "FrozenOriginals"
+    """Frozen parameters in their original precision."""
+
+    gathers: bool
+    """Whether forward is **Collective**, because it gathers weights."""
 
     def gathered(self, names: frozenset[str]) -> AbstractContextManager[None]:
         """Gather parameters in their modules while the context lasts. **Collective** if sharded."""
@@ -416,14 +438,33 @@ class Stage(Protocol):
         """Return functions that write a full tensor to this rank's shard, by module and name."""
         ...
 
-    def close(self, *, give_back: bool = True) -> None:
-        """Remove hooks and release memory shared with other ranks.
 
-        Args:
-            give_back: Restore full, plain parameters in the module, in the compute type;
-                **Collective** if they are sharded.
-        """
+class StageAccounting(Protocol):
+    """Memory and traffic of a stage."""
+
+    @property
+    def traffic(self) -> "Traffic":
+        """Number of elements transferred by collectives."""
         ...
+
+    def tensors_by_kind(self) -> dict[str, list[Tensor]]:
+        """Return tensors by kind: parameters, gradients, optimizer, master, buckets."""
+        ...
+
+
+class Stage(
+    TrainingStage,
+    ReadableGradients,
+    StageStates,
+    WindowGradients,
+    StageWeights,
+    StageAccounting,
+    Protocol,
+):
+    """Placement of parameters, gradients and optimizer states, and their collectives.
+
+    Users of a stage annotate the protocol that they need.
+    """
 
 
 @dataclass(frozen=True)
@@ -511,7 +552,7 @@ class Updater(Protocol):
     def other_states(self, scalars: Mapping[str, float]) -> Sequence[Sequence[Mapping[str, Any]]]:
         """Return states that are not elementwise, for each bucket and full parameter.
 
-        See :meth:`Stage.other_states`.
+        See :meth:`StageStates.other_states`.
         """
         ...
 

@@ -51,7 +51,13 @@ from zerotrial.engine.module.activation_checkpointing import (
 from zerotrial.engine.module.compilation import compile_blocks, unwrap_compiled
 from zerotrial.engine.module.ownership import ModelOwnership, close_conflicting_engines
 from zerotrial.engine.module.precision import register_input_cast
-from zerotrial.engine.protocols import Observer, OptimizerFactory, Stage, StageInputs
+from zerotrial.engine.protocols import (
+    Observer,
+    OptimizerFactory,
+    Stage,
+    StageInputs,
+    TrainingStage,
+)
 from zerotrial.engine.tensor.model_sharding import ShardedModel, shard_model
 from zerotrial.engine.update.checkpoint_support import check_savable
 from zerotrial.engine.update.factory import choose_optimizer
@@ -239,7 +245,7 @@ def _prepare_model(
     return divided
 
 
-def _undo(stage: Stage, divided: ShardedModel) -> None:
+def _undo(stage: TrainingStage, divided: ShardedModel) -> None:
     """Restore the model. **Collective** if it is sharded."""
     stage.close()
     divided.undo()

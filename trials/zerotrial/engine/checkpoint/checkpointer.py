@@ -97,7 +97,7 @@ class Checkpointer:
         objects = self._objects(client_state or {}, window)
         module_tensors_ = self._module_tensors(frozen=not exclude_frozen_parameters)
         if window.is_open:
-            self._state.stage.settle_gradients()
+            self._state.gradients.settle_gradients()
         counted = self._state.counted
         temporary = final = Path(directory) / tag
         with self._ranks.together():
@@ -110,7 +110,7 @@ class Checkpointer:
             save_latest=save_latest,
             manifest=self._manifest(tag, exclude_frozen=exclude_frozen_parameters),
             tensors=ranges_of(
-                (p for p in self._state.stage.pieces() if p.name in counted),
+                (p for p in self._state.states.pieces() if p.name in counted),
                 self._state.divided.span,
             ),
             gradients=self._gradients() if window.is_open else (),
@@ -204,7 +204,7 @@ class Checkpointer:
                 state.module,
                 set(state.trainable),
                 frozen=frozen,
-                originals=state.stage.originals,
+                originals=state.originals,
             )
             if name not in names or name in state.counted
         ]
@@ -217,7 +217,7 @@ class Checkpointer:
         averages = state.mesh.replicate.rank == 0  # other replicas have equal averages
         pieces = (
             piece
-            for piece in state.stage.gradient_pieces()
+            for piece in state.gradients.gradient_pieces()
             if (first or piece.name in state.divided.cuts)
             and (averages or "share" in piece.tensors)
         )
@@ -260,7 +260,7 @@ class Checkpointer:
         digest = _digest(buffers)
         for axis in (state.mesh.tensor, state.mesh.data):  # the first replica's are saved
             digest = CheckpointRanks(axis.group).broadcast(digest)
-        scalars = _merged(self._ranks.allgather(dict(state.stage.scalars())))
+        scalars = _merged(self._ranks.allgather(dict(state.states.scalars())))
         extra = _merged(self._ranks.allgather(module_extra_state(state.module)))
         common = saved_common_states(state.stage.optimizer, self._ranks)
         objects: dict[str, bytes] = {}
@@ -270,7 +270,7 @@ class Checkpointer:
                 "buffers": {} if _digest(buffers) == digest else buffers,
             }
             objects[rank_file(self._ranks.rank)] = to_bytes("rank state", rank_state)
-            states = state.stage.other_states(scalars)
+            states = state.states.other_states(scalars)
             counted_states = {n: v for n, v in states.items() if n in state.counted}
             if counted_states:
                 objects[other_states_file(self._ranks.rank)] = to_bytes(
@@ -289,7 +289,9 @@ class Checkpointer:
                         name: {"type": type(part).__name__, "state": part.state_dict()}
                         for name, part in state.stateful.items()
                     },
-                    "window": window.to_dict(state.stage.share_factor) if window.is_open else None,
+                    "window": (
+                        window.to_dict(state.gradients.share_factor) if window.is_open else None
+                    ),
                 }
                 objects[ENGINE_STATE] = to_bytes("engine state", engine_state)
                 objects[CLIENT_STATE] = to_bytes("client_state", client_state)

@@ -74,6 +74,9 @@ class EngineCheckpoint:
         return TrainingState(
             module=self.module,
             stage=self.stage,
+            states=self.stage,
+            gradients=self.stage,
+            originals=self.stage.originals,
             zero_stage=self.config.zero_optimization.stage,
             trainable=trainable,
             everywhere=everywhere,

@@ -17,7 +17,7 @@ from zerotrial.engine.checkpoint.load import find
 from zerotrial.engine.checkpoint.ranks import CheckpointRanks
 from zerotrial.engine.checkpoint.shards import ShardReader, read_tensors
 from zerotrial.engine.mesh import Mesh
-from zerotrial.engine.protocols import Stage
+from zerotrial.engine.protocols import StageWeights
 from zerotrial.engine.tensor.model_sharding import ShardedModel
 
 __all__ = ["export_weights", "read_weights"]
@@ -25,7 +25,7 @@ __all__ = ["export_weights", "read_weights"]
 
 def export_weights(
     module: nn.Module,
-    stage: Stage,
+    stage: StageWeights,
     mesh: Mesh,
     divided: ShardedModel,
     path: str | PathLike[str],

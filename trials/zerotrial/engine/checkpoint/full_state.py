@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from zerotrial.engine.checkpoint.state import module_tensors
 from zerotrial.engine.mesh import Mesh
-from zerotrial.engine.protocols import Stage
+from zerotrial.engine.protocols import StageWeights
 from zerotrial.engine.tensor.model_sharding import ShardedModel
 
 __all__ = ["full_tensors", "gather_full_state", "names_by_first"]
@@ -17,7 +17,7 @@ __all__ = ["full_tensors", "gather_full_state", "names_by_first"]
 
 def full_tensors(
     module: nn.Module,
-    stage: Stage,
+    stage: StageWeights,
     divided: ShardedModel,
     dtype: torch.dtype | None = None,
     *,
@@ -49,7 +49,7 @@ def full_tensors(
 
 def gather_full_state(
     module: nn.Module,
-    stage: Stage,
+    stage: StageWeights,
     mesh: Mesh,
     divided: ShardedModel,
     *,

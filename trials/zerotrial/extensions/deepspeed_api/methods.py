@@ -26,7 +26,7 @@ from zerotrial.engine.loss_scale import LossScaler
 from zerotrial.engine.lr_schedules.base import set_rates
 from zerotrial.engine.mesh import Mesh
 from zerotrial.engine.progress import Progress
-from zerotrial.engine.protocols import Stage
+from zerotrial.engine.protocols import TrainingStage
 from zerotrial.engine.weights import FullWeights
 
 __all__ = ["DeepSpeedMethods"]
@@ -57,7 +57,7 @@ class DeepSpeedMethods:
     """Attributes of DeepSpeed's engine, with their replacements."""
 
     module: nn.Module
-    stage: Stage
+    stage: TrainingStage
     scaler: LossScaler
     config: EngineConfig
     batch: BatchSizes
