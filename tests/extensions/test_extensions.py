@@ -25,8 +25,8 @@ BLOCKS = re.findall(
 MODULES = {
     **dict(zip(
         [
-            "my_searcher.py", "my_schedule.py", "my_optimizer.py", "my_command.py", "my_routes.py",
-            "my_storage.py",
+            "my_searcher.py", "my_schedule.py", "my_optimizer.py", "my_engine.py", "my_command.py",
+            "my_routes.py", "my_storage.py",
         ],
         BLOCKS, strict=True,
     )),
@@ -39,6 +39,7 @@ ENTRY_POINTS = {
     "zerolab.commands": {"runs": "my_command:app"},
     "zerolab.storage_backends": {"archive": "my_storage:ArchiveConfig"},
     "zerotrial.lr_schedules": {"HalvingLR": "my_schedule:HalvingLR"},
+    "zerotrial.engine_extensions": {"count": "my_engine:ParameterCount"},
     "zerotrial.optimizers": {"SignSGD": "my_optimizer:SignSGD"},
     "zeroserver.routers": {"names": "my_routes:router"},
 }
@@ -76,7 +77,8 @@ class Trial(ZeroTrial):
         lr = self.engine.get_lr()[0]
         self.engine.backward(loss)
         self.engine.step()
-        return {"loss": loss, "learning_rate": lr}
+        trained = self.engine.trained_parameters()
+        return {"loss": loss, "learning_rate": lr, "trained": trained}
 
     def evaluate_batch(self, dataloader_iter, batch_idx):
         return {"val_loss": self.engine(next(dataloader_iter)).pow(2).mean()}
@@ -127,6 +129,8 @@ def test_searcher_schedule_and_optimizer_train(installation: Installation, tmp_p
     number = int(installation.cli("submit", experiment).stdout.split()[-1])
     assert installation.wait_for(number)["state"] == "COMPLETED"
     (trial,) = installation.client.trials(number)
+    (trained,) = installation.client.metrics(trial["id"], "training", ["trained"])
+    assert {value for _, value in trained["points"]} == {3}
     (curve,) = installation.client.metrics(trial["id"], "training", ["learning_rate"])
     # Halved after two steps; the last two steps are one point.
     assert [value for _, value in curve["points"]] == pytest.approx([0.1, 0.1, 0.05])

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 from weakref import WeakMethod, WeakSet
 
 import torch
@@ -65,6 +65,11 @@ class Engine:
     Its parts are attributes: :attr:`checkpoint` saves and loads, :attr:`weights` reads and writes
     full tensors, :attr:`progress` counts. ``initialize`` adds the methods of extensions.
     """
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Return a method that an extension has added."""
 
     default_data: Iterator[Any] | None = None
     """Micro-batches for calls without an iterator; in a trial those of its loaders."""
