@@ -8,10 +8,11 @@ trap 'rm -rf "$copy"' EXIT
 
 git ls-files -z --cached --others --exclude-standard | xargs -0 sh -c 'ls -d -- "$@" 2>/dev/null || true' sh |
   tar cf - -T - | tar xf - -C "$copy"
-rm -rf "$copy"/platform/zerolab/extensions/* "$copy/tests/extensions"
+rm -rf "$copy"/{platform/zerolab,trials/zerotrial}/extensions/* "$copy/tests/extensions"
 if [ -d server/zeroserver/static ]; then cp -r server/zeroserver/static "$copy/server/zeroserver/"; fi
 cd "$copy"
 export PYTHONPATH="$copy/platform:$copy/trials:$copy/server"
 nice "$root/.venv/bin/python" -m pytest -p no:cacheprovider -n auto --dist worksteal \
   -m "not processes and not browser and not slow and not machines" \
-  tests/config tests/scheduler tests/schema tests/searcher "$@"
+  tests/config tests/scheduler tests/schema tests/searcher \
+  tests/engine/test_{mesh,native_engine,public_names}.py "$@"

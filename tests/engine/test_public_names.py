@@ -21,6 +21,7 @@ def test_engine_has_fewer_than_30_names() -> None:
     assert len(names) < 30, names
 
 
+@pytest.mark.needs_extension("deepspeed_api")
 def test_initialize_adds_deepspeed_methods() -> None:
     engine, *_ = zerotrial.initialize(model=TinyModel(), config=CONFIG)
     assert isinstance(engine, Engine)
