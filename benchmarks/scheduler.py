@@ -20,7 +20,6 @@ from typing import NamedTuple
 from zerolab.paths import Home
 from zerolab.scheduler import AgentSlots, Allocation, Cluster, Job, Request, schedule
 from zeroserver.event_journal import Hub, Journal
-from zeroserver.orchestrator import scheduling
 from zeroserver.orchestrator.state import Orchestrator
 from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.services import settle_memory
@@ -175,7 +174,7 @@ def pass_ms(kind: str, jobs: int, rounds: int) -> Cpu:
             settle_memory()  # as the server does when it has started
             return database.write_now(
                 lambda transaction: cpu_ms(
-                    lambda: scheduling.schedule(UnitOfWork(orchestrator, transaction)), rounds
+                    UnitOfWork(orchestrator, transaction).scheduling.schedule, rounds
                 )
             )
         finally:

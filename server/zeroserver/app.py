@@ -29,8 +29,6 @@ from zeroserver.api.runs import WIRE_ROUTES, describe
 from zeroserver.api.search import analysis, custom, preview, view
 from zeroserver.errors import StoreError, install_error_handlers
 from zeroserver.event_journal import Hub, Journal
-from zeroserver.orchestrator.ingest.expiry import expire_logs
-from zeroserver.orchestrator.scheduling import bound_deadlines, tick
 from zeroserver.orchestrator.state import Orchestrator
 from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.search_processes import SearchProcesses
@@ -161,7 +159,9 @@ def prepare(services: Services) -> None:
         database.start()
         database.write_now(database.lock.sign)
         database.write_now(
-            lambda transaction: bound_deadlines(UnitOfWork(services.orchestrator, transaction))
+            lambda transaction: UnitOfWork(
+                services.orchestrator, transaction
+            ).scheduling.bound_deadlines()
         )
         sweep_archives(database, services.orchestrator.home.archives)
     except StoreError as error:
@@ -205,9 +205,9 @@ async def _tick_forever(services: Services, searches: SearchProcesses) -> None:
         services.orchestrator.note_tick()
         services.journal.tidy()
         try:
-            await services.write(tick)
+            await services.write(lambda work: work.scheduling.tick())
             while services.orchestrator.unfinished:
-                await services.write(tick)
+                await services.write(lambda work: work.scheduling.tick())
             await services.carry_out()
             await services.apply_policies()
             await services.remove_orphans()
@@ -216,7 +216,7 @@ async def _tick_forever(services: Services, searches: SearchProcesses) -> None:
             await searches.look_after()
             if time.monotonic() >= expire_at:
                 expire_at = time.monotonic() + services.settings.timings.expiry_s
-                while await services.write(expire_logs):
+                while await services.write(lambda work: work.logs.expire()):
                     pass
         except StoreError as error:
             if str(error) != said or time.monotonic() >= quiet_until:  # not each second

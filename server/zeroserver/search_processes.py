@@ -25,8 +25,7 @@ from sqlalchemy import Connection, select
 from starlette.concurrency import run_in_threadpool
 
 from zerolab.contract.spec import ENV_MASTER, ENV_TOKEN, EXIT_USER_ERROR
-from zeroserver.orchestrator.searching import DISABLED
-from zeroserver.orchestrator.trials import fail_experiment
+from zeroserver.orchestrator.search.search_service import DISABLED
 from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.services import Services
 from zeroserver.settings import Limits
@@ -164,7 +163,7 @@ class SearchProcesses:
             await self._end(experiment_id, f"searcher.entrypoint: its class failed: {line}")
 
     async def _end(self, experiment_id: int, error: str) -> None:
-        await self.services.write(lambda work: fail_experiment(work, experiment_id, error))
+        await self.services.write(lambda work: work.experiments.fail(experiment_id, error))
 
     def close(self) -> None:
         """Stop all processes; the next server starts them again."""

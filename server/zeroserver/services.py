@@ -6,7 +6,7 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, TypeVar
@@ -22,19 +22,16 @@ from zeroserver.analysis.importance import ImportanceCache
 from zeroserver.analysis.trial_order import TrialOrders
 from zeroserver.errors import StoreError
 from zeroserver.event_journal import Hub, Journal
-from zeroserver.orchestrator import searching
-from zeroserver.orchestrator.checkpoints.retention import (
+from zeroserver.orchestrator.checkpoints.checkpoint_service import (
     AT_ONCE,
     due_experiments,
-    settle_due,
-    thin_out,
     trials_to_thin,
 )
-from zeroserver.orchestrator.ingest.names import forget_names, unused_names
+from zeroserver.orchestrator.ingest.metric_names import unused_names
 from zeroserver.orchestrator.log_policies import PolicySearch
-from zeroserver.orchestrator.scheduling import schedule
+from zeroserver.orchestrator.search.operation_service import interrupted_searches
+from zeroserver.orchestrator.search.search_service import large_searches, prepare_replay
 from zeroserver.orchestrator.state import Orchestrator
-from zeroserver.orchestrator.trials import carry_out_more, interrupted_searches, resume_backlog
 from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.settings import Settings
 from zeroserver.store.database import Change, Database, Transaction
@@ -125,19 +122,17 @@ class Services:
         """
         if experiment_id not in self.orchestrator.searchers:
             await self.prepare_replay(experiment_id)
-            await self.write(lambda work: searching.load_searcher(work, experiment_id))
+            await self.write(lambda work: work.searches.load(experiment_id))
 
     async def prepare_replay(self, experiment_id: int) -> None:
         """Replay a search outside of the writer, for the next change that needs the replay."""
         await self.read(
-            lambda connection: searching.prepare_replay(
-                self.orchestrator, connection, experiment_id
-            )
+            lambda connection: prepare_replay(self.orchestrator, connection, experiment_id)
         )
 
     async def load_large_searches(self) -> None:
         """Load the searchers of large running searches."""
-        for experiment_id in await self.read(searching.large_searches):
+        for experiment_id in await self.read(large_searches):
             try:
                 await self.load_searcher(experiment_id)
             except Exception:  # the other experiments can be served
@@ -148,11 +143,7 @@ class Services:
         self.orchestrator.retention.update(await self.read(due_experiments))
         for experiment_id in await self.read(interrupted_searches):
             await self.prepare_replay(experiment_id)
-            await self.write(
-                lambda work, experiment_id=experiment_id: resume_backlog(  # type: ignore[misc]
-                    work, experiment_id
-                )
-            )
+            await self.write(partial(_resume_backlog, experiment_id=experiment_id))
 
     async def carry_out(self) -> None:
         """Execute queued searcher operations, split into several changes."""
@@ -182,12 +173,15 @@ class Services:
             try:
                 parts = await self.read(partial(trials_to_thin, experiment_id=experiment_id))
                 for trial_ids in parts:
-                    job = partial(thin_out, experiment_id=experiment_id, trial_ids=trial_ids)
+
+                    def job(work: UnitOfWork, trial_ids: Sequence[int] = trial_ids) -> list[str]:
+                        return work.checkpoints.thin_out(experiment_id, trial_ids)
+
                     while some := await self.write(job):
                         deleted += some
                         if len(some) < AT_ONCE:
                             break
-                await self.write(partial(settle_due, experiment_id=experiment_id))
+                await self.write(lambda work: work.checkpoints.settle_due(experiment_id))
             except BaseException:
                 self.orchestrator.retention.add(experiment_id)  # the next tick goes on
                 raise
@@ -205,7 +199,7 @@ class Services:
         self.orchestrator.purge_names = False
         await self.write(lambda work: work.orchestrator.admitted.clear())
         unused = await self.read(unused_names)
-        await self.write(lambda work: forget_names(work, unused))
+        await self.write(lambda work: work.metric_names.forget_unused(unused))
 
     async def probe(self) -> None:
         """Check that the database can be read and written, and that its disk has room.
@@ -290,9 +284,13 @@ def _remove_part(work: UnitOfWork) -> None:
             work.undo.append(partial(work.orchestrator.orphans.appendleft, trial_id))
 
 
+def _resume_backlog(work: UnitOfWork, experiment_id: int) -> None:
+    work.operations.resume_backlog(experiment_id)
+
+
 def _carry_out_more(work: UnitOfWork) -> None:
-    if carry_out_more(work):
-        schedule(work)
+    if work.operations.carry_out_more():
+        work.scheduling.schedule()
 
 
 def _note_failure(task: "asyncio.Task[None]") -> None:

@@ -12,7 +12,7 @@ from zerolab.config.experiment.run_spec import run_spec_fields
 from zerolab.config.validation import check_experiment
 from zerolab.contract.spec import HostSlots
 from zerolab.errors import ConfigError
-from zeroserver.orchestrator.experiments import resource_columns
+from zeroserver.orchestrator.experiment_service import resource_columns
 
 ENGINE = {
     "train_batch_size": 12,

@@ -9,26 +9,25 @@ from collections.abc import Callable
 from typing import Any
 
 from zerolab.searcher import Operation
-from zeroserver.orchestrator import searching
-from zeroserver.orchestrator.unit_of_work import UnitOfWork
+from zeroserver.orchestrator.search.search_service import SearchService
 from zeroserver.process import main
 
 
 def serve(moment: str, arguments: list[str]) -> int:
     """Run the server in a forked child; it dies ``before`` or ``after`` its first commit."""
     for name in ("tell", "tell_created"):
-        setattr(searching, name, _kill_in(getattr(searching, name), moment))
+        setattr(SearchService, name, _kill_in(getattr(SearchService, name), moment))
     return main(arguments)
 
 
 def _kill_in(
     original: Callable[..., list[Operation]], moment: str
 ) -> Callable[..., list[Operation]]:
-    def tell_and_kill(work: UnitOfWork, experiment_id: int, event: Any) -> list[Operation]:
-        operations = original(work, experiment_id, event)
+    def tell_and_kill(self: SearchService, experiment_id: int, event: Any) -> list[Operation]:
+        operations = original(self, experiment_id, event)
         if moment == "before":
             _kill_self()
-        work.then.append(_kill_self)
+        self.work.then.append(_kill_self)
         return operations
 
     return tell_and_kill

@@ -33,7 +33,6 @@ from zerolab.contract.messages import (
 )
 from zerolab.contract.spec import RunSpec
 from zeroserver.app import create_app
-from zeroserver.orchestrator.scheduling import tick
 from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.services import Services
 from zeroserver.settings import Settings, Timings
@@ -221,7 +220,7 @@ class Server:
     def tick(self, seconds: float = 0.0) -> None:
         """Advance the clock and run the periodic tick."""
         self.clock.now += seconds
-        self.write(tick)
+        self.write(lambda work: work.scheduling.tick())
 
     def write(self, job: Callable[[UnitOfWork], Any]) -> Any:
         """Run a job of the orchestrator."""

@@ -10,10 +10,7 @@ from tests.server.helpers import Server, metrics
 from tests.waiting import DEADLINE_S, until
 from zerolab.contract.messages import LogBatch, LogEntry, ReportBatch
 from zeroserver.event_journal import ALL, Entry, Hub, Journal
-from zeroserver.orchestrator.ingest.logs import store_logs
-from zeroserver.orchestrator.ingest.reports import store_reports
 from zeroserver.orchestrator.unit_of_work import UnitOfWork
-from zeroserver.orchestrator.user_actions import act
 from zeroserver.store.database import Change
 
 
@@ -114,20 +111,20 @@ async def _open(journal: Journal):  # type: ignore[no-untyped-def]
 
 
 def _report(work: UnitOfWork) -> None:
-    store_reports(work, 1, ReportBatch(1, [metrics("training", 1, loss=0.5)]))
+    work.reports.store(1, ReportBatch(1, [metrics("training", 1, loss=0.5)]))
 
 
 def _log(work: UnitOfWork) -> None:
     batch = LogBatch(0, [LogEntry("hello", 1.8e9, 0)])
-    store_logs(work, 1, batch, [], by_run=True)
+    work.logs.store(1, batch, [], by_run=True)
 
 
 def _pause(work: UnitOfWork) -> None:
-    act(work, 1, "pause")
+    work.experiments.act(1, "pause")
 
 
 def _kill(work: UnitOfWork) -> None:
-    act(work, 1, "kill")
+    work.experiments.act(1, "kill")
 
 
 @pytest.mark.parametrize("change", [_report, _log, _pause, _kill])

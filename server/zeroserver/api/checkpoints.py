@@ -33,16 +33,14 @@ from zeroserver.api.resources import (
 )
 from zeroserver.api.rows import respond
 from zeroserver.orchestrator.checkpoints.best import best_checkpoints
-from zeroserver.orchestrator.checkpoints.removing import (
+from zeroserver.orchestrator.checkpoints.checkpoint_removal import (
     Going,
     batched,
     checkpoints_to_remove,
-    remove_checkpoints,
     removed,
-    set_policy,
     unkept,
 )
-from zeroserver.orchestrator.checkpoints.retention import AT_ONCE
+from zeroserver.orchestrator.checkpoints.checkpoint_service import AT_ONCE
 from zeroserver.orchestrator.checkpoints.short_uuids import full_uuid
 from zeroserver.orchestrator.state import stored_address
 from zeroserver.orchestrator.unit_of_work import UnitOfWork
@@ -259,7 +257,7 @@ def _remove_some(
     globs: Sequence[str],
     removed: int,
 ) -> list[Going]:
-    return remove_checkpoints(work, uuids, globs, removed=removed)
+    return work.checkpoint_removal.remove(uuids, globs, removed=removed)
 
 
 @router.post("/checkpoints/remove", responses=answer(Removal))
@@ -281,7 +279,7 @@ async def remove(services: ServicesDep, body: Removing) -> Response:
 @router.delete("/checkpoints/{uuid}", status_code=204)
 async def delete_checkpoint(services: ServicesDep, uuid: str) -> Response:
     """Remove a checkpoint; one that is gone stays so."""
-    await services.write(lambda work: remove_checkpoints(work, [uuid]))
+    await services.write(lambda work: work.checkpoint_removal.remove([uuid]))
     return Response(status_code=204)
 
 
@@ -295,7 +293,7 @@ async def collect_checkpoints(
     if chosen.dry_run:
         going = await services.read(lambda connection: unkept(connection, experiment_id, counts))
     else:
-        await services.write(lambda work: set_policy(work, experiment_id, counts))
+        await services.write(lambda work: work.checkpoint_removal.set_policy(experiment_id, counts))
         uuids = await services.apply_policy(experiment_id)
         going = await services.read(lambda connection: removed(connection, uuids))
     return _removal(going, chosen.dry_run)

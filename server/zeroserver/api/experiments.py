@@ -24,11 +24,10 @@ from zeroserver.api.queries import PageRequest
 from zeroserver.api.resources import ExperimentAnswer, ExperimentPage
 from zeroserver.api.rows import respond
 from zeroserver.errors import StoreError
-from zeroserver.orchestrator import continuation, user_actions
-from zeroserver.orchestrator.continuation import Continuation
-from zeroserver.orchestrator.searching import Begun
+from zeroserver.orchestrator.continuation import Continuation, prepare_continuation
+from zeroserver.orchestrator.experiment_service import Submission
+from zeroserver.orchestrator.search.search_service import Begun
 from zeroserver.orchestrator.unit_of_work import UnitOfWork
-from zeroserver.orchestrator.user_actions import Submission
 from zeroserver.services import ReadDep, Services, ServicesDep, services_of
 from zeroserver.states import ExperimentState
 from zeroserver.store.archives import ArchiveGoneError, archive_path, reader, store_archive
@@ -111,14 +110,14 @@ async def _submit(services: Services, submission: Submission, content: bytes) ->
     archives = services.orchestrator.home.archives
     while True:
         try:
-            experiment_id = await services.write(lambda work: user_actions.create(work, submission))
+            experiment_id = await services.write(lambda work: work.experiments.create(submission))
             break
         except ArchiveGoneError:  # it was there, and went with an experiment deleted meanwhile
             await run_in_threadpool(store_archive, archives, content)
         except Exception:
             with suppress(StoreError):  # the next start removes it
                 await services.write(
-                    lambda work: user_actions.let_archive_go(work, submission.archive)
+                    lambda work: work.experiments.release_archive(submission.archive)
                 )
             raise
     await services.carry_out()
@@ -213,7 +212,7 @@ async def patch_experiment(
             work.forget_job(experiment_id)  # its labels may have quotas
         if patch.archived is not None:
             action = "archive" if patch.archived else "unarchive"
-            user_actions.act(work, experiment_id, action)
+            work.experiments.act(experiment_id, action)
         work.touch("experiment", experiment_id, experiment_id)
 
     await services.write(job)
@@ -225,7 +224,7 @@ async def delete_experiment(services: ServicesDep, experiment_id: IdPath) -> Res
     """Delete an experiment that has ended, its checkpoints and its archive."""
 
     def job(work: UnitOfWork) -> bool:
-        return user_actions.remove(work, experiment_id)
+        return work.experiments.remove(experiment_id)
 
     while not await services.write(job):  # others get their turn in between
         services.database.deleted = True
@@ -312,12 +311,12 @@ async def continue_experiment(
 
     going_on = await run_in_threadpool(check)
     await services.read(
-        lambda connection: continuation.prepare_continuation(
+        lambda connection: prepare_continuation(
             services.orchestrator, connection, experiment_id, going_on
         )
     )
     await services.write(
-        lambda work: continuation.continue_experiment(work, experiment_id, going_on)
+        lambda work: work.continuations.continue_experiment(experiment_id, going_on)
     )
     await services.carry_out()
     return await services.read(lambda connection: _answer(services, connection, experiment_id))
@@ -379,5 +378,5 @@ async def act_on_experiment(
     """Pause, activate, cancel, kill, archive or unarchive; doing it twice changes nothing."""
     if action == "activate":
         await services.load_searcher(experiment_id)
-    await services.write(lambda work: user_actions.act(work, experiment_id, action))
+    await services.write(lambda work: work.experiments.act(experiment_id, action))
     return await services.read(lambda connection: _answer(services, connection, experiment_id))

@@ -40,14 +40,12 @@ from zerolab.contract.spec import Nodes, RunSpec
 from zerolab.errors import ConfigError, NotFoundError, StaleRunError
 from zeroserver.access.principal import principal_of
 from zeroserver.api.common import MAX_ID, id_of
-from zeroserver.orchestrator import runs as running
-from zeroserver.orchestrator import scheduling
-from zeroserver.orchestrator.cluster import agents as agents_room
+from zeroserver.orchestrator.cluster.agent_service import check
 from zeroserver.orchestrator.cluster.scheduler_input import OPEN_RUNS
-from zeroserver.orchestrator.ingest import logs as log_lines
-from zeroserver.orchestrator.ingest import reports
+from zeroserver.orchestrator.ingest.log_service import split_logs
+from zeroserver.orchestrator.ingest.report_service import split_reports
 from zeroserver.orchestrator.log_policies import Match
-from zeroserver.orchestrator.nodes import keep_address, kills_others, nodes_of
+from zeroserver.orchestrator.node_service import kills_others, nodes_of
 from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.services import Services, services_of
 from zeroserver.states import RunState
@@ -165,11 +163,11 @@ async def register(request: Request) -> Response:
     """Register an agent with its slots; the same name is the same agent."""
     services = services_of(request)
     agent = await _body(request, AgentRegistration)
-    agents_room.check(agent)
+    check(agent)
 
     def job(work: UnitOfWork) -> int:
-        agent_id = agents_room.join(work, agent)
-        scheduling.schedule(work)
+        agent_id = work.agents.join(agent)
+        work.scheduling.schedule()
         return agent_id
 
     agent_id = await services.write(job)
@@ -216,8 +214,8 @@ def _alive(connection: Connection, agent_id: int, identity: str) -> bool:
 
 
 def _revive(work: UnitOfWork, agent_id: int) -> None:
-    agents_room.revive(work, agent_id)
-    scheduling.schedule(work)
+    work.agents.revive(agent_id)
+    work.scheduling.schedule()
 
 
 async def leave(request: Request) -> Response:
@@ -227,8 +225,8 @@ async def leave(request: Request) -> Response:
     body = await _body(request, AgentLeave)
 
     def job(work: UnitOfWork) -> bool:
-        gone = agents_room.leave(work, agent_id, done=body.done)
-        scheduling.schedule(work)
+        gone = work.agents.leave(agent_id, done=body.done)
+        work.scheduling.schedule()
         return gone
 
     while not await services.write(job):
@@ -298,7 +296,7 @@ async def started(request: Request) -> Response:
     """Say that the processes of a run are there."""
     run_id = _id(request, "run_id")
     services = services_of(request)
-    await services.write(lambda work: running.started(work, run_id, work.clock()))
+    await services.write(lambda work: work.runs.started(run_id, work.clock()))
     return _json(Empty())
 
 
@@ -306,7 +304,7 @@ async def activity(request: Request) -> Response:
     """Say what a run does before its ranks are there, such as staging data."""
     run_id = _id(request, "run_id")
     text = (await _body(request, RunActivity)).text
-    await services_of(request).write(lambda work: running.show_activity(work, run_id, text))
+    await services_of(request).write(lambda work: work.runs.show_activity(run_id, text))
     return _json(Empty())
 
 
@@ -319,7 +317,7 @@ async def meeting(request: Request) -> Response:
         where = f"{place.address[:100]!r} and {place.port}"
         raise ConfigError("request", [f"address, port: must be those of a machine, got {where}"])
     address = f"{place.address}:{place.port}"
-    await services_of(request).write(lambda work: keep_address(work, run_id, address))
+    await services_of(request).write(lambda work: work.nodes.store_address(run_id, address))
     return _json(Empty())
 
 
@@ -334,8 +332,8 @@ async def exited(request: Request) -> Response:
     matches = await run_in_threadpool(services.policies.search, run_id, lines)
 
     def job(work: UnitOfWork) -> None:
-        running.exited(work, run_id, end, matches)
-        scheduling.schedule(work)
+        work.runs.exited(run_id, end, matches)
+        work.scheduling.schedule()
 
     await services.write(job)
     return _json(Empty())
@@ -347,10 +345,10 @@ async def store_reports(request: Request) -> Response:
     batch = await _body(request, ReportBatch)
     services = services_of(request)
     stored = 0
-    for part in reports.parts_of(batch):  # others get their turn in between
+    for part in split_reports(batch):  # others get their turn in between
 
         def job(work: UnitOfWork, part: ReportBatch = part) -> int:
-            return reports.store_reports(work, run_id, part)
+            return work.reports.store(run_id, part)
 
         stored = await services.write(job)
     return _json(BatchReceipt(stored))
@@ -361,7 +359,7 @@ async def extend(request: Request) -> Response:
     run_id = _id(request, "run_id")
     bound = await _body(request, BoundReached)
     services = services_of(request)
-    answer = await services.write(lambda work: scheduling.extend(work, run_id, bound.until))
+    answer = await services.write(lambda work: work.scheduling.extend(run_id, bound.until))
     return _json(answer)
 
 
@@ -371,7 +369,7 @@ async def store_logs(request: Request) -> Response:
     batch = await _body(request, LogBatch)
     services = services_of(request)
     stored, by_run = 0, principal_of(request).kind == "run"
-    for part in log_lines.parts_of(batch):  # others get their turn in between
+    for part in split_logs(batch):  # others get their turn in between
         lines = [entry.text for entry in part.entries]
         matches = await run_in_threadpool(services.policies.search, run_id, lines)
 
@@ -380,7 +378,7 @@ async def store_logs(request: Request) -> Response:
             part: LogBatch = part,
             matches: Sequence[Match] = matches,
         ) -> int:
-            return log_lines.store_logs(work, run_id, part, matches, by_run=by_run)
+            return work.logs.store(run_id, part, matches, by_run=by_run)
 
         stored = await services.write(job)
     return _json(BatchReceipt(stored))

@@ -41,7 +41,7 @@ from zeroserver.api.resources import (
     TrialPage,
 )
 from zeroserver.api.rows import respond
-from zeroserver.orchestrator import continuation, searching, user_actions
+from zeroserver.orchestrator.search.search_service import has_grown
 from zeroserver.orchestrator.state import config_of
 from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.services import ReadDep, Services, ServicesDep
@@ -134,7 +134,7 @@ async def _prepare_searcher(services: Services, trial_id: int) -> None:
     def read_state(connection: Connection) -> tuple[int, bool, bool]:
         home = queries.one(connection, trials, trial_id)["experiment_id"]
         ended = queries.one(connection, experiments, home)["state"] in EXPERIMENT_ENDED
-        return home, ended, ended and searching.has_grown(connection, home)
+        return home, ended, ended and has_grown(connection, home)
 
     home, ended, replays = await services.read(read_state)
     if not ended:
@@ -154,7 +154,7 @@ def get_runs(connection: ReadDep, trial_id: IdPath) -> Response:
 async def continue_trial(services: ServicesDep, trial_id: IdPath) -> Response:
     """Let a trial that has failed or was stopped go on from its checkpoint."""
     await _prepare_searcher(services, trial_id)
-    await services.write(lambda work: continuation.continue_trial(work, trial_id))
+    await services.write(lambda work: work.continuations.continue_trial(trial_id))
     return await services.read(lambda connection: get_trial(services, connection, trial_id))
 
 
@@ -193,7 +193,7 @@ async def delete_trial(services: ServicesDep, trial_id: IdPath) -> Response:
     """Delete a trial of an experiment that has ended, with its metrics, logs and checkpoints."""
 
     def job(work: UnitOfWork) -> bool:
-        return user_actions.remove_trial(work, trial_id)
+        return work.trials.remove(trial_id)
 
     while not await services.write(job):  # others get their turn in between
         services.database.deleted = True
@@ -210,7 +210,7 @@ async def act_on_trial(services: ServicesDep, trial_id: IdPath, action: TrialAct
     """Pause, activate, cancel, kill, archive or unarchive one trial; twice changes nothing."""
     if action not in {"archive", "unarchive"}:
         await _prepare_searcher(services, trial_id)
-    await services.write(lambda work: user_actions.act_on_trial(work, trial_id, action))
+    await services.write(lambda work: work.trials.act(trial_id, action))
     return await services.read(lambda connection: get_trial(services, connection, trial_id))
 
 

@@ -11,16 +11,14 @@ from functools import lru_cache
 from typing import Any
 
 import msgspec
-from sqlalchemy import RowMapping, select
+from sqlalchemy import select
 
-from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.store.database import Database
-from zeroserver.store.schema import experiments, runs, trials
+from zeroserver.store.schema import experiments, runs
 
-__all__ = ["Match", "PolicySearch", "apply_matches"]
+__all__ = ["Match", "PolicySearch", "logger"]
 
 logger = logging.getLogger(__name__)
-
 _LINE = 4096
 """Characters of a line that are searched."""
 _RUNS = 4096
@@ -126,20 +124,3 @@ def _compiled(config: str) -> _Policies:
         found.append(_Policy(policy.name or policy.pattern, policy.action, pattern))
         patterns.append(policy.pattern)
     return _Policies(tuple(found), compile_any(patterns) if found else None)
-
-
-def apply_matches(work: UnitOfWork, run: RowMapping, matches: Sequence[Match]) -> None:
-    """Label the run's trial, and do what the policies say."""
-    if not matches:
-        return
-    if any(match.action == "cancel_retries" for match in matches):
-        work.save(runs, run["id"], no_retry=1)
-    trial = work.trial_of(run)
-    if any(match.action == "exclude_node" for match in matches):
-        agents = {*msgspec.json.decode(trial["excluded"]), run["agent_id"]}
-        work.save(trials, trial["id"], excluded=msgspec.json.encode(agents).decode())
-    known: list[str] = msgspec.json.decode(trial["labels"])
-    labels = list(dict.fromkeys([*known, *(match.label for match in matches)]))
-    if labels != known:
-        work.save(trials, trial["id"], labels=msgspec.json.encode(labels).decode())
-        work.touch("trial", trial["experiment_id"], trial["id"])

@@ -15,7 +15,7 @@ from zerolab.contract.secrets import mask_secrets
 from zerolab.errors import ConfigError
 from zerolab.reports.metrics_file import FORMAT, MetricsHeader
 from zeroserver.errors import StoreError
-from zeroserver.orchestrator.ingest.validations import best_of
+from zeroserver.orchestrator.ingest.report_service import best_of
 from zeroserver.orchestrator.ingest.values import PointReader, check_times
 from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.states import ExperimentState, TrialState
@@ -140,7 +140,7 @@ def _reserve(work: UnitOfWork, rows: _Rows) -> tuple[int, int]:
 
 
 def _store(work: UnitOfWork, trial_id: int, chunk: list[MetricsRecord]) -> None:
-    points = PointReader(work, trial_id)
+    points = PointReader(work.metric_names, trial_id)
     new = [point for record in chunk for point in points.read(record)]
     store_points(work, trial_id, new)
 

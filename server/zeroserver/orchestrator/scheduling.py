@@ -5,256 +5,277 @@ from sqlalchemy import RowMapping, func, select, update
 
 from zerolab import scheduler
 from zerolab.contract.messages import Extension
-from zerolab.contract.spec import EXIT_INFRASTRUCTURE
+from zerolab.contract.spec import EXIT_INFRASTRUCTURE, RunSpec
 from zerolab.scheduler import Decision, Request, Start
-from zeroserver.orchestrator import searching
-from zeroserver.orchestrator.cluster.agents import lose_silent
-from zeroserver.orchestrator.cluster.queue_timeout import end_long_waits
-from zeroserver.orchestrator.cluster.scheduler_input import (
-    OPEN_RUNS,
-    held_by_run,
-    next_trials,
-    read_cluster,
-    read_queue,
-)
-from zeroserver.orchestrator.nodes import failed_before_its_kill
-from zeroserver.orchestrator.runs import assign, current_run
+from zeroserver.orchestrator.cluster.scheduler_input import OPEN_RUNS
+from zeroserver.orchestrator.node_service import failed_before_its_kill
+from zeroserver.orchestrator.service import Service
 from zeroserver.orchestrator.state import Fields
-from zeroserver.orchestrator.trials import direct_run, end_trial, fail_experiment, kill_run
-from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.orchestrator.wait_reasons import Waiting, changed_reasons
-from zeroserver.orchestrator.warm_start import source_problem, waiting_for_weights
 from zeroserver.states import TrialState
 from zeroserver.store.points import FORGOTTEN
 from zeroserver.store.schema import experiments, runs, trials
 
-__all__ = ["bound_deadlines", "extend", "schedule", "slots_instead", "tick"]
+__all__ = ["SchedulingService"]
+
+_STARTS_AT_ONCE = 128
+"""Runs that one round starts; the next tick starts the others."""
+_MOST_RESTARTING = 1000
+_ANY_RESTARTING = "SELECT 1 FROM trials WHERE restart_at > ? LIMIT 1"
 
 
-def schedule(work: UnitOfWork) -> None:
-    """Give free slots to the trials that wait; ask runs to leave for those that go first."""
-    waiting = read_queue(work)
-    restarting = _restarting(work) | waiting_for_weights(work)
-    held = held_by_run(work)
-    running = {run.job.job_id for run in held.values()}
-    decision = Decision()
-    if waiting:
-        cluster = read_cluster(work, held.values())
+class SchedulingService(Service):
+    """Starts, extends and preempts runs, and does the periodic work of the clock."""
+
+    def schedule(self) -> None:
+        """Give free slots to the trials that wait; ask runs to leave for those that go first."""
+        waiting = self.work.scheduler_input.read_queue()
+        restarting = self._restarting() | self.work.warm_starts.waiting_for_weights()
+        held = self.work.scheduler_input.held_by_run()
+        running = {run.job.job_id for run in held.values()}
+        decision = Decision()
+        if waiting:
+            cluster = self.work.scheduler_input.read_cluster(held.values())
+            decision = scheduler.schedule(cluster, waiting, list(held.values()))
+            went_on = self._start(decision, waiting)
+            for run_id in decision.preempt:
+                self.work.runs.direct(run_id, "preempt")
+            if went_on and cluster.quotas:
+                # Who waited for slots and has kept a share of a quota may by now wait for another
+                # quota, and keep it no more.
+                self.schedule()
+                return
+            running.update(start.request.job.job_id for start in decision.start)
+        unserved = self.work.searches.unserved()
+        now = Waiting.after(decision, waiting, running, restarting, unserved)
+        self._keep_reasons(now)
+
+    def extend(self, run_id: int, until: int) -> Extension:
+        """Say whether a run that has come to its bound goes on, rather than leave and start again.
+
+        It does when its trial has been let go further meanwhile, and would be given slots again at
+        once: nobody goes first. Nothing is changed by the answer.
+
+        Args:
+            run_id: A run that trains.
+            until: Its bound.
+
+        Raises:
+            NotFoundError: If there is no such run.
+            StaleRunError: If it has ended, or another run has taken over.
+        """
+        run, trial = self.work.runs.current(run_id)
+        further = trial["until"] is not None and trial["until"] > until and not trial["waits"]
+        asked_to_leave = run["directive"] != "train" or bool(run["killed"])
+        if not further or asked_to_leave or not self._goes_first(run, trial):
+            return Extension(goes_on=False)
+        whole = self.work.config(trial["experiment_id"]).searcher.length
+        text = f"run {run_id} goes on at once: the searcher lets trial {trial['id']} go further"
+        self.work.log_line(run, text)
+        return Extension(goes_on=True, until=trial["until"] if trial["until"] < whole else None)
+
+    def _goes_first(self, run: Fields, trial: Fields) -> bool:
+        """Whether a trial would be given slots at once, and may stay on all that its run holds."""
+        held = self.work.scheduler_input.held_by_run()
+        mine = held[run["id"]]
+        cluster = self.work.scheduler_input.read_cluster(held.values(), mine)
+        excluded = _excluded(trial)
+        free = {one.agent_id: set(one.slots) for one in cluster.agents if not one.closed}
+        for agent_id, slots in mine.slots.items():
+            if agent_id in excluded or not free.get(agent_id, set()).issuperset(slots):
+                return False
+        return self.slots_instead(run, trial) > 0
+
+    def slots_instead(self, run: Fields, trial: Fields) -> int:
+        """How many slots a trial would be given at once, if its run gave back all that it holds.
+
+        Args:
+            run: A run that holds slots.
+            trial: Its trial.
+        """
+        held = self.work.scheduler_input.held_by_run()
+        cluster = self.work.scheduler_input.read_cluster(held.values(), held[run["id"]])
+        mine = held.pop(run["id"])
+        again = Request(trial["id"], mine.job, 1, _excluded(trial))
+        waiting = [again, *self.work.scheduler_input.read_queue()]
         decision = scheduler.schedule(cluster, waiting, list(held.values()))
-        went_on = _start(work, decision, waiting)
-        for run_id in decision.preempt:
-            direct_run(work, run_id, "preempt")
-        if went_on and cluster.quotas:
-            # Who waited for slots and has kept a share of a quota may by now wait for another
-            # quota, and keep it no more.
-            schedule(work)
-            return
-        running.update(start.request.job.job_id for start in decision.start)
-    unserved = searching.unserved(work)
-    now = Waiting.after(decision, waiting, running, restarting, unserved)
-    _keep_reasons(work, now)
+        found = next((one for one in decision.start if one.request is again), None)
+        return 0 if found is None else sum(map(len, found.slots.values()))
 
+    def _start(self, decision: Decision, waiting: list[Request]) -> bool:
+        """Start the first trials of each request, and name the next one as the one that waits.
 
-def extend(work: UnitOfWork, run_id: int, until: int) -> Extension:
-    """Say whether a run that has come to its bound goes on, rather than leave and start again.
+        Returns:
+            Whether another round may start more in the same change.
+        """
+        if len(decision.start) > _STARTS_AT_ONCE:
+            del decision.start[_STARTS_AT_ONCE:]
+            self.work.orchestrator.unfinished = True
+        self.work.orchestrator.forgettable = FORGOTTEN
+        complete = len(decision.start) > 0 and not self.work.orchestrator.unfinished
+        starts: dict[int, list[Start]] = {}
+        for start in decision.start:
+            starts.setdefault(start.request.trial_id, []).append(start)
+        for mine in starts.values():
+            request = mine[0].request
+            ids = self.work.scheduler_input.next_trials(request, len(mine) + 1)
+            for trial_id, start in zip(ids, mine, strict=False):
+                if not self._assign(trial_id, start):
+                    self.work.orchestrator.unfinished = True
+                    complete = False
+            if request.trial_id in decision.waiting:
+                waiting.append(request._replace(trial_id=ids[-1]))
+                decision.waiting[ids[-1]] = decision.waiting.pop(request.trial_id)
+        return complete
 
-    It does when its trial has been let go further meanwhile, and would be given slots again at
-    once: nobody goes first. Nothing is changed by the answer.
-
-    Args:
-        work: Unit of work.
-        run_id: A run that trains.
-        until: Its bound.
-
-    Raises:
-        NotFoundError: If there is no such run.
-        StaleRunError: If it has ended, or another run has taken over.
-    """
-    run, trial = current_run(work, run_id)
-    further = trial["until"] is not None and trial["until"] > until and not trial["waits"]
-    asked_to_leave = run["directive"] != "train" or bool(run["killed"])
-    if not further or asked_to_leave or not _goes_first(work, run, trial):
-        return Extension(goes_on=False)
-    whole = work.config(trial["experiment_id"]).searcher.length
-    text = f"run {run_id} goes on at once: the searcher lets trial {trial['id']} go further"
-    work.log_line(run, text)
-    return Extension(goes_on=True, until=trial["until"] if trial["until"] < whole else None)
-
-
-def _goes_first(work: UnitOfWork, run: Fields, trial: Fields) -> bool:
-    """Whether a trial would be given slots at once, and may stay on all that its run holds."""
-    held = held_by_run(work)
-    mine = held[run["id"]]
-    cluster = read_cluster(work, held.values(), mine)
-    excluded = _excluded(trial)
-    free = {one.agent_id: set(one.slots) for one in cluster.agents if not one.closed}
-    for agent_id, slots in mine.slots.items():
-        if agent_id in excluded or not free.get(agent_id, set()).issuperset(slots):
+    def _assign(self, trial_id: int, start: Start) -> bool:
+        """Start a trial, or end one that cannot start; return False if it takes another change."""
+        trial = self.work.find(trials, trial_id)
+        problem = self.work.warm_starts.source_problem(trial)
+        if problem is not None:
+            self.work.trials.end(trial, TrialState.ERROR, error=problem)
+            return True
+        run_id = self.work.runs.assign(trial, start.slots)
+        if run_id is None:
             return False
-    return slots_instead(work, run, trial) > 0
+        if start.before is not None and start.before != trial["experiment_id"]:
+            run = {"experiment_id": trial["experiment_id"], "trial_id": trial_id, "id": run_id}
+            text = f"starts before experiment {start.before}, which waits and is not delayed by it"
+            self.work.log_line(run, f"run {run_id} {text}")
+        return True
 
+    def _restarting(self) -> dict[int, tuple[int, str]]:
+        """Return the trials that failed a moment ago, with their experiment and the reason."""
+        if not self.work.raw(_ANY_RESTARTING, (self.work.steady(),)):
+            return {}
+        of_trial = select(func.max(runs.c.id)).where(runs.c.trial_id == trials.c.id)
+        last = of_trial.correlate(trials).scalar_subquery()
+        query = (
+            select(
+                trials.c.id,
+                trials.c.experiment_id,
+                trials.c.restarts,
+                runs.c.exit_code,
+                runs.c.reason,
+            )
+            .outerjoin(runs, runs.c.id == last)
+            .where(
+                trials.c.state == TrialState.QUEUED,
+                trials.c.run_id.is_(None),
+                trials.c.restart_at > self.work.steady(),
+            )
+        )
+        found = self.work.connection.execute(query.limit(_MOST_RESTARTING)).mappings()
+        return {row["id"]: (row["experiment_id"], _why_again(row)) for row in found}
 
-def slots_instead(work: UnitOfWork, run: Fields, trial: Fields) -> int:
-    """How many slots a trial would be given at once, if its run gave back all that it holds.
+    def _keep_reasons(self, now: Waiting) -> None:
+        """Put new reasons in the place of the old ones, and tell those who watch."""
+        before = self.work.orchestrator.waiting
+        if before == now:
+            return
+        changed, told = changed_reasons(before, now)
+        for trial_id, experiment_id in changed.items():
+            self.work.touch("trial", experiment_id, trial_id)
+        for experiment_id in told:
+            self.work.touch("experiment", experiment_id, experiment_id)
+        self.work.orchestrator.waiting = now
+        self.work.undo.append(lambda: setattr(self.work.orchestrator, "waiting", before))
 
-    Args:
-        work: Unit of work.
-        run: A run that holds slots.
-        trial: Its trial.
-    """
-    held = held_by_run(work)
-    cluster = read_cluster(work, held.values(), held[run["id"]])
-    mine = held.pop(run["id"])
-    again = Request(trial["id"], mine.job, 1, _excluded(trial))
-    waiting = [again, *read_queue(work)]
-    decision = scheduler.schedule(cluster, waiting, list(held.values()))
-    found = next((one for one in decision.start if one.request is again), None)
-    return 0 if found is None else sum(map(len, found.slots.values()))
+    def tick(self) -> None:
+        """Enforce deadlines, lose dead agents, schedule, and apply queue timeouts.
+
+        Call it again while ``orchestrator.unfinished``.
+        """
+        self.work.orchestrator.unfinished = False
+        for experiment_id, why in self.work.searches.take_lost().items():
+            self.work.experiments.fail(experiment_id, why)
+        self.work.agents.lose_silent()
+        self._kill_late_runs()
+        self.schedule()
+        if self.work.queue.end_long_waits():  # slots may have been kept for one of them
+            self.schedule()
+
+    def bound_deadlines(self) -> None:
+        """Let nothing wait longer than it can have to: the clock may have been set back meanwhile.
+
+        Deadlines are kept in the time of the server that set them; ours may have begun before it.
+        """
+        now = self.work.steady()
+        latest = now + self.work.settings.timings.backoff_most_s
+        waiting = update(trials).where(trials.c.restart_at > latest)
+        self.work.connection.execute(waiting.values(restart_at=latest))
+        waiting_long = update(experiments).where(experiments.c.waits_since > now)
+        self.work.connection.execute(waiting_long.values(waits_since=now))
+        leaving = select(runs.c.id, runs.c.experiment_id, runs.c.deadline_at).where(
+            runs.c.state.in_(OPEN_RUNS), runs.c.deadline_at.is_not(None)
+        )
+        for run_id, experiment_id, deadline in self.work.connection.execute(leaving).all():
+            patience = self.work.config(experiment_id).preemption_timeout
+            self.work.save(runs, run_id, deadline_at=min(deadline, now + patience))
+
+    def _kill_late_runs(self) -> None:
+        """Kill runs that have not left by their deadline, and give up on those that cannot be."""
+        now = self.work.steady()
+        late = self.work.connection.execute(
+            select(runs).where(
+                runs.c.state.in_(OPEN_RUNS), runs.c.killed == 0, runs.c.deadline_at < now
+            )
+        )
+        for run in late.mappings().all():
+            wish = "stopped within its preemption_timeout"
+            if failed_before_its_kill(self.work.connection, run):
+                wish = "ended after others of its ranks have failed"
+            text = f"run {run['id']} has not {wish} and is killed"
+            self.work.log_line(run, text, "WARNING")
+            self.work.runs.kill(run["id"])
+
+    def grow(self, run_id: int, steps: int) -> None:
+        """Preempt a run that has saved a checkpoint if more slots are free for its trial.
+
+        Args:
+            run_id: The run.
+            steps: Batches that the checkpoint holds.
+        """
+        run = self.work.find(runs, run_id)
+        if run["directive"] != "train" or run["killed"] or run["started_at"] is None:
+            return
+        home = run["experiment_id"]
+        if not self.work.scheduler_input.jobs_of([home])[home].fewer:
+            return
+        mine = self.work.scheduler_input.held_by_run()[run_id]
+        holds = sum(map(len, mine.slots.values()))
+        lasted = self.work.clock() - run["started_at"]
+        if holds >= mine.job.slots or lasted < self._pause(run["trial_id"]):
+            return
+        length = msgspec.json.decode(run["spec"], type=RunSpec).max_batches
+        if length is not None and steps >= length:
+            return
+        found = self.slots_instead(run, self.work.trial_of(run))
+        if found <= holds:
+            return
+        self.work.save(runs, run_id, grows_to=found)
+        self.work.runs.direct(run_id, "preempt")
+        wanted = f"{holds} of the {mine.job.slots} slots of its trial, and {found} are free for it"
+        text = (
+            f"run {run_id} has {wanted}: it leaves with its checkpoint, and the trial starts again"
+        )
+        self.work.log_line(run, f"{text} with {found}, not counted as a restart")
+
+    def _pause(self, trial_id: int) -> float:
+        """Seconds that a run of a trial must have lasted."""
+        query = select(func.count()).where(
+            runs.c.trial_id == trial_id, runs.c.grows_to.is_not(None)
+        )
+        before = int(self.work.connection.execute(query).scalar_one())
+        timings = self.work.settings.timings
+        return min(timings.grow_first_s * 2.0 ** min(before, 32), timings.grow_most_s)
 
 
 def _excluded(trial: Fields) -> frozenset[int]:
     return frozenset(msgspec.json.decode(trial["excluded"], type=list[int]))
 
 
-_STARTS_AT_ONCE = 128
-"""Runs that one round starts; the next tick starts the others."""
-
-
-def _start(work: UnitOfWork, decision: Decision, waiting: list[Request]) -> bool:
-    """Start the first trials of each request, and name the next one as the one that waits.
-
-    Returns:
-        Whether another round may start more in the same change.
-    """
-    if len(decision.start) > _STARTS_AT_ONCE:
-        del decision.start[_STARTS_AT_ONCE:]
-        work.orchestrator.unfinished = True
-    work.orchestrator.forgettable = FORGOTTEN
-    complete = len(decision.start) > 0 and not work.orchestrator.unfinished
-    starts: dict[int, list[Start]] = {}
-    for start in decision.start:
-        starts.setdefault(start.request.trial_id, []).append(start)
-    for mine in starts.values():
-        request = mine[0].request
-        ids = next_trials(work, request, len(mine) + 1)
-        for trial_id, start in zip(ids, mine, strict=False):
-            if not _assign(work, trial_id, start):
-                work.orchestrator.unfinished = True
-                complete = False
-        if request.trial_id in decision.waiting:
-            waiting.append(request._replace(trial_id=ids[-1]))
-            decision.waiting[ids[-1]] = decision.waiting.pop(request.trial_id)
-    return complete
-
-
-def _assign(work: UnitOfWork, trial_id: int, start: Start) -> bool:
-    """Start a trial, or end one that cannot start; return False if it takes another change."""
-    trial = work.find(trials, trial_id)
-    problem = source_problem(work, trial)
-    if problem is not None:
-        end_trial(work, trial, TrialState.ERROR, error=problem)
-        return True
-    run_id = assign(work, trial, start.slots)
-    if run_id is None:
-        return False
-    if start.before is not None and start.before != trial["experiment_id"]:
-        run = {"experiment_id": trial["experiment_id"], "trial_id": trial_id, "id": run_id}
-        text = f"starts before experiment {start.before}, which waits and is not delayed by it"
-        work.log_line(run, f"run {run_id} {text}")
-    return True
-
-
-def _restarting(work: UnitOfWork) -> dict[int, tuple[int, str]]:
-    """Return the trials that failed a moment ago, with their experiment and the reason."""
-    if not work.raw(_ANY_RESTARTING, (work.steady(),)):
-        return {}
-    of_trial = select(func.max(runs.c.id)).where(runs.c.trial_id == trials.c.id)
-    last = of_trial.correlate(trials).scalar_subquery()
-    query = (
-        select(
-            trials.c.id, trials.c.experiment_id, trials.c.restarts, runs.c.exit_code, runs.c.reason
-        )
-        .outerjoin(runs, runs.c.id == last)
-        .where(
-            trials.c.state == TrialState.QUEUED,
-            trials.c.run_id.is_(None),
-            trials.c.restart_at > work.steady(),
-        )
-    )
-    found = work.connection.execute(query.limit(_MOST_RESTARTING)).mappings()
-    return {row["id"]: (row["experiment_id"], _why_again(row)) for row in found}
-
-
 def _why_again(row: RowMapping) -> str:
     if row["exit_code"] == EXIT_INFRASTRUCTURE:
         return f"it starts again within a minute, for its last run was lost: {row['reason'] or '?'}"
     return f"it has failed and is started again within a minute (restart {row['restarts']})"
-
-
-def _keep_reasons(work: UnitOfWork, now: Waiting) -> None:
-    """Put new reasons in the place of the old ones, and tell those who watch."""
-    before = work.orchestrator.waiting
-    if before == now:
-        return
-    changed, told = changed_reasons(before, now)
-    for trial_id, experiment_id in changed.items():
-        work.touch("trial", experiment_id, trial_id)
-    for experiment_id in told:
-        work.touch("experiment", experiment_id, experiment_id)
-    work.orchestrator.waiting = now
-    work.undo.append(lambda: setattr(work.orchestrator, "waiting", before))
-
-
-_MOST_RESTARTING = 1000
-_ANY_RESTARTING = "SELECT 1 FROM trials WHERE restart_at > ? LIMIT 1"
-
-
-def tick(work: UnitOfWork) -> None:
-    """Look after deadlines and dead agents, and schedule; what then still waits may have to end.
-
-    Call it again while ``orchestrator.unfinished``.
-    """
-    work.orchestrator.unfinished = False
-    for experiment_id, why in searching.forget_lost(work).items():
-        fail_experiment(work, experiment_id, why)
-    lose_silent(work)
-    _kill_late_runs(work)
-    schedule(work)
-    if end_long_waits(work):  # slots may have been kept for one of them
-        schedule(work)
-
-
-def bound_deadlines(work: UnitOfWork) -> None:
-    """Let nothing wait longer than it can have to: the clock may have been set back meanwhile.
-
-    Deadlines are kept in the time of the server that set them; ours may have begun before it.
-    """
-    now = work.steady()
-    latest = now + work.settings.timings.backoff_most_s
-    waiting = update(trials).where(trials.c.restart_at > latest)
-    work.connection.execute(waiting.values(restart_at=latest))
-    waiting_long = update(experiments).where(experiments.c.waits_since > now)
-    work.connection.execute(waiting_long.values(waits_since=now))
-    leaving = select(runs.c.id, runs.c.experiment_id, runs.c.deadline_at).where(
-        runs.c.state.in_(OPEN_RUNS), runs.c.deadline_at.is_not(None)
-    )
-    for run_id, experiment_id, deadline in work.connection.execute(leaving).all():
-        patience = work.config(experiment_id).preemption_timeout
-        work.save(runs, run_id, deadline_at=min(deadline, now + patience))
-
-
-def _kill_late_runs(work: UnitOfWork) -> None:
-    """Kill runs that have not left by their deadline, and give up on those that cannot be."""
-    now = work.steady()
-    late = work.connection.execute(
-        select(runs).where(
-            runs.c.state.in_(OPEN_RUNS), runs.c.killed == 0, runs.c.deadline_at < now
-        )
-    )
-    for run in late.mappings().all():
-        wish = "stopped within its preemption_timeout"
-        if failed_before_its_kill(work.connection, run):
-            wish = "ended after others of its ranks have failed"
-        text = f"run {run['id']} has not {wish} and is killed"
-        work.log_line(run, text, "WARNING")
-        kill_run(work, run["id"])

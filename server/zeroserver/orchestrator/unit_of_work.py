@@ -1,6 +1,7 @@
 """Unit of work: one change of the database with everything that belongs to it."""
 
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -10,7 +11,26 @@ from zerolab.contract.secrets import find_secrets
 from zerolab.contract.storage import StorageAddress
 from zerolab.paths import Home
 from zeroserver.event_journal import RELOAD
+from zeroserver.orchestrator.checkpoints.checkpoint_removal import CheckpointRemovalService
+from zeroserver.orchestrator.checkpoints.checkpoint_service import CheckpointService
+from zeroserver.orchestrator.checkpoints.model_service import ModelService
+from zeroserver.orchestrator.cluster.agent_service import AgentService
+from zeroserver.orchestrator.cluster.queue_service import QueueService
+from zeroserver.orchestrator.cluster.scheduler_input import SchedulerInput
+from zeroserver.orchestrator.continuation import ContinuationService
+from zeroserver.orchestrator.experiment_service import ExperimentService
+from zeroserver.orchestrator.ingest.log_service import LogService
+from zeroserver.orchestrator.ingest.metric_names import MetricNameService
+from zeroserver.orchestrator.ingest.report_service import ReportService
+from zeroserver.orchestrator.node_service import NodeService
+from zeroserver.orchestrator.run_service import RunService
+from zeroserver.orchestrator.scheduling import SchedulingService
+from zeroserver.orchestrator.search.custom_search import CustomSearchService
+from zeroserver.orchestrator.search.operation_service import OperationService
+from zeroserver.orchestrator.search.search_service import SearchService
+from zeroserver.orchestrator.search.warm_start import WarmStartService
 from zeroserver.orchestrator.state import Fields, Orchestrator, config_of
+from zeroserver.orchestrator.trial_service import TrialService
 from zeroserver.settings import Settings
 from zeroserver.store.database import Change, Transaction
 from zeroserver.store.rows import one
@@ -57,6 +77,101 @@ class UnitOfWork(Transaction):
     def steady(self) -> Callable[[], float]:
         """Monotonic clock in seconds, for deadlines."""
         return self.orchestrator.steady
+
+    @cached_property
+    def experiments(self) -> ExperimentService:
+        """Creates, moves, ends and deletes experiments."""
+        return ExperimentService(self)
+
+    @cached_property
+    def trials(self) -> TrialService:
+        """Moves, stops, ends, reopens and deletes trials."""
+        return TrialService(self)
+
+    @cached_property
+    def operations(self) -> OperationService:
+        """Carries out what searchers request; the rest waits in a backlog."""
+        return OperationService(self)
+
+    @cached_property
+    def runs(self) -> RunService:
+        """Assigns runs to slots and decides what follows from their end."""
+        return RunService(self)
+
+    @cached_property
+    def nodes(self) -> NodeService:
+        """Spreads a run over agents and merges how its ranks ended."""
+        return NodeService(self)
+
+    @cached_property
+    def searches(self) -> SearchService:
+        """Stores events of searches and asks their searchers for operations."""
+        return SearchService(self)
+
+    @cached_property
+    def custom_searches(self) -> CustomSearchService:
+        """Stores the operations that programs send for their searches."""
+        return CustomSearchService(self)
+
+    @cached_property
+    def continuations(self) -> ContinuationService:
+        """Continues experiments and trials that have ended."""
+        return ContinuationService(self)
+
+    @cached_property
+    def scheduling(self) -> SchedulingService:
+        """Starts, extends and preempts runs, and does the periodic work of the clock."""
+        return SchedulingService(self)
+
+    @cached_property
+    def queue(self) -> QueueService:
+        """Changes the order and the limits of the queue."""
+        return QueueService(self)
+
+    @cached_property
+    def scheduler_input(self) -> SchedulerInput:
+        """Reads the queue and the cluster for the scheduler."""
+        return SchedulerInput(self)
+
+    @cached_property
+    def agents(self) -> AgentService:
+        """Registers, closes and removes agents."""
+        return AgentService(self)
+
+    @cached_property
+    def checkpoints(self) -> CheckpointService:
+        """Stores checkpoints and deletes those that the policy does not keep."""
+        return CheckpointService(self)
+
+    @cached_property
+    def checkpoint_removal(self) -> CheckpointRemovalService:
+        """Removes checkpoints, or files of them, at the request of users."""
+        return CheckpointRemovalService(self)
+
+    @cached_property
+    def models(self) -> ModelService:
+        """Registers checkpoints as versions of models."""
+        return ModelService(self)
+
+    @cached_property
+    def warm_starts(self) -> WarmStartService:
+        """Chooses and protects the checkpoints from which trials start."""
+        return WarmStartService(self)
+
+    @cached_property
+    def reports(self) -> ReportService:
+        """Stores reports of runs exactly once, with their consequences."""
+        return ReportService(self)
+
+    @cached_property
+    def logs(self) -> LogService:
+        """Stores log lines of runs, applies log policies and expires old lines."""
+        return LogService(self)
+
+    @cached_property
+    def metric_names(self) -> MetricNameService:
+        """Limits and counts the metric names that trials use."""
+        return MetricNameService(self)
 
     def find(self, table: Table, row_id: int) -> RowMapping:
         """Return one row.

@@ -11,8 +11,7 @@ import pytest
 from tests.server.helpers import Clock, Server, serve
 from tests.waiting import DEADLINE_S
 from zerolab.contract.spec import EXIT_PREEMPTED
-from zeroserver.orchestrator.scheduling import tick
-from zeroserver.orchestrator.unit_of_work import UnitOfWork
+from zeroserver.orchestrator.scheduling import SchedulingService
 
 LIMIT_S = 60
 POOLS = 4
@@ -67,12 +66,13 @@ class QueueTimeModel:
 def first_tick(monkeypatch: pytest.MonkeyPatch) -> Event:
     """Event that is set by the tick at the server's start."""
     done = Event()
+    tick = SchedulingService.tick
 
-    def tick_and_report(work: UnitOfWork) -> None:
-        tick(work)
+    def tick_and_report(self: SchedulingService) -> None:
+        tick(self)
         done.set()
 
-    monkeypatch.setattr("zeroserver.app.tick", tick_and_report)
+    monkeypatch.setattr(SchedulingService, "tick", tick_and_report)
     return done
 
 

@@ -22,7 +22,6 @@ from zerolab.contract.spec import (
     EXIT_USER_ERROR,
 )
 from zerolab.errors import ConflictError
-from zeroserver.orchestrator.scheduling import schedule
 from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.store.schema import trials
 
@@ -523,7 +522,7 @@ def test_rolled_back_submission_has_no_reason(sqlite_server: Server) -> None:
 
     def fail(work: UnitOfWork) -> None:
         work.save(trials, 1, state="PAUSED")
-        schedule(work)
+        work.scheduling.schedule()
         assert orchestrator.waiting != before
         raise ConflictError("not this time")
 

@@ -11,11 +11,14 @@ import pytest
 from tests.server.helpers import GONE_S, Server, checkpoint, serve, training, validation
 from tests.waiting import until
 from zerolab.contract.spec import EXIT_PREEMPTED
+from zerolab.searcher import Create
 from zeroserver import services
 from zeroserver.api import checkpoints as checkpoint_routes
-from zeroserver.orchestrator import scheduling, searching, user_actions
-from zeroserver.orchestrator.checkpoints import removing, retention
-from zeroserver.orchestrator.cluster import agents
+from zeroserver.orchestrator import experiment_service, scheduling
+from zeroserver.orchestrator.checkpoints import checkpoint_removal, checkpoint_service
+from zeroserver.orchestrator.cluster import agent_service
+from zeroserver.orchestrator.search import search_service
+from zeroserver.orchestrator.search.search_service import Replay
 from zeroserver.orchestrator.unit_of_work import UnitOfWork
 
 SPACE = {"deepspeed_config": "ds_config.json", "lr": {"type": "double", "minval": 0, "maxval": 1}}
@@ -33,13 +36,13 @@ HALVING = {
 def replaying(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the threads that have replayed a search."""
     threads: list[str] = []
-    fold = searching._fold
+    fold = search_service._fold
 
-    def recording_fold(*arguments: Any) -> searching.Replay:
+    def recording_fold(*arguments: Any) -> Replay:
         threads.append(threading.current_thread().name)
         return fold(*arguments)
 
-    monkeypatch.setattr(searching, "_fold", recording_fold)
+    monkeypatch.setattr(search_service, "_fold", recording_fold)
     return threads
 
 
@@ -127,7 +130,7 @@ def test_writer_replays_no_search(
 def test_start_loads_large_searches(
     tmp_path: Path, replaying: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(searching, "_LARGE", 6)
+    monkeypatch.setattr(search_service, "_LARGE", 6)
     with serve(tmp_path) as server:
         server.submit(hyperparameters=SPACE, searcher=HALVING)
         server.submit(hyperparameters=SPACE, searcher={**HALVING, "max_trials": 5})
@@ -146,8 +149,8 @@ def test_growth_equals_replay(sqlite_server: Server) -> None:
     grow_twice(server)
 
     def replayed(work: UnitOfWork) -> list[Any]:
-        operations = searching.replay(work, 1)
-        return [operation for operation in operations if isinstance(operation, searching.Create)]
+        operations = work.searches.replay(1)
+        return [operation for operation in operations if isinstance(operation, Create)]
 
     expected = server.write(replayed)
     rows = server.sql("SELECT request_id, seed FROM trials ORDER BY id")
@@ -158,9 +161,9 @@ def test_growth_equals_replay(sqlite_server: Server) -> None:
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limit deletions to a few rows a transaction."""
-    monkeypatch.setattr(user_actions, "_CHECKPOINTS_AT_ONCE", 2)
-    monkeypatch.setattr(user_actions, "_TRIALS_AT_ONCE", 2)
-    monkeypatch.setattr(user_actions, "_EVENTS_AT_ONCE", 5)
+    monkeypatch.setattr(checkpoint_service, "AT_ONCE", 2)
+    monkeypatch.setattr(experiment_service, "_TRIALS_AT_ONCE", 2)
+    monkeypatch.setattr(experiment_service, "_EVENTS_AT_ONCE", 5)
 
 
 TABLES = ("experiments", "trials", "runs", "checkpoints", "searcher_events", "points", "logs")
@@ -187,7 +190,7 @@ def test_interrupted_delete_is_repeated(server: Server, small_parts: None) -> No
     end(server)
     trials = count(server, "trials")
     while count(server, "trials") == trials:
-        assert not server.write(lambda work: user_actions.remove(work, 1))
+        assert not server.write(lambda work: work.experiments.remove(1))
     experiment = server.experiment()
     assert experiment["num_trials"] == count(server, "trials")
     states = [trial["state"] for trial in server.trials()]
@@ -214,7 +217,7 @@ def test_delete_trial_with_many_checkpoints(server: Server, small_parts: None) -
 @pytest.fixture
 def small_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limit removals to a few checkpoints a transaction."""
-    for module in (retention, removing, services, checkpoint_routes):
+    for module in (checkpoint_service, checkpoint_removal, services, checkpoint_routes):
         monkeypatch.setattr(module, "AT_ONCE", 2)
 
 
@@ -262,7 +265,7 @@ def test_interrupted_policy_is_applied_at_next_start(tmp_path: Path, small_chang
         paused_search(server)
         server.act("cancel")
         ((trial_id,),) = server.sql("SELECT min(id) FROM trials")
-        server.write(partial(retention.thin_out, experiment_id=1, trial_ids=[trial_id]))
+        server.write(lambda work: work.checkpoints.thin_out(experiment_id=1, trial_ids=[trial_id]))
     with serve(tmp_path) as server:
         until("it goes on", lambda: states(server).count("COMPLETED") == 1)
         until("it is done", lambda: server.sql("SELECT retention_due FROM experiments") == [(0,)])
@@ -322,7 +325,7 @@ def test_interrupted_delete_refuses_continue_after_restart(
         server.submit(hyperparameters=SPACE, searcher=HALVING)
         validated(server)
         end(server)
-        assert not server.write(lambda work: user_actions.remove(work, 1))
+        assert not server.write(lambda work: work.experiments.remove(1))
     with serve(tmp_path) as server:
         response = server.http.post("/api/v1/experiments/1/continue", json={})
         assert response.status_code == 409
@@ -334,7 +337,7 @@ def test_interrupted_delete_refuses_continue_after_restart(
 def test_lost_agent_ends_runs_in_parts(
     server: Server, monkeypatch: pytest.MonkeyPatch, leaves: bool
 ) -> None:
-    monkeypatch.setattr(agents, "_RUNS_AT_ONCE", 2)
+    monkeypatch.setattr(agent_service, "_RUNS_AT_ONCE", 2)
     server.submit(hyperparameters=SPACE, searcher=RANDOM)
     server.add_agent(slots=6)
     assert len(server.work()) == 6

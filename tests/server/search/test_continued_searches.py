@@ -8,7 +8,7 @@ import pytest
 
 from tests.server.helpers import Clock, Server, checkpoint, serve, validation
 from zerolab.contract.spec import EXIT_PREEMPTED, EXIT_REACHED
-from zeroserver.orchestrator import searching
+from zeroserver.orchestrator.search import search_service
 from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.services import Services
 from zeroserver.states import EXPERIMENT_ENDED
@@ -103,12 +103,12 @@ class Life:
 
         def both(work: UnitOfWork) -> tuple[Any, Any]:
             in_memory = work.orchestrator.searchers.get(1)
-            replay = searching._replay(work, 1)
+            replay = work.searches._replay(1)
             assert replay.problem is None
             return replay.searcher, in_memory or replay.searcher
 
         replayed, current = self.server.write(both)
-        assert searching._view(replayed) == searching._view(current)
+        assert search_service._view(replayed) == search_service._view(current)
         assert replayed.progress() == current.progress()
 
 
@@ -243,7 +243,7 @@ def test_restart_keeps_pending_growth(begin: Any, monkeypatch: pytest.MonkeyPatc
     assert life.server.experiment()["num_trials"] == 4
     with monkeypatch.context() as interrupted:  # killed after the first part of the new trials
         interrupted.setattr(Services, "carry_out", no_effects)
-        interrupted.setattr("zeroserver.orchestrator.trials._BUDGET_MS", 0.05)
+        interrupted.setattr("zeroserver.orchestrator.search.operation_service._BUDGET_MS", 0.05)
         life.continue_search(max_trials=16)
         assert life.server.services.orchestrator.backlog
         life.end()

@@ -9,8 +9,7 @@ import pytest
 from tests.server.helpers import Server, serve
 from tests.waiting import until
 from zerolab.searcher import Continue, Create, Operation, Shutdown, Stop
-from zeroserver.orchestrator.custom_search import Answered, take_operations
-from zeroserver.orchestrator.trials import carry_out
+from zeroserver.orchestrator.search.custom_search import Answered
 from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.services import Services
 
@@ -109,7 +108,7 @@ def test_operations_on_trial_not_yet_created(
     server = sqlite_server
     server.submit(searcher=RANDOM, hyperparameters=SPACE)
     operations = [Create(9000, {"lr": 0.5}, 0), follows]
-    server.write(lambda work: carry_out(work, 1, operations))
+    server.write(lambda work: work.operations.carry_out(1, operations))
     monkeypatch.undo()
     assert server.http.portal is not None
     server.http.portal.call(server.services.carry_out)
@@ -146,7 +145,7 @@ def test_interrupted_custom_operations_are_sent_again(sqlite_server: Server) -> 
     server.submit(searcher=CUSTOM)
     operations = [create(number) for number in range(1, TRIALS + 1)]
     answered = Answered(-1, 0, [Create(row["trial_id"], row["hparams"], 0) for row in operations])
-    handled, start = server.write(lambda work: take_operations(work, 1, answered))
+    handled, start = server.write(lambda work: work.custom_searches.take_operations(1, answered))
     assert handled == -1
     assert start is not None
     assert 0 < start < TRIALS
@@ -201,7 +200,7 @@ def test_many_creates_and_stops_and_shutdown(sqlite_server: Server, shutdown_fir
 
     def begin(work: UnitOfWork) -> None:
         work.orchestrator.searchers[1] = searcher
-        carry_out(work, 1, operations)
+        work.operations.carry_out(1, operations)
 
     before = server.services.database.jobs
     server.write(begin)
@@ -221,7 +220,7 @@ def test_restart_completes_pending_operations(
         "name": "tpe_asha", "metric": "loss", "max_length": 100, "max_trials": 40,
         "max_concurrent_trials": 20,
     }  # fmt: skip
-    monkeypatch.setattr("zeroserver.orchestrator.trials._BUDGET_MS", 0.05)
+    monkeypatch.setattr("zeroserver.orchestrator.search.operation_service._BUDGET_MS", 0.05)
     with serve(tmp_path) as server:
         server.submit(searcher=searcher, hyperparameters=SPACE)
         assert server.sql("SELECT request_id, until FROM trials") == [(1, None)]

@@ -8,7 +8,7 @@ from tests.server.helpers import Clock, Server, checkpoint, serve, validation
 from zerolab.contract.spec import EXIT_REACHED
 from zerolab.extensions.searcher_tpe import ladder
 from zerolab.schema.space import Space
-from zeroserver.orchestrator import searching
+from zeroserver.orchestrator.search import search_service
 
 SPACE = {"deepspeed_config": "ds_config.json", "lr": {"type": "double", "minval": 0, "maxval": 1}}
 SEARCH: dict[str, Any] = {
@@ -152,8 +152,8 @@ def test_ended_search_is_replayed_once(
     sqlite_server.act("kill")
     for item in sqlite_server.work():
         sqlite_server.exit(item.run_id, 1)
-    fold = searching._fold
-    monkeypatch.setattr(searching, "_fold", lambda *inputs: folds.append(1) or fold(*inputs))
+    fold = search_service._fold
+    monkeypatch.setattr(search_service, "_fold", lambda *inputs: folds.append(1) or fold(*inputs))
     first = sqlite_server.get("/experiments/1/searcher")
     assert sqlite_server.get("/experiments/1/searcher") == first
     assert folds == [1]

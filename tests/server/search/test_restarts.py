@@ -15,7 +15,7 @@ from tests.server.helpers import PREFIX, Clock, Server, checkpoint, serve, valid
 from zerolab.contract.messages import Record
 from zerolab.contract.spec import EXIT_REACHED, RunSpec
 from zerolab.searcher import Operation
-from zeroserver.orchestrator import searching
+from zeroserver.orchestrator.search.search_service import SearchService
 
 SPACE = {"deepspeed_config": "ds_config.json", "lr": {"type": "double", "minval": 0, "maxval": 1}}
 SEARCHERS: dict[str, dict[str, Any]] = {
@@ -89,17 +89,17 @@ class Lives:
 @contextmanager
 def lost_events() -> Iterator[None]:
     """Let the transaction of every event fail just before its commit."""
-    tell = searching.tell
+    tell = SearchService.tell
 
     def tell_and_fail(*arguments: Any) -> list[Operation]:
         tell(*arguments)
         raise MemoryError("the server dies")
 
-    searching.tell = tell_and_fail  # type: ignore[assignment]
+    SearchService.tell = tell_and_fail  # type: ignore[method-assign]
     try:
         yield
     finally:
-        searching.tell = tell
+        SearchService.tell = tell  # type: ignore[method-assign]
 
 
 def create(trial_id: int) -> dict[str, Any]:

@@ -7,8 +7,6 @@ import pytest
 from tests.server.helpers import Server, checkpoint, validation
 from zerolab.contract.spec import EXIT_PREEMPTED, CheckpointRef
 from zerolab.searcher import Create
-from zeroserver.orchestrator.checkpoints.retention import apply_to_experiment
-from zeroserver.orchestrator.trials import carry_out
 
 RANDOM = {"name": "random", "metric": "loss", "max_length": 20, "max_trials": 2}
 SPACE = {
@@ -35,7 +33,7 @@ def train_with_checkpoints(server: Server, *steps: int, name: str = "") -> list[
 def create_from(server: Server, source: int, number: int = 3) -> None:
     """Create a trial of experiment 1 with the weights of another."""
     operation = Create(number, {"lr": 0.5}, 7, source=source)
-    server.write(lambda work: carry_out(work, 1, [operation]))
+    server.write(lambda work: work.operations.carry_out(1, [operation]))
 
 
 @pytest.mark.parametrize("by", ["trial", "checkpoint"])
@@ -96,7 +94,7 @@ def test_warm_start_source_is_retained(server: Server) -> None:
     statement = "UPDATE experiments SET config = replace(config, :old, :new)"
     server.execute(statement, old='_trial_latest":5', new='_trial_latest":1')
     server.services.orchestrator.configs.clear()
-    server.write(lambda work: apply_to_experiment(work, 1))
+    server.write(lambda work: work.checkpoints.apply_to_experiment(1))
     uuids = {row["uuid"] for row in server.get("/experiments/1/checkpoints")["checkpoints"]
             if row["state"] == "COMPLETED"}  # fmt: skip
     assert uuids == {first, checkpoint(30).uuid}

@@ -9,7 +9,6 @@ import pytest
 
 from tests.server.helpers import Server, metrics, serve, training, validation
 from zerolab.contract.messages import MSGPACK, LogBatch, LogEntry
-from zeroserver.orchestrator.ingest.expiry import expire_logs
 from zeroserver.settings import Limits
 
 DAY_S = 86400.0
@@ -206,11 +205,11 @@ def test_log_retention_days_removes_logs(server: Server, days: int | None, retai
     policy = {} if days is None else {"retention_policy": {"log_retention_days": days}}
     run_id = running(server, **policy)
     server.log(run_id, 0, *map(str, range(6000)))
-    assert not server.write(expire_logs)
+    assert not server.write(lambda work: work.logs.expire())
     server.exit(run_id, 0)
     assert server.trial()["state"] == "COMPLETED"
     server.clock.now += 4 * DAY_S
-    while server.write(expire_logs):
+    while server.write(lambda work: work.logs.expire()):
         pass
     assert bool(log_of(server)) == retained
 

@@ -11,8 +11,6 @@ from zeroserver.api.common import IdPath, answer
 from zeroserver.api.json_route import JsonRoute
 from zeroserver.api.resources import AgentAnswer, AgentPage
 from zeroserver.api.rows import respond
-from zeroserver.orchestrator.cluster import agents as room
-from zeroserver.orchestrator.scheduling import schedule
 from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.services import ReadDep, Services, ServicesDep
 
@@ -63,8 +61,8 @@ async def disable_agent(
     wish = wish or Disable()
 
     def job(work: UnitOfWork) -> None:
-        room.close(work, agent_id, wish.slots, drain=wish.drain)
-        schedule(work)
+        work.agents.close(agent_id, wish.slots, drain=wish.drain)
+        work.scheduling.schedule()
 
     await services.write(job)
     return await _answer(services, agent_id)
@@ -88,8 +86,8 @@ async def enable_agent(
     wish = wish or Enable()
 
     def job(work: UnitOfWork) -> None:
-        room.reopen(work, agent_id, wish.slots)
-        schedule(work)
+        work.agents.reopen(agent_id, wish.slots)
+        work.scheduling.schedule()
 
     await services.write(job)
     return await _answer(services, agent_id)
@@ -100,8 +98,8 @@ async def delete_agent(services: ServicesDep, agent_id: IdPath) -> Response:
     """Forget an agent that is gone; its runs stay in the history."""
 
     def job(work: UnitOfWork) -> None:
-        room.remove(work, agent_id)
-        schedule(work)
+        work.agents.remove(agent_id)
+        work.scheduling.schedule()
 
     await services.write(job)
     return Response(status_code=204)

@@ -10,7 +10,7 @@ from zerolab.scheduler import DEFAULT_POOL, Policy
 from zeroserver.analysis.cost import count_host_slots
 from zeroserver.api.resources import Agent, Job, Pool, Quota, Slot
 from zeroserver.orchestrator.cluster.scheduler_input import OPEN_RUNS, down_slots, why_closed
-from zeroserver.orchestrator.nodes import held_slots
+from zeroserver.orchestrator.node_service import held_slots
 from zeroserver.orchestrator.state import Orchestrator
 from zeroserver.states import EXPERIMENT_ENDED
 from zeroserver.store.schema import agents, experiments, pools, quotas, runs, trials

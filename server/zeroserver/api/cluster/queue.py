@@ -20,9 +20,7 @@ from zeroserver.api.resources import (
     QuotaPage,
 )
 from zeroserver.api.rows import respond
-from zeroserver.orchestrator.cluster import jobs as room
-from zeroserver.orchestrator.cluster.jobs import JobChange
-from zeroserver.orchestrator.scheduling import schedule
+from zeroserver.orchestrator.cluster.queue_service import JobChange
 from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.services import ReadDep, Services, ServicesDep
 
@@ -58,7 +56,7 @@ async def _write(services: Services, job: Callable[[UnitOfWork], None]) -> None:
 
     def both(work: UnitOfWork) -> None:
         job(work)
-        schedule(work)
+        work.scheduling.schedule()
 
     await services.write(both)
 
@@ -79,7 +77,7 @@ async def patch_job(services: ServicesDep, experiment_id: IdPath, patch: JobPatc
     """Change a job's priority, weight or most slots; what runs goes on."""
     unlimited = "max_slots" in patch.model_fields_set and patch.max_slots is None
     change = JobChange(patch.priority, patch.weight, patch.max_slots, unlimited)
-    await _write(services, lambda work: room.change_job(work, experiment_id, change))
+    await _write(services, lambda work: work.queue.change(experiment_id, change))
     return await _job(services, experiment_id)
 
 
@@ -104,7 +102,7 @@ async def move_job(services: ServicesDep, experiment_id: IdPath, move: Move) -> 
     """Put a job directly ahead of another one of its pool, or behind it, at that one's priority."""
     anchor = move.ahead_of or move.behind or 0
     side: Literal["ahead", "behind"] = "ahead" if move.ahead_of is not None else "behind"
-    await _write(services, lambda work: room.move_job(work, experiment_id, anchor, side))
+    await _write(services, lambda work: work.queue.move(experiment_id, anchor, side))
     return await _job(services, experiment_id)
 
 
@@ -125,7 +123,7 @@ class PoolPut(BaseModel):
 @router.put("/pools/{name}", responses=answer(PoolAnswer))
 async def put_pool(services: ServicesDep, name: Name, body: PoolPut) -> Response:
     """Say in which order the jobs of a pool start; it need not have agents yet."""
-    await _write(services, lambda work: room.set_policy(work, name, body.policy))
+    await _write(services, lambda work: work.queue.set_policy(name, body.policy))
     items = await services.read(lambda connection: pool_list(services.orchestrator, connection))
     return respond(PoolAnswer(next(pool for pool in items if pool.name == name)))
 
@@ -150,7 +148,7 @@ class QuotaPut(BaseModel):
 @router.put("/quotas/{kind}/{name:path}", responses=answer(QuotaAnswer))
 async def put_quota(services: ServicesDep, kind: Kind, name: Name, body: QuotaPut) -> Response:
     """Limit the slots that the jobs of a pool, or those with a label, hold together."""
-    await _write(services, lambda work: room.set_quota(work, kind, name, body.max_slots))
+    await _write(services, lambda work: work.queue.set_quota(kind, name, body.max_slots))
     items: Any = await services.read(quota_list)
     return respond(QuotaAnswer(next(quota for quota in items if quota.group == f"{kind}:{name}")))
 
@@ -158,5 +156,5 @@ async def put_quota(services: ServicesDep, kind: Kind, name: Name, body: QuotaPu
 @router.delete("/quotas/{kind}/{name:path}", status_code=204)
 async def delete_quota(services: ServicesDep, kind: Kind, name: Name) -> Response:
     """Take a limit away."""
-    await _write(services, lambda work: room.remove_quota(work, kind, name))
+    await _write(services, lambda work: work.queue.remove_quota(kind, name))
     return Response(status_code=204)

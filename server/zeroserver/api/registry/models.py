@@ -13,7 +13,6 @@ from zeroserver.api.json_route import JsonRoute, PlainText
 from zeroserver.api.queries import checkpoint_metrics
 from zeroserver.api.resources import Model, ModelAnswer, ModelPage, ModelVersion
 from zeroserver.api.rows import respond
-from zeroserver.orchestrator.checkpoints import registry
 from zeroserver.services import ReadDep, Services, ServicesDep
 from zeroserver.store.schema import checkpoints, model_versions, models
 
@@ -79,7 +78,7 @@ class NewModel(BaseModel):
 @router.post("/models", status_code=201, responses=answer(ModelAnswer, 201))
 async def create_model(services: ServicesDep, body: NewModel) -> Response:
     """Add a model to the registry."""
-    await services.write(lambda work: registry.create_model(work, body.name, body.description))
+    await services.write(lambda work: work.models.create(body.name, body.description))
     return await _one(services, body.name, 201)
 
 
@@ -92,7 +91,7 @@ async def get_model(services: ServicesDep, name: Name) -> Response:
 @router.delete("/models/{name}", status_code=204)
 async def delete_model(services: ServicesDep, name: Name) -> Response:
     """Take a model out of the registry; its checkpoints stay as their experiments keep them."""
-    await services.write(lambda work: registry.remove_model(work, name))
+    await services.write(lambda work: work.models.remove(name))
     return Response(status_code=204)
 
 
@@ -109,14 +108,12 @@ class NewVersion(BaseModel):
 @router.post("/models/{name}/versions", status_code=201, responses=answer(ModelAnswer, 201))
 async def register_version(services: ServicesDep, name: Name, body: NewVersion) -> Response:
     """Make a checkpoint the next version of a model: from then on it is kept."""
-    await services.write(
-        lambda work: registry.register_version(work, name, body.checkpoint, body.notes)
-    )
+    await services.write(lambda work: work.models.register(name, body.checkpoint, body.notes))
     return await _one(services, name, 201)
 
 
 @router.delete("/models/{name}/versions/{version}", status_code=204)
 async def delete_version(services: ServicesDep, name: Name, version: IdPath) -> Response:
     """Take a version out of the registry; its checkpoint is no longer kept for it."""
-    await services.write(lambda work: registry.remove_version(work, name, version))
+    await services.write(lambda work: work.models.remove_version(name, version))
     return Response(status_code=204)

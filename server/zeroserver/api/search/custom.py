@@ -17,8 +17,7 @@ from zeroserver.api.json_route import JsonRoute
 from zeroserver.api.resources import SearchEvent, SearchEvents, SearchHandled
 from zeroserver.api.rows import respond
 from zeroserver.api.runs import MAX_WAIT_S
-from zeroserver.orchestrator import custom_search
-from zeroserver.orchestrator.custom_search import Answered
+from zeroserver.orchestrator.search.custom_search import Answered
 from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.services import Services, ServicesDep
 from zeroserver.states import EXPERIMENT_ENDED, EXPERIMENT_STOPPING
@@ -135,7 +134,7 @@ async def _events(services: Services, experiment_id: int, after: int) -> SearchE
     handled = -1
     if not over:
         await services.load_searcher(experiment_id)
-        handled = await services.write(lambda work: custom_search.handled(work, experiment_id))
+        handled = await services.write(lambda work: work.custom_searches.handled(experiment_id))
     events = await services.read(lambda connection: _read(connection, experiment_id, after))
     return SearchEvents(events, handled, over)
 
@@ -175,7 +174,7 @@ async def post_operations(
     while start is not None:  # others get their turn in between
 
         def job(work: UnitOfWork, start: int = start) -> tuple[int, int | None]:
-            return custom_search.take_operations(work, experiment_id, message, start)
+            return work.custom_searches.take_operations(experiment_id, message, start)
 
         handled, start = await services.write(job)
     return respond(SearchHandled(handled))

@@ -10,7 +10,7 @@ from zeroserver.api.api_route import ApiRoute
 from zeroserver.api.common import IdPath, answer
 from zeroserver.api.resources import Bracket, Rung, RungEntry, SearcherAnswer, SearcherState
 from zeroserver.api.rows import respond
-from zeroserver.orchestrator import searching
+from zeroserver.orchestrator.search.search_service import Seen, look_back
 from zeroserver.services import Services, ServicesDep
 from zeroserver.states import EXPERIMENT_ENDED
 from zeroserver.store.schema import experiments, trials
@@ -41,14 +41,14 @@ async def get_searcher(services: ServicesDep, experiment_id: IdPath) -> Response
     return respond(SearcherAnswer(state))
 
 
-async def _seen(services: Services, row: RowMapping) -> searching.Seen:
+async def _seen(services: Services, row: RowMapping) -> Seen:
     """Ask the searcher that is in memory; replay one whose experiment has ended, on the side."""
     if row["state"] in EXPERIMENT_ENDED:
         return await services.read(
-            lambda connection: searching.look_back(services.orchestrator, connection, row)
+            lambda connection: look_back(services.orchestrator, connection, row)
         )
     await services.load_searcher(row["id"])
-    return await services.write(lambda work: searching.look(work, row["id"]))
+    return await services.write(lambda work: work.searches.view(row["id"]))
 
 
 def _ids(connection: Connection, experiment_id: int) -> dict[int, int]:

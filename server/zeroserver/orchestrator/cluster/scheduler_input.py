@@ -14,26 +14,16 @@ from sqlalchemy import select
 
 from zerolab.contract.names import TASK_LABEL
 from zerolab.scheduler import AgentSlots, Allocation, Cluster, Job, Policy, Request
-from zeroserver.orchestrator.nodes import held_slots
+from zeroserver.orchestrator.node_service import held_slots
+from zeroserver.orchestrator.service import Service
 from zeroserver.orchestrator.state import Fields, Orchestrator
-from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.states import EXPERIMENT_STOPPING, ExperimentState, RunState
 from zeroserver.store.schema import WAITING, agents, experiments, pools, quotas
 
-__all__ = [
-    "OPEN_RUNS",
-    "down_slots",
-    "held_by_run",
-    "jobs_of",
-    "next_trials",
-    "read_cluster",
-    "read_queue",
-    "why_closed",
-]
+__all__ = ["OPEN_RUNS", "SchedulerInput", "down_slots", "why_closed"]
 
 OPEN_RUNS = (RunState.ASSIGNED, RunState.RUNNING)
 """Runs in these states hold their slots."""
-
 _DUE = f"{WAITING} AND (restart_at IS NULL OR restart_at <= ?)"
 _QUEUE = (
     "SELECT experiment_id, excluded, COUNT(*), MIN(id) FROM trials "  # noqa: S608 - our own words
@@ -54,43 +44,117 @@ _MOST_AT_ONCE = 500
 _NO_AGENT: frozenset[int] = frozenset()
 
 
-def read_queue(work: UnitOfWork) -> list[Request]:
-    """Return the trials that may start now, together where they are alike."""
-    counted = work.raw(_INDEXED if work.sqlite else _QUEUE, (work.steady(),))
-    if not counted:
-        return []
-    halted = {experiment_id for (experiment_id,) in work.raw(_HALTED)}
-    jobs = jobs_of(work, [row[0] for row in counted])
-    return [
-        Request(
-            first,
-            jobs[experiment_id],
-            count,
-            _NO_AGENT if excluded == "[]" else frozenset(msgspec.json.decode(excluded)),
+class SchedulerInput(Service):
+    """Reads the queue and the cluster for the scheduler."""
+
+    def read_queue(self) -> list[Request]:
+        """Return the trials that may start now, together where they are alike."""
+        counted = self.work.raw(_INDEXED if self.work.sqlite else _QUEUE, (self.work.steady(),))
+        if not counted:
+            return []
+        halted = {experiment_id for (experiment_id,) in self.work.raw(_HALTED)}
+        jobs = self.jobs_of([row[0] for row in counted])
+        return [
+            Request(
+                first,
+                jobs[experiment_id],
+                count,
+                _NO_AGENT if excluded == "[]" else frozenset(msgspec.json.decode(excluded)),
+            )
+            for experiment_id, excluded, count, first in counted
+            if experiment_id not in halted
+        ]
+
+    def next_trials(self, request: Request, number: int) -> list[int]:
+        """Return the first ``number`` trials of a request, or all that there are."""
+        if number > request.trials == 1:
+            return [request.trial_id]
+        excluded = msgspec.json.encode(sorted(request.excluded)).decode()
+        row = (self.work.steady(), request.job.job_id, excluded, number)
+        return [trial_id for (trial_id,) in self.work.raw(_NEXT, row)]
+
+    def jobs_of(self, wanted: Iterable[int]) -> dict[int, Job]:
+        """Return what the scheduler knows of some experiments; each is read once."""
+        missing = sorted(set(wanted).difference(self.work.orchestrator.jobs))
+        for start in range(0, len(missing), _MOST_AT_ONCE):
+            some = missing[start : start + _MOST_AT_ONCE]
+            self.work.orchestrator.jobs.update((job.job_id, job) for job in self._load(some))
+        if missing:  # their rows may be of this transaction
+            self.work.undo.append(lambda: self.work.orchestrator.drop_jobs(missing))
+        return self.work.orchestrator.jobs
+
+    def _load(self, wanted: list[int]) -> Iterable[Job]:
+        columns = experiments.c
+        query = select(
+            columns.id, columns.slots, columns.position, columns.pool, columns.priority,
+            columns.weight, columns.max_slots, columns.labels, columns.concurrent_trials,
+            columns.max_nodes, columns.slots_per_rank, columns.fewer_slots, columns.host_slots,
+        ).where(columns.id.in_(wanted))  # fmt: skip
+        for row in self.work.connection.execute(query):
+            labels = msgspec.json.decode(row.labels, type=list[str])
+            most, max_slots_key = _most_slots(row.max_slots, row.slots, row.concurrent_trials)
+            yield Job(
+                job_id=row.id,
+                slots=row.slots,
+                position=row.position,
+                pool=row.pool,
+                priority=row.priority,
+                weight=row.weight,
+                max_slots=most,
+                max_slots_key=max_slots_key,
+                slots_key="--slots" if TASK_LABEL in labels else "resources.slots_per_trial",
+                groups=(
+                    f"pool:{row.pool}",
+                    *(f"label:{label}" for label in dict.fromkeys(labels)),
+                    *msgspec.json.decode(row.host_slots, type=list[str]),
+                ),
+                single_agent=row.max_nodes == 1,
+                max_agents=row.max_nodes,
+                unit=row.slots_per_rank,
+                fewer=tuple(msgspec.json.decode(row.fewer_slots, type=list[int])),
+            )
+
+    def held_by_run(self) -> dict[int, Allocation]:
+        """Return what every run holds."""
+        rows = self.work.connection.execute(held_slots(OPEN_RUNS)).all()
+        jobs = self.jobs_of({row.experiment_id for row in rows})
+        held: dict[int, Allocation] = {}
+        for run_id, each in groupby(rows, lambda row: row.id):
+            mine = list(each)
+            held[run_id] = Allocation(
+                run_id,
+                jobs[mine[0].experiment_id],
+                {row.agent_id: tuple(msgspec.json.decode(row.slot_ids)) for row in mine},
+                stopping=mine[0].directive != "train" or bool(mine[0].killed),
+            )
+        return held
+
+    def read_cluster(
+        self,
+        held: Iterable[Allocation],
+        asks: Allocation | None = None,
+    ) -> Cluster:
+        """Return the agents that are there, the pools' policies and the quotas.
+
+        Args:
+            held: What every run holds.
+            asks: What the run holds that has just reported, and so is on no lost node.
+        """
+        taken: defaultdict[int, set[int]] = defaultdict(set)
+        for run in held:
+            for agent_id, slots in run.slots.items():
+                taken[agent_id].update(slots)
+        sure = {} if asks is None else asks.slots
+        connection = self.work.connection
+        there = connection.execute(select(agents).where(agents.c.alive == 1).order_by(agents.c.id))
+        return Cluster(
+            agents=[
+                _agent(self.work.orchestrator, row, taken[row["id"]], sure.get(row["id"], ()))
+                for row in there.mappings()
+            ],
+            policies={row.name: Policy(row.policy) for row in connection.execute(select(pools))},
+            quotas={row.group_name: row.max_slots for row in connection.execute(select(quotas))},
         )
-        for experiment_id, excluded, count, first in counted
-        if experiment_id not in halted
-    ]
-
-
-def next_trials(work: UnitOfWork, request: Request, number: int) -> list[int]:
-    """Return the first ``number`` trials of a request, or all that there are."""
-    if number > request.trials == 1:
-        return [request.trial_id]
-    excluded = msgspec.json.encode(sorted(request.excluded)).decode()
-    row = (work.steady(), request.job.job_id, excluded, number)
-    return [trial_id for (trial_id,) in work.raw(_NEXT, row)]
-
-
-def jobs_of(work: UnitOfWork, wanted: Iterable[int]) -> dict[int, Job]:
-    """Return what the scheduler knows of some experiments; each is read once."""
-    missing = sorted(set(wanted).difference(work.orchestrator.jobs))
-    for start in range(0, len(missing), _MOST_AT_ONCE):
-        some = missing[start : start + _MOST_AT_ONCE]
-        work.orchestrator.jobs.update((job.job_id, job) for job in _load(work, some))
-    if missing:  # their rows may be of this transaction
-        work.undo.append(lambda: work.orchestrator.drop_jobs(missing))
-    return work.orchestrator.jobs
 
 
 def _most_slots(max_slots: int | None, slots: int, concurrent: int) -> tuple[int | None, str]:
@@ -102,54 +166,6 @@ def _most_slots(max_slots: int | None, slots: int, concurrent: int) -> tuple[int
     if concurrent and (max_slots is None or concurrent * slots < max_slots):
         return concurrent * slots, "searcher.max_concurrent_trials"
     return max_slots, "resources.max_slots"
-
-
-def _load(work: UnitOfWork, wanted: list[int]) -> Iterable[Job]:
-    columns = experiments.c
-    query = select(
-        columns.id, columns.slots, columns.position, columns.pool, columns.priority,
-        columns.weight, columns.max_slots, columns.labels, columns.concurrent_trials,
-        columns.max_nodes, columns.slots_per_rank, columns.fewer_slots, columns.host_slots,
-    ).where(columns.id.in_(wanted))  # fmt: skip
-    for row in work.connection.execute(query):
-        labels = msgspec.json.decode(row.labels, type=list[str])
-        most, max_slots_key = _most_slots(row.max_slots, row.slots, row.concurrent_trials)
-        yield Job(
-            job_id=row.id,
-            slots=row.slots,
-            position=row.position,
-            pool=row.pool,
-            priority=row.priority,
-            weight=row.weight,
-            max_slots=most,
-            max_slots_key=max_slots_key,
-            slots_key="--slots" if TASK_LABEL in labels else "resources.slots_per_trial",
-            groups=(
-                f"pool:{row.pool}",
-                *(f"label:{label}" for label in dict.fromkeys(labels)),
-                *msgspec.json.decode(row.host_slots, type=list[str]),
-            ),
-            single_agent=row.max_nodes == 1,
-            max_agents=row.max_nodes,
-            unit=row.slots_per_rank,
-            fewer=tuple(msgspec.json.decode(row.fewer_slots, type=list[int])),
-        )
-
-
-def held_by_run(work: UnitOfWork) -> dict[int, Allocation]:
-    """Return what every run holds."""
-    rows = work.connection.execute(held_slots(OPEN_RUNS)).all()
-    jobs = jobs_of(work, {row.experiment_id for row in rows})
-    held: dict[int, Allocation] = {}
-    for run_id, each in groupby(rows, lambda row: row.id):
-        mine = list(each)
-        held[run_id] = Allocation(
-            run_id,
-            jobs[mine[0].experiment_id],
-            {row.agent_id: tuple(msgspec.json.decode(row.slot_ids)) for row in mine},
-            stopping=mine[0].directive != "train" or bool(mine[0].killed),
-        )
-    return held
 
 
 def down_slots(
@@ -178,35 +194,6 @@ def down_slots(
 
     in_turn = sorted(nodes, key=turn)
     return {slot for node in in_turn[: len(lost)] for slot in nodes[node]}
-
-
-def read_cluster(
-    work: UnitOfWork,
-    held: Iterable[Allocation],
-    asks: Allocation | None = None,
-) -> Cluster:
-    """Return the agents that are there, the pools' policies and the quotas.
-
-    Args:
-        work: Unit of work.
-        held: What every run holds.
-        asks: What the run holds that has just reported, and so is on no lost node.
-    """
-    taken: defaultdict[int, set[int]] = defaultdict(set)
-    for run in held:
-        for agent_id, slots in run.slots.items():
-            taken[agent_id].update(slots)
-    sure = {} if asks is None else asks.slots
-    connection = work.connection
-    there = connection.execute(select(agents).where(agents.c.alive == 1).order_by(agents.c.id))
-    return Cluster(
-        agents=[
-            _agent(work.orchestrator, row, taken[row["id"]], sure.get(row["id"], ()))
-            for row in there.mappings()
-        ],
-        policies={row.name: Policy(row.policy) for row in connection.execute(select(pools))},
-        quotas={row.group_name: row.max_slots for row in connection.execute(select(quotas))},
-    )
 
 
 def _agent(

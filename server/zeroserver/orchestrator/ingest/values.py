@@ -5,12 +5,7 @@ from collections.abc import Iterable
 
 from zerolab.contract.messages import MetricsRecord, plain_number
 from zerolab.errors import ConfigError
-from zeroserver.orchestrator.ingest.names import (
-    admit_names,
-    reported_keys,
-    shorten_record,
-)
-from zeroserver.orchestrator.unit_of_work import UnitOfWork
+from zeroserver.orchestrator.ingest.metric_names import MetricNameService
 from zeroserver.store.points import MAX_STEP, Point
 
 __all__ = ["PointReader", "check_times", "stored_number"]
@@ -24,11 +19,12 @@ class PointReader:
     """Turns the records of one report, or of an import, into points.
 
     Args:
+        names: Metric names of the unit of work.
         trial_id: Whose records.
     """
 
-    def __init__(self, work: UnitOfWork, trial_id: int) -> None:
-        self._work = work
+    def __init__(self, names: MetricNameService, trial_id: int) -> None:
+        self._names = names
         self._trial_id = trial_id
         self._ids: dict[str, dict[str, int]] = {}
         """Group to the names that the trial may use, as far as they were looked up."""
@@ -57,16 +53,16 @@ class PointReader:
 
     def _admit(self, record: MetricsRecord) -> tuple[dict[str, float | str], dict[str, int]]:
         """Return the values of a record whose names the trial may use, and the ids of these."""
-        work, trial_id = self._work, self._trial_id
+        names, trial_id = self._names, self._trial_id
         values = record.values
         if len(values) > _NAMES_LOOKED_AT:
-            values = shorten_record(work, trial_id, record, _NAMES_LOOKED_AT)
-        ids = work.orchestrator.keys.known(record.group)
-        reported = reported_keys(work, trial_id)
+            values = names.shorten(trial_id, record, _NAMES_LOOKED_AT)
+        ids = names.work.orchestrator.keys.known(record.group)
+        reported = names.reported(trial_id)
         new = [name for name in values if ids.get(name) not in reported]
         if new:
             omitted = len(record.values) - len(values)
-            accepted = admit_names(work, trial_id, record.group, new, omitted=omitted)
+            accepted = names.admit(trial_id, record.group, new, omitted=omitted)
             refused = set(new).difference(accepted)
             values = {name: value for name, value in values.items() if name not in refused}
         mine = self._ids.setdefault(record.group, {})

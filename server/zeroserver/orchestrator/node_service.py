@@ -1,4 +1,4 @@
-"""Multi-node runs: rendezvous, reports of each agent, and a common exit."""
+"""Nodes of a run: one agent with its ranks each, and the merge of their exits."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,52 +10,110 @@ from zerolab.contract.nodes import failed_by_peer, merge_outcomes
 from zerolab.contract.outcome import CHECKPOINTED_EXITS, Outcome
 from zerolab.contract.spec import Nodes
 from zerolab.errors import NotFoundError
-from zeroserver.orchestrator.log_policies import Match, apply_matches
-from zeroserver.orchestrator.unit_of_work import UnitOfWork
+from zeroserver.orchestrator.log_policies import Match
+from zeroserver.orchestrator.service import Service
 from zeroserver.store.database import Change
 from zeroserver.store.schema import agents, run_nodes, runs
 
 __all__ = [
-    "all_ended",
+    "NodeService",
     "failed_before_its_kill",
     "held_slots",
     "host_of",
-    "keep_address",
     "kills_others",
     "next_log",
     "nodes_of",
-    "save_next_log",
-    "spread",
 ]
 
 _CAUSE_S = 10.0
 """For the ranks of other agents to say why they ended, after one that only lost them has ended."""
 
 
-def spread(
-    work: UnitOfWork, run_id: int, slots: Mapping[int, Sequence[int]], slots_per_rank: int
-) -> Nodes:
-    """Note the agents of a run that has several; return what its ranks are told of them.
+class NodeService(Service):
+    """Spreads a run over agents and merges how its ranks ended."""
 
-    Args:
-        work: Unit of work.
-        run_id: The run.
-        slots: Agent to its slots, in the order of node ranks.
-        slots_per_rank: Slots of each rank.
-    """
-    rows = [
-        {
-            "run_id": run_id,
-            "node_rank": rank,
-            "agent_id": agent_id,
-            "slot_ids": msgspec.json.encode(ids).decode(),
-            "next_log": 0,
-            "told": 0,
+    def spread(self, run_id: int, slots: Mapping[int, Sequence[int]], slots_per_rank: int) -> Nodes:
+        """Note the agents of a run that has several; return what its ranks are told of them.
+
+        Args:
+            run_id: The run.
+            slots: Agent to its slots, in the order of node ranks.
+            slots_per_rank: Slots of each rank.
+        """
+        rows = [
+            {
+                "run_id": run_id,
+                "node_rank": rank,
+                "agent_id": agent_id,
+                "slot_ids": msgspec.json.encode(ids).decode(),
+                "next_log": 0,
+                "told": 0,
+            }
+            for rank, (agent_id, ids) in enumerate(slots.items())
+        ]
+        self.work.connection.execute(run_nodes.insert(), rows)
+        return Nodes(tuple(len(ids) // slots_per_rank for ids in slots.values()), 0, "", 0)
+
+    def store_address(self, run_id: int, address: str) -> None:
+        """Note where the ranks of a run meet, as the agent of node rank 0 says; wake the others.
+
+        Raises:
+            NotFoundError: If there is no such run, or it has one agent only.
+        """
+        self.work.find(runs, run_id)
+        if not nodes_of(self.work.connection, run_id):
+            msg = f"run {run_id} has one agent: its ranks meet there"
+            raise NotFoundError(msg)
+        first = (run_nodes.c.run_id == run_id) & (run_nodes.c.node_rank == 0)
+        self.work.connection.execute(update(run_nodes).where(first).values(address=address))
+        self.work.changes.append(Change("agents"))
+
+    def all_ended(self, run: RowMapping, end: RunExit, matches: Sequence[Match]) -> RunExit | None:
+        """Note how the ranks of one agent ended; saying it again changes nothing.
+
+        Args:
+            run: The run; it has not ended.
+            end: Of the agent with node rank ``end.node``.
+            matches: What the log policies found in the tail of its log.
+
+        Returns:
+            How the run ended, when all its agents have told; None before. A run with one agent has
+            ended with it.
+        """
+        rows = nodes_of(self.work.connection, run["id"])
+        mine = next((row for row in rows if row["node_rank"] == end.node), None)
+        if mine is None and (rows or end.node):
+            msg = f"run {run['id']} has no node {end.node}"
+            raise NotFoundError(msg)
+        if mine is None:
+            return end
+        if mine["ended_at"] is not None:
+            return None
+        this = (run_nodes.c.run_id == run["id"]) & (run_nodes.c.node_rank == end.node)
+        values = {
+            "ended_at": self.work.clock(),
+            "exit_code": end.exit_code,
+            "reason": end.reason,
+            "told": int(end.told),
         }
-        for rank, (agent_id, ids) in enumerate(slots.items())
-    ]
-    work.connection.execute(run_nodes.insert(), rows)
-    return Nodes(tuple(len(ids) // slots_per_rank for ids in slots.values()), 0, "", 0)
+        self.work.connection.execute(update(run_nodes).where(this).values(**values))
+        self.work.changes.append(Change("agents"))
+        rows = nodes_of(self.work.connection, run["id"])
+        if any(row["ended_at"] is None for row in rows):
+            if failed_by_peer(Outcome(end.exit_code, end.reason)) and run["deadline_at"] is None:
+                self.work.save(runs, run["id"], deadline_at=self.work.steady() + _CAUSE_S)
+            self.work.runs.apply_matches(run, matches)
+            return None
+        return _merged(rows, end)
+
+    def save_next_log(self, run_id: int, node: int, number: int) -> None:
+        """Keep the number of the next log line that an agent of a run sends."""
+        connection = self.work.connection
+        if node == 0:
+            connection.execute(update(runs).where(runs.c.id == run_id).values(next_log=number))
+            return
+        this = (run_nodes.c.run_id == run_id) & (run_nodes.c.node_rank == node)
+        connection.execute(update(run_nodes).where(this).values(next_log=number))
 
 
 def held_slots(states: Sequence[str]) -> Select[tuple[int, int, int | None, str]]:
@@ -83,63 +141,6 @@ def nodes_of(connection: Connection, run_id: int) -> list[RowMapping]:
     query = select(run_nodes, agents.c.name, agents.c.host).outerjoin(agents, both)
     found = query.where(run_nodes.c.run_id == run_id).order_by(run_nodes.c.node_rank)
     return list(connection.execute(found).mappings())
-
-
-def keep_address(work: UnitOfWork, run_id: int, address: str) -> None:
-    """Note where the ranks of a run meet, as the agent of node rank 0 says; wake the others.
-
-    Raises:
-        NotFoundError: If there is no such run, or it has one agent only.
-    """
-    work.find(runs, run_id)
-    if not nodes_of(work.connection, run_id):
-        msg = f"run {run_id} has one agent: its ranks meet there"
-        raise NotFoundError(msg)
-    first = (run_nodes.c.run_id == run_id) & (run_nodes.c.node_rank == 0)
-    work.connection.execute(update(run_nodes).where(first).values(address=address))
-    work.changes.append(Change("agents"))
-
-
-def all_ended(
-    work: UnitOfWork, run: RowMapping, end: RunExit, matches: Sequence[Match]
-) -> RunExit | None:
-    """Note how the ranks of one agent ended; saying it again changes nothing.
-
-    Args:
-        work: Unit of work.
-        run: The run; it has not ended.
-        end: Of the agent with node rank ``end.node``.
-        matches: What the log policies found in the tail of its log.
-
-    Returns:
-        How the run ended, when all its agents have told; None before. A run with one agent has
-        ended with it.
-    """
-    rows = nodes_of(work.connection, run["id"])
-    mine = next((row for row in rows if row["node_rank"] == end.node), None)
-    if mine is None and (rows or end.node):
-        msg = f"run {run['id']} has no node {end.node}"
-        raise NotFoundError(msg)
-    if mine is None:
-        return end
-    if mine["ended_at"] is not None:
-        return None
-    this = (run_nodes.c.run_id == run["id"]) & (run_nodes.c.node_rank == end.node)
-    values = {
-        "ended_at": work.clock(),
-        "exit_code": end.exit_code,
-        "reason": end.reason,
-        "told": int(end.told),
-    }
-    work.connection.execute(update(run_nodes).where(this).values(**values))
-    work.changes.append(Change("agents"))
-    rows = nodes_of(work.connection, run["id"])
-    if any(row["ended_at"] is None for row in rows):
-        if failed_by_peer(Outcome(end.exit_code, end.reason)) and run["deadline_at"] is None:
-            work.save(runs, run["id"], deadline_at=work.steady() + _CAUSE_S)
-        apply_matches(work, run, matches)
-        return None
-    return _merged(rows, end)
 
 
 def _merged(rows: Sequence[RowMapping], last: RunExit) -> RunExit:
@@ -203,13 +204,3 @@ def next_log(connection: Connection, run: RowMapping, node: int) -> int:
         msg = f"run {run['id']} has no node {node}"
         raise NotFoundError(msg)
     return int(found)
-
-
-def save_next_log(work: UnitOfWork, run_id: int, node: int, number: int) -> None:
-    """Keep the number of the next log line that an agent of a run sends."""
-    connection = work.connection
-    if node == 0:
-        connection.execute(update(runs).where(runs.c.id == run_id).values(next_log=number))
-        return
-    this = (run_nodes.c.run_id == run_id) & (run_nodes.c.node_rank == node)
-    connection.execute(update(run_nodes).where(this).values(next_log=number))

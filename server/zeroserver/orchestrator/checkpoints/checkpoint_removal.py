@@ -16,35 +16,28 @@ import msgspec
 from sqlalchemy import Connection, RowMapping, select
 
 from zerolab.errors import ConflictError, NotFoundError
-from zeroserver.orchestrator.checkpoints.registry import versions_of
-from zeroserver.orchestrator.checkpoints.retention import (
-    AT_ONCE,
-    forget_names,
-    let_go,
-    mark_due,
-    not_kept,
-)
+from zeroserver.orchestrator.checkpoints.checkpoint_service import AT_ONCE, not_kept
+from zeroserver.orchestrator.checkpoints.model_service import versions_of
 from zeroserver.orchestrator.checkpoints.short_uuids import full_uuid
+from zeroserver.orchestrator.search.warm_start import needed_for_warm_start
+from zeroserver.orchestrator.service import Service
 from zeroserver.orchestrator.state import config_of
-from zeroserver.orchestrator.unit_of_work import UnitOfWork
-from zeroserver.orchestrator.warm_start import needed_for_warm_start
 from zeroserver.states import TRIAL_ENDED
 from zeroserver.store.janitor import Chore
 from zeroserver.store.rows import one
 from zeroserver.store.schema import checkpoints, experiments, trials
 
 __all__ = [
+    "CheckpointRemovalService",
     "Going",
+    "T",
     "batched",
     "checkpoints_to_remove",
-    "remove_checkpoints",
     "removed",
-    "set_policy",
     "unkept",
 ]
 
 T = TypeVar("T")
-
 _THERE = ("COMPLETED", "PARTIAL")
 
 
@@ -62,6 +55,80 @@ class Going:
         """Bytes that become free."""
         sizes: dict[str, int] = msgspec.json.decode(self.row["resources"])
         return sum(sizes[name] for name in self.files)
+
+
+_LEFT = "UPDATE checkpoints SET state = 'PARTIAL', resources = ?, size_bytes = ? WHERE id = ?"
+
+
+class CheckpointRemovalService(Service):
+    """Removes checkpoints, or files of them, at the request of users."""
+
+    def remove(
+        self,
+        uuids: Sequence[str],
+        globs: Sequence[str] = (),
+        *,
+        removed: int = 0,
+    ) -> list[Going]:
+        """Remove checkpoints, or files of them: see :func:`checkpoints_to_remove`.
+
+        Args:
+            uuids: Of the checkpoints; at most AT_ONCE in one change.
+            globs: Patterns of paths inside a checkpoint; none for all of it.
+            removed: Checkpoints that earlier changes of the same request have removed.
+
+        Raises:
+            NotFoundError: If there is no such checkpoint.
+            ConflictError: If something needs one of them.
+        """
+        going = checkpoints_to_remove(self.work.connection, uuids, globs, removed=removed)
+        by_experiment: dict[int, list[Going]] = {}
+        for each in going:
+            by_experiment.setdefault(each.row["experiment_id"], []).append(each)
+        for experiment_id, mine in by_experiment.items():
+            whole = [each.row["uuid"] for each in mine if each.whole]
+            self.work.checkpoints.delete(experiment_id, whole)
+            self._remove_files(experiment_id, [each for each in mine if not each.whole])
+        return going
+
+    def _remove_files(self, experiment_id: int, going: Sequence[Going]) -> None:
+        """Remove some files of checkpoints of an experiment."""
+        if not going:
+            return
+        storage = self.work.storage_of(experiment_id)
+        rows: list[tuple[str, int, int]] = []
+        chores: list[Chore] = []
+        for each in going:
+            files = set(each.files)
+            sizes: dict[str, int] = msgspec.json.decode(each.row["resources"])
+            left = {name: size for name, size in sizes.items() if name not in files}
+            encoded = msgspec.json.encode(left).decode()
+            rows.append((encoded, sum(left.values()), each.row["id"]))
+            chores.append(Chore(storage=storage, name=each.row["uuid"], files=each.files))
+            self.work.touch("checkpoint", experiment_id, each.row["uuid"])
+        self.work.many(_LEFT, rows)
+        self.work.checkpoints.forget_names(experiment_id, [each.row["uuid"] for each in going])
+        self.work.orchestrator.janitor.discard(self.work, *chores)
+
+    def set_policy(self, experiment_id: int, policy: Mapping[str, int]) -> None:
+        """Give an experiment another policy, and have what it does not keep removed.
+
+        Args:
+            experiment_id: Whose checkpoints.
+            policy: Those of the keys ``save_...`` that are to change.
+
+        Raises:
+            NotFoundError: If there is no such experiment.
+        """
+        experiment = self.work.find(experiments, experiment_id)
+        if policy:
+            stored = msgspec.json.decode(experiment["config"])
+            stored["checkpoint_storage"] |= dict(policy)
+            self.work.save(experiments, experiment_id, config=msgspec.json.encode(stored).decode())
+            self.work.orchestrator.forget_config(experiment_id)
+            self.work.undo.append(partial(self.work.orchestrator.forget_config, experiment_id))
+            self.work.touch("experiment", experiment_id, experiment_id)
+        self.work.checkpoints.mark_due(experiment_id)
 
 
 def checkpoints_to_remove(
@@ -99,36 +166,6 @@ def _rows(connection: Connection, uuids: Iterable[str]) -> list[RowMapping]:
         query = select(checkpoints).where(checkpoints.c.uuid.in_(some))
         rows += connection.execute(query).mappings()
     return sorted(rows, key=lambda row: int(row["id"]))
-
-
-def remove_checkpoints(
-    work: UnitOfWork,
-    uuids: Sequence[str],
-    globs: Sequence[str] = (),
-    *,
-    removed: int = 0,
-) -> list[Going]:
-    """Remove checkpoints, or files of them: see :func:`checkpoints_to_remove`.
-
-    Args:
-        work: Unit of work.
-        uuids: Of the checkpoints; at most AT_ONCE in one change.
-        globs: Patterns of paths inside a checkpoint; none for all of it.
-        removed: Checkpoints that earlier changes of the same request have removed.
-
-    Raises:
-        NotFoundError: If there is no such checkpoint.
-        ConflictError: If something needs one of them.
-    """
-    going = checkpoints_to_remove(work.connection, uuids, globs, removed=removed)
-    by_experiment: dict[int, list[Going]] = {}
-    for each in going:
-        by_experiment.setdefault(each.row["experiment_id"], []).append(each)
-    for experiment_id, mine in by_experiment.items():
-        whole = [each.row["uuid"] for each in mine if each.whole]
-        let_go(work, experiment_id, whole)
-        _remove_files(work, experiment_id, [each for each in mine if not each.whole])
-    return going
 
 
 def batched(things: Iterable[T], size: int) -> Iterator[list[T]]:
@@ -176,29 +213,6 @@ def _refuse_needed(connection: Connection, rows: Sequence[RowMapping], outcome: 
         raise ConflictError("; ".join([*problems, outcome]))
 
 
-def _remove_files(work: UnitOfWork, experiment_id: int, going: Sequence[Going]) -> None:
-    """Remove some files of checkpoints of an experiment."""
-    if not going:
-        return
-    storage = work.storage_of(experiment_id)
-    rows: list[tuple[str, int, int]] = []
-    chores: list[Chore] = []
-    for each in going:
-        files = set(each.files)
-        sizes: dict[str, int] = msgspec.json.decode(each.row["resources"])
-        left = {name: size for name, size in sizes.items() if name not in files}
-        encoded = msgspec.json.encode(left).decode()
-        rows.append((encoded, sum(left.values()), each.row["id"]))
-        chores.append(Chore(storage=storage, name=each.row["uuid"], files=each.files))
-        work.touch("checkpoint", experiment_id, each.row["uuid"])
-    work.many(_LEFT, rows)
-    forget_names(work, experiment_id, [each.row["uuid"] for each in going])
-    work.orchestrator.janitor.discard(work, *chores)
-
-
-_LEFT = "UPDATE checkpoints SET state = 'PARTIAL', resources = ?, size_bytes = ? WHERE id = ?"
-
-
 def unkept(connection: Connection, experiment_id: int, policy: Mapping[str, int]) -> list[Going]:
     """Return what an experiment would not keep with another policy.
 
@@ -220,25 +234,3 @@ def unkept(connection: Connection, experiment_id: int, policy: Mapping[str, int]
 def removed(connection: Connection, uuids: Sequence[str]) -> list[Going]:
     """Say what was removed with whole checkpoints."""
     return [_going(row, ()) for row in _rows(connection, uuids)]
-
-
-def set_policy(work: UnitOfWork, experiment_id: int, policy: Mapping[str, int]) -> None:
-    """Give an experiment another policy, and have what it does not keep removed.
-
-    Args:
-        work: Unit of work.
-        experiment_id: Whose checkpoints.
-        policy: Those of the keys ``save_...`` that are to change.
-
-    Raises:
-        NotFoundError: If there is no such experiment.
-    """
-    experiment = work.find(experiments, experiment_id)
-    if policy:
-        stored = msgspec.json.decode(experiment["config"])
-        stored["checkpoint_storage"] |= dict(policy)
-        work.save(experiments, experiment_id, config=msgspec.json.encode(stored).decode())
-        work.orchestrator.forget_config(experiment_id)
-        work.undo.append(partial(work.orchestrator.forget_config, experiment_id))
-        work.touch("experiment", experiment_id, experiment_id)
-    mark_due(work, experiment_id)

@@ -1,0 +1,153 @@
+"""Model registry: models by name, with checkpoints as their versions.
+
+A checkpoint that is a version of a model is kept, whatever the policy of its experiment says, until
+the version is removed.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from sqlalchemy import ColumnElement, Connection, Select, delete, func, select
+
+from zerolab.errors import ConfigError, ConflictError, NotFoundError
+from zeroserver.orchestrator.checkpoints.short_uuids import full_uuid
+from zeroserver.orchestrator.service import Service
+from zeroserver.store.schema import checkpoints, model_versions, models
+
+__all__ = ["ModelService", "registered", "versions_of"]
+
+
+class ModelService(Service):
+    """Registers checkpoints as versions of models."""
+
+    def create(self, name: str, description: str) -> None:
+        """Give a model a place in the registry.
+
+        Raises:
+            ConflictError: If one has the name already.
+        """
+        if self._number(name) is not None:
+            msg = f"model {name}: is there already; `zerolab model register-version` adds to it"
+            raise ConflictError(msg)
+        row = {"name": name, "description": description, "created_at": self.work.clock()}
+        self.work.connection.execute(models.insert().values(row))
+
+    def register(self, name: str, uuid: str, notes: str) -> int:
+        """Make a checkpoint the next version of a model; return its number.
+
+        A checkpoint that is a version of this model already stays the one that it is.
+
+        Raises:
+            NotFoundError: If there is no such model.
+            ConfigError: If the checkpoint is not there, whole.
+        """
+        model_id = self._find(name)
+        uuid = full_uuid(self.work.connection, uuid)
+        whole = select(checkpoints.c.id).where(
+            checkpoints.c.uuid == uuid, checkpoints.c.state == "COMPLETED"
+        )
+        if self.work.connection.scalar(whole) is None:
+            problem = (
+                f"must be a checkpoint that is there, whole, got {uuid}; `zerolab checkpoint list`"
+            )
+            raise ConfigError("model version", [f"checkpoint: {problem}"])
+        columns = model_versions.c
+        mine = columns.model_id == model_id
+        there = self.work.connection.scalar(
+            select(columns.version).where(mine, columns.checkpoint == uuid)
+        )
+        if there is not None:
+            return int(there)
+        # A number is not given twice: someone may still know what it was.
+        counter = models.update().where(models.c.id == model_id).returning(models.c.last_version)
+        version = self.work.connection.scalar(
+            counter.values(last_version=models.c.last_version + 1)
+        )
+        row = {
+            "model_id": model_id,
+            "version": version,
+            "checkpoint": uuid,
+            "notes": notes,
+            "created_at": self.work.clock(),
+        }
+        self.work.connection.execute(model_versions.insert().values(row))
+        return int(version or 0)
+
+    def remove_version(self, name: str, version: int) -> None:
+        """Take a checkpoint out of the registry; it is kept as its experiment's policy says again.
+
+        Raises:
+            NotFoundError: If there is no such model, or version.
+        """
+        mine = (model_versions.c.model_id == self._find(name),)
+        gone = self.work.connection.execute(
+            delete(model_versions).where(*mine, model_versions.c.version == version)
+        )
+        if not gone.rowcount:
+            raise NotFoundError(f"there is no version {version} of model {name}")
+
+    def remove(self, name: str) -> None:
+        """Take a model and its versions out of the registry.
+
+        Raises:
+            NotFoundError: If there is no such model.
+        """
+        model_id = self._find(name)
+        self.work.connection.execute(
+            delete(model_versions).where(model_versions.c.model_id == model_id)
+        )
+        self.work.connection.execute(delete(models).where(models.c.id == model_id))
+
+    def refuse_while_registered(self, thing: str, whose: ColumnElement[bool]) -> None:
+        """Let an experiment or a trial be deleted, unless a checkpoint of it is registered.
+
+        Args:
+            thing: What is to be deleted, as in "trial 3".
+            whose: Which checkpoints go with it.
+
+        Raises:
+            ConflictError: If one is; it names it.
+        """
+        query = (
+            select(models.c.name, func.min(model_versions.c.version).label("version"))
+            .join(model_versions, models.c.id == model_versions.c.model_id)
+            .join(checkpoints, checkpoints.c.uuid == model_versions.c.checkpoint)
+            .where(whose)
+            .group_by(models.c.name)
+            .order_by(models.c.name)
+            .limit(1)
+        )
+        found = self.work.connection.execute(query).first()
+        if found is not None:
+            msg = (
+                f"{thing}: a checkpoint of it is version {found.version} of model "
+                f"{found.name}; `zerolab model remove-version {found.name} {found.version}` first"
+            )
+            raise ConflictError(msg)
+
+    def _number(self, name: str) -> int | None:
+        found: int | None = self.work.connection.scalar(
+            select(models.c.id).where(models.c.name == name)
+        )
+        return found
+
+    def _find(self, name: str) -> int:
+        number = self._number(name)
+        if number is None:
+            raise NotFoundError(f"there is no model {name}; `zerolab model list`")
+        return number
+
+
+def registered() -> Select[tuple[str]]:
+    """Select the checkpoints that are versions of models, and must not be deleted."""
+    return select(model_versions.c.checkpoint)
+
+
+def versions_of(connection: Connection, uuids: Sequence[str]) -> Mapping[str, tuple[str, int]]:
+    """Return the model, and the version of it, of each checkpoint that is registered."""
+    query = (
+        select(model_versions.c.checkpoint, models.c.name, model_versions.c.version)
+        .join(models, models.c.id == model_versions.c.model_id)
+        .where(model_versions.c.checkpoint.in_(uuids))
+        .order_by(model_versions.c.model_id, model_versions.c.version)
+    )
+    return {row.checkpoint: (row.name, row.version) for row in connection.execute(query)}

@@ -1,0 +1,262 @@
+"""Agents: registration, silence, return, departure, and closing by their owner."""
+
+import time
+from collections.abc import Collection
+
+import msgspec
+from sqlalchemy import RowMapping, delete, select, update
+
+from zerolab.contract.limits import SLOTS
+from zerolab.contract.messages import AgentRegistration, RunExit
+from zerolab.contract.names import check_pool, text_problem
+from zerolab.contract.spec import EXIT_INFRASTRUCTURE, EXIT_PREEMPTED
+from zerolab.errors import ConfigError, ConflictError
+from zeroserver.orchestrator.cluster.scheduler_input import OPEN_RUNS
+from zeroserver.orchestrator.node_service import held_slots
+from zeroserver.orchestrator.service import Service
+from zeroserver.orchestrator.state import Orchestrator, agents_changed
+from zeroserver.states import RunState
+from zeroserver.store.schema import agents, run_nodes, runs
+
+__all__ = ["AgentService", "check"]
+
+_NAME_CHARACTERS = 255
+_RUNS_AT_ONCE = 64
+"""Runs that one change gives up."""
+
+
+class AgentService(Service):
+    """Registers, closes and removes agents."""
+
+    def join(self, agent: AgentRegistration) -> int:
+        """Register an agent, or the same one again; return its id.
+
+        What its owner has disabled stays so.
+
+        Raises:
+            ConflictError: If another agent of that name is there.
+        """
+        query = select(agents).where(agents.c.name == agent.name)
+        known = self.work.connection.execute(query).mappings().one_or_none()
+        values = {
+            "host": agent.host,
+            "pool": agent.pool,
+            "identity": agent.identity,
+            "slots": msgspec.json.encode(agent.slots).decode(),
+            "alive": 1,
+            "leaving": 0,
+            "registered_at": self.work.clock(),
+        }
+        if known is None:
+            made = agents.insert().values(name=agent.name, **values).returning(agents.c.id)
+            agent_id = int(self.work.connection.execute(made).scalar_one())
+        else:
+            _check_same(self.work.orchestrator, known, agent)
+            agent_id = int(known["id"])
+            self.work.save(agents, agent_id, **values)
+        self.work.orchestrator.seen[agent_id] = time.monotonic()
+        self.work.changes.append(agents_changed())
+        return agent_id
+
+    def revive(self, agent_id: int) -> None:
+        """Note that an agent that was gone asks for work again."""
+        self.work.save(agents, agent_id, alive=1, leaving=0)
+        self.work.changes.append(agents_changed())
+
+    def leave(self, agent_id: int, *, done: bool) -> bool:
+        """Have an agent go of its own will: nothing new starts there, and then it is gone.
+
+        Args:
+            agent_id: The agent.
+            done: Whether its runs have ended; what the server still takes for running is lost.
+
+        Returns:
+            Whether that is all; of very many runs a part is lost: call it again.
+
+        Raises:
+            NotFoundError: If there is no such agent.
+        """
+        agent = self.work.find(agents, agent_id)
+        self.work.save(agents, agent_id, leaving=1)
+        self.work.changes.append(agents_changed())
+        if not done:
+            return True
+        reason = f"agent {agent['name']} has left"
+        return self._give_up(agent_id, reason, _RUNS_AT_ONCE) <= _RUNS_AT_ONCE
+
+    def lose_silent(self) -> None:
+        """Give up the agents that have been silent for too long; their trials start elsewhere."""
+        patience = self.work.settings.timings.agent_dead_s
+        living = self.work.connection.execute(
+            select(agents.c.id, agents.c.name).where(agents.c.alive == 1)
+        ).all()
+        left = _RUNS_AT_ONCE
+        for agent_id, name in living:
+            if self.work.orchestrator.silence_s(agent_id) > patience:
+                reason = f"agent {name} has not been heard of for {patience:g} s"
+                left -= self._give_up(agent_id, reason, left)
+                if left < 0:
+                    self.work.orchestrator.unfinished = True
+                    return
+
+    def _give_up(self, agent_id: int, reason: str, most: int) -> int:
+        """Give up an agent with its runs, or ``most`` of them; return how many it had.
+
+        An agent stays until all its runs are given up. It is silent: nothing starts there
+        meanwhile.
+        """
+        found = self._open_runs(agent_id)
+        if len(found) <= most:
+            self.work.save(agents, agent_id, alive=0, leaving=0)
+        for run in found[:most]:
+            # A run that never began is no failure of its trial. Of several agents one that goes
+            # brings the others to an end.
+            code = EXIT_PREEMPTED if run["state"] == RunState.ASSIGNED else EXIT_INFRASTRUCTURE
+            end = RunExit(code, reason, node=run["node_rank"])
+            self.work.runs.exited(run["id"], end)
+        return len(found)
+
+    def _open_runs(self, agent_id: int) -> list[RowMapping]:
+        rows = self.work.connection.execute(held_slots(OPEN_RUNS)).mappings()
+        return [row for row in rows if row["agent_id"] == agent_id]
+
+    def close(
+        self,
+        agent_id: int,
+        slots: Collection[int] | None,
+        *,
+        drain: bool,
+    ) -> None:
+        """Disable an agent, or some of its slots: nothing new starts there.
+
+        Args:
+            agent_id: The agent.
+            slots: Ids of the slots; the whole agent when None.
+            drain: Let what runs there finish; else it checkpoints now and goes on elsewhere.
+
+        Raises:
+            NotFoundError: If there is no such agent.
+            ConfigError: If it has no such slot.
+        """
+        agent = self.work.find(agents, agent_id)
+        if slots is None:
+            self.work.save(agents, agent_id, enabled=0)
+        else:
+            self._save_disabled(agent, _disabled(agent) | _checked(agent, slots))
+        if not drain:
+            for run in self._open_runs(agent_id):
+                mine = set(msgspec.json.decode(run["slot_ids"]))
+                if slots is None or mine & set(slots):
+                    self.work.runs.direct(run["id"], "preempt")
+        self.work.changes.append(agents_changed())
+
+    def reopen(self, agent_id: int, slots: Collection[int] | None) -> None:
+        """Enable an agent, or some of its slots; what was asked to leave it does.
+
+        Raises:
+            NotFoundError: If there is no such agent.
+            ConfigError: If it has no such slot.
+        """
+        agent = self.work.find(agents, agent_id)
+        if slots is None:
+            self.work.save(agents, agent_id, enabled=1)
+        else:
+            self._save_disabled(agent, _disabled(agent) - _checked(agent, slots))
+        self.work.changes.append(agents_changed())
+
+    def _save_disabled(self, agent: RowMapping, disabled: set[int]) -> None:
+        text = msgspec.json.encode(sorted(disabled)).decode()
+        self.work.save(agents, agent["id"], disabled_slots=text)
+
+    def remove(self, agent_id: int) -> None:
+        """Forget an agent that is gone; its runs stay in the history.
+
+        Raises:
+            NotFoundError: If there is no such agent.
+            ConflictError: If it is there.
+        """
+        agent = self.work.find(agents, agent_id)
+        if agent["alive"]:
+            msg = (
+                f"agent {agent['name']} is there; stop it first, on {agent['host']}, "
+                "or disable it: `zerolab agent disable`"
+            )
+            raise ConflictError(msg)
+        connection = self.work.connection
+        for table in (runs, run_nodes):
+            mine = update(table).where(table.c.agent_id == agent_id)
+            connection.execute(mine.values(agent_id=None))
+        connection.execute(delete(agents).where(agents.c.id == agent_id))
+        self.work.changes.append(agents_changed())
+
+
+def check(agent: AgentRegistration) -> None:
+    """See that a registration can be taken.
+
+    Raises:
+        ConfigError: With all that does not hold.
+    """
+    problems = [
+        f"{key}: {problem}"
+        for key, text in (
+            ("name", agent.name), ("host", agent.host), ("identity", agent.identity),
+            *(("slots: device", slot.device) for slot in agent.slots[:SLOTS]),
+        )
+        if (problem := _name_problem(text, required=key == "name"))
+    ][:10]  # fmt: skip
+    ids = [slot.id for slot in agent.slots]
+    if len(ids) > SLOTS:
+        problems.append(f"slots: must be at most {SLOTS:,}, got {len(ids):,}")
+    elif len(set(ids)) != len(ids) or not all(0 <= each < 2**31 for each in ids):
+        problems.append(f"slots: ids must be different and at least 0, got {ids[:20]}")
+    nodes = [slot.node for slot in agent.slots if slot.node is not None]
+    if not all(0 <= node < 2**31 for node in nodes):
+        problems.append(f"slots: node must be at least 0, got {min(nodes)}")
+    try:
+        check_pool(agent.pool)
+    except ValueError as error:
+        problems.append(f"pool: {error}")
+    if problems:
+        raise ConfigError("agent", problems)
+
+
+def _name_problem(text: str, *, required: bool) -> str | None:
+    if not required <= len(text) <= _NAME_CHARACTERS:
+        shown = f"{text[:50]!r}... ({len(text)} characters)" if text else "''"
+        return f"must have {int(required)} to {_NAME_CHARACTERS} characters, got {shown}"
+    return text_problem(text)
+
+
+def _check_same(orchestrator: Orchestrator, known: RowMapping, agent: AgentRegistration) -> None:
+    """Refuse a second agent under the name of one that is there: each would run the other's runs.
+
+    Raises:
+        ConflictError: If it is another one.
+    """
+    there = bool(known["alive"]) and known["identity"] and agent.identity
+    if there and known["identity"] != agent.identity:
+        silent = orchestrator.silence_s(known["id"])
+        msg = (
+            f"another agent with the name {agent.name} is there, on {known['host']}, last heard of "
+            f"{silent:.0f} s ago: start this one with another --name"
+        )
+        raise ConflictError(msg)
+
+
+def _disabled(agent: RowMapping) -> set[int]:
+    return set(msgspec.json.decode(agent["disabled_slots"]))
+
+
+def _checked(agent: RowMapping, slots: Collection[int]) -> set[int]:
+    """Return the slots of an agent that are meant.
+
+    Raises:
+        ConfigError: If it has no such slot.
+    """
+    known = {slot["id"] for slot in msgspec.json.decode(agent["slots"])}
+    unknown = sorted(set(slots) - known)
+    if unknown:
+        there = ", ".join(map(str, sorted(known))) or "none"
+        problem = f"slots: must be slots of agent {agent['name']} ({there}), got {unknown}"
+        raise ConfigError("request", [problem])
+    return set(slots)

@@ -1,0 +1,252 @@
+"""Queue settings: priority, order, pools and quotas, and the queue timeout."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sqlalchemy import (
+    ColumnElement,
+    RowMapping,
+    and_,
+    delete,
+    exists,
+    func,
+    or_,
+    select,
+    text,
+    update,
+)
+
+from zerolab.contract.names import check_pool, text_problem
+from zerolab.errors import ConfigError, ConflictError, NotFoundError
+from zerolab.scheduler import Policy
+from zeroserver.orchestrator.cluster.scheduler_input import OPEN_RUNS
+from zeroserver.orchestrator.service import Service
+from zeroserver.states import EXPERIMENT_ENDED, ExperimentState
+from zeroserver.store.schema import WAITING, experiments, pools, quotas, runs, trials
+
+__all__ = ["KINDS", "JobChange", "QueueService"]
+
+KINDS = ("pool", "label")
+"""What a quota may name; an experiment's own is its ``resources.max_slots``."""
+_STEP = 1024.0
+"""Between two jobs that were never moved, after a renumbering."""
+_LABEL_CHARACTERS = 255
+
+
+@dataclass(frozen=True)
+class JobChange:
+    """What may be changed of a job; None leaves it as it is."""
+
+    priority: int | None = None
+    weight: float | None = None
+    max_slots: int | None = None
+    unlimited: bool = False
+    """Take ``max_slots`` away."""
+
+
+class QueueService(Service):
+    """Changes the order and the limits of the queue."""
+
+    def change(self, experiment_id: int, change: JobChange) -> None:
+        """Change a job's priority, weight or most slots; what runs goes on.
+
+        Raises:
+            NotFoundError: If there is no such experiment.
+            ConflictError: If it has ended.
+            ConfigError: If ``max_slots`` is less than one trial needs.
+        """
+        job = self._open_job(experiment_id)
+        if change.max_slots is not None and change.max_slots < job["slots"]:
+            problem = f"max_slots: must be at least slots_per_trial = {job['slots']}"
+            raise ConfigError("request", [f"{problem}, got {change.max_slots}"])
+        given = {
+            "priority": change.priority,
+            "weight": change.weight,
+            "max_slots": change.max_slots,
+        }
+        values: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        if change.unlimited:
+            values["max_slots"] = None
+        if values:
+            self.work.save(experiments, experiment_id, **values)
+        self._changed(experiment_id)
+
+    def move(
+        self,
+        experiment_id: int,
+        anchor_id: int,
+        side: Literal["ahead", "behind"],
+    ) -> None:
+        """Move a job directly ahead of or behind another of its pool, at that one's priority.
+
+        Raises:
+            NotFoundError: If there is no such experiment.
+            ConflictError: If one of the two has ended, or they are in two pools.
+            ConfigError: If they are one.
+        """
+        if experiment_id == anchor_id:
+            problem = (
+                f"the job to move and the one to move it to must be two, got {anchor_id} twice"
+            )
+            raise ConfigError("request", [problem])
+        job, anchor = (self._open_job(each) for each in (experiment_id, anchor_id))
+        if job["pool"] != anchor["pool"]:
+            msg = (
+                f"experiment {experiment_id} waits in pool {job['pool']}, "
+                f"experiment {anchor_id} in "
+                f"pool {anchor['pool']}: a job can be moved in its own pool only"
+            )
+            raise ConflictError(msg)
+        place = self._between(job, anchor, side)
+        if place is None:
+            self._renumber(job["pool"])
+            place = self._between(job, self.work.find(experiments, anchor_id), side)
+        assert place is not None, "there is room between two jobs that were renumbered"
+        values = {"position": place, "priority": anchor["priority"]}
+        self.work.save(experiments, experiment_id, **values)
+        self._changed(experiment_id)
+
+    def _between(
+        self, job: RowMapping, anchor: RowMapping, side: Literal["ahead", "behind"]
+    ) -> float | None:
+        """Find a place next to ``anchor``; None if the numbers leave no room."""
+        columns = experiments.c
+        position: float = anchor["position"]
+        ahead = side == "ahead"
+        edge, beyond = (
+            (func.max(columns.position), columns.position < position)
+            if ahead
+            else (func.min(columns.position), columns.position > position)
+        )
+        query = select(edge).where(columns.pool == anchor["pool"], columns.id != job["id"], beyond)
+        neighbour: float | None = self.work.connection.scalar(query)
+        if neighbour is None:
+            return position - _STEP if ahead else position + _STEP
+        place = (position + neighbour) / 2
+        return place if place not in {position, neighbour} else None
+
+    def _renumber(self, pool: str) -> None:
+        """Give the jobs of a pool whole numbers again, in the order in which they stand."""
+        query = select(experiments.c.id).where(experiments.c.pool == pool)
+        order = query.order_by(experiments.c.position, experiments.c.id)
+        for number, experiment_id in enumerate(self.work.connection.scalars(order).all(), 1):
+            changed = update(experiments).where(experiments.c.id == experiment_id)
+            self.work.connection.execute(changed.values(position=number * _STEP))
+            self.work.forget_job(experiment_id)
+
+    def _open_job(self, experiment_id: int) -> RowMapping:
+        """Return an experiment that has not ended.
+
+        Raises:
+            NotFoundError: If there is no such experiment.
+            ConflictError: If it has ended.
+        """
+        job = self.work.find(experiments, experiment_id)
+        if job["state"] in EXPERIMENT_ENDED:
+            msg = f"experiment {experiment_id} is {job['state']}: it is not in the queue any more"
+            raise ConflictError(msg)
+        return job
+
+    def _changed(self, experiment_id: int) -> None:
+        self.work.forget_job(experiment_id)
+        self.work.touch("experiment", experiment_id, experiment_id)
+
+    def set_policy(self, name: str, policy: Policy) -> None:
+        """Say in which order the jobs of a pool start.
+
+        Raises:
+            ConfigError: If that is no name of a pool.
+        """
+        try:
+            check_pool(name)
+        except ValueError as error:
+            raise ConfigError("pool", [f"name: {error}"]) from None
+        self.work.connection.execute(delete(pools).where(pools.c.name == name))
+        self.work.connection.execute(pools.insert().values(name=name, policy=policy.value))
+
+    def set_quota(self, kind: str, name: str, max_slots: int) -> None:
+        """Limit the slots that the jobs of a pool, or those with a label, hold together.
+
+        Raises:
+            ConfigError: If nothing can be called so.
+        """
+        if problem := text_problem(name):
+            raise ConfigError("quota", [f"{kind}: {problem}"])
+        group = _group(kind, name)
+        self.work.connection.execute(delete(quotas).where(quotas.c.group_name == group))
+        made = quotas.insert().values(group_name=group, max_slots=max_slots)
+        self.work.connection.execute(made)
+
+    def remove_quota(self, kind: str, name: str) -> None:
+        """Take a limit away.
+
+        Raises:
+            NotFoundError: If there is none.
+        """
+        group = f"{kind}:{name}"
+        gone = self.work.connection.execute(delete(quotas).where(quotas.c.group_name == group))
+        if gone.rowcount == 0:
+            msg = f"there is no quota {group}"
+            raise NotFoundError(msg)
+
+    def end_long_waits(self) -> bool:
+        """End the experiments of which trials have waited for slots too long, and none has run.
+
+        The wait begins when a trial is queued and none of the experiment's holds slots. A pause is
+        no wait, nor is the moment before a trial that failed is started again.
+
+        Returns:
+            Whether one has ended. Why it waited is what the last round of the scheduler has found.
+        """
+        ended = False
+        now = self.work.steady()
+        limited = select(experiments).where(
+            experiments.c.queue_time.is_not(None),
+            experiments.c.state.in_([ExperimentState.ACTIVE, ExperimentState.PAUSED]),
+        )
+        rows = self.work.connection.execute(limited.add_columns(_waits(now).label("waits")))
+        for row in rows.mappings().all():
+            since = row["waits_since"]
+            if not row["waits"]:
+                if since is not None:
+                    self.work.save(experiments, row["id"], waits_since=None)
+            elif since is None:
+                self.work.save(experiments, row["id"], waits_since=now)
+            elif now - since > row["queue_time"]:
+                self._end(row)
+                ended = True
+        return ended
+
+    def _end(self, experiment: RowMapping) -> None:
+        limit = experiment["queue_time"]
+        error = f"it has waited for slots for more than {limit} s (resources.queue_time)"
+        why = self.work.orchestrator.waiting.of_job(experiment["id"], experiment["state"])
+        error = f"{error}: {why}" if why else error
+        self.work.experiments.fail(experiment["id"], error)
+
+
+def _group(kind: str, name: str) -> str:
+    """Return the name of a group.
+
+    Raises:
+        ConfigError: If nothing can be called so.
+    """
+    try:
+        if kind == "pool":
+            check_pool(name)
+        elif not 0 < len(name) <= _LABEL_CHARACTERS or "\0" in name:
+            raise ValueError(f"must have 1 to {_LABEL_CHARACTERS} characters, got {name!r}")
+    except ValueError as error:
+        raise ConfigError("quota", [f"{kind}: {error}"]) from None
+    return f"{kind}:{name}"
+
+
+def _waits(now: float) -> ColumnElement[bool]:
+    due = or_(trials.c.restart_at.is_(None), trials.c.restart_at <= now)
+    queued = exists().where(
+        trials.c.experiment_id == experiments.c.id,
+        text(WAITING),
+        due,
+    )
+    holding = exists().where(runs.c.experiment_id == experiments.c.id, runs.c.state.in_(OPEN_RUNS))
+    return and_(queued, ~holding)

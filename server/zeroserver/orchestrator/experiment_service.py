@@ -1,0 +1,413 @@
+"""Experiments: submission, user actions, end and deletion."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from sqlalchemy import ColumnElement, RowMapping, delete, func, select, text, update
+
+from zerolab.contract.secrets import mask_secrets
+from zerolab.scheduler import HOST_SLOT
+from zeroserver.orchestrator.cluster.slurm import check_pool_holds
+from zeroserver.orchestrator.search.search_service import Begun, check_custom_class
+from zeroserver.orchestrator.service import Service
+from zeroserver.orchestrator.state import Fields, Orchestrator
+from zeroserver.states import (
+    EXPERIMENT_ACTIONS,
+    EXPERIMENT_ENDED,
+    EXPERIMENT_MOVES,
+    EXPERIMENT_STOPPING,
+    TRIAL_ENDED,
+    ExperimentState,
+    TrialState,
+    check_move,
+)
+from zeroserver.store.archives import ArchiveGoneError, has_archive, remove_archive
+from zeroserver.store.schema import WEIGHTS_MISSING, checkpoints, experiments, trials
+
+if TYPE_CHECKING:  # loaded when the first experiment comes
+    from zerolab.config import ExperimentConfig
+
+__all__ = ["ExperimentService", "Submission", "resource_columns"]
+
+_ENDS_AS = {
+    ExperimentState.STOPPING_CANCELED: ExperimentState.CANCELED,
+    ExperimentState.STOPPING_KILLED: ExperimentState.CANCELED,
+    ExperimentState.STOPPING_ERROR: ExperimentState.ERROR,
+    ExperimentState.STOPPING_COMPLETED: ExperimentState.COMPLETED,
+}
+
+
+@dataclass(frozen=True)
+class Submission:
+    """An experiment that has been checked."""
+
+    config: "ExperimentConfig"
+    raw_config: Mapping[str, Any]
+    archive: str | None
+    """SHA-256 of the model directory's archive."""
+    seed: int
+    activate: bool = True
+    test_mode: bool = False
+    forked_from: int | None = None
+    warnings: Sequence[str] = ()
+    """What whoever submits it is told, beside its number."""
+    begun: list[Begun] = field(default_factory=list)
+    """Its searcher, made beforehand; for one attempt, since the searcher changes with it."""
+
+
+_TRIALS_AT_ONCE = 1000
+_EVENTS_AT_ONCE = 20_000
+_SOME_TRIALS = "SELECT id FROM trials WHERE experiment_id = ? ORDER BY id LIMIT ?"
+_REMOVE_EVENTS = (
+    "DELETE FROM searcher_events WHERE id IN "
+    "(SELECT id FROM searcher_events WHERE experiment_id = ? ORDER BY id LIMIT ?)"
+)
+
+
+class ExperimentService(Service):
+    """Creates, moves, ends and deletes experiments."""
+
+    def move(self, experiment: Fields, state: ExperimentState, **values: Any) -> None:
+        """Change an experiment's state, and other columns with it; no wait for slots outlives that.
+
+        Raises:
+            ConflictError: If the transition is not legal.
+        """
+        if experiment["state"] != state:
+            name = f"experiment {experiment['id']}"
+            check_move(EXPERIMENT_MOVES, name, experiment["state"], state)
+            values["waits_since"] = None
+        self.work.save(experiments, experiment["id"], state=state, **values)
+        self.work.touch("experiment", experiment["id"], experiment["id"])
+
+    def settle(self, experiment_id: int) -> None:
+        """End an experiment whose trials have all ended and that wants no more."""
+        experiment = self.work.find(experiments, experiment_id)
+        if experiment["state"] in EXPERIMENT_ENDED:
+            return
+        stopping = experiment["state"] in EXPERIMENT_STOPPING
+        if not (
+            stopping or experiment["searcher_done"]
+        ):  # before anything is counted over all trials
+            return
+        counted = self.work.connection.execute(
+            select(trials.c.state, func.count().label("number"))
+            .where(trials.c.experiment_id == experiment_id)
+            .group_by(trials.c.state)
+        )
+        counts = {row.state: row.number for row in counted}
+        if any(state not in TRIAL_ENDED for state in counts):
+            return
+        self.work.checkpoints.apply_to_experiment(experiment_id)
+        through = experiment["state"] if stopping else _stopping_state(counts.keys())
+        if not stopping:
+            self.move(experiment, ExperimentState(through))
+        end = _ENDS_AS[through]
+        values: dict[str, Any] = {"ended_at": self.work.clock()}
+        if end == ExperimentState.COMPLETED:
+            values["progress"] = 1.0
+            fruitless = experiment["best_validation"] is None
+            values["error"] = self._last_error(experiment_id) if fruitless else None
+        elif not stopping and end == ExperimentState.ERROR:
+            values["error"] = self._last_error(experiment_id)
+        self.move({**experiment, "state": through}, end, **values)
+        self.work.orchestrator.searchers.pop(experiment_id, None)
+        self.work.orchestrator.forget_config(experiment_id)
+        self.work.orchestrator.drop_jobs([experiment_id])
+
+    def _last_error(self, experiment_id: int) -> str | None:
+        query = (
+            select(trials.c.error)
+            .where(trials.c.experiment_id == experiment_id, trials.c.error.is_not(None))
+            .order_by(trials.c.ended_at.desc(), trials.c.id.desc())
+            .limit(1)
+        )
+        error: str | None = self.work.connection.scalar(query)
+        return error
+
+    def create(self, submission: Submission) -> int:
+        """Store an experiment, make its first trials and return its id.
+
+        Raises:
+            ArchiveGoneError: If its archive is not there, or not for long: store it again.
+        """
+        archive = submission.archive
+        if archive is not None and (
+            archive in self.work.orchestrator.archives_going
+            or not has_archive(self.work.home.archives, archive)
+        ):
+            msg = f"the archive {archive} was removed with the last experiment that had it"
+            raise ArchiveGoneError(msg)
+        check_pool_holds(self.work.connection, submission.config)
+        check_custom_class(self.work.orchestrator, submission.config)
+        row = _row(self.work.orchestrator, submission)
+        row["source_checkpoint"] = self.work.warm_starts.source_of_experiment(
+            submission.config.searcher
+        )
+        made = self.work.connection.execute(
+            experiments.insert().values(row).returning(experiments.c.id)
+        )
+        experiment_id = int(made.scalar_one())
+        self.work.save(experiments, experiment_id, position=experiment_id)
+        begun = (
+            submission.begun.pop()
+            if submission.begun
+            else Begun.of(submission.config, submission.seed)
+        )
+        operations = self.work.searches.first_operations(experiment_id, begun)
+        self.work.operations.carry_out(experiment_id, operations)
+        self.settle(experiment_id)
+        self.work.scheduling.schedule()
+        return experiment_id
+
+    def act(self, experiment_id: int, action: str) -> None:
+        """Pause, activate, cancel, kill, archive or unarchive; doing it twice changes nothing.
+
+        Raises:
+            NotFoundError: If there is no such experiment.
+            ConflictError: If its state does not allow it.
+        """
+        experiment = self.work.find(experiments, experiment_id)
+        if EXPERIMENT_ACTIONS[action].wanted("experiment", experiment_id, experiment["state"]):
+            actions = {
+                "pause": self._pause,
+                "activate": self._activate,
+                "cancel": self._cancel,
+                "kill": self._kill,
+                "archive": self._archive,
+                "unarchive": self._unarchive,
+            }
+            actions[action](experiment)
+            self.work.touch("experiment", experiment_id, experiment_id)
+            self.work.scheduling.schedule()
+
+    def _open_trials(self, experiment_id: int) -> list[RowMapping]:
+        query = select(trials).where(
+            trials.c.experiment_id == experiment_id, trials.c.state.not_in(TRIAL_ENDED)
+        )
+        return list(self.work.connection.execute(query.order_by(trials.c.id)).mappings())
+
+    def _pause(self, experiment: RowMapping) -> None:
+        number = experiment["id"]
+        self.move(experiment, ExperimentState.PAUSED)
+        held = select(trials.c.run_id).where(
+            trials.c.experiment_id == number,
+            trials.c.run_id.is_not(None),
+            trials.c.state.not_in(TRIAL_ENDED),
+        )
+        for run_id in self.work.connection.scalars(held.order_by(trials.c.id)).all():
+            self.work.runs.direct(run_id, "preempt")
+        idle = trials.c.state == TrialState.QUEUED
+        self._move_idle(number, idle, TrialState.PAUSED)
+        waiting = select(trials.c.source_trial_id).where(
+            trials.c.experiment_id == number, text(WEIGHTS_MISSING)
+        )
+        for source in set(self.work.connection.scalars(waiting)):  # none may come any more
+            self.work.warm_starts.settle_sources(source)
+
+    def _activate(self, experiment: RowMapping) -> None:
+        self.move(experiment, ExperimentState.ACTIVE)
+        free = (trials.c.state == TrialState.PAUSED) & (trials.c.waits == 0) & (trials.c.held == 0)
+        self._move_idle(experiment["id"], free, TrialState.QUEUED)
+
+    def _move_idle(
+        self,
+        experiment_id: int,
+        which: ColumnElement[bool],
+        state: TrialState,
+    ) -> None:
+        """Move all trials without a run at once: there may be thousands."""
+        mine = (trials.c.experiment_id == experiment_id) & trials.c.run_id.is_(None) & which
+        if self.work.has_readers(experiment_id):
+            moved = select(trials.c.id).where(mine).order_by(trials.c.id)
+            self.work.touch_trials(experiment_id, self.work.connection.scalars(moved))
+        self.work.connection.execute(update(trials).where(mine).values(state=state))
+
+    def _stop(self, experiment: RowMapping, state: ExperimentState) -> None:
+        self.move(experiment, state)
+        why = "kill" if state == ExperimentState.STOPPING_KILLED else "cancel"
+        self.work.trials.cancel_idle(experiment["id"], why)
+        for trial in self._open_trials(experiment["id"]):
+            self.work.trials.stop(trial, why)
+        self.settle(experiment["id"])
+
+    def _cancel(self, experiment: RowMapping) -> None:
+        self._stop(experiment, ExperimentState.STOPPING_CANCELED)
+
+    def _kill(self, experiment: RowMapping) -> None:
+        self._stop(experiment, ExperimentState.STOPPING_KILLED)
+
+    def _archive(self, experiment: RowMapping) -> None:
+        self.work.save(experiments, experiment["id"], archived=1)
+
+    def _unarchive(self, experiment: RowMapping) -> None:
+        self.work.save(experiments, experiment["id"], archived=0)
+
+    def remove(self, experiment_id: int) -> bool:
+        """Delete an experiment that has ended, with its rows and files, and an archive of its own.
+
+        Of a large one only a part is deleted, as much as one change may cost: call it again until
+        all is deleted. What is left in between is an experiment of which checkpoints, then trials,
+        were deleted.
+
+        Returns:
+            Whether all of it is deleted.
+
+        Raises:
+            NotFoundError: If there is no such experiment.
+            ConflictError: If it has not ended, another one begins with a checkpoint of it, or one
+                of them is registered.
+        """
+        experiment = self.work.find(experiments, experiment_id)
+        EXPERIMENT_ACTIONS["delete"].wanted("experiment", experiment_id, experiment["state"])
+        self.work.touch("experiment", experiment_id, experiment_id)
+        if not self._remove_part(experiment):
+            if not experiment["deleting"]:
+                self.work.save(experiments, experiment_id, deleting=1)
+            return False
+        self.work.orchestrator.drop_jobs([experiment_id])
+        self.release_archive(experiment["archive"])
+        return True
+
+    def _remove_part(self, experiment: RowMapping) -> bool:
+        """Delete checkpoints, trials or events of an experiment; with the last ones, its row."""
+        experiment_id = experiment["id"]
+        mine = checkpoints.c.experiment_id == experiment_id
+        self.work.warm_starts.refuse_while_needed(f"experiment {experiment_id}", mine)
+        self.work.models.refuse_while_registered(f"experiment {experiment_id}", mine)
+        if self.work.checkpoints.delete_some(experiment_id, mine):
+            return False
+        ids = self.work.raw(_SOME_TRIALS, (experiment_id, _TRIALS_AT_ONCE))
+        self.work.trials.remove_rows([trial_id for (trial_id,) in ids])
+        if len(ids) == _TRIALS_AT_ONCE:
+            self.count_trials(experiment)
+            return False
+        if self.work.run(_REMOVE_EVENTS, (experiment_id, _EVENTS_AT_ONCE)) == _EVENTS_AT_ONCE:
+            self.count_trials(experiment)
+            return False
+        self.work.connection.execute(delete(experiments).where(experiments.c.id == experiment_id))
+        return True
+
+    def count_trials(self, experiment: RowMapping) -> None:
+        """Count the trials that an experiment has left, and find the best of them."""
+        mine = trials.c.experiment_id == experiment["id"]
+        value = trials.c.best_validation
+        best = self.work.connection.execute(
+            select(trials.c.id, value)
+            .where(mine, value.is_not(None))
+            .order_by(value.asc() if experiment["smaller_is_better"] else value.desc(), trials.c.id)
+            .limit(1)
+        ).first()
+        self.work.save(
+            experiments, experiment["id"],
+            num_trials=self.work.connection.scalar(select(func.count()).where(mine)),
+            failed_trials=self._count_in(experiment, TrialState.ERROR),
+            canceled_trials=self._count_in(experiment, TrialState.CANCELED),
+            best_trial_id=best.id if best else None,
+            best_validation=best.best_validation if best else None,
+        )  # fmt: skip
+
+    def _count_in(self, experiment: RowMapping, state: TrialState) -> int:
+        query = "SELECT count(*) FROM trials WHERE state = ? AND experiment_id = ?"
+        return int(self.work.raw(query, (str(state), experiment["id"]))[0][0])
+
+    def release_archive(self, archive: str | None) -> None:
+        """Have an archive that no experiment uses removed after the commit.
+
+        Until then no submission may count on it: :func:`create` refuses.
+        """
+        others = select(experiments.c.id).where(experiments.c.archive == archive).limit(1)
+        if archive is None or self.work.connection.scalar(others) is not None:
+            return
+
+        def remove_file() -> None:
+            self.work.orchestrator.archives_going.discard(archive)
+            remove_archive(self.work.home.archives, archive)
+
+        self.work.orchestrator.archives_going.add(archive)
+        self.work.undo.append(lambda: self.work.orchestrator.archives_going.discard(archive))
+        self.work.then.append(remove_file)
+
+    def fail(self, experiment_id: int, error: str) -> None:
+        """End an experiment with an error of its own, and its trials with it.
+
+        Args:
+            experiment_id: Any; one that has ended, or is about to, stays as it is.
+            error: One line for the user.
+        """
+        experiment = self.work.find(experiments, experiment_id)
+        if experiment["state"] in EXPERIMENT_ENDED | EXPERIMENT_STOPPING:
+            return
+        self.move(experiment, ExperimentState.STOPPING_ERROR, error=error)
+        self.work.trials.cancel_idle(experiment_id, "kill")
+        running = select(trials).where(
+            trials.c.experiment_id == experiment_id, trials.c.state.not_in(TRIAL_ENDED)
+        )
+        for trial in self.work.connection.execute(running.order_by(trials.c.id)).mappings().all():
+            self.work.trials.stop(trial, "kill")
+        self.settle(experiment_id)
+
+
+def resource_columns(config: "ExperimentConfig") -> dict[str, Any]:
+    """Return the columns that the scheduler reads."""
+    from zerolab.config.experiment.resources import fewer_slots  # pydantic
+
+    resources, searcher = config.resources, config.searcher
+    fewer = [] if resources.hosts else fewer_slots(resources)
+    return {
+        # Of a hostfile the slots are counted one by one; the agent only starts what runs there.
+        "slots": 1 if resources.hosts else resources.slots_per_trial,
+        "host_slots": msgspec.json.encode(_host_slots(resources.hosts or {})).decode(),
+        "priority": resources.priority,
+        "weight": resources.weight,
+        "max_slots": resources.max_slots,
+        "max_nodes": resources.max_nodes,
+        "slots_per_rank": resources.slots_per_rank,
+        "fewer_slots": msgspec.json.encode(fewer).decode(),
+        "pool": resources.resource_pool,
+        "queue_time": resources.queue_time,
+        "log_retention_days": config.retention_policy.days,
+        "concurrent_trials": 0 if searcher.has_one_trial else searcher.max_concurrent_trials,
+    }
+
+
+def _host_slots(hosts: Mapping[str, Sequence[int]]) -> list[str]:
+    return [f"{HOST_SLOT}{host}:{slot}" for host, slots in hosts.items() for slot in slots]
+
+
+def _stopping_state(states: Collection[str]) -> ExperimentState:
+    """How an experiment stops whose trials have all ended in these states."""
+    if set(states) == {TrialState.ERROR}:
+        return ExperimentState.STOPPING_ERROR
+    if set(states) == {TrialState.CANCELED}:
+        return ExperimentState.STOPPING_CANCELED
+    return ExperimentState.STOPPING_COMPLETED
+
+
+def _row(orchestrator: Orchestrator, submission: Submission) -> dict[str, Any]:
+    config = submission.config
+    resolved = config.to_dict()
+    resolved["reproducibility"]["experiment_seed"] = submission.seed
+    return {
+        "name": config.name,
+        "description": config.description or "",
+        "labels": _json(config.labels),
+        "state": ExperimentState.ACTIVE if submission.activate else ExperimentState.PAUSED,
+        "config": _json(mask_secrets(resolved)),
+        "raw_config": _json(submission.raw_config),
+        "archive": submission.archive,
+        "test_mode": int(submission.test_mode),
+        "forked_from": submission.forked_from,
+        "searcher_name": config.searcher.name,
+        "metric": config.searcher.metric or "",
+        "smaller_is_better": int(config.searcher.smaller_is_better),
+        "seed": submission.seed,
+        **resource_columns(config),
+        "created_at": orchestrator.clock(),
+    }
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()

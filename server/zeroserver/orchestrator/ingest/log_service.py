@@ -1,0 +1,202 @@
+"""Log lines of runs: each stored once, by its number, and no more than a limit for each run.
+
+The log of a run has at most ``Limits.log_bytes``. Beyond it the oldest lines are dropped, in the
+change that stores the new ones, and a line in their place says how many there were.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from sqlalchemy import RowMapping, select
+
+from zerolab.contract.messages import LogBatch, LogEntry
+from zerolab.contract.secret_text import mask_values
+from zerolab.errors import StaleRunError
+from zeroserver.orchestrator.ingest.values import check_times
+from zeroserver.orchestrator.log_policies import Match
+from zeroserver.orchestrator.node_service import host_of, next_log
+from zeroserver.orchestrator.service import Service
+from zeroserver.orchestrator.state import Orchestrator
+from zeroserver.states import RunState
+from zeroserver.store.schema import logs, runs
+
+__all__ = ["LogService", "split_logs"]
+
+_LINES = 2000
+_BYTES = 1024 * 1024
+"""What one change stores at most: some 50 ms of the writer."""
+_LINE_BYTES = 64
+"""What a line costs besides its text."""
+_LINE_CHARACTERS = 16_000
+"""Of a line that are stored; as many as an agent sends."""
+_DROPPED_AT_ONCE = 20_000
+"""Lines that one change drops at most."""
+_EXPIRED_LINES = 5000
+"""Lines that one change removes."""
+_EXPIRED = (
+    "SELECT t.id FROM trials t JOIN experiments e ON e.id = t.experiment_id "
+    "WHERE e.log_retention_days IS NOT NULL "
+    "AND t.ended_at <= ? - e.log_retention_days * 86400.0 "
+    "AND EXISTS (SELECT 1 FROM logs l WHERE l.trial_id = t.id) ORDER BY t.id LIMIT 1"
+)
+_DELETE = (
+    "DELETE FROM logs WHERE id IN (SELECT id FROM logs WHERE trial_id = ? ORDER BY id LIMIT ?)"
+)
+
+
+class LogService(Service):
+    """Stores log lines of runs, applies log policies and expires old lines."""
+
+    def store(
+        self,
+        run_id: int,
+        batch: LogBatch,
+        matches: Sequence[Match] = (),
+        *,
+        by_run: bool = False,
+    ) -> int:
+        """Store the lines of a batch that are new; return the number of the next one wanted.
+
+        Lines that come late, after the end of their run, are stored for a day. Those that come
+        later are discarded; their sender goes on as if they were stored.
+
+        Args:
+            run_id: Whose lines.
+            batch: Numbered lines.
+            matches: What the log policies found in the batch.
+            by_run: Whether the run itself sends them, not its agent: it sends nothing after its
+                end.
+
+        Raises:
+            NotFoundError: If there is no such run.
+            StaleRunError: If the run sends them, and has ended.
+        """
+        run = self.work.find(runs, run_id)
+        if by_run and run["state"] == RunState.EXITED:
+            raise StaleRunError(f"run {run_id} has ended: only its agent may deliver its log")
+        wanted = next_log(self.work.connection, run, batch.node)
+        if batch.first > wanted or batch.first < 0:
+            return wanted
+        fresh = batch.entries[wanted - batch.first :]
+        if not fresh:
+            return wanted
+        if _is_over(self.work.orchestrator, run):
+            return wanted + len(fresh)
+        check_times(entry.time for entry in fresh)
+        secrets = self.work.secrets_of(run["experiment_id"])
+        host = host_of(self.work.connection, run, batch.node)
+        rows = [_log_row(run, entry, secrets, host) for entry in fresh]
+        names = ", ".join(rows[0])
+        marks = ", ".join("?" * len(rows[0]))
+        self.work.many(
+            f"INSERT INTO logs ({names}) VALUES ({marks})",  # noqa: S608 - our own column names
+            [tuple(row.values()) for row in rows],
+        )
+        self.work.nodes.save_next_log(run_id, batch.node, wanted + len(fresh))
+        skipped = len(batch.entries) - len(fresh)
+        self.work.runs.apply_matches(run, [each for each in matches if each.last >= skipped])
+        if self.work.has_readers(run["experiment_id"], of_all=True):
+            last = self.work.connection.scalar(
+                select(logs.c.id).where(logs.c.run_id == run_id).order_by(logs.c.id.desc()).limit(1)
+            )
+            assert last is not None
+            self.work.touch("log", run["experiment_id"], (last - len(fresh) + 1, last))
+        size = run["log_bytes"] + sum(_LINE_BYTES + len(row["text"].encode()) for row in rows)
+        if size > self.work.settings.limits.log_bytes:
+            self._drop_oldest(run, size)
+        else:
+            self.work.run("UPDATE runs SET log_bytes = ? WHERE id = ?", (size, run_id))
+        return wanted + len(fresh)
+
+    def _drop_oldest(self, run: RowMapping, size: int) -> None:
+        """Drop the oldest lines of a run until its log fits, and leave one that says so.
+
+        Args:
+            run: As it was before the new lines.
+            size: Of the stored lines, in bytes, with the new ones.
+        """
+        limit = self.work.settings.limits.log_bytes
+        length = "length(CAST(text AS BLOB))" if self.work.sqlite else "octet_length(text)"
+        marker = run["log_first"] or 0
+        oldest = self.work.raw(
+            f"SELECT id, {length} FROM logs WHERE trial_id = ? AND id > ? AND run_id = ? "  # noqa: S608
+            "AND stream <> 'server' ORDER BY id LIMIT ?",
+            (run["trial_id"], marker, run["id"], _DROPPED_AT_ONCE),
+        )
+        count = freed = 0
+        last = marker
+        for last, text_bytes in oldest:  # noqa: B007 - where the loop ends
+            count += 1
+            freed += text_bytes + _LINE_BYTES
+            if size - freed <= limit:
+                break
+        lines = run["log_dropped_lines"] + count
+        dropped = run["log_dropped_bytes"] + freed
+        self.work.run(
+            "DELETE FROM logs WHERE trial_id = ? AND id >= ? AND id < ? AND run_id = ? "
+            "AND (stream <> 'server' OR id = ?)",
+            (run["trial_id"], marker, last, run["id"], marker),
+        )
+        text = (
+            f"{lines:,} older lines of run {run['id']} ({dropped / 2**20:,.1f} MB) "
+            "were dropped here: "
+            f"the log of a run has at most {limit / 2**20:,.0f} MB in the database "
+            "(--log-megabytes)"
+        )
+        self.work.run(
+            "UPDATE logs SET stream = 'server', level = 'WARNING', rank = NULL, text = ? "
+            "WHERE id = ?",
+            (text, last),
+        )
+        self.work.save(
+            runs, run["id"], log_bytes=size - freed, log_first=last,
+            log_dropped_lines=lines, log_dropped_bytes=dropped,
+        )  # fmt: skip
+
+    def expire(self) -> bool:
+        """Remove some expired log lines of one trial; return whether there were any.
+
+        Call it until it returns False.
+        """
+        for (trial_id,) in self.work.raw(_EXPIRED, (self.work.clock(),)):
+            self.work.run(_DELETE, (trial_id, _EXPIRED_LINES))
+            return True
+        return False
+
+
+def split_logs(batch: LogBatch) -> Iterator[LogBatch]:
+    """Split a batch into parts small enough for one database transaction each."""
+    first, size = 0, 0
+    for index, entry in enumerate(batch.entries):
+        size += len(entry.text)
+        if size >= _BYTES or index + 1 - first >= _LINES:
+            yield LogBatch(batch.first + first, batch.entries[first : index + 1], batch.node)
+            first, size = index + 1, 0
+    if first < len(batch.entries) or not batch.entries:
+        yield LogBatch(batch.first + first, batch.entries[first:], batch.node)
+
+
+def _is_over(orchestrator: Orchestrator, run: RowMapping) -> bool:
+    """Whether a run ended so long ago that nothing of it can still be on its way."""
+    ended, late_s = run["ended_at"], orchestrator.settings.timings.late_logs_s
+    return (
+        run["state"] == RunState.EXITED
+        and ended is not None
+        and ended + late_s < orchestrator.clock()
+    )
+
+
+def _log_row(
+    run: RowMapping, entry: LogEntry, secrets: Sequence[str], host: str | None
+) -> dict[str, Any]:
+    return {
+        "experiment_id": run["experiment_id"],
+        "trial_id": run["trial_id"],
+        "run_id": run["id"],
+        "rank": entry.rank,
+        "stream": entry.stream,
+        "level": entry.level,
+        "text": mask_values(entry.text[:_LINE_CHARACTERS], secrets).replace("\0", "\ufffd"),
+        "time": entry.time,
+        "host": host,
+    }

@@ -1,0 +1,175 @@
+"""Limit on the metric names of a trial, and what happens to the metrics over it.
+
+A name costs a row, roll-ups at every level and a curve in every view. A trial that puts a step or
+a sample id into its names would fill the database and slow down everybody else. Metrics over the
+limit and those with a name that cannot be stored are discarded, with a warning in the trial's log;
+the other metrics of the report are stored. The searcher's metric is always accepted.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import islice
+
+from sqlalchemy import Connection
+
+from zerolab.contract.messages import MetricsRecord
+from zerolab.contract.names import metric_name_problem
+from zerolab.errors import ConfigError
+from zeroserver.orchestrator.service import Service
+from zeroserver.orchestrator.state import Orchestrator
+from zeroserver.store.database import raw_rows
+from zeroserver.store.points import SHIFTS
+from zeroserver.store.schema import trials
+
+__all__ = ["MetricNameService", "unused_names"]
+
+_TRIALS = 1000
+"""Trials whose names are kept in memory."""
+_SHOWN = 3
+"""Discarded names that a warning shows."""
+_REPORTED = f"SELECT DISTINCT key_id FROM rollups WHERE trial_id = ? AND shift = {SHIFTS[-1]}"  # noqa: S608 - our own words
+
+
+class MetricNameService(Service):
+    """Limits and counts the metric names that trials use."""
+
+    def reported(self, trial_id: int) -> set[int]:
+        """Return the ids of the metrics that a trial has reported."""
+        found = self.work.orchestrator.reported.get(trial_id)
+        if found is None:
+            found = {key for (key,) in self.work.raw(_REPORTED, (trial_id,))}
+            while len(self.work.orchestrator.reported) >= _TRIALS:
+                self.work.orchestrator.reported.pop(next(iter(self.work.orchestrator.reported)))
+            self.work.orchestrator.reported[trial_id] = found
+        return found
+
+    def shorten(self, trial_id: int, record: MetricsRecord, most: int) -> dict[str, float | str]:
+        """Return the values of a huge record that may be stored at all.
+
+        These are the first ones, those with names that are known in the group, and the searcher's
+        metric. To look at each of a million names would hold up everybody else.
+        """
+        values = record.values
+        selected = dict(islice(values.items(), most))
+        selected |= {
+            name: values[name]
+            for name in self.work.orchestrator.keys.known(record.group)
+            if name in values
+        }
+        always = self._searcher_metric(trial_id, record.group)
+        if always is not None and always in values:
+            selected[always] = values[always]
+        return selected
+
+    def _searcher_metric(self, trial_id: int, group: str) -> str | None:
+        """Return the name of the searcher's metric, if it is in the group."""
+        if group != "validation" or trial_id in self.work.orchestrator.importing:
+            return None
+        return self.work.experiment_of(self.work.find(trials, trial_id))["metric"] or None
+
+    def admit(
+        self,
+        trial_id: int,
+        group: str,
+        names: Sequence[str],
+        *,
+        omitted: int = 0,
+    ) -> list[str]:
+        """Accept new metric names of a trial up to its limit; warn in its log about the others.
+
+        Args:
+            trial_id: Whose metrics. A trial without a row is being imported: it has no log, and
+                more names than the limit are an error.
+            group: The metrics' group.
+            names: Names that the trial has not reported before.
+            omitted: How many further ones are in the report.
+
+        Returns:
+            The names to store; they have ids.
+
+        Raises:
+            ConfigError: If the name of the group cannot be stored, or an import has too many names.
+        """
+        importing = trial_id in self.work.orchestrator.importing
+        reported = self.reported(trial_id)
+        limit = self.work.settings.limits.metric_names
+        always = self._searcher_metric(trial_id, group)
+        accepted, over, problems = [], [], []
+        room = limit - len(reported)
+        for name in names:
+            if name == always or (room > 0 and metric_name_problem(name) is None):
+                accepted.append(name)
+                room -= 1
+            elif room > 0:
+                problems.append(name)
+            else:
+                over.append(name)
+        self.work.undo.append(partial(_forget, self.work.orchestrator, trial_id))
+        self.work.orchestrator.keys.create(self.work, group, accepted)
+        known = self.work.orchestrator.keys.known(group)
+        reported.update(known[name] for name in accepted)
+        self.work.orchestrator.admitted.update(known[name] for name in accepted)
+        told = []
+        if problems:
+            told.append(
+                f"metric name: {metric_name_problem(problems[0])}; "
+                f"{len(problems)} metric(s) of one "
+                "report were discarded, the others are stored"
+            )
+        if over:
+            count = len(over) + omitted
+            told.append(
+                f"metric names: must be at most {limit:,} in a trial, "
+                f"got {count} more in one report "
+                f"({_shown(over)}); these metrics are discarded, the others are stored: "
+                "use the same "
+                "names at every step, or start the server with --metric-names"
+            )
+        if importing:  # without a log; what is left of a bad name's report is stored
+            if over:
+                raise ConfigError("metrics file", told)
+            return accepted
+        for text in told:
+            self._warn_once(trial_id, text)
+        return accepted
+
+    def forget_unused(self, unused: set[int]) -> None:
+        """Delete unused metric names, except those that a trial has started to use since.
+
+        Args:
+            unused: Their ids.
+        """
+        gone = unused.difference(
+            self.work.orchestrator.admitted, *self.work.orchestrator.reported.values()
+        )
+        self.work.many("DELETE FROM metric_keys WHERE id = ?", [(key,) for key in gone])
+        self.work.orchestrator.keys.forget(gone)
+
+    def _warn_once(self, trial_id: int, text: str) -> None:
+        """Write a warning into a trial's log, once for each run and kind of problem."""
+        trial = self.work.find(trials, trial_id)
+        key = (trial["run_id"] or 0, text.partition(":")[0])
+        if key in self.work.orchestrator.warned:
+            return
+        while len(self.work.orchestrator.warned) >= _TRIALS:
+            self.work.orchestrator.warned.pop(next(iter(self.work.orchestrator.warned)))
+        self.work.orchestrator.warned[key] = None
+        self.work.undo.append(partial(self.work.orchestrator.warned.pop, key, None))
+        run = {"experiment_id": trial["experiment_id"], "trial_id": trial_id, "id": trial["run_id"]}
+        self.work.log_line(run, text, "WARNING")
+
+
+def unused_names(connection: Connection) -> set[int]:
+    """Return the ids of metric names that no trial has points of; on any thread."""
+    used = raw_rows(connection, f"SELECT DISTINCT key_id FROM rollups WHERE shift = {SHIFTS[-1]}")  # noqa: S608
+    every = raw_rows(connection, "SELECT id FROM metric_keys")
+    return {key for (key,) in every}.difference(key for (key,) in used)
+
+
+def _forget(orchestrator: Orchestrator, trial_id: int) -> None:
+    orchestrator.reported.pop(trial_id, None)
+
+
+def _shown(names: Sequence[str]) -> str:
+    more = ", ..." if len(names) > _SHOWN else ""
+    return ", ".join(repr(name[:50]) for name in names[:_SHOWN]) + more

@@ -1,0 +1,265 @@
+"""Batches of records: validated, stored exactly once, and dispatched."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from sqlalchemy import RowMapping, update
+
+from zerolab.contract.messages import (
+    CheckpointRecord,
+    MetricsRecord,
+    ProgressRecord,
+    Record,
+    ReportBatch,
+    wire_number,
+)
+from zeroserver.orchestrator.checkpoints.checkpoint_service import check_checkpoint
+from zeroserver.orchestrator.ingest.values import PointReader, check_times, stored_number
+from zeroserver.orchestrator.run_service import Reporting, no_metric_at, shown_activity
+from zeroserver.orchestrator.search.search_service import Event
+from zeroserver.orchestrator.service import Service
+from zeroserver.orchestrator.state import Fields
+from zeroserver.states import TRIAL_ENDED, ExperimentState
+from zeroserver.store.points import Point, store_points
+from zeroserver.store.schema import experiments, trials
+
+__all__ = ["ReportService", "best_of", "split_reports"]
+
+_VALUES = 4000
+"""Values that one change stores: some 100 ms of the writer."""
+_HEAVY = 200
+"""Values that a validation or a checkpoint counts for, which the searcher is told of."""
+
+
+@dataclass
+class _BatchSummary:
+    """What a batch says."""
+
+    points: list[Point] = field(default_factory=list)
+    steps: int = 0
+    changes: dict[str, Any] = field(default_factory=dict)
+    """Columns of the trial."""
+    notable: list[MetricsRecord | CheckpointRecord] = field(default_factory=list)
+    """Validations and checkpoints, which have effects of their own."""
+
+
+_SEARCHING = {ExperimentState.ACTIVE, ExperimentState.PAUSED}
+
+
+class ReportService(Service):
+    """Stores reports of runs exactly once, with their consequences."""
+
+    def store(self, run_id: int, batch: ReportBatch) -> int:
+        """Store the records of a batch that are new; return the number of the last one stored.
+
+        A batch that begins behind a gap is not stored: the sender sees so from the number.
+
+        Raises:
+            NotFoundError: If there is no such run.
+            StaleRunError: If the run has ended, or another run has taken over.
+            ConfigError: If a record holds what cannot be stored.
+        """
+        run = self.work.runs.reporting(run_id)
+        stored = run["last_seq"]
+        if batch.first > stored + 1 or batch.first < 1:
+            return stored
+        fresh = batch.records[stored + 1 - batch.first :]
+        if not fresh:
+            return stored
+        summary = self._read(run["trial_id"], fresh)
+        store_points(self.work, run["trial_id"], summary.points)
+        if summary.steps > run["steps_completed"]:
+            statement = "UPDATE trials SET steps_completed = ? WHERE id = ?"
+            self.work.run(statement, (summary.steps, run["trial_id"]))
+        if summary.changes:
+            self.work.save(trials, run["trial_id"], **summary.changes)
+        if "progress" in summary.changes:
+            self._follow_only_trial(run["experiment_id"], summary.changes["progress"])
+        last = stored + len(fresh)
+        self.work.run("UPDATE runs SET last_seq = ? WHERE id = ?", (last, run_id))
+        if self._consequences(run, summary.notable):
+            self.work.scheduling.schedule()
+        self._announce(run, fresh)
+        return last
+
+    def _read(self, trial_id: int, fresh: list[Record]) -> _BatchSummary:
+        """Check every record of a batch and sort out what it says."""
+        summary = _BatchSummary()
+        points = PointReader(self.work.metric_names, trial_id)
+        check_times([record.time for record in fresh])
+        for record in fresh:
+            if isinstance(record, MetricsRecord):
+                summary.points += points.read(record)
+                if record.steps > summary.steps and record.group != "system":
+                    summary.steps = record.steps
+                if record.group == "validation":
+                    summary.notable.append(record)
+            elif isinstance(record, ProgressRecord):
+                if math.isfinite(record.value):
+                    summary.changes["progress"] = min(max(record.value, 0.0), 1.0)
+            elif isinstance(record, CheckpointRecord):
+                check_checkpoint(record)
+                summary.notable.append(record)
+            else:
+                summary.changes["activity"] = shown_activity(record.state)
+        return summary
+
+    def _follow_only_trial(self, experiment_id: int, progress: float) -> None:
+        """Let an experiment of one trial be as far as the trial; a restart does not set it back."""
+        if not self.work.config(experiment_id).searcher.has_one_trial:
+            return
+        columns = experiments.c
+        self.work.connection.execute(
+            update(experiments)
+            .where(columns.id == experiment_id, columns.progress < progress)
+            .values(progress=progress)
+        )
+
+    def _consequences(
+        self,
+        run: Reporting,
+        notable: list[MetricsRecord | CheckpointRecord],
+    ) -> bool:
+        """Let validations and checkpoints have their effects, in the order of the records.
+
+        Returns:
+            Whether trials may start now that could not before.
+        """
+        more = False
+        for record in notable:
+            experiment = self.work.experiment_of(run)
+            if isinstance(record, CheckpointRecord):
+                steps = record.steps_completed
+                more |= self.work.checkpoints.add(run, record)
+            else:
+                steps = record.steps
+                more |= self._validated(run, record)
+            self.work.checkpoints.choose_best(experiment, run["trial_id"])
+            self.work.checkpoints.apply_after_report(run["trial_id"], steps)
+        return more
+
+    def _announce(self, run: Reporting, fresh: list[Record]) -> None:
+        """Tell the event streams, if anyone reads them."""
+        experiment_id, trial_id = run["experiment_id"], run["trial_id"]
+        if not self.work.has_readers(experiment_id):
+            return
+        self.work.touch("trial", experiment_id, trial_id)
+        if not self.work.has_readers(experiment_id, of_all=True):
+            return
+        curves: dict[tuple[str, str], list[list[Any]]] = {}
+        for record in fresh:
+            if isinstance(record, MetricsRecord):
+                for name, value in record.values.items():
+                    number = stored_number(name, value)
+                    wire = "NaN" if number is None else wire_number(number)
+                    curves.setdefault((record.group, name), []).append([record.steps, wire])
+        if curves:
+            metrics = [
+                {"group": group, "name": name, "points": found}
+                for (group, name), found in curves.items()
+            ]
+            data = {"experiment_id": experiment_id, "trial_id": trial_id, "metrics": metrics}
+            self.work.touch("metric", experiment_id, msgspec.json.encode(data))  # a tenth of it
+
+    def _validated(self, run: Reporting, record: MetricsRecord) -> bool:
+        """Store a validation and pass it to the searcher; return whether the searcher acts."""
+        experiment = self.work.experiment_of(run)
+        trial = self.work.trial_of(run)
+        metric = experiment["metric"]
+        if not metric:  # a single trial that is compared with none
+            return False
+        value: float | None = None
+        if metric in record.values:
+            before = None
+            if trial["best_validation"] is not None:
+                before = (trial["best_validation"], trial["best_steps"])
+            value, best = best_of(experiment, record, before)
+            changes: dict[str, Any] = {"latest_validation": value}
+            if best is not None:
+                changes |= {"best_validation": best[0], "best_steps": best[1]}
+            self.work.save(trials, trial["id"], **changes)
+            if value is not None and _better(experiment, value, experiment["best_validation"]):
+                winner = {"best_validation": value, "best_trial_id": trial["id"]}
+                self.work.save(experiments, experiment["id"], **winner)
+                self.work.touch("experiment", experiment["id"], experiment["id"])
+        done = trial["stop"] is not None or trial["state"] in TRIAL_ENDED
+        again = record.steps <= trial["searcher_steps"]  # a restarted trial repeats itself
+        if done or again or experiment["state"] not in _SEARCHING:
+            return False
+        length = self._length(experiment, record)
+        if metric not in record.values or isinstance(length, str):
+            problem = length if isinstance(length, str) else _missing(metric, record)
+            compared = length in self.work.config(experiment["id"]).searcher.validate_at()
+            if compared and not isinstance(length, str):
+                problem = f"{no_metric_at(length, metric)}; {_there_are(record)}"
+            # Any other one is left out, if there was one before: the searcher waits for the next.
+            if compared or trial["searcher_steps"] < 0:
+                self.work.log_line(run, problem, "ERROR")
+                self.work.save(trials, trial["id"], error=problem)
+                self.work.trials.stop(trial, "error")
+            return False
+        self.work.save(trials, trial["id"], searcher_steps=record.steps)
+        event = Event("validated", trial["request_id"], value, length)
+        acts = self.work.operations.tell(experiment["id"], event)
+        self._pause_if_due(run, length)
+        return acts
+
+    def _pause_if_due(self, run: Reporting, length: float) -> None:
+        """Have a trial that the searcher has let go no further give its slots back."""
+        trial = self.work.trial_of(run)
+        if trial["stop"] is None and trial["until"] is not None and length >= trial["until"]:
+            self.work.save(trials, trial["id"], waits=1)
+            self.work.runs.direct(run["id"], "preempt")
+
+    def _length(self, experiment: RowMapping, record: MetricsRecord) -> float | str:
+        """How far the trial is, in the searcher's unit; what is wrong where nobody can say."""
+        searcher = self.work.config(experiment["id"]).searcher
+        if searcher.unit != "epochs":
+            return float(record.steps)
+        if "epochs" in record.values:
+            return stored_number("epochs", record.values["epochs"]) or 0.0
+        if not searcher.validate_at():
+            return 0.0  # nothing depends on it but progress
+        return "epochs: must be among the validation metrics, for the searcher counts in them"
+
+
+def split_reports(batch: ReportBatch) -> Iterator[ReportBatch]:
+    """Split a batch into parts small enough for one database transaction each."""
+    first, weight = 0, 0
+    for index, record in enumerate(batch.records):
+        plain = isinstance(record, MetricsRecord) and record.group != "validation"
+        weight += len(record.values) if plain else _HEAVY  # type: ignore[union-attr]
+        if weight >= _VALUES:
+            yield ReportBatch(batch.first + first, batch.records[first : index + 1])
+            first, weight = index + 1, 0
+    if first < len(batch.records) or not batch.records:
+        yield ReportBatch(batch.first + first, batch.records[first:])
+
+
+def _missing(metric: str, record: MetricsRecord) -> str:
+    there = _there_are(record)
+    return f"searcher.metric: must be one of the validation metrics, got {metric!r}; {there}"
+
+
+def _there_are(record: MetricsRecord) -> str:
+    names = ", ".join(sorted(set(record.values) - {"batches", "epochs"})) or "none"
+    return f"there are: {names}"[:1800]
+
+
+def best_of(
+    experiment: Fields, record: MetricsRecord, best: tuple[float, int] | None
+) -> tuple[float | None, tuple[float, int] | None]:
+    """Return the searcher's metric of a validation, and the best value with its step so far."""
+    value = stored_number(experiment["metric"], record.values[experiment["metric"]])
+    if value is not None and _better(experiment, value, best[0] if best else None):
+        best = (value, record.steps)
+    return value, best
+
+
+def _better(experiment: Fields, value: float, best: float | None) -> bool:
+    if best is None:
+        return True
+    return value < best if experiment["smaller_is_better"] else value > best

@@ -1,0 +1,1 @@
+"""Searches: searchers, their operations, custom searches and warm starts."""

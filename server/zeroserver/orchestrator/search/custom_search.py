@@ -1,0 +1,169 @@
+"""Custom searchers outside of the server: delivery of events, receipt of operations."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from zerolab.errors import ConfigError, ConflictError
+from zerolab.searcher import Continue, Create, ExternalSearcher, Operation, Shutdown, Stop
+from zeroserver.orchestrator.search.search_service import Event, newest_event
+from zeroserver.orchestrator.service import Service
+from zeroserver.states import EXPERIMENT_ENDED, EXPERIMENT_STOPPING
+from zeroserver.store.schema import experiments
+
+__all__ = ["Answered", "CustomSearchService"]
+
+
+@dataclass(frozen=True)
+class Answered:
+    """Operations from outside, and which events they answer."""
+
+    after: int
+    """The last event that was answered before; -1 before the first operations."""
+    handled: int
+    """The last event that is answered now; 0 for the first operations."""
+    operations: Sequence[Operation]
+    progress: float | None = None
+    """How far the search is, from 0 to 1."""
+
+
+_CREATED_SINCE = (
+    "SELECT t.request_id, t.hparams, t.seed FROM searcher_events e JOIN trials t "
+    "ON t.experiment_id = e.experiment_id AND t.request_id = e.request_id "
+    "WHERE e.experiment_id = ? AND e.kind = 'created' AND e.id > (SELECT coalesce(max(id), 0) "
+    "FROM searcher_events WHERE experiment_id = ? AND kind = 'operated')"
+)
+
+
+class CustomSearchService(Service):
+    """Stores the operations that programs send for their searches."""
+
+    def handled(self, experiment_id: int) -> int:
+        """The last event that was answered; -1 before the first operations.
+
+        Raises:
+            ConflictError: If the searcher decides by itself.
+        """
+        return self._outside(experiment_id).handled
+
+    def _outside(self, experiment_id: int) -> ExternalSearcher:
+        """Return the searcher that a program outside asks for, and note that it is there."""
+        searcher = self.work.searches.searcher(experiment_id)
+        if not isinstance(searcher, ExternalSearcher):
+            msg = (
+                f"experiment {experiment_id}: its searcher decides by itself "
+                "and takes no operations"
+            )
+            raise ConflictError(msg)
+        self.work.orchestrator.served[experiment_id] = self.work.steady()
+        return searcher
+
+    def take_operations(
+        self, experiment_id: int, told: Answered, start: int = 0
+    ) -> tuple[int, int | None]:
+        """Carry out operations that answer some events, as many as one change may cost.
+
+        The events count as answered with the last operation. Whoever is interrupted before sends
+        the same operations again: what was done of them is not done twice.
+
+        Args:
+            experiment_id: Whose searcher.
+            told: All operations.
+            start: How many of them earlier changes have carried out.
+
+        Returns:
+            The last event that is answered by now, and how many operations are carried out; None
+            for all of them.
+
+        Raises:
+            ConfigError: With every operation that cannot be carried out; none of them is then.
+            ConflictError: If events between were not answered, or the searcher decides by itself.
+        """
+        searcher = self._outside(experiment_id)
+        experiment = self.work.find(experiments, experiment_id)
+        over = experiment["state"] in EXPERIMENT_ENDED | EXPERIMENT_STOPPING
+        if told.after < searcher.handled or over or experiment["searcher_done"]:
+            return searcher.handled, None
+        if told.after > searcher.handled:
+            msg = f"after: must be {searcher.handled}, the event answered last, got {told.after}"
+            raise ConflictError(msg)
+        done: set[int] = set()
+        if experiment["creating"]:
+            done = self._done_before(experiment_id, told.operations[start:])
+        if start == 0:  # else they have been checked
+            self._check(experiment_id, told, done)
+        places = [
+            place
+            for place, each in enumerate(told.operations)
+            if place >= start and not (isinstance(each, Create) and each.trial_id in done)
+        ]
+        wanted = [told.operations[place] for place in places]
+        rest = self.work.operations.carry_out_some(experiment_id, wanted)
+        creating = int(bool(rest))
+        if creating != experiment["creating"]:
+            self.work.save(experiments, experiment_id, creating=creating)
+        if rest:
+            self.work.scheduling.schedule()
+            return searcher.handled, places[len(places) - len(rest)]
+        event = Event("operated", 0, told.progress, float(told.handled))
+        self.work.searches.tell(experiment_id, event)
+        if told.progress is not None:
+            self.work.save(
+                experiments,
+                experiment_id,
+                progress=max(experiment["progress"], told.progress),
+            )
+        self.work.experiments.settle(experiment_id)
+        self.work.scheduling.schedule()
+        return told.handled, None
+
+    def _done_before(self, experiment_id: int, operations: Sequence[Operation]) -> set[int]:
+        """Return the trials that an interrupted change has created for these operations."""
+        wanted = {each.trial_id: each for each in operations if isinstance(each, Create)}
+        if not wanted:
+            return set()
+        rows = self.work.raw(_CREATED_SINCE, (experiment_id, experiment_id))
+        return {
+            number
+            for number, hparams, seed in rows
+            if number in wanted
+            and wanted[number].trial_seed == seed
+            and msgspec.json.encode(wanted[number].hparams).decode() == hparams
+        }
+
+    def _check(
+        self,
+        experiment_id: int,
+        told: Answered,
+        done: Collection[int],
+    ) -> None:
+        whole = self.work.config(experiment_id).searcher.length
+        known = self.work.searches.created_trials(experiment_id).difference(done)
+        problems = []
+        newest = newest_event(self.work.connection, experiment_id)
+        if not told.after <= told.handled <= newest:
+            text = f"must be an event from {max(told.after, 0)} to {newest}, the newest one"
+            problems.append(f"handled: {text}, got {told.handled}")
+        for place, operation in enumerate(told.operations):
+            key = f"operations[{place}]"
+            if isinstance(operation, Create):
+                if operation.trial_id in known:
+                    text = f"must be a number that no trial has, got {operation.trial_id}"
+                    problems.append(f"{key}.trial_id: {text}")
+                if operation.source is not None and operation.source not in known:
+                    text = f"must be the number of a trial that was created, got {operation.source}"
+                    problems.append(f"{key}.source: {text}")
+                known.add(operation.trial_id)
+            elif isinstance(operation, Stop | Continue) and operation.trial_id not in known:
+                text = f"must be the number of a trial that was created, got {operation.trial_id}"
+                problems.append(f"{key}.trial_id: {text}")
+            if isinstance(operation, Continue) and whole and operation.until > whole:
+                text = f"must be at most the trial's length of {whole}, got {operation.until}"
+                problems.append(f"{key}.until: {text}")
+            if isinstance(operation, Shutdown) and place < len(told.operations) - 1:
+                problems.append(
+                    f"{key}: must be the last operation, got {len(told.operations)} of them"
+                )
+        if problems:
+            raise ConfigError("operations", problems)

@@ -1,0 +1,236 @@
+"""Operations of searchers: executed in order, as many as one change may cost."""
+
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, RowMapping, select
+
+from zerolab.searcher import Continue, Create, Operation, Reopen, Shutdown, Stop
+from zeroserver.orchestrator.search.search_service import DELETED, Event
+from zeroserver.orchestrator.service import Service
+from zeroserver.orchestrator.state import Orchestrator
+from zeroserver.orchestrator.trial_service import resting_state
+from zeroserver.states import (
+    EXPERIMENT_ENDED,
+    EXPERIMENT_STOPPING,
+    TRIAL_ENDED,
+    ExperimentState,
+    TrialState,
+)
+from zeroserver.store.schema import experiments, trials
+
+__all__ = ["OperationService", "cost_of", "interrupted_searches"]
+
+_INSERT_TRIAL = (
+    "INSERT INTO trials (experiment_id, request_id, state, hparams, seed, created_at, "
+    "source_checkpoint, source_trial_id, source_steps, restarts, waits, steps_completed, "
+    "progress, searcher_steps, excluded, labels) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0, 0, -1, '[]', '[]')"
+)
+_BUDGET_MS = 60.0
+"""What one change may cost; see :func:`cost_of`."""
+
+
+class OperationService(Service):
+    """Carries out what searchers request; the rest waits in a backlog."""
+
+    def tell(self, experiment_id: int, event: Event) -> bool:
+        """Tell the searcher an event and carry out what it then wants; return whether it did."""
+        operations = self.work.searches.tell(experiment_id, event)
+        self.carry_out(experiment_id, operations)
+        return bool(operations)
+
+    def carry_out(self, experiment_id: int, operations: Sequence[Operation]) -> None:
+        """Do what the searcher wants, and what it wants in consequence.
+
+        No more is done than one change may cost; the rest waits in the experiment's backlog, for
+        :func:`carry_out_more`. What the searcher answers to an operation that is being carried out
+        is done after those that wait already.
+        """
+        if experiment_id in self.work.orchestrator.carrying_out:
+            self.work.orchestrator.carrying_out[experiment_id].extend(operations)
+            return
+        backlog = self.work.orchestrator.backlog.get(experiment_id, ())
+        now: list[Operation] = []
+        later: list[Operation] = []
+        waiting = {each.trial_id for each in backlog if not isinstance(each, Shutdown)}
+        for each in operations:  # what follows from the backlog must come behind it
+            waits = isinstance(each, Create | Shutdown) or each.trial_id in waiting
+            (later if backlog and waits else now).append(each)
+            if isinstance(each, Create):
+                waiting.add(each.trial_id)
+        rest = (*self.carry_out_some(experiment_id, now), *backlog, *later)
+        self._keep_backlog(experiment_id, rest)
+        if operations and not rest and self.work.find(experiments, experiment_id)["searcher_done"]:
+            self.work.experiments.settle(experiment_id)  # its last trial may have ended before
+
+    def drop_backlog(self, experiment_id: int) -> None:
+        """Forget what an experiment's searcher wanted and was not carried out."""
+        self._keep_backlog(experiment_id, ())
+
+    def carry_out_more(self) -> bool:
+        """Carry out a part of the oldest backlog; return whether there was one.
+
+        Call it until it returns False; every call is a change of its own.
+        """
+        experiment_id = next(iter(self.work.orchestrator.backlog), None)
+        if experiment_id is None:
+            return False
+        backlog = self.work.orchestrator.backlog[experiment_id]
+        query = "SELECT state, searcher_done FROM experiments WHERE id = ?"
+        found = self.work.raw(query, (experiment_id,))
+        over = EXPERIMENT_ENDED | EXPERIMENT_STOPPING
+        if not found or found[0][0] in over or found[0][1]:
+            self._keep_backlog(experiment_id, ())
+            return True
+        rest = self.carry_out_some(experiment_id, backlog)
+        self._keep_backlog(experiment_id, rest)
+        if not rest:
+            self.work.experiments.settle(experiment_id)
+        return True
+
+    def resume_backlog(self, experiment_id: int) -> None:
+        """Fill the backlog of a search with what a killed server has not carried out."""
+        experiment = self.work.find(experiments, experiment_id)
+        if experiment["state"] not in EXPERIMENT_ENDED | EXPERIMENT_STOPPING:
+            rest = self.work.searches.pending_operations(experiment_id)
+            self._keep_backlog(experiment_id, rest)
+
+    def _keep_backlog(self, experiment_id: int, rest: Sequence[Operation]) -> None:
+        before = self.work.orchestrator.backlog.get(experiment_id)
+        if not rest and before is None:
+            return
+        _set_backlog(self.work.orchestrator, experiment_id, tuple(rest) or None)
+        self.work.undo.append(partial(_set_backlog, self.work.orchestrator, experiment_id, before))
+        if bool(rest) != bool(before):
+            statement = "UPDATE experiments SET creating = ? WHERE id = ?"
+            self.work.run(statement, (int(bool(rest)), experiment_id))
+
+    def carry_out_some(
+        self, experiment_id: int, operations: Sequence[Operation]
+    ) -> Sequence[Operation]:
+        """Carry out the first operations, as many as one change may cost; the caller settles.
+
+        Returns:
+            The remaining operations, with those that the searcher returned for the first ones.
+        """
+        waiting = deque(operations)
+        self.work.orchestrator.carrying_out[experiment_id] = waiting
+        try:
+            self._carry_out_first(experiment_id, waiting)
+        finally:
+            del self.work.orchestrator.carrying_out[experiment_id]
+        return waiting
+
+    def _carry_out_first(self, experiment_id: int, waiting: deque[Operation]) -> None:
+        """Take operations from a queue and carry them out, as many as one change may cost."""
+        created, spent = 0, 0.0
+        while waiting and spent < _BUDGET_MS:
+            operation = waiting.popleft()
+            spent += cost_of(operation)
+            if isinstance(operation, Create):
+                same = [operation]
+                while (
+                    operation.source is None
+                    and waiting
+                    and isinstance(each := waiting[0], Create)
+                    and each.source is None
+                    and spent < _BUDGET_MS
+                ):
+                    spent += cost_of(each)
+                    same.append(each)
+                    waiting.popleft()
+                self._create(experiment_id, same)
+                created += len(same)
+                numbers = [each.trial_id for each in same]
+                waiting.extend(self.work.searches.tell_created(experiment_id, numbers))
+            elif isinstance(operation, Shutdown):
+                if any(not isinstance(each, Shutdown) for each in waiting):
+                    waiting.append(operation)  # the others were wanted before the end
+                    continue
+                self.work.save(experiments, experiment_id, searcher_done=1)
+            elif (trial := self._requested(experiment_id, operation.trial_id)) is None:
+                gone = Event("exited_early", operation.trial_id, reason=DELETED)
+                waiting.extend(self.work.searches.tell(experiment_id, gone))
+            elif isinstance(operation, Stop):
+                if trial["state"] not in TRIAL_ENDED:
+                    self.work.trials.stop(trial, "searcher")
+            elif isinstance(operation, Continue):
+                self._continue(trial, operation.until)
+            elif isinstance(operation, Reopen):
+                self.work.trials.reopen(trial, ExperimentState.ACTIVE, waits=1)
+        experiment = self.work.find(experiments, experiment_id)
+        values: dict[str, Any] = {"num_trials": experiment["num_trials"] + created}
+        if not experiment["searcher_done"]:  # else what it was before the end stays
+            done = self.work.searches.progress(experiment_id)
+            values["progress"] = max(experiment["progress"], done)
+        self.work.save(experiments, experiment_id, **values)
+        self.work.touch("experiment", experiment_id, experiment_id)
+
+    def _create(self, experiment_id: int, operations: Sequence[Create]) -> None:
+        """Create trials; several at once only if none of them has a source."""
+        query = "SELECT state, source_checkpoint FROM experiments WHERE id = ?"
+        ((experiment_state, source),) = self.work.raw(query, (experiment_id,))
+        paused = experiment_state == ExperimentState.PAUSED
+        state = TrialState.PAUSED if paused else TrialState.QUEUED
+        now = self.work.clock()
+        ((last,),) = self.work.raw("SELECT coalesce(max(id), 0) FROM trials")
+        rows = []
+        for operation in operations:
+            weights = {"source_checkpoint": source}
+            weights |= self.work.warm_starts.source_of_trial(experiment_id, operation)
+            rows.append(
+                (
+                    experiment_id, operation.trial_id, str(state),
+                    msgspec.json.encode(operation.hparams).decode(), operation.trial_seed, now,
+                    weights["source_checkpoint"], weights.get("source_trial_id"),
+                    weights.get("source_steps"),
+                )
+            )  # fmt: skip
+        self.work.many(_INSERT_TRIAL, rows)
+        new = "SELECT id FROM trials WHERE experiment_id = ? AND id > ? ORDER BY id"
+        for (trial_id,) in self.work.raw(new, (experiment_id, last)):
+            self.work.touch("trial", experiment_id, trial_id)
+
+    def _requested(self, experiment_id: int, request_id: int) -> RowMapping | None:
+        """The trial that the searcher has under a number; None if a user has deleted it."""
+        query = select(trials).where(
+            trials.c.experiment_id == experiment_id, trials.c.request_id == request_id
+        )
+        return self.work.connection.execute(query).mappings().one_or_none()
+
+    def _continue(self, trial: RowMapping, until: int) -> None:
+        self.work.save(trials, trial["id"], until=until, waits=0)
+        experiment = self.work.experiment_of(trial)
+        if trial["state"] == TrialState.PAUSED and trial["run_id"] is None:
+            free = {**trial, "waits": 0}
+            self.work.trials.move(trial, resting_state(experiment["state"], free))
+
+
+def interrupted_searches(connection: Connection) -> list[int]:
+    """Return the running searches of whose operations a killed server has not carried out all."""
+    query = select(experiments.c.id).where(
+        experiments.c.creating == 1,
+        experiments.c.searcher_name != "custom",  # its program sends the operations again
+        experiments.c.state.not_in(EXPERIMENT_ENDED | EXPERIMENT_STOPPING),
+    )
+    return list(connection.scalars(query.order_by(experiments.c.id)))
+
+
+def _set_backlog(
+    orchestrator: Orchestrator, experiment_id: int, rest: tuple[Operation, ...] | None
+) -> None:
+    if rest is None:
+        orchestrator.backlog.pop(experiment_id, None)
+    else:
+        orchestrator.backlog[experiment_id] = rest
+
+
+def cost_of(operation: Operation) -> float:
+    """Return what carrying out an operation costs, roughly in milliseconds of the writer."""
+    if isinstance(operation, Create):
+        return 0.1 if operation.source is None else 1.5
+    return 0.7 if isinstance(operation, Continue) else 3.0

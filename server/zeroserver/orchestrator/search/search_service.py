@@ -1,0 +1,626 @@
+"""The searcher of an experiment as a fold over its event log.
+
+An event is stored and told to the searcher in one transaction with everything that follows from
+it. A searcher that is not in memory is made anew: its first operations and the events so far are
+replayed and their operations, which were carried out long ago, are compared with the trials that
+there are. They are others when another version of a searcher began the search: such a one cannot
+know where its trials stand, and ends with words rather than waiting for trials that never come.
+"""
+
+import itertools
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import msgspec
+from sqlalchemy import Connection, RowMapping, func, select
+
+from zerolab.errors import ConfigError, ConflictError
+from zerolab.searcher import (
+    Create,
+    ExternalSearcher,
+    Operation,
+    Reopen,
+    Searcher,
+    Shutdown,
+    Stop,
+    make_searcher,
+)
+from zerolab.searcher.factory import read_section
+from zerolab.searcher.view import HasView, SearchView
+from zeroserver.orchestrator.service import Service
+from zeroserver.orchestrator.state import Orchestrator, config_of
+from zeroserver.states import EXPERIMENT_ENDED, TRIAL_ENDED, ExperimentState
+from zeroserver.store.database import Change, raw_rows
+from zeroserver.store.rows import one
+from zeroserver.store.schema import experiments, searcher_events, trials
+
+if TYPE_CHECKING:  # loaded when the first experiment comes
+    from zerolab.config import ExperimentConfig
+    from zerolab.searcher.section import SearcherConfig
+
+__all__ = [
+    "DELETED",
+    "DISABLED",
+    "Begun",
+    "Event",
+    "Replay",
+    "SearchService",
+    "Seen",
+    "check_custom_class",
+    "has_grown",
+    "large_searches",
+    "look_back",
+    "newest_event",
+    "prepare_replay",
+]
+
+DELETED = "user_canceled"
+"""What a searcher is told of a trial that a user has deleted: it never comes back."""
+DISABLED = (
+    "searcher.entrypoint: must be left out, since this server was started with "
+    "--no-custom-searchers; run the class with `python -m zerolab.client.search`"
+)
+_INSERT = searcher_events.insert()
+_SILENT_S = 60.0
+"""A program that has asked for nothing for so long serves no searcher; it asks every 30 seconds."""
+_UNSERVED = (
+    "no program asks what its custom searcher must know: start one that calls "
+    "zerolab.client.search.serve(client, {0}, MySearch), or any that uses "
+    "/api/v1/experiments/{0}/searcher/events and /operations"
+)
+_LOOKED_BACK = 32
+"""Searches that have ended of which is kept what was shown; a replay takes seconds."""
+_LARGE = 1000
+"""Trials of a search that is replayed before the server answers requests."""
+_REPLAYS = 4
+"""Replays that are kept for the changes that need them."""
+_LOST = (
+    "another version of Zerolab began this search, whose searcher made other trials than this one "
+    "does; where they stand is known to that one alone. Their metrics and checkpoints stay: "
+    "`zerolab experiment fork {0}` searches anew, and under that version `zerolab experiment "
+    "continue {0}` goes on"
+)
+
+
+class Event(NamedTuple):
+    """Something that the searcher must know."""
+
+    kind: str
+    """``created``, ``validated``, ``exited``, ``exited_early``; ``operated``: operations came from
+    outside, that answer all events up to ``length``; ``value`` is the progress; or ``grown``: the
+    section of the searcher became another one, ``reason`` is :class:`_Growth` as JSON."""
+    request_id: int
+    """The searcher's own number of the trial."""
+    value: float | None = None
+    """The metric of a validation; None for NaN."""
+    length: float | None = None
+    """How far the trial was, in the searcher's unit."""
+    reason: str | None = None
+
+
+class _Growth(msgspec.Struct):
+    """What a replay must know of the moment at which a search was given greater bounds."""
+
+    before: dict[str, Any]
+    """The section of the searcher until then."""
+    lost: list[int]
+    """The searcher's numbers of the trials that had no checkpoint left to go on from."""
+
+
+class Begun(NamedTuple):
+    """A new searcher and what it wants first."""
+
+    searcher: Searcher
+    operations: Sequence[Operation]
+
+    @classmethod
+    def of(cls, config: "ExperimentConfig", seed: int) -> "Begun":
+        """Make the searcher of an experiment: seconds for thousands of trials; in any thread."""
+        searcher = make_searcher(
+            config.searcher, _stored(config.to_dict()["hyperparameters"]), seed
+        )
+        return cls(searcher, searcher.initial_operations())
+
+
+class Seen(NamedTuple):
+    """What is shown of a search."""
+
+    unit: Literal["batches", "epochs"] | None
+    """Of its lengths."""
+    view: SearchView = SearchView()
+    problem: str | None = None
+    """Why it cannot be shown."""
+
+
+class Replay(NamedTuple):
+    """A searcher that was rebuilt from the events of its experiment."""
+
+    searcher: Searcher
+    operations: list[Sequence[Operation]]
+    """What it wanted first, and after each event."""
+    problem: str | None
+    """Why it is not the one that has made the experiment's trials."""
+    events: list[Event]
+    """All of the experiment's searcher events, oldest first."""
+    newest: int
+    """Number of the last event."""
+    section: "SearcherConfig"
+    """Section of the searcher after the last event."""
+
+    def is_current(self, connection: Connection, experiment_id: int) -> bool:
+        """Check whether no event has come since."""
+        return self.newest == newest_event(connection, experiment_id)
+
+
+class _Lost:
+    """Stands where a searcher was that cannot be made anew, until its experiment is ended."""
+
+    def initial_operations(self) -> list[Operation]:
+        return []
+
+    def trial_created(self, trial_id: int) -> list[Operation]:
+        return []
+
+    def validation_completed(self, trial_id: int, metric: float, length: float) -> list[Operation]:
+        return []
+
+    def trial_exited(self, trial_id: int) -> list[Operation]:
+        return []
+
+    def trial_exited_early(self, trial_id: int, reason: str) -> list[Operation]:
+        return []
+
+    def progress(self) -> float:
+        return 0.0
+
+
+_EVENTS = (
+    "SELECT kind, request_id, value, length, reason FROM searcher_events "
+    "WHERE experiment_id = ? ORDER BY id"
+)
+
+
+class SearchService(Service):
+    """Stores events of searches and asks their searchers for operations."""
+
+    def first_operations(self, experiment_id: int, begun: Begun) -> Sequence[Operation]:
+        """Keep the searcher of a new experiment and return what it wants first."""
+        searcher = begun.searcher
+        self._keep(experiment_id, searcher)
+        if isinstance(searcher, ExternalSearcher):
+            self.work.orchestrator.served[
+                experiment_id
+            ] = -math.inf  # nobody has known of it before
+            if self.work.orchestrator.outside is not None:
+                self.work.orchestrator.outside.add(experiment_id)
+        return begun.operations
+
+    def tell(self, experiment_id: int, event: Event) -> Sequence[Operation]:
+        """Store an event, tell it to the searcher and return what the searcher wants."""
+        searcher = self._find(experiment_id)
+        row = {"experiment_id": experiment_id, "time": self.work.clock(), **event._asdict()}
+        self.work.connection.execute(_INSERT, row)
+        if isinstance(searcher, ExternalSearcher):
+            self.work.changes.append(Change(f"searcher:{experiment_id}"))
+        return _apply(searcher, event)
+
+    def tell_ends(self, experiment_id: int, events: Sequence[Event]) -> list[Operation]:
+        """Tell the searcher that trials have ended, all at once; return what it wants."""
+        if not events:
+            return []
+        searcher = self._find(experiment_id)
+        now = self.work.clock()
+        self.work.many(
+            "INSERT INTO searcher_events (experiment_id, kind, request_id, reason, time) "
+            "VALUES (?, ?, ?, ?, ?)",
+            [(experiment_id, each.kind, each.request_id, each.reason, now) for each in events],
+        )
+        if isinstance(searcher, ExternalSearcher):
+            self.work.changes.append(Change(f"searcher:{experiment_id}"))
+        return [wanted for each in events for wanted in _apply(searcher, each)]
+
+    def tell_created(self, experiment_id: int, numbers: Sequence[int]) -> list[Operation]:
+        """Tell the searcher that trials exist, all at once; return what it wants."""
+        searcher = self._find(experiment_id)
+        now = self.work.clock()
+        self.work.many(
+            "INSERT INTO searcher_events (experiment_id, kind, request_id, time) "
+            "VALUES (?, 'created', ?, ?)",
+            [(experiment_id, number, now) for number in numbers],
+        )
+        if isinstance(searcher, ExternalSearcher):
+            self.work.changes.append(Change(f"searcher:{experiment_id}"))
+        return [wanted for number in numbers for wanted in searcher.trial_created(number)]
+
+    def pending_operations(self, experiment_id: int) -> list[Operation]:
+        """Return the operations of a searcher that no change has carried out, in order."""
+        there = self.created_trials(experiment_id)
+        ends = self.ended_trials(experiment_id)
+        replayed = self._take_replay(experiment_id)
+        if replayed.problem is not None:
+            return []
+        self._keep(experiment_id, replayed.searcher)
+        operations = _operations_in_force(replayed)
+        reopened = {
+            each.trial_id: at for at, each in enumerate(operations) if isinstance(each, Reopen)
+        }
+        columns = trials.c
+        query = select(columns.request_id, columns.state, columns.stop, columns.until)
+        found = self.work.connection.execute(query.where(columns.experiment_id == experiment_id))
+        rows = {row.request_id: row for row in found}
+
+        def waits(at: int, wanted: Operation) -> bool:
+            if isinstance(wanted, Shutdown) or wanted.trial_id not in there:
+                return True
+            row = rows.get(wanted.trial_id)
+            if row is None or isinstance(wanted, Create) or at < reopened.get(wanted.trial_id, 0):
+                return False
+            if row.state in TRIAL_ENDED:  # it is to be opened again, unless it has ended since
+                return wanted.trial_id in reopened and wanted.trial_id not in ends
+            if row.stop is not None or isinstance(wanted, Reopen):
+                return False
+            return isinstance(wanted, Stop) or row.until is None or row.until < wanted.until
+
+        return [wanted for at, wanted in enumerate(operations) if waits(at, wanted)]
+
+    def progress(self, experiment_id: int) -> float:
+        """How much of the search is done, 0 to 1."""
+        return self._find(experiment_id).progress()
+
+    def searcher(self, experiment_id: int) -> Searcher:
+        """Return an experiment's searcher."""
+        return self._find(experiment_id)
+
+    def unserved(self) -> dict[int, str]:
+        """Say of each search that waits for a program outside of the server how to start one.
+
+        None has asked for its events for a while, nor does the server run a class for it. A program
+        that served one before this server was started has as long to be heard again.
+        """
+        known = experiments.c
+        custom = select(known.id).where(known.searcher_name == "custom")
+        if self.work.orchestrator.outside is None:
+            self.work.orchestrator.outside = set(self.work.connection.scalars(custom))
+            self.work.orchestrator.served = (
+                dict.fromkeys(self.work.orchestrator.outside, self.work.steady())
+                | self.work.orchestrator.served
+            )
+        if not self.work.orchestrator.outside:
+            return {}
+        active = custom.where(
+            known.id.in_(self.work.orchestrator.outside),
+            known.state == ExperimentState.ACTIVE,
+            known.searcher_done == 0,
+        )
+        silent = self.work.steady() - _SILENT_S
+        return {
+            experiment_id: _UNSERVED.format(experiment_id)
+            for experiment_id in self.work.connection.scalars(active).all()
+            if self.work.orchestrator.served[experiment_id] < silent
+            and self.work.config(experiment_id).searcher.external_entrypoint is None
+        }
+
+    def created_trials(self, experiment_id: int) -> set[int]:
+        """Return the request ids of all trials ever created, including deleted ones."""
+        query = (
+            "SELECT request_id FROM searcher_events WHERE experiment_id = ? AND kind = 'created'"
+        )
+        return {number for (number,) in self.work.raw(query, (experiment_id,))}
+
+    def view(self, experiment_id: int) -> Seen:
+        """Say where the trials of a search stand now."""
+        config = self.work.config(experiment_id)
+        view = _view(self._find(experiment_id))
+        return Seen(config.searcher.unit, view, self.work.orchestrator.lost.get(experiment_id))
+
+    def _find(self, experiment_id: int) -> Searcher:
+        searcher = self.work.orchestrator.searchers.get(experiment_id)
+        if searcher is None:
+            replayed = self._take_replay(experiment_id)
+            searcher = replayed.searcher
+            if replayed.problem is not None:
+                searcher = _Lost()
+                self.work.orchestrator.lost[experiment_id] = replayed.problem
+        self._keep(experiment_id, searcher)
+        return searcher
+
+    def take_lost(self) -> dict[int, str]:
+        """Say of each running search that it cannot go on, and why; once of each."""
+        lost, self.work.orchestrator.lost = self.work.orchestrator.lost, {}
+        self.work.undo.append(lambda: self.work.orchestrator.lost.update(lost))
+        return lost
+
+    def replay(self, experiment_id: int) -> list[Operation]:
+        """Make a searcher anew from all that was told; return what it has ever wanted.
+
+        Raises:
+            ConflictError: If that are other trials than there are.
+        """
+        return _operations_in_force(self._replayed(experiment_id))
+
+    def ended_trials(self, experiment_id: int) -> set[int]:
+        """The searcher's numbers of the trials of which it knows that they have ended.
+
+        One that it has opened again since is none of them.
+        """
+        prepared = self.work.orchestrator.replays.get(experiment_id)
+        if prepared is not None and prepared.is_current(self.work.connection, experiment_id):
+            told = prepared.events
+        else:
+            told = _told(self.work.connection, experiment_id)
+        steps: Iterable[Sequence[Operation]] = itertools.repeat(())
+        if any(event.kind == "grown" for event in told):
+            steps = self._replay(experiment_id).operations[1:]
+        ends: set[int] = set()
+        for event, step in zip(told, steps, strict=False):
+            if event.kind in {"exited", "exited_early"}:
+                ends.add(event.request_id)
+            ends -= {one.trial_id for one in step if isinstance(one, Reopen)}
+        return ends
+
+    def grow(
+        self,
+        experiment_id: int,
+        before: "SearcherConfig",
+        lost: Collection[int],
+    ) -> Sequence[Operation]:
+        """Let a search continue with greater bounds; return what the searcher wants.
+
+        A replay of its log decides by the former bounds up to here, and by the new ones from here
+        on. Call :func:`restore` before the configuration changes.
+
+        Args:
+            experiment_id: Whose configuration has the new bounds already.
+            before: Its searcher's section until now.
+            lost: The searcher's numbers of the trials that have no checkpoint left to go on from.
+        """
+        searcher = self._find(experiment_id)
+        growth = _Growth(before.model_dump(mode="json", exclude_none=True), sorted(lost))
+        event = Event("grown", 0, reason=msgspec.json.encode(growth).decode())
+        row = {"experiment_id": experiment_id, "time": self.work.clock(), **event._asdict()}
+        self.work.connection.execute(_INSERT, row)
+        return self.work.config(experiment_id).searcher.grow(searcher, growth.lost)
+
+    def restore(self, experiment_id: int) -> None:
+        """Bring the searcher of an experiment that has ended back into memory.
+
+        Raises:
+            ConflictError: If it has other trials than its searcher makes.
+        """
+        self._replayed(experiment_id)
+
+    def _replayed(self, experiment_id: int) -> "Replay":
+        replayed = self._take_replay(experiment_id)
+        if replayed.problem is not None:
+            msg = f"experiment {experiment_id}: cannot be continued: {replayed.problem}"
+            raise ConflictError(msg)
+        self._keep(experiment_id, replayed.searcher)
+        return replayed
+
+    def load(self, experiment_id: int) -> None:
+        """Bring the searcher of an experiment that has not ended into memory."""
+        row = self.work.find(experiments, experiment_id)
+        if row["state"] not in EXPERIMENT_ENDED:
+            self._find(experiment_id)
+
+    def _replay(self, experiment_id: int) -> Replay:
+        """Return a replay of all events; whoever uses its searcher takes it out of memory."""
+        section = self.work.config(experiment_id).searcher
+        prepared = self.work.orchestrator.replays.get(experiment_id)
+        if (
+            prepared is None
+            or prepared.section != section
+            or not prepared.is_current(self.work.connection, experiment_id)
+        ):
+            row = self.work.find(experiments, experiment_id)
+            prepared = self.work.orchestrator.replays[experiment_id] = _fold(
+                self.work.connection, row, section
+            )
+            self.work.undo.append(lambda: _drop_replay(self.work.orchestrator, experiment_id))
+        return prepared
+
+    def _take_replay(self, experiment_id: int) -> Replay:
+        """Return a replay whose searcher nobody else uses."""
+        replayed = self._replay(experiment_id)
+        _drop_replay(self.work.orchestrator, experiment_id)
+        return replayed
+
+    def _keep(self, experiment_id: int, searcher: Searcher) -> None:
+        self.work.orchestrator.searchers[experiment_id] = searcher
+        # If the transaction is rolled back the searcher in memory knows too much.
+        self.work.undo.append(lambda: _drop(self.work.orchestrator, experiment_id))
+
+
+def check_custom_class(orchestrator: Orchestrator, config: "ExperimentConfig") -> None:
+    """Refuse an experiment whose searcher class this server must not run.
+
+    Raises:
+        ConfigError: If the server was started with ``--no-custom-searchers``.
+    """
+    if config.searcher.external_entrypoint and not orchestrator.settings.custom_searchers:
+        raise ConfigError("experiment", [DISABLED])
+
+
+def newest_event(connection: Connection, experiment_id: int) -> int:
+    """The number of the last event that a searcher was told; 0 when there was none."""
+    columns = searcher_events.c
+    query = select(func.max(columns.id)).where(columns.experiment_id == experiment_id)
+    return connection.scalar(query) or 0
+
+
+def look_back(orchestrator: Orchestrator, connection: Connection, row: RowMapping) -> Seen:
+    """Say where the trials of an experiment that has ended stood at its end.
+
+    Args:
+        orchestrator: Settings and caches; used in any thread.
+        connection: Only read from.
+        row: The experiment.
+    """
+    last = newest_event(connection, row["id"])
+    if not last:  # it was brought in from elsewhere
+        return Seen(None)
+    then, seen = orchestrator.looked_back.get(row["id"], (None, Seen(None)))
+    if then == last:
+        return seen
+    section = config_of(row).searcher
+    replayed = _fold(connection, row, section)
+    view = SearchView() if replayed.problem else _view(replayed.searcher)
+    seen = Seen(section.unit, view, replayed.problem)
+    orchestrator.looked_back[row["id"]] = last, seen
+    for experiment_id in list(orchestrator.looked_back)[:-_LOOKED_BACK]:
+        orchestrator.looked_back.pop(experiment_id, None)
+    return seen
+
+
+def _view(searcher: Searcher) -> SearchView:
+    return searcher.view() if isinstance(searcher, HasView) else SearchView()
+
+
+def _operations_in_force(replayed: "Replay") -> list[Operation]:
+    """Return all operations of a replay in order, without a Shutdown that growth revoked."""
+    operations: list[Operation] = []
+    for event, step in zip([None, *replayed.events], replayed.operations, strict=True):
+        if event is not None and event.kind == "grown":
+            operations = [each for each in operations if not isinstance(each, Shutdown)]
+        operations += step
+    return operations
+
+
+def prepare_replay(
+    orchestrator: Orchestrator,
+    connection: Connection,
+    experiment_id: int,
+    section: "SearcherConfig | None" = None,
+) -> None:
+    """Replay the events of a search in a reader's thread, for the next change that needs them.
+
+    A replay takes a second for ten thousand trials. A change that finds none, or an older one,
+    replays by itself.
+
+    Args:
+        orchestrator: Settings and caches; used in any thread.
+        connection: Only read from.
+        experiment_id: Whose searcher.
+        section: Section of the searcher that the change will use; None for the stored one.
+    """
+    row = one(connection, experiments, experiment_id)
+    if not newest_event(connection, experiment_id):
+        return
+    orchestrator.replays[experiment_id] = _fold(connection, row, section or config_of(row).searcher)
+    for number in list(orchestrator.replays)[:-_REPLAYS]:
+        orchestrator.replays.pop(number, None)
+
+
+def has_grown(connection: Connection, experiment_id: int) -> bool:
+    """Check whether a search was ever given greater bounds."""
+    query = "SELECT 1 FROM searcher_events WHERE experiment_id = ? AND kind = 'grown' LIMIT 1"
+    return bool(raw_rows(connection, query, (experiment_id,)))
+
+
+def large_searches(connection: Connection) -> list[int]:
+    """Return the active searches whose replay takes long, the oldest first."""
+    known = experiments.c
+    query = select(known.id).where(
+        known.state == ExperimentState.ACTIVE,
+        known.searcher_done == 0,
+        known.creating == 0,
+        known.num_trials >= _LARGE,
+    )
+    return list(connection.scalars(query.order_by(known.id)))
+
+
+def _drop_replay(orchestrator: Orchestrator, experiment_id: int) -> None:
+    orchestrator.replays.pop(experiment_id, None)
+
+
+def _fold(connection: Connection, row: RowMapping, section: "SearcherConfig") -> Replay:
+    """Make a searcher and tell it everything."""
+    newest = newest_event(connection, row["id"])
+    told = _told(connection, row["id"])
+    growths = [
+        msgspec.json.decode(event.reason or "", type=_Growth)
+        for event in told
+        if event.kind == "grown"
+    ]
+    sections = [*(read_section(growth.before) for growth in growths), section]
+    searcher = _searcher(row, sections[0])
+    operations: list[Sequence[Operation]] = [searcher.initial_operations()]
+    stage = 0
+    for event in told:
+        if event.kind == "grown":
+            stage += 1
+            operations.append(sections[stage].grow(searcher, growths[stage - 1].lost))
+        else:
+            operations.append(_apply(searcher, event))
+    known = section.has_independent_trials or isinstance(searcher, ExternalSearcher)
+    same = known or _made_the_trials(connection, row["id"], told, operations)
+    problem = None if same else _LOST.format(row["id"])
+    return Replay(searcher, operations, problem, told, newest, section)
+
+
+def _made_the_trials(
+    connection: Connection,
+    experiment_id: int,
+    told: Iterable[Event],
+    operations: Iterable[Sequence[Operation]],
+) -> bool:
+    """Whether the trials of an experiment are those that its searcher has wanted."""
+    wanted = {
+        one.trial_id: one.hparams for step in operations for one in step if isinstance(one, Create)
+    }
+    there = {event.request_id for event in told if event.kind == "created"}
+    columns = trials.c
+    made = connection.execute(
+        select(columns.request_id, columns.hparams).where(columns.experiment_id == experiment_id)
+    )
+    return there <= wanted.keys() and all(
+        _alike(_stored(wanted[number]), msgspec.json.decode(hparams))
+        for number, hparams in made
+        if number in there
+    )
+
+
+def _stored(hparams: Mapping[str, Any]) -> Any:
+    """Hyperparameters as they are once they were stored: NaN is null, a tuple a list."""
+    return msgspec.json.decode(msgspec.json.encode(hparams))
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether hyperparameters are the same but for the last digits, which machines may round."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    if isinstance(one, float) and isinstance(other, int | float):
+        return math.isclose(one, other, rel_tol=1e-9)
+    return bool(one == other)
+
+
+def _told(connection: Connection, experiment_id: int) -> list[Event]:
+    """All events, in the order in which they were told."""
+    return [Event(*row) for row in raw_rows(connection, _EVENTS, (experiment_id,))]
+
+
+def _searcher(row: RowMapping, section: "SearcherConfig") -> Searcher:
+    hyperparameters: dict[str, Any] = msgspec.json.decode(row["config"])["hyperparameters"]
+    return make_searcher(section, hyperparameters, row["seed"])
+
+
+def _drop(orchestrator: Orchestrator, experiment_id: int) -> None:
+    orchestrator.searchers.pop(experiment_id, None)
+
+
+def _apply(searcher: Searcher, event: Event) -> Sequence[Operation]:
+    if event.kind == "created":
+        return searcher.trial_created(event.request_id)
+    if event.kind == "validated":
+        value = math.nan if event.value is None else event.value
+        return searcher.validation_completed(event.request_id, value, event.length or 0.0)
+    if event.kind == "exited":
+        return searcher.trial_exited(event.request_id)
+    if event.kind == "operated":
+        assert isinstance(searcher, ExternalSearcher)
+        searcher.record_operations(int(event.length or 0), event.value)
+        return []
+    return searcher.trial_exited_early(event.request_id, event.reason or "errored")
