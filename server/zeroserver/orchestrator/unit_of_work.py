@@ -1,8 +1,7 @@
 """Unit of work: one change of the database with everything that belongs to it."""
 
 from collections.abc import Callable, Iterable
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 from sqlalchemy import RowMapping, Table, update
@@ -29,6 +28,7 @@ from zeroserver.orchestrator.search.custom_search import CustomSearchService
 from zeroserver.orchestrator.search.operation_service import OperationService
 from zeroserver.orchestrator.search.search_service import SearchService
 from zeroserver.orchestrator.search.warm_start import WarmStartService
+from zeroserver.orchestrator.service import Service
 from zeroserver.orchestrator.state import Fields, Orchestrator, config_of
 from zeroserver.orchestrator.trial_service import TrialService
 from zeroserver.settings import Settings
@@ -42,11 +42,51 @@ if TYPE_CHECKING:  # loaded when the first experiment comes
 __all__ = ["UnitOfWork"]
 
 
+S = TypeVar("S", bound=Service)
+
+
+class _Lazy(Generic[S]):
+    """Service of a unit of work, created when it is first used.
+
+    Unlike ``functools.cached_property``, which every report would pay for, it takes no lock.
+    """
+
+    def __init__(self, service: type[S]) -> None:
+        self._service = service
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, work: "UnitOfWork", owner: type) -> S:
+        service = work.__dict__[self._name] = self._service(work)
+        return service
+
+
 class UnitOfWork(Transaction):
     """Transaction of the writer with the orchestrator's caches and clocks.
 
     A change of a cache appends its reversal to ``undo``, so that a rollback restores the cache.
     """
+
+    experiments = _Lazy(ExperimentService)
+    trials = _Lazy(TrialService)
+    operations = _Lazy(OperationService)
+    runs = _Lazy(RunService)
+    nodes = _Lazy(NodeService)
+    searches = _Lazy(SearchService)
+    custom_searches = _Lazy(CustomSearchService)
+    continuations = _Lazy(ContinuationService)
+    scheduling = _Lazy(SchedulingService)
+    queue = _Lazy(QueueService)
+    scheduler_input = _Lazy(SchedulerInput)
+    agents = _Lazy(AgentService)
+    checkpoints = _Lazy(CheckpointService)
+    checkpoint_removal = _Lazy(CheckpointRemovalService)
+    models = _Lazy(ModelService)
+    warm_starts = _Lazy(WarmStartService)
+    reports = _Lazy(ReportService)
+    logs = _Lazy(LogService)
+    metric_names = _Lazy(MetricNameService)
 
     def __init__(self, orchestrator: Orchestrator, transaction: Transaction) -> None:
         super().__init__(
@@ -77,101 +117,6 @@ class UnitOfWork(Transaction):
     def steady(self) -> Callable[[], float]:
         """Monotonic clock in seconds, for deadlines."""
         return self.orchestrator.steady
-
-    @cached_property
-    def experiments(self) -> ExperimentService:
-        """Creates, moves, ends and deletes experiments."""
-        return ExperimentService(self)
-
-    @cached_property
-    def trials(self) -> TrialService:
-        """Moves, stops, ends, reopens and deletes trials."""
-        return TrialService(self)
-
-    @cached_property
-    def operations(self) -> OperationService:
-        """Carries out what searchers request; the rest waits in a backlog."""
-        return OperationService(self)
-
-    @cached_property
-    def runs(self) -> RunService:
-        """Assigns runs to slots and decides what follows from their end."""
-        return RunService(self)
-
-    @cached_property
-    def nodes(self) -> NodeService:
-        """Spreads a run over agents and merges how its ranks ended."""
-        return NodeService(self)
-
-    @cached_property
-    def searches(self) -> SearchService:
-        """Stores events of searches and asks their searchers for operations."""
-        return SearchService(self)
-
-    @cached_property
-    def custom_searches(self) -> CustomSearchService:
-        """Stores the operations that programs send for their searches."""
-        return CustomSearchService(self)
-
-    @cached_property
-    def continuations(self) -> ContinuationService:
-        """Continues experiments and trials that have ended."""
-        return ContinuationService(self)
-
-    @cached_property
-    def scheduling(self) -> SchedulingService:
-        """Starts, extends and preempts runs, and does the periodic work of the clock."""
-        return SchedulingService(self)
-
-    @cached_property
-    def queue(self) -> QueueService:
-        """Changes the order and the limits of the queue."""
-        return QueueService(self)
-
-    @cached_property
-    def scheduler_input(self) -> SchedulerInput:
-        """Reads the queue and the cluster for the scheduler."""
-        return SchedulerInput(self)
-
-    @cached_property
-    def agents(self) -> AgentService:
-        """Registers, closes and removes agents."""
-        return AgentService(self)
-
-    @cached_property
-    def checkpoints(self) -> CheckpointService:
-        """Stores checkpoints and deletes those that the policy does not keep."""
-        return CheckpointService(self)
-
-    @cached_property
-    def checkpoint_removal(self) -> CheckpointRemovalService:
-        """Removes checkpoints, or files of them, at the request of users."""
-        return CheckpointRemovalService(self)
-
-    @cached_property
-    def models(self) -> ModelService:
-        """Registers checkpoints as versions of models."""
-        return ModelService(self)
-
-    @cached_property
-    def warm_starts(self) -> WarmStartService:
-        """Chooses and protects the checkpoints from which trials start."""
-        return WarmStartService(self)
-
-    @cached_property
-    def reports(self) -> ReportService:
-        """Stores reports of runs exactly once, with their consequences."""
-        return ReportService(self)
-
-    @cached_property
-    def logs(self) -> LogService:
-        """Stores log lines of runs, applies log policies and expires old lines."""
-        return LogService(self)
-
-    @cached_property
-    def metric_names(self) -> MetricNameService:
-        """Limits and counts the metric names that trials use."""
-        return MetricNameService(self)
 
     def find(self, table: Table, row_id: int) -> RowMapping:
         """Return one row.
