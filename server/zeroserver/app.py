@@ -205,9 +205,9 @@ async def _tick_forever(services: Services, searches: SearchProcesses) -> None:
         services.orchestrator.note_tick()
         services.journal.tidy()
         try:
-            await services.write(lambda work: work.scheduling.tick())
+            await services.write(tick)
             while services.orchestrator.unfinished:
-                await services.write(lambda work: work.scheduling.tick())
+                await services.write(tick)
             await services.carry_out()
             await services.apply_policies()
             await services.remove_orphans()
@@ -225,6 +225,11 @@ async def _tick_forever(services: Services, searches: SearchProcesses) -> None:
         except Exception:  # the clock must go on; the log has what happened
             logger.exception("the clock's work failed")
         await asyncio.sleep(services.settings.timings.tick_s)
+
+
+def tick(work: UnitOfWork) -> None:
+    """Do the periodic work of the scheduler."""
+    work.scheduling.tick()
 
 
 def _note_orphans(work: UnitOfWork) -> None:

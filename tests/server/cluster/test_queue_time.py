@@ -11,7 +11,7 @@ import pytest
 from tests.server.helpers import Clock, Server, serve
 from tests.waiting import DEADLINE_S
 from zerolab.contract.spec import EXIT_PREEMPTED
-from zeroserver.orchestrator.scheduling import SchedulingService
+from zeroserver.orchestrator.unit_of_work import UnitOfWork
 
 LIMIT_S = 60
 POOLS = 4
@@ -66,13 +66,12 @@ class QueueTimeModel:
 def first_tick(monkeypatch: pytest.MonkeyPatch) -> Event:
     """Event that is set by the tick at the server's start."""
     done = Event()
-    tick = SchedulingService.tick
 
-    def tick_and_report(self: SchedulingService) -> None:
-        tick(self)
+    def tick_and_report(work: UnitOfWork) -> None:
+        work.scheduling.tick()
         done.set()
 
-    monkeypatch.setattr(SchedulingService, "tick", tick_and_report)
+    monkeypatch.setattr("zeroserver.app.tick", tick_and_report)
     return done
 
 
