@@ -1,6 +1,6 @@
 """Check the share of vague identifiers: ``python tools/identifier_check.py [--max PERCENT] [-v]``.
 
-Counts the variables and parameters of the three packages whose whole name is one of WORDS, and the
+Counts the variables and parameters of packages and tests whose whole name is one of WORDS, and the
 modules that have such a name. Exits with 1 when a package's share exceeds ``--max``.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("platform/zerolab", "trials/zerotrial", "server/zeroserver")
+PACKAGES = ("platform/zerolab", "trials/zerotrial", "server/zeroserver", "tests")
 WORDS = frozenset(
     [
         "told",

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tokenize
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -44,26 +45,26 @@ def sentences(text: str) -> Iterator[str]:
             yield " ".join(sentence.split())
 
 
-def source_files() -> Iterator[Path]:
-    """Yield the Python files of the three packages."""
-    for folder in SOURCES:
+def python_files(*folders: str) -> Iterator[Path]:
+    """Yield the Python files of some folders."""
+    for folder in folders:
         for path in sorted((ROOT / folder).rglob("*.py")):
             if "node_modules" not in path.parts:
                 yield path
 
 
-def docstrings() -> Iterator[Text]:
+def docstrings(*folders: str) -> Iterator[Text]:
     """Yield the docstrings of modules, classes and functions."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    for path in source_files():
+    for path in python_files(*folders):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, documented) and (text := ast.get_docstring(node)):
                 yield f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}", text
 
 
-def comments() -> Iterator[Text]:
+def comments(*folders: str) -> Iterator[Text]:
     """Yield the comments, without those for tools."""
-    for path in source_files():
+    for path in python_files(*folders):
         with path.open("rb") as file:
             for token in tokenize.tokenize(file.readline):
                 if token.type == tokenize.COMMENT:
@@ -111,7 +112,12 @@ def main() -> int:
     parser.add_argument("--subjects", metavar="RANGE", help="check commits' subjects, too")
     parser.add_argument("-v", "--verbose", action="store_true", help="list each sentence")
     options = parser.parse_args()
-    areas = {"docstrings": docstrings(), "comments": comments(), "test names": test_names()}
+    areas = {
+        "docstrings": docstrings(*SOURCES),
+        "comments": comments(*SOURCES),
+        "test names": test_names(),
+        "docstrings and comments of tests": chain(docstrings("tests"), comments("tests")),
+    }
     if options.subjects:
         areas["commit subjects"] = subjects(options.subjects)
     shares = [share(area, texts, verbose=options.verbose) for area, texts in areas.items()]
