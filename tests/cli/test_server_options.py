@@ -35,7 +35,7 @@ def zerolab(
     return done
 
 
-def everything_in(directory: Path) -> str:
+def all_files(directory: Path) -> str:
     files = [file for file in directory.rglob("*") if file.is_file()]
     return " ".join(file.read_bytes().decode(errors="replace") for file in files)
 
@@ -86,7 +86,7 @@ def test_password_of_database_is_never_shown(environment: dict[str, str], by: st
     assert "cannot be opened" in failed.stderr
     checked = zerolab(environment, "db", "check", *command, expect=2)
     shown = failed.stdout + failed.stderr + checked.stdout + checked.stderr
-    assert PASSWORD not in shown + everything_in(Path(environment["ZEROLAB_HOME"]))
+    assert PASSWORD not in shown + all_files(Path(environment["ZEROLAB_HOME"]))
 
 
 def test_agent_hides_address_of_database(environment: dict[str, str]) -> None:

@@ -80,7 +80,7 @@ def engine_of(stages: int, stage: int, schedule: str = "1f1b", chunks: int = 1, 
     return zerotrial.initialize(model=build(stages, chunks=chunks), config=config)[0]
 
 
-def whole_batch(step: int) -> tuple[Tensor, Tensor]:
+def full_batch(step: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(step)
     shape = (SAMPLES, LENGTH)
     tokens = torch.randint(0, WORDS, shape, generator=generator)
@@ -90,7 +90,7 @@ def whole_batch(step: int) -> tuple[Tensor, Tensor]:
 def batches(step: int, engine: Any) -> Iterator[tuple[Tensor, Tensor]]:
     """One batch's micro-batches of this rank's replica."""
     replicas, replica = engine.mesh.data.size, engine.mesh.data.rank
-    tokens, labels = whole_batch(step)
+    tokens, labels = full_batch(step)
     size = engine.batch.micro
     for index in range(replica, SAMPLES // size, replicas):
         part = slice(index * size, (index + 1) * size)
@@ -104,7 +104,7 @@ def reference(steps: int) -> tuple[list[float], list[float], dict[str, Tensor], 
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.01)
     losses, norms = [], []
     for step in range(steps):
-        tokens, labels = whole_batch(step)
+        tokens, labels = full_batch(step)
         total = 0.0
         for start in range(0, SAMPLES, MICRO):
             part = slice(start, start + MICRO)
@@ -119,7 +119,7 @@ def reference(steps: int) -> tuple[list[float], list[float], dict[str, Tensor], 
         optimizer.zero_grad()
         losses.append(total)
         norms.append(norm)
-    tokens, labels = whole_batch(steps)
+    tokens, labels = full_batch(steps)
     with torch.no_grad():
         last = float(loss_of(model(tokens), labels))
     return losses, norms, {n: p.detach() for n, p in model.named_parameters()}, last

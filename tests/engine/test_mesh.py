@@ -184,7 +184,7 @@ def refused() -> dict[str, str]:
     return errors
 
 
-def doubted() -> list[str]:
+def inconsistent_replicas() -> list[str]:
     """Return the warning for differing replicated values."""
     mpu, position = grid_of((2, 1, 2), OneGroup)
     heard = logging.handlers.BufferingHandler(capacity=100)
@@ -220,7 +220,7 @@ def _members(axis: Axis) -> list[int]:
     return dist.get_process_group_ranks(axis.group)
 
 
-def ill_made() -> list[str]:
+def invalid_mesh() -> list[str]:
     """Return the errors for layouts that do not fit the number of ranks."""
     errors = []
     for axes in ({"pipe": 3}, {"pipe": 8}, {"pipe": 2, "shard": 4}):
@@ -230,8 +230,14 @@ def ill_made() -> list[str]:
     return errors
 
 
-def everything(stages: tuple[int, ...]) -> Any:
-    return [spread(stage) for stage in stages], refused(), doubted(), group_ranks(), ill_made()
+def all_cases(stages: tuple[int, ...]) -> Any:
+    return (
+        [spread(stage) for stage in stages],
+        refused(),
+        inconsistent_replicas(),
+        group_ranks(),
+        invalid_mesh(),
+    )
 
 
 def reference(layout: tuple[int, int, int]) -> tuple[list[float], list[Part]]:
@@ -252,7 +258,7 @@ def reference(layout: tuple[int, int, int]) -> tuple[list[float], list[Part]]:
 
 @pytest.fixture(scope="module")
 def rank_results() -> list[Any]:
-    return run_on_ranks(everything, RANKS, (0, 1, 2, 3))
+    return run_on_ranks(all_cases, RANKS, (0, 1, 2, 3))
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])

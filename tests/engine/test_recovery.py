@@ -78,14 +78,14 @@ def backward_raises(engine: Any, x: Tensor) -> None:
         engine.step()
 
 
-def gradients_are_dropped(engine: Any, x: Tensor) -> None:
+def drop_gradients(engine: Any, x: Tensor) -> None:
     engine.backward(100 * engine(x))
     engine.zero_grad()
     with pytest.raises(ZerolabError, match="without backward"):
         engine.step()
 
 
-def window_is_begun_anew(engine: Any, x: Tensor) -> None:
+def restart_window(engine: Any, x: Tensor) -> None:
     engine.backward(100 * engine(x))
     engine.step()
     backward_raises(engine, x)
@@ -94,8 +94,8 @@ def window_is_begun_anew(engine: Any, x: Tensor) -> None:
 BREAKS: list[Callable[[Any, Tensor], None]] = [
     forward_raises,
     backward_raises,
-    gradients_are_dropped,
-    window_is_begun_anew,
+    drop_gradients,
+    restart_window,
 ]
 
 

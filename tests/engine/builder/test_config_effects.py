@@ -59,22 +59,22 @@ class Run:
             engine.stage._comm.traffic.clear()
             for batch in step:
                 loss = engine(*batch[dist.get_rank()])
-                self.whole = whole_elements(engine.module)
+                self.whole = full_elements(engine.module)
                 self.course.append(loss.item())
                 engine.backward(loss)
                 engine.step()
             self.course.append(engine.get_global_grad_norm() or 0.0)
-            self.whole_at_rest = whole_elements(engine.module)
+            self.whole_at_rest = full_elements(engine.module)
             self.moved = dict(engine.stage._comm.traffic.elements)
         engine.close()
 
 
-def whole_elements(module: nn.Module) -> int:
+def full_elements(module: nn.Module) -> int:
     """Return the elements of the parameters that are full on this rank."""
     return sum(p.numel() for p in module.parameters() if not isinstance(p, DTensor))
 
 
-def keeping() -> Iterator[tuple[str, Any, Any]]:
+def check_persistence() -> Iterator[tuple[str, Any, Any]]:
     root, block = sizes()
     total = root + PADDING + BLOCKS * block
     plain = Run({})
@@ -99,7 +99,7 @@ def keeping() -> Iterator[tuple[str, Any, Any]]:
         yield f"{zero}: losses and norms", run.course, plain.course
 
 
-def replicating() -> Iterator[tuple[str, Any, Any]]:
+def check_replication() -> Iterator[tuple[str, Any, Any]]:
     """Yield checks that small parameters stay replicated and are gathered once a step."""
     root, block = sizes()
     plain = Run({}, 2)
@@ -157,7 +157,7 @@ def gathered_so_far(zero: dict[str, Any]) -> tuple[list[int], list[int], list[fl
     return forward, backward, losses
 
 
-def fetching() -> Iterator[tuple[str, Any, Any]]:
+def check_fetches() -> Iterator[tuple[str, Any, Any]]:
     _, block = sizes()
     *_, losses = gathered_so_far({})
     for numel, forward, backward in (
@@ -215,7 +215,7 @@ def odd_models() -> Iterator[tuple[str, Any, Any]]:
         yield name, problems, []
 
 
-def evaluating() -> Iterator[tuple[str, Any, Any]]:
+def check_weight_swap() -> Iterator[tuple[str, Any, Any]]:
     """Weights that are swapped after an evaluation, as with an average of them."""
     ((batch, *_),), *_ = make_batches(1, 1, 1)
     engine = make_engine(build(), {"stage3_max_live_parameters": 1e9})
@@ -233,7 +233,7 @@ def evaluating() -> Iterator[tuple[str, Any, Any]]:
     yield "evaluations see new weights, which last", set(near), {True}
 
 
-def all_reducing() -> Iterator[tuple[str, Any, Any]]:
+def check_all_reduce() -> Iterator[tuple[str, Any, Any]]:
     """Several small buckets in flight, in one and two micro-batches, at stages 1 and 2."""
     for stage, micro in ((1, 1), (1, 2), (2, 1), (2, 2)):
         zero = {"stage": stage, "reduce_bucket_size": 5000, "allgather_bucket_size": 5000}
@@ -331,13 +331,13 @@ def wrong(*cases: Any) -> list[str]:
 
 def on_ranks() -> list[str]:
     return wrong(
-        keeping,
-        replicating,
-        fetching,
+        check_persistence,
+        check_replication,
+        check_fetches,
         together,
         odd_models,
-        evaluating,
-        all_reducing,
+        check_weight_swap,
+        check_all_reduce,
         updating_in_tiles,
     )
 
@@ -348,4 +348,4 @@ def test_traffic_and_memory_keys_have_only_their_effect() -> None:
 
 
 def test_weights_written_after_evaluation_last() -> None:
-    assert wrong(evaluating) == []
+    assert wrong(check_weight_swap) == []

@@ -235,13 +235,13 @@ def own_backwards(stage: int) -> list[float]:
         return [max(gaps), *scales, float(engine.global_steps)]
 
 
-def every_stage_backwards_alone() -> dict[int, list[float]]:
+def check_own_backwards() -> dict[int, list[float]]:
     return {stage: own_backwards(stage) for stage in range(4)}
 
 
 @pytest.mark.processes
 def test_scaled_loss_backward_at_every_stage() -> None:
-    for differences in run_on_ranks(every_stage_backwards_alone, 2):
+    for differences in run_on_ranks(check_own_backwards, 2):
         for stage, (gap, *scales, steps) in differences.items():
             assert gap < 5e-3, stage
             assert scales == [64.0] * 6

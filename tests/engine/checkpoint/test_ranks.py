@@ -70,7 +70,7 @@ def one_rank_cannot_write(directory: Path, *, in_background: bool) -> list[Any]:
     return [text, remaining, same]
 
 
-def one_file_is_missing(directory: Path) -> list[str]:
+def remove_one_file(directory: Path) -> list[str]:
     engine = make_engine(3)
     train(engine, 1)
     engine.save_checkpoint(directory)
@@ -92,7 +92,7 @@ def one_file_is_missing(directory: Path) -> list[str]:
     return [missing, flipped, nowhere]
 
 
-def own_buffers_and_generators(directory: Path, stage: int) -> list[bool]:
+def local_buffers_and_generators(directory: Path, stage: int) -> list[bool]:
     """Each rank draws and counts for itself; the restart is bit-identical nevertheless."""
     rank = dist.get_rank()
     config: dict[str, Any] = {"dropout": 0.5, "bf16": {"enabled": True}}
@@ -200,8 +200,8 @@ def on_two_ranks(directory: str) -> dict[str, Any]:
         },
         "full": one_rank_cannot_write(base / "full", in_background=False),
         "full behind": one_rank_cannot_write(base / "behind", in_background=True),
-        "damaged": one_file_is_missing(base / "damaged"),
-        "own": [own_buffers_and_generators(base / f"own{stage}", stage) for stage in range(4)],
+        "damaged": remove_one_file(base / "damaged"),
+        "own": [local_buffers_and_generators(base / f"own{stage}", stage) for stage in range(4)],
         "groups": parameter_groups_with_options(base / "groups"),
         "parts": two_parts_of_a_model(base / "parts"),
         "rows": (str(base / "rows"), read_on(str(base / "rows"), save=True)),

@@ -212,7 +212,7 @@ def _first(value: Any) -> Any:
     return values[0]
 
 
-def go_on_elsewhere(engine: Engine, directory: Path, again: Path, end: Any) -> list[str]:
+def resume_in_other_layout(engine: Engine, directory: Path, again: Path, end: Any) -> list[str]:
     """End a window that others began; save some once more on the way, and resume that too."""
     engine.load_checkpoint(directory)
     if window(engine) != (2, 0):
@@ -226,7 +226,7 @@ def go_on_elsewhere(engine: Engine, directory: Path, again: Path, end: Any) -> l
     return problems + [f"again: {text}" for text in unequal(summary(engine), expected)]
 
 
-def other_places(directory: Path, groups: dict[int, Any]) -> list[str]:
+def other_layouts(directory: Path, groups: dict[int, Any]) -> list[str]:
     """Every saver's window is ended at every stage, in turn on each number of ranks."""
     ends = save_at_places(directory, groups)
     problems = []
@@ -237,7 +237,7 @@ def other_places(directory: Path, groups: dict[int, Any]) -> list[str]:
         for index, (saver, end) in enumerate(zip(SAVERS, ends, strict=True)):
             if WORLDS[(index + stage) % len(WORLDS)] == world:
                 again = directory / f"{index}-{stage}-{world}"
-                differing = go_on_elsewhere(engine, directory / f"{index}", again, end)
+                differing = resume_in_other_layout(engine, directory / f"{index}", again, end)
                 problems += [f"{saver} -> {(stage, world)}: {text}" for text in differing]
         engine.close()
     dist.barrier()
@@ -268,7 +268,7 @@ def on_four_ranks(directory: str) -> dict[str, Any]:
     dist.barrier()
     return {
         "same": same,
-        "other": other_places(base / "other", groups),
+        "other": other_layouts(base / "other", groups),
         "unlike": unlike_ranks(base / "unlike"),
     }
 

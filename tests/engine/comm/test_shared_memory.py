@@ -117,7 +117,7 @@ def check_every_communicator() -> list[str]:
     return [type(comm).__name__ for comm in comms]
 
 
-def come_late(directory: Path) -> str:
+def join_late(directory: Path) -> str:
     """Rank 2 is missing from a collective with a timeout of one second."""
     group = dist.group.WORLD
     assert group is not None
@@ -184,7 +184,7 @@ def die(directory: Path) -> str:
 
 def run_all(directory: str) -> dict[str, Any]:
     results: dict[str, Any] = {"names": check_every_communicator()}
-    results["late"] = come_late(Path(directory))
+    results["late"] = join_late(Path(directory))
     results["disagreement"] = disagree()
     results["death"] = die(Path(directory))
     # The world is broken now: skip the barrier that ends a healthy one.

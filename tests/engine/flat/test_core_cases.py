@@ -301,7 +301,7 @@ ELEMENTWISE: dict[str, dict[str, Any]] = {
 }
 
 
-def train_beside(engine: Any, plain: nn.Module, reference: torch.optim.Optimizer) -> None:
+def train_both(engine: Any, plain: nn.Module, reference: torch.optim.Optimizer) -> None:
     """Four steps of both, the plain one on the samples of all ranks."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     for step in range(4):
@@ -328,14 +328,14 @@ def elementwise_optimizers(stage: int) -> bool:
         optimizer = {"type": name, "params": params}
         engine = make(mlp(), stage, zero={"reduce_bucket_size": 40}, optimizer=optimizer)
         with closing(engine):
-            train_beside(engine, plain, reference)
+            train_both(engine, plain, reference)
             expected = dict(plain.named_parameters())
             for key, actual in engine.stage.full_weights():
                 torch.testing.assert_close(actual, expected[key].detach(), rtol=1e-4, atol=1e-5)
     return True
 
 
-def whole_parameter_optimizers(stage: int) -> bool:
+def full_parameter_optimizers(stage: int) -> bool:
     for name, lr in (("LAMB", 0.05), ("Muon", 0.05), ("Adafactor", 0.05)):
         if name == "Muon" and not HAS_MUON:
             continue
@@ -343,7 +343,7 @@ def whole_parameter_optimizers(stage: int) -> bool:
         reference = make_plain(name, plain, lr)
         engine = make(mlp(), stage, name, lr, zero={"reduce_bucket_size": 40})
         with closing(engine):
-            train_beside(engine, plain, reference)
+            train_both(engine, plain, reference)
             for actual, expected in zip(engine.parameters(), plain.parameters(), strict=True):
                 torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5, msg=name)
             names = {piece.name for piece in engine.stage.pieces(write=True)} if stage else set()
@@ -358,7 +358,7 @@ class Unknown(torch.optim.SGD):
     """Optimizer that is not declared elementwise, so it gets full parameters."""
 
 
-def clipped_whole_parameters(stage: int) -> bool:
+def clipped_full_parameters(stage: int) -> bool:
     """LAMB, Muon and Adafactor do not care how long a gradient is; this one does."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     plain, model = mlp(), mlp()
@@ -482,7 +482,7 @@ def first_weights(stage: int) -> list[float]:
         return [*values, model.count.item()]
 
 
-def loaded_masters_are_published(stage: int) -> bool:
+def publish_loaded_masters(stage: int) -> bool:
     model = mlp()
     engine = make(model, stage, "AdamW", bf16={"enabled": True})
     with closing(engine):
@@ -496,7 +496,7 @@ def loaded_masters_are_published(stage: int) -> bool:
     return True
 
 
-def pieces_cover_everything(stage: int) -> list[tuple[str, int, int]]:
+def parameter_pieces(stage: int) -> list[tuple[str, int, int]]:
     engine = make(mlp(), stage, "AdamW", zero={"reduce_bucket_size": 60})
     with closing(engine):
         engine.stage.prepare_states()
@@ -582,7 +582,7 @@ class Many(nn.Module):
         return torch.cat(list(self.parts)).mul(x).mean()
 
 
-def a_bucket_for_each_parameter(stage: int) -> int:
+def one_bucket_per_parameter(stage: int) -> int:
     model = Many()
     engine = make(model, stage, lr=600.0, zero={"reduce_bucket_size": 1})
     with closing(engine):
@@ -605,16 +605,16 @@ CASES: list[Callable[[int], Any]] = [
     averaging,
     types,
     elementwise_optimizers,
-    whole_parameter_optimizers,
-    clipped_whole_parameters,
+    full_parameter_optimizers,
+    clipped_full_parameters,
     groups_and_norm_by_hand,
     gan,
     first_weights,
-    loaded_masters_are_published,
-    pieces_cover_everything,
+    publish_loaded_masters,
+    parameter_pieces,
     model_parallel,
     over_gloo,
-    a_bucket_for_each_parameter,
+    one_bucket_per_parameter,
 ]
 
 
@@ -625,7 +625,7 @@ EVERY_STAGE: list[Callable[[int], Any]] = [
     overflow_on_one_rank,
     averaging,
     elementwise_optimizers,
-    clipped_whole_parameters,
+    clipped_full_parameters,
 ]
 """Cases of CASES for stage 3 too, where the rest has tests of its own."""
 
@@ -761,12 +761,12 @@ def test_elementwise_optimizers_match_one_process(of: Find, stage: int) -> None:
 
 @each_stage
 def test_full_parameter_optimizers_match_one_process(of: Find, stage: int) -> None:
-    assert of(whole_parameter_optimizers, stage) == [True, True]
+    assert of(full_parameter_optimizers, stage) == [True, True]
 
 
 @stage_3_too
 def test_gradients_of_full_parameters_are_clipped(of: Find, stage: int) -> None:
-    assert of(clipped_whole_parameters, stage) == [True, True]
+    assert of(clipped_full_parameters, stage) == [True, True]
 
 
 @each_stage
@@ -788,13 +788,13 @@ def test_weights_start_from_rank_0(of: Find, stage: int) -> None:
 
 @each_stage
 def test_loaded_masters_reach_all_ranks(of: Find, stage: int) -> None:
-    assert of(loaded_masters_are_published, stage) == [True, True]
+    assert of(publish_loaded_masters, stage) == [True, True]
 
 
 @each_stage
 def test_pieces_cover_each_parameter_once(of: Find, stage: int) -> None:
     covered: dict[str, int] = {}
-    for spans in of(pieces_cover_everything, stage):
+    for spans in of(parameter_pieces, stage):
         for name, start, stop in spans:
             covered[name] = covered.get(name, 0) + stop - start
     assert covered == {name: p.numel() for name, p in mlp().named_parameters()}
@@ -818,4 +818,4 @@ def test_gloo_matches_shared_memory(of: Find, stage: int) -> None:
 
 @each_stage
 def test_hundreds_of_buckets_in_progress(of: Find, stage: int) -> None:
-    assert of(a_bucket_for_each_parameter, stage) == [300, 300]
+    assert of(one_bucket_per_parameter, stage) == [300, 300]

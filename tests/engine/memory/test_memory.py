@@ -337,7 +337,7 @@ def measure_working_sets() -> dict[Any, int]:
     return sizes
 
 
-def measure_whole_blocks() -> dict[int, tuple[int, int]]:
+def measure_full_blocks() -> dict[int, tuple[int, int]]:
     """Return bytes of replicated weights and of buffers by persistence threshold."""
     sizes = {}
     for threshold in (0, LAYER + 1):
@@ -361,13 +361,13 @@ def measure_whole_blocks() -> dict[int, tuple[int, int]]:
     return sizes
 
 
-def measure_what_is_under_way() -> tuple[dict[Any, int], dict[int, tuple[int, int]]]:
-    return measure_working_sets(), measure_whole_blocks()
+def measure_in_flight() -> tuple[dict[Any, int], dict[int, tuple[int, int]]]:
+    return measure_working_sets(), measure_full_blocks()
 
 
 @pytest.mark.processes
 def test_working_set_matches_estimate() -> None:
-    for buckets, blocks in run_on_ranks(measure_what_is_under_way, 2):
+    for buckets, blocks in run_on_ranks(measure_in_flight, 2):
         for (stage, precision, bucket), size in buckets.items():
             expected = estimate(
                 8 * LAYER,

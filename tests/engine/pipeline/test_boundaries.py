@@ -225,7 +225,7 @@ def ties() -> dict[str, Any]:
     return results
 
 
-def everything() -> dict[Any, Any]:
+def all_cases() -> dict[Any, Any]:
     results: dict[Any, Any] = {"ties": ties()}
     results["unseen"] = heard(lambda: engine_of(unseen).__enter__())
     for way in SCHEDULES:
@@ -238,7 +238,7 @@ def everything() -> dict[Any, Any]:
 
 @pytest.fixture(scope="module")
 def rank_results() -> list[dict[Any, Any]]:
-    return run_on_ranks(everything, RANKS)
+    return run_on_ranks(all_cases, RANKS)
 
 
 @pytest.mark.parametrize("way", SCHEDULES, ids=str)

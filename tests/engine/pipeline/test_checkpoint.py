@@ -22,8 +22,8 @@ from tests.engine.pipelines import (
     build,
     config_of,
     engine_of,
+    full_batch,
     layers,
-    whole_batch,
 )
 from tests.engine.ranks import RankError, run_on_ranks
 from zerolab.errors import EngineError
@@ -151,7 +151,7 @@ def keep_buffers(directory: Path) -> list[dict[str, Any]]:
     return values
 
 
-def everything(directory: Path) -> dict[str, Any]:
+def all_cases(directory: Path) -> dict[str, Any]:
     return {
         "expected": save_all(directory),
         "loaded": load_all(directory),
@@ -168,7 +168,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def results(directory: Path) -> list[dict[str, Any]]:
-    return run_on_ranks(everything, RANKS, directory)
+    return run_on_ranks(all_cases, RANKS, directory)
 
 
 def test_checkpoint_resumes_in_any_layout(results: list[dict[str, Any]]) -> None:
@@ -237,7 +237,7 @@ def test_buffers_and_frozen_parameters_are_saved(
 
 def trained_with_a_loader(directory: Path, save_at: int, die_at: int, total: int) -> Any:
     """Train each layout on its own loader, from the newest checkpoints if there are any."""
-    tokens, labels = whole_batch(1)
+    tokens, labels = full_batch(1)
     data = TensorDataset(tokens.repeat(3, 1), labels.repeat(3, 1))
     engines = {}
     for name, (stages, more) in RESUMED.items():

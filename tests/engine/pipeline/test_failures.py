@@ -154,13 +154,13 @@ def undisturbed(layout: tuple[int, int, str, int]) -> dict[str, Tensor]:
     return state
 
 
-def everything() -> dict[Any, Any]:
+def all_cases() -> dict[Any, Any]:
     return {layout: (suffer(layout), undisturbed(layout)) for layout in LAYOUTS}
 
 
 @pytest.fixture(scope="module")
 def results() -> list[dict[Any, Any]]:
-    return run_on_ranks(everything, RANKS)
+    return run_on_ranks(all_cases, RANKS)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)

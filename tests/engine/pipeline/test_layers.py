@@ -220,7 +220,7 @@ def _computed() -> int:
     return len(calls)
 
 
-def everything() -> dict[Any, Any]:
+def all_cases() -> dict[Any, Any]:
     return {
         "overflow": _overflow(),
         "computed": _computed(),
@@ -254,7 +254,7 @@ def plain(name: str, count: int) -> list[float]:
 
 @pytest.fixture(scope="module")
 def rank_results() -> list[dict[Any, Any]]:
-    return run_on_ranks(everything, RANKS)
+    return run_on_ranks(all_cases, RANKS)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -134,7 +134,7 @@ def all_trained(directory: str) -> dict[str, Trained]:
     return {name: trained(name, f"{directory}/{name}") for name in SCHEDULES}
 
 
-def everything(directory: str) -> Any:
+def all_cases(directory: str) -> Any:
     return all_trained(directory), resumed(f"{directory}/1f1b"), refused()
 
 
@@ -155,7 +155,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def four(directory: str) -> list[Any]:
-    return run_on_ranks(everything, 4, directory)
+    return run_on_ranks(all_cases, 4, directory)
 
 
 @pytest.mark.processes

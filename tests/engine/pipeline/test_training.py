@@ -217,7 +217,7 @@ def measured() -> list[dict[str, Any]]:
     return results
 
 
-def everything() -> dict[str, Any]:
+def all_cases() -> dict[str, Any]:
     return {
         "trained": {layout: train(*layout) for layout in LAYOUTS},
         "refused": refusals(),
@@ -229,7 +229,7 @@ def everything() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def rank_results() -> list[dict[str, Any]]:
-    return run_on_ranks(everything, RANKS)
+    return run_on_ranks(all_cases, RANKS)
 
 
 @pytest.fixture(scope="module")

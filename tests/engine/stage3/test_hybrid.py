@@ -109,7 +109,7 @@ def stored_elements(stage: int) -> dict[str, Any]:
     return actual
 
 
-def whole_calls(engine: Engine) -> dict[str, Any]:
+def full_tensor_calls(engine: Engine) -> dict[str, Any]:
     """Read and write full tensors, also within an accumulation window."""
     micro(engine)
     gradient = engine.full("norm.weight", "gradient")
@@ -183,19 +183,19 @@ def other_axes() -> dict[str, Any]:
     return actual
 
 
-def everything() -> dict[str, Any]:
+def all_cases() -> dict[str, Any]:
     return {
         "axes": other_axes(),
         "courses": train_every_case(),
         "held": {stage: stored_elements(stage) for stage in STAGES},
-        "whole": {stage: whole_calls(shared(stage)) for stage in STAGES},
+        "whole": {stage: full_tensor_calls(shared(stage)) for stage in STAGES},
         "refused": refusals(),
     }
 
 
 @pytest.fixture(scope="module")
 def four() -> list[Any]:
-    return run_on_ranks(everything, 4)
+    return run_on_ranks(all_cases, 4)
 
 
 @pytest.mark.processes
@@ -232,7 +232,7 @@ def test_rank_memory_and_traffic_match_the_planner(four: list[Any]) -> None:
 
 @pytest.mark.processes
 def test_full_tensors_can_be_read_and_written_at_any_time(four: list[Any]) -> None:
-    single = whole_calls(make_engine(0, **WINDOW))
+    single = full_tensor_calls(make_engine(0, **WINDOW))
     for result in four:
         for stage, actual in result["whole"].items():
             torch.testing.assert_close(actual["gradient"], single["gradient"], msg=str(stage))
@@ -291,7 +291,7 @@ def ended(engine: Engine) -> dict[str, Any]:
     return actual
 
 
-def go_on(directory: str) -> dict[tuple[str, int], Any]:
+def resume_all(directory: str) -> dict[tuple[str, int], Any]:
     """From each stage's checkpoints and, in 4 ranks, from the start; to the end."""
     actual: dict[tuple[str, int], Any] = {}
     four = (
@@ -324,8 +324,8 @@ def test_killed_run_resumes_bitwise_and_in_any_other_layout(tmp_path: Path) -> N
     for stage in STAGES:
         masters = _saved_elements(tmp_path / str(stage) / "middle")
         assert masters == sum(p.numel() for p in Net().parameters() if p.requires_grad)
-    results = run_on_ranks(go_on, 4, str(tmp_path))
-    single = go_on(str(tmp_path))
+    results = run_on_ranks(resume_all, 4, str(tmp_path))
+    single = resume_all(str(tmp_path))
     for actual in results:
         for stage in STAGES:
             expected = actual["undisturbed", stage]

@@ -88,7 +88,7 @@ def build(kind: Any, **more: Any) -> Any:
     return zerotrial.initialize(model=kind(), config=CONFIG, **more)[0]
 
 
-def everything(root: str) -> dict[str, Any]:
+def all_cases(root: str) -> dict[str, Any]:
     rank = torch.distributed.get_rank()
     torch.manual_seed(5)
     expected = Untied().apply(reset)
@@ -136,7 +136,7 @@ def everything(root: str) -> dict[str, Any]:
 def test_meta_model_matches_plain_and_is_never_full(
     tmp_path: Path,
 ) -> None:
-    first, second = run_on_ranks(everything, 2, str(tmp_path))
+    first, second = run_on_ranks(all_cases, 2, str(tmp_path))
     assert (
         first["filled"] > first["whole"] * 1.4
     )  # the measurement covers a full model and its shards

@@ -190,7 +190,7 @@ SMALL = {"stage3_param_persistence_threshold": 30}
 ALL = {"stage3_param_persistence_threshold": 31}
 
 
-def whole_optimizer() -> dict[str, list[Any]]:
+def full_optimizer() -> dict[str, list[Any]]:
     actual = {}
     for name, stage, zero in (("0", 0, {}), ("3", 3, {}), ("small", 3, SMALL), ("all", 3, ALL)):
         engine = make_engine(stage, "Lamb", zero=zero)
@@ -205,7 +205,7 @@ def whole_optimizer() -> dict[str, list[Any]]:
 
 
 def test_scalars_train_with_full_parameters() -> None:
-    for actual in run_on_ranks(whole_optimizer, 2):
+    for actual in run_on_ranks(full_optimizer, 2):
         for name in ("3", "small", "all"):
             for first, second in zip(actual["0"], actual[name], strict=True):
                 torch.testing.assert_close(first, second, rtol=0, atol=1e-6, msg=name)

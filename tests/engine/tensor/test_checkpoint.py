@@ -96,7 +96,7 @@ def frozen_layer(directory: str) -> list[bool]:
     return equal
 
 
-def everything(directory: str) -> Any:
+def all_cases(directory: str) -> Any:
     return (
         handed_on(f"{directory}/on"),
         in_mid_window(f"{directory}/mid"),
@@ -111,7 +111,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def results(directory: Path) -> list[Any]:
-    return run_on_ranks(everything, 4, str(directory))
+    return run_on_ranks(all_cases, 4, str(directory))
 
 
 @pytest.mark.processes

@@ -119,7 +119,7 @@ def of_torch(stage: int) -> list[tuple[float, float]]:
     return lines
 
 
-def everything() -> Any:
+def all_cases() -> Any:
     library = {kind: of_library(kind) for kind in KINDS if LIBRARY}
     replicated, sequence = PLANS["whole"], PLANS["sequence"]
     memory = {
@@ -136,7 +136,7 @@ def everything() -> Any:
 
 @pytest.fixture(scope="module")
 def rank_results() -> list[Any]:
-    return run_on_ranks(everything, 2)
+    return run_on_ranks(all_cases, 2)
 
 
 @needs_library

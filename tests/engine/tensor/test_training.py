@@ -123,7 +123,7 @@ def first_batch_errors() -> dict[str, str]:
     return errors
 
 
-def everything() -> Any:
+def all_cases() -> Any:
     return (
         {case: ran(*case) for case in CASES},
         refused(),
@@ -134,7 +134,7 @@ def everything() -> Any:
 
 @pytest.fixture(scope="module")
 def results() -> list[Any]:
-    return run_on_ranks(everything, RANKS)
+    return run_on_ranks(all_cases, RANKS)
 
 
 @pytest.fixture(scope="module")

@@ -156,14 +156,14 @@ def wait_for_a_slow_rank(stage: int, slow_s: float) -> dict[str, float]:
     return measured
 
 
-def wait_at_each_stage(slow_s: float) -> list[dict[str, float]]:
+def waits_by_stage(slow_s: float) -> list[dict[str, float]]:
     return [wait_for_a_slow_rank(stage, slow_s) for stage in (0, 1, 2, 3)]
 
 
 @pytest.mark.processes
 def test_waiting_for_slow_rank_is_communication() -> None:
     def measure(slow_s: float) -> dict[str, float]:
-        first, second = run_on_ranks(wait_at_each_stage, 2, slow_s)
+        first, second = run_on_ranks(waits_by_stage, 2, slow_s)
         assert second == [{}] * 4  # rank 0 alone measures
         # However short: between the start of a collective and the call that waits for it.
         # At stage 3 both ranks arrive at the same time, so a collective may end at once.

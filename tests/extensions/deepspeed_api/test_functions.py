@@ -51,7 +51,7 @@ def begin(stage: int, *, bf16: bool = False, **zero: Any) -> Any:
     return deepspeed.initialize(model=model, model_parameters=model.parameters(), config=file)[0]
 
 
-def whole_values(stage: int) -> None:
+def full_values(stage: int) -> None:
     """Compare reads with plain torch, and train from written values."""
     from deepspeed.utils import (
         safe_get_full_fp32_param,
@@ -158,7 +158,7 @@ def built_with_skip_init(stage: int) -> None:
     engine.close()
 
 
-def taken_before(stage: int) -> None:
+def gather_before_init(stage: int) -> None:
     """Within GatheredParameters earlier references are full on every rank."""
     import deepspeed
 
@@ -190,7 +190,7 @@ def taken_before(stage: int) -> None:
     engine.close()
 
 
-def kept_and_saved(threshold: int) -> None:
+def save_state_dicts(threshold: int) -> None:
     """State dicts of a bf16 model at stage 3 are plain, full and loadable."""
     import deepspeed
 
@@ -293,7 +293,7 @@ def on_device() -> None:
         assert nn.Linear(2, 2).weight.dtype == torch.float32
 
 
-def everything() -> bool:
+def all_cases() -> bool:
     install()
     import deepspeed
 
@@ -301,13 +301,13 @@ def everything() -> bool:
     deepspeed.checkpointing.configure(None, partition_activations=False)
     assert deepspeed.checkpointing.is_configured()
     for stage in (0, 1, 2, 3):
-        whole_values(stage)
-        taken_before(stage)
+        full_values(stage)
+        gather_before_init(stage)
         sharded_values(stage)
     for stage in (0, 3):
         built_with_skip_init(stage)
     for threshold in (0, 100_000):
-        kept_and_saved(threshold)
+        save_state_dicts(threshold)
     communicate()
     on_device()
     devices()
@@ -315,7 +315,7 @@ def everything() -> bool:
 
 
 def test_parameter_functions_match_plain_torch() -> None:
-    assert all(run_on_ranks(everything, 2))
+    assert all(run_on_ranks(all_cases, 2))
 
 
 @pytest.mark.parametrize("named", [{"scale": 2.0}, {"scale": 2.0, "use_reentrant": True}])

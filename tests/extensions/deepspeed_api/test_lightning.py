@@ -168,7 +168,7 @@ def loader() -> Any:
     return DataLoader(samples(), batch_size=MICRO)
 
 
-def beside_plain(folder: str, root: str) -> int:
+def compare_with_plain(folder: str, root: str) -> int:
     install()
     load(folder)
     plain_losses, validated = plain(2)
@@ -205,4 +205,4 @@ def beside_plain(folder: str, root: str) -> int:
 
 def test_fit_validate_save_and_resume_match_plain_torch(lightning: str, tmp_path: Path) -> None:
     micro_batches = 2 * SAMPLES // MICRO // 2
-    assert run_on_ranks(beside_plain, 2, lightning, str(tmp_path)) == [micro_batches] * 2
+    assert run_on_ranks(compare_with_plain, 2, lightning, str(tmp_path)) == [micro_batches] * 2

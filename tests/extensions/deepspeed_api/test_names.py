@@ -45,7 +45,7 @@ def test_every_public_name_is_in_one_row() -> None:
     }
 
 
-def look(_: str) -> dict[str, list[str]]:
+def look_up(_: str) -> dict[str, list[str]]:
     install()
     import deepspeed
 
@@ -61,7 +61,7 @@ def look(_: str) -> dict[str, list[str]]:
 
 
 def test_supported_names_equal_existing_names() -> None:
-    (actual,) = run_on_ranks(look, 1, "")
+    (actual,) = run_on_ranks(look_up, 1, "")
     existing = {
         module: sorted(
             name

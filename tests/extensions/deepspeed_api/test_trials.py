@@ -120,7 +120,7 @@ def losses_of(trial: Trial) -> dict[int, Any]:
     return {step: values["loss"] for step, values in actual if "loss" in values}
 
 
-def disturbed_alone(path: str) -> bool:
+def disturb_one_rank(path: str) -> bool:
     calm = Trial(Path(path) / "calm", SCRIPT, {"training_arguments": ARGUMENTS})
     assert calm.run() == [0], (calm.run_path / "log0").read_text()
     first = losses_of(calm)
@@ -181,10 +181,10 @@ def disturbed_alone(path: str) -> bool:
 def test_disturbed_trainer_ends_bitwise_equal(
     tmp_path: Path,
 ) -> None:
-    assert in_libraries(disturbed_alone, tmp_path)
+    assert in_libraries(disturb_one_rank, tmp_path)
 
 
-def disturbed_sharded(path: str) -> bool:
+def disturb_sharded(path: str) -> bool:
     zero = {"stage": 3, "stage3_gather_16bit_weights_on_model_save": True}
     file = {
         "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto",
@@ -205,7 +205,7 @@ def disturbed_sharded(path: str) -> bool:
 def test_disturbed_sharded_run_is_bitwise_equal(
     tmp_path: Path,
 ) -> None:
-    assert in_libraries(disturbed_sharded, tmp_path)
+    assert in_libraries(disturb_sharded, tmp_path)
 
 
 def is_standalone(path: str) -> bool:

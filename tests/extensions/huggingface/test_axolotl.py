@@ -55,7 +55,7 @@ def axolotl(tmp_path_factory: pytest.TempPathFactory) -> str:
     return folder_with(tmp_path_factory, PACKAGES, options=["--no-compile"])
 
 
-def with_each_file(folder: str, root: str) -> list[list[str]]:
+def train_with_each_file(folder: str, root: str) -> list[list[str]]:
     become_rank()
     install()
 
@@ -86,10 +86,12 @@ def test_each_file_matches_plain_torch_and_files_of_its_precision(
 ) -> None:
     assert sorted(file.stem for file in files.glob("*.json")) == sorted([*PRECISE, *HALF])
     rows = [["grad_norm", "learning_rate", "loss"]] * 2 + [["eval_loss"]]
-    assert run_on_ranks(with_each_file, 2, str(files), str(tmp_path)) == [rows] * 2
+    assert run_on_ranks(train_with_each_file, 2, str(files), str(tmp_path)) == [rows] * 2
 
 
-def with_its_own_trainer(library: str, with_datasets: str, folder: str, root: str) -> list[str]:
+def train_with_axolotl_trainer(
+    library: str, with_datasets: str, folder: str, root: str
+) -> list[str]:
     """Its trainer has its own optimizer groups and its own schedule."""
     os.environ |= {"AXOLOTL_DO_NOT_TRACK": "1", "HF_DATASETS_OFFLINE": "1"}
     os.environ |= {"TRL_EXPERIMENTAL_SILENCE": "1"}
@@ -136,5 +138,5 @@ def with_its_own_trainer(library: str, with_datasets: str, folder: str, root: st
 def test_axolotl_trainer_matches_plain_torch(
     axolotl: str, trl: str, files: Path, tmp_path: Path
 ) -> None:
-    actual = run_on_ranks(with_its_own_trainer, 2, axolotl, trl, str(files), str(tmp_path))
+    actual = run_on_ranks(train_with_axolotl_trainer, 2, axolotl, trl, str(files), str(tmp_path))
     assert actual == [[["grad_norm", "learning_rate", "loss"]] * 3] * 2

@@ -113,7 +113,7 @@ def predicted(trainer: Any) -> tuple[Any, list[int]]:
     return trainer.predict(Pairs()), lengths
 
 
-def beside_itself(root: str) -> tuple[list[int], list[int]]:
+def compare_with_plain(root: str) -> tuple[list[int], list[int]]:
     become_rank()
     install()
     trainer, plain, order = trained(f"{root}/plain", None)
@@ -130,10 +130,10 @@ def beside_itself(root: str) -> tuple[list[int], list[int]]:
             expected.metrics["test_loss"], rel=FP32
         )
         if stage == 3:
-            check_alone(trainer.model)
+            check_one_rank(trainer.model)
         trainer.model_wrapped.close()
         trainer.model.encoder(torch.tensor([[3]]))  # a plain model again
-    decoders_beside_themselves()
+    compare_encoder_decoders()
     return order, lengths
 
 
@@ -159,7 +159,7 @@ def decoded(model: Any, beams: int) -> list[list[int]]:
     return model.generate(ids, attention_mask=mask, **options).tolist()
 
 
-def decoders_beside_themselves() -> None:
+def compare_encoder_decoders() -> None:
     """Decoders, with one beam and three, in fp32 and bf16, at every stage."""
     import deepspeed
 
@@ -182,7 +182,7 @@ def decoders_beside_themselves() -> None:
                 engine.close()
 
 
-def check_alone(model: Any) -> None:
+def check_one_rank(model: Any) -> None:
     """A part is called on its own; without gradients nothing stays gathered, with them the root."""
     ids = torch.tensor([[3, 4, 5]])
     with torch.no_grad():
@@ -196,7 +196,9 @@ def check_alone(model: Any) -> None:
 def test_generation_matches_the_plain_model_at_every_stage(
     tmp_path: Path,
 ) -> None:
-    (order, lengths), (other_order, other_lengths) = run_on_ranks(beside_itself, 2, str(tmp_path))
+    (order, lengths), (other_order, other_lengths) = run_on_ranks(
+        compare_with_plain, 2, str(tmp_path)
+    )
     requests = [*order[:2], *other_order[:2], *order[2:4]]  # together, from the longest on
     sizes = [4 + index % 8 for index in requests]
     assert sizes == sorted(sizes, reverse=True)

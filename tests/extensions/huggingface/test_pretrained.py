@@ -130,7 +130,7 @@ def compare(actual: dict[str, Any], plain: dict[str, Any]) -> None:
         assert not model.training
 
 
-def use_alone(model: Any, plain: Any, root: str) -> None:
+def use_on_one_rank(model: Any, plain: Any, root: str) -> None:
     """Without an engine a model is a plain one, on one rank alone, too."""
     assert model.lm_head.weight is model.transformer.wte.weight
     if dist.get_rank() > 0:
@@ -155,7 +155,7 @@ def use_alone(model: Any, plain: Any, root: str) -> None:
     torch.testing.assert_close(model.lm_head.weight.float(), plain.lm_head.weight)
 
 
-def write_alone(model: Any) -> None:
+def write_on_one_rank(model: Any) -> None:
     """A rank's writes are private; within GatheredParameters they reach all ranks."""
     import deepspeed
 
@@ -276,14 +276,14 @@ def as_on_two_hosts(root: str, plain: dict[str, Any]) -> dict[str, int]:
         head = GPT2ForSequenceClassification.from_pretrained(f"{root}/one", num_labels=3)
         split = GPT2LMHeadModel.from_pretrained(f"{root}/split")
         compare({"head": head, "split": split}, plain)
-        write_alone(split)
+        write_on_one_rank(split)
         return measure(root)
     finally:
         shared_weights.host_name = shared_memory.host_name = name
         shared_weights._known = None
 
 
-def everything(root: str) -> list[dict[str, int]]:
+def all_cases(root: str) -> list[dict[str, int]]:
     become_rank()
     install()
     forget_accelerate()
@@ -307,8 +307,8 @@ def everything(root: str) -> list[dict[str, int]]:
     compare(actual, plain)
     with pytest.raises(ConfigError, match="device_map: must be left out at stage 3"):
         GPT2LMHeadModel.from_pretrained(f"{root}/one", device_map="auto")
-    use_alone(actual["one"], plain["one"], root)
-    write_alone(actual["bin"])
+    use_on_one_rank(actual["one"], plain["one"], root)
+    write_on_one_rank(actual["bin"])
     build_under_init(root)
     measured = [measure(root), as_on_two_hosts(root, plain)]
     losses, trainer = train(f"{root}/mine", auto(3), model=actual["split"])
@@ -329,7 +329,7 @@ def everything(root: str) -> list[dict[str, int]]:
 def test_pretrained_model_is_the_plain_one_and_shared_by_a_host(
     tmp_path: Path,
 ) -> None:
-    ranks = run_on_ranks(everything, 2, str(tmp_path))
+    ranks = run_on_ranks(all_cases, 2, str(tmp_path))
     # torch counts the mapped size in bf16; pages that were read may be released.
     mapped = (tmp_path / "large" / "model.safetensors").stat().st_size
     for together, single in ranks:

@@ -168,7 +168,7 @@ BEST = {"load_best_model_at_end": True, "greater_is_better": True}
 """The largest loss is the best one, so that the best checkpoint is not the last."""
 
 
-def everything(root: str) -> bool:
+def all_cases(root: str) -> bool:
     become_rank()
     install()
     folder = lambda name: f"{root}/{name}"  # noqa: E731
@@ -222,10 +222,10 @@ def in_sixteen_bits(root: str) -> None:
     even before averaging, and norms by up to 5e-3. Each norm equals, to the last bits of fp32, that
     of the exact mean of the gradients that its own arithmetic computes from its own weights.
     """
-    expected, exact = train_beside_exact(f"{root}/plain-bf16", None)
+    expected, exact = train_and_compare_exact(f"{root}/plain-bf16", None)
     assert norms(expected) == pytest.approx(exact, rel=5e-7)
     for stage in (0, 1, 2, 3):
-        actual, exact = train_beside_exact(f"{root}/bf16-{stage}", auto(stage))
+        actual, exact = train_and_compare_exact(f"{root}/bf16-{stage}", auto(stage))
         assert norms(actual) == pytest.approx(exact, rel=5e-7)
         assert_alike(without_norms(actual), without_norms(expected), 2e-3)
         assert norms(actual) == pytest.approx(norms(expected), rel=2e-2)
@@ -274,7 +274,7 @@ def without_norms(history: Any) -> list[dict[str, float]]:
     return [{key: row[key] for key in row if key != "grad_norm"} for row in history]
 
 
-def train_beside_exact(folder: str, file: dict[str, Any] | None) -> tuple[Any, list[float]]:
+def train_and_compare_exact(folder: str, file: dict[str, Any] | None) -> tuple[Any, list[float]]:
     """Train in bf16; return the history, and by update the norm of its gradients' fp64 mean."""
     from transformers import TrainerCallback
 
@@ -341,10 +341,10 @@ def check_saved(folder: str, loss: float, trainer: Any) -> None:
 
 
 def test_trainer_script_matches_plain_torch_at_every_stage(tmp_path: Path) -> None:
-    assert all(run_on_ranks(everything, 2, str(tmp_path)))
+    assert all(run_on_ranks(all_cases, 2, str(tmp_path)))
 
 
-def look(_: str) -> dict[str, Any]:
+def inspect(_: str) -> dict[str, Any]:
     assert importlib.util.find_spec("deepspeed") is None
     install()
     install()
@@ -371,7 +371,7 @@ def look(_: str) -> dict[str, Any]:
 
 
 def test_module_explains_unsupported_names() -> None:
-    (actual,) = run_on_ranks(look, 1, "")
+    (actual,) = run_on_ranks(inspect, 1, "")
     assert actual["version"] == "0.19.8"
     assert actual["finders"] == 1
     assert actual["engine"] == "Engine"

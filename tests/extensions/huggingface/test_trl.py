@@ -172,7 +172,7 @@ def generating(folder: str, file: dict[str, Any] | None) -> Any:
     return rows, written, weights
 
 
-def beside_itself(library: str, root: str) -> int:
+def compare_with_plain(library: str, root: str) -> int:
     sys.path.insert(0, library)
     become_rank()
     install()
@@ -193,4 +193,4 @@ def beside_itself(library: str, root: str) -> int:
 
 
 def test_sft_dpo_and_grpo_match_plain_torch(trl: str, tmp_path: Path) -> None:
-    assert run_on_ranks(beside_itself, 2, trl, str(tmp_path)) == [4, 4]
+    assert run_on_ranks(compare_with_plain, 2, trl, str(tmp_path)) == [4, 4]

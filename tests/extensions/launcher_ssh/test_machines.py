@@ -61,7 +61,7 @@ def test_run_resumes_after_network_loss(
             stack.enter_context(sshd(keys, machine, namespace=name))
         servers = {name: set(net.processes(name)) for name in net.names}
 
-        def nothing_left() -> None:
+        def assert_no_processes() -> None:
             """Wait until only the sshd and its processes of the connection are left."""
             for name in net.names:
                 until(
@@ -82,7 +82,7 @@ def test_run_resumes_after_network_loss(
         text = out.read_text()
         assert cut.returncode == EXIT_INFRASTRUCTURE, text
         assert lost in text
-        nothing_left()
+        assert_no_processes()
         net.mend("zlt2")
         saved = int((tmp_path / "checkpoints/latest").read_text().removeprefix("global_step"))
         end = saved + 8
@@ -121,7 +121,7 @@ def test_run_resumes_after_network_loss(
         elastic_output = out.read_text()
         assert shrinks.returncode == 128 + signal.SIGTERM, elastic_output
         assert "goes on after step" in elastic_output.partition(shrunk)[2]
-        nothing_left()
+        assert_no_processes()
 
     by_step = losses(text) | losses(again) | losses(last) | losses(elastic_output)
     reference = subprocess.run(
