@@ -152,7 +152,7 @@ class Controlled:
         schedule, end = controller._schedule, controller.steps + batches
         while controller.steps < end:
             controller._train_until(
-                min(schedule.next_stop(controller.steps), controller._next_agreement, end)
+                min(schedule.next_pause(controller.steps), controller._next_agreement, end)
             )
             controller._report_if_due()
             if controller.steps >= controller._next_agreement:

@@ -108,19 +108,21 @@ class _TrainingSampler(Sampler[Any]):
         self.start = 0
 
     def __iter__(self) -> Iterator[IndexBatch]:
-        plan = self._plan
-        epoch, micro_batch = divmod(self.start, plan.micro_batches)
+        plan, rank, batched = self._plan, self._rank, self._batched
+        items, replicas, per_epoch = plan.items, plan.replicas, plan.micro_batches
+        epoch, micro_batch = divmod(self.start, per_epoch)
         while True:
             order = self._order(epoch)
-            for number in range(micro_batch, plan.micro_batches):
-                span = plan.span(self._rank, number)
-                if span.stop <= plan.items:
-                    items = list(order[span.start : span.stop])
+            for number in range(micro_batch, per_epoch):
+                span = plan.span(rank, number)
+                if batched:
+                    indices = IndexBatch(order[span.start % items])
+                elif span.stop <= items:
+                    indices = IndexBatch(order[span.start : span.stop])
                 else:
-                    items = [order[index % plan.items] for index in span]
-                indices = IndexBatch(items[0] if self._batched else items)
+                    indices = IndexBatch([order[index % items] for index in span])
                 # Unique over ranks and epochs, so that no two micro-batches share a seed.
-                indices.number = (epoch * plan.micro_batches + number) * plan.replicas + self._rank
+                indices.number = (epoch * per_epoch + number) * replicas + rank
                 yield indices
             epoch, micro_batch = epoch + 1, 0
 
@@ -152,6 +154,8 @@ class _SeededDataset(Dataset[Any]):
     def __init__(self, dataset: Any, seed: int) -> None:
         self.dataset = dataset
         self._seed = seed
+        get_items = getattr(dataset, "__getitems__", None)
+        self._get_items = get_items if callable(get_items) else None
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -162,9 +166,8 @@ class _SeededDataset(Dataset[Any]):
     def __getitems__(self, indices: IndexBatch) -> Any:
         if get_worker_info() is not None:
             _seed_worker(derive_seed(self._seed, indices.number))
-        get_items = getattr(self.dataset, "__getitems__", None)
-        if callable(get_items):
-            return get_items(list(indices))
+        if self._get_items is not None:
+            return self._get_items(list(indices))
         return [self.dataset[index] for index in indices]
 
 

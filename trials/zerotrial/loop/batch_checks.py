@@ -26,7 +26,8 @@ class IteratorArgumentCheck:
 
     def __init__(self, method: Callable[..., Any]) -> None:
         self._name = method.__name__
-        self._expects_batch = next(iter(inspect.signature(method).parameters), "") == "batch"
+        self.active = next(iter(inspect.signature(method).parameters), "") == "batch"
+        """Whether a failure would be explained."""
 
     def __enter__(self) -> None:
         """Enter a call."""
@@ -38,12 +39,12 @@ class IteratorArgumentCheck:
             TrialError: Raised instead of the method's error.
         """
         looks_misused = isinstance(error, AttributeError | KeyError | TypeError | ValueError)
-        if self._expects_batch and looks_misused:
+        if self.active and looks_misused:
             raise TrialError(
                 f"{self._name}: its first argument is an iterator, not a batch; take one with "
                 f"next(dataloader_iter) ({type(error).__name__}: {error})"
             ) from error
-        self._expects_batch = self._expects_batch and error is not None
+        self.active = self.active and error is not None
 
 
 class MissingLoaderCheck:
@@ -59,7 +60,8 @@ class MissingLoaderCheck:
 
     def __init__(self, loader_method: str, *, missing: bool) -> None:
         self._loader_method = loader_method
-        self._missing = missing
+        self.active = missing
+        """Whether a failure would be explained."""
 
     def __enter__(self) -> None:
         """Enter a call."""
@@ -71,7 +73,7 @@ class MissingLoaderCheck:
             TrialError: Raised instead of the method's error.
         """
         used = isinstance(error, TypeError | AttributeError) and "'NoneType' object" in str(error)
-        if self._missing and used:
+        if self.active and used:
             raise TrialError(
                 f"{self._loader_method}: must return a DataLoader, got None; add return"
             ) from error

@@ -1,8 +1,8 @@
 """Training loop of a trial: train, report, validate, checkpoint and stop.
 
-The loop runs from one *stop* to the next. A stop is a batch after which something is due
+The loop runs from one *stop* to the next. A stop is a batch after which more than a report is due
 (:class:`zerotrial.loop.units.Schedule`), or after which the ranks agree whether to continue.
-Between two stops only the user's ``train_batch`` runs.
+Between two stops only the user's ``train_batch`` and reports of its metrics run.
 """
 
 import logging
@@ -192,7 +192,7 @@ class Controller:
     def _train_to_limit(self) -> StopReason:
         """Train to the limit of this run, or until the ranks agree to stop."""
         while not self._schedule.finished(self.steps):
-            self._train_until(min(self._schedule.next_stop(self.steps), self._next_agreement))
+            self._train_until(min(self._schedule.next_pause(self.steps), self._next_agreement))
             self._report_if_due()
             if self.steps >= self._next_agreement:
                 stop_reason = self._agree()
@@ -222,16 +222,26 @@ class Controller:
         return True
 
     def _train_until(self, stop: int) -> None:
-        """Train until ``stop`` batches are complete, within one epoch."""
+        """Train until ``stop`` batches are complete, within one epoch.
+
+        Reports that are due before ``stop`` are made here; what is due at ``stop`` is not.
+        """
         # Local names keep the overhead per batch low; benchmarks/controller.py measures it.
-        schedule, context, unreported = self._schedule, self._context, self._recorder.unreported
-        train_batch, batches = self._trial.train_batch, self._batches()
+        schedule, context, recorder = self._schedule, self._context, self._recorder
+        add, train_batch, batches = (
+            recorder.unreported.add,
+            self._trial.train_batch,
+            self._batches(),
+        )
+        if self._loader_check.active or self._argument_check.active:
+            train_batch = self._checked_train_batch
         context.set_default_data(batches)
         timings = self._timings if self._settings.profiling.enabled else None
-        profiler, check_skipped = context.profiler, self._skipped_steps.check
+        profiler, skipped_step_checks = context.profiler, self._skipped_steps.checks
         first = step = self.steps
         epoch = schedule.epoch(step)
         calls = range(self._batch_checks.calls_per_batch)
+        report_at = schedule.report.next_after(step)
         self._batch_checks.begin()
         if schedule.epoch_ends(step) or step == 0:
             self._callbacks.call("on_training_epoch_start", epoch)
@@ -240,20 +250,30 @@ class Controller:
             context.enter_batch(step)
             if timings is not None:
                 timings.begin(step)
-            with self._loader_check, self._argument_check:
-                for _ in calls:
-                    unreported.add(step + 1, train_batch(batches, epoch, step))
+            for _ in calls:
+                add(step + 1, train_batch(batches, epoch, step))
             step += 1
             self.steps = step
-            check_skipped(step)
+            for check in skipped_step_checks:
+                check(step)
             if timings is not None:
                 timings.end()
             if profiler is not None:
                 profiler.step()
-        self._recorder.trained_s += time.perf_counter() - started
+            if step == report_at and step < stop:
+                recorder.trained_s += time.perf_counter() - started
+                recorder.report_training(step, schedule.max_steps)
+                self._reported_at = step
+                report_at = schedule.report.next_after(step)
+                started = time.perf_counter()
+        recorder.trained_s += time.perf_counter() - started
         self._batch_checks.end(stop - first)
         if schedule.epoch_ends(step):
             self._callbacks.call("on_training_epoch_end", epoch)
+
+    def _checked_train_batch(self, dataloader_iter: Any, epoch_idx: int, batch_idx: int) -> Any:
+        with self._loader_check, self._argument_check:
+            return self._trial.train_batch(dataloader_iter, epoch_idx, batch_idx)
 
     def _run_due_actions(self) -> None:
         """Report, validate and checkpoint if due after this batch and not done yet."""

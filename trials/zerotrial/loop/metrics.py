@@ -90,10 +90,20 @@ class UnreportedMetrics:
     def _fold(self) -> None:
         """Convert stored tensors to numbers, with one transfer for all scalar losses."""
         raw, self._raw = self._raw, []
+        if len(raw) == 1:  # a report after every batch
+            batch, value = raw[0]
+            numbers = to_numbers({"loss": value} if isinstance(value, torch.Tensor) else value)
+            self._entries.append((batch, numbers))
+            return
         scalars = [
             value for _, value in raw if isinstance(value, torch.Tensor) and value.numel() == 1
         ]
-        losses = iter(_to_floats(scalars))
+        floats = _to_floats(scalars)
+        if len(floats) == len(raw):
+            losses_only = zip(raw, floats, strict=True)
+            self._entries += [(batch, {"loss": loss}) for (batch, _), loss in losses_only]
+            return
+        losses = iter(floats)
         for batch, value in raw:
             if not isinstance(value, torch.Tensor):
                 numbers = to_numbers(value)
@@ -107,9 +117,12 @@ class UnreportedMetrics:
 def _to_floats(scalars: list[torch.Tensor]) -> list[float]:
     if len(scalars) < _MIN_STACK:
         return [value.item() for value in scalars]
-    flat = [value if value.dim() == 0 else value.reshape(()) for value in scalars]
-    stacked: list[float] = torch.stack(flat).double().tolist()
-    return stacked
+    try:
+        stacked = torch.stack(scalars)
+    except RuntimeError:  # shapes differ
+        stacked = torch.stack([value.reshape(()) for value in scalars])
+    floats: list[float] = stacked.double().flatten().tolist()
+    return floats
 
 
 def average_by_batch(entries: Sequence[Entry]) -> tuple[dict[str, float], list[dict[str, float]]]:
@@ -122,6 +135,8 @@ def average_by_batch(entries: Sequence[Entry]) -> tuple[dict[str, float], list[d
         The mean of each metric over all batches and ranks, and the means of each batch over the
         ranks, in the order of batches.
     """
+    if len(entries) == 1:
+        return dict(entries[0][1]), [entries[0][1]]
     averages = dict(_average([metrics for _, metrics in entries]))
     if _has_one_entry_per_batch(entries):
         return averages, [metrics for _, metrics in entries]

@@ -21,23 +21,12 @@ class SkippedStepMonitor:
     """
 
     def __init__(self, engines: Sequence[EngineView]) -> None:
-        self._monitors = [
-            _EngineMonitor(index, engine)
+        self.checks = [
+            _EngineMonitor(index, engine).check
             for index, engine in enumerate(engines)
             if engine.skipped_steps is not None
         ]
-
-    def check(self, batch: int) -> None:
-        """Check the engines after a batch.
-
-        Args:
-            batch: Batches completed.
-
-        Raises:
-            TrialError: If an engine skipped every step of the last 50 batches.
-        """
-        for monitor in self._monitors:
-            monitor.check(batch)
+        """A function for each engine; call it after each batch."""
 
 
 class _EngineMonitor:
@@ -48,7 +37,15 @@ class _EngineMonitor:
         self._since: int | None = None  # batches completed before the skipped ones
 
     def check(self, batch: int) -> None:
-        previous, self._skipped = self._skipped, self._engine.skipped_steps
+        """Check the engine after a batch.
+
+        Args:
+            batch: Batches completed.
+
+        Raises:
+            TrialError: If the engine skipped every step of the last 50 batches.
+        """
+        previous, self._skipped = self._skipped, self._engine.engine.skipped_steps
         if self._skipped == previous:
             self._since = None
         elif self._since is None:

@@ -151,10 +151,15 @@ class Schedule:
 
     def next_stop(self, steps: int) -> int:
         """Return the first count beyond ``steps`` at which an action is due."""
+        stop, report = self.next_pause(steps), self.report.next_after(steps)
+        return stop if report is None else min(stop, report)
+
+    def next_pause(self, steps: int) -> int:
+        """Return the first count beyond ``steps`` at which more than a report is due."""
         stop = self.end
         if self.epoch_length:
             stop = min(stop, (steps // self.epoch_length + 1) * self.epoch_length)
-        for period in (self.report, self.validate, self.checkpoint):
+        for period in (self.validate, self.checkpoint):
             upcoming = period.next_after(steps)
             if upcoming is not None and upcoming < stop:
                 stop = upcoming
