@@ -12,9 +12,10 @@ from typing import Any, Generic, TypeVar
 
 from zerolab.errors import ConfigError
 
-__all__ = ["Registry"]
+__all__ = ["Registry", "subclass_of"]
 
 T = TypeVar("T")
+C = TypeVar("C")
 
 _DISTRIBUTION = "zerolab"
 _CHECKOUT = Path(__file__).parents[2] / "pyproject.toml"
@@ -114,6 +115,27 @@ class Registry(MutableMapping[str, T], Generic[T]):
             raise ConfigError(
                 self.group, [f"{problem}cannot be used: {_reason(points[0], error)}"]
             ) from error
+
+
+def subclass_of(
+    base: type[C], attribute: str | None = None, default: type[C] | None = None
+) -> Callable[[Any], type[C]]:
+    """Return a ``convert`` of :class:`Registry` that accepts only subclasses of a class.
+
+    Args:
+        base: Base class.
+        attribute: Attribute of the registered object that has the class; None for itself.
+        default: Class if the attribute is missing.
+    """
+
+    def convert(loaded: Any) -> type[C]:
+        value = getattr(loaded, attribute, default) if attribute else loaded
+        if not (isinstance(value, type) and issubclass(value, base)):
+            subject = f"its `{attribute}` " if attribute else ""
+            raise TypeError(f"{subject}must be a subclass of {base.__name__}, got {value!r}")
+        return value
+
+    return convert
 
 
 def _owner(point: EntryPoint) -> str:

@@ -3,9 +3,7 @@
 A new searcher is one file and one entry point of the group ``zerolab.searchers``.
 """
 
-from typing import Any
-
-from zerolab.registry import Registry
+from zerolab.registry import Registry, subclass_of
 from zerolab.searcher.asha.adaptive_asha import AdaptiveAshaConfig
 from zerolab.searcher.asha.async_halving import AsyncHalvingConfig
 from zerolab.searcher.grid_search import GridConfig
@@ -14,12 +12,6 @@ from zerolab.searcher.section import SearcherConfig
 from zerolab.searcher.single_trial import SingleConfig
 
 __all__ = ["SEARCHERS"]
-
-
-def _section(loaded: Any) -> type[SearcherConfig]:
-    if not (isinstance(loaded, type) and issubclass(loaded, SearcherConfig)):
-        raise TypeError(f"must be a subclass of SearcherConfig, got {loaded!r}")
-    return loaded
 
 
 SEARCHERS: Registry[type[SearcherConfig]] = Registry(
@@ -31,6 +23,6 @@ SEARCHERS: Registry[type[SearcherConfig]] = Registry(
         "async_halving": AsyncHalvingConfig,
         "adaptive_asha": AdaptiveAshaConfig,
     },
-    _section,
+    subclass_of(SearcherConfig),  # type: ignore[type-abstract]
 )
 """Values of ``searcher.name``, with the configuration section of each."""

@@ -3,21 +3,13 @@
 A new backend is one file and one entry point of the group ``zerolab.storage_backends``.
 """
 
-from typing import Any
-
 from zerolab.contract.storage import StorageAddress
 from zerolab.errors import ConfigError
-from zerolab.registry import Registry
+from zerolab.registry import Registry, subclass_of
 from zerolab.storage.objects import ObjectStore
 from zerolab.storage.section import DirectoryConfig, SharedFsConfig, StorageConfig
 
 __all__ = ["STORAGE_BACKENDS", "check_installed", "open_objects", "storage_problem"]
-
-
-def _section(loaded: Any) -> type[StorageConfig]:
-    if not (isinstance(loaded, type) and issubclass(loaded, StorageConfig)):
-        raise TypeError(f"must be a subclass of StorageConfig, got {loaded!r}")
-    return loaded
 
 
 STORAGE_BACKENDS: Registry[type[StorageConfig]] = Registry(
@@ -26,7 +18,7 @@ STORAGE_BACKENDS: Registry[type[StorageConfig]] = Registry(
         "shared_fs": SharedFsConfig,
         "directory": DirectoryConfig,
     },
-    _section,
+    subclass_of(StorageConfig),  # type: ignore[type-abstract]
 )
 """Values of ``checkpoint_storage.type``, with the keys of each."""
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from zerolab.registry import Registry
+from zerolab.registry import Registry, subclass_of
 from zerolab.schema.hints import hint
 from zerolab.schema.section import (
     NonNegativeFloat,
@@ -125,13 +125,6 @@ class AnyParams(Section):
     lr: NonNegativeFloat | None = None
 
 
-def _section_of_class(optimizer: Any) -> type[Section]:
-    section = getattr(optimizer, "section", AnyParams)
-    if not (isinstance(section, type) and issubclass(section, Section)):
-        raise TypeError("its `section` must be a subclass of zerolab.schema.section.Section")
-    return section
-
-
 OPTIMIZERS: Registry[type[Section]] = Registry(
     "zerotrial.optimizers",
     {
@@ -143,7 +136,7 @@ OPTIMIZERS: Registry[type[Section]] = Registry(
         "LAMB": LambParams,
         "Muon": MuonParams,
     },
-    _section_of_class,
+    subclass_of(Section, "section", AnyParams),
 )
 """Arguments of the optimizers of the core, which are read without torch, and of extensions."""
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from zerolab.registry import Registry
+from zerolab.registry import Registry, subclass_of
 from zerolab.schema.section import (
     Int,
     NonNegativeFloat,
@@ -123,13 +123,6 @@ class LRRangeTestParams(Section):
     last_batch_iteration: Int = -1
 
 
-def _section_of_class(schedule: Any) -> type[Section]:
-    section = getattr(schedule, "section", None)
-    if not (isinstance(section, type) and issubclass(section, Section)):
-        raise TypeError("must be a subclass of LRSchedule with a section")
-    return section
-
-
 SCHEDULES: Registry[type[Section]] = Registry(
     "zerotrial.lr_schedules",
     {
@@ -140,7 +133,7 @@ SCHEDULES: Registry[type[Section]] = Registry(
         "LRRangeTest": LRRangeTestParams,
         "LinearWarmupLR": LinearWarmupParams,
     },
-    _section_of_class,
+    subclass_of(Section, "section"),
 )
 """Arguments of the schedules of the core, which are read without torch, and of extensions."""
 

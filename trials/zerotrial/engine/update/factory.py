@@ -10,7 +10,7 @@ import torch
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.engine.optimizers import OPTIMIZERS
 from zerolab.errors import ConfigError
-from zerolab.registry import Registry
+from zerolab.registry import Registry, subclass_of
 from zerotrial.engine.protocols import OptimizerFactory
 from zerotrial.engine.update.null_optimizer import no_optimizer
 from zerotrial.engine.update.optimizer_states import is_elementwise
@@ -45,13 +45,9 @@ ADAMS: dict[tuple[bool, bool], type[torch.optim.Optimizer]] = {
 """Classes by decoupled weight decay and bias correction."""
 
 
-def _class(loaded: Any) -> type[torch.optim.Optimizer]:
-    if not (isinstance(loaded, type) and issubclass(loaded, torch.optim.Optimizer)):
-        raise TypeError(f"must be a subclass of torch.optim.Optimizer, got {loaded!r}")
-    return loaded
-
-
-CLASSES: Registry[type[torch.optim.Optimizer]] = Registry("zerotrial.optimizers", {}, _class)
+CLASSES: Registry[type[torch.optim.Optimizer]] = Registry(
+    "zerotrial.optimizers", {}, subclass_of(torch.optim.Optimizer)
+)
 """Optimizers of extensions by ``optimizer.type``."""
 
 
