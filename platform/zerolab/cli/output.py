@@ -16,13 +16,13 @@ __all__ = [
     "ArchivedToo",
     "AsJson",
     "ColoredText",
+    "Port",
     "Yes",
     "age",
     "checkpoint_text",
     "end_state",
     "hparam_lines",
     "number",
-    "port_of",
     "print_archived_hint",
     "print_fields",
     "print_json",
@@ -40,7 +40,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 ArchivedToo = Annotated[bool, typer.Option("--archived", help="Include archived ones.")]
 
 
-def port_of(text: str) -> int:
+def _port(text: str) -> int:
     """Read the value of ``--port``.
 
     Raises:
@@ -52,6 +52,17 @@ def port_of(text: str) -> int:
         return read_port(text)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+
+
+Port = Annotated[
+    int | None,
+    typer.Option(
+        parser=_port,
+        metavar="PORT",
+        help="Port of the server that this command starts; 0 for any free one. "
+        "Default: 8080, else any.",
+    ),
+]
 
 
 _NARROWEST = 8

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from zerolab.cli.output import AsJson, port_of, print_fields, print_json, print_message, result
+from zerolab.cli.output import AsJson, Port, print_fields, print_json, print_message, result
 from zerolab.paths import Home
 
 __all__ = ["add_to"]
@@ -22,14 +22,7 @@ def add_to(app: typer.Typer) -> None:
 
 def up(
     context: typer.Context,
-    port: Annotated[
-        int | None,
-        typer.Option(
-            parser=port_of,
-            metavar="PORT",
-            help="Port of the server; 0 for any free one. Default: 8080, else any.",
-        ),
-    ] = None,
+    port: Port = None,
     slots: Annotated[
         int | None, typer.Option(help="Slots that the agent offers. Default: all GPUs, else cores.")
     ] = None,

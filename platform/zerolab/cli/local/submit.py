@@ -7,10 +7,10 @@ import typer
 
 from zerolab.cli.output import (
     ColoredText,
+    Port,
     checkpoint_text,
     end_state,
     number,
-    port_of,
     print_fields,
     print_json,
     print_message,
@@ -55,14 +55,7 @@ def run(
     cpu: Annotated[
         bool, typer.Option("--cpu", help="Train on CPU slots although there are GPUs.")
     ] = False,
-    port: Annotated[
-        int | None,
-        typer.Option(
-            parser=port_of,
-            metavar="PORT",
-            help="Port of the server, if this command starts it; 0 for any.",
-        ),
-    ] = None,
+    port: Port = None,
 ) -> None:
     """Run an experiment: start services, submit, show progress, print the result.
 
