@@ -18,7 +18,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = ("ds_config.md", "experiment_config.md", "from_determined.md")
 
 
-_ALL = pytest.mark.needs_extension("tpe_asha", "pbt", "custom")
+_ALL = pytest.mark.needs_extension("tpe_asha", "pbt", "custom", "s3")
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,7 @@ def test_doc_pages_have_all_tables() -> None:
     assert set(re.findall(r"<!-- (\w[\w ]*) -->", text)) == {*TABLES, "end"}
 
 
+@pytest.mark.needs_extension("stage", "deepspeed_api")
 def test_fields_are_used_unless_hints() -> None:
     read = attributes_read()
     assert {"train_batch_size", "max_restarts"} <= read
@@ -81,6 +82,7 @@ def holds_only_hints(field: FieldInfo) -> bool:
     )
 
 
+@pytest.mark.needs_extension("s3")
 def test_doc_examples_are_valid() -> None:
     pages = {name: (DOCS / name).read_text(encoding="utf-8") for name in PAGES}
     (engine,) = re.findall(r"```json\n(.*?)```", pages["ds_config.md"], re.DOTALL)

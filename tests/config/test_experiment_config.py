@@ -265,9 +265,10 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
         {"checkpoint_storage": {"type": "s3"}},
         "checkpoint_storage.bucket: is required for type 's3', got nothing; name the bucket",
     ),
-    (
+    pytest.param(
         {"checkpoint_storage": {"bucket": "b"}},
         "checkpoint_storage.type: is required with bucket, got nothing; set it to s3 or gcs",
+        marks=pytest.mark.needs_extension("s3", "gcs"),
     ),
     (
         {"checkpoint_storage": {"type": "gcs", "bucket": "b", "host_path": "/x"}},

@@ -131,6 +131,7 @@ def test_pipe_instead_of_file_does_not_block(tmp_path: Path) -> None:
         list(store.pieces(path.name, "weights", 0, 1))
 
 
+@pytest.mark.needs_extension("s3")
 @pytest.mark.parametrize(
     "changes",
     [

@@ -13,7 +13,13 @@ from zerolab.errors import ConfigError, NotFoundError
 from zerolab.storage.store import CheckpointStore, new_uuid
 
 
-@pytest.fixture(params=["directory", "memory", "s3"])
+@pytest.fixture(
+    params=[
+        "directory",
+        pytest.param("memory", marks=pytest.mark.needs_extension("s3")),
+        "s3",
+    ]
+)
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> CheckpointStore:
     if request.param == "directory":
         return CheckpointStore(tmp_path / "checkpoints")
@@ -108,6 +114,7 @@ def test_error_names_missing_or_truncated_file(tmp_path: Path) -> None:
     assert store.latest() is None
 
 
+@pytest.mark.needs_extension("s3")
 def test_object_store_needs_description(tmp_path: Path) -> None:
     store = CheckpointStore(f"memory://{tmp_path}")
     name = fill(store, 3)

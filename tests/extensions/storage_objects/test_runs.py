@@ -12,7 +12,7 @@ import pytest
 
 from tests.cli.model import MODEL, experiment
 from tests.end_to_end.installation import Installation
-from tests.storage.buckets import S3
+from tests.extensions.storage_objects.buckets import S3
 from tests.waiting import until
 
 pytestmark = pytest.mark.processes

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.extensions.storage_objects.test_gcs import begin_with_weights_of
 from tests.server.helpers import Server
-from tests.storage.test_gcs import begin_with_weights_of
 from tests.waiting import free_port, until
 from zerolab.config.experiment.storage import read_address
 from zerolab.errors import StorageError

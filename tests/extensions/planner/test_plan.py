@@ -386,7 +386,7 @@ def test_small_parameters_are_planned_whole() -> None:
         assert more == 4 * trained + 4 * frozen - 4 * frozen // 4
 
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 @pytest.fixture

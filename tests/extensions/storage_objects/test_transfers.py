@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.core.test_socket_ranks import on_ranks
-from tests.storage.buckets import S3
+from tests.extensions.storage_objects.buckets import S3
 from zerolab.core.checkpoint_writer import CheckpointSaver
 from zerolab.core.context import CheckpointContext
 from zerolab.core.socket_ranks import SocketRanks

@@ -14,8 +14,8 @@ import pytest
 
 import zerotrial
 from tests.client.helpers import make_spec as core_spec
+from tests.extensions.storage_objects.buckets import S3
 from tests.server.helpers import PLAYED, Server, serve
-from tests.storage.buckets import S3
 from tests.trial.helpers import LineTrial, fit, make_settings, make_spec
 from tests.waiting import free_port, until
 from zerolab.contract.outcome import read_reason

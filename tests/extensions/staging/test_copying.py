@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.disks import mounted
-from tests.storage.buckets import S3
+from tests.extensions.storage_objects.buckets import S3
 from zerolab.config import load_experiment
 from zerolab.errors import ConfigError, StorageError
 from zerolab.extensions.staging.copying import StagedCopy, StoppedError, Watch
