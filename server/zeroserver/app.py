@@ -5,13 +5,14 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import FileResponse, HTMLResponse, Response
-from fastapi.routing import APIRoute
+from fastapi.routing import APIRoute, iter_route_contexts
 from fastapi.staticfiles import StaticFiles
 
 from zerolab import __version__
@@ -22,9 +23,10 @@ from zeroserver.access.routes import EXTENSIONS
 from zeroserver.access.tokens import TokenStore
 from zeroserver.api import checkpoints, events, experiments, submitted, trials
 from zeroserver.api.cluster import agents, queue, server
-from zeroserver.api.common import add_resources
+from zeroserver.api.common import document_resources
 from zeroserver.api.fast_routes import FastRoutes
 from zeroserver.api.registry import models
+from zeroserver.api.rows import ResourceResponse
 from zeroserver.api.runs import WIRE_ROUTES, describe
 from zeroserver.api.search import analysis, custom, preview, view
 from zeroserver.errors import StoreError, install_error_handlers
@@ -71,6 +73,7 @@ def create_app(settings: Settings, static: Path = STATIC) -> FastAPI:
         redoc_url=None,
         openapi_url="/api/v1/openapi.json",
         lifespan=_lifespan,
+        generate_unique_id_function=attrgetter("name"),
         telemetry={"tracing": False, "metrics": False, "logs": False},  # looked up by each request
     )
     services = _services(settings)
@@ -96,8 +99,8 @@ def _add_routes(app: FastAPI) -> None:
         app.router.routes.append(wire.route())
     of_experiments = (analysis, preview, checkpoints, experiments, trials, submitted, view, custom)
     for module in (*of_experiments, events, server, agents, queue, models):
-        app.include_router(module.router)
-    app.include_router(experiments.imports)
+        app.include_router(module.router, default_response_class=ResourceResponse)
+    app.include_router(experiments.imports, default_response_class=ResourceResponse)
     for name in ROUTERS:
         problem = ROUTERS.problem(name)
         if problem is None:
@@ -259,7 +262,10 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, routes=app.routes)
         describe(document)
-        add_resources(document)
+        models = (
+            getattr(route, "response_model", None) for route in iter_route_contexts(app.routes)
+        )
+        document_resources(document, models)
         bearer = {"type": "http", "scheme": "bearer"}
         document["components"]["securitySchemes"] = {"token": bearer}
         document["security"] = [{"token": []}]

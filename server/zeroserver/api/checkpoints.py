@@ -20,8 +20,7 @@ from zerolab.contract.names import file_name_problem
 from zerolab.errors import ConfigError, ConflictError, NotFoundError, StorageError
 from zeroserver.analysis.missing_result import missing_checkpoint
 from zeroserver.api import queries
-from zeroserver.api.common import FILE_ANSWER, After, IdPath, Limit, answer
-from zeroserver.api.json_route import JsonRoute, Name
+from zeroserver.api.common import FILE_ANSWER, After, IdPath, Limit, Name
 from zeroserver.api.queries import PageRequest
 from zeroserver.api.resources import (
     BestCheckpoint,
@@ -31,7 +30,7 @@ from zeroserver.api.resources import (
     Removal,
     RemovedCheckpoint,
 )
-from zeroserver.api.rows import respond
+from zeroserver.api.strict_route import StrictRoute
 from zeroserver.orchestrator.checkpoints.best import best_checkpoints
 from zeroserver.orchestrator.checkpoints.checkpoint_removal import (
     Going,
@@ -44,7 +43,7 @@ from zeroserver.orchestrator.checkpoints.checkpoint_service import AT_ONCE
 from zeroserver.orchestrator.checkpoints.short_uuids import full_uuid
 from zeroserver.orchestrator.state import stored_address
 from zeroserver.orchestrator.unit_of_work import UnitOfWork
-from zeroserver.services import ReadDep, Services, ServicesDep
+from zeroserver.services import Services, ServicesDep
 from zeroserver.states import TRIAL_ENDED
 from zeroserver.store.schema import checkpoints, experiments, trials
 
@@ -55,7 +54,7 @@ __all__ = ["check_storage", "router"]
 
 logger = logging.getLogger(__name__)
 
-router = APIRouter(prefix="/api/v1", tags=["checkpoints"], route_class=JsonRoute)
+router = APIRouter(prefix="/api/v1", tags=["checkpoints"], route_class=StrictRoute)
 
 CheckpointState = Literal["COMPLETED", "PARTIAL", "DELETED", "ERROR"]
 _STORED_STATES = ("COMPLETED", "PARTIAL")
@@ -71,7 +70,9 @@ Wanted = Annotated[tuple[CheckpointState | None, PageRequest], Depends(_wanted)]
 """State filter and page of a list of checkpoints."""
 
 
-def _page(connection: Connection, owners: Table, owner_id: int, selection: Wanted) -> Response:
+def _page(
+    connection: Connection, owners: Table, owner_id: int, selection: Wanted
+) -> CheckpointPage:
     state, page_request = selection
     owned = queries.owned(connection, checkpoints, owners, owner_id)
     query = select(checkpoints).where(owned)
@@ -83,38 +84,54 @@ def _page(connection: Connection, owners: Table, owner_id: int, selection: Wante
         owned, checkpoints.c.state.in_(_STORED_STATES)
     )
     count, size = connection.execute(totals).one()
-    return respond(CheckpointPage(items, next_after, int(count), int(size)))
+    return CheckpointPage(items, next_after, int(count), int(size))
 
 
-@router.get("/experiments/{experiment_id}/checkpoints", responses=answer(CheckpointPage))
-def list_experiment_checkpoints(
-    connection: ReadDep, experiment_id: IdPath, wanted: Wanted
-) -> Response:
+@router.get("/experiments/{experiment_id}/checkpoints")
+async def list_experiment_checkpoints(
+    services: ServicesDep, experiment_id: IdPath, wanted: Wanted
+) -> CheckpointPage:
     """List an experiment's checkpoints, the oldest first."""
-    return _page(connection, experiments, experiment_id, wanted)
+    return await services.read(
+        lambda connection: _page(connection, experiments, experiment_id, wanted)
+    )
 
 
-@router.get("/trials/{trial_id}/checkpoints", responses=answer(CheckpointPage))
-def list_trial_checkpoints(connection: ReadDep, trial_id: IdPath, wanted: Wanted) -> Response:
+@router.get("/trials/{trial_id}/checkpoints")
+async def list_trial_checkpoints(
+    services: ServicesDep, trial_id: IdPath, wanted: Wanted
+) -> CheckpointPage:
     """List a trial's checkpoints, the oldest first."""
-    return _page(connection, trials, trial_id, wanted)
+    return await services.read(lambda connection: _page(connection, trials, trial_id, wanted))
 
 
-@router.get("/experiments/{experiment_id}/best-checkpoint", responses=answer(BestCheckpointAnswer))
-def get_experiment_best_checkpoint(connection: ReadDep, experiment_id: IdPath) -> Response:
+@router.get("/experiments/{experiment_id}/best-checkpoint")
+async def get_experiment_best_checkpoint(
+    services: ServicesDep, experiment_id: IdPath
+) -> BestCheckpointAnswer:
     """Read the checkpoint of an experiment whose own validation is the best."""
-    experiment = queries.one(connection, experiments, experiment_id)
-    best_trial = experiment["best_trial_id"]
-    trial = None if best_trial is None else queries.one(connection, trials, best_trial)
-    return _best(connection, experiment, trial, checkpoints.c.experiment_id == experiment_id)
+
+    def read(connection: Connection) -> BestCheckpointAnswer:
+        experiment = queries.one(connection, experiments, experiment_id)
+        best_trial = experiment["best_trial_id"]
+        trial = None if best_trial is None else queries.one(connection, trials, best_trial)
+        return _best(connection, experiment, trial, checkpoints.c.experiment_id == experiment_id)
+
+    return await services.read(read)
 
 
-@router.get("/trials/{trial_id}/best-checkpoint", responses=answer(BestCheckpointAnswer))
-def get_trial_best_checkpoint(connection: ReadDep, trial_id: IdPath) -> Response:
+@router.get("/trials/{trial_id}/best-checkpoint")
+async def get_trial_best_checkpoint(
+    services: ServicesDep, trial_id: IdPath
+) -> BestCheckpointAnswer:
     """Read the checkpoint of a trial whose own validation is the best."""
-    trial = queries.one(connection, trials, trial_id)
-    experiment = queries.one(connection, experiments, trial["experiment_id"])
-    return _best(connection, experiment, trial, checkpoints.c.trial_id == trial_id)
+
+    def read(connection: Connection) -> BestCheckpointAnswer:
+        trial = queries.one(connection, trials, trial_id)
+        experiment = queries.one(connection, experiments, trial["experiment_id"])
+        return _best(connection, experiment, trial, checkpoints.c.trial_id == trial_id)
+
+    return await services.read(read)
 
 
 def _best(
@@ -122,7 +139,7 @@ def _best(
     experiment: RowMapping,
     trial: RowMapping | None,
     condition: ColumnElement[bool],
-) -> Response:
+) -> BestCheckpointAnswer:
     """Return the response with the best checkpoint.
 
     Args:
@@ -140,7 +157,7 @@ def _best(
         validation=wire_number(best["value"]) if best else None,  # type: ignore[arg-type]
         note=_note(connection, experiment, trial, best),
     )
-    return respond(BestCheckpointAnswer(response))
+    return BestCheckpointAnswer(response)
 
 
 def _note(
@@ -165,12 +182,16 @@ def _note(
     return missing_checkpoint(config, trial, deleted=deleted)
 
 
-@router.get("/checkpoints/{uuid}", responses=answer(CheckpointAnswer))
-def get_checkpoint(connection: ReadDep, uuid: str) -> Response:
+@router.get("/checkpoints/{uuid}")
+async def get_checkpoint(services: ServicesDep, uuid: str) -> CheckpointAnswer:
     """Read one checkpoint."""
-    row = queries.one(connection, checkpoints, full_uuid(connection, uuid))
-    item = queries.checkpoint_list(connection, [row])[0]
-    return respond(CheckpointAnswer(item))
+
+    def read(connection: Connection) -> CheckpointAnswer:
+        row = queries.one(connection, checkpoints, full_uuid(connection, uuid))
+        item = queries.checkpoint_list(connection, [row])[0]
+        return CheckpointAnswer(item)
+
+    return await services.read(read)
 
 
 @router.get("/checkpoints/{uuid}/file", response_class=StreamingResponse, responses=FILE_ANSWER)
@@ -234,7 +255,7 @@ class Policy(BaseModel):
     """Only say what would go; the policy stays, too."""
 
 
-def _removal(going: Sequence[Going], dry_run: bool) -> Response:
+def _removal(going: Sequence[Going], dry_run: bool) -> Removal:
     removed = [
         RemovedCheckpoint(
             removed_one.row["uuid"],
@@ -246,9 +267,7 @@ def _removal(going: Sequence[Going], dry_run: bool) -> Response:
         )
         for removed_one in going
     ]
-    return respond(
-        Removal(dry_run, removed, sum(removed_one.size_bytes for removed_one in removed))
-    )
+    return Removal(dry_run, removed, sum(removed_one.size_bytes for removed_one in removed))
 
 
 def _remove_some(
@@ -260,8 +279,8 @@ def _remove_some(
     return work.checkpoint_removal.remove(uuids, globs, removed=removed)
 
 
-@router.post("/checkpoints/remove", responses=answer(Removal))
-async def remove(services: ServicesDep, body: Removing) -> Response:
+@router.post("/checkpoints/remove")
+async def remove(services: ServicesDep, body: Removing) -> Removal:
     """Remove checkpoints, or files of them; what something still needs is refused."""
     going = await services.read(
         lambda connection: checkpoints_to_remove(connection, body.uuids, body.globs)
@@ -283,10 +302,10 @@ async def delete_checkpoint(services: ServicesDep, uuid: str) -> Response:
     return Response(status_code=204)
 
 
-@router.post("/experiments/{experiment_id}/gc", responses=answer(Removal))
+@router.post("/experiments/{experiment_id}/gc")
 async def collect_checkpoints(
     services: ServicesDep, experiment_id: IdPath, policy: Policy | None = None
-) -> Response:
+) -> Removal:
     """Set how many checkpoints an experiment keeps, and remove the others."""
     chosen = policy or Policy()
     counts = chosen.model_dump(exclude={"dry_run"}, exclude_none=True)

@@ -1,31 +1,33 @@
 """Parameters and answers that many routes share."""
 
 import re
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import Path, Query
-from pydantic import BeforeValidator
+from fastapi._compat import lenient_issubclass
+from pydantic import AfterValidator, BeforeValidator
 
-from zeroserver.api import resources
-from zeroserver.api.rows import Resource
+from zerolab.contract.names import check_name, check_text
+from zeroserver.api.resources import ErrorAnswer
+from zeroserver.api.rows import REFERENCE, Resource
 
 __all__ = [
     "FILE_ANSWER",
-    "RESOURCES",
     "After",
     "IdPath",
     "Level",
     "Limit",
     "LineCursor",
+    "Name",
+    "PlainText",
     "Rank",
     "Tail",
     "Where",
     "Whole",
-    "add_resources",
-    "answer",
+    "document_resources",
     "id_of",
-    "schemas",
 ]
 
 MAX_ID = 2**53
@@ -67,6 +69,12 @@ Where = Annotated[
     str | None,
     Query(max_length=20_000, description="Conditions: a JSON list of [column, operator, value]."),
 ]
+Name = Annotated[str, AfterValidator(check_name)]
+"""Name, label or pattern without control characters."""
+
+PlainText = Annotated[str, AfterValidator(check_text)]
+"""Text of several lines without other control characters."""
+
 Level = Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
 
 _MEANINGS = {
@@ -82,49 +90,27 @@ _MEANINGS = {
 }
 
 
-RESOURCES: tuple[type[Resource], ...] = tuple(
-    getattr(resources, name) for name in resources.__all__
-)
-"""All that a route may answer."""
-
 FILE_ANSWER: dict[int | str, dict[str, Any]] = {
     200: {"content": {"application/octet-stream": {}}, "description": "The bytes of the file."}
 }
 """For the ``responses`` of a route that answers with a file."""
 
-_REFERENCE = "#/components/schemas/{name}"
 
-
-def answer(kind: type[Resource], status: int = 200) -> dict[int | str, dict[str, Any]]:
-    """Return the ``responses`` of a route that responds with a resource.
-
-    The routes encode structs themselves: pydantic would validate them again, which takes 5 ms for
-    100 trials instead of 0.2 ms.
-    """
-    return {status: {"description": kind.__doc__, "content": _json(kind)}}
-
-
-def _json(kind: type[Resource]) -> dict[str, Any]:
-    return {"application/json": {"schema": {"$ref": _REFERENCE.format(name=kind.__name__)}}}
-
-
-def schemas() -> dict[str, Any]:
-    """Return the JSON schema of every resource, by its name."""
-    return msgspec.json.schema_components(RESOURCES, ref_template=_REFERENCE)[1]
-
-
-def add_resources(document: dict[str, Any]) -> None:
-    """Add all resources and the common error responses to an OpenAPI document."""
-    document.setdefault("components", {}).setdefault("schemas", {}).update(schemas())
-    content = _json(resources.ErrorAnswer)
+def document_resources(document: dict[str, Any], models: Iterable[Any]) -> None:
+    """Add the schemas of response models and the common errors to an OpenAPI document."""
+    resources = [ErrorAnswer, *(model for model in models if lenient_issubclass(model, Resource))]
+    schemas = msgspec.json.schema_components(resources, ref_template=REFERENCE)[1]
+    document.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
+    schema = {"$ref": REFERENCE.format(name=ErrorAnswer.__name__)}
     errors = {
-        str(status): {"description": text, "content": content} for status, text in _MEANINGS.items()
+        str(status): {"description": text, "content": {"application/json": {"schema": schema}}}
+        for status, text in _MEANINGS.items()
     }
     for operations in document["paths"].values():
         for operation in operations.values():
-            own_responses = {
+            documented = {
                 status: item
                 for status, item in operation["responses"].items()
                 if status < "400" or "x-own" in item  # not FastAPI's own 422
             }
-            operation["responses"] = errors | own_responses
+            operation["responses"] = errors | documented

@@ -10,9 +10,9 @@ from fastapi.responses import StreamingResponse
 from sqlalchemy import Connection, RowMapping, select
 
 from zeroserver.api import queries
-from zeroserver.api.api_route import ApiRoute
 from zeroserver.api.common import IdPath
 from zeroserver.api.resources import Log
+from zeroserver.api.strict_route import StrictRoute
 from zeroserver.event_journal import ALL, LISTED_KINDS, Entry
 from zeroserver.orchestrator.state import Orchestrator
 from zeroserver.services import Services, ServicesDep
@@ -20,7 +20,7 @@ from zeroserver.store.schema import checkpoints, experiments, logs, trials
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/api/v1", tags=["events"], route_class=ApiRoute)
+router = APIRouter(prefix="/api/v1", tags=["events"], route_class=StrictRoute)
 
 _PAUSE_S = 15.0
 """Silence after which a comment is sent, so that a dead connection is noticed."""

@@ -18,25 +18,24 @@ from zerolab.contract.limits import LABEL_CHARACTERS, LABELS, NAME_CHARACTERS
 from zerolab.contract.secrets import restore_secrets
 from zerolab.errors import ConfigError
 from zeroserver.api import queries
-from zeroserver.api.common import After, IdPath, Limit, answer
-from zeroserver.api.json_route import JsonRoute, Name, PlainText
+from zeroserver.api.common import After, IdPath, Limit, Name, PlainText
 from zeroserver.api.queries import PageRequest
 from zeroserver.api.resources import ExperimentAnswer, ExperimentPage
-from zeroserver.api.rows import respond
+from zeroserver.api.strict_route import StrictRoute
 from zeroserver.errors import StoreError
 from zeroserver.orchestrator.continuation import Continuation, prepare_continuation
 from zeroserver.orchestrator.experiment_service import Submission
 from zeroserver.orchestrator.search.search_service import Begun
 from zeroserver.orchestrator.unit_of_work import UnitOfWork
-from zeroserver.services import ReadDep, Services, ServicesDep, services_of
+from zeroserver.services import Services, ServicesDep, services_of
 from zeroserver.states import ExperimentState
 from zeroserver.store.archives import ArchiveGoneError, archive_path, reader, store_archive
 from zeroserver.store.schema import experiments
 
 __all__ = ["Changes", "imports", "overlay", "router", "submit_again"]
 
-router = APIRouter(prefix="/api/v1/experiments", tags=["experiments"], route_class=JsonRoute)
-imports = APIRouter(prefix="/api/v1", tags=["experiments"], route_class=JsonRoute)
+router = APIRouter(prefix="/api/v1/experiments", tags=["experiments"], route_class=StrictRoute)
+imports = APIRouter(prefix="/api/v1", tags=["experiments"], route_class=StrictRoute)
 
 Sort = Literal[
     "id", "-id", "name", "-name", "state", "-state", "progress", "-progress",
@@ -44,14 +43,14 @@ Sort = Literal[
 ]  # fmt: skip
 
 
-@router.post("", status_code=201, responses=answer(ExperimentAnswer, 201))
+@router.post("", status_code=201)
 async def create_experiment(
     services: ServicesDep,
     config: Annotated[str, Form(description="The experiment file as JSON.")],
     archive: Annotated[UploadFile, File(description="tar.gz of the model directory.")],
     activate: bool = True,
     test: bool = False,
-) -> Response:
+) -> ExperimentAnswer:
     """Submit an experiment; everything is checked before anything starts."""
     raw = _mapping(config)
     content = await archive.read()
@@ -106,7 +105,7 @@ def _checked(
     )
 
 
-async def _submit(services: Services, submission: Submission, content: bytes) -> Response:
+async def _submit(services: Services, submission: Submission, content: bytes) -> ExperimentAnswer:
     archives = services.orchestrator.home.archives
     while True:
         try:
@@ -123,7 +122,7 @@ async def _submit(services: Services, submission: Submission, content: bytes) ->
     await services.carry_out()
     warnings = submission.warnings
     return await services.read(
-        lambda connection: _answer(services, connection, experiment_id, 201, warnings)
+        lambda connection: _answer(services, connection, experiment_id, warnings)
     )
 
 
@@ -131,18 +130,15 @@ def _answer(
     services: Services,
     connection: Connection,
     experiment_id: int,
-    status: int = 200,
     warnings: Sequence[str] = (),
-) -> Response:
+) -> ExperimentAnswer:
     row = queries.one(connection, experiments, experiment_id)
-    body = ExperimentAnswer(queries.experiment(row, services.orchestrator.waiting), list(warnings))
-    return respond(body, status)
+    return ExperimentAnswer(queries.experiment(row, services.orchestrator.waiting), list(warnings))
 
 
-@router.get("", responses=answer(ExperimentPage))
-def list_experiments(
+@router.get("")
+async def list_experiments(
     services: ServicesDep,
-    connection: ReadDep,
     state: Annotated[ExperimentState | None, Query()] = None,
     name: Annotated[str | None, Query(max_length=255, description="Part of the name.")] = None,
     label: Annotated[str | None, Query(max_length=255)] = None,
@@ -150,28 +146,34 @@ def list_experiments(
     sort: Sort = "-id",
     after: After = None,
     limit: Limit = 100,
-) -> Response:
+) -> ExperimentPage:
     """List experiments, the newest first."""
-    columns = experiments.c
-    query = select(experiments)
-    if state is not None:
-        query = query.where(columns.state == state)
-    if name is not None:
-        query = query.where(columns.name.icontains(name, autoescape=True))
-    if label is not None:
-        quoted = msgspec.json.encode(label).decode()
-        query = query.where(columns.labels.contains(quoted, autoescape=True))
-    if archived is not None:
-        query = query.where(columns.archived == int(archived))
-    rows, next_after = queries.page(connection, query, experiments, PageRequest(sort, after, limit))
-    items = [queries.experiment(row, services.orchestrator.waiting) for row in rows]
-    return respond(ExperimentPage(items, next_after))
+
+    def read(connection: Connection) -> ExperimentPage:
+        columns = experiments.c
+        query = select(experiments)
+        if state is not None:
+            query = query.where(columns.state == state)
+        if name is not None:
+            query = query.where(columns.name.icontains(name, autoescape=True))
+        if label is not None:
+            quoted = msgspec.json.encode(label).decode()
+            query = query.where(columns.labels.contains(quoted, autoescape=True))
+        if archived is not None:
+            query = query.where(columns.archived == int(archived))
+        rows, next_after = queries.page(
+            connection, query, experiments, PageRequest(sort, after, limit)
+        )
+        items = [queries.experiment(row, services.orchestrator.waiting) for row in rows]
+        return ExperimentPage(items, next_after)
+
+    return await services.read(read)
 
 
-@router.get("/{experiment_id}", responses=answer(ExperimentAnswer))
-def get_experiment(services: ServicesDep, connection: ReadDep, experiment_id: IdPath) -> Response:
+@router.get("/{experiment_id}")
+async def get_experiment(services: ServicesDep, experiment_id: IdPath) -> ExperimentAnswer:
     """Read one experiment."""
-    return _answer(services, connection, experiment_id)
+    return await services.read(lambda connection: _answer(services, connection, experiment_id))
 
 
 class ExperimentPatch(BaseModel):
@@ -192,10 +194,10 @@ class ExperimentPatch(BaseModel):
     archived: bool | None = None
 
 
-@router.patch("/{experiment_id}", responses=answer(ExperimentAnswer))
+@router.patch("/{experiment_id}")
 async def patch_experiment(
     services: ServicesDep, experiment_id: IdPath, patch: ExperimentPatch
-) -> Response:
+) -> ExperimentAnswer:
     """Change an experiment's name, description, labels or notes, or archive it."""
 
     def job(work: UnitOfWork) -> None:
@@ -251,10 +253,10 @@ class Fork(Changes):
     """A whole experiment file, in place of the original's; `config` is laid over it."""
 
 
-@router.post("/{experiment_id}/fork", status_code=201, responses=answer(ExperimentAnswer, 201))
+@router.post("/{experiment_id}/fork", status_code=201)
 async def fork_experiment(
     services: ServicesDep, experiment_id: IdPath, fork: Fork | None = None
-) -> Response:
+) -> ExperimentAnswer:
     """Submit an experiment again, with changes to its configuration, or with another file."""
     fork = fork or Fork()
     original = await services.read(
@@ -277,7 +279,7 @@ def _read_yaml(text: str) -> dict[str, Any]:
 
 async def submit_again(
     services: Services, original: RowMapping, raw: Mapping[str, Any], *, activate: bool
-) -> Response:
+) -> ExperimentAnswer:
     """Submit the model directory of an experiment with another configuration."""
     path = archive_path(services.orchestrator.home.archives, original["archive"])
 
@@ -290,10 +292,10 @@ async def submit_again(
     return await _submit(services, replace(checked, forked_from=original["id"]), content)
 
 
-@router.post("/{experiment_id}/continue", responses=answer(ExperimentAnswer))
+@router.post("/{experiment_id}/continue")
 async def continue_experiment(
     services: ServicesDep, experiment_id: IdPath, changes: Changes | None = None
-) -> Response:
+) -> ExperimentAnswer:
     """Let an experiment that has ended go on from its checkpoints, with changes."""
     request = changes or Changes()
     original = await services.read(
@@ -338,11 +340,15 @@ _ARCHIVE: dict[int | str, dict[str, Any]] = {
 
 
 @router.get("/{experiment_id}/archive", response_class=FileResponse, responses=_ARCHIVE)
-def get_archive(services: ServicesDep, connection: ReadDep, experiment_id: IdPath) -> FileResponse:
+async def get_archive(services: ServicesDep, experiment_id: IdPath) -> FileResponse:
     """Download the model directory as tar.gz."""
-    row = queries.one(connection, experiments, experiment_id)
-    path: Path = archive_path(services.orchestrator.home.archives, row["archive"])
-    return FileResponse(path, media_type="application/gzip", filename="model.tar.gz")
+
+    def read(connection: Connection) -> FileResponse:
+        row = queries.one(connection, experiments, experiment_id)
+        path: Path = archive_path(services.orchestrator.home.archives, row["archive"])
+        return FileResponse(path, media_type="application/gzip", filename="model.tar.gz")
+
+    return await services.read(read)
 
 
 _METRICS_FILE = {
@@ -354,10 +360,8 @@ _METRICS_FILE = {
 }
 
 
-@imports.post(
-    "/import", status_code=201, responses=answer(ExperimentAnswer, 201), openapi_extra=_METRICS_FILE
-)
-async def import_metrics(request: Request) -> Response:
+@imports.post("/import", status_code=201, openapi_extra=_METRICS_FILE)
+async def import_metrics(request: Request) -> ExperimentAnswer:
     """Bring the metrics file of a run without a server in, as an experiment that has ended."""
     # The client's HTTP library comes with it, which a server that only starts can do without.
     from zeroserver.orchestrator.run_import import import_run, parse
@@ -365,16 +369,16 @@ async def import_metrics(request: Request) -> Response:
     services, content = services_of(request), await request.body()
     log = await run_in_threadpool(parse, content)
     experiment_id = await import_run(services.write, log)
-    return await services.read(lambda connection: _answer(services, connection, experiment_id, 201))
+    return await services.read(lambda connection: _answer(services, connection, experiment_id))
 
 
 Action = Literal["pause", "activate", "cancel", "kill", "archive", "unarchive"]
 
 
-@router.post("/{experiment_id}/{action}", responses=answer(ExperimentAnswer))
+@router.post("/{experiment_id}/{action}")
 async def act_on_experiment(
     services: ServicesDep, experiment_id: IdPath, action: Action
-) -> Response:
+) -> ExperimentAnswer:
     """Pause, activate, cancel, kill, archive or unarchive; doing it twice changes nothing."""
     if action == "activate":
         await services.load_searcher(experiment_id)

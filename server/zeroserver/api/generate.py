@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from zerolab.config.key_tables import field_texts, table, with_tables
 from zeroserver.api import resources
-from zeroserver.api.common import RESOURCES, schemas
-from zeroserver.api.rows import Resource
+from zeroserver.api.rows import REFERENCE, Resource
 from zeroserver.states import (
     EXPERIMENT_ACTIONS,
     EXPERIMENT_MOVES,
@@ -25,6 +26,7 @@ from zeroserver.states import (
 
 __all__ = ["generated", "typescript"]
 
+RESOURCES = tuple(getattr(resources, name) for name in resources.__all__)
 TYPES = Path("server/web/src/resources.ts")
 DOCUMENT = Path("docs/rest.md")
 LIFE = Path("docs/life_cycle.md")
@@ -64,6 +66,11 @@ _HEAD = """\
  * python -m zeroserver.api.generate
  */
 """
+
+
+def schemas() -> dict[str, Any]:
+    """Return the JSON schema of every resource by name."""
+    return msgspec.json.schema_components(RESOURCES, ref_template=REFERENCE)[1]
 
 
 def typescript() -> str:

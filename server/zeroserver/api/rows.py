@@ -13,13 +13,26 @@ from operator import itemgetter
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import msgspec
-from fastapi import Response
+from fastapi.responses import JSONResponse
 from msgspec import Meta
+from pydantic_core import core_schema
 from sqlalchemy import RowMapping
 
 from zerolab.contract.messages import wire_number
 
-__all__ = ["Name", "Num", "Resource", "Share", "Time", "iso", "respond"]
+__all__ = [
+    "REFERENCE",
+    "Name",
+    "Num",
+    "Resource",
+    "ResourceResponse",
+    "Share",
+    "Time",
+    "iso",
+]
+
+REFERENCE = "#/components/schemas/{name}"
+"""Reference to a schema of the OpenAPI document."""
 
 
 @lru_cache(maxsize=4096)  # a list is read again and again, and its times stay
@@ -56,7 +69,20 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 
 
 class Resource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Base class of all resources of the REST API."""
+    """Base class of all resources of the REST API: response models of FastAPI.
+
+    msgspec encodes them. pydantic would need 5 ms for 100 trials instead of 0.2 ms.
+    """
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _source: Any, _handler: Any) -> core_schema.CoreSchema:
+        serialization = core_schema.plain_serializer_function_ser_schema(_json_text)
+        return core_schema.is_instance_schema(cls, ref=cls.__name__, serialization=serialization)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, _schema: Any, _handler: Any) -> dict[str, Any]:
+        (_, schemas) = msgspec.json.schema_components([cls], ref_template=REFERENCE)
+        return dict(schemas[cls.__name__])
 
     @classmethod
     def of(cls, row: RowMapping, **more: Any) -> Self:
@@ -75,6 +101,18 @@ class Resource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for index, name in plan.given:
             values[index] = more[name]
         return cls(*values)
+
+
+def _json_text(resource: Resource) -> str:
+    return msgspec.json.encode(resource).decode()
+
+
+class ResourceResponse(JSONResponse):
+    """Response with a :class:`Resource`, which FastAPI passes on as JSON text."""
+
+    def render(self, content: Any) -> bytes:
+        """Return the body."""
+        return content.encode() if isinstance(content, str) else super().render(content)
 
 
 Reader = Callable[[Any], Any]
@@ -114,8 +152,3 @@ def _reader(annotation: Any) -> Reader | None:
     if origin in (dict, list):
         return _raw
     return bool if annotation is bool else None
-
-
-def respond(content: msgspec.Struct, status: int = 200) -> Response:
-    """Answer with a resource; tests check that it fits the type, nothing reads it again."""
-    return Response(msgspec.json.encode(content), status, media_type="application/json")

@@ -6,15 +6,14 @@ from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Query, Response
-from sqlalchemy import RowMapping
+from sqlalchemy import Connection, RowMapping
 from starlette.concurrency import run_in_threadpool
 
 from zerolab.contract.secret_text import mask_values
 from zerolab.contract.secrets import find_secrets, mask_secrets
 from zerolab.errors import ConfigError, NotFoundError
 from zeroserver.api import queries
-from zeroserver.api.common import FILE_ANSWER, IdPath, answer
-from zeroserver.api.json_route import JsonRoute
+from zeroserver.api.common import FILE_ANSWER, IdPath
 from zeroserver.api.resources import (
     EngineAnswer,
     EngineEntry,
@@ -22,36 +21,40 @@ from zeroserver.api.resources import (
     ModelFilePage,
     SubmittedAnswer,
 )
-from zeroserver.api.rows import respond
+from zeroserver.api.strict_route import StrictRoute
 from zeroserver.orchestrator.state import config_of
-from zeroserver.services import ReadDep, Services, ServicesDep
+from zeroserver.services import Services, ServicesDep
 from zeroserver.store.archives import ArchiveFiles, archive_path
 from zeroserver.store.schema import experiments, trials
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/api/v1", tags=["experiments"], route_class=JsonRoute)
+router = APIRouter(prefix="/api/v1", tags=["experiments"], route_class=StrictRoute)
 
 
-@router.get("/experiments/{experiment_id}/submitted", responses=answer(SubmittedAnswer))
-def get_submitted(connection: ReadDep, experiment_id: IdPath) -> Response:
+@router.get("/experiments/{experiment_id}/submitted")
+async def get_submitted(services: ServicesDep, experiment_id: IdPath) -> SubmittedAnswer:
     """Read the configuration as it was submitted, without defaults and with masked secrets.
 
     A fork of it gets the secrets themselves where the mask is left as it is.
     """
-    row = queries.one(connection, experiments, experiment_id)
-    return respond(SubmittedAnswer(mask_secrets(msgspec.json.decode(row["raw_config"]))))
+
+    def read(connection: Connection) -> SubmittedAnswer:
+        row = queries.one(connection, experiments, experiment_id)
+        return SubmittedAnswer(mask_secrets(msgspec.json.decode(row["raw_config"])))
+
+    return await services.read(read)
 
 
-@router.get("/experiments/{experiment_id}/files", responses=answer(ModelFilePage))
-async def list_files(services: ServicesDep, experiment_id: IdPath) -> Response:
+@router.get("/experiments/{experiment_id}/files")
+async def list_files(services: ServicesDep, experiment_id: IdPath) -> ModelFilePage:
     """List the files of the model directory."""
     row = await services.read(
         lambda connection: queries.one(connection, experiments, experiment_id)
     )
     files = await _files(services, row)
     sizes = await run_in_threadpool(files.sizes)
-    return respond(ModelFilePage([ModelFile(*item) for item in sorted(sizes.items())], None))
+    return ModelFilePage([ModelFile(*item) for item in sorted(sizes.items())], None)
 
 
 @router.get("/experiments/{experiment_id}/file", response_class=Response, responses=FILE_ANSWER)
@@ -80,14 +83,14 @@ async def _files(services: Services, row: RowMapping) -> ArchiveFiles:
     return ArchiveFiles(await run_in_threadpool(path.read_bytes))
 
 
-@router.get("/trials/{trial_id}/engine", tags=["trials"], responses=answer(EngineAnswer))
-async def get_engine(services: ServicesDep, trial_id: IdPath) -> Response:
+@router.get("/trials/{trial_id}/engine", tags=["trials"])
+async def get_engine(services: ServicesDep, trial_id: IdPath) -> EngineAnswer:
     """Read the engine's configuration of a trial: every value, and where it came from."""
     trial = await services.read(lambda connection: queries.one(connection, trials, trial_id))
     home = trial["experiment_id"]
     row = await services.read(lambda connection: queries.one(connection, experiments, home))
     path = archive_path(services.orchestrator.home.archives, row["archive"])
-    return respond(await run_in_threadpool(_engine_of, row, trial, path))
+    return await run_in_threadpool(_engine_of, row, trial, path)
 
 
 def _engine_of(row: RowMapping, trial: RowMapping, path: Path) -> EngineAnswer:

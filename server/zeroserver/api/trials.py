@@ -12,7 +12,6 @@ from zerolab.contract.secrets import restore_secrets
 from zeroserver.analysis.columns import COLUMNS, COMPUTED, PREFIX, read_rows
 from zeroserver.analysis.trial_filter import choose, conditions
 from zeroserver.api import queries
-from zeroserver.api.api_route import ApiRoute
 from zeroserver.api.common import (
     After,
     IdPath,
@@ -23,7 +22,6 @@ from zeroserver.api.common import (
     Tail,
     Where,
     Whole,
-    answer,
 )
 from zeroserver.api.experiments import Changes, overlay, submit_again
 from zeroserver.api.export import ExportResponse, export_csv, export_ndjson
@@ -40,11 +38,11 @@ from zeroserver.api.resources import (
     TrialAnswer,
     TrialPage,
 )
-from zeroserver.api.rows import respond
+from zeroserver.api.strict_route import StrictRoute
 from zeroserver.orchestrator.search.search_service import has_grown
 from zeroserver.orchestrator.state import config_of
 from zeroserver.orchestrator.unit_of_work import UnitOfWork
-from zeroserver.services import ReadDep, Services, ServicesDep
+from zeroserver.services import Services, ServicesDep
 from zeroserver.states import EXPERIMENT_ENDED, TrialState
 from zeroserver.store.points import MAX_STEP, point_times, read_curve
 from zeroserver.store.schema import experiments, logs, trials
@@ -54,7 +52,7 @@ __all__ = ["router"]
 _STORED = frozenset(COLUMNS) - COMPUTED
 """Columns that the database sorts by."""
 
-router = APIRouter(prefix="/api/v1", tags=["trials"], route_class=ApiRoute)
+router = APIRouter(prefix="/api/v1", tags=["trials"], route_class=StrictRoute)
 
 Sort = Annotated[
     str,
@@ -66,10 +64,9 @@ Sort = Annotated[
 ]
 
 
-@router.get("/experiments/{experiment_id}/trials", responses=answer(TrialPage))
-def list_trials(
+@router.get("/experiments/{experiment_id}/trials")
+async def list_trials(
     services: ServicesDep,
-    connection: ReadDep,
     experiment_id: IdPath,
     state: Annotated[TrialState | None, Query()] = None,
     archived: bool | None = None,
@@ -77,55 +74,64 @@ def list_trials(
     sort: Sort = "id",
     after: After = None,
     limit: Limit = 100,
-) -> Response:
+) -> TrialPage:
     """List an experiment's trials, the oldest first, or by any column."""
-    experiment = queries.one(connection, experiments, experiment_id)
-    if sort == "metric":
-        sort = "best_validation" if experiment["smaller_is_better"] else "-best_validation"
-    filters, column = conditions(where), sort.removeprefix("-")
-    started_with = all(condition[0].startswith(PREFIX) for condition in filters)
-    column_values: dict[str, str | int] = {}
-    if state is not None:
-        column_values["state"] = state.value
-    if archived is not None:
-        column_values["archived"] = int(archived)
-    if started_with and column in _STORED:
-        only = services.orders.holding(connection, experiment_id, filters) if filters else None
-        total = experiment["num_trials"] if only is None else len(only)
-        if column_values:
-            total = queries.count_trials(connection, experiment_id, column_values, only)
-        column_values["experiment_id"] = experiment_id
-        page_request = PageRequest(sort, after, limit)
-        query = select(trials).where(
-            *(trials.c[name] == value for name, value in column_values.items())
-        )
-        rows_of_page, next_after = queries.page(connection, query, trials, page_request, only)
-    else:
-        if started_with and column.startswith(PREFIX):
-            only = (
-                queries.trials_with(connection, experiment_id, column_values)
-                if column_values
-                else None
+
+    def read(connection: Connection) -> TrialPage:
+        experiment = queries.one(connection, experiments, experiment_id)
+        order = sort
+        if order == "metric":
+            order = "best_validation" if experiment["smaller_is_better"] else "-best_validation"
+        filters, column = conditions(where), order.removeprefix("-")
+        started_with = all(condition[0].startswith(PREFIX) for condition in filters)
+        column_values: dict[str, str | int] = {}
+        if state is not None:
+            column_values["state"] = state.value
+        if archived is not None:
+            column_values["archived"] = int(archived)
+        if started_with and column in _STORED:
+            only = services.orders.holding(connection, experiment_id, filters) if filters else None
+            total = experiment["num_trials"] if only is None else len(only)
+            if column_values:
+                total = queries.count_trials(connection, experiment_id, column_values, only)
+            column_values["experiment_id"] = experiment_id
+            page_request = PageRequest(order, after, limit)
+            query = select(trials).where(
+                *(trials.c[name] == value for name, value in column_values.items())
             )
-            selected = services.orders.choose(
-                connection, experiment_id, sort, after, limit, conditions=filters, only=only
-            )
+            rows_of_page, next_after = queries.page(connection, query, trials, page_request, only)
         else:
-            filters += [(name, "=", value) for name, value in column_values.items()]
-            needed = {column, *(condition[0] for condition in filters)}
-            rows = read_rows(connection, experiment_id, services.orchestrator.clock(), needed)
-            selected = choose(rows, filters, sort, after, limit)
-        rows_of_page = queries.rows_of(connection, trials, selected.ids)
-        next_after, total = selected.next_after, selected.total
-    shown = queries.trial_list(connection, rows_of_page, services.orchestrator)
-    return respond(TrialPage(shown, next_after, total))
+            if started_with and column.startswith(PREFIX):
+                only = (
+                    queries.trials_with(connection, experiment_id, column_values)
+                    if column_values
+                    else None
+                )
+                selected = services.orders.choose(
+                    connection, experiment_id, order, after, limit, conditions=filters, only=only
+                )
+            else:
+                filters += [(name, "=", value) for name, value in column_values.items()]
+                needed = {column, *(condition[0] for condition in filters)}
+                rows = read_rows(connection, experiment_id, services.orchestrator.clock(), needed)
+                selected = choose(rows, filters, order, after, limit)
+            rows_of_page = queries.rows_of(connection, trials, selected.ids)
+            next_after, total = selected.next_after, selected.total
+        shown = queries.trial_list(connection, rows_of_page, services.orchestrator)
+        return TrialPage(shown, next_after, total)
+
+    return await services.read(read)
 
 
-@router.get("/trials/{trial_id}", responses=answer(TrialAnswer))
-def get_trial(services: ServicesDep, connection: ReadDep, trial_id: IdPath) -> Response:
+@router.get("/trials/{trial_id}")
+async def get_trial(services: ServicesDep, trial_id: IdPath) -> TrialAnswer:
     """Read one trial."""
-    row = queries.one(connection, trials, trial_id)
-    return respond(TrialAnswer(queries.trial_list(connection, [row], services.orchestrator)[0]))
+
+    def read(connection: Connection) -> TrialAnswer:
+        row = queries.one(connection, trials, trial_id)
+        return TrialAnswer(queries.trial_list(connection, [row], services.orchestrator)[0])
+
+    return await services.read(read)
 
 
 async def _prepare_searcher(services: Services, trial_id: int) -> None:
@@ -143,25 +149,29 @@ async def _prepare_searcher(services: Services, trial_id: int) -> None:
         await services.prepare_replay(home)
 
 
-@router.get("/trials/{trial_id}/runs", responses=answer(RunPage))
-def get_runs(connection: ReadDep, trial_id: IdPath) -> Response:
+@router.get("/trials/{trial_id}/runs")
+async def get_runs(services: ServicesDep, trial_id: IdPath) -> RunPage:
     """List the runs of a trial: where and when, and how each ended."""
-    queries.one(connection, trials, trial_id)
-    return respond(RunPage(queries.runs_of(connection, trial_id)))
+
+    def read(connection: Connection) -> RunPage:
+        queries.one(connection, trials, trial_id)
+        return RunPage(queries.runs_of(connection, trial_id))
+
+    return await services.read(read)
 
 
-@router.post("/trials/{trial_id}/continue", responses=answer(TrialAnswer))
-async def continue_trial(services: ServicesDep, trial_id: IdPath) -> Response:
+@router.post("/trials/{trial_id}/continue")
+async def continue_trial(services: ServicesDep, trial_id: IdPath) -> TrialAnswer:
     """Let a trial that has failed or was stopped go on from its checkpoint."""
     await _prepare_searcher(services, trial_id)
     await services.write(lambda work: work.continuations.continue_trial(trial_id))
-    return await services.read(lambda connection: get_trial(services, connection, trial_id))
+    return await get_trial(services, trial_id)
 
 
-@router.post("/trials/{trial_id}/fork", status_code=201, responses=answer(ExperimentAnswer, 201))
+@router.post("/trials/{trial_id}/fork", status_code=201)
 async def fork_trial(
     services: ServicesDep, trial_id: IdPath, fork: Changes | None = None
-) -> Response:
+) -> ExperimentAnswer:
     """Submit a trial as an experiment of its own, which begins with the weights of the trial."""
     fork = fork or Changes()
     trial = await services.read(lambda connection: queries.one(connection, trials, trial_id))
@@ -205,29 +215,35 @@ async def delete_trial(services: ServicesDep, trial_id: IdPath) -> Response:
 TrialAction = Literal["pause", "activate", "cancel", "kill", "archive", "unarchive"]
 
 
-@router.post("/trials/{trial_id}/{action}", responses=answer(TrialAnswer))
-async def act_on_trial(services: ServicesDep, trial_id: IdPath, action: TrialAction) -> Response:
+@router.post("/trials/{trial_id}/{action}")
+async def act_on_trial(services: ServicesDep, trial_id: IdPath, action: TrialAction) -> TrialAnswer:
     """Pause, activate, cancel, kill, archive or unarchive one trial; twice changes nothing."""
     if action not in {"archive", "unarchive"}:
         await _prepare_searcher(services, trial_id)
     await services.write(lambda work: work.trials.act(trial_id, action))
-    return await services.read(lambda connection: get_trial(services, connection, trial_id))
+    return await get_trial(services, trial_id)
 
 
 Group = Annotated[str | None, Query(max_length=200, description="training, validation, system.")]
 
 
-@router.get("/trials/{trial_id}/metric-names", responses=answer(MetricNames))
-def get_metric_names(connection: ReadDep, trial_id: IdPath, group: Group = None) -> Response:
+@router.get("/trials/{trial_id}/metric-names")
+async def get_metric_names(
+    services: ServicesDep, trial_id: IdPath, group: Group = None
+) -> MetricNames:
     """List the metrics that a trial has reported."""
-    queries.one(connection, trials, trial_id)
-    keys = queries.metric_names(connection, trial_id, group)
-    return respond(MetricNames([MetricName(group=key[1], name=key[2]) for key in keys]))
+
+    def read(connection: Connection) -> MetricNames:
+        queries.one(connection, trials, trial_id)
+        keys = queries.metric_names(connection, trial_id, group)
+        return MetricNames([MetricName(group=key[1], name=key[2]) for key in keys])
+
+    return await services.read(read)
 
 
-@router.get("/trials/{trial_id}/metrics", responses=answer(Metrics))
-def get_metrics(
-    connection: ReadDep,
+@router.get("/trials/{trial_id}/metrics")
+async def get_metrics(
+    services: ServicesDep,
     trial_id: IdPath,
     group: Group = None,
     names: Annotated[str | None, Query(max_length=2000, description="Separated by commas.")] = None,
@@ -235,19 +251,23 @@ def get_metrics(
     first: Annotated[Whole, Query(ge=0, le=MAX_STEP)] = 0,
     last: Annotated[Whole, Query(ge=0, le=MAX_STEP)] = MAX_STEP,
     times: Annotated[bool, Query(description="Tell when each point was reported.")] = False,
-) -> Response:
+) -> Metrics:
     """Read curves; long ones as mean with the band of minimum and maximum, so no spike hides."""
-    queries.one(connection, trials, trial_id)
-    requested = None if names is None else set(names.split(","))
-    curves = []
-    for key in queries.metric_names(connection, trial_id, group):
-        if requested is not None and key[2] not in requested:
-            continue
-        curve = read_curve(connection, trial_id, key, max_points, (first, last))
-        steps = [point[0] for point in curve.points]
-        reported_at = point_times(connection, trial_id, key[0], steps) if times else None
-        curves.append(Curve(curve.group, curve.name, curve.points, curve.band, reported_at))
-    return respond(Metrics(curves))
+
+    def read(connection: Connection) -> Metrics:
+        queries.one(connection, trials, trial_id)
+        requested = None if names is None else set(names.split(","))
+        curves = []
+        for key in queries.metric_names(connection, trial_id, group):
+            if requested is not None and key[2] not in requested:
+                continue
+            curve = read_curve(connection, trial_id, key, max_points, (first, last))
+            steps = [point[0] for point in curve.points]
+            reported_at = point_times(connection, trial_id, key[0], steps) if times else None
+            curves.append(Curve(curve.group, curve.name, curve.points, curve.band, reported_at))
+        return Metrics(curves)
+
+    return await services.read(read)
 
 
 _EXPORT: dict[int | str, dict[str, Any]] = {
@@ -298,19 +318,23 @@ LogFilters = Annotated[dict[str, Any], Depends(_log_filters)]
 
 def _logs(
     connection: Connection, owners: Table, owner_id: int, filters: Mapping[str, Any]
-) -> Response:
+) -> LogPage:
     owned = queries.owned(connection, logs, owners, owner_id)
     rows, next_after = queries.log_page(connection, owned, filters)
-    return respond(LogPage([Log.of(row) for row in rows], next_after))
+    return LogPage([Log.of(row) for row in rows], next_after)
 
 
-@router.get("/trials/{trial_id}/logs", tags=["logs"], responses=answer(LogPage))
-def get_trial_logs(connection: ReadDep, trial_id: IdPath, wanted: LogFilters) -> Response:
+@router.get("/trials/{trial_id}/logs", tags=["logs"])
+async def get_trial_logs(services: ServicesDep, trial_id: IdPath, wanted: LogFilters) -> LogPage:
     """Read a trial's log lines in the order in which they arrived."""
-    return _logs(connection, trials, trial_id, wanted)
+    return await services.read(lambda connection: _logs(connection, trials, trial_id, wanted))
 
 
-@router.get("/experiments/{experiment_id}/logs", tags=["logs"], responses=answer(LogPage))
-def get_experiment_logs(connection: ReadDep, experiment_id: IdPath, wanted: LogFilters) -> Response:
+@router.get("/experiments/{experiment_id}/logs", tags=["logs"])
+async def get_experiment_logs(
+    services: ServicesDep, experiment_id: IdPath, wanted: LogFilters
+) -> LogPage:
     """Read the log lines of all trials of an experiment in the order in which they arrived."""
-    return _logs(connection, experiments, experiment_id, wanted)
+    return await services.read(
+        lambda connection: _logs(connection, experiments, experiment_id, wanted)
+    )

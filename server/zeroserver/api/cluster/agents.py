@@ -7,37 +7,38 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from zerolab.errors import NotFoundError
 from zeroserver.api.cluster.cluster_queries import agent_list
-from zeroserver.api.common import IdPath, answer
-from zeroserver.api.json_route import JsonRoute
+from zeroserver.api.common import IdPath
 from zeroserver.api.resources import AgentAnswer, AgentPage
-from zeroserver.api.rows import respond
+from zeroserver.api.strict_route import StrictRoute
 from zeroserver.orchestrator.unit_of_work import UnitOfWork
-from zeroserver.services import ReadDep, Services, ServicesDep
+from zeroserver.services import Services, ServicesDep
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/api/v1/agents", tags=["agents"], route_class=JsonRoute)
+router = APIRouter(prefix="/api/v1/agents", tags=["agents"], route_class=StrictRoute)
 
 Slots = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1, max_length=4096)]
 
 
-@router.get("", responses=answer(AgentPage))
-def list_agents(services: ServicesDep, connection: ReadDep) -> Response:
+@router.get("")
+async def list_agents(services: ServicesDep) -> AgentPage:
     """List the agents, and what runs on their slots."""
-    return respond(AgentPage(agents=agent_list(services.orchestrator, connection)))
+    return await services.read(
+        lambda connection: AgentPage(agents=agent_list(services.orchestrator, connection))
+    )
 
 
-@router.get("/{agent_id}", responses=answer(AgentAnswer))
-async def get_agent(services: ServicesDep, agent_id: IdPath) -> Response:
+@router.get("/{agent_id}")
+async def get_agent(services: ServicesDep, agent_id: IdPath) -> AgentAnswer:
     """Read one agent."""
     return await _answer(services, agent_id)
 
 
-async def _answer(services: Services, agent_id: int) -> Response:
+async def _answer(services: Services, agent_id: int) -> AgentAnswer:
     agents = await services.read(lambda connection: agent_list(services.orchestrator, connection))
     for agent in agents:
         if agent.id == agent_id:
-            return respond(AgentAnswer(agent))
+            return AgentAnswer(agent)
     msg = f"there is no agent {agent_id}"
     raise NotFoundError(msg)
 
@@ -53,10 +54,10 @@ class Disable(BaseModel):
     """Let what runs there finish; else it checkpoints now and goes on elsewhere."""
 
 
-@router.post("/{agent_id}/disable", responses=answer(AgentAnswer))
+@router.post("/{agent_id}/disable")
 async def disable_agent(
     services: ServicesDep, agent_id: IdPath, wish: Disable | None = None
-) -> Response:
+) -> AgentAnswer:
     """Start nothing new on an agent, or on some of its slots; doing it twice changes nothing."""
     wish = wish or Disable()
 
@@ -78,10 +79,10 @@ class Enable(BaseModel):
     one by one."""
 
 
-@router.post("/{agent_id}/enable", responses=answer(AgentAnswer))
+@router.post("/{agent_id}/enable")
 async def enable_agent(
     services: ServicesDep, agent_id: IdPath, wish: Enable | None = None
-) -> Response:
+) -> AgentAnswer:
     """Let runs start on an agent again, or on some of its slots."""
     wish = wish or Enable()
 

@@ -5,12 +5,12 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from sqlalchemy import Connection
 
 from zerolab.errors import NotFoundError
 from zerolab.scheduler import Policy
 from zeroserver.api.cluster.cluster_queries import job_list, pool_list, quota_list
-from zeroserver.api.common import IdPath, answer
-from zeroserver.api.json_route import JsonRoute
+from zeroserver.api.common import IdPath
 from zeroserver.api.resources import (
     JobAnswer,
     JobPage,
@@ -19,34 +19,37 @@ from zeroserver.api.resources import (
     QuotaAnswer,
     QuotaPage,
 )
-from zeroserver.api.rows import respond
+from zeroserver.api.strict_route import StrictRoute
 from zeroserver.orchestrator.cluster.queue_service import JobChange
 from zeroserver.orchestrator.unit_of_work import UnitOfWork
-from zeroserver.services import ReadDep, Services, ServicesDep
+from zeroserver.services import Services, ServicesDep
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/api/v1", tags=["queue"], route_class=JsonRoute)
+router = APIRouter(prefix="/api/v1", tags=["queue"], route_class=StrictRoute)
 
 Name = Annotated[str, Path(min_length=1, max_length=255)]
 
 
-@router.get("/jobs", responses=answer(JobPage))
-def list_jobs(
+@router.get("/jobs")
+async def list_jobs(
     services: ServicesDep,
-    connection: ReadDep,
     pool: Annotated[str | None, Query(max_length=64, description="Only of this pool.")] = None,
-) -> Response:
+) -> JobPage:
     """List the experiments that have not ended, pool by pool, the first to run first."""
-    items = job_list(services.orchestrator, connection)
-    return respond(JobPage(jobs=[job for job in items if pool in {None, job.pool}]))
+
+    def read(connection: Connection) -> JobPage:
+        items = job_list(services.orchestrator, connection)
+        return JobPage(jobs=[job for job in items if pool in {None, job.pool}])
+
+    return await services.read(read)
 
 
-async def _job(services: Services, experiment_id: int) -> Response:
+async def _job(services: Services, experiment_id: int) -> JobAnswer:
     items = await services.read(lambda connection: job_list(services.orchestrator, connection))
     for job in items:
         if job.experiment_id == experiment_id:
-            return respond(JobAnswer(job))
+            return JobAnswer(job)
     msg = f"experiment {experiment_id} has ended"
     raise NotFoundError(msg)
 
@@ -72,8 +75,8 @@ class JobPatch(BaseModel):
     """``null`` takes the limit away."""
 
 
-@router.patch("/jobs/{experiment_id}", responses=answer(JobAnswer))
-async def patch_job(services: ServicesDep, experiment_id: IdPath, patch: JobPatch) -> Response:
+@router.patch("/jobs/{experiment_id}")
+async def patch_job(services: ServicesDep, experiment_id: IdPath, patch: JobPatch) -> JobAnswer:
     """Change a job's priority, weight or most slots; what runs goes on."""
     unlimited = "max_slots" in patch.model_fields_set and patch.max_slots is None
     change = JobChange(patch.priority, patch.weight, patch.max_slots, unlimited)
@@ -97,8 +100,8 @@ class Move(BaseModel):
         return self
 
 
-@router.post("/jobs/{experiment_id}/move", responses=answer(JobAnswer))
-async def move_job(services: ServicesDep, experiment_id: IdPath, move: Move) -> Response:
+@router.post("/jobs/{experiment_id}/move")
+async def move_job(services: ServicesDep, experiment_id: IdPath, move: Move) -> JobAnswer:
     """Put a job directly ahead of another one of its pool, or behind it, at that one's priority."""
     anchor = move.ahead_of or move.behind or 0
     side: Literal["ahead", "behind"] = "ahead" if move.ahead_of is not None else "behind"
@@ -106,10 +109,12 @@ async def move_job(services: ServicesDep, experiment_id: IdPath, move: Move) -> 
     return await _job(services, experiment_id)
 
 
-@router.get("/pools", responses=answer(PoolPage))
-def list_pools(services: ServicesDep, connection: ReadDep) -> Response:
+@router.get("/pools")
+async def list_pools(services: ServicesDep) -> PoolPage:
     """List the resource pools, their slots and their policies."""
-    return respond(PoolPage(pools=pool_list(services.orchestrator, connection)))
+    return await services.read(
+        lambda connection: PoolPage(pools=pool_list(services.orchestrator, connection))
+    )
 
 
 class PoolPut(BaseModel):
@@ -120,18 +125,20 @@ class PoolPut(BaseModel):
     policy: Policy
 
 
-@router.put("/pools/{name}", responses=answer(PoolAnswer))
-async def put_pool(services: ServicesDep, name: Name, body: PoolPut) -> Response:
+@router.put("/pools/{name}")
+async def put_pool(services: ServicesDep, name: Name, body: PoolPut) -> PoolAnswer:
     """Say in which order the jobs of a pool start; it need not have agents yet."""
     await _write(services, lambda work: work.queue.set_policy(name, body.policy))
     items = await services.read(lambda connection: pool_list(services.orchestrator, connection))
-    return respond(PoolAnswer(next(pool for pool in items if pool.name == name)))
+    return PoolAnswer(next(pool for pool in items if pool.name == name))
 
 
-@router.get("/quotas", responses=answer(QuotaPage))
-def list_quotas(connection: ReadDep) -> Response:
+@router.get("/quotas")
+async def list_quotas(
+    services: ServicesDep,
+) -> QuotaPage:
     """List the quotas, and what is held of each."""
-    return respond(QuotaPage(quotas=quota_list(connection)))
+    return await services.read(lambda connection: QuotaPage(quotas=quota_list(connection)))
 
 
 Kind = Literal["pool", "label"]
@@ -145,12 +152,12 @@ class QuotaPut(BaseModel):
     max_slots: Annotated[int, Field(ge=0, lt=2**31, strict=True)]
 
 
-@router.put("/quotas/{kind}/{name:path}", responses=answer(QuotaAnswer))
-async def put_quota(services: ServicesDep, kind: Kind, name: Name, body: QuotaPut) -> Response:
+@router.put("/quotas/{kind}/{name:path}")
+async def put_quota(services: ServicesDep, kind: Kind, name: Name, body: QuotaPut) -> QuotaAnswer:
     """Limit the slots that the jobs of a pool, or those with a label, hold together."""
     await _write(services, lambda work: work.queue.set_quota(kind, name, body.max_slots))
     items: Any = await services.read(quota_list)
-    return respond(QuotaAnswer(next(quota for quota in items if quota.group == f"{kind}:{name}")))
+    return QuotaAnswer(next(quota for quota in items if quota.group == f"{kind}:{name}"))
 
 
 @router.delete("/quotas/{kind}/{name:path}", status_code=204)

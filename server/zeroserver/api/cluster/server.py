@@ -4,14 +4,12 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse
-from sqlalchemy import func, select
+from sqlalchemy import Connection, func, select
 
 from zerolab import __version__
 from zerolab.errors import ForbiddenError
 from zeroserver.access.principal import HttpsDep, PrincipalDep
-from zeroserver.api.api_route import ApiRoute
 from zeroserver.api.cluster.cluster_queries import pool_list
-from zeroserver.api.common import answer
 from zeroserver.api.resources import Cluster as ClusterInfo
 from zeroserver.api.resources import (
     Health,
@@ -19,35 +17,39 @@ from zeroserver.api.resources import (
     LoginLink,
     Token,
 )
-from zeroserver.api.rows import iso, respond
-from zeroserver.services import ReadDep, ServicesDep
+from zeroserver.api.rows import iso
+from zeroserver.api.strict_route import StrictRoute
+from zeroserver.services import ServicesDep
 from zeroserver.states import RunState
 from zeroserver.store.schema import agents, experiments, runs, trials
 
 __all__ = ["router"]
 
-router = APIRouter(tags=["server"], route_class=ApiRoute)
+router = APIRouter(tags=["server"], route_class=StrictRoute)
 
 
-@router.get("/api/v1/info", responses=answer(Info))
-def get_info(services: ServicesDep, connection: ReadDep) -> Response:
+@router.get("/api/v1/info")
+async def get_info(services: ServicesDep) -> Info:
     """Read the server's version, data directory, start and cluster."""
-    pools = pool_list(services.orchestrator, connection)
-    agents_there, slots, free = (
-        sum(getattr(pool, name) for pool in pools) for name in ("agents", "slots", "free_slots")
-    )
-    info = Info(
-        version=__version__,
-        home=str(services.orchestrator.home.path),
-        database="sqlite" if services.database.sqlite else "postgresql",
-        started_at=iso(services.started_at) or "",
-        cluster=ClusterInfo(agents=agents_there, slots=slots, free_slots=free),
-    )
-    return respond(info)
+
+    def read(connection: Connection) -> Info:
+        pools = pool_list(services.orchestrator, connection)
+        agents_there, slots, free = (
+            sum(getattr(pool, name) for pool in pools) for name in ("agents", "slots", "free_slots")
+        )
+        return Info(
+            version=__version__,
+            home=str(services.orchestrator.home.path),
+            database="sqlite" if services.database.sqlite else "postgresql",
+            started_at=iso(services.started_at) or "",
+            cluster=ClusterInfo(agents=agents_there, slots=slots, free_slots=free),
+        )
+
+    return await services.read(read)
 
 
-@router.post("/api/v1/login-links", status_code=201, responses=answer(LoginLink, 201))
-def create_login_link(services: ServicesDep, principal: PrincipalDep) -> Response:
+@router.post("/api/v1/login-links", status_code=201)
+def create_login_link(services: ServicesDep, principal: PrincipalDep) -> LoginLink:
     """Make a link that opens the page once, within five minutes.
 
     A browser session can make one if its own link was made with the token. Its logout revokes the
@@ -60,7 +62,7 @@ def create_login_link(services: ServicesDep, principal: PrincipalDep) -> Respons
         )
         raise ForbiddenError(msg)
     code = services.keys.login_code(principal.session)
-    return respond(LoginLink(url=f"/login?code={code}"), 201)
+    return LoginLink(url=f"/login?code={code}")
 
 
 @router.post("/api/v1/logout", status_code=204)
@@ -84,76 +86,84 @@ def log_out(services: ServicesDep, principal: PrincipalDep, https: HttpsDep) -> 
     return gone
 
 
-@router.post("/api/v1/token", status_code=201, responses=answer(Token, 201))
-def renew_token(services: ServicesDep) -> Response:
+@router.post("/api/v1/token", status_code=201)
+def renew_token(services: ServicesDep) -> Token:
     """Put a new token in place of the installation's: the old one is void at once.
 
     Every browser is signed out too. Runs, agents and searchers keep their own tokens.
     """
     token = services.keys.renew_token()
     services.wake_agents()
-    return respond(Token(token=token), 201)
+    return Token(token=token)
 
 
-@router.get("/api/v1/agent-token", responses=answer(Token))
-def get_agent_token(services: ServicesDep) -> Response:
+@router.get("/api/v1/agent-token")
+def get_agent_token(services: ServicesDep) -> Token:
     """Read the join token of agents: it is valid for the routes of agents only."""
-    return respond(Token(token=services.keys.agent_token))
+    return Token(token=services.keys.agent_token)
 
 
-@router.post("/api/v1/agent-token", status_code=201, responses=answer(Token, 201))
-def renew_agent_token(services: ServicesDep) -> Response:
+@router.post("/api/v1/agent-token", status_code=201)
+def renew_agent_token(services: ServicesDep) -> Token:
     """Put a new join token in place of the agents': the old one is void at once."""
     token = services.keys.renew_agent_token()
     services.wake_agents()
-    return respond(Token(token=token), 201)
+    return Token(token=token)
 
 
-@router.get("/healthz", responses=answer(Health))
-async def get_health(services: ServicesDep) -> Response:
+@router.get("/healthz")
+async def get_health(services: ServicesDep) -> Health:
     """Answer if the server is up, its database can be read and written and its disk has room."""
     await services.probe()
-    return respond(Health(status="ok"))
+    return Health(status="ok")
 
 
 @router.get("/metrics", response_class=PlainTextResponse)
-def get_numbers(services: ServicesDep, connection: ReadDep) -> PlainTextResponse:
+async def get_numbers(services: ServicesDep) -> PlainTextResponse:
     """Read numbers about the server in the format of Prometheus."""
-    lines: list[str] = []
-    for name, table in (("experiments", experiments), ("trials", trials), ("runs", runs)):
-        query = select(table.c.state, func.count().label("number")).group_by(table.c.state)
-        counts = {row.state: row.number for row in connection.execute(query)}
-        lines += [
-            f"# HELP zerolab_{name} Number of {name} by state.",
-            f"# TYPE zerolab_{name} gauge",
-        ]
-        lines += [f'zerolab_{name}{{state="{state}"}} {n}' for state, n in sorted(counts.items())]
-    living = connection.scalar(select(func.count()).select_from(agents).where(agents.c.alive == 1))
-    held = connection.scalar(
-        select(func.count()).select_from(runs).where(runs.c.state != RunState.EXITED)
-    )
-    for name, help_text, value in (
-        ("agents", "Agents that are alive.", living),
-        ("runs_holding_slots", "Runs that hold slots.", held),
-        ("start_time_seconds", "Start of the server since 1970.", services.started_at),
-        ("write_groups_total", "Database transactions committed.", services.database.groups),
-        ("write_jobs_total", "Changes committed.", services.database.jobs),
-        ("write_jobs_waiting", "Changes that wait for the writer.", services.database.waiting),
-        (
-            "write_stalled_seconds",
-            "Time without a change while some wait.",
-            services.database.stalled_s,
-        ),
-        (
-            "write_longest_job_cpu_seconds",
-            "Most CPU that one change took.",
-            services.database.longest_job_s,
-        ),
-    ):
-        kind = "counter" if name.endswith("_total") else "gauge"
-        full = f"zerolab_{name}"
-        lines += [f"# HELP {full} {help_text}", f"# TYPE {full} {kind}", f"{full} {value}"]
-    return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
+
+    def read(connection: Connection) -> PlainTextResponse:
+        lines: list[str] = []
+        for name, table in (("experiments", experiments), ("trials", trials), ("runs", runs)):
+            query = select(table.c.state, func.count().label("number")).group_by(table.c.state)
+            counts = {row.state: row.number for row in connection.execute(query)}
+            lines += [
+                f"# HELP zerolab_{name} Number of {name} by state.",
+                f"# TYPE zerolab_{name} gauge",
+            ]
+            lines += [
+                f'zerolab_{name}{{state="{state}"}} {n}' for state, n in sorted(counts.items())
+            ]
+        living = connection.scalar(
+            select(func.count()).select_from(agents).where(agents.c.alive == 1)
+        )
+        held = connection.scalar(
+            select(func.count()).select_from(runs).where(runs.c.state != RunState.EXITED)
+        )
+        for name, help_text, value in (
+            ("agents", "Agents that are alive.", living),
+            ("runs_holding_slots", "Runs that hold slots.", held),
+            ("start_time_seconds", "Start of the server since 1970.", services.started_at),
+            ("write_groups_total", "Database transactions committed.", services.database.groups),
+            ("write_jobs_total", "Changes committed.", services.database.jobs),
+            ("write_jobs_waiting", "Changes that wait for the writer.", services.database.waiting),
+            (
+                "write_stalled_seconds",
+                "Time without a change while some wait.",
+                services.database.stalled_s,
+            ),
+            (
+                "write_longest_job_cpu_seconds",
+                "Most CPU that one change took.",
+                services.database.longest_job_s,
+            ),
+        ):
+            kind = "counter" if name.endswith("_total") else "gauge"
+            full = f"zerolab_{name}"
+            lines += [f"# HELP {full} {help_text}", f"# TYPE {full} {kind}", f"{full} {value}"]
+        return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
+
+    return await services.read(read)
 
 
 _EXPIRED = (

@@ -8,17 +8,16 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, select
 
 from zerolab.errors import NotFoundError
-from zeroserver.api.common import IdPath, answer
-from zeroserver.api.json_route import JsonRoute, PlainText
+from zeroserver.api.common import IdPath, PlainText
 from zeroserver.api.queries import checkpoint_metrics
 from zeroserver.api.resources import Model, ModelAnswer, ModelPage, ModelVersion
-from zeroserver.api.rows import respond
-from zeroserver.services import ReadDep, Services, ServicesDep
+from zeroserver.api.strict_route import StrictRoute
+from zeroserver.services import Services, ServicesDep
 from zeroserver.store.schema import checkpoints, model_versions, models
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/api/v1", tags=["models"], route_class=JsonRoute)
+router = APIRouter(prefix="/api/v1", tags=["models"], route_class=StrictRoute)
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 Name = Annotated[str, Path(max_length=128)]
@@ -52,17 +51,19 @@ def _read(connection: Connection, name: str | None = None) -> list[Model]:
     ]
 
 
-async def _one(services: Services, name: str, status: int = 200) -> Response:
+async def _one(services: Services, name: str) -> ModelAnswer:
     models = await services.read(lambda connection: _read(connection, name))
     if not models:
         raise NotFoundError(f"there is no model {name}; `zerolab model list`")
-    return respond(ModelAnswer(models[0]), status)
+    return ModelAnswer(models[0])
 
 
-@router.get("/models", responses=answer(ModelPage))
-def list_models(connection: ReadDep) -> Response:
+@router.get("/models")
+async def list_models(
+    services: ServicesDep,
+) -> ModelPage:
     """List the models of the registry, with their versions."""
-    return respond(ModelPage(models=_read(connection)))
+    return await services.read(lambda connection: ModelPage(models=_read(connection)))
 
 
 class NewModel(BaseModel):
@@ -75,15 +76,15 @@ class NewModel(BaseModel):
     description: Annotated[PlainText, Field(max_length=10_000)] = ""
 
 
-@router.post("/models", status_code=201, responses=answer(ModelAnswer, 201))
-async def create_model(services: ServicesDep, body: NewModel) -> Response:
+@router.post("/models", status_code=201)
+async def create_model(services: ServicesDep, body: NewModel) -> ModelAnswer:
     """Add a model to the registry."""
     await services.write(lambda work: work.models.create(body.name, body.description))
-    return await _one(services, body.name, 201)
+    return await _one(services, body.name)
 
 
-@router.get("/models/{name}", responses=answer(ModelAnswer))
-async def get_model(services: ServicesDep, name: Name) -> Response:
+@router.get("/models/{name}")
+async def get_model(services: ServicesDep, name: Name) -> ModelAnswer:
     """Read one model, and its versions."""
     return await _one(services, name)
 
@@ -105,11 +106,11 @@ class NewVersion(BaseModel):
     notes: Annotated[PlainText, Field(max_length=10_000)] = ""
 
 
-@router.post("/models/{name}/versions", status_code=201, responses=answer(ModelAnswer, 201))
-async def register_version(services: ServicesDep, name: Name, body: NewVersion) -> Response:
+@router.post("/models/{name}/versions", status_code=201)
+async def register_version(services: ServicesDep, name: Name, body: NewVersion) -> ModelAnswer:
     """Make a checkpoint the next version of a model: from then on it is kept."""
     await services.write(lambda work: work.models.register(name, body.checkpoint, body.notes))
-    return await _one(services, name, 201)
+    return await _one(services, name)
 
 
 @router.delete("/models/{name}/versions/{version}", status_code=204)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, cast
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query
 from sqlalchemy import Connection, select
 
 from zeroserver.analysis.best import best_so_far
@@ -24,8 +24,7 @@ from zeroserver.analysis.columns import (
 from zeroserver.analysis.importance import METHOD, ImportanceResult, importance, trials_fingerprint
 from zeroserver.analysis.trial_filter import check_columns, conditions, matching_rows
 from zeroserver.api import queries
-from zeroserver.api.api_route import ApiRoute
-from zeroserver.api.common import IdPath, Where, answer
+from zeroserver.api.common import IdPath, Where
 from zeroserver.api.resources import (
     ExperimentColumns,
     HparamShare,
@@ -35,18 +34,19 @@ from zeroserver.api.resources import (
     SearchProgress,
     TrialColumns,
 )
-from zeroserver.api.rows import iso, respond
-from zeroserver.services import ReadDep, Services, ServicesDep
+from zeroserver.api.rows import iso
+from zeroserver.api.strict_route import StrictRoute
+from zeroserver.services import Services, ServicesDep
 from zeroserver.store.schema import experiments
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/api/v1/experiments", tags=["analysis"], route_class=ApiRoute)
+router = APIRouter(prefix="/api/v1/experiments", tags=["analysis"], route_class=StrictRoute)
 
 
-@router.get("/columns", responses=answer(ExperimentColumns))
-def get_experiment_columns(
-    connection: ReadDep,
+@router.get("/columns")
+async def get_experiment_columns(
+    services: ServicesDep,
     column: Annotated[
         list[str] | None,
         Query(
@@ -54,42 +54,53 @@ def get_experiment_columns(
             description="`id` (is always there), and metrics as `max.validation.accuracy`.",
         ),
     ] = None,
-) -> Response:
+) -> ExperimentColumns:
     """Read metrics of all experiments, each one's best trial standing for it."""
-    measures = {name: best_trial_metric(connection, name) for name in column or () if name != "id"}
-    raise_problems(
-        [no_metric(name, "column") for name, values in measures.items() if values is None]
-    )
-    ids = connection.execute(select(experiments.c.id).order_by(experiments.c.id)).scalars().all()
-    cells = {name: _told(map((values or {}).get, ids)) for name, values in measures.items()}
-    named = [MetricName(*each) for each in queries.all_metric_names(connection)]
-    return respond(ExperimentColumns(named, {"id": list(ids), **cells}))
+
+    def read(connection: Connection) -> ExperimentColumns:
+        measures = {
+            name: best_trial_metric(connection, name) for name in column or () if name != "id"
+        }
+        raise_problems(
+            [no_metric(name, "column") for name, values in measures.items() if values is None]
+        )
+        ids = (
+            connection.execute(select(experiments.c.id).order_by(experiments.c.id)).scalars().all()
+        )
+        cells = {name: _told(map((values or {}).get, ids)) for name, values in measures.items()}
+        named = [MetricName(*each) for each in queries.all_metric_names(connection)]
+        return ExperimentColumns(named, {"id": list(ids), **cells})
+
+    return await services.read(read)
 
 
-@router.get("/{experiment_id}/columns", responses=answer(TrialColumns))
-def get_columns(
+@router.get("/{experiment_id}/columns")
+async def get_columns(
     services: ServicesDep,
-    connection: ReadDep,
     experiment_id: IdPath,
     where: Where = None,
     column: Annotated[
         list[str] | None, Query(max_length=100, description="Only these; all if none is named.")
     ] = None,
-) -> Response:
+) -> TrialColumns:
     """Read the trials of an experiment as columns: hyperparameters, metrics, cost."""
-    queries.one(connection, experiments, experiment_id)
-    filters = conditions(where)
-    if not filters:
-        columns = _whole(services, connection, experiment_id, column)
-        if columns is not None:
-            return respond(TrialColumns(columns))
-    needed = {*(column or COLUMNS), *(condition[0] for condition in filters)}
-    leaves = services.orders.leaves(connection, experiment_id)
-    rows = read_rows(connection, experiment_id, services.orchestrator.clock(), needed, leaves)
-    shown = column or [*COLUMNS, *(PREFIX + name for name in names(rows))]
-    check_columns(rows, filters, shown, "column")
-    holding = matching_rows(rows, filters)
-    return respond(TrialColumns({name: _cells(holding, name) for name in shown}))
+
+    def read(connection: Connection) -> TrialColumns:
+        queries.one(connection, experiments, experiment_id)
+        filters = conditions(where)
+        if not filters:
+            columns = _whole(services, connection, experiment_id, column)
+            if columns is not None:
+                return TrialColumns(columns)
+        needed = {*(column or COLUMNS), *(condition[0] for condition in filters)}
+        leaves = services.orders.leaves(connection, experiment_id)
+        rows = read_rows(connection, experiment_id, services.orchestrator.clock(), needed, leaves)
+        shown = column or [*COLUMNS, *(PREFIX + name for name in names(rows))]
+        check_columns(rows, filters, shown, "column")
+        holding = matching_rows(rows, filters)
+        return TrialColumns({name: _cells(holding, name) for name in shown})
+
+    return await services.read(read)
 
 
 def _whole(
@@ -124,19 +135,25 @@ def _told(values: Iterable[Value]) -> list[Any]:
     return [to_json_value(value) for value in values]
 
 
-@router.get("/{experiment_id}/search-progress", responses=answer(SearchProgress))
-def get_search_progress(connection: ReadDep, experiment_id: IdPath) -> Response:
+@router.get("/{experiment_id}/search-progress")
+async def get_search_progress(services: ServicesDep, experiment_id: IdPath) -> SearchProgress:
     """Read how the best value came down, or up, over time."""
-    row = queries.one(connection, experiments, experiment_id)
-    better, validations = best_so_far(
-        connection, experiment_id, smaller_is_better=bool(row["smaller_is_better"])
-    )
-    improvements = [Improvement(iso(b.time) or "", b.trial_id, b.length, b.value) for b in better]
-    return respond(SearchProgress(improvements, validations))
+
+    def read(connection: Connection) -> SearchProgress:
+        row = queries.one(connection, experiments, experiment_id)
+        better, validations = best_so_far(
+            connection, experiment_id, smaller_is_better=bool(row["smaller_is_better"])
+        )
+        improvements = [
+            Improvement(iso(b.time) or "", b.trial_id, b.length, b.value) for b in better
+        ]
+        return SearchProgress(improvements, validations)
+
+    return await services.read(read)
 
 
-@router.get("/{experiment_id}/importance", responses=answer(Importance))
-async def get_importance(services: ServicesDep, experiment_id: IdPath) -> Response:
+@router.get("/{experiment_id}/importance")
+async def get_importance(services: ServicesDep, experiment_id: IdPath) -> Importance:
     """Find out which hyperparameters matter for the searcher's metric; kept until trials change."""
 
     def read_state(connection: Connection) -> tuple[bool, int]:
@@ -158,4 +175,4 @@ async def get_importance(services: ServicesDep, experiment_id: IdPath) -> Respon
 
     result = await services.importances.of(experiment_id, state, compute)
     shares = [HparamShare(*share) for share in result.shares]
-    return respond(Importance(METHOD, result.trials, result.explained, shares, result.problem))
+    return Importance(METHOD, result.trials, result.explained, shares, result.problem)

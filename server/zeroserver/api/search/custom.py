@@ -5,18 +5,17 @@ import math
 import time
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, select
 
 from zerolab.contract.messages import wire_number
 from zerolab.searcher import Continue, Create, Operation, Shutdown, Stop
 from zeroserver.api import queries
-from zeroserver.api.common import MAX_ID, IdPath, answer
-from zeroserver.api.json_route import JsonRoute
+from zeroserver.api.common import MAX_ID, IdPath
 from zeroserver.api.resources import SearchEvent, SearchEvents, SearchHandled
-from zeroserver.api.rows import respond
 from zeroserver.api.runs import MAX_WAIT_S
+from zeroserver.api.strict_route import StrictRoute
 from zeroserver.orchestrator.search.custom_search import Answered
 from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.services import Services, ServicesDep
@@ -25,7 +24,7 @@ from zeroserver.store.schema import experiments, searcher_events
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/api/v1/experiments", tags=["search"], route_class=JsonRoute)
+router = APIRouter(prefix="/api/v1/experiments", tags=["search"], route_class=StrictRoute)
 
 _MOST_EVENTS = 1000
 
@@ -102,13 +101,13 @@ class OperationsBody(BaseModel):
     progress: Annotated[float, Field(ge=0, le=1)] | None = None
 
 
-@router.get("/{experiment_id}/searcher/events", responses=answer(SearchEvents))
+@router.get("/{experiment_id}/searcher/events")
 async def get_search_events(
     services: ServicesDep,
     experiment_id: IdPath,
     after: Annotated[int, Query(ge=0, le=MAX_ID, description="Events after this one.")] = 0,
     wait_s: Annotated[float, Query(ge=0, le=60, description="Longest wait for one.")] = 0,
-) -> Response:
+) -> SearchEvents:
     """Read what a searcher outside of the server must know, waiting for it."""
     end = time.monotonic() + min(wait_s, MAX_WAIT_S)
     with services.hub.listen(f"searcher:{experiment_id}") as bell:
@@ -118,7 +117,7 @@ async def get_search_events(
             news = await _events(services, experiment_id, after)
             remaining = end - time.monotonic()
             if news.events or news.over or remaining <= 0 or services.hub.closed:
-                return respond(news)
+                return news
             try:
                 async with asyncio.timeout(min(remaining, 1.0)):  # the experiment may end meanwhile
                     await bell.wait()
@@ -161,10 +160,10 @@ def _read(connection: Connection, experiment_id: int, after: int) -> list[Search
     return news
 
 
-@router.post("/{experiment_id}/searcher/operations", responses=answer(SearchHandled))
+@router.post("/{experiment_id}/searcher/operations")
 async def post_operations(
     services: ServicesDep, experiment_id: IdPath, body: OperationsBody
-) -> Response:
+) -> SearchHandled:
     """Send what a searcher outside of the server wants; saying it again changes nothing."""
     operations = [_operation(operation) for operation in body.operations]
     message = Answered(body.after, body.handled, operations, body.progress)
@@ -177,7 +176,7 @@ async def post_operations(
             return work.custom_searches.take_operations(experiment_id, message, start)
 
         handled, start = await services.write(job)
-    return respond(SearchHandled(handled))
+    return SearchHandled(handled)
 
 
 def _operation(body: CreateBody | ContinueBody | StopBody | ShutdownBody) -> Operation:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, Response
+from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, RowMapping, func, select
 
@@ -12,11 +12,10 @@ from zerolab.contract.secrets import replace_masks
 from zerolab.errors import ConfigError
 from zeroserver.analysis.cost import count_host_slots
 from zeroserver.api import queries
-from zeroserver.api.common import MAX_ID, answer
-from zeroserver.api.json_route import JsonRoute
+from zeroserver.api.common import MAX_ID
 from zeroserver.api.resources import PreviewAnswer, PreviewLength, SearchPreview
-from zeroserver.api.rows import respond
-from zeroserver.services import ReadDep, ServicesDep
+from zeroserver.api.strict_route import StrictRoute
+from zeroserver.services import ServicesDep
 from zeroserver.store.schema import experiments, metric_keys, points, runs, trials
 
 if TYPE_CHECKING:  # loaded when the first experiment comes
@@ -24,7 +23,7 @@ if TYPE_CHECKING:  # loaded when the first experiment comes
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/api/v1/experiments", tags=["search"], route_class=JsonRoute)
+router = APIRouter(prefix="/api/v1/experiments", tags=["search"], route_class=StrictRoute)
 
 _LOOKED_AT = 100
 """How many experiments are looked through for one that is like the file's."""
@@ -48,48 +47,54 @@ class PreviewOf(BaseModel):
     entrypoint and slots."""
 
 
-@router.post("/preview", responses=answer(PreviewAnswer))
-def preview_search(services: ServicesDep, connection: ReadDep, wanted: PreviewOf) -> Response:
+@router.post("/preview")
+async def preview_search(services: ServicesDep, wanted: PreviewOf) -> PreviewAnswer:
     """Say how many trials a search has at which length, and what that costs; nothing starts."""
-    # They load the whole configuration, which a server that only starts can do without.
-    from zerolab.config import load_experiment
-    from zerolab.config.experiment.search_preview import estimate_search
 
-    config = load_experiment(replace_masks(wanted.config, "masked"))
-    like, seconds = None, None
-    if wanted.seconds_per_batch is None and wanted.seconds_per_epoch is None:
-        like = _alike(connection, wanted.like, config)
-        if like is not None:
-            now = services.orchestrator.clock()
-            seconds = _seconds(connection, like["id"], config.searcher.unit, now)
-        if wanted.like is not None and seconds is None:
-            problem = f"like: must have trained before, got experiment {wanted.like}, which has not"
-            raise ConfigError("preview", [problem])
-    times = {
-        "seconds_per_batch": wanted.seconds_per_batch,
-        "seconds_per_epoch": wanted.seconds_per_epoch,
-    }
-    if like is not None and seconds is not None:
-        is_epochs = config.searcher.unit == "epochs"
-        times = {"seconds_per_epoch" if is_epochs else "seconds_per_batch": seconds}
-        if config.resources.hostfile and like["host_slots"] != "[]":  # which no file shows here
-            slots = count_host_slots(like["host_slots"])
-            resources = config.resources.model_copy(update={"slots_per_trial": slots})
-            config = config.model_copy(update={"resources": resources})
-    result = estimate_search(
-        config, **times, like=like["id"] if like is not None and seconds else None
-    )
-    lengths = [PreviewLength(length, number) for length, number in sorted(result.lengths.items())]
-    return respond(
-        PreviewAnswer(
-            SearchPreview(
-                result.outline, result.trials, result.unit, lengths, result.total_length,
-                result.most_length, result.slots, result.seconds_per_unit, result.like,
-                result.slot_hours, result.most_slot_hours, result.premise,
-                list(result.warnings),
-            )
+    def read(connection: Connection) -> PreviewAnswer:
+        # They load the whole configuration, which a server that only starts can do without.
+        from zerolab.config import load_experiment
+        from zerolab.config.experiment.search_preview import estimate_search
+
+        config = load_experiment(replace_masks(wanted.config, "masked"))
+        like, seconds = None, None
+        if wanted.seconds_per_batch is None and wanted.seconds_per_epoch is None:
+            like = _alike(connection, wanted.like, config)
+            if like is not None:
+                now = services.orchestrator.clock()
+                seconds = _seconds(connection, like["id"], config.searcher.unit, now)
+            if wanted.like is not None and seconds is None:
+                problem = (
+                    f"like: must have trained before, got experiment {wanted.like}, which has not"
+                )
+                raise ConfigError("preview", [problem])
+        times = {
+            "seconds_per_batch": wanted.seconds_per_batch,
+            "seconds_per_epoch": wanted.seconds_per_epoch,
+        }
+        if like is not None and seconds is not None:
+            is_epochs = config.searcher.unit == "epochs"
+            times = {"seconds_per_epoch" if is_epochs else "seconds_per_batch": seconds}
+            if config.resources.hostfile and like["host_slots"] != "[]":  # which no file shows here
+                slots = count_host_slots(like["host_slots"])
+                resources = config.resources.model_copy(update={"slots_per_trial": slots})
+                config = config.model_copy(update={"resources": resources})
+        result = estimate_search(
+            config, **times, like=like["id"] if like is not None and seconds else None
         )
-    )  # fmt: skip
+        lengths = [
+            PreviewLength(length, number) for length, number in sorted(result.lengths.items())
+        ]
+        return PreviewAnswer(
+                SearchPreview(
+                    result.outline, result.trials, result.unit, lengths, result.total_length,
+                    result.most_length, result.slots, result.seconds_per_unit, result.like,
+                    result.slot_hours, result.most_slot_hours, result.premise,
+                    list(result.warnings),
+                )
+            )  # fmt: skip
+
+    return await services.read(read)
 
 
 def _alike(

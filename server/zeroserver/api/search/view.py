@@ -1,15 +1,14 @@
 """State of a search: rungs and trials."""
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter
 from sqlalchemy import Connection, RowMapping, select
 
 from zerolab.contract.messages import wire_number
 from zerolab.searcher.view import BracketView, RungView
 from zeroserver.api import queries
-from zeroserver.api.api_route import ApiRoute
-from zeroserver.api.common import IdPath, answer
+from zeroserver.api.common import IdPath
 from zeroserver.api.resources import Bracket, Rung, RungEntry, SearcherAnswer, SearcherState
-from zeroserver.api.rows import respond
+from zeroserver.api.strict_route import StrictRoute
 from zeroserver.orchestrator.search.search_service import Seen, look_back
 from zeroserver.services import Services, ServicesDep
 from zeroserver.states import EXPERIMENT_ENDED
@@ -17,11 +16,11 @@ from zeroserver.store.schema import experiments, trials
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/api/v1/experiments", tags=["search"], route_class=ApiRoute)
+router = APIRouter(prefix="/api/v1/experiments", tags=["search"], route_class=StrictRoute)
 
 
-@router.get("/{experiment_id}/searcher", responses=answer(SearcherAnswer))
-async def get_searcher(services: ServicesDep, experiment_id: IdPath) -> Response:
+@router.get("/{experiment_id}/searcher")
+async def get_searcher(services: ServicesDep, experiment_id: IdPath) -> SearcherAnswer:
     """Read where the trials of a search stand: rungs, who was judged there, who trains to them."""
     row = await services.read(
         lambda connection: queries.one(connection, experiments, experiment_id)
@@ -38,7 +37,7 @@ async def get_searcher(services: ServicesDep, experiment_id: IdPath) -> Response
         brackets=[_bracket(bracket, ids) for bracket in seen.view.brackets],
         problem=seen.problem,
     )
-    return respond(SearcherAnswer(state))
+    return SearcherAnswer(state)
 
 
 async def _seen(services: Services, row: RowMapping) -> Seen:
