@@ -37,7 +37,7 @@ from zeroserver.settings import Settings
 from zeroserver.store.database import Change, Database, Transaction
 from zeroserver.store.orphans import ROWS, remove_part
 
-__all__ = ["ReadDep", "Services", "ServicesDep", "services_of", "settle_memory"]
+__all__ = ["Services", "ServicesDep", "services_of", "settle_memory"]
 
 logger = logging.getLogger(__name__)
 
@@ -326,6 +326,3 @@ async def _services(request: Request) -> Services:  # a plain function would get
 
 ServicesDep = Annotated[Services, Depends(_services)]
 """Dependency: the services of the application."""
-
-ReadDep = Annotated[Connection, "handed over"]
-"""Dependency of a synchronous route: a connection, released before the response is sent."""

@@ -134,9 +134,7 @@ async def put_pool(services: ServicesDep, name: Name, body: PoolPut) -> PoolAnsw
 
 
 @router.get("/quotas")
-async def list_quotas(
-    services: ServicesDep,
-) -> QuotaPage:
+async def list_quotas(services: ServicesDep) -> QuotaPage:
     """List the quotas, and what is held of each."""
     return await services.read(lambda connection: QuotaPage(quotas=quota_list(connection)))
 
