@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from zerotrial.engine.comm.communicator import SoloCommunicator, Work
-from zerotrial.engine.comm.ring import Ring
+from zerotrial.engine.comm.communicator import Ring, SoloCommunicator, Work
 
 CPU = torch.device("cpu")
 

@@ -23,9 +23,14 @@ from zerotrial.engine.gradients import EngineGradients
 from zerotrial.engine.loss_scale import LossScaler
 from zerotrial.engine.lr_schedules.base import required_arguments
 from zerotrial.engine.mesh import Mesh
-from zerotrial.engine.module.backward_detection import reaches_leaves, watch_outputs
 from zerotrial.engine.module.frozen_parameters import FrozenParameters
-from zerotrial.engine.module.gradient_access import close_window, open_window, serve_gradients
+from zerotrial.engine.module.gradient_access import (
+    close_window,
+    open_window,
+    reaches_leaves,
+    serve_gradients,
+    watch_outputs,
+)
 from zerotrial.engine.module.ownership import ModelOwnership
 from zerotrial.engine.progress import Progress
 from zerotrial.engine.protocols import Observer, Stage, StepResult

@@ -42,11 +42,8 @@ class Replicas:
         self._axis = axis
         self._traffic = traffic
         self._observer = observer
-
-    @property
-    def count(self) -> int:
+        self.count = axis.size
         """Number of replicas; 1 if no two ranks have the same shard."""
-        return self._axis.size
 
     def average(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor by its mean over the replicas. **Collective**; waits.

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from zerotrial.engine.comm.communicator import Buffer, Communicator, Work
-from zerotrial.engine.comm.ring import Ring
+from zerotrial.engine.comm.communicator import Buffer, Communicator, Ring, Work
 from zerotrial.engine.flat.gradients import (
     GradientPolicy,
     Gradients,

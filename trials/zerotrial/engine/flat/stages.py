@@ -16,8 +16,13 @@ from zerotrial.engine.comm.communicator import Communicator, Traffic, Work
 from zerotrial.engine.comm.replicas import Replicas
 from zerotrial.engine.comm.timed_collectives import COMMUNICATION
 from zerotrial.engine.flat.bucket_size import choose_bucket_numel
-from zerotrial.engine.flat.gradients import Averaging, GradientPolicy, Gradients
-from zerotrial.engine.flat.hooks import GradientHooks
+from zerotrial.engine.flat.gradients import (
+    Averaging,
+    GradientHooks,
+    GradientPolicy,
+    Gradients,
+    TiedGradients,
+)
 from zerotrial.engine.flat.layout import Bucket, ParameterSlot, build_buckets
 from zerotrial.engine.flat.pending_gradients import (
     accumulated_pieces,
@@ -26,7 +31,6 @@ from zerotrial.engine.flat.pending_gradients import (
 )
 from zerotrial.engine.flat.replicated import ReplicatedGradients
 from zerotrial.engine.flat.sharded import ShardedGradients
-from zerotrial.engine.flat.tied_gradients import TiedGradients
 from zerotrial.engine.flat.weight_writes import WeightWrites
 from zerotrial.engine.flat.weights import flatten_parameters
 from zerotrial.engine.module.frozen_parameters import FrozenOriginals
@@ -73,6 +77,7 @@ class FlatStage:
             keep=uncast_parameters(inputs.module),
             whole_parameters=unsplit,
         )
+        self._owned_slices = [self._owned(bucket) for bucket in self.buckets]
         self._trained = frozenset(place.parameter for b in self.buckets for place in b.slots)
         self.originals = FrozenOriginals(comm, inputs.device)
         flat = flatten_parameters(inputs, self.buckets, comm, self._owned, self.originals)
@@ -82,7 +87,7 @@ class FlatStage:
         self._weight_writes = WeightWrites(
             self.buckets,
             [buffer.tensor for buffer in self._weights],
-            [self._owned(bucket) for bucket in self.buckets],
+            self._owned_slices,
             self._updater,
         )
         self.optimizer = self._updater.optimizer
@@ -220,7 +225,7 @@ class FlatStage:
         works = []
         for bucket in self.buckets:
             index = bucket.index
-            part = self._weights[index].tensor[self._owned(bucket)]
+            part = self._weights[index].tensor[self._owned_slices[index]]
             if self._updater.step(index, self.gradients.result(index), scale, part):
                 works.append(self._publish(index))
             else:
@@ -299,13 +304,12 @@ class FlatStage:
 
     def gradient_pieces(self, *, write: bool = False) -> Iterator[Piece]:
         """Iterate over the accumulated gradients; call :meth:`settle_gradients` before."""
-        owned = [self._owned(bucket) for bucket in self.buckets]
-        return accumulated_pieces(self.gradients, self.buckets, owned, self._comm.rank, write=write)
+        owned, rank = self._owned_slices, self._comm.rank
+        return accumulated_pieces(self.gradients, self.buckets, owned, rank, write=write)
 
     def resume_gradients(self, source: GradientSource) -> None:
         """Continue with the gradients of a checkpoint, when there are no others."""
-        owned = [self._owned(bucket) for bucket in self.buckets]
-        resume_accumulated(self.gradients, self.buckets, owned, source)
+        resume_accumulated(self.gradients, self.buckets, self._owned_slices, source)
 
     def other_states(self, scalars: Mapping[str, float]) -> dict[str, Mapping[str, Any]]:
         """Return optimizer states that are not elementwise, by parameter name."""

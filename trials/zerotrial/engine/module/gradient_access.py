@@ -23,13 +23,21 @@ __all__ = [
     "close_window",
     "get_raw_gradient",
     "open_window",
+    "reaches_leaves",
     "serve_gradients",
     "set_raw_gradient",
+    "watch_outputs",
 ]
 
 _descriptor: Any = torch._C.TensorBase.grad  # noqa: SLF001 - the attribute before it is wrapped
+
+
 get_raw_gradient: Any = _descriptor.__get__
+
+
 """Read torch's own gradient of a tensor; as fast as the attribute."""
+
+
 set_raw_gradient: Any = _descriptor.__set__
 
 
@@ -38,6 +46,8 @@ GRADIENT_ALTERNATIVES = (
     "engine.weights.full(name, 'gradient'), and write it with "
     "engine.weights.set_full(name, value, 'gradient')"
 )
+
+
 """End of error texts about gradients that ``parameter.grad`` cannot provide."""
 
 
@@ -63,14 +73,23 @@ class GradientOwner(Protocol):
 
 
 _owners: "list[weakref.ref[GradientOwner]]" = []
+
+
 """Engines with open windows; empty while no engine has gradients, and during backward."""
 
+
 _APPLY = nn.Module._apply.__code__  # noqa: SLF001 - what to(), cuda() and half() call
+
+
 _INTERNALS = tuple(
     str(Path(torch.__file__).parent / name) + os.sep
     for name in ("_dynamo", "_functorch", "_inductor", "_subclasses", "distributed/fsdp")
 )
+
+
 """Code of torch that needs torch's own gradient: compilers inspect the gradients of inputs."""
+
+
 _ZERO_GRAD = {
     inspect.unwrap(function).__code__
     for function in (nn.Module.zero_grad, torch.optim.Optimizer.zero_grad)
@@ -122,7 +141,11 @@ def _delete(parameter: Tensor) -> None:
 
 
 _property = property(_get, _set, _delete, _descriptor.__doc__)
+
+
 _served: dict[Any, int] = {}
+
+
 """Parameter classes with a replaced ``grad``, and the number of engines that need it."""
 
 
@@ -154,3 +177,35 @@ def _stop_serving(kinds: Iterable[Any]) -> None:
             del _served[kind]
             if vars(kind).get("grad") is _property:
                 del kind.grad
+
+
+def watch_outputs(outputs: Any, callback: Callable[[Tensor], None]) -> None:
+    """Register a callback for the gradient of each output.
+
+    Args:
+        outputs: Output of a model: a tensor, or nested tuples, lists and dictionaries. Other
+            objects are ignored, and so are leaves, which outlive the call: a parameter, an input.
+        callback: Callback for autograd.
+    """
+    if isinstance(outputs, Tensor):
+        if outputs.grad_fn is not None:
+            outputs.register_hook(callback)  # type: ignore[no-untyped-call]
+    elif isinstance(outputs, dict):
+        for part in outputs.values():
+            watch_outputs(part, callback)
+    elif isinstance(outputs, tuple | list):
+        for part in outputs:
+            watch_outputs(part, callback)
+
+
+def reaches_leaves(leaves: Iterable[Tensor]) -> bool:
+    """Return whether the current backward pass will write the gradient of any leaf.
+
+    ``torch.autograd.grad`` writes none.
+    """
+    edge = torch.autograd.graph.get_gradient_edge
+    try:
+        will = torch._C._will_engine_execute_node  # noqa: SLF001 - as torch's multi-gradient hooks
+        return any(will(edge(leaf).node) for leaf in leaves)
+    except RuntimeError:  # raised for gradients requested by torch.autograd.grad
+        return False

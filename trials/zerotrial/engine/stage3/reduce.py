@@ -26,8 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from zerotrial.engine.comm.communicator import Buffer, Communicator, Work
-from zerotrial.engine.comm.ring import Ring
+from zerotrial.engine.comm.communicator import Buffer, Communicator, Ring, Work
 from zerotrial.engine.comm.timed_collectives import COMMUNICATION
 from zerotrial.engine.module.gradient_access import get_raw_gradient
 from zerotrial.engine.stage3.internals import (

@@ -30,12 +30,12 @@ from zerotrial.engine.comm.replicas import Replicas
 from zerotrial.engine.comm.timed_collectives import COMMUNICATION, timed_communicator
 from zerotrial.engine.flat.gradients import Averaging, refuse_unused
 from zerotrial.engine.memory.mapped_files import is_in_file, release
-from zerotrial.engine.module.backward_detection import reaches_leaves
 from zerotrial.engine.module.frozen_parameters import FrozenOriginals
 from zerotrial.engine.module.full_tensor import is_sharded
 from zerotrial.engine.module.gradient_access import (
     GRADIENT_ALTERNATIVES,
     get_raw_gradient,
+    reaches_leaves,
     set_raw_gradient,
 )
 from zerotrial.engine.module.gradient_hooks import GradientHooks
