@@ -145,8 +145,8 @@ def _owner(point: EntryPoint) -> str:
 def _reason(point: EntryPoint, error: BaseException) -> str:
     if not point.pattern.match(point.value):
         return "must be module:object"
-    told = isinstance(error, ImportError | AttributeError | TypeError)
-    return str(error) if told else f"{type(error).__name__}: {error}"
+    is_clear = isinstance(error, ImportError | AttributeError | TypeError)
+    return str(error) if is_clear else f"{type(error).__name__}: {error}"
 
 
 def _exists(point: EntryPoint) -> bool:

@@ -276,8 +276,8 @@ from zerolab.reports.reporter import Reporter
 from zerolab.contract.spec import read_run_spec
 if os.environ["RANK"] == "0":
     spec = read_run_spec(pathlib.Path(os.environ["ZEROLAB_RUN_SPEC"]))
-    nobody = msgspec.structs.replace(spec, master="http://127.0.0.1:9")
-    reporter = Reporter(nobody)
+    unreachable = msgspec.structs.replace(spec, master="http://127.0.0.1:9")
+    reporter = Reporter(unreachable)
     for step in range(1, 101):
         reporter.report_metrics("training", step, {"loss": 1 / step})
     os.kill(os.getpid(), signal.SIGKILL)

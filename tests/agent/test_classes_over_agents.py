@@ -19,9 +19,9 @@ pytestmark = pytest.mark.processes
 
 BATCHES = 10
 GATE_AT = 5
-"""Before this batch the ranks wait until the test lets them go on."""
+"""Before this batch the ranks wait until the test releases them."""
 LATE_AT = 7
-"""Before this batch they wait until they are told to leave, where the test wants that."""
+"""Before this batch the ranks wait for a preemption, if the test requests it."""
 
 MODEL = """
 import pathlib, time

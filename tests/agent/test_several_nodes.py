@@ -130,7 +130,9 @@ def test_failed_rank_is_named_with_agent(farm: Farm) -> None:
 def test_too_few_machines_has_waiting_reason(farm: Farm) -> None:
     experiment_id = farm.submit(resources={"slots_per_trial": 3})
     (trial,) = farm.client.trials(experiment_id)
-    lines = until("it is told", lambda: str(farm.client.trial(trial["id"])["waiting_reason"] or ""))
+    lines = until(
+        "there is a reason", lambda: str(farm.client.trial(trial["id"])["waiting_reason"] or "")
+    )
     assert "3 slots on one machine" in lines
 
 

@@ -267,9 +267,9 @@ def test_polling_errors_are_logged_once(
     farm.server.stop()
     Home(farm.server.home).replace_agent_token()
     farm.agents["early"] = farm.spawn("early")
-    nobody = "polling failed, retrying: no Zerolab server responds"
+    no_server = "polling failed, retrying: no Zerolab server responds"
     for name in ("a", "early"):
-        until(f"{name} finds nobody", farm.log(name).read_text, lambda log: nobody in log)
+        until(f"{name} finds no server", farm.log(name).read_text, lambda log: no_server in log)
     farm.server.start()
     farm.client = farm.server.client()
     again, void = "polling succeeded again", f"polling failed, retrying: {farm.server.url}: a valid"
@@ -280,7 +280,7 @@ def test_polling_errors_are_logged_once(
     for name in ("a", "early"):
         log = farm.log(name).read_text()
         assert "Traceback" not in log
-        reasons = re.findall(f"{nobody}|{void}|{again}", log)
+        reasons = re.findall(f"{no_server}|{void}|{again}", log)
         assert all(resource != after for resource, after in itertools.pairwise(reasons)), log
 
 

@@ -420,7 +420,7 @@ def test_ctrl_c_detaches_from_run(installation: Installation, tmp_path: Path) ->
     assert paused["steps_completed"] >= trial["steps_completed"]
     installation.quick("experiment", "activate", str(experiment_id))
     until(
-        "it has gone on",
+        "it has continued",
         lambda: installation.client.trial(trial["id"]),
         lambda trial: trial["steps_completed"] > paused["steps_completed"],
     )

@@ -91,7 +91,7 @@ UNSUPPORTED_KEYS: dict[str, list[str]] = {
         "zero_optimization.zero_quantized_gradients: is not supported; communication is not",
     ],
 }
-"""All problems that are told."""
+"""All reported problems."""
 
 
 def test_all_public_files_are_listed() -> None:

@@ -35,7 +35,7 @@ PROMOTING = {
     "max_length": 20, "max_trials": 3,
     "max_concurrent_trials": 2,  # so the third trial is created where another has paused
 }  # fmt: skip
-"""All pause after 6 batches. When the third does, in whatever order they come, the best goes on."""
+"""All pause after 6 batches. When the third does, in any order, the best is promoted."""
 
 
 class DyingServers:

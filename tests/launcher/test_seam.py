@@ -63,7 +63,7 @@ def test_launchers_implement_interface() -> None:
 
 @pytest.mark.processes
 def test_agent_uses_new_launcher(tmp_path: Path) -> None:
-    marker = tmp_path / "told"
+    marker = tmp_path / "marker"
     files = {"script.py": SCRIPT.replace("GATE", repr(str(marker)))}
     with Installation.running(tmp_path / "home") as installation:
         environment = {

@@ -151,7 +151,7 @@ def test_curve_label_has_trial_and_hparams(stage: Stage, spectator: Watched) -> 
     before = loss.evaluate(height)
     readout = hover(loss, 0.5, 0.98)  # the lowest is the best
     expect(readout).to_contain_text(f"trial {best} (lr {rate['optimizer']['lr']})")
-    assert loss.evaluate(height) == before, "what is told under the chart moves nothing"
+    assert loss.evaluate(height) == before, "the readout moves nothing"
     expect(page.locator(".u-legend")).to_have_count(0)
 
 

@@ -178,7 +178,7 @@ def test_continue_and_fork_ended_experiment(site: Site, owner: Watched) -> None:
     dialog.get_by_label("changes").fill('{"description": "changed"}')
     dialog.get_by_role("button", name="continue").click()
     expect(dialog).to_have_count(0)
-    until("it goes on", lambda: client.experiment(number)["config"]["description"] == "changed")
+    until("it continues", lambda: client.experiment(number)["config"]["description"] == "changed")
     site.installation.wait_for(number)
     before = len(client.experiments())
     head.get_by_role("button", name="fork").click()

@@ -49,13 +49,13 @@ class TransferProgress:
         """Yield a callback that counts the bytes of one file; a failed block takes them back."""
         counted = 0
 
-        def told(count: int) -> None:
+        def report(count: int) -> None:
             nonlocal counted
             counted += count
             self._add(count)
 
         try:
-            yield told
+            yield report
         except BaseException:
             self._add(-counted)
             raise

@@ -301,7 +301,7 @@ def updating_in_tiles() -> Iterator[tuple[str, Any, Any]]:
                 closing.backward(closing(*step[0][rank]))
                 closing.step()
                 ends.append(closing(*step[0][rank]).item())
-            yield f"{name}: goes on as the other", ends[0], ends[1]
+            yield f"{name}: continues as the other", ends[0], ends[1]
             nbytes = sum(t.nbytes for t in other.stage.tensors_by_kind()["optimizer"])
             # Three tiles or blocks, with two states each, and memory to be used again.
             few = 4 * 3 * 4 * tile

@@ -16,7 +16,7 @@ from tests.engine.test_recovery import Fails
 from zerolab.errors import EngineError
 
 
-class Told(nn.Module):
+class Stateful(nn.Module):
     """Model that returns a loss, its parts at several depths, and a state for the next forward."""
 
     def __init__(self) -> None:
@@ -38,9 +38,9 @@ def loss_of(model: Any, x: Tensor) -> Tensor:
 def accumulated(stage: int) -> float:
     """Gap to plain torch, with two micro-batches a step."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    plain = Told()
+    plain = Stateful()
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.5)
-    engine = make(Told(), stage, "SGD", 0.5, gradient_accumulation_steps=2)
+    engine = make(Stateful(), stage, "SGD", 0.5, gradient_accumulation_steps=2)
     with closing(engine):
         for step in range(6):
             parts = inputs(step, ranks)

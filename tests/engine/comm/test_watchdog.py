@@ -242,7 +242,7 @@ def test_slow_rank_has_time_to_answer(
         first.poll(store, 0.0)
         return caplog.messages
 
-    until("it is told again", warnings, lambda lines: len(lines) > 1)
+    until("the warning is repeated", warnings, lambda lines: len(lines) > 1)
     for _ in range(20):
         warnings()
     assert "rank 1 has made no such call yet" in caplog.messages[1]

@@ -195,11 +195,11 @@ def test_missing_values_are_listed_with_remedies(tmp_path: Path) -> None:
 class Heard(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.told: list[str] = []
+        self.messages: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         if "weights" in record.getMessage():
-            self.told.append(record.getMessage())
+            self.messages.append(record.getMessage())
 
 
 def warnings_of(root: str) -> list[list[str]]:
@@ -226,7 +226,7 @@ def warnings_of(root: str) -> list[list[str]]:
         logging.getLogger("zerotrial").addHandler(heard)
         build(kind, weights=file).close()
         logging.getLogger("zerotrial").removeHandler(heard)
-        reported.append(heard.told)
+        reported.append(heard.messages)
     return reported
 
 

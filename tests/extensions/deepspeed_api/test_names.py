@@ -87,7 +87,7 @@ DEEPER = {
     "deepspeed.utils.tensor_fragment": "use the safe_*_full_* of deepspeed.utils",
     "deepspeed.runtime.dataloader.DeepSpeedDataLoader": "use what initialize returns",
 }
-"""Names that scripts of several years import, and what they are told."""
+"""Names that scripts of several years import, and the errors."""
 
 
 def fail(_: str) -> dict[str, dict[str, str]]:

@@ -157,7 +157,7 @@ def disturb_one_rank(path: str) -> bool:
     assert rung.reason().exit_code == EXIT_REACHED
     assert list(rung.metrics("validation")) == [2, 3]
     assert list(losses_of(rung)) == [2, 3]
-    assert not (rung.run_path / "model" / "final").exists(), "the script has not gone on"
+    assert not (rung.run_path / "model" / "final").exists(), "the script has continued"
     assert rung.run() == [0]
     assert list(losses_of(rung)) == [4, 6]
     assert outcome(rung)["model.safetensors"] == expected["model.safetensors"]

@@ -27,7 +27,7 @@ folder = sys.argv[1]
 accelerator = Accelerator()
 file = accelerator.state.deepspeed_plugin.deepspeed_config
 file["zero_optimization"]["stage3_param_persistence_threshold"] = 100  # shards matrices
-told = {}
+reported = {}
 
 def train(*, resume):
     torch.manual_seed(1)
@@ -59,13 +59,13 @@ def train(*, resume):
     try:
         plain.save_pretrained(f"{folder}/shards", state_dict=plain.state_dict())
     except ConfigError as error:
-        told["refused"] = str(error)
+        reported["refused"] = str(error)
     accelerator.wait_for_everyone()
     accelerator.free_memory()
     model.close()
     return losses
 
-told |= {
+reported |= {
     "stage": file["zero_optimization"]["stage"],
     "ranks": accelerator.num_processes,
     "accumulation": accelerator.gradient_accumulation_steps,
@@ -73,7 +73,7 @@ told |= {
     "rest": train(resume=True),
 }
 if accelerator.is_main_process:
-    print("TOLD", json.dumps(told), flush=True)
+    print("REPORTED", json.dumps(reported), flush=True)
 """
 
 
@@ -112,8 +112,8 @@ def test_skip_first_batches_resumes_bitwise_after_load_state(tmp_path: Path) -> 
         timeout=DEADLINE_S,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    (line,) = [line for line in done.stdout.splitlines() if "TOLD" in line]
-    reported = json.loads(line.split("TOLD", 1)[1])
+    (line,) = [line for line in done.stdout.splitlines() if "REPORTED" in line]
+    reported = json.loads(line.split("REPORTED", 1)[1])
     assert (reported["stage"], reported["ranks"], reported["accumulation"]) == (3, 2, 2)
     assert "must have whole weights, got this rank's shards" in reported["refused"]
     assert len(reported["all"]) == 8
@@ -170,7 +170,7 @@ for batch in samples:
     optimizer.zero_grad()
 whole = accelerator.get_state_dict(model)
 if accelerator.is_main_process:
-    torch.save((type(model).__name__, model.zero_optimization_stage(), whole), "told.pt")
+    torch.save((type(model).__name__, model.zero_optimization_stage(), whole), "reported.pt")
 """
 
 
@@ -195,7 +195,7 @@ def test_config_file_chooses_the_stage_under_accelerate_launch(about: str, tmp_p
     assert ended.returncode == 0, ended.stderr
     reported = "the FSDP section of accelerate's file is taken for stage 2" in ended.stderr
     assert reported == (about == "fsdp")
-    kind, stage, full = torch.load(tmp_path / "told.pt")
+    kind, stage, full = torch.load(tmp_path / "reported.pt")
     assert (kind, stage) == ("DeepSpeedEngine", 2 if about == "fsdp" else 3)
     torch.manual_seed(0)
     net = torch.nn.Linear(4, 1)

@@ -366,7 +366,7 @@ def inspect(_: str) -> dict[str, Any]:
         "finders": sum(type(finder).__name__ == "_Finder" for finder in sys.meta_path),
         "engine": deepspeed.DeepSpeedEngine.__mro__[1].__name__,
         "status": parts.ZeroParamStatus.AVAILABLE.name,
-        "told": reported,
+        "errors": reported,
     }
 
 
@@ -376,6 +376,6 @@ def test_module_explains_unsupported_names() -> None:
     assert actual["finders"] == 1
     assert actual["engine"] == "Engine"
     assert actual["status"] == "AVAILABLE"
-    assert "no expert parallelism" in actual["told"]["EngineError"]
-    assert "ranks and groups are torch.distributed's" in actual["told"]["AttributeError"]
-    assert "call the model under torch.no_grad()" in actual["told"]["ConfigError"]
+    assert "no expert parallelism" in actual["errors"]["EngineError"]
+    assert "ranks and groups are torch.distributed's" in actual["errors"]["AttributeError"]
+    assert "call the model under torch.no_grad()" in actual["errors"]["ConfigError"]

@@ -22,7 +22,7 @@ EXAMPLE = Path("examples/hostfile").resolve()
 BOTH = ["--exclude", "worker-2:1"]
 """Of the hosts that the example's file names."""
 ENDLESS = ["--steps", "100000", "--save-every", "4", "--pause", "0.3"]
-"""Until it is cut off, or told to end, however late the test comes to that."""
+"""Long enough for the test to stop or disconnect it."""
 SILENCE_S = 8
 
 
@@ -73,7 +73,7 @@ def test_run_resumes_after_network_loss(
         out = tmp_path / "cut"
         cut = launch(*BOTH, "train.py", *ENDLESS, out=out)
         until(
-            "a checkpoint is there, and training goes on",
+            "a checkpoint is there, and training continues",
             out.read_text,
             lambda text: "step 6 " in text or cut.poll() is not None,
         )

@@ -143,7 +143,7 @@ def test_sighup_ends_run_except_with_nohup(launch: Callable[..., Launched]) -> N
     launched.until("it waits", launched.ticks)
     before = launched.ticks()
     launched.process.send_signal(signal.SIGHUP)
-    launched.until("it goes on", lambda: launched.ticks() > before + 10)
+    launched.until("it continues", lambda: launched.ticks() > before + 10)
     (launched.folder / "go").touch()
     assert launched.end()[0] == 0
 

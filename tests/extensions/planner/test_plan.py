@@ -41,7 +41,7 @@ import zerotrial
 from zerotrial import initialize
 
 class Big(zerotrial.ZeroTrial):
-    """Nobody has the memory for this one."""
+    """More memory than any machine has."""
     def __init__(self, context):
         model = nn.Sequential(*(nn.Linear(20_000, 20_000, bias=False) for _ in range(10)))
         model[0].requires_grad_(False)

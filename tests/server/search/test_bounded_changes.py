@@ -267,7 +267,7 @@ def test_interrupted_policy_is_applied_at_next_start(tmp_path: Path, small_chang
         ((trial_id,),) = server.sql("SELECT min(id) FROM trials")
         server.write(lambda work: work.checkpoints.thin_out(experiment_id=1, trial_ids=[trial_id]))
     with serve(tmp_path) as server:
-        until("it goes on", lambda: states(server).count("COMPLETED") == 1)
+        until("it continues", lambda: states(server).count("COMPLETED") == 1)
         until("it is done", lambda: server.sql("SELECT retention_due FROM experiments") == [(0,)])
 
 

@@ -356,7 +356,7 @@ def _check_sizes(tensor: Axis | None, pipe: Axis | None, model: Axis) -> None:
         assert pipe is not None
         problem = (
             f"mpu: must give {_TENSOR[0]}() where {_MODEL[0]}() has more ranks ({model.size}) than "
-            f"{_PIPE[0]}() ({pipe.size}), got none; without it nobody knows which parameters count"
+            f"{_PIPE[0]}() ({pipe.size}), got none; it decides which parameters count"
         )
         raise ConfigError("initialize()", [problem])
     expected = model.size if pipe is None else tensor.size * pipe.size

@@ -106,7 +106,7 @@ def _cut(model: nn.Module, config: EngineConfig, mpu: Any) -> EngineConfig:
     size = vars(model).get(CUT_OVER, parallel.size)
     if parallel.size not in (1, size):
         sizes = f"got {parallel.size} and {size}"
-        problem = f"tensor_parallel.size: must be what tp_model_init() was told, {sizes}"
+        problem = f"tensor_parallel.size: must equal the size of tp_model_init(), {sizes}"
         raise ConfigError(config.source, [problem])
     parallel = parallel.model_copy(update={"size": size})
     config = config.model_copy(update={"tensor_parallel": parallel})

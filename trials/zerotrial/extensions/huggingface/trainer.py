@@ -165,7 +165,7 @@ class ZerolabCallback(TrainerCallback):  # type: ignore[misc]  # its types are s
             self._percent = percent
             context.train.report_progress(steps / max(1, of))
 
-    # -- what is told ------------------------------------------------------------------------
+    # -- callbacks ---------------------------------------------------------------------------
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **unused: Any) -> None:
         """Record a line of the Trainer's log as training metrics."""

@@ -2,8 +2,8 @@
 
 As with trial classes (:mod:`zerotrial.failures`), errors raised while a trial is being built occur
 at every start. A script is its own process. Functions that build parts of a Trainer or an
-Accelerator therefore record the error they raise. If that error ends the script, the platform is
-told not to restart it. A script that catches the error continues.
+Accelerator therefore record the error they raise. If that error ends the script, the platform
+does not restart it. A script that catches the error continues.
 """
 
 import functools
