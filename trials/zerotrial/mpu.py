@@ -1,12 +1,11 @@
 """Role of a rank in a model-parallel job, for data loading and metrics."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from zerotrial.engine.mesh import Mesh
 from zerotrial.ranks import Distributed
 
-__all__ = ["ModelParallelUnit", "make_data_parallel_mpu", "make_mesh_mpu", "make_pipeline_mpu"]
+__all__ = ["ModelParallelUnit", "make_data_parallel_mpu", "make_mesh_mpu"]
 
 
 @dataclass(frozen=True)
@@ -47,21 +46,4 @@ def make_mesh_mpu(mesh: Mesh, *, pipeline: bool) -> ModelParallelUnit:
         data_parallel_world_size=mesh.data.size,
         should_report_metrics=mesh.tensor.rank == 0 and (last or not pipeline),
         should_build_data_loader=mesh.pipe.rank == 0 or last or not pipeline,
-    )
-
-
-def make_pipeline_mpu(grid: Any) -> ModelParallelUnit:
-    """Make the unit of a rank from a pipeline engine's ``PipelineParallelGrid``.
-
-    The first and the last pipeline stage read data (inputs and labels), once for each
-    tensor-parallel group.
-    """
-    stage = grid.get_pipe_parallel_rank()
-    last = grid.get_pipe_parallel_world_size() - 1
-    slice_rank = getattr(grid, "get_slice_parallel_rank", lambda: 0)()
-    return ModelParallelUnit(
-        data_parallel_rank=grid.get_data_parallel_rank(),
-        data_parallel_world_size=grid.get_data_parallel_world_size(),
-        should_report_metrics=True,
-        should_build_data_loader=slice_rank == 0 and stage in (0, last),
     )

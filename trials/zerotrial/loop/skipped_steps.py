@@ -33,6 +33,7 @@ class _EngineMonitor:
     def __init__(self, index: int, engine: EngineView) -> None:
         self._index = index
         self._engine = engine
+        self._counters = engine.counters
         self._skipped = engine.skipped_steps
         self._since: int | None = None  # batches completed before the skipped ones
 
@@ -45,7 +46,7 @@ class _EngineMonitor:
         Raises:
             TrialError: If the engine skipped every step of the last 50 batches.
         """
-        previous, self._skipped = self._skipped, self._engine.engine.skipped_steps
+        previous, self._skipped = self._skipped, self._counters.skipped_steps
         if self._skipped == previous:
             self._since = None
         elif self._since is None:

@@ -1,17 +1,17 @@
 """The engine under the names that only DeepSpeed's own libraries and Hugging Face's call."""
 
+import inspect
 import logging
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from zerolab.errors import ConfigError
 from zerotrial.engine.checkpoint.files import NothingSavedError
 from zerotrial.engine.engine import Engine, EngineParts
 from zerotrial.engine.protocols import StepResult
-from zerotrial.extensions.deepspeed_api.engine_module import AsModule
 from zerotrial.extensions.deepspeed_api.methods import DeepSpeedMethods
 from zerotrial.extensions.deepspeed_api.unsupported import methods
 
@@ -76,7 +76,34 @@ class _ThroughputTimer:
         """Do nothing."""
 
 
-class DeepSpeedEngine(Engine, DeepSpeedMethods, AsModule):  # type: ignore[misc]  # train() is ours
+class _AsModule(nn.Module):
+    """Makes an engine an ``nn.Module``, as DeepSpeed's is; its parts are those of ``module``.
+
+    Nothing of ``nn.Module`` is kept for the engine itself: each method is the model's, so that
+    names have no ``module.`` before them, and an outer module sees the model in the engine's place.
+    """
+
+    module: Any
+
+    __setattr__ = object.__setattr__  # type: ignore[assignment]
+    __delattr__ = object.__delattr__
+
+
+def _of_the_model(name: str) -> Any:
+    def method(self: _AsModule, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.module, name)(*args, **kwargs)
+
+    method.__name__, method.__doc__ = name, "The model's."
+    return method
+
+
+_OWN_METHODS = ("_get_name",)
+for _name, _method in vars(nn.Module).items():
+    if inspect.isfunction(_method) and not _name.startswith("__") and _name not in _OWN_METHODS:
+        setattr(_AsModule, _name, _of_the_model(_name))
+
+
+class DeepSpeedEngine(Engine, DeepSpeedMethods, _AsModule):  # type: ignore[misc]  # train() is ours
     """An :class:`~zerotrial.engine.engine.Engine` that scripts written for DeepSpeed know."""
 
     REPLACEMENTS: ClassVar[dict[str, str]] = DeepSpeedMethods.REPLACEMENTS | methods(
