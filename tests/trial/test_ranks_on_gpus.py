@@ -22,10 +22,10 @@ from zerolab.extensions.launcher_ssh import worker
 from zerotrial.engine.builder.environment import choose_device
 from zerotrial.engine.pipeline.module import PipelineModule
 from zerotrial.engine.pipeline.runner import Runner
-from zerotrial.engine.tensor import model_sharding
 from zerotrial.engine.watch.flops import ForwardProfile
 from zerotrial.extensions.deepspeed_api import cpu_support
 from zerotrial.extensions.deepspeed_api.shared_weights import HostMemory
+from zerotrial.extensions.tensor_parallel import model_sharding
 from zerotrial.loop.profiling import LoopTimings
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -32,9 +32,9 @@ from zerotrial.engine.module.gradient_access import (
     watch_outputs,
 )
 from zerotrial.engine.module.ownership import ModelOwnership
+from zerotrial.engine.module.sharded_model import ShardedModel
 from zerotrial.engine.progress import Progress
 from zerotrial.engine.protocols import Observer, Stage, StepResult
-from zerotrial.engine.tensor.model_sharding import ShardedModel
 from zerotrial.engine.weights import FullWeights
 
 __all__ = ["Engine", "EngineParts", "check_loss", "to_device"]

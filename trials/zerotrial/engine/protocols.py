@@ -38,6 +38,7 @@ __all__ = [
     "StageStates",
     "StageWeights",
     "StepResult",
+    "TensorRanks",
     "TrainingStage",
     "Updater",
     "UpdaterInputs",
@@ -96,6 +97,29 @@ class ParamGroup:
     parameters: list[NamedParameter]
     options: dict[str, Any] = field(default_factory=dict)
     """Optimizer options without ``params``: ``lr``, ``weight_decay``, ... as in ``torch.optim``."""
+
+
+class TensorRanks(Protocol):
+    """Ranks along the tensor axis, as tensor parallelism provides them."""
+
+    @property
+    def group(self) -> Any:
+        """Process group of the axis."""
+        ...
+
+    @property
+    def rank(self) -> int:
+        """This rank's index along the axis."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Number of ranks along the axis."""
+        ...
+
+    def gather(self, values: Tensor, dim: int) -> Tensor:
+        """Concatenate all ranks' values along a dimension. **Collective**."""
+        ...
 
 
 class OptimizerFactory(Protocol):

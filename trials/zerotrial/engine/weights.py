@@ -23,8 +23,8 @@ from zerotrial.engine.comm.watchdog import CollectiveWatchdog, collective
 from zerotrial.engine.loss_scale import LossScaler
 from zerotrial.engine.mesh import Axis, Mesh, tie_of
 from zerotrial.engine.module.full_tensor import full_tensor_of, is_sharded
+from zerotrial.engine.module.sharded_model import ShardedModel
 from zerotrial.engine.protocols import Piece, Stage
-from zerotrial.engine.tensor.model_sharding import ShardedModel
 
 __all__ = ["FullWeights"]
 

@@ -51,6 +51,7 @@ from zerotrial.engine.module.activation_checkpointing import (
 from zerotrial.engine.module.compilation import compile_blocks, unwrap_compiled
 from zerotrial.engine.module.ownership import ModelOwnership, close_conflicting_engines
 from zerotrial.engine.module.precision import register_input_cast
+from zerotrial.engine.module.sharded_model import ShardedModel
 from zerotrial.engine.protocols import (
     Observer,
     OptimizerFactory,
@@ -58,7 +59,6 @@ from zerotrial.engine.protocols import (
     StageInputs,
     TrainingStage,
 )
-from zerotrial.engine.tensor.model_sharding import ShardedModel, shard_model
 from zerotrial.engine.update.checkpoint_support import check_savable
 from zerotrial.engine.update.factory import choose_optimizer
 from zerotrial.engine.watch.step_observer import describe_config, make_observer
@@ -70,6 +70,9 @@ logger = logging.getLogger(__name__)
 EXTENSIONS: Registry[type] = Registry("zerotrial.engine_extensions", {})
 """Classes by name whose methods are added to the engines of :func:`initialize`."""
 _extended: dict[type, Any] = {}
+
+PARALLELISM: Registry[Callable[..., Any]] = Registry("zerotrial.parallelism", {})
+"""Functions that shard a model over an axis of the mesh, by the axis."""
 
 _FLAT_STAGES = {0: Stage0, 1: Stage1, 2: Stage2}
 
@@ -216,13 +219,7 @@ def _prepare_model(
     if is_pipeline(model):
         model.to(environment.device)
         model.prepare(environment.mesh, environment.config.pipeline.activation_checkpoint_interval)
-    divided = shard_model(
-        model,
-        environment.config.tensor_parallel,
-        environment.mesh,
-        environment.device,
-        observer.phase,
-    )
+    divided = _shard_model(model, environment, observer)
     if environment.config.zero_optimization.stage < 3:  # stage 3 moves it unit by unit
         model.to(environment.device)  # after sharding, when only this rank's part is left
     compile_blocks(model, environment.config.compile)
@@ -243,6 +240,21 @@ def _prepare_model(
     else:
         checkpoint_blocks(model, checkpointing, divided.sharing)
     return divided
+
+
+def _shard_model(
+    model: nn.Module, environment: EngineEnvironment, observer: Observer
+) -> ShardedModel:
+    """Shard the model over the tensor axis, if there is one. **Collective** in that case."""
+    mesh = environment.mesh
+    if mesh.tensor.size == 1 or mesh.all_ranks is None:  # with an mpu the user has sharded it
+        return ShardedModel.none(model)
+    if problem := PARALLELISM.problem("tensor"):
+        raise ConfigError(environment.config.source, [f"tensor_parallel.size: {problem}"])
+    sharded: ShardedModel = PARALLELISM["tensor"](
+        model, environment.config.tensor_parallel, mesh, environment.device, observer.phase
+    )
+    return sharded
 
 
 def _undo(stage: TrainingStage, divided: ShardedModel) -> None:

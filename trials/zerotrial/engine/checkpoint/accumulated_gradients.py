@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from zerotrial.engine.checkpoint.shards import ShardReader, ranges_of
+from zerotrial.engine.module.shard_spec import Span
 from zerotrial.engine.progress import WindowState
 from zerotrial.engine.protocols import Piece
-from zerotrial.engine.tensor.shard_spec import Span
 
 __all__ = ["SavedGradients", "gradient_ranges"]
 

@@ -18,9 +18,9 @@ from zerotrial.engine.comm.watchdog import CollectiveWatchdog, collective
 from zerotrial.engine.loss_scale import LossScaler
 from zerotrial.engine.mesh import Mesh
 from zerotrial.engine.module.gradient_access import GradientOwner, close_window, open_window
+from zerotrial.engine.module.sharded_model import ShardedModel
 from zerotrial.engine.progress import Progress
 from zerotrial.engine.protocols import Stage
-from zerotrial.engine.tensor.model_sharding import ShardedModel
 
 __all__ = ["EngineCheckpoint"]
 

@@ -17,8 +17,8 @@ from zerotrial.engine.checkpoint.load import find
 from zerotrial.engine.checkpoint.ranks import CheckpointRanks
 from zerotrial.engine.checkpoint.shards import ShardReader, read_tensors
 from zerotrial.engine.mesh import Mesh
+from zerotrial.engine.module.sharded_model import ShardedModel
 from zerotrial.engine.protocols import StageWeights
-from zerotrial.engine.tensor.model_sharding import ShardedModel
 
 __all__ = ["export_weights", "read_weights"]
 

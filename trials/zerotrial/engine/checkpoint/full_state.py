@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from zerotrial.engine.checkpoint.state import module_tensors
 from zerotrial.engine.mesh import Mesh
+from zerotrial.engine.module.sharded_model import ShardedModel
 from zerotrial.engine.protocols import StageWeights
-from zerotrial.engine.tensor.model_sharding import ShardedModel
 
 __all__ = ["full_tensors", "gather_full_state", "names_by_first"]
 

@@ -39,7 +39,7 @@ from zerotrial.engine.checkpoint.state import (
 from zerotrial.engine.checkpoint.training_state import TrainingState
 from zerotrial.engine.lr_schedules import LRSchedule
 from zerotrial.engine.module.compilation import strip_compiled
-from zerotrial.engine.tensor.shard_spec import Span
+from zerotrial.engine.module.shard_spec import Span
 from zerotrial.engine.update.checkpoint_support import takes_any_states
 
 __all__ = ["Loader", "Selection", "find"]

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from zerotrial.engine.checkpoint.files import CheckpointError, FileRecord, write_file
 from zerotrial.engine.module.compilation import strip_compiled
+from zerotrial.engine.module.shard_spec import Span
 from zerotrial.engine.protocols import Piece
-from zerotrial.engine.tensor.shard_spec import Span
 
 __all__ = ["ShardReader", "key_of", "ranges_of", "read_tensors", "write_tensors"]
 

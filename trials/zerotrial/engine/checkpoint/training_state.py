@@ -11,9 +11,9 @@ from zerotrial.engine.loss_scale import LossScaler
 from zerotrial.engine.mesh import Mesh
 from zerotrial.engine.module.frozen_parameters import FrozenOriginals
 from zerotrial.engine.module.gradient_access import set_raw_gradient
+from zerotrial.engine.module.sharded_model import ShardedModel
 from zerotrial.engine.progress import Progress, WindowState
 from zerotrial.engine.protocols import StageStates, TrainingStage, WindowGradients
-from zerotrial.engine.tensor.model_sharding import ShardedModel
 
 __all__ = ["TrainingState"]
 

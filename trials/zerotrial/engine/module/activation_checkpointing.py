@@ -25,7 +25,7 @@ from zerotrial.engine.module.units import find_blocks
 
 if TYPE_CHECKING:
     from zerolab.config.engine.runtime import ActivationCheckpointingConfig
-    from zerotrial.engine.tensor.redistribution import TensorRanks
+    from zerotrial.engine.protocols import TensorRanks
 
 Forward = Callable[..., Any]
 _SAMPLE_NUMEL = 64

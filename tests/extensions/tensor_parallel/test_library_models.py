@@ -23,8 +23,8 @@ from tests.engine.tensor_models import (
 )
 from zerolab.config.engine.parallel import TensorParallelConfig
 from zerotrial.engine.module.activation_checkpointing import _StoredTensor
-from zerotrial.engine.tensor.plan import find_layers
-from zerotrial.engine.tensor.plan_validation import undeclared_blocks
+from zerotrial.extensions.tensor_parallel.plan import find_layers
+from zerotrial.extensions.tensor_parallel.plan_validation import undeclared_blocks
 
 LIBRARY = importlib.util.find_spec("transformers") is not None
 needs_library = pytest.mark.skipif(not LIBRARY, reason="the extra 'transformers' is not installed")

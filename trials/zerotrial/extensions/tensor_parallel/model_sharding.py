@@ -3,7 +3,7 @@
 Parameters remain plain parameters with this rank's part as their value. The stages lay them out
 like any other, and stage 3 shards each part over the data axis. The communication between ranks is
 in wrappers around the forward of each sharded layer, see
-:mod:`zerotrial.engine.tensor.redistribution`.
+:mod:`zerotrial.extensions.tensor_parallel.redistribution`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from torch import Tensor, nn
 
 from zerolab.errors import ConfigError, EngineError
 from zerotrial.engine.comm.replicas import broadcast_module
+from zerotrial.engine.module.shard_spec import ShardSpec, mark
+from zerotrial.engine.module.sharded_model import ShardedModel
 from zerotrial.engine.protocols import NullObserver
-from zerotrial.engine.tensor.first_batch import watch_first_batch
-from zerotrial.engine.tensor.forward_wrappers import wrap
-from zerotrial.engine.tensor.plan import find_layers
-from zerotrial.engine.tensor.plan_validation import (
+from zerotrial.extensions.tensor_parallel.first_batch import watch_first_batch
+from zerotrial.extensions.tensor_parallel.forward_wrappers import wrap
+from zerotrial.extensions.tensor_parallel.plan import find_layers
+from zerotrial.extensions.tensor_parallel.plan_validation import (
     Stages,
     cuts_of,
     differently_sharded_ties,
@@ -33,90 +35,17 @@ from zerotrial.engine.tensor.plan_validation import (
     undeclared_blocks,
     unplanned_users,
 )
-from zerotrial.engine.tensor.redistribution import TensorRanks
-from zerotrial.engine.tensor.shard_spec import ShardSpec, Span, mark, unmark
+from zerotrial.extensions.tensor_parallel.redistribution import TensorRanks
 
 if TYPE_CHECKING:
     from zerolab.config.engine.parallel import TensorParallelConfig
     from zerotrial.engine.mesh import Mesh
 
-__all__ = ["ShardedModel", "shard_model"]
+__all__ = ["shard_model"]
 
 logger = logging.getLogger(__name__)
 
 _UNTIMED = NullObserver().phase
-
-
-class ShardedModel:
-    """Model with sharded matrices.
-
-    Args:
-        module: The model.
-        cuts: Shard specs by the first name of each sharded parameter.
-        ranks: Tensor-parallel ranks.
-        by_tokens: Whether activations between layers are sharded by tokens.
-    """
-
-    def __init__(
-        self,
-        module: nn.Module,
-        cuts: Mapping[str, ShardSpec],
-        ranks: TensorRanks,
-        *,
-        by_tokens: bool = False,
-    ) -> None:
-        self._module = module
-        self.cuts = cuts
-        self.ranks = ranks
-        self.sharing = None if by_tokens else ranks
-        """Ranks that have equal activations between layers."""
-        self._undo: list[Callable[[], None]] = []
-
-    @classmethod
-    def none(cls, module: nn.Module) -> ShardedModel:
-        """Return a model without sharding."""
-        return cls(module, {}, TensorRanks(None, 0, 1, _UNTIMED))
-
-    def full(self, name: str, part: Tensor) -> Tensor:
-        """Gather a tensor of a parameter's shape from all ranks. **Collective** if sharded."""
-        cut = self.cuts.get(name)
-        if cut is None:
-            return part
-        local = part.detach().contiguous()
-        parts = [torch.empty_like(local) for _ in range(self.ranks.size)]
-        dist.all_gather(parts, local, group=self.ranks.group)
-        return cut.join(parts)
-
-    def part(self, name: str, full: Tensor) -> Tensor:
-        """Return a copy of this rank's part of a tensor of a parameter's shape."""
-        cut = self.cuts.get(name)
-        return full if cut is None else cut.take(full)
-
-    def shape(self, name: str, part_shape: torch.Size) -> torch.Size:
-        """Return the full shape of a parameter of which this rank has shape ``part_shape``."""
-        cut = self.cuts.get(name)
-        return part_shape if cut is None else cut.shape
-
-    def span(self, name: str) -> Span | None:
-        """Return the range of this rank's part of a parameter; None if it is not sharded."""
-        cut = self.cuts.get(name)
-        return None if cut is None else cut.span
-
-    def on_undo(self, action: Callable[[], None]) -> None:
-        """Register an action for :meth:`undo`."""
-        self._undo.append(action)
-
-    def undo(self) -> None:
-        """Restore the full model on every rank. **Collective**."""
-        parameters = dict(self._module.named_parameters())
-        for name in self.cuts:
-            parameter = parameters[name]
-            parameter.data = self.full(name, parameter.data)
-            parameter.grad = None
-            unmark(parameter)
-        for action in self._undo:
-            action()
-        self.cuts, self._undo = {}, []
 
 
 def shard_model(
@@ -178,7 +107,7 @@ def shard_model(
     )
     for layer in [*layers, *followers]:
         wrap(layer, ranks, divided.on_undo)
-    _check_batches(module, divided)
+    _check_batches(module, ranks)
     watch_first_batch(module, [*layers, *followers], axis.size)
     if mesh.saving.rank == 0:
         for text in undeclared_blocks(layers):
@@ -197,9 +126,8 @@ def _synchronize_random_state(ranks: TensorRanks, device: torch.device) -> None:
         torch.cuda.set_rng_state(on_device[0], device)
 
 
-def _check_batches(module: nn.Module, divided: ShardedModel) -> None:
+def _check_batches(module: nn.Module, ranks: TensorRanks) -> None:
     """Check that the ranks read the same micro-batch; drop cached activations after forward."""
-    ranks = divided.ranks
 
     def compare(_module: nn.Module, args: Any, kwargs: Any) -> None:
         handle.remove()

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from zerolab.errors import EngineError
-from zerotrial.engine.tensor.plan import Layer, Move, Prepared
-from zerotrial.engine.tensor.plan_validation import is_transposed, layouts_of
-from zerotrial.engine.tensor.redistribution import (
+from zerotrial.extensions.tensor_parallel.plan import Layer, Move, Prepared
+from zerotrial.extensions.tensor_parallel.plan_validation import is_transposed, layouts_of
+from zerotrial.extensions.tensor_parallel.redistribution import (
     SEQUENCE,
     SPLIT,
     TensorRanks,

@@ -22,7 +22,7 @@ from tests.engine.tensor_models import CONFIG, PLANS, SmallGpt, loss_of, referen
 from zerolab.config.engine.parallel import TensorParallelConfig
 from zerolab.errors import ConfigError, EngineError
 from zerotrial.engine.mesh import Mesh
-from zerotrial.engine.tensor.plan import find_layers
+from zerotrial.extensions.tensor_parallel.plan import find_layers
 
 RANKS, STEPS = 4, 20
 CASES = [
@@ -109,7 +109,7 @@ def first_batch_errors() -> dict[str, str]:
     messages: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("zerotrial.engine.tensor").addHandler(handler)
+    logging.getLogger("zerotrial.extensions.tensor_parallel").addHandler(handler)
     errors = {}
     for expected, plan in WRONG.items():
         engine = engine_of(SmallGpt(), 2, 0, plan)
@@ -261,7 +261,7 @@ def test_model_without_plan_is_refused() -> None:
 
 
 def test_one_process_is_not_sharded() -> None:
-    from zerotrial.engine.tensor.model_sharding import shard_model
+    from zerotrial.extensions.tensor_parallel.model_sharding import shard_model
 
     model = SmallGpt()
     divided = shard_model(model, TensorParallelConfig(), Mesh(), torch.device("cpu"))

@@ -14,8 +14,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from zerolab.errors import EngineError
-from zerotrial.engine.tensor.plan import Layer
-from zerotrial.engine.tensor.plan_validation import is_transposed, layouts_of
+from zerotrial.extensions.tensor_parallel.plan import Layer
+from zerotrial.extensions.tensor_parallel.plan_validation import is_transposed, layouts_of
 
 __all__ = ["watch_first_batch"]
 

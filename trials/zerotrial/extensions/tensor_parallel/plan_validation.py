@@ -9,8 +9,8 @@ from torch import nn
 
 from zerotrial.engine.comm.ranks import GroupRanks
 from zerotrial.engine.mesh import tie_of
-from zerotrial.engine.tensor.plan import Layer
-from zerotrial.engine.tensor.shard_spec import ShardSpec
+from zerotrial.engine.module.shard_spec import ShardSpec
+from zerotrial.extensions.tensor_parallel.plan import Layer
 
 if TYPE_CHECKING:
     from zerolab.config.engine.parallel import LayerPlan

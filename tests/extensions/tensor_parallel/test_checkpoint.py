@@ -22,8 +22,8 @@ from tests.engine.tensor_models import (
     train,
 )
 from zerotrial.engine.checkpoint.shards import ShardReader, ranges_of, write_tensors
+from zerotrial.engine.module.shard_spec import ShardSpec
 from zerotrial.engine.protocols import Piece
-from zerotrial.engine.tensor.shard_spec import ShardSpec
 
 LAYOUTS: list[tuple[int, int]] = [(2, 1), (4, 2), (2, 3), (1, 3), (1, 0)]
 """Tensor-parallel ranks of four, and stage. Each takes up what the one before it saved."""
