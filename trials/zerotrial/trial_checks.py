@@ -52,9 +52,9 @@ def check_trial_class(trial_class: type[ZeroTrial]) -> None:
     if problems:
         raise TrialError("\n".join(problems))
     for method in sorted(_own_methods(trial_class)):
-        meant = closest(method, _OPTIONAL, cutoff=0.85)
-        if meant is not None and meant not in _overridden(trial_class):
-            logger.warning("%s.%s is never called; did you mean %r?", name, method, meant)
+        suggestion = closest(method, _OPTIONAL, cutoff=0.85)
+        if suggestion is not None and suggestion not in _overridden(trial_class):
+            logger.warning("%s.%s is never called; did you mean %r?", name, method, suggestion)
 
 
 def _overridden(trial_class: type[ZeroTrial]) -> set[str]:

@@ -197,12 +197,12 @@ def _share(content: Mapping[str, Any], path: str = "") -> None:
     if not _flags:
         _flags.append(mmap.mmap(-1, _FORKED_BYTES))
     for key, value in dict(content).items():
-        here = _join(path, key)
-        for name in (here, f"{here}.*"):
+        key_path = _join(path, key)
+        for name in (key_path, f"{key_path}.*"):
             if len(_forked) < _FORKED_BYTES:
                 _forked.setdefault(name, len(_forked))
         if isinstance(value, Mapping):
-            _share(value, here)
+            _share(value, key_path)
 
 
 def searched_names(space: Any) -> list[str]:

@@ -439,8 +439,8 @@ def forms_of_secret(name: str, value: str) -> Iterator[str]:
     yield value
     if len(value) <= _LONGEST_QUOTED and any(mark in value for mark in "\"'\\"):
         with suppress(ValueError):
-            words = shlex.split(value)
-            yield words[0] if len(words) == 1 else value
+            arguments = shlex.split(value)
+            yield arguments[0] if len(arguments) == 1 else value
     *scheme, credentials = value.split() or [""]
     if scheme and ("AUTHORIZATION" in name.upper() or _SCHEME.fullmatch(" ".join(scheme))):
         yield credentials

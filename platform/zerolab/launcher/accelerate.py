@@ -137,7 +137,7 @@ def _slots(ids: Any, ranks: int | None, problems: list[str]) -> str:
     """Return the slots in ``gpu_ids``, as many as there are processes on this machine."""
     if ids is None or ids in ("", "all", []):
         return ""
-    numbers = [str(one) for one in ids] if isinstance(ids, list) else str(ids).split(",")
+    numbers = [str(id_) for id_ in ids] if isinstance(ids, list) else str(ids).split(",")
     problems += [
         f"gpu_ids: must be numbers with commas between them, got {number.strip()!r}"
         for number in numbers

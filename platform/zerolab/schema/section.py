@@ -305,8 +305,8 @@ _PLAIN_WORDS = {
 
 
 def _plain_message(message: str) -> str:
-    for words, replacement in _PLAIN_WORDS.items():
-        message = message.replace(words, replacement)
+    for pattern, replacement in _PLAIN_WORDS.items():
+        message = message.replace(pattern, replacement)
     return message[0].lower() + message[1:]
 
 

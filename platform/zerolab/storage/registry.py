@@ -63,4 +63,4 @@ def open_objects(address: StorageAddress) -> ObjectStore:
 def _backend(address: StorageAddress) -> type[StorageConfig] | None:
     backends = STORAGE_BACKENDS.loadable().values()
     schemes = address.scheme, "*"
-    return next((each for scheme in schemes for each in backends if scheme in each.schemes), None)
+    return next((b for scheme in schemes for b in backends if scheme in b.schemes), None)

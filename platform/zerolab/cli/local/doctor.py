@@ -109,14 +109,14 @@ def _packages(_home: Home) -> Iterator[Check]:
         yield Check("zerolab", "problem", text, f"{sys.executable} -m pip install zerolab again")
     else:
         yield Check("zerolab", "ok", f"{__version__}, {Path(__file__).parents[2]}")
-    versions, absent = [], []
+    versions, not_installed = [], []
     for name in _OPTIONAL:
         try:
             versions.append(f"{name} {version(name)}")
         except PackageNotFoundError:
-            absent.append(name)
-    if absent:
-        versions.append(f"not installed: {', '.join(absent)}")
+            not_installed.append(name)
+    if not_installed:
+        versions.append(f"not installed: {', '.join(not_installed)}")
     yield Check("optional packages", "ok", ", ".join(versions))
 
 

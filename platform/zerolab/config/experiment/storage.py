@@ -81,7 +81,7 @@ def storage_problems(storage: CheckpointStorageConfig) -> Iterator[str]:
     for key in missing:
         what = "a directory" if key.endswith("_path") else f"the {key}"
         yield f"checkpoint_storage.{key}: is required for type {kind!r}, got nothing; name {what}"
-    all_keys = (key for each in _BACKENDS.values() for key in each.model_fields)
+    all_keys = (key for section in _BACKENDS.values() for key in section.model_fields)
     for key in dict.fromkeys(all_keys):
         value = getattr(storage, key)
         if value is not None and key not in own_keys:

@@ -255,7 +255,7 @@ def launch(
         return [slot.id for slot in find_slots(count, cpu=cpu)]
 
     plan, notes = make_plan(options, own_slots)
-    runs_here = any(place.local for place in plan.places)
+    runs_here = any(node.local for node in plan.places)
     if runs_here and not (module or no_python) and not Path(script).is_file():
         problem = f"must be a file, got {script}, which is not there; a module needs --module"
         raise ConfigError("script", [problem])

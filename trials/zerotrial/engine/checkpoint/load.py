@@ -163,7 +163,9 @@ class Loader:
                 other_states = self._other_states(manifest)
                 self._prepare(reader, other_states or engine_state["optimizer"]["scalars"])
                 plan = self._plan()
-            kinds = set().union(*self._ranks.allgather({k for wish in plan for k in wish.kinds}))
+            kinds = set().union(
+                *self._ranks.allgather({k for request in plan for k in request.kinds})
+            )
             model = set().union(*self._ranks.allgather(self._state.model_names()))
             keeps_others = any(self._ranks.allgather(bool(self._state.states.other_states({}))))
             keeps_others |= self._accepts_any_states(engine_state)

@@ -77,10 +77,10 @@ class _Writer:
         state: dict[str, Any],
         prefix: str,
         metadata: dict[str, Any],
-        *others: Any,
+        *arguments: Any,
     ) -> None:
         """Write the full tensors of the state; torch then copies the others."""
-        del others
+        del arguments
         if self._shards is None:
             return
         if metadata.get("assign_to_params_buffers"):

@@ -62,7 +62,7 @@ class Bucket:
     def gaps(self) -> list[slice]:
         """Return the ranges that belong to no parameter."""
         gaps, position = [], 0
-        for slot in sorted(self.slots, key=lambda place: place.start):
+        for slot in sorted(self.slots, key=lambda slot: slot.start):
             if slot.start > position:
                 gaps.append(slice(position, slot.start))
             position = slot.stop

@@ -78,7 +78,7 @@ class FlatStage:
             whole_parameters=unsplit,
         )
         self._owned_slices = [self._owned(bucket) for bucket in self.buckets]
-        self._trained = frozenset(place.parameter for b in self.buckets for place in b.slots)
+        self._trained = frozenset(slot.parameter for b in self.buckets for slot in b.slots)
         self.originals = FrozenOriginals(comm, inputs.device)
         flat = flatten_parameters(inputs, self.buckets, comm, self._owned, self.originals)
         self._weights = flat.buffers

@@ -221,8 +221,8 @@ def estimate(  # noqa: PLR0917 - the order of the public signature
     if offload_param != "none":
         disk += total - moments if offload_param == "nvme" else 0
         host = total - disk
-    whole = _BYTES[precision] * job.replicated
-    states = states._replace(parameters=states.parameters + whole)
+    replicated_bytes = _BYTES[precision] * job.replicated
+    states = states._replace(parameters=states.parameters + replicated_bytes)
     return MemoryEstimate(
         stage=stage,
         world_size=world_size,
@@ -230,7 +230,7 @@ def estimate(  # noqa: PLR0917 - the order of the public signature
         offload_param=offload_param,
         working=job.working(),
         host_working=job.host_working(offloaded),
-        device=total - host - disk + whole,
+        device=total - host - disk + replicated_bytes,
         host=host,
         disk=disk,
         **states._asdict(),

@@ -44,15 +44,15 @@ def choose_replicated(module: nn.Module, zero: ZeroConfig) -> set[nn.Parameter]:
         zero: Limits for the elements of a small parameter, and of all of them together.
     """
     small = zero.stage3_param_persistence_threshold or 0
-    left = zero.stage3_model_persistence_threshold
+    remaining = zero.stage3_model_persistence_threshold
     written = _written_in_forward(module)
     chosen = set()
     for parameter in module.parameters():
         numel = parameter.numel()
         if parameter.dim() == 0 or numel == 0 or not parameter.is_floating_point():
             chosen.add(parameter)
-        elif numel < small and numel <= left and parameter not in written:
-            left -= numel
+        elif numel < small and numel <= remaining and parameter not in written:
+            remaining -= numel
             chosen.add(parameter)
     return chosen
 
@@ -166,9 +166,9 @@ class ReplicatedBucket:
             start, stop = part.bounds(self.comm.rank)
             master = self.master[part.offset : part.offset + stop - start]
             now = part.parameter.detach().reshape(-1)[start:stop].to(master.device)
-            kept = master.to(now.dtype) == now  # unchanged values keep their fp32 bits
-            if not bool(kept.all()):
-                master.copy_(torch.where(kept, master, now))
+            unchanged = master.to(now.dtype) == now  # unchanged values keep their fp32 bits
+            if not bool(unchanged.all()):
+                master.copy_(torch.where(unchanged, master, now))
                 changed = True
         return changed
 
@@ -198,14 +198,14 @@ def make_buckets(
         factor: Multiplies the sum of the ranks' gradients.
         device: Of the masters.
     """
-    compute, kept = inputs.precision.compute, uncast_parameters(inputs.module)
+    compute, uncast = inputs.precision.compute, uncast_parameters(inputs.module)
     replicated = [p for p in inputs.module.parameters() if not is_sharded(p)]
-    known = set(replicated)
+    managed = set(replicated)
     trained = [
         (index, named.parameter)
         for index, group in enumerate(inputs.groups)
         for named in group.parameters
-        if named.parameter in known and named.parameter.numel()
+        if named.parameter in managed and named.parameter.numel()
     ]
 
     def kind(item: tuple[int, nn.Parameter]) -> tuple[int, str]:
@@ -224,8 +224,8 @@ def make_buckets(
         buckets.append(bucket)
     for parameter in replicated:
         if parameter.is_floating_point():
-            own = compute is None or parameter in kept
-            kind_ = parameter.dtype if own else compute
+            own_precision = compute is None or parameter in uncast
+            kind_ = parameter.dtype if own_precision else compute
             parameter.data = parameter.data.to(kind_, copy=True)  # perhaps from lent memory
     return buckets
 

@@ -234,9 +234,9 @@ def _by_structure(module: nn.Module, leaves: set[nn.Module], unit_numel: int) ->
     return blocks | large
 
 
-def _find_blocks(module: nn.Module, found: set[nn.Module]) -> None:
+def _find_blocks(module: nn.Module, blocks: set[nn.Module]) -> None:
     """Collect the repeated blocks; the content of blocks and leaves is skipped."""
-    if isinstance(module, LEAVES) or module in found:
+    if isinstance(module, LEAVES) or module in blocks:
         return
     children = list(module.children())
     kinds = [type(child) for child in children]
@@ -244,9 +244,9 @@ def _find_blocks(module: nn.Module, found: set[nn.Module]) -> None:
     for child in children:
         repeated = listed and kinds.count(type(child)) > 1 and not isinstance(child, CONTAINERS)
         if repeated and _has_parameters(child):
-            found.add(child)
+            blocks.add(child)
         else:
-            _find_blocks(child, found)
+            _find_blocks(child, blocks)
 
 
 def _is_numbered(module: nn.Module) -> bool:
@@ -255,7 +255,7 @@ def _is_numbered(module: nn.Module) -> bool:
 
 
 def _find_large(
-    module: nn.Module, blocks: set[nn.Module], found: set[nn.Module], unit_numel: int
+    module: nn.Module, blocks: set[nn.Module], units: set[nn.Module], unit_numel: int
 ) -> int:
     """Collect large modules, children first; return the number of unclaimed elements."""
     if module in blocks:
@@ -263,9 +263,9 @@ def _find_large(
     unclaimed = sum(p.numel() for p in module.parameters(recurse=isinstance(module, LEAVES)))
     if not isinstance(module, LEAVES):
         unclaimed += sum(
-            _find_large(child, blocks, found, unit_numel) for child in module.children()
+            _find_large(child, blocks, units, unit_numel) for child in module.children()
         )
     if unclaimed < unit_numel or isinstance(module, CONTAINERS):
         return unclaimed
-    found.add(module)
+    units.add(module)
     return 0

@@ -160,10 +160,10 @@ class Runner:
         moving: list[Tensor] = []
         self._before = []
         with self._state_restored(moving), torch.enable_grad():
-            for position, received, given in self._run_in_order(drawn.inputs[:1], 1, failures):
+            for position, received, outputs in self._run_in_order(drawn.inputs[:1], 1, failures):
                 with failures.catching(0):
                     received_signature = Signature.of(received[0]) if position else None
-                    signatures[position] = received_signature, Signature.of(given)
+                    signatures[position] = received_signature, Signature.of(outputs)
         with failures.catching(0):
             self._module.check_ties(moving)
         failed = torch.tensor(float(bool(failures)), device=self._device)
@@ -179,7 +179,7 @@ class Runner:
                 self._pipe,
                 self._device,
                 received=signatures[position][0],
-                given=signatures[position][1],
+                outputs=signatures[position][1],
                 ends=self._module.end_of(position),
                 splits=self._name == "zero-bubble",
                 recomputes=self._recomputes,

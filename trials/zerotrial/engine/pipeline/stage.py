@@ -73,7 +73,7 @@ class ZeroStage(PipelineStage):
         device: torch.device,
         *,
         received: Signature | None,
-        given: Signature,
+        outputs: Signature,
         ends: str,
         splits: bool,
         recomputes: bool,
@@ -86,13 +86,13 @@ class ZeroStage(PipelineStage):
             total,
             device,
             input_args=inputs,
-            output_args=_examples(given, device),
+            output_args=_examples(outputs, device),
             group=pipe.group,
         )
         self.passes: Passes | None = None
         """Backward passes of the current batch; set before each batch."""
         self._received = received
-        self._given = given
+        self._given = outputs
         self._ends = ends
         self._splits = splits
         self._recomputes = recomputes

@@ -185,11 +185,11 @@ class Stage3:
 
         for unit in self._reduced:
             unit.before_reduction(partial(look, unit))
-        own = weakref.ref(self)  # the model may outlive the engine
+        stage_ref = weakref.ref(self)  # the model may outlive the engine
 
         def on_gradient(parameter: nn.Parameter, gradient: Tensor) -> None:
             del gradient
-            stage = own()
+            stage = stage_ref()
             outside = stage is not None and not stage._in_backward  # noqa: SLF001 - own class
             if outside and reaches_leaves([parameter]):
                 begin()
@@ -271,10 +271,10 @@ class Stage3:
         return self._collectives.cut([bucket.master.numel() for bucket in self._buckets])
 
     def _has_gradient(self, shard: Shard) -> bool:
-        reached = self._collectives is not None and self._collectives.has_reached(shard.parameter)
+        arrived = self._collectives is not None and self._collectives.has_reached(shard.parameter)
         if self._file_gradients is not None:
-            reached = shard.parameter in self._file_gradients.reached
-        return reached or get_raw_gradient(shard.parameter) is not None
+            arrived = shard.parameter in self._file_gradients.reached
+        return arrived or get_raw_gradient(shard.parameter) is not None
 
     def reduce_gradients(self, loss_scale: float = 1.0) -> float:
         """Average over replicas and return the norm. **Collective**."""
@@ -502,9 +502,9 @@ class Stage3:
 
     def full_writers(self) -> Mapping[nn.Module, Mapping[str, Callable[[Tensor], None]]]:
         """See :class:`~zerotrial.engine.protocols.Stage`."""
-        found = filter(None, map(parameters_of, self._units))
+        unit_parameters = filter(None, map(parameters_of, self._units))
         writers: dict[Any, Callable[[Tensor], None]] = {
-            member.sharded: member.write_full for unit in found for member in unit.members
+            member.sharded: member.write_full for unit in unit_parameters for member in unit.members
         }
         writers |= self._replicated.writers()
         return {

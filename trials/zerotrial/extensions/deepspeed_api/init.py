@@ -96,11 +96,11 @@ def Init(  # noqa: N802, PLR0917 - DeepSpeed's name and arguments, in its order
     if offload.get("pin_memory", pin_memory):
         _warn("pin_memory=True", _WHOLE)
     if dtype not in {None, torch.get_default_dtype()}:
-        why = (
+        reason = (
             "the model is built as without it, and computes in what bf16 and fp16 in the engine "
             "file say; to build it in another type use deepspeed.OnDevice(dtype, 'cpu')"
         )
-        _warn(f"dtype={dtype}", why)
+        _warn(f"dtype={dtype}", reason)
     for name, group in {
         "data_parallel_group": data_parallel_group,
         "sequence_data_parallel_group": sequence_data_parallel_group,
@@ -109,12 +109,12 @@ def Init(  # noqa: N802, PLR0917 - DeepSpeed's name and arguments, in its order
     }.items():
         if group is not None and group is not dist.group.WORLD:
             _warn(name, "all ranks hold the model; give initialize() the mpu")
-    for name, asked in {
+    for name, value in {
         "zero_quantized_weights": zero_quantized_weights,
         "zero_quantized_nontrainable_weights": zero_quantized_nontrainable_weights,
         "param_swapper": param_swapper,
     }.items():
-        if asked:
+        if value:
             _warn(name, "there is none of ZeRO++ and of swapping while a model is built")
     yield from _held_as_built(module)
 

@@ -37,8 +37,8 @@ def _with_small_whole(config: EngineConfig) -> EngineConfig:
     zero = config.zero_optimization
     if zero.stage != 3 or zero.stage3_param_persistence_threshold is not None:
         return config
-    whole = {"stage3_param_persistence_threshold": DEFAULT_PERSISTENCE}
-    return config.model_copy(update={"zero_optimization": zero.model_copy(update=whole)})
+    defaults = {"stage3_param_persistence_threshold": DEFAULT_PERSISTENCE}
+    return config.model_copy(update={"zero_optimization": zero.model_copy(update=defaults)})
 
 
 def _clipped(config: EngineConfig, *, trains: bool) -> EngineConfig:
@@ -88,10 +88,10 @@ def _read(
     optimizer: Any = None,
     training_data: Any = None,
     mpu: Any = None,
-    **others: Any,
+    **arguments: Any,
 ) -> dict[str, Any]:
     """Read the configuration as the engine would, with DeepSpeed's defaults for two keys."""
-    del others
+    del arguments
     problems = invalid_arguments(optimizer, training_data)
     content = config if config is not None else config_params
     read = read_config(args, model, content, problems)

@@ -27,7 +27,7 @@ def around_init(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        named = any(str(one) == "zerolab" for one in self.log_with)
+        named = any(str(tracker) == "zerolab" for tracker in self.log_with)
         if run.experiment() is None:
             if named:
                 run.join()  # every rank is here; trackers are made on one of them

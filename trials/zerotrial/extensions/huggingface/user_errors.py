@@ -106,7 +106,7 @@ def note(error: Exception, *, building: bool) -> None:
         from zerotrial.failures import exit_code_of, reason_of, with_causes
 
         code = exit_code_of(last, building=building)
-        if code in DELIBERATE_EXITS and any(one is error for one in with_causes(last)):
+        if code in DELIBERATE_EXITS and any(cause is error for cause in with_causes(last)):
             rank = int(os.environ.get("RANK", "0")) if spec.slots > 1 else None
             write_reason(spec.run_dir, code, reason_of(last, Path(spec.model_dir)), rank)
         before(kind, last, trace)

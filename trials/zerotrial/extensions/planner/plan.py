@@ -174,13 +174,13 @@ def _sum_engines(
     engines: Sequence[ModelProfile], ranks: int, device: Device
 ) -> Iterator[MemoryEstimate]:
     """Add up the engines' estimates, for each stage and offload that all of them support."""
-    first, *others = (
+    first, *remaining = (
         {(e.stage, e.offload_optimizer, e.offload_param): e for e in estimates(m, ranks, device)}
         for m in engines
     )
     for choice, engine in first.items():
-        if all(choice in other for other in others):
-            group = [engine, *(other[choice] for other in others)]
+        if all(choice in other for other in remaining):
+            group = [engine, *(other[choice] for other in remaining)]
             sums = {name: sum(getattr(e, name) for e in group) for name in _BYTES}
             yield replace(engine, world_size=ranks, **sums)
 
@@ -223,8 +223,8 @@ def estimates(model: ModelProfile, ranks: int, device: Device) -> Iterator[Memor
             continue  # not supported by the engine
         frozen = width * -(-model.frozen // parts)
         if choice.stage == 3:
-            whole = width * (model.replicated_frozen // parts)
-            frozen = whole + (frozen - whole) // shard
+            replicated = width * (model.replicated_frozen // parts)
+            frozen = replicated + (frozen - replicated) // shard
         location = {"none": "device", "cpu": "host", "nvme": "disk"}[choice.offload_param]
         yield replace(
             choice,
