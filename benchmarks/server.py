@@ -359,7 +359,7 @@ def measure(directory: Path, trees: dict[str, Path], options: argparse.Namespace
 def measure_starts(
     directory: Path, trees: dict[str, Path], more: list[str], table: "Table", rounds: int
 ) -> None:
-    """Start fresh servers one after the other; the first of each tree compiles, and is not told."""
+    """Start fresh servers one after the other; the first of each tree only compiles."""
     for number in range(rounds + 1):
         for name, tree in trees.items():
             fresh = Server(directory / f"{name}-{number}", tree, more)

@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--out", default="out")
     parser.add_argument("--local_rank", type=int, default=0, help="set by a launcher")
-    parser.add_argument("--resume", action="store_true", help="go on from --out")
+    parser.add_argument("--resume", action="store_true", help="resume from --out")
     arguments = parser.parse_args()
 
     accelerator = Accelerator()

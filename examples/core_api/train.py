@@ -46,7 +46,7 @@ def save(context: zerolab.core.Context, step: int, weights: Array) -> None:
 
 def main() -> None:
     """Train, from the latest checkpoint if there is one."""
-    directory = os.environ.get("RUN_DIRECTORY")  # without a server: where to go on
+    directory = os.environ.get("RUN_DIRECTORY")  # without a server: where to resume
     with zerolab.core.init(hparams=DEFAULTS, directory=directory) as context:
         hparams = DEFAULTS | context.train.get_hparams()
         train_x, train_y, test_x, test_y = load_data()

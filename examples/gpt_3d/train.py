@@ -1,7 +1,7 @@
 """A small GPT on pipeline stages x replicas x cut matrices, from its latest checkpoint on.
 
 Each optimizer step takes the same text, so that the losses are the same on every layout, and a
-checkpoint of one goes on in any other.
+checkpoint of one resumes in any other.
 """
 
 import argparse

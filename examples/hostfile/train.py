@@ -1,6 +1,6 @@
 """ZeRO over the machines of a hostfile: every optimizer step the same samples, however many ranks.
 
-It goes on from the latest checkpoint in `--checkpoints`, which all machines must see.
+It resumes from the latest checkpoint in `--checkpoints`, which all machines must see.
 """
 
 import argparse

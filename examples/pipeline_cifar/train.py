@@ -50,7 +50,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("-s", "--steps", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1138)
     parser.add_argument("--local_rank", type=int, default=0, help="set by a launcher")
-    parser.add_argument("--save", help="directory of checkpoints; goes on from the one there")
+    parser.add_argument("--save", help="directory of checkpoints; resumes from the latest")
     zerotrial.add_config_arguments(parser)
     return parser.parse_args()
 

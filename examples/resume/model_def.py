@@ -15,7 +15,7 @@ import zerotrial
 
 
 class PatientTrial(zerotrial.ZeroTrial):
-    """Ten measurements of a patient predict how a disease goes on."""
+    """Ten measurements of a patient predict the progress of a disease."""
 
     def __init__(self, context: zerotrial.ZeroTrialContext) -> None:
         self.context = context

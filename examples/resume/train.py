@@ -1,4 +1,4 @@
-"""The same trial without the platform; start it again to go on."""
+"""The same trial without the platform; start it again to resume."""
 
 from model_def import PatientTrial
 

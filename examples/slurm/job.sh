@@ -13,7 +13,7 @@ export head
 srun bash -c 'exec zerolab launch --no_ssh --num_nodes "$SLURM_NNODES" --node_rank "$SLURM_NODEID" \
   --master_addr "$head" --num_gpus 2 --cpu ../hostfile/train.py --steps 1000'
 code=$?
-# 75: the ranks saved a checkpoint and left; 143: they were stopped, and go on from the last one.
+# 75: the ranks saved a checkpoint and left; 143: they were stopped, and resume from the last one.
 if [ "$code" = 75 ] || [ "$code" = 143 ]; then
   scontrol requeue "$SLURM_JOB_ID"
 fi

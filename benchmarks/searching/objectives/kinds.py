@@ -19,7 +19,7 @@ _LATE = 1 - (_T - 1) / (EPOCHS - 1)  # 1 after one epoch, 0 at full length
 
 
 def moving() -> Objective:
-    """Levy's function in four dimensions, whose optimum wanders as training goes on."""
+    """Levy's function in four dimensions, whose optimum moves during training."""
 
     def curve(hparams: dict[str, Any]) -> Curve:
         x = np.array([hparams[f"x{i}"] for i in range(4)])[:, None]  # (4, 1)
