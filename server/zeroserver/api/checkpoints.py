@@ -9,7 +9,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
-from fastapi import APIRouter, Depends, Query, Response
+from fastapi import Depends, Query, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import ColumnElement, Connection, RowMapping, Table, func, select
@@ -30,7 +30,7 @@ from zeroserver.api.resources import (
     Removal,
     RemovedCheckpoint,
 )
-from zeroserver.api.strict_route import StrictRoute
+from zeroserver.api.strict_route import resource_router
 from zeroserver.orchestrator.checkpoints.best import best_checkpoints
 from zeroserver.orchestrator.checkpoints.checkpoint_removal import (
     Going,
@@ -54,7 +54,7 @@ __all__ = ["check_storage", "router"]
 
 logger = logging.getLogger(__name__)
 
-router = APIRouter(prefix="/api/v1", tags=["checkpoints"], route_class=StrictRoute)
+router = resource_router("/api/v1", "checkpoints")
 
 CheckpointState = Literal["COMPLETED", "PARTIAL", "DELETED", "ERROR"]
 _STORED_STATES = ("COMPLETED", "PARTIAL")

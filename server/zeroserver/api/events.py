@@ -5,14 +5,14 @@ from contextlib import aclosing
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, Header
+from fastapi import Header
 from fastapi.responses import StreamingResponse
 from sqlalchemy import Connection, RowMapping, select
 
 from zeroserver.api import queries
 from zeroserver.api.common import IdPath
 from zeroserver.api.resources import Log
-from zeroserver.api.strict_route import StrictRoute
+from zeroserver.api.strict_route import resource_router
 from zeroserver.event_journal import ALL, LISTED_KINDS, Entry
 from zeroserver.orchestrator.state import Orchestrator
 from zeroserver.services import Services, ServicesDep
@@ -20,7 +20,7 @@ from zeroserver.store.schema import checkpoints, experiments, logs, trials
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/api/v1", tags=["events"], route_class=StrictRoute)
+router = resource_router("/api/v1", "events")
 
 _PAUSE_S = 15.0
 """Silence after which a comment is sent, so that a dead connection is noticed."""

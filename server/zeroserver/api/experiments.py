@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-from fastapi import APIRouter, File, Form, Query, Request, Response, UploadFile
+from fastapi import File, Form, Query, Request, Response, UploadFile
 from fastapi.responses import FileResponse
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, RowMapping, select
@@ -21,7 +21,7 @@ from zeroserver.api import queries
 from zeroserver.api.common import After, IdPath, Limit, Name, PlainText
 from zeroserver.api.queries import PageRequest
 from zeroserver.api.resources import ExperimentAnswer, ExperimentPage
-from zeroserver.api.strict_route import StrictRoute
+from zeroserver.api.strict_route import resource_router
 from zeroserver.errors import StoreError
 from zeroserver.orchestrator.continuation import Continuation, prepare_continuation
 from zeroserver.orchestrator.experiment_service import Submission
@@ -34,8 +34,8 @@ from zeroserver.store.schema import experiments
 
 __all__ = ["Changes", "imports", "overlay", "router", "submit_again"]
 
-router = APIRouter(prefix="/api/v1/experiments", tags=["experiments"], route_class=StrictRoute)
-imports = APIRouter(prefix="/api/v1", tags=["experiments"], route_class=StrictRoute)
+router = resource_router("/api/v1/experiments", "experiments")
+imports = resource_router("/api/v1", "experiments")
 
 Sort = Literal[
     "id", "-id", "name", "-name", "state", "-state", "progress", "-progress",

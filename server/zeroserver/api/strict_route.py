@@ -1,15 +1,18 @@
-"""Route class that rejects unknown query parameters and JSON that is not strict."""
+"""Router whose routes reject unknown query parameters and JSON that is not strict."""
 
 from collections.abc import Callable, Coroutine, Iterator
+from operator import attrgetter
 from typing import Any
 
 import msgspec
-from fastapi import HTTPException, Request, Response
+from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 
-__all__ = ["StrictRoute"]
+from zeroserver.api.rows import ResourceResponse
+
+__all__ = ["StrictRoute", "resource_router"]
 
 
 class _StrictRequest(Request):
@@ -47,6 +50,22 @@ class StrictRoute(APIRoute):
             return await handle(_StrictRequest(request.scope, request.receive, request._send))  # noqa: SLF001 - FastAPI documents this way to a custom request
 
         return handle_strictly
+
+
+def resource_router(prefix: str, tag: str) -> APIRouter:
+    """Return a router of strict routes that may respond with a resource.
+
+    Args:
+        prefix: Beginning of all paths.
+        tag: Section of the OpenAPI document.
+    """
+    return APIRouter(
+        prefix=prefix,
+        tags=[tag],
+        route_class=StrictRoute,
+        default_response_class=ResourceResponse,
+        generate_unique_id_function=attrgetter("name"),
+    )
 
 
 def _query_parameters(dependant: Dependant) -> Iterator[str]:

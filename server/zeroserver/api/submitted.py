@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 from sqlalchemy import Connection, RowMapping
 from starlette.concurrency import run_in_threadpool
 
@@ -21,7 +21,7 @@ from zeroserver.api.resources import (
     ModelFilePage,
     SubmittedAnswer,
 )
-from zeroserver.api.strict_route import StrictRoute
+from zeroserver.api.strict_route import resource_router
 from zeroserver.orchestrator.state import config_of
 from zeroserver.services import Services, ServicesDep
 from zeroserver.store.archives import ArchiveFiles, archive_path
@@ -29,7 +29,7 @@ from zeroserver.store.schema import experiments, trials
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/api/v1", tags=["experiments"], route_class=StrictRoute)
+router = resource_router("/api/v1", "experiments")
 
 
 @router.get("/experiments/{experiment_id}/submitted")

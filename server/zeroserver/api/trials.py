@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
-from fastapi import APIRouter, Depends, Query, Response
+from fastapi import Depends, Query, Response
 from fastapi.responses import StreamingResponse
 from sqlalchemy import Connection, RowMapping, Table, select
 
@@ -38,7 +38,7 @@ from zeroserver.api.resources import (
     TrialAnswer,
     TrialPage,
 )
-from zeroserver.api.strict_route import StrictRoute
+from zeroserver.api.strict_route import resource_router
 from zeroserver.orchestrator.search.search_service import has_grown
 from zeroserver.orchestrator.state import config_of
 from zeroserver.orchestrator.unit_of_work import UnitOfWork
@@ -52,7 +52,7 @@ __all__ = ["router"]
 _STORED = frozenset(COLUMNS) - COMPUTED
 """Columns that the database sorts by."""
 
-router = APIRouter(prefix="/api/v1", tags=["trials"], route_class=StrictRoute)
+router = resource_router("/api/v1", "trials")
 
 Sort = Annotated[
     str,

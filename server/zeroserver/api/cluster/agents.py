@@ -2,20 +2,20 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from zerolab.errors import NotFoundError
 from zeroserver.api.cluster.cluster_queries import agent_list
 from zeroserver.api.common import IdPath
 from zeroserver.api.resources import AgentAnswer, AgentPage
-from zeroserver.api.strict_route import StrictRoute
+from zeroserver.api.strict_route import resource_router
 from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.services import Services, ServicesDep
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/api/v1/agents", tags=["agents"], route_class=StrictRoute)
+router = resource_router("/api/v1/agents", "agents")
 
 Slots = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1, max_length=4096)]
 

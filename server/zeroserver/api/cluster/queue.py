@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import Path, Query, Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from sqlalchemy import Connection
 
@@ -19,14 +19,14 @@ from zeroserver.api.resources import (
     QuotaAnswer,
     QuotaPage,
 )
-from zeroserver.api.strict_route import StrictRoute
+from zeroserver.api.strict_route import resource_router
 from zeroserver.orchestrator.cluster.queue_service import JobChange
 from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.services import Services, ServicesDep
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/api/v1", tags=["queue"], route_class=StrictRoute)
+router = resource_router("/api/v1", "queue")
 
 Name = Annotated[str, Path(min_length=1, max_length=255)]
 

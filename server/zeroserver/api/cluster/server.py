@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse
 from sqlalchemy import Connection, func, select
 
@@ -18,14 +18,14 @@ from zeroserver.api.resources import (
     Token,
 )
 from zeroserver.api.rows import iso
-from zeroserver.api.strict_route import StrictRoute
+from zeroserver.api.strict_route import resource_router
 from zeroserver.services import ServicesDep
 from zeroserver.states import RunState
 from zeroserver.store.schema import agents, experiments, runs, trials
 
 __all__ = ["router"]
 
-router = APIRouter(tags=["server"], route_class=StrictRoute)
+router = resource_router("", "server")
 
 
 @router.get("/api/v1/info")

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Response
+from fastapi import Path, Response
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, select
 
@@ -11,13 +11,13 @@ from zerolab.errors import NotFoundError
 from zeroserver.api.common import IdPath, PlainText
 from zeroserver.api.queries import checkpoint_metrics
 from zeroserver.api.resources import Model, ModelAnswer, ModelPage, ModelVersion
-from zeroserver.api.strict_route import StrictRoute
+from zeroserver.api.strict_route import resource_router
 from zeroserver.services import Services, ServicesDep
 from zeroserver.store.schema import checkpoints, model_versions, models
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/api/v1", tags=["models"], route_class=StrictRoute)
+router = resource_router("/api/v1", "models")
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 Name = Annotated[str, Path(max_length=128)]

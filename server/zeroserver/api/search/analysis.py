@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, cast
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from sqlalchemy import Connection, select
 
 from zeroserver.analysis.best import best_so_far
@@ -35,13 +35,13 @@ from zeroserver.api.resources import (
     TrialColumns,
 )
 from zeroserver.api.rows import iso
-from zeroserver.api.strict_route import StrictRoute
+from zeroserver.api.strict_route import resource_router
 from zeroserver.services import Services, ServicesDep
 from zeroserver.store.schema import experiments
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/api/v1/experiments", tags=["analysis"], route_class=StrictRoute)
+router = resource_router("/api/v1/experiments", "analysis")
 
 
 @router.get("/columns")

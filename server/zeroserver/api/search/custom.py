@@ -5,7 +5,7 @@ import math
 import time
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, select
 
@@ -15,7 +15,7 @@ from zeroserver.api import queries
 from zeroserver.api.common import MAX_ID, IdPath
 from zeroserver.api.resources import SearchEvent, SearchEvents, SearchHandled
 from zeroserver.api.runs import MAX_WAIT_S
-from zeroserver.api.strict_route import StrictRoute
+from zeroserver.api.strict_route import resource_router
 from zeroserver.orchestrator.search.custom_search import Answered
 from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.services import Services, ServicesDep
@@ -24,7 +24,7 @@ from zeroserver.store.schema import experiments, searcher_events
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/api/v1/experiments", tags=["search"], route_class=StrictRoute)
+router = resource_router("/api/v1/experiments", "search")
 
 _MOST_EVENTS = 1000
 

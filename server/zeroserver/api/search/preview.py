@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, RowMapping, func, select
 
@@ -14,7 +13,7 @@ from zeroserver.analysis.cost import count_host_slots
 from zeroserver.api import queries
 from zeroserver.api.common import MAX_ID
 from zeroserver.api.resources import PreviewAnswer, PreviewLength, SearchPreview
-from zeroserver.api.strict_route import StrictRoute
+from zeroserver.api.strict_route import resource_router
 from zeroserver.services import ServicesDep
 from zeroserver.store.schema import experiments, metric_keys, points, runs, trials
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:  # loaded when the first experiment comes
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/api/v1/experiments", tags=["search"], route_class=StrictRoute)
+router = resource_router("/api/v1/experiments", "search")
 
 _LOOKED_AT = 100
 """How many experiments are looked through for one that is like the file's."""

@@ -1,6 +1,5 @@
 """State of a search: rungs and trials."""
 
-from fastapi import APIRouter
 from sqlalchemy import Connection, RowMapping, select
 
 from zerolab.contract.messages import wire_number
@@ -8,7 +7,7 @@ from zerolab.searcher.view import BracketView, RungView
 from zeroserver.api import queries
 from zeroserver.api.common import IdPath
 from zeroserver.api.resources import Bracket, Rung, RungEntry, SearcherAnswer, SearcherState
-from zeroserver.api.strict_route import StrictRoute
+from zeroserver.api.strict_route import resource_router
 from zeroserver.orchestrator.search.search_service import Seen, look_back
 from zeroserver.services import Services, ServicesDep
 from zeroserver.states import EXPERIMENT_ENDED
@@ -16,7 +15,7 @@ from zeroserver.store.schema import experiments, trials
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/api/v1/experiments", tags=["search"], route_class=StrictRoute)
+router = resource_router("/api/v1/experiments", "search")
 
 
 @router.get("/{experiment_id}/searcher")
