@@ -358,8 +358,9 @@ def extended(engine_class: type) -> Any:
         mixins = [EXTENSIONS[name] for name in EXTENSIONS]
         added = [mixin for mixin in mixins if not issubclass(engine_class, mixin)]
         content = {"__module__": engine_class.__module__, "__doc__": engine_class.__doc__}
-        bases = (engine_class, *added)
-        _extended[engine_class] = type(engine_class.__name__, bases, content)
+        _extended[engine_class] = (
+            type(engine_class.__name__, (engine_class, *added), content) if added else engine_class
+        )
     return _extended[engine_class]
 
 
