@@ -23,9 +23,8 @@ from zeroserver.access.tokens import TokenStore
 from zeroserver.api import checkpoints, events, experiments, submitted, trials
 from zeroserver.api.cluster import agents, queue, server
 from zeroserver.api.common import document_resources
-from zeroserver.api.fast_routes import FastRoutes
 from zeroserver.api.registry import models
-from zeroserver.api.runs import WIRE_ROUTES, describe
+from zeroserver.api.runs import WIRE_ROUTES, FastRoutes, describe
 from zeroserver.api.search import analysis, custom, preview, view
 from zeroserver.errors import StoreError, install_error_handlers
 from zeroserver.event_journal import Hub, Journal

@@ -12,7 +12,7 @@ import pytest
 
 from tests.server.helpers import Server, checkpoint, experiment_config, metrics, model_archive
 from zerolab.contract.messages import MSGPACK, LogBatch, LogEntry
-from zeroserver.api.fast_routes import FastRoutes
+from zeroserver.api.runs import FastRoutes
 from zeroserver.store.points import store_points
 
 
