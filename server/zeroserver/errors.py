@@ -53,46 +53,50 @@ class StoreError(ZerolabError):
     def of(cls, text: str) -> "StoreError":
         """Convert an error of the database driver."""
         full = any(word in text for word in ("disk is full", "disk full", "disk I/O", "No space"))
-        made = cls(
+        instance = cls(
             f"the database cannot store data ({text}); free some space on its disk"
             if full
             else f"the database is not available ({text}); try again"
         )
-        made.disk_full, made.reason = full, text
-        return made
+        instance.disk_full, instance.reason = full, text
+        return instance
 
     @classmethod
     def of_damage(cls, text: str) -> "StoreError":
         """Create the error for a damaged database."""
-        made = cls(f"the database is damaged ({text}); stop the server, and {_REMEDY}")
-        made.damaged, made.reason = True, text
-        return made
+        instance = cls(f"the database is damaged ({text}); stop the server, and {_REMEDY}")
+        instance.damaged, instance.reason = True, text
+        return instance
 
     @classmethod
-    def of_start(cls, where: str, found: "StoreError", tables: Sequence[str] = ()) -> Self:
+    def of_start(cls, location: str, cause: "StoreError", tables: Sequence[str] = ()) -> Self:
         """Create the error for a server that cannot start.
 
         Args:
-            where: The database.
-            found: What reading or writing it said.
+            location: The database.
+            cause: What reading or writing it said.
             tables: Those that cannot be read, where the database is damaged.
         """
-        if found.damaged:
+        if cause.damaged:
             what = f"; what cannot be read: {', '.join(tables)}" if tables else ""
-            made = cls(f"database {where}: is damaged ({found.reason}){what}; {_REMEDY}")
+            instance = cls(f"database {location}: is damaged ({cause.reason}){what}; {_REMEDY}")
         else:
-            made = cls(f"database {where}: {found}")
-        made.disk_full, made.damaged, made.reason = found.disk_full, found.damaged, found.reason
-        return made
+            instance = cls(f"database {location}: {cause}")
+        instance.disk_full, instance.damaged, instance.reason = (
+            cause.disk_full,
+            cause.damaged,
+            cause.reason,
+        )
+        return instance
 
     @classmethod
     def of_file(cls, error: OSError, path: Path) -> "StoreError":
         """Create the error for a file of the installation that cannot be written."""
         full = error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
         remedy = "free some space on its disk" if full else "see that its directory can be written"
-        made = cls(f"{path}: cannot be written ({error.strerror or error}); {remedy}")
-        made.disk_full = full
-        return made
+        instance = cls(f"{path}: cannot be written ({error.strerror or error}); {remedy}")
+        instance.disk_full = full
+        return instance
 
 
 class TooLargeError(ZerolabError):
@@ -171,11 +175,11 @@ def _requirement(error: Mapping[str, Any]) -> str:
         return "unknown key"
     if error["type"] == "value_error":  # our own, which says it all
         return str(error["ctx"]["error"])
-    told, count = _SHOULD.subn("must ", str(error["msg"]))
+    requirement, count = _SHOULD.subn("must ", str(error["msg"]))
     if not count:
-        told = told[:1].lower() + told[1:]
-    found = repr(error["input"])
-    return f"{told}, got {found if len(found) <= 80 else found[:77] + '...'}"
+        requirement = requirement[:1].lower() + requirement[1:]
+    value = repr(error["input"])
+    return f"{requirement}, got {value if len(value) <= 80 else value[:77] + '...'}"
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -188,7 +192,7 @@ def install_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def _invalid(_request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        problems = [f"{_place(each['loc'])}: {_requirement(each)}" for each in error.errors()]
+        problems = [f"{_place(item['loc'])}: {_requirement(item)}" for item in error.errors()]
         return _answer(422, "invalid", "request: " + "; ".join(problems), problems)
 
     @app.exception_handler(HTTPException)

@@ -118,7 +118,7 @@ class Journal:
     def tidy(self) -> None:
         """Drop the events of experiments that have had no reader for a while."""
         end = time.monotonic() - self.linger_s
-        idle = [experiment_id for experiment_id, left in self._idle_since.items() if left <= end]
+        idle = [experiment_id for experiment_id, since in self._idle_since.items() if since <= end]
         for experiment_id in idle:
             del self._idle_since[experiment_id], self._kept_after[experiment_id]
         if idle:
@@ -174,9 +174,9 @@ class Journal:
                 changed.clear()
                 if self._dropped(after):
                     yield None
-                found = self._after(after, experiment_id)
+                entries = self._after(after, experiment_id)
                 after = self._last
-                yield found
+                yield entries
                 try:
                     async with asyncio.timeout(pause_s):
                         await changed.wait()

@@ -322,8 +322,8 @@ def _connections(options: argparse.Namespace) -> Connections:
             # Without a password: OpenSSL would ask the terminal for it.
             context.load_cert_chain(options.tls_cert, options.tls_key, password="")
         except (OSError, ValueError) as error:
-            told = f"must be a certificate and its key without a passphrase, both PEM ({error})"
-            problems.append(f"--tls-cert, --tls-key: {told}")
+            problem = f"must be a certificate and its key without a passphrase, both PEM ({error})"
+            problems.append(f"--tls-cert, --tls-key: {problem}")
     if problems:
         raise ConfigError("server", problems)
     cert, key = Path(options.tls_cert), Path(options.tls_key)
@@ -419,11 +419,11 @@ def _listen(host: str, port: int | None) -> socket.socket:
         ConfigError: If the port is taken.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    for wanted in (8080, 0) if port is None else (port,):
+    for candidate in (8080, 0) if port is None else (port,):
         listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listening.bind((host, wanted))
+            listening.bind((host, candidate))
         except OSError as error:
             listening.close()
             if port is not None:
@@ -437,8 +437,8 @@ def _listen(host: str, port: int | None) -> socket.socket:
 def _forget(home: Home) -> None:
     """Remove server.json if it is still ours."""
     try:
-        mine = json.loads(home.server_file.read_bytes()).get("pid") == os.getpid()
+        is_own = json.loads(home.server_file.read_bytes()).get("pid") == os.getpid()
     except (OSError, ValueError):
         return
-    if mine:
+    if is_own:
         home.server_file.unlink(missing_ok=True)

@@ -88,10 +88,10 @@ class SearchProcesses:
         """Start missing searchers and check for ended ones."""
         if not self.services.url:
             return  # nobody could reach us
-        wanted = await self.services.write(_wanted)
+        active = await self.services.write(_wanted)
         for experiment_id in list(self._running):
-            await self._look_at(experiment_id, wanted=experiment_id in wanted)
-        for experiment_id, (entrypoint, archive) in wanted.items():
+            await self._look_at(experiment_id, is_active=experiment_id in active)
+        for experiment_id, (entrypoint, archive) in active.items():
             failures = self._failures.setdefault(experiment_id, _Failures())
             if experiment_id not in self._running and time.monotonic() >= failures.next_at:
                 await self._start(experiment_id, entrypoint, archive)
@@ -110,7 +110,7 @@ class SearchProcesses:
         await run_in_threadpool(unpack_archive, path, model)
         config_file = folder / "config.json"
         config_file.write_text(json.dumps(config), encoding="utf-8")
-        words = [
+        command = [
             sys.executable, "-P", "-m", "zerolab.client.search", str(experiment_id), entrypoint,
             str(os.getpid()), str(config_file),
         ]  # fmt: skip
@@ -123,16 +123,16 @@ class SearchProcesses:
         errors = (folder / "errors").open("w+b")
         # From this thread: the process is told to end when the thread that started it does.
         running = subprocess.Popen(
-            words, cwd=model, env=environment, stdin=subprocess.DEVNULL, stdout=errors,
+            command, cwd=model, env=environment, stdin=subprocess.DEVNULL, stdout=errors,
             stderr=errors, start_new_session=True,
         )  # fmt: skip
         self._running[experiment_id] = _Process(running, folder, errors)
         _limit(running.pid, experiment_id, self.services.settings.limits)
 
-    async def _look_at(self, experiment_id: int, *, wanted: bool) -> None:
+    async def _look_at(self, experiment_id: int, *, is_active: bool) -> None:
         process = self._running[experiment_id]
         code = process.running.poll()
-        if code is None and wanted:
+        if code is None and is_active:
             return
         if code is None:  # its experiment has ended: it sees that soon, but need not be waited for
             _signal_group(process, signal.SIGTERM)
@@ -140,7 +140,7 @@ class SearchProcesses:
         process.errors.seek(max(0, process.errors.seek(0, 2) - 10_000))
         lines = process.errors.read().decode(errors="replace").strip().splitlines()
         self._forget(experiment_id)
-        if not wanted:
+        if not is_active:
             self._failures.pop(experiment_id, None)
             return
         if code != 0:
@@ -196,14 +196,14 @@ def _environment() -> dict[str, str]:
 
 def _limit(pid: int, experiment_id: int, limits: Limits) -> None:
     """Set resource limits of a new process and its children."""
-    wanted = {
+    soft_limits = {
         resource.RLIMIT_DATA: limits.searcher_memory_bytes,
         resource.RLIMIT_CPU: limits.searcher_cpu_s,
         resource.RLIMIT_FSIZE: _FILE_BYTES,
         resource.RLIMIT_CORE: 0,
     }
     with contextlib.suppress(ProcessLookupError):
-        for kind, most in wanted.items():
+        for kind, most in soft_limits.items():
             hard = resource.prlimit(pid, kind)[1]
             value = most if hard == resource.RLIM_INFINITY else min(most, hard)
             # With equal limits the kernel sends SIGKILL: it would not say why.
@@ -227,9 +227,9 @@ def _wanted(work: UnitOfWork) -> dict[int, tuple[str, str]]:
     query = select(experiments.c.id, experiments.c.archive).where(
         experiments.c.state.in_(open_states), experiments.c.searcher_done == 0
     )
-    found = {}
+    searchers = {}
     for experiment_id, archive in work.connection.execute(query).all():
         entrypoint = work.config(experiment_id).searcher.external_entrypoint
         if entrypoint and archive:
-            found[experiment_id] = (entrypoint, archive)
-    return found
+            searchers[experiment_id] = (entrypoint, archive)
+    return searchers

@@ -129,8 +129,8 @@ class Action:
             return True
         if state in self.done:
             return False
-        told = remedy or self.instead[state].format(id=number)
-        msg = f"{thing} {number}: is {state} and cannot be {self.participle}; {told}"
+        advice = remedy or self.instead[state].format(id=number)
+        msg = f"{thing} {number}: is {state} and cannot be {self.participle}; {advice}"
         raise ConflictError(msg)
 
 

@@ -224,9 +224,9 @@ def _with_headers(send: Send, path: str) -> Send:
     async def wrapped(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = list(message.get("headers", ()))
-            there = {name for name, _ in headers}
-            headers += [each for each in _RAW_HEADERS if each[0] not in there]
-            if b"cache-control" not in there:
+            present = {name for name, _ in headers}
+            headers += [header for header in _RAW_HEADERS if header[0] not in present]
+            if b"cache-control" not in present:
                 good = asset and message["status"] < 400
                 headers.append((b"cache-control", (_IMMUTABLE if good else "no-store").encode()))
             message["headers"] = headers

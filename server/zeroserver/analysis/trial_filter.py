@@ -256,7 +256,7 @@ def condition_matcher(sign: str, operand: Any) -> Callable[[Value], bool]:
     if sign == "!=":
         return lambda value: not _equal(value, operand)
     if sign == "in":
-        return lambda value: any(_equal(value, each) for each in operand)
+        return lambda value: any(_equal(value, item) for item in operand)
     if sign == "contains":
         part = operand.lower()
         return lambda value: value is not None and part in str(value).lower()

@@ -236,13 +236,13 @@ def _verify_sqlite(file: Path) -> None:
         raise StoreError(f"{file}: is damaged: {problems[0]}; use another backup")
     with contextlib.closing(_open(file, "ro")) as connection:
         try:
-            found = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+            version = connection.execute("SELECT version_num FROM alembic_version").fetchone()
         except sqlite3.Error:
-            found = None
-    if found is None:
+            version = None
+    if version is None:
         raise ConfigError("restore", [f"{file}: must be a database of Zerolab, got another one"])
-    if found[0] > HEAD:
-        problem = f"{file}: has schema {found[0]}, but this version knows {HEAD} at most"
+    if version[0] > HEAD:
+        problem = f"{file}: has schema {version[0]}, but this version knows {HEAD} at most"
         raise ConfigError("restore", [f"{problem}; install the version that wrote it"])
 
 
@@ -258,12 +258,12 @@ def _file_problems(file: Path) -> list[str]:
     try:
         with contextlib.closing(_open(file, "ro")) as connection:
             rows = connection.execute(f"PRAGMA integrity_check({_PROBLEMS})").fetchall()
-            found = [f"integrity: {line}" for (line,) in rows if line != "ok"]
+            problems = [f"integrity: {line}" for (line,) in rows if line != "ok"]
             keys = connection.execute("PRAGMA foreign_key_check").fetchmany(_PROBLEMS)
-            found += [f"foreign key: row {row[1]} of {row[0]} names no {row[2]}" for row in keys]
+            problems += [f"foreign key: row {row[1]} of {row[0]} names no {row[2]}" for row in keys]
     except sqlite3.DatabaseError as error:
         return [f"integrity: {error}"]
-    return found
+    return problems
 
 
 def _open(file: Path, mode: str) -> sqlite3.Connection:
@@ -272,8 +272,8 @@ def _open(file: Path, mode: str) -> sqlite3.Connection:
 
 def _sqlite_error(file: Path, error: sqlite3.Error) -> StoreError:
     damaged = type(error) is sqlite3.DatabaseError
-    made = StoreError.of_damage(str(error)) if damaged else StoreError.of(str(error))
-    return StoreError.of_start(str(file), made)
+    wrapped = StoreError.of_damage(str(error)) if damaged else StoreError.of(str(error))
+    return StoreError.of_start(str(file), wrapped)
 
 
 # -- PostgreSQL ------------------------------------------------------------------------------
@@ -309,18 +309,18 @@ def _run_tool(database: Database, tool: str, *arguments: str) -> None:
     command = [program, *arguments, f"--dbname={address}"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
-        told = done.stderr.strip().splitlines()
-        raise ConfigError("database", [f"{tool}: failed: {told[0] if told else done.returncode}"])
+        lines = done.stderr.strip().splitlines()
+        raise ConfigError("database", [f"{tool}: failed: {lines[0] if lines else done.returncode}"])
 
 
 def _check_postgresql(database: Database) -> list[str]:
     """Read every table to its end."""
     problems = []
     with database.read() as connection:
-        there = _tables_of(connection)
+        tables = _tables_of(connection)
         driver: Any = connection.connection.driver_connection
         for name in metadata.tables:
-            if name not in there:
+            if name not in tables:
                 continue
             try:
                 with (
@@ -339,18 +339,18 @@ def _check_postgresql(database: Database) -> list[str]:
 
 
 def _schema_problems(connection: Connection) -> Iterator[str]:
-    there = _tables_of(connection)
-    if "alembic_version" not in there:
+    tables = _tables_of(connection)
+    if "alembic_version" not in tables:
         yield "schema: must be that of Zerolab, got another database or an empty one"
         return
-    found = connection.scalar(text("SELECT version_num FROM alembic_version"))
-    if found != HEAD:
+    version = connection.scalar(text("SELECT version_num FROM alembic_version"))
+    if version != HEAD:
         older = (
-            "the next start of the server migrates it" if found < HEAD else "install a newer one"
+            "the next start of the server migrates it" if version < HEAD else "install a newer one"
         )
-        yield f"schema: must be {HEAD} for this version of Zerolab, got {found}; {older}"
+        yield f"schema: must be {HEAD} for this version of Zerolab, got {version}; {older}"
         return
-    for name in sorted(set(metadata.tables) - there):
+    for name in sorted(set(metadata.tables) - tables):
         yield f"schema: must have the table {name}, got none"
 
 

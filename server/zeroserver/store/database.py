@@ -88,8 +88,8 @@ class Transaction:
     def raw(self, statement: str, row: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         """Run one statement, written with ``?``, and return its rows."""
         self._cursor.execute(self._text(statement), row)
-        found: list[tuple[Any, ...]] = self._cursor.fetchall()
-        return found
+        rows: list[tuple[Any, ...]] = self._cursor.fetchall()
+        return rows
 
     def run(self, statement: str, row: tuple[Any, ...] = ()) -> int:
         """Run one statement, written with ``?``; return the rows it touched."""
@@ -115,8 +115,8 @@ def raw_rows(
         statement = statement.replace("?", "%s")
     cursor = _driver_of(connection).cursor()
     cursor.execute(statement, row)
-    found: list[tuple[Any, ...]] = cursor.fetchall()
-    return found
+    rows: list[tuple[Any, ...]] = cursor.fetchall()
+    return rows
 
 
 def _driver_of(connection: Connection) -> Any:
@@ -297,10 +297,10 @@ class Database:
             with engine.connect() as connection, _sqlite_transaction(connection, "BEGIN"):
                 yield connection
         except Exception as error:
-            told = self.told(error)
-            if told is error:
+            translated = self.told(error)
+            if translated is error:
                 raise
-            raise told from error
+            raise translated from error
         finally:
             if self._disposed:  # closed while this read ran
                 pool.dispose()
@@ -332,11 +332,11 @@ class Database:
                 loop.call_soon_threadsafe(_set, answered)
 
         future.add_done_callback(wake)
-        late = loop.call_later(_PATIENCE_S, future.cancel)  # no more than a wish once it has begun
+        timer = loop.call_later(_PATIENCE_S, future.cancel)  # no more than a wish once it has begun
         try:
             await answered  # whoever gives up here leaves the job as it is
         finally:
-            late.cancel()
+            timer.cancel()
         if future.cancelled():
             raise _busy()
         return future.result()
@@ -386,18 +386,20 @@ class Database:
         Raises:
             _LockedError: If another process keeps the database; nothing has been done.
         """
-        alone = len(group) == 1
+        is_single = len(group) == 1
         undo: list[Callable[[], None]] = []
         try:
             with self._begin() as connection:
                 running = [pending for pending in group if pending.begin()]
-                answers = [self._run(connection, each, undo, alone=alone) for each in running]
+                answers = [
+                    self._run(connection, queued, undo, is_single=is_single) for queued in running
+                ]
         except BaseException as error:
             for step in reversed(undo):
                 step()
             if _is_locked(error):
                 raise _LockedError(str(error)) from error
-            if not alone:
+            if not is_single:
                 return False
             if group[0].begin():
                 group[0].future.set_exception(self.told(error))
@@ -459,24 +461,24 @@ class Database:
 
     def told(self, error: BaseException) -> BaseException:
         """Convert an error of the database driver into an error for the caller."""
-        found = error.orig if isinstance(error, DBAPIError) else error
-        told = error
+        original = error.orig if isinstance(error, DBAPIError) else error
+        translated = error
         damaged = self._driver.DatabaseError  # itself, and none of its kinds: so SQLite says it
-        if isinstance(found, PoolTimeoutError):
-            told = StoreError("too many ask at once; try again")
-        elif isinstance(found, self._driver.OperationalError | self._driver.InterfaceError):
-            logger.warning("the database failed: %s", found)
-            told = full = StoreError.of(str(found))
+        if isinstance(original, PoolTimeoutError):
+            translated = StoreError("too many ask at once; try again")
+        elif isinstance(original, self._driver.OperationalError | self._driver.InterfaceError):
+            logger.warning("the database failed: %s", original)
+            translated = full = StoreError.of(str(original))
             if full.disk_full:
                 self._disk_full_at = time.monotonic()
-        elif isinstance(found, self._driver.InternalError) or type(found) is damaged:
-            self._tell_damage(str(found))
-            told = StoreError.of_damage(str(found))
-        elif isinstance(found, self._driver.DataError | OverflowError):
-            told = ConfigError("request", [f"a value cannot be stored: {found}"])
-        if told is not error:
-            told.__cause__ = error
-        return told
+        elif isinstance(original, self._driver.InternalError) or type(original) is damaged:
+            self._tell_damage(str(original))
+            translated = StoreError.of_damage(str(original))
+        elif isinstance(original, self._driver.DataError | OverflowError):
+            translated = ConfigError("request", [f"a value cannot be stored: {original}"])
+        if translated is not error:
+            translated.__cause__ = error
+        return translated
 
     def _tell_damage(self, text: str) -> None:
         """Log damage once a minute; callers get the error each time."""
@@ -490,12 +492,12 @@ class Database:
         pending: _Pending,
         undo: list[Callable[[], None]],
         *,
-        alone: bool,
+        is_single: bool,
     ) -> tuple[_Pending, Any, BaseException | None]:
         transaction = Transaction(connection, self.sqlite)
         pending.changes, pending.then = transaction.changes, transaction.then
         undo_group = undo
-        if alone:  # no savepoint: an exception rolls everything back
+        if is_single:  # no savepoint: an exception rolls everything back
             transaction.undo = undo_group
             return pending, self._timed(pending.job, transaction), None
         transaction.run("SAVEPOINT job")
@@ -526,9 +528,9 @@ class _LockedError(Exception):
 
 
 def _is_locked(error: BaseException) -> bool:
-    found = error.orig if isinstance(error, DBAPIError) else error
-    code = getattr(found, "sqlite_errorcode", 0) & 0xFF
-    locked = getattr(found, "sqlstate", None) == _POSTGRESQL_LOCKED
+    original = error.orig if isinstance(error, DBAPIError) else error
+    code = getattr(original, "sqlite_errorcode", 0) & 0xFF
+    locked = getattr(original, "sqlstate", None) == _POSTGRESQL_LOCKED
     return locked or code in {_SQLITE_BUSY, _SQLITE_LOCKED}
 
 

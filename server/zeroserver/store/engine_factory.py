@@ -30,22 +30,22 @@ def with_driver(url: URL) -> URL:
     """
     if url.get_backend_name() != "postgresql":
         return url
-    given = url.query.get("password")
-    if isinstance(given, str):
-        url = url.set(password=given).difference_update_query(["password"])
+    password = url.query.get("password")
+    if isinstance(password, str):
+        url = url.set(password=password).difference_update_query(["password"])
     return url.set(drivername="postgresql+psycopg")
 
 
-def take_database(given: str) -> str:
+def take_database(location: str) -> str:
     """Return the address of the database from an option or the environment; empty for SQLite.
 
     The variable is removed, so that no process that is started has it.
 
     Args:
-        given: By the option; empty when it was left out.
+        location: By the option; empty when it was left out.
     """
     of_environment = os.environ.pop(ENV_DATABASE, "")
-    return given or of_environment
+    return location or of_environment
 
 
 def has_password(url: str) -> bool:

@@ -70,19 +70,19 @@ class Janitor:
         """Start with the unfinished chores of an earlier server."""
         self._database = database
         with database.read() as connection:
-            left = connection.execute(select(chores).order_by(chores.c.id)).all()
-        for row in left:
+            pending = connection.execute(select(chores).order_by(chores.c.id)).all()
+        for row in pending:
             self._put(row.id, msgspec.json.decode(row.chore, type=Chore))
         for room in self._rooms.values():
             room.start()
 
-    def discard(self, transaction: Transaction, *wanted: Chore) -> None:
+    def discard(self, transaction: Transaction, *requested: Chore) -> None:
         """Queue a removal after the commit; nothing may refer to the files any more."""
         ((last,),) = transaction.raw("SELECT coalesce(max(id), 0) FROM chores")
-        rows = [(msgspec.json.encode(chore).decode(),) for chore in wanted]
+        rows = [(msgspec.json.encode(chore).decode(),) for chore in requested]
         transaction.many("INSERT INTO chores (chore) VALUES (?)", rows)
         numbers = transaction.raw("SELECT id FROM chores WHERE id > ? ORDER BY id", (last,))
-        for (number,), chore in zip(numbers, wanted, strict=True):
+        for (number,), chore in zip(numbers, requested, strict=True):
             transaction.then.append(partial(self._put, number, chore))
 
     def close(self) -> None:
@@ -95,9 +95,9 @@ class Janitor:
 
     def _forget(self, number: int) -> None:
         assert self._database is not None
-        gone = delete(chores).where(chores.c.id == number)
+        statement = delete(chores).where(chores.c.id == number)
         try:
-            self._database.write_now(lambda transaction: transaction.connection.execute(gone))
+            self._database.write_now(lambda transaction: transaction.connection.execute(statement))
             self._database.deleted = True  # it may have held credentials
         except StoreError as error:  # it is done again, which does no harm
             logger.info("chore %d is done, and still written down: %s", number, error)
@@ -129,18 +129,18 @@ class _Room:
     def _work(self) -> None:
         while True:
             try:
-                found = self.chores.get(timeout=_AGAIN_S / 10 if self._later else None)
+                item = self.chores.get(timeout=_AGAIN_S / 10 if self._later else None)
             except queue.Empty:
                 self._try_again()
                 continue
-            if found is None or self._closing.is_set():
+            if item is None or self._closing.is_set():
                 return
-            self._try(*found)
+            self._try(*item)
 
     def _try_again(self) -> None:
         now = time.monotonic()
-        due = [each for each in self._later if each[0] <= now]
-        self._later = [each for each in self._later if each[0] > now]
+        due = [entry for entry in self._later if entry[0] <= now]
+        self._later = [entry for entry in self._later if entry[0] > now]
         for _, number, chore in due:
             self._try(number, chore)
 

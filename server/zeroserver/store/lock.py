@@ -77,8 +77,8 @@ def lock_file(path: Path) -> int:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         if hasattr(fcntl, "F_OFD_SETLK"):
-            wanted = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, _LOCK_BYTE, 1, 0)
-            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, wanted)
+            request = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, _LOCK_BYTE, 1, 0)
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, request)
         else:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
@@ -189,8 +189,8 @@ class ServerLock:
 
     def _try(self, connection: Any, cursor: Any) -> str | None:
         """Take the lock; return who has it if that is another server."""
-        found = cursor.execute(_SCHEMA).fetchone()
-        schema = found[0] if found else 0
+        row = cursor.execute(_SCHEMA).fetchone()
+        schema = row[0] if row else 0
         key = schema - 2**32 if schema >= 2**31 else schema  # an oid as a signed integer
         end = time.monotonic() + _WAIT_S
         while not cursor.execute(_TRY, (_LOCK_CLASS, key)).fetchone()[0]:
@@ -205,7 +205,7 @@ class ServerLock:
 
     def _successor(self, cursor: Any) -> str | None:
         """Return which server has had the database since this one signed it, if any."""
-        found = cursor.execute(_INSTANCE).fetchone()
-        if found is None or found[0] == self.instance:
+        row = cursor.execute(_INSTANCE).fetchone()
+        if row is None or row[0] == self.instance:
             return None
-        return f"process {found[2]} on {found[1]}"
+        return f"process {row[2]} on {row[1]}"

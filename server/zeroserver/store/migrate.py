@@ -55,11 +55,11 @@ def migrate(database: Database, home: Home | None = None) -> None:
         if home is not None:
             _back_up(database, home)
         with database.writer_engine.begin() as connection:
-            found = _revision(connection)
-            if found is None:
+            revision = _revision(connection)
+            if revision is None:
                 _refuse_strangers(connection)
                 _create(connection)
-            elif found != HEAD:
+            elif revision != HEAD:
                 upgrade(connection)
             _check_columns(connection)
     except DBAPIError as error:
@@ -73,34 +73,34 @@ def _back_up(database: Database, home: Home) -> None:
         StoreError: If it cannot be written.
     """
     with database.writer_engine.begin() as connection:
-        found = _revision(connection)
-    if found is None or found >= HEAD:
+        revision = _revision(connection)
+    if revision is None or revision >= HEAD:
         return
     from zeroserver.store.backup import back_up_before_migration
 
     try:
-        written = back_up_before_migration(database, home, found)
+        written = back_up_before_migration(database, home, revision)
     except ConfigError as error:  # no pg_dump: PostgreSQL has backups of its own
-        logger.warning("no backup before the migration from schema %s: %s", found, error)
+        logger.warning("no backup before the migration from schema %s: %s", revision, error)
     except StoreError as error:
-        msg = f"no backup before the migration from schema {found}: {error}"
+        msg = f"no backup before the migration from schema {revision}: {error}"
         raise StoreError.of_start(database.name, error) from StoreError(msg)
     else:
-        logger.info("backup before the migration from schema %s: %s", found, written)
+        logger.info("backup before the migration from schema %s: %s", revision, written)
 
 
 def _unopened(database: Database, error: DBAPIError) -> ZerolabError:
-    told = database.told(error)
-    if isinstance(told, StoreError) and (told.damaged or told.disk_full):
-        return told
+    translated = database.told(error)
+    if isinstance(translated, StoreError) and (translated.damaged or translated.disk_full):
+        return translated
     return ConfigError(f"database {database.name}", [f"cannot be opened: {error.orig}"])
 
 
 def _revision(connection: Connection) -> str | None:
     if not inspect(connection).has_table("alembic_version"):
         return None
-    found: str | None = connection.scalar(text("SELECT version_num FROM alembic_version"))
-    return found
+    revision: str | None = connection.scalar(text("SELECT version_num FROM alembic_version"))
+    return revision
 
 
 def _refuse_strangers(connection: Connection) -> None:
@@ -109,10 +109,10 @@ def _refuse_strangers(connection: Connection) -> None:
     Raises:
         ConflictError: If there are tables with names of ours, and nothing says that they are ours.
     """
-    taken = sorted(set(inspect(connection).get_table_names()) & set(metadata.tables))
-    if taken:
+    existing = sorted(set(inspect(connection).get_table_names()) & set(metadata.tables))
+    if existing:
         msg = (
-            f"the database holds tables of another program ({', '.join(taken)}): "
+            f"the database holds tables of another program ({', '.join(existing)}): "
             "name an empty one with --database, or another data directory with --home"
         )
         raise ConflictError(msg)
@@ -124,9 +124,9 @@ def _check_columns(connection: Connection) -> None:
     Raises:
         ConflictError: If a column is missing.
     """
-    there = _columns(connection)
+    columns = _columns(connection)
     for table in metadata.tables.values():
-        missing = sorted({column.name for column in table.c} - there.get(table.name, set()))
+        missing = sorted({column.name for column in table.c} - columns.get(table.name, set()))
         if missing:
             msg = (
                 f"the database is not one of Zerolab's, or is damaged: its table {table.name} has "
@@ -140,19 +140,19 @@ def _check_columns(connection: Connection) -> None:
 
 def _columns(connection: Connection) -> dict[str, set[str]]:
     """Return the existing columns of this project's tables, by table."""
-    there: dict[str, set[str]] = {}
+    columns_by_table: dict[str, set[str]] = {}
     if connection.dialect.name == "sqlite":  # with one query in place of thirty: 10 ms of a start
         query = text(
             "SELECT m.name, c.name FROM sqlite_master m JOIN pragma_table_info(m.name) c "
             "WHERE m.type = 'table'"
         )
         for table, column in connection.execute(query):
-            there.setdefault(table, set()).add(column)
-        return there
-    found = inspect(connection).get_multi_columns(filter_names=list(metadata.tables))
-    for (_, table), columns in found.items():
-        there[table] = {column["name"] for column in columns}
-    return there
+            columns_by_table.setdefault(table, set()).add(column)
+        return columns_by_table
+    inspected = inspect(connection).get_multi_columns(filter_names=list(metadata.tables))
+    for (_, table), columns in inspected.items():
+        columns_by_table[table] = {column["name"] for column in columns}
+    return columns_by_table
 
 
 def _create(connection: Connection) -> None:

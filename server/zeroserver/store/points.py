@@ -64,9 +64,9 @@ class MetricKeys:
         Raises:
             ConfigError: If the name is empty or too long.
         """
-        known = self.known(group).get(name)
-        if known is not None:
-            return known
+        key_id = self.known(group).get(name)
+        if key_id is not None:
+            return key_id
         problem = metric_name_problem(name)
         if problem is not None:
             raise ConfigError("metric", [f"name: {problem}"])
@@ -82,17 +82,17 @@ class MetricKeys:
         problem = metric_name_problem(group)
         if problem is not None:
             raise ConfigError("metric", [f"group: {problem}"])
-        known = self._ids.setdefault(group, {})
-        missing = [name for name in names if name not in known]
+        ids = self._ids.setdefault(group, {})
+        missing = [name for name in names if name not in ids]
         transaction.many(_NEW_KEY, [(group, name) for name in missing])
         for name in missing:
-            ((known[name],),) = transaction.raw(_FIND_KEY, (group, name))
+            ((ids[name],),) = transaction.raw(_FIND_KEY, (group, name))
         transaction.undo.append(lambda: self._forget(group, missing))
 
     def forget(self, keys: Collection[int]) -> None:
         """Drop the ids of deleted names from the cache."""
-        for group, known in self._ids.items():
-            self._ids[group] = {name: key for name, key in known.items() if key not in keys}
+        for group, ids in self._ids.items():
+            self._ids[group] = {name: key for name, key in ids.items() if key not in keys}
 
     def _forget(self, group: str, names: Iterable[str]) -> None:
         for name in names:
@@ -142,10 +142,10 @@ class _Sums:
         return (self.least, self.most, total, self.finite, self.count, self.last_step)
 
 
-def _pick(choose: Any, one: float | None, other: float | None) -> float | None:
-    if one is None or other is None:
-        return other if one is None else one
-    return float(choose(one, other))
+def _pick(choose: Any, first: float | None, second: float | None) -> float | None:
+    if first is None or second is None:
+        return second if first is None else first
+    return float(choose(first, second))
 
 
 _COLUMNS = "(trial_id, key_id, step, value, time)"
@@ -198,7 +198,7 @@ def store_points(transaction: Transaction, trial_id: int, new: Iterable[Point]) 
         stored = _copy(transaction, rows)
     if stored == len(rows):
         sums = _sum_up((key, step, value) for _, key, step, value, _ in rows)
-        added = [(trial_id, *bucket, *each.row()) for bucket, each in sums.items()]
+        added = [(trial_id, *bucket, *total.row()) for bucket, total in sums.items()]
         transaction.many(_ROLLUP_ADD[transaction.sqlite], added)
         return
     transaction.many(_INSERT + _KEY + _REPLACE, rows)
@@ -227,15 +227,15 @@ def _copy(transaction: Transaction, rows: list[tuple[Any, ...]]) -> int:
 
 def _sum_up(values: Iterable[tuple[int, int, float | None]]) -> dict[Bucket, _Sums]:
     finest = SHIFTS[0]
-    found: defaultdict[tuple[int, int], list[tuple[int, float | None]]] = defaultdict(list)
+    buckets: defaultdict[tuple[int, int], list[tuple[int, float | None]]] = defaultdict(list)
     for key, step, value in values:
-        found[key, step >> finest].append((step, value))
-    sums = {(key, finest, number): _Sums.of(rows) for (key, number), rows in found.items()}
+        buckets[key, step >> finest].append((step, value))
+    sums = {(key, finest, number): _Sums.of(rows) for (key, number), rows in buckets.items()}
     for lower, shift in pairwise(SHIFTS):
-        for (key, level, number), each in list(sums.items()):
+        for (key, level, number), part in list(sums.items()):
             if level == lower:
                 above = (key, shift, number >> (shift - lower))
-                sums[above] = sums[above].merged(each) if above in sums else each
+                sums[above] = sums[above].merged(part) if above in sums else part
     return sums
 
 
@@ -244,27 +244,27 @@ def _rebuild(transaction: Transaction, trial_id: int, finest: set[tuple[int, int
     lower = SHIFTS[0]
     rows = []
     for key, number in finest:
-        found = transaction.raw(
+        stored = transaction.raw(
             "SELECT step, value FROM points WHERE trial_id = ? AND key_id = ? "
             "AND step >= ? AND step < ?",
             (trial_id, key, number << lower, (number + 1) << lower),
         )
-        rows.append((trial_id, key, lower, number, *_Sums.of(found).row()))
+        rows.append((trial_id, key, lower, number, *_Sums.of(stored).row()))
     _put(transaction, rows)
     touched = finest
     for below, shift in pairwise(SHIFTS):
         touched = {(key, number >> (shift - below)) for key, number in touched}
         rows = []
         for key, number in touched:
-            found = transaction.raw(
+            stored = transaction.raw(
                 "SELECT least, most, total, finite, count, last_step FROM rollups "
                 "WHERE trial_id = ? AND key_id = ? AND shift = ? AND bucket >= ? AND bucket < ?",
                 (trial_id, key, below, number << (shift - below), (number + 1) << (shift - below)),
             )
-            each = _Sums()
-            for row in found:
-                each = each.merged(_Sums(*row))
-            rows.append((trial_id, key, shift, number, *each.row()))
+            total = _Sums()
+            for row in stored:
+                total = total.merged(_Sums(*row))
+            rows.append((trial_id, key, shift, number, *total.row()))
         _put(transaction, rows)
 
 
@@ -296,20 +296,20 @@ def forget_after(
         (trial_id, SHIFTS[-1], step),
     )
     cuts: list[tuple[int, int]] = []
-    left, done = limit, True
+    remaining, done = limit, True
     # Key by key, which the index serves: a long trial loses little, and is not read as a whole.
     for (key,) in keys:
-        if left <= 0:
+        if remaining <= 0:
             done = False
             break
         edge = transaction.raw(
             "SELECT step FROM points WHERE trial_id = ? AND key_id = ? AND step > ? "
             "ORDER BY step DESC LIMIT 1 OFFSET ?",
-            (trial_id, key, step, left),
+            (trial_id, key, step, remaining),
         )
         cut = edge[0][0] if edge else step
         done = done and not edge
-        left -= _KEY_COST + transaction.run(
+        remaining -= _KEY_COST + transaction.run(
             "DELETE FROM points WHERE trial_id = ? AND key_id = ? AND step > ?",
             (trial_id, key, cut),
         )
@@ -319,7 +319,7 @@ def forget_after(
         [(trial_id, shift, key, cut >> shift) for shift in SHIFTS for key, cut in cuts],
     )
     _rebuild(transaction, trial_id, {(key, max(cut, 0) >> SHIFTS[0]) for key, cut in cuts})
-    return limit - left if done else None
+    return limit - remaining if done else None
 
 
 _READ_POINTS = (
@@ -388,9 +388,9 @@ def point_times(
     if not steps:
         return []
     marks = ", ".join("?" * len(steps))
-    wanted = f"{_TIMES} AND step IN ({marks})"
-    found = dict(raw_rows(connection, wanted, (trial_id, key_id, *steps)))
-    return [found.get(step, 0.0) for step in steps]
+    query = f"{_TIMES} AND step IN ({marks})"
+    times = dict(raw_rows(connection, query, (trial_id, key_id, *steps)))
+    return [times.get(step, 0.0) for step in steps]
 
 
 def _extent(
@@ -412,8 +412,8 @@ def _level(span: int, max_points: int) -> int:
 
 def _parts(rows: list[tuple[Any, ...]], most: int) -> Iterator[list[tuple[Any, ...]]]:
     """Split rows into a limited number of contiguous parts."""
-    each = -(-len(rows) // most)
-    return (rows[start : start + each] for start in range(0, len(rows), each))
+    stride = -(-len(rows) // most)
+    return (rows[start : start + stride] for start in range(0, len(rows), stride))
 
 
 def _band_of_points(part: list[tuple[Any, ...]]) -> list[Any]:

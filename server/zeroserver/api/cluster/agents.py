@@ -56,13 +56,13 @@ class Disable(BaseModel):
 
 @router.post("/{agent_id}/disable")
 async def disable_agent(
-    services: ServicesDep, agent_id: IdPath, wish: Disable | None = None
+    services: ServicesDep, agent_id: IdPath, body: Disable | None = None
 ) -> AgentAnswer:
     """Start nothing new on an agent, or on some of its slots; doing it twice changes nothing."""
-    wish = wish or Disable()
+    body = body or Disable()
 
     def job(work: UnitOfWork) -> None:
-        work.agents.close(agent_id, wish.slots, drain=wish.drain)
+        work.agents.close(agent_id, body.slots, drain=body.drain)
         work.scheduling.schedule()
 
     await services.write(job)
@@ -81,13 +81,13 @@ class Enable(BaseModel):
 
 @router.post("/{agent_id}/enable")
 async def enable_agent(
-    services: ServicesDep, agent_id: IdPath, wish: Enable | None = None
+    services: ServicesDep, agent_id: IdPath, body: Enable | None = None
 ) -> AgentAnswer:
     """Let runs start on an agent again, or on some of its slots."""
-    wish = wish or Enable()
+    body = body or Enable()
 
     def job(work: UnitOfWork) -> None:
-        work.agents.reopen(agent_id, wish.slots)
+        work.agents.reopen(agent_id, body.slots)
         work.scheduling.schedule()
 
     await services.write(job)

@@ -75,15 +75,15 @@ def log_out(services: ServicesDep, principal: PrincipalDep, https: HttpsDep) -> 
         services.keys.end_session(principal.session)
     else:
         services.keys.end_all_sessions()
-    gone = Response(status_code=204)
-    gone.delete_cookie(
+    response = Response(status_code=204)
+    response.delete_cookie(
         services.keys.cookie,
         secure=https,
         httponly=True,
         samesite="strict",
         path="/",
     )
-    return gone
+    return response
 
 
 @router.post("/api/v1/token", status_code=201)
@@ -137,12 +137,12 @@ async def get_numbers(services: ServicesDep) -> PlainTextResponse:
         living = connection.scalar(
             select(func.count()).select_from(agents).where(agents.c.alive == 1)
         )
-        held = connection.scalar(
+        used_slots = connection.scalar(
             select(func.count()).select_from(runs).where(runs.c.state != RunState.EXITED)
         )
         for name, help_text, value in (
             ("agents", "Agents that are alive.", living),
-            ("runs_holding_slots", "Runs that hold slots.", held),
+            ("runs_holding_slots", "Runs that hold slots.", used_slots),
             ("start_time_seconds", "Start of the server since 1970.", services.started_at),
             ("write_groups_total", "Database transactions committed.", services.database.groups),
             ("write_jobs_total", "Changes committed.", services.database.jobs),

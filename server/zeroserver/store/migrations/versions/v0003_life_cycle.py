@@ -17,8 +17,8 @@ def upgrade() -> None:
     op.add_column("trials", sa.Column("source_trial_id", _ID, nullable=True))
     op.add_column("trials", sa.Column("source_steps", sa.BigInteger(), nullable=True))
     op.add_column("trials", sa.Column("source_checkpoint", sa.String(36), nullable=True))
-    held = sa.Column("held", sa.Integer(), nullable=False, server_default="0")
-    op.add_column("trials", held)
+    held_column = sa.Column("held", sa.Integer(), nullable=False, server_default="0")
+    op.add_column("trials", held_column)
 
 
 def downgrade() -> None:

@@ -15,7 +15,7 @@ _ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 def upgrade() -> None:
     """Make the table of chores from that of directories."""
-    made = op.create_table(
+    chores = op.create_table(
         "chores",
         sa.Column("id", _ID, nullable=False),
         sa.Column("chore", sa.Text(), nullable=False),
@@ -26,7 +26,7 @@ def upgrade() -> None:
     for path in paths:
         root, _, name = path.rpartition("/")
         chore = json.dumps({"storage": {"root": root}, "name": name})
-        op.execute(sa.insert(made).values(chore=chore))
+        op.execute(sa.insert(chores).values(chore=chore))
     op.drop_table("discarded")
 
 
