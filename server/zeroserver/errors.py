@@ -74,8 +74,8 @@ class StoreError(ZerolabError):
 
         Args:
             location: The database.
-            cause: What reading or writing it said.
-            tables: Those that cannot be read, where the database is damaged.
+            cause: Error of reading or writing.
+            tables: Unreadable tables of a damaged database.
         """
         if cause.damaged:
             what = f"; what cannot be read: {', '.join(tables)}" if tables else ""

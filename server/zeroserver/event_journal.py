@@ -84,7 +84,7 @@ class Journal:
     """Recent events, so that an interrupted stream can resume.
 
     Events of an experiment are kept from its first reader until one minute after its last one. A
-    reader with an older cursor is told to reload everything. Cursors are ``boot-number``, so that
+    reader with an older cursor must reload everything. Cursors are ``boot-number``, so that
     cursors of an earlier server process are recognized.
     """
 

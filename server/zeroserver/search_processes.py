@@ -2,7 +2,7 @@
 
 A process has a token for the search routes of its experiment, a clean environment, one core and
 limits on memory and processor time. It dies with the server. One that ends by itself before its
-experiment has ended is started again, and told everything anew. After some failures, or at once
+experiment has ended is started again and receives all events. After some failures, or at once
 when the class cannot work, the experiment ends with its last line.
 """
 
@@ -121,7 +121,7 @@ class SearchProcesses:
             "TMPDIR": str(temporary),
         }
         errors = (folder / "errors").open("w+b")
-        # From this thread: the process is told to end when the thread that started it does.
+        # From this thread: the process gets a signal when the thread that started it ends.
         running = subprocess.Popen(
             command, cwd=model, env=environment, stdin=subprocess.DEVNULL, stdout=errors,
             stderr=errors, start_new_session=True,
@@ -176,7 +176,7 @@ class SearchProcesses:
     def _forget(self, experiment_id: int) -> None:
         process = self._running.pop(experiment_id)
         process.errors.close()
-        _signal_group(process, signal.SIGKILL)  # what the class has started itself
+        _signal_group(process, signal.SIGKILL)  # processes that the class has started
         shutil.rmtree(process.folder, ignore_errors=True)
 
 
@@ -206,7 +206,7 @@ def _limit(pid: int, experiment_id: int, limits: Limits) -> None:
         for kind, most in soft_limits.items():
             hard = resource.prlimit(pid, kind)[1]
             value = most if hard == resource.RLIM_INFINITY else min(most, hard)
-            # With equal limits the kernel sends SIGKILL: it would not say why.
+            # With equal limits the kernel sends SIGKILL, without a reason.
             spare = 1 if kind == resource.RLIMIT_CPU and value != hard else 0
             resource.prlimit(pid, kind, (value, value + spare))
         cores = sorted(os.sched_getaffinity(pid))

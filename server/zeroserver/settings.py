@@ -66,7 +66,7 @@ class Timings:
 
 @dataclass(frozen=True)
 class Limits:
-    """Maximum sizes of requests (413 beyond them), and limits of what a trial stores."""
+    """Maximum sizes of requests (413 beyond them) and of a trial's stored data."""
 
     metric_names: int = 1000
     """Maximum number of metric names of a trial; further ones are discarded."""

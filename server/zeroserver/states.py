@@ -1,6 +1,6 @@
-"""The states of experiments, trials and runs, and what users may do in each: one table of each.
+"""States of experiments, trials and runs, and the actions allowed in each state.
 
-A *move* is a change of state that the orchestrator makes; an *action* is what a user asks for. An
+A *move* is a change of state that the orchestrator makes; an *action* is a user's request. An
 action that has nothing left to do changes nothing, so that each may be asked for twice.
 """
 
@@ -119,8 +119,8 @@ class Action:
         Args:
             thing: ``experiment`` or ``trial``.
             number: Its id.
-            state: Where it stands.
-            remedy: What the user should do, where the state alone does not tell.
+            state: Current state.
+            remedy: Advice for the user, if it does not follow from the state.
 
         Raises:
             ConflictError: If its state does not allow it; the message says what to do.

@@ -90,7 +90,7 @@ class TokenStore:
         return f"{session}.{_sign(self._session_key, session)}"
 
     def identify(self, bearer: str | None, cookie: str | None) -> Principal:
-        """Return the caller of a token or a cookie; an invalid token is nobody's."""
+        """Return the caller of a token or a cookie; ``nobody`` for an invalid one."""
         if bearer is not None:
             return self._bearer(bearer)
         if cookie is not None:

@@ -33,7 +33,7 @@ _ARCHIVE = re.compile(r"(?P<partial>\.)?(?P<digest>[0-9a-f]{64})\.tar\.gz(?(part
 
 
 class ArchiveGoneError(NotFoundError):
-    """Error: an archive that a submission needs was removed meanwhile."""
+    """Error: an archive that a submission needs was removed concurrently."""
 
 
 def store_archive(directory: Path, content: bytes) -> str:
@@ -112,7 +112,7 @@ class ArchiveFiles:
     content: bytes
 
     def read(self, path: str) -> bytes | None:
-        """Read a file by its path inside the model directory; None when there is none."""
+        """Read a file by its path inside the model directory; None if it is missing."""
         from zerolab.client.archive import read_member
 
         return read_member(self.content, path)

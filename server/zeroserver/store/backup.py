@@ -8,7 +8,7 @@ A backup is a directory::
         archives/          the submitted model directories: hard links where that is possible
 
 It is written under a temporary name and renamed when it is complete. Checkpoints are not part of
-it: they may be terabytes, and lie in storages of their own.
+it: they may be terabytes, and are in separate storages.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ _PROBLEMS = 20
 
 
 def back_up(database: Database, home: Home, target: Path | None = None, prefix: str = "") -> Path:
-    """Write a backup; the server may run and write meanwhile.
+    """Write a backup; the server may run and write at the same time.
 
     Args:
         database: It is only read from.
@@ -103,7 +103,7 @@ def restore(database: Database, home: Home, source: Path) -> Path | None:
         source: A directory that :func:`back_up` has written, or a SQLite file.
 
     Returns:
-        A backup of what was there before; None when there was nothing.
+        Backup of the previous data; None if there was none.
 
     Raises:
         ConfigError: If the source is no backup, or one of another kind of database.
@@ -330,7 +330,7 @@ def _check_postgresql(database: Database) -> list[str]:
                 ):
                     for _ in rows:
                         pass
-            except driver.Error as error:  # what it says is the finding
+            except driver.Error as error:  # the error is the result
                 problems.append(f"table {name}: {str(error).strip().splitlines()[0]}")
     return problems
 

@@ -57,7 +57,7 @@ class Change:
         topic: ``agents``, ``run:7``; long polls wait for topics.
         experiment_id: For the event streams; 0 when the change is not of an experiment.
         kind: Name of the event in the streams; empty for a change that only wakes long polls.
-        resource: Id of the changed thing, or the event's data where it has no id.
+        resource: Id of the changed object, or the event's data without one.
     """
 
     topic: str
@@ -109,7 +109,7 @@ def raw_rows(
 ) -> list[tuple[Any, ...]]:
     """Run a query, written with ``?``, on the driver itself: 20 times less overhead a statement.
 
-    What the driver raises is translated where the transaction ends.
+    Errors of the driver are translated at the end of the transaction.
     """
     if connection.dialect.name != "sqlite":
         statement = statement.replace("?", "%s")
@@ -288,7 +288,7 @@ class Database:
     def _reading(self, engine: Engine) -> Iterator[Connection]:
         if self._disposed:
             raise StoreError(_STOPPING)
-        pool = engine.pool  # the one that the connection goes back to
+        pool = engine.pool  # the connection returns to it
         try:
             if not self.sqlite:
                 with engine.begin() as connection:
@@ -328,11 +328,11 @@ class Database:
         answered: asyncio.Future[None] = loop.create_future()
 
         def wake(_done: "Future[T]") -> None:
-            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with suppress(RuntimeError):  # the loop is closed: no waiter is left
                 loop.call_soon_threadsafe(_set, answered)
 
         future.add_done_callback(wake)
-        timer = loop.call_later(_PATIENCE_S, future.cancel)  # no more than a wish once it has begun
+        timer = loop.call_later(_PATIENCE_S, future.cancel)  # without effect once the job has begun
         try:
             await answered  # whoever gives up here leaves the job as it is
         finally:
@@ -368,7 +368,7 @@ class Database:
         return bool(group)
 
     def _answer(self, group: list[_Pending]) -> list[_Pending]:
-        """Run a group, or its jobs one by one; return those that could not begin yet."""
+        """Run a group, or its jobs one by one; return the jobs that could not begin yet."""
         try:
             if self._commit(group):
                 return []
@@ -463,7 +463,7 @@ class Database:
         """Convert an error of the database driver into an error for the caller."""
         original = error.orig if isinstance(error, DBAPIError) else error
         translated = error
-        damaged = self._driver.DatabaseError  # itself, and none of its kinds: so SQLite says it
+        damaged = self._driver.DatabaseError  # the class itself: SQLite raises no subclass
         if isinstance(original, PoolTimeoutError):
             translated = StoreError("too many ask at once; try again")
         elif isinstance(original, self._driver.OperationalError | self._driver.InterfaceError):

@@ -39,7 +39,7 @@ def with_driver(url: URL) -> URL:
 def take_database(location: str) -> str:
     """Return the address of the database from an option or the environment; empty for SQLite.
 
-    The variable is removed, so that no process that is started has it.
+    The variable is removed, so that no child process inherits it.
 
     Args:
         location: By the option; empty when it was left out.
@@ -103,7 +103,7 @@ def open_engine(url: URL, begin: str, size: int, synchronous: str, overflow: int
 
     @event.listens_for(engine, "connect")
     def _on_connect(connection: Any, _record: Any) -> None:
-        # The driver must not begin transactions by itself: it does so too late, and not for reads.
+        # The driver must not begin transactions: it begins them too late, and none for reads.
         connection.isolation_level = None
         for pragma in (
             "journal_mode=WAL",

@@ -7,7 +7,7 @@ It belongs to the open file, so that neither another path, nor a hard link, nor 
 PostgreSQL: a session-level advisory lock of the writer's own connection, one for each schema. A
 change can only be committed by the session that holds the lock. When the connection is lost,
 the next one must take the lock again, and the row in ``server_lock`` must still name this server:
-what is kept in memory is wrong once another server has changed the database.
+cached data is wrong once another server has changed the database.
 """
 
 import fcntl
@@ -119,7 +119,7 @@ class ServerLock:
         """Take the lock; doing it twice changes nothing.
 
         Raises:
-            ConflictError: If another server has it.
+            ConflictError: If another server holds it.
         """
         if self._held:
             return
@@ -188,7 +188,7 @@ class ServerLock:
         return f"zerolab {self.instance}"
 
     def _try(self, connection: Any, cursor: Any) -> str | None:
-        """Take the lock; return who has it if that is another server."""
+        """Take the lock; return the owner if it is another server."""
         row = cursor.execute(_SCHEMA).fetchone()
         schema = row[0] if row else 0
         key = schema - 2**32 if schema >= 2**31 else schema  # an oid as a signed integer

@@ -289,7 +289,7 @@ def forget_after(
         limit: About how many points are deleted, the last ones first.
 
     Returns:
-        What it cost, in points; None if some are left: call it again in another change.
+        Cost in points; None if some are left: call it again in another transaction.
     """
     keys = transaction.raw(
         "SELECT DISTINCT key_id FROM rollups WHERE trial_id = ? AND shift = ? AND last_step > ?",
@@ -357,7 +357,7 @@ def read_curve(
     """Read one metric of a trial with at most ``max_points`` points.
 
     At most some thousand rows are read, however long the trial; the minimum and the maximum of
-    what is merged are always in the band.
+    merged points are always in the band.
 
     Args:
         connection: For reading.

@@ -1,7 +1,7 @@
 """The tables. Times are seconds since 1970 (UTC); JSON columns hold text that msgspec wrote.
 
 A metric point is ``(trial, key, step) -> value`` with integer keys; its primary key is what makes
-a report that arrives twice count once. NULL stands for NaN, since SQLite cannot store it.
+a report that arrives twice count once. NULL means NaN, since SQLite cannot store it.
 :data:`HEAD` names the newest migration, so that a server whose database is up to date need not
 load Alembic.
 """
@@ -139,19 +139,19 @@ trials = Table(
     Column("restarts", Integer, nullable=False, default=0),
     Column("run_id", Id, nullable=True),  # the run that holds slots for it now
     Column("until", BigInteger, nullable=True),  # length at which the searcher wants it to pause
-    Column("waits", Integer, nullable=False, default=0),  # it is there, and waits for the searcher
-    Column("stop", String(16), nullable=True),  # why it shall end: searcher, cancel, kill
+    Column("waits", Integer, nullable=False, default=0),  # it waits for the searcher
+    Column("stop", String(16), nullable=True),  # reason of its stop: searcher, cancel, kill
     Column("restart_at", Double, nullable=True),  # not before, after a failure
     Column("steps_completed", BigInteger, nullable=False, default=0),
     Column("progress", Double, nullable=False, default=0.0),
-    Column("searcher_steps", BigInteger, nullable=False, default=-1),  # last length told it
+    Column("searcher_steps", BigInteger, nullable=False, default=-1),  # sent to the searcher
     Column("best_validation", Double, nullable=True),
     Column("best_steps", BigInteger, nullable=True),
     Column("latest_validation", Double, nullable=True),
     Column("latest_checkpoint", String(36), nullable=True),
     Column("best_checkpoint", String(36), nullable=True),
-    Column("source_trial_id", Id, nullable=True),  # whose weights it begins with, or None of them
-    Column("source_steps", BigInteger, nullable=True),  # how far that one was, told the searcher
+    Column("source_trial_id", Id, nullable=True),  # source of its first weights, or NULL
+    Column("source_steps", BigInteger, nullable=True),  # steps of the source at that time
     Column("source_checkpoint", String(36), nullable=True),  # NULL: not known yet, "": none
     Column("held", Integer, nullable=False, server_default="0"),  # a user has paused it alone
     Column("activity", Text, nullable=True),
@@ -169,14 +169,14 @@ trials = Table(
     sqlite_autoincrement=True,
 )
 
-# What the scheduler reads in every round, of the trials that wait alone.
+# For the scheduler's read of waiting trials in every round.
 Index(
     "ix_trials_waiting",
     trials.c.experiment_id,
     trials.c.excluded,
     trials.c.restart_at,
     trials.c.id,
-    trials.c.state,  # with what the condition names, SQLite need not look into the table
+    trials.c.state,  # a covering index for SQLite
     trials.c.run_id,
     trials.c.source_trial_id,
     trials.c.source_checkpoint,
@@ -221,7 +221,7 @@ agents = Table(
     sqlite_autoincrement=True,
 )
 
-pools = Table(  # those that have a policy of their own; others are there with their agents
+pools = Table(  # pools with a policy; others exist through their agents
     "pools",
     metadata,
     Column("name", Text, primary_key=True),
@@ -248,7 +248,7 @@ runs = Table(
     Column("deadline_at", Double, nullable=True),
     Column("killed", Integer, nullable=False, default=0),
     Column("killed_at", Double, nullable=True),
-    Column("no_retry", Integer, nullable=False, default=0),  # a log policy says so
+    Column("no_retry", Integer, nullable=False, default=0),  # by a log policy
     Column("grows_to", Integer, nullable=True),  # slots for which it was asked to leave
     Column("spec", Text, nullable=False),
     Column("last_seq", BigInteger, nullable=False, default=0),
@@ -275,7 +275,7 @@ run_nodes = Table(  # of runs on several agents: one row for each, that of the r
     Column("node_rank", Integer, primary_key=True, autoincrement=False),
     Column("agent_id", Id, nullable=True),
     Column("slot_ids", Text, nullable=False),
-    Column("address", Text, nullable=True),  # host:port, of the first: where the ranks meet
+    Column("address", Text, nullable=True),  # host:port of the first rank, for the rendezvous
     Column("next_log", BigInteger, nullable=False, default=0),
     Column("ended_at", Double, nullable=True),
     Column("exit_code", Integer, nullable=True),

@@ -1,4 +1,4 @@
-"""How Alembic reaches the database: as :mod:`zeroserver.store.migrate` tells it."""
+"""Alembic's environment, configured by :mod:`zeroserver.store.migrate`."""
 
 from alembic import context
 
