@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import zerotrial
-from zerotrial.engine.pipeline import LayerSpec, PipelineModule, TiedLayerSpec
+from zerotrial.extensions.pipeline import LayerSpec, PipelineModule, TiedLayerSpec
 
 __all__ = ["CLIP", "batches", "build", "config_of", "engine_of", "layers", "loss_of", "reference"]
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from zerotrial.data.devices import TorchData, to_device
     from zerotrial.data.loader import DataLoader, data_length
     from zerotrial.engine.builder.build import initialize
-    from zerotrial.engine.pipeline import LayerSpec, PipelineModule, TiedLayerSpec
+    from zerotrial.extensions.pipeline import LayerSpec, PipelineModule, TiedLayerSpec
     from zerotrial.loop.stop_reason import Ending, StopReason
     from zerotrial.loop.units import Batch, Epoch
     from zerotrial.mpu import ModelParallelUnit
@@ -33,12 +33,12 @@ _EXPORTS = {
     "Epoch": "zerotrial.loop.units",
     "InvalidHP": "zerotrial.trial",
     "MetricReducer": "zerotrial.reducers",
-    "LayerSpec": "zerotrial.engine.pipeline.layers",
+    "LayerSpec": "zerotrial.extensions.pipeline.layers",
     "ModelParallelUnit": "zerotrial.mpu",
-    "PipelineModule": "zerotrial.engine.pipeline.module",
+    "PipelineModule": "zerotrial.extensions.pipeline.module",
     "Reducer": "zerotrial.reducers",
     "StopReason": "zerotrial.loop.stop_reason",
-    "TiedLayerSpec": "zerotrial.engine.pipeline.layers",
+    "TiedLayerSpec": "zerotrial.extensions.pipeline.layers",
     "TorchData": "zerotrial.data.devices",
     "Trainer": "zerotrial.trainer",
     "ZeroTrial": "zerotrial.trial",

@@ -14,10 +14,10 @@ from torch import nn
 
 from zerolab.contract.spec import ENV_AS_DEEPSPEED
 from zerolab.errors import ConfigError
-from zerotrial.engine.pipeline import PipelineModule
 from zerotrial.extensions.deepspeed_api.initialize import initialize
 from zerotrial.extensions.deepspeed_api.names.root import tp_model_init
 from zerotrial.extensions.deepspeed_api.parameter_access import GatheredParameters
+from zerotrial.extensions.pipeline import PipelineModule
 
 pytestmark = pytest.mark.processes
 

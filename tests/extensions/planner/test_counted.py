@@ -13,9 +13,9 @@ from tests.engine.ranks import run_on_ranks
 from zerolab.config.engine.reader import load_engine_config
 from zerotrial.engine.module.replicated_parameters import choose_replicated
 from zerotrial.engine.module.units import plan_units
-from zerotrial.engine.pipeline import LayerSpec, PipelineModule
-from zerotrial.engine.pipeline.module import all_layers_built
 from zerotrial.engine.stage3.prefetch import in_forward_order, kept_to_backward
+from zerotrial.extensions.pipeline import LayerSpec, PipelineModule
+from zerotrial.extensions.pipeline.module import all_layers_built
 from zerotrial.extensions.planner.model_profile import profile_model
 from zerotrial.extensions.planner.plan import bucket_of
 

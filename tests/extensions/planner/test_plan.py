@@ -21,8 +21,8 @@ from zerotrial.engine.builder.build import initialize
 from zerotrial.engine.engine import Engine
 from zerotrial.engine.flat.bucket_size import choose_bucket_numel
 from zerotrial.engine.memory import MemoryEstimate, estimate
-from zerotrial.engine.pipeline import PipelineModule
-from zerotrial.engine.pipeline.module import all_layers_built
+from zerotrial.extensions.pipeline import PipelineModule
+from zerotrial.extensions.pipeline.module import all_layers_built
 from zerotrial.extensions.planner.model_profile import ModelProfile, profile_model, profile_trial
 from zerotrial.extensions.planner.plan import (
     Devices,

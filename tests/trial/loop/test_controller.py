@@ -29,7 +29,7 @@ from zerolab.contract.messages import Directive
 from zerolab.errors import StaleRunError, TrialError
 from zerotrial import Batch, StopReason
 from zerotrial.data.devices import to_device
-from zerotrial.engine.pipeline import PipelineModule
+from zerotrial.extensions.pipeline import PipelineModule
 
 
 class CallRecorder(zerotrial.Callback):

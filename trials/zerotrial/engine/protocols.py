@@ -31,6 +31,7 @@ __all__ = [
     "OptimizerFactory",
     "ParamGroup",
     "Piece",
+    "PipelineModel",
     "ReadableGradients",
     "Stage",
     "StageAccounting",
@@ -119,6 +120,32 @@ class TensorRanks(Protocol):
 
     def gather(self, values: Tensor, dim: int) -> Tensor:
         """Concatenate all ranks' values along a dimension. **Collective**."""
+        ...
+
+
+class PipelineModel(Protocol):
+    """Model of several pipeline stages; a ``torch.nn.Module`` with ``has_pipeline_stages``."""
+
+    num_stages: int
+    requested_stages: int
+    """Number of stages, even if built as one stage."""
+    activation_checkpoint_interval: int
+
+    def to(self, device: torch.device) -> Any:
+        """Move parameters and buffers, as ``torch.nn.Module.to``."""
+        ...
+
+    def prepare(self, mesh: "Mesh", interval: int = 0) -> None:
+        """Connect the stages over the mesh. **Collective** over all ranks.
+
+        Args:
+            mesh: The engine's mesh.
+            interval: Number of layers that are recomputed together; 0: as the model says.
+        """
+        ...
+
+    def set_recompute(self, recompute: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        """Set the wrapper that recomputes layers in backward."""
         ...
 
 

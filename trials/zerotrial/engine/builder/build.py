@@ -26,6 +26,7 @@ from zerotrial.engine.builder.arguments import (
     read_config,
 )
 from zerotrial.engine.builder.environment import (
+    PARALLELISM,
     EngineEnvironment,
     choose_device,
     find_environment,
@@ -70,9 +71,6 @@ logger = logging.getLogger(__name__)
 EXTENSIONS: Registry[type] = Registry("zerotrial.engine_extensions", {})
 """Classes by name whose methods are added to the engines of :func:`initialize`."""
 _extended: dict[type, Any] = {}
-
-PARALLELISM: Registry[Callable[..., Any]] = Registry("zerotrial.parallelism", {})
-"""Functions that shard a model over an axis of the mesh, by the axis."""
 
 _FLAT_STAGES = {0: Stage0, 1: Stage1, 2: Stage2}
 
@@ -365,11 +363,7 @@ def extended(engine_class: type) -> Any:
 
 
 def _class_for(model: nn.Module) -> type[Engine]:
-    if not is_pipeline(model):
-        return Engine
-    from zerotrial.engine.pipeline.engine import PipelineEngine
-
-    return PipelineEngine
+    return PARALLELISM["pipe"] if is_pipeline(model) else Engine
 
 
 def _trained(inputs: StageInputs) -> list[nn.Parameter]:

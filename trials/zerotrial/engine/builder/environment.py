@@ -1,7 +1,6 @@
 """Environment of an engine, resolved before the model is touched: device, mesh, batch sizes."""
 
 import os
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -12,15 +11,17 @@ from torch import nn
 from zerolab.config.engine.batch import BatchSizes
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.errors import ConfigError
+from zerolab.registry import Registry
 from zerotrial.engine.comm.process_group import start_process_group
 from zerotrial.engine.memory.heap import keep_freed_memory, return_freed_memory
 from zerotrial.engine.mesh import Mesh
 from zerotrial.engine.module.precision import Precision, choose_precision
 
 if TYPE_CHECKING:
-    from zerotrial.engine.pipeline.module import PipelineModule
+    from zerotrial.engine.protocols import PipelineModel
 
 __all__ = [
+    "PARALLELISM",
     "EngineEnvironment",
     "choose_device",
     "find_environment",
@@ -29,14 +30,18 @@ __all__ = [
 ]
 
 
-def is_pipeline(model: nn.Module) -> "TypeGuard[PipelineModule]":
-    """Return whether a model is a PipelineModule, without importing its module.
+PARALLELISM: Registry[Any] = Registry("zerotrial.parallelism", {})
+"""Extensions by the axis of the mesh that they add: ``tensor`` shards a model, ``pipe`` is the
+class of engines of models with pipeline stages."""
+
+
+def is_pipeline(model: nn.Module) -> "TypeGuard[PipelineModel]":
+    """Return whether a model has pipeline stages, as a PipelineModule has.
 
     Args:
         model: The model.
     """
-    loaded = sys.modules.get("zerotrial.engine.pipeline.module")
-    return loaded is not None and isinstance(model, loaded.PipelineModule)
+    return getattr(type(model), "has_pipeline_stages", False)
 
 
 @dataclass(frozen=True)
@@ -80,9 +85,7 @@ def find_environment(
     mesh = _make_mesh(mpu, world, model, config)
     batch = config.batch_sizes(mesh.data.size)
     if is_pipeline(model):
-        from zerotrial.engine.pipeline.engine import check_pipeline
-
-        check_pipeline(model, config, batch.accumulation_steps)
+        PARALLELISM["pipe"].check(model, config, batch.accumulation_steps)
     return EngineEnvironment(
         config, device, mesh, batch, choose_precision(config, batch.accumulation_steps)
     )

@@ -1,25 +1,18 @@
-"""Pipeline parallelism: layers, partitioning, schedules, and the engine that runs them."""
+"""Public import path of `zerotrial.extensions.pipeline`."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from zerotrial.engine.pipeline.engine import PipelineEngine
-    from zerotrial.engine.pipeline.layers import LayerSpec, TiedLayerSpec
-    from zerotrial.engine.pipeline.module import PipelineModule
-    from zerotrial.engine.pipeline.partitioning import partition
-    from zerotrial.engine.pipeline.topology import PipeDataParallelTopology, ProcessTopology
-
-_EXPORTS = {
-    "LayerSpec": "layers",
-    "PipeDataParallelTopology": "topology",
-    "PipelineEngine": "engine",
-    "PipelineModule": "module",
-    "ProcessTopology": "topology",
-    "TiedLayerSpec": "layers",
-    "partition": "partitioning",
-}
-"""Public name -> module that defines it."""
+    from zerotrial.extensions.pipeline import (
+        LayerSpec,
+        PipeDataParallelTopology,
+        PipelineEngine,
+        PipelineModule,
+        ProcessTopology,
+        TiedLayerSpec,
+        partition,
+    )
 
 __all__ = [
     "LayerSpec",
@@ -33,9 +26,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _EXPORTS:
-        msg = f"module 'zerotrial.engine.pipeline' has no attribute {name!r}"
-        raise AttributeError(msg)
-    value = getattr(importlib.import_module(f"{__name__}.{_EXPORTS[name]}"), name)
-    globals()[name] = value
-    return value
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # Not an import statement: the engine works without the extension.
+    return getattr(importlib.import_module("zerotrial.extensions.pipeline"), name)

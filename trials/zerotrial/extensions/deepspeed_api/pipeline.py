@@ -7,16 +7,16 @@ from torch import Tensor
 
 from zerolab.errors import EngineError
 from zerotrial.engine.engine import EngineParts
-from zerotrial.engine.pipeline import engine
-from zerotrial.engine.pipeline.micro_batches import MicroBatches
 from zerotrial.extensions.deepspeed_api.engine import DeepSpeedEngine
 from zerotrial.extensions.deepspeed_api.unsupported import methods
+from zerotrial.extensions.pipeline import engine
+from zerotrial.extensions.pipeline.micro_batches import MicroBatches
 
 __all__ = ["PipelineEngine"]
 
 
 class PipelineEngine(engine.PipelineEngine, DeepSpeedEngine):  # type: ignore[misc]  # train() is ours
-    """See :class:`zerotrial.engine.pipeline.PipelineEngine`."""
+    """See :class:`zerotrial.extensions.pipeline.PipelineEngine`."""
 
     REPLACEMENTS: ClassVar[dict[str, str]] = DeepSpeedEngine.REPLACEMENTS | methods(
         "PipelineEngine"
@@ -53,7 +53,7 @@ class PipelineEngine(engine.PipelineEngine, DeepSpeedEngine):  # type: ignore[mi
     def train_batch(self, data_iter: Iterator[Any] | None = None) -> Tensor:
         """Train a batch, in training mode whatever the module was in before. **Collective**.
 
-        See :meth:`zerotrial.engine.pipeline.PipelineEngine.train_batch`.
+        See :meth:`zerotrial.extensions.pipeline.PipelineEngine.train_batch`.
         """
         self.module.train()
         return super().train_batch(self._data_iterator if data_iter is None else data_iter)
@@ -89,7 +89,7 @@ class PipelineEngine(engine.PipelineEngine, DeepSpeedEngine):  # type: ignore[mi
 
         Raises:
             EngineError: On another reduction; then no data is read.
-            Exception: As :meth:`zerotrial.engine.pipeline.PipelineEngine.eval_batch`.
+            Exception: As :meth:`zerotrial.extensions.pipeline.PipelineEngine.eval_batch`.
         """
         if reduce_output is not None and reduce_output.lower() != "avg":
             raise EngineError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +15,18 @@ from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.errors import TrialError
 from zerotrial.engine.builder.arguments import groups_of, make_user_optimizer
 from zerotrial.engine.builder.build import extended, planning
+from zerotrial.engine.builder.environment import is_pipeline
 from zerotrial.engine.memory import MOMENTS
 from zerotrial.engine.module.replicated_parameters import choose_replicated
 from zerotrial.engine.module.units import plan_units, requested_units
-from zerotrial.engine.pipeline.module import PipelineModule, all_layers_built
 from zerotrial.engine.progress import Progress
 from zerotrial.engine.protocols import ParamGroup
 from zerotrial.engine.stage3.prefetch import in_forward_order, kept_to_backward
+
+try:
+    from zerotrial.extensions.pipeline.module import all_layers_built
+except ImportError:  # without the extension no model has pipeline stages
+    all_layers_built = nullcontext  # type: ignore[assignment]
 
 __all__ = ["ModelProfile", "profile_model", "profile_trial"]
 
@@ -158,7 +164,7 @@ def profile_model(
         kept_gathered=sum(unit.numel for unit in gathered),
         replicated=sum(p.numel() for p in replicated & trained),
         replicated_frozen=sum(p.numel() for p in replicated - trained),
-        stages=model.requested_stages if isinstance(model, PipelineModule) else 1,
+        stages=model.requested_stages if is_pipeline(model) else 1,
         config=config,
         optimizer=_optimizer_kind(config, created),
     )

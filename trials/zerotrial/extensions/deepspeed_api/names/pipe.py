@@ -3,8 +3,8 @@
 from typing import Any
 
 from zerolab.errors import ConfigError
-from zerotrial.engine.pipeline import layers, module, topology
 from zerotrial.extensions.deepspeed_api.pipeline import PipelineEngine
+from zerotrial.extensions.pipeline import layers, module, topology
 
 __all__ = [
     "LayerSpec",

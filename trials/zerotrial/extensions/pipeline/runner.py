@@ -16,20 +16,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zerotrial.engine.pipeline.schedule import make_schedule
-from zerotrial.engine.pipeline.single_stage import Passes
-from zerotrial.engine.pipeline.stage import FirstChunk, ZeroStage, stage_class
-from zerotrial.engine.pipeline.timed_transfers import timed_transfers_of
-from zerotrial.engine.pipeline.transfer import Signature, Transfer
+from zerotrial.extensions.pipeline.schedule import make_schedule
+from zerotrial.extensions.pipeline.single_stage import Passes
+from zerotrial.extensions.pipeline.stage import FirstChunk, ZeroStage, stage_class
+from zerotrial.extensions.pipeline.timed_transfers import timed_transfers_of
+from zerotrial.extensions.pipeline.transfer import Signature, Transfer
 
 if TYPE_CHECKING:
     from zerolab.config.engine.parallel import ScheduleName
     from zerotrial.engine.flat.stages import FlatStage
     from zerotrial.engine.mesh import Axis
-    from zerotrial.engine.pipeline.failure import Failures
-    from zerotrial.engine.pipeline.micro_batches import MicroBatches
-    from zerotrial.engine.pipeline.module import PipelineModule
     from zerotrial.engine.protocols import Observer
+    from zerotrial.extensions.pipeline.failure import Failures
+    from zerotrial.extensions.pipeline.micro_batches import MicroBatches
+    from zerotrial.extensions.pipeline.module import PipelineModule
 
 __all__ = ["Runner"]
 

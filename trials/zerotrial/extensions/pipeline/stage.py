@@ -20,12 +20,12 @@ from torch.distributed.pipelining import PipelineStage
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from zerolab.errors import EngineError
-from zerotrial.engine.pipeline.split_backward import add_weight_gradients, keep_weight_gradients
-from zerotrial.engine.pipeline.transfer import Signature, rebuild
+from zerotrial.extensions.pipeline.split_backward import add_weight_gradients, keep_weight_gradients
+from zerotrial.extensions.pipeline.transfer import Signature, rebuild
 
 if TYPE_CHECKING:
     from zerotrial.engine.mesh import Axis
-    from zerotrial.engine.pipeline.single_stage import Passes
+    from zerotrial.extensions.pipeline.single_stage import Passes
 
 __all__ = ["FirstChunk", "Torch211Stage", "Torch212Stage", "ZeroStage", "stage_class"]
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 import zerotrial
 from tests.engine.ranks import run_on_ranks
 from zerolab.errors import ConfigError
-from zerotrial.engine.pipeline import LayerSpec, PipelineModule, TiedLayerSpec
-from zerotrial.engine.pipeline.module import all_layers_built
+from zerotrial.extensions.pipeline import LayerSpec, PipelineModule, TiedLayerSpec
+from zerotrial.extensions.pipeline.module import all_layers_built
 
 pytestmark = pytest.mark.processes
 

@@ -27,7 +27,7 @@ from tests.engine.pipelines import (
 )
 from tests.engine.ranks import RankError, run_on_ranks
 from zerolab.errors import EngineError
-from zerotrial.engine.pipeline import LayerSpec, PipelineModule
+from zerotrial.extensions.pipeline import LayerSpec, PipelineModule
 
 pytestmark = pytest.mark.processes
 

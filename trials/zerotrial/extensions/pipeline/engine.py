@@ -20,48 +20,22 @@ from zerotrial.engine.comm.timed_collectives import COMMUNICATION
 from zerotrial.engine.engine import Engine, EngineParts, to_device
 from zerotrial.engine.flat.stages import FlatStage
 from zerotrial.engine.module.precision import DTYPES, cast_inputs
-from zerotrial.engine.pipeline.failure import Failures
-from zerotrial.engine.pipeline.grid import Grid
-from zerotrial.engine.pipeline.micro_batches import MicroBatches, draw
-from zerotrial.engine.pipeline.module import PipelineModule
-from zerotrial.engine.pipeline.single_stage import SingleStageRunner
+from zerotrial.extensions.pipeline.failure import Failures
+from zerotrial.extensions.pipeline.grid import Grid
+from zerotrial.extensions.pipeline.micro_batches import MicroBatches, draw
+from zerotrial.extensions.pipeline.module import PipelineModule
+from zerotrial.extensions.pipeline.single_stage import SingleStageRunner
 
 if TYPE_CHECKING:
-    from zerotrial.engine.pipeline.runner import Runner
+    from zerotrial.extensions.pipeline.runner import Runner
 
-__all__ = ["PipelineEngine", "check_pipeline"]
+__all__ = ["PipelineEngine"]
 
 _ALTERNATIVES = "call train_batch(data_iter), which trains a whole batch, or eval_batch(data_iter)"
 
 
-def check_pipeline(model: PipelineModule, config: EngineConfig, steps: int) -> None:
-    """Raise for settings that a pipeline does not support.
-
-    Args:
-        model: The model.
-        config: The engine's configuration.
-        steps: Number of micro-batches per batch.
-
-    Raises:
-        ConfigError: With all problems.
-    """
-    settings, stages = config.pipeline, model.num_stages
-    problems = []
-    if settings.stages is not None and settings.stages != stages:
-        problems.append(
-            f"pipeline.stages: must be the PipelineModule's {stages}, got {settings.stages}"
-        )
-    if stages > 1:
-        problems += [problem for _, problem in pipeline_checks(config, stages)]
-        problems += schedule_problems(settings.schedule, stages, steps, chunks=model.chunks)
-    elif unmanaged := unmanaged_problem(config):
-        problems.append(unmanaged)
-    if problems:
-        raise ConfigError(config.source, problems)
-
-
 class PipelineEngine(Engine):
-    """Engine of a :class:`~zerotrial.engine.pipeline.module.PipelineModule`.
+    """Engine of a :class:`~zerotrial.extensions.pipeline.module.PipelineModule`.
 
     :meth:`train_batch` replaces forward, backward and step. Every rank calls it, and the
     micro-batches pass through the stages in the order of the configured schedule.
@@ -77,11 +51,37 @@ class PipelineEngine(Engine):
         self._compute = DTYPES[name] if name != "fp32" else None
         self._runner: Runner | SingleStageRunner = SingleStageRunner(self.module)
         if self.num_stages > 1:
-            from zerotrial.engine.pipeline.runner import Runner
+            from zerotrial.extensions.pipeline.runner import Runner
 
             self._runner = Runner(
                 self.module, self.mesh.pipe, self.device, self.config.pipeline.schedule
             )
+
+    @staticmethod
+    def check(model: PipelineModule, config: EngineConfig, steps: int) -> None:
+        """Raise for settings that a pipeline does not support.
+
+        Args:
+            model: The model.
+            config: The engine's configuration.
+            steps: Number of micro-batches per batch.
+
+        Raises:
+            ConfigError: With all problems.
+        """
+        settings, stages = config.pipeline, model.num_stages
+        problems = []
+        if settings.stages is not None and settings.stages != stages:
+            problems.append(
+                f"pipeline.stages: must be the PipelineModule's {stages}, got {settings.stages}"
+            )
+        if stages > 1:
+            problems += [problem for _, problem in pipeline_checks(config, stages)]
+            problems += schedule_problems(settings.schedule, stages, steps, chunks=model.chunks)
+        elif unmanaged := unmanaged_problem(config):
+            problems.append(unmanaged)
+        if problems:
+            raise ConfigError(config.source, problems)
 
     # -- training -------------------------------------------------------------------------------
 

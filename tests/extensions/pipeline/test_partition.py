@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from zerolab.errors import ConfigError
-from zerotrial.engine.pipeline import LayerSpec, TiedLayerSpec, partition
+from zerotrial.extensions.pipeline import LayerSpec, TiedLayerSpec, partition
 
 
 def heaviest(weights: list[float], boundaries: list[int]) -> float:

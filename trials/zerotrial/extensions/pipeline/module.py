@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_map_only
 from zerolab.errors import ConfigError, EngineError
 from zerotrial.engine.mesh import Mesh, Tie
 from zerotrial.engine.module.activation_checkpointing import Recompute, recomputed
-from zerotrial.engine.pipeline.layers import (
+from zerotrial.extensions.pipeline.layers import (
     Layer,
     LayerSpec,
     TiedLayerSpec,
@@ -35,7 +35,7 @@ from zerotrial.engine.pipeline.layers import (
     name_of,
     shared_problems,
 )
-from zerotrial.engine.pipeline.partitioning import partition
+from zerotrial.extensions.pipeline.partitioning import partition
 
 __all__ = ["Chunk", "PipelineModule", "all_layers_built"]
 
@@ -113,7 +113,7 @@ class PipelineModule(nn.Module):
             from torch's generator, once for all layers.
         seed_fn: Called with a layer's seed before it is built; ``torch.manual_seed`` by default.
         base_seed: See ``seed_layers``.
-        partition_method: See :func:`zerotrial.engine.pipeline.partition`.
+        partition_method: See :func:`zerotrial.extensions.pipeline.partition`.
         activation_checkpoint_interval: Number of layers recomputed together in backward; 0
             keeps all activations.
         chunks: Chunks of the model per rank, for the interleaved and zero-bubble schedules.
@@ -122,6 +122,9 @@ class PipelineModule(nn.Module):
     Raises:
         ConfigError: With all problems of the arguments.
     """
+
+    has_pipeline_stages: ClassVar[bool] = True
+    """Selects the engine of pipelines."""
 
     def __init__(  # noqa: PLR0917 - DeepSpeed's order
         self,

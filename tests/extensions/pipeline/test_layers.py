@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import zerotrial
 from tests.engine.pipelines import Block
 from tests.engine.ranks import run_on_ranks
-from zerotrial.engine.pipeline import LayerSpec, PipelineModule, TiedLayerSpec
+from zerotrial.extensions.pipeline import LayerSpec, PipelineModule, TiedLayerSpec
 
 pytestmark = pytest.mark.processes
 

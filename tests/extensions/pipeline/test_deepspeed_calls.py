@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import zerotrial
 from tests.engine.ranks import run_on_ranks
 from zerolab.errors import ConfigError, EngineError
-from zerotrial.engine.pipeline import PipelineModule, ProcessTopology
+from zerotrial.extensions.pipeline import PipelineModule, ProcessTopology
 
 pytestmark = pytest.mark.processes
 

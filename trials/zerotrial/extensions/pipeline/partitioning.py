@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from zerolab.errors import ConfigError
-from zerotrial.engine.pipeline.layers import Layer, LayerSpec, TiedLayerSpec, name_of, numel_of
+from zerotrial.extensions.pipeline.layers import Layer, LayerSpec, TiedLayerSpec, name_of, numel_of
 
 __all__ = ["measure", "partition"]
 

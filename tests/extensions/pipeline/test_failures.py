@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import zerotrial
 from tests.engine.pipelines import MICRO, SAMPLES, config_of
 from tests.engine.ranks import run_on_ranks
-from zerotrial.engine.pipeline import LayerSpec, PipelineModule
+from zerotrial.extensions.pipeline import LayerSpec, PipelineModule
 
 pytestmark = pytest.mark.processes
 

@@ -1,7 +1,7 @@
 """Backward passes of a batch, and the runner of a pipeline with one stage.
 
 Replicas synchronize when gradients are reduced, so a failed rank must take part there, see
-:mod:`zerotrial.engine.pipeline.failure`.
+:mod:`zerotrial.extensions.pipeline.failure`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from zerotrial.engine.engine import check_loss
 
 if TYPE_CHECKING:
     from zerotrial.engine.flat.stages import FlatStage
-    from zerotrial.engine.pipeline.failure import Failures
-    from zerotrial.engine.pipeline.micro_batches import MicroBatches
-    from zerotrial.engine.pipeline.module import PipelineModule
     from zerotrial.engine.protocols import Observer
+    from zerotrial.extensions.pipeline.failure import Failures
+    from zerotrial.extensions.pipeline.micro_batches import MicroBatches
+    from zerotrial.extensions.pipeline.module import PipelineModule
 
 __all__ = ["Passes", "SingleStageRunner"]
 

@@ -27,15 +27,15 @@ from tests.engine.pipelines import (
 )
 from tests.engine.ranks import run_on_ranks
 from zerolab.errors import ConfigError, EngineError
-from zerotrial.engine.pipeline import (
+from zerotrial.extensions.pipeline import (
     LayerSpec,
     PipeDataParallelTopology,
     PipelineModule,
     ProcessTopology,
     TiedLayerSpec,
 )
-from zerotrial.engine.pipeline.stage import ZeroStage
-from zerotrial.engine.pipeline.transfer import parts_of
+from zerotrial.extensions.pipeline.stage import ZeroStage
+from zerotrial.extensions.pipeline.transfer import parts_of
 
 pytestmark = pytest.mark.processes
 

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from zerolab.config.engine.parallel import ScheduleName
-    from zerotrial.engine.pipeline.stage import ZeroStage
+    from zerotrial.extensions.pipeline.stage import ZeroStage
 
 __all__ = ["make_schedule"]
 

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map_only
 
 from zerolab.errors import EngineError
 from zerotrial.engine.mesh import Axis, Mesh
-from zerotrial.engine.pipeline.failure import Failures
+from zerotrial.extensions.pipeline.failure import Failures
 
 __all__ = ["MicroBatches", "draw"]
 
