@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import importlib.util
-import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from functools import cache
@@ -182,6 +181,8 @@ def _checkout() -> Mapping[str, Mapping[str, str]] | None:
     """
     if not _CHECKOUT.is_file():
         return None
+    import tomllib  # only a checkout needs it
+
     project = tomllib.loads(_CHECKOUT.read_text(encoding="utf-8")).get("project", {})
     if project.get("name") != _DISTRIBUTION:
         return None

@@ -9,7 +9,6 @@ and to the processes that it forks, such as the workers of a data loader.
 from __future__ import annotations
 
 import copy
-import difflib
 import importlib.util
 import itertools
 import logging
@@ -73,6 +72,8 @@ class TrackedHparams(dict[str, Any]):
         return value
 
     def __missing__(self, key: str) -> NoReturn:
+        import difflib  # only an error needs it
+
         close = difflib.get_close_matches(str(key), [*map(str, super().keys())], 1)
         raise KeyError(f"{key}; did you mean {close[0]!r}?" if close else key)
 

@@ -6,7 +6,6 @@ only for some values of another one) is None. Or it is a metric, ``last.GROUP.NA
 ``max.``: ``max.validation.accuracy``; one that is not reported, or NaN, is None.
 """
 
-import difflib
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -278,6 +277,8 @@ def check_column(column: str, known_hparams: Iterable[str], what: str) -> str | 
         return None
     if column.partition(".")[0] in METRICS:
         return no_metric(column, what)
+    import difflib  # a server starts without it
+
     ending = f".{column.removeprefix(PREFIX)}"
     close = [name for name in valid if name.endswith(ending)]
     close = close or difflib.get_close_matches(column, valid, 1)
