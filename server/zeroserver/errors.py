@@ -173,7 +173,7 @@ def _requirement(error: Mapping[str, Any]) -> str:
         return "is required, got nothing"
     if error["type"] == "extra_forbidden":
         return "unknown key"
-    if error["type"] == "value_error":  # our own, which says it all
+    if error["type"] == "value_error":  # an error of our validators, complete
         return str(error["ctx"]["error"])
     requirement, count = _SHOULD.subn("must ", str(error["msg"]))
     if not count:

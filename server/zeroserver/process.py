@@ -79,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a server until SIGTERM or SIGINT; return the exit code."""
     options = _parser().parse_args(arguments)
     forbid_inspection()  # the token and the keys are in our memory
-    os.umask(0o077)  # what the server writes is its owner's alone
+    os.umask(0o077)  # files of the server are readable by their owner only
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -175,7 +175,7 @@ def _serve(options: argparse.Namespace) -> int:
         server = _Server(serving(app, limits, connections), services, home)
         try:
             server.run(sockets=[listening])
-        except OSError as error:  # it could not write down where it listens
+        except OSError as error:  # it could not write its address
             raise home.unwritable_error(error) from error
         finally:
             _forget(home)

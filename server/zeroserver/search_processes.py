@@ -87,7 +87,7 @@ class SearchProcesses:
     async def look_after(self) -> None:
         """Start missing searchers and check for ended ones."""
         if not self.services.url:
-            return  # nobody could reach us
+            return  # the server is not reachable yet
         active = await self.services.write(_wanted)
         for experiment_id in list(self._running):
             await self._look_at(experiment_id, is_active=experiment_id in active)

@@ -54,7 +54,7 @@ export interface BestCheckpointAnswer {
   best_checkpoint: BestCheckpoint;
 }
 
-/** Rungs with lists of their own. */
+/** Rungs with separate lists of trials. */
 export interface Bracket {
   /** How many trials it has at most, if none has to be replaced. */
   trials: number;
@@ -286,7 +286,7 @@ export interface Improvement {
   value: Num;
 }
 
-/** What this server is. */
+/** Version and capabilities of the server. */
 export interface Info {
   version: string;
   home: string;
@@ -483,16 +483,16 @@ export interface PoolPage {
   next_after: null;
 }
 
-/** What a search would come to. */
+/** Estimate of a search's trials and cost. */
 export interface PreviewAnswer {
   preview: SearchPreview;
 }
 
 /** Trials that end at one length. */
 export interface PreviewLength {
-  /** In the unit of the search. */
+  /** Length in the unit of the search. */
   length: number;
-  /** How many end there. */
+  /** Number of trials that end there. */
   trials: number;
 }
 
@@ -517,7 +517,7 @@ export interface QuotaPage {
   next_after: null;
 }
 
-/** What was removed, or would be. */
+/** Removed checkpoints, or those that a dry run would remove. */
 export interface Removal {
   /** Nothing was done. */
   dry_run: boolean;
@@ -578,7 +578,7 @@ export type RunState = "ASSIGNED" | "EXITED" | "RUNNING";
 
 /** A length at which trials are compared. */
 export interface Rung {
-  /** In the unit of the search. */
+  /** Length in the unit of the search. */
   length: number;
   /** Trials on their way to it. */
   training: Array<number>;
@@ -628,33 +628,33 @@ export interface SearchHandled {
   handled: number;
 }
 
-/** What a search would come to. */
+/** Estimate of a search's trials and cost. */
 export interface SearchPreview {
-  /** In a few words. */
+  /** Short summary. */
   outline: string;
-  /** How many there are; null when the searcher cannot say. */
+  /** Number of trials; null if the searcher does not know it. */
   trials: number | null;
-  /** Of all lengths; null when trials decide by themselves how far they train. */
+  /** Unit of all lengths; null if trials decide their lengths. */
   unit: "batches" | "epochs" | null;
-  /** Which trials end where, under the premise. */
+  /** Expected numbers of trials by final length. */
   lengths: Array<PreviewLength>;
-  /** Over all trials, under the premise; null when nobody can say. */
+  /** Expected sum over all trials; null if unknown. */
   total_length: number | null;
-  /** Over all trials, if all trained on that may; null when nobody can say. */
+  /** Maximum sum over all trials; null if unknown. */
   most_length: number | null;
   /** Slots that each trial holds while it trains. */
   slots_per_trial: number;
-  /** How long one batch, or one epoch, of a trial takes; null when nobody knows. */
+  /** Time of one batch or one epoch; null if unknown. */
   seconds_per_unit: number | null;
-  /** The experiment from which that is known; null when it was given. */
+  /** Experiment that this time is taken from; null if it was given. */
   like: number | null;
   /** What all trials hold together, for `total_length`; null when a time or a length is unknown. */
   slot_hours: number | null;
   /** The same for `most_length`. */
   most_slot_hours: number | null;
-  /** When so many end where; null when it is certain, or nobody can say. */
+  /** Assumption of the estimate; null if it is exact or unknown. */
   premise: string | null;
-  /** What of the search is probably a mistake, a line each. */
+  /** Probable mistakes of the search, one line each. */
   warnings: Array<string>;
 }
 
@@ -670,11 +670,11 @@ export interface SearcherAnswer {
   searcher: SearcherState;
 }
 
-/** Where the trials of a search stand. */
+/** Rungs and trials of a search. */
 export interface SearcherState {
   /** Which searcher. */
   name: string;
-  /** Of all lengths; null when trials decide by themselves how far they train. */
+  /** Unit of all lengths; null if trials decide their lengths. */
   unit: "batches" | "epochs" | null;
   /** By which trials are compared; null for a single trial that names none. */
   metric: string | null;

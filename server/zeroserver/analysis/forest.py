@@ -1,6 +1,6 @@
 """A small forest of regression trees on coded features, in numpy.
 
-Features are codes: small integers from 0, or -1 where a value is missing. A split of an ordered
+Features are codes: small integers from 0, or -1 for a missing value. A split of an ordered
 feature is a threshold; one of categories puts those with the smaller means on one side, which is
 the best of all two-part splits for squared errors.
 

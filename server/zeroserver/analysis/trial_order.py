@@ -183,7 +183,7 @@ class TrialOrders:
             names: Names of the hyperparameters; all when None.
 
         Returns:
-            JSON by name; None if trials were added or deleted meanwhile.
+            JSON by name; None if trials were added or deleted since.
 
         Raises:
             ConfigError: If no trial has one of them.

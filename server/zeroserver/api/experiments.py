@@ -177,7 +177,7 @@ async def get_experiment(services: ServicesDep, experiment_id: IdPath) -> Experi
 
 
 class ExperimentPatch(BaseModel):
-    """What may be changed; what is left out stays."""
+    """Changes of a job; fields that are left out stay unchanged."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -1,4 +1,4 @@
-"""Writes what is made from the code: the page's TypeScript types and the tables of the docs.
+"""Generate files from the code: the page's TypeScript types and the tables of the docs.
 
 ``python -m zeroserver.api.generate`` in the repository's root, after a change of
 :mod:`zeroserver.api.resources` or :mod:`zeroserver.states`; a test fails until it was done.
@@ -140,7 +140,7 @@ def _rows(kind: type[Resource], definitions: Mapping[str, Any]) -> str:
 
 
 def _moves() -> str:
-    """The states, and what each may become."""
+    """States and their transitions."""
     rows = [
         (thing, f"`{state}`", ", ".join(f"`{item}`" for item in moves if item in following) or "-")
         for thing, moves in (
@@ -152,7 +152,7 @@ def _moves() -> str:
 
 
 def _actions() -> str:
-    """What users may ask for in each state."""
+    """Actions allowed in each state."""
     return "\n\n".join(
         table((f"{thing} is", *actions), [
             (f"`{state}`", *(_in_state(action, state) for action in actions.values()))
@@ -172,7 +172,7 @@ def _in_state(action: Action, state: str) -> str:
 
 
 def generated(root: Path) -> dict[Path, str]:
-    """Every file that is made from the code, and what must stand in it."""
+    """Generated files and their expected content."""
     names = schemas()
 
     def of(kind: type[Resource]) -> Callable[[], str]:

@@ -22,7 +22,7 @@ from zeroserver.errors import StoreError
 from zeroserver.store.database import Database, Transaction
 from zeroserver.store.schema import chores
 
-if TYPE_CHECKING:  # fsspec and what it needs, loaded when there is something to do
+if TYPE_CHECKING:  # imports fsspec only when needed
     from zerolab.storage.store import CheckpointStore
 
 __all__ = ["Chore", "Janitor"]

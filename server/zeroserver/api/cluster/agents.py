@@ -1,4 +1,4 @@
-"""Agents: what they offer, and what their owner allows."""
+"""Agents, their slots, and disabling of both."""
 
 from typing import Annotated
 

@@ -55,7 +55,7 @@ async def _job(services: Services, experiment_id: int) -> JobAnswer:
 
 
 async def _write(services: Services, job: Callable[[UnitOfWork], None]) -> None:
-    """Do something and see what can start now."""
+    """Run a change and schedule jobs."""
 
     def both(work: UnitOfWork) -> None:
         job(work)
@@ -65,19 +65,19 @@ async def _write(services: Services, job: Callable[[UnitOfWork], None]) -> None:
 
 
 class JobPatch(BaseModel):
-    """What may be changed; what is left out stays."""
+    """Changes of a job; fields that are left out stay unchanged."""
 
     model_config = ConfigDict(extra="forbid")
 
     priority: Annotated[int, Field(ge=1, le=99, strict=True)] | None = None
     weight: Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)] | None = None
     max_slots: Annotated[int, Field(ge=1, lt=2**31, strict=True)] | None = None
-    """``null`` takes the limit away."""
+    """``null`` removes the limit."""
 
 
 @router.patch("/jobs/{experiment_id}")
 async def patch_job(services: ServicesDep, experiment_id: IdPath, patch: JobPatch) -> JobAnswer:
-    """Change a job's priority, weight or most slots; what runs goes on."""
+    """Change a job's priority, weight or maximum of slots; running trials continue."""
     unlimited = "max_slots" in patch.model_fields_set and patch.max_slots is None
     change = JobChange(patch.priority, patch.weight, patch.max_slots, unlimited)
     await _write(services, lambda work: work.queue.change(experiment_id, change))
@@ -85,7 +85,7 @@ async def patch_job(services: ServicesDep, experiment_id: IdPath, patch: JobPatc
 
 
 class Move(BaseModel):
-    """Where to put a job: one of the two."""
+    """Target of a move: one of the two."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -118,7 +118,7 @@ async def list_pools(services: ServicesDep) -> PoolPage:
 
 
 class PoolPut(BaseModel):
-    """What a pool is to be like."""
+    """Settings of a pool."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -135,7 +135,7 @@ async def put_pool(services: ServicesDep, name: Name, body: PoolPut) -> PoolAnsw
 
 @router.get("/quotas")
 async def list_quotas(services: ServicesDep) -> QuotaPage:
-    """List the quotas, and what is held of each."""
+    """List the quotas, and the slots in use of each."""
     return await services.read(lambda connection: QuotaPage(quotas=quota_list(connection)))
 
 
@@ -143,7 +143,7 @@ Kind = Literal["pool", "label"]
 
 
 class QuotaPut(BaseModel):
-    """What a quota is to be."""
+    """Settings of a quota."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -1,4 +1,4 @@
-"""What this server is, who may use it; health and numbers."""
+"""Server information, tokens, health and metrics."""
 
 from typing import Annotated, Any
 
@@ -88,7 +88,7 @@ def log_out(services: ServicesDep, principal: PrincipalDep, https: HttpsDep) -> 
 
 @router.post("/api/v1/token", status_code=201)
 def renew_token(services: ServicesDep) -> Token:
-    """Put a new token in place of the installation's: the old one is void at once.
+    """Replace the token of the installation: the old one is void at once.
 
     Every browser is signed out too. Runs, agents and searchers keep their own tokens.
     """
@@ -105,7 +105,7 @@ def get_agent_token(services: ServicesDep) -> Token:
 
 @router.post("/api/v1/agent-token", status_code=201)
 def renew_agent_token(services: ServicesDep) -> Token:
-    """Put a new join token in place of the agents': the old one is void at once."""
+    """Replace the join token of the agents: the old one is void at once."""
     token = services.keys.renew_agent_token()
     services.wake_agents()
     return Token(token=token)
@@ -182,7 +182,7 @@ _LOGIN: dict[int | str, dict[str, Any]] = {
 def log_in(
     services: ServicesDep, https: HttpsDep, code: Annotated[str, Query(max_length=200)]
 ) -> Response:
-    """Open the page through a one-time link: sets the cookie and goes on to the page."""
+    """Open the page through a one-time link: sets the cookie and redirects to the page."""
     session = services.keys.redeem(code)
     if session is None:
         return HTMLResponse(_EXPIRED, status_code=403)

@@ -1,4 +1,4 @@
-"""What the trials of an experiment tell together."""
+"""Analysis of an experiment's trials."""
 
 from zeroserver.api.resources.metrics import MetricName
 from zeroserver.api.rows import Num, Resource, Time

@@ -1,4 +1,4 @@
-"""Checkpoints, and what is removed of them."""
+"""Checkpoints and their removal."""
 
 from typing import Any, Literal
 
@@ -96,7 +96,7 @@ class RemovedCheckpoint(Resource, frozen=True):
 
 
 class Removal(Resource, frozen=True):
-    """What was removed, or would be."""
+    """Removed checkpoints, or those that a dry run would remove."""
 
     dry_run: bool
     """Nothing was done."""

@@ -1,4 +1,4 @@
-"""How an answer says what is wrong."""
+"""Error response."""
 
 from zeroserver.api.rows import Resource
 

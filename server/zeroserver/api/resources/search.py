@@ -1,4 +1,4 @@
-"""Searches: where their trials stand, what one would cost, and what a custom searcher is told."""
+"""Resources of searches: rungs, preview, custom searchers."""
 
 from typing import Literal
 
@@ -36,7 +36,7 @@ class Rung(Resource, frozen=True):
     """A length at which trials are compared."""
 
     length: int
-    """In the unit of the search."""
+    """Length in the unit of the search."""
     training: list[int]
     """Trials on their way to it."""
     entries: list[RungEntry]
@@ -44,7 +44,7 @@ class Rung(Resource, frozen=True):
 
 
 class Bracket(Resource, frozen=True):
-    """Rungs with lists of their own."""
+    """Rungs with separate lists of trials."""
 
     trials: int
     """How many trials it has at most, if none has to be replaced."""
@@ -53,12 +53,12 @@ class Bracket(Resource, frozen=True):
 
 
 class SearcherState(Resource, frozen=True):
-    """Where the trials of a search stand."""
+    """Rungs and trials of a search."""
 
     name: str
     """Which searcher."""
     unit: Literal["batches", "epochs"] | None
-    """Of all lengths; null when trials decide by themselves how far they train."""
+    """Unit of all lengths; null if trials decide their lengths."""
     metric: str | None
     """By which trials are compared; null for a single trial that names none."""
     smaller_is_better: bool
@@ -83,45 +83,45 @@ class PreviewLength(Resource, frozen=True):
     """Trials that end at one length."""
 
     length: int
-    """In the unit of the search."""
+    """Length in the unit of the search."""
     trials: int
-    """How many end there."""
+    """Number of trials that end there."""
 
 
 class SearchPreview(Resource, frozen=True):
-    """What a search would come to."""
+    """Estimate of a search's trials and cost."""
 
     outline: str
-    """In a few words."""
+    """Short summary."""
     trials: int | None
-    """How many there are; null when the searcher cannot say."""
+    """Number of trials; null if the searcher does not know it."""
     unit: Literal["batches", "epochs"] | None
-    """Of all lengths; null when trials decide by themselves how far they train."""
+    """Unit of all lengths; null if trials decide their lengths."""
     lengths: list[PreviewLength]
-    """Which trials end where, under the premise."""
+    """Expected numbers of trials by final length."""
     total_length: int | None
-    """Over all trials, under the premise; null when nobody can say."""
+    """Expected sum over all trials; null if unknown."""
     most_length: int | None
-    """Over all trials, if all trained on that may; null when nobody can say."""
+    """Maximum sum over all trials; null if unknown."""
     slots_per_trial: int
     """Slots that each trial holds while it trains."""
     seconds_per_unit: float | None
-    """How long one batch, or one epoch, of a trial takes; null when nobody knows."""
+    """Time of one batch or one epoch; null if unknown."""
     like: int | None
-    """The experiment from which that is known; null when it was given."""
+    """Experiment that this time is taken from; null if it was given."""
     slot_hours: float | None
     """What all trials hold together, for `total_length`; null when a time or a length is
     unknown."""
     most_slot_hours: float | None
     """The same for `most_length`."""
     premise: str | None
-    """When so many end where; null when it is certain, or nobody can say."""
+    """Assumption of the estimate; null if it is exact or unknown."""
     warnings: list[str]
-    """What of the search is probably a mistake, a line each."""
+    """Probable mistakes of the search, one line each."""
 
 
 class PreviewAnswer(Resource, frozen=True):
-    """What a search would come to."""
+    """Estimate of a search's trials and cost."""
 
     preview: SearchPreview
 

@@ -1,4 +1,4 @@
-"""The server itself: what it is, that it is up, and the ways in."""
+"""Resources of the server: version, health, tokens."""
 
 from typing import Literal
 
@@ -16,7 +16,7 @@ class Cluster(Resource, frozen=True):
 
 
 class Info(Resource, frozen=True):
-    """What this server is."""
+    """Version and capabilities of the server."""
 
     version: str
     home: str

@@ -1,4 +1,4 @@
-"""What was submitted: files, configuration, and what the engine makes of it."""
+"""Submitted files, configuration and the effective engine configuration."""
 
 from typing import Any
 

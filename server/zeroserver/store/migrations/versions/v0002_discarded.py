@@ -1,4 +1,4 @@
-"""Directories to remove are marked in a table of their own, until they are gone."""
+"""Directories to remove are marked in a separate table until they are removed."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -22,5 +22,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Forget what is to be removed."""
+    """Drop the table of pending removals."""
     op.drop_table("discarded")

@@ -12,7 +12,7 @@ _COUNTS = {"failed_trials": "ERROR", "canceled_trials": "CANCELED"}
 
 
 def upgrade() -> None:
-    """Add the columns and count the trials that there are."""
+    """Add the columns and count the existing trials."""
     for column, state in _COUNTS.items():
         count = sa.Column(column, sa.Integer(), nullable=False, server_default="0")
         op.add_column("experiments", count)
