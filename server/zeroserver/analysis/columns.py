@@ -19,7 +19,7 @@ from zerolab.contract.flatten import flatten_hparams as flatten_hparams
 from zerolab.contract.messages import wire_number
 from zerolab.errors import ConfigError
 from zeroserver.analysis.cost import slot_seconds_in
-from zeroserver.analysis.missing_result import has_result
+from zeroserver.analysis.missing_result import TrialResult, has_result
 from zeroserver.store.database import raw_rows
 from zeroserver.store.points import SHIFTS
 
@@ -65,8 +65,6 @@ Value = Leaf
 COMPUTED = frozenset({"slot_seconds", "result"})
 """Columns that are computed, not stored."""
 _STORED = tuple(name for name in COLUMNS if name not in COMPUTED)
-_RESULT_FIELDS = frozenset({"state", "error", "best_validation", "searcher_steps"})
-"""Fields that decide whether a trial has a result."""
 
 
 class Row(NamedTuple):
@@ -105,7 +103,7 @@ def read_rows(
     known_hparams = leaves or {}
     needed = {"id", *requested} & set(_STORED)
     if "result" in requested:
-        needed |= _RESULT_FIELDS
+        needed |= {*TrialResult._fields}
     names = sorted(needed)
     query = (
         f"SELECT id, {', '.join(names)} FROM trials "  # noqa: S608 - our own names
@@ -141,7 +139,10 @@ def read_rows(
         if "slot_seconds" in requested:
             values["slot_seconds"] = costs.get(trial_id, 0.0)
         if "result" in requested:
-            values["result"] = has_result(values, metric)
+            values["result"] = has_result(
+                TrialResult(*(values[name] for name in TrialResult._fields)),  # type: ignore[arg-type]
+                metric,
+            )
     return result
 
 
@@ -207,7 +208,7 @@ def read_columns(
     """
     needed = {"id", *requested} & set(_STORED)
     if "result" in requested:
-        needed |= _RESULT_FIELDS
+        needed |= {*TrialResult._fields}
     names = sorted(needed)
     query = f"SELECT {', '.join(names)} FROM trials WHERE experiment_id = ? ORDER BY id"  # noqa: S608
     rows = raw_rows(connection, query, (experiment_id,))
@@ -219,12 +220,10 @@ def read_columns(
             costs = slot_seconds_in(connection, experiment_id, now) if rows else {}
             result[column] = [costs.get(item, 0.0) for item in ids]
         elif column == "result":
-            fields = [result[name] for name in sorted(_RESULT_FIELDS)]
-            keys = sorted(_RESULT_FIELDS)
+            fields = [result[name] for name in TrialResult._fields]
             metric = _searcher_metric(connection, experiment_id)
             result[column] = [
-                has_result(dict(zip(keys, item, strict=True)), metric)
-                for item in zip(*fields, strict=True)
+                has_result(TrialResult(*item), metric) for item in zip(*fields, strict=True)
             ]
         elif column not in result:
             measured = _measured(connection, experiment_id, column)

@@ -1,66 +1,71 @@
 """Reason for a missing final result of a trial or an experiment."""
 
 from collections.abc import Mapping
-from typing import Any
-
-from sqlalchemy import RowMapping
+from typing import Any, NamedTuple
 
 from zerolab.contract.spec import TrialClass
 from zeroserver.states import ExperimentState, TrialState
+from zeroserver.store.rows import ExperimentRow, TrialRow
 
-Fields = Mapping[str, Any] | RowMapping
-"""A row of a table."""
+__all__ = ["TrialResult", "experiment_problem", "has_result", "missing_checkpoint", "trial_problem"]
 
-__all__ = ["experiment_problem", "has_result", "missing_checkpoint", "trial_problem"]
+
+class TrialResult(NamedTuple):
+    """Columns of a trial that say whether it has a result."""
+
+    best_validation: float | None
+    error: str | None
+    searcher_steps: int
+    state: str
 
 
 _ERROR, _COMPLETED = str(TrialState.ERROR), str(TrialState.COMPLETED)
 
 
-def experiment_problem(row: Fields) -> str | None:
+def experiment_problem(row: ExperimentRow) -> str | None:
     """Return why an ended experiment has no result; None if it has one or has not ended.
 
     A canceled experiment is no problem, since its user has ended it.
     """
-    if row["state"] == ExperimentState.ERROR:
-        return str(row["error"] or "it ended with an error")
-    if row["state"] != ExperimentState.COMPLETED or row["best_validation"] is not None:
+    if row.state == ExperimentState.ERROR:
+        return str(row.error or "it ended with an error")
+    if row.state != ExperimentState.COMPLETED or row.best_validation is not None:
         return None
-    if not row["metric"]:
-        return str(row["error"]) if row["error"] else None
-    what = f"no trial reported a number for the searcher's metric {row['metric']!r}"
-    return f"{what}: {row['error']}" if row["error"] else what
+    if not row.metric:
+        return str(row.error) if row.error else None
+    what = f"no trial reported a number for the searcher's metric {row.metric!r}"
+    return f"{what}: {row.error}" if row.error else what
 
 
-def has_result(row: Fields, metric: str) -> str | None:
+def has_result(row: TrialRow | TrialResult, metric: str) -> str | None:
     """Return "yes" or "no" for an ended trial; None if it has not ended or was canceled."""
-    if row["state"] not in {TrialState.COMPLETED, TrialState.ERROR}:
+    if row.state not in {TrialState.COMPLETED, TrialState.ERROR}:
         return None
     return "yes" if trial_problem(row, metric) is None else "no"
 
 
-def trial_problem(row: Fields, metric: str) -> str | None:
+def trial_problem(row: TrialRow | TrialResult, metric: str) -> str | None:
     """Return why an ended trial has no result; None if it has one or has not ended.
 
     Args:
         row: Row of the trial.
         metric: The searcher's metric; empty if no validation is expected.
     """
-    state = row["state"]
+    state = row.state
     if state == _ERROR:
-        return str(row["error"] or "it ended with an error")
+        return str(row.error or "it ended with an error")
     if state != _COMPLETED:
         return None
-    if row["error"]:
-        return str(row["error"])
-    if row["best_validation"] is not None or not metric:
+    if row.error:
+        return str(row.error)
+    if row.best_validation is not None or not metric:
         return None
-    if row["searcher_steps"] < 0:
+    if row.searcher_steps < 0:
         return "it ended without a validation"
     return "no validation gave the searcher's metric a number"
 
 
-def missing_checkpoint(config: Mapping[str, Any], trial: Fields, *, deleted: bool) -> str:
+def missing_checkpoint(config: Mapping[str, Any], trial: TrialRow, *, deleted: bool) -> str:
     """Return the message for a best validation without a checkpoint, with its remedy.
 
     Args:
@@ -72,8 +77,8 @@ def missing_checkpoint(config: Mapping[str, Any], trial: Fields, *, deleted: boo
 
     metric = config["searcher"]["metric"]
     what = (
-        f"the best validation ({metric} {trial['best_validation']:.6g} at batch "
-        f"{trial['best_steps']} of trial {trial['id']}) has no checkpoint"
+        f"the best validation ({metric} {trial.best_validation:.6g} at batch "
+        f"{trial.best_steps} of trial {trial.id}) has no checkpoint"
     )
     if deleted:
         keep = "raise checkpoint_storage.save_trial_best or save_experiment_best to keep more"

@@ -12,7 +12,7 @@ import msgspec
 from fastapi import Depends, Query, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import ColumnElement, Connection, RowMapping, Table, func, select
+from sqlalchemy import ColumnElement, Connection, func, select
 from starlette.concurrency import run_in_threadpool
 
 from zerolab.contract.messages import wire_number
@@ -45,7 +45,8 @@ from zeroserver.orchestrator.state import stored_address
 from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.services import Services, ServicesDep
 from zeroserver.states import TRIAL_ENDED
-from zeroserver.store.schema import checkpoints, experiments, trials
+from zeroserver.store.rows import CheckpointRow, ExperimentRow, Row, TrialRow, find_row
+from zeroserver.store.schema import checkpoints
 
 if TYPE_CHECKING:  # pydantic's models of the whole file, and fsspec
     from zerolab.config.experiment.storage import CheckpointStorageConfig
@@ -71,14 +72,14 @@ Wanted = Annotated[tuple[CheckpointState | None, PageRequest], Depends(_wanted)]
 
 
 def _page(
-    connection: Connection, owners: Table, owner_id: int, selection: Wanted
+    connection: Connection, owners: type[Row], owner_id: int, selection: Wanted
 ) -> CheckpointPage:
     state, page_request = selection
     owned = queries.owned(connection, checkpoints, owners, owner_id)
     query = select(checkpoints).where(owned)
     if state is not None:
         query = query.where(checkpoints.c.state == state)
-    rows, next_after = queries.page(connection, query, checkpoints, page_request)
+    rows, next_after = queries.page(connection, CheckpointRow, query, page_request)
     items = queries.checkpoint_list(connection, rows)
     totals = select(func.count(), func.coalesce(func.sum(checkpoints.c.size_bytes), 0)).where(
         owned, checkpoints.c.state.in_(_STORED_STATES)
@@ -93,7 +94,7 @@ async def list_experiment_checkpoints(
 ) -> CheckpointPage:
     """List an experiment's checkpoints, the oldest first."""
     return await services.read(
-        lambda connection: _page(connection, experiments, experiment_id, wanted)
+        lambda connection: _page(connection, ExperimentRow, experiment_id, wanted)
     )
 
 
@@ -102,7 +103,7 @@ async def list_trial_checkpoints(
     services: ServicesDep, trial_id: IdPath, wanted: Wanted
 ) -> CheckpointPage:
     """List a trial's checkpoints, the oldest first."""
-    return await services.read(lambda connection: _page(connection, trials, trial_id, wanted))
+    return await services.read(lambda connection: _page(connection, TrialRow, trial_id, wanted))
 
 
 @router.get("/experiments/{experiment_id}/best-checkpoint")
@@ -112,9 +113,9 @@ async def get_experiment_best_checkpoint(
     """Read the checkpoint of an experiment whose own validation is the best."""
 
     def read(connection: Connection) -> BestCheckpointAnswer:
-        experiment = queries.one(connection, experiments, experiment_id)
-        best_trial = experiment["best_trial_id"]
-        trial = None if best_trial is None else queries.one(connection, trials, best_trial)
+        experiment = find_row(connection, ExperimentRow, experiment_id)
+        best_trial = experiment.best_trial_id
+        trial = None if best_trial is None else find_row(connection, TrialRow, best_trial)
         return _best(connection, experiment, trial, checkpoints.c.experiment_id == experiment_id)
 
     return await services.read(read)
@@ -127,8 +128,8 @@ async def get_trial_best_checkpoint(
     """Read the checkpoint of a trial whose own validation is the best."""
 
     def read(connection: Connection) -> BestCheckpointAnswer:
-        trial = queries.one(connection, trials, trial_id)
-        experiment = queries.one(connection, experiments, trial["experiment_id"])
+        trial = find_row(connection, TrialRow, trial_id)
+        experiment = find_row(connection, ExperimentRow, trial.experiment_id)
         return _best(connection, experiment, trial, checkpoints.c.trial_id == trial_id)
 
     return await services.read(read)
@@ -136,8 +137,8 @@ async def get_trial_best_checkpoint(
 
 def _best(
     connection: Connection,
-    experiment: RowMapping,
-    trial: RowMapping | None,
+    experiment: ExperimentRow,
+    trial: TrialRow | None,
     condition: ColumnElement[bool],
 ) -> BestCheckpointAnswer:
     """Return the response with the best checkpoint.
@@ -149,12 +150,12 @@ def _best(
         condition: Condition that selects the checkpoints to compare.
     """
     best = None
-    if experiment["metric"]:
+    if experiment.metric:
         query = best_checkpoints(experiment).where(condition).limit(1)
-        best = connection.execute(query).mappings().one_or_none()
+        best = connection.execute(query).one_or_none()
     response = BestCheckpoint(
         checkpoint=queries.checkpoint_list(connection, [best])[0] if best else None,
-        validation=wire_number(best["value"]) if best else None,  # type: ignore[arg-type]
+        validation=wire_number(best.value) if best else None,  # type: ignore[arg-type]
         note=_note(connection, experiment, trial, best),
     )
     return BestCheckpointAnswer(response)
@@ -162,21 +163,19 @@ def _best(
 
 def _note(
     connection: Connection,
-    experiment: RowMapping,
-    trial: RowMapping | None,
-    best: RowMapping | None,
+    experiment: ExperimentRow,
+    trial: TrialRow | None,
+    best: Any,
 ) -> str | None:
     """Return a note if the best validation has no checkpoint; None if it has or may get one."""
-    if trial is None or trial["best_validation"] is None or trial["state"] not in TRIAL_ENDED:
+    if trial is None or trial.best_validation is None or trial.state not in TRIAL_ENDED:
         return None
-    if best is not None and best["value"] == trial["best_validation"]:
+    if best is not None and best.value == trial.best_validation:
         return None
     at = checkpoints.c
-    query = select(at.id).where(
-        at.trial_id == trial["id"], at.steps_completed == trial["best_steps"]
-    )
+    query = select(at.id).where(at.trial_id == trial.id, at.steps_completed == trial.best_steps)
     deleted = connection.scalar(query.limit(1)) is not None
-    config: dict[str, Any] = msgspec.json.decode(experiment["config"])
+    config: dict[str, Any] = msgspec.json.decode(experiment.config)
     if "entrypoint" not in config:  # an imported run has no entrypoint
         return None
     return missing_checkpoint(config, trial, deleted=deleted)
@@ -187,7 +186,7 @@ async def get_checkpoint(services: ServicesDep, uuid: str) -> CheckpointAnswer:
     """Read one checkpoint."""
 
     def read(connection: Connection) -> CheckpointAnswer:
-        row = queries.one(connection, checkpoints, full_uuid(connection, uuid))
+        row = find_row(connection, CheckpointRow, full_uuid(connection, uuid))
         item = queries.checkpoint_list(connection, [row])[0]
         return CheckpointAnswer(item)
 
@@ -203,9 +202,9 @@ async def get_checkpoint_file(
 ) -> StreamingResponse:
     """Download one file of a checkpoint, from whatever storage it lies in."""
 
-    def rows(connection: Connection) -> tuple[RowMapping, RowMapping]:
-        row = queries.one(connection, checkpoints, full_uuid(connection, uuid))
-        return row, queries.one(connection, experiments, row["experiment_id"])
+    def rows(connection: Connection) -> tuple[CheckpointRow, ExperimentRow]:
+        row = find_row(connection, CheckpointRow, full_uuid(connection, uuid))
+        return row, find_row(connection, ExperimentRow, row.experiment_id)
 
     row, experiment = await services.read(rows)
     pieces = await run_in_threadpool(_read_file, services, row, experiment, name, first)
@@ -213,19 +212,19 @@ async def get_checkpoint_file(
 
 
 def _read_file(
-    services: Services, row: RowMapping, experiment: RowMapping, name: str, first: int
+    services: Services, row: CheckpointRow, experiment: ExperimentRow, name: str, first: int
 ) -> Iterator[bytes]:
     from zerolab.storage.store import CheckpointStore
 
-    if row["state"] not in _STORED_STATES:
-        raise ConflictError(f"checkpoint {row['uuid']} is {row['state']}: its files are gone")
-    sizes: dict[str, int] = msgspec.json.decode(row["resources"])
+    if row.state not in _STORED_STATES:
+        raise ConflictError(f"checkpoint {row.uuid} is {row.state}: its files are gone")
+    sizes: dict[str, int] = msgspec.json.decode(row.resources)
     store = CheckpointStore(stored_address(services.orchestrator.home, experiment), owner="server")
     if name == "checkpoint.json":
-        return iter([store.describe(row["uuid"]).to_json()[first:]])
+        return iter([store.describe(row.uuid).to_json()[first:]])
     if name not in sizes or file_name_problem(name):
-        raise NotFoundError(f"checkpoint {row['uuid']} has no file {name[:200]!r}")
-    pieces = store.pieces(row["uuid"], name, first, sizes[name])
+        raise NotFoundError(f"checkpoint {row.uuid} has no file {name[:200]!r}")
+    pieces = store.pieces(row.uuid, name, first, sizes[name])
     # Read the first piece now: a failure can still become an error response.
     return chain([next(pieces, b"")], pieces)
 
@@ -258,9 +257,9 @@ class Policy(BaseModel):
 def _removal(going: Sequence[Going], dry_run: bool) -> Removal:
     removed = [
         RemovedCheckpoint(
-            removed_one.row["uuid"],
-            removed_one.row["trial_id"],
-            removed_one.row["steps_completed"],
+            removed_one.row.uuid,
+            removed_one.row.trial_id,
+            removed_one.row.steps_completed,
             removed_one.whole,
             removed_one.files,
             removed_one.size,
@@ -286,7 +285,7 @@ async def remove(services: ServicesDep, body: Removing) -> Removal:
         lambda connection: checkpoints_to_remove(connection, body.uuids, body.globs)
     )
     if not body.dry_run:
-        uuids = [each.row["uuid"] for each in going]
+        uuids = [each.row.uuid for each in going]
         going = []
         for some in batched(uuids, AT_ONCE):
             going += await services.write(

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 import msgspec
 from fastapi import Header
 from fastapi.responses import StreamingResponse
-from sqlalchemy import Connection, RowMapping, select
+from sqlalchemy import Connection, select
 
+from zerolab.errors import NotFoundError
 from zeroserver.api import queries
 from zeroserver.api.common import IdPath
 from zeroserver.api.resources import Log
@@ -16,7 +17,8 @@ from zeroserver.api.strict_route import resource_router
 from zeroserver.event_journal import ALL, LISTED_KINDS, Entry
 from zeroserver.orchestrator.state import Orchestrator
 from zeroserver.services import Services, ServicesDep
-from zeroserver.store.schema import checkpoints, experiments, logs, trials
+from zeroserver.store.rows import ExperimentRow, TrialRow, find_row, read_rows
+from zeroserver.store.schema import checkpoints, logs, trials
 
 __all__ = ["router"]
 
@@ -43,7 +45,7 @@ async def follow_experiment(
     services: ServicesDep, experiment_id: IdPath, last_event_id: LastEventId = None
 ) -> StreamingResponse:
     """Follow an experiment: events experiment, trial, metric, checkpoint and log."""
-    await services.read(lambda connection: queries.one(connection, experiments, experiment_id))
+    await services.read(lambda connection: find_row(connection, ExperimentRow, experiment_id))
     return _stream(services, experiment_id, last_event_id)
 
 
@@ -117,22 +119,19 @@ def _data(connection: Connection, orchestrator: Orchestrator, entry: Entry) -> I
         query = select(logs).where(
             logs.c.id.between(first, last), logs.c.experiment_id == entry.experiment_id
         )
-        rows = connection.execute(query.order_by(logs.c.id)).mappings()
+        rows = connection.execute(query.order_by(logs.c.id))
         return [Log.of(row) for row in rows]
     if entry.kind == "checkpoint":
-        row = _row(connection, checkpoints, checkpoints.c.uuid == entry.resource)
-        return queries.checkpoint_list(connection, [row] if row else [])
-    table = {"experiment": experiments, "trial": trials}[entry.kind]
-    row = _row(connection, table, table.c.id == entry.resource)
-    if row is None:  # deleted since
+        rows = connection.execute(select(checkpoints).where(checkpoints.c.uuid == entry.resource))
+        return queries.checkpoint_list(connection, rows.all())
+    try:
+        if entry.kind == "experiment":
+            experiment = find_row(connection, ExperimentRow, entry.resource)
+            return [queries.experiment(experiment, orchestrator.waiting)]
+        trial = find_row(connection, TrialRow, entry.resource)
+        return queries.trial_list(connection, [trial], orchestrator)
+    except NotFoundError:  # deleted since
         return [{"id": entry.resource, "deleted": True}]
-    if table is experiments:
-        return [queries.experiment(row, orchestrator.waiting)]
-    return queries.trial_list(connection, [row], orchestrator)
-
-
-def _row(connection: Connection, table: Any, condition: Any) -> RowMapping | None:
-    return connection.execute(select(table).where(condition)).mappings().one_or_none()
 
 
 def _everything(
@@ -142,12 +141,12 @@ def _everything(
     reload = [(None, name, {"reload": True}) for name in ("metric", "checkpoint", "log")]
     if experiment_id == ALL:
         return [(None, "experiment", {"reload": True})]
-    row = queries.one(connection, experiments, experiment_id)
+    row = find_row(connection, ExperimentRow, experiment_id)
     reported: list[Event] = [(None, "experiment", queries.experiment(row, orchestrator.waiting))]
-    if row["num_trials"] > _MANY:
+    if row.num_trials > _MANY:
         return [*reported, (None, "trial", {"reload": True}), *reload]
     query = select(trials).where(trials.c.experiment_id == experiment_id).order_by(trials.c.id)
-    rows = connection.execute(query).mappings().all()
+    rows = read_rows(connection, TrialRow, query)
     result = queries.trial_list(connection, rows, orchestrator)
     return reported + [(None, "trial", item) for item in result] + reload
 

@@ -11,7 +11,7 @@ import msgspec
 from fastapi import File, Form, Query, Request, Response, UploadFile
 from fastapi.responses import FileResponse
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import Connection, RowMapping, select
+from sqlalchemy import Connection, select
 from starlette.concurrency import run_in_threadpool
 
 from zerolab.contract.limits import LABEL_CHARACTERS, LABELS, NAME_CHARACTERS
@@ -30,6 +30,7 @@ from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.services import Services, ServicesDep, services_of
 from zeroserver.states import ExperimentState
 from zeroserver.store.archives import ArchiveGoneError, archive_path, reader, store_archive
+from zeroserver.store.rows import ExperimentRow, find_row
 from zeroserver.store.schema import experiments
 
 __all__ = ["Changes", "imports", "overlay", "router", "submit_again"]
@@ -132,7 +133,7 @@ def _answer(
     experiment_id: int,
     warnings: Sequence[str] = (),
 ) -> ExperimentAnswer:
-    row = queries.one(connection, experiments, experiment_id)
+    row = find_row(connection, ExperimentRow, experiment_id)
     return ExperimentAnswer(queries.experiment(row, services.orchestrator.waiting), list(warnings))
 
 
@@ -162,7 +163,7 @@ async def list_experiments(
         if archived is not None:
             query = query.where(columns.archived == int(archived))
         rows, next_after = queries.page(
-            connection, query, experiments, PageRequest(sort, after, limit)
+            connection, ExperimentRow, query, PageRequest(sort, after, limit)
         )
         items = [queries.experiment(row, services.orchestrator.waiting) for row in rows]
         return ExperimentPage(items, next_after)
@@ -201,7 +202,7 @@ async def patch_experiment(
     """Change an experiment's name, description, labels or notes, or archive it."""
 
     def job(work: UnitOfWork) -> None:
-        work.find(experiments, experiment_id)
+        work.find(ExperimentRow, experiment_id)
         values: dict[str, Any] = {
             key: value
             for key, value in patch.model_dump(include={"name", "description", "notes"}).items()
@@ -260,13 +261,13 @@ async def fork_experiment(
     """Submit an experiment again, with changes to its configuration, or with another file."""
     fork = fork or Fork()
     original = await services.read(
-        lambda connection: queries.one(connection, experiments, experiment_id)
+        lambda connection: find_row(connection, ExperimentRow, experiment_id)
     )
     if fork.yaml is None:
-        base = msgspec.json.decode(original["raw_config"])
+        base = msgspec.json.decode(original.raw_config)
     else:
         base = await run_in_threadpool(_read_yaml, fork.yaml)
-    submitted = msgspec.json.decode(original["raw_config"])
+    submitted = msgspec.json.decode(original.raw_config)
     raw = restore_secrets(overlay(base, fork.config), submitted)
     return await submit_again(services, original, raw, activate=fork.activate)
 
@@ -278,18 +279,18 @@ def _read_yaml(text: str) -> dict[str, Any]:
 
 
 async def submit_again(
-    services: Services, original: RowMapping, raw: Mapping[str, Any], *, activate: bool
+    services: Services, original: ExperimentRow, raw: Mapping[str, Any], *, activate: bool
 ) -> ExperimentAnswer:
     """Submit the model directory of an experiment with another configuration."""
-    path = archive_path(services.orchestrator.home.archives, original["archive"])
+    path = archive_path(services.orchestrator.home.archives, original.archive)
 
     def check() -> tuple[Submission, bytes]:
         content = path.read_bytes()
-        test = bool(original["test_mode"])
+        test = bool(original.test_mode)
         return _checked(services, raw, content, activate, test), content
 
     checked, content = await run_in_threadpool(check)
-    return await _submit(services, replace(checked, forked_from=original["id"]), content)
+    return await _submit(services, replace(checked, forked_from=original.id), content)
 
 
 @router.post("/{experiment_id}/continue")
@@ -299,17 +300,17 @@ async def continue_experiment(
     """Let an experiment that has ended go on from its checkpoints, with changes."""
     request = changes or Changes()
     original = await services.read(
-        lambda connection: queries.one(connection, experiments, experiment_id)
+        lambda connection: find_row(connection, ExperimentRow, experiment_id)
     )
-    submitted = msgspec.json.decode(original["raw_config"])
+    submitted = msgspec.json.decode(original.raw_config)
     raw = restore_secrets(overlay(submitted, request.config), submitted)
-    path = archive_path(services.orchestrator.home.archives, original["archive"])
+    path = archive_path(services.orchestrator.home.archives, original.archive)
 
     def check() -> Continuation:
         from zerolab.config import check_experiment
 
         config = check_experiment(raw, reader(path.read_bytes()))
-        return Continuation(config, raw, original["raw_config"], request.activate)
+        return Continuation(config, raw, original.raw_config, request.activate)
 
     going_on = await run_in_threadpool(check)
     await services.read(
@@ -344,8 +345,8 @@ async def get_archive(services: ServicesDep, experiment_id: IdPath) -> FileRespo
     """Download the model directory as tar.gz."""
 
     def read(connection: Connection) -> FileResponse:
-        row = queries.one(connection, experiments, experiment_id)
-        path: Path = archive_path(services.orchestrator.home.archives, row["archive"])
+        row = find_row(connection, ExperimentRow, experiment_id)
+        path: Path = archive_path(services.orchestrator.home.archives, row.archive)
         return FileResponse(path, media_type="application/gzip", filename="model.tar.gz")
 
     return await services.read(read)

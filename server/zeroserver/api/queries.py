@@ -3,14 +3,13 @@
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from sqlalchemy import (
     Column,
     ColumnElement,
     Connection,
-    RowMapping,
     Select,
     Table,
     and_,
@@ -31,7 +30,15 @@ from zeroserver.orchestrator.wait_reasons import Waiting
 from zeroserver.states import TrialState
 from zeroserver.store.database import raw_rows
 from zeroserver.store.points import SHIFTS, json_number
-from zeroserver.store.rows import one
+from zeroserver.store.rows import (
+    CheckpointRow,
+    ExperimentRow,
+    Row,
+    RunRow,
+    TrialRow,
+    find_row,
+    read_rows,
+)
 from zeroserver.store.schema import (
     agents,
     checkpoints,
@@ -51,7 +58,6 @@ __all__ = [
     "experiment",
     "log_page",
     "metric_names",
-    "one",
     "owned",
     "page",
     "rows_of",
@@ -62,15 +68,20 @@ __all__ = [
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
-def owned(connection: Connection, what: Table, owners: Table, owner_id: int) -> ColumnElement[bool]:
+def owned(
+    connection: Connection, what: Table, owners: type[Row], owner_id: int
+) -> ColumnElement[bool]:
     """Return the condition for rows of an experiment or a trial.
 
     Raises:
         NotFoundError: If there is no such owner.
     """
-    one(connection, owners, owner_id)
-    owner: ColumnElement[int] = what.c[f"{owners.name.removesuffix('s')}_id"]
+    find_row(connection, owners, owner_id)
+    owner: ColumnElement[int] = what.c[f"{owners.table.name.removesuffix('s')}_id"]
     return owner == owner_id
+
+
+R = TypeVar("R", bound=ExperimentRow | TrialRow | CheckpointRow)
 
 
 class PageRequest(NamedTuple):
@@ -86,17 +97,17 @@ class PageRequest(NamedTuple):
 
 def page(
     connection: Connection,
+    kind: type[R],
     query: Select[Any],
-    table: Table,
     page_request: PageRequest,
     only: Collection[int] | None = None,
-) -> tuple[Sequence[RowMapping], str | None]:
+) -> tuple[list[R], str | None]:
     """Return a page of rows and the cursor of the next page.
 
     Args:
         connection: Database connection.
-        query: Query over ``table``, without an order.
-        table: Table with a column ``id``, which breaks ties.
+        kind: Type of the rows; their ``id`` breaks ties.
+        query: Query over the table, without an order.
         page_request: Order, start and length of the page.
         only: Ids of the rows to consider; None for all.
 
@@ -105,7 +116,7 @@ def page(
     """
     sort, after, limit = page_request
     descending, name = sort.startswith("-"), sort.removeprefix("-")
-    column, row_id = table.c[name], table.c.id
+    column, row_id = kind.table.c[name], kind.table.c.id
     if after is not None:
         query = query.where(_behind(column, row_id, after, descending=descending))
     by_id = row_id.desc() if descending else row_id.asc()
@@ -115,16 +126,16 @@ def page(
         ordered = column.desc() if descending else column.asc()
         query = query.order_by(ordered.nulls_last(), by_id)
     if only is None:
-        fetched = connection.execute(query.limit(limit + 1)).mappings().all()
+        fetched = read_rows(connection, kind, query.limit(limit + 1))
     else:  # too many ids for an IN clause, so they are filtered while rows stream in
         with connection.execute(query.with_only_columns(row_id)) as result:
             ids = [*islice(filter(only.__contains__, result.scalars()), limit + 1)]
-        fetched = rows_of(connection, table, ids)
+        fetched = rows_of(connection, kind, ids)
     rows = fetched[:limit]
     if len(fetched) <= limit:
         return rows, None
     last = rows[-1]
-    return rows, str(last["id"]) if name == "id" else write_cursor(last[name], last["id"])
+    return rows, str(last.id) if name == "id" else write_cursor(getattr(last, name), last.id)
 
 
 def _behind(
@@ -145,14 +156,14 @@ def _behind(
     return or_(beyond(column, value), same, column.is_(None))
 
 
-def experiment(row: RowMapping, waiting: Waiting) -> Experiment:
+def experiment(row: ExperimentRow, waiting: Waiting) -> Experiment:
     """Convert a row to a resource; ``waiting`` has the reason if it waits."""
     return Experiment.of(
         row,
-        config=_masked_config(row["config"]),
-        waiting_reason=waiting.of_experiment(row["id"], row["state"]),
+        config=_masked_config(row.config),
+        waiting_reason=waiting.of_experiment(row.id, row.state),
         result_problem=experiment_problem(row),
-        unread_hparams=msgspec.json.decode(row["unread_hparams"] or b"[]"),
+        unread_hparams=msgspec.json.decode(row.unread_hparams or b"[]"),
     )
 
 
@@ -200,15 +211,15 @@ def _of_trials(
     return raw_rows(connection, query, (experiment_id, *column_values.values()))
 
 
-def rows_of(connection: Connection, table: Table, ids: Sequence[int]) -> Sequence[RowMapping]:
+def rows_of(connection: Connection, kind: type[R], ids: Sequence[int]) -> list[R]:
     """Return rows of a table in the order of ``ids``, by one query."""
-    rows = connection.execute(select(table).where(table.c.id.in_(ids))).mappings()
-    by_id = {row["id"]: row for row in rows}
+    query = select(kind.table.c.id, kind.table).where(kind.table.c.id.in_(ids))
+    by_id = {row_id: kind(*row) for row_id, *row in connection.execute(query)}
     return [by_id[row_id] for row_id in ids if row_id in by_id]
 
 
 def trial_list(
-    connection: Connection, rows: Sequence[RowMapping], orchestrator: Orchestrator
+    connection: Connection, rows: Sequence[TrialRow], orchestrator: Orchestrator
 ) -> list[Trial]:
     """Convert rows to resources, with two more queries for cost and the searcher's metric.
 
@@ -218,24 +229,24 @@ def trial_list(
         orchestrator: Source of the clock and of the reasons why trials wait.
         orchestrator: Source of the clock and of the reasons why trials wait.
     """
-    costs = slot_seconds_of(connection, [row["id"] for row in rows], orchestrator.clock())
-    owners = tuple({row["experiment_id"] for row in rows})
+    costs = slot_seconds_of(connection, [row.id for row in rows], orchestrator.clock())
+    owners = tuple({row.experiment_id for row in rows})
     query = _METRICS.format(", ".join("?" * len(owners)) or "NULL")
     metrics: dict[int, str] = dict(raw_rows(connection, query, owners))
     of_trial = orchestrator.waiting.of_trial
     result = []
     for row in rows:
         number, experiment_id, state, error = (
-            row["id"],
-            row["experiment_id"],
-            row["state"],
-            row["error"],
+            row.id,
+            row.experiment_id,
+            row.state,
+            row.error,
         )
         # A trial that waits for its searcher shows there what its script did wrong.
         waiting = (
             error
             if error and state == _PAUSED
-            else of_trial(number, experiment_id, state, row["run_id"])
+            else of_trial(number, experiment_id, state, row.run_id)
         )
         result.append(
             Trial.of(
@@ -267,17 +278,17 @@ def runs_of(connection: Connection, trial_id: int) -> list[Run]:
     names: dict[int, list[str]] = {}
     for run_id, name in connection.execute(agent_names):
         names.setdefault(run_id, []).append(name)
-    rows = connection.execute(select(runs).where(of_trial).order_by(runs.c.id)).mappings()
+    rows = read_rows(connection, RunRow, select(runs).where(of_trial).order_by(runs.c.id))
     return [
-        Run.of(row, agents=names.get(row["id"], []), failed=is_failure(row["exit_code"] or 0))
+        Run.of(row, agents=names.get(row.id, []), failed=is_failure(row.exit_code or 0))
         for row in rows
     ]
 
 
-def checkpoint_list(connection: Connection, rows: Sequence[RowMapping]) -> list[Checkpoint]:
+def checkpoint_list(connection: Connection, rows: Sequence[Any]) -> list[Checkpoint]:
     """Convert rows to resources with the validation metrics at their steps, by one more query."""
-    metrics = checkpoint_metrics(connection, [row["uuid"] for row in rows])
-    return [Checkpoint.of(row, metrics=metrics.get(row["uuid"])) for row in rows]
+    metrics = checkpoint_metrics(connection, [row.uuid for row in rows])
+    return [Checkpoint.of(row, metrics=metrics.get(row.uuid)) for row in rows]
 
 
 def checkpoint_metrics(
@@ -332,7 +343,7 @@ def log_page(
     connection: Connection,
     condition: ColumnElement[bool],
     filters: Mapping[str, Any],
-) -> tuple[Sequence[RowMapping], int | None]:
+) -> tuple[Sequence[Any], int | None]:
     """Return lines in the order in which they arrived, and the cursor of the next page.
 
     Args:
@@ -353,8 +364,8 @@ def log_page(
     limit = filters["limit"]
     if filters.get("tail") is not None:
         last = query.order_by(logs.c.id.desc()).limit(filters["tail"])
-        return connection.execute(last).mappings().all()[::-1], None
+        return connection.execute(last).all()[::-1], None
     query = query.where(logs.c.id > filters["after"]).order_by(logs.c.id).limit(limit + 1)
-    fetched = connection.execute(query).mappings().all()
+    fetched = connection.execute(query).all()
     more = len(fetched) > limit
-    return fetched[:limit], int(fetched[limit - 1]["id"]) if more else None
+    return fetched[:limit], int(fetched[limit - 1].id) if more else None

@@ -9,14 +9,13 @@ import typing
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import cache, lru_cache
-from operator import itemgetter
+from operator import attrgetter
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import msgspec
 from fastapi.responses import JSONResponse
 from msgspec import Meta
 from pydantic_core import core_schema
-from sqlalchemy import RowMapping
 
 from zerolab.contract.messages import wire_number
 
@@ -85,11 +84,11 @@ class Resource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return dict(schemas[cls.__name__])
 
     @classmethod
-    def of(cls, row: RowMapping, **more: Any) -> Self:
+    def of(cls, row: object, **more: Any) -> Self:
         """Create the resource from a row of its table.
 
         Args:
-            row: Row with a column for every field that is not in ``more``.
+            row: Row with an attribute for every field that is not in ``more``.
             **more: Values of the other fields.
         """
         plan = _plan(cls, tuple(more))
@@ -121,7 +120,7 @@ Reader = Callable[[Any], Any]
 class _Plan(NamedTuple):
     """Conversion of rows to one resource type, computed once."""
 
-    columns: Callable[[RowMapping], tuple[Any, ...]]
+    columns: Callable[[Any], tuple[Any, ...]]
     """Gets the column of every field in order; an arbitrary one for a field without a column."""
     readers: tuple[tuple[int, Reader], ...]
     """Index of each field that needs a conversion, and the converter."""
@@ -136,7 +135,7 @@ def _plan(cls: type[Resource], extra: tuple[str, ...]) -> _Plan:
     columns = (item.name if item.name not in extra else read[0].name for item in fields)
     readers = ((at, _reader(item.type)) for at, item in enumerate(fields) if item in read)
     return _Plan(
-        itemgetter(*columns),
+        attrgetter(*columns),
         tuple((at, reader) for at, reader in readers if reader is not None),
         tuple((at, item.name) for at, item in enumerate(fields) if item.name in extra),
     )

@@ -274,11 +274,11 @@ def _item(connection: Connection, services: Services, row: Any) -> WorkItem | No
         all_nodes = nodes_of(connection, row.id)
         if any(map(kills_others, all_nodes)):
             action = "kill"
-        host, _, port = (all_nodes[0]["address"] or "").rpartition(":")
+        host, _, port = (all_nodes[0].address or "").rpartition(":")
         if row.node_rank > 0 and not host:
             return None
         nodes = Nodes(nodes.slots, row.node_rank, host, int(port or 0))
-        hosts = tuple(node["host"] or "" for node in all_nodes)
+        hosts = tuple(node.host or "" for node in all_nodes)
     token = services.keys.run_token(row.id)
     spec = msgspec.structs.replace(
         stored, master=services.url, token=token, nodes=nodes, host_names=hosts

@@ -6,13 +6,12 @@ from typing import Annotated, Any
 
 import msgspec
 from fastapi import Query, Response
-from sqlalchemy import Connection, RowMapping
+from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
 from zerolab.contract.secret_text import mask_values
 from zerolab.contract.secrets import find_secrets, mask_secrets
 from zerolab.errors import ConfigError, NotFoundError
-from zeroserver.api import queries
 from zeroserver.api.common import FILE_ANSWER, IdPath
 from zeroserver.api.resources import (
     EngineAnswer,
@@ -25,7 +24,7 @@ from zeroserver.api.strict_route import resource_router
 from zeroserver.orchestrator.state import config_of
 from zeroserver.services import Services, ServicesDep
 from zeroserver.store.archives import ArchiveFiles, archive_path
-from zeroserver.store.schema import experiments, trials
+from zeroserver.store.rows import ExperimentRow, TrialRow, find_row
 
 __all__ = ["router"]
 
@@ -40,8 +39,8 @@ async def get_submitted(services: ServicesDep, experiment_id: IdPath) -> Submitt
     """
 
     def read(connection: Connection) -> SubmittedAnswer:
-        row = queries.one(connection, experiments, experiment_id)
-        return SubmittedAnswer(mask_secrets(msgspec.json.decode(row["raw_config"])))
+        row = find_row(connection, ExperimentRow, experiment_id)
+        return SubmittedAnswer(mask_secrets(msgspec.json.decode(row.raw_config)))
 
     return await services.read(read)
 
@@ -49,9 +48,7 @@ async def get_submitted(services: ServicesDep, experiment_id: IdPath) -> Submitt
 @router.get("/experiments/{experiment_id}/files")
 async def list_files(services: ServicesDep, experiment_id: IdPath) -> ModelFilePage:
     """List the files of the model directory."""
-    row = await services.read(
-        lambda connection: queries.one(connection, experiments, experiment_id)
-    )
+    row = await services.read(lambda connection: find_row(connection, ExperimentRow, experiment_id))
     files = await _files(services, row)
     sizes = await run_in_threadpool(files.sizes)
     return ModelFilePage([ModelFile(*item) for item in sorted(sizes.items())], None)
@@ -64,42 +61,40 @@ async def get_file(
     name: Annotated[str, Query(max_length=4096, description="Path inside the model directory.")],
 ) -> Response:
     """Download one file of the model directory."""
-    row = await services.read(
-        lambda connection: queries.one(connection, experiments, experiment_id)
-    )
+    row = await services.read(lambda connection: find_row(connection, ExperimentRow, experiment_id))
     files = await _files(services, row)
     content = await run_in_threadpool(files.read, name)
     if content is None:
         raise NotFoundError(f"experiment {experiment_id} has no file {name[:200]!r}")
     # The experiment file is often one of them.
-    secrets = find_secrets(msgspec.json.decode(row["raw_config"]))
+    secrets = find_secrets(msgspec.json.decode(row.raw_config))
     text = mask_values(content.decode(errors="surrogateescape"), secrets)
     content = text.encode(errors="surrogateescape")
     return Response(content, media_type="application/octet-stream")
 
 
-async def _files(services: Services, row: RowMapping) -> ArchiveFiles:
-    path = archive_path(services.orchestrator.home.archives, row["archive"])
+async def _files(services: Services, row: ExperimentRow) -> ArchiveFiles:
+    path = archive_path(services.orchestrator.home.archives, row.archive)
     return ArchiveFiles(await run_in_threadpool(path.read_bytes))
 
 
 @router.get("/trials/{trial_id}/engine", tags=["trials"])
 async def get_engine(services: ServicesDep, trial_id: IdPath) -> EngineAnswer:
     """Read the engine's configuration of a trial: every value, and where it came from."""
-    trial = await services.read(lambda connection: queries.one(connection, trials, trial_id))
-    home = trial["experiment_id"]
-    row = await services.read(lambda connection: queries.one(connection, experiments, home))
-    path = archive_path(services.orchestrator.home.archives, row["archive"])
+    trial = await services.read(lambda connection: find_row(connection, TrialRow, trial_id))
+    home = trial.experiment_id
+    row = await services.read(lambda connection: find_row(connection, ExperimentRow, home))
+    path = archive_path(services.orchestrator.home.archives, row.archive)
     return await run_in_threadpool(_engine_of, row, trial, path)
 
 
-def _engine_of(row: RowMapping, trial: RowMapping, path: Path) -> EngineAnswer:
+def _engine_of(row: ExperimentRow, trial: TrialRow, path: Path) -> EngineAnswer:
     # They load the engine's configuration, which a server that only starts can do without.
     from zerolab.config import resolve
     from zerolab.config.validation import engine_files
 
     config = config_of(row)
-    hparams: Mapping[str, Any] = msgspec.json.decode(trial["hparams"])
+    hparams: Mapping[str, Any] = msgspec.json.decode(trial.hparams)
     length = config.searcher.full_length
     result = next(
         engine_files(

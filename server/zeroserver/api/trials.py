@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from fastapi import Depends, Query, Response
 from fastapi.responses import StreamingResponse
-from sqlalchemy import Connection, RowMapping, Table, select
+from sqlalchemy import Connection, select
 
 from zerolab.contract.secrets import restore_secrets
 from zeroserver.analysis.columns import COLUMNS, COMPUTED, PREFIX, read_rows
@@ -45,7 +45,8 @@ from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.services import Services, ServicesDep
 from zeroserver.states import EXPERIMENT_ENDED, TrialState
 from zeroserver.store.points import MAX_STEP, point_times, read_curve
-from zeroserver.store.schema import experiments, logs, trials
+from zeroserver.store.rows import ExperimentRow, Row, TrialRow, find_row
+from zeroserver.store.schema import logs, trials
 
 __all__ = ["router"]
 
@@ -78,10 +79,10 @@ async def list_trials(
     """List an experiment's trials, the oldest first, or by any column."""
 
     def read(connection: Connection) -> TrialPage:
-        experiment = queries.one(connection, experiments, experiment_id)
+        experiment = find_row(connection, ExperimentRow, experiment_id)
         order = sort
         if order == "metric":
-            order = "best_validation" if experiment["smaller_is_better"] else "-best_validation"
+            order = "best_validation" if experiment.smaller_is_better else "-best_validation"
         filters, column = conditions(where), order.removeprefix("-")
         started_with = all(condition[0].startswith(PREFIX) for condition in filters)
         column_values: dict[str, str | int] = {}
@@ -91,7 +92,7 @@ async def list_trials(
             column_values["archived"] = int(archived)
         if started_with and column in _STORED:
             only = services.orders.holding(connection, experiment_id, filters) if filters else None
-            total = experiment["num_trials"] if only is None else len(only)
+            total = experiment.num_trials if only is None else len(only)
             if column_values:
                 total = queries.count_trials(connection, experiment_id, column_values, only)
             column_values["experiment_id"] = experiment_id
@@ -99,7 +100,7 @@ async def list_trials(
             query = select(trials).where(
                 *(trials.c[name] == value for name, value in column_values.items())
             )
-            rows_of_page, next_after = queries.page(connection, query, trials, page_request, only)
+            rows_of_page, next_after = queries.page(connection, TrialRow, query, page_request, only)
         else:
             if started_with and column.startswith(PREFIX):
                 only = (
@@ -115,7 +116,7 @@ async def list_trials(
                 needed = {column, *(condition[0] for condition in filters)}
                 rows = read_rows(connection, experiment_id, services.orchestrator.clock(), needed)
                 selected = choose(rows, filters, order, after, limit)
-            rows_of_page = queries.rows_of(connection, trials, selected.ids)
+            rows_of_page = queries.rows_of(connection, TrialRow, selected.ids)
             next_after, total = selected.next_after, selected.total
         shown = queries.trial_list(connection, rows_of_page, services.orchestrator)
         return TrialPage(shown, next_after, total)
@@ -128,7 +129,7 @@ async def get_trial(services: ServicesDep, trial_id: IdPath) -> TrialAnswer:
     """Read one trial."""
 
     def read(connection: Connection) -> TrialAnswer:
-        row = queries.one(connection, trials, trial_id)
+        row = find_row(connection, TrialRow, trial_id)
         return TrialAnswer(queries.trial_list(connection, [row], services.orchestrator)[0])
 
     return await services.read(read)
@@ -138,8 +139,8 @@ async def _prepare_searcher(services: Services, trial_id: int) -> None:
     """Replay the search of a trial outside of the writer's transaction."""
 
     def read_state(connection: Connection) -> tuple[int, bool, bool]:
-        home = queries.one(connection, trials, trial_id)["experiment_id"]
-        ended = queries.one(connection, experiments, home)["state"] in EXPERIMENT_ENDED
+        home = find_row(connection, TrialRow, trial_id).experiment_id
+        ended = find_row(connection, ExperimentRow, home).state in EXPERIMENT_ENDED
         return home, ended, ended and has_grown(connection, home)
 
     home, ended, replays = await services.read(read_state)
@@ -154,7 +155,7 @@ async def get_runs(services: ServicesDep, trial_id: IdPath) -> RunPage:
     """List the runs of a trial: where and when, and how each ended."""
 
     def read(connection: Connection) -> RunPage:
-        queries.one(connection, trials, trial_id)
+        find_row(connection, TrialRow, trial_id)
         return RunPage(queries.runs_of(connection, trial_id))
 
     return await services.read(read)
@@ -174,17 +175,17 @@ async def fork_trial(
 ) -> ExperimentAnswer:
     """Submit a trial as an experiment of its own, which begins with the weights of the trial."""
     fork = fork or Changes()
-    trial = await services.read(lambda connection: queries.one(connection, trials, trial_id))
-    home = trial["experiment_id"]
-    original = await services.read(lambda connection: queries.one(connection, experiments, home))
-    submitted = msgspec.json.decode(original["raw_config"])
+    trial = await services.read(lambda connection: find_row(connection, TrialRow, trial_id))
+    home = trial.experiment_id
+    original = await services.read(lambda connection: find_row(connection, ExperimentRow, home))
+    submitted = msgspec.json.decode(original.raw_config)
     raw = restore_secrets(overlay(_single_trial_config(original, trial), fork.config), submitted)
     return await submit_again(services, original, raw, activate=fork.activate)
 
 
-def _single_trial_config(original: RowMapping, trial: RowMapping) -> dict[str, Any]:
+def _single_trial_config(original: ExperimentRow, trial: TrialRow) -> dict[str, Any]:
     """Return the configuration of an experiment with only one of its trials."""
-    raw: dict[str, Any] = msgspec.json.decode(original["raw_config"])
+    raw: dict[str, Any] = msgspec.json.decode(original.raw_config)
     searcher = config_of(original).searcher
     length = searcher.full_length
     raw["searcher"] = {
@@ -192,9 +193,9 @@ def _single_trial_config(original: RowMapping, trial: RowMapping) -> dict[str, A
         "metric": searcher.metric,
         "smaller_is_better": searcher.smaller_is_better,
         **({"max_length": length.model_dump(mode="json")} if length is not None else {}),
-        "source_trial_id": trial["id"],
+        "source_trial_id": trial.id,
     }
-    raw["hyperparameters"] = msgspec.json.decode(trial["hparams"])
+    raw["hyperparameters"] = msgspec.json.decode(trial.hparams)
     return raw
 
 
@@ -234,7 +235,7 @@ async def get_metric_names(
     """List the metrics that a trial has reported."""
 
     def read(connection: Connection) -> MetricNames:
-        queries.one(connection, trials, trial_id)
+        find_row(connection, TrialRow, trial_id)
         keys = queries.metric_names(connection, trial_id, group)
         return MetricNames([MetricName(group=key[1], name=key[2]) for key in keys])
 
@@ -255,7 +256,7 @@ async def get_metrics(
     """Read curves; long ones as mean with the band of minimum and maximum, so no spike hides."""
 
     def read(connection: Connection) -> Metrics:
-        queries.one(connection, trials, trial_id)
+        find_row(connection, TrialRow, trial_id)
         requested = None if names is None else set(names.split(","))
         curves = []
         for key in queries.metric_names(connection, trial_id, group):
@@ -297,7 +298,7 @@ async def export_metrics(
 
 
 def _trials_of(connection: Connection, experiment_id: int) -> list[int]:
-    queries.one(connection, experiments, experiment_id)
+    find_row(connection, ExperimentRow, experiment_id)
     query = select(trials.c.id).where(trials.c.experiment_id == experiment_id)
     return list(connection.scalars(query.order_by(trials.c.id)))
 
@@ -317,7 +318,7 @@ LogFilters = Annotated[dict[str, Any], Depends(_log_filters)]
 
 
 def _logs(
-    connection: Connection, owners: Table, owner_id: int, filters: Mapping[str, Any]
+    connection: Connection, owners: type[Row], owner_id: int, filters: Mapping[str, Any]
 ) -> LogPage:
     owned = queries.owned(connection, logs, owners, owner_id)
     rows, next_after = queries.log_page(connection, owned, filters)
@@ -327,7 +328,7 @@ def _logs(
 @router.get("/trials/{trial_id}/logs", tags=["logs"])
 async def get_trial_logs(services: ServicesDep, trial_id: IdPath, wanted: LogFilters) -> LogPage:
     """Read a trial's log lines in the order in which they arrived."""
-    return await services.read(lambda connection: _logs(connection, trials, trial_id, wanted))
+    return await services.read(lambda connection: _logs(connection, TrialRow, trial_id, wanted))
 
 
 @router.get("/experiments/{experiment_id}/logs", tags=["logs"])
@@ -336,5 +337,5 @@ async def get_experiment_logs(
 ) -> LogPage:
     """Read the log lines of all trials of an experiment in the order in which they arrived."""
     return await services.read(
-        lambda connection: _logs(connection, experiments, experiment_id, wanted)
+        lambda connection: _logs(connection, ExperimentRow, experiment_id, wanted)
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import Connection, RowMapping, select
+from sqlalchemy import Connection, select
 
 from zerolab.contract.secret_text import mask_values
 from zerolab.contract.secrets import find_secrets, mask_secrets
@@ -35,7 +35,7 @@ from zeroserver.states import (
     ExperimentState,
     TrialState,
 )
-from zeroserver.store.rows import one
+from zeroserver.store.rows import ExperimentRow, TrialRow, find_row, read_rows
 from zeroserver.store.schema import checkpoints, experiments, trials
 
 if TYPE_CHECKING:  # loaded when the first experiment comes
@@ -71,20 +71,20 @@ class ContinuationService(Service):
             ConflictError: If it has not ended, or nothing of it is left that could go on.
             ConfigError: If what changes is what its trials came from.
         """
-        experiment = self.work.find(experiments, experiment_id)
+        experiment = self.work.find(ExperimentRow, experiment_id)
         action = EXPERIMENT_ACTIONS["continue"]
-        changed = msgspec.json.decode(experiment["raw_config"]) != wish.raw_config
-        if not action.wanted("experiment", experiment_id, experiment["state"]):
+        changed = msgspec.json.decode(experiment.raw_config) != wish.raw_config
+        if not action.wanted("experiment", experiment_id, experiment.state):
             if changed:
                 msg = (
-                    f"experiment {experiment_id}: is {experiment['state']}, and its configuration "
+                    f"experiment {experiment_id}: is {experiment.state}, and its configuration "
                     "changes only when it has ended; "
                     f"`zerolab experiment cancel {experiment_id}` first"
                 )
                 raise ConflictError(msg)
             return
         _refuse_while_deleted(experiment)
-        if experiment["raw_config"] != wish.seen:
+        if experiment.raw_config != wish.seen:
             msg = f"experiment {experiment_id}: was changed by someone else meanwhile; ask again"
             raise ConflictError(msg)
         self.work.operations.drop_backlog(experiment_id)
@@ -100,7 +100,7 @@ class ContinuationService(Service):
             trial
             for trial in ended
             if _is_unfinished(trial, longer=longer)
-            and (wish.config.searcher.rebuilds_on_growth or trial["request_id"] not in known_ends)
+            and (wish.config.searcher.rebuilds_on_growth or trial.request_id not in known_ends)
         ]
         grows = _grows(before, wish.config)
         wanted: Sequence[Operation] = []
@@ -119,13 +119,13 @@ class ContinuationService(Service):
         self.work.experiments.move(
             experiment, state, ended_at=None, error=None, archived=0, searcher_done=0,
             # A search that goes on says by itself how far it is.
-            progress=0.0 if searches_on else 1 - len(opened) / max(experiment["num_trials"], 1),
+            progress=0.0 if searches_on else 1 - len(opened) / max(experiment.num_trials, 1),
         )  # fmt: skip
         self._refuse_without_checkpoint(opened)
         self.work.trials.reopen_all(experiment_id, opened, state)
         self.work.operations.carry_out(experiment_id, wanted)
         events = [
-            *_ends_of_the_rest(ended, {trial["id"] for trial in opened}, known_ends),
+            *_ends_of_the_rest(ended, {trial.id for trial in opened}, known_ends),
             *self._ends_of_deleted(experiment_id, known_ends),
         ]
         told = self.work.searches.tell_ends(experiment_id, events)
@@ -137,7 +137,7 @@ class ContinuationService(Service):
 
     def _grow(
         self,
-        experiment: RowMapping,
+        experiment: ExperimentRow,
         before: "ExperimentConfig",
         after: "ExperimentConfig",
         *,
@@ -148,12 +148,12 @@ class ContinuationService(Service):
         Raises:
             ConflictError: If nothing follows, and no trial was opened.
         """
-        lost = self._without_checkpoint(experiment["id"])
-        wanted = self.work.searches.grow(experiment["id"], before.searcher, lost)
+        lost = self._without_checkpoint(experiment.id)
+        wanted = self.work.searches.grow(experiment.id, before.searcher, lost)
         if not opened and not any(isinstance(each, Create | Continue) for each in wanted):
             raise ConflictError(_nothing_left(experiment, after))
-        self.work.save(experiments, experiment["id"], searcher_done=0)
-        self.work.operations.carry_out(experiment["id"], wanted)
+        self.work.save(experiments, experiment.id, searcher_done=0)
+        self.work.operations.carry_out(experiment.id, wanted)
 
     def _without_checkpoint(self, experiment_id: int) -> set[int]:
         """Return the request ids of trials that have no checkpoint left or were deleted."""
@@ -175,24 +175,24 @@ class ContinuationService(Service):
             ConflictError: If it has not ended, has nothing left to do, its searcher is through with
                 it, or the weights that it would begin with are gone.
         """
-        trial = self.work.find(trials, trial_id)
-        if not TRIAL_ACTIONS["continue"].wanted("trial", trial_id, trial["state"]):
+        trial = self.work.find(TrialRow, trial_id)
+        if not TRIAL_ACTIONS["continue"].wanted("trial", trial_id, trial.state):
             return
         experiment = self.work.experiment_of(trial)
-        home = experiment["id"]
+        home = experiment.id
         _refuse_while_deleted(experiment)
-        if experiment["state"] in EXPERIMENT_STOPPING:
+        if experiment.state in EXPERIMENT_STOPPING:
             msg = (
-                f"trial {trial_id}: its experiment {home} is {experiment['state']}; "
+                f"trial {trial_id}: its experiment {home} is {experiment.state}; "
                 "wait until it has "
                 "ended, then ask again"
             )
             raise ConflictError(msg)
         why = self.remedy(trial) or self._no_weights(trial)
         if why is not None:
-            msg = f"trial {trial_id}: is {trial['state']} and cannot be continued: {why}"
+            msg = f"trial {trial_id}: is {trial.state} and cannot be continued: {why}"
             raise ConflictError(msg)
-        state = ExperimentState(experiment["state"])
+        state = ExperimentState(experiment.state)
         alone: dict[str, Any] = {}
         if state in EXPERIMENT_ENDED:
             state = ExperimentState.ACTIVE
@@ -204,16 +204,16 @@ class ContinuationService(Service):
         self.work.trials.reopen(trial, state, **alone)
         self.work.scheduling.schedule()
 
-    def remedy(self, trial: RowMapping) -> str | None:
+    def remedy(self, trial: TrialRow) -> str | None:
         """Return why an ended trial has no training left, with a remedy; None if it has some."""
-        number, home = trial["id"], trial["experiment_id"]
+        number, home = trial.id, trial.experiment_id
         searcher = self.work.config(home).searcher
         known_ends = set() if searcher.rebuilds_on_growth else self.work.searches.ended_trials(home)
-        through = trial["request_id"] in known_ends
+        through = trial.request_id in known_ends
         if not through and _is_unfinished(trial, longer=False):
             return None
         why = (
-            f"the {searcher.name} searcher is through with it" if through or trial["stop"] else
+            f"the {searcher.name} searcher is through with it" if through or trial.stop else
             "it has trained to its length"
         )  # fmt: skip
         if self.work.warm_starts.newest_checkpoint(number) is None:
@@ -232,32 +232,34 @@ class ContinuationService(Service):
             )
         return f"{why}; {ways}"
 
-    def _no_weights(self, trial: RowMapping) -> str | None:
+    def _no_weights(self, trial: TrialRow) -> str | None:
         """Return why a trial lost the checkpoint that it started from; None if it did not."""
-        latest = trial["latest_checkpoint"] or self.work.warm_starts.newest_checkpoint(trial["id"])
-        problem = self.work.warm_starts.source_problem({**trial, "latest_checkpoint": latest})
+        latest = trial.latest_checkpoint or self.work.warm_starts.newest_checkpoint(trial.id)
+        problem = self.work.warm_starts.source_problem(
+            msgspec.structs.replace(trial, latest_checkpoint=latest)
+        )
         if problem is None:
             return None
-        return f"{problem}, and it has none of its own; {_other_weights(trial['experiment_id'])}"
+        return f"{problem}, and it has none of its own; {_other_weights(trial.experiment_id)}"
 
-    def _store(self, experiment: RowMapping, wish: Continuation) -> None:
+    def _store(self, experiment: ExperimentRow, wish: Continuation) -> None:
         check_pool_holds(self.work.connection, wish.config)
         check_custom_class(self.work.orchestrator, wish.config)
         resolved = wish.config.to_dict()
-        resolved["reproducibility"]["experiment_seed"] = experiment["seed"]
+        resolved["reproducibility"]["experiment_seed"] = experiment.seed
         self.work.save(
-            experiments, experiment["id"],
+            experiments, experiment.id,
             config=msgspec.json.encode(mask_secrets(resolved)).decode(),
             raw_config=msgspec.json.encode(wish.raw_config).decode(),
             **resource_columns(wish.config),
         )  # fmt: skip
-        self.work.orchestrator.forget_config(experiment["id"])
+        self.work.orchestrator.forget_config(experiment.id)
 
-    def _ended(self, experiment_id: int) -> list[RowMapping]:
+    def _ended(self, experiment_id: int) -> list[TrialRow]:
         query = select(trials).where(
             trials.c.experiment_id == experiment_id, trials.c.state.in_(TRIAL_ENDED)
         )
-        return list(self.work.connection.execute(query.order_by(trials.c.id)).mappings())
+        return read_rows(self.work.connection, TrialRow, query.order_by(trials.c.id))
 
     def _not_carried_out(self, experiment_id: int, operations: list[Operation]) -> list[Operation]:
         there = self.work.searches.created_trials(experiment_id)
@@ -268,13 +270,13 @@ class ContinuationService(Service):
             or (isinstance(each, Create) and each.trial_id not in there)
         ]
 
-    def _refuse_without_checkpoint(self, opened: list[RowMapping]) -> None:
+    def _refuse_without_checkpoint(self, opened: list[TrialRow]) -> None:
         """Let no trial that has trained to its length begin anew, and lose what it reported."""
         lost = [
-            str(trial["id"])
+            str(trial.id)
             for trial in opened
-            if trial["state"] == TrialState.COMPLETED
-            and self.work.warm_starts.newest_checkpoint(trial["id"]) is None
+            if trial.state == TrialState.COMPLETED
+            and self.work.warm_starts.newest_checkpoint(trial.id) is None
         ]
         if lost:
             msg = (
@@ -283,10 +285,11 @@ class ContinuationService(Service):
             )
             raise ConflictError(msg)
 
-    def _refuse_without_weights(self, experiment: RowMapping, opened: list[RowMapping]) -> None:
+    def _refuse_without_weights(self, experiment: ExperimentRow, opened: list[TrialRow]) -> None:
         """Refuse an experiment whose trials would all start from a missing checkpoint."""
-        number = experiment["id"]
-        problem = self.work.warm_starts.source_problem({**experiment, "latest_checkpoint": None})
+        number = experiment.id
+        uuid = experiment.source_checkpoint
+        problem = None if uuid is None else self.work.warm_starts.checkpoint_problem(uuid)
         if problem is not None and all(self._no_weights(trial) for trial in opened):
             msg = f"experiment {number}: cannot be continued: {problem}; {_other_weights(number)}"
             raise ConflictError(msg)
@@ -299,14 +302,14 @@ class ContinuationService(Service):
             yield Event("exited_early", number, reason=DELETED)
 
 
-def _refuse_while_deleted(experiment: RowMapping) -> None:
+def _refuse_while_deleted(experiment: ExperimentRow) -> None:
     """Let nothing of an experiment continue of which a part is deleted.
 
     Raises:
         ConflictError: If it is one.
     """
-    if experiment["deleting"]:
-        experiment_id = experiment["id"]
+    if experiment.deleting:
+        experiment_id = experiment.id
         msg = (
             f"experiment {experiment_id}: is being deleted; run `zerolab experiment delete "
             f"{experiment_id}` again if that was interrupted"
@@ -325,8 +328,8 @@ def prepare_continuation(
         experiment_id: Experiment that :func:`continue_experiment` is called for next.
         wish: How it shall continue.
     """
-    experiment = one(connection, experiments, experiment_id)
-    if experiment["state"] not in EXPERIMENT_ENDED:
+    experiment = find_row(connection, ExperimentRow, experiment_id)
+    if experiment.state not in EXPERIMENT_ENDED:
         return
     before = config_of(experiment)
     wish = _settled(wish, before)
@@ -406,42 +409,42 @@ def _is_longer(before: "ExperimentConfig", after: "ExperimentConfig") -> bool:
     return old is not None and new is not None and new.count > old.count
 
 
-def _awaits_operations(experiment: RowMapping) -> bool:
+def _awaits_operations(experiment: ExperimentRow) -> bool:
     """Whether a program outside of the server may yet want trials."""
-    return experiment["searcher_name"] == "custom" and not experiment["searcher_done"]
+    return experiment.searcher_name == "custom" and not experiment.searcher_done
 
 
-def _is_unfinished(trial: RowMapping, *, longer: bool) -> bool:
+def _is_unfinished(trial: TrialRow, *, longer: bool) -> bool:
     """Whether there is training left that a trial has not done."""
-    if trial["stop"] == "searcher":
+    if trial.stop == "searcher":
         return False
-    if trial["state"] == TrialState.COMPLETED:
-        return longer and trial["error"] is None  # else its hyperparameters are impossible
+    if trial.state == TrialState.COMPLETED:
+        return longer and trial.error is None  # else its hyperparameters are impossible
     return True
 
 
-def _nothing_left(experiment: RowMapping, config: "ExperimentConfig") -> str:
-    number = experiment["id"]
+def _nothing_left(experiment: ExperimentRow, config: "ExperimentConfig") -> str:
+    number = experiment.id
     ways = [
         f"`zerolab experiment continue {number} --set searcher.{field}=...` with more than before"
         for field in sorted(config.searcher.growable_fields)
     ] or [f"`zerolab experiment fork {number}` begins anew, `zerolab trial fork` from one trial"]
     return (
-        f"experiment {number}: is {experiment['state']}, and nothing of it is left that could go "
+        f"experiment {number}: is {experiment.state}, and nothing of it is left that could go "
         f"on; {', or '.join(ways)}"
     )
 
 
 def _ends_of_the_rest(
-    ended: list[RowMapping], opened: set[int], known_ends: set[int]
+    ended: list[TrialRow], opened: set[int], known_ends: set[int]
 ) -> Iterator[Event]:
     """Yield the ends of trials of which the searcher was not told, and that stay as they are."""
     for trial in ended:
-        if trial["id"] in opened or trial["request_id"] in known_ends:
+        if trial.id in opened or trial.request_id in known_ends:
             continue
-        number = trial["request_id"]
-        if trial["state"] == TrialState.COMPLETED:
+        number = trial.request_id
+        if trial.state == TrialState.COMPLETED:
             yield Event("exited", number)
         else:
-            failed = trial["state"] == TrialState.ERROR
+            failed = trial.state == TrialState.ERROR
             yield Event("exited_early", number, reason="errored" if failed else "user_canceled")

@@ -5,14 +5,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import ColumnElement, RowMapping, delete, func, select, text, update
+from msgspec.structs import replace
+from sqlalchemy import ColumnElement, delete, func, select, text, update
 
 from zerolab.contract.secrets import mask_secrets
 from zerolab.scheduler import HOST_SLOT
 from zeroserver.orchestrator.cluster.slurm import check_pool_holds
 from zeroserver.orchestrator.search.search_service import Begun, check_custom_class
 from zeroserver.orchestrator.service import Service
-from zeroserver.orchestrator.state import Fields, Orchestrator
+from zeroserver.orchestrator.state import Orchestrator
 from zeroserver.states import (
     EXPERIMENT_ACTIONS,
     EXPERIMENT_ENDED,
@@ -24,6 +25,7 @@ from zeroserver.states import (
     check_move,
 )
 from zeroserver.store.archives import ArchiveGoneError, has_archive, remove_archive
+from zeroserver.store.rows import ExperimentRow, TrialRow, read_rows
 from zeroserver.store.schema import WEIGHTS_MISSING, checkpoints, experiments, trials
 
 if TYPE_CHECKING:  # loaded when the first experiment comes
@@ -69,28 +71,26 @@ _REMOVE_EVENTS = (
 class ExperimentService(Service):
     """Creates, moves, ends and deletes experiments."""
 
-    def move(self, experiment: Fields, state: ExperimentState, **values: Any) -> None:
+    def move(self, experiment: ExperimentRow, state: ExperimentState, **values: Any) -> None:
         """Change an experiment's state, and other columns with it; no wait for slots outlives that.
 
         Raises:
             ConflictError: If the transition is not legal.
         """
-        if experiment["state"] != state:
-            name = f"experiment {experiment['id']}"
-            check_move(EXPERIMENT_MOVES, name, experiment["state"], state)
+        if experiment.state != state:
+            name = f"experiment {experiment.id}"
+            check_move(EXPERIMENT_MOVES, name, experiment.state, state)
             values["waits_since"] = None
-        self.work.save(experiments, experiment["id"], state=state, **values)
-        self.work.touch("experiment", experiment["id"], experiment["id"])
+        self.work.save(experiments, experiment.id, state=state, **values)
+        self.work.touch("experiment", experiment.id, experiment.id)
 
     def settle(self, experiment_id: int) -> None:
         """End an experiment whose trials have all ended and that wants no more."""
-        experiment = self.work.find(experiments, experiment_id)
-        if experiment["state"] in EXPERIMENT_ENDED:
+        experiment = self.work.find(ExperimentRow, experiment_id)
+        if experiment.state in EXPERIMENT_ENDED:
             return
-        stopping = experiment["state"] in EXPERIMENT_STOPPING
-        if not (
-            stopping or experiment["searcher_done"]
-        ):  # before anything is counted over all trials
+        stopping = experiment.state in EXPERIMENT_STOPPING
+        if not (stopping or experiment.searcher_done):  # before anything is counted over all trials
             return
         counted = self.work.connection.execute(
             select(trials.c.state, func.count().label("number"))
@@ -101,18 +101,18 @@ class ExperimentService(Service):
         if any(state not in TRIAL_ENDED for state in counts):
             return
         self.work.checkpoints.apply_to_experiment(experiment_id)
-        through = experiment["state"] if stopping else _stopping_state(counts.keys())
+        through = ExperimentState(experiment.state) if stopping else _stopping_state(counts.keys())
         if not stopping:
-            self.move(experiment, ExperimentState(through))
+            self.move(experiment, through)
         end = _ENDS_AS[through]
         values: dict[str, Any] = {"ended_at": self.work.clock()}
         if end == ExperimentState.COMPLETED:
             values["progress"] = 1.0
-            fruitless = experiment["best_validation"] is None
+            fruitless = experiment.best_validation is None
             values["error"] = self._last_error(experiment_id) if fruitless else None
         elif not stopping and end == ExperimentState.ERROR:
             values["error"] = self._last_error(experiment_id)
-        self.move({**experiment, "state": through}, end, **values)
+        self.move(replace(experiment, state=through), end, **values)
         self.work.orchestrator.searchers.pop(experiment_id, None)
         self.work.orchestrator.forget_config(experiment_id)
         self.work.orchestrator.drop_jobs([experiment_id])
@@ -169,8 +169,8 @@ class ExperimentService(Service):
             NotFoundError: If there is no such experiment.
             ConflictError: If its state does not allow it.
         """
-        experiment = self.work.find(experiments, experiment_id)
-        if EXPERIMENT_ACTIONS[action].wanted("experiment", experiment_id, experiment["state"]):
+        experiment = self.work.find(ExperimentRow, experiment_id)
+        if EXPERIMENT_ACTIONS[action].wanted("experiment", experiment_id, experiment.state):
             actions = {
                 "pause": self._pause,
                 "activate": self._activate,
@@ -183,14 +183,14 @@ class ExperimentService(Service):
             self.work.touch("experiment", experiment_id, experiment_id)
             self.work.scheduling.schedule()
 
-    def _open_trials(self, experiment_id: int) -> list[RowMapping]:
+    def _open_trials(self, experiment_id: int) -> list[TrialRow]:
         query = select(trials).where(
             trials.c.experiment_id == experiment_id, trials.c.state.not_in(TRIAL_ENDED)
         )
-        return list(self.work.connection.execute(query.order_by(trials.c.id)).mappings())
+        return read_rows(self.work.connection, TrialRow, query.order_by(trials.c.id))
 
-    def _pause(self, experiment: RowMapping) -> None:
-        number = experiment["id"]
+    def _pause(self, experiment: ExperimentRow) -> None:
+        number = experiment.id
         self.move(experiment, ExperimentState.PAUSED)
         held = select(trials.c.run_id).where(
             trials.c.experiment_id == number,
@@ -207,10 +207,10 @@ class ExperimentService(Service):
         for source in set(self.work.connection.scalars(waiting)):  # none may come any more
             self.work.warm_starts.settle_sources(source)
 
-    def _activate(self, experiment: RowMapping) -> None:
+    def _activate(self, experiment: ExperimentRow) -> None:
         self.move(experiment, ExperimentState.ACTIVE)
         free = (trials.c.state == TrialState.PAUSED) & (trials.c.waits == 0) & (trials.c.held == 0)
-        self._move_idle(experiment["id"], free, TrialState.QUEUED)
+        self._move_idle(experiment.id, free, TrialState.QUEUED)
 
     def _move_idle(
         self,
@@ -225,25 +225,25 @@ class ExperimentService(Service):
             self.work.touch_trials(experiment_id, self.work.connection.scalars(moved))
         self.work.connection.execute(update(trials).where(mine).values(state=state))
 
-    def _stop(self, experiment: RowMapping, state: ExperimentState) -> None:
+    def _stop(self, experiment: ExperimentRow, state: ExperimentState) -> None:
         self.move(experiment, state)
         why = "kill" if state == ExperimentState.STOPPING_KILLED else "cancel"
-        self.work.trials.cancel_idle(experiment["id"], why)
-        for trial in self._open_trials(experiment["id"]):
+        self.work.trials.cancel_idle(experiment.id, why)
+        for trial in self._open_trials(experiment.id):
             self.work.trials.stop(trial, why)
-        self.settle(experiment["id"])
+        self.settle(experiment.id)
 
-    def _cancel(self, experiment: RowMapping) -> None:
+    def _cancel(self, experiment: ExperimentRow) -> None:
         self._stop(experiment, ExperimentState.STOPPING_CANCELED)
 
-    def _kill(self, experiment: RowMapping) -> None:
+    def _kill(self, experiment: ExperimentRow) -> None:
         self._stop(experiment, ExperimentState.STOPPING_KILLED)
 
-    def _archive(self, experiment: RowMapping) -> None:
-        self.work.save(experiments, experiment["id"], archived=1)
+    def _archive(self, experiment: ExperimentRow) -> None:
+        self.work.save(experiments, experiment.id, archived=1)
 
-    def _unarchive(self, experiment: RowMapping) -> None:
-        self.work.save(experiments, experiment["id"], archived=0)
+    def _unarchive(self, experiment: ExperimentRow) -> None:
+        self.work.save(experiments, experiment.id, archived=0)
 
     def remove(self, experiment_id: int) -> bool:
         """Delete an experiment that has ended, with its rows and files, and an archive of its own.
@@ -260,20 +260,20 @@ class ExperimentService(Service):
             ConflictError: If it has not ended, another one begins with a checkpoint of it, or one
                 of them is registered.
         """
-        experiment = self.work.find(experiments, experiment_id)
-        EXPERIMENT_ACTIONS["delete"].wanted("experiment", experiment_id, experiment["state"])
+        experiment = self.work.find(ExperimentRow, experiment_id)
+        EXPERIMENT_ACTIONS["delete"].wanted("experiment", experiment_id, experiment.state)
         self.work.touch("experiment", experiment_id, experiment_id)
         if not self._remove_part(experiment):
-            if not experiment["deleting"]:
+            if not experiment.deleting:
                 self.work.save(experiments, experiment_id, deleting=1)
             return False
         self.work.orchestrator.drop_jobs([experiment_id])
-        self.release_archive(experiment["archive"])
+        self.release_archive(experiment.archive)
         return True
 
-    def _remove_part(self, experiment: RowMapping) -> bool:
+    def _remove_part(self, experiment: ExperimentRow) -> bool:
         """Delete checkpoints, trials or events of an experiment; with the last ones, its row."""
-        experiment_id = experiment["id"]
+        experiment_id = experiment.id
         mine = checkpoints.c.experiment_id == experiment_id
         self.work.warm_starts.refuse_while_needed(f"experiment {experiment_id}", mine)
         self.work.models.refuse_while_registered(f"experiment {experiment_id}", mine)
@@ -290,18 +290,18 @@ class ExperimentService(Service):
         self.work.connection.execute(delete(experiments).where(experiments.c.id == experiment_id))
         return True
 
-    def count_trials(self, experiment: RowMapping) -> None:
+    def count_trials(self, experiment: ExperimentRow) -> None:
         """Count the trials that an experiment has left, and find the best of them."""
-        mine = trials.c.experiment_id == experiment["id"]
+        mine = trials.c.experiment_id == experiment.id
         value = trials.c.best_validation
         best = self.work.connection.execute(
             select(trials.c.id, value)
             .where(mine, value.is_not(None))
-            .order_by(value.asc() if experiment["smaller_is_better"] else value.desc(), trials.c.id)
+            .order_by(value.asc() if experiment.smaller_is_better else value.desc(), trials.c.id)
             .limit(1)
         ).first()
         self.work.save(
-            experiments, experiment["id"],
+            experiments, experiment.id,
             num_trials=self.work.connection.scalar(select(func.count()).where(mine)),
             failed_trials=self._count_in(experiment, TrialState.ERROR),
             canceled_trials=self._count_in(experiment, TrialState.CANCELED),
@@ -309,9 +309,9 @@ class ExperimentService(Service):
             best_validation=best.best_validation if best else None,
         )  # fmt: skip
 
-    def _count_in(self, experiment: RowMapping, state: TrialState) -> int:
+    def _count_in(self, experiment: ExperimentRow, state: TrialState) -> int:
         query = "SELECT count(*) FROM trials WHERE state = ? AND experiment_id = ?"
-        return int(self.work.raw(query, (str(state), experiment["id"]))[0][0])
+        return int(self.work.raw(query, (str(state), experiment.id))[0][0])
 
     def release_archive(self, archive: str | None) -> None:
         """Have an archive that no experiment uses removed after the commit.
@@ -337,15 +337,15 @@ class ExperimentService(Service):
             experiment_id: Any; one that has ended, or is about to, stays as it is.
             error: One line for the user.
         """
-        experiment = self.work.find(experiments, experiment_id)
-        if experiment["state"] in EXPERIMENT_ENDED | EXPERIMENT_STOPPING:
+        experiment = self.work.find(ExperimentRow, experiment_id)
+        if experiment.state in EXPERIMENT_ENDED | EXPERIMENT_STOPPING:
             return
         self.move(experiment, ExperimentState.STOPPING_ERROR, error=error)
         self.work.trials.cancel_idle(experiment_id, "kill")
         running = select(trials).where(
             trials.c.experiment_id == experiment_id, trials.c.state.not_in(TRIAL_ENDED)
         )
-        for trial in self.work.connection.execute(running.order_by(trials.c.id)).mappings().all():
+        for trial in read_rows(self.work.connection, TrialRow, running.order_by(trials.c.id)):
             self.work.trials.stop(trial, "kill")
         self.settle(experiment_id)
 

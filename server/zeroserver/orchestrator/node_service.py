@@ -1,9 +1,10 @@
 """Nodes of a run: one agent with its ranks each, and the merge of their exits."""
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
-from sqlalchemy import Connection, RowMapping, Select, func, select, update
+from sqlalchemy import Connection, func, select, update
 
 from zerolab.contract.messages import RunExit
 from zerolab.contract.nodes import failed_by_peer, merge_outcomes
@@ -13,6 +14,7 @@ from zerolab.errors import NotFoundError
 from zeroserver.orchestrator.log_policies import Match
 from zeroserver.orchestrator.service import Service
 from zeroserver.store.database import Change
+from zeroserver.store.rows import NodeRow, RunRow
 from zeroserver.store.schema import agents, run_nodes, runs
 
 __all__ = [
@@ -27,6 +29,26 @@ __all__ = [
 
 _CAUSE_S = 10.0
 """For the ranks of other agents to say why they ended, after one that only lost them has ended."""
+
+
+class HeldSlots(NamedTuple):
+    """Slots of a run on one agent."""
+
+    id: int
+    experiment_id: int
+    agent_id: int
+    slot_ids: str
+    node_rank: int
+    state: str
+    directive: str
+    killed: int
+
+
+class RunNode(NodeRow, frozen=True, gc=False):
+    """Node of a run, with the name and the host of its agent if that is known."""
+
+    name: str | None
+    host: str | None
 
 
 class NodeService(Service):
@@ -60,7 +82,7 @@ class NodeService(Service):
         Raises:
             NotFoundError: If there is no such run, or it has one agent only.
         """
-        self.work.find(runs, run_id)
+        self.work.find(RunRow, run_id)
         if not nodes_of(self.work.connection, run_id):
             msg = f"run {run_id} has one agent: its ranks meet there"
             raise NotFoundError(msg)
@@ -68,7 +90,7 @@ class NodeService(Service):
         self.work.connection.execute(update(run_nodes).where(first).values(address=address))
         self.work.changes.append(Change("agents"))
 
-    def all_ended(self, run: RowMapping, end: RunExit, matches: Sequence[Match]) -> RunExit | None:
+    def all_ended(self, run: RunRow, end: RunExit, matches: Sequence[Match]) -> RunExit | None:
         """Note how the ranks of one agent ended; saying it again changes nothing.
 
         Args:
@@ -80,16 +102,16 @@ class NodeService(Service):
             How the run ended, when all its agents have told; None before. A run with one agent has
             ended with it.
         """
-        rows = nodes_of(self.work.connection, run["id"])
-        mine = next((row for row in rows if row["node_rank"] == end.node), None)
+        rows = nodes_of(self.work.connection, run.id)
+        mine = next((row for row in rows if row.node_rank == end.node), None)
         if mine is None and (rows or end.node):
-            msg = f"run {run['id']} has no node {end.node}"
+            msg = f"run {run.id} has no node {end.node}"
             raise NotFoundError(msg)
         if mine is None:
             return end
-        if mine["ended_at"] is not None:
+        if mine.ended_at is not None:
             return None
-        this = (run_nodes.c.run_id == run["id"]) & (run_nodes.c.node_rank == end.node)
+        this = (run_nodes.c.run_id == run.id) & (run_nodes.c.node_rank == end.node)
         values = {
             "ended_at": self.work.clock(),
             "exit_code": end.exit_code,
@@ -98,10 +120,10 @@ class NodeService(Service):
         }
         self.work.connection.execute(update(run_nodes).where(this).values(**values))
         self.work.changes.append(Change("agents"))
-        rows = nodes_of(self.work.connection, run["id"])
-        if any(row["ended_at"] is None for row in rows):
-            if failed_by_peer(Outcome(end.exit_code, end.reason)) and run["deadline_at"] is None:
-                self.work.save(runs, run["id"], deadline_at=self.work.steady() + _CAUSE_S)
+        rows = nodes_of(self.work.connection, run.id)
+        if any(row.ended_at is None for row in rows):
+            if failed_by_peer(Outcome(end.exit_code, end.reason)) and run.deadline_at is None:
+                self.work.save(runs, run.id, deadline_at=self.work.steady() + _CAUSE_S)
             self.work.runs.apply_matches(run, matches)
             return None
         return _merged(rows, end)
@@ -116,15 +138,15 @@ class NodeService(Service):
         connection.execute(update(run_nodes).where(this).values(next_log=number))
 
 
-def held_slots(states: Sequence[str]) -> Select[tuple[int, int, int | None, str]]:
-    """Select run, experiment, agent and slots of all runs in some states; a row for each agent."""
-    return (
+def held_slots(connection: Connection, states: Sequence[str]) -> list[HeldSlots]:
+    """Return the slots of all runs in some states: one item for each agent of a run."""
+    query = (
         select(
             runs.c.id,
             runs.c.experiment_id,
-            func.coalesce(run_nodes.c.agent_id, runs.c.agent_id).label("agent_id"),
-            func.coalesce(run_nodes.c.slot_ids, runs.c.slot_ids).label("slot_ids"),
-            func.coalesce(run_nodes.c.node_rank, 0).label("node_rank"),
+            func.coalesce(run_nodes.c.agent_id, runs.c.agent_id),
+            func.coalesce(run_nodes.c.slot_ids, runs.c.slot_ids),
+            func.coalesce(run_nodes.c.node_rank, 0),
             runs.c.state,
             runs.c.directive,
             runs.c.killed,
@@ -133,25 +155,26 @@ def held_slots(states: Sequence[str]) -> Select[tuple[int, int, int | None, str]
         .where(runs.c.state.in_(states))
         .order_by(runs.c.id, run_nodes.c.node_rank)
     )
+    return [HeldSlots(*row) for row in connection.execute(query)]
 
 
-def nodes_of(connection: Connection, run_id: int) -> list[RowMapping]:
+def nodes_of(connection: Connection, run_id: int) -> list[RunNode]:
     """Return the agents of a run that has several, by node rank; none for any other run."""
     both = agents.c.id == run_nodes.c.agent_id
     query = select(run_nodes, agents.c.name, agents.c.host).outerjoin(agents, both)
     found = query.where(run_nodes.c.run_id == run_id).order_by(run_nodes.c.node_rank)
-    return list(connection.execute(found).mappings())
+    return [RunNode(*row) for row in connection.execute(found)]
 
 
-def _merged(rows: Sequence[RowMapping], last: RunExit) -> RunExit:
-    in_order = sorted(rows, key=lambda row: (row["ended_at"], row["node_rank"]))
-    ends = {row["name"] or f"node {row['node_rank']}": _outcome(row) for row in in_order}
+def _merged(rows: Sequence[RunNode], last: RunExit) -> RunExit:
+    in_order = sorted(rows, key=lambda row: (row.ended_at, row.node_rank))
+    ends = {row.name or f"node {row.node_rank}": _outcome(row) for row in in_order}
     name, outcome = merge_outcomes(ends)
     reason = outcome.reason and f"agent {name}: {outcome.reason}"
     return RunExit(outcome.exit_code, reason, last.log_tail)
 
 
-def kills_others(row: RowMapping) -> bool:
+def kills_others(row: RunNode) -> bool:
     """Whether the ranks of an agent, a row of :func:`nodes_of`, bring those of others to an end.
 
     Those that only lost another rank do not at once: a rank that fails may take its time to end,
@@ -160,47 +183,48 @@ def kills_others(row: RowMapping) -> bool:
     return _failed(row) and not failed_by_peer(_outcome(row))
 
 
-def failed_before_its_kill(connection: Connection, run: RowMapping) -> bool:
+def failed_before_its_kill(connection: Connection, run: RunRow) -> bool:
     """Whether ranks of a run on several agents had failed before it was killed, if it was.
 
     Then it is that failure that ended the run, whatever it was asked to do meanwhile.
     """
-    killed_at = run["killed_at"]
+    killed_at = run.killed_at
     return any(
-        _failed(row) and not row["told"] and (killed_at is None or row["ended_at"] < killed_at)
-        for row in nodes_of(connection, run["id"])
+        _failed(row) and not row.told and (killed_at is None or (row.ended_at or 0.0) < killed_at)
+        for row in nodes_of(connection, run.id)
     )
 
 
-def _failed(row: RowMapping) -> bool:
-    return row["ended_at"] is not None and row["exit_code"] not in {0, *CHECKPOINTED_EXITS}
+def _failed(row: RunNode) -> bool:
+    return row.ended_at is not None and row.exit_code not in {0, *CHECKPOINTED_EXITS}
 
 
-def _outcome(row: RowMapping) -> Outcome:
-    return Outcome(row["exit_code"], row["reason"], told=bool(row["told"]))
+def _outcome(row: RunNode) -> Outcome:
+    assert row.exit_code is not None, "the node has ended"
+    return Outcome(row.exit_code, row.reason, told=bool(row.told))
 
 
-def host_of(connection: Connection, run: RowMapping, node: int) -> str | None:
+def host_of(connection: Connection, run: RunRow, node: int) -> str | None:
     """Return the host of an agent of a run; None if the agent is gone."""
-    first = select(agents.c.host).where(agents.c.id == run["agent_id"])
+    first = select(agents.c.host).where(agents.c.id == run.agent_id)
     other = select(agents.c.host).join(run_nodes, run_nodes.c.agent_id == agents.c.id)
     query = (
         first
         if node == 0
-        else other.where(run_nodes.c.run_id == run["id"], run_nodes.c.node_rank == node)
+        else other.where(run_nodes.c.run_id == run.id, run_nodes.c.node_rank == node)
     )
     return connection.execute(query).scalar_one_or_none()
 
 
-def next_log(connection: Connection, run: RowMapping, node: int) -> int:
+def next_log(connection: Connection, run: RunRow, node: int) -> int:
     """Return the number of the next log line that an agent of a run sends."""
     if node == 0:
-        return int(run["next_log"])
+        return int(run.next_log)
     query = select(run_nodes.c.next_log).where(
-        run_nodes.c.run_id == run["id"], run_nodes.c.node_rank == node
+        run_nodes.c.run_id == run.id, run_nodes.c.node_rank == node
     )
     found = connection.execute(query).scalar_one_or_none()
     if found is None:
-        msg = f"run {run['id']} has no node {node}"
+        msg = f"run {run.id} has no node {node}"
         raise NotFoundError(msg)
     return int(found)

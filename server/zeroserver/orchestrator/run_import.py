@@ -206,10 +206,11 @@ def _usual_metric(told: Sequence[MetricsRecord]) -> str:
 def _summarise(rows: _Rows, told: list[MetricsRecord]) -> _Rows:
     steps = max((record.steps for record in told if record.group != "system"), default=0)
     values: dict[str, Any] = {"steps_completed": steps}
+    metric: str = rows.experiment["metric"]
     best: tuple[float, int] | None = None
     for record in told:
-        if record.group == "validation" and rows.experiment["metric"] in record.values:
-            value, best = best_of(rows.experiment, record, best)
+        if record.group == "validation" and metric in record.values:
+            value, best = best_of(metric, rows.experiment["smaller_is_better"], record, best)
             values["latest_validation"] = value
     if best is None:
         return _Rows(rows.experiment, rows.trial | values)

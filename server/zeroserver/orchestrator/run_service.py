@@ -2,10 +2,10 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 import msgspec
-from sqlalchemy import RowMapping, func, select
+from sqlalchemy import func, select
 
 from zerolab.contract.hparam_reads import searched_names
 from zerolab.contract.messages import RunExit
@@ -39,6 +39,7 @@ from zeroserver.states import (
 )
 from zeroserver.store.database import Change
 from zeroserver.store.points import forget_after
+from zeroserver.store.rows import ExperimentRow, RunRow, TrialRow
 from zeroserver.store.schema import (
     agents,
     checkpoints,
@@ -57,7 +58,7 @@ _SIGNALS_ABOVE = 128
 """A shell exits with 128 + n when signal n has killed its command."""
 
 
-class Reporting(TypedDict):
+class Reporting(msgspec.Struct, frozen=True, gc=False):
     """What storing a report needs to know of its run and trial."""
 
     id: int
@@ -72,11 +73,11 @@ class RunService(Service):
 
     def direct(self, run_id: int, directive: str) -> None:
         """Ask a run to checkpoint and exit; the experiment's preemption timeout starts to run."""
-        run = self.work.find(runs, run_id)
-        if run["directive"] == "stop" or run["directive"] == directive:
+        run = self.work.find(RunRow, run_id)
+        if run.directive in {"stop", directive}:
             return
-        timeout = self.work.config(run["experiment_id"]).preemption_timeout
-        deadline = run["deadline_at"]
+        timeout = self.work.config(run.experiment_id).preemption_timeout
+        deadline = run.deadline_at
         if deadline is None and timeout is not None:
             deadline = self.work.steady() + timeout
         self.work.save(runs, run_id, directive=directive, deadline_at=deadline)
@@ -94,39 +95,37 @@ class RunService(Service):
             )
             self.work.log_line(run, text, "WARNING")
 
-    def never_asks(self, run: RowMapping) -> bool:
+    def never_asks(self, run: RunRow) -> bool:
         """Whether a run is a command that has not asked whether to leave, though it could have."""
         up_s = time.monotonic() - self.work.orchestrator.started
-        if run["id"] in self.work.orchestrator.asking or (
-            up_s < _ASKS_AGAIN_S and self.work.clock() - run["created_at"] > up_s
+        if run.id in self.work.orchestrator.asking or (
+            up_s < _ASKS_AGAIN_S and self.work.clock() - run.created_at > up_s
         ):
             return False
-        return isinstance(msgspec.json.decode(run["spec"], type=RunSpec).entrypoint, Command)
+        return isinstance(msgspec.json.decode(run.spec, type=RunSpec).entrypoint, Command)
 
     def kill(self, run_id: int) -> None:
         """Have the agent end a run's processes now."""
-        run = self.work.find(runs, run_id)
-        if not run["killed"]:
+        run = self.work.find(RunRow, run_id)
+        if not run.killed:
             self.work.save(runs, run_id, killed=1, killed_at=self.work.clock())
         self.work.changes.append(agents_changed())
 
-    def current(self, run_id: int) -> tuple[RowMapping, RowMapping]:
+    def current(self, run_id: int) -> tuple[RunRow, TrialRow]:
         """Return a run and its trial, if the run may still speak for the trial.
 
         Raises:
             NotFoundError: If there is no such run.
             StaleRunError: If it has ended, or another run has taken over.
         """
-        run = self.work.find(runs, run_id)
+        run = self.work.find(RunRow, run_id)
         trial = self.work.trial_of(run)
-        if run["state"] == RunState.EXITED or trial["run_id"] != run_id:
-            msg = (
-                f"run {run_id} of trial {trial['id']} has ended here, or another run has taken over"
-            )
+        if run.state == RunState.EXITED or trial.run_id != run_id:
+            msg = f"run {run_id} of trial {trial.id} has ended here, or another run has taken over"
             raise StaleRunError(msg)
         return run, trial
 
-    def assign(self, trial: RowMapping, slots: Mapping[int, Sequence[int]]) -> int | None:
+    def assign(self, trial: TrialRow, slots: Mapping[int, Sequence[int]]) -> int | None:
         """Begin a new run of a trial on some slots of one agent or of several; return its id.
 
         Points after the checkpoint that it starts from are forgotten, for it reports them again. Of
@@ -141,18 +140,18 @@ class RunService(Service):
         steps = checkpoint.steps_completed if checkpoint else 0
         own = checkpoint is not None and not checkpoint.warm_start
         after = steps if own else -1
-        forgotten = forget_after(self.work, trial["id"], after, self.work.orchestrator.forgettable)
+        forgotten = forget_after(self.work, trial.id, after, self.work.orchestrator.forgettable)
         if forgotten is None:
             self.work.orchestrator.forgettable = 0
             return None
         self.work.orchestrator.forgettable -= forgotten
-        storage = self.work.storage_of(experiment["id"])
+        storage = self.work.storage_of(experiment.id)
         (agent_id, slot_ids), *others = slots.items()
-        unit = experiment["slots_per_rank"]
+        unit = experiment.slots_per_rank
         now = self.work.clock()
         row: dict[str, Any] = {
-            "trial_id": trial["id"],
-            "experiment_id": experiment["id"],
+            "trial_id": trial.id,
+            "experiment_id": experiment.id,
             "agent_id": agent_id,
             "slot_ids": msgspec.json.encode(slot_ids).decode(),
             "state": RunState.ASSIGNED,
@@ -165,43 +164,43 @@ class RunService(Service):
 
         made = self.work.connection.execute(runs.insert().values(row).returning(runs.c.id))
         run_id = int(made.scalar_one())
-        sections = run_spec_fields(self.work.config(experiment["id"]))
+        sections = run_spec_fields(self.work.config(experiment.id))
         sections["fit"] = msgspec.structs.replace(
             sections["fit"], until=_bound(sections["fit"], trial)
         )
         on_hosts = sum(len(one.slots) for one in sections["hosts"])
         spec = RunSpec(
-            experiment_id=experiment["id"],
-            trial_id=trial["id"],
+            experiment_id=experiment.id,
+            trial_id=trial.id,
             run_id=run_id,
             **sections,
             config=mask_secrets(resolved_config(experiment), for_trial=True),
-            hparams=msgspec.json.decode(trial["hparams"]),
-            trial_seed=trial["seed"],
+            hparams=msgspec.json.decode(trial.hparams),
+            trial_seed=trial.seed,
             slots=on_hosts or sum(map(len, slots.values())) // unit,
-            planned_slots=on_hosts or experiment["slots"] // unit,
+            planned_slots=on_hosts or experiment.slots // unit,
             slots_per_rank=unit,
             nodes=self.work.nodes.spread(run_id, slots, unit) if others else None,
             model_dir="",
             run_dir="",
             checkpoint_dir=storage.root,
             storage_options=storage.options,
-            storage_owner=owner_of(self.work.orchestrator, trial["id"]),
+            storage_owner=owner_of(self.work.orchestrator, trial.id),
             latest_checkpoint=checkpoint,
-            restarts=trial["restarts"],
-            test_mode=bool(experiment["test_mode"]),
+            restarts=trial.restarts,
+            test_mode=bool(experiment.test_mode),
         )
         self.work.save(runs, run_id, spec=msgspec.json.encode(spec).decode())
         self.work.save(
-            trials, trial["id"], run_id=run_id, restart_at=None, activity=None,
+            trials, trial.id, run_id=run_id, restart_at=None, activity=None,
             steps_completed=steps, error=None,
-            started_at=trial["started_at"] or now,
+            started_at=trial.started_at or now,
         )  # fmt: skip
-        self.work.touch("trial", experiment["id"], trial["id"])
-        if experiment["started_at"] is None or experiment["waits_since"] is not None:
-            started_at = experiment["started_at"] or now
+        self.work.touch("trial", experiment.id, trial.id)
+        if experiment.started_at is None or experiment.waits_since is not None:
+            started_at = experiment.started_at or now
             self.work.save(
-                experiments, experiment["id"], started_at=started_at, waits_since=None
+                experiments, experiment.id, started_at=started_at, waits_since=None
             )  # a run may be over before the clock ticks again
         self.work.changes.append(agents_changed())
         return run_id
@@ -214,12 +213,12 @@ class RunService(Service):
             StaleRunError: If it has ended, or another run has taken over.
         """
         run, trial = self.current(run_id)
-        if run["state"] == RunState.RUNNING:
+        if run.state == RunState.RUNNING:
             return
         self.work.save(runs, run_id, state=RunState.RUNNING, started_at=now)
-        if trial["state"] == TrialState.QUEUED:
+        if trial.state == TrialState.QUEUED:
             self.work.trials.move(trial, TrialState.RUNNING)
-            self.work.save(trials, trial["id"], activity=None)  # a step of its start is over
+            self.work.save(trials, trial.id, activity=None)  # a step of its start is over
 
     def show_activity(self, run_id: int, text: str) -> None:
         """Note what a run does, for those who look at its trial.
@@ -229,8 +228,8 @@ class RunService(Service):
             StaleRunError: If it has ended, or another run has taken over.
         """
         _, trial = self.current(run_id)
-        self.work.save(trials, trial["id"], activity=shown_activity(text))
-        self.work.touch("trial", trial["experiment_id"], trial["id"])
+        self.work.save(trials, trial.id, activity=shown_activity(text))
+        self.work.touch("trial", trial.experiment_id, trial.id)
 
     def exited(
         self,
@@ -250,11 +249,11 @@ class RunService(Service):
         Raises:
             NotFoundError: If there is no such run.
         """
-        run = self.work.find(runs, run_id)
-        if run["state"] == RunState.EXITED:
+        run = self.work.find(RunRow, run_id)
+        if run.state == RunState.EXITED:
             return
-        check_move(RUN_MOVES, f"run {run_id}", run["state"], RunState.EXITED)
-        secrets = self.work.secrets_of(run["experiment_id"])
+        check_move(RUN_MOVES, f"run {run_id}", run.state, RunState.EXITED)
+        secrets = self.work.secrets_of(run.experiment_id)
         end = msgspec.structs.replace(end, reason=_line(mask_values(end.reason or "", secrets)))
         self._note_unread(run, end)
         merged = self.work.nodes.all_ended(run, end, matches)
@@ -263,8 +262,8 @@ class RunService(Service):
         end = merged
         now = self.work.clock()
         reason = end.reason
-        if run["grows_to"] is not None and end.exit_code == EXIT_PREEMPTED:
-            reason = f"it left for more slots: {run['grows_to']} were free for its trial"
+        if run.grows_to is not None and end.exit_code == EXIT_PREEMPTED:
+            reason = f"it left for more slots: {run.grows_to} were free for its trial"
         end = msgspec.structs.replace(end, reason=reason)
         self.work.save(
             runs, run_id, state=RunState.EXITED, ended_at=now,
@@ -273,43 +272,43 @@ class RunService(Service):
         self.work.changes += [Change(f"run:{run_id}"), agents_changed()]
         self.work.orchestrator.asking.discard(run_id)
         trial = self.work.trial_of(run)
-        if trial["run_id"] != run_id or trial["state"] in TRIAL_ENDED:
+        if trial.run_id != run_id or trial.state in TRIAL_ENDED:
             return
         self.apply_matches(run, matches)
-        self.work.save(trials, trial["id"], run_id=None, activity=None)
-        self._decide(self.work.find(runs, run_id), end)
+        self.work.save(trials, trial.id, run_id=None, activity=None)
+        self._decide(self.work.find(RunRow, run_id), end)
 
-    def _note_unread(self, run: RowMapping, end: RunExit) -> None:
+    def _note_unread(self, run: RunRow, end: RunExit) -> None:
         """Keep the searched hyperparameters that no run of the experiment has read."""
         if end.unread_hparams is None or end.exit_code not in (0, EXIT_REACHED):
             return
-        experiment = self.work.find(experiments, run["experiment_id"])
-        before = experiment["unread_hparams"]
+        experiment = self.work.find(ExperimentRow, run.experiment_id)
+        before = experiment.unread_hparams
         if before is None:
-            space = msgspec.json.decode(experiment["config"]).get("hyperparameters")
+            space = msgspec.json.decode(experiment.config).get("hyperparameters")
             known = searched_names(space)
         else:
             known = msgspec.json.decode(before)
         unread = [name for name in known if name in end.unread_hparams]
         if before is None or unread != known:
             text = msgspec.json.encode(unread).decode()
-            self.work.save(experiments, experiment["id"], unread_hparams=text)
+            self.work.save(experiments, experiment.id, unread_hparams=text)
 
-    def _decide(self, run: RowMapping, end: RunExit) -> None:
+    def _decide(self, run: RunRow, end: RunExit) -> None:
         trial = self.work.trial_of(run)
         code = end.exit_code
         forced = (  # it was too slow to leave
-            bool(run["killed"])
-            and run["directive"] != "train"
+            bool(run.killed)
+            and run.directive != "train"
             and not failed_before_its_kill(self.work.connection, run)
         )
         failed = is_failure(code) and not forced
-        if trial["stop"] == "error":
-            self.work.trials.end(trial, TrialState.ERROR, error=trial["error"])
-        elif trial["stop"] == "searcher" and failed:  # whatever it has reported before
+        if trial.stop == "error":
+            self.work.trials.end(trial, TrialState.ERROR, error=trial.error)
+        elif trial.stop == "searcher" and failed:  # whatever it has reported before
             self._fail_trial(run, trial, end, "the searcher needs no more of it")
-        elif trial["stop"] is not None:
-            by_searcher = trial["stop"] == "searcher"
+        elif trial.stop is not None:
+            by_searcher = trial.stop == "searcher"
             state = TrialState.COMPLETED if by_searcher else TrialState.CANCELED
             self.work.trials.end(trial, state)
         elif code == 0:
@@ -320,73 +319,75 @@ class RunService(Service):
             self._reached(run, trial, end)
         elif code == EXIT_USER_ERROR:
             error = end.reason or "the trial cannot work as it is written or configured"
-            self.work.log_line(run, f"run {run['id']}: {error}; no restart", "ERROR")
+            self.work.log_line(run, f"run {run.id}: {error}; no restart", "ERROR")
             self.work.trials.end(trial, TrialState.ERROR, error=error)
         elif code == EXIT_INVALID_HP:
             error = end.reason or "the trial declared its hyperparameters invalid"
-            self.work.log_line(run, f"run {run['id']}: {error}", "WARNING")
+            self.work.log_line(run, f"run {run.id}: {error}", "WARNING")
             self.work.trials.end(trial, TrialState.COMPLETED, error=error, reason="invalid_hp")
-        elif trial["waits"] and not failed:
+        elif trial.waits and not failed:
             self._wait_again(trial)
-        elif code == EXIT_INFRASTRUCTURE and not run["no_retry"]:
+        elif code == EXIT_INFRASTRUCTURE and not run.no_retry:
             self._stood_on_nothing(run, trial, end)
         else:
             self._failed(run, trial, end)
 
-    def _wait_again(self, trial: RowMapping) -> None:
+    def _wait_again(self, trial: TrialRow) -> None:
         """Queue a trial that gave its slots back, unless something has it wait."""
         experiment = self.work.experiment_of(trial)
-        self.work.trials.move(trial, resting_state(experiment["state"], trial))
+        self.work.trials.move(
+            trial, resting_state(experiment.state, waits=trial.waits or trial.held)
+        )
 
-    def _reached(self, run: RowMapping, trial: RowMapping, end: RunExit) -> None:
+    def _reached(self, run: RunRow, trial: TrialRow, end: RunExit) -> None:
         """Pause a trial at its rung, or queue it if the searcher has let it go on meanwhile."""
-        bound = msgspec.json.decode(run["spec"], type=RunSpec).fit
-        went_on = bound is not None and bound.until is not None and trial["until"] != bound.until
-        if trial["waits"] or went_on:
+        bound = msgspec.json.decode(run.spec, type=RunSpec).fit
+        went_on = bound is not None and bound.until is not None and trial.until != bound.until
+        if trial.waits or went_on:
             if end.reason and BEYOND_BOUND in end.reason:  # shown while it waits
-                self.work.save(trials, trial["id"], error=end.reason)
+                self.work.save(trials, trial.id, error=end.reason)
             self._wait_again(trial)
             return
-        metric = self.work.experiment_of(trial)["metric"]
-        error = no_metric_at(trial["until"], metric)
-        self.work.log_line(run, f"run {run['id']}: {error}; no restart", "ERROR")
+        metric = self.work.experiment_of(trial).metric
+        error = no_metric_at(trial.until or 0, metric)
+        self.work.log_line(run, f"run {run.id}: {error}; no restart", "ERROR")
         self.work.trials.end(trial, TrialState.ERROR, error=error)
 
-    def _failed(self, run: RowMapping, trial: RowMapping, end: RunExit) -> None:
+    def _failed(self, run: RunRow, trial: TrialRow, end: RunExit) -> None:
         """Start a failed trial again, or end it where that is of no use."""
-        config = self.work.config(trial["experiment_id"])
+        config = self.work.config(trial.experiment_id)
         why = None
-        if run["no_retry"]:
+        if run.no_retry:
             why = "a log policy forbids a restart"
-        elif trial["restarts"] >= config.max_restarts:
-            why = f"it has been restarted {trial['restarts']} times (max_restarts)"
+        elif trial.restarts >= config.max_restarts:
+            why = f"it has been restarted {trial.restarts} times (max_restarts)"
         elif self._would_fail_again(trial, end.exit_code):
             why = "it failed before its first report, and would fail there again"
         if why is not None:
             self._fail_trial(run, trial, end, why)
             return
-        number = trial["restarts"] + 1
-        self.work.save(trials, trial["id"], restarts=number)
+        number = trial.restarts + 1
+        self.work.save(trials, trial.id, restarts=number)
         wait = self._restart_later(trial, number)
         reason = _reason(end)
-        text = f"run {run['id']} failed: {reason}; restart {number} of {config.max_restarts} "
-        text += "when the searcher resumes the trial" if trial["waits"] else f"in {wait:g} s"
+        text = f"run {run.id} failed: {reason}; restart {number} of {config.max_restarts} "
+        text += "when the searcher resumes the trial" if trial.waits else f"in {wait:g} s"
         self.work.log_line(run, text, "WARNING")
 
     def _fail_trial(
         self,
-        run: RowMapping,
-        trial: RowMapping,
+        run: RunRow,
+        trial: TrialRow,
         end: RunExit,
         why: str,
     ) -> None:
         """End a trial with the error of its last run; ``why`` says why there is no restart."""
         reason = _reason(end)
-        text = f"run {run['id']} failed: {reason}; no restart: {why}"
+        text = f"run {run.id} failed: {reason}; no restart: {why}"
         self.work.log_line(run, text, "ERROR")
         self.work.trials.end(trial, TrialState.ERROR, error=reason)
 
-    def _would_fail_again(self, trial: RowMapping, exit_code: int) -> bool:
+    def _would_fail_again(self, trial: TrialRow, exit_code: int) -> bool:
         """Return whether a restart is of no use: the code failed before it reported anything.
 
         A death by a signal may have a cause outside. So may the failure of a trial that was
@@ -394,26 +395,24 @@ class RunService(Service):
         sets ``max_restarts``.
         """
         by_signal = exit_code < 0 or exit_code > _SIGNALS_ABOVE
-        if by_signal or trial["restarts"] or trial["latest_checkpoint"] is not None:
+        if by_signal or trial.restarts or trial.latest_checkpoint is not None:
             return False
         experiment = self.work.experiment_of(trial)
-        if not experiment["metric"] and "max_restarts" in msgspec.json.decode(
-            experiment["raw_config"]
-        ):
+        if not experiment.metric and "max_restarts" in msgspec.json.decode(experiment.raw_config):
             return False
         reported = (
             select(points.c.step)
             .join(metric_keys, metric_keys.c.id == points.c.key_id)
-            .where(points.c.trial_id == trial["id"], metric_keys.c.group_name != "system")
+            .where(points.c.trial_id == trial.id, metric_keys.c.group_name != "system")
             .limit(1)
         )
         return self.work.connection.scalar(reported) is None
 
-    def _stood_on_nothing(self, run: RowMapping, trial: RowMapping, end: RunExit) -> None:
+    def _stood_on_nothing(self, run: RunRow, trial: TrialRow, end: RunExit) -> None:
         """Start a trial again whose machine, agent or storage failed, without counting it."""
-        wait = self._restart_later(trial, self._in_a_row(trial["id"]))
+        wait = self._restart_later(trial, self._in_a_row(trial.id))
         reason = end.reason or "its machine or its storage failed"
-        text = f"run {run['id']} was lost: {reason}; it starts again in {wait:g} s, not counted"
+        text = f"run {run.id} was lost: {reason}; it starts again in {wait:g} s, not counted"
         self.work.log_line(run, text, "WARNING")
 
     def _in_a_row(self, trial_id: int) -> int:
@@ -429,20 +428,20 @@ class RunService(Service):
         )
         return int(self.work.connection.execute(query).scalar_one())
 
-    def _restart_later(self, trial: RowMapping, number: int) -> float:
+    def _restart_later(self, trial: TrialRow, number: int) -> float:
         """Queue a trial, not to start before a pause that doubles with ``number``; return it."""
         timings = self.work.settings.timings
         wait = min(timings.backoff_first_s * 2.0 ** min(number - 1, 32), timings.backoff_most_s)
-        self.work.save(trials, trial["id"], restart_at=self.work.steady() + wait)
+        self.work.save(trials, trial.id, restart_at=self.work.steady() + wait)
         self._wait_again(trial)
         return wait
 
-    def _latest_checkpoint(self, trial: RowMapping) -> CheckpointRef | None:
-        if trial["latest_checkpoint"] is None:
+    def _latest_checkpoint(self, trial: TrialRow) -> CheckpointRef | None:
+        if trial.latest_checkpoint is None:
             found = self.work.warm_starts.reference(trial)
             return found and self._with_options(found)
         query = select(checkpoints.c.uuid, checkpoints.c.steps_completed).where(
-            checkpoints.c.uuid == trial["latest_checkpoint"]
+            checkpoints.c.uuid == trial.latest_checkpoint
         )
         row = self.work.connection.execute(query).one()
         return CheckpointRef(row.uuid, row.steps_completed)
@@ -491,27 +490,27 @@ class RunService(Service):
             steps_completed=steps,
         )
 
-    def apply_matches(self, run: RowMapping, matches: Sequence[Match]) -> None:
+    def apply_matches(self, run: RunRow, matches: Sequence[Match]) -> None:
         """Label the run's trial, and do what the policies say."""
         if not matches:
             return
         if any(match.action == "cancel_retries" for match in matches):
-            self.work.save(runs, run["id"], no_retry=1)
+            self.work.save(runs, run.id, no_retry=1)
         trial = self.work.trial_of(run)
         if any(match.action == "exclude_node" for match in matches):
-            agents = {*msgspec.json.decode(trial["excluded"]), run["agent_id"]}
-            self.work.save(trials, trial["id"], excluded=msgspec.json.encode(agents).decode())
-        known: list[str] = msgspec.json.decode(trial["labels"])
+            agents = {*msgspec.json.decode(trial.excluded), run.agent_id}
+            self.work.save(trials, trial.id, excluded=msgspec.json.encode(agents).decode())
+        known: list[str] = msgspec.json.decode(trial.labels)
         labels = list(dict.fromkeys([*known, *(match.label for match in matches)]))
         if labels != known:
-            self.work.save(trials, trial["id"], labels=msgspec.json.encode(labels).decode())
-            self.work.touch("trial", trial["experiment_id"], trial["id"])
+            self.work.save(trials, trial.id, labels=msgspec.json.encode(labels).decode())
+            self.work.touch("trial", trial.experiment_id, trial.id)
 
 
-def _bound(fit: FitSpec, trial: RowMapping) -> int | None:
+def _bound(fit: FitSpec, trial: TrialRow) -> int | None:
     """Where the run pauses: at what the searcher said, unless that is the end of the trial."""
     whole = fit.max_length.count if fit.max_length is not None else None
-    until: int | None = trial["until"]
+    until: int | None = trial.until
     return until if until is not None and whole is not None and until < whole else None
 
 

@@ -1,7 +1,9 @@
 """Assignment of queued trials to free slots, and periodic work of the clock."""
 
+from typing import Any
+
 import msgspec
-from sqlalchemy import RowMapping, func, select, update
+from sqlalchemy import func, select, update
 
 from zerolab import scheduler
 from zerolab.contract.messages import Extension
@@ -10,10 +12,10 @@ from zerolab.scheduler import Decision, Request, Start
 from zeroserver.orchestrator.cluster.scheduler_input import OPEN_RUNS
 from zeroserver.orchestrator.node_service import failed_before_its_kill
 from zeroserver.orchestrator.service import Service
-from zeroserver.orchestrator.state import Fields
 from zeroserver.orchestrator.wait_reasons import Waiting, changed_reasons
 from zeroserver.states import TrialState
 from zeroserver.store.points import FORGOTTEN
+from zeroserver.store.rows import RunRow, TrialRow, read_rows
 from zeroserver.store.schema import experiments, runs, trials
 
 __all__ = ["SchedulingService"]
@@ -65,19 +67,19 @@ class SchedulingService(Service):
             StaleRunError: If it has ended, or another run has taken over.
         """
         run, trial = self.work.runs.current(run_id)
-        further = trial["until"] is not None and trial["until"] > until and not trial["waits"]
-        asked_to_leave = run["directive"] != "train" or bool(run["killed"])
-        if not further or asked_to_leave or not self._goes_first(run, trial):
+        further = None if trial.waits else trial.until
+        leaves = run.directive != "train" or bool(run.killed)
+        if further is None or further <= until or leaves or not self._goes_first(run, trial):
             return Extension(goes_on=False)
-        whole = self.work.config(trial["experiment_id"]).searcher.length
-        text = f"run {run_id} goes on at once: the searcher lets trial {trial['id']} go further"
+        whole = self.work.config(trial.experiment_id).searcher.length
+        text = f"run {run_id} goes on at once: the searcher lets trial {trial.id} go further"
         self.work.log_line(run, text)
-        return Extension(goes_on=True, until=trial["until"] if trial["until"] < whole else None)
+        return Extension(goes_on=True, until=further if further < whole else None)
 
-    def _goes_first(self, run: Fields, trial: Fields) -> bool:
+    def _goes_first(self, run: RunRow, trial: TrialRow) -> bool:
         """Whether a trial would be given slots at once, and may stay on all that its run holds."""
         held = self.work.scheduler_input.held_by_run()
-        mine = held[run["id"]]
+        mine = held[run.id]
         cluster = self.work.scheduler_input.read_cluster(held.values(), mine)
         excluded = _excluded(trial)
         free = {one.agent_id: set(one.slots) for one in cluster.agents if not one.closed}
@@ -86,7 +88,7 @@ class SchedulingService(Service):
                 return False
         return self.slots_instead(run, trial) > 0
 
-    def slots_instead(self, run: Fields, trial: Fields) -> int:
+    def slots_instead(self, run: RunRow, trial: TrialRow) -> int:
         """How many slots a trial would be given at once, if its run gave back all that it holds.
 
         Args:
@@ -94,9 +96,9 @@ class SchedulingService(Service):
             trial: Its trial.
         """
         held = self.work.scheduler_input.held_by_run()
-        cluster = self.work.scheduler_input.read_cluster(held.values(), held[run["id"]])
-        mine = held.pop(run["id"])
-        again = Request(trial["id"], mine.job, 1, _excluded(trial))
+        cluster = self.work.scheduler_input.read_cluster(held.values(), held[run.id])
+        mine = held.pop(run.id)
+        again = Request(trial.id, mine.job, 1, _excluded(trial))
         waiting = [again, *self.work.scheduler_input.read_queue()]
         decision = scheduler.schedule(cluster, waiting, list(held.values()))
         found = next((one for one in decision.start if one.request is again), None)
@@ -130,7 +132,7 @@ class SchedulingService(Service):
 
     def _assign(self, trial_id: int, start: Start) -> bool:
         """Start a trial, or end one that cannot start; return False if it takes another change."""
-        trial = self.work.find(trials, trial_id)
+        trial = self.work.find(TrialRow, trial_id)
         problem = self.work.warm_starts.source_problem(trial)
         if problem is not None:
             self.work.trials.end(trial, TrialState.ERROR, error=problem)
@@ -138,10 +140,12 @@ class SchedulingService(Service):
         run_id = self.work.runs.assign(trial, start.slots)
         if run_id is None:
             return False
-        if start.before is not None and start.before != trial["experiment_id"]:
-            run = {"experiment_id": trial["experiment_id"], "trial_id": trial_id, "id": run_id}
-            text = f"starts before experiment {start.before}, which waits and is not delayed by it"
-            self.work.log_line(run, f"run {run_id} {text}")
+        if start.before is not None and start.before != trial.experiment_id:
+            text = (
+                f"run {run_id} starts before experiment {start.before}, "
+                "which waits and is not delayed by it"
+            )
+            self.work.log(trial.experiment_id, trial_id, run_id, text, "INFO")
         return True
 
     def _restarting(self) -> dict[int, tuple[int, str]]:
@@ -165,8 +169,8 @@ class SchedulingService(Service):
                 trials.c.restart_at > self.work.steady(),
             )
         )
-        found = self.work.connection.execute(query.limit(_MOST_RESTARTING)).mappings()
-        return {row["id"]: (row["experiment_id"], _why_again(row)) for row in found}
+        found = self.work.connection.execute(query.limit(_MOST_RESTARTING))
+        return {row.id: (row.experiment_id, _why_again(row)) for row in found}
 
     def _keep_reasons(self, now: Waiting) -> None:
         """Put new reasons in the place of the old ones, and tell those who watch."""
@@ -216,18 +220,16 @@ class SchedulingService(Service):
     def _kill_late_runs(self) -> None:
         """Kill runs that have not left by their deadline, and give up on those that cannot be."""
         now = self.work.steady()
-        late = self.work.connection.execute(
-            select(runs).where(
-                runs.c.state.in_(OPEN_RUNS), runs.c.killed == 0, runs.c.deadline_at < now
-            )
+        late = select(runs).where(
+            runs.c.state.in_(OPEN_RUNS), runs.c.killed == 0, runs.c.deadline_at < now
         )
-        for run in late.mappings().all():
+        for run in read_rows(self.work.connection, RunRow, late):
             wish = "stopped within its preemption_timeout"
             if failed_before_its_kill(self.work.connection, run):
                 wish = "ended after others of its ranks have failed"
-            text = f"run {run['id']} has not {wish} and is killed"
+            text = f"run {run.id} has not {wish} and is killed"
             self.work.log_line(run, text, "WARNING")
-            self.work.runs.kill(run["id"])
+            self.work.runs.kill(run.id)
 
     def grow(self, run_id: int, steps: int) -> None:
         """Preempt a run that has saved a checkpoint if more slots are free for its trial.
@@ -236,18 +238,18 @@ class SchedulingService(Service):
             run_id: The run.
             steps: Batches that the checkpoint holds.
         """
-        run = self.work.find(runs, run_id)
-        if run["directive"] != "train" or run["killed"] or run["started_at"] is None:
+        run = self.work.find(RunRow, run_id)
+        if run.directive != "train" or run.killed or run.started_at is None:
             return
-        home = run["experiment_id"]
+        home = run.experiment_id
         if not self.work.scheduler_input.jobs_of([home])[home].fewer:
             return
         mine = self.work.scheduler_input.held_by_run()[run_id]
         holds = sum(map(len, mine.slots.values()))
-        lasted = self.work.clock() - run["started_at"]
-        if holds >= mine.job.slots or lasted < self._pause(run["trial_id"]):
+        lasted = self.work.clock() - run.started_at
+        if holds >= mine.job.slots or lasted < self._pause(run.trial_id):
             return
-        length = msgspec.json.decode(run["spec"], type=RunSpec).max_batches
+        length = msgspec.json.decode(run.spec, type=RunSpec).max_batches
         if length is not None and steps >= length:
             return
         found = self.slots_instead(run, self.work.trial_of(run))
@@ -271,11 +273,11 @@ class SchedulingService(Service):
         return min(timings.grow_first_s * 2.0 ** min(before, 32), timings.grow_most_s)
 
 
-def _excluded(trial: Fields) -> frozenset[int]:
-    return frozenset(msgspec.json.decode(trial["excluded"], type=list[int]))
+def _excluded(trial: TrialRow) -> frozenset[int]:
+    return frozenset(msgspec.json.decode(trial.excluded, type=list[int]))
 
 
-def _why_again(row: RowMapping) -> str:
-    if row["exit_code"] == EXIT_INFRASTRUCTURE:
-        return f"it starts again within a minute, for its last run was lost: {row['reason'] or '?'}"
-    return f"it has failed and is started again within a minute (restart {row['restarts']})"
+def _why_again(row: Any) -> str:
+    if row.exit_code == EXIT_INFRASTRUCTURE:
+        return f"it starts again within a minute, for its last run was lost: {row.reason or '?'}"
+    return f"it has failed and is started again within a minute (restart {row.restarts})"

@@ -4,10 +4,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import RowMapping
 
 from zerolab.contract.names import printable
 from zerolab.contract.secrets import restore_secrets
@@ -20,13 +19,13 @@ from zeroserver.settings import Settings
 from zeroserver.store.database import Change
 from zeroserver.store.janitor import Janitor
 from zeroserver.store.points import MetricKeys
+from zeroserver.store.rows import ExperimentRow
 
 if TYPE_CHECKING:  # loaded when the first experiment comes: 0.1 s of a start
     from zerolab.config import ExperimentConfig
     from zerolab.searcher import Operation, Searcher
 
 __all__ = [
-    "Fields",
     "Orchestrator",
     "agents_changed",
     "config_of",
@@ -148,13 +147,13 @@ class Orchestrator:
         return max(0.0, now - self.ticked - _LATE * self.settings.timings.tick_s)
 
 
-def resolved_config(experiment: "Fields") -> dict[str, Any]:
+def resolved_config(experiment: ExperimentRow) -> dict[str, Any]:
     """Return an experiment's stored configuration with its secrets; for no response."""
-    masked = msgspec.json.decode(experiment["config"])
-    return restore_secrets(masked, msgspec.json.decode(experiment["raw_config"]))
+    masked = msgspec.json.decode(experiment.config)
+    return restore_secrets(masked, msgspec.json.decode(experiment.raw_config))
 
 
-def config_of(row: RowMapping) -> "ExperimentConfig":
+def config_of(row: ExperimentRow) -> "ExperimentConfig":
     """Read an experiment's stored configuration; without its log policies, which others read."""
     from zerolab.config import load_experiment
 
@@ -168,20 +167,12 @@ def config_of(row: RowMapping) -> "ExperimentConfig":
     return load_experiment(stored)
 
 
-class Fields(Protocol):
-    """A row, or part of one, by the names of its columns."""
-
-    def __getitem__(self, name: str, /) -> Any:
-        """Return one column."""
-        ...
-
-
 def agents_changed() -> Change:
     """Wake the agents that wait for work, and tell those who watch the cluster."""
     return Change("agents", ALL, "cluster", b'{"reload":true}')
 
 
-def stored_address(home: Home, experiment: "Fields") -> StorageAddress:
+def stored_address(home: Home, experiment: ExperimentRow) -> StorageAddress:
     """Return where an experiment's checkpoints lie, from its row alone; in any thread."""
     from zerolab.config.experiment.storage import read_address
 

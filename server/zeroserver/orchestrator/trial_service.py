@@ -1,10 +1,10 @@
 """Trials: state changes, user actions, end and deletion."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import RowMapping, select, text, update
+from sqlalchemy import select, text, update
 
 from zerolab.contract.messages import LEAVE_GRACE_S
 from zerolab.contract.outcome import is_failure
@@ -22,6 +22,7 @@ from zeroserver.states import (
     TrialState,
     check_move,
 )
+from zeroserver.store.rows import RunRow, TrialRow, read_row
 from zeroserver.store.schema import WEIGHTS_MISSING, checkpoints, runs, trials
 
 if TYPE_CHECKING:  # loaded when the first experiment comes
@@ -58,8 +59,8 @@ class TrialService(Service):
             NotFoundError: If there is no such trial.
             ConflictError: If its state, or its experiment's, does not allow it.
         """
-        trial = self.work.find(trials, trial_id)
-        wish, state = TRIAL_ACTIONS[action], trial["state"]
+        trial = self.work.find(TrialRow, trial_id)
+        wish, state = TRIAL_ACTIONS[action], trial.state
         over = state in TRIAL_ENDED and state in wish.instead
         remedy = self.work.continuations.remedy(trial) if over else None
         if wish.wanted("trial", trial_id, state, remedy):
@@ -72,27 +73,27 @@ class TrialService(Service):
                 "unarchive": self._unarchive,
             }
             actions[action](trial)
-            self.work.touch("trial", trial["experiment_id"], trial_id)
+            self.work.touch("trial", trial.experiment_id, trial_id)
             self.work.scheduling.schedule()
 
-    def _pause(self, trial: RowMapping) -> None:
-        self.work.save(trials, trial["id"], held=1)
-        if trial["run_id"] is not None:
-            self.work.runs.direct(trial["run_id"], "preempt")
+    def _pause(self, trial: TrialRow) -> None:
+        self.work.save(trials, trial.id, held=1)
+        if trial.run_id is not None:
+            self.work.runs.direct(trial.run_id, "preempt")
         else:
             self.move(trial, TrialState.PAUSED)
 
-    def _activate(self, trial: RowMapping) -> None:
+    def _activate(self, trial: TrialRow) -> None:
         """Undo a pause of this trial alone; what else has it wait is told."""
         experiment = self.work.experiment_of(trial)
-        number, home = trial["id"], experiment["id"]
-        if trial["run_id"] is None and experiment["state"] != ExperimentState.ACTIVE:
+        number, home = trial.id, experiment.id
+        if trial.run_id is None and experiment.state != ExperimentState.ACTIVE:
             msg = (
-                f"trial {number}: its experiment {home} is {experiment['state']}; "
+                f"trial {number}: its experiment {home} is {experiment.state}; "
                 f"`zerolab experiment activate {home}` first"
             )
             raise ConflictError(msg)
-        if trial["run_id"] is None and trial["waits"] and not trial["held"]:
+        if trial.run_id is None and trial.waits and not trial.held:
             msg = (
                 f"trial {number}: waits for the searcher, "
                 "which lets it go on if it is among the best; "
@@ -100,21 +101,20 @@ class TrialService(Service):
             )
             raise ConflictError(msg)
         self.work.save(trials, number, held=0)
-        if trial["run_id"] is None:
-            free = {**trial, "held": 0}
-            self.move(trial, resting_state(ExperimentState.ACTIVE, free))
+        if trial.run_id is None:
+            self.move(trial, resting_state(ExperimentState.ACTIVE, waits=trial.waits))
 
-    def _cancel(self, trial: RowMapping) -> None:
+    def _cancel(self, trial: TrialRow) -> None:
         self.stop(trial, "cancel")
 
-    def _kill(self, trial: RowMapping) -> None:
+    def _kill(self, trial: TrialRow) -> None:
         self.stop(trial, "kill")
 
-    def _archive(self, trial: RowMapping) -> None:
-        self.work.save(trials, trial["id"], archived=1)
+    def _archive(self, trial: TrialRow) -> None:
+        self.work.save(trials, trial.id, archived=1)
 
-    def _unarchive(self, trial: RowMapping) -> None:
-        self.work.save(trials, trial["id"], archived=0)
+    def _unarchive(self, trial: TrialRow) -> None:
+        self.work.save(trials, trial.id, archived=0)
 
     def remove_rows(self, trial_ids: Sequence[int]) -> None:
         """Delete trials whose checkpoints were discarded, with their runs."""
@@ -139,10 +139,10 @@ class TrialService(Service):
             ConflictError: If it or its experiment has not ended, a trial of another one begins with
                 a checkpoint of it, or one of them is registered.
         """
-        trial = self.work.find(trials, trial_id)
-        TRIAL_ACTIONS["delete"].wanted("trial", trial_id, trial["state"])
+        trial = self.work.find(TrialRow, trial_id)
+        TRIAL_ACTIONS["delete"].wanted("trial", trial_id, trial.state)
         experiment = self.work.experiment_of(trial)
-        home, state = experiment["id"], experiment["state"]
+        home, state = experiment.id, experiment.state
         if state not in EXPERIMENT_ENDED:
             msg = (
                 f"trial {trial_id}: its experiment {home} is {state}, "
@@ -175,19 +175,19 @@ class TrialService(Service):
             partial(_keep_from_sweep, self.work.orchestrator, frozenset(trial_ids))
         )
 
-    def move(self, trial: RowMapping, state: TrialState, **values: Any) -> None:
+    def move(self, trial: TrialRow, state: TrialState, **values: Any) -> None:
         """Change a trial's state, and other columns with it.
 
         Raises:
             ConflictError: If the transition is not legal.
         """
-        if trial["state"] != state:
-            check_move(TRIAL_MOVES, f"trial {trial['id']}", trial["state"], state)
-            self._count_moves(trial["experiment_id"], [(trial["state"], state)])
-        self.work.save(trials, trial["id"], state=state, **values)
-        self.work.touch("trial", trial["experiment_id"], trial["id"])
+        if trial.state != state:
+            check_move(TRIAL_MOVES, f"trial {trial.id}", trial.state, state)
+            self._count_moves(trial.experiment_id, [(trial.state, state)])
+        self.work.save(trials, trial.id, state=state, **values)
+        self.work.touch("trial", trial.experiment_id, trial.id)
         if state in TRIAL_ENDED or state == TrialState.PAUSED:
-            self.work.warm_starts.settle_sources(trial["id"])
+            self.work.warm_starts.settle_sources(trial.id)
 
     def _count_moves(self, experiment_id: int, moves: Iterable[tuple[str, str]]) -> None:
         """Keep the numbers of failed and canceled trials of an experiment.
@@ -203,7 +203,7 @@ class TrialService(Service):
         if any(changes.values()):
             self.work.run(_COUNT, (*changes.values(), experiment_id))
 
-    def reopen(self, trial: RowMapping, experiment_state: str, **values: Any) -> None:
+    def reopen(self, trial: TrialRow, experiment_state: str, **values: Any) -> None:
         """Queue or pause an ended trial again, with its restarts reset.
 
         Args:
@@ -211,8 +211,8 @@ class TrialService(Service):
             experiment_state: Of its experiment, from now on.
             values: Other columns that change.
         """
-        latest = trial["latest_checkpoint"] or self.work.warm_starts.newest_checkpoint(trial["id"])
-        state = resting_state(experiment_state, {**trial, "held": 0, **values})
+        latest = trial.latest_checkpoint or self.work.warm_starts.newest_checkpoint(trial.id)
+        state = resting_state(experiment_state, waits=values.get("waits", trial.waits))
         self.move(
             trial, state, stop=None, held=0, error=None, ended_at=None, restart_at=None,
             archived=0, restarts=0, latest_checkpoint=latest, **values,
@@ -221,7 +221,7 @@ class TrialService(Service):
     def reopen_all(
         self,
         experiment_id: int,
-        ended: Sequence[RowMapping],
+        ended: Sequence[TrialRow],
         state: str,
     ) -> None:
         """Let trials that have ended go on, as :func:`reopen_trial`: thousands at once.
@@ -234,12 +234,12 @@ class TrialService(Service):
         by_state: dict[TrialState, list[int]] = {}
         moves: list[tuple[str, str]] = []
         for trial in ended:
-            to = resting_state(state, {"waits": trial["waits"], "held": 0})
-            check_move(TRIAL_MOVES, f"trial {trial['id']}", trial["state"], to)
-            by_state.setdefault(to, []).append(trial["id"])
-            moves.append((trial["state"], to))
+            to = resting_state(state, waits=trial.waits)
+            check_move(TRIAL_MOVES, f"trial {trial.id}", trial.state, to)
+            by_state.setdefault(to, []).append(trial.id)
+            moves.append((trial.state, to))
         self._count_moves(experiment_id, moves)
-        self.work.touch_trials(experiment_id, (trial["id"] for trial in ended))
+        self.work.touch_trials(experiment_id, (trial.id for trial in ended))
         for to, ids in by_state.items():
             self.work.many(_REOPEN, [(str(to), number) for number in ids])
         waiting = select(trials.c.source_trial_id).where(text(WEIGHTS_MISSING))
@@ -247,7 +247,7 @@ class TrialService(Service):
         for source in paused.intersection(self.work.connection.scalars(waiting)):
             self.work.warm_starts.settle_sources(source)
 
-    def stop(self, trial: RowMapping, why: str) -> None:
+    def stop(self, trial: TrialRow, why: str) -> None:
         """End a trial: at once when no run of it is there, else when its run has checkpointed.
 
         Args:
@@ -255,40 +255,36 @@ class TrialService(Service):
             why: ``searcher``, ``cancel``, ``kill`` or ``error`` (its column says which); the last
                 two do not wait for a checkpoint.
         """
-        if (
-            trial["stop"] != "searcher" or why == "error"
-        ):  # else it is through with it, come what may
-            self.work.save(trials, trial["id"], stop=why)
-        if trial["run_id"] is None:
+        if trial.stop != "searcher" or why == "error":  # else it is through with it, come what may
+            self.work.save(trials, trial.id, stop=why)
+        if trial.run_id is None:
             state = TrialState.COMPLETED if why == "searcher" else TrialState.CANCELED
             error = self._error_of_last_run(trial) if why == "searcher" else None
             self.end(trial, TrialState.ERROR if error else state, error=error)
             return
         self.move(trial, TrialState.STOPPING)
         if why in {"kill", "error"}:
-            self.work.runs.kill(trial["run_id"])
+            self.work.runs.kill(trial.run_id)
             return
-        self.work.runs.direct(trial["run_id"], "stop")
-        run = self.work.find(runs, trial["run_id"])
-        if why == "cancel" and not run["killed"] and self.work.runs.never_asks(run):
+        self.work.runs.direct(trial.run_id, "stop")
+        run = self.work.find(RunRow, trial.run_id)
+        if why == "cancel" and not run.killed and self.work.runs.never_asks(run):
             text = (
-                f"run {run['id']}: its command does not ask whether to leave: its processes get "
+                f"run {run.id}: its command does not ask whether to leave: its processes get "
                 f"SIGTERM, and SIGKILL {LEAVE_GRACE_S:.0f} s later"
             )
             self.work.log_line(run, text, "WARNING")
-            self.work.runs.kill(run["id"])
+            self.work.runs.kill(run.id)
 
-    def _error_of_last_run(self, trial: RowMapping) -> str | None:
+    def _error_of_last_run(self, trial: TrialRow) -> str | None:
         """Return why the last run of a trial failed; None if it did not, or the trial never ran."""
-        if not trial["restarts"]:  # every failure counts as one, or has ended the trial
+        if not trial.restarts:  # every failure counts as one, or has ended the trial
             return None
-        query = (
-            select(runs).where(runs.c.trial_id == trial["id"]).order_by(runs.c.id.desc()).limit(1)
-        )
-        last = self.work.connection.execute(query).mappings().one_or_none()
-        if last is None or last["killed"] or not is_failure(last["exit_code"] or 0):
+        query = select(runs).where(runs.c.trial_id == trial.id).order_by(runs.c.id.desc()).limit(1)
+        last = read_row(self.work.connection, RunRow, query)
+        if last is None or last.killed or not is_failure(last.exit_code or 0):
             return None
-        return str(last["reason"] or f"exit code {last['exit_code']}")
+        return str(last.reason or f"exit code {last.exit_code}")
 
     def cancel_idle(self, experiment_id: int, why: str) -> None:
         """Cancel all trials without a run of a stopping experiment; there may be thousands."""
@@ -313,7 +309,7 @@ class TrialService(Service):
 
     def end(
         self,
-        trial: RowMapping,
+        trial: TrialRow,
         state: TrialState,
         *,
         error: str | None = None,
@@ -334,22 +330,22 @@ class TrialService(Service):
             "ended_at": now,
             "error": error,
         }
-        if state == TrialState.COMPLETED and reason is None and trial["stop"] is None:
+        if state == TrialState.COMPLETED and reason is None and trial.stop is None:
             values["progress"] = 1.0
         self.move(trial, state, **values)
-        self.work.checkpoints.apply_to_trial(trial["id"])
-        if state != TrialState.COMPLETED and trial["started_at"] is not None:
+        self.work.checkpoints.apply_to_trial(trial.id)
+        if state != TrialState.COMPLETED and trial.started_at is not None:
             self.work.checkpoints.discard_unfinished(trial)
         experiment = self.work.experiment_of(trial)
-        over = experiment["state"] in EXPERIMENT_ENDED | EXPERIMENT_STOPPING
-        if not over and not experiment["searcher_done"]:
+        over = experiment.state in EXPERIMENT_ENDED | EXPERIMENT_STOPPING
+        if not over and not experiment.searcher_done:
             if state == TrialState.COMPLETED and reason is None:
-                event = Event("exited", trial["request_id"])
+                event = Event("exited", trial.request_id)
             else:
                 default = "errored" if state == TrialState.ERROR else "user_canceled"
-                event = Event("exited_early", trial["request_id"], reason=reason or default)
-            self.work.operations.tell(trial["experiment_id"], event)
-        self.work.experiments.settle(trial["experiment_id"])
+                event = Event("exited_early", trial.request_id, reason=reason or default)
+            self.work.operations.tell(trial.experiment_id, event)
+        self.work.experiments.settle(trial.experiment_id)
 
 
 def _keep_from_sweep(orchestrator: Orchestrator, trial_ids: frozenset[int]) -> None:
@@ -358,12 +354,12 @@ def _keep_from_sweep(orchestrator: Orchestrator, trial_ids: frozenset[int]) -> N
     orchestrator.orphans.extend(others)
 
 
-def resting_state(experiment_state: str, trial: Mapping[str, Any] | RowMapping) -> TrialState:
-    """Where a trial without a run belongs that has not ended: in the queue, unless it must wait.
+def resting_state(experiment_state: str, *, waits: int) -> TrialState:
+    """Return the state of a trial without a run that has not ended: queued, unless it must wait.
 
-    It waits while its experiment is not active, while a user has paused it, and while it stands
-    where the searcher wanted it to stop and wait.
+    Args:
+        experiment_state: State of its experiment; trials wait while it is not active.
+        waits: Whether the searcher, or a user who paused the trial, has it wait.
     """
     active = experiment_state == ExperimentState.ACTIVE
-    waits = trial["waits"] or trial["held"]
     return TrialState.QUEUED if active and not waits else TrialState.PAUSED

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
-from sqlalchemy import RowMapping, Table, update
+from sqlalchemy import Table, update
 
 from zerolab.contract.secrets import find_secrets
 from zerolab.contract.storage import StorageAddress
@@ -22,19 +22,18 @@ from zeroserver.orchestrator.ingest.log_service import LogService
 from zeroserver.orchestrator.ingest.metric_names import MetricNameService
 from zeroserver.orchestrator.ingest.report_service import ReportService
 from zeroserver.orchestrator.node_service import NodeService
-from zeroserver.orchestrator.run_service import RunService
+from zeroserver.orchestrator.run_service import Reporting, RunService
 from zeroserver.orchestrator.scheduling import SchedulingService
 from zeroserver.orchestrator.search.custom_search import CustomSearchService
 from zeroserver.orchestrator.search.operation_service import OperationService
 from zeroserver.orchestrator.search.search_service import SearchService
 from zeroserver.orchestrator.search.warm_start import WarmStartService
 from zeroserver.orchestrator.service import Service
-from zeroserver.orchestrator.state import Fields, Orchestrator, config_of
+from zeroserver.orchestrator.state import Orchestrator, config_of
 from zeroserver.orchestrator.trial_service import TrialService
 from zeroserver.settings import Settings
 from zeroserver.store.database import Change, Transaction
-from zeroserver.store.rows import one
-from zeroserver.store.schema import experiments, logs, trials
+from zeroserver.store.rows import ExperimentRow, Row, RunRow, TrialRow, find_row
 
 if TYPE_CHECKING:  # loaded when the first experiment comes
     from zerolab.config import ExperimentConfig
@@ -42,6 +41,7 @@ if TYPE_CHECKING:  # loaded when the first experiment comes
 __all__ = ["UnitOfWork"]
 
 
+R = TypeVar("R", bound=Row)
 S = TypeVar("S", bound=Service)
 
 
@@ -118,21 +118,21 @@ class UnitOfWork(Transaction):
         """Monotonic clock in seconds, for deadlines."""
         return self.orchestrator.steady
 
-    def find(self, table: Table, row_id: int) -> RowMapping:
+    def find(self, kind: type[R], row_id: int) -> R:
         """Return one row.
 
         Raises:
             NotFoundError: If there is none.
         """
-        return one(self.connection, table, row_id)
+        return find_row(self.connection, kind, row_id)
 
-    def experiment_of(self, row: Fields) -> RowMapping:
+    def experiment_of(self, row: TrialRow | RunRow | Reporting) -> ExperimentRow:
         """Return the experiment of a trial or of a run, as it is now."""
-        return self.find(experiments, row["experiment_id"])
+        return self.find(ExperimentRow, row.experiment_id)
 
-    def trial_of(self, run: Fields) -> RowMapping:
+    def trial_of(self, run: RunRow | Reporting) -> TrialRow:
         """Return the trial of a run, as it is now."""
-        return self.find(trials, run["trial_id"])
+        return self.find(TrialRow, run.trial_id)
 
     def save(self, table: Table, row_id: int, **values: Any) -> None:
         """Update columns of one row."""
@@ -143,7 +143,7 @@ class UnitOfWork(Transaction):
         configs = self.orchestrator.configs
         config = configs.get(experiment_id)
         if config is None:
-            config = configs[experiment_id] = config_of(self.find(experiments, experiment_id))
+            config = configs[experiment_id] = config_of(self.find(ExperimentRow, experiment_id))
             # The row may be one of this transaction: if it goes, another gets its id.
             self.undo.append(lambda: self.orchestrator.forget_config(experiment_id))
         return config
@@ -152,7 +152,7 @@ class UnitOfWork(Transaction):
         """Return the secret values of an experiment's configuration, which no log may contain."""
         secrets = self.orchestrator.secrets.get(experiment_id)
         if secrets is None:
-            raw_config = self.find(experiments, experiment_id)["raw_config"]
+            raw_config = self.find(ExperimentRow, experiment_id).raw_config
             secrets = tuple(find_secrets(msgspec.json.decode(raw_config)))
             self.orchestrator.secrets[experiment_id] = secrets
             self.undo.append(lambda: self.orchestrator.forget_config(experiment_id))
@@ -202,16 +202,16 @@ class UnitOfWork(Transaction):
         self.then.append(check_again)
         return False
 
-    def log_line(self, run: Fields, text: str, level: str = "INFO") -> None:
+    def log_line(self, run: RunRow | Reporting, text: str, level: str = "INFO") -> None:
         """Write a line of the server into a run's log."""
-        row = {
-            "experiment_id": run["experiment_id"],
-            "trial_id": run["trial_id"],
-            "run_id": run["id"],
-            "stream": "server",
-            "level": level,
-            "text": text,
-            "time": self.clock(),
-        }
-        line = self.connection.execute(logs.insert().values(row).returning(logs.c.id)).scalar_one()
-        self.touch("log", run["experiment_id"], (line, line))
+        self.log(run.experiment_id, run.trial_id, run.id, text, level)
+
+    def log(
+        self, experiment_id: int, trial_id: int, run_id: int | None, text: str, level: str
+    ) -> None:
+        """Write a line of the server into a trial's log."""
+        query = "INSERT INTO logs (experiment_id, trial_id, run_id, stream, level, text, time) "
+        query += "VALUES (?, ?, ?, 'server', ?, ?, ?) RETURNING id"
+        values = (experiment_id, trial_id, run_id, level, text, self.clock())
+        ((line,),) = self.raw(query, values)
+        self.touch("log", experiment_id, (line, line))

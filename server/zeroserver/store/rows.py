@@ -1,30 +1,243 @@
-"""Read of one row of a table by its key."""
+"""Rows of the tables as structs, and reads of them.
+
+The fields of a struct are the columns of its table, in order, so that a row of the database driver
+becomes a struct by position.
+"""
 
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
-from sqlalchemy import Connection, RowMapping, Select, Table, bindparam, select
+import msgspec
+from sqlalchemy import Connection, Select, Table, bindparam, select
 
 from zerolab.errors import NotFoundError
+from zeroserver.store.schema import agents, checkpoints, experiments, run_nodes, runs, trials
 
-__all__ = ["one"]
+__all__ = [
+    "AgentRow",
+    "CheckpointRow",
+    "ExperimentRow",
+    "NodeRow",
+    "Row",
+    "RunRow",
+    "TrialRow",
+    "find_row",
+    "read_row",
+    "read_rows",
+]
 
 
-def one(connection: Connection, table: Table, row_id: int | str) -> RowMapping:
-    """Return one row, by id (checkpoints: by uuid).
+class Row(msgspec.Struct, frozen=True, gc=False):
+    """Row of a table."""
+
+    table: ClassVar[Table]
+
+
+class ExperimentRow(Row, frozen=True, gc=False):
+    """Row of the table ``experiments``."""
+
+    table: ClassVar[Table] = experiments
+
+    id: int
+    name: str
+    description: str
+    labels: str
+    notes: str
+    state: str
+    config: str
+    raw_config: str
+    archive: str | None
+    archived: int
+    test_mode: int
+    forked_from: int | None
+    source_checkpoint: str | None
+    searcher_name: str
+    metric: str
+    smaller_is_better: int
+    seed: int
+    slots: int
+    priority: int
+    weight: float
+    max_slots: int | None
+    pool: str
+    position: float
+    queue_time: int | None
+    concurrent_trials: int
+    max_nodes: int
+    slots_per_rank: int
+    fewer_slots: str
+    host_slots: str
+    waits_since: float | None
+    searcher_done: int
+    progress: float
+    num_trials: int
+    failed_trials: int
+    canceled_trials: int
+    best_trial_id: int | None
+    best_validation: float | None
+    error: str | None
+    log_retention_days: int | None
+    creating: int
+    deleting: int
+    retention_due: int
+    unread_hparams: str | None
+    created_at: float
+    started_at: float | None
+    ended_at: float | None
+
+
+class TrialRow(Row, frozen=True, gc=False):
+    """Row of the table ``trials``."""
+
+    table: ClassVar[Table] = trials
+
+    id: int
+    experiment_id: int
+    request_id: int
+    state: str
+    hparams: str
+    seed: int
+    restarts: int
+    run_id: int | None
+    until: int | None
+    waits: int
+    stop: str | None
+    restart_at: float | None
+    steps_completed: int
+    progress: float
+    searcher_steps: int
+    best_validation: float | None
+    best_steps: int | None
+    latest_validation: float | None
+    latest_checkpoint: str | None
+    best_checkpoint: str | None
+    source_trial_id: int | None
+    source_steps: int | None
+    source_checkpoint: str | None
+    held: int
+    activity: str | None
+    excluded: str
+    labels: str
+    archived: int
+    error: str | None
+    created_at: float
+    started_at: float | None
+    ended_at: float | None
+
+
+class RunRow(Row, frozen=True, gc=False):
+    """Row of the table ``runs``."""
+
+    table: ClassVar[Table] = runs
+
+    id: int
+    trial_id: int
+    experiment_id: int
+    agent_id: int | None
+    slot_ids: str
+    state: str
+    directive: str
+    deadline_at: float | None
+    killed: int
+    killed_at: float | None
+    no_retry: int
+    grows_to: int | None
+    spec: str
+    last_seq: int
+    next_log: int
+    log_bytes: int
+    log_first: int | None
+    log_dropped_lines: int
+    log_dropped_bytes: int
+    created_at: float
+    started_at: float | None
+    ended_at: float | None
+    exit_code: int | None
+    reason: str | None
+
+
+class NodeRow(Row, frozen=True, gc=False):
+    """Row of the table ``run_nodes``."""
+
+    table: ClassVar[Table] = run_nodes
+
+    run_id: int
+    node_rank: int
+    agent_id: int | None
+    slot_ids: str
+    address: str | None
+    next_log: int
+    ended_at: float | None
+    exit_code: int | None
+    reason: str | None
+    told: int
+
+
+class CheckpointRow(Row, frozen=True, gc=False):
+    """Row of the table ``checkpoints``."""
+
+    table: ClassVar[Table] = checkpoints
+
+    id: int
+    uuid: str
+    trial_id: int
+    experiment_id: int
+    run_id: int | None
+    steps_completed: int
+    state: str
+    size_bytes: int
+    resources: str
+    metadata: str
+    path: str
+    created_at: float
+
+
+class AgentRow(Row, frozen=True, gc=False):
+    """Row of the table ``agents``."""
+
+    table: ClassVar[Table] = agents
+
+    id: int
+    name: str
+    host: str
+    pool: str
+    identity: str
+    slots: str
+    alive: int
+    enabled: int
+    leaving: int
+    disabled_slots: str
+    registered_at: float
+
+
+R = TypeVar("R", bound=Row)
+
+
+def find_row(connection: Connection, kind: type[R], row_id: int | str) -> R:
+    """Return one row by its id (checkpoints: by uuid).
 
     Raises:
         NotFoundError: If there is none.
     """
-    query = _query_for_one(table, "uuid" if isinstance(row_id, str) else "id")
-    row = connection.execute(query, {"wanted": row_id}).mappings().one_or_none()
+    query = _query_by_id(kind.table, "uuid" if isinstance(row_id, str) else "id")
+    row = connection.execute(query, {"id": row_id}).one_or_none()
     if row is None:
-        msg = f"there is no {table.name.removesuffix('s')} {row_id}"
-        raise NotFoundError(msg)
-    return row
+        raise NotFoundError(f"there is no {kind.table.name.removesuffix('s')} {row_id}")
+    return kind(*row)
+
+
+def read_row(connection: Connection, kind: type[R], query: Select[Any]) -> R | None:
+    """Return the only row of a query that selects a table; None if there is none."""
+    row = connection.execute(query).one_or_none()
+    return None if row is None else kind(*row)
+
+
+def read_rows(connection: Connection, kind: type[R], query: Select[Any]) -> list[R]:
+    """Return the rows of a query that selects a table."""
+    return [kind(*row) for row in connection.execute(query)]
 
 
 @cache
-def _query_for_one(table: Table, column: str) -> Select[Any]:
-    """Nearly every request asks it: to make it takes longer than to answer it."""
-    return select(table).where(table.c[column] == bindparam("wanted"))
+def _query_by_id(table: Table, column: str) -> Select[Any]:
+    """Cached, since compiling the query takes longer than running it."""
+    return select(table).where(table.c[column] == bindparam("id"))

@@ -2,9 +2,10 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, RowMapping, func, select
+from sqlalchemy import Connection, func, select
 
 from zerolab.scheduler import DEFAULT_POOL, Policy
 from zeroserver.analysis.cost import count_host_slots
@@ -13,6 +14,7 @@ from zeroserver.orchestrator.cluster.scheduler_input import OPEN_RUNS, down_slot
 from zeroserver.orchestrator.node_service import held_slots
 from zeroserver.orchestrator.state import Orchestrator
 from zeroserver.states import EXPERIMENT_ENDED
+from zeroserver.store.rows import AgentRow, read_rows
 from zeroserver.store.schema import agents, experiments, pools, quotas, runs, trials
 
 __all__ = ["agent_list", "job_list", "pool_list", "quota_list"]
@@ -21,39 +23,39 @@ __all__ = ["agent_list", "job_list", "pool_list", "quota_list"]
 def agent_list(orchestrator: Orchestrator, connection: Connection) -> list[Agent]:
     """Return every agent, with what runs on its slots."""
     used: defaultdict[int, dict[int, int]] = defaultdict(dict)
-    for row in connection.execute(held_slots(OPEN_RUNS)):
+    for row in held_slots(connection, OPEN_RUNS):
         for slot in msgspec.json.decode(row.slot_ids):
             used[row.agent_id][slot] = row.id
-    rows = connection.execute(select(agents).order_by(agents.c.id)).mappings()
-    return [_agent(orchestrator, row, used[row["id"]]) for row in rows]
+    rows = read_rows(connection, AgentRow, select(agents).order_by(agents.c.id))
+    return [_agent(orchestrator, row, used[row.id]) for row in rows]
 
 
-def _agent(orchestrator: Orchestrator, row: RowMapping, used: Mapping[int, int]) -> Agent:
+def _agent(orchestrator: Orchestrator, row: AgentRow, used: Mapping[int, int]) -> Agent:
     """Return an agent, of whose slots runs hold some: slot to run."""
-    reported = msgspec.json.decode(row["slots"])
+    reported = msgspec.json.decode(row.slots)
     down = down_slots(reported, used)
-    disabled = set(msgspec.json.decode(row["disabled_slots"]))
+    disabled = set(msgspec.json.decode(row.disabled_slots))
     slots = [
         Slot(
             id=slot["id"],
             device=slot["device"],
             run_id=used.get(slot["id"]),
-            enabled=bool(row["enabled"]) and slot["id"] not in disabled,
+            enabled=bool(row.enabled) and slot["id"] not in disabled,
             down=slot["id"] in down,
         )
         for slot in reported
     ]
     state = _state(orchestrator, row, busy=bool(used))
-    silent_s = round(orchestrator.silence_s(row["id"]), 1)
+    silent_s = round(orchestrator.silence_s(row.id), 1)
     return Agent.of(row, slots=slots, state=state, silent_s=silent_s)
 
 
-def _state(orchestrator: Orchestrator, row: RowMapping, *, busy: bool) -> str:
-    if not row["alive"]:
+def _state(orchestrator: Orchestrator, row: AgentRow, *, busy: bool) -> str:
+    if not row.alive:
         return "gone"
-    if row["leaving"]:
+    if row.leaving:
         return "leaving"
-    if not row["enabled"]:
+    if not row.enabled:
         return "draining" if busy else "disabled"
     return "silent" if why_closed(orchestrator, row) else "ready"
 
@@ -68,11 +70,11 @@ def job_list(orchestrator: Orchestrator, connection: Connection) -> list[Job]:
         columns.max_slots, columns.queue_time, columns.labels, columns.slots, columns.position,
         columns.host_slots, columns.created_at,
     ).where(columns.state.not_in(EXPERIMENT_ENDED))  # fmt: skip
-    rows = list(connection.execute(query).mappings())
+    rows = list(connection.execute(query))
 
-    def turn(row: RowMapping) -> tuple[str, int, float, int]:
-        fifo = policies.get(row["pool"]) == Policy.FIFO
-        return row["pool"], 0 if fifo else row["priority"], row["position"], row["id"]
+    def turn(row: Any) -> tuple[str, int, float, int]:
+        fifo = policies.get(row.pool) == Policy.FIFO
+        return row.pool, 0 if fifo else row.priority, row.position, row.id
 
     counted = (
         select(trials.c.experiment_id, trials.c.state, func.count())
@@ -85,18 +87,18 @@ def job_list(orchestrator: Orchestrator, connection: Connection) -> list[Job]:
     places: Counter[str] = Counter()
     result = []
     for row in sorted(rows, key=turn):
-        places[row["pool"]] += 1
+        places[row.pool] += 1
         job = Job.of(
             row,
-            experiment_id=row["id"],
-            place=places[row["pool"]],
-            slots_per_trial=row["slots"],
-            host_slots=count_host_slots(row["host_slots"]),
-            running_trials=counts.get((row["id"], "RUNNING"), 0),
-            queued_trials=counts.get((row["id"], "QUEUED"), 0),
-            held_slots=used[row["id"]],
-            waiting_reason=orchestrator.waiting.of_job(row["id"], row["state"]),
-            fewer_reason=fewer.get(row["id"]),
+            experiment_id=row.id,
+            place=places[row.pool],
+            slots_per_trial=row.slots,
+            host_slots=count_host_slots(row.host_slots),
+            running_trials=counts.get((row.id, "RUNNING"), 0),
+            queued_trials=counts.get((row.id, "QUEUED"), 0),
+            held_slots=used[row.id],
+            waiting_reason=orchestrator.waiting.of_job(row.id, row.state),
+            fewer_reason=fewer.get(row.id),
         )
         result.append(job)
     return result
@@ -112,7 +114,7 @@ def _on_fewer(connection: Connection) -> dict[int, str]:
     elastic = {row.id: row for row in connection.execute(query)}
     used: Counter[int] = Counter()
     homes: dict[int, int] = {}
-    for allocation in connection.execute(held_slots(OPEN_RUNS)) if elastic else ():
+    for allocation in held_slots(connection, OPEN_RUNS) if elastic else ():
         used[allocation.id] += len(msgspec.json.decode(allocation.slot_ids))
         homes[allocation.id] = allocation.experiment_id
     result: dict[int, str] = {}
@@ -190,6 +192,6 @@ def _limits(connection: Connection) -> dict[str, int]:
 def _held(connection: Connection) -> Counter[int]:
     """Experiment to the slots that it holds."""
     used: Counter[int] = Counter()
-    for row in connection.execute(held_slots(OPEN_RUNS)):
+    for row in held_slots(connection, OPEN_RUNS):
         used[row.experiment_id] += len(msgspec.json.decode(row.slot_ids))
     return used

@@ -41,14 +41,12 @@ def _read(connection: Connection, name: str | None = None) -> list[Model]:
         ids = select(models.c.id).where(models.c.name == name)
         query = query.where(columns.model_id.in_(ids))
     versions: defaultdict[int, list[ModelVersion]] = defaultdict(list)
-    rows = connection.execute(query).mappings().all()
-    metrics = checkpoint_metrics(connection, [row["checkpoint"] for row in rows])
+    rows = connection.execute(query).all()
+    metrics = checkpoint_metrics(connection, [row.checkpoint for row in rows])
     for row in rows:
-        found = ModelVersion.of(row, metrics=metrics.get(row["checkpoint"]))
-        versions[row["model_id"]].append(found)
-    return [
-        Model.of(row, versions=versions[row["id"]]) for row in connection.execute(wanted).mappings()
-    ]
+        found = ModelVersion.of(row, metrics=metrics.get(row.checkpoint))
+        versions[row.model_id].append(found)
+    return [Model.of(row, versions=versions[row.id]) for row in connection.execute(wanted)]
 
 
 async def _one(services: Services, name: str) -> ModelAnswer:

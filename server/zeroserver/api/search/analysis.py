@@ -37,6 +37,7 @@ from zeroserver.api.resources import (
 from zeroserver.api.rows import iso
 from zeroserver.api.strict_route import resource_router
 from zeroserver.services import Services, ServicesDep
+from zeroserver.store.rows import ExperimentRow, find_row
 from zeroserver.store.schema import experiments
 
 __all__ = ["router"]
@@ -86,7 +87,7 @@ async def get_columns(
     """Read the trials of an experiment as columns: hyperparameters, metrics, cost."""
 
     def read(connection: Connection) -> TrialColumns:
-        queries.one(connection, experiments, experiment_id)
+        find_row(connection, ExperimentRow, experiment_id)
         filters = conditions(where)
         if not filters:
             columns = _whole(services, connection, experiment_id, column)
@@ -140,9 +141,9 @@ async def get_search_progress(services: ServicesDep, experiment_id: IdPath) -> S
     """Read how the best value came down, or up, over time."""
 
     def read(connection: Connection) -> SearchProgress:
-        row = queries.one(connection, experiments, experiment_id)
+        row = find_row(connection, ExperimentRow, experiment_id)
         better, validations = best_so_far(
-            connection, experiment_id, smaller_is_better=bool(row["smaller_is_better"])
+            connection, experiment_id, smaller_is_better=bool(row.smaller_is_better)
         )
         improvements = [
             Improvement(iso(b.time) or "", b.trial_id, b.length, b.value) for b in better
@@ -157,8 +158,8 @@ async def get_importance(services: ServicesDep, experiment_id: IdPath) -> Import
     """Find out which hyperparameters matter for the searcher's metric; kept until trials change."""
 
     def read_state(connection: Connection) -> tuple[bool, int]:
-        row = queries.one(connection, experiments, experiment_id)
-        return bool(row["smaller_is_better"]), trials_fingerprint(connection, experiment_id)
+        row = find_row(connection, ExperimentRow, experiment_id)
+        return bool(row.smaller_is_better), trials_fingerprint(connection, experiment_id)
 
     smaller_is_better, state = await services.read(read_state)
 

@@ -11,7 +11,6 @@ from sqlalchemy import Connection, select
 
 from zerolab.contract.messages import wire_number
 from zerolab.searcher import Continue, Create, Operation, Shutdown, Stop
-from zeroserver.api import queries
 from zeroserver.api.common import MAX_ID, IdPath
 from zeroserver.api.resources import SearchEvent, SearchEvents, SearchHandled
 from zeroserver.api.runs import MAX_WAIT_S
@@ -20,7 +19,8 @@ from zeroserver.orchestrator.search.custom_search import Answered
 from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.services import Services, ServicesDep
 from zeroserver.states import EXPERIMENT_ENDED, EXPERIMENT_STOPPING
-from zeroserver.store.schema import experiments, searcher_events
+from zeroserver.store.rows import ExperimentRow, find_row
+from zeroserver.store.schema import searcher_events
 
 __all__ = ["router"]
 
@@ -126,10 +126,8 @@ async def get_search_events(
 
 
 async def _events(services: Services, experiment_id: int, after: int) -> SearchEvents:
-    row = await services.read(
-        lambda connection: queries.one(connection, experiments, experiment_id)
-    )
-    over = row["state"] in EXPERIMENT_ENDED | EXPERIMENT_STOPPING
+    row = await services.read(lambda connection: find_row(connection, ExperimentRow, experiment_id))
+    over = row.state in EXPERIMENT_ENDED | EXPERIMENT_STOPPING
     handled = -1
     if not over:
         await services.load_searcher(experiment_id)
@@ -149,13 +147,11 @@ def _read(connection: Connection, experiment_id: int, after: int) -> list[Search
         .limit(_MOST_EVENTS)
     )
     news = []
-    for row in connection.execute(query).mappings():
+    for row in connection.execute(query):
         metric: Any = None
-        if row["kind"] == "validated":
-            metric = wire_number(math.nan if row["value"] is None else row["value"])
-        event = SearchEvent(
-            row["id"], row["kind"], row["request_id"], metric, row["length"], row["reason"]
-        )
+        if row.kind == "validated":
+            metric = wire_number(math.nan if row.value is None else row.value)
+        event = SearchEvent(row.id, row.kind, row.request_id, metric, row.length, row.reason)
         news.append(event)
     return news
 

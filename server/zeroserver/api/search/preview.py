@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import Connection, RowMapping, func, select
+from sqlalchemy import Connection, func, select
 
 from zerolab.contract.secrets import replace_masks
 from zerolab.errors import ConfigError
 from zeroserver.analysis.cost import count_host_slots
-from zeroserver.api import queries
 from zeroserver.api.common import MAX_ID
 from zeroserver.api.resources import PreviewAnswer, PreviewLength, SearchPreview
 from zeroserver.api.strict_route import resource_router
 from zeroserver.services import ServicesDep
+from zeroserver.store.rows import ExperimentRow, find_row, read_rows
 from zeroserver.store.schema import experiments, metric_keys, points, runs, trials
 
 if TYPE_CHECKING:  # loaded when the first experiment comes
@@ -61,7 +61,7 @@ async def preview_search(services: ServicesDep, wanted: PreviewOf) -> PreviewAns
             like = _alike(connection, wanted.like, config)
             if like is not None:
                 now = services.orchestrator.clock()
-                seconds = _seconds(connection, like["id"], config.searcher.unit, now)
+                seconds = _seconds(connection, like.id, config.searcher.unit, now)
             if wanted.like is not None and seconds is None:
                 problem = (
                     f"like: must have trained before, got experiment {wanted.like}, which has not"
@@ -74,12 +74,12 @@ async def preview_search(services: ServicesDep, wanted: PreviewOf) -> PreviewAns
         if like is not None and seconds is not None:
             is_epochs = config.searcher.unit == "epochs"
             times = {"seconds_per_epoch" if is_epochs else "seconds_per_batch": seconds}
-            if config.resources.hostfile and like["host_slots"] != "[]":  # which no file shows here
-                slots = count_host_slots(like["host_slots"])
+            if config.resources.hostfile and like.host_slots != "[]":  # which no file shows here
+                slots = count_host_slots(like.host_slots)
                 resources = config.resources.model_copy(update={"slots_per_trial": slots})
                 config = config.model_copy(update={"resources": resources})
         result = estimate_search(
-            config, **times, like=like["id"] if like is not None and seconds else None
+            config, **times, like=like.id if like is not None and seconds else None
         )
         lengths = [
             PreviewLength(length, number) for length, number in sorted(result.lengths.items())
@@ -98,10 +98,10 @@ async def preview_search(services: ServicesDep, wanted: PreviewOf) -> PreviewAns
 
 def _alike(
     connection: Connection, like: int | None, config: "ExperimentConfig"
-) -> RowMapping | None:
+) -> ExperimentRow | None:
     """The experiment that was named, else the newest that has the same entrypoint and slots."""
     if like is not None:
-        return queries.one(connection, experiments, like)
+        return find_row(connection, ExperimentRow, like)
     wanted = config.to_dict()
     slots = 1 if config.resources.hostfile else config.resources.slots_per_trial
     query = (
@@ -110,8 +110,8 @@ def _alike(
         .order_by(experiments.c.id.desc())
         .limit(_LOOKED_AT)
     )
-    for row in connection.execute(query).mappings():
-        stored = msgspec.json.decode(row["config"])
+    for row in read_rows(connection, ExperimentRow, query):
+        stored = msgspec.json.decode(row.config)
         same_entry = stored.get("entrypoint") == wanted["entrypoint"]
         if same_entry and _hosts(stored) == _hosts(wanted):
             return row

@@ -1,17 +1,17 @@
 """State of a search: rungs and trials."""
 
-from sqlalchemy import Connection, RowMapping, select
+from sqlalchemy import Connection, select
 
 from zerolab.contract.messages import wire_number
 from zerolab.searcher.view import BracketView, RungView
-from zeroserver.api import queries
 from zeroserver.api.common import IdPath
 from zeroserver.api.resources import Bracket, Rung, RungEntry, SearcherAnswer, SearcherState
 from zeroserver.api.strict_route import resource_router
 from zeroserver.orchestrator.search.search_service import Seen, look_back
 from zeroserver.services import Services, ServicesDep
 from zeroserver.states import EXPERIMENT_ENDED
-from zeroserver.store.schema import experiments, trials
+from zeroserver.store.rows import ExperimentRow, find_row
+from zeroserver.store.schema import trials
 
 __all__ = ["router"]
 
@@ -21,32 +21,30 @@ router = resource_router("/api/v1/experiments", "search")
 @router.get("/{experiment_id}/searcher")
 async def get_searcher(services: ServicesDep, experiment_id: IdPath) -> SearcherAnswer:
     """Read where the trials of a search stand: rungs, who was judged there, who trains to them."""
-    row = await services.read(
-        lambda connection: queries.one(connection, experiments, experiment_id)
-    )
+    row = await services.read(lambda connection: find_row(connection, ExperimentRow, experiment_id))
     seen = await _seen(services, row)
     ids = await services.read(lambda connection: _ids(connection, experiment_id))
     state = SearcherState(
-        name=row["searcher_name"],
+        name=row.searcher_name,
         unit=seen.unit,
-        metric=row["metric"] or None,
-        smaller_is_better=bool(row["smaller_is_better"]),
-        done=bool(row["searcher_done"]),
-        progress=row["progress"],
+        metric=row.metric or None,
+        smaller_is_better=bool(row.smaller_is_better),
+        done=bool(row.searcher_done),
+        progress=row.progress,
         brackets=[_bracket(bracket, ids) for bracket in seen.view.brackets],
         problem=seen.problem,
     )
     return SearcherAnswer(state)
 
 
-async def _seen(services: Services, row: RowMapping) -> Seen:
+async def _seen(services: Services, row: ExperimentRow) -> Seen:
     """Ask the searcher that is in memory; replay one whose experiment has ended, on the side."""
-    if row["state"] in EXPERIMENT_ENDED:
+    if row.state in EXPERIMENT_ENDED:
         return await services.read(
             lambda connection: look_back(services.orchestrator, connection, row)
         )
-    await services.load_searcher(row["id"])
-    return await services.write(lambda work: work.searches.view(row["id"]))
+    await services.load_searcher(row.id)
+    return await services.write(lambda work: work.searches.view(row.id))
 
 
 def _ids(connection: Connection, experiment_id: int) -> dict[int, int]:

@@ -2,20 +2,21 @@
 
 from typing import Any
 
-from sqlalchemy import RowMapping, ScalarSelect, Select, and_, select
+from sqlalchemy import ScalarSelect, Select, and_, select
 
+from zeroserver.store.rows import ExperimentRow
 from zeroserver.store.schema import checkpoints, metric_keys, points
 
 __all__ = ["best_checkpoints", "searcher_metric_at"]
 
 
-def best_checkpoints(experiment: RowMapping) -> Select[Any]:
+def best_checkpoints(experiment: ExperimentRow) -> Select[Any]:
     """Select the complete checkpoints that have a validation at their step, the best first.
 
     The columns are those of a checkpoint, and ``value``: the searcher's metric at its step. Add
     ``where`` for those of an experiment or a trial; a metric that is NaN is none.
     """
-    value = points.c.value.asc() if experiment["smaller_is_better"] else points.c.value.desc()
+    value = points.c.value.asc() if experiment.smaller_is_better else points.c.value.desc()
     return (
         select(checkpoints, points.c.value)
         .select_from(checkpoints)
@@ -25,11 +26,11 @@ def best_checkpoints(experiment: RowMapping) -> Select[Any]:
     )
 
 
-def searcher_metric_at(experiment: RowMapping) -> Any:
+def searcher_metric_at(experiment: ExperimentRow) -> Any:
     """Return the condition that joins a checkpoint to the searcher's metric at its step."""
     return and_(
         points.c.trial_id == checkpoints.c.trial_id,
-        points.c.key_id == _key(experiment["metric"]),
+        points.c.key_id == _key(experiment.metric),
         points.c.step == checkpoints.c.steps_completed,
     )
 

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
-from sqlalchemy import Connection, RowMapping, select
+from sqlalchemy import Connection, select
 
 from zerolab.errors import ConflictError, NotFoundError
 from zeroserver.orchestrator.checkpoints.checkpoint_service import AT_ONCE, not_kept
@@ -24,7 +24,7 @@ from zeroserver.orchestrator.service import Service
 from zeroserver.orchestrator.state import config_of
 from zeroserver.states import TRIAL_ENDED
 from zeroserver.store.janitor import Chore
-from zeroserver.store.rows import one
+from zeroserver.store.rows import CheckpointRow, ExperimentRow, find_row, read_rows
 from zeroserver.store.schema import checkpoints, experiments, trials
 
 __all__ = [
@@ -45,7 +45,7 @@ _THERE = ("COMPLETED", "PARTIAL")
 class Going:
     """A checkpoint that is removed, or some files of it."""
 
-    row: RowMapping
+    row: CheckpointRow
     files: list[str]
     """Those that go, in order."""
     whole: bool
@@ -53,7 +53,7 @@ class Going:
     @property
     def size(self) -> int:
         """Bytes that become free."""
-        sizes: dict[str, int] = msgspec.json.decode(self.row["resources"])
+        sizes: dict[str, int] = msgspec.json.decode(self.row.resources)
         return sum(sizes[name] for name in self.files)
 
 
@@ -84,9 +84,9 @@ class CheckpointRemovalService(Service):
         going = checkpoints_to_remove(self.work.connection, uuids, globs, removed=removed)
         by_experiment: dict[int, list[Going]] = {}
         for each in going:
-            by_experiment.setdefault(each.row["experiment_id"], []).append(each)
+            by_experiment.setdefault(each.row.experiment_id, []).append(each)
         for experiment_id, mine in by_experiment.items():
-            whole = [each.row["uuid"] for each in mine if each.whole]
+            whole = [each.row.uuid for each in mine if each.whole]
             self.work.checkpoints.delete(experiment_id, whole)
             self._remove_files(experiment_id, [each for each in mine if not each.whole])
         return going
@@ -100,14 +100,14 @@ class CheckpointRemovalService(Service):
         chores: list[Chore] = []
         for each in going:
             files = set(each.files)
-            sizes: dict[str, int] = msgspec.json.decode(each.row["resources"])
+            sizes: dict[str, int] = msgspec.json.decode(each.row.resources)
             left = {name: size for name, size in sizes.items() if name not in files}
             encoded = msgspec.json.encode(left).decode()
-            rows.append((encoded, sum(left.values()), each.row["id"]))
-            chores.append(Chore(storage=storage, name=each.row["uuid"], files=each.files))
-            self.work.touch("checkpoint", experiment_id, each.row["uuid"])
+            rows.append((encoded, sum(left.values()), each.row.id))
+            chores.append(Chore(storage=storage, name=each.row.uuid, files=each.files))
+            self.work.touch("checkpoint", experiment_id, each.row.uuid)
         self.work.many(_LEFT, rows)
-        self.work.checkpoints.forget_names(experiment_id, [each.row["uuid"] for each in going])
+        self.work.checkpoints.forget_names(experiment_id, [each.row.uuid for each in going])
         self.work.orchestrator.janitor.discard(self.work, *chores)
 
     def set_policy(self, experiment_id: int, policy: Mapping[str, int]) -> None:
@@ -120,9 +120,9 @@ class CheckpointRemovalService(Service):
         Raises:
             NotFoundError: If there is no such experiment.
         """
-        experiment = self.work.find(experiments, experiment_id)
+        experiment = self.work.find(ExperimentRow, experiment_id)
         if policy:
-            stored = msgspec.json.decode(experiment["config"])
+            stored = msgspec.json.decode(experiment.config)
             stored["checkpoint_storage"] |= dict(policy)
             self.work.save(experiments, experiment_id, config=msgspec.json.encode(stored).decode())
             self.work.orchestrator.forget_config(experiment_id)
@@ -146,26 +146,26 @@ def checkpoints_to_remove(
         NotFoundError: If there is no such checkpoint.
         ConflictError: If something needs one of them.
     """
-    known = {row["uuid"] for row in _rows(connection, uuids)}
+    known = {row.uuid for row in _rows(connection, uuids)}
     wanted = [each if each in known else full_uuid(connection, each) for each in uuids]
     rows = _rows(connection, wanted)
-    missing = set(wanted) - {row["uuid"] for row in rows}
+    missing = set(wanted) - {row.uuid for row in rows}
     if missing:
         raise NotFoundError(f"there is no checkpoint {', '.join(sorted(missing))}")
-    going = [_going(row, globs) for row in rows if row["state"] in _THERE]
+    going = [_going(row, globs) for row in rows if row.state in _THERE]
     going = [each for each in going if each.files or each.whole]
     outcome = f"{removed} others were removed" if removed else "nothing was removed"
     _refuse_needed(connection, [each.row for each in going], outcome)
     return going
 
 
-def _rows(connection: Connection, uuids: Iterable[str]) -> list[RowMapping]:
+def _rows(connection: Connection, uuids: Iterable[str]) -> list[CheckpointRow]:
     """Return the checkpoints that have these uuids, in order."""
-    rows: list[RowMapping] = []
+    rows: list[CheckpointRow] = []
     for some in batched(dict.fromkeys(uuids), AT_ONCE):
         query = select(checkpoints).where(checkpoints.c.uuid.in_(some))
-        rows += connection.execute(query).mappings()
-    return sorted(rows, key=lambda row: int(row["id"]))
+        rows += read_rows(connection, CheckpointRow, query)
+    return sorted(rows, key=lambda row: int(row.id))
 
 
 def batched(things: Iterable[T], size: int) -> Iterator[list[T]]:
@@ -175,19 +175,19 @@ def batched(things: Iterable[T], size: int) -> Iterator[list[T]]:
         yield some
 
 
-def _going(row: RowMapping, globs: Sequence[str]) -> Going:
-    names = sorted(msgspec.json.decode(row["resources"]))
+def _going(row: CheckpointRow, globs: Sequence[str]) -> Going:
+    names = sorted(msgspec.json.decode(row.resources))
     if not globs:
         return Going(row, names, whole=True)
     matching = [name for name in names if any(fnmatch.fnmatchcase(name, one) for one in globs)]
     return Going(row, matching, whole=bool(names) and len(matching) == len(names))
 
 
-def _refuse_needed(connection: Connection, rows: Sequence[RowMapping], outcome: str) -> None:
+def _refuse_needed(connection: Connection, rows: Sequence[CheckpointRow], outcome: str) -> None:
     """Raise ConflictError if something needs one of the checkpoints."""
-    by_uuid = {row["uuid"]: row for row in rows}
+    by_uuid = {row.uuid: row for row in rows}
     problems: list[str] = []
-    for some in batched({row["trial_id"] for row in rows}, AT_ONCE):
+    for some in batched({row.trial_id for row in rows}, AT_ONCE):
         query = select(trials.c.id, trials.c.state, trials.c.latest_checkpoint).where(
             trials.c.id.in_(some), trials.c.state.not_in(TRIAL_ENDED)
         )
@@ -197,7 +197,7 @@ def _refuse_needed(connection: Connection, rows: Sequence[RowMapping], outcome: 
             for row in connection.execute(query)
             if row.latest_checkpoint in by_uuid
         ]
-    needed = set(connection.scalars(needed_for_warm_start()))
+    needed: set[Any] = set(connection.scalars(needed_for_warm_start()))
     problems += [
         f"checkpoint {uuid}: a trial will begin with its weights"
         for uuid in by_uuid
@@ -224,7 +224,7 @@ def unkept(connection: Connection, experiment_id: int, policy: Mapping[str, int]
     Raises:
         NotFoundError: If there is no such experiment.
     """
-    experiment = one(connection, experiments, experiment_id)
+    experiment = find_row(connection, ExperimentRow, experiment_id)
     chosen = config_of(experiment).checkpoint_storage.model_copy(update=dict(policy))
     everyone = checkpoints.c.experiment_id == experiment_id
     gone = not_kept(connection, experiment, chosen, everyone)

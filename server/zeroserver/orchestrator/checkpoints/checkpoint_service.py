@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, Row, RowMapping, Select, func, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, func, select, update
 
 from zerolab.contract.messages import CheckpointRecord
 from zerolab.contract.names import resources_problem
@@ -25,11 +25,11 @@ from zeroserver.orchestrator.checkpoints.model_service import registered
 from zeroserver.orchestrator.run_service import Reporting
 from zeroserver.orchestrator.search.warm_start import needed_for_warm_start
 from zeroserver.orchestrator.service import Service
-from zeroserver.orchestrator.state import Fields, config_of, owner_of
+from zeroserver.orchestrator.state import config_of, owner_of
 from zeroserver.states import TRIAL_ENDED
 from zeroserver.store.janitor import Chore
 from zeroserver.store.points import MAX_STEP
-from zeroserver.store.rows import one
+from zeroserver.store.rows import ExperimentRow, TrialRow, find_row
 from zeroserver.store.schema import checkpoints, experiments, points, trials
 
 if TYPE_CHECKING:  # loaded when the first experiment comes
@@ -54,8 +54,8 @@ class CheckpointService(Service):
 
     def apply_to_trial(self, trial_id: int) -> None:
         """Delete the checkpoints of a trial that the experiment's policy does not keep."""
-        trial = self.work.find(trials, trial_id)
-        self._apply(trial["experiment_id"], checkpoints.c.trial_id == trial_id)
+        trial = self.work.find(TrialRow, trial_id)
+        self._apply(trial.experiment_id, checkpoints.c.trial_id == trial_id)
 
     def apply_to_experiment(self, experiment_id: int) -> None:
         """Delete the checkpoints of all trials that the experiment's policy does not keep.
@@ -89,7 +89,7 @@ class CheckpointService(Service):
         Returns:
             The uuids of those that were deleted.
         """
-        experiment = self.work.find(experiments, experiment_id)
+        experiment = self.work.find(ExperimentRow, experiment_id)
         policy = self.work.config(experiment_id).checkpoint_storage
         whose = checkpoints.c.trial_id.in_(trial_ids)
         gone = not_kept(self.work.connection, experiment, policy, whose)
@@ -99,23 +99,23 @@ class CheckpointService(Service):
 
     def apply_after_report(self, trial_id: int, steps: int) -> None:
         """Apply the policy to what a checkpoint or validation at ``steps`` may change."""
-        trial = self.work.find(trials, trial_id)
+        trial = self.work.find(TrialRow, trial_id)
         experiment = self.work.experiment_of(trial)
-        policy = self.work.config(experiment["id"]).checkpoint_storage
+        policy = self.work.config(experiment.id).checkpoint_storage
         best = _best(self.work.connection, experiment, policy)
-        if any((row["trial_id"], row["steps_completed"]) == (trial_id, steps) for row in best):
-            self.apply_to_experiment(experiment["id"])
+        if any((row.trial_id, row.steps_completed) == (trial_id, steps) for row in best):
+            self.apply_to_experiment(experiment.id)
         else:
-            self._apply(experiment["id"], checkpoints.c.trial_id == trial_id)
+            self._apply(experiment.id, checkpoints.c.trial_id == trial_id)
 
-    def discard_unfinished(self, trial: Fields) -> None:
+    def discard_unfinished(self, trial: TrialRow) -> None:
         """Have what a trial's runs died over while saving removed: no run of it will come."""
-        storage = self.work.storage_of(trial["experiment_id"])
-        chore = Chore(storage=storage, owner=owner_of(self.work.orchestrator, trial["id"]))
+        storage = self.work.storage_of(trial.experiment_id)
+        chore = Chore(storage=storage, owner=owner_of(self.work.orchestrator, trial.id))
         self.work.orchestrator.janitor.discard(self.work, chore)
 
     def _apply(self, experiment_id: int, where: ColumnElement[bool]) -> None:
-        experiment = self.work.find(experiments, experiment_id)
+        experiment = self.work.find(ExperimentRow, experiment_id)
         policy = self.work.config(experiment_id).checkpoint_storage
         gone = not_kept(self.work.connection, experiment, policy, where)
         self.delete(experiment_id, [row.uuid for row in gone])
@@ -143,7 +143,7 @@ class CheckpointService(Service):
 
     def forget_names(self, experiment_id: int, gone: Sequence[str]) -> None:
         """Replace references to deleted checkpoints; the next best becomes the best one."""
-        experiment = self.work.find(experiments, experiment_id)
+        experiment = self.work.find(ExperimentRow, experiment_id)
         next_best = (
             best_checkpoints(experiment)
             .with_only_columns(checkpoints.c.uuid)
@@ -154,7 +154,7 @@ class CheckpointService(Service):
         )
         for column, value in (
             (trials.c.latest_checkpoint, None),
-            (trials.c.best_checkpoint, next_best if experiment["metric"] else None),
+            (trials.c.best_checkpoint, next_best if experiment.metric else None),
         ):
             self.work.connection.execute(
                 update(trials)
@@ -170,17 +170,17 @@ class CheckpointService(Service):
         """
         known = select(checkpoints.c.trial_id).where(checkpoints.c.uuid == record.uuid)
         owner = self.work.connection.scalar(known)
-        if owner is not None and owner != run["trial_id"]:
+        if owner is not None and owner != run.trial_id:
             problem = f"uuid: {record.uuid} is another trial's; report each under a new uuid"
             raise ConfigError("checkpoint", [problem])
         if owner is not None:
             return False
-        address = self.work.storage_of(run["experiment_id"])
+        address = self.work.storage_of(run.experiment_id)
         row = {
             "uuid": record.uuid,
-            "trial_id": run["trial_id"],
-            "experiment_id": run["experiment_id"],
-            "run_id": run["id"],
+            "trial_id": run.trial_id,
+            "experiment_id": run.experiment_id,
+            "run_id": run.id,
             "steps_completed": record.steps_completed,
             "state": "COMPLETED",
             "size_bytes": sum(record.resources.values()),
@@ -190,14 +190,14 @@ class CheckpointService(Service):
             "created_at": record.time,
         }
         self.work.connection.execute(checkpoints.insert().values(row))
-        self.work.save(trials, run["trial_id"], latest_checkpoint=record.uuid)
-        self.work.touch("checkpoint", run["experiment_id"], record.uuid)
-        self.work.scheduling.grow(run["id"], record.steps_completed)
-        return self.work.warm_starts.settle_sources(run["trial_id"])
+        self.work.save(trials, run.trial_id, latest_checkpoint=record.uuid)
+        self.work.touch("checkpoint", run.experiment_id, record.uuid)
+        self.work.scheduling.grow(run.id, record.steps_completed)
+        return self.work.warm_starts.settle_sources(run.trial_id)
 
-    def choose_best(self, experiment: RowMapping, trial_id: int) -> None:
+    def choose_best(self, experiment: ExperimentRow, trial_id: int) -> None:
         """Name the checkpoint of a trial whose own validation is the best."""
-        if not experiment["metric"]:
+        if not experiment.metric:
             return
         mine = checkpoints.c.trial_id == trial_id
         row = self.work.connection.execute(
@@ -215,7 +215,7 @@ def due_experiments(connection: Connection) -> list[int]:
 
 def trials_to_thin(connection: Connection, experiment_id: int) -> list[list[int]]:
     """Return the trials with checkpoints that the policy does not keep, in parts for one change."""
-    experiment = one(connection, experiments, experiment_id)
+    experiment = find_row(connection, ExperimentRow, experiment_id)
     policy = config_of(experiment).checkpoint_storage
     everyone = checkpoints.c.experiment_id == experiment_id
     parts: list[list[int]] = []
@@ -233,7 +233,7 @@ def trials_to_thin(connection: Connection, experiment_id: int) -> list[list[int]
 
 def not_kept(
     connection: Connection,
-    experiment: RowMapping,
+    experiment: ExperimentRow,
     policy: "CheckpointStorageConfig",
     where: ColumnElement[bool],
 ) -> list[Row[Any]]:
@@ -245,7 +245,7 @@ def not_kept(
         policy: How many are kept.
         where: Which checkpoints are looked at; of a trial all or none.
     """
-    kept = {row["uuid"] for row in _best(connection, experiment, policy)}
+    kept = {row.uuid for row in _best(connection, experiment, policy)}
     gone = []
     for row in connection.execute(_ranked(experiment, where)):
         running = row.trial_state not in TRIAL_ENDED
@@ -263,13 +263,13 @@ def not_kept(
     return gone
 
 
-def _ranked(experiment: RowMapping, where: ColumnElement[bool]) -> "Select[Any]":
+def _ranked(experiment: ExperimentRow, where: ColumnElement[bool]) -> "Select[Any]":
     """Checkpoints with their places in their trials: ``age`` 1 is the latest, ``rank`` 1 the best.
 
     Only among those that have a value does ``rank`` mean anything.
     """
     columns = checkpoints.c
-    value = points.c.value.asc() if experiment["smaller_is_better"] else points.c.value.desc()
+    value = points.c.value.asc() if experiment.smaller_is_better else points.c.value.desc()
     age = func.row_number().over(
         partition_by=columns.trial_id, order_by=(columns.steps_completed.desc(), columns.id.desc())
     )
@@ -296,15 +296,15 @@ def _ranked(experiment: RowMapping, where: ColumnElement[bool]) -> "Select[Any]"
 
 
 def _best(
-    connection: Connection, experiment: RowMapping, policy: "CheckpointStorageConfig"
-) -> list[RowMapping]:
+    connection: Connection, experiment: ExperimentRow, policy: "CheckpointStorageConfig"
+) -> list[Row[Any]]:
     """Return the checkpoints that are kept as the experiment's best."""
     count = policy.save_experiment_best
     if count == 0:
         return []
-    mine = checkpoints.c.experiment_id == experiment["id"]
+    mine = checkpoints.c.experiment_id == experiment.id
     query = best_checkpoints(experiment).where(mine).limit(count)
-    return list(connection.execute(query).mappings())
+    return list(connection.execute(query))
 
 
 def check_checkpoint(record: CheckpointRecord) -> None:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Collection
 
 import msgspec
-from sqlalchemy import RowMapping, delete, select, update
+from sqlalchemy import delete, select, update
 
 from zerolab.contract.limits import SLOTS
 from zerolab.contract.messages import AgentRegistration, RunExit
@@ -12,10 +12,11 @@ from zerolab.contract.names import check_pool, text_problem
 from zerolab.contract.spec import EXIT_INFRASTRUCTURE, EXIT_PREEMPTED
 from zerolab.errors import ConfigError, ConflictError
 from zeroserver.orchestrator.cluster.scheduler_input import OPEN_RUNS
-from zeroserver.orchestrator.node_service import held_slots
+from zeroserver.orchestrator.node_service import HeldSlots, held_slots
 from zeroserver.orchestrator.service import Service
 from zeroserver.orchestrator.state import Orchestrator, agents_changed
 from zeroserver.states import RunState
+from zeroserver.store.rows import AgentRow, read_row
 from zeroserver.store.schema import agents, run_nodes, runs
 
 __all__ = ["AgentService", "check"]
@@ -37,7 +38,7 @@ class AgentService(Service):
             ConflictError: If another agent of that name is there.
         """
         query = select(agents).where(agents.c.name == agent.name)
-        known = self.work.connection.execute(query).mappings().one_or_none()
+        known = read_row(self.work.connection, AgentRow, query)
         values = {
             "host": agent.host,
             "pool": agent.pool,
@@ -52,7 +53,7 @@ class AgentService(Service):
             agent_id = int(self.work.connection.execute(made).scalar_one())
         else:
             _check_same(self.work.orchestrator, known, agent)
-            agent_id = int(known["id"])
+            agent_id = known.id
             self.work.save(agents, agent_id, **values)
         self.work.orchestrator.seen[agent_id] = time.monotonic()
         self.work.changes.append(agents_changed())
@@ -76,12 +77,12 @@ class AgentService(Service):
         Raises:
             NotFoundError: If there is no such agent.
         """
-        agent = self.work.find(agents, agent_id)
+        agent = self.work.find(AgentRow, agent_id)
         self.work.save(agents, agent_id, leaving=1)
         self.work.changes.append(agents_changed())
         if not done:
             return True
-        reason = f"agent {agent['name']} has left"
+        reason = f"agent {agent.name} has left"
         return self._give_up(agent_id, reason, _RUNS_AT_ONCE) <= _RUNS_AT_ONCE
 
     def lose_silent(self) -> None:
@@ -111,14 +112,14 @@ class AgentService(Service):
         for run in found[:most]:
             # A run that never began is no failure of its trial. Of several agents one that goes
             # brings the others to an end.
-            code = EXIT_PREEMPTED if run["state"] == RunState.ASSIGNED else EXIT_INFRASTRUCTURE
-            end = RunExit(code, reason, node=run["node_rank"])
-            self.work.runs.exited(run["id"], end)
+            code = EXIT_PREEMPTED if run.state == RunState.ASSIGNED else EXIT_INFRASTRUCTURE
+            end = RunExit(code, reason, node=run.node_rank)
+            self.work.runs.exited(run.id, end)
         return len(found)
 
-    def _open_runs(self, agent_id: int) -> list[RowMapping]:
-        rows = self.work.connection.execute(held_slots(OPEN_RUNS)).mappings()
-        return [row for row in rows if row["agent_id"] == agent_id]
+    def _open_runs(self, agent_id: int) -> list[HeldSlots]:
+        rows = held_slots(self.work.connection, OPEN_RUNS)
+        return [row for row in rows if row.agent_id == agent_id]
 
     def close(
         self,
@@ -138,16 +139,16 @@ class AgentService(Service):
             NotFoundError: If there is no such agent.
             ConfigError: If it has no such slot.
         """
-        agent = self.work.find(agents, agent_id)
+        agent = self.work.find(AgentRow, agent_id)
         if slots is None:
             self.work.save(agents, agent_id, enabled=0)
         else:
             self._save_disabled(agent, _disabled(agent) | _checked(agent, slots))
         if not drain:
             for run in self._open_runs(agent_id):
-                mine = set(msgspec.json.decode(run["slot_ids"]))
+                mine = set(msgspec.json.decode(run.slot_ids))
                 if slots is None or mine & set(slots):
-                    self.work.runs.direct(run["id"], "preempt")
+                    self.work.runs.direct(run.id, "preempt")
         self.work.changes.append(agents_changed())
 
     def reopen(self, agent_id: int, slots: Collection[int] | None) -> None:
@@ -157,16 +158,16 @@ class AgentService(Service):
             NotFoundError: If there is no such agent.
             ConfigError: If it has no such slot.
         """
-        agent = self.work.find(agents, agent_id)
+        agent = self.work.find(AgentRow, agent_id)
         if slots is None:
             self.work.save(agents, agent_id, enabled=1)
         else:
             self._save_disabled(agent, _disabled(agent) - _checked(agent, slots))
         self.work.changes.append(agents_changed())
 
-    def _save_disabled(self, agent: RowMapping, disabled: set[int]) -> None:
+    def _save_disabled(self, agent: AgentRow, disabled: set[int]) -> None:
         text = msgspec.json.encode(sorted(disabled)).decode()
-        self.work.save(agents, agent["id"], disabled_slots=text)
+        self.work.save(agents, agent.id, disabled_slots=text)
 
     def remove(self, agent_id: int) -> None:
         """Forget an agent that is gone; its runs stay in the history.
@@ -175,10 +176,10 @@ class AgentService(Service):
             NotFoundError: If there is no such agent.
             ConflictError: If it is there.
         """
-        agent = self.work.find(agents, agent_id)
-        if agent["alive"]:
+        agent = self.work.find(AgentRow, agent_id)
+        if agent.alive:
             msg = (
-                f"agent {agent['name']} is there; stop it first, on {agent['host']}, "
+                f"agent {agent.name} is there; stop it first, on {agent.host}, "
                 "or disable it: `zerolab agent disable`"
             )
             raise ConflictError(msg)
@@ -227,36 +228,36 @@ def _name_problem(text: str, *, required: bool) -> str | None:
     return text_problem(text)
 
 
-def _check_same(orchestrator: Orchestrator, known: RowMapping, agent: AgentRegistration) -> None:
+def _check_same(orchestrator: Orchestrator, known: AgentRow, agent: AgentRegistration) -> None:
     """Refuse a second agent under the name of one that is there: each would run the other's runs.
 
     Raises:
         ConflictError: If it is another one.
     """
-    there = bool(known["alive"]) and known["identity"] and agent.identity
-    if there and known["identity"] != agent.identity:
-        silent = orchestrator.silence_s(known["id"])
+    there = bool(known.alive) and known.identity and agent.identity
+    if there and known.identity != agent.identity:
+        silent = orchestrator.silence_s(known.id)
         msg = (
-            f"another agent with the name {agent.name} is there, on {known['host']}, last heard of "
+            f"another agent with the name {agent.name} is there, on {known.host}, last heard of "
             f"{silent:.0f} s ago: start this one with another --name"
         )
         raise ConflictError(msg)
 
 
-def _disabled(agent: RowMapping) -> set[int]:
-    return set(msgspec.json.decode(agent["disabled_slots"]))
+def _disabled(agent: AgentRow) -> set[int]:
+    return set(msgspec.json.decode(agent.disabled_slots))
 
 
-def _checked(agent: RowMapping, slots: Collection[int]) -> set[int]:
+def _checked(agent: AgentRow, slots: Collection[int]) -> set[int]:
     """Return the slots of an agent that are meant.
 
     Raises:
         ConfigError: If it has no such slot.
     """
-    known = {slot["id"] for slot in msgspec.json.decode(agent["slots"])}
+    known = {slot["id"] for slot in msgspec.json.decode(agent.slots)}
     unknown = sorted(set(slots) - known)
     if unknown:
         there = ", ".join(map(str, sorted(known))) or "none"
-        problem = f"slots: must be slots of agent {agent['name']} ({there}), got {unknown}"
+        problem = f"slots: must be slots of agent {agent.name} ({there}), got {unknown}"
         raise ConfigError("request", [problem])
     return set(slots)

@@ -5,7 +5,6 @@ from typing import Any, Literal
 
 from sqlalchemy import (
     ColumnElement,
-    RowMapping,
     and_,
     delete,
     exists,
@@ -22,6 +21,7 @@ from zerolab.scheduler import Policy
 from zeroserver.orchestrator.cluster.scheduler_input import OPEN_RUNS
 from zeroserver.orchestrator.service import Service
 from zeroserver.states import EXPERIMENT_ENDED, ExperimentState
+from zeroserver.store.rows import ExperimentRow
 from zeroserver.store.schema import WAITING, experiments, pools, quotas, runs, trials
 
 __all__ = ["KINDS", "JobChange", "QueueService"]
@@ -56,8 +56,8 @@ class QueueService(Service):
             ConfigError: If ``max_slots`` is less than one trial needs.
         """
         job = self._open_job(experiment_id)
-        if change.max_slots is not None and change.max_slots < job["slots"]:
-            problem = f"max_slots: must be at least slots_per_trial = {job['slots']}"
+        if change.max_slots is not None and change.max_slots < job.slots:
+            problem = f"max_slots: must be at least slots_per_trial = {job.slots}"
             raise ConfigError("request", [f"{problem}, got {change.max_slots}"])
         given = {
             "priority": change.priority,
@@ -90,35 +90,35 @@ class QueueService(Service):
             )
             raise ConfigError("request", [problem])
         job, anchor = (self._open_job(each) for each in (experiment_id, anchor_id))
-        if job["pool"] != anchor["pool"]:
+        if job.pool != anchor.pool:
             msg = (
-                f"experiment {experiment_id} waits in pool {job['pool']}, "
+                f"experiment {experiment_id} waits in pool {job.pool}, "
                 f"experiment {anchor_id} in "
-                f"pool {anchor['pool']}: a job can be moved in its own pool only"
+                f"pool {anchor.pool}: a job can be moved in its own pool only"
             )
             raise ConflictError(msg)
         place = self._between(job, anchor, side)
         if place is None:
-            self._renumber(job["pool"])
-            place = self._between(job, self.work.find(experiments, anchor_id), side)
+            self._renumber(job.pool)
+            place = self._between(job, self.work.find(ExperimentRow, anchor_id), side)
         assert place is not None, "there is room between two jobs that were renumbered"
-        values = {"position": place, "priority": anchor["priority"]}
+        values = {"position": place, "priority": anchor.priority}
         self.work.save(experiments, experiment_id, **values)
         self._changed(experiment_id)
 
     def _between(
-        self, job: RowMapping, anchor: RowMapping, side: Literal["ahead", "behind"]
+        self, job: ExperimentRow, anchor: ExperimentRow, side: Literal["ahead", "behind"]
     ) -> float | None:
         """Find a place next to ``anchor``; None if the numbers leave no room."""
         columns = experiments.c
-        position: float = anchor["position"]
+        position: float = anchor.position
         ahead = side == "ahead"
         edge, beyond = (
             (func.max(columns.position), columns.position < position)
             if ahead
             else (func.min(columns.position), columns.position > position)
         )
-        query = select(edge).where(columns.pool == anchor["pool"], columns.id != job["id"], beyond)
+        query = select(edge).where(columns.pool == anchor.pool, columns.id != job.id, beyond)
         neighbour: float | None = self.work.connection.scalar(query)
         if neighbour is None:
             return position - _STEP if ahead else position + _STEP
@@ -134,16 +134,16 @@ class QueueService(Service):
             self.work.connection.execute(changed.values(position=number * _STEP))
             self.work.forget_job(experiment_id)
 
-    def _open_job(self, experiment_id: int) -> RowMapping:
+    def _open_job(self, experiment_id: int) -> ExperimentRow:
         """Return an experiment that has not ended.
 
         Raises:
             NotFoundError: If there is no such experiment.
             ConflictError: If it has ended.
         """
-        job = self.work.find(experiments, experiment_id)
-        if job["state"] in EXPERIMENT_ENDED:
-            msg = f"experiment {experiment_id} is {job['state']}: it is not in the queue any more"
+        job = self.work.find(ExperimentRow, experiment_id)
+        if job.state in EXPERIMENT_ENDED:
+            msg = f"experiment {experiment_id} is {job.state}: it is not in the queue any more"
             raise ConflictError(msg)
         return job
 
@@ -205,24 +205,25 @@ class QueueService(Service):
             experiments.c.state.in_([ExperimentState.ACTIVE, ExperimentState.PAUSED]),
         )
         rows = self.work.connection.execute(limited.add_columns(_waits(now).label("waits")))
-        for row in rows.mappings().all():
-            since = row["waits_since"]
-            if not row["waits"]:
+        for *columns, waits in rows.all():
+            row = ExperimentRow(*columns)
+            since = row.waits_since
+            if not waits:
                 if since is not None:
-                    self.work.save(experiments, row["id"], waits_since=None)
+                    self.work.save(experiments, row.id, waits_since=None)
             elif since is None:
-                self.work.save(experiments, row["id"], waits_since=now)
-            elif now - since > row["queue_time"]:
+                self.work.save(experiments, row.id, waits_since=now)
+            elif row.queue_time is not None and now - since > row.queue_time:
                 self._end(row)
                 ended = True
         return ended
 
-    def _end(self, experiment: RowMapping) -> None:
-        limit = experiment["queue_time"]
+    def _end(self, experiment: ExperimentRow) -> None:
+        limit = experiment.queue_time
         error = f"it has waited for slots for more than {limit} s (resources.queue_time)"
-        why = self.work.orchestrator.waiting.of_job(experiment["id"], experiment["state"])
+        why = self.work.orchestrator.waiting.of_job(experiment.id, experiment.state)
         error = f"{error}: {why}" if why else error
-        self.work.experiments.fail(experiment["id"], error)
+        self.work.experiments.fail(experiment.id, error)
 
 
 def _group(kind: str, name: str) -> str:

@@ -16,8 +16,9 @@ from zerolab.contract.names import TASK_LABEL
 from zerolab.scheduler import AgentSlots, Allocation, Cluster, Job, Policy, Request
 from zeroserver.orchestrator.node_service import held_slots
 from zeroserver.orchestrator.service import Service
-from zeroserver.orchestrator.state import Fields, Orchestrator
+from zeroserver.orchestrator.state import Orchestrator
 from zeroserver.states import EXPERIMENT_STOPPING, ExperimentState, RunState
+from zeroserver.store.rows import AgentRow, read_rows
 from zeroserver.store.schema import WAITING, agents, experiments, pools, quotas
 
 __all__ = ["OPEN_RUNS", "SchedulerInput", "down_slots", "why_closed"]
@@ -116,7 +117,7 @@ class SchedulerInput(Service):
 
     def held_by_run(self) -> dict[int, Allocation]:
         """Return what every run holds."""
-        rows = self.work.connection.execute(held_slots(OPEN_RUNS)).all()
+        rows = held_slots(self.work.connection, OPEN_RUNS)
         jobs = self.jobs_of({row.experiment_id for row in rows})
         held: dict[int, Allocation] = {}
         for run_id, each in groupby(rows, lambda row: row.id):
@@ -146,11 +147,11 @@ class SchedulerInput(Service):
                 taken[agent_id].update(slots)
         sure = {} if asks is None else asks.slots
         connection = self.work.connection
-        there = connection.execute(select(agents).where(agents.c.alive == 1).order_by(agents.c.id))
+        alive = select(agents).where(agents.c.alive == 1).order_by(agents.c.id)
         return Cluster(
             agents=[
-                _agent(self.work.orchestrator, row, taken[row["id"]], sure.get(row["id"], ()))
-                for row in there.mappings()
+                _agent(self.work.orchestrator, row, taken[row.id], sure.get(row.id, ()))
+                for row in read_rows(connection, AgentRow, alive)
             ],
             policies={row.name: Policy(row.policy) for row in connection.execute(select(pools))},
             quotas={row.group_name: row.max_slots for row in connection.execute(select(quotas))},
@@ -197,31 +198,31 @@ def down_slots(
 
 
 def _agent(
-    orchestrator: Orchestrator, row: Fields, held: Collection[int], sure: Collection[int]
+    orchestrator: Orchestrator, row: AgentRow, held: Collection[int], sure: Collection[int]
 ) -> AgentSlots:
-    slots = msgspec.json.decode(row["slots"])
-    off = set(msgspec.json.decode(row["disabled_slots"]))
+    slots = msgspec.json.decode(row.slots)
+    off = set(msgspec.json.decode(row.disabled_slots))
     down = down_slots(slots, held, sure) - off
     cuda = any(str(slot["device"]).startswith("cuda") for slot in slots)
     return AgentSlots(
-        agent_id=row["id"],
+        agent_id=row.id,
         slots=tuple(int(slot["id"]) for slot in slots if slot["id"] not in off | down),
         kind="cuda" if cuda else "cpu",
-        pool=row["pool"],
-        name=row["name"],
+        pool=row.pool,
+        name=row.name,
         closed=why_closed(orchestrator, row),
         disabled=sum(slot["id"] in off for slot in slots),
         down=len(down),
     )
 
 
-def why_closed(orchestrator: Orchestrator, row: Fields) -> str:
+def why_closed(orchestrator: Orchestrator, row: AgentRow) -> str:
     """Say why nothing new starts on an agent; empty when something may."""
-    if row["leaving"]:
+    if row.leaving:
         return "is about to leave"
-    if not row["enabled"]:
+    if not row.enabled:
         return "is disabled"
-    silent = orchestrator.silence_s(row["id"])
+    silent = orchestrator.silence_s(row.id)
     if silent > orchestrator.settings.timings.agent_silent_s:
         return "does not answer now"
     return ""

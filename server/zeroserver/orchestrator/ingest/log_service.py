@@ -7,7 +7,7 @@ change that stores the new ones, and a line in their place says how many there w
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sqlalchemy import RowMapping, select
+from sqlalchemy import select
 
 from zerolab.contract.messages import LogBatch, LogEntry
 from zerolab.contract.secret_text import mask_values
@@ -18,6 +18,7 @@ from zeroserver.orchestrator.node_service import host_of, next_log
 from zeroserver.orchestrator.service import Service
 from zeroserver.orchestrator.state import Orchestrator
 from zeroserver.states import RunState
+from zeroserver.store.rows import RunRow
 from zeroserver.store.schema import logs, runs
 
 __all__ = ["LogService", "split_logs"]
@@ -71,8 +72,8 @@ class LogService(Service):
             NotFoundError: If there is no such run.
             StaleRunError: If the run sends them, and has ended.
         """
-        run = self.work.find(runs, run_id)
-        if by_run and run["state"] == RunState.EXITED:
+        run = self.work.find(RunRow, run_id)
+        if by_run and run.state == RunState.EXITED:
             raise StaleRunError(f"run {run_id} has ended: only its agent may deliver its log")
         wanted = next_log(self.work.connection, run, batch.node)
         if batch.first > wanted or batch.first < 0:
@@ -83,7 +84,7 @@ class LogService(Service):
         if _is_over(self.work.orchestrator, run):
             return wanted + len(fresh)
         check_times(entry.time for entry in fresh)
-        secrets = self.work.secrets_of(run["experiment_id"])
+        secrets = self.work.secrets_of(run.experiment_id)
         host = host_of(self.work.connection, run, batch.node)
         rows = [_log_row(run, entry, secrets, host) for entry in fresh]
         names = ", ".join(rows[0])
@@ -95,20 +96,20 @@ class LogService(Service):
         self.work.nodes.save_next_log(run_id, batch.node, wanted + len(fresh))
         skipped = len(batch.entries) - len(fresh)
         self.work.runs.apply_matches(run, [each for each in matches if each.last >= skipped])
-        if self.work.has_readers(run["experiment_id"], of_all=True):
+        if self.work.has_readers(run.experiment_id, of_all=True):
             last = self.work.connection.scalar(
                 select(logs.c.id).where(logs.c.run_id == run_id).order_by(logs.c.id.desc()).limit(1)
             )
             assert last is not None
-            self.work.touch("log", run["experiment_id"], (last - len(fresh) + 1, last))
-        size = run["log_bytes"] + sum(_LINE_BYTES + len(row["text"].encode()) for row in rows)
+            self.work.touch("log", run.experiment_id, (last - len(fresh) + 1, last))
+        size = run.log_bytes + sum(_LINE_BYTES + len(row["text"].encode()) for row in rows)
         if size > self.work.settings.limits.log_bytes:
             self._drop_oldest(run, size)
         else:
             self.work.run("UPDATE runs SET log_bytes = ? WHERE id = ?", (size, run_id))
         return wanted + len(fresh)
 
-    def _drop_oldest(self, run: RowMapping, size: int) -> None:
+    def _drop_oldest(self, run: RunRow, size: int) -> None:
         """Drop the oldest lines of a run until its log fits, and leave one that says so.
 
         Args:
@@ -117,11 +118,11 @@ class LogService(Service):
         """
         limit = self.work.settings.limits.log_bytes
         length = "length(CAST(text AS BLOB))" if self.work.sqlite else "octet_length(text)"
-        marker = run["log_first"] or 0
+        marker = run.log_first or 0
         oldest = self.work.raw(
             f"SELECT id, {length} FROM logs WHERE trial_id = ? AND id > ? AND run_id = ? "  # noqa: S608
             "AND stream <> 'server' ORDER BY id LIMIT ?",
-            (run["trial_id"], marker, run["id"], _DROPPED_AT_ONCE),
+            (run.trial_id, marker, run.id, _DROPPED_AT_ONCE),
         )
         count = freed = 0
         last = marker
@@ -130,15 +131,15 @@ class LogService(Service):
             freed += text_bytes + _LINE_BYTES
             if size - freed <= limit:
                 break
-        lines = run["log_dropped_lines"] + count
-        dropped = run["log_dropped_bytes"] + freed
+        lines = run.log_dropped_lines + count
+        dropped = run.log_dropped_bytes + freed
         self.work.run(
             "DELETE FROM logs WHERE trial_id = ? AND id >= ? AND id < ? AND run_id = ? "
             "AND (stream <> 'server' OR id = ?)",
-            (run["trial_id"], marker, last, run["id"], marker),
+            (run.trial_id, marker, last, run.id, marker),
         )
         text = (
-            f"{lines:,} older lines of run {run['id']} ({dropped / 2**20:,.1f} MB) "
+            f"{lines:,} older lines of run {run.id} ({dropped / 2**20:,.1f} MB) "
             "were dropped here: "
             f"the log of a run has at most {limit / 2**20:,.0f} MB in the database "
             "(--log-megabytes)"
@@ -149,7 +150,7 @@ class LogService(Service):
             (text, last),
         )
         self.work.save(
-            runs, run["id"], log_bytes=size - freed, log_first=last,
+            runs, run.id, log_bytes=size - freed, log_first=last,
             log_dropped_lines=lines, log_dropped_bytes=dropped,
         )  # fmt: skip
 
@@ -176,23 +177,21 @@ def split_logs(batch: LogBatch) -> Iterator[LogBatch]:
         yield LogBatch(batch.first + first, batch.entries[first:], batch.node)
 
 
-def _is_over(orchestrator: Orchestrator, run: RowMapping) -> bool:
+def _is_over(orchestrator: Orchestrator, run: RunRow) -> bool:
     """Whether a run ended so long ago that nothing of it can still be on its way."""
-    ended, late_s = run["ended_at"], orchestrator.settings.timings.late_logs_s
+    ended, late_s = run.ended_at, orchestrator.settings.timings.late_logs_s
     return (
-        run["state"] == RunState.EXITED
-        and ended is not None
-        and ended + late_s < orchestrator.clock()
+        run.state == RunState.EXITED and ended is not None and ended + late_s < orchestrator.clock()
     )
 
 
 def _log_row(
-    run: RowMapping, entry: LogEntry, secrets: Sequence[str], host: str | None
+    run: RunRow, entry: LogEntry, secrets: Sequence[str], host: str | None
 ) -> dict[str, Any]:
     return {
-        "experiment_id": run["experiment_id"],
-        "trial_id": run["trial_id"],
-        "run_id": run["id"],
+        "experiment_id": run.experiment_id,
+        "trial_id": run.trial_id,
+        "run_id": run.id,
         "rank": entry.rank,
         "stream": entry.stream,
         "level": entry.level,

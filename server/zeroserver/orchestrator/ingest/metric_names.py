@@ -19,7 +19,7 @@ from zeroserver.orchestrator.service import Service
 from zeroserver.orchestrator.state import Orchestrator
 from zeroserver.store.database import raw_rows
 from zeroserver.store.points import SHIFTS
-from zeroserver.store.schema import trials
+from zeroserver.store.rows import TrialRow
 
 __all__ = ["MetricNameService", "unused_names"]
 
@@ -65,7 +65,7 @@ class MetricNameService(Service):
         """Return the name of the searcher's metric, if it is in the group."""
         if group != "validation" or trial_id in self.work.orchestrator.importing:
             return None
-        return self.work.experiment_of(self.work.find(trials, trial_id))["metric"] or None
+        return self.work.experiment_of(self.work.find(TrialRow, trial_id)).metric or None
 
     def admit(
         self,
@@ -147,16 +147,15 @@ class MetricNameService(Service):
 
     def _warn_once(self, trial_id: int, text: str) -> None:
         """Write a warning into a trial's log, once for each run and kind of problem."""
-        trial = self.work.find(trials, trial_id)
-        key = (trial["run_id"] or 0, text.partition(":")[0])
+        trial = self.work.find(TrialRow, trial_id)
+        key = (trial.run_id or 0, text.partition(":")[0])
         if key in self.work.orchestrator.warned:
             return
         while len(self.work.orchestrator.warned) >= _TRIALS:
             self.work.orchestrator.warned.pop(next(iter(self.work.orchestrator.warned)))
         self.work.orchestrator.warned[key] = None
         self.work.undo.append(partial(self.work.orchestrator.warned.pop, key, None))
-        run = {"experiment_id": trial["experiment_id"], "trial_id": trial_id, "id": trial["run_id"]}
-        self.work.log_line(run, text, "WARNING")
+        self.work.log(trial.experiment_id, trial_id, trial.run_id, text, "WARNING")
 
 
 def unused_names(connection: Connection) -> set[int]:

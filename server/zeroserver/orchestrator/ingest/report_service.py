@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from sqlalchemy import RowMapping, update
+from sqlalchemy import update
 
 from zerolab.contract.messages import (
     CheckpointRecord,
@@ -21,9 +21,9 @@ from zeroserver.orchestrator.ingest.values import PointReader, check_times, stor
 from zeroserver.orchestrator.run_service import Reporting, no_metric_at, shown_activity
 from zeroserver.orchestrator.search.search_service import Event
 from zeroserver.orchestrator.service import Service
-from zeroserver.orchestrator.state import Fields
 from zeroserver.states import TRIAL_ENDED, ExperimentState
 from zeroserver.store.points import Point, store_points
+from zeroserver.store.rows import ExperimentRow
 from zeroserver.store.schema import experiments, trials
 
 __all__ = ["ReportService", "best_of", "split_reports"]
@@ -63,21 +63,21 @@ class ReportService(Service):
             ConfigError: If a record holds what cannot be stored.
         """
         run = self.work.runs.reporting(run_id)
-        stored = run["last_seq"]
+        stored = run.last_seq
         if batch.first > stored + 1 or batch.first < 1:
             return stored
         fresh = batch.records[stored + 1 - batch.first :]
         if not fresh:
             return stored
-        summary = self._read(run["trial_id"], fresh)
-        store_points(self.work, run["trial_id"], summary.points)
-        if summary.steps > run["steps_completed"]:
+        summary = self._read(run.trial_id, fresh)
+        store_points(self.work, run.trial_id, summary.points)
+        if summary.steps > run.steps_completed:
             statement = "UPDATE trials SET steps_completed = ? WHERE id = ?"
-            self.work.run(statement, (summary.steps, run["trial_id"]))
+            self.work.run(statement, (summary.steps, run.trial_id))
         if summary.changes:
-            self.work.save(trials, run["trial_id"], **summary.changes)
+            self.work.save(trials, run.trial_id, **summary.changes)
         if "progress" in summary.changes:
-            self._follow_only_trial(run["experiment_id"], summary.changes["progress"])
+            self._follow_only_trial(run.experiment_id, summary.changes["progress"])
         last = stored + len(fresh)
         self.work.run("UPDATE runs SET last_seq = ? WHERE id = ?", (last, run_id))
         if self._consequences(run, summary.notable):
@@ -137,13 +137,13 @@ class ReportService(Service):
             else:
                 steps = record.steps
                 more |= self._validated(run, record)
-            self.work.checkpoints.choose_best(experiment, run["trial_id"])
-            self.work.checkpoints.apply_after_report(run["trial_id"], steps)
+            self.work.checkpoints.choose_best(experiment, run.trial_id)
+            self.work.checkpoints.apply_after_report(run.trial_id, steps)
         return more
 
     def _announce(self, run: Reporting, fresh: list[Record]) -> None:
         """Tell the event streams, if anyone reads them."""
-        experiment_id, trial_id = run["experiment_id"], run["trial_id"]
+        experiment_id, trial_id = run.experiment_id, run.trial_id
         if not self.work.has_readers(experiment_id):
             return
         self.work.touch("trial", experiment_id, trial_id)
@@ -168,55 +168,57 @@ class ReportService(Service):
         """Store a validation and pass it to the searcher; return whether the searcher acts."""
         experiment = self.work.experiment_of(run)
         trial = self.work.trial_of(run)
-        metric = experiment["metric"]
+        metric = experiment.metric
         if not metric:  # a single trial that is compared with none
             return False
         value: float | None = None
         if metric in record.values:
             before = None
-            if trial["best_validation"] is not None:
-                before = (trial["best_validation"], trial["best_steps"])
-            value, best = best_of(experiment, record, before)
+            if trial.best_validation is not None and trial.best_steps is not None:
+                before = (trial.best_validation, trial.best_steps)
+            value, best = best_of(metric, experiment.smaller_is_better, record, before)
             changes: dict[str, Any] = {"latest_validation": value}
             if best is not None:
                 changes |= {"best_validation": best[0], "best_steps": best[1]}
-            self.work.save(trials, trial["id"], **changes)
-            if value is not None and _better(experiment, value, experiment["best_validation"]):
-                winner = {"best_validation": value, "best_trial_id": trial["id"]}
-                self.work.save(experiments, experiment["id"], **winner)
-                self.work.touch("experiment", experiment["id"], experiment["id"])
-        done = trial["stop"] is not None or trial["state"] in TRIAL_ENDED
-        again = record.steps <= trial["searcher_steps"]  # a restarted trial repeats itself
-        if done or again or experiment["state"] not in _SEARCHING:
+            self.work.save(trials, trial.id, **changes)
+            if value is not None and _better(
+                experiment.smaller_is_better, value, experiment.best_validation
+            ):
+                winner = {"best_validation": value, "best_trial_id": trial.id}
+                self.work.save(experiments, experiment.id, **winner)
+                self.work.touch("experiment", experiment.id, experiment.id)
+        done = trial.stop is not None or trial.state in TRIAL_ENDED
+        again = record.steps <= trial.searcher_steps  # a restarted trial repeats itself
+        if done or again or experiment.state not in _SEARCHING:
             return False
         length = self._length(experiment, record)
         if metric not in record.values or isinstance(length, str):
             problem = length if isinstance(length, str) else _missing(metric, record)
-            compared = length in self.work.config(experiment["id"]).searcher.validate_at()
+            compared = length in self.work.config(experiment.id).searcher.validate_at()
             if compared and not isinstance(length, str):
                 problem = f"{no_metric_at(length, metric)}; {_there_are(record)}"
             # Any other one is left out, if there was one before: the searcher waits for the next.
-            if compared or trial["searcher_steps"] < 0:
+            if compared or trial.searcher_steps < 0:
                 self.work.log_line(run, problem, "ERROR")
-                self.work.save(trials, trial["id"], error=problem)
+                self.work.save(trials, trial.id, error=problem)
                 self.work.trials.stop(trial, "error")
             return False
-        self.work.save(trials, trial["id"], searcher_steps=record.steps)
-        event = Event("validated", trial["request_id"], value, length)
-        acts = self.work.operations.tell(experiment["id"], event)
+        self.work.save(trials, trial.id, searcher_steps=record.steps)
+        event = Event("validated", trial.request_id, value, length)
+        acts = self.work.operations.tell(experiment.id, event)
         self._pause_if_due(run, length)
         return acts
 
     def _pause_if_due(self, run: Reporting, length: float) -> None:
         """Have a trial that the searcher has let go no further give its slots back."""
         trial = self.work.trial_of(run)
-        if trial["stop"] is None and trial["until"] is not None and length >= trial["until"]:
-            self.work.save(trials, trial["id"], waits=1)
-            self.work.runs.direct(run["id"], "preempt")
+        if trial.stop is None and trial.until is not None and length >= trial.until:
+            self.work.save(trials, trial.id, waits=1)
+            self.work.runs.direct(run.id, "preempt")
 
-    def _length(self, experiment: RowMapping, record: MetricsRecord) -> float | str:
+    def _length(self, experiment: ExperimentRow, record: MetricsRecord) -> float | str:
         """How far the trial is, in the searcher's unit; what is wrong where nobody can say."""
-        searcher = self.work.config(experiment["id"]).searcher
+        searcher = self.work.config(experiment.id).searcher
         if searcher.unit != "epochs":
             return float(record.steps)
         if "epochs" in record.values:
@@ -250,16 +252,16 @@ def _there_are(record: MetricsRecord) -> str:
 
 
 def best_of(
-    experiment: Fields, record: MetricsRecord, best: tuple[float, int] | None
+    metric: str, smaller_is_better: int, record: MetricsRecord, best: tuple[float, int] | None
 ) -> tuple[float | None, tuple[float, int] | None]:
     """Return the searcher's metric of a validation, and the best value with its step so far."""
-    value = stored_number(experiment["metric"], record.values[experiment["metric"]])
-    if value is not None and _better(experiment, value, best[0] if best else None):
+    value = stored_number(metric, record.values[metric])
+    if value is not None and _better(smaller_is_better, value, best[0] if best else None):
         best = (value, record.steps)
     return value, best
 
 
-def _better(experiment: Fields, value: float, best: float | None) -> bool:
+def _better(smaller_is_better: int, value: float, best: float | None) -> bool:
     if best is None:
         return True
-    return value < best if experiment["smaller_is_better"] else value > best
+    return value < best if smaller_is_better else value > best

@@ -10,6 +10,7 @@ from zerolab.searcher import Continue, Create, ExternalSearcher, Operation, Shut
 from zeroserver.orchestrator.search.search_service import Event, newest_event
 from zeroserver.orchestrator.service import Service
 from zeroserver.states import EXPERIMENT_ENDED, EXPERIMENT_STOPPING
+from zeroserver.store.rows import ExperimentRow
 from zeroserver.store.schema import experiments
 
 __all__ = ["Answered", "CustomSearchService"]
@@ -81,15 +82,15 @@ class CustomSearchService(Service):
             ConflictError: If events between were not answered, or the searcher decides by itself.
         """
         searcher = self._outside(experiment_id)
-        experiment = self.work.find(experiments, experiment_id)
-        over = experiment["state"] in EXPERIMENT_ENDED | EXPERIMENT_STOPPING
-        if told.after < searcher.handled or over or experiment["searcher_done"]:
+        experiment = self.work.find(ExperimentRow, experiment_id)
+        over = experiment.state in EXPERIMENT_ENDED | EXPERIMENT_STOPPING
+        if told.after < searcher.handled or over or experiment.searcher_done:
             return searcher.handled, None
         if told.after > searcher.handled:
             msg = f"after: must be {searcher.handled}, the event answered last, got {told.after}"
             raise ConflictError(msg)
         done: set[int] = set()
-        if experiment["creating"]:
+        if experiment.creating:
             done = self._done_before(experiment_id, told.operations[start:])
         if start == 0:  # else they have been checked
             self._check(experiment_id, told, done)
@@ -101,7 +102,7 @@ class CustomSearchService(Service):
         wanted = [told.operations[place] for place in places]
         rest = self.work.operations.carry_out_some(experiment_id, wanted)
         creating = int(bool(rest))
-        if creating != experiment["creating"]:
+        if creating != experiment.creating:
             self.work.save(experiments, experiment_id, creating=creating)
         if rest:
             self.work.scheduling.schedule()
@@ -112,7 +113,7 @@ class CustomSearchService(Service):
             self.work.save(
                 experiments,
                 experiment_id,
-                progress=max(experiment["progress"], told.progress),
+                progress=max(experiment.progress, told.progress),
             )
         self.work.experiments.settle(experiment_id)
         self.work.scheduling.schedule()

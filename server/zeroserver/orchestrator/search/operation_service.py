@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, RowMapping, select
+from sqlalchemy import Connection, select
 
 from zerolab.searcher import Continue, Create, Operation, Reopen, Shutdown, Stop
 from zeroserver.orchestrator.search.search_service import DELETED, Event
@@ -20,6 +20,7 @@ from zeroserver.states import (
     ExperimentState,
     TrialState,
 )
+from zeroserver.store.rows import ExperimentRow, TrialRow, read_row
 from zeroserver.store.schema import experiments, trials
 
 __all__ = ["OperationService", "cost_of", "interrupted_searches"]
@@ -64,7 +65,7 @@ class OperationService(Service):
                 waiting.add(each.trial_id)
         rest = (*self.carry_out_some(experiment_id, now), *backlog, *later)
         self._keep_backlog(experiment_id, rest)
-        if operations and not rest and self.work.find(experiments, experiment_id)["searcher_done"]:
+        if operations and not rest and self.work.find(ExperimentRow, experiment_id).searcher_done:
             self.work.experiments.settle(experiment_id)  # its last trial may have ended before
 
     def drop_backlog(self, experiment_id: int) -> None:
@@ -94,8 +95,8 @@ class OperationService(Service):
 
     def resume_backlog(self, experiment_id: int) -> None:
         """Fill the backlog of a search with what a killed server has not carried out."""
-        experiment = self.work.find(experiments, experiment_id)
-        if experiment["state"] not in EXPERIMENT_ENDED | EXPERIMENT_STOPPING:
+        experiment = self.work.find(ExperimentRow, experiment_id)
+        if experiment.state not in EXPERIMENT_ENDED | EXPERIMENT_STOPPING:
             rest = self.work.searches.pending_operations(experiment_id)
             self._keep_backlog(experiment_id, rest)
 
@@ -156,17 +157,17 @@ class OperationService(Service):
                 gone = Event("exited_early", operation.trial_id, reason=DELETED)
                 waiting.extend(self.work.searches.tell(experiment_id, gone))
             elif isinstance(operation, Stop):
-                if trial["state"] not in TRIAL_ENDED:
+                if trial.state not in TRIAL_ENDED:
                     self.work.trials.stop(trial, "searcher")
             elif isinstance(operation, Continue):
                 self._continue(trial, operation.until)
             elif isinstance(operation, Reopen):
                 self.work.trials.reopen(trial, ExperimentState.ACTIVE, waits=1)
-        experiment = self.work.find(experiments, experiment_id)
-        values: dict[str, Any] = {"num_trials": experiment["num_trials"] + created}
-        if not experiment["searcher_done"]:  # else what it was before the end stays
+        experiment = self.work.find(ExperimentRow, experiment_id)
+        values: dict[str, Any] = {"num_trials": experiment.num_trials + created}
+        if not experiment.searcher_done:  # else what it was before the end stays
             done = self.work.searches.progress(experiment_id)
-            values["progress"] = max(experiment["progress"], done)
+            values["progress"] = max(experiment.progress, done)
         self.work.save(experiments, experiment_id, **values)
         self.work.touch("experiment", experiment_id, experiment_id)
 
@@ -195,19 +196,18 @@ class OperationService(Service):
         for (trial_id,) in self.work.raw(new, (experiment_id, last)):
             self.work.touch("trial", experiment_id, trial_id)
 
-    def _requested(self, experiment_id: int, request_id: int) -> RowMapping | None:
+    def _requested(self, experiment_id: int, request_id: int) -> TrialRow | None:
         """The trial that the searcher has under a number; None if a user has deleted it."""
         query = select(trials).where(
             trials.c.experiment_id == experiment_id, trials.c.request_id == request_id
         )
-        return self.work.connection.execute(query).mappings().one_or_none()
+        return read_row(self.work.connection, TrialRow, query)
 
-    def _continue(self, trial: RowMapping, until: int) -> None:
-        self.work.save(trials, trial["id"], until=until, waits=0)
+    def _continue(self, trial: TrialRow, until: int) -> None:
+        self.work.save(trials, trial.id, until=until, waits=0)
         experiment = self.work.experiment_of(trial)
-        if trial["state"] == TrialState.PAUSED and trial["run_id"] is None:
-            free = {**trial, "waits": 0}
-            self.work.trials.move(trial, resting_state(experiment["state"], free))
+        if trial.state == TrialState.PAUSED and trial.run_id is None:
+            self.work.trials.move(trial, resting_state(experiment.state, waits=trial.held))
 
 
 def interrupted_searches(connection: Connection) -> list[int]:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
-from sqlalchemy import Connection, RowMapping, func, select
+from sqlalchemy import Connection, func, select
 
 from zerolab.errors import ConfigError, ConflictError
 from zerolab.searcher import (
@@ -32,7 +32,7 @@ from zeroserver.orchestrator.service import Service
 from zeroserver.orchestrator.state import Orchestrator, config_of
 from zeroserver.states import EXPERIMENT_ENDED, TRIAL_ENDED, ExperimentState
 from zeroserver.store.database import Change, raw_rows
-from zeroserver.store.rows import one
+from zeroserver.store.rows import ExperimentRow, find_row
 from zeroserver.store.schema import experiments, searcher_events, trials
 
 if TYPE_CHECKING:  # loaded when the first experiment comes
@@ -400,8 +400,8 @@ class SearchService(Service):
 
     def load(self, experiment_id: int) -> None:
         """Bring the searcher of an experiment that has not ended into memory."""
-        row = self.work.find(experiments, experiment_id)
-        if row["state"] not in EXPERIMENT_ENDED:
+        row = self.work.find(ExperimentRow, experiment_id)
+        if row.state not in EXPERIMENT_ENDED:
             self._find(experiment_id)
 
     def _replay(self, experiment_id: int) -> Replay:
@@ -413,7 +413,7 @@ class SearchService(Service):
             or prepared.section != section
             or not prepared.is_current(self.work.connection, experiment_id)
         ):
-            row = self.work.find(experiments, experiment_id)
+            row = self.work.find(ExperimentRow, experiment_id)
             prepared = self.work.orchestrator.replays[experiment_id] = _fold(
                 self.work.connection, row, section
             )
@@ -449,7 +449,7 @@ def newest_event(connection: Connection, experiment_id: int) -> int:
     return connection.scalar(query) or 0
 
 
-def look_back(orchestrator: Orchestrator, connection: Connection, row: RowMapping) -> Seen:
+def look_back(orchestrator: Orchestrator, connection: Connection, row: ExperimentRow) -> Seen:
     """Say where the trials of an experiment that has ended stood at its end.
 
     Args:
@@ -457,17 +457,17 @@ def look_back(orchestrator: Orchestrator, connection: Connection, row: RowMappin
         connection: Only read from.
         row: The experiment.
     """
-    last = newest_event(connection, row["id"])
+    last = newest_event(connection, row.id)
     if not last:  # it was brought in from elsewhere
         return Seen(None)
-    then, seen = orchestrator.looked_back.get(row["id"], (None, Seen(None)))
+    then, seen = orchestrator.looked_back.get(row.id, (None, Seen(None)))
     if then == last:
         return seen
     section = config_of(row).searcher
     replayed = _fold(connection, row, section)
     view = SearchView() if replayed.problem else _view(replayed.searcher)
     seen = Seen(section.unit, view, replayed.problem)
-    orchestrator.looked_back[row["id"]] = last, seen
+    orchestrator.looked_back[row.id] = last, seen
     for experiment_id in list(orchestrator.looked_back)[:-_LOOKED_BACK]:
         orchestrator.looked_back.pop(experiment_id, None)
     return seen
@@ -504,7 +504,7 @@ def prepare_replay(
         experiment_id: Whose searcher.
         section: Section of the searcher that the change will use; None for the stored one.
     """
-    row = one(connection, experiments, experiment_id)
+    row = find_row(connection, ExperimentRow, experiment_id)
     if not newest_event(connection, experiment_id):
         return
     orchestrator.replays[experiment_id] = _fold(connection, row, section or config_of(row).searcher)
@@ -534,10 +534,10 @@ def _drop_replay(orchestrator: Orchestrator, experiment_id: int) -> None:
     orchestrator.replays.pop(experiment_id, None)
 
 
-def _fold(connection: Connection, row: RowMapping, section: "SearcherConfig") -> Replay:
+def _fold(connection: Connection, row: ExperimentRow, section: "SearcherConfig") -> Replay:
     """Make a searcher and tell it everything."""
-    newest = newest_event(connection, row["id"])
-    told = _told(connection, row["id"])
+    newest = newest_event(connection, row.id)
+    told = _told(connection, row.id)
     growths = [
         msgspec.json.decode(event.reason or "", type=_Growth)
         for event in told
@@ -554,8 +554,8 @@ def _fold(connection: Connection, row: RowMapping, section: "SearcherConfig") ->
         else:
             operations.append(_apply(searcher, event))
     known = section.has_independent_trials or isinstance(searcher, ExternalSearcher)
-    same = known or _made_the_trials(connection, row["id"], told, operations)
-    problem = None if same else _LOST.format(row["id"])
+    same = known or _made_the_trials(connection, row.id, told, operations)
+    problem = None if same else _LOST.format(row.id)
     return Replay(searcher, operations, problem, told, newest, section)
 
 
@@ -602,9 +602,9 @@ def _told(connection: Connection, experiment_id: int) -> list[Event]:
     return [Event(*row) for row in raw_rows(connection, _EVENTS, (experiment_id,))]
 
 
-def _searcher(row: RowMapping, section: "SearcherConfig") -> Searcher:
-    hyperparameters: dict[str, Any] = msgspec.json.decode(row["config"])["hyperparameters"]
-    return make_searcher(section, hyperparameters, row["seed"])
+def _searcher(row: ExperimentRow, section: "SearcherConfig") -> Searcher:
+    hyperparameters: dict[str, Any] = msgspec.json.decode(row.config)["hyperparameters"]
+    return make_searcher(section, hyperparameters, row.seed)
 
 
 def _drop(orchestrator: Orchestrator, experiment_id: int) -> None:

@@ -11,15 +11,15 @@ stored with the trial, so that neither a restart of the trial nor one of the ser
 
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import ColumnElement, RowMapping, Select, select, text, update
+from sqlalchemy import ColumnElement, Select, select, text, update
 
 from zerolab.contract.spec import CheckpointRef
 from zerolab.errors import ConfigError, ConflictError
 from zerolab.searcher import Create
 from zeroserver.orchestrator.checkpoints.short_uuids import full_uuid
 from zeroserver.orchestrator.service import Service
-from zeroserver.orchestrator.state import Fields
 from zeroserver.states import EXPERIMENT_ENDED, TRIAL_ENDED, TrialState
+from zeroserver.store.rows import CheckpointRow, TrialRow, read_row
 from zeroserver.store.schema import WEIGHTS_MISSING, checkpoints, experiments, trials
 
 if TYPE_CHECKING:  # loaded when the first experiment comes
@@ -74,16 +74,16 @@ class WarmStartService(Service):
         query = select(trials).where(
             trials.c.experiment_id == experiment_id, trials.c.request_id == operation.source
         )
-        source = self.work.connection.execute(query).mappings().one_or_none()
+        source = read_row(self.work.connection, TrialRow, query)
         if source is None and operation.source in self.work.searches.created_trials(experiment_id):
             return {"source_checkpoint": NO_WEIGHTS}
         if source is None:
             problem = f"must be the number of a trial that was created, got {operation.source}"
             raise ConfigError("searcher", [f"source of trial {operation.trial_id}: {problem}"])
-        wanted = max(source["searcher_steps"], 0)
+        wanted = max(source.searcher_steps, 0)
         chosen = self._choose(source, wanted)
         return {
-            "source_trial_id": source["id"],
+            "source_trial_id": source.id,
             "source_steps": wanted,
             "source_checkpoint": chosen,
         }
@@ -101,8 +101,7 @@ class WarmStartService(Service):
         found = self.work.connection.execute(waiting.order_by(trials.c.id)).all()
         if not found:
             return False
-        query = select(trials).where(trials.c.id == source_trial_id)
-        source = self.work.connection.execute(query).mappings().one()
+        source = self.work.find(TrialRow, source_trial_id)
         choices = {wanted: self._choose(source, wanted) for wanted in {row[2] for row in found}}
         rows = []
         for trial_id, experiment_id, wanted in found:
@@ -114,13 +113,13 @@ class WarmStartService(Service):
         self.work.many("UPDATE trials SET source_checkpoint = ? WHERE id = ?", rows)
         return settled
 
-    def _choose(self, source: RowMapping, wanted: int) -> str | None:
+    def _choose(self, source: TrialRow, wanted: int) -> str | None:
         """Return a checkpoint's uuid, :data:`NO_WEIGHTS`, or None while one may yet come."""
         columns = checkpoints.c
         reached = (
             select(columns.uuid)
             .where(
-                columns.trial_id == source["id"],
+                columns.trial_id == source.id,
                 columns.state == "COMPLETED",
                 columns.steps_completed >= wanted,
             )
@@ -130,12 +129,10 @@ class WarmStartService(Service):
         found: str | None = self.work.connection.scalar(reached)
         if found is not None:
             return found
-        waits = (
-            source["state"] == TrialState.PAUSED and source["waits"] and source["run_id"] is None
-        )
-        if source["state"] not in TRIAL_ENDED and not waits:
+        waits = source.state == TrialState.PAUSED and source.waits and source.run_id is None
+        if source.state not in TRIAL_ENDED and not waits:
             return None
-        return self.newest_checkpoint(source["id"]) or NO_WEIGHTS
+        return self.newest_checkpoint(source.id) or NO_WEIGHTS
 
     def newest_checkpoint(self, trial_id: int) -> str | None:
         """Return the uuid of the complete checkpoint of a trial that goes furthest."""
@@ -149,29 +146,31 @@ class WarmStartService(Service):
         found: str | None = self.work.connection.scalar(query)
         return found
 
-    def source_problem(self, trial: Fields) -> str | None:
+    def source_problem(self, trial: TrialRow) -> str | None:
         """Return why a trial cannot load its initial weights; None if it can."""
-        uuid = trial["source_checkpoint"]
-        if trial["latest_checkpoint"] is not None or uuid is None:
+        uuid = trial.source_checkpoint
+        if trial.latest_checkpoint is not None or uuid is None:
             return None
-        if uuid == NO_WEIGHTS and trial["source_trial_id"] is None:
+        if uuid == NO_WEIGHTS and trial.source_trial_id is None:
             return "the trial with whose weights it begins has been deleted"
         if uuid == NO_WEIGHTS:
-            return (
-                f"trial {trial['source_trial_id']}, with whose weights it begins, has no checkpoint"
-            )
+            return f"trial {trial.source_trial_id}, with whose weights it begins, has no checkpoint"
+        return self.checkpoint_problem(uuid)
+
+    def checkpoint_problem(self, uuid: str) -> str | None:
+        """Return why trials cannot start from a checkpoint; None if they can."""
         if self._complete(uuid) is None:
             return f"checkpoint {uuid}, with whose weights it begins, has been deleted"
         return None
 
-    def reference(self, trial: Fields) -> CheckpointRef | None:
+    def reference(self, trial: TrialRow) -> CheckpointRef | None:
         """Return what a trial without a checkpoint of its own begins with."""
-        uuid = trial["source_checkpoint"]
+        uuid = trial.source_checkpoint
         if not uuid:
             return None
         row = self._complete(uuid)
         assert row is not None, "source_problem is asked first"
-        root = self.work.storage_of(row["experiment_id"]).root  # the home may have moved
+        root = self.work.storage_of(row.experiment_id).root  # the home may have moved
         return CheckpointRef(uuid, 0, root=root, warm_start=True)
 
     def waiting_for_weights(self) -> dict[int, tuple[int, str]]:
@@ -227,11 +226,11 @@ class WarmStartService(Service):
             )
             raise ConflictError(msg)
 
-    def _complete(self, uuid: str) -> RowMapping | None:
+    def _complete(self, uuid: str) -> CheckpointRow | None:
         query = select(checkpoints).where(
             checkpoints.c.uuid == uuid, checkpoints.c.state == "COMPLETED"
         )
-        return self.work.connection.execute(query).mappings().one_or_none()
+        return read_row(self.work.connection, CheckpointRow, query)
 
 
 def needed_for_warm_start() -> Select[tuple[str]]:
