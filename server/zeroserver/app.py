@@ -203,16 +203,16 @@ async def _tick_forever(services: Services, searches: SearchProcesses) -> None:
     said, quiet_until = "", 0.0
     expire_at = 0.0
     while True:
-        services.orchestrator.note_tick()
+        services.orchestrator.agents.note_tick()
         services.journal.tidy()
         try:
             await services.write(tick)
-            while services.orchestrator.unfinished:
+            while services.orchestrator.queue.unfinished:
                 await services.write(tick)
             await services.carry_out()
             await services.apply_policies()
             await services.remove_orphans()
-            if services.orchestrator.purge_names:
+            if services.orchestrator.metrics.purge_due:
                 await services.purge_names()
             await searches.look_after()
             if time.monotonic() >= expire_at:
@@ -235,11 +235,11 @@ def tick(work: UnitOfWork) -> None:
 
 def _note_orphans(work: UnitOfWork) -> None:
     """Remove leftovers of imports and deletions that a killed server did not finish."""
-    found = find_orphans(work, work.orchestrator.importing)
+    found = find_orphans(work, work.orchestrator.deletions.importing)
     if found:
         logger.info("removing points and logs of %d trial(s) that are gone", len(found))
-        work.orchestrator.orphans.extend(
-            each for each in found if each not in work.orchestrator.orphans
+        work.orchestrator.deletions.orphans.extend(
+            each for each in found if each not in work.orchestrator.deletions.orphans
         )
 
 

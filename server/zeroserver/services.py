@@ -120,7 +120,7 @@ class Services:
         Raises:
             NotFoundError: If there is no such experiment.
         """
-        if experiment_id not in self.orchestrator.searchers:
+        if experiment_id not in self.orchestrator.searches.searchers:
             await self.prepare_replay(experiment_id)
             await self.write(lambda work: work.searches.load(experiment_id))
 
@@ -140,23 +140,23 @@ class Services:
 
     async def resume(self) -> None:
         """Resume the policies and search operations that a killed server did not finish."""
-        self.orchestrator.retention.update(await self.read(due_experiments))
+        self.orchestrator.deletions.retention_due.update(await self.read(due_experiments))
         for experiment_id in await self.read(interrupted_searches):
             await self.prepare_replay(experiment_id)
             await self.write(partial(_resume_backlog, experiment_id=experiment_id))
 
     async def carry_out(self) -> None:
         """Execute queued searcher operations, split into several changes."""
-        while self.orchestrator.backlog:
+        while self.orchestrator.searches.backlog:
             await self.write(_carry_out_more)
 
     async def apply_policies(self) -> None:
         """Apply the checkpoint policies of large experiments, in several changes."""
-        for experiment_id in sorted(self.orchestrator.retention):
+        for experiment_id in sorted(self.orchestrator.deletions.retention_due):
             try:
                 await self.apply_policy(experiment_id)
             except NotFoundError:  # it was deleted
-                self.orchestrator.retention.discard(experiment_id)
+                self.orchestrator.deletions.retention_due.discard(experiment_id)
 
     async def apply_policy(self, experiment_id: int) -> list[str]:
         """Delete the checkpoints of an experiment that its policy does not keep, a part at a time.
@@ -169,7 +169,9 @@ class Services:
         """
         deleted: list[str] = []
         async with self._applying:
-            await self.write(lambda work: work.orchestrator.retention.discard(experiment_id))
+            await self.write(
+                lambda work: work.orchestrator.deletions.retention_due.discard(experiment_id)
+            )
             try:
                 parts = await self.read(partial(trials_to_thin, experiment_id=experiment_id))
                 for trial_ids in parts:
@@ -183,21 +185,23 @@ class Services:
                             break
                 await self.write(lambda work: work.checkpoints.settle_due(experiment_id))
             except BaseException:
-                self.orchestrator.retention.add(experiment_id)  # the next tick goes on
+                self.orchestrator.deletions.retention_due.add(
+                    experiment_id
+                )  # the next tick goes on
                 raise
         return deleted
 
     async def remove_orphans(self) -> None:
         """Remove the points and logs of deleted trials, in several changes."""
-        while self.orchestrator.orphans:
+        while self.orchestrator.deletions.orphans:
             await self.write(_remove_part)
             self.database.deleted = True
         await run_in_threadpool(self.database.empty_wal)
 
     async def purge_names(self) -> None:
         """Delete the names of metrics that have no points any more."""
-        self.orchestrator.purge_names = False
-        await self.write(lambda work: work.orchestrator.admitted.clear())
+        self.orchestrator.metrics.purge_due = False
+        await self.write(lambda work: work.orchestrator.metrics.admitted.clear())
         unused = await self.read(unused_names)
         await self.write(lambda work: work.metric_names.forget_unused(unused))
 
@@ -274,14 +278,14 @@ def _remove_part(work: UnitOfWork) -> None:
     """Remove some rows of deleted trials."""
     removed = 0
     for _ in range(_TRIALS_AT_ONCE):
-        if not work.orchestrator.orphans or removed >= ROWS:
+        if not work.orchestrator.deletions.orphans or removed >= ROWS:
             return
-        rows, done = remove_part(work, work.orchestrator.orphans[0])
+        rows, done = remove_part(work, work.orchestrator.deletions.orphans[0])
         removed += rows
         if done:
-            trial_id = work.orchestrator.orphans.popleft()
-            work.orchestrator.purge_names = True
-            work.undo.append(partial(work.orchestrator.orphans.appendleft, trial_id))
+            trial_id = work.orchestrator.deletions.orphans.popleft()
+            work.orchestrator.metrics.purge_due = True
+            work.undo.append(partial(work.orchestrator.deletions.orphans.appendleft, trial_id))
 
 
 def _resume_backlog(work: UnitOfWork, experiment_id: int) -> None:

@@ -150,7 +150,14 @@ def test_export_of_old_rows_is_json(server: Server) -> None:
         lambda work: store_points(
             work,
             1,
-            [(work.orchestrator.keys.find(work, "training", "loss"), 2, math.inf, math.inf)],
+            [
+                (
+                    work.orchestrator.metrics.keys.find(work, "training", "loss"),
+                    2,
+                    math.inf,
+                    math.inf,
+                )
+            ],
         )
     )
     text = server.http.get("/api/v1/experiments/1/metrics/export").text
@@ -285,7 +292,7 @@ def test_names_of_earlier_versions_are_accepted(sqlite_server: Server) -> None:
     server = sqlite_server
     server.submit()
     server.execute("UPDATE experiments SET config = replace(config, '\"digits\"', '\"di\\ngits\"')")
-    server.services.orchestrator.forget_config(1)
+    server.services.orchestrator.configs.forget(1)
     server.add_agent()
     assert server.begin().run_id
 

@@ -127,7 +127,7 @@ def _data(connection: Connection, orchestrator: Orchestrator, entry: Entry) -> I
     try:
         if entry.kind == "experiment":
             experiment = find_row(connection, ExperimentRow, entry.resource)
-            return [queries.experiment(experiment, orchestrator.waiting)]
+            return [queries.experiment(experiment, orchestrator.queue.waiting)]
         trial = find_row(connection, TrialRow, entry.resource)
         return queries.trial_list(connection, [trial], orchestrator)
     except NotFoundError:  # deleted since
@@ -142,7 +142,9 @@ def _everything(
     if experiment_id == ALL:
         return [(None, "experiment", {"reload": True})]
     row = find_row(connection, ExperimentRow, experiment_id)
-    reported: list[Event] = [(None, "experiment", queries.experiment(row, orchestrator.waiting))]
+    reported: list[Event] = [
+        (None, "experiment", queries.experiment(row, orchestrator.queue.waiting))
+    ]
     if row.num_trials > _MANY:
         return [*reported, (None, "trial", {"reload": True}), *reload]
     query = select(trials).where(trials.c.experiment_id == experiment_id).order_by(trials.c.id)

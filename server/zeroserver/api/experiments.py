@@ -134,7 +134,9 @@ def _answer(
     warnings: Sequence[str] = (),
 ) -> ExperimentAnswer:
     row = find_row(connection, ExperimentRow, experiment_id)
-    return ExperimentAnswer(queries.experiment(row, services.orchestrator.waiting), list(warnings))
+    return ExperimentAnswer(
+        queries.experiment(row, services.orchestrator.queue.waiting), list(warnings)
+    )
 
 
 @router.get("")
@@ -165,7 +167,7 @@ async def list_experiments(
         rows, next_after = queries.page(
             connection, ExperimentRow, query, PageRequest(sort, after, limit)
         )
-        items = [queries.experiment(row, services.orchestrator.waiting) for row in rows]
+        items = [queries.experiment(row, services.orchestrator.queue.waiting) for row in rows]
         return ExperimentPage(items, next_after)
 
     return await services.read(read)

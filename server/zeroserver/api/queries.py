@@ -233,7 +233,7 @@ def trial_list(
     owners = tuple({row.experiment_id for row in rows})
     query = _METRICS.format(", ".join("?" * len(owners)) or "NULL")
     metrics: dict[int, str] = dict(raw_rows(connection, query, owners))
-    of_trial = orchestrator.waiting.of_trial
+    of_trial = orchestrator.queue.waiting.of_trial
     result = []
     for row in rows:
         number, experiment_id, state, error = (

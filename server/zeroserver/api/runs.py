@@ -188,7 +188,7 @@ async def work(request: Request) -> Response:
     wait_s = min(_number(request, "wait_s", 30.0), longest)
     identity = request.query_params.get("identity", "")
     alive = await services.read(lambda connection: _alive(connection, agent_id, identity))
-    services.orchestrator.seen[agent_id] = time.monotonic()
+    services.orchestrator.agents.seen[agent_id] = time.monotonic()
     if not alive:
         await services.write(lambda work: _revive(work, agent_id))
 
@@ -199,7 +199,7 @@ async def work(request: Request) -> Response:
         return found.version, found
 
     answer = await _wait_for(services, "agents", known, wait_s, ask)
-    services.orchestrator.seen[agent_id] = time.monotonic()
+    services.orchestrator.agents.seen[agent_id] = time.monotonic()
     return _json(answer)
 
 
@@ -398,7 +398,7 @@ async def directive(request: Request) -> Response:
     known = int(_number(request, "version", 0))
     wait_s = _number(request, "wait_s", 30.0)
 
-    services.orchestrator.asking.add(run_id)
+    services.orchestrator.polling_runs.add(run_id)
 
     async def ask() -> tuple[int, Directive]:
         found = await services.read(lambda connection: _directive(connection, services, run_id))

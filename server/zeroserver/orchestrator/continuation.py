@@ -253,7 +253,7 @@ class ContinuationService(Service):
             raw_config=msgspec.json.encode(wish.raw_config).decode(),
             **resource_columns(wish.config),
         )  # fmt: skip
-        self.work.orchestrator.forget_config(experiment.id)
+        self.work.orchestrator.configs.forget(experiment.id)
 
     def _ended(self, experiment_id: int) -> list[TrialRow]:
         query = select(trials).where(

@@ -113,9 +113,9 @@ class ExperimentService(Service):
         elif not stopping and end == ExperimentState.ERROR:
             values["error"] = self._last_error(experiment_id)
         self.move(replace(experiment, state=through), end, **values)
-        self.work.orchestrator.searchers.pop(experiment_id, None)
-        self.work.orchestrator.forget_config(experiment_id)
-        self.work.orchestrator.drop_jobs([experiment_id])
+        self.work.orchestrator.searches.searchers.pop(experiment_id, None)
+        self.work.orchestrator.configs.forget(experiment_id)
+        self.work.orchestrator.queue.drop([experiment_id])
 
     def _last_error(self, experiment_id: int) -> str | None:
         query = (
@@ -135,7 +135,7 @@ class ExperimentService(Service):
         """
         archive = submission.archive
         if archive is not None and (
-            archive in self.work.orchestrator.archives_going
+            archive in self.work.orchestrator.deletions.archives
             or not has_archive(self.work.home.archives, archive)
         ):
             msg = f"the archive {archive} was removed with the last experiment that had it"
@@ -267,7 +267,7 @@ class ExperimentService(Service):
             if not experiment.deleting:
                 self.work.save(experiments, experiment_id, deleting=1)
             return False
-        self.work.orchestrator.drop_jobs([experiment_id])
+        self.work.orchestrator.queue.drop([experiment_id])
         self.release_archive(experiment.archive)
         return True
 
@@ -323,11 +323,11 @@ class ExperimentService(Service):
             return
 
         def remove_file() -> None:
-            self.work.orchestrator.archives_going.discard(archive)
+            self.work.orchestrator.deletions.archives.discard(archive)
             remove_archive(self.work.home.archives, archive)
 
-        self.work.orchestrator.archives_going.add(archive)
-        self.work.undo.append(lambda: self.work.orchestrator.archives_going.discard(archive))
+        self.work.orchestrator.deletions.archives.add(archive)
+        self.work.undo.append(lambda: self.work.orchestrator.deletions.archives.discard(archive))
         self.work.then.append(remove_file)
 
     def fail(self, experiment_id: int, error: str) -> None:

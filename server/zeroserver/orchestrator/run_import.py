@@ -134,8 +134,8 @@ def _reserve(work: UnitOfWork, rows: _Rows) -> tuple[int, int]:
     trial_id = int(connection.execute(insert).scalar_one())
     connection.execute(delete(trials).where(trials.c.id == trial_id))
     connection.execute(delete(experiments).where(experiments.c.id == experiment_id))
-    work.orchestrator.importing.add(trial_id)
-    work.undo.append(lambda: work.orchestrator.importing.discard(trial_id))
+    work.orchestrator.deletions.importing.add(trial_id)
+    work.undo.append(lambda: work.orchestrator.deletions.importing.discard(trial_id))
     return experiment_id, trial_id
 
 
@@ -152,13 +152,13 @@ def _publish(work: UnitOfWork, rows: _Rows, ids: tuple[int, int]) -> None:
     work.connection.execute(experiments.insert().values(experiment))
     trial = {**rows.trial, "id": trial_id, "experiment_id": experiment_id}
     work.connection.execute(trials.insert().values(trial))
-    work.then.append(lambda: work.orchestrator.importing.discard(trial_id))
+    work.then.append(lambda: work.orchestrator.deletions.importing.discard(trial_id))
     work.touch("experiment", experiment_id, experiment_id)
 
 
 def _forget(work: UnitOfWork, trial_id: int) -> None:
     forget_points(work, trial_id)
-    work.then.append(lambda: work.orchestrator.importing.discard(trial_id))
+    work.then.append(lambda: work.orchestrator.deletions.importing.discard(trial_id))
 
 
 def _rows(log: MetricsLog) -> _Rows:

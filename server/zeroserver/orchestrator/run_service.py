@@ -97,8 +97,8 @@ class RunService(Service):
 
     def never_asks(self, run: RunRow) -> bool:
         """Whether a run is a command that has not asked whether to leave, though it could have."""
-        up_s = time.monotonic() - self.work.orchestrator.started
-        if run.id in self.work.orchestrator.asking or (
+        up_s = time.monotonic() - self.work.orchestrator.agents.started
+        if run.id in self.work.orchestrator.polling_runs or (
             up_s < _ASKS_AGAIN_S and self.work.clock() - run.created_at > up_s
         ):
             return False
@@ -140,11 +140,13 @@ class RunService(Service):
         steps = checkpoint.steps_completed if checkpoint else 0
         own = checkpoint is not None and not checkpoint.warm_start
         after = steps if own else -1
-        forgotten = forget_after(self.work, trial.id, after, self.work.orchestrator.forgettable)
+        forgotten = forget_after(
+            self.work, trial.id, after, self.work.orchestrator.queue.point_budget
+        )
         if forgotten is None:
-            self.work.orchestrator.forgettable = 0
+            self.work.orchestrator.queue.point_budget = 0
             return None
-        self.work.orchestrator.forgettable -= forgotten
+        self.work.orchestrator.queue.point_budget -= forgotten
         storage = self.work.storage_of(experiment.id)
         (agent_id, slot_ids), *others = slots.items()
         unit = experiment.slots_per_rank
@@ -270,7 +272,7 @@ class RunService(Service):
             exit_code=end.exit_code, reason=end.reason,
         )  # fmt: skip
         self.work.changes += [Change(f"run:{run_id}"), agents_changed()]
-        self.work.orchestrator.asking.discard(run_id)
+        self.work.orchestrator.polling_runs.discard(run_id)
         trial = self.work.trial_of(run)
         if trial.run_id != run_id or trial.state in TRIAL_ENDED:
             return

@@ -9,6 +9,7 @@ from zerolab import scheduler
 from zerolab.contract.messages import Extension
 from zerolab.contract.spec import EXIT_INFRASTRUCTURE, RunSpec
 from zerolab.scheduler import Decision, Request, Start
+from zeroserver.orchestrator.caches import QueueCache
 from zeroserver.orchestrator.cluster.scheduler_input import OPEN_RUNS
 from zeroserver.orchestrator.node_service import failed_before_its_kill
 from zeroserver.orchestrator.service import Service
@@ -28,6 +29,11 @@ _ANY_RESTARTING = "SELECT 1 FROM trials WHERE restart_at > ? LIMIT 1"
 
 class SchedulingService(Service):
     """Starts, extends and preempts runs, and does the periodic work of the clock."""
+
+    @property
+    def cache(self) -> QueueCache:
+        """Queue entries that outlive the unit of work."""
+        return self.work.orchestrator.queue
 
     def schedule(self) -> None:
         """Give free slots to the trials that wait; ask runs to leave for those that go first."""
@@ -112,9 +118,9 @@ class SchedulingService(Service):
         """
         if len(decision.start) > _STARTS_AT_ONCE:
             del decision.start[_STARTS_AT_ONCE:]
-            self.work.orchestrator.unfinished = True
-        self.work.orchestrator.forgettable = FORGOTTEN
-        complete = len(decision.start) > 0 and not self.work.orchestrator.unfinished
+            self.cache.unfinished = True
+        self.cache.point_budget = FORGOTTEN
+        complete = len(decision.start) > 0 and not self.cache.unfinished
         starts: dict[int, list[Start]] = {}
         for start in decision.start:
             starts.setdefault(start.request.trial_id, []).append(start)
@@ -123,7 +129,7 @@ class SchedulingService(Service):
             ids = self.work.scheduler_input.next_trials(request, len(mine) + 1)
             for trial_id, start in zip(ids, mine, strict=False):
                 if not self._assign(trial_id, start):
-                    self.work.orchestrator.unfinished = True
+                    self.cache.unfinished = True
                     complete = False
             if request.trial_id in decision.waiting:
                 waiting.append(request._replace(trial_id=ids[-1]))
@@ -174,7 +180,7 @@ class SchedulingService(Service):
 
     def _keep_reasons(self, now: Waiting) -> None:
         """Put new reasons in the place of the old ones, and tell those who watch."""
-        before = self.work.orchestrator.waiting
+        before = self.cache.waiting
         if before == now:
             return
         changed, told = changed_reasons(before, now)
@@ -182,15 +188,15 @@ class SchedulingService(Service):
             self.work.touch("trial", experiment_id, trial_id)
         for experiment_id in told:
             self.work.touch("experiment", experiment_id, experiment_id)
-        self.work.orchestrator.waiting = now
-        self.work.undo.append(lambda: setattr(self.work.orchestrator, "waiting", before))
+        self.cache.waiting = now
+        self.work.undo.append(lambda: setattr(self.cache, "waiting", before))
 
     def tick(self) -> None:
         """Enforce deadlines, lose dead agents, schedule, and apply queue timeouts.
 
-        Call it again while ``orchestrator.unfinished``.
+        Call it again while ``orchestrator.queue.unfinished``.
         """
-        self.work.orchestrator.unfinished = False
+        self.cache.unfinished = False
         for experiment_id, why in self.work.searches.take_lost().items():
             self.work.experiments.fail(experiment_id, why)
         self.work.agents.lose_silent()

@@ -168,9 +168,9 @@ class TrialService(Service):
         Nobody finds them without their trials. What a server that dies leaves of them, the next one
         removes at its start.
         """
-        self.work.orchestrator.orphans.extend(trial_ids)
+        self.work.orchestrator.deletions.orphans.extend(trial_ids)
         for trial_id in trial_ids:
-            self.work.orchestrator.reported.pop(trial_id, None)
+            self.work.orchestrator.metrics.reported.pop(trial_id, None)
         self.work.undo.append(
             partial(_keep_from_sweep, self.work.orchestrator, frozenset(trial_ids))
         )
@@ -349,9 +349,9 @@ class TrialService(Service):
 
 
 def _keep_from_sweep(orchestrator: Orchestrator, trial_ids: frozenset[int]) -> None:
-    others = [each for each in orchestrator.orphans if each not in trial_ids]
-    orchestrator.orphans.clear()
-    orchestrator.orphans.extend(others)
+    others = [each for each in orchestrator.deletions.orphans if each not in trial_ids]
+    orchestrator.deletions.orphans.clear()
+    orchestrator.deletions.orphans.extend(others)
 
 
 def resting_state(experiment_state: str, *, waits: int) -> TrialState:

@@ -140,22 +140,22 @@ class UnitOfWork(Transaction):
 
     def config(self, experiment_id: int) -> "ExperimentConfig":
         """Return an experiment's configuration without its log policies."""
-        configs = self.orchestrator.configs
+        configs = self.orchestrator.configs.configs
         config = configs.get(experiment_id)
         if config is None:
             config = configs[experiment_id] = config_of(self.find(ExperimentRow, experiment_id))
             # The row may be one of this transaction: if it goes, another gets its id.
-            self.undo.append(lambda: self.orchestrator.forget_config(experiment_id))
+            self.undo.append(lambda: self.orchestrator.configs.forget(experiment_id))
         return config
 
     def secrets_of(self, experiment_id: int) -> tuple[str, ...]:
         """Return the secret values of an experiment's configuration, which no log may contain."""
-        secrets = self.orchestrator.secrets.get(experiment_id)
+        secrets = self.orchestrator.configs.secrets.get(experiment_id)
         if secrets is None:
             raw_config = self.find(ExperimentRow, experiment_id).raw_config
             secrets = tuple(find_secrets(msgspec.json.decode(raw_config)))
-            self.orchestrator.secrets[experiment_id] = secrets
-            self.undo.append(lambda: self.orchestrator.forget_config(experiment_id))
+            self.orchestrator.configs.secrets[experiment_id] = secrets
+            self.undo.append(lambda: self.orchestrator.configs.forget(experiment_id))
         return secrets
 
     def storage_of(self, experiment_id: int) -> StorageAddress:
@@ -167,8 +167,8 @@ class UnitOfWork(Transaction):
 
     def forget_job(self, experiment_id: int) -> None:
         """Drop an experiment's cached queue entry, since this change modifies it."""
-        self.orchestrator.drop_jobs([experiment_id])
-        self.undo.append(lambda: self.orchestrator.drop_jobs([experiment_id]))
+        self.orchestrator.queue.drop([experiment_id])
+        self.undo.append(lambda: self.orchestrator.queue.drop([experiment_id]))
 
     def touch(self, kind: str, experiment_id: int, resource: Any) -> None:
         """Add a change to the event streams of an experiment."""

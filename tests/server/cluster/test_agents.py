@@ -20,7 +20,7 @@ def agent(server: Server, agent_id: int = 1) -> dict[str, Any]:
 
 def set_silence(server: Server, agent_id: int, seconds: float) -> None:
     """Set the time since an agent's last request."""
-    server.services.orchestrator.seen[agent_id] = time.monotonic() - seconds
+    server.services.orchestrator.agents.seen[agent_id] = time.monotonic() - seconds
 
 
 def test_disabled_agent_gets_no_runs(server: Server) -> None:
@@ -196,10 +196,10 @@ def test_server_stall_does_not_count_as_agent_silence(
         spec = server.begin()
         orchestrator = server.services.orchestrator
         for _ in range(2):
-            orchestrator.seen[1] -= GONE_S
-            orchestrator.ticked -= GONE_S
+            orchestrator.agents.seen[1] -= GONE_S
+            orchestrator.agents.ticked -= GONE_S
             server.tick()  # before it noticed the stall,
-            orchestrator.note_tick()
+            orchestrator.agents.note_tick()
             server.tick()  # and after that
             assert agent(server)["state"] != "gone"
             assert server.directive(spec.run_id) == "train"

@@ -268,7 +268,7 @@ def test_max_slots_column_matches_config(
     )
     server.write(lambda work: work.save(experiments, experiment["id"], config="not to be read"))
     orchestrator = server.services.orchestrator
-    orchestrator.jobs.clear()
+    orchestrator.queue.jobs.clear()
     server.tick()
-    queued = orchestrator.jobs[experiment["id"]]
+    queued = orchestrator.queue.jobs[experiment["id"]]
     assert (queued.max_slots, queued.max_slots_key.partition(".")[0]) == bound

@@ -106,7 +106,7 @@ def test_continue_search_with_more_trials(server: Server) -> None:
     for trial_id in (3, 4):
         train_to(server, trial_id, 20)
     assert server.experiment()["state"] == "COMPLETED"
-    server.services.orchestrator.searchers.clear()  # a replay of the events gives the same end
+    server.services.orchestrator.searches.searchers.clear()  # a replay ends the same
     assert error_message(continue_experiment(server)).startswith(
         "experiment 1: is COMPLETED, and nothing of it is"
     )

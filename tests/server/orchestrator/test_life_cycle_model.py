@@ -305,7 +305,7 @@ class LifeCycle(RuleBasedStateMachine):
 
     @rule(agent=st.sampled_from([1, 2]))
     def kill_agent(self, agent: int) -> None:
-        self.server.services.orchestrator.seen[agent] = -1e9
+        self.server.services.orchestrator.agents.seen[agent] = -1e9
         self.server.tick(2)
 
     @rule(agent=st.sampled_from([1, 2]))

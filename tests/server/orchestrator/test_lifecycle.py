@@ -377,7 +377,7 @@ def test_runs_of_silent_agent_restart_elsewhere(
     server.add_agent(name="first")
     spec = server.begin()
     server.add_agent(name="second")
-    server.services.orchestrator.seen[1] -= GONE_S
+    server.services.orchestrator.agents.seen[1] -= GONE_S
     server.tick()
     trial = server.trial()
     assert (trial["state"], trial["restarts"]) == ("QUEUED", 0)
@@ -423,7 +423,7 @@ def test_unstarted_run_of_silent_agent_is_no_failure(server: Server) -> None:
     server.add_agent(name="first")
     assert len(server.work()) == 1
     server.add_agent(name="second")
-    server.services.orchestrator.seen[1] -= GONE_S
+    server.services.orchestrator.agents.seen[1] -= GONE_S
     server.tick()
     assert server.trial()["restarts"] == 0
     assert server.begin(agent_id=2).restarts == 0
@@ -518,12 +518,12 @@ def test_long_queue_reason_counts_earlier_jobs(sqlite_server: Server) -> None:
 def test_rolled_back_submission_has_no_reason(sqlite_server: Server) -> None:
     orchestrator, database = sqlite_server.services.orchestrator, sqlite_server.services.database
     sqlite_server.submit()
-    before = orchestrator.waiting
+    before = orchestrator.queue.waiting
 
     def fail(work: UnitOfWork) -> None:
         work.save(trials, 1, state="PAUSED")
         work.scheduling.schedule()
-        assert orchestrator.waiting != before
+        assert orchestrator.queue.waiting != before
         raise ConflictError("not this time")
 
     with pytest.raises(ConflictError):

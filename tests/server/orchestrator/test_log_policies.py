@@ -70,7 +70,7 @@ def test_stored_invalid_pattern_is_ignored(
     config = json.loads(server.sql("SELECT config FROM experiments")[0][0])
     config["log_policies"][0]["pattern"] = "(?<!not )x"
     server.execute("UPDATE experiments SET config = :config", config=json.dumps(config))
-    server.services.orchestrator.configs.clear()
+    server.services.orchestrator.configs.configs.clear()
     server.add_agent()
     spec = server.begin()
     server.log(spec.run_id, 0, "x", "fatal")

@@ -74,7 +74,7 @@ def test_stored_backend_of_older_version_is_readable(sqlite_server: Server) -> N
         "UPDATE experiments SET config = :config",
         config=json.dumps(config | {"backend": "deepspeed"}),
     )
-    server.services.orchestrator.configs.clear()
+    server.services.orchestrator.configs.configs.clear()
     server.add_agent()
     assert server.get("/trials/1/engine")["problems"] == []
     assert server.begin().config["backend"] == "deepspeed"  # the trial refuses it when it starts

@@ -84,19 +84,19 @@ def continue_trial(server: Server) -> None:
 def activate(server: Server) -> None:
     continue_search(server)
     server.act("pause")
-    server.services.orchestrator.searchers.clear()
+    server.services.orchestrator.searches.searchers.clear()
     server.act("activate")
 
 
 def view(server: Server) -> None:
     continue_search(server)
-    server.services.orchestrator.searchers.clear()
+    server.services.orchestrator.searches.searchers.clear()
     assert server.get("/experiments/1/searcher")["searcher"]["problem"] is None
 
 
 def kill_trial(server: Server) -> None:
     continue_search(server)
-    server.services.orchestrator.searchers.clear()
+    server.services.orchestrator.searches.searchers.clear()
     server.post(f"/trials/{trial_in(server, 'QUEUED')}/kill")
 
 
@@ -135,7 +135,7 @@ def test_start_loads_large_searches(
         server.submit(hyperparameters=SPACE, searcher=HALVING)
         server.submit(hyperparameters=SPACE, searcher={**HALVING, "max_trials": 5})
     with serve(tmp_path) as server:
-        assert [*server.services.orchestrator.searchers] == [1]
+        assert [*server.services.orchestrator.searches.searchers] == [1]
         validated(server)
     assert replaying.count("writer") <= 1  # of the small one
 
@@ -344,13 +344,13 @@ def test_lost_agent_ends_runs_in_parts(
     if leaves:
         assert jobs_of(server, lambda: server.post("/agents/1/leave", {"done": True})) == 3
     else:
-        server.services.orchestrator.seen[1] -= GONE_S
+        server.services.orchestrator.agents.seen[1] -= GONE_S
         server.tick()
-        assert server.services.orchestrator.unfinished
+        assert server.services.orchestrator.queue.unfinished
         assert server.get("/agents")["agents"][0]["alive"]
         server.tick()
         server.tick()
-    assert not server.services.orchestrator.unfinished
+    assert not server.services.orchestrator.queue.unfinished
     assert not server.get("/agents")["agents"][0]["alive"]
     assert {state for (state,) in server.sql("SELECT state FROM runs")} == {"EXITED"}
     assert {trial["state"] for trial in server.trials()} == {"QUEUED"}
@@ -362,9 +362,9 @@ def test_start_of_many_runs_in_parts(server: Server, monkeypatch: pytest.MonkeyP
     server.add_agent(slots=6)
     assert len(server.work()) == 2
     server.tick()
-    assert server.services.orchestrator.unfinished
+    assert server.services.orchestrator.queue.unfinished
     server.tick()
-    assert not server.services.orchestrator.unfinished
+    assert not server.services.orchestrator.queue.unfinished
     assert len(server.work()) == 6
 
 
@@ -381,7 +381,7 @@ def test_points_of_long_trial_are_deleted_in_parts(
     assert server.work() == []
     assert 10 < count(server, "points") < 170
     server.tick()
-    while server.services.orchestrator.unfinished:
+    while server.services.orchestrator.queue.unfinished:
         server.tick()
     assert len(server.work()) == 1
     assert count(server, "points") == 10
@@ -401,5 +401,5 @@ def test_continue_reports_deleted_trials_at_once(sqlite_server: Server) -> None:
         "SELECT request_id, reason FROM searcher_events WHERE kind = 'exited_early' ORDER BY id"
     )
     assert [reason for _, reason in events] == ["user_canceled"] * 3
-    server.services.orchestrator.searchers.clear()
+    server.services.orchestrator.searches.searchers.clear()
     assert server.get("/experiments/1/searcher")["searcher"]["problem"] is None

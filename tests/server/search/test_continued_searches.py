@@ -102,7 +102,7 @@ class Life:
         """Check that the searcher in memory equals a replay of its events."""
 
         def both(work: UnitOfWork) -> tuple[Any, Any]:
-            in_memory = work.orchestrator.searchers.get(1)
+            in_memory = work.orchestrator.searches.searchers.get(1)
             replay = work.searches._replay(1)
             assert replay.problem is None
             return replay.searcher, in_memory or replay.searcher
@@ -245,7 +245,7 @@ def test_restart_keeps_pending_growth(begin: Any, monkeypatch: pytest.MonkeyPatc
         interrupted.setattr(Services, "carry_out", no_effects)
         interrupted.setattr("zeroserver.orchestrator.search.operation_service._BUDGET_MS", 0.05)
         life.continue_search(max_trials=16)
-        assert life.server.services.orchestrator.backlog
+        assert life.server.services.orchestrator.searches.backlog
         life.end()
         life._running = serve(life.directory, clock=life.clock)
         interrupted.undo()

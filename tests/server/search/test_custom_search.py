@@ -80,8 +80,8 @@ def test_shutdown_after_last_trial_completes_the_experiment(search: Server) -> N
     experiment = search.experiment()
     assert (experiment["state"], experiment["progress"]) == ("COMPLETED", 1.0)
     orchestrator = search.services.orchestrator
-    assert not orchestrator.searchers
-    assert not orchestrator.configs
+    assert not orchestrator.searches.searchers
+    assert not orchestrator.configs.configs
 
 
 def test_restart_keeps_answered_events(tmp_path: Any) -> None:

@@ -46,7 +46,7 @@ def test_submit_creates_trials_in_parts(server: Server) -> None:
     assert server.services.database.jobs - before >= 4
     assert numbers(server) == [*range(1, TRIALS + 1)]
     assert server.sql("SELECT creating FROM experiments") == [(0,)]
-    assert server.services.orchestrator.backlog == {}
+    assert server.services.orchestrator.searches.backlog == {}
 
 
 def test_restart_creates_missing_trials(
@@ -94,7 +94,7 @@ def test_kill_during_creation_ends_search(
     assert server.http.portal is not None
     server.http.portal.call(server.services.carry_out)
     assert len(numbers(server)) == created
-    assert server.services.orchestrator.backlog == {}
+    assert server.services.orchestrator.searches.backlog == {}
 
 
 @pytest.mark.parametrize("follows", [Stop(9000), Continue(9000, 5)])
@@ -199,14 +199,14 @@ def test_many_creates_and_stops_and_shutdown(sqlite_server: Server, shutdown_fir
     searcher = Stopping(count)
 
     def begin(work: UnitOfWork) -> None:
-        work.orchestrator.searchers[1] = searcher
+        work.orchestrator.searches.searchers[1] = searcher
         work.operations.carry_out(1, operations)
 
     before = server.services.database.jobs
     server.write(begin)
     assert server.http.portal is not None
     server.http.portal.call(server.services.carry_out)
-    assert server.services.orchestrator.backlog == {}
+    assert server.services.orchestrator.searches.backlog == {}
     assert len(numbers(server)) == count + 3
     assert server.experiment()["state"] == "COMPLETED"
     assert server.sql("SELECT searcher_done, num_trials FROM experiments") == [(1, count + 3)]

@@ -135,7 +135,7 @@ def test_ended_incompatible_search_shows_no_rungs(
     seen = sqlite_server.get("/experiments/1/searcher")["searcher"]
     assert seen["problem"] is None
     assert seen["brackets"] != []
-    sqlite_server.services.orchestrator.looked_back.clear()
+    sqlite_server.services.orchestrator.searches.ended_views.clear()
     with monkeypatch.context() as patch:
         change(patch)
         state = sqlite_server.get("/experiments/1/searcher")["searcher"]

@@ -79,7 +79,7 @@ def test_replayed_searcher_creates_same_trials(server: Server, searcher: dict[st
     count = len(first)
     server.submit(hyperparameters=SPACE, searcher=searcher, reproducibility={"experiment_seed": 5})
     for _ in range(200):
-        server.services.orchestrator.searchers.clear()
+        server.services.orchestrator.searches.searchers.clear()
         if not finish(server, most=1):
             break
     assert log_of(server)[count:] == first
@@ -100,7 +100,7 @@ def test_continued_search_without_deleted_trials_ends(
     remaining = {trial["id"] for trial in server.trials()}
     assert not remaining & set(lengths)
     server.post("/experiments/1/continue")
-    server.services.orchestrator.searchers.clear()
+    server.services.orchestrator.searches.searchers.clear()
     finish(server)
     assert server.experiment()["state"] == "COMPLETED"
     created = server.sql("SELECT request_id FROM searcher_events WHERE kind = 'created'")

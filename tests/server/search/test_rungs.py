@@ -269,7 +269,7 @@ def test_report_starts_next_trial_immediately(server: Server) -> None:
     server.add_agent(slots=3)
     assert [item.spec.trial_id for item in server.work()] == [1, 2]
     server.execute("UPDATE experiments SET concurrent_trials = 0")
-    server.services.orchestrator.jobs.clear()
+    server.services.orchestrator.queue.jobs.clear()
     spec = server.begin(1)
     server.report(spec.run_id, validation(5, 0.5))  # nothing else happens: no tick, no exit
     assert [item.spec.trial_id for item in server.work()] == [1, 2, 3]
@@ -398,7 +398,7 @@ def test_continue_ended_search_with_trials_and_length(
     answer = grow(search, max_trials=8)
     assert answer.is_success, answer.text
     assert states(search) == ["COMPLETED", "PAUSED", "PAUSED", "PAUSED", "QUEUED"]
-    search.services.orchestrator.searchers.clear()  # force a replay of the events
+    search.services.orchestrator.searches.searchers.clear()  # force a replay of the events
     train_all(search)
     # Of eight at the lowest rung four are promoted, two of these to the top. Trials that paused
     # when there were four resume from their checkpoints.

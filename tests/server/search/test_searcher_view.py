@@ -53,13 +53,13 @@ def test_rungs_list_trials_during_and_after_search(
     run_next(server, 0.3)
     run_next(server, "NaN")
     assert server.experiment(2)["state"] == "COMPLETED"
-    assert 2 not in server.services.orchestrator.searchers
+    assert 2 not in server.services.orchestrator.searches.searchers
     state = server.get("/experiments/2/searcher")["searcher"]
     assert state["done"]
     low, high = state["brackets"][0]["rungs"]
     assert low["entries"][-1] == {"trial_id": 4, "metric": None, "state": "stopped"}
     assert high["entries"] == [{"trial_id": 3, "metric": 0.3, "state": "completed"}]
-    assert 2 not in server.services.orchestrator.searchers
+    assert 2 not in server.services.orchestrator.searches.searchers
 
 
 def test_random_search_has_no_brackets(sqlite_server: Server) -> None:

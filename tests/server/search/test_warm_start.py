@@ -93,7 +93,7 @@ def test_warm_start_source_is_retained(server: Server) -> None:
     server.submit(searcher=single(source_checkpoint_uuid=first))
     statement = "UPDATE experiments SET config = replace(config, :old, :new)"
     server.execute(statement, old='_trial_latest":5', new='_trial_latest":1')
-    server.services.orchestrator.configs.clear()
+    server.services.orchestrator.configs.configs.clear()
     server.write(lambda work: work.checkpoints.apply_to_experiment(1))
     uuids = {row["uuid"] for row in server.get("/experiments/1/checkpoints")["checkpoints"]
             if row["state"] == "COMPLETED"}  # fmt: skip

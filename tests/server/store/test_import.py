@@ -128,7 +128,7 @@ def test_failed_import_leaves_nothing(server: Server, tmp_path: Path) -> None:
     experiment = server.request("POST", "/import", content=content)["experiment"]
     (trial,) = server.trials(experiment["id"])
     assert trial["steps_completed"] == 20_000
-    assert server.services.orchestrator.importing == set()
+    assert server.services.orchestrator.deletions.importing == set()
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def _agent(orchestrator: Orchestrator, row: AgentRow, used: Mapping[int, int]) -
         for slot in reported
     ]
     state = _state(orchestrator, row, busy=bool(used))
-    silent_s = round(orchestrator.silence_s(row.id), 1)
+    silent_s = round(orchestrator.agents.silence_s(row.id), 1)
     return Agent.of(row, slots=slots, state=state, silent_s=silent_s)
 
 
@@ -97,7 +97,7 @@ def job_list(orchestrator: Orchestrator, connection: Connection) -> list[Job]:
             running_trials=counts.get((row.id, "RUNNING"), 0),
             queued_trials=counts.get((row.id, "QUEUED"), 0),
             held_slots=used[row.id],
-            waiting_reason=orchestrator.waiting.of_job(row.id, row.state),
+            waiting_reason=orchestrator.queue.waiting.of_job(row.id, row.state),
             fewer_reason=fewer.get(row.id),
         )
         result.append(job)

@@ -125,8 +125,8 @@ class CheckpointRemovalService(Service):
             stored = msgspec.json.decode(experiment.config)
             stored["checkpoint_storage"] |= dict(policy)
             self.work.save(experiments, experiment_id, config=msgspec.json.encode(stored).decode())
-            self.work.orchestrator.forget_config(experiment_id)
-            self.work.undo.append(partial(self.work.orchestrator.forget_config, experiment_id))
+            self.work.orchestrator.configs.forget(experiment_id)
+            self.work.undo.append(partial(self.work.orchestrator.configs.forget, experiment_id))
             self.work.touch("experiment", experiment_id, experiment_id)
         self.work.checkpoints.mark_due(experiment_id)
 

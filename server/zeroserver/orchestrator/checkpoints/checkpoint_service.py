@@ -72,15 +72,17 @@ class CheckpointService(Service):
 
         It is stored, so that the next server goes on if this one dies before.
         """
-        if experiment_id in self.work.orchestrator.retention:
+        if experiment_id in self.work.orchestrator.deletions.retention_due:
             return
         self.work.save(experiments, experiment_id, retention_due=1)
-        self.work.orchestrator.retention.add(experiment_id)
-        self.work.undo.append(lambda: self.work.orchestrator.retention.discard(experiment_id))
+        self.work.orchestrator.deletions.retention_due.add(experiment_id)
+        self.work.undo.append(
+            lambda: self.work.orchestrator.deletions.retention_due.discard(experiment_id)
+        )
 
     def settle_due(self, experiment_id: int) -> None:
         """Note that the policy was applied to all checkpoints, unless it is due again."""
-        if experiment_id not in self.work.orchestrator.retention:
+        if experiment_id not in self.work.orchestrator.deletions.retention_due:
             self.work.save(experiments, experiment_id, retention_due=0)
 
     def thin_out(self, experiment_id: int, trial_ids: Sequence[int]) -> list[str]:

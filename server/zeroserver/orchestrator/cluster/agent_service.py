@@ -55,7 +55,7 @@ class AgentService(Service):
             _check_same(self.work.orchestrator, known, agent)
             agent_id = known.id
             self.work.save(agents, agent_id, **values)
-        self.work.orchestrator.seen[agent_id] = time.monotonic()
+        self.work.orchestrator.agents.seen[agent_id] = time.monotonic()
         self.work.changes.append(agents_changed())
         return agent_id
 
@@ -93,11 +93,11 @@ class AgentService(Service):
         ).all()
         left = _RUNS_AT_ONCE
         for agent_id, name in living:
-            if self.work.orchestrator.silence_s(agent_id) > patience:
+            if self.work.orchestrator.agents.silence_s(agent_id) > patience:
                 reason = f"agent {name} has not been heard of for {patience:g} s"
                 left -= self._give_up(agent_id, reason, left)
                 if left < 0:
-                    self.work.orchestrator.unfinished = True
+                    self.work.orchestrator.queue.unfinished = True
                     return
 
     def _give_up(self, agent_id: int, reason: str, most: int) -> int:
@@ -236,7 +236,7 @@ def _check_same(orchestrator: Orchestrator, known: AgentRow, agent: AgentRegistr
     """
     there = bool(known.alive) and known.identity and agent.identity
     if there and known.identity != agent.identity:
-        silent = orchestrator.silence_s(known.id)
+        silent = orchestrator.agents.silence_s(known.id)
         msg = (
             f"another agent with the name {agent.name} is there, on {known.host}, last heard of "
             f"{silent:.0f} s ago: start this one with another --name"

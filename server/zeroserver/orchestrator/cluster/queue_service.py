@@ -221,7 +221,7 @@ class QueueService(Service):
     def _end(self, experiment: ExperimentRow) -> None:
         limit = experiment.queue_time
         error = f"it has waited for slots for more than {limit} s (resources.queue_time)"
-        why = self.work.orchestrator.waiting.of_job(experiment.id, experiment.state)
+        why = self.work.orchestrator.queue.waiting.of_job(experiment.id, experiment.state)
         error = f"{error}: {why}" if why else error
         self.work.experiments.fail(experiment.id, error)
 

@@ -14,6 +14,7 @@ from sqlalchemy import select
 
 from zerolab.contract.names import TASK_LABEL
 from zerolab.scheduler import AgentSlots, Allocation, Cluster, Job, Policy, Request
+from zeroserver.orchestrator.caches import QueueCache
 from zeroserver.orchestrator.node_service import held_slots
 from zeroserver.orchestrator.service import Service
 from zeroserver.orchestrator.state import Orchestrator
@@ -48,6 +49,11 @@ _NO_AGENT: frozenset[int] = frozenset()
 class SchedulerInput(Service):
     """Reads the queue and the cluster for the scheduler."""
 
+    @property
+    def cache(self) -> QueueCache:
+        """Queue entries that outlive the unit of work."""
+        return self.work.orchestrator.queue
+
     def read_queue(self) -> list[Request]:
         """Return the trials that may start now, together where they are alike."""
         counted = self.work.raw(_INDEXED if self.work.sqlite else _QUEUE, (self.work.steady(),))
@@ -76,13 +82,13 @@ class SchedulerInput(Service):
 
     def jobs_of(self, wanted: Iterable[int]) -> dict[int, Job]:
         """Return what the scheduler knows of some experiments; each is read once."""
-        missing = sorted(set(wanted).difference(self.work.orchestrator.jobs))
+        missing = sorted(set(wanted).difference(self.cache.jobs))
         for start in range(0, len(missing), _MOST_AT_ONCE):
             some = missing[start : start + _MOST_AT_ONCE]
-            self.work.orchestrator.jobs.update((job.job_id, job) for job in self._load(some))
+            self.cache.jobs.update((job.job_id, job) for job in self._load(some))
         if missing:  # their rows may be of this transaction
-            self.work.undo.append(lambda: self.work.orchestrator.drop_jobs(missing))
-        return self.work.orchestrator.jobs
+            self.work.undo.append(lambda: self.cache.drop(missing))
+        return self.cache.jobs
 
     def _load(self, wanted: list[int]) -> Iterable[Job]:
         columns = experiments.c
@@ -222,7 +228,7 @@ def why_closed(orchestrator: Orchestrator, row: AgentRow) -> str:
         return "is about to leave"
     if not row.enabled:
         return "is disabled"
-    silent = orchestrator.silence_s(row.id)
+    silent = orchestrator.agents.silence_s(row.id)
     if silent > orchestrator.settings.timings.agent_silent_s:
         return "does not answer now"
     return ""

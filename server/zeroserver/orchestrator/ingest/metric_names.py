@@ -15,6 +15,7 @@ from sqlalchemy import Connection
 from zerolab.contract.messages import MetricsRecord
 from zerolab.contract.names import metric_name_problem
 from zerolab.errors import ConfigError
+from zeroserver.orchestrator.caches import MetricCache
 from zeroserver.orchestrator.service import Service
 from zeroserver.orchestrator.state import Orchestrator
 from zeroserver.store.database import raw_rows
@@ -33,14 +34,19 @@ _REPORTED = f"SELECT DISTINCT key_id FROM rollups WHERE trial_id = ? AND shift =
 class MetricNameService(Service):
     """Limits and counts the metric names that trials use."""
 
+    @property
+    def cache(self) -> MetricCache:
+        """Metric names that outlive the unit of work."""
+        return self.work.orchestrator.metrics
+
     def reported(self, trial_id: int) -> set[int]:
         """Return the ids of the metrics that a trial has reported."""
-        found = self.work.orchestrator.reported.get(trial_id)
+        found = self.cache.reported.get(trial_id)
         if found is None:
             found = {key for (key,) in self.work.raw(_REPORTED, (trial_id,))}
-            while len(self.work.orchestrator.reported) >= _TRIALS:
-                self.work.orchestrator.reported.pop(next(iter(self.work.orchestrator.reported)))
-            self.work.orchestrator.reported[trial_id] = found
+            while len(self.cache.reported) >= _TRIALS:
+                self.cache.reported.pop(next(iter(self.cache.reported)))
+            self.cache.reported[trial_id] = found
         return found
 
     def shorten(self, trial_id: int, record: MetricsRecord, most: int) -> dict[str, float | str]:
@@ -52,9 +58,7 @@ class MetricNameService(Service):
         values = record.values
         selected = dict(islice(values.items(), most))
         selected |= {
-            name: values[name]
-            for name in self.work.orchestrator.keys.known(record.group)
-            if name in values
+            name: values[name] for name in self.cache.keys.known(record.group) if name in values
         }
         always = self._searcher_metric(trial_id, record.group)
         if always is not None and always in values:
@@ -63,7 +67,7 @@ class MetricNameService(Service):
 
     def _searcher_metric(self, trial_id: int, group: str) -> str | None:
         """Return the name of the searcher's metric, if it is in the group."""
-        if group != "validation" or trial_id in self.work.orchestrator.importing:
+        if group != "validation" or trial_id in self.work.orchestrator.deletions.importing:
             return None
         return self.work.experiment_of(self.work.find(TrialRow, trial_id)).metric or None
 
@@ -90,7 +94,7 @@ class MetricNameService(Service):
         Raises:
             ConfigError: If the name of the group cannot be stored, or an import has too many names.
         """
-        importing = trial_id in self.work.orchestrator.importing
+        importing = trial_id in self.work.orchestrator.deletions.importing
         reported = self.reported(trial_id)
         limit = self.work.settings.limits.metric_names
         always = self._searcher_metric(trial_id, group)
@@ -105,10 +109,10 @@ class MetricNameService(Service):
             else:
                 over.append(name)
         self.work.undo.append(partial(_forget, self.work.orchestrator, trial_id))
-        self.work.orchestrator.keys.create(self.work, group, accepted)
-        known = self.work.orchestrator.keys.known(group)
+        self.cache.keys.create(self.work, group, accepted)
+        known = self.cache.keys.known(group)
         reported.update(known[name] for name in accepted)
-        self.work.orchestrator.admitted.update(known[name] for name in accepted)
+        self.cache.admitted.update(known[name] for name in accepted)
         told = []
         if problems:
             told.append(
@@ -140,21 +144,22 @@ class MetricNameService(Service):
             unused: Their ids.
         """
         gone = unused.difference(
-            self.work.orchestrator.admitted, *self.work.orchestrator.reported.values()
+            self.cache.admitted,
+            *self.cache.reported.values(),
         )
         self.work.many("DELETE FROM metric_keys WHERE id = ?", [(key,) for key in gone])
-        self.work.orchestrator.keys.forget(gone)
+        self.cache.keys.forget(gone)
 
     def _warn_once(self, trial_id: int, text: str) -> None:
         """Write a warning into a trial's log, once for each run and kind of problem."""
         trial = self.work.find(TrialRow, trial_id)
         key = (trial.run_id or 0, text.partition(":")[0])
-        if key in self.work.orchestrator.warned:
+        if key in self.cache.warned:
             return
-        while len(self.work.orchestrator.warned) >= _TRIALS:
-            self.work.orchestrator.warned.pop(next(iter(self.work.orchestrator.warned)))
-        self.work.orchestrator.warned[key] = None
-        self.work.undo.append(partial(self.work.orchestrator.warned.pop, key, None))
+        while len(self.cache.warned) >= _TRIALS:
+            self.cache.warned.pop(next(iter(self.cache.warned)))
+        self.cache.warned[key] = None
+        self.work.undo.append(partial(self.cache.warned.pop, key, None))
         self.work.log(trial.experiment_id, trial_id, trial.run_id, text, "WARNING")
 
 
@@ -166,7 +171,7 @@ def unused_names(connection: Connection) -> set[int]:
 
 
 def _forget(orchestrator: Orchestrator, trial_id: int) -> None:
-    orchestrator.reported.pop(trial_id, None)
+    orchestrator.metrics.reported.pop(trial_id, None)
 
 
 def _shown(names: Sequence[str]) -> str:

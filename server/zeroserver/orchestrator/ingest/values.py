@@ -57,7 +57,7 @@ class PointReader:
         values = record.values
         if len(values) > _NAMES_LOOKED_AT:
             values = names.shorten(trial_id, record, _NAMES_LOOKED_AT)
-        ids = names.work.orchestrator.keys.known(record.group)
+        ids = names.work.orchestrator.metrics.keys.known(record.group)
         reported = names.reported(trial_id)
         new = [name for name in values if ids.get(name) not in reported]
         if new:

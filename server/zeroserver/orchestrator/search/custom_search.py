@@ -57,7 +57,7 @@ class CustomSearchService(Service):
                 "and takes no operations"
             )
             raise ConflictError(msg)
-        self.work.orchestrator.served[experiment_id] = self.work.steady()
+        self.work.orchestrator.searches.served[experiment_id] = self.work.steady()
         return searcher
 
     def take_operations(

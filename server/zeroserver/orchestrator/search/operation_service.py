@@ -9,6 +9,7 @@ import msgspec
 from sqlalchemy import Connection, select
 
 from zerolab.searcher import Continue, Create, Operation, Reopen, Shutdown, Stop
+from zeroserver.orchestrator.caches import SearchCache
 from zeroserver.orchestrator.search.search_service import DELETED, Event
 from zeroserver.orchestrator.service import Service
 from zeroserver.orchestrator.state import Orchestrator
@@ -38,6 +39,11 @@ _BUDGET_MS = 60.0
 class OperationService(Service):
     """Carries out what searchers request; the rest waits in a backlog."""
 
+    @property
+    def cache(self) -> SearchCache:
+        """Searchers and operations that outlive the unit of work."""
+        return self.work.orchestrator.searches
+
     def tell(self, experiment_id: int, event: Event) -> bool:
         """Tell the searcher an event and carry out what it then wants; return whether it did."""
         operations = self.work.searches.tell(experiment_id, event)
@@ -51,10 +57,10 @@ class OperationService(Service):
         :func:`carry_out_more`. What the searcher answers to an operation that is being carried out
         is done after those that wait already.
         """
-        if experiment_id in self.work.orchestrator.carrying_out:
-            self.work.orchestrator.carrying_out[experiment_id].extend(operations)
+        if experiment_id in self.cache.in_progress:
+            self.cache.in_progress[experiment_id].extend(operations)
             return
-        backlog = self.work.orchestrator.backlog.get(experiment_id, ())
+        backlog = self.cache.backlog.get(experiment_id, ())
         now: list[Operation] = []
         later: list[Operation] = []
         waiting = {each.trial_id for each in backlog if not isinstance(each, Shutdown)}
@@ -77,10 +83,10 @@ class OperationService(Service):
 
         Call it until it returns False; every call is a change of its own.
         """
-        experiment_id = next(iter(self.work.orchestrator.backlog), None)
+        experiment_id = next(iter(self.cache.backlog), None)
         if experiment_id is None:
             return False
-        backlog = self.work.orchestrator.backlog[experiment_id]
+        backlog = self.cache.backlog[experiment_id]
         query = "SELECT state, searcher_done FROM experiments WHERE id = ?"
         found = self.work.raw(query, (experiment_id,))
         over = EXPERIMENT_ENDED | EXPERIMENT_STOPPING
@@ -101,7 +107,7 @@ class OperationService(Service):
             self._keep_backlog(experiment_id, rest)
 
     def _keep_backlog(self, experiment_id: int, rest: Sequence[Operation]) -> None:
-        before = self.work.orchestrator.backlog.get(experiment_id)
+        before = self.cache.backlog.get(experiment_id)
         if not rest and before is None:
             return
         _set_backlog(self.work.orchestrator, experiment_id, tuple(rest) or None)
@@ -119,11 +125,11 @@ class OperationService(Service):
             The remaining operations, with those that the searcher returned for the first ones.
         """
         waiting = deque(operations)
-        self.work.orchestrator.carrying_out[experiment_id] = waiting
+        self.cache.in_progress[experiment_id] = waiting
         try:
             self._carry_out_first(experiment_id, waiting)
         finally:
-            del self.work.orchestrator.carrying_out[experiment_id]
+            del self.cache.in_progress[experiment_id]
         return waiting
 
     def _carry_out_first(self, experiment_id: int, waiting: deque[Operation]) -> None:
@@ -224,9 +230,9 @@ def _set_backlog(
     orchestrator: Orchestrator, experiment_id: int, rest: tuple[Operation, ...] | None
 ) -> None:
     if rest is None:
-        orchestrator.backlog.pop(experiment_id, None)
+        orchestrator.searches.backlog.pop(experiment_id, None)
     else:
-        orchestrator.backlog[experiment_id] = rest
+        orchestrator.searches.backlog[experiment_id] = rest
 
 
 def cost_of(operation: Operation) -> float:

@@ -28,6 +28,7 @@ from zerolab.searcher import (
 )
 from zerolab.searcher.factory import read_section
 from zerolab.searcher.view import HasView, SearchView
+from zeroserver.orchestrator.caches import SearchCache
 from zeroserver.orchestrator.service import Service
 from zeroserver.orchestrator.state import Orchestrator, config_of
 from zeroserver.states import EXPERIMENT_ENDED, TRIAL_ENDED, ExperimentState
@@ -184,16 +185,19 @@ _EVENTS = (
 class SearchService(Service):
     """Stores events of searches and asks their searchers for operations."""
 
+    @property
+    def cache(self) -> SearchCache:
+        """Searchers and operations that outlive the unit of work."""
+        return self.work.orchestrator.searches
+
     def first_operations(self, experiment_id: int, begun: Begun) -> Sequence[Operation]:
         """Keep the searcher of a new experiment and return what it wants first."""
         searcher = begun.searcher
         self._keep(experiment_id, searcher)
         if isinstance(searcher, ExternalSearcher):
-            self.work.orchestrator.served[
-                experiment_id
-            ] = -math.inf  # nobody has known of it before
-            if self.work.orchestrator.outside is not None:
-                self.work.orchestrator.outside.add(experiment_id)
+            self.cache.served[experiment_id] = -math.inf  # nobody has known of it before
+            if self.cache.custom is not None:
+                self.cache.custom.add(experiment_id)
         return begun.operations
 
     def tell(self, experiment_id: int, event: Event) -> Sequence[Operation]:
@@ -280,16 +284,15 @@ class SearchService(Service):
         """
         known = experiments.c
         custom = select(known.id).where(known.searcher_name == "custom")
-        if self.work.orchestrator.outside is None:
-            self.work.orchestrator.outside = set(self.work.connection.scalars(custom))
-            self.work.orchestrator.served = (
-                dict.fromkeys(self.work.orchestrator.outside, self.work.steady())
-                | self.work.orchestrator.served
+        if self.cache.custom is None:
+            self.cache.custom = set(self.work.connection.scalars(custom))
+            self.cache.served = (
+                dict.fromkeys(self.cache.custom, self.work.steady()) | self.cache.served
             )
-        if not self.work.orchestrator.outside:
+        if not self.cache.custom:
             return {}
         active = custom.where(
-            known.id.in_(self.work.orchestrator.outside),
+            known.id.in_(self.cache.custom),
             known.state == ExperimentState.ACTIVE,
             known.searcher_done == 0,
         )
@@ -297,7 +300,7 @@ class SearchService(Service):
         return {
             experiment_id: _UNSERVED.format(experiment_id)
             for experiment_id in self.work.connection.scalars(active).all()
-            if self.work.orchestrator.served[experiment_id] < silent
+            if self.cache.served[experiment_id] < silent
             and self.work.config(experiment_id).searcher.external_entrypoint is None
         }
 
@@ -312,23 +315,23 @@ class SearchService(Service):
         """Say where the trials of a search stand now."""
         config = self.work.config(experiment_id)
         view = _view(self._find(experiment_id))
-        return Seen(config.searcher.unit, view, self.work.orchestrator.lost.get(experiment_id))
+        return Seen(config.searcher.unit, view, self.cache.lost.get(experiment_id))
 
     def _find(self, experiment_id: int) -> Searcher:
-        searcher = self.work.orchestrator.searchers.get(experiment_id)
+        searcher = self.cache.searchers.get(experiment_id)
         if searcher is None:
             replayed = self._take_replay(experiment_id)
             searcher = replayed.searcher
             if replayed.problem is not None:
                 searcher = _Lost()
-                self.work.orchestrator.lost[experiment_id] = replayed.problem
+                self.cache.lost[experiment_id] = replayed.problem
         self._keep(experiment_id, searcher)
         return searcher
 
     def take_lost(self) -> dict[int, str]:
         """Say of each running search that it cannot go on, and why; once of each."""
-        lost, self.work.orchestrator.lost = self.work.orchestrator.lost, {}
-        self.work.undo.append(lambda: self.work.orchestrator.lost.update(lost))
+        lost, self.cache.lost = self.cache.lost, {}
+        self.work.undo.append(lambda: self.cache.lost.update(lost))
         return lost
 
     def replay(self, experiment_id: int) -> list[Operation]:
@@ -344,7 +347,7 @@ class SearchService(Service):
 
         One that it has opened again since is none of them.
         """
-        prepared = self.work.orchestrator.replays.get(experiment_id)
+        prepared = self.cache.replays.get(experiment_id)
         if prepared is not None and prepared.is_current(self.work.connection, experiment_id):
             told = prepared.events
         else:
@@ -407,16 +410,14 @@ class SearchService(Service):
     def _replay(self, experiment_id: int) -> Replay:
         """Return a replay of all events; whoever uses its searcher takes it out of memory."""
         section = self.work.config(experiment_id).searcher
-        prepared = self.work.orchestrator.replays.get(experiment_id)
+        prepared = self.cache.replays.get(experiment_id)
         if (
             prepared is None
             or prepared.section != section
             or not prepared.is_current(self.work.connection, experiment_id)
         ):
             row = self.work.find(ExperimentRow, experiment_id)
-            prepared = self.work.orchestrator.replays[experiment_id] = _fold(
-                self.work.connection, row, section
-            )
+            prepared = self.cache.replays[experiment_id] = _fold(self.work.connection, row, section)
             self.work.undo.append(lambda: _drop_replay(self.work.orchestrator, experiment_id))
         return prepared
 
@@ -427,7 +428,7 @@ class SearchService(Service):
         return replayed
 
     def _keep(self, experiment_id: int, searcher: Searcher) -> None:
-        self.work.orchestrator.searchers[experiment_id] = searcher
+        self.cache.searchers[experiment_id] = searcher
         # If the transaction is rolled back the searcher in memory knows too much.
         self.work.undo.append(lambda: _drop(self.work.orchestrator, experiment_id))
 
@@ -460,16 +461,16 @@ def look_back(orchestrator: Orchestrator, connection: Connection, row: Experimen
     last = newest_event(connection, row.id)
     if not last:  # it was brought in from elsewhere
         return Seen(None)
-    then, seen = orchestrator.looked_back.get(row.id, (None, Seen(None)))
+    then, seen = orchestrator.searches.ended_views.get(row.id, (None, Seen(None)))
     if then == last:
         return seen
     section = config_of(row).searcher
     replayed = _fold(connection, row, section)
     view = SearchView() if replayed.problem else _view(replayed.searcher)
     seen = Seen(section.unit, view, replayed.problem)
-    orchestrator.looked_back[row.id] = last, seen
-    for experiment_id in list(orchestrator.looked_back)[:-_LOOKED_BACK]:
-        orchestrator.looked_back.pop(experiment_id, None)
+    orchestrator.searches.ended_views[row.id] = last, seen
+    for experiment_id in list(orchestrator.searches.ended_views)[:-_LOOKED_BACK]:
+        orchestrator.searches.ended_views.pop(experiment_id, None)
     return seen
 
 
@@ -507,9 +508,11 @@ def prepare_replay(
     row = find_row(connection, ExperimentRow, experiment_id)
     if not newest_event(connection, experiment_id):
         return
-    orchestrator.replays[experiment_id] = _fold(connection, row, section or config_of(row).searcher)
-    for number in list(orchestrator.replays)[:-_REPLAYS]:
-        orchestrator.replays.pop(number, None)
+    orchestrator.searches.replays[experiment_id] = _fold(
+        connection, row, section or config_of(row).searcher
+    )
+    for number in list(orchestrator.searches.replays)[:-_REPLAYS]:
+        orchestrator.searches.replays.pop(number, None)
 
 
 def has_grown(connection: Connection, experiment_id: int) -> bool:
@@ -531,7 +534,7 @@ def large_searches(connection: Connection) -> list[int]:
 
 
 def _drop_replay(orchestrator: Orchestrator, experiment_id: int) -> None:
-    orchestrator.replays.pop(experiment_id, None)
+    orchestrator.searches.replays.pop(experiment_id, None)
 
 
 def _fold(connection: Connection, row: ExperimentRow, section: "SearcherConfig") -> Replay:
@@ -608,7 +611,7 @@ def _searcher(row: ExperimentRow, section: "SearcherConfig") -> Searcher:
 
 
 def _drop(orchestrator: Orchestrator, experiment_id: int) -> None:
-    orchestrator.searchers.pop(experiment_id, None)
+    orchestrator.searches.searchers.pop(experiment_id, None)
 
 
 def _apply(searcher: Searcher, event: Event) -> Sequence[Operation]:

@@ -1,0 +1,153 @@
+"""In-memory caches of the services, which outlive a unit of work.
+
+A service finds its cache in :class:`~zeroserver.orchestrator.state.Orchestrator`. Only the writer's
+thread uses a cache, unless noted. A unit of work that changes one appends the reversal to its
+``undo``.
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from zerolab.scheduler import Job
+from zeroserver.orchestrator.wait_reasons import Waiting
+from zeroserver.store.points import MetricKeys
+
+if TYPE_CHECKING:  # loaded when the first experiment comes: 0.1 s of a start
+    from zerolab.config import ExperimentConfig
+    from zerolab.searcher import Operation, Searcher
+
+__all__ = [
+    "AgentHeartbeats",
+    "ConfigCache",
+    "Deletions",
+    "MetricCache",
+    "QueueCache",
+    "SearchCache",
+]
+
+_LATE = 1.5
+"""Delay of a tick, in periods, after which the server counts as suspended."""
+
+
+@dataclass
+class ConfigCache:
+    """Parsed configurations of experiments that have not ended."""
+
+    configs: dict[int, "ExperimentConfig"] = field(default_factory=dict)
+    secrets: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """Experiment to the secret values of its configuration."""
+
+    def forget(self, experiment_id: int) -> None:
+        """Drop an experiment's configuration, so that it is read again."""
+        self.configs.pop(experiment_id, None)
+        self.secrets.pop(experiment_id, None)
+
+
+@dataclass
+class SearchCache:
+    """Searchers and their operations."""
+
+    searchers: dict[int, "Searcher"] = field(default_factory=dict)
+    backlog: dict[int, "tuple[Operation, ...]"] = field(default_factory=dict)
+    """Experiment to the operations that were too many for one change."""
+    in_progress: "dict[int, deque[Operation]]" = field(default_factory=dict)
+    """Experiment to the operations of the current change; empty between changes."""
+    lost: dict[int, str] = field(default_factory=dict)
+    """Experiment to why its searcher cannot be replayed; the next tick ends it."""
+    replays: dict[int, Any] = field(default_factory=dict)
+    """Experiment to a replay of its search for a later change; used by any thread."""
+    ended_views: dict[int, tuple[int, Any]] = field(default_factory=dict)
+    """Ended experiment to its last event and the view of its search; used by any thread."""
+    custom: set[int] | None = None
+    """Experiments with a custom searcher; None before they were read."""
+    served: dict[int, float] = field(default_factory=dict)
+    """Experiment to the steady time at which a program last requested its searcher's events."""
+
+
+@dataclass
+class QueueCache:
+    """Queue entries and the results of the last scheduling round."""
+
+    jobs: dict[int, Job] = field(default_factory=dict)
+    """Experiment to its queue entry."""
+    waiting: Waiting = field(default_factory=Waiting)
+    """Why trials wait; replaced as a whole, so that any thread may read it."""
+    unfinished: bool = False
+    """Whether a change has left runs to start or to end for the next tick."""
+    point_budget: int = 0
+    """Number of points of former runs that the current change may still delete."""
+
+    def drop(self, experiment_ids: Iterable[int]) -> None:
+        """Drop the queue entries of experiments, so that they are read again."""
+        for experiment_id in experiment_ids:
+            self.jobs.pop(experiment_id, None)
+
+
+@dataclass
+class AgentHeartbeats:
+    """Times at which agents last requested work.
+
+    Args:
+        tick_s: Seconds between two ticks of the server.
+    """
+
+    tick_s: float
+    started: float = field(default_factory=time.monotonic)
+    """Monotonic time of the server's start, later by the time for which it was suspended."""
+    seen: dict[int, float] = field(default_factory=dict)
+    """Agent to the monotonic time of its last request; written by the event loop."""
+    ticked: float = field(default_factory=time.monotonic)
+    """Monotonic time of the last tick."""
+
+    def silence_s(self, agent_id: int) -> float:
+        """Return the seconds since an agent's last request, or since the server's start.
+
+        Time for which the server was suspended does not count, since it could hear no agent.
+        """
+        now = time.monotonic()
+        return now - self.seen.get(agent_id, self.started) - self._suspended_s(now)
+
+    def note_tick(self) -> None:
+        """Record a tick and exclude the time for which the server was suspended before it."""
+        now = time.monotonic()
+        suspended = self._suspended_s(now)
+        if suspended:
+            self.started = min(now, self.started + suspended)
+            self.seen |= {agent: min(now, at + suspended) for agent, at in list(self.seen.items())}
+        self.ticked = now
+
+    def _suspended_s(self, now: float) -> float:
+        """Return by how many seconds the next tick is later than on a busy server."""
+        return max(0.0, now - self.ticked - _LATE * self.tick_s)
+
+
+@dataclass
+class MetricCache:
+    """Metric names and their use by trials."""
+
+    keys: MetricKeys = field(default_factory=MetricKeys)
+    reported: dict[int, set[int]] = field(default_factory=dict)
+    """Reporting trial to the ids of its metrics."""
+    admitted: set[int] = field(default_factory=set)
+    """Metrics that trials have started to use since the last search for unused names."""
+    purge_due: bool = False
+    """Whether trials were deleted, so that metric names may be unused."""
+    warned: dict[tuple[int, str], None] = field(default_factory=dict)
+    """Runs and kinds of problems that are in the log already."""
+
+
+@dataclass
+class Deletions:
+    """Deletions that are split into several changes, and what they must not touch."""
+
+    orphans: deque[int] = field(default_factory=deque)
+    """Deleted trials whose points and logs are still there."""
+    retention_due: set[int] = field(default_factory=set)
+    """Experiments whose checkpoint policy is still applied."""
+    archives: set[str] = field(default_factory=set)
+    """Archives that are removed after the commit."""
+    importing: set[int] = field(default_factory=set)
+    """Trials that are being imported: they have points, but no row yet."""
