@@ -262,12 +262,12 @@ class Services:
         places = {self.orchestrator.home.path}
         if self.database.file is not None:
             places.add(self.database.file.absolute().parent)
-        for place in places:
+        for folder in places:
             try:
-                with tempfile.TemporaryFile(dir=place) as file:
+                with tempfile.TemporaryFile(dir=folder) as file:
                     os.posix_fallocate(file.fileno(), 0, _ROOM_BYTES)
             except OSError as error:
-                raise StoreError.of_file(error, place) from error
+                raise StoreError.of_file(error, folder) from error
 
     def _probe_now(self) -> None:
         with self.database.probe() as connection:

@@ -63,7 +63,7 @@ _SEED = "reproducibility.experiment_seed"
 class ContinuationService(Service):
     """Continues experiments and trials that have ended."""
 
-    def continue_experiment(self, experiment_id: int, wish: Continuation) -> None:
+    def continue_experiment(self, experiment_id: int, request: Continuation) -> None:
         """Let an experiment that has ended go on; one that goes on already stays as it is.
 
         Raises:
@@ -73,7 +73,7 @@ class ContinuationService(Service):
         """
         experiment = self.work.find(ExperimentRow, experiment_id)
         action = EXPERIMENT_ACTIONS["continue"]
-        changed = msgspec.json.decode(experiment.raw_config) != wish.raw_config
+        changed = msgspec.json.decode(experiment.raw_config) != request.raw_config
         if not action.wanted("experiment", experiment_id, experiment.state):
             if changed:
                 msg = (
@@ -84,38 +84,38 @@ class ContinuationService(Service):
                 raise ConflictError(msg)
             return
         _refuse_while_deleted(experiment)
-        if experiment.raw_config != wish.seen:
+        if experiment.raw_config != request.seen:
             msg = f"experiment {experiment_id}: was changed by someone else meanwhile; ask again"
             raise ConflictError(msg)
         self.work.operations.drop_backlog(experiment_id)
         before = self.work.config(experiment_id)
-        wish = _settled(wish, before)
-        problems = list(_problems(before, wish.config, experiment_id))
+        request = _settled(request, before)
+        problems = list(_problems(before, request.config, experiment_id))
         if problems:
             raise ConfigError("experiment", problems)
         ended = self._ended(experiment_id)
         known_ends = self.work.searches.ended_trials(experiment_id)
-        longer = _is_longer(before, wish.config)
+        longer = _is_longer(before, request.config)
         opened = [
             trial
             for trial in ended
             if _is_unfinished(trial, longer=longer)
-            and (wish.config.searcher.rebuilds_on_growth or trial.request_id not in known_ends)
+            and (request.config.searcher.rebuilds_on_growth or trial.request_id not in known_ends)
         ]
-        grows = _grows(before, wish.config)
-        wanted: Sequence[Operation] = []
+        grows = _grows(before, request.config)
+        pending: Sequence[Operation] = []
         if grows:  # the searcher keeps its former bounds until it has been told all ends
             self.work.searches.restore(experiment_id)
         else:
-            self._store(experiment, wish)
+            self._store(experiment, request)
             operations = self.work.searches.replay(experiment_id)
-            wanted = self._not_carried_out(experiment_id, operations)
-            searches = any(isinstance(each, Create) for each in wanted)
+            pending = self._not_carried_out(experiment_id, operations)
+            searches = any(isinstance(operation, Create) for operation in pending)
             if not opened and not searches and not _awaits_operations(experiment):
-                raise ConflictError(_nothing_left(experiment, wish.config))
+                raise ConflictError(_nothing_left(experiment, request.config))
             self._refuse_without_weights(experiment, opened)
-        state = ExperimentState.ACTIVE if wish.activate else ExperimentState.PAUSED
-        searches_on = grows or any(isinstance(each, Create) for each in wanted)
+        state = ExperimentState.ACTIVE if request.activate else ExperimentState.PAUSED
+        searches_on = grows or any(isinstance(operation, Create) for operation in pending)
         self.work.experiments.move(
             experiment, state, ended_at=None, error=None, archived=0, searcher_done=0,
             # A search that goes on says by itself how far it is.
@@ -123,16 +123,16 @@ class ContinuationService(Service):
         )  # fmt: skip
         self._refuse_without_checkpoint(opened)
         self.work.trials.reopen_all(experiment_id, opened, state)
-        self.work.operations.carry_out(experiment_id, wanted)
+        self.work.operations.carry_out(experiment_id, pending)
         events = [
             *_ends_of_the_rest(ended, {trial.id for trial in opened}, known_ends),
             *self._ends_of_deleted(experiment_id, known_ends),
         ]
-        told = self.work.searches.tell_ends(experiment_id, events)
-        self.work.operations.carry_out(experiment_id, told)
+        following = self.work.searches.tell_ends(experiment_id, events)
+        self.work.operations.carry_out(experiment_id, following)
         if grows:
-            self._store(experiment, wish)
-            self._grow(experiment, before, wish.config, opened=bool(opened))
+            self._store(experiment, request)
+            self._grow(experiment, before, request.config, opened=bool(opened))
         self.work.scheduling.schedule()
 
     def _grow(
@@ -149,20 +149,22 @@ class ContinuationService(Service):
             ConflictError: If nothing follows, and no trial was opened.
         """
         lost = self._without_checkpoint(experiment.id)
-        wanted = self.work.searches.grow(experiment.id, before.searcher, lost)
-        if not opened and not any(isinstance(each, Create | Continue) for each in wanted):
+        operations = self.work.searches.grow(experiment.id, before.searcher, lost)
+        if not opened and not any(
+            isinstance(operation, Create | Continue) for operation in operations
+        ):
             raise ConflictError(_nothing_left(experiment, after))
         self.work.save(experiments, experiment.id, searcher_done=0)
-        self.work.operations.carry_out(experiment.id, wanted)
+        self.work.operations.carry_out(experiment.id, operations)
 
     def _without_checkpoint(self, experiment_id: int) -> set[int]:
         """Return the request ids of trials that have no checkpoint left or were deleted."""
-        there = select(checkpoints.c.trial_id).where(
+        existing = select(checkpoints.c.trial_id).where(
             checkpoints.c.experiment_id == experiment_id, checkpoints.c.state == "COMPLETED"
         )
         query = select(trials.c.request_id).where(
             trials.c.experiment_id == experiment_id,
-            trials.c.state.not_in(TRIAL_ENDED) | trials.c.id.in_(there),
+            trials.c.state.not_in(TRIAL_ENDED) | trials.c.id.in_(existing),
         )
         able = set(self.work.connection.scalars(query))
         return self.work.searches.created_trials(experiment_id) - able
@@ -212,13 +214,13 @@ class ContinuationService(Service):
         through = trial.request_id in known_ends
         if not through and _is_unfinished(trial, longer=False):
             return None
-        why = (
+        reason = (
             f"the {searcher.name} searcher is through with it" if through or trial.stop else
             "it has trained to its length"
         )  # fmt: skip
         if self.work.warm_starts.newest_checkpoint(number) is None:
             return (
-                f"{why}, and no checkpoint of it is left; "
+                f"{reason}, and no checkpoint of it is left; "
                 f"`zerolab experiment fork {home}` begins anew"
             )
         ways = (
@@ -230,7 +232,7 @@ class ContinuationService(Service):
                 f", `zerolab experiment continue {home} --set searcher.max_length.batches=...` to "
                 "a greater length"
             )
-        return f"{why}; {ways}"
+        return f"{reason}; {ways}"
 
     def _no_weights(self, trial: TrialRow) -> str | None:
         """Return why a trial lost the checkpoint that it started from; None if it did not."""
@@ -242,16 +244,16 @@ class ContinuationService(Service):
             return None
         return f"{problem}, and it has none of its own; {_other_weights(trial.experiment_id)}"
 
-    def _store(self, experiment: ExperimentRow, wish: Continuation) -> None:
-        check_pool_holds(self.work.connection, wish.config)
-        check_custom_class(self.work.orchestrator, wish.config)
-        resolved = wish.config.to_dict()
+    def _store(self, experiment: ExperimentRow, request: Continuation) -> None:
+        check_pool_holds(self.work.connection, request.config)
+        check_custom_class(self.work.orchestrator, request.config)
+        resolved = request.config.to_dict()
         resolved["reproducibility"]["experiment_seed"] = experiment.seed
         self.work.save(
             experiments, experiment.id,
             config=msgspec.json.encode(mask_secrets(resolved)).decode(),
-            raw_config=msgspec.json.encode(wish.raw_config).decode(),
-            **resource_columns(wish.config),
+            raw_config=msgspec.json.encode(request.raw_config).decode(),
+            **resource_columns(request.config),
         )  # fmt: skip
         self.work.orchestrator.configs.forget(experiment.id)
 
@@ -262,12 +264,12 @@ class ContinuationService(Service):
         return read_rows(self.work.connection, TrialRow, query.order_by(trials.c.id))
 
     def _not_carried_out(self, experiment_id: int, operations: list[Operation]) -> list[Operation]:
-        there = self.work.searches.created_trials(experiment_id)
+        created = self.work.searches.created_trials(experiment_id)
         return [
-            each
-            for each in operations
-            if isinstance(each, Shutdown)
-            or (isinstance(each, Create) and each.trial_id not in there)
+            operation
+            for operation in operations
+            if isinstance(operation, Shutdown)
+            or (isinstance(operation, Create) and operation.trial_id not in created)
         ]
 
     def _refuse_without_checkpoint(self, opened: list[TrialRow]) -> None:
@@ -297,8 +299,10 @@ class ContinuationService(Service):
     def _ends_of_deleted(self, experiment_id: int, known_ends: set[int]) -> Iterator[Event]:
         """Yield the ends of deleted trials that the searcher does not know yet."""
         query = select(trials.c.request_id).where(trials.c.experiment_id == experiment_id)
-        there = set(self.work.connection.scalars(query))
-        for number in sorted(self.work.searches.created_trials(experiment_id) - there - known_ends):
+        existing = set(self.work.connection.scalars(query))
+        for number in sorted(
+            self.work.searches.created_trials(experiment_id) - existing - known_ends
+        ):
             yield Event("exited_early", number, reason=DELETED)
 
 
@@ -318,7 +322,7 @@ def _refuse_while_deleted(experiment: ExperimentRow) -> None:
 
 
 def prepare_continuation(
-    orchestrator: Orchestrator, connection: Connection, experiment_id: int, wish: Continuation
+    orchestrator: Orchestrator, connection: Connection, experiment_id: int, request: Continuation
 ) -> None:
     """Replay the search of an experiment in a reader's thread, before it is continued.
 
@@ -326,16 +330,16 @@ def prepare_continuation(
         orchestrator: Settings and caches; used in any thread.
         connection: Only read from.
         experiment_id: Experiment that :func:`continue_experiment` is called for next.
-        wish: How it shall continue.
+        request: How it shall continue.
     """
     experiment = find_row(connection, ExperimentRow, experiment_id)
     if experiment.state not in EXPERIMENT_ENDED:
         return
     before = config_of(experiment)
-    wish = _settled(wish, before)
-    if any(_problems(before, wish.config, experiment_id)):
+    request = _settled(request, before)
+    if any(_problems(before, request.config, experiment_id)):
         return
-    config = before if _grows(before, wish.config) else wish.config
+    config = before if _grows(before, request.config) else request.config
     prepare_replay(orchestrator, connection, experiment_id, config.searcher)
 
 
@@ -351,11 +355,11 @@ def _other_weights(experiment_id: int) -> str:
     )
 
 
-def _settled(wish: Continuation, before: "ExperimentConfig") -> Continuation:
+def _settled(request: Continuation, before: "ExperimentConfig") -> Continuation:
     """With what follows for the searcher from what it was, where it is still the same one."""
-    section = wish.config.searcher
+    section = request.config.searcher
     if section.name != before.searcher.name:
-        return wish
+        return request
     from zerolab.searcher.factory import read_section  # loaded when the first experiment comes
 
     # Read again: what follows may be more than a section can hold.
@@ -365,9 +369,9 @@ def _settled(wish: Continuation, before: "ExperimentConfig") -> Continuation:
         for field, value in settled.model_dump(mode="json").items()
         if value != section.model_dump(mode="json")[field]
     }
-    raw = {**wish.raw_config, "searcher": {**wish.raw_config["searcher"], **followed}}
-    config = wish.config.model_copy(update={"searcher": settled})
-    return replace(wish, config=config, raw_config=raw)
+    raw = {**request.raw_config, "searcher": {**request.raw_config["searcher"], **followed}}
+    config = request.config.model_copy(update={"searcher": settled})
+    return replace(request, config=config, raw_config=raw)
 
 
 def _problems(

@@ -146,17 +146,17 @@ class ExperimentService(Service):
         row["source_checkpoint"] = self.work.warm_starts.source_of_experiment(
             submission.config.searcher
         )
-        made = self.work.connection.execute(
+        result = self.work.connection.execute(
             experiments.insert().values(row).returning(experiments.c.id)
         )
-        experiment_id = int(made.scalar_one())
+        experiment_id = int(result.scalar_one())
         self.work.save(experiments, experiment_id, position=experiment_id)
-        begun = (
+        new_search = (
             submission.begun.pop()
             if submission.begun
             else Begun.of(submission.config, submission.seed)
         )
-        operations = self.work.searches.first_operations(experiment_id, begun)
+        operations = self.work.searches.first_operations(experiment_id, new_search)
         self.work.operations.carry_out(experiment_id, operations)
         self.settle(experiment_id)
         self.work.scheduling.schedule()
@@ -192,12 +192,12 @@ class ExperimentService(Service):
     def _pause(self, experiment: ExperimentRow) -> None:
         number = experiment.id
         self.move(experiment, ExperimentState.PAUSED)
-        held = select(trials.c.run_id).where(
+        running = select(trials.c.run_id).where(
             trials.c.experiment_id == number,
             trials.c.run_id.is_not(None),
             trials.c.state.not_in(TRIAL_ENDED),
         )
-        for run_id in self.work.connection.scalars(held.order_by(trials.c.id)).all():
+        for run_id in self.work.connection.scalars(running.order_by(trials.c.id)).all():
             self.work.runs.direct(run_id, "preempt")
         idle = trials.c.state == TrialState.QUEUED
         self._move_idle(number, idle, TrialState.PAUSED)
@@ -219,18 +219,18 @@ class ExperimentService(Service):
         state: TrialState,
     ) -> None:
         """Move all trials without a run at once: there may be thousands."""
-        mine = (trials.c.experiment_id == experiment_id) & trials.c.run_id.is_(None) & which
+        idle = (trials.c.experiment_id == experiment_id) & trials.c.run_id.is_(None) & which
         if self.work.has_readers(experiment_id):
-            moved = select(trials.c.id).where(mine).order_by(trials.c.id)
+            moved = select(trials.c.id).where(idle).order_by(trials.c.id)
             self.work.touch_trials(experiment_id, self.work.connection.scalars(moved))
-        self.work.connection.execute(update(trials).where(mine).values(state=state))
+        self.work.connection.execute(update(trials).where(idle).values(state=state))
 
     def _stop(self, experiment: ExperimentRow, state: ExperimentState) -> None:
         self.move(experiment, state)
-        why = "kill" if state == ExperimentState.STOPPING_KILLED else "cancel"
-        self.work.trials.cancel_idle(experiment.id, why)
+        reason = "kill" if state == ExperimentState.STOPPING_KILLED else "cancel"
+        self.work.trials.cancel_idle(experiment.id, reason)
         for trial in self._open_trials(experiment.id):
-            self.work.trials.stop(trial, why)
+            self.work.trials.stop(trial, reason)
         self.settle(experiment.id)
 
     def _cancel(self, experiment: ExperimentRow) -> None:
@@ -274,10 +274,10 @@ class ExperimentService(Service):
     def _remove_part(self, experiment: ExperimentRow) -> bool:
         """Delete checkpoints, trials or events of an experiment; with the last ones, its row."""
         experiment_id = experiment.id
-        mine = checkpoints.c.experiment_id == experiment_id
-        self.work.warm_starts.refuse_while_needed(f"experiment {experiment_id}", mine)
-        self.work.models.refuse_while_registered(f"experiment {experiment_id}", mine)
-        if self.work.checkpoints.delete_some(experiment_id, mine):
+        of_experiment = checkpoints.c.experiment_id == experiment_id
+        self.work.warm_starts.refuse_while_needed(f"experiment {experiment_id}", of_experiment)
+        self.work.models.refuse_while_registered(f"experiment {experiment_id}", of_experiment)
+        if self.work.checkpoints.delete_some(experiment_id, of_experiment):
             return False
         ids = self.work.raw(_SOME_TRIALS, (experiment_id, _TRIALS_AT_ONCE))
         self.work.trials.remove_rows([trial_id for (trial_id,) in ids])
@@ -292,17 +292,17 @@ class ExperimentService(Service):
 
     def count_trials(self, experiment: ExperimentRow) -> None:
         """Count the trials that an experiment has left, and find the best of them."""
-        mine = trials.c.experiment_id == experiment.id
+        of_experiment = trials.c.experiment_id == experiment.id
         value = trials.c.best_validation
         best = self.work.connection.execute(
             select(trials.c.id, value)
-            .where(mine, value.is_not(None))
+            .where(of_experiment, value.is_not(None))
             .order_by(value.asc() if experiment.smaller_is_better else value.desc(), trials.c.id)
             .limit(1)
         ).first()
         self.work.save(
             experiments, experiment.id,
-            num_trials=self.work.connection.scalar(select(func.count()).where(mine)),
+            num_trials=self.work.connection.scalar(select(func.count()).where(of_experiment)),
             failed_trials=self._count_in(experiment, TrialState.ERROR),
             canceled_trials=self._count_in(experiment, TrialState.CANCELED),
             best_trial_id=best.id if best else None,

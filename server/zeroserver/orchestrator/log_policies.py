@@ -75,19 +75,21 @@ class PolicySearch:
             return []
         # Most lines match nothing: one search over all patterns says so.
         candidates = [
-            (at, text) for at, line in enumerate(lines) if policies.any.search(text := line[:_LINE])
+            (index, text)
+            for index, line in enumerate(lines)
+            if policies.any.search(text := line[:_LINE])
         ]
         candidates.reverse()
-        found = []
+        matches = []
         for policy in policies.all:
-            last = next((at for at, text in candidates if policy.pattern.search(text)), None)
+            last = next((index for index, text in candidates if policy.pattern.search(text)), None)
             if last is not None:
-                found.append(Match(policy.label, policy.action, last))
-        return found
+                matches.append(Match(policy.label, policy.action, last))
+        return matches
 
     def _policies(self, run_id: int) -> _Policies:
-        known = self._known.get(run_id)
-        if known is None:
+        policies = self._known.get(run_id)
+        if policies is None:
             query = select(experiments.c.config).join(
                 runs, runs.c.experiment_id == experiments.c.id
             )
@@ -97,8 +99,8 @@ class PolicySearch:
                 return _NO_POLICIES
             if len(self._known) >= _RUNS:
                 self._known.clear()
-            known = self._known[run_id] = _compiled(config)
-        return known
+            policies = self._known[run_id] = _compiled(config)
+        return policies
 
 
 class _Stored(msgspec.Struct):
@@ -113,14 +115,16 @@ def _compiled(config: str) -> _Policies:
     from zerolab.config.experiment.patterns import compile_any, compile_pattern
     from zerolab.config.experiment.sections import LogPolicy
 
-    given = msgspec.json.decode(config, type=_Stored).log_policies
-    found, patterns = [], []
-    for policy in effective_log_policies([LogPolicy.model_construct(**each) for each in given]):
+    stored = msgspec.json.decode(config, type=_Stored).log_policies
+    policies, patterns = [], []
+    for policy in effective_log_policies(
+        [LogPolicy.model_construct(**policy_fields) for policy_fields in stored]
+    ):
         try:
             pattern = compile_pattern(policy.pattern)
         except ValueError as error:  # submitted when patterns were Python's own
             logger.warning("log policy %s is not applied: %s", policy.name, error)
             continue
-        found.append(_Policy(policy.name or policy.pattern, policy.action, pattern))
+        policies.append(_Policy(policy.name or policy.pattern, policy.action, pattern))
         patterns.append(policy.pattern)
-    return _Policies(tuple(found), compile_any(patterns) if found else None)
+    return _Policies(tuple(policies), compile_any(patterns) if policies else None)

@@ -103,13 +103,13 @@ class NodeService(Service):
             ended with it.
         """
         rows = nodes_of(self.work.connection, run.id)
-        mine = next((row for row in rows if row.node_rank == end.node), None)
-        if mine is None and (rows or end.node):
+        node = next((row for row in rows if row.node_rank == end.node), None)
+        if node is None and (rows or end.node):
             msg = f"run {run.id} has no node {end.node}"
             raise NotFoundError(msg)
-        if mine is None:
+        if node is None:
             return end
-        if mine.ended_at is not None:
+        if node.ended_at is not None:
             return None
         this = (run_nodes.c.run_id == run.id) & (run_nodes.c.node_rank == end.node)
         values = {
@@ -160,10 +160,10 @@ def held_slots(connection: Connection, states: Sequence[str]) -> list[HeldSlots]
 
 def nodes_of(connection: Connection, run_id: int) -> list[RunNode]:
     """Return the agents of a run that has several, by node rank; none for any other run."""
-    both = agents.c.id == run_nodes.c.agent_id
-    query = select(run_nodes, agents.c.name, agents.c.host).outerjoin(agents, both)
-    found = query.where(run_nodes.c.run_id == run_id).order_by(run_nodes.c.node_rank)
-    return [RunNode(*row) for row in connection.execute(found)]
+    same_agent = agents.c.id == run_nodes.c.agent_id
+    query = select(run_nodes, agents.c.name, agents.c.host).outerjoin(agents, same_agent)
+    ordered = query.where(run_nodes.c.run_id == run_id).order_by(run_nodes.c.node_rank)
+    return [RunNode(*row) for row in connection.execute(ordered)]
 
 
 def _merged(rows: Sequence[RunNode], last: RunExit) -> RunExit:
@@ -223,8 +223,8 @@ def next_log(connection: Connection, run: RunRow, node: int) -> int:
     query = select(run_nodes.c.next_log).where(
         run_nodes.c.run_id == run.id, run_nodes.c.node_rank == node
     )
-    found = connection.execute(query).scalar_one_or_none()
-    if found is None:
+    number = connection.execute(query).scalar_one_or_none()
+    if number is None:
         msg = f"run {run.id} has no node {node}"
         raise NotFoundError(msg)
-    return int(found)
+    return int(number)

@@ -97,13 +97,13 @@ async def import_run(write: Write, log: MetricsLog) -> int:
     Raises:
         ConfigError: If a record holds what cannot be stored; then nothing is.
     """
-    made = await asyncio.to_thread(_rows, log)
-    ids: tuple[int, int] = await write(partial(_reserve, rows=made))
+    rows = await asyncio.to_thread(_rows, log)
+    ids: tuple[int, int] = await write(partial(_reserve, rows=rows))
     experiment_id, trial_id = ids
     try:
         for chunk in _chunks(log):
             await write(partial(_store, trial_id=trial_id, chunk=chunk))
-        await write(partial(_publish, rows=made, ids=ids))
+        await write(partial(_publish, rows=rows, ids=ids))
     except BaseException:
         with suppress(StoreError):  # the next start of the server does it then
             await write(partial(_forget, trial_id=trial_id))
@@ -164,7 +164,7 @@ def _forget(work: UnitOfWork, trial_id: int) -> None:
 def _rows(log: MetricsLog) -> _Rows:
     """Make the experiment and the trial, with all that the records come to."""
     config: Mapping[str, Any] = log.header.config
-    told = [record for record in log.records if isinstance(record, MetricsRecord)]
+    metrics = [record for record in log.records if isinstance(record, MetricsRecord)]
     block = config.get("searcher")
     searcher: Mapping[str, Any] = block if isinstance(block, Mapping) else {}
     last = max((record.time for record in log.records), default=log.header.time)
@@ -176,7 +176,7 @@ def _rows(log: MetricsLog) -> _Rows:
         "config": text,
         "raw_config": text,
         "searcher_name": "single",
-        "metric": printable(str(searcher.get("metric") or _usual_metric(told))),
+        "metric": printable(str(searcher.get("metric") or _usual_metric(metrics))),
         "smaller_is_better": int(bool(searcher.get("smaller_is_better", True))),
         "seed": log.header.trial_seed,
         "slots": 1,
@@ -194,21 +194,21 @@ def _rows(log: MetricsLog) -> _Rows:
         "progress": 1.0,
         **times,
     }
-    return _summarise(_Rows(experiment, trial), told)
+    return _summarise(_Rows(experiment, trial), metrics)
 
 
-def _usual_metric(told: Sequence[MetricsRecord]) -> str:
+def _usual_metric(metrics: Sequence[MetricsRecord]) -> str:
     """Return ``loss`` where a validation has it, else nothing."""
-    found = any(record.group == "validation" and "loss" in record.values for record in told)
-    return "loss" if found else ""
+    has_loss = any(record.group == "validation" and "loss" in record.values for record in metrics)
+    return "loss" if has_loss else ""
 
 
-def _summarise(rows: _Rows, told: list[MetricsRecord]) -> _Rows:
-    steps = max((record.steps for record in told if record.group != "system"), default=0)
+def _summarise(rows: _Rows, metrics: list[MetricsRecord]) -> _Rows:
+    steps = max((record.steps for record in metrics if record.group != "system"), default=0)
     values: dict[str, Any] = {"steps_completed": steps}
     metric: str = rows.experiment["metric"]
     best: tuple[float, int] | None = None
-    for record in told:
+    for record in metrics:
         if record.group == "validation" and metric in record.values:
             value, best = best_of(metric, rows.experiment["smaller_is_better"], record, best)
             values["latest_validation"] = value

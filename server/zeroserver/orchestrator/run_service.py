@@ -138,8 +138,8 @@ class RunService(Service):
             saved_on = self._other_agent(checkpoint.uuid, slots)
             checkpoint = msgspec.structs.replace(checkpoint, saved_on=saved_on)
         steps = checkpoint.steps_completed if checkpoint else 0
-        own = checkpoint is not None and not checkpoint.warm_start
-        after = steps if own else -1
+        resumes = checkpoint is not None and not checkpoint.warm_start
+        after = steps if resumes else -1
         forgotten = forget_after(
             self.work, trial.id, after, self.work.orchestrator.queue.point_budget
         )
@@ -148,7 +148,7 @@ class RunService(Service):
             return None
         self.work.orchestrator.queue.point_budget -= forgotten
         storage = self.work.storage_of(experiment.id)
-        (agent_id, slot_ids), *others = slots.items()
+        (agent_id, slot_ids), *other_nodes = slots.items()
         unit = experiment.slots_per_rank
         now = self.work.clock()
         row: dict[str, Any] = {
@@ -164,13 +164,13 @@ class RunService(Service):
             run_spec_fields,  # pydantic, not before it is needed
         )
 
-        made = self.work.connection.execute(runs.insert().values(row).returning(runs.c.id))
-        run_id = int(made.scalar_one())
+        result = self.work.connection.execute(runs.insert().values(row).returning(runs.c.id))
+        run_id = int(result.scalar_one())
         sections = run_spec_fields(self.work.config(experiment.id))
         sections["fit"] = msgspec.structs.replace(
             sections["fit"], until=_bound(sections["fit"], trial)
         )
-        on_hosts = sum(len(one.slots) for one in sections["hosts"])
+        on_hosts = sum(len(slot_id.slots) for slot_id in sections["hosts"])
         spec = RunSpec(
             experiment_id=experiment.id,
             trial_id=trial.id,
@@ -182,7 +182,7 @@ class RunService(Service):
             slots=on_hosts or sum(map(len, slots.values())) // unit,
             planned_slots=on_hosts or experiment.slots // unit,
             slots_per_rank=unit,
-            nodes=self.work.nodes.spread(run_id, slots, unit) if others else None,
+            nodes=self.work.nodes.spread(run_id, slots, unit) if other_nodes else None,
             model_dir="",
             run_dir="",
             checkpoint_dir=storage.root,
@@ -288,11 +288,11 @@ class RunService(Service):
         before = experiment.unread_hparams
         if before is None:
             space = msgspec.json.decode(experiment.config).get("hyperparameters")
-            known = searched_names(space)
+            names = searched_names(space)
         else:
-            known = msgspec.json.decode(before)
-        unread = [name for name in known if name in end.unread_hparams]
-        if before is None or unread != known:
+            names = msgspec.json.decode(before)
+        unread = [name for name in names if name in end.unread_hparams]
+        if before is None or unread != names:
             text = msgspec.json.encode(unread).decode()
             self.work.save(experiments, experiment.id, unread_hparams=text)
 
@@ -344,8 +344,8 @@ class RunService(Service):
     def _reached(self, run: RunRow, trial: TrialRow, end: RunExit) -> None:
         """Pause a trial at its rung, or queue it if the searcher has let it go on meanwhile."""
         bound = msgspec.json.decode(run.spec, type=RunSpec).fit
-        went_on = bound is not None and bound.until is not None and trial.until != bound.until
-        if trial.waits or went_on:
+        continued = bound is not None and bound.until is not None and trial.until != bound.until
+        if trial.waits or continued:
             if end.reason and BEYOND_BOUND in end.reason:  # shown while it waits
                 self.work.save(trials, trial.id, error=end.reason)
             self._wait_again(trial)
@@ -381,11 +381,11 @@ class RunService(Service):
         run: RunRow,
         trial: TrialRow,
         end: RunExit,
-        why: str,
+        no_restart: str,
     ) -> None:
-        """End a trial with the error of its last run; ``why`` says why there is no restart."""
+        """End a trial with the error of its last run; ``no_restart`` is the reason."""
         reason = _reason(end)
-        text = f"run {run.id} failed: {reason}; no restart: {why}"
+        text = f"run {run.id} failed: {reason}; no restart: {no_restart}"
         self.work.log_line(run, text, "ERROR")
         self.work.trials.end(trial, TrialState.ERROR, error=reason)
 
@@ -440,8 +440,8 @@ class RunService(Service):
 
     def _latest_checkpoint(self, trial: TrialRow) -> CheckpointRef | None:
         if trial.latest_checkpoint is None:
-            found = self.work.warm_starts.reference(trial)
-            return found and self._with_options(found)
+            source = self.work.warm_starts.reference(trial)
+            return source and self._with_options(source)
         query = select(checkpoints.c.uuid, checkpoints.c.steps_completed).where(
             checkpoints.c.uuid == trial.latest_checkpoint
         )
@@ -502,18 +502,18 @@ class RunService(Service):
         if any(match.action == "exclude_node" for match in matches):
             agents = {*msgspec.json.decode(trial.excluded), run.agent_id}
             self.work.save(trials, trial.id, excluded=msgspec.json.encode(agents).decode())
-        known: list[str] = msgspec.json.decode(trial.labels)
-        labels = list(dict.fromkeys([*known, *(match.label for match in matches)]))
-        if labels != known:
+        labels_before: list[str] = msgspec.json.decode(trial.labels)
+        labels = list(dict.fromkeys([*labels_before, *(match.label for match in matches)]))
+        if labels != labels_before:
             self.work.save(trials, trial.id, labels=msgspec.json.encode(labels).decode())
             self.work.touch("trial", trial.experiment_id, trial.id)
 
 
 def _bound(fit: FitSpec, trial: TrialRow) -> int | None:
     """Where the run pauses: at what the searcher said, unless that is the end of the trial."""
-    whole = fit.max_length.count if fit.max_length is not None else None
+    max_length = fit.max_length.count if fit.max_length is not None else None
     until: int | None = trial.until
-    return until if until is not None and whole is not None and until < whole else None
+    return until if until is not None and max_length is not None and until < max_length else None
 
 
 def shown_activity(text: str) -> str:

@@ -39,12 +39,12 @@ class SchedulingService(Service):
         """Give free slots to the trials that wait; ask runs to leave for those that go first."""
         waiting = self.work.scheduler_input.read_queue()
         restarting = self._restarting() | self.work.warm_starts.waiting_for_weights()
-        held = self.work.scheduler_input.held_by_run()
-        running = {run.job.job_id for run in held.values()}
+        allocations = self.work.scheduler_input.held_by_run()
+        running = {run.job.job_id for run in allocations.values()}
         decision = Decision()
         if waiting:
-            cluster = self.work.scheduler_input.read_cluster(held.values())
-            decision = scheduler.schedule(cluster, waiting, list(held.values()))
+            cluster = self.work.scheduler_input.read_cluster(allocations.values())
+            decision = scheduler.schedule(cluster, waiting, list(allocations.values()))
             went_on = self._start(decision, waiting)
             for run_id in decision.preempt:
                 self.work.runs.direct(run_id, "preempt")
@@ -77,20 +77,22 @@ class SchedulingService(Service):
         leaves = run.directive != "train" or bool(run.killed)
         if further is None or further <= until or leaves or not self._goes_first(run, trial):
             return Extension(goes_on=False)
-        whole = self.work.config(trial.experiment_id).searcher.length
+        full_length = self.work.config(trial.experiment_id).searcher.length
         text = f"run {run_id} goes on at once: the searcher lets trial {trial.id} go further"
         self.work.log_line(run, text)
-        return Extension(goes_on=True, until=further if further < whole else None)
+        return Extension(goes_on=True, until=further if further < full_length else None)
 
     def _goes_first(self, run: RunRow, trial: TrialRow) -> bool:
         """Whether a trial would be given slots at once, and may stay on all that its run holds."""
-        held = self.work.scheduler_input.held_by_run()
-        mine = held[run.id]
-        cluster = self.work.scheduler_input.read_cluster(held.values(), mine)
+        allocations = self.work.scheduler_input.held_by_run()
+        allocation = allocations[run.id]
+        cluster = self.work.scheduler_input.read_cluster(allocations.values(), allocation)
         excluded = _excluded(trial)
-        free = {one.agent_id: set(one.slots) for one in cluster.agents if not one.closed}
-        for agent_id, slots in mine.slots.items():
-            if agent_id in excluded or not free.get(agent_id, set()).issuperset(slots):
+        free_slots = {
+            agent.agent_id: set(agent.slots) for agent in cluster.agents if not agent.closed
+        }
+        for agent_id, slots in allocation.slots.items():
+            if agent_id in excluded or not free_slots.get(agent_id, set()).issuperset(slots):
                 return False
         return self.slots_instead(run, trial) > 0
 
@@ -101,13 +103,13 @@ class SchedulingService(Service):
             run: A run that holds slots.
             trial: Its trial.
         """
-        held = self.work.scheduler_input.held_by_run()
-        cluster = self.work.scheduler_input.read_cluster(held.values(), held[run.id])
-        mine = held.pop(run.id)
-        again = Request(trial.id, mine.job, 1, _excluded(trial))
-        waiting = [again, *self.work.scheduler_input.read_queue()]
-        decision = scheduler.schedule(cluster, waiting, list(held.values()))
-        found = next((one for one in decision.start if one.request is again), None)
+        allocations = self.work.scheduler_input.held_by_run()
+        cluster = self.work.scheduler_input.read_cluster(allocations.values(), allocations[run.id])
+        allocation = allocations.pop(run.id)
+        request = Request(trial.id, allocation.job, 1, _excluded(trial))
+        waiting = [request, *self.work.scheduler_input.read_queue()]
+        decision = scheduler.schedule(cluster, waiting, list(allocations.values()))
+        found = next((start for start in decision.start if start.request is request), None)
         return 0 if found is None else sum(map(len, found.slots.values()))
 
     def _start(self, decision: Decision, waiting: list[Request]) -> bool:
@@ -124,10 +126,10 @@ class SchedulingService(Service):
         starts: dict[int, list[Start]] = {}
         for start in decision.start:
             starts.setdefault(start.request.trial_id, []).append(start)
-        for mine in starts.values():
-            request = mine[0].request
-            ids = self.work.scheduler_input.next_trials(request, len(mine) + 1)
-            for trial_id, start in zip(ids, mine, strict=False):
+        for trial_ids in starts.values():
+            request = trial_ids[0].request
+            ids = self.work.scheduler_input.next_trials(request, len(trial_ids) + 1)
+            for trial_id, start in zip(ids, trial_ids, strict=False):
                 if not self._assign(trial_id, start):
                     self.cache.unfinished = True
                     complete = False
@@ -175,18 +177,18 @@ class SchedulingService(Service):
                 trials.c.restart_at > self.work.steady(),
             )
         )
-        found = self.work.connection.execute(query.limit(_MOST_RESTARTING))
-        return {row.id: (row.experiment_id, _why_again(row)) for row in found}
+        rows = self.work.connection.execute(query.limit(_MOST_RESTARTING))
+        return {row.id: (row.experiment_id, _why_again(row)) for row in rows}
 
     def _keep_reasons(self, now: Waiting) -> None:
         """Put new reasons in the place of the old ones, and tell those who watch."""
         before = self.cache.waiting
         if before == now:
             return
-        changed, told = changed_reasons(before, now)
+        changed, experiment_ids = changed_reasons(before, now)
         for trial_id, experiment_id in changed.items():
             self.work.touch("trial", experiment_id, trial_id)
-        for experiment_id in told:
+        for experiment_id in experiment_ids:
             self.work.touch("experiment", experiment_id, experiment_id)
         self.cache.waiting = now
         self.work.undo.append(lambda: setattr(self.cache, "waiting", before))
@@ -226,14 +228,14 @@ class SchedulingService(Service):
     def _kill_late_runs(self) -> None:
         """Kill runs that have not left by their deadline, and give up on those that cannot be."""
         now = self.work.steady()
-        late = select(runs).where(
+        query = select(runs).where(
             runs.c.state.in_(OPEN_RUNS), runs.c.killed == 0, runs.c.deadline_at < now
         )
-        for run in read_rows(self.work.connection, RunRow, late):
-            wish = "stopped within its preemption_timeout"
+        for run in read_rows(self.work.connection, RunRow, query):
+            problem = "stopped within its preemption_timeout"
             if failed_before_its_kill(self.work.connection, run):
-                wish = "ended after others of its ranks have failed"
-            text = f"run {run.id} has not {wish} and is killed"
+                problem = "ended after others of its ranks have failed"
+            text = f"run {run.id} has not {problem} and is killed"
             self.work.log_line(run, text, "WARNING")
             self.work.runs.kill(run.id)
 
@@ -247,27 +249,29 @@ class SchedulingService(Service):
         run = self.work.find(RunRow, run_id)
         if run.directive != "train" or run.killed or run.started_at is None:
             return
-        home = run.experiment_id
-        if not self.work.scheduler_input.jobs_of([home])[home].fewer:
+        experiment_id = run.experiment_id
+        if not self.work.scheduler_input.jobs_of([experiment_id])[experiment_id].fewer:
             return
-        mine = self.work.scheduler_input.held_by_run()[run_id]
-        holds = sum(map(len, mine.slots.values()))
+        allocation = self.work.scheduler_input.held_by_run()[run_id]
+        holds = sum(map(len, allocation.slots.values()))
         lasted = self.work.clock() - run.started_at
-        if holds >= mine.job.slots or lasted < self._pause(run.trial_id):
+        if holds >= allocation.job.slots or lasted < self._pause(run.trial_id):
             return
         length = msgspec.json.decode(run.spec, type=RunSpec).max_batches
         if length is not None and steps >= length:
             return
-        found = self.slots_instead(run, self.work.trial_of(run))
-        if found <= holds:
+        free = self.slots_instead(run, self.work.trial_of(run))
+        if free <= holds:
             return
-        self.work.save(runs, run_id, grows_to=found)
+        self.work.save(runs, run_id, grows_to=free)
         self.work.runs.direct(run_id, "preempt")
-        wanted = f"{holds} of the {mine.job.slots} slots of its trial, and {found} are free for it"
-        text = (
-            f"run {run_id} has {wanted}: it leaves with its checkpoint, and the trial starts again"
+        status = (
+            f"{holds} of the {allocation.job.slots} slots of its trial, and {free} are free for it"
         )
-        self.work.log_line(run, f"{text} with {found}, not counted as a restart")
+        text = (
+            f"run {run_id} has {status}: it leaves with its checkpoint, and the trial starts again"
+        )
+        self.work.log_line(run, f"{text} with {free}, not counted as a restart")
 
     def _pause(self, trial_id: int) -> float:
         """Seconds that a run of a trial must have lasted."""

@@ -101,8 +101,8 @@ def stored_address(home: Home, experiment: ExperimentRow) -> StorageAddress:
     """Return where an experiment's checkpoints lie, from its row alone; in any thread."""
     from zerolab.config.experiment.storage import read_address
 
-    found = read_address(resolved_config(experiment).get("checkpoint_storage") or {})
-    return found or StorageAddress(root=str(home.checkpoints))
+    address = read_address(resolved_config(experiment).get("checkpoint_storage") or {})
+    return address or StorageAddress(root=str(home.checkpoints))
 
 
 def owner_of(orchestrator: Orchestrator, trial_id: int) -> str:

@@ -60,10 +60,10 @@ class TrialService(Service):
             ConflictError: If its state, or its experiment's, does not allow it.
         """
         trial = self.work.find(TrialRow, trial_id)
-        wish, state = TRIAL_ACTIONS[action], trial.state
-        over = state in TRIAL_ENDED and state in wish.instead
-        remedy = self.work.continuations.remedy(trial) if over else None
-        if wish.wanted("trial", trial_id, state, remedy):
+        rule, state = TRIAL_ACTIONS[action], trial.state
+        ended = state in TRIAL_ENDED and state in rule.instead
+        remedy = self.work.continuations.remedy(trial) if ended else None
+        if rule.wanted("trial", trial_id, state, remedy):
             actions = {
                 "pause": self._pause,
                 "activate": self._activate,
@@ -86,11 +86,11 @@ class TrialService(Service):
     def _activate(self, trial: TrialRow) -> None:
         """Undo a pause of this trial alone; what else has it wait is told."""
         experiment = self.work.experiment_of(trial)
-        number, home = trial.id, experiment.id
+        number, experiment_id = trial.id, experiment.id
         if trial.run_id is None and experiment.state != ExperimentState.ACTIVE:
             msg = (
-                f"trial {number}: its experiment {home} is {experiment.state}; "
-                f"`zerolab experiment activate {home}` first"
+                f"trial {number}: its experiment {experiment_id} is {experiment.state}; "
+                f"`zerolab experiment activate {experiment_id}` first"
             )
             raise ConflictError(msg)
         if trial.run_id is None and trial.waits and not trial.held:
@@ -142,10 +142,10 @@ class TrialService(Service):
         trial = self.work.find(TrialRow, trial_id)
         TRIAL_ACTIONS["delete"].wanted("trial", trial_id, trial.state)
         experiment = self.work.experiment_of(trial)
-        home, state = experiment.id, experiment.state
+        experiment_id, state = experiment.id, experiment.state
         if state not in EXPERIMENT_ENDED:
             msg = (
-                f"trial {trial_id}: its experiment {home} is {state}, "
+                f"trial {trial_id}: its experiment {experiment_id} is {state}, "
                 "and the searcher still counts on "
                 f"it; `zerolab trial archive {trial_id}` hides it until that has ended"
             )
@@ -153,9 +153,9 @@ class TrialService(Service):
         whose = checkpoints.c.trial_id == trial_id
         self.work.warm_starts.refuse_while_needed(f"trial {trial_id}", whose)
         self.work.models.refuse_while_registered(f"trial {trial_id}", whose)
-        self.work.touch("trial", home, trial_id)
-        self.work.touch("experiment", home, home)
-        if self.work.checkpoints.delete_some(home, whose):
+        self.work.touch("trial", experiment_id, trial_id)
+        self.work.touch("experiment", experiment_id, experiment_id)
+        if self.work.checkpoints.delete_some(experiment_id, whose):
             return False
         self.work.warm_starts.forget_source(trial_id)
         self.remove_rows([trial_id])
@@ -293,7 +293,7 @@ class TrialService(Service):
             trials.c.run_id.is_(None),
             trials.c.state.in_([TrialState.QUEUED, TrialState.PAUSED]),
         )
-        found = list(self.work.connection.scalars(select(trials.c.id).where(*idle)))
+        trial_ids = list(self.work.connection.scalars(select(trials.c.id).where(*idle)))
         self.work.connection.execute(
             update(trials)
             .where(*idle)
@@ -301,10 +301,10 @@ class TrialService(Service):
                 state=TrialState.CANCELED, stop=why, restart_at=None, ended_at=self.work.clock()
             )
         )
-        self.work.touch_trials(experiment_id, found)
-        moves = [(TrialState.QUEUED, TrialState.CANCELED)] * len(found)
+        self.work.touch_trials(experiment_id, trial_ids)
+        moves = [(TrialState.QUEUED, TrialState.CANCELED)] * len(trial_ids)
         self._count_moves(experiment_id, moves)
-        if found:
+        if trial_ids:
             self.work.checkpoints.apply_to_experiment(experiment_id)
 
     def end(
@@ -337,8 +337,8 @@ class TrialService(Service):
         if state != TrialState.COMPLETED and trial.started_at is not None:
             self.work.checkpoints.discard_unfinished(trial)
         experiment = self.work.experiment_of(trial)
-        over = experiment.state in EXPERIMENT_ENDED | EXPERIMENT_STOPPING
-        if not over and not experiment.searcher_done:
+        ended = experiment.state in EXPERIMENT_ENDED | EXPERIMENT_STOPPING
+        if not ended and not experiment.searcher_done:
             if state == TrialState.COMPLETED and reason is None:
                 event = Event("exited", trial.request_id)
             else:
@@ -349,9 +349,11 @@ class TrialService(Service):
 
 
 def _keep_from_sweep(orchestrator: Orchestrator, trial_ids: frozenset[int]) -> None:
-    others = [each for each in orchestrator.deletions.orphans if each not in trial_ids]
+    remaining = [
+        trial_id for trial_id in orchestrator.deletions.orphans if trial_id not in trial_ids
+    ]
     orchestrator.deletions.orphans.clear()
-    orchestrator.deletions.orphans.extend(others)
+    orchestrator.deletions.orphans.extend(remaining)
 
 
 def resting_state(experiment_state: str, *, waits: int) -> TrialState:

@@ -48,12 +48,12 @@ class Waiting:
         """
         homes = {request.trial_id: request.job.job_id for request in waiting}
         homes |= {trial: home for trial, (home, _) in restarting.items()}
-        told = decision.waiting | {trial: text for trial, (_, text) in restarting.items()}
+        reasons = decision.waiting | {trial: text for trial, (_, text) in restarting.items()}
         jobs: dict[int, str] = {}
-        for trial, text in told.items():
+        for trial, text in reasons.items():
             jobs.setdefault(homes[trial], text)
         jobs = {**unserved, **jobs}
-        return cls(told, homes, jobs, frozenset(running))
+        return cls(reasons, homes, jobs, frozenset(running))
 
     def of_trial(
         self, trial_id: int, experiment_id: int, state: str, run_id: int | None
@@ -80,13 +80,13 @@ def changed_reasons(before: Waiting, now: Waiting) -> tuple[dict[int, int], set[
     Returns:
         Trials whose reason is another one now, each with its experiment; and such experiments.
     """
-    gone = (trial for trial in before.trials if trial not in now.trials)
+    removed = (trial for trial in before.trials if trial not in now.trials)
     other = (trial for trial, text in now.trials.items() if before.trials.get(trial) != text)
     homes = {**before.homes, **now.homes}
     trials = {
-        trial: homes[trial] for trial in (*islice(other, _MOST_TOLD), *islice(gone, _MOST_TOLD))
+        trial: homes[trial] for trial in (*islice(other, _MOST_TOLD), *islice(removed, _MOST_TOLD))
     }
-    over = (one for one in before.jobs if one not in now.jobs)
-    told = (one for one, text in now.jobs.items() if before.jobs.get(one) != text)
+    omitted = (one for one in before.jobs if one not in now.jobs)
+    experiment_ids = (one for one, text in now.jobs.items() if before.jobs.get(one) != text)
     moved = before.running ^ now.running
-    return trials, {*islice(told, _MOST_TOLD), *islice(over, _MOST_TOLD), *moved}
+    return trials, {*islice(experiment_ids, _MOST_TOLD), *islice(omitted, _MOST_TOLD), *moved}

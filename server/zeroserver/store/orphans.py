@@ -47,12 +47,12 @@ def find_orphans(transaction: Transaction, coming: Container[int]) -> list[int]:
         transaction: Of the writer.
         coming: Trials that will have a row.
     """
-    found: dict[int, None] = {}
+    trial_ids: dict[int, None] = {}
     for table in ("rollups", "logs"):
-        found |= dict.fromkeys(
+        trial_ids |= dict.fromkeys(
             number for (number,) in transaction.raw(_ORPHANS.format(table=table))
         )
-    return [number for number in found if number not in coming]
+    return [number for number in trial_ids if number not in coming]
 
 
 def remove_part(transaction: Transaction, trial_id: int) -> tuple[int, bool]:

@@ -81,15 +81,17 @@ class CheckpointRemovalService(Service):
             NotFoundError: If there is no such checkpoint.
             ConflictError: If something needs one of them.
         """
-        going = checkpoints_to_remove(self.work.connection, uuids, globs, removed=removed)
+        removals = checkpoints_to_remove(self.work.connection, uuids, globs, removed=removed)
         by_experiment: dict[int, list[Going]] = {}
-        for each in going:
-            by_experiment.setdefault(each.row.experiment_id, []).append(each)
-        for experiment_id, mine in by_experiment.items():
-            whole = [each.row.uuid for each in mine if each.whole]
-            self.work.checkpoints.delete(experiment_id, whole)
-            self._remove_files(experiment_id, [each for each in mine if not each.whole])
-        return going
+        for removal in removals:
+            by_experiment.setdefault(removal.row.experiment_id, []).append(removal)
+        for experiment_id, of_experiment in by_experiment.items():
+            complete = [removal.row.uuid for removal in of_experiment if removal.whole]
+            self.work.checkpoints.delete(experiment_id, complete)
+            self._remove_files(
+                experiment_id, [removal for removal in of_experiment if not removal.whole]
+            )
+        return removals
 
     def _remove_files(self, experiment_id: int, going: Sequence[Going]) -> None:
         """Remove some files of checkpoints of an experiment."""
@@ -98,16 +100,16 @@ class CheckpointRemovalService(Service):
         storage = self.work.storage_of(experiment_id)
         rows: list[tuple[str, int, int]] = []
         chores: list[Chore] = []
-        for each in going:
-            files = set(each.files)
-            sizes: dict[str, int] = msgspec.json.decode(each.row.resources)
-            left = {name: size for name, size in sizes.items() if name not in files}
-            encoded = msgspec.json.encode(left).decode()
-            rows.append((encoded, sum(left.values()), each.row.id))
-            chores.append(Chore(storage=storage, name=each.row.uuid, files=each.files))
-            self.work.touch("checkpoint", experiment_id, each.row.uuid)
+        for removal in going:
+            files = set(removal.files)
+            sizes: dict[str, int] = msgspec.json.decode(removal.row.resources)
+            remaining = {name: size for name, size in sizes.items() if name not in files}
+            encoded = msgspec.json.encode(remaining).decode()
+            rows.append((encoded, sum(remaining.values()), removal.row.id))
+            chores.append(Chore(storage=storage, name=removal.row.uuid, files=removal.files))
+            self.work.touch("checkpoint", experiment_id, removal.row.uuid)
         self.work.many(_LEFT, rows)
-        self.work.checkpoints.forget_names(experiment_id, [each.row.uuid for each in going])
+        self.work.checkpoints.forget_names(experiment_id, [removal.row.uuid for removal in going])
         self.work.orchestrator.janitor.discard(self.work, *chores)
 
     def set_policy(self, experiment_id: int, policy: Mapping[str, int]) -> None:
@@ -146,24 +148,24 @@ def checkpoints_to_remove(
         NotFoundError: If there is no such checkpoint.
         ConflictError: If something needs one of them.
     """
-    known = {row.uuid for row in _rows(connection, uuids)}
-    wanted = [each if each in known else full_uuid(connection, each) for each in uuids]
-    rows = _rows(connection, wanted)
-    missing = set(wanted) - {row.uuid for row in rows}
+    exact = {row.uuid for row in _rows(connection, uuids)}
+    full_uuids = [uuid if uuid in exact else full_uuid(connection, uuid) for uuid in uuids]
+    rows = _rows(connection, full_uuids)
+    missing = set(full_uuids) - {row.uuid for row in rows}
     if missing:
         raise NotFoundError(f"there is no checkpoint {', '.join(sorted(missing))}")
-    going = [_going(row, globs) for row in rows if row.state in _THERE]
-    going = [each for each in going if each.files or each.whole]
+    removals = [_going(row, globs) for row in rows if row.state in _THERE]
+    removals = [removal for removal in removals if removal.files or removal.whole]
     outcome = f"{removed} others were removed" if removed else "nothing was removed"
-    _refuse_needed(connection, [each.row for each in going], outcome)
-    return going
+    _refuse_needed(connection, [removal.row for removal in removals], outcome)
+    return removals
 
 
 def _rows(connection: Connection, uuids: Iterable[str]) -> list[CheckpointRow]:
     """Return the checkpoints that have these uuids, in order."""
     rows: list[CheckpointRow] = []
-    for some in batched(dict.fromkeys(uuids), AT_ONCE):
-        query = select(checkpoints).where(checkpoints.c.uuid.in_(some))
+    for batch in batched(dict.fromkeys(uuids), AT_ONCE):
+        query = select(checkpoints).where(checkpoints.c.uuid.in_(batch))
         rows += read_rows(connection, CheckpointRow, query)
     return sorted(rows, key=lambda row: int(row.id))
 
@@ -179,7 +181,7 @@ def _going(row: CheckpointRow, globs: Sequence[str]) -> Going:
     names = sorted(msgspec.json.decode(row.resources))
     if not globs:
         return Going(row, names, whole=True)
-    matching = [name for name in names if any(fnmatch.fnmatchcase(name, one) for one in globs)]
+    matching = [name for name in names if any(fnmatch.fnmatchcase(name, file) for file in globs)]
     return Going(row, matching, whole=bool(names) and len(matching) == len(names))
 
 
@@ -187,9 +189,9 @@ def _refuse_needed(connection: Connection, rows: Sequence[CheckpointRow], outcom
     """Raise ConflictError if something needs one of the checkpoints."""
     by_uuid = {row.uuid: row for row in rows}
     problems: list[str] = []
-    for some in batched({row.trial_id for row in rows}, AT_ONCE):
+    for batch in batched({row.trial_id for row in rows}, AT_ONCE):
         query = select(trials.c.id, trials.c.state, trials.c.latest_checkpoint).where(
-            trials.c.id.in_(some), trials.c.state.not_in(TRIAL_ENDED)
+            trials.c.id.in_(batch), trials.c.state.not_in(TRIAL_ENDED)
         )
         problems += [
             f"checkpoint {row.latest_checkpoint}: trial {row.id}, which is {row.state}, goes on "
@@ -206,8 +208,8 @@ def _refuse_needed(connection: Connection, rows: Sequence[CheckpointRow], outcom
     problems += [
         f"checkpoint {uuid}: is version {version} of model {name}; `zerolab model remove-version "
         f"{name} {version}` first"
-        for some in batched(by_uuid, AT_ONCE)
-        for uuid, (name, version) in versions_of(connection, some).items()
+        for batch in batched(by_uuid, AT_ONCE)
+        for uuid, (name, version) in versions_of(connection, batch).items()
     ]
     if problems:
         raise ConflictError("; ".join([*problems, outcome]))
@@ -227,8 +229,8 @@ def unkept(connection: Connection, experiment_id: int, policy: Mapping[str, int]
     experiment = find_row(connection, ExperimentRow, experiment_id)
     chosen = config_of(experiment).checkpoint_storage.model_copy(update=dict(policy))
     everyone = checkpoints.c.experiment_id == experiment_id
-    gone = not_kept(connection, experiment, chosen, everyone)
-    return [_going(row, ()) for row in _rows(connection, [row.uuid for row in gone])]
+    deleted = not_kept(connection, experiment, chosen, everyone)
+    return [_going(row, ()) for row in _rows(connection, [row.uuid for row in deleted])]
 
 
 def removed(connection: Connection, uuids: Sequence[str]) -> list[Going]:

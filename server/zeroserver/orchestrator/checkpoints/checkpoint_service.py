@@ -94,8 +94,8 @@ class CheckpointService(Service):
         experiment = self.work.find(ExperimentRow, experiment_id)
         policy = self.work.config(experiment_id).checkpoint_storage
         whose = checkpoints.c.trial_id.in_(trial_ids)
-        gone = not_kept(self.work.connection, experiment, policy, whose)
-        uuids = [row.uuid for row in gone[:AT_ONCE]]
+        deleted = not_kept(self.work.connection, experiment, policy, whose)
+        uuids = [row.uuid for row in deleted[:AT_ONCE]]
         self.delete(experiment_id, uuids)
         return uuids
 
@@ -119,8 +119,8 @@ class CheckpointService(Service):
     def _apply(self, experiment_id: int, where: ColumnElement[bool]) -> None:
         experiment = self.work.find(ExperimentRow, experiment_id)
         policy = self.work.config(experiment_id).checkpoint_storage
-        gone = not_kept(self.work.connection, experiment, policy, where)
-        self.delete(experiment_id, [row.uuid for row in gone])
+        deleted = not_kept(self.work.connection, experiment, policy, where)
+        self.delete(experiment_id, [row.uuid for row in deleted])
 
     def delete_some(self, experiment_id: int, where: ColumnElement[bool]) -> bool:
         """Delete up to AT_ONCE checkpoints that nothing needs; return whether more may be left."""
@@ -143,7 +143,7 @@ class CheckpointService(Service):
         self.work.orchestrator.janitor.discard(self.work, *chores)
         self.forget_names(experiment_id, uuids)
 
-    def forget_names(self, experiment_id: int, gone: Sequence[str]) -> None:
+    def forget_names(self, experiment_id: int, deleted: Sequence[str]) -> None:
         """Replace references to deleted checkpoints; the next best becomes the best one."""
         experiment = self.work.find(ExperimentRow, experiment_id)
         next_best = (
@@ -160,7 +160,7 @@ class CheckpointService(Service):
         ):
             self.work.connection.execute(
                 update(trials)
-                .where(trials.c.experiment_id == experiment_id, column.in_(gone))
+                .where(trials.c.experiment_id == experiment_id, column.in_(deleted))
                 .values({column.name: value})
             )
 
@@ -170,8 +170,8 @@ class CheckpointService(Service):
         Raises:
             ConfigError: If the checkpoint is another trial's.
         """
-        known = select(checkpoints.c.trial_id).where(checkpoints.c.uuid == record.uuid)
-        owner = self.work.connection.scalar(known)
+        query = select(checkpoints.c.trial_id).where(checkpoints.c.uuid == record.uuid)
+        owner = self.work.connection.scalar(query)
         if owner is not None and owner != run.trial_id:
             problem = f"uuid: {record.uuid} is another trial's; report each under a new uuid"
             raise ConfigError("checkpoint", [problem])
@@ -201,9 +201,9 @@ class CheckpointService(Service):
         """Name the checkpoint of a trial whose own validation is the best."""
         if not experiment.metric:
             return
-        mine = checkpoints.c.trial_id == trial_id
+        of_trial = checkpoints.c.trial_id == trial_id
         row = self.work.connection.execute(
-            best_checkpoints(experiment).where(mine).limit(1)
+            best_checkpoints(experiment).where(of_trial).limit(1)
         ).first()
         if row is not None:
             self.work.save(trials, trial_id, best_checkpoint=row.uuid)
@@ -247,22 +247,22 @@ def not_kept(
         policy: How many are kept.
         where: Which checkpoints are looked at; of a trial all or none.
     """
-    kept = {row.uuid for row in _best(connection, experiment, policy)}
-    gone = []
+    protected = {row.uuid for row in _best(connection, experiment, policy)}
+    deleted = []
     for row in connection.execute(_ranked(experiment, where)):
         running = row.trial_state not in TRIAL_ENDED
         if (
-            row.uuid not in kept
+            row.uuid not in protected
             and row.age > policy.save_trial_latest
             and (row.value is None or row.rank > policy.save_trial_best)
             and not (running and (row.age == 1 or row.uuid == row.latest_checkpoint))
         ):
-            gone.append(row)
-    if gone:
+            deleted.append(row)
+    if deleted:
         needed = set(connection.scalars(needed_for_warm_start()))
         needed.update(connection.scalars(registered()))
-        gone = [row for row in gone if row.uuid not in needed]
-    return gone
+        deleted = [row for row in deleted if row.uuid not in needed]
+    return deleted
 
 
 def _ranked(experiment: ExperimentRow, where: ColumnElement[bool]) -> "Select[Any]":
@@ -304,8 +304,8 @@ def _best(
     count = policy.save_experiment_best
     if count == 0:
         return []
-    mine = checkpoints.c.experiment_id == experiment.id
-    query = best_checkpoints(experiment).where(mine).limit(count)
+    of_experiment = checkpoints.c.experiment_id == experiment.id
+    query = best_checkpoints(experiment).where(of_experiment).limit(count)
     return list(connection.execute(query))
 
 

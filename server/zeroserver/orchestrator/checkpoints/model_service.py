@@ -42,21 +42,21 @@ class ModelService(Service):
         """
         model_id = self._find(name)
         uuid = full_uuid(self.work.connection, uuid)
-        whole = select(checkpoints.c.id).where(
+        complete = select(checkpoints.c.id).where(
             checkpoints.c.uuid == uuid, checkpoints.c.state == "COMPLETED"
         )
-        if self.work.connection.scalar(whole) is None:
+        if self.work.connection.scalar(complete) is None:
             problem = (
                 f"must be a checkpoint that is there, whole, got {uuid}; `zerolab checkpoint list`"
             )
             raise ConfigError("model version", [f"checkpoint: {problem}"])
         columns = model_versions.c
-        mine = columns.model_id == model_id
-        there = self.work.connection.scalar(
-            select(columns.version).where(mine, columns.checkpoint == uuid)
+        of_model = columns.model_id == model_id
+        existing = self.work.connection.scalar(
+            select(columns.version).where(of_model, columns.checkpoint == uuid)
         )
-        if there is not None:
-            return int(there)
+        if existing is not None:
+            return int(existing)
         # A number is not given twice: someone may still know what it was.
         counter = models.update().where(models.c.id == model_id).returning(models.c.last_version)
         version = self.work.connection.scalar(
@@ -78,11 +78,11 @@ class ModelService(Service):
         Raises:
             NotFoundError: If there is no such model, or version.
         """
-        mine = (model_versions.c.model_id == self._find(name),)
-        gone = self.work.connection.execute(
-            delete(model_versions).where(*mine, model_versions.c.version == version)
+        of_model = (model_versions.c.model_id == self._find(name),)
+        removed = self.work.connection.execute(
+            delete(model_versions).where(*of_model, model_versions.c.version == version)
         )
-        if not gone.rowcount:
+        if not removed.rowcount:
             raise NotFoundError(f"there is no version {version} of model {name}")
 
     def remove(self, name: str) -> None:
@@ -116,19 +116,19 @@ class ModelService(Service):
             .order_by(models.c.name)
             .limit(1)
         )
-        found = self.work.connection.execute(query).first()
-        if found is not None:
+        row = self.work.connection.execute(query).first()
+        if row is not None:
             msg = (
-                f"{thing}: a checkpoint of it is version {found.version} of model "
-                f"{found.name}; `zerolab model remove-version {found.name} {found.version}` first"
+                f"{thing}: a checkpoint of it is version {row.version} of model "
+                f"{row.name}; `zerolab model remove-version {row.name} {row.version}` first"
             )
             raise ConflictError(msg)
 
     def _number(self, name: str) -> int | None:
-        found: int | None = self.work.connection.scalar(
+        row: int | None = self.work.connection.scalar(
             select(models.c.id).where(models.c.name == name)
         )
-        return found
+        return row
 
     def _find(self, name: str) -> int:
         number = self._number(name)

@@ -38,7 +38,7 @@ class AgentService(Service):
             ConflictError: If another agent of that name is there.
         """
         query = select(agents).where(agents.c.name == agent.name)
-        known = read_row(self.work.connection, AgentRow, query)
+        registered = read_row(self.work.connection, AgentRow, query)
         values = {
             "host": agent.host,
             "pool": agent.pool,
@@ -48,12 +48,12 @@ class AgentService(Service):
             "leaving": 0,
             "registered_at": self.work.clock(),
         }
-        if known is None:
-            made = agents.insert().values(name=agent.name, **values).returning(agents.c.id)
-            agent_id = int(self.work.connection.execute(made).scalar_one())
+        if registered is None:
+            statement = agents.insert().values(name=agent.name, **values).returning(agents.c.id)
+            agent_id = int(self.work.connection.execute(statement).scalar_one())
         else:
-            _check_same(self.work.orchestrator, known, agent)
-            agent_id = known.id
+            _check_same(self.work.orchestrator, registered, agent)
+            agent_id = registered.id
             self.work.save(agents, agent_id, **values)
         self.work.orchestrator.agents.seen[agent_id] = time.monotonic()
         self.work.changes.append(agents_changed())
@@ -91,31 +91,31 @@ class AgentService(Service):
         living = self.work.connection.execute(
             select(agents.c.id, agents.c.name).where(agents.c.alive == 1)
         ).all()
-        left = _RUNS_AT_ONCE
+        remaining = _RUNS_AT_ONCE
         for agent_id, name in living:
             if self.work.orchestrator.agents.silence_s(agent_id) > patience:
                 reason = f"agent {name} has not been heard of for {patience:g} s"
-                left -= self._give_up(agent_id, reason, left)
-                if left < 0:
+                remaining -= self._give_up(agent_id, reason, remaining)
+                if remaining < 0:
                     self.work.orchestrator.queue.unfinished = True
                     return
 
-    def _give_up(self, agent_id: int, reason: str, most: int) -> int:
-        """Give up an agent with its runs, or ``most`` of them; return how many it had.
+    def _give_up(self, agent_id: int, reason: str, limit: int) -> int:
+        """Give up an agent with its runs, or ``limit`` of them; return how many it had.
 
         An agent stays until all its runs are given up. It is silent: nothing starts there
         meanwhile.
         """
-        found = self._open_runs(agent_id)
-        if len(found) <= most:
+        open_runs = self._open_runs(agent_id)
+        if len(open_runs) <= limit:
             self.work.save(agents, agent_id, alive=0, leaving=0)
-        for run in found[:most]:
+        for run in open_runs[:limit]:
             # A run that never began is no failure of its trial. Of several agents one that goes
             # brings the others to an end.
             code = EXIT_PREEMPTED if run.state == RunState.ASSIGNED else EXIT_INFRASTRUCTURE
             end = RunExit(code, reason, node=run.node_rank)
             self.work.runs.exited(run.id, end)
-        return len(found)
+        return len(open_runs)
 
     def _open_runs(self, agent_id: int) -> list[HeldSlots]:
         rows = held_slots(self.work.connection, OPEN_RUNS)
@@ -146,8 +146,8 @@ class AgentService(Service):
             self._save_disabled(agent, _disabled(agent) | _checked(agent, slots))
         if not drain:
             for run in self._open_runs(agent_id):
-                mine = set(msgspec.json.decode(run.slot_ids))
-                if slots is None or mine & set(slots):
+                agent_slots = set(msgspec.json.decode(run.slot_ids))
+                if slots is None or agent_slots & set(slots):
                     self.work.runs.direct(run.id, "preempt")
         self.work.changes.append(agents_changed())
 
@@ -185,8 +185,8 @@ class AgentService(Service):
             raise ConflictError(msg)
         connection = self.work.connection
         for table in (runs, run_nodes):
-            mine = update(table).where(table.c.agent_id == agent_id)
-            connection.execute(mine.values(agent_id=None))
+            of_agent = update(table).where(table.c.agent_id == agent_id)
+            connection.execute(of_agent.values(agent_id=None))
         connection.execute(delete(agents).where(agents.c.id == agent_id))
         self.work.changes.append(agents_changed())
 
@@ -228,17 +228,18 @@ def _name_problem(text: str, *, required: bool) -> str | None:
     return text_problem(text)
 
 
-def _check_same(orchestrator: Orchestrator, known: AgentRow, agent: AgentRegistration) -> None:
+def _check_same(orchestrator: Orchestrator, registered: AgentRow, agent: AgentRegistration) -> None:
     """Refuse a second agent under the name of one that is there: each would run the other's runs.
 
     Raises:
         ConflictError: If it is another one.
     """
-    there = bool(known.alive) and known.identity and agent.identity
-    if there and known.identity != agent.identity:
-        silent = orchestrator.agents.silence_s(known.id)
+    conflict = bool(registered.alive) and registered.identity and agent.identity
+    if conflict and registered.identity != agent.identity:
+        silent = orchestrator.agents.silence_s(registered.id)
         msg = (
-            f"another agent with the name {agent.name} is there, on {known.host}, last heard of "
+            f"another agent with the name {agent.name} is there, on {registered.host}, "
+            "last heard of "
             f"{silent:.0f} s ago: start this one with another --name"
         )
         raise ConflictError(msg)
@@ -254,10 +255,10 @@ def _checked(agent: AgentRow, slots: Collection[int]) -> set[int]:
     Raises:
         ConfigError: If it has no such slot.
     """
-    known = {slot["id"] for slot in msgspec.json.decode(agent.slots)}
-    unknown = sorted(set(slots) - known)
+    slot_ids = {slot["id"] for slot in msgspec.json.decode(agent.slots)}
+    unknown = sorted(set(slots) - slot_ids)
     if unknown:
-        there = ", ".join(map(str, sorted(known))) or "none"
-        problem = f"slots: must be slots of agent {agent.name} ({there}), got {unknown}"
+        listed = ", ".join(map(str, sorted(slot_ids))) or "none"
+        problem = f"slots: must be slots of agent {agent.name} ({listed}), got {unknown}"
         raise ConfigError("request", [problem])
     return set(slots)

@@ -59,12 +59,14 @@ class QueueService(Service):
         if change.max_slots is not None and change.max_slots < job.slots:
             problem = f"max_slots: must be at least slots_per_trial = {job.slots}"
             raise ConfigError("request", [f"{problem}, got {change.max_slots}"])
-        given = {
+        changes = {
             "priority": change.priority,
             "weight": change.weight,
             "max_slots": change.max_slots,
         }
-        values: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        values: dict[str, Any] = {
+            name: value for name, value in changes.items() if value is not None
+        }
         if change.unlimited:
             values["max_slots"] = None
         if values:
@@ -89,7 +91,7 @@ class QueueService(Service):
                 f"the job to move and the one to move it to must be two, got {anchor_id} twice"
             )
             raise ConfigError("request", [problem])
-        job, anchor = (self._open_job(each) for each in (experiment_id, anchor_id))
+        job, anchor = (self._open_job(job_id) for job_id in (experiment_id, anchor_id))
         if job.pool != anchor.pool:
             msg = (
                 f"experiment {experiment_id} waits in pool {job.pool}, "
@@ -97,12 +99,12 @@ class QueueService(Service):
                 f"pool {anchor.pool}: a job can be moved in its own pool only"
             )
             raise ConflictError(msg)
-        place = self._between(job, anchor, side)
-        if place is None:
+        position = self._between(job, anchor, side)
+        if position is None:
             self._renumber(job.pool)
-            place = self._between(job, self.work.find(ExperimentRow, anchor_id), side)
-        assert place is not None, "there is room between two jobs that were renumbered"
-        values = {"position": place, "priority": anchor.priority}
+            position = self._between(job, self.work.find(ExperimentRow, anchor_id), side)
+        assert position is not None, "there is room between two jobs that were renumbered"
+        values = {"position": position, "priority": anchor.priority}
         self.work.save(experiments, experiment_id, **values)
         self._changed(experiment_id)
 
@@ -174,8 +176,8 @@ class QueueService(Service):
             raise ConfigError("quota", [f"{kind}: {problem}"])
         group = _group(kind, name)
         self.work.connection.execute(delete(quotas).where(quotas.c.group_name == group))
-        made = quotas.insert().values(group_name=group, max_slots=max_slots)
-        self.work.connection.execute(made)
+        statement = quotas.insert().values(group_name=group, max_slots=max_slots)
+        self.work.connection.execute(statement)
 
     def remove_quota(self, kind: str, name: str) -> None:
         """Take a limit away.
@@ -184,8 +186,8 @@ class QueueService(Service):
             NotFoundError: If there is none.
         """
         group = f"{kind}:{name}"
-        gone = self.work.connection.execute(delete(quotas).where(quotas.c.group_name == group))
-        if gone.rowcount == 0:
+        removed = self.work.connection.execute(delete(quotas).where(quotas.c.group_name == group))
+        if removed.rowcount == 0:
             msg = f"there is no quota {group}"
             raise NotFoundError(msg)
 
@@ -221,8 +223,8 @@ class QueueService(Service):
     def _end(self, experiment: ExperimentRow) -> None:
         limit = experiment.queue_time
         error = f"it has waited for slots for more than {limit} s (resources.queue_time)"
-        why = self.work.orchestrator.queue.waiting.of_job(experiment.id, experiment.state)
-        error = f"{error}: {why}" if why else error
+        reason = self.work.orchestrator.queue.waiting.of_job(experiment.id, experiment.state)
+        error = f"{error}: {reason}" if reason else error
         self.work.experiments.fail(experiment.id, error)
 
 

@@ -80,26 +80,26 @@ class SchedulerInput(Service):
         row = (self.work.steady(), request.job.job_id, excluded, number)
         return [trial_id for (trial_id,) in self.work.raw(_NEXT, row)]
 
-    def jobs_of(self, wanted: Iterable[int]) -> dict[int, Job]:
+    def jobs_of(self, experiment_ids: Iterable[int]) -> dict[int, Job]:
         """Return what the scheduler knows of some experiments; each is read once."""
-        missing = sorted(set(wanted).difference(self.cache.jobs))
+        missing = sorted(set(experiment_ids).difference(self.cache.jobs))
         for start in range(0, len(missing), _MOST_AT_ONCE):
-            some = missing[start : start + _MOST_AT_ONCE]
-            self.cache.jobs.update((job.job_id, job) for job in self._load(some))
+            batch = missing[start : start + _MOST_AT_ONCE]
+            self.cache.jobs.update((job.job_id, job) for job in self._load(batch))
         if missing:  # their rows may be of this transaction
             self.work.undo.append(lambda: self.cache.drop(missing))
         return self.cache.jobs
 
-    def _load(self, wanted: list[int]) -> Iterable[Job]:
+    def _load(self, experiment_ids: list[int]) -> Iterable[Job]:
         columns = experiments.c
         query = select(
             columns.id, columns.slots, columns.position, columns.pool, columns.priority,
             columns.weight, columns.max_slots, columns.labels, columns.concurrent_trials,
             columns.max_nodes, columns.slots_per_rank, columns.fewer_slots, columns.host_slots,
-        ).where(columns.id.in_(wanted))  # fmt: skip
+        ).where(columns.id.in_(experiment_ids))  # fmt: skip
         for row in self.work.connection.execute(query):
             labels = msgspec.json.decode(row.labels, type=list[str])
-            most, max_slots_key = _most_slots(row.max_slots, row.slots, row.concurrent_trials)
+            max_slots, max_slots_key = _most_slots(row.max_slots, row.slots, row.concurrent_trials)
             yield Job(
                 job_id=row.id,
                 slots=row.slots,
@@ -107,7 +107,7 @@ class SchedulerInput(Service):
                 pool=row.pool,
                 priority=row.priority,
                 weight=row.weight,
-                max_slots=most,
+                max_slots=max_slots,
                 max_slots_key=max_slots_key,
                 slots_key="--slots" if TASK_LABEL in labels else "resources.slots_per_trial",
                 groups=(
@@ -125,38 +125,38 @@ class SchedulerInput(Service):
         """Return what every run holds."""
         rows = held_slots(self.work.connection, OPEN_RUNS)
         jobs = self.jobs_of({row.experiment_id for row in rows})
-        held: dict[int, Allocation] = {}
-        for run_id, each in groupby(rows, lambda row: row.id):
-            mine = list(each)
-            held[run_id] = Allocation(
+        allocations: dict[int, Allocation] = {}
+        for run_id, group in groupby(rows, lambda row: row.id):
+            nodes = list(group)
+            allocations[run_id] = Allocation(
                 run_id,
-                jobs[mine[0].experiment_id],
-                {row.agent_id: tuple(msgspec.json.decode(row.slot_ids)) for row in mine},
-                stopping=mine[0].directive != "train" or bool(mine[0].killed),
+                jobs[nodes[0].experiment_id],
+                {row.agent_id: tuple(msgspec.json.decode(row.slot_ids)) for row in nodes},
+                stopping=nodes[0].directive != "train" or bool(nodes[0].killed),
             )
-        return held
+        return allocations
 
     def read_cluster(
         self,
-        held: Iterable[Allocation],
+        allocations: Iterable[Allocation],
         asks: Allocation | None = None,
     ) -> Cluster:
         """Return the agents that are there, the pools' policies and the quotas.
 
         Args:
-            held: What every run holds.
+            allocations: What every run holds.
             asks: What the run holds that has just reported, and so is on no lost node.
         """
-        taken: defaultdict[int, set[int]] = defaultdict(set)
-        for run in held:
+        used_slots: defaultdict[int, set[int]] = defaultdict(set)
+        for run in allocations:
             for agent_id, slots in run.slots.items():
-                taken[agent_id].update(slots)
+                used_slots[agent_id].update(slots)
         sure = {} if asks is None else asks.slots
         connection = self.work.connection
         alive = select(agents).where(agents.c.alive == 1).order_by(agents.c.id)
         return Cluster(
             agents=[
-                _agent(self.work.orchestrator, row, taken[row.id], sure.get(row.id, ()))
+                _agent(self.work.orchestrator, row, used_slots[row.id], sure.get(row.id, ()))
                 for row in read_rows(connection, AgentRow, alive)
             ],
             policies={row.name: Policy(row.policy) for row in connection.execute(select(pools))},
@@ -176,7 +176,7 @@ def _most_slots(max_slots: int | None, slots: int, concurrent: int) -> tuple[int
 
 
 def down_slots(
-    slots: Iterable[Mapping[str, Any]], held: Collection[int], sure: Collection[int] = ()
+    slots: Iterable[Mapping[str, Any]], used_slots: Collection[int], sure: Collection[int] = ()
 ) -> set[int]:
     """Say for which slots of an agent its cluster has no node now.
 
@@ -185,7 +185,7 @@ def down_slots(
 
     Args:
         slots: As the agent has told; one without a node is a node of its own.
-        held: Those that runs hold.
+        used_slots: Those that runs hold.
         sure: Those of a run that is known to train now: they go last.
     """
     nodes: defaultdict[int, set[int]] = defaultdict(set)
@@ -197,18 +197,18 @@ def down_slots(
             lost.add(node)
 
     def turn(node: int) -> tuple[bool, bool, int]:
-        return not nodes[node].isdisjoint(sure), not nodes[node].isdisjoint(held), -node
+        return not nodes[node].isdisjoint(sure), not nodes[node].isdisjoint(used_slots), -node
 
     in_turn = sorted(nodes, key=turn)
     return {slot for node in in_turn[: len(lost)] for slot in nodes[node]}
 
 
 def _agent(
-    orchestrator: Orchestrator, row: AgentRow, held: Collection[int], sure: Collection[int]
+    orchestrator: Orchestrator, row: AgentRow, used_slots: Collection[int], sure: Collection[int]
 ) -> AgentSlots:
     slots = msgspec.json.decode(row.slots)
     off = set(msgspec.json.decode(row.disabled_slots))
-    down = down_slots(slots, held, sure) - off
+    down = down_slots(slots, used_slots, sure) - off
     cuda = any(str(slot["device"]).startswith("cuda") for slot in slots)
     return AgentSlots(
         agent_id=row.id,

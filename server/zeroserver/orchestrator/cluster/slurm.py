@@ -43,19 +43,19 @@ def check_pool_holds(connection: Connection, config: "ExperimentConfig") -> None
     else:
         unit = resources.slots_per_rank
         least = min([resources.slots_per_trial, *fewer_slots(resources)]) // unit
-        told = [node_capacity_problem(least, unit, each) for each in nodes]
-        problem = None if None in told else told[0]
+        problems = [node_capacity_problem(least, unit, node) for node in nodes]
+        problem = None if None in problems else problems[0]
     if problem is not None:
         raise ConfigError("experiment", [problem])
 
 
 def _nodes_of(connection: Connection, pool: str) -> list[list[int]]:
     """Slots of each node, for every agent of a pool; none where one has slots of its own."""
-    there = (agents.c.alive == 1) & (agents.c.pool == pool)
-    found = []
-    for text in connection.execute(select(agents.c.slots).where(there)).scalars():
+    of_pool = (agents.c.alive == 1) & (agents.c.pool == pool)
+    nodes = []
+    for text in connection.execute(select(agents.c.slots).where(of_pool)).scalars():
         on = [slot.node for slot in msgspec.json.decode(text, type=list[SlotInfo])]
         if not on or None in on:
             return []
-        found.append(list(Counter(on).values()))
-    return found
+        nodes.append(list(Counter(on).values()))
+    return nodes

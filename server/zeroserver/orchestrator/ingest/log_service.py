@@ -75,14 +75,14 @@ class LogService(Service):
         run = self.work.find(RunRow, run_id)
         if by_run and run.state == RunState.EXITED:
             raise StaleRunError(f"run {run_id} has ended: only its agent may deliver its log")
-        wanted = next_log(self.work.connection, run, batch.node)
-        if batch.first > wanted or batch.first < 0:
-            return wanted
-        fresh = batch.entries[wanted - batch.first :]
+        policies = next_log(self.work.connection, run, batch.node)
+        if batch.first > policies or batch.first < 0:
+            return policies
+        fresh = batch.entries[policies - batch.first :]
         if not fresh:
-            return wanted
+            return policies
         if _is_over(self.work.orchestrator, run):
-            return wanted + len(fresh)
+            return policies + len(fresh)
         check_times(entry.time for entry in fresh)
         secrets = self.work.secrets_of(run.experiment_id)
         host = host_of(self.work.connection, run, batch.node)
@@ -93,9 +93,9 @@ class LogService(Service):
             f"INSERT INTO logs ({names}) VALUES ({marks})",  # noqa: S608 - our own column names
             [tuple(row.values()) for row in rows],
         )
-        self.work.nodes.save_next_log(run_id, batch.node, wanted + len(fresh))
+        self.work.nodes.save_next_log(run_id, batch.node, policies + len(fresh))
         skipped = len(batch.entries) - len(fresh)
-        self.work.runs.apply_matches(run, [each for each in matches if each.last >= skipped])
+        self.work.runs.apply_matches(run, [line for line in matches if line.last >= skipped])
         if self.work.has_readers(run.experiment_id, of_all=True):
             last = self.work.connection.scalar(
                 select(logs.c.id).where(logs.c.run_id == run_id).order_by(logs.c.id.desc()).limit(1)
@@ -107,7 +107,7 @@ class LogService(Service):
             self._drop_oldest(run, size)
         else:
             self.work.run("UPDATE runs SET log_bytes = ? WHERE id = ?", (size, run_id))
-        return wanted + len(fresh)
+        return policies + len(fresh)
 
     def _drop_oldest(self, run: RunRow, size: int) -> None:
         """Drop the oldest lines of a run until its log fits, and leave one that says so.

@@ -41,22 +41,22 @@ class MetricNameService(Service):
 
     def reported(self, trial_id: int) -> set[int]:
         """Return the ids of the metrics that a trial has reported."""
-        found = self.cache.reported.get(trial_id)
-        if found is None:
-            found = {key for (key,) in self.work.raw(_REPORTED, (trial_id,))}
+        keys = self.cache.reported.get(trial_id)
+        if keys is None:
+            keys = {key for (key,) in self.work.raw(_REPORTED, (trial_id,))}
             while len(self.cache.reported) >= _TRIALS:
                 self.cache.reported.pop(next(iter(self.cache.reported)))
-            self.cache.reported[trial_id] = found
-        return found
+            self.cache.reported[trial_id] = keys
+        return keys
 
-    def shorten(self, trial_id: int, record: MetricsRecord, most: int) -> dict[str, float | str]:
+    def shorten(self, trial_id: int, record: MetricsRecord, limit: int) -> dict[str, float | str]:
         """Return the values of a huge record that may be stored at all.
 
         These are the first ones, those with names that are known in the group, and the searcher's
         metric. To look at each of a million names would hold up everybody else.
         """
         values = record.values
-        selected = dict(islice(values.items(), most))
+        selected = dict(islice(values.items(), limit))
         selected |= {
             name: values[name] for name in self.cache.keys.known(record.group) if name in values
         }
@@ -98,7 +98,7 @@ class MetricNameService(Service):
         reported = self.reported(trial_id)
         limit = self.work.settings.limits.metric_names
         always = self._searcher_metric(trial_id, group)
-        accepted, over, problems = [], [], []
+        accepted, discarded, problems = [], [], []
         room = limit - len(reported)
         for name in names:
             if name == always or (room > 0 and metric_name_problem(name) is None):
@@ -107,33 +107,33 @@ class MetricNameService(Service):
             elif room > 0:
                 problems.append(name)
             else:
-                over.append(name)
+                discarded.append(name)
         self.work.undo.append(partial(_forget, self.work.orchestrator, trial_id))
         self.cache.keys.create(self.work, group, accepted)
-        known = self.cache.keys.known(group)
-        reported.update(known[name] for name in accepted)
-        self.cache.admitted.update(known[name] for name in accepted)
-        told = []
+        ids = self.cache.keys.known(group)
+        reported.update(ids[name] for name in accepted)
+        self.cache.admitted.update(ids[name] for name in accepted)
+        warning = []
         if problems:
-            told.append(
+            warning.append(
                 f"metric name: {metric_name_problem(problems[0])}; "
                 f"{len(problems)} metric(s) of one "
                 "report were discarded, the others are stored"
             )
-        if over:
-            count = len(over) + omitted
-            told.append(
+        if discarded:
+            count = len(discarded) + omitted
+            warning.append(
                 f"metric names: must be at most {limit:,} in a trial, "
                 f"got {count} more in one report "
-                f"({_shown(over)}); these metrics are discarded, the others are stored: "
+                f"({_shown(discarded)}); these metrics are discarded, the others are stored: "
                 "use the same "
                 "names at every step, or start the server with --metric-names"
             )
         if importing:  # without a log; what is left of a bad name's report is stored
-            if over:
-                raise ConfigError("metrics file", told)
+            if discarded:
+                raise ConfigError("metrics file", warning)
             return accepted
-        for text in told:
+        for text in warning:
             self._warn_once(trial_id, text)
         return accepted
 
@@ -143,12 +143,12 @@ class MetricNameService(Service):
         Args:
             unused: Their ids.
         """
-        gone = unused.difference(
+        deleted = unused.difference(
             self.cache.admitted,
             *self.cache.reported.values(),
         )
-        self.work.many("DELETE FROM metric_keys WHERE id = ?", [(key,) for key in gone])
-        self.cache.keys.forget(gone)
+        self.work.many("DELETE FROM metric_keys WHERE id = ?", [(key,) for key in deleted])
+        self.cache.keys.forget(deleted)
 
     def _warn_once(self, trial_id: int, text: str) -> None:
         """Write a warning into a trial's log, once for each run and kind of problem."""

@@ -158,8 +158,8 @@ class ReportService(Service):
                     curves.setdefault((record.group, name), []).append([record.steps, wire])
         if curves:
             metrics = [
-                {"group": group, "name": name, "points": found}
-                for (group, name), found in curves.items()
+                {"group": group, "name": name, "points": curve}
+                for (group, name), curve in curves.items()
             ]
             data = {"experiment_id": experiment_id, "trial_id": trial_id, "metrics": metrics}
             self.work.touch("metric", experiment_id, msgspec.json.encode(data))  # a tenth of it
@@ -188,8 +188,8 @@ class ReportService(Service):
                 self.work.save(experiments, experiment.id, **winner)
                 self.work.touch("experiment", experiment.id, experiment.id)
         done = trial.stop is not None or trial.state in TRIAL_ENDED
-        again = record.steps <= trial.searcher_steps  # a restarted trial repeats itself
-        if done or again or experiment.state not in _SEARCHING:
+        repeated = record.steps <= trial.searcher_steps  # a restarted trial repeats itself
+        if done or repeated or experiment.state not in _SEARCHING:
             return False
         length = self._length(experiment, record)
         if metric not in record.values or isinstance(length, str):
@@ -242,8 +242,8 @@ def split_reports(batch: ReportBatch) -> Iterator[ReportBatch]:
 
 
 def _missing(metric: str, record: MetricsRecord) -> str:
-    there = _there_are(record)
-    return f"searcher.metric: must be one of the validation metrics, got {metric!r}; {there}"
+    listed = _there_are(record)
+    return f"searcher.metric: must be one of the validation metrics, got {metric!r}; {listed}"
 
 
 def _there_are(record: MetricsRecord) -> str:

@@ -65,9 +65,9 @@ class PointReader:
             accepted = names.admit(trial_id, record.group, new, omitted=omitted)
             refused = set(new).difference(accepted)
             values = {name: value for name, value in values.items() if name not in refused}
-        mine = self._ids.setdefault(record.group, {})
-        mine.update((name, ids[name]) for name in values)
-        return values, mine
+        known_ids = self._ids.setdefault(record.group, {})
+        known_ids.update((name, ids[name]) for name in values)
+        return values, known_ids
 
 
 def check_times(times: Iterable[float]) -> None:

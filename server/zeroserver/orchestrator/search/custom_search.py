@@ -83,8 +83,8 @@ class CustomSearchService(Service):
         """
         searcher = self._outside(experiment_id)
         experiment = self.work.find(ExperimentRow, experiment_id)
-        over = experiment.state in EXPERIMENT_ENDED | EXPERIMENT_STOPPING
-        if told.after < searcher.handled or over or experiment.searcher_done:
+        ended = experiment.state in EXPERIMENT_ENDED | EXPERIMENT_STOPPING
+        if told.after < searcher.handled or ended or experiment.searcher_done:
             return searcher.handled, None
         if told.after > searcher.handled:
             msg = f"after: must be {searcher.handled}, the event answered last, got {told.after}"
@@ -95,12 +95,12 @@ class CustomSearchService(Service):
         if start == 0:  # else they have been checked
             self._check(experiment_id, told, done)
         places = [
-            place
-            for place, each in enumerate(told.operations)
-            if place >= start and not (isinstance(each, Create) and each.trial_id in done)
+            index
+            for index, operation in enumerate(told.operations)
+            if index >= start and not (isinstance(operation, Create) and operation.trial_id in done)
         ]
-        wanted = [told.operations[place] for place in places]
-        rest = self.work.operations.carry_out_some(experiment_id, wanted)
+        operations = [told.operations[index] for index in places]
+        rest = self.work.operations.carry_out_some(experiment_id, operations)
         creating = int(bool(rest))
         if creating != experiment.creating:
             self.work.save(experiments, experiment_id, creating=creating)
@@ -121,16 +121,16 @@ class CustomSearchService(Service):
 
     def _done_before(self, experiment_id: int, operations: Sequence[Operation]) -> set[int]:
         """Return the trials that an interrupted change has created for these operations."""
-        wanted = {each.trial_id: each for each in operations if isinstance(each, Create)}
-        if not wanted:
+        operation = {row.trial_id: row for row in operations if isinstance(row, Create)}
+        if not operation:
             return set()
         rows = self.work.raw(_CREATED_SINCE, (experiment_id, experiment_id))
         return {
             number
             for number, hparams, seed in rows
-            if number in wanted
-            and wanted[number].trial_seed == seed
-            and msgspec.json.encode(wanted[number].hparams).decode() == hparams
+            if number in operation
+            and operation[number].trial_seed == seed
+            and msgspec.json.encode(operation[number].hparams).decode() == hparams
         }
 
     def _check(
@@ -139,30 +139,30 @@ class CustomSearchService(Service):
         told: Answered,
         done: Collection[int],
     ) -> None:
-        whole = self.work.config(experiment_id).searcher.length
-        known = self.work.searches.created_trials(experiment_id).difference(done)
+        full_length = self.work.config(experiment_id).searcher.length
+        created = self.work.searches.created_trials(experiment_id).difference(done)
         problems = []
         newest = newest_event(self.work.connection, experiment_id)
         if not told.after <= told.handled <= newest:
             text = f"must be an event from {max(told.after, 0)} to {newest}, the newest one"
             problems.append(f"handled: {text}, got {told.handled}")
-        for place, operation in enumerate(told.operations):
-            key = f"operations[{place}]"
+        for index, operation in enumerate(told.operations):
+            key = f"operations[{index}]"
             if isinstance(operation, Create):
-                if operation.trial_id in known:
+                if operation.trial_id in created:
                     text = f"must be a number that no trial has, got {operation.trial_id}"
                     problems.append(f"{key}.trial_id: {text}")
-                if operation.source is not None and operation.source not in known:
+                if operation.source is not None and operation.source not in created:
                     text = f"must be the number of a trial that was created, got {operation.source}"
                     problems.append(f"{key}.source: {text}")
-                known.add(operation.trial_id)
-            elif isinstance(operation, Stop | Continue) and operation.trial_id not in known:
+                created.add(operation.trial_id)
+            elif isinstance(operation, Stop | Continue) and operation.trial_id not in created:
                 text = f"must be the number of a trial that was created, got {operation.trial_id}"
                 problems.append(f"{key}.trial_id: {text}")
-            if isinstance(operation, Continue) and whole and operation.until > whole:
-                text = f"must be at most the trial's length of {whole}, got {operation.until}"
+            if isinstance(operation, Continue) and full_length and operation.until > full_length:
+                text = f"must be at most the trial's length of {full_length}, got {operation.until}"
                 problems.append(f"{key}.until: {text}")
-            if isinstance(operation, Shutdown) and place < len(told.operations) - 1:
+            if isinstance(operation, Shutdown) and index < len(told.operations) - 1:
                 problems.append(
                     f"{key}: must be the last operation, got {len(told.operations)} of them"
                 )

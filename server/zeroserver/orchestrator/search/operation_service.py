@@ -63,15 +63,21 @@ class OperationService(Service):
         backlog = self.cache.backlog.get(experiment_id, ())
         now: list[Operation] = []
         later: list[Operation] = []
-        waiting = {each.trial_id for each in backlog if not isinstance(each, Shutdown)}
-        for each in operations:  # what follows from the backlog must come behind it
-            waits = isinstance(each, Create | Shutdown) or each.trial_id in waiting
-            (later if backlog and waits else now).append(each)
-            if isinstance(each, Create):
-                waiting.add(each.trial_id)
-        rest = (*self.carry_out_some(experiment_id, now), *backlog, *later)
-        self._keep_backlog(experiment_id, rest)
-        if operations and not rest and self.work.find(ExperimentRow, experiment_id).searcher_done:
+        waiting = {
+            operation.trial_id for operation in backlog if not isinstance(operation, Shutdown)
+        }
+        for operation in operations:  # what follows from the backlog must come behind it
+            waits = isinstance(operation, Create | Shutdown) or operation.trial_id in waiting
+            (later if backlog and waits else now).append(operation)
+            if isinstance(operation, Create):
+                waiting.add(operation.trial_id)
+        remaining = (*self.carry_out_some(experiment_id, now), *backlog, *later)
+        self._keep_backlog(experiment_id, remaining)
+        if (
+            operations
+            and not remaining
+            and self.work.find(ExperimentRow, experiment_id).searcher_done
+        ):
             self.work.experiments.settle(experiment_id)  # its last trial may have ended before
 
     def drop_backlog(self, experiment_id: int) -> None:
@@ -88,14 +94,14 @@ class OperationService(Service):
             return False
         backlog = self.cache.backlog[experiment_id]
         query = "SELECT state, searcher_done FROM experiments WHERE id = ?"
-        found = self.work.raw(query, (experiment_id,))
-        over = EXPERIMENT_ENDED | EXPERIMENT_STOPPING
-        if not found or found[0][0] in over or found[0][1]:
+        rows = self.work.raw(query, (experiment_id,))
+        ended = EXPERIMENT_ENDED | EXPERIMENT_STOPPING
+        if not rows or rows[0][0] in ended or rows[0][1]:
             self._keep_backlog(experiment_id, ())
             return True
-        rest = self.carry_out_some(experiment_id, backlog)
-        self._keep_backlog(experiment_id, rest)
-        if not rest:
+        remaining = self.carry_out_some(experiment_id, backlog)
+        self._keep_backlog(experiment_id, remaining)
+        if not remaining:
             self.work.experiments.settle(experiment_id)
         return True
 
@@ -103,18 +109,18 @@ class OperationService(Service):
         """Fill the backlog of a search with what a killed server has not carried out."""
         experiment = self.work.find(ExperimentRow, experiment_id)
         if experiment.state not in EXPERIMENT_ENDED | EXPERIMENT_STOPPING:
-            rest = self.work.searches.pending_operations(experiment_id)
-            self._keep_backlog(experiment_id, rest)
+            remaining = self.work.searches.pending_operations(experiment_id)
+            self._keep_backlog(experiment_id, remaining)
 
-    def _keep_backlog(self, experiment_id: int, rest: Sequence[Operation]) -> None:
+    def _keep_backlog(self, experiment_id: int, remaining: Sequence[Operation]) -> None:
         before = self.cache.backlog.get(experiment_id)
-        if not rest and before is None:
+        if not remaining and before is None:
             return
-        _set_backlog(self.work.orchestrator, experiment_id, tuple(rest) or None)
+        _set_backlog(self.work.orchestrator, experiment_id, tuple(remaining) or None)
         self.work.undo.append(partial(_set_backlog, self.work.orchestrator, experiment_id, before))
-        if bool(rest) != bool(before):
+        if bool(remaining) != bool(before):
             statement = "UPDATE experiments SET creating = ? WHERE id = ?"
-            self.work.run(statement, (int(bool(rest)), experiment_id))
+            self.work.run(statement, (int(bool(remaining)), experiment_id))
 
     def carry_out_some(
         self, experiment_id: int, operations: Sequence[Operation]
@@ -143,25 +149,25 @@ class OperationService(Service):
                 while (
                     operation.source is None
                     and waiting
-                    and isinstance(each := waiting[0], Create)
-                    and each.source is None
+                    and isinstance(following := waiting[0], Create)
+                    and following.source is None
                     and spent < _BUDGET_MS
                 ):
-                    spent += cost_of(each)
-                    same.append(each)
+                    spent += cost_of(following)
+                    same.append(following)
                     waiting.popleft()
                 self._create(experiment_id, same)
                 created += len(same)
-                numbers = [each.trial_id for each in same]
+                numbers = [following.trial_id for following in same]
                 waiting.extend(self.work.searches.tell_created(experiment_id, numbers))
             elif isinstance(operation, Shutdown):
-                if any(not isinstance(each, Shutdown) for each in waiting):
+                if any(not isinstance(following, Shutdown) for following in waiting):
                     waiting.append(operation)  # the others were wanted before the end
                     continue
                 self.work.save(experiments, experiment_id, searcher_done=1)
             elif (trial := self._requested(experiment_id, operation.trial_id)) is None:
-                gone = Event("exited_early", operation.trial_id, reason=DELETED)
-                waiting.extend(self.work.searches.tell(experiment_id, gone))
+                event = Event("exited_early", operation.trial_id, reason=DELETED)
+                waiting.extend(self.work.searches.tell(experiment_id, event))
             elif isinstance(operation, Stop):
                 if trial.state not in TRIAL_ENDED:
                     self.work.trials.stop(trial, "searcher")

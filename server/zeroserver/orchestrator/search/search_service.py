@@ -218,11 +218,11 @@ class SearchService(Service):
         self.work.many(
             "INSERT INTO searcher_events (experiment_id, kind, request_id, reason, time) "
             "VALUES (?, ?, ?, ?, ?)",
-            [(experiment_id, each.kind, each.request_id, each.reason, now) for each in events],
+            [(experiment_id, event.kind, event.request_id, event.reason, now) for event in events],
         )
         if isinstance(searcher, ExternalSearcher):
             self.work.changes.append(Change(f"searcher:{experiment_id}"))
-        return [wanted for each in events for wanted in _apply(searcher, each)]
+        return [operation for event in events for operation in _apply(searcher, event)]
 
     def tell_created(self, experiment_id: int, numbers: Sequence[int]) -> list[Operation]:
         """Tell the searcher that trials exist, all at once; return what it wants."""
@@ -235,11 +235,11 @@ class SearchService(Service):
         )
         if isinstance(searcher, ExternalSearcher):
             self.work.changes.append(Change(f"searcher:{experiment_id}"))
-        return [wanted for number in numbers for wanted in searcher.trial_created(number)]
+        return [operation for number in numbers for operation in searcher.trial_created(number)]
 
     def pending_operations(self, experiment_id: int) -> list[Operation]:
         """Return the operations of a searcher that no change has carried out, in order."""
-        there = self.created_trials(experiment_id)
+        created = self.created_trials(experiment_id)
         ends = self.ended_trials(experiment_id)
         replayed = self._take_replay(experiment_id)
         if replayed.problem is not None:
@@ -247,15 +247,17 @@ class SearchService(Service):
         self._keep(experiment_id, replayed.searcher)
         operations = _operations_in_force(replayed)
         reopened = {
-            each.trial_id: at for at, each in enumerate(operations) if isinstance(each, Reopen)
+            item.trial_id: index
+            for index, item in enumerate(operations)
+            if isinstance(item, Reopen)
         }
         columns = trials.c
         query = select(columns.request_id, columns.state, columns.stop, columns.until)
-        found = self.work.connection.execute(query.where(columns.experiment_id == experiment_id))
-        rows = {row.request_id: row for row in found}
+        result = self.work.connection.execute(query.where(columns.experiment_id == experiment_id))
+        rows = {row.request_id: row for row in result}
 
         def waits(at: int, wanted: Operation) -> bool:
-            if isinstance(wanted, Shutdown) or wanted.trial_id not in there:
+            if isinstance(wanted, Shutdown) or wanted.trial_id not in created:
                 return True
             row = rows.get(wanted.trial_id)
             if row is None or isinstance(wanted, Create) or at < reopened.get(wanted.trial_id, 0):
@@ -266,7 +268,7 @@ class SearchService(Service):
                 return False
             return isinstance(wanted, Stop) or row.until is None or row.until < wanted.until
 
-        return [wanted for at, wanted in enumerate(operations) if waits(at, wanted)]
+        return [operation for index, operation in enumerate(operations) if waits(index, operation)]
 
     def progress(self, experiment_id: int) -> float:
         """How much of the search is done, 0 to 1."""
@@ -282,8 +284,8 @@ class SearchService(Service):
         None has asked for its events for a while, nor does the server run a class for it. A program
         that served one before this server was started has as long to be heard again.
         """
-        known = experiments.c
-        custom = select(known.id).where(known.searcher_name == "custom")
+        columns = experiments.c
+        custom = select(columns.id).where(columns.searcher_name == "custom")
         if self.cache.custom is None:
             self.cache.custom = set(self.work.connection.scalars(custom))
             self.cache.served = (
@@ -292,9 +294,9 @@ class SearchService(Service):
         if not self.cache.custom:
             return {}
         active = custom.where(
-            known.id.in_(self.cache.custom),
-            known.state == ExperimentState.ACTIVE,
-            known.searcher_done == 0,
+            columns.id.in_(self.cache.custom),
+            columns.state == ExperimentState.ACTIVE,
+            columns.searcher_done == 0,
         )
         silent = self.work.steady() - _SILENT_S
         return {
@@ -349,17 +351,17 @@ class SearchService(Service):
         """
         prepared = self.cache.replays.get(experiment_id)
         if prepared is not None and prepared.is_current(self.work.connection, experiment_id):
-            told = prepared.events
+            events = prepared.events
         else:
-            told = _told(self.work.connection, experiment_id)
+            events = _told(self.work.connection, experiment_id)
         steps: Iterable[Sequence[Operation]] = itertools.repeat(())
-        if any(event.kind == "grown" for event in told):
+        if any(event.kind == "grown" for event in events):
             steps = self._replay(experiment_id).operations[1:]
         ends: set[int] = set()
-        for event, step in zip(told, steps, strict=False):
+        for event, step in zip(events, steps, strict=False):
             if event.kind in {"exited", "exited_early"}:
                 ends.add(event.request_id)
-            ends -= {one.trial_id for one in step if isinstance(one, Reopen)}
+            ends -= {kind.trial_id for kind in step if isinstance(kind, Reopen)}
         return ends
 
     def grow(
@@ -461,8 +463,8 @@ def look_back(orchestrator: Orchestrator, connection: Connection, row: Experimen
     last = newest_event(connection, row.id)
     if not last:  # it was brought in from elsewhere
         return Seen(None)
-    then, seen = orchestrator.searches.ended_views.get(row.id, (None, Seen(None)))
-    if then == last:
+    last_shown, seen = orchestrator.searches.ended_views.get(row.id, (None, Seen(None)))
+    if last_shown == last:
         return seen
     section = config_of(row).searcher
     replayed = _fold(connection, row, section)
@@ -483,7 +485,9 @@ def _operations_in_force(replayed: "Replay") -> list[Operation]:
     operations: list[Operation] = []
     for event, step in zip([None, *replayed.events], replayed.operations, strict=True):
         if event is not None and event.kind == "grown":
-            operations = [each for each in operations if not isinstance(each, Shutdown)]
+            operations = [
+                operation for operation in operations if not isinstance(operation, Shutdown)
+            ]
         operations += step
     return operations
 
@@ -523,14 +527,14 @@ def has_grown(connection: Connection, experiment_id: int) -> bool:
 
 def large_searches(connection: Connection) -> list[int]:
     """Return the active searches whose replay takes long, the oldest first."""
-    known = experiments.c
-    query = select(known.id).where(
-        known.state == ExperimentState.ACTIVE,
-        known.searcher_done == 0,
-        known.creating == 0,
-        known.num_trials >= _LARGE,
+    columns = experiments.c
+    query = select(columns.id).where(
+        columns.state == ExperimentState.ACTIVE,
+        columns.searcher_done == 0,
+        columns.creating == 0,
+        columns.num_trials >= _LARGE,
     )
-    return list(connection.scalars(query.order_by(known.id)))
+    return list(connection.scalars(query.order_by(columns.id)))
 
 
 def _drop_replay(orchestrator: Orchestrator, experiment_id: int) -> None:
@@ -540,47 +544,47 @@ def _drop_replay(orchestrator: Orchestrator, experiment_id: int) -> None:
 def _fold(connection: Connection, row: ExperimentRow, section: "SearcherConfig") -> Replay:
     """Make a searcher and tell it everything."""
     newest = newest_event(connection, row.id)
-    told = _told(connection, row.id)
+    events = _told(connection, row.id)
     growths = [
         msgspec.json.decode(event.reason or "", type=_Growth)
-        for event in told
+        for event in events
         if event.kind == "grown"
     ]
     sections = [*(read_section(growth.before) for growth in growths), section]
     searcher = _searcher(row, sections[0])
     operations: list[Sequence[Operation]] = [searcher.initial_operations()]
     stage = 0
-    for event in told:
+    for event in events:
         if event.kind == "grown":
             stage += 1
             operations.append(sections[stage].grow(searcher, growths[stage - 1].lost))
         else:
             operations.append(_apply(searcher, event))
-    known = section.has_independent_trials or isinstance(searcher, ExternalSearcher)
-    same = known or _made_the_trials(connection, row.id, told, operations)
+    columns = section.has_independent_trials or isinstance(searcher, ExternalSearcher)
+    same = columns or _made_the_trials(connection, row.id, events, operations)
     problem = None if same else _LOST.format(row.id)
-    return Replay(searcher, operations, problem, told, newest, section)
+    return Replay(searcher, operations, problem, events, newest, section)
 
 
 def _made_the_trials(
     connection: Connection,
     experiment_id: int,
-    told: Iterable[Event],
+    events: Iterable[Event],
     operations: Iterable[Sequence[Operation]],
 ) -> bool:
     """Whether the trials of an experiment are those that its searcher has wanted."""
-    wanted = {
+    requested = {
         one.trial_id: one.hparams for step in operations for one in step if isinstance(one, Create)
     }
-    there = {event.request_id for event in told if event.kind == "created"}
+    existing = {event.request_id for event in events if event.kind == "created"}
     columns = trials.c
-    made = connection.execute(
+    created = connection.execute(
         select(columns.request_id, columns.hparams).where(columns.experiment_id == experiment_id)
     )
-    return there <= wanted.keys() and all(
-        _alike(_stored(wanted[number]), msgspec.json.decode(hparams))
-        for number, hparams in made
-        if number in there
+    return existing <= requested.keys() and all(
+        _alike(_stored(requested[number]), msgspec.json.decode(hparams))
+        for number, hparams in created
+        if number in existing
     )
 
 

@@ -53,13 +53,13 @@ class WarmStartService(Service):
             return uuid
         if trial_id is None:
             return None
-        found = self.newest_checkpoint(trial_id)
-        if found is None:
-            known = self.work.connection.scalar(select(trials.c.id).where(trials.c.id == trial_id))
-            problem = "has no checkpoint" if known is not None else "does not exist"
+        checkpoint = self.newest_checkpoint(trial_id)
+        if checkpoint is None:
+            query = self.work.connection.scalar(select(trials.c.id).where(trials.c.id == trial_id))
+            problem = "has no checkpoint" if query is not None else "does not exist"
             line = f"must be a trial with a checkpoint, got {trial_id}, which {problem}"
             raise ConfigError("experiment", [f"searcher.source_trial_id: {line}"])
-        return found
+        return checkpoint
 
     def source_of_trial(self, experiment_id: int, operation: Create) -> dict[str, Any]:
         """Return the columns of a new trial that say with whose weights the searcher has it begin.
@@ -80,11 +80,11 @@ class WarmStartService(Service):
         if source is None:
             problem = f"must be the number of a trial that was created, got {operation.source}"
             raise ConfigError("searcher", [f"source of trial {operation.trial_id}: {problem}"])
-        wanted = max(source.searcher_steps, 0)
-        chosen = self._choose(source, wanted)
+        steps = max(source.searcher_steps, 0)
+        chosen = self._choose(source, steps)
         return {
             "source_trial_id": source.id,
-            "source_steps": wanted,
+            "source_steps": steps,
             "source_checkpoint": chosen,
         }
 
@@ -98,14 +98,16 @@ class WarmStartService(Service):
         waiting = select(trials.c.id, trials.c.experiment_id, trials.c.source_steps).where(
             trials.c.source_trial_id == source_trial_id, trials.c.source_checkpoint.is_(None)
         )
-        found = self.work.connection.execute(waiting.order_by(trials.c.id)).all()
-        if not found:
+        waiting_trials = self.work.connection.execute(waiting.order_by(trials.c.id)).all()
+        if not waiting_trials:
             return False
         source = self.work.find(TrialRow, source_trial_id)
-        choices = {wanted: self._choose(source, wanted) for wanted in {row[2] for row in found}}
+        choices = {
+            steps: self._choose(source, steps) for steps in {row[2] for row in waiting_trials}
+        }
         rows = []
-        for trial_id, experiment_id, wanted in found:
-            chosen = choices[wanted]
+        for trial_id, experiment_id, steps in waiting_trials:
+            chosen = choices[steps]
             if chosen is not None:
                 rows.append((chosen, trial_id))
                 self.work.touch("trial", experiment_id, trial_id)
@@ -113,7 +115,7 @@ class WarmStartService(Service):
         self.work.many("UPDATE trials SET source_checkpoint = ? WHERE id = ?", rows)
         return settled
 
-    def _choose(self, source: TrialRow, wanted: int) -> str | None:
+    def _choose(self, source: TrialRow, steps: int) -> str | None:
         """Return a checkpoint's uuid, :data:`NO_WEIGHTS`, or None while one may yet come."""
         columns = checkpoints.c
         reached = (
@@ -121,14 +123,14 @@ class WarmStartService(Service):
             .where(
                 columns.trial_id == source.id,
                 columns.state == "COMPLETED",
-                columns.steps_completed >= wanted,
+                columns.steps_completed >= steps,
             )
             .order_by(columns.steps_completed, columns.id.desc())
             .limit(1)
         )
-        found: str | None = self.work.connection.scalar(reached)
-        if found is not None:
-            return found
+        uuid: str | None = self.work.connection.scalar(reached)
+        if uuid is not None:
+            return uuid
         waits = source.state == TrialState.PAUSED and source.waits and source.run_id is None
         if source.state not in TRIAL_ENDED and not waits:
             return None
@@ -143,8 +145,8 @@ class WarmStartService(Service):
             .order_by(columns.steps_completed.desc(), columns.id.desc())
             .limit(1)
         )
-        found: str | None = self.work.connection.scalar(query)
-        return found
+        uuid: str | None = self.work.connection.scalar(query)
+        return uuid
 
     def source_problem(self, trial: TrialRow) -> str | None:
         """Return why a trial cannot load its initial weights; None if it can."""
@@ -217,11 +219,11 @@ class WarmStartService(Service):
         by_experiment = select(experiments.c.id).where(
             experiments.c.source_checkpoint.in_(mine), experiments.c.state.not_in(EXPERIMENT_ENDED)
         )
-        found = self.work.connection.scalar(by_trial.union(by_experiment).limit(1))
-        if found is not None:
+        experiment_id = self.work.connection.scalar(by_trial.union(by_experiment).limit(1))
+        if experiment_id is not None:
             msg = (
-                f"{thing}: holds a checkpoint with whose weights trials of experiment {found} "
-                "begin; "
+                f"{thing}: holds a checkpoint with whose weights trials of experiment "
+                f"{experiment_id} begin; "
                 "delete it when that one has ended, or kill that one first"
             )
             raise ConflictError(msg)
@@ -241,5 +243,5 @@ def needed_for_warm_start() -> Select[tuple[str]]:
     of_experiments = select(experiments.c.source_checkpoint).where(
         experiments.c.source_checkpoint.is_not(None), experiments.c.state.not_in(EXPERIMENT_ENDED)
     )
-    both = of_trials.union(of_experiments).subquery()
-    return select(both.c.source_checkpoint)
+    waiting = of_trials.union(of_experiments).subquery()
+    return select(waiting.c.source_checkpoint)
