@@ -209,7 +209,7 @@ async def _tick_forever(services: Services, searches: SearchProcesses) -> None:
             await services.write(tick)
             while services.orchestrator.queue.unfinished:
                 await services.write(tick)
-            await services.carry_out()
+            await services.execute_operations()
             await services.apply_policies()
             await services.remove_orphans()
             if services.orchestrator.metrics.purge_due:

@@ -145,10 +145,10 @@ class Services:
             await self.prepare_replay(experiment_id)
             await self.write(partial(_resume_backlog, experiment_id=experiment_id))
 
-    async def carry_out(self) -> None:
+    async def execute_operations(self) -> None:
         """Execute queued searcher operations, split into several changes."""
         while self.orchestrator.searches.backlog:
-            await self.write(_carry_out_more)
+            await self.write(_execute_backlog)
 
     async def apply_policies(self) -> None:
         """Apply the checkpoint policies of large experiments, in several changes."""
@@ -292,8 +292,8 @@ def _resume_backlog(work: UnitOfWork, experiment_id: int) -> None:
     work.operations.resume_backlog(experiment_id)
 
 
-def _carry_out_more(work: UnitOfWork) -> None:
-    if work.operations.carry_out_more():
+def _execute_backlog(work: UnitOfWork) -> None:
+    if work.operations.execute_backlog():
         work.scheduling.schedule()
 
 

@@ -15,7 +15,7 @@ from zeroserver.process import main
 
 def serve(moment: str, arguments: list[str]) -> int:
     """Run the server in a forked child; it dies ``before`` or ``after`` its first commit."""
-    for name in ("tell", "tell_created"):
+    for name in ("add_event", "add_created_events"):
         setattr(SearchService, name, _kill_in(getattr(SearchService, name), moment))
     return main(arguments)
 
@@ -23,14 +23,14 @@ def serve(moment: str, arguments: list[str]) -> int:
 def _kill_in(
     original: Callable[..., list[Operation]], moment: str
 ) -> Callable[..., list[Operation]]:
-    def tell_and_kill(self: SearchService, experiment_id: int, event: Any) -> list[Operation]:
+    def add_and_kill(self: SearchService, experiment_id: int, event: Any) -> list[Operation]:
         operations = original(self, experiment_id, event)
         if moment == "before":
             _kill_self()
         self.work.then.append(_kill_self)
         return operations
 
-    return tell_and_kill
+    return add_and_kill
 
 
 def _kill_self() -> None:

@@ -120,7 +120,7 @@ async def _submit(services: Services, submission: Submission, content: bytes) ->
                     lambda work: work.experiments.release_archive(submission.archive)
                 )
             raise
-    await services.carry_out()
+    await services.execute_operations()
     warnings = submission.warnings
     return await services.read(
         lambda connection: _answer(services, connection, experiment_id, warnings)
@@ -323,7 +323,7 @@ async def continue_experiment(
     await services.write(
         lambda work: work.continuations.continue_experiment(experiment_id, going_on)
     )
-    await services.carry_out()
+    await services.execute_operations()
     return await services.read(lambda connection: _answer(services, connection, experiment_id))
 
 

@@ -123,13 +123,13 @@ class ContinuationService(Service):
         )  # fmt: skip
         self._refuse_without_checkpoint(opened)
         self.work.trials.reopen_all(experiment_id, opened, state)
-        self.work.operations.carry_out(experiment_id, pending)
+        self.work.operations.execute(experiment_id, pending)
         events = [
             *_ends_of_the_rest(ended, {trial.id for trial in opened}, known_ends),
             *self._ends_of_deleted(experiment_id, known_ends),
         ]
-        following = self.work.searches.tell_ends(experiment_id, events)
-        self.work.operations.carry_out(experiment_id, following)
+        following = self.work.searches.add_end_events(experiment_id, events)
+        self.work.operations.execute(experiment_id, following)
         if grows:
             self._store(experiment, request)
             self._grow(experiment, before, request.config, opened=bool(opened))
@@ -155,7 +155,7 @@ class ContinuationService(Service):
         ):
             raise ConflictError(_nothing_left(experiment, after))
         self.work.save(experiments, experiment.id, searcher_done=0)
-        self.work.operations.carry_out(experiment.id, operations)
+        self.work.operations.execute(experiment.id, operations)
 
     def _without_checkpoint(self, experiment_id: int) -> set[int]:
         """Return the request ids of trials that have no checkpoint left or were deleted."""

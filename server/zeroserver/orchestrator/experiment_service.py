@@ -157,7 +157,7 @@ class ExperimentService(Service):
             else Begun.of(submission.config, submission.seed)
         )
         operations = self.work.searches.first_operations(experiment_id, new_search)
-        self.work.operations.carry_out(experiment_id, operations)
+        self.work.operations.execute(experiment_id, operations)
         self.settle(experiment_id)
         self.work.scheduling.schedule()
         return experiment_id

@@ -90,7 +90,7 @@ class NodeService(Service):
         self.work.connection.execute(update(run_nodes).where(first).values(address=address))
         self.work.changes.append(Change("agents"))
 
-    def all_ended(self, run: RunRow, end: RunExit, matches: Sequence[Match]) -> RunExit | None:
+    def merge_exit(self, run: RunRow, end: RunExit, matches: Sequence[Match]) -> RunExit | None:
         """Note how the ranks of one agent ended; saying it again changes nothing.
 
         Args:

@@ -258,7 +258,7 @@ class RunService(Service):
         secrets = self.work.secrets_of(run.experiment_id)
         end = msgspec.structs.replace(end, reason=_line(mask_values(end.reason or "", secrets)))
         self._note_unread(run, end)
-        merged = self.work.nodes.all_ended(run, end, matches)
+        merged = self.work.nodes.merge_exit(run, end, matches)
         if merged is None:
             return
         end = merged
@@ -278,7 +278,7 @@ class RunService(Service):
             return
         self.apply_matches(run, matches)
         self.work.save(trials, trial.id, run_id=None, activity=None)
-        self._decide(self.work.find(RunRow, run_id), end)
+        self._apply_exit(self.work.find(RunRow, run_id), end)
 
     def _note_unread(self, run: RunRow, end: RunExit) -> None:
         """Keep the searched hyperparameters that no run of the experiment has read."""
@@ -296,7 +296,7 @@ class RunService(Service):
             text = msgspec.json.encode(unread).decode()
             self.work.save(experiments, experiment.id, unread_hparams=text)
 
-    def _decide(self, run: RunRow, end: RunExit) -> None:
+    def _apply_exit(self, run: RunRow, end: RunExit) -> None:
         trial = self.work.trial_of(run)
         code = end.exit_code
         forced = (  # it was too slow to leave
@@ -316,9 +316,9 @@ class RunService(Service):
         elif code == 0:
             self.work.trials.end(trial, TrialState.COMPLETED)
         elif code == EXIT_PREEMPTED or forced:
-            self._wait_again(trial)
+            self._requeue(trial)
         elif code == EXIT_REACHED:
-            self._reached(run, trial, end)
+            self._pause_at_bound(run, trial, end)
         elif code == EXIT_USER_ERROR:
             error = end.reason or "the trial cannot work as it is written or configured"
             self.work.log_line(run, f"run {run.id}: {error}; no restart", "ERROR")
@@ -328,27 +328,27 @@ class RunService(Service):
             self.work.log_line(run, f"run {run.id}: {error}", "WARNING")
             self.work.trials.end(trial, TrialState.COMPLETED, error=error, reason="invalid_hp")
         elif trial.waits and not failed:
-            self._wait_again(trial)
+            self._requeue(trial)
         elif code == EXIT_INFRASTRUCTURE and not run.no_retry:
-            self._stood_on_nothing(run, trial, end)
+            self._requeue_lost(run, trial, end)
         else:
             self._failed(run, trial, end)
 
-    def _wait_again(self, trial: TrialRow) -> None:
+    def _requeue(self, trial: TrialRow) -> None:
         """Queue a trial that gave its slots back, unless something has it wait."""
         experiment = self.work.experiment_of(trial)
         self.work.trials.move(
             trial, resting_state(experiment.state, waits=trial.waits or trial.held)
         )
 
-    def _reached(self, run: RunRow, trial: TrialRow, end: RunExit) -> None:
+    def _pause_at_bound(self, run: RunRow, trial: TrialRow, end: RunExit) -> None:
         """Pause a trial at its rung, or queue it if the searcher has let it go on meanwhile."""
         bound = msgspec.json.decode(run.spec, type=RunSpec).fit
         continued = bound is not None and bound.until is not None and trial.until != bound.until
         if trial.waits or continued:
             if end.reason and BEYOND_BOUND in end.reason:  # shown while it waits
                 self.work.save(trials, trial.id, error=end.reason)
-            self._wait_again(trial)
+            self._requeue(trial)
             return
         metric = self.work.experiment_of(trial).metric
         error = no_metric_at(trial.until or 0, metric)
@@ -410,14 +410,14 @@ class RunService(Service):
         )
         return self.work.connection.scalar(reported) is None
 
-    def _stood_on_nothing(self, run: RunRow, trial: TrialRow, end: RunExit) -> None:
+    def _requeue_lost(self, run: RunRow, trial: TrialRow, end: RunExit) -> None:
         """Start a trial again whose machine, agent or storage failed, without counting it."""
-        wait = self._restart_later(trial, self._in_a_row(trial.id))
+        wait = self._restart_later(trial, self._lost_in_a_row(trial.id))
         reason = end.reason or "its machine or its storage failed"
         text = f"run {run.id} was lost: {reason}; it starts again in {wait:g} s, not counted"
         self.work.log_line(run, text, "WARNING")
 
-    def _in_a_row(self, trial_id: int) -> int:
+    def _lost_in_a_row(self, trial_id: int) -> int:
         """How many of a trial's runs were lost one after another, the last one included."""
         last_other = (
             select(func.max(runs.c.id))
@@ -435,7 +435,7 @@ class RunService(Service):
         timings = self.work.settings.timings
         wait = min(timings.backoff_first_s * 2.0 ** min(number - 1, 32), timings.backoff_most_s)
         self.work.save(trials, trial.id, restart_at=self.work.steady() + wait)
-        self._wait_again(trial)
+        self._requeue(trial)
         return wait
 
     def _latest_checkpoint(self, trial: TrialRow) -> CheckpointRef | None:

@@ -94,9 +94,9 @@ class SchedulingService(Service):
         for agent_id, slots in allocation.slots.items():
             if agent_id in excluded or not free_slots.get(agent_id, set()).issuperset(slots):
                 return False
-        return self.slots_instead(run, trial) > 0
+        return self.slots_after_restart(run, trial) > 0
 
-    def slots_instead(self, run: RunRow, trial: TrialRow) -> int:
+    def slots_after_restart(self, run: RunRow, trial: TrialRow) -> int:
         """How many slots a trial would be given at once, if its run gave back all that it holds.
 
         Args:
@@ -260,7 +260,7 @@ class SchedulingService(Service):
         length = msgspec.json.decode(run.spec, type=RunSpec).max_batches
         if length is not None and steps >= length:
             return
-        free = self.slots_instead(run, self.work.trial_of(run))
+        free = self.slots_after_restart(run, self.work.trial_of(run))
         if free <= holds:
             return
         self.work.save(runs, run_id, grows_to=free)

@@ -118,7 +118,7 @@ class TrialService(Service):
 
     def remove_rows(self, trial_ids: Sequence[int]) -> None:
         """Delete trials whose checkpoints were discarded, with their runs."""
-        self._orphan(trial_ids)
+        self._delete_points_later(trial_ids)
         keys = [(trial_id,) for trial_id in trial_ids]
         for statement in _REMOVE_TRIAL:
             self.work.many(statement, keys)
@@ -162,7 +162,7 @@ class TrialService(Service):
         self.work.experiments.count_trials(experiment)
         return True
 
-    def _orphan(self, trial_ids: Sequence[int]) -> None:
+    def _delete_points_later(self, trial_ids: Sequence[int]) -> None:
         """Have the points and logs of trials removed in later changes, a part at a time.
 
         Nobody finds them without their trials. What a server that dies leaves of them, the next one
@@ -344,7 +344,7 @@ class TrialService(Service):
             else:
                 default = "errored" if state == TrialState.ERROR else "user_canceled"
                 event = Event("exited_early", trial.request_id, reason=reason or default)
-            self.work.operations.tell(trial.experiment_id, event)
+            self.work.operations.add_event(trial.experiment_id, event)
         self.work.experiments.settle(trial.experiment_id)
 
 

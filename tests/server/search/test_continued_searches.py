@@ -242,7 +242,7 @@ def test_restart_keeps_pending_growth(begin: Any, monkeypatch: pytest.MonkeyPatc
     life.finish()
     assert life.server.experiment()["num_trials"] == 4
     with monkeypatch.context() as interrupted:  # killed after the first part of the new trials
-        interrupted.setattr(Services, "carry_out", no_effects)
+        interrupted.setattr(Services, "execute_operations", no_effects)
         interrupted.setattr("zeroserver.orchestrator.search.operation_service._BUDGET_MS", 0.05)
         life.continue_search(max_trials=16)
         assert life.server.services.orchestrator.searches.backlog

@@ -29,7 +29,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     async def no_effects(_services: Services) -> None:
         pass
 
-    monkeypatch.setattr(Services, "carry_out", no_effects)
+    monkeypatch.setattr(Services, "execute_operations", no_effects)
     yield
     monkeypatch.undo()
 
@@ -80,7 +80,7 @@ def test_reports_are_accepted_while_trials_are_created(
     )  # the next operation is queued behind the others
     monkeypatch.undo()
     assert server.http.portal is not None
-    server.http.portal.call(server.services.carry_out)
+    server.http.portal.call(server.services.execute_operations)
     assert numbers(server) == [*range(1, TRIALS + 2)]
 
 
@@ -92,7 +92,7 @@ def test_kill_during_creation_ends_search(
     assert server.act("kill")["state"] == "CANCELED"
     monkeypatch.undo()
     assert server.http.portal is not None
-    server.http.portal.call(server.services.carry_out)
+    server.http.portal.call(server.services.execute_operations)
     assert len(numbers(server)) == created
     assert server.services.orchestrator.searches.backlog == {}
 
@@ -108,10 +108,10 @@ def test_operations_on_trial_not_yet_created(
     server = sqlite_server
     server.submit(searcher=RANDOM, hyperparameters=SPACE)
     operations = [Create(9000, {"lr": 0.5}, 0), follows]
-    server.write(lambda work: work.operations.carry_out(1, operations))
+    server.write(lambda work: work.operations.execute(1, operations))
     monkeypatch.undo()
     assert server.http.portal is not None
-    server.http.portal.call(server.services.carry_out)
+    server.http.portal.call(server.services.execute_operations)
     rows = server.sql("SELECT state, stop, until FROM trials WHERE request_id = 9000")
     stops = isinstance(follows, Stop)
     assert rows == [("COMPLETED", "searcher", None) if stops else ("QUEUED", None, 5)]
@@ -200,12 +200,12 @@ def test_many_creates_and_stops_and_shutdown(sqlite_server: Server, shutdown_fir
 
     def begin(work: UnitOfWork) -> None:
         work.orchestrator.searches.searchers[1] = searcher
-        work.operations.carry_out(1, operations)
+        work.operations.execute(1, operations)
 
     before = server.services.database.jobs
     server.write(begin)
     assert server.http.portal is not None
-    server.http.portal.call(server.services.carry_out)
+    server.http.portal.call(server.services.execute_operations)
     assert server.services.orchestrator.searches.backlog == {}
     assert len(numbers(server)) == count + 3
     assert server.experiment()["state"] == "COMPLETED"

@@ -89,17 +89,17 @@ class Lives:
 @contextmanager
 def lost_events() -> Iterator[None]:
     """Let the transaction of every event fail just before its commit."""
-    tell = SearchService.tell
+    original = SearchService.add_event
 
-    def tell_and_fail(*arguments: Any) -> list[Operation]:
-        tell(*arguments)
+    def add_and_fail(*arguments: Any) -> list[Operation]:
+        original(*arguments)
         raise MemoryError("the server dies")
 
-    SearchService.tell = tell_and_fail  # type: ignore[method-assign]
+    SearchService.add_event = add_and_fail  # type: ignore[method-assign]
     try:
         yield
     finally:
-        SearchService.tell = tell  # type: ignore[method-assign]
+        SearchService.add_event = original  # type: ignore[method-assign]
 
 
 def create(trial_id: int) -> dict[str, Any]:

@@ -161,7 +161,7 @@ def test_trial_waits_at_rung_for_promotion(server: Server) -> None:
     searcher = {**SEARCHER, "max_trials": 2, "max_concurrent_trials": 2}
     server.submit(hyperparameters=SPACE, searcher=searcher)
     server.services.orchestrator.searches.searchers[1] = Rungs()  # type: ignore[assignment]
-    server.write(lambda work: work.operations.carry_out(1, [Continue(1, 10), Continue(2, 10)]))
+    server.write(lambda work: work.operations.execute(1, [Continue(1, 10), Continue(2, 10)]))
     server.add_agent(slots=1)
     first = server.begin(1)
     server.report(first.run_id, validation(5, 0.2))

@@ -33,7 +33,7 @@ def train_with_checkpoints(server: Server, *steps: int, name: str = "") -> list[
 def create_from(server: Server, source: int, number: int = 3) -> None:
     """Create a trial of experiment 1 with the weights of another."""
     operation = Create(number, {"lr": 0.5}, 7, source=source)
-    server.write(lambda work: work.operations.carry_out(1, [operation]))
+    server.write(lambda work: work.operations.execute(1, [operation]))
 
 
 @pytest.mark.parametrize("by", ["trial", "checkpoint"])

@@ -109,7 +109,7 @@ class CheckpointRemovalService(Service):
             chores.append(Chore(storage=storage, name=removal.row.uuid, files=removal.files))
             self.work.touch("checkpoint", experiment_id, removal.row.uuid)
         self.work.many(_LEFT, rows)
-        self.work.checkpoints.forget_names(experiment_id, [removal.row.uuid for removal in going])
+        self.work.checkpoints.forget_deleted(experiment_id, [removal.row.uuid for removal in going])
         self.work.orchestrator.janitor.discard(self.work, *chores)
 
     def set_policy(self, experiment_id: int, policy: Mapping[str, int]) -> None:

@@ -141,9 +141,9 @@ class CheckpointService(Service):
             self.work.touch("checkpoint", experiment_id, name)
         chores = (Chore(storage=storage, name=name) for name in uuids)
         self.work.orchestrator.janitor.discard(self.work, *chores)
-        self.forget_names(experiment_id, uuids)
+        self.forget_deleted(experiment_id, uuids)
 
-    def forget_names(self, experiment_id: int, deleted: Sequence[str]) -> None:
+    def forget_deleted(self, experiment_id: int, deleted: Sequence[str]) -> None:
         """Replace references to deleted checkpoints; the next best becomes the best one."""
         experiment = self.work.find(ExperimentRow, experiment_id)
         next_best = (

@@ -205,7 +205,7 @@ class ReportService(Service):
             return False
         self.work.save(trials, trial.id, searcher_steps=record.steps)
         event = Event("validated", trial.request_id, value, length)
-        acts = self.work.operations.tell(experiment.id, event)
+        acts = self.work.operations.add_event(experiment.id, event)
         self._pause_if_due(run, length)
         return acts
 

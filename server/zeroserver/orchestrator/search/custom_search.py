@@ -100,7 +100,7 @@ class CustomSearchService(Service):
             if index >= start and not (isinstance(operation, Create) and operation.trial_id in done)
         ]
         operations = [told.operations[index] for index in places]
-        rest = self.work.operations.carry_out_some(experiment_id, operations)
+        rest = self.work.operations.execute_some(experiment_id, operations)
         creating = int(bool(rest))
         if creating != experiment.creating:
             self.work.save(experiments, experiment_id, creating=creating)
@@ -108,7 +108,7 @@ class CustomSearchService(Service):
             self.work.scheduling.schedule()
             return searcher.handled, places[len(places) - len(rest)]
         event = Event("operated", 0, told.progress, float(told.handled))
-        self.work.searches.tell(experiment_id, event)
+        self.work.searches.add_event(experiment_id, event)
         if told.progress is not None:
             self.work.save(
                 experiments,

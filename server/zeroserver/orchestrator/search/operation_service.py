@@ -44,17 +44,17 @@ class OperationService(Service):
         """Searchers and operations that outlive the unit of work."""
         return self.work.orchestrator.searches
 
-    def tell(self, experiment_id: int, event: Event) -> bool:
+    def add_event(self, experiment_id: int, event: Event) -> bool:
         """Tell the searcher an event and carry out what it then wants; return whether it did."""
-        operations = self.work.searches.tell(experiment_id, event)
-        self.carry_out(experiment_id, operations)
+        operations = self.work.searches.add_event(experiment_id, event)
+        self.execute(experiment_id, operations)
         return bool(operations)
 
-    def carry_out(self, experiment_id: int, operations: Sequence[Operation]) -> None:
+    def execute(self, experiment_id: int, operations: Sequence[Operation]) -> None:
         """Do what the searcher wants, and what it wants in consequence.
 
         No more is done than one change may cost; the rest waits in the experiment's backlog, for
-        :func:`carry_out_more`. What the searcher answers to an operation that is being carried out
+        :func:`execute_backlog`. What the searcher answers to an operation that is being carried out
         is done after those that wait already.
         """
         if experiment_id in self.cache.in_progress:
@@ -71,7 +71,7 @@ class OperationService(Service):
             (later if backlog and waits else now).append(operation)
             if isinstance(operation, Create):
                 waiting.add(operation.trial_id)
-        remaining = (*self.carry_out_some(experiment_id, now), *backlog, *later)
+        remaining = (*self.execute_some(experiment_id, now), *backlog, *later)
         self._keep_backlog(experiment_id, remaining)
         if (
             operations
@@ -84,7 +84,7 @@ class OperationService(Service):
         """Forget what an experiment's searcher wanted and was not carried out."""
         self._keep_backlog(experiment_id, ())
 
-    def carry_out_more(self) -> bool:
+    def execute_backlog(self) -> bool:
         """Carry out a part of the oldest backlog; return whether there was one.
 
         Call it until it returns False; every call is a change of its own.
@@ -99,7 +99,7 @@ class OperationService(Service):
         if not rows or rows[0][0] in ended or rows[0][1]:
             self._keep_backlog(experiment_id, ())
             return True
-        remaining = self.carry_out_some(experiment_id, backlog)
+        remaining = self.execute_some(experiment_id, backlog)
         self._keep_backlog(experiment_id, remaining)
         if not remaining:
             self.work.experiments.settle(experiment_id)
@@ -122,7 +122,7 @@ class OperationService(Service):
             statement = "UPDATE experiments SET creating = ? WHERE id = ?"
             self.work.run(statement, (int(bool(remaining)), experiment_id))
 
-    def carry_out_some(
+    def execute_some(
         self, experiment_id: int, operations: Sequence[Operation]
     ) -> Sequence[Operation]:
         """Carry out the first operations, as many as one change may cost; the caller settles.
@@ -133,12 +133,12 @@ class OperationService(Service):
         waiting = deque(operations)
         self.cache.in_progress[experiment_id] = waiting
         try:
-            self._carry_out_first(experiment_id, waiting)
+            self._execute_first(experiment_id, waiting)
         finally:
             del self.cache.in_progress[experiment_id]
         return waiting
 
-    def _carry_out_first(self, experiment_id: int, waiting: deque[Operation]) -> None:
+    def _execute_first(self, experiment_id: int, waiting: deque[Operation]) -> None:
         """Take operations from a queue and carry them out, as many as one change may cost."""
         created, spent = 0, 0.0
         while waiting and spent < _BUDGET_MS:
@@ -159,7 +159,7 @@ class OperationService(Service):
                 self._create(experiment_id, same)
                 created += len(same)
                 numbers = [following.trial_id for following in same]
-                waiting.extend(self.work.searches.tell_created(experiment_id, numbers))
+                waiting.extend(self.work.searches.add_created_events(experiment_id, numbers))
             elif isinstance(operation, Shutdown):
                 if any(not isinstance(following, Shutdown) for following in waiting):
                     waiting.append(operation)  # the others were wanted before the end
@@ -167,7 +167,7 @@ class OperationService(Service):
                 self.work.save(experiments, experiment_id, searcher_done=1)
             elif (trial := self._requested(experiment_id, operation.trial_id)) is None:
                 event = Event("exited_early", operation.trial_id, reason=DELETED)
-                waiting.extend(self.work.searches.tell(experiment_id, event))
+                waiting.extend(self.work.searches.add_event(experiment_id, event))
             elif isinstance(operation, Stop):
                 if trial.state not in TRIAL_ENDED:
                     self.work.trials.stop(trial, "searcher")

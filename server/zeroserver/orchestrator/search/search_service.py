@@ -200,7 +200,7 @@ class SearchService(Service):
                 self.cache.custom.add(experiment_id)
         return begun.operations
 
-    def tell(self, experiment_id: int, event: Event) -> Sequence[Operation]:
+    def add_event(self, experiment_id: int, event: Event) -> Sequence[Operation]:
         """Store an event, tell it to the searcher and return what the searcher wants."""
         searcher = self._find(experiment_id)
         row = {"experiment_id": experiment_id, "time": self.work.clock(), **event._asdict()}
@@ -209,7 +209,7 @@ class SearchService(Service):
             self.work.changes.append(Change(f"searcher:{experiment_id}"))
         return _apply(searcher, event)
 
-    def tell_ends(self, experiment_id: int, events: Sequence[Event]) -> list[Operation]:
+    def add_end_events(self, experiment_id: int, events: Sequence[Event]) -> list[Operation]:
         """Tell the searcher that trials have ended, all at once; return what it wants."""
         if not events:
             return []
@@ -224,7 +224,7 @@ class SearchService(Service):
             self.work.changes.append(Change(f"searcher:{experiment_id}"))
         return [operation for event in events for operation in _apply(searcher, event)]
 
-    def tell_created(self, experiment_id: int, numbers: Sequence[int]) -> list[Operation]:
+    def add_created_events(self, experiment_id: int, numbers: Sequence[int]) -> list[Operation]:
         """Tell the searcher that trials exist, all at once; return what it wants."""
         searcher = self._find(experiment_id)
         now = self.work.clock()
