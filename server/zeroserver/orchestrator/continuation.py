@@ -64,7 +64,7 @@ class ContinuationService(Service):
     """Continues experiments and trials that have ended."""
 
     def continue_experiment(self, experiment_id: int, request: Continuation) -> None:
-        """Let an experiment that has ended go on; one that goes on already stays as it is.
+        """Continue an ended experiment; one that already continues stays as it is.
 
         Raises:
             NotFoundError: If there is no such experiment.
@@ -143,7 +143,7 @@ class ContinuationService(Service):
         *,
         opened: bool,
     ) -> None:
-        """Tell the searcher of its greater bounds, and carry out what it wants then.
+        """Grow the search and execute the searcher's operations.
 
         Raises:
             ConflictError: If nothing follows, and no trial was opened.
@@ -170,7 +170,7 @@ class ContinuationService(Service):
         return self.work.searches.created_trials(experiment_id) - able
 
     def continue_trial(self, trial_id: int) -> None:
-        """Let a trial that has ended short of its length go on, and its experiment with it.
+        """Continue a trial that ended before its full length, with its experiment.
 
         Raises:
             NotFoundError: If there is no such trial.
@@ -273,7 +273,7 @@ class ContinuationService(Service):
         ]
 
     def _refuse_without_checkpoint(self, opened: list[TrialRow]) -> None:
-        """Let no trial that has trained to its length begin anew, and lose what it reported."""
+        """Refuse to restart a finished trial that has no checkpoint."""
         lost = [
             str(trial.id)
             for trial in opened
@@ -329,7 +329,8 @@ def prepare_continuation(
     Args:
         orchestrator: Settings and caches; used in any thread.
         connection: Only read from.
-        experiment_id: Experiment that :func:`continue_experiment` is called for next.
+        experiment_id: Experiment that :meth:`ContinuationService.continue_experiment` is called for
+            next.
         request: How it shall continue.
     """
     experiment = find_row(connection, ExperimentRow, experiment_id)

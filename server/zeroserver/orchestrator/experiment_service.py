@@ -85,7 +85,7 @@ class ExperimentService(Service):
         self.work.touch("experiment", experiment.id, experiment.id)
 
     def settle(self, experiment_id: int) -> None:
-        """End an experiment whose trials have all ended and that wants no more."""
+        """End an experiment if all its trials have ended and its searcher is done."""
         experiment = self.work.find(ExperimentRow, experiment_id)
         if experiment.state in EXPERIMENT_ENDED:
             return
@@ -314,9 +314,9 @@ class ExperimentService(Service):
         return int(self.work.raw(query, (str(state), experiment.id))[0][0])
 
     def release_archive(self, archive: str | None) -> None:
-        """Have an archive that no experiment uses removed after the commit.
+        """Remove an archive after the commit if no experiment uses it.
 
-        Until then no submission may count on it: :func:`create` refuses.
+        Until then no submission may count on it: :meth:`create` refuses.
         """
         others = select(experiments.c.id).where(experiments.c.archive == archive).limit(1)
         if archive is None or self.work.connection.scalar(others) is not None:

@@ -55,7 +55,7 @@ class NodeService(Service):
     """Spreads a run over agents and merges how its ranks ended."""
 
     def spread(self, run_id: int, slots: Mapping[int, Sequence[int]], slots_per_rank: int) -> Nodes:
-        """Note the agents of a run that has several; return what its ranks are told of them.
+        """Store the agents of a run on several agents; return its nodes for the ranks.
 
         Args:
             run_id: The run.
@@ -77,7 +77,7 @@ class NodeService(Service):
         return Nodes(tuple(len(ids) // slots_per_rank for ids in slots.values()), 0, "", 0)
 
     def store_address(self, run_id: int, address: str) -> None:
-        """Note where the ranks of a run meet, as the agent of node rank 0 says; wake the others.
+        """Store the rendezvous address of a run's node 0; wake the other agents.
 
         Raises:
             NotFoundError: If there is no such run, or it has one agent only.
@@ -91,7 +91,7 @@ class NodeService(Service):
         self.work.changes.append(Change("agents"))
 
     def merge_exit(self, run: RunRow, end: RunExit, matches: Sequence[Match]) -> RunExit | None:
-        """Note how the ranks of one agent ended; saying it again changes nothing.
+        """Store how the ranks of one agent ended; repeating it changes nothing.
 
         Args:
             run: The run; it has not ended.
@@ -129,7 +129,7 @@ class NodeService(Service):
         return _merged(rows, end)
 
     def save_next_log(self, run_id: int, node: int, number: int) -> None:
-        """Keep the number of the next log line that an agent of a run sends."""
+        """Store the number of the next log line of an agent."""
         connection = self.work.connection
         if node == 0:
             connection.execute(update(runs).where(runs.c.id == run_id).values(next_log=number))

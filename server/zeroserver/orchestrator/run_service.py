@@ -59,7 +59,7 @@ _SIGNALS_ABOVE = 128
 
 
 class Reporting(msgspec.Struct, frozen=True, gc=False):
-    """What storing a report needs to know of its run and trial."""
+    """Run that may report, with the progress of its trial."""
 
     id: int
     trial_id: int
@@ -90,13 +90,12 @@ class RunService(Service):
             )
             text = (
                 f"run {run_id} shall save and leave, but its command does not ask whether to: "
-                "it runs "
-                f"on{end}; `zerolab.core` asks"
+                f"it runs on{end}; `zerolab.core` asks"
             )
             self.work.log_line(run, text, "WARNING")
 
     def never_asks(self, run: RunRow) -> bool:
-        """Whether a run is a command that has not asked whether to leave, though it could have."""
+        """Return whether a run is a command that never asks whether to stop."""
         up_s = time.monotonic() - self.work.orchestrator.agents.started
         if run.id in self.work.orchestrator.polling_runs or (
             up_s < _ASKS_AGAIN_S and self.work.clock() - run.created_at > up_s
@@ -105,14 +104,14 @@ class RunService(Service):
         return isinstance(msgspec.json.decode(run.spec, type=RunSpec).entrypoint, Command)
 
     def kill(self, run_id: int) -> None:
-        """Have the agent end a run's processes now."""
+        """Let the agent kill a run's processes now."""
         run = self.work.find(RunRow, run_id)
         if not run.killed:
             self.work.save(runs, run_id, killed=1, killed_at=self.work.clock())
         self.work.changes.append(agents_changed())
 
     def current(self, run_id: int) -> tuple[RunRow, TrialRow]:
-        """Return a run and its trial, if the run may still speak for the trial.
+        """Return a run and its trial if it is the trial's current run.
 
         Raises:
             NotFoundError: If there is no such run.
@@ -126,7 +125,7 @@ class RunService(Service):
         return run, trial
 
     def assign(self, trial: TrialRow, slots: Mapping[int, Sequence[int]]) -> int | None:
-        """Begin a new run of a trial on some slots of one agent or of several; return its id.
+        """Create a run of a trial on slots of one or several agents; return its id.
 
         Points after the checkpoint that it starts from are forgotten, for it reports them again. Of
         a long trial one change forgets a part of them, and returns None: ask again in another
@@ -208,7 +207,7 @@ class RunService(Service):
         return run_id
 
     def started(self, run_id: int, now: float) -> None:
-        """Note that the processes of a run are there; saying it again changes nothing.
+        """Mark a run as running; repeating it changes nothing.
 
         Raises:
             NotFoundError: If there is no such run.
@@ -223,7 +222,7 @@ class RunService(Service):
             self.work.save(trials, trial.id, activity=None)  # a step of its start is over
 
     def show_activity(self, run_id: int, text: str) -> None:
-        """Note what a run does, for those who look at its trial.
+        """Store the current activity of a run.
 
         Raises:
             NotFoundError: If there is no such run.
@@ -239,7 +238,7 @@ class RunService(Service):
         end: RunExit,
         matches: Sequence[Match] = (),
     ) -> None:
-        """End a run and decide what becomes of its trial; saying it again changes nothing.
+        """End a run and decide what its trial does next; repeating it changes nothing.
 
         A run on several agents ends when all of them have told how their ranks did.
 
@@ -281,7 +280,7 @@ class RunService(Service):
         self._apply_exit(self.work.find(RunRow, run_id), end)
 
     def _note_unread(self, run: RunRow, end: RunExit) -> None:
-        """Keep the searched hyperparameters that no run of the experiment has read."""
+        """Store the searched hyperparameters that no run of the experiment has read."""
         if end.unread_hparams is None or end.exit_code not in (0, EXIT_REACHED):
             return
         experiment = self.work.find(ExperimentRow, run.experiment_id)
@@ -342,7 +341,7 @@ class RunService(Service):
         )
 
     def _pause_at_bound(self, run: RunRow, trial: TrialRow, end: RunExit) -> None:
-        """Pause a trial at its rung, or queue it if the searcher has let it go on meanwhile."""
+        """Pause a trial at its rung, or queue it if the searcher continues it."""
         bound = msgspec.json.decode(run.spec, type=RunSpec).fit
         continued = bound is not None and bound.until is not None and trial.until != bound.until
         if trial.waits or continued:
@@ -411,7 +410,7 @@ class RunService(Service):
         return self.work.connection.scalar(reported) is None
 
     def _requeue_lost(self, run: RunRow, trial: TrialRow, end: RunExit) -> None:
-        """Start a trial again whose machine, agent or storage failed, without counting it."""
+        """Requeue a trial after an infrastructure failure, without counting a restart."""
         wait = self._restart_later(trial, self._lost_in_a_row(trial.id))
         reason = end.reason or "its machine or its storage failed"
         text = f"run {run.id} was lost: {reason}; it starts again in {wait:g} s, not counted"
@@ -462,7 +461,7 @@ class RunService(Service):
         return "an agent that was removed" if row.name is None else f"agent {row.name} ({row.host})"
 
     def _with_options(self, reference: CheckpointRef) -> CheckpointRef:
-        """Say how to open the storage of another experiment, in which a checkpoint lies."""
+        """Add the storage options of the experiment that owns a checkpoint."""
         query = select(checkpoints.c.experiment_id).where(checkpoints.c.uuid == reference.uuid)
         experiment_id = self.work.connection.execute(query).scalar_one()
         options = self.work.storage_of(experiment_id).options
@@ -493,7 +492,7 @@ class RunService(Service):
         )
 
     def apply_matches(self, run: RunRow, matches: Sequence[Match]) -> None:
-        """Label the run's trial, and do what the policies say."""
+        """Label the run's trial and apply the actions of log policies."""
         if not matches:
             return
         if any(match.action == "cancel_retries" for match in matches):

@@ -36,7 +36,7 @@ class SchedulingService(Service):
         return self.work.orchestrator.queue
 
     def schedule(self) -> None:
-        """Give free slots to the trials that wait; ask runs to leave for those that go first."""
+        """Assign free slots to waiting trials and preempt runs for those that go first."""
         waiting = self.work.scheduler_input.read_queue()
         restarting = self._restarting() | self.work.warm_starts.waiting_for_weights()
         allocations = self.work.scheduler_input.held_by_run()
@@ -59,7 +59,7 @@ class SchedulingService(Service):
         self._keep_reasons(now)
 
     def extend(self, run_id: int, until: int) -> Extension:
-        """Say whether a run that has come to its bound goes on, rather than leave and start again.
+        """Return whether a run at its bound continues at once instead of restarting.
 
         It does when its trial has been let go further meanwhile, and would be given slots again at
         once: nobody goes first. Nothing is changed by the answer.
@@ -83,7 +83,7 @@ class SchedulingService(Service):
         return Extension(goes_on=True, until=further if further < full_length else None)
 
     def _goes_first(self, run: RunRow, trial: TrialRow) -> bool:
-        """Whether a trial would be given slots at once, and may stay on all that its run holds."""
+        """Return whether a trial would get its slots back at once."""
         allocations = self.work.scheduler_input.held_by_run()
         allocation = allocations[run.id]
         cluster = self.work.scheduler_input.read_cluster(allocations.values(), allocation)
@@ -97,7 +97,7 @@ class SchedulingService(Service):
         return self.slots_after_restart(run, trial) > 0
 
     def slots_after_restart(self, run: RunRow, trial: TrialRow) -> int:
-        """How many slots a trial would be given at once, if its run gave back all that it holds.
+        """Return how many slots a trial would get if its run released its slots.
 
         Args:
             run: A run that holds slots.
@@ -181,7 +181,7 @@ class SchedulingService(Service):
         return {row.id: (row.experiment_id, _why_again(row)) for row in rows}
 
     def _keep_reasons(self, now: Waiting) -> None:
-        """Put new reasons in the place of the old ones, and tell those who watch."""
+        """Replace the reasons to wait and publish the changes."""
         before = self.cache.waiting
         if before == now:
             return
@@ -208,7 +208,7 @@ class SchedulingService(Service):
             self.schedule()
 
     def bound_deadlines(self) -> None:
-        """Let nothing wait longer than it can have to: the clock may have been set back meanwhile.
+        """Limit stored deadlines, since the clock may have been set back.
 
         Deadlines are kept in the time of the server that set them; ours may have begun before it.
         """
@@ -226,7 +226,7 @@ class SchedulingService(Service):
             self.work.save(runs, run_id, deadline_at=min(deadline, now + patience))
 
     def _kill_late_runs(self) -> None:
-        """Kill runs that have not left by their deadline, and give up on those that cannot be."""
+        """Kill runs that have not stopped by their deadline."""
         now = self.work.steady()
         query = select(runs).where(
             runs.c.state.in_(OPEN_RUNS), runs.c.killed == 0, runs.c.deadline_at < now
@@ -274,7 +274,7 @@ class SchedulingService(Service):
         self.work.log_line(run, f"{text} with {free}, not counted as a restart")
 
     def _pause(self, trial_id: int) -> float:
-        """Seconds that a run of a trial must have lasted."""
+        """Return the minimum seconds of a run before the trial may grow."""
         query = select(func.count()).where(
             runs.c.trial_id == trial_id, runs.c.grows_to.is_not(None)
         )

@@ -84,7 +84,7 @@ class TrialService(Service):
             self.move(trial, TrialState.PAUSED)
 
     def _activate(self, trial: TrialRow) -> None:
-        """Undo a pause of this trial alone; what else has it wait is told."""
+        """Undo a pause of one trial; refuse if something else has it wait."""
         experiment = self.work.experiment_of(trial)
         number, experiment_id = trial.id, experiment.id
         if trial.run_id is None and experiment.state != ExperimentState.ACTIVE:
@@ -117,7 +117,7 @@ class TrialService(Service):
         self.work.save(trials, trial.id, archived=0)
 
     def remove_rows(self, trial_ids: Sequence[int]) -> None:
-        """Delete trials whose checkpoints were discarded, with their runs."""
+        """Delete trials and their runs, after their checkpoints."""
         self._delete_points_later(trial_ids)
         keys = [(trial_id,) for trial_id in trial_ids]
         for statement in _REMOVE_TRIAL:
@@ -163,7 +163,7 @@ class TrialService(Service):
         return True
 
     def _delete_points_later(self, trial_ids: Sequence[int]) -> None:
-        """Have the points and logs of trials removed in later changes, a part at a time.
+        """Schedule the points and logs of deleted trials for removal in later changes.
 
         Nobody finds them without their trials. What a server that dies leaves of them, the next one
         removes at its start.
@@ -190,7 +190,7 @@ class TrialService(Service):
             self.work.warm_starts.settle_sources(trial.id)
 
     def _count_moves(self, experiment_id: int, moves: Iterable[tuple[str, str]]) -> None:
-        """Keep the numbers of failed and canceled trials of an experiment.
+        """Update an experiment's numbers of failed and canceled trials.
 
         Args:
             experiment_id: Whose trials move.
@@ -224,7 +224,7 @@ class TrialService(Service):
         ended: Sequence[TrialRow],
         state: str,
     ) -> None:
-        """Let trials that have ended go on, as :func:`reopen_trial`: thousands at once.
+        """Reopen many ended trials with few statements, as :meth:`reopen` does for one.
 
         Args:
             experiment_id: Their experiment.
@@ -315,7 +315,7 @@ class TrialService(Service):
         error: str | None = None,
         reason: str | None = None,
     ) -> None:
-        """Move a trial into its final state and tell the searcher.
+        """Move a trial to a final state and notify the searcher.
 
         Args:
             trial: One that has not ended.

@@ -60,7 +60,7 @@ class CheckpointService(Service):
     def apply_to_experiment(self, experiment_id: int) -> None:
         """Delete the checkpoints of all trials that the experiment's policy does not keep.
 
-        If there are many, later changes do it: see :func:`mark_due`.
+        If there are many, later changes do it: see :meth:`mark_due`.
         """
         if self.work.raw(_MANY, (experiment_id, AT_ONCE)):
             self.mark_due(experiment_id)
@@ -68,7 +68,7 @@ class CheckpointService(Service):
             self._apply(experiment_id, checkpoints.c.experiment_id == experiment_id)
 
     def mark_due(self, experiment_id: int) -> None:
-        """Have the policy applied to all checkpoints of an experiment in later changes.
+        """Apply the policy to all checkpoints of an experiment in later changes.
 
         It is stored, so that the next server goes on if this one dies before.
         """
@@ -81,12 +81,12 @@ class CheckpointService(Service):
         )
 
     def settle_due(self, experiment_id: int) -> None:
-        """Note that the policy was applied to all checkpoints, unless it is due again."""
+        """Mark the policy as applied, unless it is due again."""
         if experiment_id not in self.work.orchestrator.deletions.retention_due:
             self.work.save(experiments, experiment_id, retention_due=0)
 
     def thin_out(self, experiment_id: int, trial_ids: Sequence[int]) -> list[str]:
-        """Delete checkpoints of some trials that the policy does not keep, at most AT_ONCE of them.
+        """Delete up to AT_ONCE checkpoints of some trials that the policy does not keep.
 
         Returns:
             The uuids of those that were deleted.
@@ -111,7 +111,7 @@ class CheckpointService(Service):
             self._apply(experiment.id, checkpoints.c.trial_id == trial_id)
 
     def discard_unfinished(self, trial: TrialRow) -> None:
-        """Have what a trial's runs died over while saving removed: no run of it will come."""
+        """Delete unfinished checkpoints of a trial that will not run again."""
         storage = self.work.storage_of(trial.experiment_id)
         chore = Chore(storage=storage, owner=owner_of(self.work.orchestrator, trial.id))
         self.work.orchestrator.janitor.discard(self.work, chore)
@@ -165,7 +165,7 @@ class CheckpointService(Service):
             )
 
     def add(self, run: Reporting, record: CheckpointRecord) -> bool:
-        """Note a checkpoint; return whether a trial has waited for it.
+        """Store a checkpoint; return whether a trial waited for it.
 
         Raises:
             ConfigError: If the checkpoint is another trial's.
@@ -198,7 +198,7 @@ class CheckpointService(Service):
         return self.work.warm_starts.settle_sources(run.trial_id)
 
     def choose_best(self, experiment: ExperimentRow, trial_id: int) -> None:
-        """Name the checkpoint of a trial whose own validation is the best."""
+        """Update the best checkpoint of a trial."""
         if not experiment.metric:
             return
         of_trial = checkpoints.c.trial_id == trial_id

@@ -20,7 +20,7 @@ class ModelService(Service):
     """Registers checkpoints as versions of models."""
 
     def create(self, name: str, description: str) -> None:
-        """Give a model a place in the registry.
+        """Register a model.
 
         Raises:
             ConflictError: If one has the name already.
@@ -73,7 +73,7 @@ class ModelService(Service):
         return int(version or 0)
 
     def remove_version(self, name: str, version: int) -> None:
-        """Take a checkpoint out of the registry; it is kept as its experiment's policy says again.
+        """Remove a version; its experiment's policy decides about the checkpoint again.
 
         Raises:
             NotFoundError: If there is no such model, or version.
@@ -86,7 +86,7 @@ class ModelService(Service):
             raise NotFoundError(f"there is no version {version} of model {name}")
 
     def remove(self, name: str) -> None:
-        """Take a model and its versions out of the registry.
+        """Remove a model and its versions from the registry.
 
         Raises:
             NotFoundError: If there is no such model.
@@ -98,7 +98,7 @@ class ModelService(Service):
         self.work.connection.execute(delete(models).where(models.c.id == model_id))
 
     def refuse_while_registered(self, thing: str, whose: ColumnElement[bool]) -> None:
-        """Let an experiment or a trial be deleted, unless a checkpoint of it is registered.
+        """Refuse to delete an experiment or trial with a registered checkpoint.
 
         Args:
             thing: What is to be deleted, as in "trial 3".

@@ -60,12 +60,12 @@ class AgentService(Service):
         return agent_id
 
     def revive(self, agent_id: int) -> None:
-        """Note that an agent that was gone asks for work again."""
+        """Mark an agent as alive again, since it requests work."""
         self.work.save(agents, agent_id, alive=1, leaving=0)
         self.work.changes.append(agents_changed())
 
     def leave(self, agent_id: int, *, done: bool) -> bool:
-        """Have an agent go of its own will: nothing new starts there, and then it is gone.
+        """Let an agent leave: it gets no new runs and is gone when the last has ended.
 
         Args:
             agent_id: The agent.
@@ -86,7 +86,7 @@ class AgentService(Service):
         return self._give_up(agent_id, reason, _RUNS_AT_ONCE) <= _RUNS_AT_ONCE
 
     def lose_silent(self) -> None:
-        """Give up the agents that have been silent for too long; their trials start elsewhere."""
+        """Mark silent agents as lost; their trials restart elsewhere."""
         patience = self.work.settings.timings.agent_dead_s
         living = self.work.connection.execute(
             select(agents.c.id, agents.c.name).where(agents.c.alive == 1)
@@ -101,7 +101,7 @@ class AgentService(Service):
                     return
 
     def _give_up(self, agent_id: int, reason: str, limit: int) -> int:
-        """Give up an agent with its runs, or ``limit`` of them; return how many it had.
+        """End up to ``limit`` runs of a lost agent; return how many it had.
 
         An agent stays until all its runs are given up. It is silent: nothing starts there
         meanwhile.

@@ -48,7 +48,7 @@ class QueueService(Service):
     """Changes the order and the limits of the queue."""
 
     def change(self, experiment_id: int, change: JobChange) -> None:
-        """Change a job's priority, weight or most slots; what runs goes on.
+        """Change a job's priority, weight or maximum slots; runs continue.
 
         Raises:
             NotFoundError: If there is no such experiment.
@@ -128,7 +128,7 @@ class QueueService(Service):
         return place if place not in {position, neighbour} else None
 
     def _renumber(self, pool: str) -> None:
-        """Give the jobs of a pool whole numbers again, in the order in which they stand."""
+        """Renumber the positions of a pool's jobs with integers, in their order."""
         query = select(experiments.c.id).where(experiments.c.pool == pool)
         order = query.order_by(experiments.c.position, experiments.c.id)
         for number, experiment_id in enumerate(self.work.connection.scalars(order).all(), 1):
@@ -154,7 +154,7 @@ class QueueService(Service):
         self.work.touch("experiment", experiment_id, experiment_id)
 
     def set_policy(self, name: str, policy: Policy) -> None:
-        """Say in which order the jobs of a pool start.
+        """Set the scheduling policy of a pool.
 
         Raises:
             ConfigError: If that is no name of a pool.
@@ -180,7 +180,7 @@ class QueueService(Service):
         self.work.connection.execute(statement)
 
     def remove_quota(self, kind: str, name: str) -> None:
-        """Take a limit away.
+        """Remove a quota.
 
         Raises:
             NotFoundError: If there is none.
@@ -192,7 +192,7 @@ class QueueService(Service):
             raise NotFoundError(msg)
 
     def end_long_waits(self) -> bool:
-        """End the experiments of which trials have waited for slots too long, and none has run.
+        """End experiments whose trials have waited too long for slots.
 
         The wait begins when a trial is queued and none of the experiment's holds slots. A pause is
         no wait, nor is the moment before a trial that failed is started again.

@@ -110,7 +110,7 @@ class LogService(Service):
         return policies + len(fresh)
 
     def _drop_oldest(self, run: RunRow, size: int) -> None:
-        """Drop the oldest lines of a run until its log fits, and leave one that says so.
+        """Drop the oldest lines of a run until its log fits, and leave a note.
 
         Args:
             run: As it was before the new lines.

@@ -86,7 +86,7 @@ class ReportService(Service):
         return last
 
     def _read(self, trial_id: int, fresh: list[Record]) -> _BatchSummary:
-        """Check every record of a batch and sort out what it says."""
+        """Check every record of a batch and collect its changes."""
         summary = _BatchSummary()
         points = PointReader(self.work.metric_names, trial_id)
         check_times([record.time for record in fresh])
@@ -108,7 +108,7 @@ class ReportService(Service):
         return summary
 
     def _follow_only_trial(self, experiment_id: int, progress: float) -> None:
-        """Let an experiment of one trial be as far as the trial; a restart does not set it back."""
+        """Set the progress of an experiment with one trial; it never decreases."""
         if not self.work.config(experiment_id).searcher.has_one_trial:
             return
         columns = experiments.c
@@ -123,7 +123,7 @@ class ReportService(Service):
         run: Reporting,
         notable: list[MetricsRecord | CheckpointRecord],
     ) -> bool:
-        """Let validations and checkpoints have their effects, in the order of the records.
+        """Process validations and checkpoints in the order of the records.
 
         Returns:
             Whether trials may start now that could not before.
@@ -142,7 +142,7 @@ class ReportService(Service):
         return more
 
     def _announce(self, run: Reporting, fresh: list[Record]) -> None:
-        """Tell the event streams, if anyone reads them."""
+        """Publish the records to the event streams, if anyone reads them."""
         experiment_id, trial_id = run.experiment_id, run.trial_id
         if not self.work.has_readers(experiment_id):
             return
@@ -210,14 +210,14 @@ class ReportService(Service):
         return acts
 
     def _pause_if_due(self, run: Reporting, length: float) -> None:
-        """Have a trial that the searcher has let go no further give its slots back."""
+        """Preempt a trial that has reached the length set by the searcher."""
         trial = self.work.trial_of(run)
         if trial.stop is None and trial.until is not None and length >= trial.until:
             self.work.save(trials, trial.id, waits=1)
             self.work.runs.direct(run.id, "preempt")
 
     def _length(self, experiment: ExperimentRow, record: MetricsRecord) -> float | str:
-        """How far the trial is, in the searcher's unit; what is wrong where nobody can say."""
+        """Return the trial's length in the searcher's unit, or why it is unknown."""
         searcher = self.work.config(experiment.id).searcher
         if searcher.unit != "epochs":
             return float(record.steps)

@@ -45,16 +45,16 @@ class OperationService(Service):
         return self.work.orchestrator.searches
 
     def add_event(self, experiment_id: int, event: Event) -> bool:
-        """Tell the searcher an event and carry out what it then wants; return whether it did."""
+        """Add an event and execute the searcher's operations; return whether there were any."""
         operations = self.work.searches.add_event(experiment_id, event)
         self.execute(experiment_id, operations)
         return bool(operations)
 
     def execute(self, experiment_id: int, operations: Sequence[Operation]) -> None:
-        """Do what the searcher wants, and what it wants in consequence.
+        """Execute operations, and those that the searcher requests in response.
 
         No more is done than one change may cost; the rest waits in the experiment's backlog, for
-        :func:`execute_backlog`. What the searcher answers to an operation that is being carried out
+        :meth:`execute_backlog`. What the searcher answers to an operation that is being carried out
         is done after those that wait already.
         """
         if experiment_id in self.cache.in_progress:
@@ -139,7 +139,7 @@ class OperationService(Service):
         return waiting
 
     def _execute_first(self, experiment_id: int, waiting: deque[Operation]) -> None:
-        """Take operations from a queue and carry them out, as many as one change may cost."""
+        """Execute operations from a queue, as many as one change may cost."""
         created, spent = 0, 0.0
         while waiting and spent < _BUDGET_MS:
             operation = waiting.popleft()

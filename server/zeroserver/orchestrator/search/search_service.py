@@ -191,7 +191,7 @@ class SearchService(Service):
         return self.work.orchestrator.searches
 
     def first_operations(self, experiment_id: int, begun: Begun) -> Sequence[Operation]:
-        """Keep the searcher of a new experiment and return what it wants first."""
+        """Cache the searcher of a new experiment and return its first operations."""
         searcher = begun.searcher
         self._keep(experiment_id, searcher)
         if isinstance(searcher, ExternalSearcher):
@@ -201,7 +201,7 @@ class SearchService(Service):
         return begun.operations
 
     def add_event(self, experiment_id: int, event: Event) -> Sequence[Operation]:
-        """Store an event, tell it to the searcher and return what the searcher wants."""
+        """Store an event, pass it to the searcher and return the searcher's operations."""
         searcher = self._find(experiment_id)
         row = {"experiment_id": experiment_id, "time": self.work.clock(), **event._asdict()}
         self.work.connection.execute(_INSERT, row)
@@ -210,7 +210,7 @@ class SearchService(Service):
         return _apply(searcher, event)
 
     def add_end_events(self, experiment_id: int, events: Sequence[Event]) -> list[Operation]:
-        """Tell the searcher that trials have ended, all at once; return what it wants."""
+        """Add the ends of many trials; return the searcher's operations."""
         if not events:
             return []
         searcher = self._find(experiment_id)
@@ -225,7 +225,7 @@ class SearchService(Service):
         return [operation for event in events for operation in _apply(searcher, event)]
 
     def add_created_events(self, experiment_id: int, numbers: Sequence[int]) -> list[Operation]:
-        """Tell the searcher that trials exist, all at once; return what it wants."""
+        """Add the creation of many trials; return the searcher's operations."""
         searcher = self._find(experiment_id)
         now = self.work.clock()
         self.work.many(
@@ -279,7 +279,7 @@ class SearchService(Service):
         return self._find(experiment_id)
 
     def unserved(self) -> dict[int, str]:
-        """Say of each search that waits for a program outside of the server how to start one.
+        """Return searches that no program serves, each with how to start one.
 
         None has asked for its events for a while, nor does the server run a class for it. A program
         that served one before this server was started has as long to be heard again.
@@ -314,7 +314,7 @@ class SearchService(Service):
         return {number for (number,) in self.work.raw(query, (experiment_id,))}
 
     def view(self, experiment_id: int) -> Seen:
-        """Say where the trials of a search stand now."""
+        """Return the current view of a search."""
         config = self.work.config(experiment_id)
         view = _view(self._find(experiment_id))
         return Seen(config.searcher.unit, view, self.cache.lost.get(experiment_id))
@@ -331,13 +331,13 @@ class SearchService(Service):
         return searcher
 
     def take_lost(self) -> dict[int, str]:
-        """Say of each running search that it cannot go on, and why; once of each."""
+        """Return and clear the searches that cannot continue, with the reasons."""
         lost, self.cache.lost = self.cache.lost, {}
         self.work.undo.append(lambda: self.cache.lost.update(lost))
         return lost
 
     def replay(self, experiment_id: int) -> list[Operation]:
-        """Make a searcher anew from all that was told; return what it has ever wanted.
+        """Replay a search from its events; return all its operations.
 
         Raises:
             ConflictError: If that are other trials than there are.
@@ -345,7 +345,7 @@ class SearchService(Service):
         return _operations_in_force(self._replayed(experiment_id))
 
     def ended_trials(self, experiment_id: int) -> set[int]:
-        """The searcher's numbers of the trials of which it knows that they have ended.
+        """Return the request ids of trials that the searcher knows to have ended.
 
         One that it has opened again since is none of them.
         """
@@ -370,10 +370,10 @@ class SearchService(Service):
         before: "SearcherConfig",
         lost: Collection[int],
     ) -> Sequence[Operation]:
-        """Let a search continue with greater bounds; return what the searcher wants.
+        """Continue a search with greater bounds; return the searcher's operations.
 
         A replay of its log decides by the former bounds up to here, and by the new ones from here
-        on. Call :func:`restore` before the configuration changes.
+        on. Call :meth:`SearchService.restore` before the configuration changes.
 
         Args:
             experiment_id: Whose configuration has the new bounds already.
@@ -410,7 +410,7 @@ class SearchService(Service):
             self._find(experiment_id)
 
     def _replay(self, experiment_id: int) -> Replay:
-        """Return a replay of all events; whoever uses its searcher takes it out of memory."""
+        """Return a replay of all events, cached until its searcher is used."""
         section = self.work.config(experiment_id).searcher
         prepared = self.cache.replays.get(experiment_id)
         if (
@@ -424,7 +424,7 @@ class SearchService(Service):
         return prepared
 
     def _take_replay(self, experiment_id: int) -> Replay:
-        """Return a replay whose searcher nobody else uses."""
+        """Return a replay and remove it from the cache."""
         replayed = self._replay(experiment_id)
         _drop_replay(self.work.orchestrator, experiment_id)
         return replayed
