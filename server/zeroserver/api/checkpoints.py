@@ -200,7 +200,7 @@ async def get_checkpoint_file(
     name: Annotated[str, Query(max_length=4096, description="Path inside the checkpoint.")],
     first: Annotated[int, Query(ge=0, le=2**53, description="Byte to begin with.")] = 0,
 ) -> StreamingResponse:
-    """Download one file of a checkpoint, from whatever storage it lies in."""
+    """Download one file of a checkpoint from its storage."""
 
     def rows(connection: Connection) -> tuple[CheckpointRow, ExperimentRow]:
         row = find_row(connection, CheckpointRow, full_uuid(connection, uuid))
@@ -230,7 +230,7 @@ def _read_file(
 
 
 class Removing(BaseModel):
-    """Which checkpoints to remove, and what of them."""
+    """Checkpoints to remove, or files of them."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -239,11 +239,11 @@ class Removing(BaseModel):
     globs: Annotated[list[Name], Field(max_length=100)] = Field(default_factory=list)
     """Patterns of paths, such as `model0/*.pt`; `*` matches slashes too. All files when empty."""
     dry_run: bool = False
-    """Only say what would go."""
+    """Only return what would be removed."""
 
 
 class Policy(BaseModel):
-    """How many checkpoints an experiment keeps; what is left out stays as it is."""
+    """Checkpoint policy of an experiment; missing keys stay unchanged."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -251,7 +251,7 @@ class Policy(BaseModel):
     save_trial_best: Annotated[int, Field(ge=0, le=2**31)] | None = None
     save_trial_latest: Annotated[int, Field(ge=0, le=2**31)] | None = None
     dry_run: bool = False
-    """Only say what would go; the policy stays, too."""
+    """Only return what would be removed; the policy does not change."""
 
 
 def _removal(going: Sequence[Going], dry_run: bool) -> Removal:
@@ -280,7 +280,7 @@ def _remove_some(
 
 @router.post("/checkpoints/remove")
 async def remove(services: ServicesDep, body: Removing) -> Removal:
-    """Remove checkpoints, or files of them; what something still needs is refused."""
+    """Remove checkpoints, or files of them; 409 if something still needs them."""
     going = await services.read(
         lambda connection: checkpoints_to_remove(connection, body.uuids, body.globs)
     )
@@ -296,7 +296,7 @@ async def remove(services: ServicesDep, body: Removing) -> Removal:
 
 @router.delete("/checkpoints/{uuid}", status_code=204)
 async def delete_checkpoint(services: ServicesDep, uuid: str) -> Response:
-    """Remove a checkpoint; one that is gone stays so."""
+    """Remove a checkpoint; repeating the request changes nothing."""
     await services.write(lambda work: work.checkpoint_removal.remove([uuid]))
     return Response(status_code=204)
 

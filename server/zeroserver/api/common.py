@@ -1,4 +1,4 @@
-"""Parameters and answers that many routes share."""
+"""Parameters and responses that many routes share."""
 
 import re
 from collections.abc import Iterable

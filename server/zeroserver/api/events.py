@@ -95,7 +95,7 @@ async def _load(services: Services, entries: list[Entry], experiment_id: int) ->
 def _resources(
     connection: Connection, orchestrator: Orchestrator, entries: list[Entry]
 ) -> list[Event]:
-    """Turn entries into events; a thing that changed twice is told once, as it is now."""
+    """Convert entries to events; an object that changed twice appears once, as it is now."""
     last = {_key(entry): entry.number for entry in entries}
     result: list[Event] = []
     for entry in entries:
@@ -112,7 +112,7 @@ def _key(entry: Entry) -> tuple[str, Any]:
 
 
 def _data(connection: Connection, orchestrator: Orchestrator, entry: Entry) -> Iterable[Any]:
-    if entry.kind in {"metric", "cluster"}:  # all that there is to tell is in the entry
+    if entry.kind in {"metric", "cluster"}:  # the entry is complete
         return [msgspec.Raw(entry.resource)]
     if entry.kind == "log":
         first, last = entry.resource
@@ -137,7 +137,7 @@ def _data(connection: Connection, orchestrator: Orchestrator, entry: Entry) -> I
 def _everything(
     connection: Connection, orchestrator: Orchestrator, experiment_id: int
 ) -> list[Event]:
-    """What a reader needs who may have missed something: the present, and the advice to reload."""
+    """Return the current state, and ask a reader that may have missed events to reload."""
     reload = [(None, name, {"reload": True}) for name in ("metric", "checkpoint", "log")]
     if experiment_id == ALL:
         return [(None, "experiment", {"reload": True})]

@@ -1,4 +1,4 @@
-"""Experiments: submit, list, read, change, and what is done with them."""
+"""Routes of experiments: submit, list, read, change, fork, continue and delete."""
 
 import secrets
 from collections.abc import Mapping, Sequence
@@ -52,7 +52,7 @@ async def create_experiment(
     activate: bool = True,
     test: bool = False,
 ) -> ExperimentAnswer:
-    """Submit an experiment; everything is checked before anything starts."""
+    """Submit an experiment; it is validated completely first."""
     raw = _mapping(config)
     content = await archive.read()
     submission = await run_in_threadpool(_checked, services, raw, content, activate, test)
@@ -239,28 +239,28 @@ async def delete_experiment(services: ServicesDep, experiment_id: IdPath) -> Res
 
 
 class Changes(BaseModel):
-    """What is different from now on."""
+    """Changes of the configuration."""
 
     model_config = ConfigDict(extra="forbid")
 
     config: dict[str, Any] = Field(default_factory=dict)
-    """Laid over the configuration as it was submitted, block by block."""
+    """Merged into the configuration as it was submitted, block by block."""
     activate: bool = True
-    """Else it waits, paused."""
+    """If false, it is paused."""
 
 
 class Fork(Changes):
-    """An experiment that is submitted again: with changes, or with another file."""
+    """Fork of an experiment, with changes or with another file."""
 
     yaml: Annotated[PlainText, Field(max_length=1_000_000)] | None = None
-    """A whole experiment file, in place of the original's; `config` is laid over it."""
+    """Complete experiment file that replaces the original's; `config` is merged into it."""
 
 
 @router.post("/{experiment_id}/fork", status_code=201)
 async def fork_experiment(
     services: ServicesDep, experiment_id: IdPath, fork: Fork | None = None
 ) -> ExperimentAnswer:
-    """Submit an experiment again, with changes to its configuration, or with another file."""
+    """Submit an experiment again, with changes or with another file."""
     fork = fork or Fork()
     original = await services.read(
         lambda connection: find_row(connection, ExperimentRow, experiment_id)
@@ -299,7 +299,7 @@ async def submit_again(
 async def continue_experiment(
     services: ServicesDep, experiment_id: IdPath, changes: Changes | None = None
 ) -> ExperimentAnswer:
-    """Let an experiment that has ended go on from its checkpoints, with changes."""
+    """Continue an experiment that has ended from its checkpoints, with changes."""
     request = changes or Changes()
     original = await services.read(
         lambda connection: find_row(connection, ExperimentRow, experiment_id)
@@ -328,7 +328,7 @@ async def continue_experiment(
 
 
 def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Lay one configuration over another, block by block; a value replaces a block and a list."""
+    """Merge one configuration into another, block by block; a value replaces a block or a list."""
     result = dict(base)
     for key, value in over.items():
         below = result.get(key)
@@ -365,7 +365,7 @@ _METRICS_FILE = {
 
 @imports.post("/import", status_code=201, openapi_extra=_METRICS_FILE)
 async def import_metrics(request: Request) -> ExperimentAnswer:
-    """Bring the metrics file of a run without a server in, as an experiment that has ended."""
+    """Import the metrics file of a run without a server as an experiment that has ended."""
     # The client's HTTP library comes with it, which a server that only starts can do without.
     from zeroserver.orchestrator.run_import import import_run, parse
 
@@ -382,7 +382,7 @@ Action = Literal["pause", "activate", "cancel", "kill", "archive", "unarchive"]
 async def act_on_experiment(
     services: ServicesDep, experiment_id: IdPath, action: Action
 ) -> ExperimentAnswer:
-    """Pause, activate, cancel, kill, archive or unarchive; doing it twice changes nothing."""
+    """Pause, activate, cancel, kill, archive or unarchive; repeating it changes nothing."""
     if action == "activate":
         await services.load_searcher(experiment_id)
     await services.write(lambda work: work.experiments.act(experiment_id, action))

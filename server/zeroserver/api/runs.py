@@ -81,7 +81,7 @@ class Empty(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class WireRoute:
-    """A route that speaks msgspec."""
+    """Starlette route with msgspec bodies."""
 
     method: str
     path: str
@@ -94,7 +94,7 @@ class WireRoute:
     msgpack: bool = False
 
     def route(self) -> Route:
-        """Return it for Starlette."""
+        """Return the Starlette route."""
         return Route(f"/api/v1{self.path}", self.handler, methods=[self.method])
 
 
@@ -143,7 +143,7 @@ async def _wait_for(
     wait_s: float,
     ask: Callable[[], Awaitable[tuple[int, T]]],
 ) -> T:
-    """Ask until the version of the answer is not the ``known`` one, or the time is over."""
+    """Call ``ask`` until its version differs from ``known`` or the time is over."""
     end = time.monotonic() + min(max(wait_s, 0.0), MAX_WAIT_S)
     with services.hub.listen(topic) as bell:
         while True:
@@ -164,7 +164,7 @@ async def _wait_for(
 
 
 async def register(request: Request) -> Response:
-    """Register an agent with its slots; the same name is the same agent."""
+    """Register an agent with its slots, or update the agent of that name."""
     services = services_of(request)
     agent = await _body(request, AgentRegistration)
     check(agent)
@@ -180,7 +180,7 @@ async def register(request: Request) -> Response:
 
 
 async def work(request: Request) -> Response:
-    """Wait until what the agent must run differs from ``version``; also its heartbeat."""
+    """Wait until the work of an agent differs from ``version``; also its heartbeat."""
     services = services_of(request)
     agent_id = _id(request, "agent_id")
     known = int(_number(request, "version", 0))
@@ -204,7 +204,7 @@ async def work(request: Request) -> Response:
 
 
 def _alive(connection: Connection, agent_id: int, identity: str) -> bool:
-    """Whether the server takes an agent for being there.
+    """Return whether the server considers an agent alive.
 
     Raises:
         NotFoundError: If there is no such agent, or another one has its name now.
@@ -223,7 +223,7 @@ def _revive(work: UnitOfWork, agent_id: int) -> None:
 
 
 async def leave(request: Request) -> Response:
-    """Say that an agent stops: nothing new is to start there; with ``done``, it is gone."""
+    """Record that an agent stops: no new run starts there; with ``done``, it has ended."""
     services = services_of(request)
     agent_id = _id(request, "agent_id")
     body = await _body(request, AgentLeave)
@@ -266,7 +266,7 @@ def _work(connection: Connection, services: Services, agent_id: int) -> AgentWor
 
 
 def _item(connection: Connection, services: Services, row: Any) -> WorkItem | None:
-    """What an agent is told of a run; None before it is known where the ranks meet."""
+    """Return a run for its agent; None before the rendezvous address is known."""
     stored = msgspec.json.decode(row.spec, type=RunSpec)
     nodes, action = stored.nodes, "kill" if row.killed else "run"
     hosts: tuple[str, ...] = ()
@@ -297,7 +297,7 @@ def _item(connection: Connection, services: Services, row: Any) -> WorkItem | No
 
 
 async def started(request: Request) -> Response:
-    """Say that the processes of a run are there."""
+    """Record that the processes of a run have started."""
     run_id = _id(request, "run_id")
     services = services_of(request)
     await services.write(lambda work: work.runs.started(run_id, work.clock()))
@@ -305,7 +305,7 @@ async def started(request: Request) -> Response:
 
 
 async def activity(request: Request) -> Response:
-    """Say what a run does before its ranks are there, such as staging data."""
+    """Set the activity of a run before its ranks start, such as staging data."""
     run_id = _id(request, "run_id")
     text = (await _body(request, RunActivity)).text
     await services_of(request).write(lambda work: work.runs.show_activity(run_id, text))
@@ -313,7 +313,7 @@ async def activity(request: Request) -> Response:
 
 
 async def meeting(request: Request) -> Response:
-    """Say where the ranks of a run on several agents meet; the first agent does."""
+    """Set the rendezvous address of a run on several agents; the first agent sends it."""
     run_id = _id(request, "run_id")
     place = await _body(request, RendezvousAddress)
     wrong = not place.address or len(place.address) > _ADDRESS or text_problem(place.address)
@@ -326,7 +326,7 @@ async def meeting(request: Request) -> Response:
 
 
 async def exited(request: Request) -> Response:
-    """Say that the processes of a run are gone, and how; the server decides what follows."""
+    """Record how the processes of a run ended; the server decides what follows."""
     run_id = _id(request, "run_id")
     services = services_of(request)
     end = await _body(request, RunExit)
@@ -359,7 +359,7 @@ async def store_reports(request: Request) -> Response:
 
 
 async def extend(request: Request) -> Response:
-    """Say whether a run goes on beyond its bound: it was promoted, and nobody else goes first."""
+    """Return whether a run continues beyond its bound: it was promoted, and no job precedes it."""
     run_id = _id(request, "run_id")
     bound = await _body(request, BoundReached)
     services = services_of(request)
@@ -392,7 +392,7 @@ _VERSIONS = {"train": 1, "preempt": 2, "stop": 3}
 
 
 async def directive(request: Request) -> Response:
-    """Wait until what the server wants of a run differs from ``version``."""
+    """Wait until the directive of a run differs from ``version``."""
     services = services_of(request)
     run_id = _id(request, "run_id")
     known = int(_number(request, "version", 0))

@@ -1,4 +1,4 @@
-"""What was submitted: a model directory, and the configurations that come of it."""
+"""Routes of the submitted model directory and its configurations."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,7 +35,7 @@ router = resource_router("/api/v1", "experiments")
 async def get_submitted(services: ServicesDep, experiment_id: IdPath) -> SubmittedAnswer:
     """Read the configuration as it was submitted, without defaults and with masked secrets.
 
-    A fork of it gets the secrets themselves where the mask is left as it is.
+    A fork replaces each unchanged mask by the secret.
     """
 
     def read(connection: Connection) -> SubmittedAnswer:
@@ -80,7 +80,7 @@ async def _files(services: Services, row: ExperimentRow) -> ArchiveFiles:
 
 @router.get("/trials/{trial_id}/engine", tags=["trials"])
 async def get_engine(services: ServicesDep, trial_id: IdPath) -> EngineAnswer:
-    """Read the engine's configuration of a trial: every value, and where it came from."""
+    """Read the engine configuration of a trial: every value and its origin."""
     trial = await services.read(lambda connection: find_row(connection, TrialRow, trial_id))
     home = trial.experiment_id
     row = await services.read(lambda connection: find_row(connection, ExperimentRow, home))

@@ -1,4 +1,4 @@
-"""Trials, their metrics and logs."""
+"""Routes of trials, their metrics and logs."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -163,7 +163,7 @@ async def get_runs(services: ServicesDep, trial_id: IdPath) -> RunPage:
 
 @router.post("/trials/{trial_id}/continue")
 async def continue_trial(services: ServicesDep, trial_id: IdPath) -> TrialAnswer:
-    """Let a trial that has failed or was stopped go on from its checkpoint."""
+    """Continue a trial that failed or was stopped from its checkpoint."""
     await _prepare_searcher(services, trial_id)
     await services.write(lambda work: work.continuations.continue_trial(trial_id))
     return await get_trial(services, trial_id)
@@ -173,7 +173,7 @@ async def continue_trial(services: ServicesDep, trial_id: IdPath) -> TrialAnswer
 async def fork_trial(
     services: ServicesDep, trial_id: IdPath, fork: Changes | None = None
 ) -> ExperimentAnswer:
-    """Submit a trial as an experiment of its own, which begins with the weights of the trial."""
+    """Submit a trial as a new experiment that starts from the trial's weights."""
     fork = fork or Changes()
     trial = await services.read(lambda connection: find_row(connection, TrialRow, trial_id))
     home = trial.experiment_id
@@ -218,7 +218,7 @@ TrialAction = Literal["pause", "activate", "cancel", "kill", "archive", "unarchi
 
 @router.post("/trials/{trial_id}/{action}")
 async def act_on_trial(services: ServicesDep, trial_id: IdPath, action: TrialAction) -> TrialAnswer:
-    """Pause, activate, cancel, kill, archive or unarchive one trial; twice changes nothing."""
+    """Pause, activate, cancel, kill, archive or unarchive a trial; repeating it changes nothing."""
     if action not in {"archive", "unarchive"}:
         await _prepare_searcher(services, trial_id)
     await services.write(lambda work: work.trials.act(trial_id, action))

@@ -22,7 +22,7 @@ Slots = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=
 
 @router.get("")
 async def list_agents(services: ServicesDep) -> AgentPage:
-    """List the agents, and what runs on their slots."""
+    """List the agents and the runs on their slots."""
     return await services.read(
         lambda connection: AgentPage(agents=agent_list(services.orchestrator, connection))
     )
@@ -44,21 +44,21 @@ async def _answer(services: Services, agent_id: int) -> AgentAnswer:
 
 
 class Disable(BaseModel):
-    """What to disable."""
+    """Slots to disable."""
 
     model_config = ConfigDict(extra="forbid")
 
     slots: Slots | None = None
-    """Only these; the whole agent when left out."""
+    """Ids of slots; the whole agent if missing."""
     drain: bool = False
-    """Let what runs there finish; else it checkpoints now and goes on elsewhere."""
+    """Let the runs finish; otherwise they save a checkpoint now and resume on other slots."""
 
 
 @router.post("/{agent_id}/disable")
 async def disable_agent(
     services: ServicesDep, agent_id: IdPath, body: Disable | None = None
 ) -> AgentAnswer:
-    """Start nothing new on an agent, or on some of its slots; doing it twice changes nothing."""
+    """Start no new runs on an agent or on some of its slots; repeating it changes nothing."""
     body = body or Disable()
 
     def job(work: UnitOfWork) -> None:
@@ -70,13 +70,12 @@ async def disable_agent(
 
 
 class Enable(BaseModel):
-    """What to enable."""
+    """Slots to enable."""
 
     model_config = ConfigDict(extra="forbid")
 
     slots: Slots | None = None
-    """Only these; the agent itself when left out, with those of its slots that were not disabled
-    one by one."""
+    """Ids of slots; if missing, the agent and all slots that were not disabled individually."""
 
 
 @router.post("/{agent_id}/enable")
@@ -96,7 +95,7 @@ async def enable_agent(
 
 @router.delete("/{agent_id}", status_code=204)
 async def delete_agent(services: ServicesDep, agent_id: IdPath) -> Response:
-    """Forget an agent that is gone; its runs stay in the history."""
+    """Delete an agent that is gone; its runs stay in the history."""
 
     def job(work: UnitOfWork) -> None:
         work.agents.remove(agent_id)

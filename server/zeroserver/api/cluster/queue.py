@@ -1,4 +1,4 @@
-"""The queue: jobs, the pools in which they wait, and the quotas that bound them."""
+"""Routes of the queue: jobs, resource pools and quotas."""
 
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
@@ -36,7 +36,7 @@ async def list_jobs(
     services: ServicesDep,
     pool: Annotated[str | None, Query(max_length=64, description="Only of this pool.")] = None,
 ) -> JobPage:
-    """List the experiments that have not ended, pool by pool, the first to run first."""
+    """List the experiments that have not ended, by pool, in the order of the queue."""
 
     def read(connection: Connection) -> JobPage:
         items = job_list(services.orchestrator, connection)
@@ -127,7 +127,7 @@ class PoolPut(BaseModel):
 
 @router.put("/pools/{name}")
 async def put_pool(services: ServicesDep, name: Name, body: PoolPut) -> PoolAnswer:
-    """Say in which order the jobs of a pool start; it need not have agents yet."""
+    """Set the order in which jobs of a pool start; it may have no agents yet."""
     await _write(services, lambda work: work.queue.set_policy(name, body.policy))
     items = await services.read(lambda connection: pool_list(services.orchestrator, connection))
     return PoolAnswer(next(pool for pool in items if pool.name == name))
@@ -152,7 +152,7 @@ class QuotaPut(BaseModel):
 
 @router.put("/quotas/{kind}/{name:path}")
 async def put_quota(services: ServicesDep, kind: Kind, name: Name, body: QuotaPut) -> QuotaAnswer:
-    """Limit the slots that the jobs of a pool, or those with a label, hold together."""
+    """Limit the slots that all jobs of a pool, or all jobs with a label, use."""
     await _write(services, lambda work: work.queue.set_quota(kind, name, body.max_slots))
     items: Any = await services.read(quota_list)
     return QuotaAnswer(next(quota for quota in items if quota.group == f"{kind}:{name}"))
@@ -160,6 +160,6 @@ async def put_quota(services: ServicesDep, kind: Kind, name: Name, body: QuotaPu
 
 @router.delete("/quotas/{kind}/{name:path}", status_code=204)
 async def delete_quota(services: ServicesDep, kind: Kind, name: Name) -> Response:
-    """Take a limit away."""
+    """Remove a limit."""
     await _write(services, lambda work: work.queue.remove_quota(kind, name))
     return Response(status_code=204)

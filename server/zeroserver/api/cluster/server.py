@@ -50,7 +50,7 @@ async def get_info(services: ServicesDep) -> Info:
 
 @router.post("/api/v1/login-links", status_code=201)
 def create_login_link(services: ServicesDep, principal: PrincipalDep) -> LoginLink:
-    """Make a link that opens the page once, within five minutes.
+    """Create a link that opens the page once, within five minutes.
 
     A browser session can make one if its own link was made with the token. Its logout revokes the
     link and the session that the link has opened.
@@ -113,14 +113,14 @@ def renew_agent_token(services: ServicesDep) -> Token:
 
 @router.get("/healthz")
 async def get_health(services: ServicesDep) -> Health:
-    """Answer if the server is up, its database can be read and written and its disk has room."""
+    """Check that the database can be read and written and that its disk has room."""
     await services.probe()
     return Health(status="ok")
 
 
 @router.get("/metrics", response_class=PlainTextResponse)
 async def get_numbers(services: ServicesDep) -> PlainTextResponse:
-    """Read numbers about the server in the format of Prometheus."""
+    """Read metrics of the server in the format of Prometheus."""
 
     def read(connection: Connection) -> PlainTextResponse:
         lines: list[str] = []

@@ -1,4 +1,4 @@
-"""Models: named, with checkpoints as their versions."""
+"""Routes of the model registry: names with checkpoints as versions."""
 
 from collections import defaultdict
 from typing import Annotated
@@ -24,7 +24,7 @@ Name = Annotated[str, Path(max_length=128)]
 
 
 def _read(connection: Connection, name: str | None = None) -> list[Model]:
-    """All models by their names, or one, with their versions, the oldest first."""
+    """Return all models by name, or one, with their versions, the oldest first."""
     columns = model_versions.c
     query = (
         select(
@@ -65,7 +65,7 @@ async def list_models(
 
 
 class NewModel(BaseModel):
-    """A model that is to be known by a name."""
+    """New model."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -83,19 +83,19 @@ async def create_model(services: ServicesDep, body: NewModel) -> ModelAnswer:
 
 @router.get("/models/{name}")
 async def get_model(services: ServicesDep, name: Name) -> ModelAnswer:
-    """Read one model, and its versions."""
+    """Read one model and its versions."""
     return await _one(services, name)
 
 
 @router.delete("/models/{name}", status_code=204)
 async def delete_model(services: ServicesDep, name: Name) -> Response:
-    """Take a model out of the registry; its checkpoints stay as their experiments keep them."""
+    """Delete a model; its checkpoints follow the policies of their experiments."""
     await services.write(lambda work: work.models.remove(name))
     return Response(status_code=204)
 
 
 class NewVersion(BaseModel):
-    """A checkpoint that is to be a version of a model."""
+    """Checkpoint to register as a version of a model."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -106,13 +106,13 @@ class NewVersion(BaseModel):
 
 @router.post("/models/{name}/versions", status_code=201)
 async def register_version(services: ServicesDep, name: Name, body: NewVersion) -> ModelAnswer:
-    """Make a checkpoint the next version of a model: from then on it is kept."""
+    """Register a checkpoint as the next version of a model; retention keeps it."""
     await services.write(lambda work: work.models.register(name, body.checkpoint, body.notes))
     return await _one(services, name)
 
 
 @router.delete("/models/{name}/versions/{version}", status_code=204)
 async def delete_version(services: ServicesDep, name: Name, version: IdPath) -> Response:
-    """Take a version out of the registry; its checkpoint is no longer kept for it."""
+    """Delete a version; retention no longer keeps its checkpoint for it."""
     await services.write(lambda work: work.models.remove_version(name, version))
     return Response(status_code=204)

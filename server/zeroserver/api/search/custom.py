@@ -57,7 +57,7 @@ class CreateBody(BaseModel):
 
 
 class ContinueBody(BaseModel):
-    """Let a trial train to a length, where it pauses."""
+    """Train a trial to a length, then pause it."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -108,7 +108,7 @@ async def get_search_events(
     after: Annotated[int, Query(ge=0, le=MAX_ID, description="Events after this one.")] = 0,
     wait_s: Annotated[float, Query(ge=0, le=60, description="Longest wait for one.")] = 0,
 ) -> SearchEvents:
-    """Read what a searcher outside of the server must know, waiting for it."""
+    """Wait for the events of a custom searcher and return them."""
     end = time.monotonic() + min(wait_s, MAX_WAIT_S)
     with services.hub.listen(f"searcher:{experiment_id}") as bell:
         while True:
@@ -160,7 +160,7 @@ def _read(connection: Connection, experiment_id: int, after: int) -> list[Search
 async def post_operations(
     services: ServicesDep, experiment_id: IdPath, body: OperationsBody
 ) -> SearchHandled:
-    """Send what a searcher outside of the server wants; saying it again changes nothing."""
+    """Send the operations of a custom searcher; repeating them changes nothing."""
     operations = [_operation(operation) for operation in body.operations]
     message = Answered(body.after, body.handled, operations, body.progress)
     await services.load_searcher(experiment_id)

@@ -31,7 +31,7 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class PreviewOf(BaseModel):
-    """Which search, and how long a batch or an epoch of it takes."""
+    """Search to estimate, and the duration of a batch or an epoch."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -48,10 +48,10 @@ class PreviewOf(BaseModel):
 
 @router.post("/preview")
 async def preview_search(services: ServicesDep, wanted: PreviewOf) -> PreviewAnswer:
-    """Say how many trials a search has at which length, and what that costs; nothing starts."""
+    """Estimate the trials of a search, their lengths and their cost (dry run)."""
 
     def read(connection: Connection) -> PreviewAnswer:
-        # They load the whole configuration, which a server that only starts can do without.
+        # Imported here: a server starts without the configuration.
         from zerolab.config import load_experiment
         from zerolab.config.experiment.search_preview import estimate_search
 
@@ -99,7 +99,7 @@ async def preview_search(services: ServicesDep, wanted: PreviewOf) -> PreviewAns
 def _alike(
     connection: Connection, like: int | None, config: "ExperimentConfig"
 ) -> ExperimentRow | None:
-    """The experiment that was named, else the newest that has the same entrypoint and slots."""
+    """Return the named experiment, or the newest with the same entrypoint and slots."""
     if like is not None:
         return find_row(connection, ExperimentRow, like)
     wanted = config.to_dict()
@@ -119,7 +119,7 @@ def _alike(
 
 
 def _hosts(config: Mapping[str, Any]) -> list[Any]:
-    """What says the machines of a hostfile, as it was written."""
+    """Return the keys that select the machines of a hostfile."""
     resources = config.get("resources", {})
     return [resources.get(key) or None for key in ("hostfile", "include", "exclude")]
 
@@ -127,7 +127,7 @@ def _hosts(config: Mapping[str, Any]) -> list[Any]:
 def _seconds(
     connection: Connection, experiment_id: int, unit: str | None, now: float
 ) -> float | None:
-    """How long a batch, or an epoch, of an experiment's trials took; None when none was trained."""
+    """Return the seconds per batch or epoch of an experiment's trials; None without any."""
     used = func.sum(func.coalesce(runs.c.ended_at, now) - runs.c.started_at)
     query = select(used).where(
         runs.c.experiment_id == experiment_id, runs.c.started_at.is_not(None)
@@ -149,7 +149,7 @@ def _batches(connection: Connection, experiment_id: int) -> float:
 
 
 def _epochs(connection: Connection, experiment_id: int) -> float:
-    """Over all trials, as far as each was at its last validation."""
+    """Return the sum of the trials' epochs at their last validations."""
     key = select(metric_keys.c.id).where(
         metric_keys.c.group_name == "validation", metric_keys.c.name == "epochs"
     )

@@ -20,7 +20,7 @@ router = resource_router("/api/v1/experiments", "search")
 
 @router.get("/{experiment_id}/searcher")
 async def get_searcher(services: ServicesDep, experiment_id: IdPath) -> SearcherAnswer:
-    """Read where the trials of a search stand: rungs, who was judged there, who trains to them."""
+    """Read the state of a search: its rungs, and the trials evaluated at and training to each."""
     row = await services.read(lambda connection: find_row(connection, ExperimentRow, experiment_id))
     seen = await _seen(services, row)
     ids = await services.read(lambda connection: _ids(connection, experiment_id))
@@ -38,7 +38,7 @@ async def get_searcher(services: ServicesDep, experiment_id: IdPath) -> Searcher
 
 
 async def _seen(services: Services, row: ExperimentRow) -> Seen:
-    """Ask the searcher that is in memory; replay one whose experiment has ended, on the side."""
+    """Return the view of the loaded searcher; replay one whose experiment has ended."""
     if row.state in EXPERIMENT_ENDED:
         return await services.read(
             lambda connection: look_back(services.orchestrator, connection, row)
