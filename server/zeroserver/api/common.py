@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import Path, Query
-from fastapi._compat import lenient_issubclass
 from pydantic import AfterValidator, BeforeValidator
 
 from zerolab.contract.names import check_name, check_text
@@ -98,7 +97,8 @@ FILE_ANSWER: dict[int | str, dict[str, Any]] = {
 
 def document_resources(document: dict[str, Any], models: Iterable[Any]) -> None:
     """Add the schemas of response models and the common errors to an OpenAPI document."""
-    resources = [ErrorAnswer, *(model for model in models if lenient_issubclass(model, Resource))]
+    types = (model for model in models if isinstance(model, type))
+    resources = [ErrorAnswer, *(model for model in types if issubclass(model, Resource))]
     schemas = msgspec.json.schema_components(resources, ref_template=REFERENCE)[1]
     document.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
     schema = {"$ref": REFERENCE.format(name=ErrorAnswer.__name__)}
