@@ -100,7 +100,7 @@ class SearchProcesses:
         if not self.services.settings.custom_searchers:
             await self._end(experiment_id, DISABLED)
             return
-        config = await self.services.read(lambda found: _config_of(found, experiment_id))
+        config = await self.services.read(lambda connection: _config_of(connection, experiment_id))
         self._folders.mkdir(mode=0o700, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f"{experiment_id}-", dir=self._folders))
         path = archive_path(self.services.orchestrator.home.archives, archive)
