@@ -200,7 +200,7 @@ async def _tick_forever(services: Services, searches: SearchProcesses) -> None:
     with suppress(StoreError):  # the next start does it
         await services.write(_note_orphans)
         await services.resume()
-    said, quiet_until = "", 0.0
+    last_error, quiet_until = "", 0.0
     expire_at = 0.0
     while True:
         services.orchestrator.agents.note_tick()
@@ -220,8 +220,8 @@ async def _tick_forever(services: Services, searches: SearchProcesses) -> None:
                 while await services.write(lambda work: work.logs.expire()):
                     pass
         except StoreError as error:
-            if str(error) != said or time.monotonic() >= quiet_until:  # not each second
-                said, quiet_until = str(error), time.monotonic() + _SAY_S
+            if str(error) != last_error or time.monotonic() >= quiet_until:  # not each second
+                last_error, quiet_until = str(error), time.monotonic() + _SAY_S
                 logger.warning("the clock's work is put off: %s", error)
         except Exception:  # the clock must go on; the log has what happened
             logger.exception("the clock's work failed")
@@ -235,11 +235,11 @@ def tick(work: UnitOfWork) -> None:
 
 def _note_orphans(work: UnitOfWork) -> None:
     """Remove leftovers of imports and deletions that a killed server did not finish."""
-    found = find_orphans(work, work.orchestrator.deletions.importing)
-    if found:
-        logger.info("removing points and logs of %d trial(s) that are gone", len(found))
+    orphaned = find_orphans(work, work.orchestrator.deletions.importing)
+    if orphaned:
+        logger.info("removing points and logs of %d trial(s) that are gone", len(orphaned))
         work.orchestrator.deletions.orphans.extend(
-            each for each in found if each not in work.orchestrator.deletions.orphans
+            orphan for orphan in orphaned if orphan not in work.orchestrator.deletions.orphans
         )
 
 

@@ -90,20 +90,20 @@ def _page(
 
 @router.get("/experiments/{experiment_id}/checkpoints")
 async def list_experiment_checkpoints(
-    services: ServicesDep, experiment_id: IdPath, wanted: Wanted
+    services: ServicesDep, experiment_id: IdPath, selection: Wanted
 ) -> CheckpointPage:
     """List an experiment's checkpoints, the oldest first."""
     return await services.read(
-        lambda connection: _page(connection, ExperimentRow, experiment_id, wanted)
+        lambda connection: _page(connection, ExperimentRow, experiment_id, selection)
     )
 
 
 @router.get("/trials/{trial_id}/checkpoints")
 async def list_trial_checkpoints(
-    services: ServicesDep, trial_id: IdPath, wanted: Wanted
+    services: ServicesDep, trial_id: IdPath, selection: Wanted
 ) -> CheckpointPage:
     """List a trial's checkpoints, the oldest first."""
-    return await services.read(lambda connection: _page(connection, TrialRow, trial_id, wanted))
+    return await services.read(lambda connection: _page(connection, TrialRow, trial_id, selection))
 
 
 @router.get("/experiments/{experiment_id}/best-checkpoint")
@@ -285,7 +285,7 @@ async def remove(services: ServicesDep, body: Removing) -> Removal:
         lambda connection: checkpoints_to_remove(connection, body.uuids, body.globs)
     )
     if not body.dry_run:
-        uuids = [each.row.uuid for each in going]
+        uuids = [removal.row.uuid for removal in going]
         going = []
         for some in batched(uuids, AT_ONCE):
             going += await services.write(

@@ -139,11 +139,11 @@ def _number(request: Request, name: str, default: float) -> float:
 async def _wait_for(
     services: Services,
     topic: str,
-    known: int,
+    seen_version: int,
     wait_s: float,
     ask: Callable[[], Awaitable[tuple[int, T]]],
 ) -> T:
-    """Call ``ask`` until its version differs from ``known`` or the time is over."""
+    """Call ``ask`` until its version differs from ``seen_version`` or the time is over."""
     end = time.monotonic() + min(max(wait_s, 0.0), MAX_WAIT_S)
     with services.hub.listen(topic) as bell:
         while True:
@@ -151,7 +151,7 @@ async def _wait_for(
                 bell.clear()
             version, answer = await ask()
             remaining = end - time.monotonic()
-            if version != known or remaining <= 0 or services.hub.closed:
+            if version != seen_version or remaining <= 0 or services.hub.closed:
                 return answer
             try:
                 async with asyncio.timeout(remaining):
@@ -183,7 +183,7 @@ async def work(request: Request) -> Response:
     """Wait until the work of an agent differs from ``version``; also its heartbeat."""
     services = services_of(request)
     agent_id = _id(request, "agent_id")
-    known = int(_number(request, "version", 0))
+    seen_version = int(_number(request, "version", 0))
     longest = services.settings.timings.agent_wait_s
     wait_s = min(_number(request, "wait_s", 30.0), longest)
     identity = request.query_params.get("identity", "")
@@ -194,11 +194,11 @@ async def work(request: Request) -> Response:
 
     async def ask() -> tuple[int, AgentWork]:
         renewals = services.keys.generation  # an agent whose token was renewed must not wait long
-        found = await services.read(lambda connection: _work(connection, services, agent_id))
-        found = msgspec.structs.replace(found, version=found.version + (renewals << 32))
-        return found.version, found
+        assigned = await services.read(lambda connection: _work(connection, services, agent_id))
+        assigned = msgspec.structs.replace(assigned, version=assigned.version + (renewals << 32))
+        return assigned.version, assigned
 
-    answer = await _wait_for(services, "agents", known, wait_s, ask)
+    answer = await _wait_for(services, "agents", seen_version, wait_s, ask)
     services.orchestrator.agents.seen[agent_id] = time.monotonic()
     return _json(answer)
 
@@ -229,9 +229,9 @@ async def leave(request: Request) -> Response:
     body = await _body(request, AgentLeave)
 
     def job(work: UnitOfWork) -> bool:
-        gone = work.agents.leave(agent_id, done=body.done)
+        removed = work.agents.leave(agent_id, done=body.done)
         work.scheduling.schedule()
-        return gone
+        return removed
 
     while not await services.write(job):
         pass
@@ -259,10 +259,10 @@ def _work(connection: Connection, services: Services, agent_id: int) -> AgentWor
         .order_by(columns.id)
     )
     items = [_item(connection, services, row) for row in connection.execute(query)]
-    found = [item for item in items if item is not None]
-    state = [(item.run_id, item.action) for item in found]
+    records = [item for item in items if item is not None]
+    state = [(item.run_id, item.action) for item in records]
     version = zlib.crc32(msgspec.json.encode(state)) + 1
-    return AgentWork(version, found)
+    return AgentWork(version, records)
 
 
 def _item(connection: Connection, services: Services, row: Any) -> WorkItem | None:
@@ -318,8 +318,8 @@ async def meeting(request: Request) -> Response:
     place = await _body(request, RendezvousAddress)
     wrong = not place.address or len(place.address) > _ADDRESS or text_problem(place.address)
     if wrong or not 0 < place.port < 2**16:
-        where = f"{place.address[:100]!r} and {place.port}"
-        raise ConfigError("request", [f"address, port: must be those of a machine, got {where}"])
+        text = f"{place.address[:100]!r} and {place.port}"
+        raise ConfigError("request", [f"address, port: must be those of a machine, got {text}"])
     address = f"{place.address}:{place.port}"
     await services_of(request).write(lambda work: work.nodes.store_address(run_id, address))
     return _json(Empty())
@@ -395,16 +395,16 @@ async def directive(request: Request) -> Response:
     """Wait until the directive of a run differs from ``version``."""
     services = services_of(request)
     run_id = _id(request, "run_id")
-    known = int(_number(request, "version", 0))
+    seen_version = int(_number(request, "version", 0))
     wait_s = _number(request, "wait_s", 30.0)
 
     services.orchestrator.polling_runs.add(run_id)
 
     async def ask() -> tuple[int, Directive]:
-        found = await services.read(lambda connection: _directive(connection, services, run_id))
-        return found.version, found
+        reply = await services.read(lambda connection: _directive(connection, services, run_id))
+        return reply.version, reply
 
-    return _json(await _wait_for(services, f"run:{run_id}", known, wait_s, ask))
+    return _json(await _wait_for(services, f"run:{run_id}", seen_version, wait_s, ask))
 
 
 def _directive(connection: Connection, services: Services, run_id: int) -> Directive:

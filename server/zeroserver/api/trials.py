@@ -326,16 +326,16 @@ def _logs(
 
 
 @router.get("/trials/{trial_id}/logs", tags=["logs"])
-async def get_trial_logs(services: ServicesDep, trial_id: IdPath, wanted: LogFilters) -> LogPage:
+async def get_trial_logs(services: ServicesDep, trial_id: IdPath, filters: LogFilters) -> LogPage:
     """Read a trial's log lines in the order in which they arrived."""
-    return await services.read(lambda connection: _logs(connection, TrialRow, trial_id, wanted))
+    return await services.read(lambda connection: _logs(connection, TrialRow, trial_id, filters))
 
 
 @router.get("/experiments/{experiment_id}/logs", tags=["logs"])
 async def get_experiment_logs(
-    services: ServicesDep, experiment_id: IdPath, wanted: LogFilters
+    services: ServicesDep, experiment_id: IdPath, filters: LogFilters
 ) -> LogPage:
     """Read the log lines of all trials of an experiment in the order in which they arrived."""
     return await services.read(
-        lambda connection: _logs(connection, ExperimentRow, experiment_id, wanted)
+        lambda connection: _logs(connection, ExperimentRow, experiment_id, filters)
     )

@@ -190,20 +190,20 @@ class ContinuationService(Service):
                 "ended, then ask again"
             )
             raise ConflictError(msg)
-        why = self.remedy(trial) or self._no_weights(trial)
-        if why is not None:
-            msg = f"trial {trial_id}: is {trial.state} and cannot be continued: {why}"
+        reason = self.remedy(trial) or self._no_weights(trial)
+        if reason is not None:
+            msg = f"trial {trial_id}: is {trial.state} and cannot be continued: {reason}"
             raise ConflictError(msg)
         state = ExperimentState(experiment.state)
-        alone: dict[str, Any] = {}
+        single_trial_changes: dict[str, Any] = {}
         if state in EXPERIMENT_ENDED:
             state = ExperimentState.ACTIVE
-            alone = {"waits": 0, "until": None}
+            single_trial_changes = {"waits": 0, "until": None}
             # What was ended searches no more: only this trial goes on.
             self.work.experiments.move(
                 experiment, state, ended_at=None, error=None, archived=0, searcher_done=1,
             )  # fmt: skip
-        self.work.trials.reopen(trial, state, **alone)
+        self.work.trials.reopen(trial, state, **single_trial_changes)
         self.work.scheduling.schedule()
 
     def remedy(self, trial: TrialRow) -> str | None:
@@ -382,8 +382,8 @@ def _problems(
     was, will_be = before.to_dict(), after.to_dict()
     secrets = find_secrets(was) + find_secrets(will_be)
     for path, old, new in _changes(was, will_be):
-        block, _, rest = path.partition(".")
-        field = rest.partition(".")[0]
+        block, _, remainder = path.partition(".")
+        field = remainder.partition(".")[0]
         fixed = block in _FIXED or (block == "checkpoint_storage" and not field.startswith("save_"))
         if block == "searcher":
             fixed = field not in after.searcher.growable_fields | after.searcher.derived_fields

@@ -318,8 +318,8 @@ class ExperimentService(Service):
 
         Until then no submission may count on it: :meth:`create` refuses.
         """
-        others = select(experiments.c.id).where(experiments.c.archive == archive).limit(1)
-        if archive is None or self.work.connection.scalar(others) is not None:
+        users = select(experiments.c.id).where(experiments.c.archive == archive).limit(1)
+        if archive is None or self.work.connection.scalar(users) is not None:
             return
 
         def remove_file() -> None:

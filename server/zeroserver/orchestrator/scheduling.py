@@ -109,8 +109,8 @@ class SchedulingService(Service):
         request = Request(trial.id, allocation.job, 1, _excluded(trial))
         waiting = [request, *self.work.scheduler_input.read_queue()]
         decision = scheduler.schedule(cluster, waiting, list(allocations.values()))
-        found = next((start for start in decision.start if start.request is request), None)
-        return 0 if found is None else sum(map(len, found.slots.values()))
+        own_start = next((start for start in decision.start if start.request is request), None)
+        return 0 if own_start is None else sum(map(len, own_start.slots.values()))
 
     def _start(self, decision: Decision, waiting: list[Request]) -> bool:
         """Start the first trials of each request, and name the next one as the one that waits.
@@ -199,8 +199,8 @@ class SchedulingService(Service):
         Call it again while ``orchestrator.queue.unfinished``.
         """
         self.cache.unfinished = False
-        for experiment_id, why in self.work.searches.take_lost().items():
-            self.work.experiments.fail(experiment_id, why)
+        for experiment_id, reason in self.work.searches.take_lost().items():
+            self.work.experiments.fail(experiment_id, reason)
         self.work.agents.lose_silent()
         self._kill_late_runs()
         self.schedule()

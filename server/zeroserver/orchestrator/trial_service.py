@@ -247,28 +247,29 @@ class TrialService(Service):
         for source in paused.intersection(self.work.connection.scalars(waiting)):
             self.work.warm_starts.settle_sources(source)
 
-    def stop(self, trial: TrialRow, why: str) -> None:
+    def stop(self, trial: TrialRow, reason: str) -> None:
         """End a trial: at once when no run of it is there, else when its run has checkpointed.
 
         Args:
             trial: One that has not ended.
-            why: ``searcher``, ``cancel``, ``kill`` or ``error`` (its column says which); the last
-                two do not wait for a checkpoint.
+            reason: ``searcher``, ``cancel``, ``kill`` or ``error``; the last two do not wait for a
+                checkpoint.
         """
-        if trial.stop != "searcher" or why == "error":  # else it is through with it, come what may
-            self.work.save(trials, trial.id, stop=why)
+        # A stop by the searcher is final.
+        if trial.stop != "searcher" or reason == "error":
+            self.work.save(trials, trial.id, stop=reason)
         if trial.run_id is None:
-            state = TrialState.COMPLETED if why == "searcher" else TrialState.CANCELED
-            error = self._error_of_last_run(trial) if why == "searcher" else None
+            state = TrialState.COMPLETED if reason == "searcher" else TrialState.CANCELED
+            error = self._error_of_last_run(trial) if reason == "searcher" else None
             self.end(trial, TrialState.ERROR if error else state, error=error)
             return
         self.move(trial, TrialState.STOPPING)
-        if why in {"kill", "error"}:
+        if reason in {"kill", "error"}:
             self.work.runs.kill(trial.run_id)
             return
         self.work.runs.direct(trial.run_id, "stop")
         run = self.work.find(RunRow, trial.run_id)
-        if why == "cancel" and not run.killed and self.work.runs.never_asks(run):
+        if reason == "cancel" and not run.killed and self.work.runs.never_asks(run):
             text = (
                 f"run {run.id}: its command does not ask whether to leave: its processes get "
                 f"SIGTERM, and SIGKILL {LEAVE_GRACE_S:.0f} s later"
@@ -286,7 +287,7 @@ class TrialService(Service):
             return None
         return str(last.reason or f"exit code {last.exit_code}")
 
-    def cancel_idle(self, experiment_id: int, why: str) -> None:
+    def cancel_idle(self, experiment_id: int, reason: str) -> None:
         """Cancel all trials without a run of a stopping experiment; there may be thousands."""
         idle = (
             trials.c.experiment_id == experiment_id,
@@ -298,7 +299,7 @@ class TrialService(Service):
             update(trials)
             .where(*idle)
             .values(
-                state=TrialState.CANCELED, stop=why, restart_at=None, ended_at=self.work.clock()
+                state=TrialState.CANCELED, stop=reason, restart_at=None, ended_at=self.work.clock()
             )
         )
         self.work.touch_trials(experiment_id, trial_ids)

@@ -86,7 +86,7 @@ def changed_reasons(before: Waiting, now: Waiting) -> tuple[dict[int, int], set[
     trials = {
         trial: homes[trial] for trial in (*islice(other, _MOST_TOLD), *islice(removed, _MOST_TOLD))
     }
-    omitted = (one for one in before.jobs if one not in now.jobs)
-    experiment_ids = (one for one, text in now.jobs.items() if before.jobs.get(one) != text)
+    omitted = (job for job in before.jobs if job not in now.jobs)
+    experiment_ids = (job for job, text in now.jobs.items() if before.jobs.get(job) != text)
     moved = before.running ^ now.running
     return trials, {*islice(experiment_ids, _MOST_TOLD), *islice(omitted, _MOST_TOLD), *moved}

@@ -44,8 +44,8 @@ def _read(connection: Connection, name: str | None = None) -> list[Model]:
     rows = connection.execute(query).all()
     metrics = checkpoint_metrics(connection, [row.checkpoint for row in rows])
     for row in rows:
-        found = ModelVersion.of(row, metrics=metrics.get(row.checkpoint))
-        versions[row.model_id].append(found)
+        version = ModelVersion.of(row, metrics=metrics.get(row.checkpoint))
+        versions[row.model_id].append(version)
     return [Model.of(row, versions=versions[row.id]) for row in connection.execute(wanted)]
 
 

@@ -69,7 +69,7 @@ async def get_experiment_columns(
             connection.execute(select(experiments.c.id).order_by(experiments.c.id)).scalars().all()
         )
         cells = {name: _told(map((values or {}).get, ids)) for name, values in measures.items()}
-        named = [MetricName(*each) for each in queries.all_metric_names(connection)]
+        named = [MetricName(*row) for row in queries.all_metric_names(connection)]
         return ExperimentColumns(named, {"id": list(ids), **cells})
 
     return await services.read(read)

@@ -47,7 +47,7 @@ class PreviewOf(BaseModel):
 
 
 @router.post("/preview")
-async def preview_search(services: ServicesDep, wanted: PreviewOf) -> PreviewAnswer:
+async def preview_search(services: ServicesDep, request: PreviewOf) -> PreviewAnswer:
     """Estimate the trials of a search, their lengths and their cost (dry run)."""
 
     def read(connection: Connection) -> PreviewAnswer:
@@ -55,21 +55,21 @@ async def preview_search(services: ServicesDep, wanted: PreviewOf) -> PreviewAns
         from zerolab.config import load_experiment
         from zerolab.config.experiment.search_preview import estimate_search
 
-        config = load_experiment(replace_masks(wanted.config, "masked"))
+        config = load_experiment(replace_masks(request.config, "masked"))
         like, seconds = None, None
-        if wanted.seconds_per_batch is None and wanted.seconds_per_epoch is None:
-            like = _alike(connection, wanted.like, config)
+        if request.seconds_per_batch is None and request.seconds_per_epoch is None:
+            like = _alike(connection, request.like, config)
             if like is not None:
                 now = services.orchestrator.clock()
                 seconds = _seconds(connection, like.id, config.searcher.unit, now)
-            if wanted.like is not None and seconds is None:
+            if request.like is not None and seconds is None:
                 problem = (
-                    f"like: must have trained before, got experiment {wanted.like}, which has not"
+                    f"like: must have trained before, got experiment {request.like}, which has not"
                 )
                 raise ConfigError("preview", [problem])
         times = {
-            "seconds_per_batch": wanted.seconds_per_batch,
-            "seconds_per_epoch": wanted.seconds_per_epoch,
+            "seconds_per_batch": request.seconds_per_batch,
+            "seconds_per_epoch": request.seconds_per_epoch,
         }
         if like is not None and seconds is not None:
             is_epochs = config.searcher.unit == "epochs"
@@ -102,7 +102,7 @@ def _alike(
     """Return the named experiment, or the newest with the same entrypoint and slots."""
     if like is not None:
         return find_row(connection, ExperimentRow, like)
-    wanted = config.to_dict()
+    searcher = config.to_dict()
     slots = 1 if config.resources.hostfile else config.resources.slots_per_trial
     query = (
         select(experiments)
@@ -112,8 +112,8 @@ def _alike(
     )
     for row in read_rows(connection, ExperimentRow, query):
         stored = msgspec.json.decode(row.config)
-        same_entry = stored.get("entrypoint") == wanted["entrypoint"]
-        if same_entry and _hosts(stored) == _hosts(wanted):
+        same_entry = stored.get("entrypoint") == searcher["entrypoint"]
+        if same_entry and _hosts(stored) == _hosts(searcher):
             return row
     return None
 

@@ -172,8 +172,8 @@ def _rows(connection: Connection, uuids: Iterable[str]) -> list[CheckpointRow]:
 
 def batched(things: Iterable[T], size: int) -> Iterator[list[T]]:
     """Yield lists of at most ``size`` things."""
-    rest = iter(things)
-    while some := list(islice(rest, size)):
+    remaining = iter(things)
+    while some := list(islice(remaining, size)):
         yield some
 
 

@@ -116,15 +116,15 @@ class CheckpointService(Service):
         chore = Chore(storage=storage, owner=owner_of(self.work.orchestrator, trial.id))
         self.work.orchestrator.janitor.discard(self.work, chore)
 
-    def _apply(self, experiment_id: int, where: ColumnElement[bool]) -> None:
+    def _apply(self, experiment_id: int, condition: ColumnElement[bool]) -> None:
         experiment = self.work.find(ExperimentRow, experiment_id)
         policy = self.work.config(experiment_id).checkpoint_storage
-        deleted = not_kept(self.work.connection, experiment, policy, where)
+        deleted = not_kept(self.work.connection, experiment, policy, condition)
         self.delete(experiment_id, [row.uuid for row in deleted])
 
-    def delete_some(self, experiment_id: int, where: ColumnElement[bool]) -> bool:
+    def delete_some(self, experiment_id: int, condition: ColumnElement[bool]) -> bool:
         """Delete up to AT_ONCE checkpoints that nothing needs; return whether more may be left."""
-        query = select(checkpoints.c.uuid).where(where, checkpoints.c.state != "DELETED")
+        query = select(checkpoints.c.uuid).where(condition, checkpoints.c.state != "DELETED")
         uuids = self.work.connection.scalars(query.limit(AT_ONCE)).all()
         self.delete(experiment_id, uuids)  # an imported experiment has none, and no storage
         return len(uuids) == AT_ONCE
@@ -265,7 +265,7 @@ def not_kept(
     return deleted
 
 
-def _ranked(experiment: ExperimentRow, where: ColumnElement[bool]) -> "Select[Any]":
+def _ranked(experiment: ExperimentRow, condition: ColumnElement[bool]) -> "Select[Any]":
     """Checkpoints with their places in their trials: ``age`` 1 is the latest, ``rank`` 1 the best.
 
     Only among those that have a value does ``rank`` mean anything.
@@ -292,7 +292,7 @@ def _ranked(experiment: ExperimentRow, where: ColumnElement[bool]) -> "Select[An
         .select_from(checkpoints)
         .join(trials, trials.c.id == columns.trial_id)
         .outerjoin(points, searcher_metric_at(experiment))
-        .where(where, columns.state == "COMPLETED")
+        .where(condition, columns.state == "COMPLETED")
         .order_by(columns.id)
     )
 

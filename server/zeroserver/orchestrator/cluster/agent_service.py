@@ -208,7 +208,7 @@ def check(agent: AgentRegistration) -> None:
     ids = [slot.id for slot in agent.slots]
     if len(ids) > SLOTS:
         problems.append(f"slots: must be at most {SLOTS:,}, got {len(ids):,}")
-    elif len(set(ids)) != len(ids) or not all(0 <= each < 2**31 for each in ids):
+    elif len(set(ids)) != len(ids) or not all(0 <= id_ < 2**31 for id_ in ids):
         problems.append(f"slots: ids must be different and at least 0, got {ids[:20]}")
     nodes = [slot.node for slot in agent.slots if slot.node is not None]
     if not all(0 <= node < 2**31 for node in nodes):

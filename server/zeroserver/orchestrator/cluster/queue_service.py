@@ -124,8 +124,8 @@ class QueueService(Service):
         neighbour: float | None = self.work.connection.scalar(query)
         if neighbour is None:
             return position - _STEP if ahead else position + _STEP
-        place = (position + neighbour) / 2
-        return place if place not in {position, neighbour} else None
+        middle = (position + neighbour) / 2
+        return middle if middle not in {position, neighbour} else None
 
     def _renumber(self, pool: str) -> None:
         """Renumber the positions of a pool's jobs with integers, in their order."""

@@ -61,7 +61,7 @@ class CustomSearchService(Service):
         return searcher
 
     def take_operations(
-        self, experiment_id: int, told: Answered, start: int = 0
+        self, experiment_id: int, answered: Answered, start: int = 0
     ) -> tuple[int, int | None]:
         """Carry out operations that answer some events, as many as one change may cost.
 
@@ -70,7 +70,7 @@ class CustomSearchService(Service):
 
         Args:
             experiment_id: Whose searcher.
-            told: All operations.
+            answered: All operations.
             start: How many of them earlier changes have carried out.
 
         Returns:
@@ -84,40 +84,42 @@ class CustomSearchService(Service):
         searcher = self._outside(experiment_id)
         experiment = self.work.find(ExperimentRow, experiment_id)
         ended = experiment.state in EXPERIMENT_ENDED | EXPERIMENT_STOPPING
-        if told.after < searcher.handled or ended or experiment.searcher_done:
+        if answered.after < searcher.handled or ended or experiment.searcher_done:
             return searcher.handled, None
-        if told.after > searcher.handled:
-            msg = f"after: must be {searcher.handled}, the event answered last, got {told.after}"
+        if answered.after > searcher.handled:
+            msg = (
+                f"after: must be {searcher.handled}, the event answered last, got {answered.after}"
+            )
             raise ConflictError(msg)
         done: set[int] = set()
         if experiment.creating:
-            done = self._done_before(experiment_id, told.operations[start:])
+            done = self._done_before(experiment_id, answered.operations[start:])
         if start == 0:  # else they have been checked
-            self._check(experiment_id, told, done)
+            self._check(experiment_id, answered, done)
         places = [
             index
-            for index, operation in enumerate(told.operations)
+            for index, operation in enumerate(answered.operations)
             if index >= start and not (isinstance(operation, Create) and operation.trial_id in done)
         ]
-        operations = [told.operations[index] for index in places]
-        rest = self.work.operations.execute_some(experiment_id, operations)
-        creating = int(bool(rest))
+        operations = [answered.operations[index] for index in places]
+        remaining = self.work.operations.execute_some(experiment_id, operations)
+        creating = int(bool(remaining))
         if creating != experiment.creating:
             self.work.save(experiments, experiment_id, creating=creating)
-        if rest:
+        if remaining:
             self.work.scheduling.schedule()
-            return searcher.handled, places[len(places) - len(rest)]
-        event = Event("operated", 0, told.progress, float(told.handled))
+            return searcher.handled, places[len(places) - len(remaining)]
+        event = Event("operated", 0, answered.progress, float(answered.handled))
         self.work.searches.add_event(experiment_id, event)
-        if told.progress is not None:
+        if answered.progress is not None:
             self.work.save(
                 experiments,
                 experiment_id,
-                progress=max(experiment.progress, told.progress),
+                progress=max(experiment.progress, answered.progress),
             )
         self.work.experiments.settle(experiment_id)
         self.work.scheduling.schedule()
-        return told.handled, None
+        return answered.handled, None
 
     def _done_before(self, experiment_id: int, operations: Sequence[Operation]) -> set[int]:
         """Return the trials that an interrupted change has created for these operations."""
@@ -136,17 +138,17 @@ class CustomSearchService(Service):
     def _check(
         self,
         experiment_id: int,
-        told: Answered,
+        answered: Answered,
         done: Collection[int],
     ) -> None:
         full_length = self.work.config(experiment_id).searcher.length
         created = self.work.searches.created_trials(experiment_id).difference(done)
         problems = []
         newest = newest_event(self.work.connection, experiment_id)
-        if not told.after <= told.handled <= newest:
-            text = f"must be an event from {max(told.after, 0)} to {newest}, the newest one"
-            problems.append(f"handled: {text}, got {told.handled}")
-        for index, operation in enumerate(told.operations):
+        if not answered.after <= answered.handled <= newest:
+            text = f"must be an event from {max(answered.after, 0)} to {newest}, the newest one"
+            problems.append(f"handled: {text}, got {answered.handled}")
+        for index, operation in enumerate(answered.operations):
             key = f"operations[{index}]"
             if isinstance(operation, Create):
                 if operation.trial_id in created:
@@ -162,9 +164,9 @@ class CustomSearchService(Service):
             if isinstance(operation, Continue) and full_length and operation.until > full_length:
                 text = f"must be at most the trial's length of {full_length}, got {operation.until}"
                 problems.append(f"{key}.until: {text}")
-            if isinstance(operation, Shutdown) and index < len(told.operations) - 1:
+            if isinstance(operation, Shutdown) and index < len(answered.operations) - 1:
                 problems.append(
-                    f"{key}: must be the last operation, got {len(told.operations)} of them"
+                    f"{key}: must be the last operation, got {len(answered.operations)} of them"
                 )
         if problems:
             raise ConfigError("operations", problems)

@@ -233,12 +233,12 @@ def interrupted_searches(connection: Connection) -> list[int]:
 
 
 def _set_backlog(
-    orchestrator: Orchestrator, experiment_id: int, rest: tuple[Operation, ...] | None
+    orchestrator: Orchestrator, experiment_id: int, remaining: tuple[Operation, ...] | None
 ) -> None:
-    if rest is None:
+    if remaining is None:
         orchestrator.searches.backlog.pop(experiment_id, None)
     else:
-        orchestrator.searches.backlog[experiment_id] = rest
+        orchestrator.searches.backlog[experiment_id] = remaining
 
 
 def cost_of(operation: Operation) -> float:

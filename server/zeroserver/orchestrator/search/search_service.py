@@ -256,17 +256,21 @@ class SearchService(Service):
         result = self.work.connection.execute(query.where(columns.experiment_id == experiment_id))
         rows = {row.request_id: row for row in result}
 
-        def waits(at: int, wanted: Operation) -> bool:
-            if isinstance(wanted, Shutdown) or wanted.trial_id not in created:
+        def waits(at: int, operation: Operation) -> bool:
+            if isinstance(operation, Shutdown) or operation.trial_id not in created:
                 return True
-            row = rows.get(wanted.trial_id)
-            if row is None or isinstance(wanted, Create) or at < reopened.get(wanted.trial_id, 0):
+            row = rows.get(operation.trial_id)
+            if (
+                row is None
+                or isinstance(operation, Create)
+                or at < reopened.get(operation.trial_id, 0)
+            ):
                 return False
             if row.state in TRIAL_ENDED:  # it is to be opened again, unless it has ended since
-                return wanted.trial_id in reopened and wanted.trial_id not in ends
-            if row.stop is not None or isinstance(wanted, Reopen):
+                return operation.trial_id in reopened and operation.trial_id not in ends
+            if row.stop is not None or isinstance(operation, Reopen):
                 return False
-            return isinstance(wanted, Stop) or row.until is None or row.until < wanted.until
+            return isinstance(operation, Stop) or row.until is None or row.until < operation.until
 
         return [operation for index, operation in enumerate(operations) if waits(index, operation)]
 
@@ -574,7 +578,10 @@ def _made_the_trials(
 ) -> bool:
     """Whether the trials of an experiment are those that its searcher has wanted."""
     requested = {
-        one.trial_id: one.hparams for step in operations for one in step if isinstance(one, Create)
+        operation.trial_id: operation.hparams
+        for step in operations
+        for operation in step
+        if isinstance(operation, Create)
     }
     existing = {event.request_id for event in events if event.kind == "created"}
     columns = trials.c
@@ -593,15 +600,17 @@ def _stored(hparams: Mapping[str, Any]) -> Any:
     return msgspec.json.decode(msgspec.json.encode(hparams))
 
 
-def _alike(one: Any, other: Any) -> bool:
+def _alike(first: Any, second: Any) -> bool:
     """Whether hyperparameters are the same but for the last digits, which machines may round."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_alike, one, other))
-    if isinstance(one, float) and isinstance(other, int | float):
-        return math.isclose(one, other, rel_tol=1e-9)
-    return bool(one == other)
+    if isinstance(first, dict) and isinstance(second, dict):
+        return first.keys() == second.keys() and all(
+            _alike(first[key], second[key]) for key in first
+        )
+    if isinstance(first, list) and isinstance(second, list):
+        return len(first) == len(second) and all(map(_alike, first, second))
+    if isinstance(first, float) and isinstance(second, int | float):
+        return math.isclose(first, second, rel_tol=1e-9)
+    return bool(first == second)
 
 
 def _told(connection: Connection, experiment_id: int) -> list[Event]:

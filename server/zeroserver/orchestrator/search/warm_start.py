@@ -118,7 +118,7 @@ class WarmStartService(Service):
     def _choose(self, source: TrialRow, steps: int) -> str | None:
         """Return a checkpoint's uuid, :data:`NO_WEIGHTS`, or None while one may yet come."""
         columns = checkpoints.c
-        reached = (
+        first_at_steps = (
             select(columns.uuid)
             .where(
                 columns.trial_id == source.id,
@@ -128,7 +128,7 @@ class WarmStartService(Service):
             .order_by(columns.steps_completed, columns.id.desc())
             .limit(1)
         )
-        uuid: str | None = self.work.connection.scalar(reached)
+        uuid: str | None = self.work.connection.scalar(first_at_steps)
         if uuid is not None:
             return uuid
         waits = source.state == TrialState.PAUSED and source.waits and source.run_id is None
@@ -211,13 +211,14 @@ class WarmStartService(Service):
         Raises:
             ConflictError: If one does; it names it.
         """
-        mine = select(checkpoints.c.uuid).where(whose)
+        candidates = select(checkpoints.c.uuid).where(whose)
         columns = trials.c
         by_trial = select(columns.experiment_id).where(
-            columns.source_checkpoint.in_(mine), columns.state.not_in(TRIAL_ENDED)
+            columns.source_checkpoint.in_(candidates), columns.state.not_in(TRIAL_ENDED)
         )
         by_experiment = select(experiments.c.id).where(
-            experiments.c.source_checkpoint.in_(mine), experiments.c.state.not_in(EXPERIMENT_ENDED)
+            experiments.c.source_checkpoint.in_(candidates),
+            experiments.c.state.not_in(EXPERIMENT_ENDED),
         )
         experiment_id = self.work.connection.scalar(by_trial.union(by_experiment).limit(1))
         if experiment_id is not None:
