@@ -102,7 +102,7 @@ def _alike(
     """Return the named experiment, or the newest with the same entrypoint and slots."""
     if like is not None:
         return find_row(connection, ExperimentRow, like)
-    searcher = config.to_dict()
+    requested = config.to_dict()
     slots = 1 if config.resources.hostfile else config.resources.slots_per_trial
     query = (
         select(experiments)
@@ -112,8 +112,8 @@ def _alike(
     )
     for row in read_rows(connection, ExperimentRow, query):
         stored = msgspec.json.decode(row.config)
-        same_entry = stored.get("entrypoint") == searcher["entrypoint"]
-        if same_entry and _hosts(stored) == _hosts(searcher):
+        same_entry = stored.get("entrypoint") == requested["entrypoint"]
+        if same_entry and _hosts(stored) == _hosts(requested):
             return row
     return None
 
