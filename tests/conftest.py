@@ -93,5 +93,7 @@ def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | list | tuple):
+        if isinstance(value, Mapping):  # these blocks have the names of their extensions
+            yield from {"tensor_parallel", "pipeline"} & value.keys()
         for item in value.values() if isinstance(value, Mapping) else value:
             yield from _texts(item)

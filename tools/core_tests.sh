@@ -15,5 +15,6 @@ export PYTHONPATH="$copy/platform:$copy/trials:$copy/server"
 nice "$root/.venv/bin/python" -m pytest -p no:cacheprovider -n auto --dist worksteal \
   -m "not processes and not browser and not slow and not machines" \
   tests/config tests/scheduler tests/schema tests/searcher tests/storage tests/core \
-  tests/engine/{comm,flat} tests/engine/test_{mesh,native_engine,public_names}.py \
+  tests/engine/{builder,comm,flat,memory,module} --ignore tests/engine/module/test_compilation.py \
+  tests/engine/test_{mesh,native_engine,public_names}.py \
   tests/trial/test_{data,ranks}.py "$@"

@@ -160,6 +160,7 @@ def test_experiment_report_shows_engine(tmp_path: Path) -> None:
         check_file(file, world_size=5)
 
 
+@pytest.mark.needs_extension("tensor_parallel", "pipeline")
 def test_engine_report_shows_origins(tmp_path: Path) -> None:
     file = tmp_path / "ds_config.json"
     file.write_text(json.dumps({"train_batch_size": 32, "wandb": {"enabled": False}}))

@@ -100,7 +100,13 @@ def test_all_public_files_are_listed() -> None:
     assert names == sorted([*ACCEPTED, *UNSUPPORTED_KEYS])
 
 
-@pytest.mark.parametrize("name", ACCEPTED)
+_TENSOR = pytest.mark.needs_extension("tensor_parallel")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=_TENSOR) if "tensor" in name else name for name in ACCEPTED],
+)
 def test_accepted_file_report(name: str) -> None:
     report = check_file(FILES / f"{name}.json", 2, ARGUMENTS)
     lines = [line.strip() for line in report.splitlines()]

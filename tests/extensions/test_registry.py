@@ -1,11 +1,13 @@
 """Broken extensions: each is reported where it is used, everything else works."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 MODULES = {
     "raises.py": "raise RuntimeError('no driver')",
@@ -89,6 +91,49 @@ def test_each_broken_extension_has_a_problem(environment: dict[str, str]) -> Non
     for line, (value, reason) in zip(lines, [*VALUES.items()] * len(GROUPS), strict=True):
         assert f"odd provides it as {value}, which cannot be used: " in line
         assert reason in line
+
+
+REMOVED = {
+    "checkpoint_storage.type: 's3' is provided by zerolab.extensions.storage_objects.section",
+    "data.stage: 'stage' is provided by zerolab.extensions.staging.launcher_hooks",
+    "tensor_parallel.size: 'tensor_parallel' is provided by zerotrial.extensions.tensor_parallel.",
+    "pipeline.stages: 'pipeline' is provided by zerotrial.extensions.pipeline.engine",
+}
+EXPERIMENT = {
+    "entrypoint": ["true"],
+    "searcher": {"name": "single"},
+    "resources": {"slots_per_trial": 4},
+    "checkpoint_storage": {"type": "s3", "bucket": "models"},
+    "data": {"stage": {"from": "/a", "to": "/b"}},
+    "hyperparameters": {
+        "deepspeed_config": {
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_accumulation_steps": 4,
+            "tensor_parallel": {"size": 2},
+            "pipeline": {"stages": 2},
+        }
+    },
+}
+
+
+@pytest.mark.processes
+def test_removed_extensions_are_named(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    ignored = shutil.ignore_patterns("extensions", "__pycache__")
+    for package in ("platform", "trials"):
+        shutil.copytree(root / package, tmp_path / package, ignore=ignored)
+    shutil.copy(root / "pyproject.toml", tmp_path)
+    paths = os.pathsep.join(str(tmp_path / package) for package in ("platform", "trials"))
+    environment = {**os.environ, "PYTHONPATH": paths}
+    (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(EXPERIMENT))
+    file = str(tmp_path / "experiment.yaml")
+    checked = run(environment, "-m", "zerolab", "config", "check", file)
+    assert checked.returncode == 2
+    for problem in REMOVED:
+        assert problem in checked.stderr
+    planned = run(environment, "-m", "zerolab", "plan", file)
+    assert planned.returncode == 2
+    assert "'plan' is provided by zerotrial.extensions.planner.command, which is" in planned.stderr
 
 
 @pytest.mark.processes

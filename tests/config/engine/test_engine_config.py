@@ -636,6 +636,7 @@ def test_shard_size_off_means_all_ranks(off: int) -> None:
     assert config.layout_problem(3) is None
 
 
+@pytest.mark.needs_extension("tensor_parallel", "pipeline")
 def test_shard_size_divides_data_parallel_size() -> None:
     zero = {"stage": 3, "mics_shard_size": 2}
     config = load_engine_config({"zero_optimization": zero, "tensor_parallel": {"size": 2}})
@@ -648,6 +649,7 @@ def test_shard_size_divides_data_parallel_size() -> None:
     )
 
 
+@pytest.mark.needs_extension("tensor_parallel", "pipeline")
 def test_pipeline_stages_are_not_replicas() -> None:
     both = load_engine_config({"tensor_parallel": {"size": 2}, "pipeline": {"stages": 4}})
     assert both.data_parallel_size(16) == 2

@@ -19,6 +19,7 @@ from zerolab.config.engine.pipelines import pipeline_checks
 from zerolab.config.engine.unsupported_keys import UNSUPPORTED_KEYS, without_aliases
 from zerolab.config.unsupported import remove_unsupported
 from zerolab.errors import ConfigError
+from zerolab.registry import Registry
 from zerolab.schema.hints import hints_of
 from zerolab.schema.json_values import json_value_problems, to_json_values
 from zerolab.schema.section import Path, Section, dotted, drop_nulls, validate
@@ -270,3 +271,12 @@ def _parallel_checks(config: EngineConfig) -> Iterator[tuple[list[str], str]]:
             f"inside of cut layers do not compile, got {config.tensor_parallel.size}",
         )
     yield from pipeline_checks(config, config.pipeline.stages or 1)
+    extensions: Registry[object] = Registry("zerotrial.parallelism", {})
+    sizes = {
+        "tensor_parallel.size": config.tensor_parallel.size,
+        "pipeline.stages": config.pipeline.stages or 1,
+    }
+    for key, size in sizes.items():
+        name = key.partition(".")[0]
+        if size > 1 and name not in extensions:  # not loaded here: it needs torch
+            yield [key], f"{key}: {extensions.problem(name)}"

@@ -247,9 +247,7 @@ def _shard_model(
     mesh = environment.mesh
     if mesh.tensor.size == 1 or mesh.all_ranks is None:  # with an mpu the user has sharded it
         return ShardedModel.none(model)
-    if problem := PARALLELISM.problem("tensor"):
-        raise ConfigError(environment.config.source, [f"tensor_parallel.size: {problem}"])
-    sharded: ShardedModel = PARALLELISM["tensor"](
+    sharded: ShardedModel = PARALLELISM["tensor_parallel"](
         model, environment.config.tensor_parallel, mesh, environment.device, observer.phase
     )
     return sharded
@@ -363,7 +361,7 @@ def extended(engine_class: type) -> Any:
 
 
 def _class_for(model: nn.Module) -> type[Engine]:
-    return PARALLELISM["pipe"] if is_pipeline(model) else Engine
+    return PARALLELISM["pipeline"] if is_pipeline(model) else Engine
 
 
 def _trained(inputs: StageInputs) -> list[nn.Parameter]:

@@ -31,8 +31,8 @@ __all__ = [
 
 
 PARALLELISM: Registry[Any] = Registry("zerotrial.parallelism", {})
-"""Extensions by the axis of the mesh that they add: ``tensor`` shards a model, ``pipe`` is the
-class of engines of models with pipeline stages."""
+"""Extensions by block of the configuration: ``tensor_parallel`` shards a model, ``pipeline`` is
+the class of engines of models with pipeline stages."""
 
 
 def is_pipeline(model: nn.Module) -> "TypeGuard[PipelineModel]":
@@ -85,7 +85,7 @@ def find_environment(
     mesh = _make_mesh(mpu, world, model, config)
     batch = config.batch_sizes(mesh.data.size)
     if is_pipeline(model):
-        PARALLELISM["pipe"].check(model, config, batch.accumulation_steps)
+        PARALLELISM["pipeline"].check(model, config, batch.accumulation_steps)
     return EngineEnvironment(
         config, device, mesh, batch, choose_precision(config, batch.accumulation_steps)
     )
