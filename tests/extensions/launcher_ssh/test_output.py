@@ -54,7 +54,7 @@ class Launched:
                 env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
             )
 
-    def kept(self) -> bytes:
+    def written(self) -> bytes:
         """Return the file with the rank's standard output."""
         file = self.folder / "kept" / "localhost_rank_0.out"
         return file.read_bytes() if file.exists() else b""
