@@ -104,7 +104,7 @@ class ContinuationService(Service):
         ]
         grows = _grows(before, request.config)
         pending: Sequence[Operation] = []
-        if grows:  # the searcher keeps its former bounds until it has been told all ends
+        if grows:  # the searcher keeps its former bounds until it has received all ends
             self.work.searches.restore(experiment_id)
         else:
             self._store(experiment, request)
@@ -118,7 +118,7 @@ class ContinuationService(Service):
         searches_on = grows or any(isinstance(operation, Create) for operation in pending)
         self.work.experiments.move(
             experiment, state, ended_at=None, error=None, archived=0, searcher_done=0,
-            # A search that goes on says by itself how far it is.
+            # A search that continues reports its progress itself.
             progress=0.0 if searches_on else 1 - len(opened) / max(experiment.num_trials, 1),
         )  # fmt: skip
         self._refuse_without_checkpoint(opened)
@@ -199,7 +199,7 @@ class ContinuationService(Service):
         if state in EXPERIMENT_ENDED:
             state = ExperimentState.ACTIVE
             single_trial_changes = {"waits": 0, "until": None}
-            # What was ended searches no more: only this trial goes on.
+            # The search has ended: only this trial continues.
             self.work.experiments.move(
                 experiment, state, ended_at=None, error=None, archived=0, searcher_done=1,
             )  # fmt: skip

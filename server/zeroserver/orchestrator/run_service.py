@@ -240,7 +240,7 @@ class RunService(Service):
     ) -> None:
         """End a run and decide what its trial does next; repeating it changes nothing.
 
-        A run on several agents ends when all of them have told how their ranks did.
+        A run on several agents ends when all of them have reported their outcome.
 
         Args:
             run_id: The run.
@@ -526,7 +526,7 @@ def _line(text: str | None) -> str | None:
 
 
 def no_metric_at(length: float, metric: str) -> str:
-    """Say that a trial has not told its searcher what it is compared by."""
+    """Warn that a trial has not reported the searcher's metric."""
     return (
         f"searcher.metric: must be reported by a validation at length {length:g}, where the "
         f"searcher compares trials, got no {metric!r} there"

@@ -128,8 +128,8 @@ class TrialService(Service):
 
         Of a trial with very many checkpoints only some of them are deleted: call it again.
 
-        What its searcher was told stays, so that the trial is not created again if the experiment
-        is continued; the searcher is then told that it will not come back.
+        The events of its searcher stay, so that the trial is not created again if the experiment
+        is continued; the searcher then learns that it will not come back.
 
         Returns:
             Whether all of it is deleted.

@@ -31,7 +31,7 @@ __all__ = ["ReportService", "best_of", "split_reports"]
 _VALUES = 4000
 """Values that one change stores: some 100 ms of the writer."""
 _HEAVY = 200
-"""Values that a validation or a checkpoint counts for, which the searcher is told of."""
+"""Values that a validation or a checkpoint counts for, which the searcher receives."""
 
 
 @dataclass

@@ -87,7 +87,7 @@ class OperationService(Service):
     def execute_backlog(self) -> bool:
         """Carry out a part of the oldest backlog; return whether there was one.
 
-        Call it until it returns False; every call is a change of its own.
+        Call it until it returns False; every call is a separate change.
         """
         experiment_id = next(iter(self.cache.backlog), None)
         if experiment_id is None:

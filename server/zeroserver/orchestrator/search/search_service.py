@@ -1,6 +1,6 @@
 """The searcher of an experiment as a fold over its event log.
 
-An event is stored and told to the searcher in one transaction with everything that follows from
+An event is stored and passed to the searcher in one transaction with everything that follows from
 it. A searcher that is not in memory is made anew: its first operations and the events so far are
 replayed and their operations, which were carried out long ago, are compared with the trials that
 there are. They are others when another version of a searcher began the search: such a one cannot
@@ -195,7 +195,7 @@ class SearchService(Service):
         searcher = begun.searcher
         self._keep(experiment_id, searcher)
         if isinstance(searcher, ExternalSearcher):
-            self.cache.served[experiment_id] = -math.inf  # nobody has known of it before
+            self.cache.served[experiment_id] = -math.inf  # not served before
             if self.cache.custom is not None:
                 self.cache.custom.add(experiment_id)
         return begun.operations
@@ -450,7 +450,7 @@ def check_custom_class(orchestrator: Orchestrator, config: "ExperimentConfig") -
 
 
 def newest_event(connection: Connection, experiment_id: int) -> int:
-    """The number of the last event that a searcher was told; 0 when there was none."""
+    """Number of the last event that a searcher received; 0 if there was none."""
     columns = searcher_events.c
     query = select(func.max(columns.id)).where(columns.experiment_id == experiment_id)
     return connection.scalar(query) or 0
@@ -614,7 +614,7 @@ def _alike(first: Any, second: Any) -> bool:
 
 
 def _told(connection: Connection, experiment_id: int) -> list[Event]:
-    """All events, in the order in which they were told."""
+    """All events, in the order in which the searcher received them."""
     return [Event(*row) for row in raw_rows(connection, _EVENTS, (experiment_id,))]
 
 

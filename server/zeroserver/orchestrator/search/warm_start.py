@@ -5,7 +5,7 @@ A searcher names a trial (``Create.source``), a user a trial or a checkpoint (``
 stored with the trial, so that neither a restart of the trial nor one of the server changes it:
 
 - a user's: at submission, the newest of the trial;
-- a searcher's: the one of the newest validation that the searcher had been told of, or the first
+- a searcher's: the one of the newest validation that the searcher had received, or the first
   after it. Until that is there, the trial waits; when none can come, its newest is taken.
 """
 
