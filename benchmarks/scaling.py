@@ -17,7 +17,7 @@ from benchmarks.formulas import (
     pipe_traffic,
     tensor_traffic,
 )
-from zerolab.config.key_tables import table, with_tables
+from tools.key_tables import table, with_tables
 from zerotrial.engine.memory import estimate
 
 PEAK_FLOPS = 312e12

@@ -7,10 +7,10 @@ import pytest
 import yaml
 from pydantic.fields import FieldInfo
 
+from tools.key_tables import TABLES, with_tables
 from zerolab.config import load_engine_config, load_experiment
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.experiment.experiment_config import ExperimentConfig
-from zerolab.config.key_tables import TABLES, with_tables
 from zerolab.schema.hints import HINT
 from zerolab.schema.section import Section, choices_of, section_of
 
@@ -26,7 +26,7 @@ _ALL = pytest.mark.needs_extension("tpe_asha", "pbt", "custom", "s3")
 )
 def test_doc_tables_match_schema(name: str) -> None:
     text = (DOCS / name).read_text(encoding="utf-8")
-    assert with_tables(text) == text, "run: python -m zerolab.config.key_tables docs"
+    assert with_tables(text) == text, "run: python -m tools.key_tables docs"
 
 
 def test_doc_pages_have_all_tables() -> None:

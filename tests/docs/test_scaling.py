@@ -14,7 +14,7 @@ from benchmarks.scaling import (
     activations,
     states,
 )
-from zerolab.config.key_tables import with_tables
+from tools.key_tables import with_tables
 
 PAGE = Path(__file__).parents[2] / "docs" / "scaling.md"
 

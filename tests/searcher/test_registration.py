@@ -14,7 +14,7 @@ SEARCHERS["toy"] = ToyConfig  # the one line
 
 CONFIGURE = """
 from zerolab.config import load_experiment
-from zerolab.config.key_tables import TABLES
+from tools.key_tables import TABLES
 from zerolab.errors import ConfigError
 from zerolab.searcher import make_searcher
 

@@ -16,8 +16,8 @@ from sqlalchemy import select
 from tests.server.helpers import Server, checkpoint, training, validation
 from tests.server.processes import LiveServer
 from tests.waiting import DEADLINE_S
+from tools.api_types import TOLD, generated
 from zeroserver.api import resources
-from zeroserver.api.generate import TOLD, generated
 from zeroserver.api.rows import Resource
 from zeroserver.process import _parser
 from zeroserver.store.schema import logs
@@ -55,7 +55,7 @@ def test_generated_types_and_tables_are_current() -> None:
     files = generated(ROOT)
     assert {path.name for path in files} == {"resources.ts", "rest.md", "life_cycle.md"}
     for path, text in files.items():
-        assert path.read_text(encoding="utf-8") == text, "run: python -m zeroserver.api.generate"
+        assert path.read_text(encoding="utf-8") == text, "run: python -m tools.api_types"
     for kind in TOLD:
         assert f"<!-- resource {kind.__name__} -->" in PAGE.read_text(encoding="utf-8")
 

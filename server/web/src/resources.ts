@@ -1,5 +1,5 @@
 /** The resources of the REST API. Made from the server's structs, not by hand:
- * python -m zeroserver.api.generate
+ * python -m tools.api_types
  */
 
 export type Num = number | "-Infinity" | "Infinity" | "NaN";

@@ -9,6 +9,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tools.key_tables import rows
 from zerolab.config import (
     BatchSizes,
     check_file,
@@ -20,7 +21,6 @@ from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.engine.optimizers import AdamParams
 from zerolab.config.engine.reader import parse_engine_config
 from zerolab.config.engine.unsupported_keys import UNSUPPORTED_KEYS
-from zerolab.config.key_tables import rows
 from zerolab.errors import ConfigError
 from zerolab.schema.hints import hints_of
 

@@ -1,6 +1,6 @@
 """Generate files from the code: the page's TypeScript types and the tables of the docs.
 
-``python -m zeroserver.api.generate`` in the repository's root, after a change of
+``python -m tools.api_types`` in the repository's root, after a change of
 :mod:`zeroserver.api.resources` or :mod:`zeroserver.states`; a test fails until it was done.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from zerolab.config.key_tables import field_texts, table, with_tables
+from tools.key_tables import field_texts, table, with_tables
 from zeroserver.api import resources
 from zeroserver.api.rows import REFERENCE, Resource
 from zeroserver.states import (
@@ -63,7 +63,7 @@ TOLD = (
 
 _HEAD = """\
 /** The resources of the REST API. Made from the server's structs, not by hand:
- * python -m zeroserver.api.generate
+ * python -m tools.api_types
  */
 """
 

@@ -1,6 +1,6 @@
 """Tables of all configuration keys for the docs, generated from the sections.
 
-``python -m zerolab.config.key_tables docs`` writes them between the markers of
+``python -m tools.key_tables docs`` writes them between the markers of
 ``docs/ds_config.md``, ``docs/experiment_config.md`` and ``docs/from_determined.md``.
 """
 
