@@ -162,7 +162,7 @@ def prepare(services: Services) -> None:
         database.write_now(
             lambda transaction: UnitOfWork(
                 services.orchestrator, transaction
-            ).scheduling.bound_deadlines()
+            ).periodic.bound_deadlines()
         )
         sweep_archives(database, services.orchestrator.home.archives)
     except StoreError as error:
@@ -230,7 +230,7 @@ async def _tick_forever(services: Services, searches: SearchProcesses) -> None:
 
 def tick(work: UnitOfWork) -> None:
     """Do the periodic work of the scheduler."""
-    work.scheduling.tick()
+    work.periodic.tick()
 
 
 def _note_orphans(work: UnitOfWork) -> None:

@@ -220,7 +220,7 @@ class Server:
     def tick(self, seconds: float = 0.0) -> None:
         """Advance the clock and run the periodic tick."""
         self.clock.now += seconds
-        self.write(lambda work: work.scheduling.tick())
+        self.write(lambda work: work.periodic.tick())
 
     def write(self, job: Callable[[UnitOfWork], Any]) -> Any:
         """Run a job of the orchestrator."""

@@ -25,8 +25,8 @@ from zeroserver.analysis.cost import slot_seconds_of
 from zeroserver.analysis.missing_result import experiment_problem, trial_problem
 from zeroserver.analysis.trial_filter import read_cursor, write_cursor
 from zeroserver.api.resources import Checkpoint, Experiment, Run, Trial
+from zeroserver.orchestrator.cluster.wait_reasons import Waiting
 from zeroserver.orchestrator.state import Orchestrator
-from zeroserver.orchestrator.wait_reasons import Waiting
 from zeroserver.states import TrialState
 from zeroserver.store.database import raw_rows
 from zeroserver.store.points import SHIFTS, json_number

@@ -336,7 +336,7 @@ async def exited(request: Request) -> Response:
     matches = await run_in_threadpool(services.policies.search, run_id, lines)
 
     def job(work: UnitOfWork) -> None:
-        work.runs.exited(run_id, end, matches)
+        work.exits.end_run(run_id, end, matches)
         work.scheduling.schedule()
 
     await services.write(job)

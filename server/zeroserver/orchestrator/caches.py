@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from zerolab.scheduler import Job
-from zeroserver.orchestrator.wait_reasons import Waiting
+from zeroserver.orchestrator.cluster.wait_reasons import Waiting
 from zeroserver.store.points import MetricKeys
 
 if TYPE_CHECKING:  # loaded when the first experiment comes: 0.1 s of a start

@@ -116,13 +116,13 @@ class ContinuationService(Service):
             self._refuse_without_weights(experiment, opened)
         state = ExperimentState.ACTIVE if request.activate else ExperimentState.PAUSED
         searches_on = grows or any(isinstance(operation, Create) for operation in pending)
-        self.work.experiments.move(
+        self.work.lifecycle.move_experiment(
             experiment, state, ended_at=None, error=None, archived=0, searcher_done=0,
             # A search that continues reports its progress itself.
             progress=0.0 if searches_on else 1 - len(opened) / max(experiment.num_trials, 1),
         )  # fmt: skip
         self._refuse_without_checkpoint(opened)
-        self.work.trials.reopen_all(experiment_id, opened, state)
+        self.work.lifecycle.reopen_all(experiment_id, opened, state)
         self.work.operations.execute(experiment_id, pending)
         events = [
             *_ends_of_the_rest(ended, {trial.id for trial in opened}, known_ends),
@@ -200,10 +200,10 @@ class ContinuationService(Service):
             state = ExperimentState.ACTIVE
             single_trial_changes = {"waits": 0, "until": None}
             # The search has ended: only this trial continues.
-            self.work.experiments.move(
+            self.work.lifecycle.move_experiment(
                 experiment, state, ended_at=None, error=None, archived=0, searcher_done=1,
             )  # fmt: skip
-        self.work.trials.reopen(trial, state, **single_trial_changes)
+        self.work.lifecycle.reopen(trial, state, **single_trial_changes)
         self.work.scheduling.schedule()
 
     def remedy(self, trial: TrialRow) -> str | None:

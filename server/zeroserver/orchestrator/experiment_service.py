@@ -1,12 +1,11 @@
-"""Experiments: submission, user actions, end and deletion."""
+"""Experiments: submission, user actions and deletion."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from msgspec.structs import replace
-from sqlalchemy import ColumnElement, delete, func, select, text, update
+from sqlalchemy import ColumnElement, delete, select, text, update
 
 from zerolab.contract.secrets import mask_secrets
 from zerolab.scheduler import HOST_SLOT
@@ -17,12 +16,10 @@ from zeroserver.orchestrator.state import Orchestrator
 from zeroserver.states import (
     EXPERIMENT_ACTIONS,
     EXPERIMENT_ENDED,
-    EXPERIMENT_MOVES,
     EXPERIMENT_STOPPING,
     TRIAL_ENDED,
     ExperimentState,
     TrialState,
-    check_move,
 )
 from zeroserver.store.archives import ArchiveGoneError, has_archive, remove_archive
 from zeroserver.store.rows import ExperimentRow, TrialRow, read_rows
@@ -32,13 +29,6 @@ if TYPE_CHECKING:  # loaded when the first experiment comes
     from zerolab.config import ExperimentConfig
 
 __all__ = ["ExperimentService", "Submission", "resource_columns"]
-
-_ENDS_AS = {
-    ExperimentState.STOPPING_CANCELED: ExperimentState.CANCELED,
-    ExperimentState.STOPPING_KILLED: ExperimentState.CANCELED,
-    ExperimentState.STOPPING_ERROR: ExperimentState.ERROR,
-    ExperimentState.STOPPING_COMPLETED: ExperimentState.COMPLETED,
-}
 
 
 @dataclass(frozen=True)
@@ -69,63 +59,7 @@ _REMOVE_EVENTS = (
 
 
 class ExperimentService(Service):
-    """Creates, moves, ends and deletes experiments."""
-
-    def move(self, experiment: ExperimentRow, state: ExperimentState, **values: Any) -> None:
-        """Change an experiment's state, and other columns with it; no wait for slots outlives that.
-
-        Raises:
-            ConflictError: If the transition is not legal.
-        """
-        if experiment.state != state:
-            name = f"experiment {experiment.id}"
-            check_move(EXPERIMENT_MOVES, name, experiment.state, state)
-            values["waits_since"] = None
-        self.work.save(experiments, experiment.id, state=state, **values)
-        self.work.touch("experiment", experiment.id, experiment.id)
-
-    def settle(self, experiment_id: int) -> None:
-        """End an experiment if all its trials have ended and its searcher is done."""
-        experiment = self.work.find(ExperimentRow, experiment_id)
-        if experiment.state in EXPERIMENT_ENDED:
-            return
-        stopping = experiment.state in EXPERIMENT_STOPPING
-        if not (stopping or experiment.searcher_done):  # before anything is counted over all trials
-            return
-        counted = self.work.connection.execute(
-            select(trials.c.state, func.count().label("number"))
-            .where(trials.c.experiment_id == experiment_id)
-            .group_by(trials.c.state)
-        )
-        counts = {row.state: row.number for row in counted}
-        if any(state not in TRIAL_ENDED for state in counts):
-            return
-        self.work.checkpoints.apply_to_experiment(experiment_id)
-        through = ExperimentState(experiment.state) if stopping else _stopping_state(counts.keys())
-        if not stopping:
-            self.move(experiment, through)
-        end = _ENDS_AS[through]
-        values: dict[str, Any] = {"ended_at": self.work.clock()}
-        if end == ExperimentState.COMPLETED:
-            values["progress"] = 1.0
-            fruitless = experiment.best_validation is None
-            values["error"] = self._last_error(experiment_id) if fruitless else None
-        elif not stopping and end == ExperimentState.ERROR:
-            values["error"] = self._last_error(experiment_id)
-        self.move(replace(experiment, state=through), end, **values)
-        self.work.orchestrator.searches.searchers.pop(experiment_id, None)
-        self.work.orchestrator.configs.forget(experiment_id)
-        self.work.orchestrator.queue.drop([experiment_id])
-
-    def _last_error(self, experiment_id: int) -> str | None:
-        query = (
-            select(trials.c.error)
-            .where(trials.c.experiment_id == experiment_id, trials.c.error.is_not(None))
-            .order_by(trials.c.ended_at.desc(), trials.c.id.desc())
-            .limit(1)
-        )
-        error: str | None = self.work.connection.scalar(query)
-        return error
+    """Creates experiments, carries out user actions on them, and deletes them."""
 
     def create(self, submission: Submission) -> int:
         """Store an experiment, make its first trials and return its id.
@@ -158,7 +92,7 @@ class ExperimentService(Service):
         )
         operations = self.work.searches.first_operations(experiment_id, new_search)
         self.work.operations.execute(experiment_id, operations)
-        self.settle(experiment_id)
+        self.work.lifecycle.settle(experiment_id)
         self.work.scheduling.schedule()
         return experiment_id
 
@@ -191,7 +125,7 @@ class ExperimentService(Service):
 
     def _pause(self, experiment: ExperimentRow) -> None:
         number = experiment.id
-        self.move(experiment, ExperimentState.PAUSED)
+        self.work.lifecycle.move_experiment(experiment, ExperimentState.PAUSED)
         running = select(trials.c.run_id).where(
             trials.c.experiment_id == number,
             trials.c.run_id.is_not(None),
@@ -208,7 +142,7 @@ class ExperimentService(Service):
             self.work.warm_starts.settle_sources(source)
 
     def _activate(self, experiment: ExperimentRow) -> None:
-        self.move(experiment, ExperimentState.ACTIVE)
+        self.work.lifecycle.move_experiment(experiment, ExperimentState.ACTIVE)
         free = (trials.c.state == TrialState.PAUSED) & (trials.c.waits == 0) & (trials.c.held == 0)
         self._move_idle(experiment.id, free, TrialState.QUEUED)
 
@@ -226,12 +160,12 @@ class ExperimentService(Service):
         self.work.connection.execute(update(trials).where(idle).values(state=state))
 
     def _stop(self, experiment: ExperimentRow, state: ExperimentState) -> None:
-        self.move(experiment, state)
+        self.work.lifecycle.move_experiment(experiment, state)
         reason = "kill" if state == ExperimentState.STOPPING_KILLED else "cancel"
-        self.work.trials.cancel_idle(experiment.id, reason)
+        self.work.lifecycle.cancel_idle(experiment.id, reason)
         for trial in self._open_trials(experiment.id):
-            self.work.trials.stop(trial, reason)
-        self.settle(experiment.id)
+            self.work.operations.stop_trial(trial, reason)
+        self.work.lifecycle.settle(experiment.id)
 
     def _cancel(self, experiment: ExperimentRow) -> None:
         self._stop(experiment, ExperimentState.STOPPING_CANCELED)
@@ -280,38 +214,15 @@ class ExperimentService(Service):
         if self.work.checkpoints.delete_some(experiment_id, of_experiment):
             return False
         ids = self.work.raw(_SOME_TRIALS, (experiment_id, _TRIALS_AT_ONCE))
-        self.work.trials.remove_rows([trial_id for (trial_id,) in ids])
+        self.work.lifecycle.remove_trials([trial_id for (trial_id,) in ids])
         if len(ids) == _TRIALS_AT_ONCE:
-            self.count_trials(experiment)
+            self.work.lifecycle.count_trials(experiment)
             return False
         if self.work.run(_REMOVE_EVENTS, (experiment_id, _EVENTS_AT_ONCE)) == _EVENTS_AT_ONCE:
-            self.count_trials(experiment)
+            self.work.lifecycle.count_trials(experiment)
             return False
         self.work.connection.execute(delete(experiments).where(experiments.c.id == experiment_id))
         return True
-
-    def count_trials(self, experiment: ExperimentRow) -> None:
-        """Count the trials that an experiment has left, and find the best of them."""
-        of_experiment = trials.c.experiment_id == experiment.id
-        value = trials.c.best_validation
-        best = self.work.connection.execute(
-            select(trials.c.id, value)
-            .where(of_experiment, value.is_not(None))
-            .order_by(value.asc() if experiment.smaller_is_better else value.desc(), trials.c.id)
-            .limit(1)
-        ).first()
-        self.work.save(
-            experiments, experiment.id,
-            num_trials=self.work.connection.scalar(select(func.count()).where(of_experiment)),
-            failed_trials=self._count_in(experiment, TrialState.ERROR),
-            canceled_trials=self._count_in(experiment, TrialState.CANCELED),
-            best_trial_id=best.id if best else None,
-            best_validation=best.best_validation if best else None,
-        )  # fmt: skip
-
-    def _count_in(self, experiment: ExperimentRow, state: TrialState) -> int:
-        query = "SELECT count(*) FROM trials WHERE state = ? AND experiment_id = ?"
-        return int(self.work.raw(query, (str(state), experiment.id))[0][0])
 
     def release_archive(self, archive: str | None) -> None:
         """Remove an archive after the commit if no experiment uses it.
@@ -340,14 +251,14 @@ class ExperimentService(Service):
         experiment = self.work.find(ExperimentRow, experiment_id)
         if experiment.state in EXPERIMENT_ENDED | EXPERIMENT_STOPPING:
             return
-        self.move(experiment, ExperimentState.STOPPING_ERROR, error=error)
-        self.work.trials.cancel_idle(experiment_id, "kill")
+        self.work.lifecycle.move_experiment(experiment, ExperimentState.STOPPING_ERROR, error=error)
+        self.work.lifecycle.cancel_idle(experiment_id, "kill")
         running = select(trials).where(
             trials.c.experiment_id == experiment_id, trials.c.state.not_in(TRIAL_ENDED)
         )
         for trial in read_rows(self.work.connection, TrialRow, running.order_by(trials.c.id)):
-            self.work.trials.stop(trial, "kill")
-        self.settle(experiment_id)
+            self.work.operations.stop_trial(trial, "kill")
+        self.work.lifecycle.settle(experiment_id)
 
 
 def resource_columns(config: "ExperimentConfig") -> dict[str, Any]:
@@ -375,15 +286,6 @@ def resource_columns(config: "ExperimentConfig") -> dict[str, Any]:
 
 def _host_slots(hosts: Mapping[str, Sequence[int]]) -> list[str]:
     return [f"{HOST_SLOT}{host}:{slot}" for host, slots in hosts.items() for slot in slots]
-
-
-def _stopping_state(states: Collection[str]) -> ExperimentState:
-    """How an experiment stops whose trials have all ended in these states."""
-    if set(states) == {TrialState.ERROR}:
-        return ExperimentState.STOPPING_ERROR
-    if set(states) == {TrialState.CANCELED}:
-        return ExperimentState.STOPPING_CANCELED
-    return ExperimentState.STOPPING_COMPLETED
 
 
 def _row(orchestrator: Orchestrator, submission: Submission) -> dict[str, Any]:

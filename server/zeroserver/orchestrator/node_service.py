@@ -11,7 +11,6 @@ from zerolab.contract.nodes import failed_by_peer, merge_outcomes
 from zerolab.contract.outcome import CHECKPOINTED_EXITS, Outcome
 from zerolab.contract.spec import Nodes
 from zerolab.errors import NotFoundError
-from zeroserver.orchestrator.log_policies import Match
 from zeroserver.orchestrator.service import Service
 from zeroserver.store.database import Change
 from zeroserver.store.rows import NodeRow, RunRow
@@ -23,12 +22,10 @@ __all__ = [
     "held_slots",
     "host_of",
     "kills_others",
+    "merge_ends",
     "next_log",
     "nodes_of",
 ]
-
-_CAUSE_S = 10.0
-"""For the ranks of other agents to say why they ended, after one that only lost them has ended."""
 
 
 class HeldSlots(NamedTuple):
@@ -90,44 +87,6 @@ class NodeService(Service):
         self.work.connection.execute(update(run_nodes).where(first).values(address=address))
         self.work.changes.append(Change("agents"))
 
-    def merge_exit(self, run: RunRow, end: RunExit, matches: Sequence[Match]) -> RunExit | None:
-        """Store how the ranks of one agent ended; repeating it changes nothing.
-
-        Args:
-            run: The run; it has not ended.
-            end: Of the agent with node rank ``end.node``.
-            matches: What the log policies found in the tail of its log.
-
-        Returns:
-            How the run ended, when all its agents have told; None before. A run with one agent has
-            ended with it.
-        """
-        rows = nodes_of(self.work.connection, run.id)
-        node = next((row for row in rows if row.node_rank == end.node), None)
-        if node is None and (rows or end.node):
-            msg = f"run {run.id} has no node {end.node}"
-            raise NotFoundError(msg)
-        if node is None:
-            return end
-        if node.ended_at is not None:
-            return None
-        this = (run_nodes.c.run_id == run.id) & (run_nodes.c.node_rank == end.node)
-        values = {
-            "ended_at": self.work.clock(),
-            "exit_code": end.exit_code,
-            "reason": end.reason,
-            "told": int(end.told),
-        }
-        self.work.connection.execute(update(run_nodes).where(this).values(**values))
-        self.work.changes.append(Change("agents"))
-        rows = nodes_of(self.work.connection, run.id)
-        if any(row.ended_at is None for row in rows):
-            if failed_by_peer(Outcome(end.exit_code, end.reason)) and run.deadline_at is None:
-                self.work.save(runs, run.id, deadline_at=self.work.steady() + _CAUSE_S)
-            self.work.runs.apply_matches(run, matches)
-            return None
-        return _merged(rows, end)
-
     def save_next_log(self, run_id: int, node: int, number: int) -> None:
         """Store the number of the next log line of an agent."""
         connection = self.work.connection
@@ -166,7 +125,8 @@ def nodes_of(connection: Connection, run_id: int) -> list[RunNode]:
     return [RunNode(*row) for row in connection.execute(ordered)]
 
 
-def _merged(rows: Sequence[RunNode], last: RunExit) -> RunExit:
+def merge_ends(rows: Sequence[RunNode], last: RunExit) -> RunExit:
+    """Return how a run ended whose agents have all reported, ``last`` as the last one."""
     in_order = sorted(rows, key=lambda row: (row.ended_at, row.node_rank))
     ends = {row.name or f"node {row.node_rank}": _outcome(row) for row in in_order}
     name, outcome = merge_outcomes(ends)

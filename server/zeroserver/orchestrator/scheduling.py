@@ -1,23 +1,21 @@
-"""Assignment of queued trials to free slots, and periodic work of the clock."""
+"""Assignment of queued trials to free slots."""
 
 from typing import Any
 
 import msgspec
-from sqlalchemy import func, select, update
+from sqlalchemy import func, select
 
 from zerolab import scheduler
 from zerolab.contract.messages import Extension
 from zerolab.contract.spec import EXIT_INFRASTRUCTURE, RunSpec
 from zerolab.scheduler import Decision, Request, Start
 from zeroserver.orchestrator.caches import QueueCache
-from zeroserver.orchestrator.cluster.scheduler_input import OPEN_RUNS
-from zeroserver.orchestrator.node_service import failed_before_its_kill
+from zeroserver.orchestrator.cluster.wait_reasons import Waiting, changed_reasons
 from zeroserver.orchestrator.service import Service
-from zeroserver.orchestrator.wait_reasons import Waiting, changed_reasons
 from zeroserver.states import TrialState
 from zeroserver.store.points import FORGOTTEN
-from zeroserver.store.rows import RunRow, TrialRow, read_rows
-from zeroserver.store.schema import experiments, runs, trials
+from zeroserver.store.rows import RunRow, TrialRow
+from zeroserver.store.schema import runs, trials
 
 __all__ = ["SchedulingService"]
 
@@ -28,7 +26,7 @@ _ANY_RESTARTING = "SELECT 1 FROM trials WHERE restart_at > ? LIMIT 1"
 
 
 class SchedulingService(Service):
-    """Starts, extends and preempts runs, and does the periodic work of the clock."""
+    """Starts, extends and preempts runs."""
 
     @property
     def cache(self) -> QueueCache:
@@ -143,7 +141,7 @@ class SchedulingService(Service):
         trial = self.work.find(TrialRow, trial_id)
         problem = self.work.warm_starts.source_problem(trial)
         if problem is not None:
-            self.work.trials.end(trial, TrialState.ERROR, error=problem)
+            self.work.operations.end_trial(trial, TrialState.ERROR, error=problem)
             return True
         run_id = self.work.runs.assign(trial, start.slots)
         if run_id is None:
@@ -192,52 +190,6 @@ class SchedulingService(Service):
             self.work.touch("experiment", experiment_id, experiment_id)
         self.cache.waiting = now
         self.work.undo.append(lambda: setattr(self.cache, "waiting", before))
-
-    def tick(self) -> None:
-        """Enforce deadlines, lose dead agents, schedule, and apply queue timeouts.
-
-        Call it again while ``orchestrator.queue.unfinished``.
-        """
-        self.cache.unfinished = False
-        for experiment_id, reason in self.work.searches.take_lost().items():
-            self.work.experiments.fail(experiment_id, reason)
-        self.work.agents.lose_silent()
-        self._kill_late_runs()
-        self.schedule()
-        if self.work.queue.end_long_waits():  # slots may have been kept for one of them
-            self.schedule()
-
-    def bound_deadlines(self) -> None:
-        """Limit stored deadlines, since the clock may have been set back.
-
-        Deadlines are kept in the time of the server that set them; ours may have begun before it.
-        """
-        now = self.work.steady()
-        latest = now + self.work.settings.timings.backoff_most_s
-        waiting = update(trials).where(trials.c.restart_at > latest)
-        self.work.connection.execute(waiting.values(restart_at=latest))
-        waiting_long = update(experiments).where(experiments.c.waits_since > now)
-        self.work.connection.execute(waiting_long.values(waits_since=now))
-        leaving = select(runs.c.id, runs.c.experiment_id, runs.c.deadline_at).where(
-            runs.c.state.in_(OPEN_RUNS), runs.c.deadline_at.is_not(None)
-        )
-        for run_id, experiment_id, deadline in self.work.connection.execute(leaving).all():
-            patience = self.work.config(experiment_id).preemption_timeout
-            self.work.save(runs, run_id, deadline_at=min(deadline, now + patience))
-
-    def _kill_late_runs(self) -> None:
-        """Kill runs that have not stopped by their deadline."""
-        now = self.work.steady()
-        query = select(runs).where(
-            runs.c.state.in_(OPEN_RUNS), runs.c.killed == 0, runs.c.deadline_at < now
-        )
-        for run in read_rows(self.work.connection, RunRow, query):
-            problem = "stopped within its preemption_timeout"
-            if failed_before_its_kill(self.work.connection, run):
-                problem = "ended after others of its ranks have failed"
-            text = f"run {run.id} has not {problem} and is killed"
-            self.work.log_line(run, text, "WARNING")
-            self.work.runs.kill(run.id)
 
     def grow(self, run_id: int, steps: int) -> None:
         """Preempt a run that has saved a checkpoint if more slots are free for its trial.

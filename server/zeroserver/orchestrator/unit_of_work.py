@@ -17,11 +17,14 @@ from zeroserver.orchestrator.cluster.agent_service import AgentService
 from zeroserver.orchestrator.cluster.queue_service import QueueService
 from zeroserver.orchestrator.cluster.scheduler_input import SchedulerInput
 from zeroserver.orchestrator.continuation import ContinuationService
+from zeroserver.orchestrator.exit_service import ExitService
 from zeroserver.orchestrator.experiment_service import ExperimentService
 from zeroserver.orchestrator.ingest.log_service import LogService
 from zeroserver.orchestrator.ingest.metric_names import MetricNameService
 from zeroserver.orchestrator.ingest.report_service import ReportService
+from zeroserver.orchestrator.lifecycle import LifecycleService
 from zeroserver.orchestrator.node_service import NodeService
+from zeroserver.orchestrator.periodic import PeriodicService
 from zeroserver.orchestrator.run_service import Reporting, RunService
 from zeroserver.orchestrator.scheduling import SchedulingService
 from zeroserver.orchestrator.search.custom_search import CustomSearchService
@@ -71,12 +74,15 @@ class UnitOfWork(Transaction):
     experiments = _Lazy(ExperimentService)
     trials = _Lazy(TrialService)
     operations = _Lazy(OperationService)
+    lifecycle = _Lazy(LifecycleService)
     runs = _Lazy(RunService)
+    exits = _Lazy(ExitService)
     nodes = _Lazy(NodeService)
     searches = _Lazy(SearchService)
     custom_searches = _Lazy(CustomSearchService)
     continuations = _Lazy(ContinuationService)
     scheduling = _Lazy(SchedulingService)
+    periodic = _Lazy(PeriodicService)
     queue = _Lazy(QueueService)
     scheduler_input = _Lazy(SchedulerInput)
     agents = _Lazy(AgentService)

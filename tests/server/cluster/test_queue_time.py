@@ -68,7 +68,7 @@ def first_tick(monkeypatch: pytest.MonkeyPatch) -> Event:
     done = Event()
 
     def tick_and_report(work: UnitOfWork) -> None:
-        work.scheduling.tick()
+        work.periodic.tick()
         done.set()
 
     monkeypatch.setattr("zeroserver.app.tick", tick_and_report)

@@ -165,7 +165,7 @@ class CheckpointService(Service):
             )
 
     def add(self, run: Reporting, record: CheckpointRecord) -> bool:
-        """Store a checkpoint; return whether a trial waited for it.
+        """Store a checkpoint; return whether it is new.
 
         Raises:
             ConfigError: If the checkpoint is another trial's.
@@ -194,8 +194,7 @@ class CheckpointService(Service):
         self.work.connection.execute(checkpoints.insert().values(row))
         self.work.save(trials, run.trial_id, latest_checkpoint=record.uuid)
         self.work.touch("checkpoint", run.experiment_id, record.uuid)
-        self.work.scheduling.grow(run.id, record.steps_completed)
-        return self.work.warm_starts.settle_sources(run.trial_id)
+        return True
 
     def choose_best(self, experiment: ExperimentRow, trial_id: int) -> None:
         """Update the best checkpoint of a trial."""

@@ -114,7 +114,7 @@ class AgentService(Service):
             # brings the others to an end.
             code = EXIT_PREEMPTED if run.state == RunState.ASSIGNED else EXIT_INFRASTRUCTURE
             end = RunExit(code, reason, node=run.node_rank)
-            self.work.runs.exited(run.id, end)
+            self.work.exits.end_run(run.id, end)
         return len(open_runs)
 
     def _open_runs(self, agent_id: int) -> list[HeldSlots]:

@@ -1,28 +1,22 @@
-"""Queue settings: priority, order, pools and quotas, and the queue timeout."""
+"""Queue settings: priority, order, pools and quotas."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from sqlalchemy import (
-    ColumnElement,
-    and_,
     delete,
-    exists,
     func,
-    or_,
     select,
-    text,
     update,
 )
 
 from zerolab.contract.names import check_pool, text_problem
 from zerolab.errors import ConfigError, ConflictError, NotFoundError
 from zerolab.scheduler import Policy
-from zeroserver.orchestrator.cluster.scheduler_input import OPEN_RUNS
 from zeroserver.orchestrator.service import Service
-from zeroserver.states import EXPERIMENT_ENDED, ExperimentState
+from zeroserver.states import EXPERIMENT_ENDED
 from zeroserver.store.rows import ExperimentRow
-from zeroserver.store.schema import WAITING, experiments, pools, quotas, runs, trials
+from zeroserver.store.schema import experiments, pools, quotas
 
 __all__ = ["KINDS", "JobChange", "QueueService"]
 
@@ -191,42 +185,6 @@ class QueueService(Service):
             msg = f"there is no quota {group}"
             raise NotFoundError(msg)
 
-    def end_long_waits(self) -> bool:
-        """End experiments whose trials have waited too long for slots.
-
-        The wait begins when a trial is queued and none of the experiment's holds slots. A pause is
-        no wait, nor is the moment before a trial that failed is started again.
-
-        Returns:
-            Whether one has ended. Why it waited is what the last round of the scheduler has found.
-        """
-        ended = False
-        now = self.work.steady()
-        limited = select(experiments).where(
-            experiments.c.queue_time.is_not(None),
-            experiments.c.state.in_([ExperimentState.ACTIVE, ExperimentState.PAUSED]),
-        )
-        rows = self.work.connection.execute(limited.add_columns(_waits(now).label("waits")))
-        for *columns, waits in rows.all():
-            row = ExperimentRow(*columns)
-            since = row.waits_since
-            if not waits:
-                if since is not None:
-                    self.work.save(experiments, row.id, waits_since=None)
-            elif since is None:
-                self.work.save(experiments, row.id, waits_since=now)
-            elif row.queue_time is not None and now - since > row.queue_time:
-                self._end(row)
-                ended = True
-        return ended
-
-    def _end(self, experiment: ExperimentRow) -> None:
-        limit = experiment.queue_time
-        error = f"it has waited for slots for more than {limit} s (resources.queue_time)"
-        reason = self.work.orchestrator.queue.waiting.of_job(experiment.id, experiment.state)
-        error = f"{error}: {reason}" if reason else error
-        self.work.experiments.fail(experiment.id, error)
-
 
 def _group(kind: str, name: str) -> str:
     """Return the name of a group.
@@ -242,14 +200,3 @@ def _group(kind: str, name: str) -> str:
     except ValueError as error:
         raise ConfigError("quota", [f"{kind}: {error}"]) from None
     return f"{kind}:{name}"
-
-
-def _waits(now: float) -> ColumnElement[bool]:
-    due = or_(trials.c.restart_at.is_(None), trials.c.restart_at <= now)
-    queued = exists().where(
-        trials.c.experiment_id == experiments.c.id,
-        text(WAITING),
-        due,
-    )
-    holding = exists().where(runs.c.experiment_id == experiments.c.id, runs.c.state.in_(OPEN_RUNS))
-    return and_(queued, ~holding)

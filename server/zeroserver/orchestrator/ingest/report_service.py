@@ -17,8 +17,9 @@ from zerolab.contract.messages import (
     wire_number,
 )
 from zeroserver.orchestrator.checkpoints.checkpoint_service import check_checkpoint
+from zeroserver.orchestrator.exit_service import no_metric_at
 from zeroserver.orchestrator.ingest.values import PointReader, check_times, stored_number
-from zeroserver.orchestrator.run_service import Reporting, no_metric_at, shown_activity
+from zeroserver.orchestrator.run_service import Reporting, shown_activity
 from zeroserver.orchestrator.search.search_service import Event
 from zeroserver.orchestrator.service import Service
 from zeroserver.states import TRIAL_ENDED, ExperimentState
@@ -133,7 +134,9 @@ class ReportService(Service):
             experiment = self.work.experiment_of(run)
             if isinstance(record, CheckpointRecord):
                 steps = record.steps_completed
-                more |= self.work.checkpoints.add(run, record)
+                if self.work.checkpoints.add(run, record):
+                    self.work.scheduling.grow(run.id, steps)
+                    more |= self.work.warm_starts.settle_sources(run.trial_id)
             else:
                 steps = record.steps
                 more |= self._validated(run, record)
@@ -201,7 +204,7 @@ class ReportService(Service):
             if compared or trial.searcher_steps < 0:
                 self.work.log_line(run, problem, "ERROR")
                 self.work.save(trials, trial.id, error=problem)
-                self.work.trials.stop(trial, "error")
+                self.work.operations.stop_trial(trial, "error")
             return False
         self.work.save(trials, trial.id, searcher_steps=record.steps)
         event = Event("validated", trial.request_id, value, length)

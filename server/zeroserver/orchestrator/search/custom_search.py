@@ -117,7 +117,7 @@ class CustomSearchService(Service):
                 experiment_id,
                 progress=max(experiment.progress, answered.progress),
             )
-        self.work.experiments.settle(experiment_id)
+        self.work.lifecycle.settle(experiment_id)
         self.work.scheduling.schedule()
         return answered.handled, None
 

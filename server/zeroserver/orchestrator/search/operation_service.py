@@ -1,4 +1,7 @@
-"""Operations of searchers: executed in order, as many as one change may cost."""
+"""Operations of searchers: executed in order, as many as one change may cost.
+
+The end of a trial is here too: the searcher responds to it with operations, which may end others.
+"""
 
 from collections import deque
 from collections.abc import Sequence
@@ -8,12 +11,14 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, select
 
+from zerolab.contract.messages import LEAVE_GRACE_S
+from zerolab.contract.outcome import is_failure
 from zerolab.searcher import Continue, Create, Operation, Reopen, Shutdown, Stop
 from zeroserver.orchestrator.caches import SearchCache
+from zeroserver.orchestrator.lifecycle import resting_state
 from zeroserver.orchestrator.search.search_service import DELETED, Event
 from zeroserver.orchestrator.service import Service
 from zeroserver.orchestrator.state import Orchestrator
-from zeroserver.orchestrator.trial_service import resting_state
 from zeroserver.states import (
     EXPERIMENT_ENDED,
     EXPERIMENT_STOPPING,
@@ -21,8 +26,8 @@ from zeroserver.states import (
     ExperimentState,
     TrialState,
 )
-from zeroserver.store.rows import ExperimentRow, TrialRow, read_row
-from zeroserver.store.schema import experiments, trials
+from zeroserver.store.rows import ExperimentRow, RunRow, TrialRow, read_row
+from zeroserver.store.schema import experiments, runs, trials
 
 __all__ = ["OperationService", "cost_of", "interrupted_searches"]
 
@@ -37,7 +42,7 @@ _BUDGET_MS = 60.0
 
 
 class OperationService(Service):
-    """Carries out what searchers request; the rest waits in a backlog."""
+    """Carries out what searchers request, and tells them how trials end."""
 
     @property
     def cache(self) -> SearchCache:
@@ -78,7 +83,7 @@ class OperationService(Service):
             and not remaining
             and self.work.find(ExperimentRow, experiment_id).searcher_done
         ):
-            self.work.experiments.settle(experiment_id)  # its last trial may have ended before
+            self.work.lifecycle.settle(experiment_id)  # its last trial may have ended before
 
     def drop_backlog(self, experiment_id: int) -> None:
         """Forget what an experiment's searcher wanted and was not carried out."""
@@ -102,7 +107,7 @@ class OperationService(Service):
         remaining = self.execute_some(experiment_id, backlog)
         self._keep_backlog(experiment_id, remaining)
         if not remaining:
-            self.work.experiments.settle(experiment_id)
+            self.work.lifecycle.settle(experiment_id)
         return True
 
     def resume_backlog(self, experiment_id: int) -> None:
@@ -170,11 +175,11 @@ class OperationService(Service):
                 waiting.extend(self.work.searches.add_event(experiment_id, event))
             elif isinstance(operation, Stop):
                 if trial.state not in TRIAL_ENDED:
-                    self.work.trials.stop(trial, "searcher")
+                    self.stop_trial(trial, "searcher")
             elif isinstance(operation, Continue):
                 self._continue(trial, operation.until)
             elif isinstance(operation, Reopen):
-                self.work.trials.reopen(trial, ExperimentState.ACTIVE, waits=1)
+                self.work.lifecycle.reopen(trial, ExperimentState.ACTIVE, waits=1)
         experiment = self.work.find(ExperimentRow, experiment_id)
         values: dict[str, Any] = {"num_trials": experiment.num_trials + created}
         if not experiment.searcher_done:  # else what it was before the end stays
@@ -219,7 +224,87 @@ class OperationService(Service):
         self.work.save(trials, trial.id, until=until, waits=0)
         experiment = self.work.experiment_of(trial)
         if trial.state == TrialState.PAUSED and trial.run_id is None:
-            self.work.trials.move(trial, resting_state(experiment.state, waits=trial.held))
+            self.work.lifecycle.move_trial(trial, resting_state(experiment.state, waits=trial.held))
+
+    def stop_trial(self, trial: TrialRow, reason: str) -> None:
+        """End a trial: at once when no run of it is there, else when its run has checkpointed.
+
+        Args:
+            trial: One that has not ended.
+            reason: ``searcher``, ``cancel``, ``kill`` or ``error``; the last two do not wait for a
+                checkpoint.
+        """
+        # A stop by the searcher is final.
+        if trial.stop != "searcher" or reason == "error":
+            self.work.save(trials, trial.id, stop=reason)
+        if trial.run_id is None:
+            state = TrialState.COMPLETED if reason == "searcher" else TrialState.CANCELED
+            error = self._error_of_last_run(trial) if reason == "searcher" else None
+            self.end_trial(trial, TrialState.ERROR if error else state, error=error)
+            return
+        self.work.lifecycle.move_trial(trial, TrialState.STOPPING)
+        if reason in {"kill", "error"}:
+            self.work.runs.kill(trial.run_id)
+            return
+        self.work.runs.direct(trial.run_id, "stop")
+        run = self.work.find(RunRow, trial.run_id)
+        if reason == "cancel" and not run.killed and self.work.runs.never_asks(run):
+            text = (
+                f"run {run.id}: its command does not ask whether to leave: its processes get "
+                f"SIGTERM, and SIGKILL {LEAVE_GRACE_S:.0f} s later"
+            )
+            self.work.log_line(run, text, "WARNING")
+            self.work.runs.kill(run.id)
+
+    def _error_of_last_run(self, trial: TrialRow) -> str | None:
+        """Return why the last run of a trial failed; None if it did not, or the trial never ran."""
+        if not trial.restarts:  # every failure counts as one, or has ended the trial
+            return None
+        query = select(runs).where(runs.c.trial_id == trial.id).order_by(runs.c.id.desc()).limit(1)
+        last = read_row(self.work.connection, RunRow, query)
+        if last is None or last.killed or not is_failure(last.exit_code or 0):
+            return None
+        return str(last.reason or f"exit code {last.exit_code}")
+
+    def end_trial(
+        self,
+        trial: TrialRow,
+        state: TrialState,
+        *,
+        error: str | None = None,
+        reason: str | None = None,
+    ) -> None:
+        """Move a trial to a final state and notify the searcher.
+
+        Args:
+            trial: One that has not ended.
+            state: A final one.
+            error: One line for the user.
+            reason: Why it ended early, for the searcher; None when it has done all it should.
+        """
+        now = self.work.clock()
+        values: dict[str, Any] = {
+            "run_id": None,
+            "restart_at": None,
+            "ended_at": now,
+            "error": error,
+        }
+        if state == TrialState.COMPLETED and reason is None and trial.stop is None:
+            values["progress"] = 1.0
+        self.work.lifecycle.move_trial(trial, state, **values)
+        self.work.checkpoints.apply_to_trial(trial.id)
+        if state != TrialState.COMPLETED and trial.started_at is not None:
+            self.work.checkpoints.discard_unfinished(trial)
+        experiment = self.work.experiment_of(trial)
+        ended = experiment.state in EXPERIMENT_ENDED | EXPERIMENT_STOPPING
+        if not ended and not experiment.searcher_done:
+            if state == TrialState.COMPLETED and reason is None:
+                event = Event("exited", trial.request_id)
+            else:
+                default = "errored" if state == TrialState.ERROR else "user_canceled"
+                event = Event("exited_early", trial.request_id, reason=reason or default)
+            self.add_event(trial.experiment_id, event)
+        self.work.lifecycle.settle(trial.experiment_id)
 
 
 def interrupted_searches(connection: Connection) -> list[int]:

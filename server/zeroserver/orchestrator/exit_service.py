@@ -1,0 +1,303 @@
+"""Ends of runs, and what their trials do next: end, restart, wait or go on elsewhere."""
+
+from collections.abc import Sequence
+
+import msgspec
+from sqlalchemy import func, select, update
+
+from zerolab.contract.hparam_reads import searched_names
+from zerolab.contract.messages import RunExit
+from zerolab.contract.nodes import failed_by_peer
+from zerolab.contract.outcome import BEYOND_BOUND, Outcome, is_failure
+from zerolab.contract.secret_text import mask_values
+from zerolab.contract.spec import (
+    EXIT_INFRASTRUCTURE,
+    EXIT_INVALID_HP,
+    EXIT_PREEMPTED,
+    EXIT_REACHED,
+    EXIT_USER_ERROR,
+    RunSpec,
+)
+from zerolab.errors import NotFoundError
+from zeroserver.orchestrator.lifecycle import resting_state
+from zeroserver.orchestrator.log_policies import Match
+from zeroserver.orchestrator.node_service import failed_before_its_kill, merge_ends, nodes_of
+from zeroserver.orchestrator.service import Service
+from zeroserver.orchestrator.state import agents_changed
+from zeroserver.states import RUN_MOVES, TRIAL_ENDED, RunState, TrialState, check_move
+from zeroserver.store.database import Change
+from zeroserver.store.rows import ExperimentRow, RunRow, TrialRow
+from zeroserver.store.schema import experiments, metric_keys, points, run_nodes, runs, trials
+
+__all__ = ["ExitService", "no_metric_at"]
+
+_SIGNALS_ABOVE = 128
+"""A shell exits with 128 + n when signal n has killed its command."""
+_CAUSE_S = 10.0
+"""For the ranks of other agents to say why they ended, after one that only lost them has ended."""
+
+
+class ExitService(Service):
+    """Stores how runs ended and decides what their trials do next."""
+
+    def end_run(
+        self,
+        run_id: int,
+        end: RunExit,
+        matches: Sequence[Match] = (),
+    ) -> None:
+        """End a run and decide what its trial does next; repeating it changes nothing.
+
+        A run on several agents ends when all of them have reported their outcome.
+
+        Args:
+            run_id: The run.
+            end: How it ended.
+            matches: What the log policies found in the tail of its log.
+
+        Raises:
+            NotFoundError: If there is no such run.
+        """
+        run = self.work.find(RunRow, run_id)
+        if run.state == RunState.EXITED:
+            return
+        check_move(RUN_MOVES, f"run {run_id}", run.state, RunState.EXITED)
+        secrets = self.work.secrets_of(run.experiment_id)
+        end = msgspec.structs.replace(end, reason=_line(mask_values(end.reason or "", secrets)))
+        self._note_unread(run, end)
+        merged = self._merge_exit(run, end, matches)
+        if merged is None:
+            return
+        end = merged
+        now = self.work.clock()
+        reason = end.reason
+        if run.grows_to is not None and end.exit_code == EXIT_PREEMPTED:
+            reason = f"it left for more slots: {run.grows_to} were free for its trial"
+        end = msgspec.structs.replace(end, reason=reason)
+        self.work.save(
+            runs, run_id, state=RunState.EXITED, ended_at=now,
+            exit_code=end.exit_code, reason=end.reason,
+        )  # fmt: skip
+        self.work.changes += [Change(f"run:{run_id}"), agents_changed()]
+        self.work.orchestrator.polling_runs.discard(run_id)
+        trial = self.work.trial_of(run)
+        if trial.run_id != run_id or trial.state in TRIAL_ENDED:
+            return
+        self.work.runs.apply_matches(run, matches)
+        self.work.save(trials, trial.id, run_id=None, activity=None)
+        self._apply_exit(self.work.find(RunRow, run_id), end)
+
+    def _merge_exit(self, run: RunRow, end: RunExit, matches: Sequence[Match]) -> RunExit | None:
+        """Store how the ranks of one agent ended; repeating it changes nothing.
+
+        Args:
+            run: The run; it has not ended.
+            end: Of the agent with node rank ``end.node``.
+            matches: What the log policies found in the tail of its log.
+
+        Returns:
+            How the run ended, when all its agents have told; None before. A run with one agent has
+            ended with it.
+        """
+        rows = nodes_of(self.work.connection, run.id)
+        node = next((row for row in rows if row.node_rank == end.node), None)
+        if node is None and (rows or end.node):
+            msg = f"run {run.id} has no node {end.node}"
+            raise NotFoundError(msg)
+        if node is None:
+            return end
+        if node.ended_at is not None:
+            return None
+        this = (run_nodes.c.run_id == run.id) & (run_nodes.c.node_rank == end.node)
+        values = {
+            "ended_at": self.work.clock(),
+            "exit_code": end.exit_code,
+            "reason": end.reason,
+            "told": int(end.told),
+        }
+        self.work.connection.execute(update(run_nodes).where(this).values(**values))
+        self.work.changes.append(Change("agents"))
+        rows = nodes_of(self.work.connection, run.id)
+        if any(row.ended_at is None for row in rows):
+            if failed_by_peer(Outcome(end.exit_code, end.reason)) and run.deadline_at is None:
+                self.work.save(runs, run.id, deadline_at=self.work.steady() + _CAUSE_S)
+            self.work.runs.apply_matches(run, matches)
+            return None
+        return merge_ends(rows, end)
+
+    def _note_unread(self, run: RunRow, end: RunExit) -> None:
+        """Store the searched hyperparameters that no run of the experiment has read."""
+        if end.unread_hparams is None or end.exit_code not in (0, EXIT_REACHED):
+            return
+        experiment = self.work.find(ExperimentRow, run.experiment_id)
+        before = experiment.unread_hparams
+        if before is None:
+            space = msgspec.json.decode(experiment.config).get("hyperparameters")
+            names = searched_names(space)
+        else:
+            names = msgspec.json.decode(before)
+        unread = [name for name in names if name in end.unread_hparams]
+        if before is None or unread != names:
+            text = msgspec.json.encode(unread).decode()
+            self.work.save(experiments, experiment.id, unread_hparams=text)
+
+    def _apply_exit(self, run: RunRow, end: RunExit) -> None:
+        trial = self.work.trial_of(run)
+        code = end.exit_code
+        forced = (  # it was too slow to leave
+            bool(run.killed)
+            and run.directive != "train"
+            and not failed_before_its_kill(self.work.connection, run)
+        )
+        failed = is_failure(code) and not forced
+        if trial.stop == "error":
+            self.work.operations.end_trial(trial, TrialState.ERROR, error=trial.error)
+        elif trial.stop == "searcher" and failed:  # whatever it has reported before
+            self._fail_trial(run, trial, end, "the searcher needs no more of it")
+        elif trial.stop is not None:
+            by_searcher = trial.stop == "searcher"
+            state = TrialState.COMPLETED if by_searcher else TrialState.CANCELED
+            self.work.operations.end_trial(trial, state)
+        elif code == 0:
+            self.work.operations.end_trial(trial, TrialState.COMPLETED)
+        elif code == EXIT_PREEMPTED or forced:
+            self._requeue(trial)
+        elif code == EXIT_REACHED:
+            self._pause_at_bound(run, trial, end)
+        elif code == EXIT_USER_ERROR:
+            error = end.reason or "the trial cannot work as it is written or configured"
+            self.work.log_line(run, f"run {run.id}: {error}; no restart", "ERROR")
+            self.work.operations.end_trial(trial, TrialState.ERROR, error=error)
+        elif code == EXIT_INVALID_HP:
+            error = end.reason or "the trial declared its hyperparameters invalid"
+            self.work.log_line(run, f"run {run.id}: {error}", "WARNING")
+            self.work.operations.end_trial(
+                trial, TrialState.COMPLETED, error=error, reason="invalid_hp"
+            )
+        elif trial.waits and not failed:
+            self._requeue(trial)
+        elif code == EXIT_INFRASTRUCTURE and not run.no_retry:
+            self._requeue_lost(run, trial, end)
+        else:
+            self._failed(run, trial, end)
+
+    def _requeue(self, trial: TrialRow) -> None:
+        """Queue a trial that gave its slots back, unless something has it wait."""
+        experiment = self.work.experiment_of(trial)
+        self.work.lifecycle.move_trial(
+            trial, resting_state(experiment.state, waits=trial.waits or trial.held)
+        )
+
+    def _pause_at_bound(self, run: RunRow, trial: TrialRow, end: RunExit) -> None:
+        """Pause a trial at its rung, or queue it if the searcher continues it."""
+        bound = msgspec.json.decode(run.spec, type=RunSpec).fit
+        continued = bound is not None and bound.until is not None and trial.until != bound.until
+        if trial.waits or continued:
+            if end.reason and BEYOND_BOUND in end.reason:  # shown while it waits
+                self.work.save(trials, trial.id, error=end.reason)
+            self._requeue(trial)
+            return
+        metric = self.work.experiment_of(trial).metric
+        error = no_metric_at(trial.until or 0, metric)
+        self.work.log_line(run, f"run {run.id}: {error}; no restart", "ERROR")
+        self.work.operations.end_trial(trial, TrialState.ERROR, error=error)
+
+    def _failed(self, run: RunRow, trial: TrialRow, end: RunExit) -> None:
+        """Start a failed trial again, or end it where that is of no use."""
+        config = self.work.config(trial.experiment_id)
+        why = None
+        if run.no_retry:
+            why = "a log policy forbids a restart"
+        elif trial.restarts >= config.max_restarts:
+            why = f"it has been restarted {trial.restarts} times (max_restarts)"
+        elif self._would_fail_again(trial, end.exit_code):
+            why = "it failed before its first report, and would fail there again"
+        if why is not None:
+            self._fail_trial(run, trial, end, why)
+            return
+        number = trial.restarts + 1
+        self.work.save(trials, trial.id, restarts=number)
+        wait = self._restart_later(trial, number)
+        reason = _reason(end)
+        text = f"run {run.id} failed: {reason}; restart {number} of {config.max_restarts} "
+        text += "when the searcher resumes the trial" if trial.waits else f"in {wait:g} s"
+        self.work.log_line(run, text, "WARNING")
+
+    def _fail_trial(
+        self,
+        run: RunRow,
+        trial: TrialRow,
+        end: RunExit,
+        no_restart: str,
+    ) -> None:
+        """End a trial with the error of its last run; ``no_restart`` is the reason."""
+        reason = _reason(end)
+        text = f"run {run.id} failed: {reason}; no restart: {no_restart}"
+        self.work.log_line(run, text, "ERROR")
+        self.work.operations.end_trial(trial, TrialState.ERROR, error=reason)
+
+    def _would_fail_again(self, trial: TrialRow, exit_code: int) -> bool:
+        """Return whether a restart is of no use: the code failed before it reported anything.
+
+        A death by a signal may have a cause outside. So may the failure of a trial that was
+        restarted before. A command that need not report, such as a task, is restarted if its file
+        sets ``max_restarts``.
+        """
+        by_signal = exit_code < 0 or exit_code > _SIGNALS_ABOVE
+        if by_signal or trial.restarts or trial.latest_checkpoint is not None:
+            return False
+        experiment = self.work.experiment_of(trial)
+        if not experiment.metric and "max_restarts" in msgspec.json.decode(experiment.raw_config):
+            return False
+        reported = (
+            select(points.c.step)
+            .join(metric_keys, metric_keys.c.id == points.c.key_id)
+            .where(points.c.trial_id == trial.id, metric_keys.c.group_name != "system")
+            .limit(1)
+        )
+        return self.work.connection.scalar(reported) is None
+
+    def _requeue_lost(self, run: RunRow, trial: TrialRow, end: RunExit) -> None:
+        """Requeue a trial after an infrastructure failure, without counting a restart."""
+        wait = self._restart_later(trial, self._lost_in_a_row(trial.id))
+        reason = end.reason or "its machine or its storage failed"
+        text = f"run {run.id} was lost: {reason}; it starts again in {wait:g} s, not counted"
+        self.work.log_line(run, text, "WARNING")
+
+    def _lost_in_a_row(self, trial_id: int) -> int:
+        """How many of a trial's runs were lost one after another, the last one included."""
+        last_other = (
+            select(func.max(runs.c.id))
+            .where(runs.c.trial_id == trial_id, runs.c.exit_code != EXIT_INFRASTRUCTURE)
+            .correlate(None)
+            .scalar_subquery()
+        )
+        query = select(func.count()).where(
+            runs.c.trial_id == trial_id, runs.c.id > func.coalesce(last_other, 0)
+        )
+        return int(self.work.connection.execute(query).scalar_one())
+
+    def _restart_later(self, trial: TrialRow, number: int) -> float:
+        """Queue a trial, not to start before a pause that doubles with ``number``; return it."""
+        timings = self.work.settings.timings
+        wait = min(timings.backoff_first_s * 2.0 ** min(number - 1, 32), timings.backoff_most_s)
+        self.work.save(trials, trial.id, restart_at=self.work.steady() + wait)
+        self._requeue(trial)
+        return wait
+
+
+def _line(text: str | None) -> str | None:
+    """Make one line of a reason, short enough to show."""
+    return " ".join(text.replace("\0", "").split())[:2000] or None if text else None
+
+
+def no_metric_at(length: float, metric: str) -> str:
+    """Warn that a trial has not reported the searcher's metric."""
+    return (
+        f"searcher.metric: must be reported by a validation at length {length:g}, where the "
+        f"searcher compares trials, got no {metric!r} there"
+    )
+
+
+def _reason(end: RunExit) -> str:
+    return end.reason or f"exit code {end.exit_code}"

@@ -1,0 +1,275 @@
+"""State changes of experiments and trials, with the columns and counts that follow."""
+
+from collections.abc import Collection, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from msgspec.structs import replace
+from sqlalchemy import func, select, text, update
+
+from zeroserver.orchestrator.service import Service
+from zeroserver.orchestrator.state import Orchestrator
+from zeroserver.states import (
+    EXPERIMENT_ENDED,
+    EXPERIMENT_MOVES,
+    EXPERIMENT_STOPPING,
+    TRIAL_ENDED,
+    TRIAL_MOVES,
+    ExperimentState,
+    TrialState,
+    check_move,
+)
+from zeroserver.store.rows import ExperimentRow, TrialRow
+from zeroserver.store.schema import WEIGHTS_MISSING, experiments, trials
+
+__all__ = ["LifecycleService", "resting_state"]
+
+_ENDS_AS = {
+    ExperimentState.STOPPING_CANCELED: ExperimentState.CANCELED,
+    ExperimentState.STOPPING_KILLED: ExperimentState.CANCELED,
+    ExperimentState.STOPPING_ERROR: ExperimentState.ERROR,
+    ExperimentState.STOPPING_COMPLETED: ExperimentState.COMPLETED,
+}
+_REMOVE_TRIAL = (
+    "DELETE FROM run_nodes WHERE run_id IN (SELECT id FROM runs WHERE trial_id = ?)",
+    "DELETE FROM checkpoints WHERE trial_id = ?",
+    "DELETE FROM runs WHERE trial_id = ?",
+    "DELETE FROM trials WHERE id = ?",
+)
+_COUNTED = (TrialState.ERROR, TrialState.CANCELED)
+_COUNT = (
+    "UPDATE experiments SET failed_trials = failed_trials + ?, "
+    "canceled_trials = canceled_trials + ? WHERE id = ?"
+)
+_REOPEN = (
+    "UPDATE trials SET state = ?, stop = NULL, held = 0, error = NULL, ended_at = NULL, "
+    "restart_at = NULL, archived = 0, restarts = 0, latest_checkpoint = coalesce("
+    "latest_checkpoint, (SELECT uuid FROM checkpoints WHERE trial_id = trials.id "
+    "AND state = 'COMPLETED' ORDER BY steps_completed DESC, id DESC LIMIT 1)) WHERE id = ?"
+)
+
+
+class LifecycleService(Service):
+    """Moves, reopens, counts and deletes the rows of experiments and trials."""
+
+    def move_experiment(
+        self, experiment: ExperimentRow, state: ExperimentState, **values: Any
+    ) -> None:
+        """Change an experiment's state, and other columns with it; no wait for slots outlives that.
+
+        Raises:
+            ConflictError: If the transition is not legal.
+        """
+        if experiment.state != state:
+            name = f"experiment {experiment.id}"
+            check_move(EXPERIMENT_MOVES, name, experiment.state, state)
+            values["waits_since"] = None
+        self.work.save(experiments, experiment.id, state=state, **values)
+        self.work.touch("experiment", experiment.id, experiment.id)
+
+    def settle(self, experiment_id: int) -> None:
+        """End an experiment if all its trials have ended and its searcher is done."""
+        experiment = self.work.find(ExperimentRow, experiment_id)
+        if experiment.state in EXPERIMENT_ENDED:
+            return
+        stopping = experiment.state in EXPERIMENT_STOPPING
+        if not (stopping or experiment.searcher_done):  # before anything is counted over all trials
+            return
+        counted = self.work.connection.execute(
+            select(trials.c.state, func.count().label("number"))
+            .where(trials.c.experiment_id == experiment_id)
+            .group_by(trials.c.state)
+        )
+        counts = {row.state: row.number for row in counted}
+        if any(state not in TRIAL_ENDED for state in counts):
+            return
+        self.work.checkpoints.apply_to_experiment(experiment_id)
+        through = ExperimentState(experiment.state) if stopping else _stopping_state(counts.keys())
+        if not stopping:
+            self.move_experiment(experiment, through)
+        end = _ENDS_AS[through]
+        values: dict[str, Any] = {"ended_at": self.work.clock()}
+        if end == ExperimentState.COMPLETED:
+            values["progress"] = 1.0
+            fruitless = experiment.best_validation is None
+            values["error"] = self._last_error(experiment_id) if fruitless else None
+        elif not stopping and end == ExperimentState.ERROR:
+            values["error"] = self._last_error(experiment_id)
+        self.move_experiment(replace(experiment, state=through), end, **values)
+        self.work.orchestrator.searches.searchers.pop(experiment_id, None)
+        self.work.orchestrator.configs.forget(experiment_id)
+        self.work.orchestrator.queue.drop([experiment_id])
+
+    def _last_error(self, experiment_id: int) -> str | None:
+        query = (
+            select(trials.c.error)
+            .where(trials.c.experiment_id == experiment_id, trials.c.error.is_not(None))
+            .order_by(trials.c.ended_at.desc(), trials.c.id.desc())
+            .limit(1)
+        )
+        error: str | None = self.work.connection.scalar(query)
+        return error
+
+    def count_trials(self, experiment: ExperimentRow) -> None:
+        """Count the trials that an experiment has left, and find the best of them."""
+        of_experiment = trials.c.experiment_id == experiment.id
+        value = trials.c.best_validation
+        best = self.work.connection.execute(
+            select(trials.c.id, value)
+            .where(of_experiment, value.is_not(None))
+            .order_by(value.asc() if experiment.smaller_is_better else value.desc(), trials.c.id)
+            .limit(1)
+        ).first()
+        self.work.save(
+            experiments, experiment.id,
+            num_trials=self.work.connection.scalar(select(func.count()).where(of_experiment)),
+            failed_trials=self._count_in(experiment, TrialState.ERROR),
+            canceled_trials=self._count_in(experiment, TrialState.CANCELED),
+            best_trial_id=best.id if best else None,
+            best_validation=best.best_validation if best else None,
+        )  # fmt: skip
+
+    def _count_in(self, experiment: ExperimentRow, state: TrialState) -> int:
+        query = "SELECT count(*) FROM trials WHERE state = ? AND experiment_id = ?"
+        return int(self.work.raw(query, (str(state), experiment.id))[0][0])
+
+    def move_trial(self, trial: TrialRow, state: TrialState, **values: Any) -> None:
+        """Change a trial's state, and other columns with it.
+
+        Raises:
+            ConflictError: If the transition is not legal.
+        """
+        if trial.state != state:
+            check_move(TRIAL_MOVES, f"trial {trial.id}", trial.state, state)
+            self._count_moves(trial.experiment_id, [(trial.state, state)])
+        self.work.save(trials, trial.id, state=state, **values)
+        self.work.touch("trial", trial.experiment_id, trial.id)
+        if state in TRIAL_ENDED or state == TrialState.PAUSED:
+            self.work.warm_starts.settle_sources(trial.id)
+
+    def _count_moves(self, experiment_id: int, moves: Iterable[tuple[str, str]]) -> None:
+        """Update an experiment's numbers of failed and canceled trials.
+
+        Args:
+            experiment_id: Whose trials move.
+            moves: State before and after, of each trial.
+        """
+        changes = dict.fromkeys(_COUNTED, 0)
+        for before, after in moves:
+            for state in _COUNTED:
+                changes[state] += (after == state) - (before == state)
+        if any(changes.values()):
+            self.work.run(_COUNT, (*changes.values(), experiment_id))
+
+    def reopen(self, trial: TrialRow, experiment_state: str, **values: Any) -> None:
+        """Queue or pause an ended trial again, with its restarts reset.
+
+        Args:
+            trial: One that has ended.
+            experiment_state: Of its experiment, from now on.
+            values: Other columns that change.
+        """
+        latest = trial.latest_checkpoint or self.work.warm_starts.newest_checkpoint(trial.id)
+        state = resting_state(experiment_state, waits=values.get("waits", trial.waits))
+        self.move_trial(
+            trial, state, stop=None, held=0, error=None, ended_at=None, restart_at=None,
+            archived=0, restarts=0, latest_checkpoint=latest, **values,
+        )  # fmt: skip
+
+    def reopen_all(
+        self,
+        experiment_id: int,
+        ended: Sequence[TrialRow],
+        state: str,
+    ) -> None:
+        """Reopen many ended trials with few statements, as :meth:`reopen` does for one.
+
+        Args:
+            experiment_id: Their experiment.
+            ended: The trials.
+            state: Of the experiment, from now on.
+        """
+        by_state: dict[TrialState, list[int]] = {}
+        moves: list[tuple[str, str]] = []
+        for trial in ended:
+            to = resting_state(state, waits=trial.waits)
+            check_move(TRIAL_MOVES, f"trial {trial.id}", trial.state, to)
+            by_state.setdefault(to, []).append(trial.id)
+            moves.append((trial.state, to))
+        self._count_moves(experiment_id, moves)
+        self.work.touch_trials(experiment_id, (trial.id for trial in ended))
+        for to, ids in by_state.items():
+            self.work.many(_REOPEN, [(str(to), number) for number in ids])
+        waiting = select(trials.c.source_trial_id).where(text(WEIGHTS_MISSING))
+        paused = set(by_state.get(TrialState.PAUSED, ()))
+        for source in paused.intersection(self.work.connection.scalars(waiting)):
+            self.work.warm_starts.settle_sources(source)
+
+    def cancel_idle(self, experiment_id: int, reason: str) -> None:
+        """Cancel all trials without a run of a stopping experiment; there may be thousands."""
+        idle = (
+            trials.c.experiment_id == experiment_id,
+            trials.c.run_id.is_(None),
+            trials.c.state.in_([TrialState.QUEUED, TrialState.PAUSED]),
+        )
+        trial_ids = list(self.work.connection.scalars(select(trials.c.id).where(*idle)))
+        self.work.connection.execute(
+            update(trials)
+            .where(*idle)
+            .values(
+                state=TrialState.CANCELED, stop=reason, restart_at=None, ended_at=self.work.clock()
+            )
+        )
+        self.work.touch_trials(experiment_id, trial_ids)
+        moves = [(TrialState.QUEUED, TrialState.CANCELED)] * len(trial_ids)
+        self._count_moves(experiment_id, moves)
+        if trial_ids:
+            self.work.checkpoints.apply_to_experiment(experiment_id)
+
+    def remove_trials(self, trial_ids: Sequence[int]) -> None:
+        """Delete trials and their runs, after their checkpoints."""
+        self._delete_points_later(trial_ids)
+        keys = [(trial_id,) for trial_id in trial_ids]
+        for statement in _REMOVE_TRIAL:
+            self.work.many(statement, keys)
+
+    def _delete_points_later(self, trial_ids: Sequence[int]) -> None:
+        """Schedule the points and logs of deleted trials for removal in later changes.
+
+        Nobody finds them without their trials. What a server that dies leaves of them, the next one
+        removes at its start.
+        """
+        self.work.orchestrator.deletions.orphans.extend(trial_ids)
+        for trial_id in trial_ids:
+            self.work.orchestrator.metrics.reported.pop(trial_id, None)
+        self.work.undo.append(
+            partial(_keep_from_sweep, self.work.orchestrator, frozenset(trial_ids))
+        )
+
+
+def _stopping_state(states: Collection[str]) -> ExperimentState:
+    """How an experiment stops whose trials have all ended in these states."""
+    if set(states) == {TrialState.ERROR}:
+        return ExperimentState.STOPPING_ERROR
+    if set(states) == {TrialState.CANCELED}:
+        return ExperimentState.STOPPING_CANCELED
+    return ExperimentState.STOPPING_COMPLETED
+
+
+def resting_state(experiment_state: str, *, waits: int) -> TrialState:
+    """Return the state of a trial without a run that has not ended: queued, unless it must wait.
+
+    Args:
+        experiment_state: State of its experiment; trials wait while it is not active.
+        waits: Whether the searcher, or a user who paused the trial, has it wait.
+    """
+    active = experiment_state == ExperimentState.ACTIVE
+    return TrialState.QUEUED if active and not waits else TrialState.PAUSED
+
+
+def _keep_from_sweep(orchestrator: Orchestrator, trial_ids: frozenset[int]) -> None:
+    remaining = [
+        trial_id for trial_id in orchestrator.deletions.orphans if trial_id not in trial_ids
+    ]
+    orchestrator.deletions.orphans.clear()
+    orchestrator.deletions.orphans.extend(remaining)

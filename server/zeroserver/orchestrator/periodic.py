@@ -1,0 +1,109 @@
+"""Periodic work: deadlines, lost agents, queue timeouts and scheduling."""
+
+from sqlalchemy import ColumnElement, and_, exists, or_, select, text, update
+
+from zeroserver.orchestrator.cluster.scheduler_input import OPEN_RUNS
+from zeroserver.orchestrator.node_service import failed_before_its_kill
+from zeroserver.orchestrator.service import Service
+from zeroserver.states import ExperimentState
+from zeroserver.store.rows import ExperimentRow, RunRow, read_rows
+from zeroserver.store.schema import WAITING, experiments, runs, trials
+
+__all__ = ["PeriodicService"]
+
+
+class PeriodicService(Service):
+    """Does the periodic work of the clock."""
+
+    def tick(self) -> None:
+        """Enforce deadlines, lose dead agents, schedule, and apply queue timeouts.
+
+        Call it again while ``orchestrator.queue.unfinished``.
+        """
+        self.work.orchestrator.queue.unfinished = False
+        for experiment_id, reason in self.work.searches.take_lost().items():
+            self.work.experiments.fail(experiment_id, reason)
+        self.work.agents.lose_silent()
+        self._kill_late_runs()
+        self.work.scheduling.schedule()
+        if self._end_long_waits():  # slots may have been kept for one of them
+            self.work.scheduling.schedule()
+
+    def bound_deadlines(self) -> None:
+        """Limit stored deadlines, since the clock may have been set back.
+
+        Deadlines are kept in the time of the server that set them; ours may have begun before it.
+        """
+        now = self.work.steady()
+        latest = now + self.work.settings.timings.backoff_most_s
+        waiting = update(trials).where(trials.c.restart_at > latest)
+        self.work.connection.execute(waiting.values(restart_at=latest))
+        waiting_long = update(experiments).where(experiments.c.waits_since > now)
+        self.work.connection.execute(waiting_long.values(waits_since=now))
+        leaving = select(runs.c.id, runs.c.experiment_id, runs.c.deadline_at).where(
+            runs.c.state.in_(OPEN_RUNS), runs.c.deadline_at.is_not(None)
+        )
+        for run_id, experiment_id, deadline in self.work.connection.execute(leaving).all():
+            patience = self.work.config(experiment_id).preemption_timeout
+            self.work.save(runs, run_id, deadline_at=min(deadline, now + patience))
+
+    def _kill_late_runs(self) -> None:
+        """Kill runs that have not stopped by their deadline."""
+        now = self.work.steady()
+        query = select(runs).where(
+            runs.c.state.in_(OPEN_RUNS), runs.c.killed == 0, runs.c.deadline_at < now
+        )
+        for run in read_rows(self.work.connection, RunRow, query):
+            problem = "stopped within its preemption_timeout"
+            if failed_before_its_kill(self.work.connection, run):
+                problem = "ended after others of its ranks have failed"
+            text = f"run {run.id} has not {problem} and is killed"
+            self.work.log_line(run, text, "WARNING")
+            self.work.runs.kill(run.id)
+
+    def _end_long_waits(self) -> bool:
+        """End experiments whose trials have waited too long for slots.
+
+        The wait begins when a trial is queued and none of the experiment's holds slots. A pause is
+        no wait, nor is the moment before a trial that failed is started again.
+
+        Returns:
+            Whether one has ended. Why it waited is what the last round of the scheduler has found.
+        """
+        ended = False
+        now = self.work.steady()
+        limited = select(experiments).where(
+            experiments.c.queue_time.is_not(None),
+            experiments.c.state.in_([ExperimentState.ACTIVE, ExperimentState.PAUSED]),
+        )
+        rows = self.work.connection.execute(limited.add_columns(_waits(now).label("waits")))
+        for *columns, waits in rows.all():
+            row = ExperimentRow(*columns)
+            since = row.waits_since
+            if not waits:
+                if since is not None:
+                    self.work.save(experiments, row.id, waits_since=None)
+            elif since is None:
+                self.work.save(experiments, row.id, waits_since=now)
+            elif row.queue_time is not None and now - since > row.queue_time:
+                self._end_wait(row)
+                ended = True
+        return ended
+
+    def _end_wait(self, experiment: ExperimentRow) -> None:
+        limit = experiment.queue_time
+        error = f"it has waited for slots for more than {limit} s (resources.queue_time)"
+        reason = self.work.orchestrator.queue.waiting.of_job(experiment.id, experiment.state)
+        error = f"{error}: {reason}" if reason else error
+        self.work.experiments.fail(experiment.id, error)
+
+
+def _waits(now: float) -> ColumnElement[bool]:
+    due = or_(trials.c.restart_at.is_(None), trials.c.restart_at <= now)
+    queued = exists().where(
+        trials.c.experiment_id == experiments.c.id,
+        text(WAITING),
+        due,
+    )
+    holding = exists().where(runs.c.experiment_id == experiments.c.id, runs.c.state.in_(OPEN_RUNS))
+    return and_(queued, ~holding)
