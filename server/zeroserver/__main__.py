@@ -17,6 +17,10 @@ def start() -> int:
     # FastAPI asks of each parameter whether it is a model of pydantic 1, and would load all of that
     # for a no: a fifteenth of a start, and memory for good. Since 0.129 it takes that for a no.
     sys.modules["pydantic.v1"] = None  # type: ignore[assignment]
+    from pydantic import BaseModel
+
+    # Models build their validators at first use. FastAPI declares 40 for the OpenAPI document.
+    BaseModel.model_config["defer_build"] = True
     from zeroserver.process import main
 
     return main()
