@@ -18,13 +18,18 @@ from zerolab.errors import ConfigError, ConflictError
 from zerolab.searcher import Continue, Create, Operation, Shutdown
 from zeroserver.orchestrator.cluster.slurm import check_pool_holds
 from zeroserver.orchestrator.experiment_service import resource_columns
+from zeroserver.orchestrator.lifecycle import LifecycleService
+from zeroserver.orchestrator.scheduling import SchedulingService
+from zeroserver.orchestrator.search.operation_service import OperationService
 from zeroserver.orchestrator.search.search_service import (
     DELETED,
     Event,
+    SearchService,
     check_custom_class,
     prepare_replay,
 )
-from zeroserver.orchestrator.service import Service
+from zeroserver.orchestrator.search.warm_start import WarmStartService
+from zeroserver.orchestrator.service import Service, Uses
 from zeroserver.orchestrator.state import Orchestrator, config_of
 from zeroserver.states import (
     EXPERIMENT_ACTIONS,
@@ -63,6 +68,12 @@ _SEED = "reproducibility.experiment_seed"
 class ContinuationService(Service):
     """Continues experiments and trials that have ended."""
 
+    operations = Uses(OperationService)
+    lifecycle = Uses(LifecycleService)
+    searches = Uses(SearchService)
+    scheduling = Uses(SchedulingService)
+    warm_starts = Uses(WarmStartService)
+
     def continue_experiment(self, experiment_id: int, request: Continuation) -> None:
         """Continue an ended experiment; one that already continues stays as it is.
 
@@ -87,14 +98,14 @@ class ContinuationService(Service):
         if experiment.raw_config != request.seen:
             msg = f"experiment {experiment_id}: was changed by someone else meanwhile; ask again"
             raise ConflictError(msg)
-        self.work.operations.drop_backlog(experiment_id)
+        self.operations.drop_backlog(experiment_id)
         before = self.work.config(experiment_id)
         request = _settled(request, before)
         problems = list(_problems(before, request.config, experiment_id))
         if problems:
             raise ConfigError("experiment", problems)
         ended = self._ended(experiment_id)
-        known_ends = self.work.searches.ended_trials(experiment_id)
+        known_ends = self.searches.ended_trials(experiment_id)
         longer = _is_longer(before, request.config)
         opened = [
             trial
@@ -105,10 +116,10 @@ class ContinuationService(Service):
         grows = _grows(before, request.config)
         pending: Sequence[Operation] = []
         if grows:  # the searcher keeps its former bounds until it has received all ends
-            self.work.searches.restore(experiment_id)
+            self.searches.restore(experiment_id)
         else:
             self._store(experiment, request)
-            operations = self.work.searches.replay(experiment_id)
+            operations = self.searches.replay(experiment_id)
             pending = self._not_carried_out(experiment_id, operations)
             searches = any(isinstance(operation, Create) for operation in pending)
             if not opened and not searches and not _awaits_operations(experiment):
@@ -116,24 +127,24 @@ class ContinuationService(Service):
             self._refuse_without_weights(experiment, opened)
         state = ExperimentState.ACTIVE if request.activate else ExperimentState.PAUSED
         searches_on = grows or any(isinstance(operation, Create) for operation in pending)
-        self.work.lifecycle.move_experiment(
+        self.lifecycle.move_experiment(
             experiment, state, ended_at=None, error=None, archived=0, searcher_done=0,
             # A search that continues reports its progress itself.
             progress=0.0 if searches_on else 1 - len(opened) / max(experiment.num_trials, 1),
         )  # fmt: skip
         self._refuse_without_checkpoint(opened)
-        self.work.lifecycle.reopen_all(experiment_id, opened, state)
-        self.work.operations.execute(experiment_id, pending)
+        self.lifecycle.reopen_all(experiment_id, opened, state)
+        self.operations.execute(experiment_id, pending)
         events = [
             *_ends_of_the_rest(ended, {trial.id for trial in opened}, known_ends),
             *self._ends_of_deleted(experiment_id, known_ends),
         ]
-        following = self.work.searches.add_end_events(experiment_id, events)
-        self.work.operations.execute(experiment_id, following)
+        following = self.searches.add_end_events(experiment_id, events)
+        self.operations.execute(experiment_id, following)
         if grows:
             self._store(experiment, request)
             self._grow(experiment, before, request.config, opened=bool(opened))
-        self.work.scheduling.schedule()
+        self.scheduling.schedule()
 
     def _grow(
         self,
@@ -149,13 +160,13 @@ class ContinuationService(Service):
             ConflictError: If nothing follows, and no trial was opened.
         """
         lost = self._without_checkpoint(experiment.id)
-        operations = self.work.searches.grow(experiment.id, before.searcher, lost)
+        operations = self.searches.grow(experiment.id, before.searcher, lost)
         if not opened and not any(
             isinstance(operation, Create | Continue) for operation in operations
         ):
             raise ConflictError(_nothing_left(experiment, after))
         self.work.save(experiments, experiment.id, searcher_done=0)
-        self.work.operations.execute(experiment.id, operations)
+        self.operations.execute(experiment.id, operations)
 
     def _without_checkpoint(self, experiment_id: int) -> set[int]:
         """Return the request ids of trials that have no checkpoint left or were deleted."""
@@ -167,7 +178,7 @@ class ContinuationService(Service):
             trials.c.state.not_in(TRIAL_ENDED) | trials.c.id.in_(existing),
         )
         able = set(self.work.connection.scalars(query))
-        return self.work.searches.created_trials(experiment_id) - able
+        return self.searches.created_trials(experiment_id) - able
 
     def continue_trial(self, trial_id: int) -> None:
         """Continue a trial that ended before its full length, with its experiment.
@@ -200,17 +211,17 @@ class ContinuationService(Service):
             state = ExperimentState.ACTIVE
             single_trial_changes = {"waits": 0, "until": None}
             # The search has ended: only this trial continues.
-            self.work.lifecycle.move_experiment(
+            self.lifecycle.move_experiment(
                 experiment, state, ended_at=None, error=None, archived=0, searcher_done=1,
             )  # fmt: skip
-        self.work.lifecycle.reopen(trial, state, **single_trial_changes)
-        self.work.scheduling.schedule()
+        self.lifecycle.reopen(trial, state, **single_trial_changes)
+        self.scheduling.schedule()
 
     def remedy(self, trial: TrialRow) -> str | None:
         """Return why an ended trial has no training left, with a remedy; None if it has some."""
         number, home = trial.id, trial.experiment_id
         searcher = self.work.config(home).searcher
-        known_ends = set() if searcher.rebuilds_on_growth else self.work.searches.ended_trials(home)
+        known_ends = set() if searcher.rebuilds_on_growth else self.searches.ended_trials(home)
         through = trial.request_id in known_ends
         if not through and _is_unfinished(trial, longer=False):
             return None
@@ -218,7 +229,7 @@ class ContinuationService(Service):
             f"the {searcher.name} searcher is through with it" if through or trial.stop else
             "it has trained to its length"
         )  # fmt: skip
-        if self.work.warm_starts.newest_checkpoint(number) is None:
+        if self.warm_starts.newest_checkpoint(number) is None:
             return (
                 f"{reason}, and no checkpoint of it is left; "
                 f"`zerolab experiment fork {home}` begins anew"
@@ -236,8 +247,8 @@ class ContinuationService(Service):
 
     def _no_weights(self, trial: TrialRow) -> str | None:
         """Return why a trial lost the checkpoint that it started from; None if it did not."""
-        latest = trial.latest_checkpoint or self.work.warm_starts.newest_checkpoint(trial.id)
-        problem = self.work.warm_starts.source_problem(
+        latest = trial.latest_checkpoint or self.warm_starts.newest_checkpoint(trial.id)
+        problem = self.warm_starts.source_problem(
             msgspec.structs.replace(trial, latest_checkpoint=latest)
         )
         if problem is None:
@@ -264,7 +275,7 @@ class ContinuationService(Service):
         return read_rows(self.work.connection, TrialRow, query.order_by(trials.c.id))
 
     def _not_carried_out(self, experiment_id: int, operations: list[Operation]) -> list[Operation]:
-        created = self.work.searches.created_trials(experiment_id)
+        created = self.searches.created_trials(experiment_id)
         return [
             operation
             for operation in operations
@@ -278,7 +289,7 @@ class ContinuationService(Service):
             str(trial.id)
             for trial in opened
             if trial.state == TrialState.COMPLETED
-            and self.work.warm_starts.newest_checkpoint(trial.id) is None
+            and self.warm_starts.newest_checkpoint(trial.id) is None
         ]
         if lost:
             msg = (
@@ -291,7 +302,7 @@ class ContinuationService(Service):
         """Refuse an experiment whose trials would all start from a missing checkpoint."""
         number = experiment.id
         uuid = experiment.source_checkpoint
-        problem = None if uuid is None else self.work.warm_starts.checkpoint_problem(uuid)
+        problem = None if uuid is None else self.warm_starts.checkpoint_problem(uuid)
         if problem is not None and all(self._no_weights(trial) for trial in opened):
             msg = f"experiment {number}: cannot be continued: {problem}; {_other_weights(number)}"
             raise ConflictError(msg)
@@ -300,9 +311,7 @@ class ContinuationService(Service):
         """Yield the ends of deleted trials that the searcher does not know yet."""
         query = select(trials.c.request_id).where(trials.c.experiment_id == experiment_id)
         existing = set(self.work.connection.scalars(query))
-        for number in sorted(
-            self.work.searches.created_trials(experiment_id) - existing - known_ends
-        ):
+        for number in sorted(self.searches.created_trials(experiment_id) - existing - known_ends):
             yield Event("exited_early", number, reason=DELETED)
 
 

@@ -19,10 +19,12 @@ from zerolab.contract.spec import (
     RunSpec,
 )
 from zerolab.errors import NotFoundError
-from zeroserver.orchestrator.lifecycle import resting_state
+from zeroserver.orchestrator.lifecycle import LifecycleService, resting_state
 from zeroserver.orchestrator.log_policies import Match
 from zeroserver.orchestrator.node_service import failed_before_its_kill, merge_ends, nodes_of
-from zeroserver.orchestrator.service import Service
+from zeroserver.orchestrator.run_service import RunService
+from zeroserver.orchestrator.search.operation_service import OperationService
+from zeroserver.orchestrator.service import Service, Uses
 from zeroserver.orchestrator.state import agents_changed
 from zeroserver.states import RUN_MOVES, TRIAL_ENDED, RunState, TrialState, check_move
 from zeroserver.store.database import Change
@@ -39,6 +41,10 @@ _CAUSE_S = 10.0
 
 class ExitService(Service):
     """Stores how runs ended and decides what their trials do next."""
+
+    operations = Uses(OperationService)
+    lifecycle = Uses(LifecycleService)
+    runs = Uses(RunService)
 
     def end_run(
         self,
@@ -83,7 +89,7 @@ class ExitService(Service):
         trial = self.work.trial_of(run)
         if trial.run_id != run_id or trial.state in TRIAL_ENDED:
             return
-        self.work.runs.apply_matches(run, matches)
+        self.runs.apply_matches(run, matches)
         self.work.save(trials, trial.id, run_id=None, activity=None)
         self._apply_exit(self.work.find(RunRow, run_id), end)
 
@@ -121,7 +127,7 @@ class ExitService(Service):
         if any(row.ended_at is None for row in rows):
             if failed_by_peer(Outcome(end.exit_code, end.reason)) and run.deadline_at is None:
                 self.work.save(runs, run.id, deadline_at=self.work.steady() + _CAUSE_S)
-            self.work.runs.apply_matches(run, matches)
+            self.runs.apply_matches(run, matches)
             return None
         return merge_ends(rows, end)
 
@@ -151,15 +157,15 @@ class ExitService(Service):
         )
         failed = is_failure(code) and not forced
         if trial.stop == "error":
-            self.work.operations.end_trial(trial, TrialState.ERROR, error=trial.error)
+            self.operations.end_trial(trial, TrialState.ERROR, error=trial.error)
         elif trial.stop == "searcher" and failed:  # whatever it has reported before
             self._fail_trial(run, trial, end, "the searcher needs no more of it")
         elif trial.stop is not None:
             by_searcher = trial.stop == "searcher"
             state = TrialState.COMPLETED if by_searcher else TrialState.CANCELED
-            self.work.operations.end_trial(trial, state)
+            self.operations.end_trial(trial, state)
         elif code == 0:
-            self.work.operations.end_trial(trial, TrialState.COMPLETED)
+            self.operations.end_trial(trial, TrialState.COMPLETED)
         elif code == EXIT_PREEMPTED or forced:
             self._requeue(trial)
         elif code == EXIT_REACHED:
@@ -167,13 +173,11 @@ class ExitService(Service):
         elif code == EXIT_USER_ERROR:
             error = end.reason or "the trial cannot work as it is written or configured"
             self.work.log_line(run, f"run {run.id}: {error}; no restart", "ERROR")
-            self.work.operations.end_trial(trial, TrialState.ERROR, error=error)
+            self.operations.end_trial(trial, TrialState.ERROR, error=error)
         elif code == EXIT_INVALID_HP:
             error = end.reason or "the trial declared its hyperparameters invalid"
             self.work.log_line(run, f"run {run.id}: {error}", "WARNING")
-            self.work.operations.end_trial(
-                trial, TrialState.COMPLETED, error=error, reason="invalid_hp"
-            )
+            self.operations.end_trial(trial, TrialState.COMPLETED, error=error, reason="invalid_hp")
         elif trial.waits and not failed:
             self._requeue(trial)
         elif code == EXIT_INFRASTRUCTURE and not run.no_retry:
@@ -184,7 +188,7 @@ class ExitService(Service):
     def _requeue(self, trial: TrialRow) -> None:
         """Queue a trial that gave its slots back, unless something has it wait."""
         experiment = self.work.experiment_of(trial)
-        self.work.lifecycle.move_trial(
+        self.lifecycle.move_trial(
             trial, resting_state(experiment.state, waits=trial.waits or trial.held)
         )
 
@@ -200,7 +204,7 @@ class ExitService(Service):
         metric = self.work.experiment_of(trial).metric
         error = no_metric_at(trial.until or 0, metric)
         self.work.log_line(run, f"run {run.id}: {error}; no restart", "ERROR")
-        self.work.operations.end_trial(trial, TrialState.ERROR, error=error)
+        self.operations.end_trial(trial, TrialState.ERROR, error=error)
 
     def _failed(self, run: RunRow, trial: TrialRow, end: RunExit) -> None:
         """Start a failed trial again, or end it where that is of no use."""
@@ -234,7 +238,7 @@ class ExitService(Service):
         reason = _reason(end)
         text = f"run {run.id} failed: {reason}; no restart: {no_restart}"
         self.work.log_line(run, text, "ERROR")
-        self.work.operations.end_trial(trial, TrialState.ERROR, error=reason)
+        self.operations.end_trial(trial, TrialState.ERROR, error=reason)
 
     def _would_fail_again(self, trial: TrialRow, exit_code: int) -> bool:
         """Return whether a restart is of no use: the code failed before it reported anything.

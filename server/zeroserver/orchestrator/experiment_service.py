@@ -9,9 +9,16 @@ from sqlalchemy import ColumnElement, delete, select, text, update
 
 from zerolab.contract.secrets import mask_secrets
 from zerolab.scheduler import HOST_SLOT
+from zeroserver.orchestrator.checkpoints.checkpoint_service import CheckpointService
+from zeroserver.orchestrator.checkpoints.model_service import ModelService
 from zeroserver.orchestrator.cluster.slurm import check_pool_holds
-from zeroserver.orchestrator.search.search_service import Begun, check_custom_class
-from zeroserver.orchestrator.service import Service
+from zeroserver.orchestrator.lifecycle import LifecycleService
+from zeroserver.orchestrator.run_service import RunService
+from zeroserver.orchestrator.scheduling import SchedulingService
+from zeroserver.orchestrator.search.operation_service import OperationService
+from zeroserver.orchestrator.search.search_service import Begun, SearchService, check_custom_class
+from zeroserver.orchestrator.search.warm_start import WarmStartService
+from zeroserver.orchestrator.service import Service, Uses
 from zeroserver.orchestrator.state import Orchestrator
 from zeroserver.states import (
     EXPERIMENT_ACTIONS,
@@ -61,6 +68,15 @@ _REMOVE_EVENTS = (
 class ExperimentService(Service):
     """Creates experiments, carries out user actions on them, and deletes them."""
 
+    operations = Uses(OperationService)
+    lifecycle = Uses(LifecycleService)
+    runs = Uses(RunService)
+    searches = Uses(SearchService)
+    scheduling = Uses(SchedulingService)
+    checkpoints = Uses(CheckpointService)
+    models = Uses(ModelService)
+    warm_starts = Uses(WarmStartService)
+
     def create(self, submission: Submission) -> int:
         """Store an experiment, make its first trials and return its id.
 
@@ -77,9 +93,7 @@ class ExperimentService(Service):
         check_pool_holds(self.work.connection, submission.config)
         check_custom_class(self.work.orchestrator, submission.config)
         row = _row(self.work.orchestrator, submission)
-        row["source_checkpoint"] = self.work.warm_starts.source_of_experiment(
-            submission.config.searcher
-        )
+        row["source_checkpoint"] = self.warm_starts.source_of_experiment(submission.config.searcher)
         result = self.work.connection.execute(
             experiments.insert().values(row).returning(experiments.c.id)
         )
@@ -90,10 +104,10 @@ class ExperimentService(Service):
             if submission.begun
             else Begun.of(submission.config, submission.seed)
         )
-        operations = self.work.searches.first_operations(experiment_id, new_search)
-        self.work.operations.execute(experiment_id, operations)
-        self.work.lifecycle.settle(experiment_id)
-        self.work.scheduling.schedule()
+        operations = self.searches.first_operations(experiment_id, new_search)
+        self.operations.execute(experiment_id, operations)
+        self.lifecycle.settle(experiment_id)
+        self.scheduling.schedule()
         return experiment_id
 
     def act(self, experiment_id: int, action: str) -> None:
@@ -115,7 +129,7 @@ class ExperimentService(Service):
             }
             actions[action](experiment)
             self.work.touch("experiment", experiment_id, experiment_id)
-            self.work.scheduling.schedule()
+            self.scheduling.schedule()
 
     def _open_trials(self, experiment_id: int) -> list[TrialRow]:
         query = select(trials).where(
@@ -125,24 +139,24 @@ class ExperimentService(Service):
 
     def _pause(self, experiment: ExperimentRow) -> None:
         number = experiment.id
-        self.work.lifecycle.move_experiment(experiment, ExperimentState.PAUSED)
+        self.lifecycle.move_experiment(experiment, ExperimentState.PAUSED)
         running = select(trials.c.run_id).where(
             trials.c.experiment_id == number,
             trials.c.run_id.is_not(None),
             trials.c.state.not_in(TRIAL_ENDED),
         )
         for run_id in self.work.connection.scalars(running.order_by(trials.c.id)).all():
-            self.work.runs.direct(run_id, "preempt")
+            self.runs.direct(run_id, "preempt")
         idle = trials.c.state == TrialState.QUEUED
         self._move_idle(number, idle, TrialState.PAUSED)
         waiting = select(trials.c.source_trial_id).where(
             trials.c.experiment_id == number, text(WEIGHTS_MISSING)
         )
         for source in set(self.work.connection.scalars(waiting)):  # none may come any more
-            self.work.warm_starts.settle_sources(source)
+            self.warm_starts.settle_sources(source)
 
     def _activate(self, experiment: ExperimentRow) -> None:
-        self.work.lifecycle.move_experiment(experiment, ExperimentState.ACTIVE)
+        self.lifecycle.move_experiment(experiment, ExperimentState.ACTIVE)
         free = (trials.c.state == TrialState.PAUSED) & (trials.c.waits == 0) & (trials.c.held == 0)
         self._move_idle(experiment.id, free, TrialState.QUEUED)
 
@@ -160,12 +174,12 @@ class ExperimentService(Service):
         self.work.connection.execute(update(trials).where(idle).values(state=state))
 
     def _stop(self, experiment: ExperimentRow, state: ExperimentState) -> None:
-        self.work.lifecycle.move_experiment(experiment, state)
+        self.lifecycle.move_experiment(experiment, state)
         reason = "kill" if state == ExperimentState.STOPPING_KILLED else "cancel"
-        self.work.lifecycle.cancel_idle(experiment.id, reason)
+        self.lifecycle.cancel_idle(experiment.id, reason)
         for trial in self._open_trials(experiment.id):
-            self.work.operations.stop_trial(trial, reason)
-        self.work.lifecycle.settle(experiment.id)
+            self.operations.stop_trial(trial, reason)
+        self.lifecycle.settle(experiment.id)
 
     def _cancel(self, experiment: ExperimentRow) -> None:
         self._stop(experiment, ExperimentState.STOPPING_CANCELED)
@@ -209,17 +223,17 @@ class ExperimentService(Service):
         """Delete checkpoints, trials or events of an experiment; with the last ones, its row."""
         experiment_id = experiment.id
         of_experiment = checkpoints.c.experiment_id == experiment_id
-        self.work.warm_starts.refuse_while_needed(f"experiment {experiment_id}", of_experiment)
-        self.work.models.refuse_while_registered(f"experiment {experiment_id}", of_experiment)
-        if self.work.checkpoints.delete_some(experiment_id, of_experiment):
+        self.warm_starts.refuse_while_needed(f"experiment {experiment_id}", of_experiment)
+        self.models.refuse_while_registered(f"experiment {experiment_id}", of_experiment)
+        if self.checkpoints.delete_some(experiment_id, of_experiment):
             return False
         ids = self.work.raw(_SOME_TRIALS, (experiment_id, _TRIALS_AT_ONCE))
-        self.work.lifecycle.remove_trials([trial_id for (trial_id,) in ids])
+        self.lifecycle.remove_trials([trial_id for (trial_id,) in ids])
         if len(ids) == _TRIALS_AT_ONCE:
-            self.work.lifecycle.count_trials(experiment)
+            self.lifecycle.count_trials(experiment)
             return False
         if self.work.run(_REMOVE_EVENTS, (experiment_id, _EVENTS_AT_ONCE)) == _EVENTS_AT_ONCE:
-            self.work.lifecycle.count_trials(experiment)
+            self.lifecycle.count_trials(experiment)
             return False
         self.work.connection.execute(delete(experiments).where(experiments.c.id == experiment_id))
         return True
@@ -251,14 +265,14 @@ class ExperimentService(Service):
         experiment = self.work.find(ExperimentRow, experiment_id)
         if experiment.state in EXPERIMENT_ENDED | EXPERIMENT_STOPPING:
             return
-        self.work.lifecycle.move_experiment(experiment, ExperimentState.STOPPING_ERROR, error=error)
-        self.work.lifecycle.cancel_idle(experiment_id, "kill")
+        self.lifecycle.move_experiment(experiment, ExperimentState.STOPPING_ERROR, error=error)
+        self.lifecycle.cancel_idle(experiment_id, "kill")
         running = select(trials).where(
             trials.c.experiment_id == experiment_id, trials.c.state.not_in(TRIAL_ENDED)
         )
         for trial in read_rows(self.work.connection, TrialRow, running.order_by(trials.c.id)):
-            self.work.operations.stop_trial(trial, "kill")
-        self.work.lifecycle.settle(experiment_id)
+            self.operations.stop_trial(trial, "kill")
+        self.lifecycle.settle(experiment_id)
 
 
 def resource_columns(config: "ExperimentConfig") -> dict[str, Any]:

@@ -7,7 +7,9 @@ from typing import Any
 from msgspec.structs import replace
 from sqlalchemy import func, select, text, update
 
-from zeroserver.orchestrator.service import Service
+from zeroserver.orchestrator.checkpoints.checkpoint_service import CheckpointService
+from zeroserver.orchestrator.search.warm_start import WarmStartService
+from zeroserver.orchestrator.service import Service, Uses
 from zeroserver.orchestrator.state import Orchestrator
 from zeroserver.states import (
     EXPERIMENT_ENDED,
@@ -52,6 +54,9 @@ _REOPEN = (
 class LifecycleService(Service):
     """Moves, reopens, counts and deletes the rows of experiments and trials."""
 
+    checkpoints = Uses(CheckpointService)
+    warm_starts = Uses(WarmStartService)
+
     def move_experiment(
         self, experiment: ExperimentRow, state: ExperimentState, **values: Any
     ) -> None:
@@ -83,7 +88,7 @@ class LifecycleService(Service):
         counts = {row.state: row.number for row in counted}
         if any(state not in TRIAL_ENDED for state in counts):
             return
-        self.work.checkpoints.apply_to_experiment(experiment_id)
+        self.checkpoints.apply_to_experiment(experiment_id)
         through = ExperimentState(experiment.state) if stopping else _stopping_state(counts.keys())
         if not stopping:
             self.move_experiment(experiment, through)
@@ -145,7 +150,7 @@ class LifecycleService(Service):
         self.work.save(trials, trial.id, state=state, **values)
         self.work.touch("trial", trial.experiment_id, trial.id)
         if state in TRIAL_ENDED or state == TrialState.PAUSED:
-            self.work.warm_starts.settle_sources(trial.id)
+            self.warm_starts.settle_sources(trial.id)
 
     def _count_moves(self, experiment_id: int, moves: Iterable[tuple[str, str]]) -> None:
         """Update an experiment's numbers of failed and canceled trials.
@@ -169,7 +174,7 @@ class LifecycleService(Service):
             experiment_state: Of its experiment, from now on.
             values: Other columns that change.
         """
-        latest = trial.latest_checkpoint or self.work.warm_starts.newest_checkpoint(trial.id)
+        latest = trial.latest_checkpoint or self.warm_starts.newest_checkpoint(trial.id)
         state = resting_state(experiment_state, waits=values.get("waits", trial.waits))
         self.move_trial(
             trial, state, stop=None, held=0, error=None, ended_at=None, restart_at=None,
@@ -203,7 +208,7 @@ class LifecycleService(Service):
         waiting = select(trials.c.source_trial_id).where(text(WEIGHTS_MISSING))
         paused = set(by_state.get(TrialState.PAUSED, ()))
         for source in paused.intersection(self.work.connection.scalars(waiting)):
-            self.work.warm_starts.settle_sources(source)
+            self.warm_starts.settle_sources(source)
 
     def cancel_idle(self, experiment_id: int, reason: str) -> None:
         """Cancel all trials without a run of a stopping experiment; there may be thousands."""
@@ -224,7 +229,7 @@ class LifecycleService(Service):
         moves = [(TrialState.QUEUED, TrialState.CANCELED)] * len(trial_ids)
         self._count_moves(experiment_id, moves)
         if trial_ids:
-            self.work.checkpoints.apply_to_experiment(experiment_id)
+            self.checkpoints.apply_to_experiment(experiment_id)
 
     def remove_trials(self, trial_ids: Sequence[int]) -> None:
         """Delete trials and their runs, after their checkpoints."""

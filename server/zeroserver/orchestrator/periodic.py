@@ -2,9 +2,14 @@
 
 from sqlalchemy import ColumnElement, and_, exists, or_, select, text, update
 
+from zeroserver.orchestrator.cluster.agent_service import AgentService
 from zeroserver.orchestrator.cluster.scheduler_input import OPEN_RUNS
+from zeroserver.orchestrator.experiment_service import ExperimentService
 from zeroserver.orchestrator.node_service import failed_before_its_kill
-from zeroserver.orchestrator.service import Service
+from zeroserver.orchestrator.run_service import RunService
+from zeroserver.orchestrator.scheduling import SchedulingService
+from zeroserver.orchestrator.search.search_service import SearchService
+from zeroserver.orchestrator.service import Service, Uses
 from zeroserver.states import ExperimentState
 from zeroserver.store.rows import ExperimentRow, RunRow, read_rows
 from zeroserver.store.schema import WAITING, experiments, runs, trials
@@ -15,19 +20,25 @@ __all__ = ["PeriodicService"]
 class PeriodicService(Service):
     """Does the periodic work of the clock."""
 
+    experiments = Uses(ExperimentService)
+    runs = Uses(RunService)
+    searches = Uses(SearchService)
+    scheduling = Uses(SchedulingService)
+    agents = Uses(AgentService)
+
     def tick(self) -> None:
         """Enforce deadlines, lose dead agents, schedule, and apply queue timeouts.
 
         Call it again while ``orchestrator.queue.unfinished``.
         """
         self.work.orchestrator.queue.unfinished = False
-        for experiment_id, reason in self.work.searches.take_lost().items():
-            self.work.experiments.fail(experiment_id, reason)
-        self.work.agents.lose_silent()
+        for experiment_id, reason in self.searches.take_lost().items():
+            self.experiments.fail(experiment_id, reason)
+        self.agents.lose_silent()
         self._kill_late_runs()
-        self.work.scheduling.schedule()
+        self.scheduling.schedule()
         if self._end_long_waits():  # slots may have been kept for one of them
-            self.work.scheduling.schedule()
+            self.scheduling.schedule()
 
     def bound_deadlines(self) -> None:
         """Limit stored deadlines, since the clock may have been set back.
@@ -59,7 +70,7 @@ class PeriodicService(Service):
                 problem = "ended after others of its ranks have failed"
             text = f"run {run.id} has not {problem} and is killed"
             self.work.log_line(run, text, "WARNING")
-            self.work.runs.kill(run.id)
+            self.runs.kill(run.id)
 
     def _end_long_waits(self) -> bool:
         """End experiments whose trials have waited too long for slots.
@@ -95,7 +106,7 @@ class PeriodicService(Service):
         error = f"it has waited for slots for more than {limit} s (resources.queue_time)"
         reason = self.work.orchestrator.queue.waiting.of_job(experiment.id, experiment.state)
         error = f"{error}: {reason}" if reason else error
-        self.work.experiments.fail(experiment.id, error)
+        self.experiments.fail(experiment.id, error)
 
 
 def _waits(now: float) -> ColumnElement[bool]:

@@ -16,8 +16,11 @@ from zerolab.contract.spec import (
     RunSpec,
 )
 from zerolab.errors import StaleRunError
+from zeroserver.orchestrator.lifecycle import LifecycleService
 from zeroserver.orchestrator.log_policies import Match
-from zeroserver.orchestrator.service import Service
+from zeroserver.orchestrator.node_service import NodeService
+from zeroserver.orchestrator.search.warm_start import WarmStartService
+from zeroserver.orchestrator.service import Service, Uses
 from zeroserver.orchestrator.state import agents_changed, owner_of, resolved_config
 from zeroserver.states import (
     RunState,
@@ -25,7 +28,7 @@ from zeroserver.states import (
 )
 from zeroserver.store.database import Change
 from zeroserver.store.points import forget_after
-from zeroserver.store.rows import RunRow, TrialRow
+from zeroserver.store.rows import Reporting, RunRow, TrialRow
 from zeroserver.store.schema import (
     agents,
     checkpoints,
@@ -34,24 +37,18 @@ from zeroserver.store.schema import (
     trials,
 )
 
-__all__ = ["Reporting", "RunService", "shown_activity"]
+__all__ = ["RunService", "shown_activity"]
 
 _ASKS_AGAIN_S = 60.0
 """For runs that have asked the server before it was started anew to ask again."""
 
 
-class Reporting(msgspec.Struct, frozen=True, gc=False):
-    """Run that may report, with the progress of its trial."""
-
-    id: int
-    trial_id: int
-    experiment_id: int
-    last_seq: int
-    steps_completed: int
-
-
 class RunService(Service):
     """Assigns runs to slots and directs them."""
+
+    lifecycle = Uses(LifecycleService)
+    nodes = Uses(NodeService)
+    warm_starts = Uses(WarmStartService)
 
     def direct(self, run_id: int, directive: str) -> None:
         """Ask a run to checkpoint and exit; the experiment's preemption timeout starts to run."""
@@ -163,7 +160,7 @@ class RunService(Service):
             slots=on_hosts or sum(map(len, slots.values())) // unit,
             planned_slots=on_hosts or experiment.slots // unit,
             slots_per_rank=unit,
-            nodes=self.work.nodes.spread(run_id, slots, unit) if other_nodes else None,
+            nodes=self.nodes.spread(run_id, slots, unit) if other_nodes else None,
             model_dir="",
             run_dir="",
             checkpoint_dir=storage.root,
@@ -200,7 +197,7 @@ class RunService(Service):
             return
         self.work.save(runs, run_id, state=RunState.RUNNING, started_at=now)
         if trial.state == TrialState.QUEUED:
-            self.work.lifecycle.move_trial(trial, TrialState.RUNNING)
+            self.lifecycle.move_trial(trial, TrialState.RUNNING)
             self.work.save(trials, trial.id, activity=None)  # a step of its start is over
 
     def show_activity(self, run_id: int, text: str) -> None:
@@ -216,7 +213,7 @@ class RunService(Service):
 
     def _latest_checkpoint(self, trial: TrialRow) -> CheckpointRef | None:
         if trial.latest_checkpoint is None:
-            source = self.work.warm_starts.reference(trial)
+            source = self.warm_starts.reference(trial)
             return source and self._with_options(source)
         query = select(checkpoints.c.uuid, checkpoints.c.steps_completed).where(
             checkpoints.c.uuid == trial.latest_checkpoint

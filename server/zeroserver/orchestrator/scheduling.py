@@ -10,8 +10,13 @@ from zerolab.contract.messages import Extension
 from zerolab.contract.spec import EXIT_INFRASTRUCTURE, RunSpec
 from zerolab.scheduler import Decision, Request, Start
 from zeroserver.orchestrator.caches import QueueCache
+from zeroserver.orchestrator.cluster.scheduler_input import SchedulerInput
 from zeroserver.orchestrator.cluster.wait_reasons import Waiting, changed_reasons
-from zeroserver.orchestrator.service import Service
+from zeroserver.orchestrator.run_service import RunService
+from zeroserver.orchestrator.search.operation_service import OperationService
+from zeroserver.orchestrator.search.search_service import SearchService
+from zeroserver.orchestrator.search.warm_start import WarmStartService
+from zeroserver.orchestrator.service import Service, Uses
 from zeroserver.states import TrialState
 from zeroserver.store.points import FORGOTTEN
 from zeroserver.store.rows import RunRow, TrialRow
@@ -28,6 +33,12 @@ _ANY_RESTARTING = "SELECT 1 FROM trials WHERE restart_at > ? LIMIT 1"
 class SchedulingService(Service):
     """Starts, extends and preempts runs."""
 
+    operations = Uses(OperationService)
+    runs = Uses(RunService)
+    searches = Uses(SearchService)
+    scheduler_input = Uses(SchedulerInput)
+    warm_starts = Uses(WarmStartService)
+
     @property
     def cache(self) -> QueueCache:
         """Queue entries that outlive the unit of work."""
@@ -35,24 +46,24 @@ class SchedulingService(Service):
 
     def schedule(self) -> None:
         """Assign free slots to waiting trials and preempt runs for those that go first."""
-        waiting = self.work.scheduler_input.read_queue()
-        restarting = self._restarting() | self.work.warm_starts.waiting_for_weights()
-        allocations = self.work.scheduler_input.held_by_run()
+        waiting = self.scheduler_input.read_queue()
+        restarting = self._restarting() | self.warm_starts.waiting_for_weights()
+        allocations = self.scheduler_input.held_by_run()
         running = {run.job.job_id for run in allocations.values()}
         decision = Decision()
         if waiting:
-            cluster = self.work.scheduler_input.read_cluster(allocations.values())
+            cluster = self.scheduler_input.read_cluster(allocations.values())
             decision = scheduler.schedule(cluster, waiting, list(allocations.values()))
             went_on = self._start(decision, waiting)
             for run_id in decision.preempt:
-                self.work.runs.direct(run_id, "preempt")
+                self.runs.direct(run_id, "preempt")
             if went_on and cluster.quotas:
                 # Who waited for slots and has kept a share of a quota may by now wait for another
                 # quota, and keep it no more.
                 self.schedule()
                 return
             running.update(start.request.job.job_id for start in decision.start)
-        unserved = self.work.searches.unserved()
+        unserved = self.searches.unserved()
         now = Waiting.after(decision, waiting, running, restarting, unserved)
         self._keep_reasons(now)
 
@@ -70,7 +81,7 @@ class SchedulingService(Service):
             NotFoundError: If there is no such run.
             StaleRunError: If it has ended, or another run has taken over.
         """
-        run, trial = self.work.runs.current(run_id)
+        run, trial = self.runs.current(run_id)
         further = None if trial.waits else trial.until
         leaves = run.directive != "train" or bool(run.killed)
         if further is None or further <= until or leaves or not self._goes_first(run, trial):
@@ -82,9 +93,9 @@ class SchedulingService(Service):
 
     def _goes_first(self, run: RunRow, trial: TrialRow) -> bool:
         """Return whether a trial would get its slots back at once."""
-        allocations = self.work.scheduler_input.held_by_run()
+        allocations = self.scheduler_input.held_by_run()
         allocation = allocations[run.id]
-        cluster = self.work.scheduler_input.read_cluster(allocations.values(), allocation)
+        cluster = self.scheduler_input.read_cluster(allocations.values(), allocation)
         excluded = _excluded(trial)
         free_slots = {
             agent.agent_id: set(agent.slots) for agent in cluster.agents if not agent.closed
@@ -101,11 +112,11 @@ class SchedulingService(Service):
             run: A run that holds slots.
             trial: Its trial.
         """
-        allocations = self.work.scheduler_input.held_by_run()
-        cluster = self.work.scheduler_input.read_cluster(allocations.values(), allocations[run.id])
+        allocations = self.scheduler_input.held_by_run()
+        cluster = self.scheduler_input.read_cluster(allocations.values(), allocations[run.id])
         allocation = allocations.pop(run.id)
         request = Request(trial.id, allocation.job, 1, _excluded(trial))
-        waiting = [request, *self.work.scheduler_input.read_queue()]
+        waiting = [request, *self.scheduler_input.read_queue()]
         decision = scheduler.schedule(cluster, waiting, list(allocations.values()))
         own_start = next((start for start in decision.start if start.request is request), None)
         return 0 if own_start is None else sum(map(len, own_start.slots.values()))
@@ -126,7 +137,7 @@ class SchedulingService(Service):
             starts.setdefault(start.request.trial_id, []).append(start)
         for trial_ids in starts.values():
             request = trial_ids[0].request
-            ids = self.work.scheduler_input.next_trials(request, len(trial_ids) + 1)
+            ids = self.scheduler_input.next_trials(request, len(trial_ids) + 1)
             for trial_id, start in zip(ids, trial_ids, strict=False):
                 if not self._assign(trial_id, start):
                     self.cache.unfinished = True
@@ -139,11 +150,11 @@ class SchedulingService(Service):
     def _assign(self, trial_id: int, start: Start) -> bool:
         """Start a trial, or end one that cannot start; return False if it takes another change."""
         trial = self.work.find(TrialRow, trial_id)
-        problem = self.work.warm_starts.source_problem(trial)
+        problem = self.warm_starts.source_problem(trial)
         if problem is not None:
-            self.work.operations.end_trial(trial, TrialState.ERROR, error=problem)
+            self.operations.end_trial(trial, TrialState.ERROR, error=problem)
             return True
-        run_id = self.work.runs.assign(trial, start.slots)
+        run_id = self.runs.assign(trial, start.slots)
         if run_id is None:
             return False
         if start.before is not None and start.before != trial.experiment_id:
@@ -202,9 +213,9 @@ class SchedulingService(Service):
         if run.directive != "train" or run.killed or run.started_at is None:
             return
         experiment_id = run.experiment_id
-        if not self.work.scheduler_input.jobs_of([experiment_id])[experiment_id].fewer:
+        if not self.scheduler_input.jobs_of([experiment_id])[experiment_id].fewer:
             return
-        allocation = self.work.scheduler_input.held_by_run()[run_id]
+        allocation = self.scheduler_input.held_by_run()[run_id]
         holds = sum(map(len, allocation.slots.values()))
         lasted = self.work.clock() - run.started_at
         if holds >= allocation.job.slots or lasted < self._pause(run.trial_id):
@@ -216,7 +227,7 @@ class SchedulingService(Service):
         if free <= holds:
             return
         self.work.save(runs, run_id, grows_to=free)
-        self.work.runs.direct(run_id, "preempt")
+        self.runs.direct(run_id, "preempt")
         status = (
             f"{holds} of the {allocation.job.slots} slots of its trial, and {free} are free for it"
         )

@@ -1,8 +1,15 @@
 """Trials: user actions and deletion."""
 
 from zerolab.errors import ConflictError
-from zeroserver.orchestrator.lifecycle import resting_state
-from zeroserver.orchestrator.service import Service
+from zeroserver.orchestrator.checkpoints.checkpoint_service import CheckpointService
+from zeroserver.orchestrator.checkpoints.model_service import ModelService
+from zeroserver.orchestrator.continuation import ContinuationService
+from zeroserver.orchestrator.lifecycle import LifecycleService, resting_state
+from zeroserver.orchestrator.run_service import RunService
+from zeroserver.orchestrator.scheduling import SchedulingService
+from zeroserver.orchestrator.search.operation_service import OperationService
+from zeroserver.orchestrator.search.warm_start import WarmStartService
+from zeroserver.orchestrator.service import Service, Uses
 from zeroserver.states import (
     EXPERIMENT_ENDED,
     TRIAL_ACTIONS,
@@ -19,6 +26,15 @@ __all__ = ["TrialService"]
 class TrialService(Service):
     """Carries out user actions on trials, and deletes trials."""
 
+    operations = Uses(OperationService)
+    lifecycle = Uses(LifecycleService)
+    runs = Uses(RunService)
+    continuations = Uses(ContinuationService)
+    scheduling = Uses(SchedulingService)
+    checkpoints = Uses(CheckpointService)
+    models = Uses(ModelService)
+    warm_starts = Uses(WarmStartService)
+
     def act(self, trial_id: int, action: str) -> None:
         """Pause, activate, cancel, kill, archive or unarchive one trial; twice changes nothing.
 
@@ -29,7 +45,7 @@ class TrialService(Service):
         trial = self.work.find(TrialRow, trial_id)
         rule, state = TRIAL_ACTIONS[action], trial.state
         ended = state in TRIAL_ENDED and state in rule.instead
-        remedy = self.work.continuations.remedy(trial) if ended else None
+        remedy = self.continuations.remedy(trial) if ended else None
         if rule.wanted("trial", trial_id, state, remedy):
             actions = {
                 "pause": self._pause,
@@ -41,14 +57,14 @@ class TrialService(Service):
             }
             actions[action](trial)
             self.work.touch("trial", trial.experiment_id, trial_id)
-            self.work.scheduling.schedule()
+            self.scheduling.schedule()
 
     def _pause(self, trial: TrialRow) -> None:
         self.work.save(trials, trial.id, held=1)
         if trial.run_id is not None:
-            self.work.runs.direct(trial.run_id, "preempt")
+            self.runs.direct(trial.run_id, "preempt")
         else:
-            self.work.lifecycle.move_trial(trial, TrialState.PAUSED)
+            self.lifecycle.move_trial(trial, TrialState.PAUSED)
 
     def _activate(self, trial: TrialRow) -> None:
         """Undo a pause of one trial; refuse if something else has it wait."""
@@ -69,15 +85,15 @@ class TrialService(Service):
             raise ConflictError(msg)
         self.work.save(trials, number, held=0)
         if trial.run_id is None:
-            self.work.lifecycle.move_trial(
+            self.lifecycle.move_trial(
                 trial, resting_state(ExperimentState.ACTIVE, waits=trial.waits)
             )
 
     def _cancel(self, trial: TrialRow) -> None:
-        self.work.operations.stop_trial(trial, "cancel")
+        self.operations.stop_trial(trial, "cancel")
 
     def _kill(self, trial: TrialRow) -> None:
-        self.work.operations.stop_trial(trial, "kill")
+        self.operations.stop_trial(trial, "kill")
 
     def _archive(self, trial: TrialRow) -> None:
         self.work.save(trials, trial.id, archived=1)
@@ -113,13 +129,13 @@ class TrialService(Service):
             )
             raise ConflictError(msg)
         whose = checkpoints.c.trial_id == trial_id
-        self.work.warm_starts.refuse_while_needed(f"trial {trial_id}", whose)
-        self.work.models.refuse_while_registered(f"trial {trial_id}", whose)
+        self.warm_starts.refuse_while_needed(f"trial {trial_id}", whose)
+        self.models.refuse_while_registered(f"trial {trial_id}", whose)
         self.work.touch("trial", experiment_id, trial_id)
         self.work.touch("experiment", experiment_id, experiment_id)
-        if self.work.checkpoints.delete_some(experiment_id, whose):
+        if self.checkpoints.delete_some(experiment_id, whose):
             return False
-        self.work.warm_starts.forget_source(trial_id)
-        self.work.lifecycle.remove_trials([trial_id])
-        self.work.lifecycle.count_trials(experiment)
+        self.warm_starts.forget_source(trial_id)
+        self.lifecycle.remove_trials([trial_id])
+        self.lifecycle.count_trials(experiment)
         return True

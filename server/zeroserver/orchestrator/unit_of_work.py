@@ -1,223 +1,48 @@
 """Unit of work: one change of the database with everything that belongs to it."""
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
-
-import msgspec
-from sqlalchemy import Table, update
-
-from zerolab.contract.secrets import find_secrets
-from zerolab.contract.storage import StorageAddress
-from zerolab.paths import Home
-from zeroserver.event_journal import RELOAD
 from zeroserver.orchestrator.checkpoints.checkpoint_removal import CheckpointRemovalService
 from zeroserver.orchestrator.checkpoints.checkpoint_service import CheckpointService
 from zeroserver.orchestrator.checkpoints.model_service import ModelService
 from zeroserver.orchestrator.cluster.agent_service import AgentService
 from zeroserver.orchestrator.cluster.queue_service import QueueService
-from zeroserver.orchestrator.cluster.scheduler_input import SchedulerInput
 from zeroserver.orchestrator.continuation import ContinuationService
 from zeroserver.orchestrator.exit_service import ExitService
 from zeroserver.orchestrator.experiment_service import ExperimentService
 from zeroserver.orchestrator.ingest.log_service import LogService
 from zeroserver.orchestrator.ingest.metric_names import MetricNameService
 from zeroserver.orchestrator.ingest.report_service import ReportService
-from zeroserver.orchestrator.lifecycle import LifecycleService
 from zeroserver.orchestrator.node_service import NodeService
 from zeroserver.orchestrator.periodic import PeriodicService
-from zeroserver.orchestrator.run_service import Reporting, RunService
+from zeroserver.orchestrator.run_service import RunService
 from zeroserver.orchestrator.scheduling import SchedulingService
 from zeroserver.orchestrator.search.custom_search import CustomSearchService
 from zeroserver.orchestrator.search.operation_service import OperationService
 from zeroserver.orchestrator.search.search_service import SearchService
-from zeroserver.orchestrator.search.warm_start import WarmStartService
-from zeroserver.orchestrator.service import Service
-from zeroserver.orchestrator.state import Orchestrator, config_of
+from zeroserver.orchestrator.service import DomainTransaction, Uses
 from zeroserver.orchestrator.trial_service import TrialService
-from zeroserver.settings import Settings
-from zeroserver.store.database import Change, Transaction
-from zeroserver.store.rows import ExperimentRow, Row, RunRow, TrialRow, find_row
-
-if TYPE_CHECKING:  # loaded when the first experiment comes
-    from zerolab.config import ExperimentConfig
 
 __all__ = ["UnitOfWork"]
 
 
-R = TypeVar("R", bound=Row)
-S = TypeVar("S", bound=Service)
+class UnitOfWork(DomainTransaction):
+    """Transaction with all services, for routes and periodic work."""
 
-
-class _Lazy(Generic[S]):
-    """Service of a unit of work, created when it is first used.
-
-    Unlike ``functools.cached_property``, which every report would pay for, it takes no lock.
-    """
-
-    def __init__(self, service: type[S]) -> None:
-        self._service = service
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, work: "UnitOfWork", owner: type) -> S:
-        service = work.__dict__[self._name] = self._service(work)
-        return service
-
-
-class UnitOfWork(Transaction):
-    """Transaction of the writer with the orchestrator's caches and clocks.
-
-    A change of a cache appends its reversal to ``undo``, so that a rollback restores the cache.
-    """
-
-    experiments = _Lazy(ExperimentService)
-    trials = _Lazy(TrialService)
-    operations = _Lazy(OperationService)
-    lifecycle = _Lazy(LifecycleService)
-    runs = _Lazy(RunService)
-    exits = _Lazy(ExitService)
-    nodes = _Lazy(NodeService)
-    searches = _Lazy(SearchService)
-    custom_searches = _Lazy(CustomSearchService)
-    continuations = _Lazy(ContinuationService)
-    scheduling = _Lazy(SchedulingService)
-    periodic = _Lazy(PeriodicService)
-    queue = _Lazy(QueueService)
-    scheduler_input = _Lazy(SchedulerInput)
-    agents = _Lazy(AgentService)
-    checkpoints = _Lazy(CheckpointService)
-    checkpoint_removal = _Lazy(CheckpointRemovalService)
-    models = _Lazy(ModelService)
-    warm_starts = _Lazy(WarmStartService)
-    reports = _Lazy(ReportService)
-    logs = _Lazy(LogService)
-    metric_names = _Lazy(MetricNameService)
-
-    def __init__(self, orchestrator: Orchestrator, transaction: Transaction) -> None:
-        super().__init__(
-            transaction.connection,
-            transaction.sqlite,
-            transaction.changes,
-            transaction.undo,
-            transaction.then,
-        )
-        self.orchestrator = orchestrator
-
-    @property
-    def settings(self) -> Settings:
-        """Settings of the server."""
-        return self.orchestrator.settings
-
-    @property
-    def home(self) -> Home:
-        """Folder of the server's files."""
-        return self.orchestrator.home
-
-    @property
-    def clock(self) -> Callable[[], float]:
-        """Wall clock in seconds since 1970; it may be set forward and back."""
-        return self.orchestrator.clock
-
-    @property
-    def steady(self) -> Callable[[], float]:
-        """Monotonic clock in seconds, for deadlines."""
-        return self.orchestrator.steady
-
-    def find(self, kind: type[R], row_id: int) -> R:
-        """Return one row.
-
-        Raises:
-            NotFoundError: If there is none.
-        """
-        return find_row(self.connection, kind, row_id)
-
-    def experiment_of(self, row: TrialRow | RunRow | Reporting) -> ExperimentRow:
-        """Return the experiment of a trial or of a run, as it is now."""
-        return self.find(ExperimentRow, row.experiment_id)
-
-    def trial_of(self, run: RunRow | Reporting) -> TrialRow:
-        """Return the trial of a run, as it is now."""
-        return self.find(TrialRow, run.trial_id)
-
-    def save(self, table: Table, row_id: int, **values: Any) -> None:
-        """Update columns of one row."""
-        self.connection.execute(update(table).where(table.c.id == row_id).values(**values))
-
-    def config(self, experiment_id: int) -> "ExperimentConfig":
-        """Return an experiment's configuration without its log policies."""
-        configs = self.orchestrator.configs.configs
-        config = configs.get(experiment_id)
-        if config is None:
-            config = configs[experiment_id] = config_of(self.find(ExperimentRow, experiment_id))
-            # The row may be one of this transaction: if it goes, another gets its id.
-            self.undo.append(lambda: self.orchestrator.configs.forget(experiment_id))
-        return config
-
-    def secrets_of(self, experiment_id: int) -> tuple[str, ...]:
-        """Return the secret values of an experiment's configuration, which no log may contain."""
-        secrets = self.orchestrator.configs.secrets.get(experiment_id)
-        if secrets is None:
-            raw_config = self.find(ExperimentRow, experiment_id).raw_config
-            secrets = tuple(find_secrets(msgspec.json.decode(raw_config)))
-            self.orchestrator.configs.secrets[experiment_id] = secrets
-            self.undo.append(lambda: self.orchestrator.configs.forget(experiment_id))
-        return secrets
-
-    def storage_of(self, experiment_id: int) -> StorageAddress:
-        """Return the address of an experiment's checkpoint storage."""
-        from zerolab.config.experiment.storage import address_of
-
-        address = address_of(self.config(experiment_id).checkpoint_storage)
-        return address or StorageAddress(root=str(self.home.checkpoints))
-
-    def forget_job(self, experiment_id: int) -> None:
-        """Drop an experiment's cached queue entry, since this change modifies it."""
-        self.orchestrator.queue.drop([experiment_id])
-        self.undo.append(lambda: self.orchestrator.queue.drop([experiment_id]))
-
-    def touch(self, kind: str, experiment_id: int, resource: Any) -> None:
-        """Add a change to the event streams of an experiment."""
-        self.changes.append(Change("", experiment_id, kind, resource))
-
-    def touch_trials(self, experiment_id: int, trial_ids: Iterable[int]) -> None:
-        """Add changes of many trials to the event streams, if anyone reads them."""
-        if self.has_readers(experiment_id):
-            for trial_id in trial_ids:
-                self.touch("trial", experiment_id, trial_id)
-
-    def has_readers(self, experiment_id: int, *, of_all: bool = False) -> bool:
-        """Check whether anyone reads an experiment's events, so that a change must create them.
-
-        A reader who comes before the commit reads the state before the change. After the commit,
-        such a reader is asked to read everything again.
-
-        Args:
-            experiment_id: Whose events.
-            of_all: Only readers of metrics and logs count, not those of the experiment list.
-        """
-        journal = self.orchestrator.journal
-        check = journal.followed if of_all else journal.wanted
-        if check(experiment_id):
-            return True
-
-        def check_again() -> None:
-            if check(experiment_id):
-                self.changes.append(Change("", experiment_id, RELOAD))
-
-        self.then.append(check_again)
-        return False
-
-    def log_line(self, run: RunRow | Reporting, text: str, level: str = "INFO") -> None:
-        """Write a line of the server into a run's log."""
-        self.log(run.experiment_id, run.trial_id, run.id, text, level)
-
-    def log(
-        self, experiment_id: int, trial_id: int, run_id: int | None, text: str, level: str
-    ) -> None:
-        """Write a line of the server into a trial's log."""
-        query = "INSERT INTO logs (experiment_id, trial_id, run_id, stream, level, text, time) "
-        query += "VALUES (?, ?, ?, 'server', ?, ?, ?) RETURNING id"
-        values = (experiment_id, trial_id, run_id, level, text, self.clock())
-        ((line,),) = self.raw(query, values)
-        self.touch("log", experiment_id, (line, line))
+    experiments = Uses(ExperimentService)
+    trials = Uses(TrialService)
+    operations = Uses(OperationService)
+    runs = Uses(RunService)
+    exits = Uses(ExitService)
+    nodes = Uses(NodeService)
+    searches = Uses(SearchService)
+    custom_searches = Uses(CustomSearchService)
+    continuations = Uses(ContinuationService)
+    scheduling = Uses(SchedulingService)
+    periodic = Uses(PeriodicService)
+    queue = Uses(QueueService)
+    agents = Uses(AgentService)
+    checkpoints = Uses(CheckpointService)
+    checkpoint_removal = Uses(CheckpointRemovalService)
+    models = Uses(ModelService)
+    reports = Uses(ReportService)
+    logs = Uses(LogService)
+    metric_names = Uses(MetricNameService)

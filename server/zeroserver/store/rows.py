@@ -18,6 +18,7 @@ __all__ = [
     "CheckpointRow",
     "ExperimentRow",
     "NodeRow",
+    "Reporting",
     "Row",
     "RunRow",
     "TrialRow",
@@ -211,6 +212,16 @@ class AgentRow(Row, frozen=True, gc=False):
 
 
 R = TypeVar("R", bound=Row)
+
+
+class Reporting(msgspec.Struct, frozen=True, gc=False):
+    """Run that may report, with the progress of its trial."""
+
+    id: int
+    trial_id: int
+    experiment_id: int
+    last_seq: int
+    steps_completed: int
 
 
 def find_row(connection: Connection, kind: type[R], row_id: int | str) -> R:

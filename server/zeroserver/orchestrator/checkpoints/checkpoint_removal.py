@@ -16,11 +16,15 @@ import msgspec
 from sqlalchemy import Connection, select
 
 from zerolab.errors import ConflictError, NotFoundError
-from zeroserver.orchestrator.checkpoints.checkpoint_service import AT_ONCE, not_kept
+from zeroserver.orchestrator.checkpoints.checkpoint_service import (
+    AT_ONCE,
+    CheckpointService,
+    not_kept,
+)
 from zeroserver.orchestrator.checkpoints.model_service import versions_of
 from zeroserver.orchestrator.checkpoints.short_uuids import full_uuid
 from zeroserver.orchestrator.search.warm_start import needed_for_warm_start
-from zeroserver.orchestrator.service import Service
+from zeroserver.orchestrator.service import Service, Uses
 from zeroserver.orchestrator.state import config_of
 from zeroserver.states import TRIAL_ENDED
 from zeroserver.store.janitor import Chore
@@ -63,6 +67,8 @@ _LEFT = "UPDATE checkpoints SET state = 'PARTIAL', resources = ?, size_bytes = ?
 class CheckpointRemovalService(Service):
     """Removes checkpoints, or files of them, at the request of users."""
 
+    checkpoints = Uses(CheckpointService)
+
     def remove(
         self,
         uuids: Sequence[str],
@@ -87,7 +93,7 @@ class CheckpointRemovalService(Service):
             by_experiment.setdefault(removal.row.experiment_id, []).append(removal)
         for experiment_id, of_experiment in by_experiment.items():
             complete = [removal.row.uuid for removal in of_experiment if removal.whole]
-            self.work.checkpoints.delete(experiment_id, complete)
+            self.checkpoints.delete(experiment_id, complete)
             self._remove_files(
                 experiment_id, [removal for removal in of_experiment if not removal.whole]
             )
@@ -109,7 +115,7 @@ class CheckpointRemovalService(Service):
             chores.append(Chore(storage=storage, name=removal.row.uuid, files=removal.files))
             self.work.touch("checkpoint", experiment_id, removal.row.uuid)
         self.work.many(_LEFT, rows)
-        self.work.checkpoints.forget_deleted(experiment_id, [removal.row.uuid for removal in going])
+        self.checkpoints.forget_deleted(experiment_id, [removal.row.uuid for removal in going])
         self.work.orchestrator.janitor.discard(self.work, *chores)
 
     def set_policy(self, experiment_id: int, policy: Mapping[str, int]) -> None:
@@ -130,7 +136,7 @@ class CheckpointRemovalService(Service):
             self.work.orchestrator.configs.forget(experiment_id)
             self.work.undo.append(partial(self.work.orchestrator.configs.forget, experiment_id))
             self.work.touch("experiment", experiment_id, experiment_id)
-        self.work.checkpoints.mark_due(experiment_id)
+        self.checkpoints.mark_due(experiment_id)
 
 
 def checkpoints_to_remove(

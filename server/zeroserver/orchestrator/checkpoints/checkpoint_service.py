@@ -22,14 +22,13 @@ from zerolab.contract.names import resources_problem
 from zerolab.errors import ConfigError
 from zeroserver.orchestrator.checkpoints.best import best_checkpoints, searcher_metric_at
 from zeroserver.orchestrator.checkpoints.model_service import registered
-from zeroserver.orchestrator.run_service import Reporting
 from zeroserver.orchestrator.search.warm_start import needed_for_warm_start
 from zeroserver.orchestrator.service import Service
 from zeroserver.orchestrator.state import config_of, owner_of
 from zeroserver.states import TRIAL_ENDED
 from zeroserver.store.janitor import Chore
 from zeroserver.store.points import MAX_STEP
-from zeroserver.store.rows import ExperimentRow, TrialRow, find_row
+from zeroserver.store.rows import ExperimentRow, Reporting, TrialRow, find_row
 from zeroserver.store.schema import checkpoints, experiments, points, trials
 
 if TYPE_CHECKING:  # loaded when the first experiment comes

@@ -12,8 +12,10 @@ from zerolab.contract.names import check_pool, text_problem
 from zerolab.contract.spec import EXIT_INFRASTRUCTURE, EXIT_PREEMPTED
 from zerolab.errors import ConfigError, ConflictError
 from zeroserver.orchestrator.cluster.scheduler_input import OPEN_RUNS
+from zeroserver.orchestrator.exit_service import ExitService
 from zeroserver.orchestrator.node_service import HeldSlots, held_slots
-from zeroserver.orchestrator.service import Service
+from zeroserver.orchestrator.run_service import RunService
+from zeroserver.orchestrator.service import Service, Uses
 from zeroserver.orchestrator.state import Orchestrator, agents_changed
 from zeroserver.states import RunState
 from zeroserver.store.rows import AgentRow, read_row
@@ -28,6 +30,9 @@ _RUNS_AT_ONCE = 64
 
 class AgentService(Service):
     """Registers, closes and removes agents."""
+
+    runs = Uses(RunService)
+    exits = Uses(ExitService)
 
     def join(self, agent: AgentRegistration) -> int:
         """Register an agent, or the same one again; return its id.
@@ -114,7 +119,7 @@ class AgentService(Service):
             # brings the others to an end.
             code = EXIT_PREEMPTED if run.state == RunState.ASSIGNED else EXIT_INFRASTRUCTURE
             end = RunExit(code, reason, node=run.node_rank)
-            self.work.exits.end_run(run.id, end)
+            self.exits.end_run(run.id, end)
         return len(open_runs)
 
     def _open_runs(self, agent_id: int) -> list[HeldSlots]:
@@ -148,7 +153,7 @@ class AgentService(Service):
             for run in self._open_runs(agent_id):
                 agent_slots = set(msgspec.json.decode(run.slot_ids))
                 if slots is None or agent_slots & set(slots):
-                    self.work.runs.direct(run.id, "preempt")
+                    self.runs.direct(run.id, "preempt")
         self.work.changes.append(agents_changed())
 
     def reopen(self, agent_id: int, slots: Collection[int] | None) -> None:

@@ -14,8 +14,9 @@ from zerolab.contract.secret_text import mask_values
 from zerolab.errors import StaleRunError
 from zeroserver.orchestrator.ingest.values import check_times
 from zeroserver.orchestrator.log_policies import Match
-from zeroserver.orchestrator.node_service import host_of, next_log
-from zeroserver.orchestrator.service import Service
+from zeroserver.orchestrator.node_service import NodeService, host_of, next_log
+from zeroserver.orchestrator.run_service import RunService
+from zeroserver.orchestrator.service import Service, Uses
 from zeroserver.orchestrator.state import Orchestrator
 from zeroserver.states import RunState
 from zeroserver.store.rows import RunRow
@@ -47,6 +48,9 @@ _DELETE = (
 
 class LogService(Service):
     """Stores log lines of runs, applies log policies and expires old lines."""
+
+    runs = Uses(RunService)
+    nodes = Uses(NodeService)
 
     def store(
         self,
@@ -93,9 +97,9 @@ class LogService(Service):
             f"INSERT INTO logs ({names}) VALUES ({marks})",  # noqa: S608 - our own column names
             [tuple(row.values()) for row in rows],
         )
-        self.work.nodes.save_next_log(run_id, batch.node, policies + len(fresh))
+        self.nodes.save_next_log(run_id, batch.node, policies + len(fresh))
         skipped = len(batch.entries) - len(fresh)
-        self.work.runs.apply_matches(run, [line for line in matches if line.last >= skipped])
+        self.runs.apply_matches(run, [line for line in matches if line.last >= skipped])
         if self.work.has_readers(run.experiment_id, of_all=True):
             last = self.work.connection.scalar(
                 select(logs.c.id).where(logs.c.run_id == run_id).order_by(logs.c.id.desc()).limit(1)

@@ -16,15 +16,22 @@ from zerolab.contract.messages import (
     ReportBatch,
     wire_number,
 )
-from zeroserver.orchestrator.checkpoints.checkpoint_service import check_checkpoint
+from zeroserver.orchestrator.checkpoints.checkpoint_service import (
+    CheckpointService,
+    check_checkpoint,
+)
 from zeroserver.orchestrator.exit_service import no_metric_at
+from zeroserver.orchestrator.ingest.metric_names import MetricNameService
 from zeroserver.orchestrator.ingest.values import PointReader, check_times, stored_number
-from zeroserver.orchestrator.run_service import Reporting, shown_activity
+from zeroserver.orchestrator.run_service import RunService, shown_activity
+from zeroserver.orchestrator.scheduling import SchedulingService
+from zeroserver.orchestrator.search.operation_service import OperationService
 from zeroserver.orchestrator.search.search_service import Event
-from zeroserver.orchestrator.service import Service
+from zeroserver.orchestrator.search.warm_start import WarmStartService
+from zeroserver.orchestrator.service import Service, Uses
 from zeroserver.states import TRIAL_ENDED, ExperimentState
 from zeroserver.store.points import Point, store_points
-from zeroserver.store.rows import ExperimentRow
+from zeroserver.store.rows import ExperimentRow, Reporting
 from zeroserver.store.schema import experiments, trials
 
 __all__ = ["ReportService", "best_of", "split_reports"]
@@ -53,6 +60,13 @@ _SEARCHING = {ExperimentState.ACTIVE, ExperimentState.PAUSED}
 class ReportService(Service):
     """Stores reports of runs exactly once, with their consequences."""
 
+    operations = Uses(OperationService)
+    runs = Uses(RunService)
+    scheduling = Uses(SchedulingService)
+    checkpoints = Uses(CheckpointService)
+    warm_starts = Uses(WarmStartService)
+    metric_names = Uses(MetricNameService)
+
     def store(self, run_id: int, batch: ReportBatch) -> int:
         """Store the records of a batch that are new; return the number of the last one stored.
 
@@ -63,7 +77,7 @@ class ReportService(Service):
             StaleRunError: If the run has ended, or another run has taken over.
             ConfigError: If a record holds what cannot be stored.
         """
-        run = self.work.runs.reporting(run_id)
+        run = self.runs.reporting(run_id)
         stored = run.last_seq
         if batch.first > stored + 1 or batch.first < 1:
             return stored
@@ -82,14 +96,14 @@ class ReportService(Service):
         last = stored + len(fresh)
         self.work.run("UPDATE runs SET last_seq = ? WHERE id = ?", (last, run_id))
         if self._consequences(run, summary.notable):
-            self.work.scheduling.schedule()
+            self.scheduling.schedule()
         self._announce(run, fresh)
         return last
 
     def _read(self, trial_id: int, fresh: list[Record]) -> _BatchSummary:
         """Check every record of a batch and collect its changes."""
         summary = _BatchSummary()
-        points = PointReader(self.work.metric_names, trial_id)
+        points = PointReader(self.metric_names, trial_id)
         check_times([record.time for record in fresh])
         for record in fresh:
             if isinstance(record, MetricsRecord):
@@ -134,14 +148,14 @@ class ReportService(Service):
             experiment = self.work.experiment_of(run)
             if isinstance(record, CheckpointRecord):
                 steps = record.steps_completed
-                if self.work.checkpoints.add(run, record):
-                    self.work.scheduling.grow(run.id, steps)
-                    more |= self.work.warm_starts.settle_sources(run.trial_id)
+                if self.checkpoints.add(run, record):
+                    self.scheduling.grow(run.id, steps)
+                    more |= self.warm_starts.settle_sources(run.trial_id)
             else:
                 steps = record.steps
                 more |= self._validated(run, record)
-            self.work.checkpoints.choose_best(experiment, run.trial_id)
-            self.work.checkpoints.apply_after_report(run.trial_id, steps)
+            self.checkpoints.choose_best(experiment, run.trial_id)
+            self.checkpoints.apply_after_report(run.trial_id, steps)
         return more
 
     def _announce(self, run: Reporting, fresh: list[Record]) -> None:
@@ -204,11 +218,11 @@ class ReportService(Service):
             if compared or trial.searcher_steps < 0:
                 self.work.log_line(run, problem, "ERROR")
                 self.work.save(trials, trial.id, error=problem)
-                self.work.operations.stop_trial(trial, "error")
+                self.operations.stop_trial(trial, "error")
             return False
         self.work.save(trials, trial.id, searcher_steps=record.steps)
         event = Event("validated", trial.request_id, value, length)
-        acts = self.work.operations.add_event(experiment.id, event)
+        acts = self.operations.add_event(experiment.id, event)
         self._pause_if_due(run, length)
         return acts
 
@@ -217,7 +231,7 @@ class ReportService(Service):
         trial = self.work.trial_of(run)
         if trial.stop is None and trial.until is not None and length >= trial.until:
             self.work.save(trials, trial.id, waits=1)
-            self.work.runs.direct(run.id, "preempt")
+            self.runs.direct(run.id, "preempt")
 
     def _length(self, experiment: ExperimentRow, record: MetricsRecord) -> float | str:
         """Return the trial's length in the searcher's unit, or why it is unknown."""

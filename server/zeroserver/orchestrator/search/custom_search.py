@@ -7,8 +7,11 @@ import msgspec
 
 from zerolab.errors import ConfigError, ConflictError
 from zerolab.searcher import Continue, Create, ExternalSearcher, Operation, Shutdown, Stop
-from zeroserver.orchestrator.search.search_service import Event, newest_event
-from zeroserver.orchestrator.service import Service
+from zeroserver.orchestrator.lifecycle import LifecycleService
+from zeroserver.orchestrator.scheduling import SchedulingService
+from zeroserver.orchestrator.search.operation_service import OperationService
+from zeroserver.orchestrator.search.search_service import Event, SearchService, newest_event
+from zeroserver.orchestrator.service import Service, Uses
 from zeroserver.states import EXPERIMENT_ENDED, EXPERIMENT_STOPPING
 from zeroserver.store.rows import ExperimentRow
 from zeroserver.store.schema import experiments
@@ -40,6 +43,11 @@ _CREATED_SINCE = (
 class CustomSearchService(Service):
     """Stores the operations that programs send for their searches."""
 
+    operations = Uses(OperationService)
+    lifecycle = Uses(LifecycleService)
+    searches = Uses(SearchService)
+    scheduling = Uses(SchedulingService)
+
     def handled(self, experiment_id: int) -> int:
         """The last event that was answered; -1 before the first operations.
 
@@ -50,7 +58,7 @@ class CustomSearchService(Service):
 
     def _outside(self, experiment_id: int) -> ExternalSearcher:
         """Return the searcher that a program outside asks for, and note that it is there."""
-        searcher = self.work.searches.searcher(experiment_id)
+        searcher = self.searches.searcher(experiment_id)
         if not isinstance(searcher, ExternalSearcher):
             msg = (
                 f"experiment {experiment_id}: its searcher decides by itself "
@@ -102,23 +110,23 @@ class CustomSearchService(Service):
             if index >= start and not (isinstance(operation, Create) and operation.trial_id in done)
         ]
         operations = [answered.operations[index] for index in places]
-        remaining = self.work.operations.execute_some(experiment_id, operations)
+        remaining = self.operations.execute_some(experiment_id, operations)
         creating = int(bool(remaining))
         if creating != experiment.creating:
             self.work.save(experiments, experiment_id, creating=creating)
         if remaining:
-            self.work.scheduling.schedule()
+            self.scheduling.schedule()
             return searcher.handled, places[len(places) - len(remaining)]
         event = Event("operated", 0, answered.progress, float(answered.handled))
-        self.work.searches.add_event(experiment_id, event)
+        self.searches.add_event(experiment_id, event)
         if answered.progress is not None:
             self.work.save(
                 experiments,
                 experiment_id,
                 progress=max(experiment.progress, answered.progress),
             )
-        self.work.lifecycle.settle(experiment_id)
-        self.work.scheduling.schedule()
+        self.lifecycle.settle(experiment_id)
+        self.scheduling.schedule()
         return answered.handled, None
 
     def _done_before(self, experiment_id: int, operations: Sequence[Operation]) -> set[int]:
@@ -142,7 +150,7 @@ class CustomSearchService(Service):
         done: Collection[int],
     ) -> None:
         full_length = self.work.config(experiment_id).searcher.length
-        created = self.work.searches.created_trials(experiment_id).difference(done)
+        created = self.searches.created_trials(experiment_id).difference(done)
         problems = []
         newest = newest_event(self.work.connection, experiment_id)
         if not answered.after <= answered.handled <= newest:

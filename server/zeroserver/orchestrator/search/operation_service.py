@@ -15,9 +15,12 @@ from zerolab.contract.messages import LEAVE_GRACE_S
 from zerolab.contract.outcome import is_failure
 from zerolab.searcher import Continue, Create, Operation, Reopen, Shutdown, Stop
 from zeroserver.orchestrator.caches import SearchCache
-from zeroserver.orchestrator.lifecycle import resting_state
-from zeroserver.orchestrator.search.search_service import DELETED, Event
-from zeroserver.orchestrator.service import Service
+from zeroserver.orchestrator.checkpoints.checkpoint_service import CheckpointService
+from zeroserver.orchestrator.lifecycle import LifecycleService, resting_state
+from zeroserver.orchestrator.run_service import RunService
+from zeroserver.orchestrator.search.search_service import DELETED, Event, SearchService
+from zeroserver.orchestrator.search.warm_start import WarmStartService
+from zeroserver.orchestrator.service import Service, Uses
 from zeroserver.orchestrator.state import Orchestrator
 from zeroserver.states import (
     EXPERIMENT_ENDED,
@@ -44,6 +47,12 @@ _BUDGET_MS = 60.0
 class OperationService(Service):
     """Carries out what searchers request, and tells them how trials end."""
 
+    lifecycle = Uses(LifecycleService)
+    runs = Uses(RunService)
+    searches = Uses(SearchService)
+    checkpoints = Uses(CheckpointService)
+    warm_starts = Uses(WarmStartService)
+
     @property
     def cache(self) -> SearchCache:
         """Searchers and operations that outlive the unit of work."""
@@ -51,7 +60,7 @@ class OperationService(Service):
 
     def add_event(self, experiment_id: int, event: Event) -> bool:
         """Add an event and execute the searcher's operations; return whether there were any."""
-        operations = self.work.searches.add_event(experiment_id, event)
+        operations = self.searches.add_event(experiment_id, event)
         self.execute(experiment_id, operations)
         return bool(operations)
 
@@ -83,7 +92,7 @@ class OperationService(Service):
             and not remaining
             and self.work.find(ExperimentRow, experiment_id).searcher_done
         ):
-            self.work.lifecycle.settle(experiment_id)  # its last trial may have ended before
+            self.lifecycle.settle(experiment_id)  # its last trial may have ended before
 
     def drop_backlog(self, experiment_id: int) -> None:
         """Forget what an experiment's searcher wanted and was not carried out."""
@@ -107,14 +116,14 @@ class OperationService(Service):
         remaining = self.execute_some(experiment_id, backlog)
         self._keep_backlog(experiment_id, remaining)
         if not remaining:
-            self.work.lifecycle.settle(experiment_id)
+            self.lifecycle.settle(experiment_id)
         return True
 
     def resume_backlog(self, experiment_id: int) -> None:
         """Fill the backlog of a search with what a killed server has not carried out."""
         experiment = self.work.find(ExperimentRow, experiment_id)
         if experiment.state not in EXPERIMENT_ENDED | EXPERIMENT_STOPPING:
-            remaining = self.work.searches.pending_operations(experiment_id)
+            remaining = self.searches.pending_operations(experiment_id)
             self._keep_backlog(experiment_id, remaining)
 
     def _keep_backlog(self, experiment_id: int, remaining: Sequence[Operation]) -> None:
@@ -164,7 +173,7 @@ class OperationService(Service):
                 self._create(experiment_id, same)
                 created += len(same)
                 numbers = [following.trial_id for following in same]
-                waiting.extend(self.work.searches.add_created_events(experiment_id, numbers))
+                waiting.extend(self.searches.add_created_events(experiment_id, numbers))
             elif isinstance(operation, Shutdown):
                 if any(not isinstance(following, Shutdown) for following in waiting):
                     waiting.append(operation)  # the others were wanted before the end
@@ -172,18 +181,18 @@ class OperationService(Service):
                 self.work.save(experiments, experiment_id, searcher_done=1)
             elif (trial := self._requested(experiment_id, operation.trial_id)) is None:
                 event = Event("exited_early", operation.trial_id, reason=DELETED)
-                waiting.extend(self.work.searches.add_event(experiment_id, event))
+                waiting.extend(self.searches.add_event(experiment_id, event))
             elif isinstance(operation, Stop):
                 if trial.state not in TRIAL_ENDED:
                     self.stop_trial(trial, "searcher")
             elif isinstance(operation, Continue):
                 self._continue(trial, operation.until)
             elif isinstance(operation, Reopen):
-                self.work.lifecycle.reopen(trial, ExperimentState.ACTIVE, waits=1)
+                self.lifecycle.reopen(trial, ExperimentState.ACTIVE, waits=1)
         experiment = self.work.find(ExperimentRow, experiment_id)
         values: dict[str, Any] = {"num_trials": experiment.num_trials + created}
         if not experiment.searcher_done:  # else what it was before the end stays
-            done = self.work.searches.progress(experiment_id)
+            done = self.searches.progress(experiment_id)
             values["progress"] = max(experiment.progress, done)
         self.work.save(experiments, experiment_id, **values)
         self.work.touch("experiment", experiment_id, experiment_id)
@@ -199,7 +208,7 @@ class OperationService(Service):
         rows = []
         for operation in operations:
             weights = {"source_checkpoint": source}
-            weights |= self.work.warm_starts.source_of_trial(experiment_id, operation)
+            weights |= self.warm_starts.source_of_trial(experiment_id, operation)
             rows.append(
                 (
                     experiment_id, operation.trial_id, str(state),
@@ -224,7 +233,7 @@ class OperationService(Service):
         self.work.save(trials, trial.id, until=until, waits=0)
         experiment = self.work.experiment_of(trial)
         if trial.state == TrialState.PAUSED and trial.run_id is None:
-            self.work.lifecycle.move_trial(trial, resting_state(experiment.state, waits=trial.held))
+            self.lifecycle.move_trial(trial, resting_state(experiment.state, waits=trial.held))
 
     def stop_trial(self, trial: TrialRow, reason: str) -> None:
         """End a trial: at once when no run of it is there, else when its run has checkpointed.
@@ -242,19 +251,19 @@ class OperationService(Service):
             error = self._error_of_last_run(trial) if reason == "searcher" else None
             self.end_trial(trial, TrialState.ERROR if error else state, error=error)
             return
-        self.work.lifecycle.move_trial(trial, TrialState.STOPPING)
+        self.lifecycle.move_trial(trial, TrialState.STOPPING)
         if reason in {"kill", "error"}:
-            self.work.runs.kill(trial.run_id)
+            self.runs.kill(trial.run_id)
             return
-        self.work.runs.direct(trial.run_id, "stop")
+        self.runs.direct(trial.run_id, "stop")
         run = self.work.find(RunRow, trial.run_id)
-        if reason == "cancel" and not run.killed and self.work.runs.never_asks(run):
+        if reason == "cancel" and not run.killed and self.runs.never_asks(run):
             text = (
                 f"run {run.id}: its command does not ask whether to leave: its processes get "
                 f"SIGTERM, and SIGKILL {LEAVE_GRACE_S:.0f} s later"
             )
             self.work.log_line(run, text, "WARNING")
-            self.work.runs.kill(run.id)
+            self.runs.kill(run.id)
 
     def _error_of_last_run(self, trial: TrialRow) -> str | None:
         """Return why the last run of a trial failed; None if it did not, or the trial never ran."""
@@ -291,10 +300,10 @@ class OperationService(Service):
         }
         if state == TrialState.COMPLETED and reason is None and trial.stop is None:
             values["progress"] = 1.0
-        self.work.lifecycle.move_trial(trial, state, **values)
-        self.work.checkpoints.apply_to_trial(trial.id)
+        self.lifecycle.move_trial(trial, state, **values)
+        self.checkpoints.apply_to_trial(trial.id)
         if state != TrialState.COMPLETED and trial.started_at is not None:
-            self.work.checkpoints.discard_unfinished(trial)
+            self.checkpoints.discard_unfinished(trial)
         experiment = self.work.experiment_of(trial)
         ended = experiment.state in EXPERIMENT_ENDED | EXPERIMENT_STOPPING
         if not ended and not experiment.searcher_done:
@@ -304,7 +313,7 @@ class OperationService(Service):
                 default = "errored" if state == TrialState.ERROR else "user_canceled"
                 event = Event("exited_early", trial.request_id, reason=reason or default)
             self.add_event(trial.experiment_id, event)
-        self.work.lifecycle.settle(trial.experiment_id)
+        self.lifecycle.settle(trial.experiment_id)
 
 
 def interrupted_searches(connection: Connection) -> list[int]:

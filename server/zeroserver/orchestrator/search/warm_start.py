@@ -17,7 +17,8 @@ from zerolab.contract.spec import CheckpointRef
 from zerolab.errors import ConfigError, ConflictError
 from zerolab.searcher import Create
 from zeroserver.orchestrator.checkpoints.short_uuids import full_uuid
-from zeroserver.orchestrator.service import Service
+from zeroserver.orchestrator.search.search_service import SearchService
+from zeroserver.orchestrator.service import Service, Uses
 from zeroserver.states import EXPERIMENT_ENDED, TRIAL_ENDED, TrialState
 from zeroserver.store.rows import CheckpointRow, TrialRow, read_row
 from zeroserver.store.schema import WEIGHTS_MISSING, checkpoints, experiments, trials
@@ -35,6 +36,8 @@ NO_WEIGHTS = ""
 
 class WarmStartService(Service):
     """Chooses and protects the checkpoints from which trials start."""
+
+    searches = Uses(SearchService)
 
     def source_of_experiment(self, searcher: "SearcherConfig") -> str | None:
         """Return the checkpoint that the trials of a new experiment start from, if any.
@@ -75,7 +78,7 @@ class WarmStartService(Service):
             trials.c.experiment_id == experiment_id, trials.c.request_id == operation.source
         )
         source = read_row(self.work.connection, TrialRow, query)
-        if source is None and operation.source in self.work.searches.created_trials(experiment_id):
+        if source is None and operation.source in self.searches.created_trials(experiment_id):
             return {"source_checkpoint": NO_WEIGHTS}
         if source is None:
             problem = f"must be the number of a trial that was created, got {operation.source}"
