@@ -192,7 +192,7 @@ def _peak_flops(case: Case, device: "torch.device") -> float | None:
     if case.peer.startswith("before"):
         return None  # another tree may have it in another place
     from zerotrial.engine.module.precision import DTYPES
-    from zerotrial.engine.watch.flops import peak_flops
+    from zerotrial.extensions.profiler.flops import peak_flops
 
     return peak_flops(device, DTYPES[case.precision])
 

@@ -20,7 +20,7 @@ from torch.distributed import HashStore
 from benchmarks.gpu.cases import Cases, device_of, parse_step, synchronize
 from benchmarks.training.gpt import GPT, SIZES, batches
 from benchmarks.training.peers import PEERS, Case
-from zerotrial.engine.watch.flops import peak_flops
+from zerotrial.extensions.profiler.flops import peak_flops
 
 OURS = ["zerolab-0", "zerolab-1", "zerolab-2", "zerolab-3"]
 OTHERS = ["ddp", "fsdp2"]

@@ -22,8 +22,8 @@ from tests.engine.stage3_models import Language, decay_groups, make_batches, tra
 from zerotrial.engine import Engine, initialize
 from zerotrial.engine.comm.communicator import GroupCommunicator
 from zerotrial.engine.module.activation_checkpointing import checkpoint_blocks
-from zerotrial.engine.watch.flops import peak_flops
 from zerotrial.extensions.pipeline import LayerSpec, PipelineModule
+from zerotrial.extensions.profiler.flops import peak_flops
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 on_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

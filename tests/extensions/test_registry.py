@@ -98,6 +98,7 @@ REMOVED = {
     "data.stage: 'stage' is provided by zerolab.extensions.staging.launcher_hooks",
     "tensor_parallel.size: 'tensor_parallel' is provided by zerotrial.extensions.tensor_parallel.",
     "pipeline.stages: 'pipeline' is provided by zerotrial.extensions.pipeline.engine",
+    "wall_clock_breakdown: 'profiler' is provided by zerotrial.extensions.profiler.step_observer",
 }
 EXPERIMENT = {
     "entrypoint": ["true"],
@@ -111,6 +112,7 @@ EXPERIMENT = {
             "gradient_accumulation_steps": 4,
             "tensor_parallel": {"size": 2},
             "pipeline": {"stages": 2},
+            "wall_clock_breakdown": True,
         }
     },
 }

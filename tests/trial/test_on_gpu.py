@@ -17,12 +17,12 @@ from zerolab.reports.system_metrics import _gpu_sample, _open_gpus
 from zerotrial.data.devices import choose_device, to_device
 from zerotrial.data.random_state import capture, restore
 from zerotrial.engine import initialize
-from zerotrial.engine.watch import trace
-from zerotrial.engine.watch.step_observer import memory_line
-from zerotrial.engine.watch.timers import PhaseTimer
-from zerotrial.engine.watch.trace import GpuTrace
 from zerotrial.extensions.deepspeed_api.names.accelerator import get_accelerator
 from zerotrial.extensions.planner.plan import find_devices
+from zerotrial.extensions.profiler import trace
+from zerotrial.extensions.profiler.step_observer import memory_line
+from zerotrial.extensions.profiler.timers import PhaseTimer
+from zerotrial.extensions.profiler.trace import GpuTrace
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -20,11 +20,11 @@ from zerolab.agent.slots import find_slots, run_environment
 from zerolab.contract.spec import ProfilingSpec
 from zerolab.extensions.launcher_ssh import worker
 from zerotrial.engine.builder.environment import choose_device
-from zerotrial.engine.watch.flops import ForwardProfile
 from zerotrial.extensions.deepspeed_api import cpu_support
 from zerotrial.extensions.deepspeed_api.shared_weights import HostMemory
 from zerotrial.extensions.pipeline.module import PipelineModule
 from zerotrial.extensions.pipeline.runner import Runner
+from zerotrial.extensions.profiler.flops import ForwardProfile
 from zerotrial.extensions.tensor_parallel import model_sharding
 from zerotrial.loop.profiling import LoopTimings
 

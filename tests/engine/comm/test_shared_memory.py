@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 
 from tests.engine.ranks import run_on_ranks
+from tests.engine.tensor_sizes import storage_bytes
 from tests.waiting import DEADLINE_S, until
 from zerotrial.engine.comm.communicator import Communicator, GroupCommunicator, SoloCommunicator
 from zerotrial.engine.comm.factory import connect
 from zerotrial.engine.comm.shared_memory import PeerError, SharedMemoryCommunicator
-from zerotrial.engine.watch.tensor_memory import storage_bytes
 
 CPU = torch.device("cpu")
 SHARD = 100_000

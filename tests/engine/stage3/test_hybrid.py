@@ -14,11 +14,11 @@ from tests.engine.checkpointing import Net, all_states, make_engine, probe
 from tests.engine.ranks import run_on_ranks
 from tests.engine.stage3.test_stage3 import Course, adamw, compare, seeded, train
 from tests.engine.stage3_models import Language, make_batches, train_plainly
+from tests.engine.tensor_sizes import storage_bytes
 from zerolab.errors import ConfigError
 from zerotrial.engine import Engine, initialize
 from zerotrial.engine.checkpoint.shards import read_tensors
 from zerotrial.engine.memory import estimate
-from zerotrial.engine.watch.tensor_memory import storage_bytes
 
 STEPS, ACCUMULATION, CLIP = 10, 4, 0.5
 STAGES = (1, 2, 3)

@@ -24,11 +24,11 @@ from tests.engine.stage3_models import (
     make_batches,
     train_plainly,
 )
+from tests.engine.tensor_sizes import storage_bytes
 from zerolab.errors import ConfigError, EngineError
 from zerotrial.engine import Engine, initialize
 from zerotrial.engine.update.lamb import Lamb
 from zerotrial.engine.update.muon import MuonWithAdamW
-from zerotrial.engine.watch.tensor_memory import storage_bytes
 from zerotrial.failures import reason_of
 
 STEPS = 20

@@ -15,6 +15,7 @@ from tests.engine.checkpoint.test_one_rank import files_of_at_most
 from tests.engine.checkpointing import all_states, make_engine, probe, train
 from tests.engine.models import HAS_MUON, needs_muon
 from tests.engine.ranks import run_on_ranks
+from tests.engine.tensor_sizes import storage_bytes
 from zerolab.config import load_engine_config
 from zerolab.errors import ConfigError
 from zerotrial.engine import initialize
@@ -25,7 +26,6 @@ from zerotrial.engine.update.in_memory import build_updater
 from zerotrial.engine.update.nvme_offload import NvmeUpdater
 from zerotrial.engine.update.optimizer_states import make_states, read_scalars, tensor_states
 from zerotrial.engine.update.paged_file import OffloadError, PagedFile
-from zerotrial.engine.watch.tensor_memory import storage_bytes
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "AdamW": {"lr": 0.01, "weight_decay": 0.1},

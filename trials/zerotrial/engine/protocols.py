@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from zerolab.registry import Registry
+
 if TYPE_CHECKING:
     from os import PathLike
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from zerotrial.engine.module.precision import Precision
 
 __all__ = [
+    "ENGINE_PARTS",
     "GradientSource",
     "NamedParameter",
     "NullObserver",
@@ -46,6 +49,10 @@ __all__ = [
     "WindowGradients",
 ]
 
+
+ENGINE_PARTS: Registry[Any] = Registry("zerotrial.engine_parts", {})
+"""Extensions that the engine calls, see ``EngineConfig.engine_parts``: ``tensor_parallel`` shards
+a model, ``pipeline`` is a class of engines, ``profiler`` makes observers."""
 
 _NOTHING: AbstractContextManager[None] = nullcontext()
 

@@ -231,6 +231,23 @@ class EngineConfig(Section):
         return world_size // self.model_parallel_size
 
     @property
+    def engine_parts(self) -> dict[str, str]:
+        """Keys that extensions provide, and the extension of each."""
+        keys = {
+            "tensor_parallel": {"tensor_parallel.size": self.tensor_parallel.size > 1},
+            "pipeline": {"pipeline.stages": (self.pipeline.stages or 1) > 1},
+            "profiler": {
+                "wall_clock_breakdown": self.wall_clock_breakdown,
+                "memory_breakdown": self.memory_breakdown,
+                "flops_profiler.enabled": self.flops_profiler.enabled,
+                "comms_logger.enabled": self.comms_logger.enabled,
+                "tensorboard.enabled": self.tensorboard.enabled,
+                "csv_monitor.enabled": self.csv_monitor.enabled,
+            },
+        }
+        return {key: name for name, used in keys.items() for key in used if used[key]}
+
+    @property
     def model_parallel_size(self) -> int:
         """Ranks that share one model, according to the file."""
         return self.tensor_parallel.size * (self.pipeline.stages or 1)

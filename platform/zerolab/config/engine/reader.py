@@ -205,6 +205,7 @@ def _checks(config: EngineConfig) -> Iterator[tuple[list[str], str]]:
         )
     yield from _offload_checks(config)
     yield from _parallel_checks(config)
+    yield from _extension_checks(config)
     if config.optimizer is not None:
         for problem in optimizers.problems_of(config.optimizer):
             yield ["optimizer"], problem
@@ -271,12 +272,11 @@ def _parallel_checks(config: EngineConfig) -> Iterator[tuple[list[str], str]]:
             f"inside of cut layers do not compile, got {config.tensor_parallel.size}",
         )
     yield from pipeline_checks(config, config.pipeline.stages or 1)
-    extensions: Registry[object] = Registry("zerotrial.parallelism", {})
-    sizes = {
-        "tensor_parallel.size": config.tensor_parallel.size,
-        "pipeline.stages": config.pipeline.stages or 1,
-    }
-    for key, size in sizes.items():
-        name = key.partition(".")[0]
-        if size > 1 and name not in extensions:  # not loaded here: it needs torch
+
+
+def _extension_checks(config: EngineConfig) -> Iterator[tuple[list[str], str]]:
+    """Yield the keys whose extension has been removed."""
+    extensions: Registry[object] = Registry("zerotrial.engine_parts", {})
+    for key, name in config.engine_parts.items():
+        if name not in extensions:  # not loaded here: it needs torch
             yield [key], f"{key}: {extensions.problem(name)}"

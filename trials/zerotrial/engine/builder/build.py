@@ -26,13 +26,13 @@ from zerotrial.engine.builder.arguments import (
     read_config,
 )
 from zerotrial.engine.builder.environment import (
-    PARALLELISM,
     EngineEnvironment,
     choose_device,
     find_environment,
     find_process_group,
     is_pipeline,
 )
+from zerotrial.engine.builder.progress_lines import describe_config, make_observer
 from zerotrial.engine.checkpoint.module_loading import accept_full_tensors
 from zerotrial.engine.comm.all_reduce import without_reduce_scatter
 from zerotrial.engine.comm.factory import connect
@@ -54,6 +54,7 @@ from zerotrial.engine.module.ownership import ModelOwnership, close_conflicting_
 from zerotrial.engine.module.precision import register_input_cast
 from zerotrial.engine.module.sharded_model import ShardedModel
 from zerotrial.engine.protocols import (
+    ENGINE_PARTS,
     Observer,
     OptimizerFactory,
     Stage,
@@ -62,7 +63,6 @@ from zerotrial.engine.protocols import (
 )
 from zerotrial.engine.update.checkpoint_support import check_savable
 from zerotrial.engine.update.factory import choose_optimizer
-from zerotrial.engine.watch.step_observer import describe_config, make_observer
 
 __all__ = ["extended", "initialize", "planning"]
 
@@ -247,7 +247,7 @@ def _shard_model(
     mesh = environment.mesh
     if mesh.tensor.size == 1 or mesh.all_ranks is None:  # with an mpu the user has sharded it
         return ShardedModel.none(model)
-    sharded: ShardedModel = PARALLELISM["tensor_parallel"](
+    sharded: ShardedModel = ENGINE_PARTS["tensor_parallel"](
         model, environment.config.tensor_parallel, mesh, environment.device, observer.phase
     )
     return sharded
@@ -361,7 +361,7 @@ def extended(engine_class: type) -> Any:
 
 
 def _class_for(model: nn.Module) -> type[Engine]:
-    return PARALLELISM["pipeline"] if is_pipeline(model) else Engine
+    return ENGINE_PARTS["pipeline"] if is_pipeline(model) else Engine
 
 
 def _trained(inputs: StageInputs) -> list[nn.Parameter]:

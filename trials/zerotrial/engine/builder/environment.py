@@ -11,28 +11,22 @@ from torch import nn
 from zerolab.config.engine.batch import BatchSizes
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.errors import ConfigError
-from zerolab.registry import Registry
 from zerotrial.engine.comm.process_group import start_process_group
 from zerotrial.engine.memory.heap import keep_freed_memory, return_freed_memory
 from zerotrial.engine.mesh import Mesh
 from zerotrial.engine.module.precision import Precision, choose_precision
+from zerotrial.engine.protocols import ENGINE_PARTS
 
 if TYPE_CHECKING:
     from zerotrial.engine.protocols import PipelineModel
 
 __all__ = [
-    "PARALLELISM",
     "EngineEnvironment",
     "choose_device",
     "find_environment",
     "find_process_group",
     "is_pipeline",
 ]
-
-
-PARALLELISM: Registry[Any] = Registry("zerotrial.parallelism", {})
-"""Extensions by block of the configuration: ``tensor_parallel`` shards a model, ``pipeline`` is
-the class of engines of models with pipeline stages."""
 
 
 def is_pipeline(model: nn.Module) -> "TypeGuard[PipelineModel]":
@@ -85,7 +79,7 @@ def find_environment(
     mesh = _make_mesh(mpu, world, model, config)
     batch = config.batch_sizes(mesh.data.size)
     if is_pipeline(model):
-        PARALLELISM["pipeline"].check(model, config, batch.accumulation_steps)
+        ENGINE_PARTS["pipeline"].check(model, config, batch.accumulation_steps)
     return EngineEnvironment(
         config, device, mesh, batch, choose_precision(config, batch.accumulation_steps)
     )

@@ -24,7 +24,7 @@ from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.autograd.profiler import KinetoStepTracker
 from torch.profiler import ProfilerActivity, profile
 
-from zerotrial.engine.watch.timers import Clock, CudaClock
+from zerotrial.extensions.profiler.timers import Clock, CudaClock
 
 __all__ = ["GpuTrace", "TraceResult", "analyze_trace", "make_trace"]
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import zerotrial
 from tests.engine.pipelines import MICRO, SAMPLES, Block, batches, engine_of
 from tests.engine.ranks import run_on_ranks
-from zerotrial.engine.watch.breakdown import Overlap
+from zerotrial.extensions.profiler.breakdown import Overlap
 
 SLOWER_S = (0.1, 0.5, 2.5, 2.5, 2.5)
 """Each more than all else that a step takes; the later ones where the machine is busy, or stood

@@ -3,7 +3,7 @@
 A nested phase counts only for itself: waiting for other ranks during backward is communication, not
 backward. Communication hidden behind other phases takes no extra time, so it is reported separately
 and is in no sum. On a GPU both come from a trace of one step, see
-:mod:`~zerotrial.engine.watch.trace`.
+:mod:`~zerotrial.extensions.profiler.trace`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from contextlib import contextmanager, nullcontext
 import torch
 
 from zerotrial.engine.comm.timed_collectives import COMMUNICATION
-from zerotrial.engine.watch.timers import PhaseTimer
-from zerotrial.engine.watch.trace import TraceResult, make_trace
+from zerotrial.extensions.profiler.timers import PhaseTimer
+from zerotrial.extensions.profiler.trace import TraceResult, make_trace
 
 __all__ = ["Breakdown"]
 

@@ -14,10 +14,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.engine.ranks import run_on_ranks
 from tests.engine.stage3_models import Language, make_batches
 from zerotrial.engine import Engine, initialize
+from zerotrial.engine.builder.progress_lines import count_tokens
 from zerotrial.engine.protocols import NullObserver
-from zerotrial.engine.watch.flops import PEAK_VARIABLE, count_flops
-from zerotrial.engine.watch.step_observer import StepObserver, count_tokens
-from zerotrial.engine.watch.timers import PhaseTimer
+from zerotrial.extensions.profiler.flops import PEAK_VARIABLE, count_flops
+from zerotrial.extensions.profiler.step_observer import ProfilingObserver
+from zerotrial.extensions.profiler.timers import PhaseTimer
 
 CPU = torch.device("cpu")
 
@@ -78,7 +79,7 @@ def test_rates_can_be_disabled(lines: pytest.LogCaptureFixture) -> None:
     step += r"[\d,.]+ ms a step"
     assert len(lines.messages) == 2
     assert all(re.fullmatch(step, line) for line in lines.messages)
-    assert isinstance(observer, StepObserver)
+    assert isinstance(observer, ProfilingObserver)
     assert observer.rates == {}
     assert observer._meter.flops == 0
 
@@ -89,7 +90,7 @@ def test_flops_of_forward_and_backward(lines: pytest.LogCaptureFixture) -> None:
         model(*batch).backward()
         expected = so_far()
     observer = train(2, {"steps_per_print": 2}).observer
-    assert isinstance(observer, StepObserver)
+    assert isinstance(observer, ProfilingObserver)
     assert observer._meter.flops == 2 * expected
     again = train(2, {"steps_per_print": 2, "activation_checkpointing": {"enabled": True}})
     assert again.observer._meter.flops == pytest.approx(2 * expected, rel=0.05)

@@ -17,10 +17,10 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, schedule
 
 import zerotrial
-from tests.engine.watch.test_breakdown import STEPS, Square, watched
-from zerotrial.engine.watch.breakdown import Breakdown
-from zerotrial.engine.watch.timers import HostClock
-from zerotrial.engine.watch.trace import GpuTrace, Span, TraceResult, analyze_trace
+from tests.extensions.profiler.test_breakdown import STEPS, Square, watched
+from zerotrial.extensions.profiler.breakdown import Breakdown
+from zerotrial.extensions.profiler.timers import HostClock
+from zerotrial.extensions.profiler.trace import GpuTrace, Span, TraceResult, analyze_trace
 
 CPU = torch.device("cpu")
 
@@ -111,7 +111,7 @@ def test_step_is_traced_between_two_calls(caplog: pytest.LogCaptureFixture) -> N
 
 QUIET = """
 import os
-from tests.engine.watch.test_trace import trace_of_cpu
+from tests.extensions.profiler.test_trace import trace_of_cpu
 for _ in range(2):
     trace = trace_of_cpu()
     trace.begin()
@@ -193,7 +193,7 @@ def test_pending_device_work_belongs_to_the_step(monkeypatch: pytest.MonkeyPatch
             return super()._kernels(trace)
 
     clock = SimpleNamespace(perf_counter=lambda: now, monotonic=lambda: now)
-    monkeypatch.setattr("zerotrial.engine.watch.trace.time", clock)
+    monkeypatch.setattr("zerotrial.extensions.profiler.trace.time", clock)
     breakdown = Breakdown(CPU, 2)
     breakdown._overlap, breakdown._trace = None, Slow()
     breakdown.restart()
@@ -227,7 +227,7 @@ def test_endless_step_is_not_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = trace_of_cpu()
     trace.begin()
     with trace.phase("forward"):
-        monkeypatch.setattr("zerotrial.engine.watch.trace._LONGEST_S", 0.0)
+        monkeypatch.setattr("zerotrial.extensions.profiler.trace._LONGEST_S", 0.0)
         with ThreadPoolExecutor(1) as pool:  # as autograd does
             pool.submit(trace.phase("communication").__enter__).result()
         assert trace.runs

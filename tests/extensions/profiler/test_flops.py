@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from zerolab.errors import ConfigError
-from zerotrial.engine.watch.flops import (
+from zerotrial.extensions.profiler.flops import (
     PEAK_VARIABLE,
     ForwardProfile,
     count_flops,

@@ -1,1 +1,0 @@
-"""Observation of training: progress lines, timers, operation counts, memory."""

@@ -1,0 +1,1 @@
+"""Profiler: breakdowns of a step's time and memory, FLOP counts, traces, TensorBoard and CSV."""
