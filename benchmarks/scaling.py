@@ -18,7 +18,7 @@ from benchmarks.formulas import (
     tensor_traffic,
 )
 from tools.key_tables import table, with_tables
-from zerotrial.engine.memory import estimate
+from zerotrial.extensions.planner.formulas import estimate
 
 PEAK_FLOPS = 312e12
 """Of an A100 in 16 bits, as both papers count it."""

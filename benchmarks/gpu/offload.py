@@ -22,7 +22,7 @@ import torch
 from benchmarks.gpu.cases import Cases, device_of, parse_step, synchronize
 from benchmarks.training.gpt import GPT, SIZES, Size, batches
 from zerotrial import initialize
-from zerotrial.engine.memory import estimate
+from zerotrial.extensions.planner.formulas import estimate
 
 MARGIN = 0.92
 """Share of the cap that the formula may fill; the rest is lost to fragmentation."""

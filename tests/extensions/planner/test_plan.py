@@ -20,9 +20,9 @@ from zerolab.config.engine.zero import ZeroConfig
 from zerotrial.engine.builder.build import initialize
 from zerotrial.engine.engine import Engine
 from zerotrial.engine.flat.bucket_size import choose_bucket_numel
-from zerotrial.engine.memory import MemoryEstimate, estimate
 from zerotrial.extensions.pipeline import PipelineModule
 from zerotrial.extensions.pipeline.module import all_layers_built
+from zerotrial.extensions.planner.formulas import MemoryEstimate, estimate
 from zerotrial.extensions.planner.model_profile import ModelProfile, profile_model, profile_trial
 from zerotrial.extensions.planner.plan import (
     Devices,

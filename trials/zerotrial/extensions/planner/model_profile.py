@@ -16,12 +16,12 @@ from zerolab.errors import TrialError
 from zerotrial.engine.builder.arguments import groups_of, make_user_optimizer
 from zerotrial.engine.builder.build import extended, planning
 from zerotrial.engine.builder.environment import is_pipeline
-from zerotrial.engine.memory import MOMENTS
 from zerotrial.engine.module.replicated_parameters import choose_replicated
 from zerotrial.engine.module.units import plan_units, requested_units
 from zerotrial.engine.progress import Progress
 from zerotrial.engine.protocols import ParamGroup
 from zerotrial.engine.stage3.prefetch import in_forward_order, kept_to_backward
+from zerotrial.extensions.planner.formulas import MOMENTS
 
 try:
     from zerotrial.extensions.pipeline.module import all_layers_built

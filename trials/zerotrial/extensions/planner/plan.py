@@ -36,7 +36,7 @@ from zerolab.errors import TrialError, ZerolabError
 from zerolab.formatting import size_text
 from zerotrial.context import ZeroTrialContext
 from zerotrial.engine.flat.bucket_size import choose_bucket_numel, largest_bucket
-from zerotrial.engine.memory import WHOLE, Device, MemoryEstimate, Place, every_choice
+from zerotrial.extensions.planner.formulas import WHOLE, Device, MemoryEstimate, Place, every_choice
 from zerotrial.extensions.planner.model_profile import ModelProfile, profile_trial
 from zerotrial.process.entrypoint import load_trial_class
 from zerotrial.ranks import PlannedRanks

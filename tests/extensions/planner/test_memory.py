@@ -17,7 +17,7 @@ from tests.engine.ranks import run_on_ranks
 from tests.engine.stage3_models import Language, make_batches
 from zerolab.errors import ConfigError
 from zerotrial.engine import initialize
-from zerotrial.engine.memory import WHOLE, Place, estimate, every_choice
+from zerotrial.extensions.planner.formulas import WHOLE, Place, estimate, every_choice
 from zerotrial.extensions.profiler.tensor_memory import OTHER, storage_bytes, tensor_bytes_by_kind
 
 P = 1_000_000
