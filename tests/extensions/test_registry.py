@@ -98,6 +98,7 @@ REMOVED = {
     "data.stage: 'stage' is provided by zerolab.extensions.staging.launcher_hooks",
     "tensor_parallel.size: 'tensor_parallel' is provided by zerotrial.extensions.tensor_parallel.",
     "pipeline.stages: 'pipeline' is provided by zerotrial.extensions.pipeline.engine",
+    "zero_optimization.offload_optimizer.device: 'nvme_optimizer' is provided by zerotrial.ext",
     "wall_clock_breakdown: 'profiler' is provided by zerotrial.extensions.profiler.step_observer",
 }
 EXPERIMENT = {
@@ -113,6 +114,10 @@ EXPERIMENT = {
             "tensor_parallel": {"size": 2},
             "pipeline": {"stages": 2},
             "wall_clock_breakdown": True,
+            "zero_optimization": {
+                "stage": 1,
+                "offload_optimizer": {"device": "nvme", "nvme_path": "/nvme"},
+            },
         }
     },
 }

@@ -23,9 +23,9 @@ from zerotrial.engine.protocols import Updater, UpdaterInputs
 from zerotrial.engine.update.cpu_offload import CpuUpdater
 from zerotrial.engine.update.factory import choose_optimizer
 from zerotrial.engine.update.in_memory import build_updater
-from zerotrial.engine.update.nvme_offload import NvmeUpdater
 from zerotrial.engine.update.optimizer_states import make_states, read_scalars, tensor_states
-from zerotrial.engine.update.paged_file import OffloadError, PagedFile
+from zerotrial.extensions.nvme.paged_file import OffloadError, PagedFile
+from zerotrial.extensions.nvme.updater import NvmeUpdater
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "AdamW": {"lr": 0.01, "weight_decay": 0.1},

@@ -36,6 +36,7 @@ __all__ = [
     "Piece",
     "PipelineModel",
     "ReadableGradients",
+    "ShardMemory",
     "Stage",
     "StageAccounting",
     "StageInputs",
@@ -52,7 +53,8 @@ __all__ = [
 
 ENGINE_PARTS: Registry[Any] = Registry("zerotrial.engine_parts", {})
 """Extensions that the engine calls, see ``EngineConfig.engine_parts``: ``tensor_parallel`` shards
-a model, ``pipeline`` is a class of engines, ``profiler`` makes observers."""
+a model, ``pipeline`` is a class of engines, ``profiler`` makes observers, ``nvme_optimizer`` is an
+updater, ``nvme_parameters`` a memory of shards."""
 
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
@@ -236,6 +238,38 @@ class NullObserver:
         """Do nothing."""
 
 
+class ShardMemory:
+    """Memory of stage 3's shards and gradients: that of the devices. Extensions have files."""
+
+    in_files = False
+    """Whether shards and gradients are in files."""
+
+    def allocate_like(self, numel: int, like: Tensor) -> Tensor:
+        """Return zeros, ``(numel,)``, with the type and device of another tensor."""
+        flat = torch.zeros(numel, dtype=like.dtype, device=like.device)
+        return flat.pin_memory() if like.is_pinned() else flat
+
+    def copy(self, tensor: Tensor) -> Tensor:
+        """Return a tensor of the same values in this memory."""
+        return tensor
+
+    def release(self, tensor: Tensor) -> None:
+        """Drop a tensor's pages from this process, if its values are in a file."""
+
+    def contains(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is in a file."""
+        del tensor
+        return False
+
+    def adopt(self, unit: Any, originals: Sequence[Tensor]) -> None:
+        """Move the shards of a unit that has just been sharded, and release its originals."""
+
+    def keep_gradients(
+        self, units: Sequence[Any], buckets: Sequence[Any], settle: Callable[[], None]
+    ) -> Any:
+        """Return the owner of the gradients; None if they are in memory."""
+
+
 @dataclass(frozen=True)
 class StageInputs:
     """Inputs from which a stage is built."""
@@ -262,6 +296,9 @@ class StageInputs:
 
     weights: "str | PathLike[str] | None" = None
     """Safetensors files to load into the model; only at stage 3."""
+
+    memory: ShardMemory = field(default_factory=ShardMemory)
+    """Memory of the shards; only at stage 3."""
 
 
 class GradientSource(Protocol):

@@ -233,7 +233,11 @@ class EngineConfig(Section):
     @property
     def engine_parts(self) -> dict[str, str]:
         """Keys that extensions provide, and the extension of each."""
+        zero = self.zero_optimization
+        optimizer, param = zero.offload_optimizer.device, zero.offload_param.device
         keys = {
+            "nvme_optimizer": {"zero_optimization.offload_optimizer.device": optimizer == "nvme"},
+            "nvme_parameters": {"zero_optimization.offload_param.device": param == "nvme"},
             "tensor_parallel": {"tensor_parallel.size": self.tensor_parallel.size > 1},
             "pipeline": {"pipeline.stages": (self.pipeline.stages or 1) > 1},
             "profiler": {

@@ -13,11 +13,23 @@ of them permanent, and one full collection takes longer than the rest of the bui
 import ctypes
 import functools
 import gc
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
-__all__ = ["garbage_collection_paused", "keep_freed_memory", "return_freed_memory", "trim_heap"]
+from zerolab.linux import is_in_memory
+
+__all__ = [
+    "garbage_collection_paused",
+    "keep_freed_memory",
+    "return_freed_memory",
+    "trim_heap",
+    "warn_of_memory",
+]
+
+logger = logging.getLogger(__name__)
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # mallopt(3)
 _LARGEST = 32 << 20  # bytes: glibc's maximum for the mmap threshold
@@ -55,6 +67,18 @@ def trim_heap() -> None:
     """Return free heap memory to the system once; does nothing with another C library."""
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def warn_of_memory(directory: Path, key: str) -> None:
+    """Warn if offloaded data would stay in memory because of a tmpfs.
+
+    Args:
+        directory: An existing directory.
+        key: Key of the configuration.
+    """
+    if is_in_memory(directory):
+        text = "%s: %s is a file system in memory (tmpfs): what is offloaded there frees nothing"
+        logger.warning(text, key, directory)
 
 
 def _set(*, mmap_threshold: int, trim_threshold: int) -> bool:

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from zerotrial.engine.comm.communicator import Communicator
-    from zerotrial.engine.memory.mapped_files import FileMemory
 
 __all__ = ["FrozenOriginals", "FrozenParameters", "shortened_names"]
 
@@ -28,13 +27,16 @@ class FrozenOriginals:
     Args:
         comm: Communicator of the ranks that share the parts.
         device: Device of the collectives.
-        files: Memory of the parts; None for host memory.
+        copy: Copies parts to their memory; None: they stay in host memory.
     """
 
     def __init__(
-        self, comm: "Communicator", device: torch.device, files: "FileMemory | None" = None
+        self,
+        comm: "Communicator",
+        device: torch.device,
+        copy: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        self._comm, self._device, self._files = comm, device, files
+        self._comm, self._device, self._copy = comm, device, copy
         self._parts: dict[str, Tensor] = {}
 
     @property
@@ -55,7 +57,7 @@ class FrozenOriginals:
             value: Full value.
         """
         part = self._part_of(value)
-        self._parts[name] = part if self._files is None else self._files.copy(part)
+        self._parts[name] = part if self._copy is None else self._copy(part)
 
     def write(self, name: str, value: Tensor) -> None:
         """Replace the original, if there is one, by another full value."""

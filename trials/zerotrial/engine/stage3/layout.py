@@ -24,7 +24,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from zerotrial.engine.memory.mapped_files import release
 from zerotrial.engine.module.gradient_access import get_raw_gradient, set_raw_gradient
 from zerotrial.engine.module.replicated_parameters import ReplicatedBucket, make_buckets
 from zerotrial.engine.stage3.internals import (
@@ -38,8 +37,7 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
     from zerotrial.engine.comm.communicator import Communicator
-    from zerotrial.engine.memory.mapped_files import FileMemory
-    from zerotrial.engine.protocols import StageInputs
+    from zerotrial.engine.protocols import ShardMemory, StageInputs
 
 
 @dataclass(frozen=True)
@@ -169,7 +167,6 @@ def lay_out(
     inputs: StageInputs,
     units: Sequence[FSDPModule],
     comm: Communicator,
-    files: FileMemory | None = None,
     *,
     factor: float,
 ) -> Layout:
@@ -180,7 +177,6 @@ def lay_out(
             are matched by name.
         units: Result of :func:`~zerotrial.engine.stage3.sharding.shard_module`, before any forward.
         comm: Communicator of the ranks that shard states.
-        files: Memory of the buffers; None: the memory of the shards.
         factor: Factor of the sum over ranks of a replicated parameter's gradients.
 
     Returns:
@@ -209,13 +205,13 @@ def lay_out(
         parameters.reorder(trained + frozen)
         if not trained:
             continue
-        flat, at = _memory_like([p.shard for p in trained], files), 0
+        flat, at = _memory_like([p.shard for p in trained], inputs.memory), 0
         by_group = itertools.groupby(trained, key=lambda p: group_of[names[p.sharded]])
         for group_index, members in by_group:
             begin, sharded, paddeds = at, [], []
             for member in members:
                 parameter = member.sharded
-                padded = _move(member, flat[at:])
+                padded = _move(member, flat[at:], inputs.memory)
                 name = names[parameter]
                 location = (len(buckets), at - begin, padded)
                 shards.append(_shard(name, parameter, location, counts=name in counted_names))
@@ -223,7 +219,7 @@ def lay_out(
                 paddeds.append(padded)
                 at += padded
             buckets.append(FlatBucket(flat[begin:at], group_index, sharded, paddeds, parameters))
-        release(flat)
+        inputs.memory.release(flat)
     on_host = inputs.config.zero_optimization.offload_param.device != "none"
     device = torch.device("cpu") if on_host else inputs.device
     for bucket in make_buckets(inputs, comm, factor, device):
@@ -237,21 +233,16 @@ def lay_out(
     return Layout(shards, buckets)
 
 
-def _memory_like(tensors: Sequence[Tensor], files: FileMemory | None) -> Tensor:
+def _memory_like(tensors: Sequence[Tensor], memory: ShardMemory) -> Tensor:
     """Allocate memory for tensors of one type in sequence, of the same kind as theirs."""
-    first = tensors[0]
-    numel = sum(tensor.numel() for tensor in tensors)
-    if files is not None:
-        return files.allocate(numel, first.dtype)
-    flat = torch.zeros(numel, dtype=first.dtype, device=first.device)
-    return flat.pin_memory() if first.is_pinned() else flat
+    return memory.allocate_like(sum(tensor.numel() for tensor in tensors), tensors[0])
 
 
-def _move(member: ShardedParameter, memory: Tensor) -> int:
-    """Move a parameter's shard to the beginning of ``memory``; return its padded length."""
-    target = memory[: member.shard.numel()]
+def _move(member: ShardedParameter, target: Tensor, memory: ShardMemory) -> int:
+    """Move a parameter's shard to the beginning of ``target``; return its padded length."""
+    target = target[: member.shard.numel()]
     target.copy_(member.shard)
-    release(member.shard)
+    memory.release(member.shard)
     member.move_shard(target)
     return target.numel()
 

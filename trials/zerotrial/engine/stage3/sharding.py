@@ -24,7 +24,6 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from zerolab.errors import ConfigError, EngineError
-from zerotrial.engine.memory.mapped_files import release
 from zerotrial.engine.module.frozen_parameters import FrozenOriginals
 from zerotrial.engine.module.gradient_hooks import hooks_of, restore_hooks
 from zerotrial.engine.module.memory_swap import swap_memory
@@ -39,12 +38,10 @@ from zerotrial.engine.stage3.internals import (
     restore_class_name,
 )
 from zerotrial.engine.stage3.meta_init import MetaInit, WeightFiles
-from zerotrial.engine.stage3.nvme_parameters import move_to_files
 from zerotrial.engine.stage3.prefetch import configure_prefetch
 
 if TYPE_CHECKING:
     from zerotrial.engine.comm.communicator import Communicator
-    from zerotrial.engine.memory.mapped_files import FileMemory
     from zerotrial.engine.protocols import StageInputs
 
 _REMEDY = "use zero_optimization.stage 0, 1 or 2, which take any module"
@@ -54,7 +51,6 @@ def shard_module(
     inputs: StageInputs,
     comm: Communicator,
     mesh: DeviceMesh,
-    files: FileMemory | None,
     originals: FrozenOriginals,
 ) -> list[FSDPModule]:
     """Shard the model in place, from rank 0's values. **Collective**.
@@ -63,7 +59,6 @@ def shard_module(
         inputs: Inputs of the stage. Missing values of the model are filled unit by unit.
         comm: Communicator of the data-parallel ranks.
         mesh: One-dimensional mesh of the same ranks.
-        files: Memory of each unit's shards once it is sharded; None: ordinary memory.
         originals: Stores frozen parameters that are rounded.
 
     Returns:
@@ -85,7 +80,7 @@ def shard_module(
         module.to(inputs.device)
         for value in (*module.parameters(), *module.buffers()):
             comm.broadcast(value.data)
-            release(value.data)
+            inputs.memory.release(value.data)
         _prepare_types(inputs, trained, uncast, ignored, module, originals)
     leaves = inputs.config.zero_optimization.leaf_module.classes
     in_full = _fp32_modules(inputs)
@@ -105,12 +100,9 @@ def shard_module(
             _prepare_types(inputs, trained, uncast, ignored, unit.module, originals)
         compute = None if unit.module in in_full else inputs.precision.compute
         full_parameters = [p for p in unit.module.parameters() if not isinstance(p, DTensor)]
-        if files is None:
-            _shard_unit(unit, mesh, inputs, compute, ignored)
-        else:
-            values = [p.data for p in full_parameters]
-            _shard_unit(unit, mesh, inputs, compute, ignored)
-            move_to_files(cast("FSDPModule", unit.module), values, files)
+        values = [p.data for p in full_parameters] if inputs.memory.in_files else []
+        _shard_unit(unit, mesh, inputs, compute, ignored)
+        inputs.memory.adopt(unit.module, values)
         if meta_init is not None:
             _free_parameters(set(full_parameters) - ignored)
     restore_hooks(module, hooks)

@@ -16,6 +16,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -29,7 +30,6 @@ from zerotrial.engine.comm.factory import connect
 from zerotrial.engine.comm.replicas import Replicas
 from zerotrial.engine.comm.timed_collectives import COMMUNICATION, timed_communicator
 from zerotrial.engine.flat.gradients import Averaging, refuse_unused
-from zerotrial.engine.memory.mapped_files import is_in_file, release
 from zerotrial.engine.module.frozen_parameters import FrozenOriginals
 from zerotrial.engine.module.full_tensor import is_sharded
 from zerotrial.engine.module.gradient_access import (
@@ -40,7 +40,13 @@ from zerotrial.engine.module.gradient_access import (
 )
 from zerotrial.engine.module.gradient_hooks import GradientHooks
 from zerotrial.engine.module.replicated_parameters import ReplicatedParameters
-from zerotrial.engine.protocols import GradientSource, Piece, Updater, UpdaterInputs
+from zerotrial.engine.protocols import (
+    ENGINE_PARTS,
+    GradientSource,
+    Piece,
+    Updater,
+    UpdaterInputs,
+)
 from zerotrial.engine.stage3.internals import (
     UnitParameters,
     local_part,
@@ -48,9 +54,8 @@ from zerotrial.engine.stage3.internals import (
     set_divide_factor,
     sum_only,
 )
-from zerotrial.engine.stage3.layout import FlatBucket, Layout, Shard, gather_parameter, lay_out
+from zerotrial.engine.stage3.layout import Layout, Shard, gather_parameter, lay_out
 from zerotrial.engine.stage3.mesh import open_mesh
-from zerotrial.engine.stage3.nvme_parameters import FileGradients, open_files, read_units_ahead
 from zerotrial.engine.stage3.prefetch import keep_gathered
 from zerotrial.engine.stage3.reduce import CustomCollectives, install_collectives
 from zerotrial.engine.stage3.reduction_order import ReductionOrder
@@ -64,7 +69,6 @@ from zerotrial.engine.update.norm import squared_norm
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
-    from zerotrial.engine.memory.mapped_files import FileMemory
     from zerotrial.engine.protocols import StageInputs
 
 
@@ -80,7 +84,6 @@ class Stage3:
         collectives: Installed collectives, if ``fully_shard`` uses them.
         close_mesh: Called when the stage is closed.
         originals: Original values of frozen parameters.
-        files: Memory of shards and gradients, if they are in files.
     """
 
     gathers = True
@@ -95,7 +98,6 @@ class Stage3:
         collectives: CustomCollectives | None,
         close_mesh: Callable[[], None],
         originals: FrozenOriginals,
-        files: FileMemory | None = None,
     ) -> None:
         self.optimizer = update.updater.optimizer
         self._module = inputs.module
@@ -141,13 +143,10 @@ class Stage3:
         """Parameters whose gradients user code has removed since the last backward pass."""
         self._owned: dict[Tensor, Shard] | None = None
         """Sharded and gathered parameters, looked up at most once per backward pass."""
-        self._file_gradients: FileGradients | None = None
-        if files is not None:
-            read_units_ahead(units)
-            owners = [b.unit for b in layout.buckets if isinstance(b, FlatBucket)]
-            self._file_gradients = FileGradients(
-                layout.buckets, files, owners, self._wait_for_reductions
-            )
+        self._memory = inputs.memory
+        self._file_gradients = inputs.memory.keep_gradients(
+            units, layout.buckets, self._wait_for_reductions
+        )
         self._kept: list[Tensor | None] = [None] * len(layout.buckets)
         self._every_gradient = not inputs.config.zero_optimization.ignore_unused_parameters
 
@@ -244,7 +243,9 @@ class Stage3:
     @property
     def _gradients(self) -> list[Tensor | None]:
         """Accumulated gradient of each bucket, in the layout of its master."""
-        return self._kept if self._file_gradients is None else self._file_gradients.kept
+        if self._file_gradients is None:
+            return self._kept
+        return self._file_gradients.kept  # type: ignore[no-any-return]
 
     def _forget(self) -> None:
         self._frozen_since_step, self._dropped = None, set()
@@ -286,7 +287,7 @@ class Stage3:
             if gradient is not None:
                 for span in self._counted[index]:
                     sums[0].add_(squared_norm(gradient[span]))
-                release(gradient)
+                self._memory.release(gradient)
         for position, number in enumerate((written, *self._order.take()), start=1):
             sums[position].fill_(number)
         sums = self._comm.sum(sums.to(self._device))
@@ -375,7 +376,7 @@ class Stage3:
         gradient = self._gradients[shard.bucket]
         if gradient is not None:
             gradient[shard.span].zero_()
-            release(gradient)
+            self._memory.release(gradient)
         self._dropped.add(shard.name)
 
     def settle_gradients(self) -> None:
@@ -392,12 +393,12 @@ class Stage3:
             average = self._gradient_memory(index).zero_() if gradient is None else gradient
             self._replicas.average([average])
             self._gradients[index] = average
-            release(average)
+            self._memory.release(average)
 
     def _gradient_memory(self, index: int) -> Tensor:
         """Return uninitialized memory for a bucket's gradient."""
         if self._file_gradients is not None:
-            return self._file_gradients.homes[index]
+            return self._file_gradients.homes[index]  # type: ignore[no-any-return]
         return torch.empty_like(self._buckets[index].master)
 
     def gradient_pieces(self, *, write: bool = False) -> Iterator[Piece]:
@@ -411,7 +412,7 @@ class Stage3:
             for shard in self._rows_in(index):
                 values = {"gradient": gradient[shard.span]}
                 yield Piece(shard.name, shard.parameter.shape, shard.start, shard.stop, values)
-            release(gradient)
+            self._memory.release(gradient)
 
     def resume_gradients(self, source: GradientSource) -> None:
         """Restore the accumulated gradients of a checkpoint."""
@@ -422,7 +423,7 @@ class Stage3:
             for shard in self._rows_in(index):
                 source.read_average(shard.name, shard.start, gradient[shard.span])
             self._gradients[index] = gradient
-            release(gradient)
+            self._memory.release(gradient)
 
     def _rows_in(self, index: int) -> list[Shard]:
         return [shard for shard in self._shards_in[index] if shard.start < shard.stop]
@@ -494,7 +495,8 @@ class Stage3:
                 *self._replicated.buffers,
             ],
         }
-        return {k: [t for t in by_kind[k] if not is_in_file(_local_part(t))] for k in by_kind}
+        in_file = self._memory.contains
+        return {k: [t for t in by_kind[k] if not in_file(_local_part(t))] for k in by_kind}
 
     def gathered(self, names: frozenset[str]) -> AbstractContextManager[None]:
         """See :class:`~zerotrial.engine.protocols.Stage`."""
@@ -563,14 +565,15 @@ def build_stage3(inputs: StageInputs) -> Stage3:
         The stage.
     """
     comm = timed_communicator(connect(inputs.mesh.shard.group, inputs.device), inputs.observer)
-    files = open_files(inputs)
+    if inputs.config.zero_optimization.offload_param.device == "nvme":
+        inputs = replace(inputs, memory=ENGINE_PARTS["nvme_parameters"](inputs))
     mesh, close_mesh = open_mesh(inputs)
     units: list[FSDPModule] = []
     layout: Layout | None = None
     try:
-        originals = FrozenOriginals(comm, inputs.device, files)
-        units = shard_module(inputs, comm, mesh, files, originals)
-        layout = lay_out(inputs, units, comm, files, factor=_averaging_factor(inputs))
+        originals = FrozenOriginals(comm, inputs.device, inputs.memory.copy)
+        units = shard_module(inputs, comm, mesh, originals)
+        layout = lay_out(inputs, units, comm, factor=_averaging_factor(inputs))
         initialize_root(inputs.module)
         collectives = _install_collectives(inputs, units, comm)
         gather_for_standalone_calls(units, None if collectives is None else collectives.refresh)
@@ -582,7 +585,7 @@ def build_stage3(inputs: StageInputs) -> Stage3:
         comm.close()
         close_mesh()
         raise
-    return Stage3(inputs, units, layout, update, comm, collectives, close_mesh, originals, files)
+    return Stage3(inputs, units, layout, update, comm, collectives, close_mesh, originals)
 
 
 def _install_collectives(
@@ -599,7 +602,7 @@ def _install_collectives(
             factor=_averaging_factor(inputs),
             dtype=kind,
             observer=inputs.observer,
-            apart=config.zero_optimization.offload_param.device == "nvme",
+            apart=inputs.memory.in_files,
         )
     group = inputs.mesh.shard.group
     if group is not None and not uses_nccl(group, inputs.device):

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from zerotrial.engine.memory.mapped_files import release
 from zerotrial.engine.protocols import Piece, Updater, UpdaterInputs
 from zerotrial.engine.update.optimizer_states import uncommon_numbers
 
@@ -102,6 +101,7 @@ class ShardUpdate:
         self, inputs: StageInputs, layout: Layout, comm: Communicator, make_updater: MakeUpdater
     ) -> None:
         self._layout = layout
+        self._release = inputs.memory.release
         self.full_names: Sequence[Sequence[str]] = ()
         limit = inputs.config.zero_optimization.sub_group_size
         on_host = inputs.config.zero_optimization.offload_optimizer.device != "none"
@@ -133,7 +133,7 @@ class ShardUpdate:
             gradient = torch.zeros_like(master) if total is None else total[tile.span]
             self.updater.step(index, gradient, scale, master)
             for used in (master, gradient):
-                release(used)
+                self._release(used)
         self.updater.finish()
 
     def _parts(self, tile: _Tile) -> list[tuple[str, slice]]:
@@ -193,7 +193,7 @@ class ShardUpdate:
                         first = shard.start + start - shard.offset
                         last = first + stop - start
                         yield Piece(shard.name, shard.parameter.shape, first, last, tensors)
-            release(self._master(tile))
+            self._release(self._master(tile))
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,9 @@ References:
 """
 
 from zerolab.errors import ConfigError
-from zerotrial.engine.protocols import Updater, UpdaterInputs
+from zerotrial.engine.protocols import ENGINE_PARTS, Updater, UpdaterInputs
 from zerotrial.engine.update.cpu_offload import CpuUpdater
 from zerotrial.engine.update.in_memory import build_updater as build_in_memory
-from zerotrial.engine.update.nvme_offload import NvmeUpdater
 
 __all__ = ["build_updater"]
 
@@ -33,7 +32,8 @@ def build_updater(inputs: UpdaterInputs) -> Updater:
             key = "zero_optimization.offload_optimizer.nvme_path"
             problem = f"{key}: must name a directory when device is nvme"
             raise ConfigError(inputs.config.source, [problem])
-        return NvmeUpdater(inputs)
+        updater: Updater = ENGINE_PARTS["nvme_optimizer"](inputs)
+        return updater
     if options.device == "cpu" and inputs.device.type != "cpu":
         return CpuUpdater(inputs)
     return build_in_memory(inputs)

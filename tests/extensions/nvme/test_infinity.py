@@ -15,14 +15,14 @@ from tests.engine.ranks import run_on_ranks
 from zerolab.errors import ConfigError, EngineError
 from zerotrial.engine import model_in_files
 from zerotrial.engine.checkpoint import shards
-from zerotrial.engine.memory.mapped_files import (
+from zerotrial.extensions.nvme import parameters
+from zerotrial.extensions.nvme.mapped_files import (
     FileMemory,
     is_in_file,
     read_ahead,
     release,
     warn_of_memory,
 )
-from zerotrial.engine.stage3 import nvme_parameters
 
 WIDTH, BLOCKS, STEPS = 512, 64, 1
 """Blocks of 1 MiB: 64 MiB of weights, and as much again of gradients and of each moment."""
@@ -196,7 +196,7 @@ def read_ahead_of_use(directory: str, kind: type[nn.Sequential]) -> list[str]:
     """Return the order of requests and gathers of units in a step."""
     trace: list[str] = []
     turns: list[Any] = []
-    begin, ask = nvme_parameters._ReadAhead.begin, nvme_parameters.read_ahead
+    begin, ask = parameters._ReadAhead.begin, parameters.read_ahead
 
     def requested(shard: Tensor) -> None:
         (which,) = [i for i, unit in enumerate(turns[-1]._shards) if any(s is shard for s in unit)]
@@ -208,7 +208,7 @@ def read_ahead_of_use(directory: str, kind: type[nn.Sequential]) -> list[str]:
         trace.append(f"gather {index}")
         begin(self, index)
 
-    nvme_parameters._ReadAhead.begin, nvme_parameters.read_ahead = begun, requested  # type: ignore[method-assign]
+    parameters._ReadAhead.begin, parameters.read_ahead = begun, requested  # type: ignore[method-assign]
     try:
         engine = engine_of(kind(*(Block() for _ in range(3))), in_files(directory))
         loss = engine(torch.ones(2, WIDTH)).square().mean()
@@ -216,7 +216,7 @@ def read_ahead_of_use(directory: str, kind: type[nn.Sequential]) -> list[str]:
         engine.backward(loss)
         engine.close(give_back=False)
     finally:
-        nvme_parameters._ReadAhead.begin, nvme_parameters.read_ahead = begin, ask  # type: ignore[method-assign]
+        parameters._ReadAhead.begin, parameters.read_ahead = begin, ask  # type: ignore[method-assign]
     # A unit may be gathered early, and then once more, to no effect.
     return [*dict.fromkeys(trace[:forward]), "backward", *dict.fromkeys(trace[forward:])]
 

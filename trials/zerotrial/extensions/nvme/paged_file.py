@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from zerolab.errors import EngineError
-from zerotrial.engine.memory.mapped_files import warn_of_memory
+from zerotrial.engine.memory.heap import warn_of_memory
 
 __all__ = ["OffloadError", "PagedFile"]
 

@@ -1,7 +1,7 @@
 """Stage 3 with parameters and gradients in files: ``offload_param: {device: nvme}``.
 
 A rank's shards and gradients lie in a mapped file, unit by unit (see
-:mod:`zerotrial.engine.memory.mapped_files`). Resident in memory at a time:
+:mod:`zerotrial.extensions.nvme.mapped_files`). Resident in memory at a time:
 
 - forward and backward: the running unit, gathered, and the next unit's shards, read ahead. A
   unit's shards are released as soon as it is gathered.
@@ -17,28 +17,28 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from zerolab.errors import ConfigError
-from zerotrial.engine.memory.mapped_files import FileMemory, read_ahead, release
 from zerotrial.engine.module.gradient_access import get_raw_gradient
 from zerotrial.engine.stage3.internals import UnitParameters, parameters_of
+from zerotrial.engine.stage3.layout import FlatBucket
+from zerotrial.extensions.nvme.mapped_files import FileMemory, read_ahead, release
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
     from zerotrial.engine.module.replicated_parameters import ReplicatedBucket
     from zerotrial.engine.protocols import StageInputs
-    from zerotrial.engine.stage3.layout import FlatBucket
 
-__all__ = ["FileGradients", "move_to_files", "open_files", "read_units_ahead"]
+__all__ = ["ParameterFiles"]
 
 
-def open_files(inputs: StageInputs) -> FileMemory | None:
-    """Create file memory if the configuration requests it.
+class ParameterFiles(FileMemory):
+    """Files of one rank's shards and gradients.
 
     Args:
         inputs: Inputs of the stage.
@@ -46,33 +46,38 @@ def open_files(inputs: StageInputs) -> FileMemory | None:
     Raises:
         ConfigError: If the optimizer needs full parameters.
     """
-    offload = inputs.config.zero_optimization.offload_param
-    if offload.device != "nvme":
-        return None
-    if not inputs.optimizer_factory.elementwise:
-        problem = (
-            "zero_optimization.offload_param.device: must be none or cpu for an optimizer that "
-            "looks at parameters as a whole, as it needs copies of them in memory, got nvme; use "
-            "AdamW, or give an optimizer of yours, which updates each element by itself, the "
-            "attribute elementwise = True"
-        )
-        raise ConfigError("initialize()", [problem])
-    return FileMemory(Path(str(offload.nvme_path)))
 
+    def __init__(self, inputs: StageInputs) -> None:
+        if not inputs.optimizer_factory.elementwise:
+            problem = (
+                "zero_optimization.offload_param.device: must be none or cpu for an optimizer that "
+                "looks at parameters as a whole, as it needs copies of them in memory, got nvme; "
+                "use AdamW, or give an optimizer of yours, which updates each element by itself, "
+                "the attribute elementwise = True"
+            )
+            raise ConfigError("initialize()", [problem])
+        super().__init__(Path(str(inputs.config.zero_optimization.offload_param.nvme_path)))
 
-def move_to_files(unit: FSDPModule, originals: Sequence[Tensor], files: FileMemory) -> None:
-    """Move a unit's shards to files, including frozen ones.
+    def adopt(self, unit: Any, originals: Sequence[Tensor]) -> None:
+        """Move a unit's shards to files, including frozen ones.
 
-    Args:
-        unit: A unit that has just been sharded, before any forward.
-        originals: Its parameters before sharding.
-        files: Target memory.
-    """
-    for original in originals:
-        release(original)
-    parameters = parameters_of(unit)
-    for member in [] if parameters is None else parameters.members:
-        member.move_shard(files.copy(member.shard))
+        Args:
+            unit: A unit that has just been sharded, before any forward.
+            originals: Its parameters before sharding.
+        """
+        for original in originals:
+            release(original)
+        parameters = parameters_of(unit)
+        for member in [] if parameters is None else parameters.members:
+            member.move_shard(self.copy(member.shard))
+
+    def keep_gradients(
+        self, units: Sequence[Any], buckets: Sequence[Any], settle: Callable[[], None]
+    ) -> FileGradients:
+        """Keep the gradients in files, and read shards ahead while the model runs."""
+        read_units_ahead(units)
+        owners = [bucket.unit for bucket in buckets if isinstance(bucket, FlatBucket)]
+        return FileGradients(buckets, self, owners, settle)
 
 
 def read_units_ahead(units: Sequence[FSDPModule]) -> None:
@@ -138,7 +143,7 @@ class FileGradients:
     ) -> None:
         self._buckets = buckets
         self._settle = settle
-        self.homes = [files.allocate(b.master.numel(), b.master.dtype) for b in buckets]
+        self.homes = [files.allocate_like(b.master.numel(), b.master) for b in buckets]
         """(S,) for each bucket."""
         self.kept: list[Tensor | None] = [None] * len(buckets)
         """Accumulated gradient of each bucket: the tensor in ``homes``, or None before any."""

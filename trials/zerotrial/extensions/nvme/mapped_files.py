@@ -8,7 +8,6 @@ them while memory is free. :func:`read_ahead` reads pages before they are needed
 from __future__ import annotations
 
 import errno
-import logging
 import mmap
 import os
 import tempfile
@@ -22,12 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from zerolab.errors import EngineError
-from zerolab.linux import is_in_memory
-from zerotrial.engine.memory.heap import return_freed_memory
+from zerotrial.engine.memory.heap import return_freed_memory, warn_of_memory
+from zerotrial.engine.protocols import ShardMemory
 
-__all__ = ["FileMemory", "is_in_file", "model_in_files", "read_ahead", "release", "warn_of_memory"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["FileMemory", "is_in_file", "model_in_files", "read_ahead", "release"]
 
 _ARENA = 64 << 20  # bytes: files are this large, or as large as the tensor
 _PAGE = mmap.PAGESIZE
@@ -46,13 +43,15 @@ class _Arena:
 _arenas: list[_Arena] = []
 
 
-class FileMemory:
+class FileMemory(ShardMemory):
     """Allocator of tensors in files that disappear with the process.
 
     Args:
         directory: Directory of the files, e.g. on an NVMe disk.
         key: Configuration key for errors about missing room.
     """
+
+    in_files = True
 
     def __init__(self, directory: Path, key: str = "offload_param.nvme_path") -> None:
         self.directory = directory
@@ -84,13 +83,25 @@ class FileMemory:
         self.nbytes += room
         return tensor
 
+    def allocate_like(self, numel: int, like: Tensor) -> Tensor:
+        """Allocate zeros with the type of another tensor."""
+        return self.allocate(numel, like.dtype)
+
     def copy(self, tensor: Tensor) -> Tensor:
         """Return a contiguous copy of a tensor in a file."""
-        flat = self.allocate(tensor.numel(), tensor.dtype)
+        flat = self.allocate_like(tensor.numel(), tensor)
         copy = flat.view(tensor.shape)
         copy.copy_(tensor.detach())
         release(copy)
         return copy
+
+    def release(self, tensor: Tensor) -> None:
+        """Drop a tensor's pages from this process's memory; its values are kept."""
+        release(tensor)
+
+    def contains(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is in a file."""
+        return is_in_file(tensor)
 
     def _map(self, nbytes: int) -> mmap.mmap:
         try:
@@ -113,18 +124,6 @@ class FileMemory:
         _arenas[:] = [arena for arena in _arenas if arena.memory() is not None]
         _arenas.append(_Arena(memory))
         return memory
-
-
-def warn_of_memory(directory: Path, key: str) -> None:
-    """Warn if offloaded data would stay in memory because of a tmpfs.
-
-    Args:
-        directory: An existing directory.
-        key: Key of the configuration.
-    """
-    if is_in_memory(directory):
-        text = "%s: %s is a file system in memory (tmpfs): what is offloaded there frees nothing"
-        logger.warning(text, key, directory)
 
 
 def is_in_file(tensor: Tensor) -> bool:

@@ -1,0 +1,1 @@
+"""Offload to files: optimizer states, and parameters and gradients of stage 3."""
