@@ -15,6 +15,10 @@ import msgspec
 from tools.key_tables import field_texts, table, with_tables
 from zeroserver.api import resources
 from zeroserver.api.rows import REFERENCE, Resource
+from zeroserver.extensions import search_preview, submitted_files
+from zeroserver.extensions.analysis import resources as analysis
+from zeroserver.extensions.custom_search import router as custom_search
+from zeroserver.extensions.model_registry import resources as models
 from zeroserver.states import (
     EXPERIMENT_ACTIONS,
     EXPERIMENT_MOVES,
@@ -26,7 +30,14 @@ from zeroserver.states import (
 
 __all__ = ["generated", "typescript"]
 
-RESOURCES = tuple(getattr(resources, name) for name in resources.__all__)
+RESOURCES = tuple(
+    value
+    for module in (
+        resources, models, analysis, custom_search, search_preview, submitted_files
+    )
+    for value in map(vars(module).get, module.__all__)
+    if isinstance(value, type) and issubclass(value, Resource)
+)  # fmt: skip
 TYPES = Path("server/web/src/resources.ts")
 DOCUMENT = Path("docs/rest.md")
 LIFE = Path("docs/life_cycle.md")
@@ -39,21 +50,21 @@ TOLD = (
     resources.BestCheckpoint,
     resources.Removal,
     resources.RemovedCheckpoint,
-    resources.Model,
-    resources.ModelVersion,
-    resources.EngineAnswer,
-    resources.EngineEntry,
+    models.Model,
+    models.ModelVersion,
+    submitted_files.EngineAnswer,
+    submitted_files.EngineEntry,
     resources.Log,
     resources.Curve,
-    resources.Importance,
-    resources.HparamShare,
+    analysis.Importance,
+    analysis.HparamShare,
     resources.SearcherState,
     resources.Bracket,
     resources.Rung,
     resources.RungEntry,
-    resources.SearchPreview,
-    resources.SearchEvents,
-    resources.SearchEvent,
+    search_preview.SearchPreview,
+    custom_search.SearchEvents,
+    custom_search.SearchEvent,
     resources.Agent,
     resources.Job,
     resources.Pool,

@@ -8,7 +8,7 @@ trap 'rm -rf "$copy"' EXIT
 
 git ls-files -z --cached --others --exclude-standard | xargs -0 sh -c 'ls -d -- "$@" 2>/dev/null || true' sh |
   tar cf - -T - | tar xf - -C "$copy"
-rm -rf "$copy"/{platform/zerolab,trials/zerotrial}/extensions/* "$copy/tests/extensions"
+rm -rf "$copy"/{platform/zerolab,trials/zerotrial,server/zeroserver}/extensions/* "$copy/tests/extensions"
 if [ -d server/zeroserver/static ]; then cp -r server/zeroserver/static "$copy/server/zeroserver/"; fi
 cd "$copy"
 export PYTHONPATH="$copy/platform:$copy/trials:$copy/server"

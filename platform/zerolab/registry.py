@@ -84,6 +84,14 @@ class Registry(MutableMapping[str, T], Generic[T]):
         """Return all objects but those of extensions that cannot be imported."""
         return {name: self[name] for name in self if self.problem(name) is None}
 
+    def missing(self) -> list[str]:
+        """Return a line for each registered extension whose module is not installed."""
+        points = self._points()
+        names = [
+            name for name in points if name not in self._objects and not _exists(points[name][0])
+        ]
+        return [str(self.problem(name)) for name in names]
+
     def problem(self, name: str) -> str | None:
         """Return why a registered name cannot be used; None if it can, or is not registered."""
         points = self._points().get(name)

@@ -196,11 +196,14 @@ def install_error_handlers(app: FastAPI) -> None:
         return _answer(422, "invalid", "request: " + "; ".join(problems), problems)
 
     @app.exception_handler(HTTPException)
-    async def _http(_request: Request, error: Exception) -> JSONResponse:
+    async def _http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
         kind = _TYPES.get(error.status_code, "invalid")
         headers = dict(error.headers) if error.headers else None
-        return _answer(error.status_code, kind, str(error.detail), [], headers)
+        missing = getattr(request.app.state, "missing", ()) if error.status_code == 404 else ()
+        return _answer(
+            error.status_code, kind, "; ".join([str(error.detail), *missing]), [], headers
+        )
 
     @app.exception_handler(ClientDisconnect)
     async def _disconnected(_request: Request, error: Exception) -> JSONResponse:

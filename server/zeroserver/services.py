@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, TypeVar
+from typing import Annotated, TypeVar, cast
 
 from fastapi import Depends, Request
 from sqlalchemy import Connection, text
@@ -18,7 +18,6 @@ from starlette.concurrency import run_in_threadpool
 from zerolab.errors import NotFoundError
 from zeroserver.access.open_runs import OpenRuns
 from zeroserver.access.tokens import TokenStore
-from zeroserver.analysis.importance import ImportanceCache
 from zeroserver.analysis.trial_order import TrialOrders
 from zeroserver.errors import StoreError
 from zeroserver.event_journal import Hub, Journal
@@ -53,8 +52,6 @@ _ROOM_BYTES = 1024 * 1024
 """Minimum free bytes of the disk; SQLite needs some even to delete."""
 _TRIALS_AT_ONCE = 100
 """Deleted trials whose rows one change removes."""
-_EXPORTS = 16
-"""Maximum number of concurrent exports; each holds a page of points for as long as it is read."""
 
 
 @dataclass
@@ -72,11 +69,9 @@ class Services:
     started_at: float = 0.0
     loop: asyncio.AbstractEventLoop | None = field(default=None, repr=False)
     policies: PolicySearch = field(init=False, repr=False)
-    exports: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_EXPORTS))
-    """Semaphore of running exports."""
     open_runs: OpenRuns = field(default_factory=OpenRuns, repr=False)
-    importances: ImportanceCache = field(default_factory=ImportanceCache, repr=False)
     orders: TrialOrders = field(default_factory=TrialOrders, repr=False)
+    _parts: dict[type, object] = field(default_factory=dict, repr=False)
     _applying: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
     """Held while checkpoint policies are applied."""
     _probing: asyncio.Task[None] | None = field(default=None, repr=False)
@@ -85,6 +80,16 @@ class Services:
 
     def __post_init__(self) -> None:
         self.policies = PolicySearch(self.database)
+
+    def part(self, kind: type[T]) -> T:
+        """Return the object of an extension that lives as long as the server.
+
+        Args:
+            kind: Its class, which is called without arguments at the first use.
+        """
+        if kind not in self._parts:
+            self._parts[kind] = kind()
+        return cast("T", self._parts[kind])
 
     def publish(self, changes: list[Change]) -> None:
         """Publish committed changes; called on the event loop's thread."""

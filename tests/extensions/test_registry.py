@@ -155,8 +155,7 @@ def test_broken_extensions_do_not_stop_commands(environment: dict[str, str]) -> 
 @pytest.mark.processes
 def test_unsupported_routes_are_left_out_of_server(environment: dict[str, str]) -> None:
     script = "from zeroserver.app import ROUTERS\n"
-    script += "assert all(map(ROUTERS.problem, ROUTERS))\n"
-    script += "print(*map(ROUTERS.problem, ROUTERS), sep='\\n')"
+    script += "print(*filter(None, map(ROUTERS.problem, ROUTERS)), sep='\\n')"
     completed = run(environment, "-c", script)
     assert completed.returncode == 0, completed.stderr
     socket, mounted, removed = completed.stdout.splitlines()

@@ -19,6 +19,7 @@ from tests.waiting import DEADLINE_S
 from tools.api_types import TOLD, generated
 from zeroserver.api import resources
 from zeroserver.api.rows import Resource
+from zeroserver.extensions.analysis import resources as analysis
 from zeroserver.process import _parser
 from zeroserver.store.schema import logs
 
@@ -135,9 +136,9 @@ def test_responses_match_their_models(server: Server) -> None:
         "/experiments/1": resources.ExperimentAnswer,
         "/experiments/1/trials": resources.TrialPage,
         "/experiments/1/trials?sort=-slot_seconds": resources.TrialPage,
-        "/experiments/1/columns": resources.TrialColumns,
-        "/experiments/1/search-progress": resources.SearchProgress,
-        "/experiments/1/importance": resources.Importance,
+        "/experiments/1/columns": analysis.TrialColumns,
+        "/experiments/1/search-progress": analysis.SearchProgress,
+        "/experiments/1/importance": analysis.Importance,
         "/experiments/1/checkpoints": resources.CheckpointPage,
         "/experiments/1/logs": resources.LogPage,
         "/trials/1": resources.TrialAnswer,

@@ -1,1 +1,1 @@
-"""Analysis of an experiment's trials: columns, cost, best so far, hyperparameter importance."""
+"""Columns of trials: their values, filters, order and cost."""

@@ -5,7 +5,6 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import Depends, Query, Response
-from fastapi.responses import StreamingResponse
 from sqlalchemy import Connection, select
 
 from zerolab.contract.secrets import restore_secrets
@@ -24,7 +23,6 @@ from zeroserver.api.common import (
     Whole,
 )
 from zeroserver.api.experiments import Changes, overlay, submit_again
-from zeroserver.api.export import ExportResponse, export_csv, export_ndjson
 from zeroserver.api.queries import PageRequest
 from zeroserver.api.resources import (
     Curve,
@@ -269,38 +267,6 @@ async def get_metrics(
         return Metrics(curves)
 
     return await services.read(read)
-
-
-_EXPORT: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"application/x-ndjson": {}, "text/csv": {}}, "description": "Every point."}
-}
-
-
-@router.get(
-    "/experiments/{experiment_id}/metrics/export",
-    response_class=StreamingResponse,
-    responses=_EXPORT,
-)
-async def export_metrics(
-    services: ServicesDep,
-    experiment_id: IdPath,
-    format: Literal["ndjson", "csv"] = "ndjson",  # noqa: A002 - name of the query parameter
-    group: Group = None,
-) -> StreamingResponse:
-    """Stream every metric point of an experiment."""
-    trial_ids = await services.read(lambda connection: _trials_of(connection, experiment_id))
-    write = export_ndjson if format == "ndjson" else export_csv
-    rows = write(services.database, trial_ids, group)
-    media = {"ndjson": "application/x-ndjson", "csv": "text/csv; charset=utf-8"}[format]
-    name = f'attachment; filename="experiment-{experiment_id}.{format}"'
-    headers = {"Content-Disposition": name}
-    return ExportResponse(services.exports, rows, media_type=media, headers=headers)
-
-
-def _trials_of(connection: Connection, experiment_id: int) -> list[int]:
-    find_row(connection, ExperimentRow, experiment_id)
-    query = select(trials.c.id).where(trials.c.experiment_id == experiment_id)
-    return list(connection.scalars(query.order_by(trials.c.id)))
 
 
 async def _log_filters(

@@ -22,7 +22,12 @@ from tests.server.helpers import (
 from tests.waiting import DEADLINE_S
 from zerolab.contract.flatten import flatten_hparams
 from zeroserver.analysis.columns import Row, read_rows
-from zeroserver.analysis.importance import MIN_TRIALS, ImportanceCache, ImportanceResult, importance
+from zeroserver.extensions.analysis.importance import (
+    MIN_TRIALS,
+    ImportanceCache,
+    ImportanceResult,
+    importance,
+)
 
 RATES = [0.5, 0.001, 0.1, 0.02, 0.3]
 GRID = {

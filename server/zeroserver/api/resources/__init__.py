@@ -6,14 +6,6 @@ latter two. A field that is named like a column is read from it.
 """
 
 from zeroserver.api.resources.agents import Agent, AgentAnswer, AgentPage, Slot
-from zeroserver.api.resources.analysis import (
-    ExperimentColumns,
-    HparamShare,
-    Importance,
-    Improvement,
-    SearchProgress,
-    TrialColumns,
-)
 from zeroserver.api.resources.checkpoints import (
     BestCheckpoint,
     BestCheckpointAnswer,
@@ -27,7 +19,6 @@ from zeroserver.api.resources.errors import ErrorAnswer, ErrorBody
 from zeroserver.api.resources.experiments import Experiment, ExperimentAnswer, ExperimentPage
 from zeroserver.api.resources.logs import Log, LogPage
 from zeroserver.api.resources.metrics import Curve, MetricName, MetricNames, Metrics
-from zeroserver.api.resources.models import Model, ModelAnswer, ModelPage, ModelVersion
 from zeroserver.api.resources.queue import (
     Job,
     JobAnswer,
@@ -41,25 +32,12 @@ from zeroserver.api.resources.queue import (
 )
 from zeroserver.api.resources.search import (
     Bracket,
-    PreviewAnswer,
-    PreviewLength,
     Rung,
     RungEntry,
     SearcherAnswer,
     SearcherState,
-    SearchEvent,
-    SearchEvents,
-    SearchHandled,
-    SearchPreview,
 )
 from zeroserver.api.resources.server import Cluster, Health, Info, LoginLink, Token
-from zeroserver.api.resources.submitted import (
-    EngineAnswer,
-    EngineEntry,
-    ModelFile,
-    ModelFilePage,
-    SubmittedAnswer,
-)
 from zeroserver.api.resources.trials import Run, RunPage, Trial, TrialAnswer, TrialPage
 
 __all__ = [
@@ -74,18 +52,12 @@ __all__ = [
     "CheckpointPage",
     "Cluster",
     "Curve",
-    "EngineAnswer",
-    "EngineEntry",
     "ErrorAnswer",
     "ErrorBody",
     "Experiment",
     "ExperimentAnswer",
-    "ExperimentColumns",
     "ExperimentPage",
     "Health",
-    "HparamShare",
-    "Importance",
-    "Improvement",
     "Info",
     "Job",
     "JobAnswer",
@@ -96,17 +68,9 @@ __all__ = [
     "MetricName",
     "MetricNames",
     "Metrics",
-    "Model",
-    "ModelAnswer",
-    "ModelFile",
-    "ModelFilePage",
-    "ModelPage",
-    "ModelVersion",
     "Pool",
     "PoolAnswer",
     "PoolPage",
-    "PreviewAnswer",
-    "PreviewLength",
     "Quota",
     "QuotaAnswer",
     "QuotaPage",
@@ -116,18 +80,11 @@ __all__ = [
     "RunPage",
     "Rung",
     "RungEntry",
-    "SearchEvent",
-    "SearchEvents",
-    "SearchHandled",
-    "SearchPreview",
-    "SearchProgress",
     "SearcherAnswer",
     "SearcherState",
     "Slot",
-    "SubmittedAnswer",
     "Token",
     "Trial",
     "TrialAnswer",
-    "TrialColumns",
     "TrialPage",
 ]

@@ -1,4 +1,4 @@
-"""Resources of searches: rungs, preview, custom searchers."""
+"""Resources of searches: searchers and their rungs."""
 
 from typing import Literal
 
@@ -7,14 +7,8 @@ from zeroserver.api.rows import Num, Resource, Share
 
 __all__ = [
     "Bracket",
-    "PreviewAnswer",
-    "PreviewLength",
     "Rung",
     "RungEntry",
-    "SearchEvent",
-    "SearchEvents",
-    "SearchHandled",
-    "SearchPreview",
     "SearcherAnswer",
     "SearcherState",
 ]
@@ -77,85 +71,3 @@ class SearcherAnswer(Resource, frozen=True):
     """A search."""
 
     searcher: SearcherState
-
-
-class PreviewLength(Resource, frozen=True):
-    """Trials that end at one length."""
-
-    length: int
-    """Length in the unit of the search."""
-    trials: int
-    """Number of trials that end there."""
-
-
-class SearchPreview(Resource, frozen=True):
-    """Estimate of a search's trials and cost."""
-
-    outline: str
-    """Short summary."""
-    trials: int | None
-    """Number of trials; null if the searcher does not know it."""
-    unit: Literal["batches", "epochs"] | None
-    """Unit of all lengths; null if trials decide their lengths."""
-    lengths: list[PreviewLength]
-    """Expected numbers of trials by final length."""
-    total_length: int | None
-    """Expected sum over all trials; null if unknown."""
-    most_length: int | None
-    """Maximum sum over all trials; null if unknown."""
-    slots_per_trial: int
-    """Slots that each trial holds while it trains."""
-    seconds_per_unit: float | None
-    """Time of one batch or one epoch; null if unknown."""
-    like: int | None
-    """Experiment that this time is taken from; null if it was given."""
-    slot_hours: float | None
-    """What all trials hold together, for `total_length`; null when a time or a length is
-    unknown."""
-    most_slot_hours: float | None
-    """The same for `most_length`."""
-    premise: str | None
-    """Assumption of the estimate; null if it is exact or unknown."""
-    warnings: list[str]
-    """Probable mistakes of the search, one line each."""
-
-
-class PreviewAnswer(Resource, frozen=True):
-    """Estimate of a search's trials and cost."""
-
-    preview: SearchPreview
-
-
-class SearchEvent(Resource, frozen=True):
-    """Something that a searcher must know."""
-
-    id: int
-    """Rising; not without gaps."""
-    kind: Literal["created", "validated", "exited", "exited_early"]
-    """What happened to the trial."""
-    trial_id: int
-    """The searcher's own number of the trial, as it said at its creation."""
-    metric: Num | None
-    """Of `validated`; `NaN` ranks last."""
-    length: float | None
-    """Of `validated`: how far the trial was, in the unit of the search."""
-    reason: str | None
-    """Of `exited_early`: `errored`, `invalid_hp` or `user_canceled`."""
-
-
-class SearchEvents(Resource, frozen=True):
-    """Events of a search, the oldest first."""
-
-    events: list[SearchEvent]
-    """At most 1,000."""
-    handled: int
-    """The last event that operations answered; -1 before the first operations, 0 after them."""
-    over: bool
-    """Whether the experiment takes no more operations."""
-
-
-class SearchHandled(Resource, frozen=True):
-    """What operations have answered."""
-
-    handled: int
-    """The last event that is answered by now."""

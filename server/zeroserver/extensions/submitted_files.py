@@ -12,23 +12,73 @@ from starlette.concurrency import run_in_threadpool
 from zerolab.contract.secret_text import mask_values
 from zerolab.contract.secrets import find_secrets, mask_secrets
 from zerolab.errors import ConfigError, NotFoundError
+from zeroserver.access.routes import ACCESS, USER
 from zeroserver.api.common import FILE_ANSWER, IdPath
-from zeroserver.api.resources import (
-    EngineAnswer,
-    EngineEntry,
-    ModelFile,
-    ModelFilePage,
-    SubmittedAnswer,
-)
+from zeroserver.api.rows import Resource
 from zeroserver.api.strict_route import resource_router
 from zeroserver.orchestrator.state import config_of
 from zeroserver.services import Services, ServicesDep
 from zeroserver.store.archives import ArchiveFiles, archive_path
 from zeroserver.store.rows import ExperimentRow, TrialRow, find_row
 
-__all__ = ["router"]
+__all__ = ["EngineAnswer", "EngineEntry", "ModelFile", "ModelFilePage", "SubmittedAnswer", "router"]
 
 router = resource_router("/api/v1", "experiments")
+
+ACCESS.update(
+    {
+        "GET /api/v1/experiments/{experiment_id}/submitted": USER,
+        "GET /api/v1/experiments/{experiment_id}/files": USER,
+        "GET /api/v1/experiments/{experiment_id}/file": USER,
+        "GET /api/v1/trials/{trial_id}/engine": USER,
+    }
+)
+
+
+class ModelFile(Resource, frozen=True):
+    """A file of a model directory."""
+
+    path: str
+    """Inside the directory."""
+    size_bytes: int
+    """Of it."""
+
+
+class ModelFilePage(Resource, frozen=True):
+    """All files of a model directory, by their paths."""
+
+    files: list[ModelFile]
+    next_after: None
+
+
+class SubmittedAnswer(Resource, frozen=True):
+    """The configuration of an experiment as it was submitted."""
+
+    config: dict[str, Any]
+
+
+class EngineEntry(Resource, frozen=True):
+    """A value of the engine's configuration."""
+
+    key: str
+    """Dotted."""
+    value: Any
+    """What the engine uses."""
+    origin: str
+    """`file`, `override`, `auto`, `default`, `derived` or `hint`; after a colon a remark."""
+
+
+class EngineAnswer(Resource, frozen=True):
+    """The engine's configuration of a trial."""
+
+    file: str | None
+    """The engine file in the model directory; null where the experiment holds its content."""
+    entries: list[EngineEntry]
+    """Every key that has an effect."""
+    changes: list[str]
+    """What was written otherwise before the file was read."""
+    problems: list[str]
+    """Why there are no entries."""
 
 
 @router.get("/experiments/{experiment_id}/submitted")

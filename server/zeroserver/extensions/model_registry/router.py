@@ -8,16 +8,33 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, select
 
 from zerolab.errors import NotFoundError
+from zeroserver.access.routes import ACCESS, USER
 from zeroserver.api.common import IdPath, PlainText
 from zeroserver.api.queries import checkpoint_metrics
-from zeroserver.api.resources import Model, ModelAnswer, ModelPage, ModelVersion
 from zeroserver.api.strict_route import resource_router
+from zeroserver.extensions.model_registry.resources import (
+    Model,
+    ModelAnswer,
+    ModelPage,
+    ModelVersion,
+)
 from zeroserver.services import Services, ServicesDep
 from zeroserver.store.schema import checkpoints, model_versions, models
 
 __all__ = ["router"]
 
 router = resource_router("/api/v1", "models")
+
+ACCESS.update(
+    {
+        "GET /api/v1/models": USER,
+        "POST /api/v1/models": USER,
+        "GET /api/v1/models/{name}": USER,
+        "DELETE /api/v1/models/{name}": USER,
+        "POST /api/v1/models/{name}/versions": USER,
+        "DELETE /api/v1/models/{name}/versions/{version}": USER,
+    }
+)
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 Name = Annotated[str, Path(max_length=128)]

@@ -6,7 +6,7 @@ from typing import Annotated, Any, cast
 from fastapi import Query
 from sqlalchemy import Connection, select
 
-from zeroserver.analysis.best import best_so_far
+from zeroserver.access.routes import ACCESS, USER
 from zeroserver.analysis.columns import (
     COLUMNS,
     PREFIX,
@@ -21,26 +21,42 @@ from zeroserver.analysis.columns import (
     read_rows,
     to_json_value,
 )
-from zeroserver.analysis.importance import METHOD, ImportanceResult, importance, trials_fingerprint
 from zeroserver.analysis.trial_filter import check_columns, conditions, matching_rows
 from zeroserver.api import queries
 from zeroserver.api.common import IdPath, Where
-from zeroserver.api.resources import (
+from zeroserver.api.resources import MetricName
+from zeroserver.api.rows import iso
+from zeroserver.api.strict_route import resource_router
+from zeroserver.extensions.analysis.best import best_so_far
+from zeroserver.extensions.analysis.importance import (
+    METHOD,
+    ImportanceCache,
+    ImportanceResult,
+    importance,
+    trials_fingerprint,
+)
+from zeroserver.extensions.analysis.resources import (
     ExperimentColumns,
     HparamShare,
     Importance,
     Improvement,
-    MetricName,
     SearchProgress,
     TrialColumns,
 )
-from zeroserver.api.rows import iso
-from zeroserver.api.strict_route import resource_router
 from zeroserver.services import Services, ServicesDep
 from zeroserver.store.rows import ExperimentRow, find_row
 from zeroserver.store.schema import experiments
 
 __all__ = ["router"]
+
+ACCESS.update(
+    {
+        "GET /api/v1/experiments/columns": USER,
+        "GET /api/v1/experiments/{experiment_id}/columns": USER,
+        "GET /api/v1/experiments/{experiment_id}/importance": USER,
+        "GET /api/v1/experiments/{experiment_id}/search-progress": USER,
+    }
+)
 
 router = resource_router("/api/v1/experiments", "analysis")
 
@@ -174,6 +190,6 @@ async def get_importance(services: ServicesDep, experiment_id: IdPath) -> Import
             )
         return importance(rows, smaller_is_better=smaller_is_better)
 
-    result = await services.importances.of(experiment_id, state, compute)
+    result = await services.part(ImportanceCache).of(experiment_id, state, compute)
     shares = [HparamShare(*share) for share in result.shares]
     return Importance(METHOD, result.trials, result.explained, shares, result.problem)

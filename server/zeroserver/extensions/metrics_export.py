@@ -1,29 +1,42 @@
 """Streamed export of all metric points of an experiment."""
 
+import asyncio
 import csv
 import io
-from asyncio import Semaphore
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from zerolab.contract.spreadsheet import safe_cell
+from zeroserver.access.routes import ACCESS, USER
+from zeroserver.api.common import IdPath
 from zeroserver.api.queries import metric_names
+from zeroserver.api.strict_route import resource_router
+from zeroserver.api.trials import Group
 from zeroserver.errors import BusyError, StoreError
+from zeroserver.services import ServicesDep
 from zeroserver.store.database import Database, raw_rows
 from zeroserver.store.points import json_number
+from zeroserver.store.rows import ExperimentRow, find_row
+from zeroserver.store.schema import trials
 
-__all__ = ["CSV_HEADER", "ExportResponse", "export_csv", "export_ndjson"]
+__all__ = ["router"]
 
-CSV_HEADER = ("trial_id", "group", "name", "step", "value", "time_s")
+router = resource_router("/api/v1/experiments", "trials")
+
+ACCESS["GET /api/v1/experiments/{experiment_id}/metrics/export"] = USER
+
+_CSV_HEADER = ("trial_id", "group", "name", "step", "value", "time_s")
 _PAGE_POINTS = 20_000
 """Number of points read at a time."""
+_EXPORTS = 16
+"""Maximum number of concurrent exports; each holds a page of points for as long as it is read."""
 _QUERY_COST = 10
 """Fixed cost of a query, in points."""
 
@@ -62,13 +75,13 @@ class _Line(msgspec.Struct, gc=False):
     time_s: float | str
 
 
-def export_ndjson(database: Database, trials: Sequence[int], group: str | None) -> Iterator[bytes]:
+def _ndjson(database: Database, trial_ids: Sequence[int], group: str | None) -> Iterator[bytes]:
     """Yield one JSON object a line; ``time_s`` is in seconds since 1970.
 
     A series that cannot be read yields a line with ``problem``.
     """
     encode = msgspec.json.Encoder().encode_lines
-    for page in _pages(database, trials, group):
+    for page in _pages(database, trial_ids, group):
         lines: list[_Line | dict[str, Any]] = []
         for part in page:
             trial_id, of, name = part.trial_id, part.group, part.name
@@ -82,10 +95,10 @@ def export_ndjson(database: Database, trials: Sequence[int], group: str | None) 
         yield encode(lines)
 
 
-def export_csv(database: Database, trials: Sequence[int], group: str | None) -> Iterator[bytes]:
+def _csv(database: Database, trial_ids: Sequence[int], group: str | None) -> Iterator[bytes]:
     """Yield a CSV file with a header; a read failure is shown in the value column."""
-    yield (",".join(CSV_HEADER) + "\r\n").encode()
-    for page in _pages(database, trials, group):
+    yield (",".join(_CSV_HEADER) + "\r\n").encode()
+    for page in _pages(database, trial_ids, group):
         text = io.StringIO()
         for part in page:
             cells = (part.trial_id, safe_cell(part.group or ""), safe_cell(part.name or ""))
@@ -97,13 +110,13 @@ def export_csv(database: Database, trials: Sequence[int], group: str | None) -> 
         yield text.getvalue().encode()
 
 
-def _pages(database: Database, trials: Sequence[int], group: str | None) -> Iterator[list[Part]]:
+def _pages(database: Database, trial_ids: Sequence[int], group: str | None) -> Iterator[list[Part]]:
     """Yield pages of some thousand points.
 
     A connection is open only while a page is read. A slow client therefore holds neither a
     connection nor an old snapshot of the database.
     """
-    cursor = _Cursor(deque(trials))
+    cursor = _Cursor(deque(trial_ids))
     while cursor.trials or cursor.series:
         page: list[Part] = []
         try:
@@ -164,16 +177,23 @@ def _fill(page: list[Part], connection: Connection, cursor: _Cursor, group: str 
         room -= len(rows) + _QUERY_COST
 
 
-class ExportResponse(StreamingResponse):
+class _Turns(asyncio.Semaphore):
+    """Semaphore of running exports."""
+
+    def __init__(self) -> None:
+        super().__init__(_EXPORTS)
+
+
+class _ExportResponse(StreamingResponse):
     """Streaming response of an export, with a limit of concurrent exports.
 
     Args:
-        turns: Semaphore that limits concurrent exports.
+        turns: asyncio.Semaphore that limits concurrent exports.
         rows: Content.
         options: Options of the base class.
     """
 
-    def __init__(self, turns: Semaphore, rows: Iterator[bytes], **options: Any) -> None:
+    def __init__(self, turns: asyncio.Semaphore, rows: Iterator[bytes], **options: Any) -> None:
         super().__init__(rows, **options)
         self._turns = turns
 
@@ -188,3 +208,35 @@ class ExportResponse(StreamingResponse):
             raise BusyError(msg)
         async with self._turns:
             await super().__call__(scope, receive, send)
+
+
+_EXPORT: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/x-ndjson": {}, "text/csv": {}}, "description": "Every point."}
+}
+
+
+@router.get(
+    "/{experiment_id}/metrics/export",
+    response_class=StreamingResponse,
+    responses=_EXPORT,
+)
+async def export_metrics(
+    services: ServicesDep,
+    experiment_id: IdPath,
+    format: Literal["ndjson", "csv"] = "ndjson",  # noqa: A002 - name of the query parameter
+    group: Group = None,
+) -> StreamingResponse:
+    """Stream every metric point of an experiment."""
+    trial_ids = await services.read(lambda connection: _trials_of(connection, experiment_id))
+    write = _ndjson if format == "ndjson" else _csv
+    rows = write(services.database, trial_ids, group)
+    media = {"ndjson": "application/x-ndjson", "csv": "text/csv; charset=utf-8"}[format]
+    name = f'attachment; filename="experiment-{experiment_id}.{format}"'
+    headers = {"Content-Disposition": name}
+    return _ExportResponse(services.part(_Turns), rows, media_type=media, headers=headers)
+
+
+def _trials_of(connection: Connection, experiment_id: int) -> list[int]:
+    find_row(connection, ExperimentRow, experiment_id)
+    query = select(trials.c.id).where(trials.c.experiment_id == experiment_id)
+    return list(connection.scalars(query.order_by(trials.c.id)))

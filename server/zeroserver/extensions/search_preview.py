@@ -1,7 +1,7 @@
 """Estimate of a search's trials and cost (dry run)."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
@@ -9,9 +9,10 @@ from sqlalchemy import Connection, func, select
 
 from zerolab.contract.secrets import replace_masks
 from zerolab.errors import ConfigError
+from zeroserver.access.routes import ACCESS, USER
 from zeroserver.analysis.cost import count_host_slots
 from zeroserver.api.common import MAX_ID
-from zeroserver.api.resources import PreviewAnswer, PreviewLength, SearchPreview
+from zeroserver.api.rows import Resource
 from zeroserver.api.strict_route import resource_router
 from zeroserver.services import ServicesDep
 from zeroserver.store.rows import ExperimentRow, find_row, read_rows
@@ -20,14 +21,63 @@ from zeroserver.store.schema import experiments, metric_keys, points, runs, tria
 if TYPE_CHECKING:  # loaded when the first experiment comes
     from zerolab.config import ExperimentConfig
 
-__all__ = ["router"]
+__all__ = ["PreviewAnswer", "PreviewLength", "SearchPreview", "router"]
 
 router = resource_router("/api/v1/experiments", "search")
+
+ACCESS["POST /api/v1/experiments/preview"] = USER
 
 _LOOKED_AT = 100
 """How many experiments are looked through for one that is like the file's."""
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class PreviewLength(Resource, frozen=True):
+    """Trials that end at one length."""
+
+    length: int
+    """Length in the unit of the search."""
+    trials: int
+    """Number of trials that end there."""
+
+
+class SearchPreview(Resource, frozen=True):
+    """Estimate of a search's trials and cost."""
+
+    outline: str
+    """Short summary."""
+    trials: int | None
+    """Number of trials; null if the searcher does not know it."""
+    unit: Literal["batches", "epochs"] | None
+    """Unit of all lengths; null if trials decide their lengths."""
+    lengths: list[PreviewLength]
+    """Expected numbers of trials by final length."""
+    total_length: int | None
+    """Expected sum over all trials; null if unknown."""
+    most_length: int | None
+    """Maximum sum over all trials; null if unknown."""
+    slots_per_trial: int
+    """Slots that each trial holds while it trains."""
+    seconds_per_unit: float | None
+    """Time of one batch or one epoch; null if unknown."""
+    like: int | None
+    """Experiment that this time is taken from; null if it was given."""
+    slot_hours: float | None
+    """What all trials hold together, for `total_length`; null when a time or a length is
+    unknown."""
+    most_slot_hours: float | None
+    """The same for `most_length`."""
+    premise: str | None
+    """Assumption of the estimate; null if it is exact or unknown."""
+    warnings: list[str]
+    """Probable mistakes of the search, one line each."""
+
+
+class PreviewAnswer(Resource, frozen=True):
+    """Estimate of a search's trials and cost."""
+
+    preview: SearchPreview
 
 
 class PreviewOf(BaseModel):

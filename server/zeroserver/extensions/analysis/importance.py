@@ -96,7 +96,7 @@ def _learn(
 ) -> ImportanceResult:
     import numpy as np
 
-    from zeroserver.analysis.forest import Forest
+    from zeroserver.extensions.analysis.forest import Forest
 
     _, ranks = np.unique(np.array(target), return_inverse=True)
     coded = [_encode(values) for _, values in columns]

@@ -11,8 +11,9 @@ from sqlalchemy import Connection, select
 
 from zerolab.contract.messages import wire_number
 from zerolab.searcher import Continue, Create, Operation, Shutdown, Stop
+from zeroserver.access.routes import ACCESS, SEARCH
 from zeroserver.api.common import MAX_ID, IdPath
-from zeroserver.api.resources import SearchEvent, SearchEvents, SearchHandled
+from zeroserver.api.rows import Num, Resource
 from zeroserver.api.runs import MAX_WAIT_S
 from zeroserver.api.strict_route import resource_router
 from zeroserver.orchestrator.search.custom_search import Answered
@@ -22,13 +23,51 @@ from zeroserver.states import EXPERIMENT_ENDED, EXPERIMENT_STOPPING
 from zeroserver.store.rows import ExperimentRow, find_row
 from zeroserver.store.schema import searcher_events
 
-__all__ = ["router"]
+__all__ = ["SearchEvent", "SearchEvents", "SearchHandled", "router"]
 
 router = resource_router("/api/v1/experiments", "search")
+
+ACCESS["GET /api/v1/experiments/{experiment_id}/searcher/events"] = SEARCH
+ACCESS["POST /api/v1/experiments/{experiment_id}/searcher/operations"] = SEARCH
 
 _MOST_EVENTS = 1000
 
 Number = Annotated[int, Field(ge=1, le=2**31 - 1)]
+
+
+class SearchEvent(Resource, frozen=True):
+    """Something that a searcher must know."""
+
+    id: int
+    """Rising; not without gaps."""
+    kind: Literal["created", "validated", "exited", "exited_early"]
+    """What happened to the trial."""
+    trial_id: int
+    """The searcher's own number of the trial, as it said at its creation."""
+    metric: Num | None
+    """Of `validated`; `NaN` ranks last."""
+    length: float | None
+    """Of `validated`: how far the trial was, in the unit of the search."""
+    reason: str | None
+    """Of `exited_early`: `errored`, `invalid_hp` or `user_canceled`."""
+
+
+class SearchEvents(Resource, frozen=True):
+    """Events of a search, the oldest first."""
+
+    events: list[SearchEvent]
+    """At most 1,000."""
+    handled: int
+    """The last event that operations answered; -1 before the first operations, 0 after them."""
+    over: bool
+    """Whether the experiment takes no more operations."""
+
+
+class SearchHandled(Resource, frozen=True):
+    """What operations have answered."""
+
+    handled: int
+    """The last event that is answered by now."""
 
 
 def _check_names(hparams: dict[str, Any]) -> dict[str, Any]:

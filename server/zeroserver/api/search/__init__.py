@@ -1,1 +1,0 @@
-"""Routes of searches: state, analysis, cost preview and custom searchers."""

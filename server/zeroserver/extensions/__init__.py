@@ -1,0 +1,1 @@
+"""Extensions of the server, each registered by an entry point and removable as a folder."""

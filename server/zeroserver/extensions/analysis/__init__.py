@@ -1,0 +1,1 @@
+"""Analysis of experiments: columns of their trials, best so far, hyperparameter importance."""

@@ -1,0 +1,1 @@
+"""Searches whose operations a program outside of the server sends."""

@@ -1,0 +1,1 @@
+"""Model registry: checkpoints with a name and a version, which retention keeps."""
