@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 __all__ = [
     "MASK",
@@ -29,17 +29,35 @@ MASK = "********"
 SHORTEST = 6
 """Characters of a value that is masked wherever it occurs; a shorter one only after a name."""
 
+
+class _LazyPattern:
+    """Pattern that is compiled when it is first used: all of them take 4 ms of a start."""
+
+    def __init__(self, pattern: str) -> None:
+        self.pattern = pattern
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a method of the compiled pattern, and keep it for the next use."""
+        method = getattr(re.compile(self.pattern), name)
+        setattr(self, name, method)
+        return method
+
+
+def _pattern(pattern: str) -> re.Pattern[str]:
+    return cast("re.Pattern[str]", _LazyPattern(pattern))
+
+
 _LOGIN_NAMES = (
     r"SECRET|PASSW(?:OR)?D|SSHPASS|PASSPHRASE|PASSCODE|CREDENTIAL"
     r"|(?<![A-Z])(?:PASS|PW)(?![A-Z])|PWD(?![A-Z])"
 )
 _SERVICE = r"API|AUTH|ACCESS|REFRESH|BEARER|HF|HUB|BOT"
-_NAME = re.compile(
+_NAME = _pattern(
     rf"{_LOGIN_NAMES}|CONN(?:ECTION)?_?STR|AUTHORIZATION|(?:KEYS?|TOKEN)(?![A-Z])"
     rf"|(?:{_SERVICE})[_-]?TOKENS|(?<![A-Z])COOKIES?(?![A-Z_-])"
     r"|(?<![A-Z])(?:PAT|AUTH|DSN|JWT|BEARER)(?![A-Z])"
 )
-_HARMLESS_NAME = re.compile(
+_HARMLESS_NAME = _pattern(
     r"[_.-](?:FILE|PATH|DIR|STDIN|ENV|NAME|COLUMN|FIELD|TYPE|RATE|RATIO|LOSS|WEIGHT|COUNT"
     r"|SIZE|DIM|LEN|LENGTH|INDEX|IDX)S?$"
     r"|(?<![A-Z])(?:SORT|PRIMARY|FOREIGN|PUBLIC|LABEL|INPUT|OUTPUT|TARGET|TEXT|IMAGE|AUDIO|VIDEO"
@@ -48,16 +66,16 @@ _HARMLESS_NAME = re.compile(
     r"|PER|NEXT|FIRST|LAST)[_-]?TOKEN(?:$|[_-])"
 )
 """Names of options of training scripts and of places that hold a secret elsewhere."""
-_NAME_OF_NUMBER = re.compile(_LOGIN_NAMES)
+_NAME_OF_NUMBER = _pattern(_LOGIN_NAMES)
 """Names whose value is a secret even if it is a small number."""
-_NO_SECRET = re.compile(r"(?i:true|false|none|null|yes|no)")
-_SMALL_NUMBER = re.compile(r"[0-9]{1,5}(?:\.[0-9]*)?")
+_NO_SECRET = _pattern(r"(?i:true|false|none|null|yes|no)")
+_SMALL_NUMBER = _pattern(r"[0-9]{1,5}(?:\.[0-9]*)?")
 """Value of an option like ``--key-size``, which is no secret."""
 
-_LOGIN_IN_URL = re.compile(r"://([^/\s@:]*:[^/\s]+|[^/\s@:]{16,})@")
+_LOGIN_IN_URL = _pattern(r"://([^/\s@:]*:[^/\s]+|[^/\s@:]{16,})@")
 """A user with a password, or a token in place of the user."""
-_QUERY_IN_URL = re.compile(r"://(?:(?!://)[^\s?])*\?\S+")
-_PARAMETERS = re.compile(r"[?&]([\w.-]+)=([^&\s#]+)")
+_QUERY_IN_URL = _pattern(r"://(?:(?!://)[^\s?])*\?\S+")
+_PARAMETERS = _pattern(r"[?&]([\w.-]+)=([^&\s#]+)")
 
 _CONTINUED = r"\\\r?\n"
 """The end of a line that the next line continues."""
@@ -70,7 +88,7 @@ _VALUE = (
     rf"(?:{_QUOTED}|(?:{_ESCAPED}|[^\s\"'\\;|&)])+)"
     rf"(?:{_NEXT_QUOTED}|{_ESCAPED}|[^\s\"'\\;|&)])*"
 )
-_NAME_IN_COMMAND = re.compile(
+_NAME_IN_COMMAND = _pattern(
     r"(?<!\S)(?:-H\s*|--header(?:=|\s+))"
     r"(?:[\"'](?P<quoted>[A-Za-z_][\w-]*)|(?P<argument>[A-Za-z_][\w-]*)):\s*"
     r"|(?<![\w-])(?P<assignment>-{0,2}[A-Za-z_][\w-]*)[\"']?="
@@ -82,30 +100,30 @@ _NAME_IN_COMMAND = re.compile(
     r"|(?:(?<=[\"'])|^|(?<=\n)[ \t]*)(?P<header>[A-Za-z_][\w.-]*)\s*:\s+"
 )
 _VALUES = {
-    "assignment": re.compile(_VALUE),
-    "option": re.compile(_VALUE),
-    "scheme": re.compile(r"(?:[^\s\"'|;<>()&]|&(?![&\s]|\Z))+"),
-    "key": re.compile(r"[^\s\"',}\]]+"),
-    "field": re.compile(r"[^\s\"',}\]]+"),
-    "header": re.compile(r"\"[^\"\n]*\"|'[^'\n]*'|[^\"'\n]+"),
-    "quoted": re.compile(r"[^\"'\n]+"),
-    "argument": re.compile(_VALUE),
+    "assignment": _pattern(_VALUE),
+    "option": _pattern(_VALUE),
+    "scheme": _pattern(r"(?:[^\s\"'|;<>()&]|&(?![&\s]|\Z))+"),
+    "key": _pattern(r"[^\s\"',}\]]+"),
+    "field": _pattern(r"[^\s\"',}\]]+"),
+    "header": _pattern(r"\"[^\"\n]*\"|'[^'\n]*'|[^\"'\n]+"),
+    "quoted": _pattern(r"[^\"'\n]+"),
+    "argument": _pattern(_VALUE),
 }
 """Values after a name, by the group of ``_NAME_IN_COMMAND``."""
-_NEXT_VALUE = re.compile(rf"(?:[ \t]|{_CONTINUED})+(?![-\s;|&)]|\d*[<>])({_VALUE})")
-_LIST_NAME = re.compile(r"(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL)S$")
+_NEXT_VALUE = _pattern(rf"(?:[ \t]|{_CONTINUED})+(?![-\s;|&)]|\d*[<>])({_VALUE})")
+_LIST_NAME = _pattern(r"(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL)S$")
 """Names of options that take several values."""
-_NESTED = re.compile(r"(?P<quote>\\*[\"'])|(?P<open>[\[{])|(?P<close>[\]}])|[^\s,:\[\]{}\"'\\]+")
+_NESTED = _pattern(r"(?P<quote>\\*[\"'])|(?P<open>[\[{])|(?P<close>[\]}])|[^\s,:\[\]{}\"'\\]+")
 """Tokens of a list or a mapping of JSON or YAML."""
-_AFTER_KEY = re.compile(r"\s*:")
-_QUOTE = re.compile(r"(\\*)([\"'])")
-_LINE_OF_LIST = re.compile(r"[ \t]*-[ \t]+([\"']?)([^\"'\n]+)\1[ \t]*(?:\n|\Z)")
+_AFTER_KEY = _pattern(r"\s*:")
+_QUOTE = _pattern(r"(\\*)([\"'])")
+_LINE_OF_LIST = _pattern(r"[ \t]*-[ \t]+([\"']?)([^\"'\n]+)\1[ \t]*(?:\n|\Z)")
 """An item of a list of YAML on a line of its own."""
-_REFERENCE = re.compile(r"\"?(?:\$(?:\w+|\{\w+\}|\([^()]*\))|`[^`]*`)\"?")
+_REFERENCE = _pattern(r"\"?(?:\$(?:\w+|\{\w+\}|\([^()]*\))|`[^`]*`)\"?")
 """A variable or a command that gives a shell the value."""
-_HEADER = re.compile(r"([A-Za-z_][\w-]*):\s*([^\n]+)")
-_OPTION = re.compile(r"[-+]{0,2}[A-Za-z_][\w.-]*")
-_PASSWORD_OPTION = re.compile(
+_HEADER = _pattern(r"([A-Za-z_][\w-]*):\s*([^\n]+)")
+_OPTION = _pattern(r"[-+]{0,2}[A-Za-z_][\w.-]*")
+_PASSWORD_OPTION = _pattern(
     r"-[pPw](?!ass|at(?![a-z])|w|g|re|rivate|roxy|rimary|ublic|roject|rovider|andb|eb)[\w.-]"
 )
 """Perhaps an option of one letter with its password (``-pPASSWORD``), not a long name."""
@@ -460,11 +478,11 @@ def forms_of_secret(name: str, value: str) -> Iterator[str]:
         yield value[: assignment.start()]
 
 
-_NEXT_ASSIGNMENT = re.compile(r",[A-Za-z_][\w.-]*=")
-_IS_LIST = re.compile(rf"{_LIST_NAME.pattern[:-1]}(?: \d+)?$")
+_NEXT_ASSIGNMENT = _pattern(r",[A-Za-z_][\w.-]*=")
+_IS_LIST = _pattern(rf"{_LIST_NAME.pattern[:-1]}(?: \d+)?$")
 _LONGEST_QUOTED = 10_000
 """Characters of a value that is read like a shell reads it."""
-_SCHEME = re.compile(r"(?i:(?:[\w-]+: ?)?(?:bearer|basic|token|bot|key|api-?key|ssws|splunk))")
+_SCHEME = _pattern(r"(?i:(?:[\w-]+: ?)?(?:bearer|basic|token|bot|key|api-?key|ssws|splunk))")
 
 
 def mask_assignments(text: str) -> str:
@@ -497,7 +515,7 @@ def _values_in_message(
 
 
 _IN_MESSAGE = tuple(
-    (re.compile(name), re.compile(value))
+    (_pattern(name), _pattern(value))
     for name, value in (
         (r"(?<![\w-])-{0,2}[A-Za-z_][\w-]*=['\"]?", r"[^\s'\",}\]]+"),
         (r"(?<![\w-])[A-Za-z_][\w-]*['\"]?: ?['\"]?", r"[^\s'\",}\]]+"),

@@ -59,7 +59,8 @@ def migrate(database: Database, home: Home | None = None) -> None:
             if revision is None:
                 _refuse_strangers(connection)
                 _create(connection)
-            elif revision != HEAD:
+                return
+            if revision != HEAD:
                 upgrade(connection)
             _check_columns(connection)
     except DBAPIError as error:
@@ -157,7 +158,7 @@ def _columns(connection: Connection) -> dict[str, set[str]]:
 
 def _create(connection: Connection) -> None:
     """Create all tables at once; a test compares them with those of the migrations."""
-    metadata.create_all(connection)
+    metadata.create_all(connection, checkfirst=False)  # none of them exists
     _VERSION.metadata.create_all(connection)
     connection.execute(_VERSION.insert().values(version_num=HEAD))
 
