@@ -31,7 +31,7 @@ from tests.trial.helpers import (
 from zerolab.contract.spec import (
     ENV_AS_DEEPSPEED,
 )
-from zerotrial.engine.checkpoint.deepspeed.convert import import_deepspeed
+from zerotrial.extensions.deepspeed_api.checkpoint_import.convert import import_deepspeed
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 

@@ -12,6 +12,8 @@ import pytest
         ["-m", "zerotrial.compat.deepspeed", "--help"],
         ["-c", "from zerotrial.compat.deepspeed import install; install(); import deepspeed"],
         ["-c", "from zerotrial.compat.deepspeed.names.zero_to_fp32 import main"],
+        ["-m", "zerotrial.engine.checkpoint.deepspeed", "--help"],
+        ["-c", "from zerotrial.engine.checkpoint.deepspeed.convert import import_deepspeed"],
         ["-c", "from zerotrial.compat.huggingface import install; install()"],
         ["-c", "from zerotrial.compat.huggingface.hooks import install"],
     ],

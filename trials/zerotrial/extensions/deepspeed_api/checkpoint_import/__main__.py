@@ -2,6 +2,6 @@
 
 import sys
 
-from zerotrial.engine.checkpoint.deepspeed.convert import main
+from zerotrial.extensions.deepspeed_api.checkpoint_import.convert import main
 
 sys.exit(main())

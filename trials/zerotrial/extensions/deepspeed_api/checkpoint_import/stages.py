@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zerotrial.engine.checkpoint.deepspeed.files import Sources
 from zerotrial.engine.checkpoint.files import CheckpointError
 from zerotrial.engine.checkpoint.shards import key_of
+from zerotrial.extensions.deepspeed_api.checkpoint_import.files import Sources
 
 __all__ = ["OPTIONS", "ImportedState", "read_stage0", "read_stage3", "read_stages_1_and_2"]
 

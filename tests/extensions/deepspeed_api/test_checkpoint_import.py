@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from tests.engine.checkpointing import all_states, make_engine, probe, train
 from tests.engine.ranks import run_on_ranks
 from zerotrial.engine import initialize
-from zerotrial.engine.checkpoint.deepspeed.convert import import_deepspeed, main
 from zerotrial.engine.checkpoint.files import CheckpointError, CheckpointNotFoundError
 from zerotrial.engine.checkpoint.shards import ShardReader
+from zerotrial.extensions.deepspeed_api.checkpoint_import.convert import import_deepspeed, main
 
 WORLD = 2
 ORDER = ("first.weight", "first.bias", "blocks.0.weight", "blocks.0.bias", "blocks.1.weight",

@@ -17,13 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from zerolab.errors import ZerolabError
-from zerotrial.engine.checkpoint.deepspeed.files import Sources, find_sources, read_pickle
-from zerotrial.engine.checkpoint.deepspeed.stages import (
-    ImportedState,
-    read_stage0,
-    read_stage3,
-    read_stages_1_and_2,
-)
 from zerotrial.engine.checkpoint.files import (
     CheckpointError,
     Manifest,
@@ -33,6 +26,17 @@ from zerotrial.engine.checkpoint.files import (
 from zerotrial.engine.checkpoint.ranks import CheckpointRanks
 from zerotrial.engine.checkpoint.save import SaveJob, save_now
 from zerotrial.engine.checkpoint.state import CLIENT_STATE, ENGINE_STATE, to_bytes
+from zerotrial.extensions.deepspeed_api.checkpoint_import.files import (
+    Sources,
+    find_sources,
+    read_pickle,
+)
+from zerotrial.extensions.deepspeed_api.checkpoint_import.stages import (
+    ImportedState,
+    read_stage0,
+    read_stage3,
+    read_stages_1_and_2,
+)
 
 __all__ = ["import_deepspeed"]
 

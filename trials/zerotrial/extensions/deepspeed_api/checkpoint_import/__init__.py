@@ -1,0 +1,1 @@
+"""Conversion of DeepSpeed's checkpoints to Zerolab's format."""
