@@ -36,7 +36,6 @@ from zeroserver.store.corruption import damaged_tables
 from zeroserver.store.database import Change, Database
 from zeroserver.store.engine_factory import sqlite_url
 from zeroserver.store.migrate import lock_database, migrate
-from zeroserver.store.orphans import find_orphans
 
 __all__ = ["STATIC", "create_app", "prepare"]
 
@@ -207,7 +206,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 async def _tick_forever(services: Services, searches: SearchProcesses) -> None:
     with suppress(StoreError):  # the next start does it
-        await services.write(_note_orphans)
+        await services.write(lambda work: work.orphans.find())
         await services.resume()
     last_error, quiet_until = "", 0.0
     expire_at = 0.0
@@ -215,9 +214,9 @@ async def _tick_forever(services: Services, searches: SearchProcesses) -> None:
         services.orchestrator.agents.note_tick()
         services.journal.tidy()
         try:
-            await services.write(tick)
+            await services.write(lambda work: work.periodic.tick())
             while services.orchestrator.queue.unfinished:
-                await services.write(tick)
+                await services.write(lambda work: work.periodic.tick())
             await services.execute_operations()
             await services.apply_policies()
             await services.remove_orphans()
@@ -235,21 +234,6 @@ async def _tick_forever(services: Services, searches: SearchProcesses) -> None:
         except Exception:  # the clock must go on; the log has what happened
             logger.exception("the clock's work failed")
         await asyncio.sleep(services.settings.timings.tick_s)
-
-
-def tick(work: UnitOfWork) -> None:
-    """Do the periodic work of the scheduler."""
-    work.periodic.tick()
-
-
-def _note_orphans(work: UnitOfWork) -> None:
-    """Remove leftovers of imports and deletions that a killed server did not finish."""
-    orphaned = find_orphans(work, work.orchestrator.deletions.importing)
-    if orphaned:
-        logger.info("removing points and logs of %d trial(s) that are gone", len(orphaned))
-        work.orchestrator.deletions.orphans.extend(
-            orphan for orphan in orphaned if orphan not in work.orchestrator.deletions.orphans
-        )
 
 
 def _add_page(app: FastAPI, static: Path) -> None:

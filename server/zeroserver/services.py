@@ -34,7 +34,6 @@ from zeroserver.orchestrator.state import Orchestrator
 from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.settings import Settings
 from zeroserver.store.database import Change, Database, Transaction
-from zeroserver.store.orphans import ROWS, remove_part
 
 __all__ = ["Services", "ServicesDep", "services_of", "settle_memory"]
 
@@ -50,8 +49,6 @@ _STALLED_S = 10.0
 """Seconds without a commit while changes wait, after which the server reports itself unhealthy."""
 _ROOM_BYTES = 1024 * 1024
 """Minimum free bytes of the disk; SQLite needs some even to delete."""
-_TRIALS_AT_ONCE = 100
-"""Deleted trials whose rows one change removes."""
 
 
 @dataclass
@@ -152,13 +149,16 @@ class Services:
         due = await self._read_at_start(due_experiments)
         self.orchestrator.deletions.retention_due.update(due)
         for experiment_id in await self._read_at_start(interrupted_searches):
-            await self.prepare_replay(experiment_id)
-            await self.write(partial(_resume_backlog, experiment_id=experiment_id))
+            await self._resume_search(experiment_id)
+
+    async def _resume_search(self, experiment_id: int) -> None:
+        await self.prepare_replay(experiment_id)
+        await self.write(lambda work: work.operations.resume_backlog(experiment_id))
 
     async def execute_operations(self) -> None:
         """Execute queued searcher operations, split into several changes."""
         while self.orchestrator.searches.backlog:
-            await self.write(_execute_backlog)
+            await self.write(lambda work: work.periodic.execute_operations())
 
     async def apply_policies(self) -> None:
         """Apply the checkpoint policies of large experiments, in several changes."""
@@ -204,7 +204,7 @@ class Services:
     async def remove_orphans(self) -> None:
         """Remove the points and logs of deleted trials, in several changes."""
         while self.orchestrator.deletions.orphans:
-            await self.write(_remove_part)
+            await self.write(lambda work: work.orphans.remove_some())
             self.database.deleted = True
         await run_in_threadpool(self.database.empty_wal)
 
@@ -282,29 +282,6 @@ class Services:
     def _probe_now(self) -> None:
         with self.database.probe() as connection:
             connection.execute(text("SELECT 1"))
-
-
-def _remove_part(work: UnitOfWork) -> None:
-    """Remove some rows of deleted trials."""
-    removed = 0
-    for _ in range(_TRIALS_AT_ONCE):
-        if not work.orchestrator.deletions.orphans or removed >= ROWS:
-            return
-        rows, done = remove_part(work, work.orchestrator.deletions.orphans[0])
-        removed += rows
-        if done:
-            trial_id = work.orchestrator.deletions.orphans.popleft()
-            work.orchestrator.metrics.purge_due = True
-            work.undo.append(partial(work.orchestrator.deletions.orphans.appendleft, trial_id))
-
-
-def _resume_backlog(work: UnitOfWork, experiment_id: int) -> None:
-    work.operations.resume_backlog(experiment_id)
-
-
-def _execute_backlog(work: UnitOfWork) -> None:
-    if work.operations.execute_backlog():
-        work.scheduling.schedule()
 
 
 def _note_failure(task: "asyncio.Task[None]") -> None:

@@ -367,7 +367,7 @@ _METRICS_FILE = {
 async def import_metrics(request: Request) -> ExperimentAnswer:
     """Import the metrics file of a run without a server as an experiment that has ended."""
     # The client's HTTP library comes with it, which a server that only starts can do without.
-    from zeroserver.orchestrator.run_import import import_run, parse
+    from zeroserver.orchestrator.ingest.run_import import import_run, parse
 
     services, content = services_of(request), await request.body()
     log = await run_in_threadpool(parse, content)

@@ -1,16 +1,15 @@
 """State changes of experiments and trials, with the columns and counts that follow."""
 
 from collections.abc import Collection, Iterable, Sequence
-from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
 from sqlalchemy import func, select, text, update
 
 from zeroserver.orchestrator.checkpoints.checkpoint_service import CheckpointService
+from zeroserver.orchestrator.orphans import OrphanService
 from zeroserver.orchestrator.search.warm_start import WarmStartService
 from zeroserver.orchestrator.service import Service, Uses
-from zeroserver.orchestrator.state import Orchestrator
 from zeroserver.states import (
     EXPERIMENT_ENDED,
     EXPERIMENT_MOVES,
@@ -55,6 +54,7 @@ class LifecycleService(Service):
     """Moves, reopens, counts and deletes the rows of experiments and trials."""
 
     checkpoints = Uses(CheckpointService)
+    orphans = Uses(OrphanService)
     warm_starts = Uses(WarmStartService)
 
     def move_experiment(
@@ -233,23 +233,10 @@ class LifecycleService(Service):
 
     def remove_trials(self, trial_ids: Sequence[int]) -> None:
         """Delete trials and their runs, after their checkpoints."""
-        self._delete_points_later(trial_ids)
+        self.orphans.add(trial_ids)
         keys = [(trial_id,) for trial_id in trial_ids]
         for statement in _REMOVE_TRIAL:
             self.work.many(statement, keys)
-
-    def _delete_points_later(self, trial_ids: Sequence[int]) -> None:
-        """Schedule the points and logs of deleted trials for removal in later changes.
-
-        Nobody finds them without their trials. What a server that dies leaves of them, the next one
-        removes at its start.
-        """
-        self.work.orchestrator.deletions.orphans.extend(trial_ids)
-        for trial_id in trial_ids:
-            self.work.orchestrator.metrics.reported.pop(trial_id, None)
-        self.work.undo.append(
-            partial(_keep_from_sweep, self.work.orchestrator, frozenset(trial_ids))
-        )
 
 
 def _stopping_state(states: Collection[str]) -> ExperimentState:
@@ -270,11 +257,3 @@ def resting_state(experiment_state: str, *, waits: int) -> TrialState:
     """
     active = experiment_state == ExperimentState.ACTIVE
     return TrialState.QUEUED if active and not waits else TrialState.PAUSED
-
-
-def _keep_from_sweep(orchestrator: Orchestrator, trial_ids: frozenset[int]) -> None:
-    remaining = [
-        trial_id for trial_id in orchestrator.deletions.orphans if trial_id not in trial_ids
-    ]
-    orchestrator.deletions.orphans.clear()
-    orchestrator.deletions.orphans.extend(remaining)

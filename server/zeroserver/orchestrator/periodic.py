@@ -8,6 +8,7 @@ from zeroserver.orchestrator.experiment_service import ExperimentService
 from zeroserver.orchestrator.node_service import failed_before_its_kill
 from zeroserver.orchestrator.run_service import RunService
 from zeroserver.orchestrator.scheduling import SchedulingService
+from zeroserver.orchestrator.search.operation_service import OperationService
 from zeroserver.orchestrator.search.search_service import SearchService
 from zeroserver.orchestrator.service import Service, Uses
 from zeroserver.states import ExperimentState
@@ -22,6 +23,7 @@ class PeriodicService(Service):
 
     experiments = Uses(ExperimentService)
     runs = Uses(RunService)
+    operations = Uses(OperationService)
     searches = Uses(SearchService)
     scheduling = Uses(SchedulingService)
     agents = Uses(AgentService)
@@ -38,6 +40,11 @@ class PeriodicService(Service):
         self._kill_late_runs()
         self.scheduling.schedule()
         if self._end_long_waits():  # slots may have been kept for one of them
+            self.scheduling.schedule()
+
+    def execute_operations(self) -> None:
+        """Execute some queued operations of searchers, and start the trials that they queue."""
+        if self.operations.execute_backlog():
             self.scheduling.schedule()
 
     def bound_deadlines(self) -> None:

@@ -12,6 +12,7 @@ from zeroserver.orchestrator.ingest.log_service import LogService
 from zeroserver.orchestrator.ingest.metric_names import MetricNameService
 from zeroserver.orchestrator.ingest.report_service import ReportService
 from zeroserver.orchestrator.node_service import NodeService
+from zeroserver.orchestrator.orphans import OrphanService
 from zeroserver.orchestrator.periodic import PeriodicService
 from zeroserver.orchestrator.run_service import RunService
 from zeroserver.orchestrator.scheduling import SchedulingService
@@ -45,4 +46,5 @@ class UnitOfWork(DomainTransaction):
     models = Uses(ModelService)
     reports = Uses(ReportService)
     logs = Uses(LogService)
+    orphans = Uses(OrphanService)
     metric_names = Uses(MetricNameService)

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -15,11 +14,12 @@ from zerolab.contract.secrets import mask_secrets
 from zerolab.errors import ConfigError
 from zerolab.reports.metrics_file import FORMAT, MetricsHeader
 from zeroserver.errors import StoreError
+from zeroserver.orchestrator.ingest.metric_names import MetricNameService
 from zeroserver.orchestrator.ingest.report_service import best_of
 from zeroserver.orchestrator.ingest.values import PointReader, check_times
-from zeroserver.orchestrator.unit_of_work import UnitOfWork
+from zeroserver.orchestrator.orphans import OrphanService
+from zeroserver.orchestrator.service import DomainTransaction, Service, Uses
 from zeroserver.states import ExperimentState, TrialState
-from zeroserver.store.orphans import forget_points
 from zeroserver.store.points import store_points
 from zeroserver.store.schema import experiments, trials
 
@@ -28,7 +28,7 @@ __all__ = ["MetricsLog", "import_run", "parse"]
 _CHUNK = 4_000
 """Values that one job of the writer stores."""
 
-Write = Callable[[Callable[[UnitOfWork], Any]], Awaitable[Any]]
+Write = Callable[[Callable[[DomainTransaction], Any]], Awaitable[Any]]
 
 
 class _Rows(NamedTuple):
@@ -98,15 +98,19 @@ async def import_run(write: Write, log: MetricsLog) -> int:
         ConfigError: If a record holds what cannot be stored; then nothing is.
     """
     rows = await asyncio.to_thread(_rows, log)
-    ids: tuple[int, int] = await write(partial(_reserve, rows=rows))
+    ids: tuple[int, int] = await write(lambda work: RunImport(work).reserve(rows))
     experiment_id, trial_id = ids
     try:
         for chunk in _chunks(log):
-            await write(partial(_store, trial_id=trial_id, chunk=chunk))
-        await write(partial(_publish, rows=rows, ids=ids))
+
+            def store(work: DomainTransaction, chunk: list[MetricsRecord] = chunk) -> None:
+                RunImport(work).store(trial_id, chunk)
+
+            await write(store)
+        await write(lambda work: RunImport(work).publish(rows, experiment_id, trial_id))
     except BaseException:
         with suppress(StoreError):  # the next start of the server does it then
-            await write(partial(_forget, trial_id=trial_id))
+            await write(lambda work: RunImport(work).forget(trial_id))
         raise
     return experiment_id
 
@@ -124,49 +128,66 @@ def _chunks(log: MetricsLog) -> Iterator[list[MetricsRecord]]:
     yield chunk
 
 
-def _reserve(work: UnitOfWork, rows: _Rows) -> tuple[int, int]:
-    """Take ids that no experiment and no trial will have besides."""
-    connection = work.connection
-    insert = experiments.insert().values(rows.experiment).returning(experiments.c.id)
-    experiment_id = int(connection.execute(insert).scalar_one())
-    row = {**rows.trial, "experiment_id": experiment_id}
-    insert = trials.insert().values(row).returning(trials.c.id)
-    trial_id = int(connection.execute(insert).scalar_one())
-    connection.execute(delete(trials).where(trials.c.id == trial_id))
-    connection.execute(delete(experiments).where(experiments.c.id == experiment_id))
-    work.orchestrator.deletions.importing.add(trial_id)
-    work.undo.append(lambda: work.orchestrator.deletions.importing.discard(trial_id))
-    return experiment_id, trial_id
+class RunImport(Service):
+    """Stores the parts of one import."""
 
+    metric_names = Uses(MetricNameService)
+    orphans = Uses(OrphanService)
 
-def _store(work: UnitOfWork, trial_id: int, chunk: list[MetricsRecord]) -> None:
-    points = PointReader(work.metric_names, trial_id)
-    new = [point for record in chunk for point in points.read(record)]
-    store_points(work, trial_id, new)
+    def reserve(self, rows: _Rows) -> tuple[int, int]:
+        """Return ids of an experiment and a trial that no others will have."""
+        connection = self.work.connection
+        insert = experiments.insert().values(rows.experiment).returning(experiments.c.id)
+        experiment_id = int(connection.execute(insert).scalar_one())
+        row = {**rows.trial, "experiment_id": experiment_id}
+        insert = trials.insert().values(row).returning(trials.c.id)
+        trial_id = int(connection.execute(insert).scalar_one())
+        connection.execute(delete(trials).where(trials.c.id == trial_id))
+        connection.execute(delete(experiments).where(experiments.c.id == experiment_id))
+        self._importing.add(trial_id)
+        self.work.undo.append(lambda: self._importing.discard(trial_id))
+        return experiment_id, trial_id
 
+    @property
+    def _importing(self) -> set[int]:
+        return self.work.orchestrator.deletions.importing
 
-def _publish(work: UnitOfWork, rows: _Rows, ids: tuple[int, int]) -> None:
-    experiment_id, trial_id = ids
-    best = trial_id if rows.experiment.get("best_validation") is not None else None
-    experiment = {**rows.experiment, "id": experiment_id, "best_trial_id": best}
-    work.connection.execute(experiments.insert().values(experiment))
-    trial = {**rows.trial, "id": trial_id, "experiment_id": experiment_id}
-    work.connection.execute(trials.insert().values(trial))
-    work.then.append(lambda: work.orchestrator.deletions.importing.discard(trial_id))
-    work.touch("experiment", experiment_id, experiment_id)
+    def store(self, trial_id: int, chunk: list[MetricsRecord]) -> None:
+        """Store the points of some records."""
+        points = PointReader(self.metric_names, trial_id)
+        new = [point for record in chunk for point in points.read(record)]
+        store_points(self.work, trial_id, new)
 
+    def publish(self, rows: _Rows, experiment_id: int, trial_id: int) -> None:
+        """Store the experiment and its trial, whose points are all stored."""
+        best = None if rows.experiment["best_validation"] is None else trial_id
+        experiment = {**rows.experiment, "id": experiment_id, "best_trial_id": best}
+        self.work.connection.execute(experiments.insert().values(experiment))
+        trial = {**rows.trial, "id": trial_id, "experiment_id": experiment_id}
+        self.work.connection.execute(trials.insert().values(trial))
+        self.work.then.append(lambda: self._importing.discard(trial_id))
+        self.work.touch("experiment", experiment_id, experiment_id)
 
-def _forget(work: UnitOfWork, trial_id: int) -> None:
-    forget_points(work, trial_id)
-    work.then.append(lambda: work.orchestrator.deletions.importing.discard(trial_id))
+    def forget(self, trial_id: int) -> None:
+        """Delete the points of an import that failed."""
+        self.orphans.forget_points(trial_id)
+        self.work.then.append(lambda: self._importing.discard(trial_id))
 
 
 def _rows(log: MetricsLog) -> _Rows:
-    """Make the experiment and the trial, with all that the records come to."""
+    """Return the columns of the experiment and of its trial, with what the records add up to."""
     config: Mapping[str, Any] = log.header.config
     metrics = [record for record in log.records if isinstance(record, MetricsRecord)]
     block = config.get("searcher")
     searcher: Mapping[str, Any] = block if isinstance(block, Mapping) else {}
+    metric = printable(str(searcher.get("metric") or _usual_metric(metrics)))
+    smaller_is_better = int(bool(searcher.get("smaller_is_better", True)))
+    latest: float | None = None
+    best: tuple[float, int] | None = None
+    for record in metrics:
+        if record.group == "validation" and metric in record.values:
+            latest, best = best_of(metric, smaller_is_better, record, best)
+    best_validation, best_steps = best or (None, None)
     last = max((record.time for record in log.records), default=log.header.time)
     times = {"created_at": log.header.time, "started_at": log.header.time, "ended_at": last}
     text = msgspec.json.encode(mask_secrets(config)).decode()
@@ -176,14 +197,15 @@ def _rows(log: MetricsLog) -> _Rows:
         "config": text,
         "raw_config": text,
         "searcher_name": "single",
-        "metric": printable(str(searcher.get("metric") or _usual_metric(metrics))),
-        "smaller_is_better": int(bool(searcher.get("smaller_is_better", True))),
+        "metric": metric,
+        "smaller_is_better": smaller_is_better,
         "seed": log.header.trial_seed,
         "slots": 1,
         "priority": 42,
         "searcher_done": 1,
         "progress": 1.0,
         "num_trials": 1,
+        "best_validation": best_validation,
         **times,
     }
     trial = {
@@ -192,27 +214,16 @@ def _rows(log: MetricsLog) -> _Rows:
         "hparams": msgspec.json.encode(log.header.hparams).decode(),
         "seed": log.header.trial_seed,
         "progress": 1.0,
+        "steps_completed": max((row.steps for row in metrics if row.group != "system"), default=0),
+        "latest_validation": latest,
+        "best_validation": best_validation,
+        "best_steps": best_steps,
         **times,
     }
-    return _summarise(_Rows(experiment, trial), metrics)
+    return _Rows(experiment, trial)
 
 
 def _usual_metric(metrics: Sequence[MetricsRecord]) -> str:
     """Return ``loss`` where a validation has it, else nothing."""
     has_loss = any(record.group == "validation" and "loss" in record.values for record in metrics)
     return "loss" if has_loss else ""
-
-
-def _summarise(rows: _Rows, metrics: list[MetricsRecord]) -> _Rows:
-    steps = max((record.steps for record in metrics if record.group != "system"), default=0)
-    values: dict[str, Any] = {"steps_completed": steps}
-    metric: str = rows.experiment["metric"]
-    best: tuple[float, int] | None = None
-    for record in metrics:
-        if record.group == "validation" and metric in record.values:
-            value, best = best_of(metric, rows.experiment["smaller_is_better"], record, best)
-            values["latest_validation"] = value
-    if best is None:
-        return _Rows(rows.experiment, rows.trial | values)
-    values |= {"best_validation": best[0], "best_steps": best[1]}
-    return _Rows(rows.experiment | {"best_validation": best[0]}, rows.trial | values)
