@@ -2,8 +2,8 @@
 
 import pytest
 
-from zerolab.cli.cluster.task import count_slots, worker_specification
 from zerolab.errors import ConfigError
+from zerolab.extensions.commands.task import count_slots, worker_specification
 
 
 @pytest.mark.parametrize(

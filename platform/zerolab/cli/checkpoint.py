@@ -1,4 +1,4 @@
-"""Commands ``zerolab checkpoint`` and ``zerolab model``."""
+"""Command group ``zerolab checkpoint``."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from zerolab.cli.connection import ExperimentId, id_of
+from zerolab.cli.groups import command_group
 from zerolab.cli.output import (
     AsJson,
     Yes,
@@ -21,15 +22,10 @@ from zerolab.formatting import size_text
 if TYPE_CHECKING:  # commands import the client when they need it
     from zerolab.client.http import Json
 
-__all__ = ["group", "models"]
+__all__ = ["Uuid", "group", "metric_lines"]
 
-group = typer.Typer(help="Checkpoints of trials.", no_args_is_help=True, rich_markup_mode=None)
+group = command_group("Checkpoints of trials.")
 
-models = typer.Typer(
-    help="The registry: checkpoints that are versions of a model, and are kept.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
 
 Uuid = Annotated[
     str, typer.Argument(help="Uuid of the checkpoint, or its first characters (4 or more).")
@@ -94,7 +90,7 @@ def describe(uuid: Uuid, as_json: AsJson = False) -> None:
             "batch": checkpoint["steps_completed"],
             "state": checkpoint["state"],
             "size": size_text(checkpoint["size_bytes"]),
-            "validation": _metrics(checkpoint),
+            "validation": metric_lines(checkpoint),
             "metadata": "\n".join(
                 f"{key}: {value}" for key, value in checkpoint["metadata"].items()
             ),
@@ -108,7 +104,7 @@ def describe(uuid: Uuid, as_json: AsJson = False) -> None:
     )
 
 
-def _metrics(checkpoint: "Json") -> str:
+def metric_lines(checkpoint: "Json") -> str:
     """Return a checkpoint's validation metrics, one per line."""
     metrics = checkpoint["metrics"] or {}
     return "\n".join(f"{name}: {number(metrics[name])}" for name in metrics)
@@ -230,123 +226,3 @@ def print_removal(answer: "Json", as_json: bool) -> None:
         print_table(["uuid", "trial", "batch", "files", "size"], rows)
     done = "would be removed" if answer["dry_run"] else "removed"
     print_message(f"{size_text(answer['size_bytes'])} of {len(rows)} checkpoint(s) {done}")
-
-
-ModelName = Annotated[str, typer.Argument(metavar="NAME", help="Name of the model.")]
-
-
-@models.command("create")
-def create_model(
-    name: ModelName,
-    description: Annotated[str, typer.Option(help="Description of the model.")] = "",
-) -> None:
-    """Add a model to the registry.
-
-    Example: zerolab model create digits --description "reads postcodes"
-    """
-    from zerolab.cli.connection import connect
-
-    with connect() as client:
-        result(str(client.create_model(name, description)["name"]))
-
-
-@models.command("list")
-def list_models(as_json: AsJson = False) -> None:
-    """List the models and how many versions they have."""
-    from zerolab.cli.connection import connect
-
-    with connect() as client:
-        model_list = client.models()
-    if as_json:
-        print_json(model_list)
-        return
-    rows = [
-        (
-            model["name"],
-            len(model["versions"]),
-            _newest(model),
-            model["created_at"],
-            model["description"],
-        )
-        for model in model_list
-    ]
-    print_table(["name", "versions", "newest", "created", "description"], rows)
-
-
-def _newest(model: "Json") -> int | str:
-    versions = model["versions"]
-    return versions[-1]["version"] if versions else ""
-
-
-@models.command("describe")
-def describe_model(name: ModelName, as_json: AsJson = False) -> None:
-    """Show a model and its versions."""
-    from zerolab.cli.connection import connect
-
-    with connect() as client:
-        model = client.model(name)
-    if as_json:
-        print_json(model)
-        return
-    print_fields({key: model[key] for key in ("name", "description", "created_at")})
-    rows = [
-        (
-            version["version"],
-            version["checkpoint"],
-            version["experiment_id"],
-            version["trial_id"],
-            version["steps_completed"],
-            size_text(version["size_bytes"]),
-            _metrics(version),
-            version["notes"],
-        )
-        for version in model["versions"]
-    ]
-    columns = ["version", "checkpoint", "experiment", "trial", "batch", "size", "validation"]
-    print_table([*columns, "notes"], rows)
-
-
-@models.command("register-version")
-def register_version(
-    name: ModelName,
-    uuid: Uuid,
-    notes: Annotated[str, typer.Option(help="Notes.")] = "",
-) -> None:
-    """Make a checkpoint the next version of a model, and print its number; retention then keeps it.
-
-    Example: zerolab model register-version digits 6f5902ac-237a-4c2d-9d2b-7e7a4e7d7b0f
-    """
-    from zerolab.cli.connection import connect
-
-    with connect() as client:
-        uuid = client.checkpoint(uuid)["uuid"]
-        model = client.register_version(name, uuid, notes)
-    result(
-        str(
-            next(
-                version["version"] for version in model["versions"] if version["checkpoint"] == uuid
-            )
-        )
-    )
-
-
-@models.command("remove-version")
-def remove_version(
-    name: ModelName, version: Annotated[int, typer.Argument(help="Its number.", min=1)]
-) -> None:
-    """Remove a version from the registry; retention no longer keeps its checkpoint."""
-    from zerolab.cli.connection import connect
-
-    with connect() as client:
-        client.remove_version(name, version)
-    print_message(f"version {version} of model {name} is removed; its checkpoint is still there")
-
-
-@models.command("remove")
-def remove_model(name: ModelName) -> None:
-    """Remove a model and its versions from the registry; its checkpoints are not deleted."""
-    from zerolab.cli.connection import connect
-
-    with connect() as client:
-        client.remove_model(name)
-    print_message(f"model {name} is removed; its checkpoints are still there")

@@ -5,13 +5,12 @@ from typing import Annotated, Any
 
 import typer
 
+from zerolab.cli.groups import command_group
 from zerolab.cli.output import result
 
 __all__ = ["group"]
 
-group = typer.Typer(
-    help="Experiment files and engine files.", no_args_is_help=True, rich_markup_mode=None
-)
+group = command_group("Experiment files and engine files.")
 
 
 @group.callback()

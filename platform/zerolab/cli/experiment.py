@@ -7,6 +7,7 @@ import typer
 
 from zerolab.cli.config_overrides import ChangesFile, Paused, Values, read_changes
 from zerolab.cli.connection import ExperimentId
+from zerolab.cli.groups import command_group
 from zerolab.cli.log_stream import AsJsonLines, OfLevel, OfRank, Tail
 from zerolab.cli.output import (
     ArchivedToo,
@@ -34,9 +35,7 @@ from zerolab.formatting import duration_text, size_text
 
 __all__ = ["group"]
 
-group = typer.Typer(
-    help="Experiments: a searcher and its trials.", no_args_is_help=True, rich_markup_mode=None
-)
+group = command_group("Experiments: a searcher and its trials.")
 
 group.command()(preview)
 

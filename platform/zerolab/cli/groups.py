@@ -9,7 +9,7 @@ from typer.main import get_command
 
 from zerolab.registry import Registry
 
-__all__ = ["COMMANDS", "Group", "Root"]
+__all__ = ["COMMANDS", "NUMBERS", "Group", "Root", "command_group"]
 
 _NEVER_SUGGESTED = {"logout"}
 """Commands with effects on other users; a typing error must not lead to them."""
@@ -22,6 +22,26 @@ _GROUPS |= {
         "experiment", "trial", "task", "checkpoint", "agent", "job", "model", "pool", "quota"
     )
 }  # fmt: skip
+
+
+NUMBERS: dict[str, Any] = {"ignore_unknown_options": True}
+"""Settings of a command with a number as argument: -1 is a number out of range, not an option."""
+
+
+def command_group(text: str, cls: type[TyperGroup] | None = None) -> typer.Typer:
+    """Create a group of commands, of the core or of an extension.
+
+    Args:
+        text: Its help.
+        cls: Its class if it is not :class:`Group`.
+    """
+    return typer.Typer(
+        cls=cls or Group,
+        help=text,
+        no_args_is_help=True,
+        rich_markup_mode=None,  # importing rich would take half of the time limit of --help
+        add_completion=False,
+    )
 
 
 def _command(loaded: Any) -> Any:
@@ -75,6 +95,7 @@ class Root(Group):
         command = super().get_command(ctx, cmd_name)
         if command is not None:
             return command
+        cmd_name = self.aliases.get(cmd_name, cmd_name)
         problem = COMMANDS.problem(cmd_name)
         if problem is not None:
             ctx.fail(problem)

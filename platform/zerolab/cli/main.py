@@ -7,11 +7,10 @@ from typing import Annotated
 
 import typer
 
-from zerolab.cli import checkpoint, config, experiment, tools, trial
-from zerolab.cli.cluster import agent, job, pool, task
+from zerolab.cli import agent, checkpoint, config, experiment, tools, trial
 from zerolab.cli.connection import list_command
-from zerolab.cli.groups import Group, Root
-from zerolab.cli.local import database, deepspeed_command, doctor, installation, submit
+from zerolab.cli.groups import Root
+from zerolab.cli.local import installation, submit
 from zerolab.contract.spec import ENV_MASTER, ENV_TOKEN
 from zerolab.errors import ZerolabError
 
@@ -60,23 +59,15 @@ def options(
 
 submit.add_to(app)
 installation.add_to(app)
-doctor.add_to(app)
 app.command(name="logs")(experiment.logs)
 for _name, _group in {
     "experiment": experiment.group,
     "trial": trial.group,
-    "task": task.group,
     "checkpoint": checkpoint.group,
-    "model": checkpoint.models,
     "agent": agent.group,
-    "job": job.group,
-    "pool": pool.pools,
-    "quota": pool.quotas,
     "config": config.group,
-    "db": database.group,
 }.items():
-    app.add_typer(_group, name=_name, cls=Group)
-app.add_typer(deepspeed_command.group, name="deepspeed", cls=deepspeed_command.DeepspeedGroup)
+    app.add_typer(_group, name=_name)
 tools.add_to(app)
 
 

@@ -6,6 +6,7 @@ import typer
 
 from zerolab.cli.config_overrides import ChangesFile, Paused, Values, read_changes
 from zerolab.cli.connection import ExperimentId, TrialId
+from zerolab.cli.groups import command_group
 from zerolab.cli.log_stream import AsJsonLines, OfLevel, OfRank, Tail
 from zerolab.cli.output import (
     ArchivedToo,
@@ -29,7 +30,7 @@ from zerolab.formatting import duration_text
 
 __all__ = ["group"]
 
-group = typer.Typer(help="Trials of an experiment.", no_args_is_help=True, rich_markup_mode=None)
+group = command_group("Trials of an experiment.")
 
 
 @group.command("list")

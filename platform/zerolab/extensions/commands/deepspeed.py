@@ -5,18 +5,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import typer
-
-from zerolab.cli.groups import Group
+from zerolab.cli.groups import Group, command_group
 from zerolab.cli.output import print_message, result
 
-__all__ = ["DeepspeedGroup", "group"]
-
-group = typer.Typer(
-    help="A command `deepspeed` for scripts and recipes that call it.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+__all__ = ["group"]
 
 _MARK = "# Written by `zerolab deepspeed install-command`"
 _LONGEST_SHEBANG = 120
@@ -27,7 +19,7 @@ _EXPLANATION = (
 )
 
 
-class DeepspeedGroup(Group):
+class _DeepspeedGroup(Group):
     """Command group with an explanation for use as DeepSpeed's launcher."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -35,6 +27,11 @@ class DeepspeedGroup(Group):
         if args and args[0] not in {*self.commands, "--help", "-h"}:
             ctx.fail(_EXPLANATION)
         return super().parse_args(ctx, args)
+
+
+group = command_group(
+    "A command `deepspeed` for scripts and recipes that call it.", _DeepspeedGroup
+)
 
 
 @group.command("install-command")

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from zerolab.cli.groups import command_group
 from zerolab.cli.output import AsJson, print_json, print_table, result
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["group", "row_of"]
 
-group = typer.Typer(help="Machines that offer slots.", no_args_is_help=True, rich_markup_mode=None)
+group = command_group("Machines that offer slots.")
 
 WhichAgent = Annotated[str, typer.Argument(help="Name or id of the agent.")]
 OfSlots = Annotated[

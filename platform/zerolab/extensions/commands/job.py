@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from zerolab.cli.cluster import NUMBERS
 from zerolab.cli.connection import ExperimentId, id_of
+from zerolab.cli.groups import NUMBERS, command_group
 from zerolab.cli.output import AsJson, print_json, print_table, result
 
 if TYPE_CHECKING:
@@ -13,16 +13,8 @@ if TYPE_CHECKING:
 
 __all__ = ["group"]
 
-group = typer.Typer(
-    help="The queue: experiments that hold slots or wait for them.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
-changes = typer.Typer(
-    help="Update queue settings of an experiment.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+group = command_group("The queue: experiments that hold slots or wait for them.")
+changes = command_group("Update queue settings of an experiment.")
 group.add_typer(changes, name="set")
 
 

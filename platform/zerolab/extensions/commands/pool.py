@@ -4,21 +4,13 @@ from typing import Annotated
 
 import typer
 
-from zerolab.cli.cluster import NUMBERS
+from zerolab.cli.groups import NUMBERS, command_group
 from zerolab.cli.output import AsJson, print_json, print_table, result
 
 __all__ = ["pools", "quotas"]
 
-pools = typer.Typer(
-    help="Resource pools: agents that are scheduled together.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
-quotas = typer.Typer(
-    help="Quotas: most slots that some experiments hold together.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+pools = command_group("Resource pools: agents that are scheduled together.")
+quotas = command_group("Quotas: most slots that some experiments hold together.")
 
 Group = Annotated[str, typer.Argument(help="pool:NAME or label:NAME.")]
 

@@ -16,7 +16,7 @@ from zerolab.paths import Home
 if TYPE_CHECKING:
     from zerolab.client.http import Client
 
-__all__ = ["add_to"]
+__all__ = ["app"]
 
 _GIB = 1 << 30
 _LITTLE_DISK = 5 * _GIB
@@ -46,11 +46,10 @@ class Check:
     remedy: str = ""
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the command to the root."""
-    app.command()(doctor)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
+@app.command()
 def doctor(as_json: AsJson = False) -> None:
     """Check interpreter, torch, GPUs, disk, ports, server, agent and versions of this machine.
 

@@ -5,11 +5,12 @@ from typing import Annotated
 
 import typer
 
+from zerolab.cli.groups import command_group
 from zerolab.contract.spec import ENV_DATABASE
 
 __all__ = ["group"]
 
-group = typer.Typer(no_args_is_help=True, help="The server's database: backup, restore, check.")
+group = command_group("The server's database: backup, restore, check.")
 
 _Database = Annotated[
     str,
@@ -64,7 +65,7 @@ def _run(database: str, *arguments: str) -> None:
     import subprocess
     import sys
 
-    command = [sys.executable, "-P", "-m", "zeroserver.maintenance", *arguments]
+    command = [sys.executable, "-P", "-m", "zeroserver.extensions.database.maintenance", *arguments]
     # Through the environment: all users of this machine can read a command's arguments.
     environment = {**os.environ, ENV_DATABASE: database}
     raise typer.Exit(subprocess.run(command, check=False, env=environment).returncode)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from zerolab.cli.groups import command_group
 from zerolab.cli.log_stream import AsJsonLines, OfLevel, OfRank, Tail
 from zerolab.cli.output import (
     AsJson,
@@ -27,9 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["all_slots", "count_slots", "group", "worker_specification"]
 
-group = typer.Typer(
-    help="Commands on slots, as jobs of the queue.", no_args_is_help=True, rich_markup_mode=None
-)
+group = command_group("Commands on slots, as jobs of the queue.")
 
 ALL_SLOTS = "ALL_WORKERS"
 """Alternative to the JSON of ``--worker``: all slots of the pool."""

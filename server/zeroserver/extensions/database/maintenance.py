@@ -1,7 +1,4 @@
-"""``python -m zeroserver.maintenance``: back up, restore or check a database.
-
-`zerolab db` runs it: the command line itself knows no database.
-"""
+"""Program that `zerolab db` starts, since the command line imports no database library."""
 
 import argparse
 import os
@@ -12,6 +9,7 @@ import filelock
 
 from zerolab.errors import ConflictError, ZerolabError
 from zerolab.paths import Home
+from zeroserver.extensions.database import restore
 from zeroserver.store import backup
 from zeroserver.store.database import Database
 from zeroserver.store.engine_factory import check_url, sqlite_url, take_database
@@ -55,7 +53,7 @@ def _restore(options: argparse.Namespace, home: Home, database: Database) -> int
         msg = f"a server works on {home.path}; stop it with `zerolab down` before you restore"
         raise ConflictError(msg) from None
     with lock:
-        before = backup.restore(database, home, Path(options.source).absolute())
+        before = restore.restore(database, home, Path(options.source).absolute())
     if before is not None:
         sys.stderr.write(f"what was there before is in {before}\n")
     sys.stderr.write(f"{database.name} is restored; start the server with `zerolab up`\n")
@@ -63,7 +61,7 @@ def _restore(options: argparse.Namespace, home: Home, database: Database) -> int
 
 
 def _check(_options: argparse.Namespace, home: Home, database: Database) -> int:
-    problems = backup.check(database, home)
+    problems = restore.check(database, home)
     for problem in problems:
         sys.stdout.write(f"{problem}\n")
     if not problems:
@@ -72,7 +70,7 @@ def _check(_options: argparse.Namespace, home: Home, database: Database) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m zeroserver.maintenance", description=__doc__)
+    parser = argparse.ArgumentParser(prog="zerolab db", description=__doc__)
     parser.add_argument("--home", help="data directory (default: ZEROLAB_HOME or ~/.zerolab)")
     parser.add_argument(
         "--database", default="", help="postgresql://USER@HOST/NAME (default: SQLite)"

@@ -1,0 +1,1 @@
+"""Commands that not every user needs: `task`, `job`, `pool`, `quota`, `doctor`, `deepspeed`."""

@@ -1,0 +1,1 @@
+"""Restore and check of the server's database: `zerolab db`."""
