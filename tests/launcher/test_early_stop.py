@@ -9,6 +9,7 @@ import pytest
 
 from tests.launcher.helpers import catches_sigterm, code_of, end_of, make_run
 from tests.waiting import DEADLINE_S, until
+from zerolab.contract.messages import RunExit
 from zerolab.contract.outcome import Outcome, read_outcome
 from zerolab.contract.spec import EXIT_PREEMPTED, Nodes, read_run_spec, write_run_spec
 from zerolab.launcher.fork_client import ForkServer
@@ -26,7 +27,7 @@ def test_sigterm_during_torch_import(tmp_path: Path) -> None:
     process = start_launcher(folder, ENVIRONMENT)
     until("it notes SIGTERM", lambda: catches_sigterm(process.pid))
     os.kill(process.pid, signal.SIGTERM)
-    assert end_of(process, folder) == Outcome(EXIT_PREEMPTED, EARLY, told=True)
+    assert end_of(process, folder) == Outcome(EXIT_PREEMPTED, EARLY, was_stopped=True)
     assert not folder.rank_pids()
 
 
@@ -38,7 +39,7 @@ def test_sigterm_to_new_forked_launcher(tmp_path: Path) -> None:
             process = server.start(folder, ENVIRONMENT, timeout_s=DEADLINE_S)
             os.kill(process.pid, signal.SIGTERM)
             end = end_of(process, folder)
-            assert end.told, end
+            assert end.was_stopped, end
             assert str(end.reason).startswith("the run was stopped by SIGTERM"), end
     finally:
         server.close()
@@ -54,3 +55,9 @@ def test_sigterm_while_waiting_for_machine(tmp_path: Path) -> None:
     os.kill(process.pid, signal.SIGTERM)
     assert code_of(process) == -signal.SIGTERM
     assert read_outcome(folder.path) is None
+
+
+def test_stopped_outcome_keeps_its_wire_name() -> None:
+    # Other versions of the agent, the server and the launchers read it.
+    assert msgspec.json.decode(msgspec.json.encode(RunExit(0, was_stopped=True)))["told"] is True
+    assert msgspec.json.decode(b'{"exit_code": 1, "told": true}', type=Outcome).was_stopped

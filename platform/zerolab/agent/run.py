@@ -284,7 +284,7 @@ def _without_blame(outcome: Outcome) -> Outcome:
     if outcome.exit_code == 0 or outcome.exit_code in DELIBERATE_EXITS:
         return outcome
     reason = f"the run was stopped: {outcome.reason or f'exit code {outcome.exit_code}'}"
-    return Outcome(EXIT_INFRASTRUCTURE, reason, outcome.rank, told=True)
+    return Outcome(EXIT_INFRASTRUCTURE, reason, outcome.rank, was_stopped=True)
 
 
 def leftover_runs(runs: Path, launcher: Launcher) -> list[tuple[int, RunFolder]]:
@@ -339,7 +339,7 @@ def finish_run(
         outcome = read_outcome(folder.path) or Outcome(1, "the run left no outcome")
     tail_of_log = _log_tail(folder, outcome)
     end = RunExit(
-        outcome.exit_code, outcome.reason, tail_of_log, node, told=outcome.told,
+        outcome.exit_code, outcome.reason, tail_of_log, node, was_stopped=outcome.was_stopped,
         unread_hparams=read_unread(folder.path),
     )  # fmt: skip
     steps: list[tuple[Callable[[], object], float]] = [

@@ -221,7 +221,7 @@ class RunExit(msgspec.Struct, frozen=True):
     """The last lines of the rank that failed, traceback included."""
     node: int = 0
     """Node rank of the agent, in a run on several agents."""
-    told: bool = False
+    was_stopped: bool = msgspec.field(default=False, name="told")
     """The ranks were stopped: the outcome of another node counts, if one failed."""
     unread_hparams: list[str] | None = None
     """Searched hyperparameters that the code did not read; None if that is not known."""

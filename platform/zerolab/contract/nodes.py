@@ -53,7 +53,7 @@ def merge_outcomes(outcomes: Mapping[str, Outcome]) -> tuple[str, Outcome]:
 
 def _precedence(outcome: Outcome) -> int:
     code = outcome.exit_code
-    if outcome.told:
+    if outcome.was_stopped:
         return 7
     if code < 0:
         return 0

@@ -79,7 +79,7 @@ class Outcome(msgspec.Struct, frozen=True):
     """One line for the user, or None."""
     rank: int | None = None
     """The rank that decided it, if any."""
-    told: bool = False
+    was_stopped: bool = msgspec.field(default=False, name="told")
     """The launcher was stopped: the cause may be elsewhere."""
 
 

@@ -119,7 +119,7 @@ class ExitService(Service):
             "ended_at": self.work.clock(),
             "exit_code": end.exit_code,
             "reason": end.reason,
-            "told": int(end.told),
+            "told": int(end.was_stopped),
         }
         self.work.connection.execute(update(run_nodes).where(this).values(**values))
         self.work.changes.append(Change("agents"))

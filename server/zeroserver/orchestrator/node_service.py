@@ -161,7 +161,7 @@ def _failed(row: RunNode) -> bool:
 
 def _outcome(row: RunNode) -> Outcome:
     assert row.exit_code is not None, "the node has ended"
-    return Outcome(row.exit_code, row.reason, told=bool(row.told))
+    return Outcome(row.exit_code, row.reason, was_stopped=bool(row.told))
 
 
 def host_of(connection: Connection, run: RunRow, node: int) -> str | None:

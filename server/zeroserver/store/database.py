@@ -297,7 +297,7 @@ class Database:
             with engine.connect() as connection, _sqlite_transaction(connection, "BEGIN"):
                 yield connection
         except Exception as error:
-            translated = self.told(error)
+            translated = self.translate(error)
             if translated is error:
                 raise
             raise translated from error
@@ -402,7 +402,7 @@ class Database:
             if not is_single:
                 return False
             if group[0].begin():
-                group[0].future.set_exception(self.told(error))
+                group[0].future.set_exception(self.translate(error))
             self._note_progress()
             return True
         self._note_progress()
@@ -459,7 +459,7 @@ class Database:
         if changes:
             self._on_commit(changes)
 
-    def told(self, error: BaseException) -> BaseException:
+    def translate(self, error: BaseException) -> BaseException:
         """Convert an error of the database driver into an error for the caller."""
         original = error.orig if isinstance(error, DBAPIError) else error
         translated = error

@@ -17,7 +17,7 @@ __all__ = ["lock_database", "migrate", "upgrade"]
 logger = logging.getLogger(__name__)
 
 _OF_RUNS = (points, rollups, logs)
-"""What runs have told: where it is damaged, all the rest is there still."""
+"""Data that runs have reported; if it is damaged, the rest is still usable."""
 
 _VERSION = Table("alembic_version", MetaData(), Column("version_num", String(32), primary_key=True))
 """Where Alembic keeps the revision."""
@@ -91,7 +91,7 @@ def _back_up(database: Database, home: Home) -> None:
 
 
 def _unopened(database: Database, error: DBAPIError) -> ZerolabError:
-    translated = database.told(error)
+    translated = database.translate(error)
     if isinstance(translated, StoreError) and (translated.damaged or translated.disk_full):
         return translated
     return ConfigError(f"database {database.name}", [f"cannot be opened: {error.orig}"])

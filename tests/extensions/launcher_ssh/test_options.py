@@ -449,7 +449,7 @@ CRASH = Outcome(1, "rank 0 exited with code 1: ValueError: no", 0)
 KILLED = Outcome(-9, "rank 1 was killed by SIGKILL", 1)
 SAID = Outcome(EXIT_USER_ERROR, "rank 0: no such layer", 0)
 LOST = Outcome(EXIT_INFRASTRUCTURE, "the node is lost")
-TOLD = Outcome(-15, "the run was stopped by SIGTERM", told=True)
+TOLD = Outcome(-15, "the run was stopped by SIGTERM", was_stopped=True)
 SAVED = Outcome(EXIT_PREEMPTED, "checkpoint saved")
 DONE = Outcome(0)
 

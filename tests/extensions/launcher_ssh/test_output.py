@@ -177,7 +177,7 @@ def test_stop_right_after_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         messages = [decode_from_worker(line) for line in node.stdout]
         node.stdin.close()
     (end,) = [message.outcome for message in messages if isinstance(message, Ended)]
-    assert end.told, msgspec.json.encode(end)
+    assert end.was_stopped, msgspec.json.encode(end)
     assert end.exit_code < 0
 
 

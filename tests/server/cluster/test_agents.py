@@ -231,7 +231,7 @@ def test_root_cause_of_failed_rank_is_awaited(
             assert server.run_of(trial["id"], agents[1]).action == "kill"
             logs = server.get(f"/trials/{trial['id']}/logs")["logs"]
             assert any("after others of its ranks have failed" in line["text"] for line in logs)
-            end = RunExit(EXIT_INFRASTRUCTURE, "the run was stopped", node=1, told=True)
+            end = RunExit(EXIT_INFRASTRUCTURE, "the run was stopped", node=1, was_stopped=True)
         server.post(f"/runs/{run_id}/exited", msgspec.to_builtins(end))
         reported.append(server.trial(trial["id"])["error"])
     assert reported == [

@@ -229,7 +229,7 @@ def launch(spec_file: Path, sigterm: DeferredSigterm) -> Outcome:
         message = "the run was stopped by SIGTERM before its ranks began"
         # Ranks of other machines may wait for these, so a multi-node run has failed.
         code = -signal.SIGTERM if _is_multi_node(spec) else EXIT_PREEMPTED
-        return Outcome(code, message, told=True)
+        return Outcome(code, message, was_stopped=True)
 
 
 def _replace_deepspeed() -> None:
@@ -267,7 +267,9 @@ def _run_ranks(spec: RunSpec, folder: RunFolder) -> Outcome:
     except SignalException as stopped:
         recorded = read_reason(folder.path)
         name = signal.Signals(stopped.sigval).name
-        return recorded or Outcome(-stopped.sigval, f"the run was stopped by {name}", told=True)
+        return recorded or Outcome(
+            -stopped.sigval, f"the run was stopped by {name}", was_stopped=True
+        )
     if result.failures:
         rank, first = _root_failure(result.failures)
         return first_failure(folder.path, rank, first.exitcode)

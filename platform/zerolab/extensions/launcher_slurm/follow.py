@@ -190,7 +190,7 @@ def outcome_of(folder: RunFolder, job: str, state: str, nodes: int, *, is_stoppe
     if state == "CANCELLED" and is_stopped and not outcomes:
         return Outcome(EXIT_PREEMPTED, f"job {job} was canceled before it began")
     ending = f"Slurm's job {job} ended as {state}"
-    return Outcome(EXIT_INFRASTRUCTURE, ending, told=is_stopped)
+    return Outcome(EXIT_INFRASTRUCTURE, ending, was_stopped=is_stopped)
 
 
 def cancel_orphaned_job(folder: RunFolder) -> bool:

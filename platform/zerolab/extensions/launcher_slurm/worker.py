@@ -97,7 +97,7 @@ def _run(folder: RunFolder, local_folder: RunFolder, rank: int, signals: list[in
     if outcome is not None:
         return outcome
     died = signal_text(-code) if code < 0 else f"code {code}"
-    return Outcome(code or 1, f"the launcher ended with {died}", told=passed)
+    return Outcome(code or 1, f"the launcher ended with {died}", was_stopped=passed)
 
 
 def _nodes_of_job() -> tuple[str, ...]:

@@ -322,7 +322,7 @@ def _run(plan: "LaunchPlan", bounds: "NodeBounds | None", log_dir: Path | None) 
         output.print_message(f"the output of each rank is kept in {output.directory}")
     finally:
         output.close()
-    if end.told and end.exit_code in CHECKPOINTED_EXITS:
+    if end.was_stopped and end.exit_code in CHECKPOINTED_EXITS:
         # The ranks have not started: exit codes of preempted ranks do not apply.
         return -signal.SIGTERM
     return end.exit_code

@@ -150,7 +150,7 @@ class ElasticRunner:
             before, chosen = chosen, self._choice.choose(remaining)
             if not chosen:
                 reason = f"{end.reason}; {self._choice.shortage_message(remaining)}"
-                return host, Outcome(end.exit_code, reason, end.rank, end.told)
+                return host, Outcome(end.exit_code, reason, end.rank, end.was_stopped)
             now = _restart_message(chosen, before)
             begins = "the script starts again" if self._choice.in_mid_run else "the run begins"
             self._tell(f"{host}: {end.reason}; {begins} on {now}")

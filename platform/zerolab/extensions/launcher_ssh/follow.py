@@ -66,7 +66,7 @@ def _run(folder: RunFolder, run: RunSpec) -> Outcome:
         host, end = coordinator.run()
     finally:
         output.close()
-    return Outcome(end.exit_code, end.reason and f"{host}: {end.reason}", end.rank, end.told)
+    return Outcome(end.exit_code, end.reason and f"{host}: {end.reason}", end.rank, end.was_stopped)
 
 
 def _plan(folder: RunFolder, run: RunSpec) -> LaunchPlan:

@@ -224,7 +224,7 @@ class _Worker:
 
     def _without_outcome(self, code: int, folder: RunFolder) -> Outcome:
         if self._kill_at is not None:
-            return Outcome(code or 1, "the ranks were stopped", told=True)
+            return Outcome(code or 1, "the ranks were stopped", was_stopped=True)
         if code < 0:
             return Outcome(code, f"the launcher was killed by {signal_text(-code)}")
         last = tail(folder.launcher_log, 1).strip()
