@@ -315,8 +315,8 @@ def train_both(engine: Any, plain: nn.Module, reference: torch.optim.Optimizer) 
 
 def elementwise_optimizers(stage: int) -> bool:
     """Elementwise optimizers on shards against torch's on full parameters."""
-    from zerotrial.engine.update.lion import Lion
     from zerotrial.engine.update.uncorrected_adam import UncorrectedAdamW
+    from zerotrial.extensions.optimizers.lion import Lion
 
     extra: dict[str, Any] = {"Lion": Lion, "adam": UncorrectedAdamW}
     for name, params in ELEMENTWISE.items():
@@ -388,8 +388,8 @@ def clipped_full_parameters(stage: int) -> bool:
 
 
 def make_plain(name: str, model: nn.Module, lr: float) -> torch.optim.Optimizer:
-    from zerotrial.engine.update.lamb import Lamb
-    from zerotrial.engine.update.muon import MuonWithAdamW
+    from zerotrial.extensions.optimizers.lamb import Lamb
+    from zerotrial.extensions.optimizers.muon import MuonWithAdamW
 
     extra: dict[str, Any] = {"LAMB": Lamb, "Muon": MuonWithAdamW}
     return (extra.get(name) or getattr(torch.optim, name))(model.parameters(), lr=lr)

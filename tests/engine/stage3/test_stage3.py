@@ -27,8 +27,8 @@ from tests.engine.stage3_models import (
 from tests.engine.tensor_sizes import storage_bytes
 from zerolab.errors import ConfigError, EngineError
 from zerotrial.engine import Engine, initialize
-from zerotrial.engine.update.lamb import Lamb
-from zerotrial.engine.update.muon import MuonWithAdamW
+from zerotrial.extensions.optimizers.lamb import Lamb
+from zerotrial.extensions.optimizers.muon import MuonWithAdamW
 from zerotrial.failures import reason_of
 
 STEPS = 20

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import zerotrial
 from tests.engine.ranks import run_on_ranks
 from zerotrial.engine import Engine
-from zerotrial.engine.update.lamb import Lamb
+from zerotrial.extensions.optimizers.lamb import Lamb
 
 SAMPLES = 8
 PLAN = {2: (["1"], False), 4: (["0", "scale"], False), 5: (["1"], True), 7: (["0", "scale"], True)}

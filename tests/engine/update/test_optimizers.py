@@ -12,10 +12,10 @@ from torch import nn
 import zerotrial
 from tests.engine.models import needs_muon
 from zerolab.errors import ConfigError
-from zerotrial.engine.update.lamb import Lamb
-from zerotrial.engine.update.lion import Lion
-from zerotrial.engine.update.muon import MuonWithAdamW
 from zerotrial.engine.update.uncorrected_adam import UncorrectedAdam, UncorrectedAdamW
+from zerotrial.extensions.optimizers.lamb import Lamb
+from zerotrial.extensions.optimizers.lion import Lion
+from zerotrial.extensions.optimizers.muon import MuonWithAdamW
 
 GRADIENTS = [torch.tensor([0.5, -2.0, 0.0]), torch.tensor([-1.0, 1.0, 0.25])]
 

@@ -8,11 +8,11 @@ from torch import nn
 
 from zerolab.errors import ConfigError
 from zerotrial.engine.update.factory import UserOptimizer
-from zerotrial.engine.update.lamb import Lamb
-from zerotrial.engine.update.lion import Lion
 from zerotrial.engine.update.uncorrected_adam import UncorrectedAdam, UncorrectedAdamW
 from zerotrial.extensions.deepspeed_api.initialize import initialize
 from zerotrial.extensions.deepspeed_api.names import ops
+from zerotrial.extensions.optimizers.lamb import Lamb
+from zerotrial.extensions.optimizers.lion import Lion
 
 pytestmark = pytest.mark.processes
 

@@ -21,6 +21,7 @@ __all__ = [
     "OPTIMIZERS",
     "TORCH_OPTIMIZERS",
     "OptimizerConfig",
+    "OptimizerParams",
     "canonical_optimizer",
     "problems_of",
 ]
@@ -47,12 +48,14 @@ class OptimizerConfig(Section):
     """Use Apex's fused optimizer."""
 
 
-class _Params(Section):
+class OptimizerParams(Section):
+    """Arguments of our optimizers."""
+
     lr: NonNegativeFloat = 1e-3
     weight_decay: NonNegativeFloat = 0.0
 
 
-class AdamWParams(_Params):
+class AdamWParams(OptimizerParams):
     """Arguments of AdamW."""
 
     betas: Betas = Field(default=[0.9, 0.999])
@@ -70,7 +73,7 @@ class AdamParams(AdamWParams):
     adam_w_mode: bool = True
 
 
-class SgdParams(_Params):
+class SgdParams(OptimizerParams):
     """Arguments of SGD."""
 
     momentum: NonNegativeFloat = 0.0
@@ -78,7 +81,7 @@ class SgdParams(_Params):
     nesterov: bool = False
 
 
-class AdagradParams(_Params):
+class AdagradParams(OptimizerParams):
     """Arguments of Adagrad."""
 
     lr_decay: NonNegativeFloat = 0.0
@@ -86,13 +89,13 @@ class AdagradParams(_Params):
     eps: NonNegativeFloat = 1e-10
 
 
-class LionParams(_Params):
+class LionParams(OptimizerParams):
     """Arguments of Lion."""
 
     betas: Betas = Field(default=[0.9, 0.99])
 
 
-class LambParams(_Params):
+class LambParams(OptimizerParams):
     """Arguments of LAMB."""
 
     betas: Betas = Field(default=[0.9, 0.999])
@@ -102,7 +105,7 @@ class LambParams(_Params):
     min_coeff: NonNegativeFloat = 0.01
 
 
-class MuonParams(_Params):
+class MuonParams(OptimizerParams):
     """Arguments of Muon; AdamW updates parameters that are not matrices."""
 
     momentum: Beta = 0.95
@@ -138,7 +141,7 @@ OPTIMIZERS: Registry[type[Section]] = Registry(
     },
     subclass_of(Section, "section", AnyParams),
 )
-"""Arguments of the optimizers of the core, which are read without torch, and of extensions."""
+"""Arguments of our optimizers, which are read without torch, and of those of others."""
 
 TORCH_OPTIMIZERS = frozenset(
     {"ASGD", "Adadelta", "Adafactor", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop"}

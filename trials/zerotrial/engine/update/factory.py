@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from zerolab.config.engine.engine_config import EngineConfig
-from zerolab.config.engine.optimizers import OPTIMIZERS
+from zerolab.config.engine.optimizers import OPTIMIZERS, OptimizerParams
 from zerolab.errors import ConfigError
 from zerolab.registry import Registry, subclass_of
 from zerotrial.engine.protocols import OptimizerFactory
@@ -146,22 +146,11 @@ def _configured(name: str, params: Mapping[str, Any]) -> ConfiguredOptimizer:
         cls = ADAMS[decoupled, corrected]
         # torch's AdamW decays by 0.01 by default, DeepSpeed's does not decay
         params.setdefault("weight_decay", 0.0)
-    elif name == "Lion":
-        from zerotrial.engine.update.lion import Lion
-
-        cls = Lion
-    elif name == "LAMB":
-        from zerotrial.engine.update.lamb import Lamb
-
-        cls = Lamb
-    elif name == "Muon":
-        from zerotrial.engine.update.muon import MuonWithAdamW
-
-        cls = MuonWithAdamW
     else:
         cls = CLASSES.get(name) or getattr(torch.optim, name)
-    if name in OPTIMIZERS and name not in CLASSES:
-        params.setdefault("lr", 1e-3)
+    section = OPTIMIZERS.get(name)
+    if section is not None and issubclass(section, OptimizerParams):
+        params.setdefault("lr", section.model_fields["lr"].default)
     if "betas" in params:
         params["betas"] = tuple(params["betas"])
     return ConfiguredOptimizer(cls, params)

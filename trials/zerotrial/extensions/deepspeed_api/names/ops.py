@@ -21,9 +21,9 @@ from typing import Any
 import torch
 
 from zerolab.errors import ConfigError
-from zerotrial.engine.update.lamb import Lamb
-from zerotrial.engine.update.lion import Lion
 from zerotrial.engine.update.uncorrected_adam import UncorrectedAdam, UncorrectedAdamW
+from zerotrial.extensions.optimizers.lamb import Lamb
+from zerotrial.extensions.optimizers.lion import Lion
 
 __all__ = [
     "DeepSpeedCPUAdagrad",

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import ParamsT
 
-from zerotrial.engine.update.per_parameter import loss_of
+from zerotrial.extensions.optimizers.per_parameter import loss_of
 
 __all__ = ["MuonWithAdamW"]
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from zerotrial.engine.update.per_parameter import PerParameterOptimizer
+from zerotrial.extensions.optimizers.per_parameter import PerParameterOptimizer
 
 __all__ = ["Lion"]
 

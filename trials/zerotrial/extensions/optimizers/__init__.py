@@ -1,0 +1,1 @@
+"""Optimizers that few use: Lion, LAMB, and Muon with AdamW."""
