@@ -43,7 +43,7 @@ imports: .venv/.installed-dev ## import-linter's contracts
 	$(BIN)/lint-imports --no-cache
 
 language: .venv/.installed-dev ## share of unidiomatic sentences and vague names
-	$(BIN)/python tools/prose_check.py --max 3
+	$(BIN)/python tools/prose_check.py --max 3 --subjects
 	$(BIN)/python tools/identifier_check.py --max 0.5
 
 bench: .venv/.installed-dev ## the benchmarks, one after the other, short

@@ -2,8 +2,9 @@
 
 Looks for markers (MARKERS) in docstrings, comments and test names, and prints the share of
 sentences that contain one. A marker is a hint, not an error: write the sentence that you would
-want to read, do not dodge words. With ``--subjects RANGE`` the subjects of those commits are
-checked as well. Exits with 1 when a share exceeds ``--max``.
+want to read, do not dodge words. ``--subjects`` checks the subjects of new commits as well, or
+``--subjects RANGE`` those of a range. Exits with 1 when a share exceeds ``--max``; one marked
+subject is always accepted, because pushed commits cannot be changed.
 """
 
 import argparse
@@ -32,6 +33,8 @@ MARKERS = re.compile(
     re.IGNORECASE,
 )
 WORDS_OF_A_SENTENCE = 4
+NEW_COMMITS = 30
+"""Number of commits that are new where neither a branch nor a tag shows it."""
 
 Text = tuple[str, str]
 """Where a text is (file and line), and the text."""
@@ -80,18 +83,43 @@ def test_names() -> Iterator[Text]:
             yield str(path.relative_to(ROOT)), match[1].replace("_", " ")
 
 
-def subjects(revisions: str) -> Iterator[Text]:
-    """Yield the subjects of the commits in a range such as ``origin/main..HEAD``."""
-    log = subprocess.check_output(
-        ["git", "-C", str(ROOT), "log", "--format=%h %s", revisions], text=True
-    )
-    for line in log.splitlines():
+def git(*arguments: str) -> str:
+    """Return what a git command prints; empty if it fails, for example outside of a checkout."""
+    command = ["git", "-C", str(ROOT), *arguments]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    except FileNotFoundError:
+        return ""
+
+
+def new_commits() -> list[str]:
+    """Return arguments of ``git log`` for the commits of this branch, or since the last release.
+
+    A shallow clone, or one without remote and tags, has neither: then the newest ones.
+    """
+    head = git("rev-parse", "HEAD")
+    bases = [git("merge-base", "HEAD", branch) for branch in ("origin/HEAD", "origin/main")]
+    if tag := git("describe", "--tags", "--abbrev=0"):
+        bases.append(git("rev-list", "-n1", tag))
+    for base in bases:
+        if base and base != head:
+            return [f"{base}..HEAD"]
+    return [f"-{NEW_COMMITS}"]
+
+
+def subjects(*revisions: str) -> Iterator[Text]:
+    """Yield the subjects of the commits that arguments of ``git log`` select."""
+    for line in git("log", "--no-merges", "--format=%h %s", *revisions).splitlines():
         commit, _, subject = line.partition(" ")
         yield commit, subject
 
 
-def share(area: str, texts: Iterator[Text], *, verbose: bool) -> float:
-    """Print the share of an area's sentences that contain a marker, and return it in percent."""
+def share(area: str, texts: Iterator[Text], *, verbose: bool, accepted: int = 0) -> float:
+    """Print the share of an area's sentences that contain a marker.
+
+    Returns:
+        The share in percent; 0 if no more than ``accepted`` sentences contain one.
+    """
     total = marked = 0
     for where, text in texts:
         for sentence in sentences(text):
@@ -102,14 +130,16 @@ def share(area: str, texts: Iterator[Text], *, verbose: bool) -> float:
                     print(f"{where}: {match[0]!r} in: {sentence}")
     percent = 100 * marked / max(1, total)
     print(f"{area}: {marked} of {total} sentences ({percent:.1f} %)")
-    return percent
+    return percent if marked > accepted else 0.0
 
 
 def main() -> int:
     """Check all areas; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--max", type=float, metavar="PERCENT", help="largest share allowed")
-    parser.add_argument("--subjects", metavar="RANGE", help="check commits' subjects, too")
+    parser.add_argument(
+        "--subjects", nargs="?", const="", metavar="RANGE", help="check subjects of commits, too"
+    )
     parser.add_argument("-v", "--verbose", action="store_true", help="list each sentence")
     options = parser.parse_args()
     areas = {
@@ -118,9 +148,10 @@ def main() -> int:
         "test names": test_names(),
         "docstrings and comments of tests": chain(docstrings("tests"), comments("tests")),
     }
-    if options.subjects:
-        areas["commit subjects"] = subjects(options.subjects)
     shares = [share(area, texts, verbose=options.verbose) for area, texts in areas.items()]
+    if options.subjects is not None:
+        found = subjects(*([options.subjects] if options.subjects else new_commits()))
+        shares.append(share("commit subjects", found, verbose=options.verbose, accepted=1))
     if options.max is not None and max(shares) > options.max:
         print(f"prose: {max(shares):.1f} % have a marker; at most {options.max} % may. See -v.")
         return 1
