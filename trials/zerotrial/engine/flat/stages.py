@@ -83,13 +83,19 @@ class FlatStage:
         flat = flatten_parameters(inputs, self.buckets, comm, self._owned, self.originals)
         self._weights = flat.buffers
         self._updater = (updater_factory or build_updater)(self._updater_inputs(flat.masters))
-        del flat  # frees masters of which the updater keeps a copy elsewhere
-        self._weight_writes = WeightWrites(
-            self.buckets,
-            [buffer.tensor for buffer in self._weights],
-            self._owned_slices,
-            self._updater,
+        separate = updater_factory is not None or any(
+            master.dtype != bucket.dtype
+            for master, bucket in zip(flat.masters, self.buckets, strict=True)
         )
+        del flat  # frees masters of which the updater keeps a copy elsewhere
+        self._weight_writes: WeightWrites | None = None
+        if separate:  # otherwise masters are views of the weights, and see every write
+            self._weight_writes = WeightWrites(
+                self.buckets,
+                [buffer.tensor for buffer in self._weights],
+                self._owned_slices,
+                self._updater,
+            )
         self.optimizer = self._updater.optimizer
         self.gradients = self._build_gradients()
         self.ties = TiedGradients(self.buckets, comm)
@@ -219,7 +225,7 @@ class FlatStage:
 
     def apply(self, scale: float) -> None:
         """Multiply the gradient by ``scale``, step, publish the new weights. **Collective**."""
-        self._weight_writes.update_masters()
+        self._update_masters()
         self._freeze_idle()
         deferred = []
         works = []
@@ -236,6 +242,11 @@ class FlatStage:
             if work is not None:
                 work.wait()
         self.gradients.reset()
+
+    def _update_masters(self) -> None:
+        """Copy weights that user code has written into their masters."""
+        if self._weight_writes is not None:
+            self._weight_writes.update_masters()
 
     def _freeze_idle(self) -> None:
         """Freeze idle parameters in the updater, as plain torch does."""
@@ -270,7 +281,7 @@ class FlatStage:
     def pieces(self, *, write: bool = False) -> Iterator[Piece]:
         """Iterate over the pieces that this rank owns, in a fixed order."""
         if not write:
-            self._weight_writes.update_masters()
+            self._update_masters()
         for bucket in self.buckets:
             owned = self._owned(bucket)
             yielded = owned if write else bucket.shard(self._comm.rank)
@@ -372,7 +383,8 @@ class FlatStage:
             work = self._publish(bucket.index)
             if work is not None:
                 work.wait()
-        self._weight_writes.forget()
+        if self._weight_writes is not None:
+            self._weight_writes.forget()
         self._comm.fence()
 
     def gathered(self, names: frozenset[str]) -> AbstractContextManager[None]:
@@ -386,7 +398,7 @@ class FlatStage:
 
     def full_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         """Yield every trainable parameter in full, one at a time. **Collective**."""
-        self._weight_writes.update_masters()
+        self._update_masters()
         for bucket in self.buckets:
             master = self._full_master(bucket, dtype)
             for slot in bucket.slots:

@@ -94,7 +94,9 @@ class SavableStates:
         full_parameters: bool,
     ) -> None:
         self._optimizer = optimizer
-        self._members = () if is_known(optimizer) else members
+        self._known = is_known(optimizer)
+        """Whether checkpoints can store all its states, so that nothing needs a check."""
+        self._members = () if self._known else members
         self._whole = full_parameters
         self._even = not full_parameters
         """Whether numbers must be equal for all parameters."""
@@ -110,6 +112,8 @@ class SavableStates:
         Raises:
             ConfigError: If it has created a state that no checkpoint can store.
         """
+        if self._known:
+            return
         self._steps += 1
         state = self._optimizer.state
         count = sum(len(state.get(parameter, ())) for _, parameter in self._members)
@@ -129,7 +133,7 @@ class SavableStates:
             parts: Its replacements.
             members: All parameters, each with the index of its group.
         """
-        self._members = () if is_known(self._optimizer) else members
+        self._members = () if self._known else members
         self._even = False
         if (first := self._first.pop(old, None)) is not None:
             self._first.update(dict.fromkeys(parts, first))
