@@ -57,9 +57,19 @@ def options(
         os.environ[ENV_MASTER] = master
 
 
-submit.add_to(app)
-installation.add_to(app)
-app.command(name="logs")(experiment.logs)
+app.command()(submit.run)
+app.command()(submit.submit)
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
+    installation.up
+)
+app.command()(installation.down)
+app.command()(installation.status)
+app.command(name="open")(installation.open_page)
+app.command()(installation.logout)
+app.command()(installation.token)
+app.command()(experiment.logs)
+app.command(name="import")(tools.import_file)
+app.command()(tools.version)
 for _name, _group in {
     "experiment": experiment.group,
     "trial": trial.group,
@@ -68,7 +78,6 @@ for _name, _group in {
     "config": config.group,
 }.items():
     app.add_typer(_group, name=_name)
-tools.add_to(app)
 
 
 def main() -> None:

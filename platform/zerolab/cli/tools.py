@@ -7,13 +7,7 @@ import typer
 
 from zerolab.cli.output import print_json, print_message, result
 
-__all__ = ["add_to"]
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the commands to the root."""
-    app.command(name="import")(import_file)
-    app.command()(version)
+__all__ = ["import_file", "version"]
 
 
 def import_file(

@@ -78,7 +78,8 @@ def check_experiment(
     problems = list(parsed.problems)
     resources = parsed.config.resources if parsed.config is not None else None
     try:
-        resources = resources and with_hosts(resources, model)
+        if resources is not None and resources.hostfile is not None:
+            resources = with_hosts(resources, model)
     except ConfigError as error:
         problems += error.problems
     slots = _slots(content, resources)

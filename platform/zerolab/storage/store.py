@@ -97,8 +97,12 @@ class CheckpointStore:
             self._root = Path(local or _default_cache()).absolute()
         else:
             self._root = Path(self.address.root.removeprefix("file://")).absolute()
-        self._cache = CheckpointCache(self._root)
         self._announced: set[str] = set()
+
+    @cached_property
+    def _cache(self) -> CheckpointCache:
+        """Local copies of checkpoints in an object store."""
+        return CheckpointCache(self._root)
 
     @classmethod
     def of_run(cls, spec: RunSpec, address: StorageAddress | None = None) -> Self:

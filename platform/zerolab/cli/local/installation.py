@@ -7,17 +7,7 @@ import typer
 from zerolab.cli.output import AsJson, Port, print_fields, print_json, print_message, result
 from zerolab.paths import Home
 
-__all__ = ["add_to"]
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the commands to the root."""
-    app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(up)
-    for command in (down, status):
-        app.command()(command)
-    app.command(name="open")(open_page)
-    app.command()(logout)
-    app.command()(token)
+__all__ = ["down", "logout", "open_page", "status", "token", "up"]
 
 
 def up(

@@ -22,15 +22,9 @@ from zerolab.cli.output import (
 if TYPE_CHECKING:
     from zerolab.client.http import Client
 
-__all__ = ["add_to"]
+__all__ = ["run", "submit"]
 
 EXIT_DETACHED = 130
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the commands to the root."""
-    app.command()(run)
-    app.command()(submit)
 
 
 Config = Annotated[

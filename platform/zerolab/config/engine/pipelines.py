@@ -17,13 +17,11 @@ def pipeline_checks(config: EngineConfig, stages: int) -> Iterator[tuple[list[st
 
     Args:
         config: The engine's configuration.
-        stages: Ranks of a pipeline.
+        stages: Ranks of a pipeline, more than one.
 
     Yields:
         The keys that a rule reads, and the problem.
     """
-    if stages == 1:
-        return
     if unmanaged := unmanaged_problem(config):
         yield ["pipeline.stages", "managed_gradient_accumulation"], unmanaged
     if config.zero_optimization.stage == 3:

@@ -271,7 +271,8 @@ def _parallel_checks(config: EngineConfig) -> Iterator[tuple[list[str], str]]:
             "tensor_parallel.size: must be 1 where compile.enabled is true, as the exchanges "
             f"inside of cut layers do not compile, got {config.tensor_parallel.size}",
         )
-    yield from pipeline_checks(config, config.pipeline.stages or 1)
+    if config.pipeline.stages is not None and config.pipeline.stages > 1:
+        yield from pipeline_checks(config, config.pipeline.stages)
 
 
 def _extension_checks(config: EngineConfig) -> Iterator[tuple[list[str], str]]:

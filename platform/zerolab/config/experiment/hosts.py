@@ -18,17 +18,16 @@ def with_hosts(resources: ResourcesConfig, model: ModelFiles) -> ResourcesConfig
     """Fill in machines, their slots, and the ranks of a trial.
 
     Args:
-        resources: The block.
+        resources: The block, with a hostfile.
         model: The files of the model directory.
 
     Returns:
-        The block; unchanged if it names no hostfile.
+        The block with ``hosts``.
 
     Raises:
         ConfigError: With all problems of the file, the filters and the requested slots.
     """
-    if resources.hostfile is None:
-        return resources
+    assert resources.hostfile is not None
     problems = _ssh_problems(resources, model)
     chosen: dict[str, list[int]] = {}
     hosts: dict[str, int] = {}

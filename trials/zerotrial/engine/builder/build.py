@@ -235,7 +235,7 @@ def _prepare_model(
                 "pipeline.activation_checkpoint_interval, the number of layers that are computed "
                 "again together"
             )
-    else:
+    elif checkpointing.active:
         checkpoint_blocks(model, checkpointing, divided.sharing)
     return divided
 
