@@ -25,9 +25,8 @@ from zerolab.config.experiment.sections import StageConfig
 from zerolab.config.experiment.unsupported_fields import OTHER_SEARCHERS, UNSUPPORTED_FIELDS
 from zerolab.config.unsupported import UnsupportedKey
 from zerolab.determined import replacements
-from zerolab.schema.hints import HINT
 from zerolab.schema.lengths import Length
-from zerolab.schema.section import Section, choices_of, section_of
+from zerolab.schema.section import HINT, Section, choices_of, section_of
 
 __all__ = ["TABLES", "field_texts", "rows", "table", "with_tables"]
 

@@ -11,8 +11,7 @@ from tools.key_tables import TABLES, with_tables
 from zerolab.config import load_engine_config, load_experiment
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.experiment.experiment_config import ExperimentConfig
-from zerolab.schema.hints import HINT
-from zerolab.schema.section import Section, choices_of, section_of
+from zerolab.schema.section import HINT, Section, choices_of, section_of
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = ("ds_config.md", "experiment_config.md", "from_determined.md")

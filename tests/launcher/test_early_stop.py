@@ -12,7 +12,7 @@ from tests.waiting import DEADLINE_S, until
 from zerolab.contract.messages import RunExit
 from zerolab.contract.outcome import Outcome, read_outcome
 from zerolab.contract.spec import EXIT_PREEMPTED, Nodes, read_run_spec, write_run_spec
-from zerolab.launcher.fork_client import ForkServer
+from zerolab.launcher.local import ForkServer
 from zerolab.launcher.process import start_launcher
 from zerolab.linux import free_port
 

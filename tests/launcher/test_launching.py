@@ -25,8 +25,8 @@ from zerolab.contract.spec import (
     write_run_spec,
 )
 from zerolab.files import write_json
-from zerolab.launcher.fork_client import ForkServer
 from zerolab.launcher.interface import LauncherProcess
+from zerolab.launcher.local import ForkServer
 from zerolab.launcher.process import (
     kill_leftovers,
     save_launcher_pid,

@@ -7,17 +7,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from zerolab.config import overwrite_deepspeed_config
+    from zerolab.config.engine.reader import overwrite_deepspeed_config
     from zerotrial.callbacks import Callback
     from zerotrial.context import ZeroTrialContext
     from zerotrial.data import samplers
     from zerotrial.data.devices import TorchData, to_device
     from zerotrial.data.loader import DataLoader, data_length
     from zerotrial.engine.builder.build import initialize
+    from zerotrial.engine_view import ModelParallelUnit
     from zerotrial.extensions.pipeline import LayerSpec, PipelineModule, TiedLayerSpec
     from zerotrial.loop.stop_reason import Ending, StopReason
     from zerotrial.loop.units import Batch, Epoch
-    from zerotrial.mpu import ModelParallelUnit
     from zerotrial.ranks import Distributed
     from zerotrial.reducers import MetricReducer, Reducer
     from zerotrial.scripts import add_config_arguments, init_distributed
@@ -34,7 +34,7 @@ _EXPORTS = {
     "InvalidHP": "zerotrial.trial",
     "MetricReducer": "zerotrial.reducers",
     "LayerSpec": "zerotrial.extensions.pipeline.layers",
-    "ModelParallelUnit": "zerotrial.mpu",
+    "ModelParallelUnit": "zerotrial.engine_view",
     "PipelineModule": "zerotrial.extensions.pipeline.module",
     "Reducer": "zerotrial.reducers",
     "StopReason": "zerotrial.loop.stop_reason",
@@ -48,7 +48,7 @@ _EXPORTS = {
     "init": "zerotrial.trainer",
     "init_distributed": "zerotrial.scripts",
     "initialize": "zerotrial.engine.builder.build",
-    "overwrite_deepspeed_config": "zerolab.config",
+    "overwrite_deepspeed_config": "zerolab.config.engine.reader",
     "samplers": "zerotrial.data.samplers",
     "to_device": "zerotrial.data.devices",
 }

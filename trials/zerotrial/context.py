@@ -14,8 +14,7 @@ from zerolab.determined import NamesReplacements
 from zerolab.errors import TrialError
 from zerolab.schema.section import suggest
 from zerotrial.data.devices import choose_device, to_device
-from zerotrial.engine_view import EngineView, view_of
-from zerotrial.mpu import ModelParallelUnit, make_data_parallel_mpu
+from zerotrial.engine_view import EngineView, ModelParallelUnit, make_data_parallel_mpu, view_of
 from zerotrial.ranks import Distributed
 from zerotrial.reducers import ReducerSet
 

@@ -57,7 +57,7 @@ def check(
 
     Example: zerolab config check ds_config.json --world-size 4
     """
-    from zerolab.config import check_file
+    from zerolab.config.validation import check_file
 
     auto_values = None if hyperparameters is None else _read_hyperparameters(hyperparameters)
     result(check_file(file, world_size, auto_values, strict=strict, torch=torch).rstrip("\n"))

@@ -76,7 +76,7 @@ def _check(known_times: Mapping[str, float], like: int | None) -> None:
 
 
 def _local_estimate(file: Path, known_times: Mapping[str, float]) -> dict[str, Any]:
-    from zerolab.config import load_experiment
+    from zerolab.config.experiment.experiment_config import load_experiment
     from zerolab.config.experiment.search_preview import estimate_search
 
     seconds = known_times.get("seconds_per_batch"), known_times.get("seconds_per_epoch")
@@ -88,7 +88,7 @@ def _local_estimate(file: Path, known_times: Mapping[str, float]) -> dict[str, A
 
 def _server_estimate(file: Path, like: int) -> dict[str, Any]:
     from zerolab.cli.connection import connect
-    from zerolab.config import load_experiment
+    from zerolab.config.experiment.experiment_config import load_experiment
     from zerolab.config.files import read_yaml
 
     load_experiment(file)  # reports errors with the file's name

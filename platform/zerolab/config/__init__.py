@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from zerolab.config.engine.batch import BatchSizes
     from zerolab.config.engine.engine_config import EngineConfig
-    from zerolab.config.engine.merge import overwrite_deepspeed_config
-    from zerolab.config.engine.reader import load_engine_config
+    from zerolab.config.engine.reader import load_engine_config, overwrite_deepspeed_config
     from zerolab.config.engine.resolved_config import resolve
     from zerolab.config.experiment.experiment_config import ExperimentConfig, load_experiment
     from zerolab.config.validation import check_experiment, check_file
@@ -39,7 +38,7 @@ _HOMES = {
     "grid_points": "zerolab.schema.hyperparameters",
     "load_engine_config": "zerolab.config.engine.reader",
     "load_experiment": "zerolab.config.experiment.experiment_config",
-    "overwrite_deepspeed_config": "zerolab.config.engine.merge",
+    "overwrite_deepspeed_config": "zerolab.config.engine.reader",
     "resolve": "zerolab.config.engine.resolved_config",
     "sample_hyperparameters": "zerolab.schema.hyperparameters",
 }

@@ -35,10 +35,9 @@ from zerolab.config.files import experiment_file, read_yaml
 from zerolab.config.torch_versions import torch_problems
 from zerolab.contract.spec import Command
 from zerolab.errors import ConfigError
-from zerolab.schema.hints import hints_of
 from zerolab.schema.hyperparameters import extremes, space_problems, space_warnings
 from zerolab.schema.json_values import json_value_problems, key_problems
-from zerolab.schema.section import keys_of
+from zerolab.schema.section import hints_of, keys_of
 from zerolab.schema.space import misplaced_specs
 
 __all__ = ["check_experiment", "check_file", "engine_files"]

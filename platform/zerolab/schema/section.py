@@ -1,4 +1,4 @@
-"""Base class of all configuration sections, and conversion of pydantic's errors."""
+"""Base class of all configuration sections, keys without effect, and pydantic's errors as ours."""
 
 import difflib
 import types
@@ -20,6 +20,7 @@ from pydantic_core import CoreSchema, core_schema
 from zerolab.registry import Registry
 
 __all__ = [
+    "HINT",
     "Count",
     "Fraction",
     "Int",
@@ -33,6 +34,8 @@ __all__ = [
     "choices_of",
     "dotted",
     "drop_nulls",
+    "hint",
+    "hints_of",
     "keys_of",
     "suggest",
     "validate",
@@ -96,16 +99,32 @@ def _integer_from_float(value: object) -> object:
 
 _LARGEST = 2**63 - 1
 """Maximum integer of a database: a larger number would fail there, without naming its key."""
+
+
 _LARGEST_COUNT = 2**31 - 1
 """Maximum of counts: slots, machines, concurrent trials, seconds of waiting."""
 
+
 Int = Annotated[int, BeforeValidator(_integer_from_float), Field(ge=-_LARGEST, le=_LARGEST)]
+
+
 PositiveInt = Annotated[int, BeforeValidator(_integer_from_float), Field(gt=0, le=_LARGEST)]
+
+
 NonNegativeInt = Annotated[int, BeforeValidator(_integer_from_float), Field(ge=0, le=_LARGEST)]
+
+
 Count = Annotated[int, BeforeValidator(_integer_from_float), Field(gt=0, le=_LARGEST_COUNT)]
+
+
 PositiveFloat = Annotated[float, Field(gt=0)]
+
+
 NonNegativeFloat = Annotated[float, Field(ge=0)]
+
+
 Fraction = Annotated[float, Field(ge=0, le=1)]
+
 
 S = TypeVar("S", bound=Section)
 
@@ -272,6 +291,7 @@ def _unknown_key(section: type[Section], key: str, error: Mapping[str, Any]) -> 
 _MISSING_SUFFIXES = {"missing": "", "union_tag_not_found": ".name"}
 """Kind of error to the suffix of the key in the message."""
 
+
 _NO_MAPPING = ("model_type", "model_attributes_type")
 
 
@@ -383,3 +403,33 @@ def validate(section: type[S], data: Mapping[str, Any]) -> tuple[S | None, list[
             if () in bad_paths:
                 break
     return None, problems, bad_paths
+
+
+HINT = "hint"
+
+
+def hint(default: Any, reason: str, **constraints: Any) -> Any:
+    """Declare a field that has no effect.
+
+    Args:
+        default: Default of the field.
+        reason: Why it has no effect; shown when a file sets the key.
+        constraints: Constraints of its value, as for :func:`pydantic.Field`.
+    """
+    return Field(default=default, json_schema_extra={HINT: reason}, **constraints)
+
+
+def hints_of(section: type[Section], prefix: str = "") -> dict[str, str]:
+    """List the hints of a section and its nested sections.
+
+    Returns:
+        Dotted key to reason.
+    """
+    hints: dict[str, str] = {}
+    for name, field in section.model_fields.items():
+        extra = field.json_schema_extra
+        if isinstance(extra, dict) and HINT in extra:
+            hints[prefix + name] = str(extra[HINT])
+        elif (inner := section_of(field.annotation)) is not None:
+            hints |= hints_of(inner, f"{prefix}{name}.")
+    return hints

@@ -74,7 +74,7 @@ def _checked(
     test: bool,
 ) -> Submission:
     # Checking loads the engine's configuration, which a server that only starts can do without.
-    from zerolab.config import check_experiment
+    from zerolab.config.validation import check_experiment
     from zerolab.schema.hyperparameters import space_warnings
     from zeroserver.api.checkpoints import check_storage
 
@@ -309,7 +309,7 @@ async def continue_experiment(
     path = archive_path(services.orchestrator.home.archives, original.archive)
 
     def check() -> Continuation:
-        from zerolab.config import check_experiment
+        from zerolab.config.validation import check_experiment
 
         config = check_experiment(raw, reader(path.read_bytes()))
         return Continuation(config, raw, original.raw_config, request.activate)

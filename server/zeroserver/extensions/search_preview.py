@@ -19,7 +19,7 @@ from zeroserver.store.rows import ExperimentRow, find_row, read_rows
 from zeroserver.store.schema import experiments, metric_keys, points, runs, trials
 
 if TYPE_CHECKING:  # loaded when the first experiment comes
-    from zerolab.config import ExperimentConfig
+    from zerolab.config.experiment.experiment_config import ExperimentConfig
 
 __all__ = ["PreviewAnswer", "PreviewLength", "SearchPreview", "router"]
 
@@ -102,7 +102,7 @@ async def preview_search(services: ServicesDep, request: PreviewOf) -> PreviewAn
 
     def read(connection: Connection) -> PreviewAnswer:
         # Imported here: a server starts without the configuration.
-        from zerolab.config import load_experiment
+        from zerolab.config.experiment.experiment_config import load_experiment
         from zerolab.config.experiment.search_preview import estimate_search
 
         config = load_experiment(replace_masks(request.config, "masked"))

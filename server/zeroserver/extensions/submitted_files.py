@@ -140,7 +140,7 @@ async def get_engine(services: ServicesDep, trial_id: IdPath) -> EngineAnswer:
 
 def _engine_of(row: ExperimentRow, trial: TrialRow, path: Path) -> EngineAnswer:
     # They load the engine's configuration, which a server that only starts can do without.
-    from zerolab.config import resolve
+    from zerolab.config.engine.resolved_config import resolve
     from zerolab.config.validation import engine_files
 
     config = config_of(row)

@@ -16,7 +16,7 @@ from zeroserver.orchestrator.cluster.wait_reasons import Waiting
 from zeroserver.store.points import MetricKeys
 
 if TYPE_CHECKING:  # loaded when the first experiment comes: 0.1 s of a start
-    from zerolab.config import ExperimentConfig
+    from zerolab.config.experiment.experiment_config import ExperimentConfig
     from zerolab.searcher import Operation, Searcher
 
 __all__ = [

@@ -44,7 +44,7 @@ from zeroserver.store.rows import ExperimentRow, TrialRow, find_row, read_rows
 from zeroserver.store.schema import checkpoints, experiments, trials
 
 if TYPE_CHECKING:  # loaded when the first experiment comes
-    from zerolab.config import ExperimentConfig
+    from zerolab.config.experiment.experiment_config import ExperimentConfig
 
 __all__ = ["Continuation", "ContinuationService", "prepare_continuation"]
 

@@ -33,7 +33,7 @@ from zeroserver.store.rows import ExperimentRow, TrialRow, read_rows
 from zeroserver.store.schema import WEIGHTS_MISSING, checkpoints, experiments, trials
 
 if TYPE_CHECKING:  # loaded when the first experiment comes
-    from zerolab.config import ExperimentConfig
+    from zerolab.config.experiment.experiment_config import ExperimentConfig
 
 __all__ = ["ExperimentService", "Submission", "resource_columns"]
 

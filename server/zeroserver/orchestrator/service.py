@@ -16,7 +16,7 @@ from zeroserver.store.database import Change, Transaction
 from zeroserver.store.rows import ExperimentRow, Reporting, Row, RunRow, TrialRow, find_row
 
 if TYPE_CHECKING:  # loaded when the first experiment comes
-    from zerolab.config import ExperimentConfig
+    from zerolab.config.experiment.experiment_config import ExperimentConfig
 
 __all__ = ["DomainTransaction", "Service", "Uses"]
 

@@ -26,7 +26,7 @@ from zeroserver.store.janitor import Janitor
 from zeroserver.store.rows import ExperimentRow
 
 if TYPE_CHECKING:  # loaded when the first experiment comes: 0.1 s of a start
-    from zerolab.config import ExperimentConfig
+    from zerolab.config.experiment.experiment_config import ExperimentConfig
 
 __all__ = [
     "Orchestrator",
@@ -80,7 +80,7 @@ def resolved_config(experiment: ExperimentRow) -> dict[str, Any]:
 
 def config_of(row: ExperimentRow) -> "ExperimentConfig":
     """Read an experiment's stored configuration; without its log policies, which others read."""
-    from zerolab.config import load_experiment
+    from zerolab.config.experiment.experiment_config import load_experiment
 
     stored = resolved_config(row)
     if "labels" in stored:  # an earlier version took any characters

@@ -22,7 +22,7 @@ from zerolab.config.engine.optimizers import AdamParams
 from zerolab.config.engine.reader import parse_engine_config
 from zerolab.config.engine.unsupported_keys import UNSUPPORTED_KEYS
 from zerolab.errors import ConfigError
-from zerolab.schema.hints import hints_of
+from zerolab.schema.section import hints_of
 
 ADAM = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}}
 

@@ -19,7 +19,7 @@ from zerolab.config.engine.reader import load_engine_config
 from zerolab.config.engine.zero import ZeroConfig
 from zerotrial.engine.builder.build import initialize
 from zerotrial.engine.engine import Engine
-from zerotrial.engine.flat.bucket_size import choose_bucket_numel
+from zerotrial.engine.flat.layout import choose_bucket_numel
 from zerotrial.extensions.pipeline import PipelineModule
 from zerotrial.extensions.pipeline.module import all_layers_built
 from zerotrial.extensions.planner.formulas import MemoryEstimate, estimate

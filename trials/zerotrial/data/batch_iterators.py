@@ -11,8 +11,7 @@ from typing import Any, Protocol
 
 from zerolab.errors import TrialError
 from zerotrial.data.loader import DataLoader
-from zerotrial.data.random_state import temporary_seed
-from zerotrial.data.samplers import derive_seed
+from zerotrial.data.random_state import derive_seed, temporary_seed
 
 __all__ = [
     "BatchIterator",

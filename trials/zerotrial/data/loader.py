@@ -23,8 +23,7 @@ import torch
 from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler, get_worker_info
 
 from zerolab.errors import ConfigError
-from zerotrial.data.random_state import temporary_seed
-from zerotrial.data.samplers import derive_seed
+from zerotrial.data.random_state import derive_seed, temporary_seed
 
 __all__ = ["DataLoader", "EpochPlan", "IndexBatch", "data_length"]
 

@@ -1,4 +1,4 @@
-"""State of all random number generators of a process, as plain data.
+"""Seeds, and the state of all random number generators of a process as plain data.
 
 :func:`capture` returns only tensors, numbers, strings, lists and tuples, so that a checkpoint with
 them loads under ``torch.load(..., weights_only=True)``.
@@ -12,7 +12,20 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["capture", "restore", "seed_everything", "temporary_seed"]
+__all__ = ["capture", "derive_seed", "restore", "seed_everything", "temporary_seed"]
+
+
+def derive_seed(*parts: int) -> int:
+    """Hash numbers into one seed of 63 bits; similar numbers yield unrelated seeds."""
+    state = 0x9E3779B97F4A7C15
+    for part in parts:
+        state = (state ^ (part & 0xFFFFFFFFFFFFFFFF)) & 0xFFFFFFFFFFFFFFFF
+        # The finalizer of splitmix64 (Steele, Lea, Flood 2014).
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+        state ^= state >> 31
+        state = (state + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+    return state >> 1
 
 
 def seed_everything(seed: int) -> None:

@@ -15,6 +15,8 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch.utils.data import Sampler
 
+from zerotrial.data.random_state import derive_seed
+
 __all__ = [
     "DistributedBatchSampler",
     "DistributedSampler",
@@ -150,16 +152,3 @@ class SkipBatchSampler(SkipSampler):
 
 class ReproducibleShuffleBatchSampler(ReproducibleShuffleSampler):
     """:class:`ReproducibleShuffleSampler` over batches of indices."""
-
-
-def derive_seed(*parts: int) -> int:
-    """Hash numbers into one seed of 63 bits; similar numbers yield unrelated seeds."""
-    state = 0x9E3779B97F4A7C15
-    for part in parts:
-        state = (state ^ (part & 0xFFFFFFFFFFFFFFFF)) & 0xFFFFFFFFFFFFFFFF
-        # The finalizer of splitmix64 (Steele, Lea, Flood 2014).
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-        state ^= state >> 31
-        state = (state + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
-    return state >> 1

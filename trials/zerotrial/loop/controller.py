@@ -17,23 +17,27 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from zerolab.contract.messages import Extension
 from zerolab.core.length_extension import request_extension
-from zerolab.core.machine_metrics import MachineMetrics
 from zerolab.core.preemption import DirectivePoller, SigtermFlag
 from zerolab.errors import TrialError
 from zerolab.reports.reporter import Reporter
+from zerolab.reports.system_metrics import MachineMetrics
 from zerotrial.callbacks import CallbackList
 from zerotrial.context import ZeroTrialContext
 from zerotrial.data import random_state
 from zerotrial.data.batch_iterators import EmptyBatchIterator
-from zerotrial.data.samplers import derive_seed
-from zerotrial.loop.batch_checks import BatchChecks, IteratorArgumentCheck, MissingLoaderCheck
+from zerotrial.data.random_state import derive_seed
+from zerotrial.loop.batch_checks import (
+    BatchChecks,
+    IteratorArgumentCheck,
+    MissingLoaderCheck,
+    SkippedStepMonitor,
+)
 from zerotrial.loop.checkpoints import CheckpointManager, SavedState
 from zerotrial.loop.console import Console
 from zerotrial.loop.metrics import Entry
 from zerotrial.loop.profiling import LoopTimings
 from zerotrial.loop.recorder import Recorder
 from zerotrial.loop.settings import FitSettings
-from zerotrial.loop.skipped_steps import SkippedStepMonitor
 from zerotrial.loop.stop_reason import StopReason, StopSignals
 from zerotrial.loop.training_data import agree_on_epoch_length, make_training_iterator
 from zerotrial.loop.units import Schedule

@@ -125,9 +125,9 @@ def _read(config: Path, model_dir: Path | None) -> tuple[dict[str, Any], bytes]:
         ConfigError: With every problem of the experiment file and its engine file.
     """
     from zerolab.client.archive import pack
-    from zerolab.config import check_experiment
     from zerolab.config.experiment.model_source import FolderFiles
     from zerolab.config.files import experiment_file, read_yaml
+    from zerolab.config.validation import check_experiment
 
     config = experiment_file(config)
     content = read_yaml(config)

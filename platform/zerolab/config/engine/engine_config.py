@@ -27,8 +27,7 @@ from zerolab.config.engine.runtime import (
 from zerolab.config.engine.schedules import SchedulerConfig
 from zerolab.config.engine.zero import ZeroConfig
 from zerolab.errors import ConfigError
-from zerolab.schema.hints import hint
-from zerolab.schema.section import NonNegativeFloat, PositiveFloat, PositiveInt, Section
+from zerolab.schema.section import NonNegativeFloat, PositiveFloat, PositiveInt, Section, hint
 
 __all__ = ["EngineConfig"]
 

@@ -7,12 +7,12 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from zerolab.registry import Registry, subclass_of
-from zerolab.schema.hints import hint
 from zerolab.schema.section import (
     NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
     Section,
+    hint,
     suggest,
     validate,
 )

@@ -10,8 +10,7 @@ from typing import Any, Literal
 
 from pydantic import field_validator
 
-from zerolab.schema.hints import hint
-from zerolab.schema.section import NonNegativeInt, PositiveInt, Section, suggest
+from zerolab.schema.section import NonNegativeInt, PositiveInt, Section, hint, suggest
 
 __all__ = [
     "STYLES",

@@ -2,8 +2,7 @@
 
 from typing import Literal
 
-from zerolab.schema.hints import hint
-from zerolab.schema.section import NonNegativeFloat, NonNegativeInt, PositiveInt, Section
+from zerolab.schema.section import NonNegativeFloat, NonNegativeInt, PositiveInt, Section, hint
 
 __all__ = ["Bf16Config", "DType", "DataTypesConfig", "Fp16Config"]
 

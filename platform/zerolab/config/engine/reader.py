@@ -1,5 +1,6 @@
-"""Reader of engine files: normalization, then strict checks that report all problems."""
+"""Reader of engine files: overrides, normalization, strict checks that report all problems."""
 
+import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from os import PathLike
@@ -8,7 +9,6 @@ from typing import Any
 from zerolab.config.engine import optimizers, schedules
 from zerolab.config.engine.auto_values import ResolvedAuto, fill_auto
 from zerolab.config.engine.engine_config import EngineConfig
-from zerolab.config.engine.merge import merge
 from zerolab.config.engine.normalization import (
     drop_unsharded_offload,
     log_changes,
@@ -20,11 +20,16 @@ from zerolab.config.engine.unsupported_keys import UNSUPPORTED_KEYS, without_ali
 from zerolab.config.unsupported import remove_unsupported
 from zerolab.errors import ConfigError
 from zerolab.registry import Registry
-from zerolab.schema.hints import hints_of
 from zerolab.schema.json_values import json_value_problems, to_json_values
-from zerolab.schema.section import Path, Section, dotted, drop_nulls, validate
+from zerolab.schema.section import Path, Section, dotted, drop_nulls, hints_of, validate
 
-__all__ = ["EngineFile", "load_engine_config", "parse_engine_config"]
+__all__ = [
+    "EngineFile",
+    "load_engine_config",
+    "merge",
+    "overwrite_deepspeed_config",
+    "parse_engine_config",
+]
 
 _OPAQUE = frozenset({"optimizer.params", "scheduler.params"})
 """Blocks that are checked by the optimizer's or schedule's own rules."""
@@ -281,3 +286,57 @@ def _extension_checks(config: EngineConfig) -> Iterator[tuple[list[str], str]]:
     for key, name in config.engine_parts.items():
         if name not in extensions:  # not loaded here: it needs torch
             yield [key], f"{key}: {extensions.problem(name)}"
+
+
+def overwrite_deepspeed_config(
+    base: str | PathLike[str] | Mapping[str, Any], overrides: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Merge overrides into an engine configuration, key by key at every depth.
+
+    A mapping merges into a mapping; anything else (a scalar, a list, null, ``"auto"``) is
+    replaced, whichever side is the mapping. Neither argument is changed or shared.
+
+    Args:
+        base: Path of a JSON file, or its content as a mapping.
+        overrides: Changes, e.g. ``{"optimizer": {"params": {"lr": 0.005}}}``.
+
+    Returns:
+        A new mapping.
+
+    Raises:
+        ConfigError: If ``base`` is a path that cannot be read as JSON, or an argument is neither.
+    """
+    problems: list[str] = []
+    if not isinstance(base, str | PathLike | Mapping):
+        type_name = type(base).__name__
+        problems.append(f"base: must be the path of a JSON file or a mapping, got a {type_name}")
+    if not isinstance(overrides, Mapping):
+        problems.append(f"overrides: must be a mapping, got a {type(overrides).__name__}")
+    if problems:
+        raise ConfigError("overwrite_deepspeed_config", problems)
+    content, changes = read_source(base)
+    parts = []
+    name = "engine config" if isinstance(base, Mapping) else str(base)
+    for source, part in ((name, content), ("overrides", overrides)):
+        clean, more = normalize(part, source)
+        log_changes(source, [*changes, *more])
+        parts.append(clean)
+        changes = []
+    return merge(*parts)
+
+
+def merge(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge overrides into a configuration, key by key at every depth, without checks.
+
+    Args:
+        base: The configuration.
+        overrides: Changes.
+    """
+    merged = {key: copy.deepcopy(value) for key, value in base.items()}
+    for key, value in overrides.items():
+        old = merged.get(key)
+        if isinstance(value, Mapping):
+            merged[key] = merge(old if isinstance(old, Mapping) else {}, value)
+        else:
+            merged[key] = copy.deepcopy(value)
+    return merged

@@ -6,8 +6,7 @@ from typing import Any
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.engine.optimizers import OPTIMIZERS
 from zerolab.config.engine.zero import LIVE_LIMIT
-from zerolab.schema.hints import hints_of
-from zerolab.schema.section import Section
+from zerolab.schema.section import Section, hints_of
 
 __all__ = ["Entry", "format_entries", "ineffective_keys", "resolve"]
 

@@ -4,8 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from zerolab.schema.hints import hint
-from zerolab.schema.section import Int, NonNegativeFloat, PositiveInt, Section
+from zerolab.schema.section import Int, NonNegativeFloat, PositiveInt, Section, hint
 
 __all__ = [
     "ActivationCheckpointingConfig",

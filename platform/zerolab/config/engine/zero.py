@@ -4,8 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from zerolab.schema.hints import hint
-from zerolab.schema.section import Fraction, Int, NonNegativeInt, PositiveInt, Section
+from zerolab.schema.section import Fraction, Int, NonNegativeInt, PositiveInt, Section, hint
 
 __all__ = [
     "LIVE_LIMIT",

@@ -8,8 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from zerolab.config.experiment.entrypoint import RankLauncher
 from zerolab.contract.limits import SLOTS
 from zerolab.contract.names import DEFAULT_POOL, check_pool
-from zerolab.schema.hints import hint
-from zerolab.schema.section import Count, NonNegativeInt, PositiveFloat, Section
+from zerolab.schema.section import Count, NonNegativeInt, PositiveFloat, Section, hint
 
 __all__ = [
     "ElasticConfig",

@@ -12,7 +12,7 @@ from zerolab.errors import ConfigError
 from zeroserver.store.schema import agents
 
 if TYPE_CHECKING:
-    from zerolab.config import ExperimentConfig
+    from zerolab.config.experiment.experiment_config import ExperimentConfig
 
 __all__ = ["check_pool_holds"]
 

@@ -37,7 +37,7 @@ from zeroserver.store.rows import ExperimentRow, find_row
 from zeroserver.store.schema import experiments, searcher_events, trials
 
 if TYPE_CHECKING:  # loaded when the first experiment comes
-    from zerolab.config import ExperimentConfig
+    from zerolab.config.experiment.experiment_config import ExperimentConfig
     from zerolab.searcher.section import SearcherConfig
 
 __all__ = [

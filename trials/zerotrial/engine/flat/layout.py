@@ -1,4 +1,4 @@
-"""Layout of parameters in buckets, and the shard of a bucket that each rank owns.
+"""Layout of parameters in buckets, their size, and the shard that each rank owns.
 
 parameters   [--p0--][------p1------][-p2-]
 bucket       [--p0--][------p1------][-p2-][0]     padded to a multiple of the ranks; large
@@ -12,15 +12,24 @@ separate buckets, which are equal on all owners.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import nn
 
+from zerolab.config.engine.zero import ZeroConfig
 from zerotrial.engine.comm.communicator import Buffer, Communicator
 from zerotrial.engine.mesh import Tie, tie_of
-from zerotrial.engine.protocols import ParamGroup
+from zerotrial.engine.protocols import NamedParameter, ParamGroup
 
-__all__ = ["Bucket", "ParameterSlot", "allocate_for", "build_buckets"]
+__all__ = [
+    "Bucket",
+    "ParameterSlot",
+    "allocate_for",
+    "build_buckets",
+    "choose_bucket_numel",
+    "largest_bucket",
+]
 
 _ALIGN = 32  # elements: a cache line in 16 bits, two in 32
 
@@ -202,3 +211,83 @@ def _unsplit_slots(draft: _Draft, ranks: int) -> tuple[tuple[ParameterSlot, ...]
         start = rank * shard_numel + at
         slots.append(ParameterSlot(name, parameter, start, start + parameter.numel()))
     return tuple(slots), shard_numel
+
+
+_OVERLAP_PARTS = 8  # number of buckets without a configured size
+
+
+_SMALLEST = 1 << 20  # elements; a smaller collective costs more than it hides
+
+
+_LARGEST_ON_HOST = 1 << 24  # elements updated by the CPU; more fall out of its cache
+
+
+_LARGEST_ON_GPU = 1 << 27  # elements; their update hides the launch of the next one
+
+
+def choose_bucket_numel(
+    zero: ZeroConfig,
+    numel: int,
+    *,
+    stage: int,
+    offload_optimizer: Literal["none", "cpu", "nvme"],
+    device: str,
+) -> int:
+    """Return the largest number of elements of a bucket: configured, or a part of the model.
+
+    Args:
+        zero: ``zero_optimization``; its ``stage`` and offload settings are ignored.
+        numel: Number of trained elements of the model.
+        stage: 0, 1 or 2.
+        offload_optimizer: Memory of the optimizer states.
+        device: Type of the training device: ``cpu``, or another.
+
+    Returns:
+        A number from 1 to ``numel``.
+    """
+    limit = zero.reduce_bucket_size
+    if stage:
+        limit = min(limit, zero.allgather_bucket_size)
+    if zero.overlap_comm is not False and "reduce_bucket_size" not in zero.model_fields_set:
+        part = max(numel // _OVERLAP_PARTS, _SMALLEST)
+        on_host = device == "cpu" or offload_optimizer != "none"
+        limit = min(limit, part, _LARGEST_ON_HOST if on_host else _LARGEST_ON_GPU)
+    if offload_optimizer == "nvme":
+        limit = min(limit, _LARGEST_ON_HOST)  # three buckets of states are in memory at a time
+    return max(1, min(limit, numel))
+
+
+def largest_bucket(
+    sizes: Sequence[Sequence[int]], bucket_numel: int, ranks: int, *, whole_parameters: bool = False
+) -> int:
+    """Return the size of the largest bucket; a parameter is never split over two buckets.
+
+    Args:
+        sizes: Elements of each trained parameter, by optimizer group, in module order.
+        bucket_numel: Limit from :func:`choose_bucket_numel`.
+        ranks: N.
+        whole_parameters: Whether the optimizer needs full parameters.
+
+    Returns:
+        Elements, padding included; 0 without parameters.
+    """
+    groups = [
+        ParamGroup(
+            [
+                NamedParameter(
+                    f"{index}.{position}", nn.Parameter(torch.empty(size, device="meta"))
+                )
+                for position, size in enumerate(members)
+            ]
+        )
+        for index, members in enumerate(sizes)
+    ]
+    buckets = build_buckets(
+        groups,
+        [named.name for group in groups for named in group.parameters],
+        bucket_numel,
+        ranks,
+        None,
+        whole_parameters=whole_parameters,
+    )
+    return max((bucket.numel for bucket in buckets), default=0)

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from zerotrial.engine.comm.communicator import Communicator, Traffic, Work
 from zerotrial.engine.comm.replicas import Replicas
 from zerotrial.engine.comm.timed_collectives import COMMUNICATION
-from zerotrial.engine.flat.bucket_size import choose_bucket_numel
 from zerotrial.engine.flat.gradients import (
     Averaging,
     GradientHooks,
@@ -23,7 +22,7 @@ from zerotrial.engine.flat.gradients import (
     Gradients,
     TiedGradients,
 )
-from zerotrial.engine.flat.layout import Bucket, ParameterSlot, build_buckets
+from zerotrial.engine.flat.layout import Bucket, ParameterSlot, build_buckets, choose_bucket_numel
 from zerotrial.engine.flat.pending_gradients import (
     accumulated_pieces,
     resume_accumulated,
@@ -31,8 +30,7 @@ from zerotrial.engine.flat.pending_gradients import (
 )
 from zerotrial.engine.flat.replicated import ReplicatedGradients
 from zerotrial.engine.flat.sharded import ShardedGradients
-from zerotrial.engine.flat.weight_writes import WeightWrites
-from zerotrial.engine.flat.weights import flatten_parameters
+from zerotrial.engine.flat.weights import WeightWrites, flatten_parameters
 from zerotrial.engine.module.frozen_parameters import FrozenOriginals
 from zerotrial.engine.module.gradient_access import set_raw_gradient
 from zerotrial.engine.module.precision import uncast_parameters

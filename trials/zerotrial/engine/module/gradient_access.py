@@ -33,8 +33,6 @@ _descriptor: Any = torch._C.TensorBase.grad  # noqa: SLF001 - the attribute befo
 
 
 get_raw_gradient: Any = _descriptor.__get__
-
-
 """Read torch's own gradient of a tensor; as fast as the attribute."""
 
 
@@ -46,8 +44,6 @@ GRADIENT_ALTERNATIVES = (
     "engine.weights.full(name, 'gradient'), and write it with "
     "engine.weights.set_full(name, value, 'gradient')"
 )
-
-
 """End of error texts about gradients that ``parameter.grad`` cannot provide."""
 
 
@@ -73,8 +69,6 @@ class GradientOwner(Protocol):
 
 
 _owners: "list[weakref.ref[GradientOwner]]" = []
-
-
 """Engines with open windows; empty while no engine has gradients, and during backward."""
 
 
@@ -85,8 +79,6 @@ _INTERNALS = tuple(
     str(Path(torch.__file__).parent / name) + os.sep
     for name in ("_dynamo", "_functorch", "_inductor", "_subclasses", "distributed/fsdp")
 )
-
-
 """Code of torch that needs torch's own gradient: compilers inspect the gradients of inputs."""
 
 
@@ -144,8 +136,6 @@ _property = property(_get, _set, _delete, _descriptor.__doc__)
 
 
 _served: dict[Any, int] = {}
-
-
 """Parameter classes with a replaced ``grad``, and the number of engines that need it."""
 
 

@@ -5,8 +5,7 @@ from functools import cached_property
 from typing import Any
 
 from zerolab.errors import TrialError
-from zerotrial.engine_view import EngineView, number
-from zerotrial.mpu import ModelParallelUnit
+from zerotrial.engine_view import EngineView, ModelParallelUnit, number
 
 __all__ = ["view_of_foreign"]
 

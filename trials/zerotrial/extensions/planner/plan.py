@@ -24,7 +24,6 @@ from typing import Any
 import psutil
 import torch
 
-from zerolab.config import sample_hyperparameters
 from zerolab.config.engine.auto_values import trial_auto_values
 from zerolab.config.experiment.experiment_config import ExperimentConfig
 from zerolab.config.experiment.hosts import with_ranks
@@ -34,8 +33,9 @@ from zerolab.config.validation import check_experiment
 from zerolab.contract.spec import RunSpec
 from zerolab.errors import TrialError, ZerolabError
 from zerolab.formatting import size_text
+from zerolab.schema.hyperparameters import sample_hyperparameters
 from zerotrial.context import ZeroTrialContext
-from zerotrial.engine.flat.bucket_size import choose_bucket_numel, largest_bucket
+from zerotrial.engine.flat.layout import choose_bucket_numel, largest_bucket
 from zerotrial.extensions.planner.formulas import WHOLE, Device, MemoryEstimate, Place, every_choice
 from zerotrial.extensions.planner.model_profile import ModelProfile, profile_trial
 from zerotrial.process.entrypoint import load_trial_class
