@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import torch
 
-from zerolab.config.engine.auto_values import apply_run_overrides
 from zerolab.config.experiment.experiment_config import load_experiment
+from zerolab.config.experiment.run_overrides import apply_run_overrides
 from zerolab.config.experiment.run_spec import run_spec_fields
 from zerolab.config.experiment.storage import read_address
 from zerolab.contract.hparam_reads import warn_of_unread

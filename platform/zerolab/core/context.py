@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
-from zerolab.config.engine.auto_values import apply_run_overrides
+from zerolab.config.experiment.run_overrides import apply_run_overrides
 from zerolab.contract.hparam_reads import as_trial_hparams, tracked, warn_of_unread
 from zerolab.contract.outcome import BEYOND_BOUND, REACHED_BOUND, write_reason
 from zerolab.contract.spec import (
@@ -24,6 +24,7 @@ from zerolab.contract.spec import (
 from zerolab.core.checkpoint_writer import CheckpointSaver
 from zerolab.core.preemption import DirectivePoller, SigtermFlag
 from zerolab.core.socket_ranks import SocketRanks
+from zerolab.core.system_metrics import MachineMetrics, Sample
 from zerolab.determined import NamesReplacements
 from zerolab.errors import (
     ConfigError,
@@ -33,7 +34,6 @@ from zerolab.errors import (
 )
 from zerolab.ranks import OneRank, Ranks
 from zerolab.reports.reporter import METRICS_FILE, Reporter, json_metadata
-from zerolab.reports.system_metrics import MachineMetrics, Sample
 from zerolab.storage.store import CheckpointStore, Selector, list_files
 
 __all__ = ["CheckpointContext", "Context", "PreemptContext", "TrainContext"]

@@ -24,9 +24,9 @@ from tests.trial.helpers import (
     records,
 )
 from zerolab.contract.spec import ProfilingSpec
+from zerolab.core.system_metrics import MachineMetrics, SystemMetrics, _gpu_sample, _open_gpus
 from zerolab.errors import TrialError
 from zerolab.ranks import OneRank
-from zerolab.reports.system_metrics import MachineMetrics, SystemMetrics, _gpu_sample, _open_gpus
 from zerotrial import Batch, Reducer
 from zerotrial.failures import reason_of
 from zerotrial.loop.metrics import UnreportedMetrics, average_by_batch, to_numbers

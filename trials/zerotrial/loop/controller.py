@@ -18,9 +18,9 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from zerolab.contract.messages import Extension
 from zerolab.core.length_extension import request_extension
 from zerolab.core.preemption import DirectivePoller, SigtermFlag
+from zerolab.core.system_metrics import MachineMetrics
 from zerolab.errors import TrialError
 from zerolab.reports.reporter import Reporter
-from zerolab.reports.system_metrics import MachineMetrics
 from zerotrial.callbacks import CallbackList
 from zerotrial.context import ZeroTrialContext
 from zerotrial.data import random_state

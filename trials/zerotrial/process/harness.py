@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from zerolab.config.engine.auto_values import apply_run_overrides
+from zerolab.config.experiment.run_overrides import apply_run_overrides
 from zerolab.contract.hparam_reads import warn_of_unread
 from zerolab.contract.outcome import write_reason
 from zerolab.contract.spec import ENV_RUN_SPEC, RunSpec, TrialClass, read_run_spec

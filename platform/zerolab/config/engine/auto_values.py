@@ -2,7 +2,7 @@
 
 Hyperparameters come first, then their block ``training_arguments``, under DeepSpeed's name of the
 key and under the names of Hugging Face's libraries. Otherwise each key has its rule. A key
-without any of these is an error. The run of a process provides the hyperparameters.
+without any of these is an error.
 """
 
 import contextlib
@@ -11,12 +11,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from zerolab.config.engine.batch import keep_planned_batch
 from zerolab.config.engine.unsupported_keys import UNSUPPORTED_KEYS
 from zerolab.contract.hparam_reads import note_read
-from zerolab.contract.spec import RunSpec
 
-__all__ = ["AUTO_SOURCES", "ResolvedAuto", "apply_run_overrides", "fill_auto", "trial_auto_values"]
+__all__ = ["AUTO_SOURCES", "ResolvedAuto", "fill_auto", "trial_auto_values"]
 
 _MICRO, _TRAIN = "train_micro_batch_size_per_gpu", "train_batch_size"
 
@@ -343,17 +341,3 @@ _RULES: dict[str, Callable[[_AutoResolver], _ResolvedValue | None]] = {
     _TOTAL: _total,
 }
 """Keys with a rule."""
-
-
-@contextlib.contextmanager
-def apply_run_overrides(spec: RunSpec) -> Iterator[None]:
-    """Make engines of this process use a trial's hyperparameters and keep its batch.
-
-    Args:
-        spec: The run of this process.
-    """
-    with (
-        trial_auto_values(spec.hparams, spec.max_batches),
-        keep_planned_batch(spec.planned_slots or spec.slots, spec.slots),
-    ):
-        yield
