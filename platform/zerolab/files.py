@@ -21,6 +21,9 @@ def write_atomic(path: Path, content: bytes, *, mode: int = 0o600) -> None:
         content: The complete new content.
         mode: Permissions of the new file.
     """
+    # Content, then fsync, then rename: a file system may otherwise write the new name before the
+    # data and leave an empty file after a loss of power. The directory is synced because a rename
+    # is only then durable. The temporary file is beside the target: a rename works within one disk.
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:

@@ -72,6 +72,9 @@ def print_logs(
             page = _page(client, noun, noun_id, log_filter, tail=tail, after=after)
             for entry in page["logs"]:
                 result(json.dumps(entry) if as_json else _line(entry))
+                # Ids are given by the server's only writer, in the order of its commits: no line
+                # with a smaller id can appear after this page, so none is missed and none is
+                # printed twice.
                 after = entry["id"]
             if tail is not None or page.get("next_after") is None:
                 break

@@ -103,6 +103,9 @@ class Spool:
         if self._file.size >= self._segment_bytes:
             self._next_segment()
         number = self.count + 1
+        # The number is in the checksum instead of beside it: after damage a valid frame proves
+        # which record it is, so later records keep their numbers and the server can drop
+        # duplicates.
         checksum = crc32(payload) ^ (number & _MASK)
         self._file.append(_HEADER.pack(len(payload), checksum) + payload)
         self.count = number

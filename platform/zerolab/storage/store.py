@@ -277,6 +277,10 @@ class CheckpointStore:
         return stored
 
     def _publish(self, name: str, stored: StoredCheckpoint) -> None:
+        # The order makes a checkpoint with its final name complete, even after a loss of power:
+        # first the data, then the description, which says that the data is complete, then the names
+        # in the directory, and only then the rename. The last sync makes the rename itself durable,
+        # because the server may delete the previous checkpoint as soon as this one is reported.
         partial = self.begin(name)
         for path in (partial, *partial.rglob("*")):
             sync(path)

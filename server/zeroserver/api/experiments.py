@@ -98,6 +98,8 @@ def _checked(
         config=checked,
         begun=[Begun.of(checked, seed)],
         raw_config=raw,
+        # Before the row that names it: a crash in between leaves a file that the next start
+        # removes. The other order could leave an experiment without its code.
         archive=store_archive(services.orchestrator.home.archives, content),
         seed=seed,
         activate=activate,

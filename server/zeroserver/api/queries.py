@@ -150,6 +150,9 @@ def _behind(
         return beyond(row_id, last_id)
     if value is not None and not isinstance(value, column.type.python_type | int):
         raise ConfigError("request", [f"after: does not fit this order, got {after[:100]!r}"])
+    # A condition on the last row instead of OFFSET: the index finds it at once however far the page
+    # is, and rows that are added or removed in between neither repeat nor hide others. The id makes
+    # the order total, since values may be equal. Rows without a value come last in both directions.
     if value is None:
         return and_(column.is_(None), beyond(row_id, last_id))
     same = and_(column == value, beyond(row_id, last_id))

@@ -156,6 +156,10 @@ class ExitService(Service):
             and not failed_before_its_kill(self.work.connection, run)
         )
         failed = is_failure(code) and not forced
+        # What was decided before the run ended comes first: a trial that was stopped does not
+        # restart, whatever its exit code. Then ends on purpose, then faults of the infrastructure,
+        # which restart without being counted, since the user's code is not their cause. All else is
+        # a failure of the code and counts towards max_restarts.
         if trial.stop == "error":
             self.operations.end_trial(trial, TrialState.ERROR, error=trial.error)
         elif trial.stop == "searcher" and failed:  # whatever it has reported before

@@ -390,15 +390,22 @@ class Database:
         undo: list[Callable[[], None]] = []
         try:
             with self._begin() as connection:
+                # One commit, and so one fsync, for all jobs that wait: under load the writer's
+                # throughput does not depend on the disk's latency. A future is done only after that
+                # commit.
                 running = [pending for pending in group if pending.begin()]
                 answers = [
                     self._run(connection, queued, undo, is_single=is_single) for queued in running
                 ]
         except BaseException as error:
+            # Caches were changed by jobs that are rolled back now. Last change first: each step
+            # restores the state that its own change found.
             for step in reversed(undo):
                 step()
             if _is_locked(error):
                 raise _LockedError(str(error)) from error
+            # A database error ends the transaction of the whole group. Each job then runs alone, so
+            # that only the one that caused it fails.
             if not is_single:
                 return False
             if group[0].begin():
@@ -500,6 +507,8 @@ class Database:
         if is_single:  # no savepoint: an exception rolls everything back
             transaction.undo = undo_group
             return pending, self._timed(pending.job, transaction), None
+        # A job that raises (a conflict, a missing row) undoes only its own changes; the jobs that
+        # share its commit are not affected.
         transaction.run("SAVEPOINT job")
         try:
             result = self._timed(pending.job, transaction)

@@ -196,6 +196,10 @@ def store_points(transaction: Transaction, trial_id: int, new: Iterable[Point]) 
         stored = transaction.many(_INSERT + _KEY + "DO NOTHING", rows)
     else:
         stored = _copy(transaction, rows)
+    # The count says whether all steps are new, without reading one. Sums may only be added for new
+    # steps: a step that arrives again (a restarted run, a repeated upload) would be counted twice.
+    # A minimum cannot be taken back from a roll-up, so those buckets are recomputed from the
+    # points.
     if stored == len(rows):
         sums = _sum_up((key, step, value) for _, key, step, value, _ in rows)
         added = [(trial_id, *bucket, *total.row()) for bucket, total in sums.items()]
@@ -252,6 +256,8 @@ def _rebuild(transaction: Transaction, trial_id: int, finest: set[tuple[int, int
         rows.append((trial_id, key, lower, number, *_Sums.of(stored).row()))
     _put(transaction, rows)
     touched = finest
+    # Each level is recomputed from the 16 rows below it, not from its points: a late point of a
+    # long trial costs 64 points and a few dozen rows, instead of all points of the coarsest bucket.
     for below, shift in pairwise(SHIFTS):
         touched = {(key, number >> (shift - below)) for key, number in touched}
         rows = []

@@ -307,6 +307,11 @@ class Engine:
 
     def _update(self, lr_kwargs: dict[str, Any]) -> StepResult:
         with self.observer.phase("step"):
+            # The norm is the same number on every rank, and not finite if any gradient on any rank
+            # is not. So all ranks skip or apply the step together, without a second collective for
+            # an overflow flag. The gradients carry the scale of their backward: it is read before
+            # the scaler changes it, and divided out in the same factor that clips, without another
+            # pass over memory.
             norm = self.stage.reduce_gradients(self.scaler.scale)
             updated = math.isfinite(norm)
             scale = self.scaler.scale

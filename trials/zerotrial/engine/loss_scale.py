@@ -92,6 +92,8 @@ class DynamicLossScaler:
         self._step += 1
 
     def _shrink(self) -> None:
+        # The first steps after a doubling often overflow once. Halving on each would end far below
+        # the largest scale that works, where small gradients become zero.
         if self._tolerance > 1:
             self._tolerance -= 1
             return

@@ -50,6 +50,9 @@ def serve(channel_fd: int) -> int:
         Exit code of the server.
     """
     importlib.import_module(_LAUNCHER_MODULE)
+    # A forked launcher shares the imported modules, which saves seconds and memory for each rank.
+    # They are imported here and not by a thread: a fork copies only the calling thread, so a lock
+    # that another one holds (the import lock, malloc's) would stay locked in the child forever.
     pending = list(TRIAL_CLASS_MODULES)
     preload_when_idle = True  # until a run has a command: such an agent may never run a trial class
     wake_read, wake_write = os.pipe()

@@ -44,6 +44,10 @@ class _StaticRendezvous(RendezvousHandler):
         return "zerolab"
 
     def next_rendezvous(self) -> RendezvousInfo:
+        # torch's rendezvous lets survivors form a smaller group. Here the scheduler alone chooses
+        # the members: a lost machine ends the run, and the trial restarts with other slots. The
+        # prefix keeps a launcher of an earlier run, which still knows the port, out of this one's
+        # keys.
         # The specification has the ranks of all nodes, so nothing is negotiated.
         nodes = self._nodes
         address = RendezvousStoreInfo(nodes.address, self._store.port)

@@ -54,6 +54,9 @@ class PromotingRungs(Rungs):
     def _promotable(self) -> tuple[int, int] | None:
         """Return the highest rung with a promotable trial, and that trial."""
         for rung in range(self.top - 1, -1, -1):
+            # From the top down: a promotion there brings a result sooner. The quota grows with the
+            # rung, so a trial that was not good enough may become promotable later without a report
+            # of its own.
             best = int(len(self.rungs[rung]) / self.divisor)
             trial_id = self._best_promotable(rung, best)
             if trial_id is not None:

@@ -19,6 +19,10 @@ class StoppingRungs(Rungs):
             self.due[trial_id] = rung
             if length < self.lengths[rung]:
                 return Verdict.CONTINUE
+            # ASHA does not wait for a rung to fill: a trial is compared with those that arrived
+            # before it. Early arrivals are judged against few others and may continue wrongly,
+            # which costs less than idle slots. At least one survives, or a search with few trials
+            # would never reach the top.
             position = self.insert(rung, rank)
             survivors = max(int(len(self.rungs[rung]) / self.divisor), 1)
             if rung == self.top or position >= survivors:

@@ -429,6 +429,8 @@ class SearchService(Service):
 
     def _take_replay(self, experiment_id: int) -> Replay:
         """Return a replay and remove it from the cache."""
+        # A searcher is mutable: the one that is used from here on receives new events, so the
+        # cached replay, which stands for the stored events only, must not share it.
         replayed = self._replay(experiment_id)
         _drop_replay(self.work.orchestrator, experiment_id)
         return replayed
@@ -565,6 +567,9 @@ def _fold(connection: Connection, row: ExperimentRow, section: "SearcherConfig")
         else:
             operations.append(_apply(searcher, event))
     columns = section.has_independent_trials or isinstance(searcher, ExternalSearcher)
+    # Decisions are not stored, they follow from the events. Another version of the searcher may
+    # decide otherwise; its trials would then be judged as others. Comparing the created trials
+    # detects that, and the search ends with an error instead of continuing from a wrong state.
     same = columns or _made_the_trials(connection, row.id, events, operations)
     problem = None if same else _LOST.format(row.id)
     return Replay(searcher, operations, problem, events, newest, section)

@@ -96,6 +96,8 @@ class SaveJob:
         """
         files = {name: record for part in records for name, record in sorted(part.items())}
         manifest = Manifest(**{**vars(self.manifest), "files": files})
+        # `latest` is replaced last: a crash before it leaves the previous checkpoint in force, and
+        # a directory with the final name always has its manifest and all files of the manifest.
         write_file(self.temporary / MANIFEST, manifest.to_text().encode())
         publish_directory(self.temporary, self.final)
         if self.save_latest:

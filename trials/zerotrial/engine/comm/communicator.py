@@ -449,6 +449,8 @@ class Ring:
 
     def wait(self) -> None:
         """Wait until the buffer of the current turn can be written."""
+        # Peers read the buffer in place. Writing to it before `release` would change a gradient
+        # that a slower rank is still adding up, without any error.
         user, self._users[self._turn] = self._users[self._turn], None
         if user is None:
             return

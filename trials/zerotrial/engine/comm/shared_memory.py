@@ -195,6 +195,11 @@ class SharedMemoryCommunicator:
 
     def _sum_shard(self, buffer: Buffer, out: Tensor, factor: float, *, add: bool) -> None:
         """Sum every rank's copy of this rank's shard: local copy first, then in rank order."""
+        # Every shard is summed by one rank only, in an order that does not depend on who arrived
+        # first: so all ranks get the same bits, and so does a repeated run. Chunks stay in the
+        # cache while all ranks' parts are added; a shard at a time would read `out` from memory
+        # once for each rank. Peers may change their buffers only after SUMMED, so no copy of them
+        # is needed.
         local = _shard(buffer.tensor, self.rank, self.size)
         order = [(self.rank + step) % self.size for step in range(1, self.size)]
         shards = [_shard(buffer.peers[rank], self.rank, self.size) for rank in sorted(order)]

@@ -358,6 +358,9 @@ class GradientHooks:
                 self._register(bucket.index, index, slot.parameter)
 
     def _register(self, bucket: int, slot: int, parameter: nn.Parameter) -> None:
+        # A post-accumulate hook runs after autograd has written `.grad`, so it may take the
+        # gradient away: the model's gradients never exist all at once. A tensor hook runs before
+        # that, and could not.
         call = partial(_on_gradient, weakref.ref(self), bucket, slot)
         register: Any = parameter.register_post_accumulate_grad_hook
         self._handles[bucket, slot] = register(call)

@@ -141,6 +141,8 @@ def build_buckets(
             draft.parameters.append(parameter)
             draft.numel += parameter.numel()
             draft.last = max(draft.last, turn[named.name])
+    # Collectives start in this order on every rank. A bucket cannot be sent before its last
+    # gradient, so sorting by it lets no bucket wait behind one that backward completes later.
     drafts.sort(key=lambda draft: draft.last)
     buckets: list[Bucket] = []
     for draft in drafts:
@@ -169,6 +171,8 @@ def allocate_for(
         comm: Allocator.
         device: Device of the buffers.
     """
+    # One memory per type: every allocation is a collective that passes file descriptors between all
+    # ranks. Starts are on cache lines, so that ranks never write to one line at the same time.
     starts, totals = [], dict.fromkeys(dtypes, 0)
     for bucket, dtype in zip(buckets, dtypes, strict=True):
         starts.append(totals[dtype])
@@ -214,14 +218,8 @@ def _unsplit_slots(draft: _Draft, ranks: int) -> tuple[tuple[ParameterSlot, ...]
 
 
 _OVERLAP_PARTS = 8  # number of buckets without a configured size
-
-
 _SMALLEST = 1 << 20  # elements; a smaller collective costs more than it hides
-
-
 _LARGEST_ON_HOST = 1 << 24  # elements updated by the CPU; more fall out of its cache
-
-
 _LARGEST_ON_GPU = 1 << 27  # elements; their update hides the launch of the next one
 
 

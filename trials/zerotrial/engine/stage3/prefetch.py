@@ -77,6 +77,8 @@ def kept_to_backward(order: Sequence[Unit], zero: ZeroConfig) -> set[Unit]:
     live = order[0].numel
     distance = 0
     chosen = set()
+    # A unit that does not fit is skipped, not the end of the search: an earlier, smaller one may
+    # still fit. `distance` counts it nevertheless, since it runs between the others.
     for unit in reversed(order[1:]):
         if distance <= max_distance and live + unit.numel <= max_live:
             live += unit.numel

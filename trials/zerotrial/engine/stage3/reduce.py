@@ -94,6 +94,9 @@ class Reductions:
             factor: Factor of the sum.
             add: Add the result to ``out`` instead.
         """
+        # Before and after: no thread makes progress on a collective, so each start must also move
+        # the earlier ones. Otherwise all of them would be left to the end of backward and hide
+        # nothing.
         self.advance()
         work = self._comm.reduce_scatter(buffer, out, factor, add=add)
         self._ring.advance_turn(work)

@@ -82,6 +82,9 @@ def _schedule(
         load = getattr(runtime, "_prepare_schedule_with_comms", None) or runtime._load_actions
         load(schedule.pipeline_order)
         return runtime
+    # In steady state 1F1B sends an activation forward while it receives a gradient from the same
+    # neighbour. Both ranks must start the two together (batch_isend_irecv): two blocking sends
+    # would wait for each other. With fewer micro-batches than stages there is no steady state.
     (stage,) = stages
     # With fewer micro-batches than stages both are the same, which torch calls GPipe.
     gpipe = name == "gpipe" or micro_batches < stage.num_stages
