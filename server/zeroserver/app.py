@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def create_app(settings: Settings, static: Path = STATIC) -> FastAPI:
         keys=services.keys,
         settings=settings,
         routes=app.router.routes,
-        has_ended=services.has_ended,
+        has_ended=partial(services.open_runs.has_ended, services.read),
     )
     install_error_handlers(app)
     _add_routes(app)

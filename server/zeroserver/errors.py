@@ -34,7 +34,6 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-
 _REMEDY = (
     "bring it back from a backup, or move it away and recover what can be read with "
     "`sqlite3 OLD .recover | sqlite3 zerolab.db`"

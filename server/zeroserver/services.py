@@ -98,10 +98,6 @@ class Services:
         if self.loop is not None:
             self.loop.call_soon_threadsafe(self.hub.ring, "agents")
 
-    async def has_ended(self, run_id: int) -> bool:
-        """Check whether a run has ended."""
-        return await self.open_runs.has_ended(run_id, self.read)
-
     async def read(self, question: Callable[[Connection], T]) -> T:
         """Run a database query without blocking the event loop."""
         return await run_in_threadpool(self._read_now, question)

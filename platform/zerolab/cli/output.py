@@ -63,16 +63,12 @@ Port = Annotated[
         "Default: 8080, else any.",
     ),
 ]
-
-
 _NARROWEST = 8
 """Minimum width of a column in characters, in any terminal."""
 
 _NAMED = 8
 _WIDE = 400
 """Line width without a terminal, in characters."""
-
-
 _CODES = {"green": 32, "yellow": 33, "red": 31}
 
 

@@ -12,8 +12,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from zerolab.client.responses import Event, Json, parse_events, resource
-from zerolab.client.transport import PREFIX, Transport
+from zerolab.client.transport import PREFIX, Event, Json, Transport, parse_events, resource
 from zerolab.contract.messages import (
     MSGPACK,
     AgentLeave,

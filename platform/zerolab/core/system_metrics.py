@@ -146,8 +146,6 @@ def _gpu_sample(gpus: list[Any]) -> dict[str, float]:
 
 
 logger = logging.getLogger(__name__)
-
-
 Sample = dict[str, float] | None
 """Measurements of a rank: empty while there are no new ones, None where the rank measures
 nothing."""

@@ -15,10 +15,9 @@ from pydantic import Field
 from zerolab.schema.lengths import LONGEST, Length
 from zerolab.schema.section import PositiveInt, Section
 from zerolab.schema.space import MAX_TRIALS, Point, Space
-from zerolab.searcher.concurrency import ConcurrentSearcher
 from zerolab.searcher.interface import ExitReason, Searcher
 from zerolab.searcher.operations import Continue, Create, Operation, Reopen, Shutdown, Stop
-from zerolab.searcher.predefined import trial_rng
+from zerolab.searcher.predefined import ConcurrentSearcher, trial_rng
 from zerolab.searcher.section import SearcherConfig
 
 __all__ = ["PbtConfig", "PbtSearcher"]

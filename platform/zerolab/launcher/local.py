@@ -80,15 +80,9 @@ class LocalLauncher:
 
 
 logger = logging.getLogger(__name__)
-
-
 _MESSAGE_BYTES = 1 << 20
-
-
 _ANSWER_S = 600.0
 """Timeout of a fork request, in seconds; the server may still import modules on a busy machine."""
-
-
 _SERVER_DIED = -9  # its children die with it, by SIGKILL
 
 

@@ -99,33 +99,15 @@ def _integer_from_float(value: object) -> object:
 
 _LARGEST = 2**63 - 1
 """Maximum integer of a database: a larger number would fail there, without naming its key."""
-
-
 _LARGEST_COUNT = 2**31 - 1
 """Maximum of counts: slots, machines, concurrent trials, seconds of waiting."""
-
-
 Int = Annotated[int, BeforeValidator(_integer_from_float), Field(ge=-_LARGEST, le=_LARGEST)]
-
-
 PositiveInt = Annotated[int, BeforeValidator(_integer_from_float), Field(gt=0, le=_LARGEST)]
-
-
 NonNegativeInt = Annotated[int, BeforeValidator(_integer_from_float), Field(ge=0, le=_LARGEST)]
-
-
 Count = Annotated[int, BeforeValidator(_integer_from_float), Field(gt=0, le=_LARGEST_COUNT)]
-
-
 PositiveFloat = Annotated[float, Field(gt=0)]
-
-
 NonNegativeFloat = Annotated[float, Field(ge=0)]
-
-
 Fraction = Annotated[float, Field(ge=0, le=1)]
-
-
 S = TypeVar("S", bound=Section)
 
 
@@ -290,8 +272,6 @@ def _unknown_key(section: type[Section], key: str, error: Mapping[str, Any]) -> 
 
 _MISSING_SUFFIXES = {"missing": "", "union_tag_not_found": ".name"}
 """Kind of error to the suffix of the key in the message."""
-
-
 _NO_MAPPING = ("model_type", "model_attributes_type")
 
 

@@ -1,14 +1,14 @@
-"""Searchers whose trials are known beforehand: one trial, random samples or a grid."""
+"""Base classes of searchers: limited concurrency, and trials that are known beforehand."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from zerolab.searcher.concurrency import ConcurrentSearcher
 from zerolab.searcher.interface import ExitReason
 from zerolab.searcher.operations import Create, Operation, Shutdown
 
-__all__ = ["FixedTrialsSearcher", "trial_rng"]
+__all__ = ["ConcurrentSearcher", "FixedTrialsSearcher", "trial_rng"]
 
 _COMPLETED = "completed"
 
@@ -21,6 +21,23 @@ def trial_rng(seed: int, trial_id: int) -> Random:
         trial_id: Number within the experiment, from 1.
     """
     return Random(f"trial {trial_id} of {seed}")  # noqa: S311 - nothing secret
+
+
+class ConcurrentSearcher(ABC):
+    """Searcher that keeps a number of trials training; starts one when another ends or pauses."""
+
+    def initial_operations(self) -> list[Operation]:
+        """Return the operations that create the first trials."""
+        return self._fill()
+
+    def trial_created(self, trial_id: int) -> list[Operation]:
+        """Return no operations: the trial was counted when it was requested."""
+        del trial_id
+        return []
+
+    @abstractmethod
+    def _fill(self) -> list[Operation]:
+        """Return operations until the maximum number of trials trains."""
 
 
 class FixedTrialsSearcher(ConcurrentSearcher):

@@ -35,13 +35,13 @@ class OpenRuns:
                 self._changes += 1
 
     async def has_ended(
-        self, run_id: int, read: Callable[[Callable[[Connection], bool]], Awaitable[bool]]
+        self, read: Callable[[Callable[[Connection], bool]], Awaitable[bool]], run_id: int
     ) -> bool:
         """Check whether a run has ended; a run that does not exist has not.
 
         Args:
-            run_id: Number of the run.
             read: Runs a query outside of the event loop.
+            run_id: Number of the run.
         """
         if run_id in self._open:
             return False

@@ -88,7 +88,6 @@ _MEANINGS = {
     503: "The database cannot take it now; try again.",
 }
 
-
 FILE_ANSWER: dict[int | str, dict[str, Any]] = {
     200: {"content": {"application/octet-stream": {}}, "description": "The bytes of the file."}
 }

@@ -14,8 +14,6 @@ from zerolab.config.engine.engine_config import EngineConfig
 __all__ = ["EngineLoader", "build_loader"]
 
 logger = logging.getLogger(__name__)
-
-
 _END = object()
 
 

@@ -26,7 +26,6 @@ __all__ = ["run", "submit"]
 
 EXIT_DETACHED = 130
 
-
 Config = Annotated[
     Path, typer.Argument(help="Experiment file, or the folder of an experiment.yaml.")
 ]

@@ -17,10 +17,7 @@ from zerolab.contract.hparam_reads import note_read
 __all__ = ["AUTO_SOURCES", "ResolvedAuto", "fill_auto", "trial_auto_values"]
 
 _MICRO, _TRAIN = "train_micro_batch_size_per_gpu", "train_batch_size"
-
-
 _LR, _TOTAL = "optimizer.params.lr", "scheduler.params.total_num_steps"
-
 
 AUTO_SOURCES: dict[str, tuple[str, ...]] = {
     _TRAIN: ("global_batch_size",),
@@ -41,11 +38,8 @@ AUTO_SOURCES: dict[str, tuple[str, ...]] = {
     "zero_optimization.offload_param.device": ("offload_param_device",),
 }
 """Hyperparameters that fill a key, besides the one with the key's name."""
-
-
 _TOO_COMMON = frozenset({"enabled", "device", "type", "nvme_path"})
 """Names of keys in many blocks: one hyperparameter would fill all of them."""
-
 
 _LEFT_OPEN = frozenset(
     {
@@ -65,12 +59,8 @@ _LEFT_OPEN = frozenset(
     }
 )
 """Keys that are dropped if nothing fills them."""
-
-
 _OPEN_BLOCKS = ("data_types.", "fp16.", "bf16.", "optimizer.params.", "zero_optimization.stage3_")
 """Prefixes of further keys that are dropped if nothing fills them."""
-
-
 _LAST = ("scheduler.params.warmup_max_lr", "scheduler.params.warmup_num_steps")
 """Keys whose rules depend on other resolved keys."""
 

@@ -321,8 +321,6 @@ class Coordinator:
 _HINTS = {
     127: "; zerolab must be installed there at the same place, or name its python with --python",
 }
-
-
 _SSH_FAILED = 255
 _AWAY = (
     "Connection refused", "timed out", "No route to host", "Network is unreachable",

@@ -34,8 +34,6 @@ __all__ = [
 
 BEAT_S = 1.0
 """Seconds between heartbeats, in both directions."""
-
-
 SUSPENDED_S = 3.0
 """A side whose own loop paused for this many seconds was suspended. It then does not count missing
 heartbeats as silence of the other side."""

@@ -7,10 +7,9 @@ from typing import Any
 from zerolab.extensions.searcher_tpe.ladder import Ladder
 from zerolab.extensions.searcher_tpe.proposals import Proposer
 from zerolab.schema.space import Point, Space
-from zerolab.searcher.concurrency import ConcurrentSearcher
 from zerolab.searcher.interface import ExitReason
 from zerolab.searcher.operations import Continue, Create, Operation, Reopen, Shutdown, Stop
-from zerolab.searcher.predefined import trial_rng
+from zerolab.searcher.predefined import ConcurrentSearcher, trial_rng
 from zerolab.searcher.view import BracketView, EntryState, RungEntry, RungView, SearchView
 
 __all__ = ["TpeAshaSearcher"]

@@ -4,10 +4,9 @@ from collections.abc import Collection, Sequence
 
 from zerolab.schema.space import Space
 from zerolab.searcher.asha.rungs import Rungs, Verdict, make_rank
-from zerolab.searcher.concurrency import ConcurrentSearcher
 from zerolab.searcher.interface import ExitReason
 from zerolab.searcher.operations import Continue, Create, Operation, Reopen, Shutdown, Stop
-from zerolab.searcher.predefined import trial_rng
+from zerolab.searcher.predefined import ConcurrentSearcher, trial_rng
 from zerolab.searcher.view import SearchView
 
 __all__ = ["MultiBracketSearcher"]

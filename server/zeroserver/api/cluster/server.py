@@ -171,7 +171,6 @@ _EXPIRED = (
     "Ask for a new one: <code>zerolab open</code>."
 )
 
-
 _LOGIN: dict[int | str, dict[str, Any]] = {
     303: {"description": "Logged in; the page is at `/`."},
     403: {"content": {"text/html": {}}, "description": "The link has been used.", "x-own": True},

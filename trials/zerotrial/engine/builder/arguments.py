@@ -182,9 +182,9 @@ def groups_of(
                 named.append(NamedParameter(names[parameter], parameter))
             seen.add(parameter)
         options = {k: v for k, v in group.items() if k not in {"params", "param_names"}}
-        odd = unsavable({k: v for k, v in options.items() if not is_plain(v)})
-        if odd:
-            problems.append(f"parameter group {index}: no checkpoint can hold {', '.join(odd)}")
+        odd = {k: v for k, v in options.items() if not is_plain(v)}
+        if odd and (texts := unsavable(odd)):
+            problems.append(f"parameter group {index}: no checkpoint can hold {', '.join(texts)}")
         groups.append(ParamGroup(named, options if optimizer is None else {}))
     if not any(group.parameters for group in groups):
         problems.append(

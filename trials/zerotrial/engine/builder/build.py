@@ -406,6 +406,7 @@ def _build_stage(inputs: StageInputs) -> Stage:
     comm = connect(inputs.mesh.shard.group, inputs.device)
     if not zero.reduce_scatter:
         comm = without_reduce_scatter(comm)
-    comm = timed_communicator(comm, inputs.observer)
+    if inputs.observer.times_phases:
+        comm = timed_communicator(comm, inputs.observer)
     kind = _FLAT_STAGES[zero.stage] if inputs.groups else Stage0  # nothing to shard otherwise
     return kind(inputs, comm, updater)

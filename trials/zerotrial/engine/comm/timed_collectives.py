@@ -22,13 +22,13 @@ COMMUNICATION = "communication"
 
 
 def timed_communicator(comm: Communicator, observer: Observer) -> Communicator:
-    """Wrap a communicator to report its phases, if the observer times phases.
+    """Wrap a communicator of several ranks to report its phases.
 
     Args:
         comm: Communicator to wrap.
-        observer: The engine's observer.
+        observer: The engine's observer, which times phases.
     """
-    if comm.size == 1 or not observer.times_phases:
+    if comm.size == 1:
         return comm
     return cast("Communicator", _TimedCommunicator(comm, observer))
 

@@ -30,14 +30,9 @@ __all__ = [
 ]
 
 _descriptor: Any = torch._C.TensorBase.grad  # noqa: SLF001 - the attribute before it is wrapped
-
-
 get_raw_gradient: Any = _descriptor.__get__
 """Read torch's own gradient of a tensor; as fast as the attribute."""
-
-
 set_raw_gradient: Any = _descriptor.__set__
-
 
 GRADIENT_ALTERNATIVES = (
     "set gradient_clipping in the engine file to clip the norm; read a full gradient with "
@@ -70,17 +65,13 @@ class GradientOwner(Protocol):
 
 _owners: "list[weakref.ref[GradientOwner]]" = []
 """Engines with open windows; empty while no engine has gradients, and during backward."""
-
-
 _APPLY = nn.Module._apply.__code__  # noqa: SLF001 - what to(), cuda() and half() call
-
 
 _INTERNALS = tuple(
     str(Path(torch.__file__).parent / name) + os.sep
     for name in ("_dynamo", "_functorch", "_inductor", "_subclasses", "distributed/fsdp")
 )
 """Code of torch that needs torch's own gradient: compilers inspect the gradients of inputs."""
-
 
 _ZERO_GRAD = {
     inspect.unwrap(function).__code__
@@ -133,8 +124,6 @@ def _delete(parameter: Tensor) -> None:
 
 
 _property = property(_get, _set, _delete, _descriptor.__doc__)
-
-
 _served: dict[Any, int] = {}
 """Parameter classes with a replaced ``grad``, and the number of engines that need it."""
 

@@ -564,7 +564,9 @@ def build_stage3(inputs: StageInputs) -> Stage3:
     Returns:
         The stage.
     """
-    comm = timed_communicator(connect(inputs.mesh.shard.group, inputs.device), inputs.observer)
+    comm = connect(inputs.mesh.shard.group, inputs.device)
+    if inputs.observer.times_phases:
+        comm = timed_communicator(comm, inputs.observer)
     if inputs.config.zero_optimization.offload_param.device == "nvme":
         inputs = replace(inputs, memory=ENGINE_PARTS["nvme_parameters"](inputs))
     mesh, close_mesh = open_mesh(inputs)

@@ -35,7 +35,6 @@ _ELEMENTWISE = frozenset(
 )
 """Classes that update each element only from its gradient and states."""
 
-
 ADAMS: dict[tuple[bool, bool], type[torch.optim.Optimizer]] = {
     (True, True): torch.optim.AdamW,
     (False, True): torch.optim.Adam,
@@ -43,7 +42,6 @@ ADAMS: dict[tuple[bool, bool], type[torch.optim.Optimizer]] = {
     (False, False): UncorrectedAdam,
 }
 """Classes by decoupled weight decay and bias correction."""
-
 
 CLASSES: Registry[type[torch.optim.Optimizer]] = Registry(
     "zerotrial.optimizers", {}, subclass_of(torch.optim.Optimizer)

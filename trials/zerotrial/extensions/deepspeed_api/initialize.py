@@ -26,8 +26,6 @@ CUT_OVER = "_zerolab_cut_over"
 
 DEFAULT_CLIPPING = 1.0
 """What DeepSpeed 0.19.8 clips at where the file does not say; our engine does not."""
-
-
 DEFAULT_PERSISTENCE = 100_000
 """Elements below which DeepSpeed keeps parameters whole at stage 3, where the file does not say."""
 

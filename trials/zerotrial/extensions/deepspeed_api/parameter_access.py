@@ -40,8 +40,6 @@ _engines: "weakref.WeakValueDictionary[int, DeepSpeedMethods]" = weakref.WeakVal
 """In the order in which they were made, which is the same on all ranks: that of a set is not."""
 _numbers = itertools.count()
 _parameter_numbers = itertools.count()
-
-
 _ranks_differ = False
 """Whether a model has been built that one rank alone fills."""
 

@@ -25,8 +25,6 @@ from zerotrial.extensions.deepspeed_api.names.comm import init_distributed
 __all__ = ["HostMemory", "host_memory"]
 
 logger = logging.getLogger(__name__)
-
-
 _WHO = "zero.Init, from_pretrained"
 _MUCH = 64 << 20
 """Bytes that a heap may keep free in loading: it does not find them again by itself."""

@@ -16,8 +16,6 @@ from zerolab.config.engine.parallel import LayerPlan, TensorParallelConfig, laye
 __all__ = ["Layer", "Move", "Prepared", "find_layers"]
 
 _PLAN_ATTRIBUTE = "tensor_parallel_plan"
-
-
 Move = tuple[str, str] | None
 """Source and target layout; None leaves a value unchanged."""
 

@@ -35,8 +35,6 @@ __all__ = [
 ]
 
 Betas = tuple[float, float]
-
-
 _HAS_BOTH_DECAYS = "decoupled_weight_decay" in inspect.signature(torch.optim.Adam).parameters
 """Whether torch's Adam can decay as AdamW does: since torch 2.7."""
 
