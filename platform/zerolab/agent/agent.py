@@ -13,8 +13,8 @@ import filelock
 
 from zerolab.agent.run import Run, finish_run, leftover_runs
 from zerolab.agent.slots import run_environment
-from zerolab.client.backoff import Backoff
 from zerolab.client.http import Client
+from zerolab.client.transport import Backoff
 from zerolab.contract.messages import KILL_GRACE_S, AgentRegistration, AgentWork, WorkItem
 from zerolab.contract.names import DEFAULT_POOL
 from zerolab.contract.run_folder import RunFolder

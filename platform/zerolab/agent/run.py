@@ -15,8 +15,8 @@ import msgspec
 from zerolab.agent.logs import LogShipper
 from zerolab.agent.rendezvous import offer_rendezvous, replace_loopback
 from zerolab.client.archive import unpack
-from zerolab.client.backoff import Backoff
 from zerolab.client.http import Client
+from zerolab.client.transport import Backoff
 from zerolab.contract.hparam_reads import read_unread
 from zerolab.contract.messages import RunExit, WorkItem
 from zerolab.contract.nodes import failed_by_itself

@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from zerolab.client.backoff import Backoff
 from zerolab.client.http import Client
+from zerolab.client.transport import Backoff
 from zerolab.contract.messages import plain_number
 from zerolab.contract.spec import ENV_MASTER, ENV_TOKEN, EXIT_USER_ERROR
 from zerolab.errors import ConfigError, ConflictError, UnreachableError

@@ -1,5 +1,6 @@
-"""HTTP transport of the client: token, timeouts, pages, and parsers of the responses."""
+"""HTTP transport of the client: token, timeouts, pages, parsing of responses, and backoff."""
 
+import random
 import ssl
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from zerolab.errors import (
 
 __all__ = [
     "PREFIX",
+    "Backoff",
     "Event",
     "Json",
     "Transport",
@@ -33,7 +35,6 @@ __all__ = [
 ]
 
 Json = dict[str, Any]
-
 PREFIX = "/api/v1"
 _CONNECT_TIMEOUT_S = 10.0
 _PAGE = 1000
@@ -321,3 +322,33 @@ def error_of(response: httpx.Response, url: str) -> ZerolabError:
     else:
         error = UnreachableError(f"{url}: not a Zerolab server ({status}): {message}")
     return error
+
+
+_JITTER = random.SystemRandom()
+"""Separate from the generator of a user's training, whose numbers must not change."""
+
+
+class Backoff:
+    """Exponential backoff with random jitter.
+
+    The jitter keeps clients from reconnecting at the same moment after an outage.
+
+    Args:
+        first_s: The first pause, in seconds.
+        longest_s: Approximate maximum of a pause, in seconds.
+    """
+
+    def __init__(self, first_s: float, longest_s: float) -> None:
+        self._first_s = first_s
+        self._longest_s = longest_s
+        self._next_s = first_s
+
+    def pause_s(self) -> float:
+        """Return the next pause, in seconds."""
+        now_s = min(self._next_s, self._longest_s)
+        self._next_s = min(2 * self._next_s, self._longest_s)
+        return now_s * _JITTER.uniform(0.8, 1.2)
+
+    def reset(self) -> None:
+        """Start again with the first pause, after a success."""
+        self._next_s = self._first_s

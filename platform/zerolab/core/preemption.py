@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from zerolab.client.backoff import Backoff
 from zerolab.client.http import Client
+from zerolab.client.transport import Backoff
 from zerolab.contract.messages import Directive
 from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.spec import ENV_RUN_SPEC, RunSpec

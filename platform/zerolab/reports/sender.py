@@ -6,8 +6,8 @@ import time
 
 import msgspec
 
-from zerolab.client.backoff import Backoff
 from zerolab.client.http import Client
+from zerolab.client.transport import Backoff
 from zerolab.contract.messages import MetricsRecord
 from zerolab.errors import (
     ConfigError,

@@ -118,7 +118,9 @@ class Controller:
 
         # Reports, and the batch of the next agreement; no effect on results
         self._next_agreement = 1
-        self._timings = LoopTimings(settings.profiling, context.device)
+        self._timings: LoopTimings | None = None
+        if settings.profiling.enabled:
+            self._timings = LoopTimings(settings.profiling, context.device)
         self._recorder = Recorder(context, self._callbacks, self._timings, reporter)
         self._machines: MachineMetrics | None = None
 
@@ -238,8 +240,11 @@ class Controller:
         if self._loader_check.active or self._argument_check.active:
             train_batch = self._checked_train_batch
         context.set_default_data(batches)
-        timings = self._timings if self._settings.profiling.enabled else None
-        profiler, skipped_step_checks = context.profiler, self._skipped_steps.checks
+        profiler, timings, skipped_step_checks = (
+            context.profiler,
+            self._timings,
+            self._skipped_steps.checks,
+        )
         first = step = self.steps
         epoch = schedule.epoch(step)
         calls = range(self._batch_checks.calls_per_batch)
@@ -464,7 +469,7 @@ class Controller:
         if isinstance(self._batch_iterator, EmptyBatchIterator):
             return None
         batches = self._context.engines[0].timed_input(self._batch_iterator)
-        return self._timings.wrap(batches) if self._settings.profiling.enabled else batches
+        return batches if self._timings is None else self._timings.wrap(batches)
 
 
 def make_training_iterator(trial: ZeroTrial, context: ZeroTrialContext) -> BatchIterator:

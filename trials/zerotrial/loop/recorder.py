@@ -28,7 +28,7 @@ class Recorder:
     Args:
         context: The trial's context, with engines wrapped.
         callbacks: Called with averaged training metrics.
-        timings: Timings of the loop; empty unless profiling is enabled.
+        timings: Timings of the loop, if profiling is enabled.
         reporter: The run's reporter; ``None`` on all ranks but the chief.
     """
 
@@ -36,7 +36,7 @@ class Recorder:
         self,
         context: ZeroTrialContext,
         callbacks: CallbackList,
-        timings: LoopTimings,
+        timings: LoopTimings | None,
         reporter: Reporter | None,
     ) -> None:
         self.unreported = UnreportedMetrics()
@@ -131,7 +131,9 @@ class Recorder:
                 "batches_per_second": rate,
                 "samples_per_second": rate * self._context.get_global_batch_size(),
             }
-            self._reporter.report_metrics("system", steps, speed | self._timings.pop_means())
+            if self._timings is not None:
+                speed |= self._timings.pop_means()
+            self._reporter.report_metrics("system", steps, speed)
             if self.console is not None:
                 self.console.speed(speed["samples_per_second"])
 
