@@ -21,6 +21,16 @@ def test_engine_has_fewer_than_30_names() -> None:
     assert len(names) < 30, names
 
 
+@pytest.mark.needs_extension("pipeline")
+def test_pipeline_engine_has_at_most_30_names() -> None:
+    from zerotrial.extensions.pipeline.engine import PipelineEngine
+
+    parts = ["module", "stage", "scaler", "lr_scheduler", "training_dataloader", "observer"]
+    parts += ["config", "batch", "device", "mesh", "divided", "watchdog", "progress"]
+    names = public([*dir(PipelineEngine), *parts, "checkpoint", "weights"])
+    assert len(names) <= 30, names
+
+
 @pytest.mark.needs_extension("deepspeed_api")
 def test_initialize_adds_deepspeed_methods() -> None:
     engine, *_ = zerotrial.initialize(model=TinyModel(), config=CONFIG)

@@ -7,6 +7,7 @@ from typing import Any
 
 from zerolab.errors import TrialError
 from zerolab.registry import Registry
+from zerotrial.engine.builder.environment import is_pipeline
 from zerotrial.engine.engine import Engine
 from zerotrial.engine.mesh import Mesh
 from zerotrial.engine.protocols import Observer
@@ -129,7 +130,7 @@ class EngineView:
     @property
     def is_pipeline(self) -> bool:
         """Whether one ``train_batch`` call trains a whole batch."""
-        return bool(getattr(type(self.engine), "is_pipe_parallel", False))
+        return is_pipeline(self.engine.module)
 
     def make_mpu(self) -> ModelParallelUnit | None:
         """Return the replica of this rank; None if unknown."""

@@ -140,6 +140,15 @@ class PipelineModel(Protocol):
     """Number of stages, even if built as one stage."""
     activation_checkpoint_interval: int
 
+    def check_config(self, config: "EngineConfig", steps: int) -> None:
+        """Raise ConfigError for settings that stages do not support.
+
+        Args:
+            config: The engine's configuration.
+            steps: Number of micro-batches per batch.
+        """
+        ...
+
     def to(self, device: torch.device) -> Any:
         """Move parameters and buffers, as ``torch.nn.Module.to``."""
         ...

@@ -351,8 +351,14 @@ def extended(engine_class: type) -> Any:
         ConfigError: If an extension cannot be imported.
     """
     if engine_class not in _extended:
+        bases = {base.__name__ for base in engine_class.__mro__}
         mixins = [EXTENSIONS[name] for name in EXTENSIONS]
-        added = [mixin for mixin in mixins if not issubclass(engine_class, mixin)]
+        added = [
+            mixin
+            for mixin in mixins
+            if not issubclass(engine_class, mixin)
+            and getattr(mixin, "engine", engine_class.__name__) in bases
+        ]
         content = {"__module__": engine_class.__module__, "__doc__": engine_class.__doc__}
         _extended[engine_class] = (
             type(engine_class.__name__, (engine_class, *added), content) if added else engine_class

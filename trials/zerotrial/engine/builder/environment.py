@@ -15,7 +15,6 @@ from zerotrial.engine.comm.process_group import start_process_group
 from zerotrial.engine.memory.heap import keep_freed_memory, return_freed_memory
 from zerotrial.engine.mesh import Mesh
 from zerotrial.engine.module.precision import Precision, choose_precision
-from zerotrial.engine.protocols import ENGINE_PARTS
 
 if TYPE_CHECKING:
     from zerotrial.engine.protocols import PipelineModel
@@ -79,7 +78,7 @@ def find_environment(
     mesh = _make_mesh(mpu, world, model, config)
     batch = config.batch_sizes(mesh.data.size)
     if is_pipeline(model):
-        ENGINE_PARTS["pipeline"].check(model, config, batch.accumulation_steps)
+        model.check_config(config, batch.accumulation_steps)
     return EngineEnvironment(
         config, device, mesh, batch, choose_precision(config, batch.accumulation_steps)
     )

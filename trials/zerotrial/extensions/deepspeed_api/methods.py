@@ -6,10 +6,10 @@ They use the engine's parts. Training is in :mod:`zerotrial.engine.engine`.
 import os
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from functools import cache
+from functools import cache, cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -29,7 +29,10 @@ from zerotrial.engine.progress import Progress
 from zerotrial.engine.protocols import TrainingStage
 from zerotrial.engine.weights import FullWeights
 
-__all__ = ["DeepSpeedMethods"]
+if TYPE_CHECKING:
+    from zerotrial.extensions.pipeline.grid import Grid
+
+__all__ = ["DeepSpeedMethods", "PipelineMethods"]
 
 _SIXTEEN_BITS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.bfloat16}
 
@@ -468,3 +471,43 @@ def _hint(engine: Any, name: str) -> str:
     if name in engine.REPLACEMENTS:
         return f"; {engine.REPLACEMENTS[name]}"
     return suggest(name, [candidate for candidate in dir(engine) if candidate[0] != "_"])
+
+
+class PipelineMethods:
+    """Mixin of DeepSpeed's names for stages and ranks of a pipeline."""
+
+    engine: ClassVar[str] = "PipelineEngine"
+    is_pipe_parallel = True
+
+    module: Any
+    mesh: Mesh
+
+    @cached_property
+    def grid(self) -> "Grid":
+        """Ranks by pipeline stage and replica."""
+        from zerotrial.extensions.pipeline.grid import Grid  # not needed by other engines
+
+        return Grid(self.mesh)
+
+    @property
+    def mpu(self) -> "Grid":
+        """Grid of the ranks, under DeepSpeed's other name."""
+        return self.grid
+
+    @property
+    def num_stages(self) -> int:
+        """Number of pipeline stages."""
+        return int(self.module.num_stages)
+
+    @property
+    def stage_id(self) -> int:
+        """Pipeline stage of this rank."""
+        return int(self.module.stage_id)
+
+    def is_first_stage(self) -> bool:
+        """Return whether this rank has the first stage."""
+        return self.stage_id == 0
+
+    def is_last_stage(self) -> bool:
+        """Return whether this rank has the last stage."""
+        return self.stage_id == self.num_stages - 1

@@ -8,6 +8,7 @@ from torch import Tensor
 from zerolab.errors import EngineError
 from zerotrial.engine.engine import EngineParts
 from zerotrial.extensions.deepspeed_api.engine import DeepSpeedEngine
+from zerotrial.extensions.deepspeed_api.methods import PipelineMethods
 from zerotrial.extensions.deepspeed_api.unsupported import methods
 from zerotrial.extensions.pipeline import engine
 from zerotrial.extensions.pipeline.micro_batches import MicroBatches
@@ -15,7 +16,7 @@ from zerotrial.extensions.pipeline.micro_batches import MicroBatches
 __all__ = ["PipelineEngine"]
 
 
-class PipelineEngine(engine.PipelineEngine, DeepSpeedEngine):  # type: ignore[misc]  # train() is ours
+class PipelineEngine(engine.PipelineEngine, PipelineMethods, DeepSpeedEngine):  # type: ignore[misc]  # train() is ours
     """See :class:`zerotrial.extensions.pipeline.PipelineEngine`."""
 
     REPLACEMENTS: ClassVar[dict[str, str]] = DeepSpeedEngine.REPLACEMENTS | methods(
@@ -41,7 +42,7 @@ class PipelineEngine(engine.PipelineEngine, DeepSpeedEngine):  # type: ignore[mi
 
     def set_dataloader(self, loader: Iterable[Any]) -> None:
         """Set the data of :meth:`train_batch` to one pass of a loader."""
-        if self.reads_data:
+        if self.module.reads_data:
             self._data_iterator = iter(loader)
 
     def set_has_attention_mask(self, value: bool) -> None:  # noqa: FBT001 - DeepSpeed's

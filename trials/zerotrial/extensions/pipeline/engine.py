@@ -9,19 +9,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zerolab.config.engine.engine_config import EngineConfig
-from zerolab.config.engine.pipelines import (
-    pipeline_checks,
-    schedule_problems,
-    unmanaged_problem,
-)
-from zerolab.errors import ConfigError, EngineError
+from zerolab.config.engine.pipelines import schedule_problems
+from zerolab.errors import EngineError
 from zerotrial.engine.comm.timed_collectives import COMMUNICATION
 from zerotrial.engine.engine import Engine, EngineParts, to_device
 from zerotrial.engine.flat.stages import FlatStage
 from zerotrial.engine.module.precision import DTYPES, cast_inputs
 from zerotrial.extensions.pipeline.failure import Failures
-from zerotrial.extensions.pipeline.grid import Grid
 from zerotrial.extensions.pipeline.micro_batches import MicroBatches, draw
 from zerotrial.extensions.pipeline.module import PipelineModule
 from zerotrial.extensions.pipeline.single_stage import SingleStageRunner
@@ -42,46 +36,18 @@ class PipelineEngine(Engine):
     """
 
     module: PipelineModule
-    is_pipe_parallel = True
 
     def __init__(self, parts: EngineParts) -> None:
         super().__init__(parts)
-        self.grid = Grid(self.mesh)
         name = self.config.dtype
         self._compute = DTYPES[name] if name != "fp32" else None
         self._runner: Runner | SingleStageRunner = SingleStageRunner(self.module)
-        if self.num_stages > 1:
+        if self.module.num_stages > 1:
             from zerotrial.extensions.pipeline.runner import Runner
 
             self._runner = Runner(
                 self.module, self.mesh.pipe, self.device, self.config.pipeline.schedule
             )
-
-    @staticmethod
-    def check(model: PipelineModule, config: EngineConfig, steps: int) -> None:
-        """Raise for settings that a pipeline does not support.
-
-        Args:
-            model: The model.
-            config: The engine's configuration.
-            steps: Number of micro-batches per batch.
-
-        Raises:
-            ConfigError: With all problems.
-        """
-        settings, stages = config.pipeline, model.num_stages
-        problems = []
-        if settings.stages is not None and settings.stages != stages:
-            problems.append(
-                f"pipeline.stages: must be the PipelineModule's {stages}, got {settings.stages}"
-            )
-        if stages > 1:
-            problems += [problem for _, problem in pipeline_checks(config, stages)]
-            problems += schedule_problems(settings.schedule, stages, steps, chunks=model.chunks)
-        elif unmanaged := unmanaged_problem(config):
-            problems.append(unmanaged)
-        if problems:
-            raise ConfigError(config.source, problems)
 
     # -- training -------------------------------------------------------------------------------
 
@@ -106,7 +72,7 @@ class PipelineEngine(Engine):
                 wait for this one.
         """
         self._check_trains("train_batch")
-        if data_iter is None and self.reads_data:
+        if data_iter is None and self.module.reads_data:
             data_iter = self._default_batches()
         with self.watchdog.call("train_batch"):
             self._recover()
@@ -183,7 +149,7 @@ class PipelineEngine(Engine):
             EngineError: If the data is invalid.
             Exception: See :meth:`train_batch`.
         """
-        if self.reads_data:
+        if self.module.reads_data:
             data_iter = self._data_for_evaluation(data_iter)
         count = num_micro_batches or self.batch.accumulation_steps
         training = self.module.training
@@ -304,34 +270,6 @@ class PipelineEngine(Engine):
 
     # -- state ----------------------------------------------------------------------------------
 
-    @property
-    def mpu(self) -> Grid:
-        """Grid of the ranks, under DeepSpeed's other name."""
-        return self.grid
-
-    @property
-    def num_stages(self) -> int:
-        """Number of pipeline stages."""
-        return self.module.num_stages
-
-    @property
-    def stage_id(self) -> int:
-        """Pipeline stage of this rank."""
-        return self.module.stage_id
-
-    def is_first_stage(self) -> bool:
-        """Return whether this rank has the first stage."""
-        return self.stage_id == 0
-
-    def is_last_stage(self) -> bool:
-        """Return whether this rank has the last stage."""
-        return self.stage_id == self.num_stages - 1
-
-    @property
-    def reads_data(self) -> bool:
-        """Whether this rank reads ``data_iter``."""
-        return self.is_first_stage() or self.is_last_stage()
-
     def set_train_batch_size(self, train_batch_size: int) -> None:
         """Change the number of micro-batches per optimizer step, from the next one on.
 
@@ -342,8 +280,8 @@ class PipelineEngine(Engine):
         before = self.batch
         super().set_train_batch_size(train_batch_size)
         steps, name = self.batch.accumulation_steps, self.config.pipeline.schedule
-        problems = schedule_problems(name, self.num_stages, steps, chunks=self.module.chunks)
-        if problems and self.num_stages > 1:
+        problems = schedule_problems(name, self.module.num_stages, steps, chunks=self.module.chunks)
+        if problems and self.module.num_stages > 1:
             self.batch = before
             self.progress.resize(before)
             raise EngineError(f"set_train_batch_size(): {'; '.join(problems)}")
@@ -352,7 +290,7 @@ class PipelineEngine(Engine):
     def traffic(self) -> dict[str, int]:
         """Elements sent by this rank, by axis: data, pipe and ties (between their owners)."""
         elements = {"data": self.stage.traffic.total, "pipe": 0, "ties": 0}
-        if self.num_stages > 1:
+        if self.module.num_stages > 1:
             assert isinstance(self.stage, FlatStage)
             elements["pipe"] = self._runner.sent
             elements["ties"] = self.stage.ties.traffic.total

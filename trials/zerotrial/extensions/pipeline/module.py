@@ -24,6 +24,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from zerolab.config.engine.engine_config import EngineConfig
+from zerolab.config.engine.pipelines import pipeline_checks, schedule_problems, unmanaged_problem
 from zerolab.errors import ConfigError, EngineError
 from zerotrial.engine.mesh import Mesh, Tie
 from zerotrial.engine.module.activation_checkpointing import Recompute, recomputed
@@ -167,6 +169,35 @@ class PipelineModule(nn.Module):
             for chunk in self.own_chunks:
                 for index in range(self.parts[chunk], self.parts[chunk + 1]):
                     self._build(index, first_seed, seed_fn or torch.manual_seed)
+
+    @property
+    def reads_data(self) -> bool:
+        """Whether this rank has the first or the last stage, which read the data."""
+        return self.stage_id in (0, self.num_stages - 1)
+
+    def check_config(self, config: EngineConfig, steps: int) -> None:
+        """Raise for settings that a pipeline does not support.
+
+        Args:
+            config: The engine's configuration.
+            steps: Number of micro-batches per batch.
+
+        Raises:
+            ConfigError: With all problems.
+        """
+        settings, stages = config.pipeline, self.num_stages
+        problems = []
+        if settings.stages is not None and settings.stages != stages:
+            problems.append(
+                f"pipeline.stages: must be the PipelineModule's {stages}, got {settings.stages}"
+            )
+        if stages > 1:
+            problems += [problem for _, problem in pipeline_checks(config, stages)]
+            problems += schedule_problems(settings.schedule, stages, steps, chunks=self.chunks)
+        elif unmanaged := unmanaged_problem(config):
+            problems.append(unmanaged)
+        if problems:
+            raise ConfigError(config.source, problems)
 
     def _check(self, ranks: int) -> None:
         problems = []
