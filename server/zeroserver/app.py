@@ -218,6 +218,7 @@ async def _tick_forever(services: Services, searches: SearchProcesses) -> None:
             await services.write(lambda work: work.periodic.tick())
             while services.orchestrator.queue.unfinished:
                 await services.write(lambda work: work.periodic.tick())
+            await services.apply_states()
             await services.execute_operations()
             await services.apply_policies()
             await services.remove_orphans()

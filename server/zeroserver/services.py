@@ -26,6 +26,7 @@ from zeroserver.orchestrator.checkpoints.checkpoint_service import (
     due_experiments,
     trials_to_thin,
 )
+from zeroserver.orchestrator.experiment_service import unapplied_experiments
 from zeroserver.orchestrator.ingest.metric_names import unused_names
 from zeroserver.orchestrator.log_policies import PolicySearch
 from zeroserver.orchestrator.search.operation_service import interrupted_searches
@@ -144,6 +145,8 @@ class Services:
         """Resume the policies and search operations that a killed server did not finish."""
         due = await self._read_at_start(due_experiments)
         self.orchestrator.deletions.retention_due.update(due)
+        unapplied = await self._read_at_start(unapplied_experiments)
+        self.orchestrator.queue.unapplied.update(unapplied)
         for experiment_id in await self._read_at_start(interrupted_searches):
             await self._resume_search(experiment_id)
 
@@ -155,6 +158,11 @@ class Services:
         """Execute queued searcher operations, split into several changes."""
         while self.orchestrator.searches.backlog:
             await self.write(lambda work: work.periodic.execute_operations())
+
+    async def apply_states(self) -> None:
+        """Apply the states of experiments to their trials, split into several changes."""
+        while self.orchestrator.queue.unapplied:
+            await self.write(lambda work: work.periodic.apply_states())
 
     async def apply_policies(self) -> None:
         """Apply the checkpoint policies of large experiments, in several changes."""

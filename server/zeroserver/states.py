@@ -19,6 +19,7 @@ __all__ = [
     "TRIAL_ACTIONS",
     "TRIAL_ENDED",
     "TRIAL_MOVES",
+    "TRIAL_OPEN",
     "Action",
     "ExperimentState",
     "RunState",
@@ -68,6 +69,7 @@ EXPERIMENT_STOPPING = frozenset(
     {_E.STOPPING_CANCELED, _E.STOPPING_KILLED, _E.STOPPING_COMPLETED, _E.STOPPING_ERROR}
 )
 TRIAL_ENDED = frozenset({_T.COMPLETED, _T.CANCELED, _T.ERROR})
+TRIAL_OPEN = frozenset(_T) - TRIAL_ENDED
 
 _TOLD_TO_STOP = frozenset({_E.STOPPING_CANCELED, _E.STOPPING_KILLED})
 

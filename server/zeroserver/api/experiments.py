@@ -388,4 +388,5 @@ async def act_on_experiment(
     if action == "activate":
         await services.load_searcher(experiment_id)
     await services.write(lambda work: work.experiments.act(experiment_id, action))
+    await services.apply_states()
     return await services.read(lambda connection: _answer(services, connection, experiment_id))

@@ -77,6 +77,8 @@ class QueueCache:
     """Why trials wait; replaced as a whole, so that any thread may read it."""
     unfinished: bool = False
     """Whether a change has left runs to start or to end for the next tick."""
+    unapplied: set[int] = field(default_factory=set)
+    """Experiments whose state is still to be applied to some of their trials."""
     point_budget: int = 0
     """Number of points of former runs that the current change may still delete."""
 

@@ -5,14 +5,19 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import ColumnElement, delete, select, text, update
+from sqlalchemy import ColumnElement, Connection, delete, select
 
 from zerolab.contract.secrets import mask_secrets
 from zerolab.scheduler import HOST_SLOT
 from zeroserver.orchestrator.checkpoints.checkpoint_service import CheckpointService
 from zeroserver.orchestrator.checkpoints.model_service import ModelService
+from zeroserver.orchestrator.cluster.scheduler_input import OPEN_RUNS
 from zeroserver.orchestrator.cluster.slurm import check_pool_holds
-from zeroserver.orchestrator.lifecycle import LifecycleService
+from zeroserver.orchestrator.lifecycle import (
+    PAUSED_BY_EXPERIMENT,
+    LifecycleService,
+    stop_reason,
+)
 from zeroserver.orchestrator.run_service import RunService
 from zeroserver.orchestrator.scheduling import SchedulingService
 from zeroserver.orchestrator.search.operation_service import OperationService
@@ -24,18 +29,28 @@ from zeroserver.states import (
     EXPERIMENT_ACTIONS,
     EXPERIMENT_ENDED,
     EXPERIMENT_STOPPING,
-    TRIAL_ENDED,
+    TRIAL_OPEN,
     ExperimentState,
     TrialState,
 )
 from zeroserver.store.archives import ArchiveGoneError, has_archive, remove_archive
-from zeroserver.store.rows import ExperimentRow, TrialRow, read_rows
-from zeroserver.store.schema import WEIGHTS_MISSING, checkpoints, experiments, trials
+from zeroserver.store.rows import ExperimentRow, RunRow, TrialRow
+from zeroserver.store.schema import checkpoints, experiments, runs, trials
 
 if TYPE_CHECKING:  # loaded when the first experiment comes
     from zerolab.config.experiment.experiment_config import ExperimentConfig
 
-__all__ = ["ExperimentService", "Submission", "resource_columns"]
+__all__ = ["ExperimentService", "Submission", "resource_columns", "unapplied_experiments"]
+
+_STATE_AFTER = {
+    "pause": ExperimentState.PAUSED,
+    "activate": ExperimentState.ACTIVE,
+    "cancel": ExperimentState.STOPPING_CANCELED,
+    "kill": ExperimentState.STOPPING_KILLED,
+}
+"""State of an experiment after an action that concerns its trials."""
+_RUNS_AT_ONCE = 64
+"""Runs that one change asks to leave."""
 
 
 @dataclass(frozen=True)
@@ -119,79 +134,76 @@ class ExperimentService(Service):
         """
         experiment = self.work.find(ExperimentRow, experiment_id)
         if EXPERIMENT_ACTIONS[action].wanted("experiment", experiment_id, experiment.state):
-            actions = {
-                "pause": self._pause,
-                "activate": self._activate,
-                "cancel": self._cancel,
-                "kill": self._kill,
-                "archive": self._archive,
-                "unarchive": self._unarchive,
-            }
-            actions[action](experiment)
+            if action in _STATE_AFTER:
+                self._apply_new_state(experiment, _STATE_AFTER[action])
+            else:
+                self.work.save(experiments, experiment_id, archived=int(action == "archive"))
             self.work.touch("experiment", experiment_id, experiment_id)
             self.scheduling.schedule()
 
-    def _open_trials(self, experiment_id: int) -> list[TrialRow]:
-        query = select(trials).where(
-            trials.c.experiment_id == experiment_id, trials.c.state.not_in(TRIAL_ENDED)
-        )
-        return read_rows(self.work.connection, TrialRow, query.order_by(trials.c.id))
-
-    def _pause(self, experiment: ExperimentRow) -> None:
-        number = experiment.id
-        self.lifecycle.move_experiment(experiment, ExperimentState.PAUSED)
-        running = select(trials.c.run_id).where(
-            trials.c.experiment_id == number,
-            trials.c.run_id.is_not(None),
-            trials.c.state.not_in(TRIAL_ENDED),
-        )
-        for run_id in self.work.connection.scalars(running.order_by(trials.c.id)).all():
-            self.runs.direct(run_id, "preempt")
-        idle = trials.c.state == TrialState.QUEUED
-        self._move_idle(number, idle, TrialState.PAUSED)
-        waiting = select(trials.c.source_trial_id).where(
-            trials.c.experiment_id == number, text(WEIGHTS_MISSING)
-        )
-        for source in set(self.work.connection.scalars(waiting)):  # none may come any more
-            self.warm_starts.settle_sources(source)
-
-    def _activate(self, experiment: ExperimentRow) -> None:
-        self.lifecycle.move_experiment(experiment, ExperimentState.ACTIVE)
-        free = (trials.c.state == TrialState.PAUSED) & (trials.c.waits == 0) & (trials.c.held == 0)
-        self._move_idle(experiment.id, free, TrialState.QUEUED)
-
-    def _move_idle(
-        self,
-        experiment_id: int,
-        which: ColumnElement[bool],
-        state: TrialState,
+    def _apply_new_state(
+        self, experiment: ExperimentRow, state: ExperimentState, **values: Any
     ) -> None:
-        """Move all trials without a run at once: there may be thousands."""
-        idle = (trials.c.experiment_id == experiment_id) & trials.c.run_id.is_(None) & which
-        if self.work.has_readers(experiment_id):
-            moved = select(trials.c.id).where(idle).order_by(trials.c.id)
-            self.work.touch_trials(experiment_id, self.work.connection.scalars(moved))
-        self.work.connection.execute(update(trials).where(idle).values(state=state))
+        """Change an experiment's state and apply it to its trials, or to the first of many."""
+        self.lifecycle.move_experiment(experiment, state, **values)
+        self.lifecycle.mark_unapplied(experiment.id, unapplied=True)
+        self.apply_state(experiment.id)
 
-    def _stop(self, experiment: ExperimentRow, state: ExperimentState) -> None:
-        self.lifecycle.move_experiment(experiment, state)
-        reason = "kill" if state == ExperimentState.STOPPING_KILLED else "cancel"
-        self.lifecycle.cancel_idle(experiment.id, reason)
-        for trial in self._open_trials(experiment.id):
-            self.operations.stop_trial(trial, reason)
-        self.lifecycle.settle(experiment.id)
+    def apply_state(self, experiment_id: int) -> None:
+        """Apply an experiment's state to as many of its trials as one change may move.
 
-    def _cancel(self, experiment: ExperimentRow) -> None:
-        self._stop(experiment, ExperimentState.STOPPING_CANCELED)
+        Call it again, each time in another change, while the experiment is in
+        ``orchestrator.queue.unapplied``. The remaining trials follow from their rows, so that the
+        next server continues if this one dies: see :func:`unapplied_experiments`.
+        """
+        experiment = self.work.find(ExperimentRow, experiment_id)
+        if experiment.state not in EXPERIMENT_ENDED and self._move_trials(experiment):
+            self.work.touch("experiment", experiment_id, experiment_id)
+            return
+        self.lifecycle.mark_unapplied(experiment_id, unapplied=False)
+        if experiment.state in EXPERIMENT_STOPPING:
+            self.lifecycle.settle(experiment_id)
 
-    def _kill(self, experiment: ExperimentRow) -> None:
-        self._stop(experiment, ExperimentState.STOPPING_KILLED)
+    def _move_trials(self, experiment: ExperimentRow) -> bool:
+        """Move some trials to the state that their experiment's state requires.
 
-    def _archive(self, experiment: ExperimentRow) -> None:
-        self.work.save(experiments, experiment.id, archived=1)
+        Returns:
+            Whether more may be left, for another change.
+        """
+        if self.lifecycle.move_idle(experiment):
+            return True
+        if experiment.state == ExperimentState.ACTIVE:
+            return False
+        unaware = self._unaware(experiment)
+        for trial in unaware[:_RUNS_AT_ONCE]:
+            if experiment.state == ExperimentState.PAUSED:
+                self.runs.direct(trial.run_id, "preempt")
+            else:
+                reason = stop_reason(experiment.state)
+                self.operations.stop_trial(self.work.find(TrialRow, trial.id), reason)
+        return len(unaware) > _RUNS_AT_ONCE
 
-    def _unarchive(self, experiment: ExperimentRow) -> None:
-        self.work.save(experiments, experiment.id, archived=0)
+    def _unaware(self, experiment: ExperimentRow) -> list[Any]:
+        """Return the trials whose runs have not yet been asked to leave for their experiment."""
+        canceled = experiment.state == ExperimentState.STOPPING_CANCELED
+        which: ColumnElement[bool] = runs.c.directive == "train"
+        if canceled:
+            which = trials.c.stop.is_(None) | (trials.c.stop == "searcher") & (runs.c.killed == 0)
+        elif experiment.state in EXPERIMENT_STOPPING:
+            which = trials.c.stop.is_(None) | (runs.c.killed == 0)
+        with_run = trials.c.state.in_(TRIAL_OPEN - {TrialState.PAUSED})
+        query = (
+            select(trials.c.id, trials.c.run_id, trials.c.stop)
+            .join(runs, runs.c.id == trials.c.run_id)
+            .where(trials.c.experiment_id == experiment.id, with_run, which)
+        )
+        return [
+            row
+            for row in self.work.connection.execute(query)
+            if row.stop is None
+            or not canceled
+            or self.runs.never_asks(self.work.find(RunRow, row.run_id))
+        ]
 
     def remove(self, experiment_id: int) -> bool:
         """Delete an experiment that has ended, with its rows and files, and an archive of its own.
@@ -265,14 +277,27 @@ class ExperimentService(Service):
         experiment = self.work.find(ExperimentRow, experiment_id)
         if experiment.state in EXPERIMENT_ENDED | EXPERIMENT_STOPPING:
             return
-        self.lifecycle.move_experiment(experiment, ExperimentState.STOPPING_ERROR, error=error)
-        self.lifecycle.cancel_idle(experiment_id, "kill")
-        running = select(trials).where(
-            trials.c.experiment_id == experiment_id, trials.c.state.not_in(TRIAL_ENDED)
-        )
-        for trial in read_rows(self.work.connection, TrialRow, running.order_by(trials.c.id)):
-            self.operations.stop_trial(trial, "kill")
-        self.lifecycle.settle(experiment_id)
+        self._apply_new_state(experiment, ExperimentState.STOPPING_ERROR, error=error)
+
+
+def unapplied_experiments(connection: Connection) -> list[int]:
+    """Return the experiments whose state a killed server has not applied to all their trials."""
+    idle = select(trials.c.id).where(
+        trials.c.experiment_id == experiments.c.id, trials.c.run_id.is_(None)
+    )
+    running = select(runs.c.id).where(
+        runs.c.experiment_id == experiments.c.id,
+        runs.c.state.in_(OPEN_RUNS),
+        runs.c.directive == "train",
+    )
+    state = experiments.c.state
+    query = select(experiments.c.id).where(
+        state.in_(EXPERIMENT_STOPPING)
+        | (state == ExperimentState.PAUSED)
+        & (idle.where(trials.c.state == TrialState.QUEUED).exists() | running.exists())
+        | (state == ExperimentState.ACTIVE) & idle.where(PAUSED_BY_EXPERIMENT).exists()
+    )
+    return list(connection.scalars(query.order_by(experiments.c.id)))
 
 
 def resource_columns(config: "ExperimentConfig") -> dict[str, Any]:

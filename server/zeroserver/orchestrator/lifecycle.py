@@ -1,10 +1,11 @@
 """State changes of experiments and trials, with the columns and counts that follow."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
-from sqlalchemy import func, select, text, update
+from sqlalchemy import ColumnElement, func, select, text, update
 
 from zeroserver.orchestrator.checkpoints.checkpoint_service import CheckpointService
 from zeroserver.orchestrator.orphans import OrphanService
@@ -16,6 +17,7 @@ from zeroserver.states import (
     EXPERIMENT_STOPPING,
     TRIAL_ENDED,
     TRIAL_MOVES,
+    TRIAL_OPEN,
     ExperimentState,
     TrialState,
     check_move,
@@ -23,7 +25,14 @@ from zeroserver.states import (
 from zeroserver.store.rows import ExperimentRow, TrialRow
 from zeroserver.store.schema import WEIGHTS_MISSING, experiments, trials
 
-__all__ = ["LifecycleService", "resting_state"]
+__all__ = ["PAUSED_BY_EXPERIMENT", "LifecycleService", "resting_state", "stop_reason"]
+
+PAUSED_BY_EXPERIMENT = (
+    (trials.c.state == TrialState.PAUSED) & (trials.c.waits == 0) & (trials.c.held == 0)
+)
+"""Trials that only their experiment has paused, neither the searcher nor a user."""
+_IDLE_AT_ONCE = 8000
+"""Trials without a run that one change moves."""
 
 _ENDS_AS = {
     ExperimentState.STOPPING_CANCELED: ExperimentState.CANCELED,
@@ -80,17 +89,14 @@ class LifecycleService(Service):
         stopping = experiment.state in EXPERIMENT_STOPPING
         if not (stopping or experiment.searcher_done):  # before anything is counted over all trials
             return
-        counted = self.work.connection.execute(
-            select(trials.c.state, func.count().label("number"))
-            .where(trials.c.experiment_id == experiment_id)
-            .group_by(trials.c.state)
-        )
-        counts = {row.state: row.number for row in counted}
-        if any(state not in TRIAL_ENDED for state in counts):
+        of_experiment = select(trials.c.state).where(trials.c.experiment_id == experiment_id)
+        is_open = of_experiment.where(trials.c.state.in_(TRIAL_OPEN)).limit(1)
+        if self.work.connection.scalar(is_open) is not None:
             return
         self.checkpoints.apply_to_experiment(experiment_id)
-        through = ExperimentState(experiment.state) if stopping else _stopping_state(counts.keys())
+        through = ExperimentState(experiment.state)
         if not stopping:
+            through = _stopping_state(set(self.work.connection.scalars(of_experiment.distinct())))
             self.move_experiment(experiment, through)
         end = _ENDS_AS[through]
         values: dict[str, Any] = {"ended_at": self.work.clock()}
@@ -104,6 +110,7 @@ class LifecycleService(Service):
         self.work.orchestrator.searches.searchers.pop(experiment_id, None)
         self.work.orchestrator.configs.forget(experiment_id)
         self.work.orchestrator.queue.drop([experiment_id])
+        self.mark_unapplied(experiment_id, unapplied=False)
 
     def _last_error(self, experiment_id: int) -> str | None:
         query = (
@@ -210,26 +217,39 @@ class LifecycleService(Service):
         for source in paused.intersection(self.work.connection.scalars(waiting)):
             self.warm_starts.settle_sources(source)
 
-    def cancel_idle(self, experiment_id: int, reason: str) -> None:
-        """Cancel all trials without a run of a stopping experiment; there may be thousands."""
-        idle = (
-            trials.c.experiment_id == experiment_id,
-            trials.c.run_id.is_(None),
-            trials.c.state.in_([TrialState.QUEUED, TrialState.PAUSED]),
+    def mark_unapplied(self, experiment_id: int, *, unapplied: bool) -> None:
+        """Mark whether an experiment's state is still to be applied to some of its trials."""
+        marked = self.work.orchestrator.queue.unapplied
+        if (experiment_id in marked) != unapplied:
+            marked.symmetric_difference_update({experiment_id})
+            self.work.undo.append(partial(marked.symmetric_difference_update, {experiment_id}))
+
+    def move_idle(self, experiment: ExperimentRow) -> bool:
+        """Move some trials without a run to the state that their experiment's state requires.
+
+        Returns:
+            Whether more may be left, for another change.
+        """
+        which: ColumnElement[bool] = trials.c.state == TrialState.QUEUED
+        values: dict[str, Any] = {"state": TrialState.PAUSED}
+        stopping = experiment.state in EXPERIMENT_STOPPING
+        if stopping:
+            which = trials.c.state.in_([TrialState.QUEUED, TrialState.PAUSED])
+            values = {
+                "state": TrialState.CANCELED, "stop": stop_reason(experiment.state),
+                "restart_at": None, "ended_at": self.work.clock(),
+            }  # fmt: skip
+        elif experiment.state == ExperimentState.ACTIVE:
+            which, values = PAUSED_BY_EXPERIMENT, {"state": TrialState.QUEUED}
+        some = select(trials.c.id).where(
+            trials.c.experiment_id == experiment.id, trials.c.run_id.is_(None), which
         )
-        trial_ids = list(self.work.connection.scalars(select(trials.c.id).where(*idle)))
-        self.work.connection.execute(
-            update(trials)
-            .where(*idle)
-            .values(
-                state=TrialState.CANCELED, stop=reason, restart_at=None, ended_at=self.work.clock()
-            )
-        )
-        self.work.touch_trials(experiment_id, trial_ids)
-        moves = [(TrialState.QUEUED, TrialState.CANCELED)] * len(trial_ids)
-        self._count_moves(experiment_id, moves)
-        if trial_ids:
-            self.checkpoints.apply_to_experiment(experiment_id)
+        change = update(trials).where(trials.c.id.in_(some.limit(_IDLE_AT_ONCE))).values(values)
+        ids = self.work.connection.scalars(change.returning(trials.c.id)).all()
+        self.work.touch_trials(experiment.id, ids)
+        if stopping:
+            self.work.run(_COUNT, (0, len(ids), experiment.id))
+        return len(ids) == _IDLE_AT_ONCE
 
     def remove_trials(self, trial_ids: Sequence[int]) -> None:
         """Delete trials and their runs, after their checkpoints."""
@@ -239,13 +259,18 @@ class LifecycleService(Service):
             self.work.many(statement, keys)
 
 
-def _stopping_state(states: Collection[str]) -> ExperimentState:
+def _stopping_state(states: set[str]) -> ExperimentState:
     """How an experiment stops whose trials have all ended in these states."""
-    if set(states) == {TrialState.ERROR}:
+    if states == {TrialState.ERROR}:
         return ExperimentState.STOPPING_ERROR
-    if set(states) == {TrialState.CANCELED}:
+    if states == {TrialState.CANCELED}:
         return ExperimentState.STOPPING_CANCELED
     return ExperimentState.STOPPING_COMPLETED
+
+
+def stop_reason(experiment_state: str) -> str:
+    """Return why the trials of a stopping experiment are stopped."""
+    return "cancel" if experiment_state == ExperimentState.STOPPING_CANCELED else "kill"
 
 
 def resting_state(experiment_state: str, *, waits: int) -> TrialState:

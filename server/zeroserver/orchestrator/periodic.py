@@ -47,6 +47,11 @@ class PeriodicService(Service):
         if self.operations.execute_backlog():
             self.scheduling.schedule()
 
+    def apply_states(self) -> None:
+        """Apply an experiment's state to some of the trials that still have to follow it."""
+        for experiment_id in sorted(self.work.orchestrator.queue.unapplied)[:1]:
+            self.experiments.apply_state(experiment_id)
+
     def bound_deadlines(self) -> None:
         """Limit stored deadlines, since the clock may have been set back.
 
