@@ -11,8 +11,8 @@ from torch import Tensor, nn
 import zerotrial
 from tests.engine.ranks import run_on_ranks
 from zerolab.errors import ConfigError
+from zerotrial.engine.builder.environment import planning
 from zerotrial.extensions.pipeline import LayerSpec, PipelineModule, TiedLayerSpec
-from zerotrial.extensions.pipeline.module import all_layers_built
 
 pytestmark = pytest.mark.processes
 
@@ -138,7 +138,7 @@ def losses_of(engine: Any) -> list[float]:
 
 def plain(layers: Layers, before: Callable[[Any, int], None] = lambda _, step: None) -> list[float]:
     """Train in one process; returns the losses and one of evaluation."""
-    with all_layers_built():
+    with planning(lambda *_: None):
         model = build(layers, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     result = []

@@ -11,11 +11,11 @@ from benchmarks.formulas import data_traffic, pipe_traffic
 from tests.engine.pipelines import LENGTH, MICRO, SAMPLES, WIDTH, batches, config_of
 from tests.engine.ranks import run_on_ranks
 from zerolab.config.engine.reader import load_engine_config
+from zerotrial.engine.builder.environment import planning
 from zerotrial.engine.module.replicated_parameters import choose_replicated
 from zerotrial.engine.module.units import plan_units
 from zerotrial.engine.stage3.prefetch import in_forward_order, kept_to_backward
 from zerotrial.extensions.pipeline import LayerSpec, PipelineModule
-from zerotrial.extensions.pipeline.module import all_layers_built
 from zerotrial.extensions.planner.model_profile import profile_model
 from zerotrial.extensions.planner.plan import bucket_of
 
@@ -59,7 +59,7 @@ def largest_buckets(stage: int, optimizer: str, buckets: dict[str, int]) -> tupl
         layers = [LayerSpec(nn.Linear, WIDTH, WIDTH, bias=False) for _ in range(BLOCKS)]
         return PipelineModule(layers, num_stages=2, loss_fn=squared)
 
-    with all_layers_built():
+    with planning(lambda *_: None):
         profile = profile_model(build(), load_engine_config(config), None, None)
     engine: Any = zerotrial.initialize(model=build(), config=config)[0]
     largest = max(bucket.numel for bucket in engine.stage.buckets)

@@ -18,10 +18,10 @@ from tests.waiting import DEADLINE_S
 from zerolab.config.engine.reader import load_engine_config
 from zerolab.config.engine.zero import ZeroConfig
 from zerotrial.engine.builder.build import initialize
+from zerotrial.engine.builder.environment import planning
 from zerotrial.engine.engine import Engine
 from zerotrial.engine.flat.layout import choose_bucket_numel
 from zerotrial.extensions.pipeline import PipelineModule
-from zerotrial.extensions.pipeline.module import all_layers_built
 from zerotrial.extensions.planner.formulas import MemoryEstimate, estimate
 from zerotrial.extensions.planner.model_profile import ModelProfile, profile_model, profile_trial
 from zerotrial.extensions.planner.plan import (
@@ -527,7 +527,7 @@ def test_plan_divides_buckets_over_pipeline_stages(
     def layers(count: int) -> list[nn.Module]:
         return [nn.Linear(1024, 1024, bias=False) for _ in range(count)]
 
-    with all_layers_built(), torch.device("meta"):
+    with planning(lambda *_: None), torch.device("meta"):
         pipeline = PipelineModule(layers(32), num_stages=2, loss_fn=nn.functional.mse_loss)
         plain = nn.Sequential(*layers(16))
     profile = profile_model(pipeline, config, None, None)

@@ -115,6 +115,8 @@ class _Lookup:
 
 
 _process_entries: list[_Lookup] = []
+# Of the process, not an argument: user code reads its engine files by initialize(config=...) in
+# __init__, before the trial's context sees an engine. A process has one trial.
 
 
 @contextlib.contextmanager

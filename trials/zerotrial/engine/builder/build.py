@@ -3,8 +3,7 @@
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from os import PathLike
@@ -28,6 +27,7 @@ from zerotrial.engine.builder.arguments import (
 from zerotrial.engine.builder.environment import (
     EngineEnvironment,
     choose_device,
+    current_planner,
     find_environment,
     find_process_group,
     is_pipeline,
@@ -64,7 +64,7 @@ from zerotrial.engine.protocols import (
 from zerotrial.engine.update.checkpoint_support import check_savable
 from zerotrial.engine.update.factory import choose_optimizer
 
-__all__ = ["extended", "initialize", "planning"]
+__all__ = ["extended", "initialize"]
 
 logger = logging.getLogger(__name__)
 
@@ -73,24 +73,6 @@ EXTENSIONS: Registry[type] = Registry("zerotrial.engine_extensions", {})
 _extended: dict[type, Any] = {}
 
 _FLAT_STAGES = {0: Stage0, 1: Stage1, 2: Stage2}
-
-Planner = Callable[[nn.Module, EngineConfig, Any, Any], Any]
-_planner: "ContextVar[Planner | None]" = ContextVar("planner", default=None)
-
-
-@contextlib.contextmanager
-def planning(planner: Planner) -> Iterator[None]:
-    """Make :func:`initialize` call a planner in this context instead of building an engine.
-
-    Args:
-        planner: Gets model, configuration, optimizer argument and ``model_parameters``, and
-            returns a replacement for the engine. The model is not changed.
-    """
-    token = _planner.set(planner)
-    try:
-        yield
-    finally:
-        _planner.reset(token)
 
 
 @garbage_collection_paused()
@@ -149,7 +131,7 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
     resolved = read_config(args, model, source, problems)
     assert model is not None
     model = unwrap_compiled(model)
-    planner = _planner.get()
+    planner = current_planner()
     if planner is not None:
         return (
             planner(model, resolved, optimizer, model_parameters),

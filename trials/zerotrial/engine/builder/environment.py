@@ -1,6 +1,9 @@
 """Environment of an engine, resolved before the model is touched: device, mesh, batch sizes."""
 
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -22,10 +25,40 @@ if TYPE_CHECKING:
 __all__ = [
     "EngineEnvironment",
     "choose_device",
+    "current_planner",
     "find_environment",
     "find_process_group",
     "is_pipeline",
+    "planning",
 ]
+
+
+Planner = Callable[[nn.Module, EngineConfig, Any, Any], Any]
+_planner: "ContextVar[Planner | None]" = ContextVar("planner", default=None)
+# Not an argument: a trial's own __init__ calls PipelineModule() and initialize(), which get nothing
+# from whoever plans it.
+
+
+@contextmanager
+def planning(planner: Planner) -> Iterator[None]:
+    """Inspect models in this context: ``initialize`` calls a planner and builds no engine.
+
+    A ``PipelineModule`` has all layers then, as one stage, without the ranks that train it.
+
+    Args:
+        planner: Gets model, configuration, optimizer argument and ``model_parameters``, and
+            returns a replacement for the engine. The model is not changed.
+    """
+    token = _planner.set(planner)
+    try:
+        yield
+    finally:
+        _planner.reset(token)
+
+
+def current_planner() -> Planner | None:
+    """Return the planner of :func:`planning`; None outside of it."""
+    return _planner.get()
 
 
 def is_pipeline(model: nn.Module) -> "TypeGuard[PipelineModel]":

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import partial
 from typing import Any, ClassVar
 
@@ -27,6 +25,7 @@ from torch.utils._pytree import tree_map_only
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.engine.pipelines import pipeline_checks, schedule_problems, unmanaged_problem
 from zerolab.errors import ConfigError, EngineError
+from zerotrial.engine.builder.environment import current_planner
 from zerotrial.engine.mesh import Mesh, Tie
 from zerotrial.engine.module.activation_checkpointing import Recompute, recomputed
 from zerotrial.extensions.pipeline.layers import (
@@ -39,25 +38,10 @@ from zerotrial.extensions.pipeline.layers import (
 )
 from zerotrial.extensions.pipeline.partitioning import partition
 
-__all__ = ["Chunk", "PipelineModule", "all_layers_built"]
+__all__ = ["Chunk", "PipelineModule"]
 
 _AXES = ("pipe", "data", "model")
 """Axes of a topology, in the order in which ranks are laid out."""
-
-_all_layers_built: ContextVar[bool] = ContextVar("all_layers_built", default=False)
-
-
-@contextmanager
-def all_layers_built() -> Iterator[None]:
-    """Build every :class:`PipelineModule` with all layers, as one stage, in this context.
-
-    For inspecting a model without the ranks that train it.
-    """
-    token = _all_layers_built.set(True)
-    try:
-        yield
-    finally:
-        _all_layers_built.reset(token)
 
 
 class Chunk(nn.Module):
@@ -149,7 +133,7 @@ class PipelineModule(nn.Module):
         requested = _count_stages(num_stages, topology)
         self.requested_stages = requested
         """Requested number of pipeline stages, even if built as one stage."""
-        self.num_stages = 1 if _all_layers_built.get() else requested
+        self.num_stages = requested if current_planner() is None else 1
         self.loss_fn = loss_fn
         self.requested_chunks = chunks
         """Requested chunks per rank, for several stages."""

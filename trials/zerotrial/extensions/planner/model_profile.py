@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,19 +13,14 @@ from zerolab.config.engine.batch import BatchSizes
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.errors import TrialError
 from zerotrial.engine.builder.arguments import groups_of, make_user_optimizer
-from zerotrial.engine.builder.build import extended, planning
-from zerotrial.engine.builder.environment import is_pipeline
+from zerotrial.engine.builder.build import extended
+from zerotrial.engine.builder.environment import is_pipeline, planning
 from zerotrial.engine.module.replicated_parameters import choose_replicated
 from zerotrial.engine.module.units import plan_units, requested_units
 from zerotrial.engine.progress import Progress
 from zerotrial.engine.protocols import ParamGroup
 from zerotrial.engine.stage3.prefetch import in_forward_order, kept_to_backward
 from zerotrial.extensions.planner.formulas import MOMENTS
-
-try:
-    from zerotrial.extensions.pipeline.module import all_layers_built
-except ImportError:  # without the extension no model has pipeline stages
-    all_layers_built = nullcontext  # type: ignore[assignment]
 
 __all__ = ["ModelProfile", "profile_model", "profile_trial"]
 
@@ -113,7 +107,7 @@ def profile_trial(build_trial: Callable[[], object]) -> list[ModelProfile]:
         planned: _PlannedEngine = extended(_PlannedEngine)(model, config)
         return planned
 
-    with planning(plan_engine), all_layers_built():
+    with planning(plan_engine):
         try:
             with torch.device("meta"):
                 build_trial()
