@@ -141,7 +141,7 @@ def test_killed_agent_ends_processes_of_ranks(installation: Installation, tmp_pa
             with contextlib.suppress(psutil.Error):
                 process.kill()
         installation.up()
-        installation.cli("experiment", "kill", str(experiment_id))
+        installation.quick("experiment", "kill", str(experiment_id))
     assert installation.wait_for(experiment_id)["state"] == "CANCELED"
 
 
@@ -199,7 +199,7 @@ def test_killed_experiment_leaves_no_process(installation: Installation, tmp_pat
     wait_for_files(gate, "first_0", "first_1")
     run_id = installation.client.trials(experiment_id)[0]["run_id"]
     ranks = [psutil.Process(installation.rank_pid(run_id, rank)) for rank in (0, 1)]
-    installation.cli("experiment", "kill", str(experiment_id))
+    installation.quick("experiment", "kill", str(experiment_id))
     assert installation.wait_for(experiment_id)["state"] == "CANCELED"
     assert wait_for_end(ranks, DEADLINE_S)
 

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.end_to_end.installation import in_process
 from tests.server.processes import LiveServer
 from tests.waiting import DEADLINE_S, until
 from zerolab.client import archive
@@ -142,10 +143,7 @@ class Farm:
 
     def cli(self, *arguments: str) -> str:
         environment = {**os.environ, ENV_MASTER: self.server.url, ENV_TOKEN: self.server.token}
-        command = [sys.executable, "-m", "zerolab", *arguments]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        return in_process(environment, *arguments).stdout
 
     def close(self) -> None:
         for agent in self.agents.values():

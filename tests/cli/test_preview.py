@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -35,8 +34,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def preview(file: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "zerolab", "experiment", "preview", str(file), *options]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return in_process(os.environ, "experiment", "preview", file, *options, expect=None)
 
 
 def test_preview_shows_trials_and_cost(file: Path) -> None:

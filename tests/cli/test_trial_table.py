@@ -6,12 +6,12 @@ import json
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from tests.end_to_end.installation import in_process
 from tests.long_names import CALLED
 from tests.server.helpers import validation
 from tests.server.processes import LiveServer, played
@@ -46,8 +46,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
 
 def zerolab(server: LiveServer, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"ZEROLAB_MASTER": server.url, "ZEROLAB_TOKEN": server.token}
-    command = [sys.executable, "-m", "zerolab", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    return in_process(environment, *arguments, expect=None)
 
 
 def test_table_has_differing_hyperparameters(live: LiveServer) -> None:

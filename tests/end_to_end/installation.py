@@ -133,13 +133,13 @@ class Installation:
     def down(self) -> None:
         """Stop agent and server."""
         self._forget_client()
-        self.cli("down")
+        self.quick("down")
 
     def destroy(self) -> None:
         """Stop all processes, by SIGKILL if necessary."""
         self._forget_client()
-        with contextlib.suppress(AssertionError, subprocess.TimeoutExpired):
-            self.cli("down")
+        with contextlib.suppress(AssertionError):
+            self.quick("down")
         kill_all(list(self.processes()))
 
     def processes(self) -> Iterator[psutil.Process]:

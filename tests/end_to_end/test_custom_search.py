@@ -55,7 +55,7 @@ def submit(
         "reproducibility": {"experiment_seed": 5},
     }  # fmt: skip
     (folder / "experiment.yaml").write_text(yaml.safe_dump(content))
-    return int(installation.cli("submit", folder / "experiment.yaml").stdout)
+    return int(installation.quick("submit", folder / "experiment.yaml").stdout)
 
 
 def wait_for_trial(installation: Installation, experiment_id: int) -> None:

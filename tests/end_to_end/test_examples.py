@@ -27,7 +27,7 @@ def test_examples_complete_with_metrics_and_checkpoint(
 ) -> None:
     assert len(EXAMPLES) >= 6
     experiment_ids = {
-        example.name: int(installation.cli("submit", example / "smoke.yaml").stdout)
+        example.name: int(installation.quick("submit", example / "smoke.yaml").stdout)
         for example in EXAMPLES
     }
     for name, experiment_id in experiment_ids.items():

@@ -54,7 +54,7 @@ def test_config_problems_are_listed_together(installation: Installation, model: 
     assert "Traceback" not in rejection.stderr
     for fragment in ("3 problem(s)", "did you mean 'stage'?", "'much'", "4 x 3 x 1 = 12, got 30"):
         assert rejection.stderr.count(fragment) == 1, rejection.stderr
-    run_rejection = installation.cli("run", model / "experiment.yaml", expect=2)
+    run_rejection = installation.quick("run", model / "experiment.yaml", expect=2)
     assert "3 problem(s)" in run_rejection.stderr
     assert installation.json("experiment", "list") == experiments
 
@@ -103,7 +103,7 @@ def test_missing_trial_class_is_rejected_at_submit(installation: Installation, m
     bad_config = config(entrypoint="model_def:DigitTrial")
     (model / "experiment.yaml").write_text(yaml.safe_dump(bad_config))
     message = "its classes are: DigitsTrial; did you mean 'DigitsTrial'?"
-    assert message in installation.cli("submit", model, expect=2).stderr
+    assert message in installation.quick("submit", model, expect=2).stderr
     response = httpx.post(
         f"{installation.client.url}/api/v1/experiments",
         headers={"Authorization": f"Bearer {installation.home.ensure_token()}"},
@@ -115,7 +115,7 @@ def test_missing_trial_class_is_rejected_at_submit(installation: Installation, m
     assert message in response.json()["error"]["message"]
     bad_config["entrypoint"] = "model_deff:DigitsTrial"
     (model / "experiment.yaml").write_text(yaml.safe_dump(bad_config))
-    assert "did you mean 'model_def'?" in installation.cli("run", model, expect=2).stderr
+    assert "did you mean 'model_def'?" in installation.quick("run", model, expect=2).stderr
     assert installation.json("experiment", "list") == experiments
 
 

@@ -29,7 +29,7 @@ def test_promoted_trials_resume_from_their_checkpoints(
     for name in ("model_def.py", "ds_config.json"):
         (folder / name).write_text((EXAMPLE / name).read_text())
     (folder / "experiment.yaml").write_text(yaml.safe_dump(content))
-    experiment_id = int(installation.cli("submit", folder / "experiment.yaml").stdout)
+    experiment_id = int(installation.quick("submit", folder / "experiment.yaml").stdout)
     experiment = installation.wait_for(experiment_id)
     assert experiment["state"] == "COMPLETED", installation.lines(experiment_id)[-30:]
 
@@ -60,7 +60,7 @@ def test_promoted_trials_resume_from_their_checkpoints(
 
     content["searcher"]["max_trials"] = 1  # no other trial needs its slots, so it need not pause
     (folder / "experiment.yaml").write_text(yaml.safe_dump(content))
-    single = int(installation.cli("submit", folder / "experiment.yaml").stdout)
+    single = int(installation.quick("submit", folder / "experiment.yaml").stdout)
     assert installation.wait_for(single)["state"] == "COMPLETED"
     log = installation.lines(single)
     extended = sum("extended the run to batch" in line for line in log)

@@ -114,7 +114,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         filled = Site(installation, folder, digits=0, failed=0, long=0, grid=0)
         filled.failed = filled.submit_script("broken", what="fail")
         shutil.copytree(EXAMPLE, folder / "digits", ignore=shutil.ignore_patterns("__pycache__"))
-        submitted = installation.cli("submit", folder / "digits" / "smoke.yaml")
+        submitted = installation.quick("submit", folder / "digits" / "smoke.yaml")
         filled.digits = int(submitted.stdout)
         filled.long = filled.submit_script("long", what="long")
         slopes = {"type": "categorical", "vals": [20, 3, 100]}
