@@ -1,4 +1,4 @@
-"""Searches of thirty trials whose server, trials and agent are killed equal undisturbed ones.
+"""Searches whose server, trials and agent are killed equal undisturbed ones.
 
 The trials train two at a time, one on each slot. Two things make the comparison exact. Training
 depends only on hyperparameters and checkpoint. Each run of a trial ends at a gate: when all running
@@ -59,10 +59,10 @@ with zerolab.core.init() as context:
 """
 
 TPE = {
-    "name": "tpe_asha", "max_length": {"batches": 27}, "max_trials": 30,
+    "name": "tpe_asha", "max_length": {"batches": 27}, "max_trials": 20,
     "max_concurrent_trials": 2,
 }  # fmt: skip
-TPE_DISTURBED = {3: "server", 8: "trial", 14: "server", 20: "agent", 26: "trial", 32: "server"}
+TPE_DISTURBED = {3: "server", 7: "trial", 11: "server", 15: "agent", 19: "trial", 23: "server"}
 """Number of finished runs -> process to kill then."""
 
 PROMOTING = {
