@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sqlalchemy import text
@@ -45,6 +46,8 @@ PLAYED = Timings(tick_s=3600.0, storage_check_s=3600.0, agent_silent_s=1e7, agen
 SILENT_S, GONE_S = 2e7, 2e8
 """Seconds until an agent is silent and until it is lost, with :data:`PLAYED`."""
 ENGINE = {"train_batch_size": 4, "optimizer": {"type": "SGD", "params": {"lr": 0.1}}}
+on_sqlite = pytest.mark.parametrize("server", ["sqlite"], indirect=True)
+"""A test of ``server`` on SQLite alone: other tests run its SQL statements on PostgreSQL."""
 
 
 def experiment_config(**changes: Any) -> dict[str, Any]:

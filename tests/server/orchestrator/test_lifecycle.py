@@ -10,6 +10,7 @@ from tests.server.helpers import (
     Clock,
     Server,
     checkpoint,
+    on_sqlite,
     progress,
     serve,
     training,
@@ -48,6 +49,7 @@ def test_completed_trial_completes_experiment(server: Server) -> None:
     assert server.work() == []
 
 
+@on_sqlite
 def test_run_started_and_ended_are_idempotent(server: Server) -> None:
     server.submit()
     server.add_agent()
@@ -81,6 +83,7 @@ def test_failed_trial_restarts_from_checkpoint_after_delay(server: Server) -> No
     assert server.trial()["steps_completed"] == 10
 
 
+@on_sqlite
 @pytest.mark.parametrize("code", [1, 3, 127])
 def test_error_before_first_report_is_not_restarted(server: Server, code: int) -> None:
     server.submit()
@@ -92,6 +95,7 @@ def test_error_before_first_report_is_not_restarted(server: Server, code: int) -
     assert "no restart: it failed before its first report" in text
 
 
+@on_sqlite
 @pytest.mark.parametrize("code", [-9, -11, 137, 143, EXIT_INFRASTRUCTURE, EXIT_PREEMPTED])
 def test_signal_before_first_report_is_restarted(server: Server, code: int) -> None:
     server.submit()
@@ -112,6 +116,7 @@ def test_error_after_first_report_is_restarted(server: Server) -> None:
     assert (server.trial()["state"], server.trial()["restarts"]) == ("QUEUED", 2)
 
 
+@on_sqlite
 def test_task_restarts_up_to_max_restarts(server: Server) -> None:
     server.submit(entrypoint="echo hello", searcher={"name": "single"}, max_restarts=2)
     server.add_agent()
@@ -139,6 +144,7 @@ def test_runs_list_nodes_and_exit_reasons(server: Server) -> None:
     assert server.http.get(f"{PREFIX}/trials/9/runs").status_code == 404
 
 
+@on_sqlite
 def test_restart_delay_doubles(server: Server) -> None:
     server.submit()
     server.add_agent()
@@ -150,6 +156,7 @@ def test_restart_delay_doubles(server: Server) -> None:
         assert len(server.work()) == 1
 
 
+@on_sqlite
 def test_all_trials_failed_is_experiment_error(
     server: Server,
 ) -> None:
@@ -169,6 +176,7 @@ def test_all_trials_failed_is_experiment_error(
     assert "failure 2; no restart: it has been restarted 2 times (max_restarts)" in text
 
 
+@on_sqlite
 def test_user_error_is_not_retried(server: Server) -> None:
     server.submit()
     server.add_agent()
@@ -179,6 +187,7 @@ def test_user_error_is_not_retried(server: Server) -> None:
     assert experiment["error"] == "model_def.py line 3: no such name"
 
 
+@on_sqlite
 def test_invalid_hparams_trial_is_replaced(
     server: Server,
 ) -> None:
@@ -215,6 +224,7 @@ def test_pause_frees_slots_and_activate_resumes(server: Server) -> None:
     assert again.latest_checkpoint.steps_completed == 30
 
 
+@on_sqlite
 def test_activate_while_run_is_stopping_restarts_it(server: Server) -> None:
     server.submit()
     server.add_agent()
@@ -225,6 +235,7 @@ def test_activate_while_run_is_stopping_restarts_it(server: Server) -> None:
     assert server.begin().run_id != spec.run_id
 
 
+@on_sqlite
 def test_inactive_experiment_starts_no_run(server: Server) -> None:
     server.add_agent()
     assert server.submit(activate=False)["state"] == "PAUSED"
@@ -251,6 +262,7 @@ def test_cancel_lets_run_checkpoint(server: Server) -> None:
 COMMAND = {"entrypoint": ["true"], "hyperparameters": {}}
 
 
+@on_sqlite
 def test_cancel_kills_command_that_never_polls(server: Server) -> None:
     server.submit(**COMMAND)
     server.add_agent()
@@ -263,6 +275,7 @@ def test_cancel_kills_command_that_never_polls(server: Server) -> None:
     assert (server.trial()["state"], server.trial()["restarts"]) == ("CANCELED", 0)
 
 
+@on_sqlite
 def test_cancel_lets_polling_command_checkpoint(server: Server) -> None:
     server.submit(**COMMAND)
     server.add_agent()
@@ -287,6 +300,7 @@ def test_restarted_command_has_time_to_poll(tmp_path: Path) -> None:
         assert server.work()[0].action == "run"
 
 
+@on_sqlite
 def test_command_that_never_polls_is_warned(server: Server) -> None:
     server.submit(**COMMAND, preemption_timeout=100)
     server.add_agent()
@@ -299,6 +313,7 @@ def test_command_that_never_polls_is_warned(server: Server) -> None:
     assert [(item.action, item.grace_s) for item in server.work()] == [("kill", 5.0)]
 
 
+@on_sqlite
 def test_kill_does_not_wait(server: Server) -> None:
     server.submit()
     server.add_agent()
@@ -314,6 +329,7 @@ def test_kill_does_not_wait(server: Server) -> None:
     assert server.trial()["restarts"] == 0
 
 
+@on_sqlite
 def test_cancel_ends_queued_trials_immediately(server: Server) -> None:
     server.submit()
     assert server.act("cancel")["state"] == "CANCELED"
@@ -338,6 +354,7 @@ def test_stop_of_ended_experiment_is_noop(sqlite_server: Server, action: str) ->
     assert sqlite_server.act(action) == ended
 
 
+@on_sqlite
 def test_run_that_misses_deadline_is_killed_not_failed(server: Server) -> None:
     server.submit(preemption_timeout=100)
     server.add_agent()
@@ -354,6 +371,7 @@ def test_run_that_misses_deadline_is_killed_not_failed(server: Server) -> None:
     assert (trial["state"], trial["restarts"]) == ("PAUSED", 0)
 
 
+@on_sqlite
 def test_kill_one_trial(server: Server) -> None:
     space = {"deepspeed_config": "ds_config.json", "n": {"type": "categorical", "vals": [1, 2]}}
     server.submit(
@@ -391,6 +409,7 @@ def test_runs_of_silent_agent_restart_elsewhere(
     assert server.get("/agents")["agents"][0]["alive"]
 
 
+@on_sqlite
 def test_machine_failures_do_not_use_restarts(server: Server) -> None:
     server.submit(max_restarts=1)
     server.add_agent()
@@ -418,6 +437,7 @@ def test_log_policy_ends_trial_despite_machine_failure(server: Server) -> None:
     assert server.trial()["state"] == "ERROR"
 
 
+@on_sqlite
 def test_unstarted_run_of_silent_agent_is_no_failure(server: Server) -> None:
     server.submit()
     server.add_agent(name="first")
@@ -429,6 +449,7 @@ def test_unstarted_run_of_silent_agent_is_no_failure(server: Server) -> None:
     assert server.begin(agent_id=2).restarts == 0
 
 
+@on_sqlite
 def test_log_policies_label_trial_and_prevent_restart(server: Server) -> None:
     policies = [{"name": "bad data", "pattern": "corrupt .* shard", "action": "cancel_retries"}]
     server.submit(log_policies=policies)
@@ -442,6 +463,7 @@ def test_log_policies_label_trial_and_prevent_restart(server: Server) -> None:
     assert (trial["state"], trial["restarts"]) == ("ERROR", 0)
 
 
+@on_sqlite
 def test_log_policies_search_last_lines_of_failed_run(server: Server) -> None:
     server.submit(log_policies=[{"pattern": "boom", "action": "cancel_retries"}])
     server.add_agent()
@@ -587,6 +609,7 @@ def test_retention_never_removes_latest_checkpoint(
     assert {path.name for path in root.iterdir()} == remaining
 
 
+@on_sqlite
 def test_clock_set_back_delays_no_deadline(server: Server) -> None:
     server.submit(preemption_timeout=100)
     server.add_agent()

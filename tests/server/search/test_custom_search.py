@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.server.helpers import Server, serve, validation
+from tests.server.helpers import Server, on_sqlite, serve, validation
 from tests.server.processes import played
 from tests.waiting import DEADLINE_S, until
 from zerolab.client import search as search_program
@@ -143,6 +143,7 @@ def test_search_program_survives_server_restart(tmp_path: Any) -> None:
         assert owner.get(f"{PATH}/events")["over"]
 
 
+@on_sqlite
 @pytest.mark.parametrize(
     ("after", "operations", "status", "problem"),
     [
@@ -170,6 +171,7 @@ def test_invalid_operation_rejects_the_batch(
     assert search.get(f"{PATH}/events")["handled"] == -1
 
 
+@on_sqlite
 @pytest.mark.parametrize(("after", "handled"), [(0, 99_999), (0, 4), (-1, 1)])
 def test_answer_to_unknown_event_is_rejected(search: Server, after: int, handled: int) -> None:
     """A program that acknowledges a future event would never receive it."""
@@ -184,6 +186,7 @@ def test_answer_to_unknown_event_is_rejected(search: Server, after: int, handled
     assert send(search, after, last[-1]["id"] if last else 0, create(9)).is_success
 
 
+@on_sqlite
 def test_search_runs_until_its_program_shuts_down(
     search: Server,
 ) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.helpers import Server, checkpoint, validation
+from tests.server.helpers import Server, checkpoint, on_sqlite, validation
 from zerolab.contract.spec import EXIT_REACHED, RunSpec
 
 SPACE = {
@@ -70,6 +70,7 @@ def test_tpe_asha_search_finishes(server: Server) -> None:
     assert len(rungs[3]["entries"]) == sum(length == 27 for _, length in lengths)
 
 
+@on_sqlite
 @pytest.mark.parametrize("searcher", [TPE, PBT], ids=["tpe_asha", "pbt"])
 def test_replayed_searcher_creates_same_trials(server: Server, searcher: dict[str, Any]) -> None:
     server.add_agent(slots=3)
@@ -85,6 +86,7 @@ def test_replayed_searcher_creates_same_trials(server: Server, searcher: dict[st
     assert log_of(server)[count:] == first
 
 
+@on_sqlite
 @pytest.mark.parametrize("searcher", [TPE, PROMOTING, PBT], ids=["tpe_asha", "asha", "pbt"])
 def test_continued_search_without_deleted_trials_ends(
     server: Server, searcher: dict[str, Any]
@@ -113,6 +115,7 @@ def test_continued_search_without_deleted_trials_ends(
     assert not {entry["trial_id"] for rung in rungs for entry in rung["entries"]} & set(lengths)
 
 
+@on_sqlite
 def test_pbt_copy_starts_from_best_weights(
     server: Server,
 ) -> None:

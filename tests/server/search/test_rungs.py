@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.helpers import Server, checkpoint, metrics, validation
+from tests.server.helpers import Server, checkpoint, metrics, on_sqlite, validation
 from zerolab.contract.spec import (
     EXIT_INFRASTRUCTURE,
     EXIT_PREEMPTED,
@@ -96,6 +96,7 @@ def test_checkpoints_of_paused_trials_are_kept(server: Server) -> None:
     ]  # checkpoints of passed rungs are removed, those of waiting trials kept
 
 
+@on_sqlite
 def test_missing_metric_at_rung_fails_only_its_trial(search: Server) -> None:
     spec = search.begin(1)
     search.report(spec.run_id, validation(3, 0.5), metrics("validation", 5, accuracy=0.1))
@@ -105,6 +106,7 @@ def test_missing_metric_at_rung_fails_only_its_trial(search: Server) -> None:
     assert search.experiment()["state"] == "ACTIVE"
 
 
+@on_sqlite
 def test_failed_run_at_rung_restarts_when_promoted(server: Server) -> None:
     server.submit(hyperparameters=SPACE, searcher=PROMOTING, max_restarts=1)
     server.add_agent(slots=2)
@@ -121,6 +123,7 @@ def test_failed_run_at_rung_restarts_when_promoted(server: Server) -> None:
     assert again.fit.until == 10
 
 
+@on_sqlite
 @pytest.mark.parametrize("code", [1, -9, EXIT_USER_ERROR])
 @pytest.mark.parametrize("kind", ["promoting", "stopping", "tpe_asha", "pbt"])
 def test_run_failing_after_its_validation_fails_its_trial(
@@ -151,6 +154,7 @@ def test_run_failing_after_its_validation_fails_its_trial(
     assert [run["failed"] for run in server.get("/trials/1/runs")["runs"]] == [True]
 
 
+@on_sqlite
 def test_trial_shows_that_its_script_ignores_until(search: Server) -> None:
     reason = "the script trains beyond 5 batches, where the searcher compares its trials: read"
     spec = search.begin(1)
@@ -166,6 +170,7 @@ def test_trial_shows_that_its_script_ignores_until(search: Server) -> None:
     assert (search.trial(1)["state"], search.trial(1)["error"]) == ("COMPLETED", None)
 
 
+@on_sqlite
 def test_trial_waiting_at_rung_after_failed_run_ends_as_error(server: Server) -> None:
     """A failed run with restarts left; the search ends before the trial is promoted."""
     server.submit(hyperparameters=SPACE, searcher={**PROMOTING, "max_trials": 2})
@@ -187,6 +192,7 @@ def test_trial_waiting_at_rung_after_failed_run_ends_as_error(server: Server) ->
     assert "FAILED" in str(server.get("/experiments/1/searcher")).upper()
 
 
+@on_sqlite
 def test_run_stopped_by_searcher_is_not_failed(server: Server) -> None:
     """A run killed while stopping, or with failed storage, after its last validation."""
     server.submit(hyperparameters=SPACE, searcher={**PROMOTING, "max_trials": 2, "stop_once": True})
@@ -201,6 +207,7 @@ def test_run_stopped_by_searcher_is_not_failed(server: Server) -> None:
     assert states(server) == ["COMPLETED", "COMPLETED"]
 
 
+@on_sqlite
 def test_promotion_while_run_stops_requeues_trial(server: Server) -> None:
     searcher = {**PROMOTING, "max_trials": 1}
     server.submit(hyperparameters=SPACE, searcher=searcher)
@@ -215,6 +222,7 @@ def test_promotion_while_run_stops_requeues_trial(server: Server) -> None:
     assert server.experiment()["state"] == "COMPLETED"
 
 
+@on_sqlite
 def test_pause_keeps_trials_waiting_at_rung(search: Server) -> None:
     train_to_rung(search, 1, 0.5)
     search.act("pause")
@@ -231,6 +239,7 @@ def test_pause_keeps_trials_waiting_at_rung(search: Server) -> None:
     assert search.experiment()["state"] in {"CANCELED", "STOPPING_CANCELED"}
 
 
+@on_sqlite
 def test_epoch_unit_requires_records_per_epoch(server: Server) -> None:
     searcher = {**PROMOTING, "time_metric": "epochs", "num_rungs": 2, "divisor": 4}
     server.submit(hyperparameters=SPACE, searcher=searcher)
@@ -247,6 +256,7 @@ def test_epoch_unit_requires_records_per_epoch(server: Server) -> None:
     assert server.directive(spec.run_id) == "preempt"
 
 
+@on_sqlite
 def test_max_concurrent_trials_is_respected(search: Server) -> None:
     spec = search.begin(1)  # there are two slots, but one trial at a time
     search.report(spec.run_id, validation(5, 0.5))
@@ -293,6 +303,7 @@ def test_promotion_continues_in_same_run(server: Server) -> None:
     assert server.sql("SELECT count(*) FROM runs") == [(1,)]
 
 
+@on_sqlite
 @pytest.mark.parametrize("first", [True, False])
 def test_promoted_trial_yields_to_higher_priority(server: Server, first: bool) -> None:
     server.submit(hyperparameters=SPACE, searcher={**PROMOTING, "max_trials": 1})
@@ -305,6 +316,7 @@ def test_promoted_trial_yields_to_higher_priority(server: Server, first: bool) -
     assert extend(server, spec.run_id, 5)["goes_on"] != first
 
 
+@on_sqlite
 @pytest.mark.parametrize("ended", [True, False])
 def test_promotion_ignores_unrelated_lost_node(server: Server, ended: bool) -> None:
     server.submit(hyperparameters={"deepspeed_config": "ds_config.json"})
@@ -318,6 +330,7 @@ def test_promotion_ignores_unrelated_lost_node(server: Server, ended: bool) -> N
     assert extend(server, spec.run_id, 5)["goes_on"]
 
 
+@on_sqlite
 def test_preempted_run_is_not_promoted_in_place(server: Server) -> None:
     server.submit(hyperparameters=SPACE, searcher={**PROMOTING, "max_trials": 1})
     server.add_agent()
@@ -327,6 +340,7 @@ def test_preempted_run_is_not_promoted_in_place(server: Server) -> None:
     assert not extend(server, spec.run_id, 5)["goes_on"]
 
 
+@on_sqlite
 @pytest.mark.parametrize(
     ("closed", "body"),
     [(None, {}), (1, {"drain": True}), (2, {"drain": True}), (2, {"drain": True, "slots": [0]})],
@@ -350,6 +364,7 @@ def test_promotion_in_place_requires_both_agents(
     assert extend(server, spec.run_id, 5)["goes_on"] == (closed is None)
 
 
+@on_sqlite
 def test_continued_run_without_metric_fails(
     server: Server,
 ) -> None:
@@ -427,6 +442,7 @@ def test_continue_ended_search_with_trials_and_length(
     assert "nothing of it is left that could go on" in response.json()["error"]["message"]
 
 
+@on_sqlite
 def test_continue_canceled_search_with_growth(search: Server) -> None:
     train_to_rung(search, 1, 1.0)
     search.act("cancel")
@@ -439,6 +455,7 @@ def test_continue_canceled_search_with_growth(search: Server) -> None:
     assert max(lengths(search)) == 40
 
 
+@on_sqlite
 def test_trial_without_checkpoint_stays_ended(search: Server) -> None:
     train_all(search)
     for saved in search.get("/trials/2/checkpoints")["checkpoints"]:
@@ -449,6 +466,7 @@ def test_trial_without_checkpoint_stays_ended(search: Server) -> None:
     assert lengths(search) == [20, 10, 10, 10, 5, 5, 5, 5]
 
 
+@on_sqlite
 def test_invalid_rung_lengths_list_valid_ones(search: Server) -> None:
     train_all(search)
     response = grow(search, max_time=50, max_trials=3, divisor=4)

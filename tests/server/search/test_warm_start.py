@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.helpers import Server, checkpoint, validation
+from tests.server.helpers import Server, checkpoint, on_sqlite, validation
 from zerolab.contract.spec import EXIT_PREEMPTED, CheckpointRef
 from zerolab.searcher import Create
 
@@ -36,6 +36,7 @@ def create_from(server: Server, source: int, number: int = 3) -> None:
     server.write(lambda work: work.operations.execute(1, [operation]))
 
 
+@on_sqlite
 @pytest.mark.parametrize("by", ["trial", "checkpoint"])
 def test_warm_start_applies_to_every_trial(server: Server, by: str) -> None:
     first, last = train_with_checkpoints(server, 10, 20)
@@ -54,6 +55,7 @@ def test_warm_start_applies_to_every_trial(server: Server, by: str) -> None:
     assert [point[0] for point in server.get("/trials/2/metrics")["metrics"][0]["points"]] == [5]
 
 
+@on_sqlite
 @pytest.mark.parametrize(
     ("source", "problem"),
     [
@@ -73,6 +75,7 @@ def test_missing_warm_start_source_is_rejected(
     assert len(server.get("/experiments")["experiments"]) == 1
 
 
+@on_sqlite
 def test_restart_before_checkpoint_warm_starts_again(
     server: Server,
 ) -> None:
@@ -111,6 +114,7 @@ def two_trials(server: Server) -> None:
     server.add_agent(slots=3)
 
 
+@on_sqlite
 def test_searcher_trial_starts_from_validated_checkpoint(
     server: Server,
 ) -> None:
@@ -149,6 +153,7 @@ def test_newest_checkpoint_is_the_fallback_source(server: Server) -> None:
     assert server.begin(3).trial_id == 3
 
 
+@on_sqlite
 def test_source_without_checkpoint_fails_only_its_trial(server: Server) -> None:
     two_trials(server)
     spec = server.begin(1)
