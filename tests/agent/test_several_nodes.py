@@ -50,9 +50,9 @@ def lines_of(farm: Farm, experiment_id: int) -> list[str]:
     return [line["text"] for line in page["logs"]]
 
 
-@pytest.fixture
-def farm(tmp_path: Path) -> Iterator[Farm]:
-    farm = Farm(tmp_path, 20.0)
+@pytest.fixture(scope="module")
+def two_agents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Farm]:
+    farm = Farm(tmp_path_factory.mktemp("farm"), 20.0)
     farm.script = SCRIPT
     try:
         farm.join("large", "--slots", "2")
@@ -62,9 +62,15 @@ def farm(tmp_path: Path) -> Iterator[Farm]:
         farm.close()
 
 
-def test_trial_on_two_agents_survives_lost_one(
-    farm: Farm,
-) -> None:
+@pytest.fixture
+def farm(two_agents: Farm) -> Farm:
+    """Two agents without runs, and without the files of earlier runs."""
+    for file in two_agents.gate.iterdir():
+        file.unlink()
+    return two_agents
+
+
+def test_trial_on_two_agents_survives_lost_one(farm: Farm) -> None:
     source, staged = farm.path / "source", farm.path / "scratch" / "data"
     source.mkdir()
     (source / "part").write_text("17")
@@ -134,6 +140,7 @@ def test_too_few_machines_has_waiting_reason(farm: Farm) -> None:
         "there is a reason", lambda: str(farm.client.trial(trial["id"])["waiting_reason"] or "")
     )
     assert "3 slots on one machine" in lines
+    farm.client.experiment_action(experiment_id, "kill")
 
 
 def test_all_workers_names_every_host(tmp_path: Path) -> None:
