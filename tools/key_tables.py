@@ -16,10 +16,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from zerolab.config.engine.dialect import dialect
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.engine.optimizers import OPTIMIZERS, TORCH_OPTIMIZERS
 from zerolab.config.engine.schedules import SCHEDULES, TORCH_SCHEDULES
-from zerolab.config.engine.unsupported_keys import ALIASES, UNSUPPORTED_KEYS
 from zerolab.config.experiment.experiment_config import ExperimentConfig
 from zerolab.config.experiment.sections import StageConfig
 from zerolab.config.experiment.unsupported_fields import OTHER_SEARCHERS, UNSUPPORTED_FIELDS
@@ -177,6 +177,13 @@ def _refused(head: str, keys: Mapping[str, UnsupportedKey]) -> str:
     return table((head, "off, and accepted", "instead"), body)
 
 
+def _aliases() -> str:
+    from zerolab.extensions.deepspeed_config.unsupported_keys import ALIASES
+
+    pairs = {key: f"`{first}`" for key, first in ALIASES.items()}
+    return _pairs(("second name", "first name"), pairs)
+
+
 def _names(names: frozenset[str]) -> str:
     return ", ".join(f"`{name}`" for name in sorted(names)) + "."
 
@@ -187,10 +194,8 @@ TABLES = {
     "engine torch optimizers": lambda: _names(TORCH_OPTIMIZERS),
     "engine schedules": lambda: _arguments(SCHEDULES),
     "engine torch schedules": lambda: _names(TORCH_SCHEDULES),
-    "engine refused": lambda: _refused("key", UNSUPPORTED_KEYS),
-    "engine aliases": lambda: _pairs(
-        ("second name", "first name"), {key: f"`{first}`" for key, first in ALIASES.items()}
-    ),
+    "engine refused": lambda: _refused("key", dialect().unsupported),
+    "engine aliases": _aliases,
     "experiment fields": lambda: _keys(ExperimentConfig, "Determined"),
     "experiment stage": lambda: _keys(StageConfig, "Determined", "data.stage."),
     "experiment refused": lambda: _refused("field", UNSUPPORTED_FIELDS),

@@ -113,6 +113,7 @@ def test_invalid_engine_file_is_named() -> None:
     assert line.startswith("conf/ds.json: line 1, column 1: must be text in UTF-8")
 
 
+@pytest.mark.needs_extension("deepspeed_config")
 def test_auto_from_hyperparameters() -> None:
     engine = {"train_batch_size": "auto", "optimizer": {"type": "Adam"}}
     assert check(changed(global_batch_size=32), engine) == []
@@ -120,6 +121,7 @@ def test_auto_from_hyperparameters() -> None:
     assert "got 31" in line
 
 
+@pytest.mark.needs_extension("deepspeed_config")
 def test_open_auto_is_allowed_for_scripts(
     tmp_path: Path,
 ) -> None:

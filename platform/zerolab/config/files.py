@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from zerolab.config.yaml_errors import explain_plain_key, explain_yaml_error
 from zerolab.errors import ConfigError
-from zerolab.schema.section import Path as Keys
-from zerolab.schema.section import dotted, suggest
+from zerolab.schema.section import suggest
 
 if TYPE_CHECKING:
     import yaml
 
 __all__ = [
     "experiment_file",
-    "parse_hjson",
     "parse_json",
     "parse_yaml",
     "read_bytes",
@@ -59,7 +57,7 @@ def _program_problem(path: Path) -> str:
     return f"file: must be an experiment file (YAML), {got}; {advice}{run_hint if runner else ''}"
 
 
-def _decode(text: bytes | str, source: str) -> str:
+def decode_text(text: bytes | str, source: str) -> str:
     """Decode UTF-8, or the encoding that a byte order mark names.
 
     Raises:
@@ -137,14 +135,14 @@ def parse_json(text: bytes | str, source: str, *, finite: bool = True) -> dict[s
     Raises:
         ConfigError: If it is not JSON, or names a key twice.
     """
-    collect = _Collector()
+    collect = KeyCollector()
 
     def read_constant(name: str) -> float:
         if finite:
             raise ValueError(f"numbers must be finite, got {name}")
         return float(name)
 
-    text = _decode(text, source)
+    text = decode_text(text, source)
     try:
         content = json.loads(text, object_pairs_hook=collect, parse_constant=read_constant)
     except json.JSONDecodeError as error:
@@ -158,7 +156,7 @@ def parse_json(text: bytes | str, source: str, *, finite: bool = True) -> dict[s
     return _require_mapping(content, source)
 
 
-class _Collector:
+class KeyCollector:
     """Collector of a mapping's pairs that records duplicate keys."""
 
     def __init__(self) -> None:
@@ -180,61 +178,7 @@ class _Collector:
             raise ConfigError(source, problems)
 
 
-def parse_hjson(text: bytes | str, source: str) -> dict[str, Any] | None:
-    """Read JSON with comments, superfluous commas and the other extensions of hjson.
-
-    Text without quotes reaches to the end of its line in hjson, a comma included. Such a value is
-    an error.
-
-    Args:
-        text: The content of a file.
-        source: Its name, for messages.
-
-    Returns:
-        The content; None if it is not hjson, or not an object in braces.
-
-    Raises:
-        ConfigError: If it names a key twice, or holds text without quotes before a comma.
-    """
-    import hjson
-
-    collect = _Collector()
-    text = _decode(text, source)
-    problems: list[str] = []
-    try:
-        content = _with_constants(hjson.loads(text, object_pairs_hook=collect), (), problems)
-    except (ValueError, ArithmeticError, RecursionError):
-        return None
-    if not isinstance(content, dict) or "{" not in text:
-        return None
-    collect.refuse(source)
-    if problems:
-        raise ConfigError(source, problems)
-    return content
-
-
-_PLAIN = {"True": "true", "False": "false", "None": "null"}
-_ENDLESS = ("Infinity", "-Infinity", "NaN")
-
-
-def _with_constants(value: Any, path: Keys, problems: list[str]) -> Any:
-    """Convert numbers in unquoted text, and record errors."""
-    if isinstance(value, dict):
-        return {key: _with_constants(inner, (*path, key), problems) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [
-            _with_constants(inner, (*path, index), problems) for index, inner in enumerate(value)
-        ]
-    if not isinstance(value, str):
-        return value
-    word = value.removesuffix(",")
-    if word in _ENDLESS:
-        return float(word)
-    if word in _PLAIN:
-        problems.append(f"{dotted(path)}: must be JSON, got {word}; write {_PLAIN[word]}")
-    elif value.endswith(","):
-        problems.append(f'{dotted(path)}: must be in "double quotes" or be JSON, got {word}')
-    return value
+PLAIN_WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
 def _json_problem(text: str, error: json.JSONDecodeError) -> str:
@@ -250,7 +194,7 @@ def _json_problem(text: str, error: json.JSONDecodeError) -> str:
         return 'must be JSON, got text in single quotes; use "double quotes"'
     word = re.match(r"True|False|None", remaining)
     if word:
-        return f"must be JSON, got {word[0]}; write {_PLAIN[word[0]]}"
+        return f"must be JSON, got {word[0]}; write {PLAIN_WORDS[word[0]]}"
     return f"must be JSON, got an error: {error.msg}"
 
 
@@ -268,7 +212,7 @@ def parse_yaml(text: bytes | str, source: str) -> dict[str, Any]:
     """
     import yaml
 
-    text = _decode(text, source)
+    text = decode_text(text, source)
     try:
         loader = _loader()(text)
         try:

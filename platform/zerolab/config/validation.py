@@ -9,8 +9,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from zerolab.config.engine.batch import BatchSizes, keep_batch
+from zerolab.config.engine.dialect import dialect, read_engine_text, read_source
 from zerolab.config.engine.engine_config import EngineConfig
-from zerolab.config.engine.normalization import read_engine_text, read_source
 from zerolab.config.engine.pipelines import schedule_problems
 from zerolab.config.engine.reader import EngineFile, parse_engine_config
 from zerolab.config.engine.resolved_config import format_entries, resolve
@@ -30,7 +30,6 @@ from zerolab.config.experiment.resources import (
     with_elastic_counts,
 )
 from zerolab.config.experiment.run_spec import variables_of
-from zerolab.config.experiment.training_arguments import training_argument_problems
 from zerolab.config.files import experiment_file, read_yaml
 from zerolab.config.torch_versions import torch_problems
 from zerolab.contract.spec import Command
@@ -166,7 +165,7 @@ def _entrypoint_problems(
         launcher = launcher_of(entrypoint)
         twice = launcher and resources and launcher_problem(launcher, resources)
         problems += [twice] if twice else []
-        problems += training_argument_problems(config.hyperparameters, model)
+        problems += dialect().argument_problems(config.hyperparameters, model)
     return problems
 
 

@@ -17,10 +17,10 @@ from zerolab.config import (
     overwrite_deepspeed_config,
     resolve,
 )
+from zerolab.config.engine.dialect import dialect
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.engine.optimizers import AdamParams
 from zerolab.config.engine.reader import parse_engine_config
-from zerolab.config.engine.unsupported_keys import UNSUPPORTED_KEYS
 from zerolab.errors import ConfigError
 from zerolab.schema.section import hints_of
 
@@ -206,7 +206,7 @@ def file_with(key: str, value: Any) -> dict[str, Any]:
     return value
 
 
-@pytest.mark.parametrize("key", sorted(UNSUPPORTED_KEYS))
+@pytest.mark.parametrize("key", sorted(dialect().unsupported))
 def test_unsupported_key_is_rejected_unless_off(key: str) -> None:
     (line,) = problems(file_with(key, {"enabled": True, "autotp_size": 2}))
     assert line.startswith(f"{key}: is not supported; ")
@@ -245,7 +245,7 @@ def test_off_values_of_unsupported_keys(key: str, off: list[Any], on: list[Any])
         assert load_engine_config(file_with(key, value)).off == (key,)
     for value in on:
         (line,) = problems(file_with(key, value))
-        assert line == f"{key}: is not supported; {UNSUPPORTED_KEYS[key].instead}", value
+        assert line == f"{key}: is not supported; {dialect().unsupported[key].instead}", value
 
 
 def test_managed_gradient_accumulation() -> None:

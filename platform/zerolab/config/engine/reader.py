@@ -7,20 +7,13 @@ from os import PathLike
 from typing import Any
 
 from zerolab.config.engine import optimizers, schedules
-from zerolab.config.engine.auto_values import ResolvedAuto, fill_auto
+from zerolab.config.engine.dialect import Dialect, ResolvedAuto, dialect, log_changes, read_source
 from zerolab.config.engine.engine_config import EngineConfig
-from zerolab.config.engine.normalization import (
-    drop_unsharded_offload,
-    log_changes,
-    normalize,
-    read_source,
-)
 from zerolab.config.engine.pipelines import pipeline_checks
-from zerolab.config.engine.unsupported_keys import UNSUPPORTED_KEYS, without_aliases
 from zerolab.config.unsupported import remove_unsupported
 from zerolab.errors import ConfigError
 from zerolab.registry import Registry
-from zerolab.schema.json_values import json_value_problems, to_json_values
+from zerolab.schema.json_values import to_json_values
 from zerolab.schema.section import Path, Section, dotted, drop_nulls, hints_of, validate
 
 __all__ = [
@@ -108,28 +101,19 @@ def parse_engine_config(
     """
     changes: list[str] = []
     parts: list[Mapping[str, Any]] = []
+    reader = Dialect() if strict else dialect()
     for name, part in ((source, content), ("overrides", to_json_values(overrides or {}))):
         try:
-            clean, more = (
-                (part, _check_json_values(part, name)) if strict else normalize(part, name)
-            )
+            clean, more = reader.normalize(part, name)
         except ConfigError as error:
             return EngineFile(None, error.problems, frozenset(), changes)
         parts.append(clean)
         changes += more
-    renamed, twice = without_aliases(merge(*parts))
-    filled = fill_auto(renamed, hyperparameters, batches, hints_of(EngineConfig))
-    if not strict:
-        reduced, dropped = drop_unsharded_offload(filled.content)
-        filled, changes = replace(filled, content=dict(reduced)), changes + dropped
+    renamed, twice = dialect().without_aliases(merge(*parts))
+    filled = dialect().fill_auto(renamed, hyperparameters, batches, hints_of(EngineConfig))
+    reduced, dropped = reader.drop_idle(filled.content)
+    filled, changes = replace(filled, content=dict(reduced)), changes + dropped
     return _check(filled, source, parts[1], changes, twice)
-
-
-def _check_json_values(content: Mapping[str, Any], source: str) -> list[str]:
-    unfit = json_value_problems(content)
-    if unfit:
-        raise ConfigError(source, unfit)
-    return []
 
 
 def _check(
@@ -139,7 +123,7 @@ def _check(
     changes: list[str],
     twice: list[str],
 ) -> EngineFile:
-    supported, refused, off = remove_unsupported(filled.content, UNSUPPORTED_KEYS, _OPAQUE)
+    supported, refused, off = remove_unsupported(filled.content, dialect().unsupported, _OPAQUE)
     config, invalid, paths = validate(EngineConfig, drop_nulls(supported, ()))
     problems = [*filled.problems, *twice, *refused, *invalid]
     bad = frozenset(dotted(path) for path in paths) | filled.bad
@@ -318,7 +302,7 @@ def overwrite_deepspeed_config(
     parts = []
     name = "engine config" if isinstance(base, Mapping) else str(base)
     for source, part in ((name, content), ("overrides", overrides)):
-        clean, more = normalize(part, source)
+        clean, more = dialect().normalize(part, source)
         log_changes(source, [*changes, *more])
         parts.append(clean)
         changes = []

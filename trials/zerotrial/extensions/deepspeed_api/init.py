@@ -14,7 +14,7 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
-from zerolab.config.engine.normalization import read_source
+from zerolab.config.engine.dialect import read_source
 from zerolab.errors import ConfigError
 from zerotrial.extensions.deepspeed_api.parameter_access import note_that_ranks_differ
 from zerotrial.extensions.deepspeed_api.shared_weights import host_memory

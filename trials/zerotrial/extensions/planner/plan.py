@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 import torch
 
-from zerolab.config.engine.auto_values import trial_auto_values
+from zerolab.config.engine.dialect import dialect
 from zerolab.config.experiment.experiment_config import ExperimentConfig
 from zerolab.config.experiment.hosts import with_ranks
 from zerolab.config.experiment.model_source import FolderFiles
@@ -166,7 +166,7 @@ def _build_trial(experiment: ExperimentConfig, directory: Path, scratch: str) ->
     )
     trial_class = load_trial_class(experiment.trial_class, directory, check_methods=False)
     length = experiment.searcher.full_length
-    with trial_auto_values(spec.hparams, length.batches if length else None):
+    with dialect().trial_values(spec.hparams, length.batches if length else None):
         return trial_class(ZeroTrialContext(spec, PlannedRanks(ranks)))
 
 

@@ -11,10 +11,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from zerolab.config.engine.unsupported_keys import UNSUPPORTED_KEYS
+from zerolab.config.engine.dialect import ResolvedAuto
 from zerolab.contract.hparam_reads import note_read
+from zerolab.extensions.deepspeed_config.unsupported_keys import UNSUPPORTED_KEYS
 
-__all__ = ["AUTO_SOURCES", "ResolvedAuto", "fill_auto", "trial_auto_values"]
+__all__ = ["AUTO_SOURCES", "fill_auto", "trial_auto_values"]
 
 _MICRO, _TRAIN = "train_micro_batch_size_per_gpu", "train_batch_size"
 _LR, _TOTAL = "optimizer.params.lr", "scheduler.params.total_num_steps"
@@ -63,19 +64,6 @@ _OPEN_BLOCKS = ("data_types.", "fp16.", "bf16.", "optimizer.params.", "zero_opti
 """Prefixes of further keys that are dropped if nothing fills them."""
 _LAST = ("scheduler.params.warmup_max_lr", "scheduler.params.warmup_num_steps")
 """Keys whose rules depend on other resolved keys."""
-
-
-@dataclass(frozen=True)
-class ResolvedAuto:
-    """An engine file without ``"auto"`` values."""
-
-    content: dict[str, Any]
-    origins: dict[str, str]
-    """Origin of the value of each ``"auto"`` key."""
-    problems: list[str]
-    """One line for each key without a value. Such keys are left out."""
-    bad: frozenset[str]
-    """These keys, and the keys that depend on them."""
 
 
 @dataclass(frozen=True)

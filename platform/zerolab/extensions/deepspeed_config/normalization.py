@@ -5,71 +5,22 @@ Hugging Face's libraries write further keys. This module converts such a file to
 the strict reader expects, with one line for each change.
 """
 
-import logging
 import math
-import os
 import re
 import types
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping
-from os import PathLike
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from zerolab.config.engine.dialect import check_json_values
 from zerolab.config.engine.engine_config import EngineConfig
-from zerolab.config.files import parse_hjson, parse_json, read_bytes, read_yaml
-from zerolab.errors import ConfigError
-from zerolab.schema.json_values import json_value_problems, to_json_values
 from zerolab.schema.section import Section, dotted, keys_of, section_of
 
-__all__ = ["drop_unsharded_offload", "log_changes", "normalize", "read_engine_text", "read_source"]
-
-logger = logging.getLogger("zerolab.config")
+__all__ = ["drop_unsharded_offload", "normalize"]
 
 Block = dict[str, Any]
 Step = Callable[[Block], Iterator[str]]
 """A function that changes a file in place and yields a line for each change."""
-
-
-def read_engine_text(
-    text: bytes | str, source: str, *, strict: bool = False
-) -> tuple[Block, list[str]]:
-    """Read a file's text: JSON, else hjson as DeepSpeed does.
-
-    Args:
-        text: The content of a file.
-        source: Its name, for messages.
-        strict: Accept plain JSON only.
-
-    Returns:
-        The content, and a line if it is not plain JSON.
-
-    Raises:
-        ConfigError: If it is invalid, or names a key twice.
-    """
-    try:
-        return parse_json(text, source, finite=strict), []
-    except ConfigError as error:
-        read = None if strict else parse_hjson(text, source)
-        if read is None:
-            raise
-        line = f"{error.problems[0].split('; ')[0]}; read as hjson, as DeepSpeed does"
-        return read, [line.replace("must be JSON", "is no plain JSON")]
-
-
-def read_source(
-    source: str | PathLike[str] | Mapping[str, Any], *, strict: bool = False
-) -> tuple[Mapping[str, Any], list[str]]:
-    """Return a mapping's plain values, or a file's (YAML for ``.yaml`` and ``.yml``, else JSON).
-
-    Raises:
-        ConfigError: If a file cannot be read.
-    """
-    if isinstance(source, Mapping):
-        return to_json_values(source), []
-    if Path(source).suffix.lower() in (".yaml", ".yml"):
-        return read_yaml(source), []
-    return read_engine_text(read_bytes(source), str(source), strict=strict)
 
 
 def normalize(content: Mapping[str, Any], source: str) -> tuple[Block, list[str]]:
@@ -87,9 +38,7 @@ def normalize(content: Mapping[str, Any], source: str) -> tuple[Block, list[str]
     """
     data = dict(content)
     changes = list(_drop_infinite_steps(data))
-    unfit = json_value_problems(data)
-    if unfit:
-        raise ConfigError(source, unfit)
+    check_json_values(data, source)
     data = _copy_block(data)
     return data, changes + [line for step in _STEPS for line in step(data)]
 
@@ -115,18 +64,6 @@ def drop_unsharded_offload(content: Mapping[str, Any]) -> tuple[Mapping[str, Any
         f"stage 3 only, and the stage is {stage}"
     )
     return {**content, "zero_optimization": remaining}, [line]
-
-
-def log_changes(source: str, changes: list[str]) -> None:
-    """Log each change, once for all ranks of a launcher.
-
-    Args:
-        source: The file's name.
-        changes: From :func:`read_source` and :func:`normalize`.
-    """
-    if os.environ.get("RANK", "0") == "0":
-        for line in changes:
-            logger.warning("%s: %s", source, line)  # a plain script shows warnings only
 
 
 def _copy_block(block: Mapping[str, Any]) -> Block:

@@ -8,8 +8,8 @@ import pytest
 
 from tests.config.memory_files import MemoryFiles
 from zerolab.config import check_experiment
-from zerolab.config.experiment.training_arguments import _installed_names
 from zerolab.errors import ConfigError
+from zerolab.extensions.deepspeed_config.training_arguments import _installed_names
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None, reason="needs transformers"

@@ -1,0 +1,1 @@
+"""DeepSpeed's dialect of engine files: ``"auto"``, comments, old names, unsupported keys."""
