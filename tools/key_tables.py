@@ -24,7 +24,7 @@ from zerolab.config.experiment.experiment_config import ExperimentConfig
 from zerolab.config.experiment.sections import StageConfig
 from zerolab.config.experiment.unsupported_fields import OTHER_SEARCHERS, UNSUPPORTED_FIELDS
 from zerolab.config.unsupported import UnsupportedKey
-from zerolab.determined import replacements
+from zerolab.replacements import replacements
 from zerolab.schema.lengths import Length
 from zerolab.schema.section import HINT, Section, choices_of, section_of
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from zerolab.determined import NamesReplacements
 from zerolab.errors import (
     InvalidHyperparametersError,
     PeerFailedError,
@@ -19,6 +18,7 @@ from zerolab.errors import (
     ZerolabError,
     is_storage_failure,
 )
+from zerolab.replacements import NamesReplacements
 
 __all__ = ["OneRank", "RankLocation", "Ranks"]
 

@@ -13,7 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from zerolab.cli.main import app
-from zerolab.determined import replacements
+from zerolab.replacements import replacements
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "cli.md"
 

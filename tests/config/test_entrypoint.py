@@ -12,8 +12,8 @@ from zerolab.config import check_experiment
 from zerolab.config.experiment.entrypoint import parse_entrypoint
 from zerolab.config.experiment.model_source import FolderFiles
 from zerolab.contract.spec import Command, TrialClass
-from zerolab.determined import replacements
 from zerolab.errors import ConfigError
+from zerolab.replacements import replacements
 
 MODEL = """
 from zerotrial import ZeroTrial

@@ -18,9 +18,9 @@ import zerotrial.data.samplers
 from tests.trial.helpers import make_spec
 from zerolab.core.context import CheckpointContext, Context, PreemptContext, TrainContext
 from zerolab.core.socket_ranks import SocketRanks
-from zerolab.determined import replacements
 from zerolab.errors import TrialError
 from zerolab.ranks import RankLocation
+from zerolab.replacements import replacements
 
 
 def test_deepspeed_arguments_select_engine_config(tmp_path: Path) -> None:

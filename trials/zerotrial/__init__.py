@@ -101,7 +101,7 @@ def __getattr__(name: str) -> Any:
 
 def _missing_name_error(name: str) -> Exception:
     """Make the error for a missing name, with a hint for names of Determined and DeepSpeed."""
-    from zerolab.determined import import_error
+    from zerolab.replacements import import_error
 
     if name in _DEEPSPEED_NAMES:
         alternative = "`import deepspeed` has it, with `environment: {deepspeed: zerolab}`"

@@ -4,8 +4,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from zerolab.determined import replacements
 from zerolab.errors import TrialError
+from zerolab.replacements import replacements
 from zerolab.schema.section import suggest
 
 __all__ = ["Callback", "CallbackList"]

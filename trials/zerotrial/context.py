@@ -10,8 +10,8 @@ import torch
 from zerolab.contract.hparam_reads import as_trial_hparams, tracked
 from zerolab.contract.names import metric_name_problem
 from zerolab.contract.spec import RunSpec
-from zerolab.determined import NamesReplacements
 from zerolab.errors import TrialError
+from zerolab.replacements import NamesReplacements
 from zerolab.schema.section import suggest
 from zerotrial.data.devices import choose_device, to_device
 from zerotrial.engine_view import EngineView, ModelParallelUnit, make_data_parallel_mpu, view_of

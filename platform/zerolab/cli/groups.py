@@ -67,7 +67,7 @@ class Group(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find a command, or fail with its replacement or a similar name."""
         if args and self.get_command(ctx, args[0]) is None:
-            from zerolab.determined import command_replacement
+            from zerolab.replacements import command_replacement
 
             command_path, parent = [args[0]], ctx
             while parent.parent is not None:

@@ -33,8 +33,8 @@ from zerolab.contract.spec import (
 from zerolab.contract.storage import StorageAddress
 from zerolab.core.context import Context
 from zerolab.core.socket_ranks import SocketRanks
-from zerolab.determined import import_error, replacements
 from zerolab.errors import ConfigError, StorageError
+from zerolab.replacements import import_error, replacements
 from zerolab.storage.store import CheckpointStore, local_owner
 
 __all__ = ["Context", "current", "init"]

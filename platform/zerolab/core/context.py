@@ -25,7 +25,6 @@ from zerolab.core.checkpoint_writer import CheckpointSaver
 from zerolab.core.preemption import DirectivePoller, SigtermFlag
 from zerolab.core.socket_ranks import SocketRanks
 from zerolab.core.system_metrics import MachineMetrics, Sample
-from zerolab.determined import NamesReplacements
 from zerolab.errors import (
     ConfigError,
     InvalidHyperparametersError,
@@ -33,6 +32,7 @@ from zerolab.errors import (
     is_storage_failure,
 )
 from zerolab.ranks import OneRank, Ranks
+from zerolab.replacements import NamesReplacements
 from zerolab.reports.reporter import METRICS_FILE, Reporter, json_metadata
 from zerolab.storage.store import CheckpointStore, Selector, list_files
 

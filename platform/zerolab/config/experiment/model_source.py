@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from zerolab.config.experiment.entrypoint import parse_python_command
 from zerolab.contract.spec import Command, TrialClass
-from zerolab.determined import scan_script
+from zerolab.replacements import scan_script
 from zerolab.schema.section import suggest
 from zerolab.syntax import (
     imported_files,

@@ -1,7 +1,7 @@
 """Experiment keys and searchers that are not supported, with their replacement."""
 
 from zerolab.config.unsupported import EMPTY, OffValues, UnsupportedKey
-from zerolab.determined import replacements
+from zerolab.replacements import replacements
 from zerolab.searcher.registry import SEARCHERS
 
 __all__ = ["OTHER_SEARCHERS", "OTHER_SEARCHER_KEYS", "REMOVED_BACKEND", "UNSUPPORTED_FIELDS"]

@@ -209,8 +209,8 @@ def launch(
     from zerolab.errors import ConfigError
     from zerolab.extensions.launcher_ssh.elastic_restart import NodeBounds
     from zerolab.extensions.launcher_ssh.options import LaunchOptions, make_plan
+    from zerolab.extensions.launcher_ssh.other_launchers.deepspeed_options import DeepSpeedOptions
     from zerolab.extensions.launcher_ssh.slot_selection import SlotOptions
-    from zerolab.launcher.deepspeed_options import DeepSpeedOptions
 
     del no_ssh_check
     min_elastic_nodes, max_elastic_nodes = _count(min_elastic_nodes), _count(max_elastic_nodes)

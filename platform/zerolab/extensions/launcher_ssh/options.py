@@ -10,9 +10,15 @@ from zerolab.contract.spec import ENV_AS_DEEPSPEED, Command, Nodes, RunSpec
 from zerolab.errors import ConfigError
 from zerolab.extensions.launcher_ssh.coordinator import DEFAULT_PORT, LaunchPlan, MachineSlots
 from zerolab.extensions.launcher_ssh.environment import exported_variables, sent_variables
+from zerolab.extensions.launcher_ssh.other_launchers.accelerate import (
+    AccelerateConfig,
+    read_accelerate,
+)
+from zerolab.extensions.launcher_ssh.other_launchers.deepspeed_options import (
+    DeepSpeedOptions,
+    parse_cores,
+)
 from zerolab.extensions.launcher_ssh.slot_selection import SlotOptions, choose_machines
-from zerolab.launcher.accelerate import AccelerateConfig, read_accelerate
-from zerolab.launcher.deepspeed_options import DeepSpeedOptions, parse_cores
 from zerolab.schema.json_values import json_value_problems
 
 __all__ = ["FindSlots", "LaunchOptions", "make_command", "make_plan"]

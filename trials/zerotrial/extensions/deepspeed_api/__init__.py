@@ -38,7 +38,7 @@ def install_from_environment() -> None:
 def _take_fsdp_for_the_engine() -> None:
     if os.environ.get("ACCELERATE_USE_FSDP") != "true":
         return
-    from zerolab.launcher.accelerate import deepspeed_variables_of_fsdp
+    from zerolab.launcher.fsdp import deepspeed_variables_of_fsdp
 
     variables = deepspeed_variables_of_fsdp(os.environ)
     os.environ.update(variables)

@@ -1,15 +1,15 @@
 """Reader of files that ``accelerate config`` writes, for machines, slots and the engine."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from zerolab.config.files import read_yaml
 from zerolab.errors import ConfigError
+from zerolab.launcher.fsdp import DEEPSPEED_VARIABLES, FSDP_KEYS, variables_of_sharding
 
-__all__ = ["AccelerateConfig", "deepspeed_variables_of_fsdp", "read_accelerate"]
+__all__ = ["AccelerateConfig", "read_accelerate"]
 
 _MACHINE_KEYS = {
     "compute_environment", "distributed_type", "num_machines", "num_processes", "machine_rank",
@@ -31,26 +31,6 @@ _HOST_KEYS = {
     "deepspeed_hostfile", "deepspeed_inclusion_filter", "deepspeed_exclusion_filter",
     "deepspeed_multinode_launcher",
 }  # fmt: skip
-_DEEPSPEED = {
-    "zero_stage": "ACCELERATE_DEEPSPEED_ZERO_STAGE",
-    "gradient_accumulation_steps": "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
-    "gradient_clipping": "ACCELERATE_GRADIENT_CLIPPING",
-    "offload_optimizer_device": "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE",
-    "offload_param_device": "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE",
-    "offload_optimizer_nvme_path": "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_NVME_PATH",
-    "zero3_init_flag": "ACCELERATE_DEEPSPEED_ZERO3_INIT",
-    "zero3_save_16bit_model": "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL",
-    "deepspeed_config_file": "ACCELERATE_DEEPSPEED_CONFIG_FILE",
-}
-"""Variables in which ``accelerate launch`` passes on keys of ``deepspeed_config``."""
-_STAGES = {
-    "FULL_SHARD": 3, "1": 3, "TRUE": 3, "HYBRID_SHARD": 3, "4": 3,
-    "SHARD_GRAD_OP": 2, "2": 2, "FALSE": 2, "HYBRID_SHARD_ZERO2": 2, "5": 2,
-    "NO_SHARD": 0, "3": 0,
-}  # fmt: skip
-"""ZeRO stage for each sharding strategy of FSDP."""
-_FSDP = {"fsdp_version", "fsdp_sharding_strategy", "fsdp_reshard_after_forward"}
-_FSDP |= {"fsdp_offload_params", "fsdp_state_dict_type"}
 _LAST_PORT = 65535
 _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 _OFF: tuple[Any, ...] = (None, False, "", "no", "NO", "none", {}, [])
@@ -186,58 +166,16 @@ def _engine(
     kind = content.get("distributed_type")
     fsdp = content.get("fsdp_config") or {}
     if kind == "DEEPSPEED":
-        used = [key for key in _DEEPSPEED if deepspeed.get(key) is not None]
-        variables = {_DEEPSPEED[key]: _text_value(deepspeed[key]) for key in used}
+        used = [key for key in DEEPSPEED_VARIABLES if deepspeed.get(key) is not None]
+        variables = {DEEPSPEED_VARIABLES[key]: _text_value(deepspeed[key]) for key in used}
         variables["ACCELERATE_CONFIG_DS_FIELDS"] = ",".join(deepspeed)
         about = [f"deepspeed_config.{key}" for key in used]
     elif kind == "FSDP" and isinstance(fsdp, dict):
-        variables = _deepspeed_variables(fsdp, problems)
-        about = [f"fsdp_config.{key}" for key in fsdp if key in _FSDP]
+        variables = variables_of_sharding(fsdp, problems)
+        about = [f"fsdp_config.{key}" for key in fsdp if key in FSDP_KEYS]
     else:
         return {}, []
     return {"ACCELERATE_USE_DEEPSPEED": "true"} | variables, about
-
-
-def _deepspeed_variables(fsdp: dict[str, Any], problems: list[str]) -> dict[str, str]:
-    """Convert settings of FSDP to DeepSpeed's variables."""
-    newer = str(fsdp.get("fsdp_version", 1)) == "2"
-    key = "fsdp_reshard_after_forward" if newer else "fsdp_sharding_strategy"
-    strategy = str(fsdp.get(key, "FULL_SHARD")).upper()
-    stage = _STAGES.get(strategy)
-    if stage is None:
-        choices = "FULL_SHARD, SHARD_GRAD_OP or NO_SHARD"
-        problems.append(f"fsdp_config.{key}: must be {choices}, got {fsdp[key]!r}")
-        return {}
-    away = "cpu" if fsdp.get("fsdp_offload_params") else "none"
-    return {
-        _DEEPSPEED["zero_stage"]: str(stage),
-        _DEEPSPEED["offload_optimizer_device"]: away if stage else "none",
-        _DEEPSPEED["offload_param_device"]: away if stage == 3 else "none",
-        _DEEPSPEED["zero3_save_16bit_model"]: "true",  # FSDP's get_state_dict() is unsharded, too
-    }
-
-
-def deepspeed_variables_of_fsdp(environment: Mapping[str, str]) -> dict[str, str]:
-    """Convert FSDP's variables of ``accelerate launch`` to DeepSpeed's.
-
-    Args:
-        environment: Environment of a process that it started.
-
-    Returns:
-        Variables to set.
-
-    Raises:
-        ConfigError: If the settings match no stage.
-    """
-    settings: dict[str, Any] = {
-        key: environment[key.upper()] for key in _FSDP if key.upper() in environment
-    }
-    settings["fsdp_offload_params"] = settings.get("fsdp_offload_params") == "true"
-    problems: list[str] = []
-    variables = _deepspeed_variables(settings, problems)
-    if problems:
-        raise ConfigError("accelerate launch", problems)
-    return {"ACCELERATE_USE_FSDP": "false", "ACCELERATE_USE_DEEPSPEED": "true"} | variables
 
 
 def _text_value(value: Any) -> str:

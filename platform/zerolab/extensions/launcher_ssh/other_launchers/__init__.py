@@ -1,0 +1,1 @@
+"""Options and files of other launchers: DeepSpeed's and Accelerate's."""

@@ -1,0 +1,1 @@
+"""Hints for users of Determined: what replaces its names, commands and keys."""
