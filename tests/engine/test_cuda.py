@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.engine.checkpointing import Ranks
-from tests.engine.comm.test_shared_memory import check_copies, check_reductions
 from tests.engine.ranks import run_on_ranks
 from tests.engine.stage3_models import Language, decay_groups, make_batches, train_plainly
+from tests.extensions.shared_memory.test_shared_memory import check_copies, check_reductions
 from zerotrial.engine import Engine, initialize
 from zerotrial.engine.comm.communicator import GroupCommunicator
 from zerotrial.engine.module.activation_checkpointing import checkpoint_blocks

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import zerotrial
-from zerotrial.engine.comm import peer_sockets
+from zerotrial.extensions.shared_memory import peer_sockets
 
 
 def fill(file):

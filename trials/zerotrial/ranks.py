@@ -16,9 +16,9 @@ import torch.distributed as dist
 from zerolab.contract.spec import ENV_COLLECTIVE_TIMEOUT
 from zerolab.errors import ConfigError
 from zerolab.ranks import RankLocation
+from zerotrial.engine.comm.communicator import PeerError
 from zerotrial.engine.comm.process_group import destroy_process_groups
 from zerotrial.engine.comm.ranks import GroupRanks
-from zerotrial.engine.comm.shared_memory import PeerError
 from zerotrial.engine.mesh import new_cpu_group
 
 __all__ = [

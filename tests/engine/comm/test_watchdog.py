@@ -126,9 +126,9 @@ def delayed_call(directory: str, names: list[str], who: int) -> dict[str, str]:
 
 def over_gloo(directory: str, names: list[str], who: int) -> tuple[dict[str, str], str]:
     """Ranks that share no memory."""
-    from zerotrial.engine.comm import shared_memory
+    from zerotrial.extensions.shared_memory import collectives
 
-    shared_memory.host_name = lambda: f"host {dist.get_rank()}"
+    collectives.host_name = lambda: f"host {dist.get_rank()}"
     kind = type(engine_of(1).stage._comm).__name__
     return delayed_call(directory, names, who), kind
 

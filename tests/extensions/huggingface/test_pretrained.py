@@ -26,9 +26,9 @@ from tests.extensions.huggingface.test_trainer import (
     train,
 )
 from zerolab.errors import ConfigError
-from zerotrial.engine.comm import shared_memory
 from zerotrial.engine.memory.copy_on_write import is_copy_on_write
 from zerotrial.extensions.deepspeed_api import install, shared_weights
+from zerotrial.extensions.shared_memory import collectives
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -269,7 +269,7 @@ def as_on_two_hosts(root: str, plain: dict[str, Any]) -> dict[str, int]:
     from transformers import GPT2ForSequenceClassification, GPT2LMHeadModel
 
     name = shared_weights.host_name
-    shared_weights.host_name = shared_memory.host_name = lambda: f"host {dist.get_rank()}"
+    shared_weights.host_name = collectives.host_name = lambda: f"host {dist.get_rank()}"
     shared_weights._known = None
     try:
         torch.manual_seed(dist.get_rank())
@@ -279,7 +279,7 @@ def as_on_two_hosts(root: str, plain: dict[str, Any]) -> dict[str, int]:
         write_on_one_rank(split)
         return measure(root)
     finally:
-        shared_weights.host_name = shared_memory.host_name = name
+        shared_weights.host_name = collectives.host_name = name
         shared_weights._known = None
 
 

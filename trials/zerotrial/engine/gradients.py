@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from torch import Tensor
 
 from zerolab.errors import EngineError
-from zerotrial.engine.comm.peer_sockets import PeerError
+from zerotrial.engine.comm.communicator import PeerError
 from zerotrial.engine.comm.watchdog import CollectiveWatchdog
 from zerotrial.engine.loss_scale import LossScaler
 from zerotrial.engine.module.gradient_access import GRADIENT_ALTERNATIVES

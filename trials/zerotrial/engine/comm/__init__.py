@@ -1,1 +1,1 @@
-"""Collectives of the engine: torch's backends, shared memory on one host, and a watchdog."""
+"""Collectives of the engine: torch's backends, and a watchdog."""

@@ -2,7 +2,7 @@
 
 Three implementations: one process (:class:`SoloCommunicator`), any torch backend
 (:class:`GroupCommunicator`), and CPU ranks of one host
-(:class:`~zerotrial.engine.comm.shared_memory.SharedMemoryCommunicator`).
+(:class:`~zerotrial.extensions.shared_memory.collectives.SharedMemoryCommunicator`).
 :func:`~zerotrial.engine.comm.factory.connect` selects one.
 
 Shapes: N ranks, S elements in a shard; a buffer has N * S elements, and rank r owns the r-th shard.
@@ -22,6 +22,7 @@ __all__ = [
     "Buffer",
     "Communicator",
     "GroupCommunicator",
+    "PeerError",
     "Ring",
     "SharedBuffer",
     "SoloCommunicator",
@@ -29,6 +30,10 @@ __all__ = [
     "Work",
     "uses_nccl",
 ]
+
+
+class PeerError(RuntimeError):
+    """Error of another rank: it died, stopped answering, or called a different collective."""
 
 
 @dataclass

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 
 from zerotrial.engine.comm.communicator import Communicator, GroupCommunicator, SoloCommunicator
-from zerotrial.engine.comm.shared_memory import connect_shared_memory
+from zerotrial.engine.protocols import ENGINE_PARTS
 
 __all__ = ["connect"]
 
@@ -21,8 +21,8 @@ def connect(group: dist.ProcessGroup | None, device: torch.device) -> Communicat
     """
     if group is None or dist.get_world_size(group) == 1:
         return SoloCommunicator()
-    if device.type == "cpu":
-        shared = connect_shared_memory(group)
+    if device.type == "cpu" and "shared_memory" in ENGINE_PARTS:
+        shared: Communicator | None = ENGINE_PARTS["shared_memory"](group)
         if shared is not None:
             return shared
     return GroupCommunicator(group, device)

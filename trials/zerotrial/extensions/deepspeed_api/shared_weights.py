@@ -15,12 +15,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from zerotrial.engine.comm.peer_sockets import host_name
-from zerotrial.engine.comm.shared_memory import SharedMemoryCommunicator, connect_shared_memory
 from zerotrial.engine.memory.copy_on_write import is_copy_on_write, map_to_disk
 from zerotrial.engine.memory.heap import trim_heap, warn_of_memory
 from zerotrial.engine.mesh import new_cpu_group, new_group_by_name
 from zerotrial.extensions.deepspeed_api.names.comm import init_distributed
+from zerotrial.extensions.shared_memory.collectives import (
+    SharedMemoryCommunicator,
+    connect_shared_memory,
+)
+from zerotrial.extensions.shared_memory.peer_sockets import host_name
 
 __all__ = ["HostMemory", "host_memory"]
 

@@ -17,10 +17,11 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
+from zerotrial.engine.comm.communicator import PeerError
+
 __all__ = [
     "READY",
     "SUMMED",
-    "PeerError",
     "PeerSockets",
     "connect_all",
     "host_name",
@@ -37,10 +38,6 @@ _Token = tuple[int, int, int]
 
 READY, SUMMED = 0, 1
 """Phases: this rank's data can be read; this rank has read its peers' data."""
-
-
-class PeerError(RuntimeError):
-    """Error of another rank: it died, stopped answering, or called a different collective."""
 
 
 class PeerSockets:

@@ -12,9 +12,14 @@ import torch.distributed as dist
 from tests.engine.ranks import run_on_ranks
 from tests.engine.tensor_sizes import storage_bytes
 from tests.waiting import DEADLINE_S, until
-from zerotrial.engine.comm.communicator import Communicator, GroupCommunicator, SoloCommunicator
+from zerotrial.engine.comm.communicator import (
+    Communicator,
+    GroupCommunicator,
+    PeerError,
+    SoloCommunicator,
+)
 from zerotrial.engine.comm.factory import connect
-from zerotrial.engine.comm.shared_memory import PeerError, SharedMemoryCommunicator
+from zerotrial.extensions.shared_memory.collectives import SharedMemoryCommunicator
 
 CPU = torch.device("cpu")
 SHARD = 100_000

@@ -27,18 +27,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zerotrial.engine.comm.communicator import Buffer, SharedBuffer, Traffic, Work
-from zerotrial.engine.comm.peer_sockets import (
+from zerotrial.engine.memory.copy_on_write import map_copy_on_write
+from zerotrial.extensions.shared_memory.peer_sockets import (
     READY,
     SUMMED,
-    PeerError,
     PeerSockets,
     connect_all,
     host_name,
     open_listener,
 )
-from zerotrial.engine.memory.copy_on_write import map_copy_on_write
 
-__all__ = ["PeerError", "SharedMemoryCommunicator", "connect_shared_memory"]
+__all__ = ["SharedMemoryCommunicator", "connect_shared_memory"]
 
 _CHUNK = 1 << 16  # elements: 256 KB of fp32 stay in a core's cache
 _BOARD = 64  # fp64 numbers that `sum` can add up
