@@ -15,16 +15,15 @@ from zeroserver.process import main
 
 def serve(moment: str, arguments: list[str]) -> int:
     """Run the server in a forked child; it dies ``before`` or ``after`` its first commit."""
-    for name in ("add_event", "add_created_events"):
-        setattr(SearchService, name, _kill_in(getattr(SearchService, name), moment))
+    SearchService.add_events = _kill_in(SearchService.add_events, moment)  # type: ignore[method-assign]
     return main(arguments)
 
 
 def _kill_in(
     original: Callable[..., list[Operation]], moment: str
 ) -> Callable[..., list[Operation]]:
-    def add_and_kill(self: SearchService, experiment_id: int, event: Any) -> list[Operation]:
-        operations = original(self, experiment_id, event)
+    def add_and_kill(self: SearchService, experiment_id: int, events: Any) -> list[Operation]:
+        operations = original(self, experiment_id, events)
         if moment == "before":
             _kill_self()
         self.work.then.append(_kill_self)

@@ -17,7 +17,7 @@ from zeroserver.api.strict_route import resource_router
 from zeroserver.event_journal import ALL, LISTED_KINDS, Entry
 from zeroserver.orchestrator.state import Orchestrator
 from zeroserver.services import Services, ServicesDep
-from zeroserver.store.rows import ExperimentRow, TrialRow, find_row, read_rows
+from zeroserver.store.rows import ExperimentRow, LogRow, TrialRow, find_row, read_rows
 from zeroserver.store.schema import checkpoints, logs, trials
 
 __all__ = ["router"]
@@ -119,8 +119,7 @@ def _data(connection: Connection, orchestrator: Orchestrator, entry: Entry) -> I
         query = select(logs).where(
             logs.c.id.between(first, last), logs.c.experiment_id == entry.experiment_id
         )
-        rows = connection.execute(query.order_by(logs.c.id))
-        return [Log.of(row) for row in rows]
+        return [Log.of(row) for row in read_rows(connection, LogRow, query.order_by(logs.c.id))]
     if entry.kind == "checkpoint":
         rows = connection.execute(select(checkpoints).where(checkpoints.c.uuid == entry.resource))
         return queries.checkpoint_list(connection, rows.all())

@@ -33,6 +33,7 @@ from zeroserver.store.points import SHIFTS, json_number
 from zeroserver.store.rows import (
     CheckpointRow,
     ExperimentRow,
+    LogRow,
     Row,
     RunRow,
     TrialRow,
@@ -346,7 +347,7 @@ def log_page(
     connection: Connection,
     condition: ColumnElement[bool],
     filters: Mapping[str, Any],
-) -> tuple[Sequence[Any], int | None]:
+) -> tuple[Sequence[LogRow], int | None]:
     """Return lines in the order in which they arrived, and the cursor of the next page.
 
     Args:
@@ -367,8 +368,7 @@ def log_page(
     limit = filters["limit"]
     if filters.get("tail") is not None:
         last = query.order_by(logs.c.id.desc()).limit(filters["tail"])
-        return connection.execute(last).all()[::-1], None
+        return read_rows(connection, LogRow, last)[::-1], None
     query = query.where(logs.c.id > filters["after"]).order_by(logs.c.id).limit(limit + 1)
-    fetched = connection.execute(query).all()
-    more = len(fetched) > limit
-    return fetched[:limit], int(fetched[limit - 1].id) if more else None
+    fetched = read_rows(connection, LogRow, query)
+    return fetched[:limit], fetched[limit - 1].id if len(fetched) > limit else None

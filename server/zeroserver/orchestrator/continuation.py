@@ -139,7 +139,7 @@ class ContinuationService(Service):
             *_ends_of_the_rest(ended, {trial.id for trial in opened}, known_ends),
             *self._ends_of_deleted(experiment_id, known_ends),
         ]
-        following = self.searches.add_end_events(experiment_id, events)
+        following = self.searches.add_events(experiment_id, events)
         self.operations.execute(experiment_id, following)
         if grows:
             self._store(experiment, request)

@@ -11,16 +11,29 @@ import msgspec
 from sqlalchemy import Connection, Select, Table, bindparam, select
 
 from zerolab.errors import NotFoundError
-from zeroserver.store.schema import agents, checkpoints, experiments, run_nodes, runs, trials
+from zeroserver.store.schema import (
+    agents,
+    checkpoints,
+    experiments,
+    logs,
+    models,
+    run_nodes,
+    runs,
+    searcher_events,
+    trials,
+)
 
 __all__ = [
     "AgentRow",
     "CheckpointRow",
     "ExperimentRow",
+    "LogRow",
+    "ModelRow",
     "NodeRow",
     "Reporting",
     "Row",
     "RunRow",
+    "SearcherEventRow",
     "TrialRow",
     "find_row",
     "read_row",
@@ -209,6 +222,50 @@ class AgentRow(Row, frozen=True, gc=False):
     leaving: int
     disabled_slots: str
     registered_at: float
+
+
+class LogRow(Row, frozen=True, gc=False):
+    """Row of the table ``logs``."""
+
+    table: ClassVar[Table] = logs
+
+    id: int
+    experiment_id: int
+    trial_id: int | None
+    run_id: int | None
+    rank: int | None
+    stream: str
+    level: str | None
+    text: str
+    time: float
+    host: str | None
+
+
+class ModelRow(Row, frozen=True, gc=False):
+    """Row of the table ``models``."""
+
+    table: ClassVar[Table] = models
+
+    id: int
+    name: str
+    description: str
+    last_version: int
+    created_at: float
+
+
+class SearcherEventRow(Row, frozen=True, gc=False):
+    """Row of the table ``searcher_events``."""
+
+    table: ClassVar[Table] = searcher_events
+
+    id: int
+    experiment_id: int
+    kind: str
+    request_id: int
+    value: float | None
+    length: float | None
+    reason: str | None
+    time: float
 
 
 R = TypeVar("R", bound=Row)

@@ -20,7 +20,7 @@ from zeroserver.orchestrator.search.custom_search import Answered
 from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.services import Services, ServicesDep
 from zeroserver.states import EXPERIMENT_ENDED, EXPERIMENT_STOPPING
-from zeroserver.store.rows import ExperimentRow, find_row
+from zeroserver.store.rows import ExperimentRow, SearcherEventRow, find_row, read_rows
 from zeroserver.store.schema import searcher_events
 
 __all__ = ["SearchEvent", "SearchEvents", "SearchHandled", "router"]
@@ -186,12 +186,11 @@ def _read(connection: Connection, experiment_id: int, after: int) -> list[Search
         .limit(_MOST_EVENTS)
     )
     news = []
-    for row in connection.execute(query):
+    for row in read_rows(connection, SearcherEventRow, query):
         metric: Any = None
         if row.kind == "validated":
             metric = wire_number(math.nan if row.value is None else row.value)
-        event = SearchEvent(row.id, row.kind, row.request_id, metric, row.length, row.reason)
-        news.append(event)
+        news.append(SearchEvent.of(row, trial_id=row.request_id, metric=metric))
     return news
 
 

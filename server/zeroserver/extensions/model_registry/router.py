@@ -19,6 +19,7 @@ from zeroserver.extensions.model_registry.resources import (
     ModelVersion,
 )
 from zeroserver.services import Services, ServicesDep
+from zeroserver.store.rows import ModelRow, read_rows
 from zeroserver.store.schema import checkpoints, model_versions, models
 
 __all__ = ["router"]
@@ -63,7 +64,9 @@ def _read(connection: Connection, name: str | None = None) -> list[Model]:
     for row in rows:
         version = ModelVersion.of(row, metrics=metrics.get(row.checkpoint))
         versions[row.model_id].append(version)
-    return [Model.of(row, versions=versions[row.id]) for row in connection.execute(wanted)]
+    return [
+        Model.of(row, versions=versions[row.id]) for row in read_rows(connection, ModelRow, wanted)
+    ]
 
 
 async def _one(services: Services, name: str) -> ModelAnswer:

@@ -5,11 +5,10 @@ change that stores the new ones, and a line in their place says how many there w
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from sqlalchemy import select
 
-from zerolab.contract.messages import LogBatch, LogEntry
+from zerolab.contract.messages import LogBatch
 from zerolab.contract.secret_text import mask_values
 from zerolab.errors import StaleRunError
 from zeroserver.orchestrator.ingest.values import check_times
@@ -40,6 +39,10 @@ _EXPIRED = (
     "WHERE e.log_retention_days IS NOT NULL "
     "AND t.ended_at <= ? - e.log_retention_days * 86400.0 "
     "AND EXISTS (SELECT 1 FROM logs l WHERE l.trial_id = t.id) ORDER BY t.id LIMIT 1"
+)
+_INSERT = (
+    "INSERT INTO logs (experiment_id, trial_id, run_id, rank, stream, level, text, time, host) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _DELETE = (
     "DELETE FROM logs WHERE id IN (SELECT id FROM logs WHERE trial_id = ? ORDER BY id LIMIT ?)"
@@ -90,13 +93,18 @@ class LogService(Service):
         check_times(entry.time for entry in fresh)
         secrets = self.work.secrets_of(run.experiment_id)
         host = host_of(self.work.connection, run, batch.node)
-        rows = [_log_row(run, entry, secrets, host) for entry in fresh]
-        names = ", ".join(rows[0])
-        marks = ", ".join("?" * len(rows[0]))
-        self.work.many(
-            f"INSERT INTO logs ({names}) VALUES ({marks})",  # noqa: S608 - our own column names
-            [tuple(row.values()) for row in rows],
-        )
+        texts = [
+            mask_values(entry.text[:_LINE_CHARACTERS], secrets).replace("\0", "\ufffd")
+            for entry in fresh
+        ]
+        rows = [
+            (
+                run.experiment_id, run.trial_id, run.id, entry.rank, entry.stream, entry.level,
+                text, entry.time, host,
+            )
+            for entry, text in zip(fresh, texts, strict=True)
+        ]  # fmt: skip
+        self.work.many(_INSERT, rows)
         self.nodes.save_next_log(run_id, batch.node, policies + len(fresh))
         skipped = len(batch.entries) - len(fresh)
         self.runs.apply_matches(run, [line for line in matches if line.last >= skipped])
@@ -106,7 +114,7 @@ class LogService(Service):
             )
             assert last is not None
             self.work.touch("log", run.experiment_id, (last - len(fresh) + 1, last))
-        size = run.log_bytes + sum(_LINE_BYTES + len(row["text"].encode()) for row in rows)
+        size = run.log_bytes + sum(_LINE_BYTES + len(text.encode()) for text in texts)
         if size > self.work.settings.limits.log_bytes:
             self._drop_oldest(run, size)
         else:
@@ -187,19 +195,3 @@ def _is_over(orchestrator: Orchestrator, run: RunRow) -> bool:
     return (
         run.state == RunState.EXITED and ended is not None and ended + late_s < orchestrator.clock()
     )
-
-
-def _log_row(
-    run: RunRow, entry: LogEntry, secrets: Sequence[str], host: str | None
-) -> dict[str, Any]:
-    return {
-        "experiment_id": run.experiment_id,
-        "trial_id": run.trial_id,
-        "run_id": run.id,
-        "rank": entry.rank,
-        "stream": entry.stream,
-        "level": entry.level,
-        "text": mask_values(entry.text[:_LINE_CHARACTERS], secrets).replace("\0", "\ufffd"),
-        "time": entry.time,
-        "host": host,
-    }

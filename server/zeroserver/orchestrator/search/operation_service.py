@@ -172,8 +172,8 @@ class OperationService(Service):
                     waiting.popleft()
                 self._create(experiment_id, same)
                 created += len(same)
-                numbers = [following.trial_id for following in same]
-                waiting.extend(self.searches.add_created_events(experiment_id, numbers))
+                events = [Event("created", following.trial_id) for following in same]
+                waiting.extend(self.searches.add_events(experiment_id, events))
             elif isinstance(operation, Shutdown):
                 if any(not isinstance(following, Shutdown) for following in waiting):
                     waiting.append(operation)  # the others were wanted before the end

@@ -62,7 +62,10 @@ DISABLED = (
     "searcher.entrypoint: must be left out, since this server was started with "
     "--no-custom-searchers; run the class with `python -m zerolab.client.search`"
 )
-_INSERT = searcher_events.insert()
+_INSERT = (
+    "INSERT INTO searcher_events "
+    "(experiment_id, kind, request_id, value, length, reason, time) VALUES (?, ?, ?, ?, ?, ?, ?)"
+)
 _SILENT_S = 60.0
 """A program that has asked for nothing for so long serves no searcher; it asks every 30 seconds."""
 _UNSERVED = (
@@ -200,42 +203,23 @@ class SearchService(Service):
                 self.cache.custom.add(experiment_id)
         return begun.operations
 
-    def add_event(self, experiment_id: int, event: Event) -> Sequence[Operation]:
+    def add_event(self, experiment_id: int, event: Event) -> list[Operation]:
         """Store an event, pass it to the searcher and return the searcher's operations."""
-        searcher = self._find(experiment_id)
-        row = {"experiment_id": experiment_id, "time": self.work.clock(), **event._asdict()}
-        self.work.connection.execute(_INSERT, row)
-        if isinstance(searcher, ExternalSearcher):
-            self.work.changes.append(Change(f"searcher:{experiment_id}"))
-        return _apply(searcher, event)
+        return self.add_events(experiment_id, [event])
 
-    def add_end_events(self, experiment_id: int, events: Sequence[Event]) -> list[Operation]:
-        """Add the ends of many trials; return the searcher's operations."""
+    def add_events(self, experiment_id: int, events: Sequence[Event]) -> list[Operation]:
+        """Store events, pass them to the searcher and return the searcher's operations."""
         if not events:
             return []
         searcher = self._find(experiment_id)
-        now = self.work.clock()
-        self.work.many(
-            "INSERT INTO searcher_events (experiment_id, kind, request_id, reason, time) "
-            "VALUES (?, ?, ?, ?, ?)",
-            [(experiment_id, event.kind, event.request_id, event.reason, now) for event in events],
-        )
+        self._store(experiment_id, events)
         if isinstance(searcher, ExternalSearcher):
             self.work.changes.append(Change(f"searcher:{experiment_id}"))
         return [operation for event in events for operation in _apply(searcher, event)]
 
-    def add_created_events(self, experiment_id: int, numbers: Sequence[int]) -> list[Operation]:
-        """Add the creation of many trials; return the searcher's operations."""
-        searcher = self._find(experiment_id)
+    def _store(self, experiment_id: int, events: Sequence[Event]) -> None:
         now = self.work.clock()
-        self.work.many(
-            "INSERT INTO searcher_events (experiment_id, kind, request_id, time) "
-            "VALUES (?, 'created', ?, ?)",
-            [(experiment_id, number, now) for number in numbers],
-        )
-        if isinstance(searcher, ExternalSearcher):
-            self.work.changes.append(Change(f"searcher:{experiment_id}"))
-        return [operation for number in numbers for operation in searcher.trial_created(number)]
+        self.work.many(_INSERT, [(experiment_id, *event, now) for event in events])
 
     def pending_operations(self, experiment_id: int) -> list[Operation]:
         """Return the operations of a searcher that no change has carried out, in order."""
@@ -387,8 +371,7 @@ class SearchService(Service):
         searcher = self._find(experiment_id)
         growth = _Growth(before.model_dump(mode="json", exclude_none=True), sorted(lost))
         event = Event("grown", 0, reason=msgspec.json.encode(growth).decode())
-        row = {"experiment_id": experiment_id, "time": self.work.clock(), **event._asdict()}
-        self.work.connection.execute(_INSERT, row)
+        self._store(experiment_id, [event])
         return self.work.config(experiment_id).searcher.grow(searcher, growth.lost)
 
     def restore(self, experiment_id: int) -> None:
