@@ -17,6 +17,11 @@ from zeroserver.store.schema import WAITING, experiments, runs, trials
 
 __all__ = ["PeriodicService"]
 
+_KILLED_AT_ONCE = 64
+"""Late runs that one tick kills; the next one kills the others."""
+_ENDED_AT_ONCE = 16
+"""Experiments with too long a wait that one tick ends."""
+
 
 class PeriodicService(Service):
     """Does the periodic work of the clock."""
@@ -76,7 +81,10 @@ class PeriodicService(Service):
         query = select(runs).where(
             runs.c.state.in_(OPEN_RUNS), runs.c.killed == 0, runs.c.deadline_at < now
         )
-        for run in read_rows(self.work.connection, RunRow, query):
+        late = read_rows(self.work.connection, RunRow, query.limit(_KILLED_AT_ONCE))
+        if len(late) == _KILLED_AT_ONCE:
+            self.work.orchestrator.queue.unfinished = True
+        for run in late:
             problem = "stopped within its preemption_timeout"
             if failed_before_its_kill(self.work.connection, run):
                 problem = "ended after others of its ranks have failed"
@@ -93,7 +101,7 @@ class PeriodicService(Service):
         Returns:
             Whether one has ended. Why it waited is what the last round of the scheduler has found.
         """
-        ended = False
+        ended = 0
         now = self.work.steady()
         limited = select(experiments).where(
             experiments.c.queue_time.is_not(None),
@@ -109,9 +117,12 @@ class PeriodicService(Service):
             elif since is None:
                 self.work.save(experiments, row.id, waits_since=now)
             elif row.queue_time is not None and now - since > row.queue_time:
+                if ended == _ENDED_AT_ONCE:
+                    self.work.orchestrator.queue.unfinished = True
+                    break
                 self._end_wait(row)
-                ended = True
-        return ended
+                ended += 1
+        return ended > 0
 
     def _end_wait(self, experiment: ExperimentRow) -> None:
         limit = experiment.queue_time

@@ -26,6 +26,8 @@ __all__ = ["SchedulingService"]
 
 _STARTS_AT_ONCE = 128
 """Runs that one round starts; the next tick starts the others."""
+_PREEMPTED_AT_ONCE = 200
+"""Runs that one round preempts; the next tick preempts the others."""
 _MOST_RESTARTING = 1000
 _ANY_RESTARTING = "SELECT 1 FROM trials WHERE restart_at > ? LIMIT 1"
 
@@ -55,8 +57,10 @@ class SchedulingService(Service):
             cluster = self.scheduler_input.read_cluster(allocations.values())
             decision = scheduler.schedule(cluster, waiting, list(allocations.values()))
             went_on = self._start(decision, waiting)
-            for run_id in decision.preempt:
+            for run_id in decision.preempt[:_PREEMPTED_AT_ONCE]:
                 self.runs.direct(run_id, "preempt")
+            if len(decision.preempt) > _PREEMPTED_AT_ONCE:
+                self.cache.unfinished = True
             if went_on and cluster.quotas:
                 # Who waited for slots and has kept a share of a quota may by now wait for another
                 # quota, and keep it no more.

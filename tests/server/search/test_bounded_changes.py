@@ -14,7 +14,7 @@ from zerolab.contract.spec import EXIT_PREEMPTED
 from zerolab.searcher import Create
 from zeroserver import services
 from zeroserver.api import checkpoints as checkpoint_routes
-from zeroserver.orchestrator import experiment_service, scheduling
+from zeroserver.orchestrator import experiment_service, periodic, scheduling
 from zeroserver.orchestrator.checkpoints import checkpoint_removal, checkpoint_service
 from zeroserver.orchestrator.cluster import agent_service
 from zeroserver.orchestrator.search import search_service
@@ -403,3 +403,57 @@ def test_continue_reports_deleted_trials_at_once(sqlite_server: Server) -> None:
     assert [reason for _, reason in events] == ["user_canceled"] * 3
     server.services.orchestrator.searches.searchers.clear()
     assert server.get("/experiments/1/searcher")["searcher"]["problem"] is None
+
+
+def tick_until_done(server: Server) -> int:
+    """Run the periodic tick until no part is left; return the number of ticks."""
+    ticks = 1
+    server.tick()
+    while server.services.orchestrator.queue.unfinished:
+        server.tick()
+        ticks += 1
+    return ticks
+
+
+def six_runs(server: Server, **changes: Any) -> None:
+    server.submit(hyperparameters=SPACE, searcher=RANDOM, **changes)
+    server.add_agent(slots=6)
+    assert len(server.work()) == 6
+
+
+def test_disabled_agent_releases_runs_in_parts(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_service, "_PREEMPTED_AT_ONCE", 2)
+    six_runs(server)
+    assert jobs_of(server, lambda: server.post("/agents/1/disable", {"drain": False})) >= 3
+    assert server.sql("SELECT DISTINCT directive FROM runs") == [("preempt",)]
+
+
+def test_late_runs_are_killed_in_parts(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(periodic, "_KILLED_AT_ONCE", 2)
+    six_runs(server, preemption_timeout=10)
+    server.act("pause")
+    server.clock.now += 100
+    assert tick_until_done(server) == 4
+    assert server.sql("SELECT DISTINCT killed FROM runs") == [(1,)]
+
+
+def test_runs_are_preempted_in_parts(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduling, "_PREEMPTED_AT_ONCE", 1)
+    server.request("PUT", "/pools/default", json={"policy": "priority"})
+    six_runs(server)
+    server.submit(resources={"slots_per_trial": 4, "priority": 1})
+    assert tick_until_done(server) == 3
+    directives = server.sql("SELECT directive, count(*) FROM runs GROUP BY 1 ORDER BY 1")
+    assert directives == [("preempt", 4), ("train", 2)]
+
+
+def test_long_waits_end_in_parts(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(periodic, "_ENDED_AT_ONCE", 1)
+    for _ in range(3):
+        server.submit(resources={"queue_time": 10})
+    server.tick()
+    server.clock.now += 100
+    assert tick_until_done(server) == 3
+    assert [server.experiment(number)["state"] for number in (1, 2, 3)] == ["ERROR"] * 3

@@ -61,11 +61,13 @@ async def disable_agent(
     """Start no new runs on an agent or on some of its slots; repeating it changes nothing."""
     body = body or Disable()
 
-    def job(work: UnitOfWork) -> None:
-        work.agents.close(agent_id, body.slots, drain=body.drain)
+    def job(work: UnitOfWork) -> bool:
+        is_done = work.agents.close(agent_id, body.slots, drain=body.drain)
         work.scheduling.schedule()
+        return is_done
 
-    await services.write(job)
+    while not await services.write(job):
+        pass
     return await _answer(services, agent_id)
 
 

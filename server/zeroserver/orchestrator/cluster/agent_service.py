@@ -24,8 +24,10 @@ from zeroserver.store.schema import agents, run_nodes, runs
 __all__ = ["AgentService", "check"]
 
 _NAME_CHARACTERS = 255
-_RUNS_AT_ONCE = 64
+_RUNS_AT_ONCE = 32
 """Runs that one change gives up."""
+_PREEMPTED_AT_ONCE = 200
+"""Runs that one change asks to leave."""
 
 
 class AgentService(Service):
@@ -132,13 +134,16 @@ class AgentService(Service):
         slots: Collection[int] | None,
         *,
         drain: bool,
-    ) -> None:
+    ) -> bool:
         """Disable an agent, or some of its slots: nothing new starts there.
 
         Args:
             agent_id: The agent.
             slots: Ids of the slots; the whole agent when None.
             drain: Let what runs there finish; else it checkpoints now and goes on elsewhere.
+
+        Returns:
+            Whether that is all; of very many runs a part is asked to leave: call it again.
 
         Raises:
             NotFoundError: If there is no such agent.
@@ -149,12 +154,19 @@ class AgentService(Service):
             self.work.save(agents, agent_id, enabled=0)
         else:
             self._save_disabled(agent, _disabled(agent) | _checked(agent, slots))
+        is_done = True
         if not drain:
-            for run in self._open_runs(agent_id):
-                agent_slots = set(msgspec.json.decode(run.slot_ids))
-                if slots is None or agent_slots & set(slots):
-                    self.runs.direct(run.id, "preempt")
+            leaving = [
+                run.id
+                for run in self._open_runs(agent_id)
+                if run.directive == "train"
+                and (slots is None or not set(slots).isdisjoint(msgspec.json.decode(run.slot_ids)))
+            ]
+            for run_id in leaving[:_PREEMPTED_AT_ONCE]:
+                self.runs.direct(run_id, "preempt")
+            is_done = len(leaving) <= _PREEMPTED_AT_ONCE
         self.work.changes.append(agents_changed())
+        return is_done
 
     def reopen(self, agent_id: int, slots: Collection[int] | None) -> None:
         """Enable an agent, or some of its slots; what was asked to leave it does.
