@@ -11,7 +11,7 @@ import pytest
 from tests.server.helpers import Clock, Server, serve
 from tests.waiting import DEADLINE_S
 from zerolab.contract.spec import EXIT_PREEMPTED
-from zeroserver.orchestrator.unit_of_work import UnitOfWork
+from zeroserver.orchestrator.periodic import PeriodicService
 
 LIMIT_S = 60
 POOLS = 4
@@ -64,20 +64,20 @@ class QueueTimeModel:
 
 @pytest.fixture
 def first_tick(monkeypatch: pytest.MonkeyPatch) -> Event:
-    """Event that is set by the tick at the server's start."""
+    """Event that is set by a tick, as the one at the server's start."""
     done = Event()
+    tick = PeriodicService.tick
 
-    def tick_and_report(work: UnitOfWork) -> None:
-        work.periodic.tick()
+    def tick_and_report(periodic: PeriodicService) -> None:
+        tick(periodic)
         done.set()
 
-    monkeypatch.setattr("zeroserver.app.tick", tick_and_report)
+    monkeypatch.setattr(PeriodicService, "tick", tick_and_report)
     return done
 
 
 def wait_for(first_tick: Event, server: Server) -> None:
     assert first_tick.wait(DEADLINE_S)
-    first_tick.clear()
     server.write(lambda _work: None)  # wait for earlier commits
 
 
@@ -142,6 +142,7 @@ def test_max_queue_time_ends_experiment_once(tmp_path: Path, first_tick: Event) 
     clock, rng, seen = Clock(), Random(7), Counter[str]()
     watched: list[QueueTimeModel] = []
     for _ in range(3):  # the server restarts after each
+        first_tick.clear()
         with serve(tmp_path, clock=clock) as server:
             wait_for(first_tick, server)
             check_tick(server, watched, seen, ticked=True)
