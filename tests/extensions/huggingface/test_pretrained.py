@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 
 from tests.engine.ranks import run_on_ranks
-from tests.engine.stage3.test_meta_init import Untied, peak_of
 from tests.extensions.huggingface.test_trainer import (
     FP32,
     Rows,
@@ -25,6 +24,7 @@ from tests.extensions.huggingface.test_trainer import (
     make_model,
     train,
 )
+from tests.extensions.meta_init.test_meta_init import Untied, peak_of
 from zerolab.errors import ConfigError
 from zerotrial.engine.memory.copy_on_write import is_copy_on_write
 from zerotrial.extensions.deepspeed_api import install, shared_weights

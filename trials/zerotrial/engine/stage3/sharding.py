@@ -24,12 +24,14 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from zerolab.errors import ConfigError, EngineError
+from zerotrial.engine.memory.copy_on_write import is_copy_on_write
 from zerotrial.engine.module.frozen_parameters import FrozenOriginals
 from zerotrial.engine.module.gradient_hooks import hooks_of, restore_hooks
 from zerotrial.engine.module.memory_swap import swap_memory
 from zerotrial.engine.module.precision import uncast_parameters
 from zerotrial.engine.module.replicated_parameters import choose_replicated
 from zerotrial.engine.module.units import Unit, plan_units, requested_units
+from zerotrial.engine.protocols import ENGINE_PARTS
 from zerotrial.engine.stage3.internals import (
     make_root,
     parameters_of,
@@ -37,7 +39,6 @@ from zerotrial.engine.stage3.internals import (
     reset_iteration,
     restore_class_name,
 )
-from zerotrial.engine.stage3.meta_init import MetaInit, WeightFiles
 from zerotrial.engine.stage3.prefetch import configure_prefetch
 
 if TYPE_CHECKING:
@@ -111,15 +112,15 @@ def shard_module(
     return [cast("FSDPModule", unit.module) for unit in units]
 
 
-def _find_meta_init(inputs: StageInputs, comm: Communicator) -> MetaInit | None:
+def _find_meta_init(inputs: StageInputs, comm: Communicator) -> Any:
     """Return the model's unit-wise initialization; None if it has all values. **Collective**."""
-    weights = None
-    if inputs.weights is not None:
-        weights = WeightFiles(inputs.weights)
-        weights.check(inputs.module)
-    if weights is None and not MetaInit.anywhere(inputs.module, comm, inputs.device):
-        return None
-    return MetaInit(inputs.module, comm, inputs.device, weights)
+    if inputs.weights is None:
+        values = (*inputs.module.parameters(), *inputs.module.buffers())
+        count = sum(value.is_meta or is_copy_on_write(value) for value in values)
+        missing = comm.sum(torch.tensor([count], dtype=torch.float64, device=inputs.device))
+        if not missing.item():
+            return None
+    return ENGINE_PARTS["meta_init"](inputs.module, comm, inputs.device, inputs.weights)
 
 
 def _free_parameters(parameters: set[nn.Parameter]) -> None:

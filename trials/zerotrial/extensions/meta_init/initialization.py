@@ -96,10 +96,10 @@ class MetaInit:
         module: Some of its parameters or buffers are on the meta device on some rank.
         comm: Communicator of the data-parallel ranks.
         device: Target device.
-        files: Read by rank 0. Their values take precedence.
+        weights: Safetensors, read by rank 0. Their values take precedence.
 
     Raises:
-        ConfigError: If a parameter can be neither read nor initialized.
+        ConfigError: If a parameter can be neither read nor initialized, or ``weights`` do not fit.
     """
 
     def __init__(
@@ -107,8 +107,11 @@ class MetaInit:
         module: nn.Module,
         comm: Communicator,
         device: torch.device,
-        files: WeightFiles | None,
+        weights: str | PathLike[str] | None,
     ) -> None:
+        files = None if weights is None else WeightFiles(weights)
+        if files is not None:
+            files.check(module)
         self._module, self._comm, self._device, self._files = module, comm, device, files
         self._names: dict[Tensor, list[str]] = {}
         for name, value in _named(module):
@@ -124,12 +127,6 @@ class MetaInit:
             self._warn_of_missing_tensors()
         self._parts = _post_order(module, set())
         self._filled: set[Tensor] = set()
-
-    @staticmethod
-    def anywhere(module: nn.Module, comm: Communicator, device: torch.device) -> bool:
-        """Whether a tensor is on meta or copy-on-write on any rank. **Collective**."""
-        count = sum(value.is_meta or is_copy_on_write(value) for _, value in _named(module))
-        return bool(comm.sum(torch.tensor([count], dtype=torch.float64, device=device)).item())
 
     def in_order(self, modules: Sequence[nn.Module]) -> Iterator[nn.Module]:
         """Yield each module as soon as everything inside it has rank 0's values.
