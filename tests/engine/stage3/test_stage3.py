@@ -31,7 +31,7 @@ from zerotrial.extensions.optimizers.lamb import Lamb
 from zerotrial.extensions.optimizers.muon import MuonWithAdamW
 from zerotrial.failures import reason_of
 
-STEPS = 20
+STEPS = 10
 LEARNING_RATE = 2e-3
 TOLERANCES = {"fp32": 1e-6, "bf16": 2e-3, "fp16": 5e-3}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
