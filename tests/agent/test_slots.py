@@ -2,7 +2,8 @@
 
 import pytest
 
-from zerolab.agent.slots import find_slots, run_environment
+from zerolab.agent.run import run_environment
+from zerolab.agent.slots import find_slots
 from zerolab.contract.messages import SlotInfo
 from zerolab.errors import ConfigError
 from zerolab.linux import usable_cores

@@ -13,7 +13,7 @@ from zerolab.client import Client
 from zerolab.client.archive import pack
 from zerolab.errors import ConfigError, TrialError
 from zerotrial.failures import reason_of
-from zerotrial.trial_checks import check_trial_class
+from zerotrial.trial import check_trial_class
 
 EMPTY = TensorDataset(torch.zeros(0, 1), torch.zeros(0))
 

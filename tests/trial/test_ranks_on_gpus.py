@@ -16,7 +16,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tests.engine.ranks import run_on_ranks
-from zerolab.agent.slots import find_slots, run_environment
+from zerolab.agent.run import run_environment
+from zerolab.agent.slots import find_slots
 from zerolab.contract.spec import ProfilingSpec
 from zerolab.extensions.launcher_ssh import worker
 from zerotrial.engine.builder.environment import choose_device

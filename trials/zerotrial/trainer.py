@@ -29,8 +29,7 @@ from zerotrial.loop.settings import FitSettings, Policy
 from zerotrial.loop.stop_reason import StopReason
 from zerotrial.loop.units import Batch, TrainUnit, read_unit
 from zerotrial.ranks import Distributed
-from zerotrial.trial import ZeroTrial
-from zerotrial.trial_checks import check_trial_class
+from zerotrial.trial import ZeroTrial, check_trial_class
 
 __all__ = ["Trainer", "init"]
 

@@ -11,8 +11,7 @@ import time
 
 import filelock
 
-from zerolab.agent.run import Run, finish_run, leftover_runs
-from zerolab.agent.slots import run_environment
+from zerolab.agent.run import Run, finish_run, leftover_runs, run_environment
 from zerolab.client.http import Client
 from zerolab.client.transport import Backoff
 from zerolab.contract.messages import KILL_GRACE_S, AgentRegistration, AgentWork, WorkItem

@@ -6,7 +6,7 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -18,7 +18,7 @@ from zerolab.client.archive import unpack
 from zerolab.client.http import Client
 from zerolab.client.transport import Backoff
 from zerolab.contract.hparam_reads import read_unread
-from zerolab.contract.messages import RunExit, WorkItem
+from zerolab.contract.messages import RunExit, SlotInfo, WorkItem
 from zerolab.contract.nodes import failed_by_itself
 from zerolab.contract.outcome import (
     DELIBERATE_EXITS,
@@ -42,9 +42,10 @@ from zerolab.errors import ConflictError, NotFoundError, UnreachableError, Zerol
 from zerolab.files import write_json
 from zerolab.launcher.interface import Launcher
 from zerolab.launcher.interpreter import interpreter_problem
+from zerolab.linux import usable_cores
 from zerolab.reports.spool_recovery import deliver
 
-__all__ = ["Run", "finish_run", "leftover_runs"]
+__all__ = ["Run", "finish_run", "leftover_runs", "run_environment"]
 
 logger = logging.getLogger(__name__)
 
@@ -426,3 +427,20 @@ def _remove_tree(path: Path) -> None:
 
     with contextlib.suppress(OSError):
         shutil.rmtree(path)
+
+
+def run_environment(slots: Sequence[SlotInfo], slot_ids: Sequence[int]) -> dict[str, str]:
+    """Return the variables that confine a run to its slots.
+
+    Args:
+        slots: All slots of this machine; the cores are divided among them for the ranks' threads.
+        slot_ids: Slots of the run.
+    """
+    threads = max(1, usable_cores() // len(slots))
+    environment = {"OMP_NUM_THREADS": str(threads)}
+    if any(slot.device.startswith("cuda") for slot in slots):
+        environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the order of the slots' numbers
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(str(slot) for slot in slot_ids)
+    else:
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    return environment

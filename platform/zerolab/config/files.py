@@ -272,7 +272,8 @@ def _loader() -> "type[yaml.SafeLoader]":
                     text = f"keys must be text, got {key!r}; put it in quotes"
                     raise yaml.constructor.ConstructorError(None, None, text, mark)
                 has_value = value_node.start_mark.index < value_node.end_mark.index
-                mistyped = None if key_node.style else explain_plain_key(key, has_value=has_value)
+                plain = not key_node.style and not key.isidentifier()
+                mistyped = explain_plain_key(key, has_value=has_value) if plain else None
                 if mistyped is not None:
                     raise yaml.constructor.ConstructorError(None, None, mistyped, mark)
                 if key in seen:

@@ -8,8 +8,7 @@ from pathlib import Path
 from zerolab.contract.spec import TrialClass
 from zerolab.errors import TrialError
 from zerolab.syntax import module_paths
-from zerotrial.trial import ZeroTrial
-from zerotrial.trial_checks import check_trial_class
+from zerotrial.trial import ZeroTrial, check_trial_class
 
 __all__ = ["load_trial_class"]
 
