@@ -40,6 +40,9 @@ _CONNECT_TIMEOUT_S = 10.0
 _PAGE = 1000
 """Rows of a request: the server's maximum."""
 
+_JITTER = random.SystemRandom()
+"""Separate from the generator of a user's training, whose numbers must not change."""
+
 
 class _Bearer(httpx.Auth):
     """HTTP authentication with a token, which is read again once if the server rejects it."""
@@ -322,10 +325,6 @@ def error_of(response: httpx.Response, url: str) -> ZerolabError:
     else:
         error = UnreachableError(f"{url}: not a Zerolab server ({status}): {message}")
     return error
-
-
-_JITTER = random.SystemRandom()
-"""Separate from the generator of a user's training, whose numbers must not change."""
 
 
 class Backoff:

@@ -14,6 +14,9 @@ __all__ = ["BatchChecks", "IteratorArgumentCheck", "MissingLoaderCheck", "Skippe
 
 logger = logging.getLogger(__name__)
 
+_MAX_SKIPPED_BATCHES = 50
+"""Consecutive batches; a loss scale that starts far too high recovers within fewer."""
+
 
 class IteratorArgumentCheck:
     """Context manager that explains the failure of a method written for a batch.
@@ -157,10 +160,6 @@ class BatchChecks:
             batches,
             due,
         )
-
-
-_MAX_SKIPPED_BATCHES = 50
-"""Consecutive batches; a loss scale that starts far too high recovers within fewer."""
 
 
 class SkippedStepMonitor:
