@@ -164,17 +164,43 @@ def farm(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Farm]:
         created.close()
 
 
-def test_run_continues_after_agent_outage(farm: Farm) -> None:
-    farm.join("a", "--slots", "1")
-    experiment_id = farm.submit()
-    farm.wait_for_starts(1)
-    farm.join("b", "--slots", "1")
-    farm.signal("a", signal.SIGSTOP)
-    farm.await_state("a", "silent")
-    farm.signal("a", signal.SIGCONT)
-    farm.await_state("a", "ready")
-    trial = farm.finish(experiment_id)
-    assert (trial["restarts"], len(farm.wait_for_starts(1))) == (0, 1)
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Farm]:
+    created = Farm(tmp_path_factory.mktemp("farm"), 150.0)
+    try:
+        yield created
+    finally:
+        created.close()
+
+
+@pytest.fixture
+def pair(shared: Farm) -> Farm:
+    """The agents a and b, without files of earlier runs."""
+    for file in shared.gate.iterdir():
+        file.unlink()
+    for name in ("a", "b"):
+        if name not in shared.agents or shared.agents[name].poll() is not None:
+            shared.join(name, "--slots", "1")
+    return shared
+
+
+def agent_and_other(farm: Farm, experiment_id: int) -> tuple[str, str]:
+    """Return the agent of an experiment's run, and the other agent."""
+    (trial,) = farm.client.trials(experiment_id)
+    name = farm.agent_of(trial["run_id"])
+    return name, {"a": "b", "b": "a"}[name]
+
+
+def test_run_continues_after_agent_outage(pair: Farm) -> None:
+    experiment_id = pair.submit()
+    pair.wait_for_starts(1)
+    name, _ = agent_and_other(pair, experiment_id)
+    pair.signal(name, signal.SIGSTOP)
+    pair.await_state(name, "silent")
+    pair.signal(name, signal.SIGCONT)
+    pair.await_state(name, "ready")
+    trial = pair.finish(experiment_id)
+    assert (trial["restarts"], len(pair.wait_for_starts(1))) == (0, 1)
 
 
 @pytest.mark.parametrize("farm", [20.0], indirect=True)
@@ -207,35 +233,29 @@ def _trials(agent: psutil.Process) -> list[int]:
     return states
 
 
-def test_drain_and_disable_of_agent(farm: Farm) -> None:
-    farm.join("a", "--slots", "1")
-    farm.submit()
-    farm.wait_for_starts(1)
-    farm.join("b", "--slots", "1")
-    assert "agent a is draining" in farm.cli("agent", "drain", "a")
-    (trial,) = farm.client.trials(1)
-    assert farm.agent_of(trial["run_id"]) == "a"
-    farm.cli("agent", "drain", "a", "--preempt")
-    assert farm.wait_for_starts(2)[-1].endswith("_at_1")  # from its last checkpoint
-    (trial,) = farm.client.trials(1)
-    assert farm.agent_of(trial["run_id"]) == "b"
-    assert farm.state("a") == "disabled"
-    assert farm.finish(1)["restarts"] == 0
-    assert "agent a is ready" in farm.cli("agent", "enable", "a")
+def test_drain_and_disable_of_agent(pair: Farm) -> None:
+    experiment_id = pair.submit()
+    pair.wait_for_starts(1)
+    first, other = agent_and_other(pair, experiment_id)
+    assert f"agent {first} is draining" in pair.cli("agent", "drain", first)
+    assert agent_and_other(pair, experiment_id) == (first, other)
+    pair.cli("agent", "drain", first, "--preempt")
+    assert pair.wait_for_starts(2)[-1].endswith("_at_1")  # from its last checkpoint
+    assert agent_and_other(pair, experiment_id) == (other, first)
+    assert pair.state(first) == "disabled"
+    assert pair.finish(experiment_id)["restarts"] == 0
+    assert f"agent {first} is ready" in pair.cli("agent", "enable", first)
 
 
-def test_trial_of_stopped_agent_moves(
-    farm: Farm,
-) -> None:
-    farm.join("a", "--slots", "1")
-    experiment_id = farm.submit()
-    farm.wait_for_starts(1)
-    farm.join("b", "--slots", "1")
-    farm.signal("a", signal.SIGTERM)
-    assert farm.wait_for_starts(2)[-1].endswith("_at_1")
-    farm.await_state("a", "gone")
-    assert farm.agents["a"].wait(DEADLINE_S) == 0
-    assert farm.finish(experiment_id)["restarts"] == 0
+def test_trial_of_stopped_agent_moves(pair: Farm) -> None:
+    experiment_id = pair.submit()
+    pair.wait_for_starts(1)
+    name, _ = agent_and_other(pair, experiment_id)
+    pair.signal(name, signal.SIGTERM)
+    assert pair.wait_for_starts(2)[-1].endswith("_at_1")
+    pair.await_state(name, "gone")
+    assert pair.agents[name].wait(DEADLINE_S) == 0
+    assert pair.finish(experiment_id)["restarts"] == 0
 
 
 def test_agents_take_runs_of_their_pool(farm: Farm) -> None:
