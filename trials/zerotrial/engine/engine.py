@@ -18,7 +18,7 @@ from zerolab.config.engine.batch import BatchSizes
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.errors import EngineError
 from zerotrial.engine.checkpoint.engine_checkpoint import EngineCheckpoint
-from zerotrial.engine.comm.watchdog import CollectiveWatchdog
+from zerotrial.engine.comm.call_record import CallRecord
 from zerotrial.engine.gradients import EngineGradients
 from zerotrial.engine.loss_scale import LossScaler
 from zerotrial.engine.lr_schedules.base import required_arguments
@@ -59,7 +59,7 @@ class EngineParts:
     divided: ShardedModel
     observer: Observer
     ownership: ModelOwnership
-    watchdog: CollectiveWatchdog
+    watchdog: CallRecord
     trains: bool = True
     """Whether the engine has an optimizer."""
 

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from torch import Tensor
 
 from zerolab.errors import EngineError
+from zerotrial.engine.comm.call_record import CallRecord
 from zerotrial.engine.comm.communicator import PeerError
-from zerotrial.engine.comm.watchdog import CollectiveWatchdog
 from zerotrial.engine.loss_scale import LossScaler
 from zerotrial.engine.module.gradient_access import GRADIENT_ALTERNATIVES
 from zerotrial.engine.protocols import ReadableGradients
@@ -24,9 +24,7 @@ class EngineGradients:
         watchdog: Records reads as collective calls.
     """
 
-    def __init__(
-        self, stage: ReadableGradients, scaler: LossScaler, watchdog: CollectiveWatchdog
-    ) -> None:
+    def __init__(self, stage: ReadableGradients, scaler: LossScaler, watchdog: CallRecord) -> None:
         self.stage = stage
         self._scaler = scaler
         self._call = watchdog.call("reading p.grad")

@@ -55,7 +55,7 @@ ENGINE_PARTS: Registry[Any] = Registry("zerotrial.engine_parts", {})
 """Extensions that the engine calls, see ``EngineConfig.engine_parts``: ``tensor_parallel`` shards
 a model, ``pipeline`` is a class of engines, ``profiler`` makes observers, ``nvme_optimizer`` is an
 updater, ``nvme_parameters`` a memory of shards, ``shared_memory`` connects ranks of a host,
-``meta_init`` fills models without values."""
+``meta_init`` fills models without values, ``watchdog`` names ranks that are missing from a call."""
 
 _NOTHING: AbstractContextManager[None] = nullcontext()
 

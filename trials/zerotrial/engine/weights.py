@@ -19,7 +19,7 @@ from zerotrial.engine.checkpoint.export import export_weights
 from zerotrial.engine.checkpoint.full_state import gather_full_state, names_by_first
 from zerotrial.engine.checkpoint.ranks import CheckpointRanks
 from zerotrial.engine.checkpoint.state import set_module_tensor
-from zerotrial.engine.comm.watchdog import CollectiveWatchdog, collective
+from zerotrial.engine.comm.call_record import CallRecord, collective
 from zerotrial.engine.loss_scale import LossScaler
 from zerotrial.engine.mesh import Axis, Mesh, tie_of
 from zerotrial.engine.module.full_tensor import full_tensor_of, is_sharded
@@ -41,7 +41,7 @@ class FullWeights:
     mesh: Mesh
     divided: ShardedModel
     device: torch.device
-    watchdog: CollectiveWatchdog
+    watchdog: CallRecord
 
     @collective("full")
     def full(self, name: str, kind: str = _WEIGHT) -> Tensor | None:

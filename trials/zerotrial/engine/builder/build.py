@@ -35,10 +35,10 @@ from zerotrial.engine.builder.environment import (
 from zerotrial.engine.builder.progress_lines import describe_config, make_observer
 from zerotrial.engine.checkpoint.module_loading import accept_full_tensors
 from zerotrial.engine.comm.all_reduce import without_reduce_scatter
+from zerotrial.engine.comm.call_record import record_calls, watched_call
 from zerotrial.engine.comm.factory import connect
 from zerotrial.engine.comm.replicas import broadcast_module
 from zerotrial.engine.comm.timed_collectives import timed_communicator
-from zerotrial.engine.comm.watchdog import CollectiveWatchdog, watched_call
 from zerotrial.engine.engine import Engine, EngineParts
 from zerotrial.engine.flat.stages import Stage0, Stage1, Stage2
 from zerotrial.engine.loader import build_loader
@@ -314,7 +314,7 @@ def _assemble(
             divided=divided,
             observer=inputs.observer,
             ownership=inputs.ownership,
-            watchdog=CollectiveWatchdog.of(environment.mesh),
+            watchdog=record_calls(environment.mesh),
             trains=bool(inputs.groups),
         )
     )

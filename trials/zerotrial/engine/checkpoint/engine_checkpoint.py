@@ -14,7 +14,7 @@ from zerotrial.engine.checkpoint.files import CheckpointError
 from zerotrial.engine.checkpoint.load import Selection
 from zerotrial.engine.checkpoint.ranks import CheckpointRanks
 from zerotrial.engine.checkpoint.training_state import TrainingState
-from zerotrial.engine.comm.watchdog import CollectiveWatchdog, collective
+from zerotrial.engine.comm.call_record import CallRecord, collective
 from zerotrial.engine.loss_scale import LossScaler
 from zerotrial.engine.mesh import Mesh
 from zerotrial.engine.module.gradient_access import GradientOwner, close_window, open_window
@@ -38,7 +38,7 @@ class EngineCheckpoint:
     progress: Progress
     mesh: Mesh
     divided: ShardedModel
-    watchdog: CollectiveWatchdog
+    watchdog: CallRecord
     gradients: GradientOwner
     """Access to ``parameter.grad``, which a load opens or closes."""
 

@@ -1,1 +1,1 @@
-"""Collectives of the engine: torch's backends, and a watchdog."""
+"""Collectives of the engine: torch's backends, and a record of calls."""

@@ -10,28 +10,26 @@ status through torch's rendezvous store. That works with every backend, and for 
 from __future__ import annotations
 
 import atexit
-import functools
 import json
 import logging
 import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
+from zerotrial.engine.comm.call_record import CallRecord
+
 if TYPE_CHECKING:
     from zerotrial.engine.mesh import Mesh
 
-__all__ = ["CollectiveWatchdog", "collective", "watched_call"]
-
-P = ParamSpec("P")
-R = TypeVar("R")
+__all__ = ["CollectiveWatchdog"]
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +64,7 @@ class _RankStatus:
         return f"is in {self.name}()" if self.name else "is in no call of the engine"
 
 
-class CollectiveWatchdog:
+class CollectiveWatchdog(CallRecord):
     """Record of one engine's calls, compared with the other ranks' when a call blocks.
 
     Args:
@@ -76,13 +74,10 @@ class CollectiveWatchdog:
     """
 
     def __init__(self, ranks: list[int], rank: int, token: str | None) -> None:
+        super().__init__()
         self._ranks = ranks
         self._rank = rank
         self._token = token
-        self._depth = 0
-        self._name = ""
-        self._calls = 0
-        self._since = 0.0
         self._last = _RankStatus(0, "")
         """Last published status."""
         self._waits = 0
@@ -103,22 +98,6 @@ class CollectiveWatchdog:
         watchdog = cls(sorted(member for member, _ in members), rank, min(members)[1])
         _polling_thread.add(watchdog, timeout_s)
         return watchdog
-
-    def call(self, name: str) -> _Call:
-        """Return a context manager that records a call; nested calls belong to the outer one.
-
-        Args:
-            name: Name of the engine's method.
-        """
-        return _Call(self, name)
-
-    def open_call(self, name: str) -> OpenCall:
-        """Return a record of a call that begins and ends in different methods.
-
-        Args:
-            name: Name of the engine's method.
-        """
-        return OpenCall(self, name)
 
     def wait_for_ranks(self, name: str, timeout_s: float) -> list[int]:
         """Wait until all ranks make a call, before its first collective. **Collective**.
@@ -145,20 +124,6 @@ class CollectiveWatchdog:
                 time.sleep(0.05)  # store.wait() would block the polling thread
         return missing
 
-    def enter(self, name: str) -> None:
-        """Record the start of a call."""
-        self._depth += 1
-        if self._depth == 1:
-            self._calls += 1
-            self._since = time.monotonic()
-            self._name = name
-
-    def leave(self) -> None:
-        """Record the end of a call."""
-        self._depth -= 1
-        if self._depth == 0:
-            self._name = ""
-
     def announce(self, store: Store) -> None:
         """Publish the call that this rank has just begun, without a request."""
         store.set(self._key(self._rank), json.dumps(asdict(_RankStatus(1, self._name, request=1))))
@@ -166,6 +131,31 @@ class CollectiveWatchdog:
     def close(self) -> None:
         """Stop watching this engine."""
         _polling_thread.remove(self)
+
+    @staticmethod
+    @contextmanager
+    def watched_call(name: str) -> Iterator[None]:
+        """Watch a call of all ranks in torch's world before they have agreed on a token.
+
+        Each rank publishes its arrival at once, since it no longer answers after leaving the call.
+
+        Args:
+            name: Name of the call; repetitions are numbered.
+        """
+        timeout_s, store = _timeout_s(), _store()
+        if store is None or dist.get_world_size() == 1 or timeout_s <= 0:
+            yield
+            return
+        rank = dist.get_rank()
+        number = store.add(f"{name}/{rank}", 1)
+        watchdog = CollectiveWatchdog(list(range(dist.get_world_size())), rank, f"{name}-{number}")
+        watchdog.enter(name)
+        watchdog.announce(store)
+        _polling_thread.add(watchdog, timeout_s)
+        try:
+            yield
+        finally:
+            _polling_thread.remove(watchdog)
 
     # -- in the thread ----------------------------------------------------------------------------
 
@@ -247,67 +237,6 @@ class CollectiveWatchdog:
         )
 
 
-class _Call:
-    """Context manager of :meth:`CollectiveWatchdog.call`; a generator would cost more."""
-
-    __slots__ = ("_name", "_watchdog")
-
-    def __init__(self, watchdog: CollectiveWatchdog, name: str) -> None:
-        self._watchdog = watchdog
-        self._name = name
-
-    def __enter__(self) -> None:
-        self._watchdog.enter(self._name)
-
-    def __exit__(self, *_: object) -> None:
-        self._watchdog.leave()
-
-
-@contextmanager
-def watched_call(name: str) -> Iterator[None]:
-    """Watch a call of all ranks in torch's world before they have agreed on a token.
-
-    Each rank publishes its arrival at once, since it no longer answers after leaving the call.
-
-    Args:
-        name: Name of the call; repetitions are numbered.
-    """
-    timeout_s, store = _timeout_s(), _store()
-    if store is None or dist.get_world_size() == 1 or timeout_s <= 0:
-        yield
-        return
-    rank = dist.get_rank()
-    number = store.add(f"{name}/{rank}", 1)
-    watchdog = CollectiveWatchdog(list(range(dist.get_world_size())), rank, f"{name}-{number}")
-    watchdog.enter(name)
-    watchdog.announce(store)
-    _polling_thread.add(watchdog, timeout_s)
-    try:
-        yield
-    finally:
-        _polling_thread.remove(watchdog)
-
-
-class OpenCall:
-    """Record of a call that begins and ends in different methods."""
-
-    def __init__(self, watchdog: CollectiveWatchdog, name: str) -> None:
-        self._watchdog = watchdog
-        self._name = name
-        self._is_open = False
-
-    def enter(self) -> None:
-        """Record the start of the call."""
-        self._is_open = True
-        self._watchdog.enter(self._name)
-
-    def leave(self) -> None:
-        """Record the end of the call, if it has begun."""
-        if self._is_open:
-            self._is_open = False
-            self._watchdog.leave()
-
-
 class _PollingThread:
     """Thread of a process that polls the watchdogs of all its engines."""
 
@@ -380,23 +309,3 @@ def _timeout_s() -> float:
 def _rank_list(ranks: list[int]) -> str:
     shown = ", ".join(map(str, ranks[:16])) + (", ..." if len(ranks) > 16 else "")
     return f"rank {shown}" if len(ranks) == 1 else f"{len(ranks)} ranks ({shown})"
-
-
-def collective(
-    name: str,
-) -> Callable[[Callable[Concatenate[Any, P], R]], Callable[Concatenate[Any, P], R]]:
-    """Mark a method as collective; its object has the :class:`CollectiveWatchdog` as ``watchdog``.
-
-    Args:
-        name: Name of the call in errors.
-    """
-
-    def mark(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
-        @functools.wraps(method)
-        def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
-            with self.watchdog.call(name):
-                return method(self, *args, **kwargs)
-
-        return call
-
-    return mark

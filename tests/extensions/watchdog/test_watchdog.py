@@ -16,8 +16,8 @@ from torch.distributed import HashStore
 import zerotrial
 from tests.engine.ranks import run_on_ranks
 from tests.waiting import until
-from zerotrial.engine.comm import watchdog as module
-from zerotrial.engine.comm.watchdog import VARIABLE, CollectiveWatchdog
+from zerotrial.extensions.watchdog import missing_ranks as module
+from zerotrial.extensions.watchdog.missing_ranks import VARIABLE, CollectiveWatchdog
 
 LONG_S = 1e9
 NO_CALL = r"is in no call of the engine|has made no such call yet"

@@ -1,0 +1,1 @@
+"""Warnings about ranks that are missing from a collective call."""
