@@ -25,7 +25,7 @@ _ALL = pytest.mark.needs_extension("tpe_asha", "pbt", "custom", "s3")
     [
         pytest.param("ds_config.md", marks=pytest.mark.needs_extension("deepspeed_config")),
         pytest.param("experiment_config.md", marks=_ALL),
-        "from_determined.md",
+        pytest.param("from_determined.md", marks=pytest.mark.needs_extension("determined")),
     ],
 )
 def test_doc_tables_match_schema(name: str) -> None:

@@ -195,6 +195,7 @@ with det.core.init(distributed=det.core.DistributedContext.from_torch_distribute
 """
 
 
+@pytest.mark.needs_extension("determined")
 def test_determined_names_are_reported_with_replacement() -> None:
     steps = b"from determined import core, keras\nimport train\ncore.init()"
     launched = "python3 -m determined.launch.torch_distributed python3 train.py --epochs 3"
@@ -242,6 +243,7 @@ def test_portable_script_is_accepted(source: bytes) -> None:
 @pytest.mark.parametrize(
     "module", ["determined.py", "src/determined/__init__.py", "src/determined/pytorch.py"]
 )
+@pytest.mark.needs_extension("determined")
 def test_local_module_named_determined_is_accepted(module: str) -> None:
     script = "src/train.py"
     assert problems_of(f"python {script}", {script: OF_DETERMINED})
@@ -253,6 +255,7 @@ def test_local_module_named_determined_is_accepted(module: str) -> None:
     [("lib", False), ("other::lib/", False), ("other", True), ("", True), ("../lib", False),
      ("/opt/lib", False)],
 )  # fmt: skip
+@pytest.mark.needs_extension("determined")
 def test_determined_in_pythonpath_is_accepted(search_path: str, refused: bool) -> None:
     files = {"src/train.py": OF_DETERMINED, "lib/determined/__init__.py": b""}
     environment = {"environment_variables": [f"PYTHONPATH={search_path}"]}
@@ -265,6 +268,7 @@ def test_determined_in_pythonpath_is_accepted(search_path: str, refused: bool) -
     [(["determined.py"], False), (["determined/__init__.py"], False),
      (["determined/__init__.py", "determined/ipc.py"], True), (["determined/ipc.py"], True)],
 )  # fmt: skip
+@pytest.mark.needs_extension("determined")
 def test_unrelated_determined_package_is_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: list[str], refused: bool
 ) -> None:

@@ -44,6 +44,7 @@ def test_defaults_match_determined() -> None:
     assert [policy.name for policy in config.policies()] == ["CUDA OOM", "ECC Error"]
 
 
+@pytest.mark.needs_extension("determined")
 def test_complete_file_round_trip(tmp_path: Path) -> None:
     file = tmp_path / "experiment.yaml"
     file.write_text(
@@ -402,6 +403,7 @@ def test_gpu_variables_are_cuda_and_rocm_is_rejected() -> None:
     assert "got one under rocm; ROCm's GPUs are no slots here: remove it" in line
 
 
+@pytest.mark.needs_extension("determined")
 def test_all_problems_are_reported(tmp_path: Path) -> None:
     file = tmp_path / "experiment.yaml"
     file.write_text("entrypoint: a:B\nsearcher: {name: grid}\nresources: {slots: 2, gpus: 1}\n")

@@ -63,6 +63,7 @@ def test_iterators_are_rejected() -> None:
         load_engine_config({"train_batch_size": 8, "optimizer": optimizer})
 
 
+@pytest.mark.needs_extension("deepspeed_config")
 def test_engine_config_reads_python_values() -> None:
     config = load_engine_config(
         UserDict(
@@ -87,6 +88,7 @@ def test_engine_config_reads_python_values() -> None:
     assert config.gradient_clipping == 0.5
 
 
+@pytest.mark.needs_extension("deepspeed_config")
 def test_engine_config_fills_auto_with_numpy_numbers() -> None:
     file = {"optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": ("auto",)}}}
     with pytest.raises(ConfigError, match="betas"):

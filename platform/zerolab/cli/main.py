@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from zerolab.cli import agent, checkpoint, config, experiment, tools, trial
+from zerolab.cli import agent, checkpoint, config, experiment, trial
 from zerolab.cli.connection import list_command
 from zerolab.cli.groups import Root
 from zerolab.cli.local import installation, submit
@@ -30,7 +30,7 @@ app = typer.Typer(
 
 def _print_version(requested: bool) -> None:
     if requested:
-        tools.version()
+        installation.version()
         raise typer.Exit
 
 
@@ -68,8 +68,7 @@ app.command(name="open")(installation.open_page)
 app.command()(installation.logout)
 app.command()(installation.token)
 app.command()(experiment.logs)
-app.command(name="import")(tools.import_file)
-app.command()(tools.version)
+app.command()(installation.version)
 for _name, _group in {
     "experiment": experiment.group,
     "trial": trial.group,

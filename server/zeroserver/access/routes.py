@@ -53,7 +53,6 @@ ACCESS: dict[str, Callers] = {
     "POST /api/v1/token": TOKEN,
     "GET /api/v1/agent-token": TOKEN,
     "POST /api/v1/agent-token": TOKEN,
-    "POST /api/v1/import": USER,
     # Agents
     "GET /api/v1/agents": USER,
     "POST /api/v1/agents": AGENT,
@@ -106,15 +105,6 @@ ACCESS: dict[str, Callers] = {
     "GET /api/v1/checkpoints/{uuid}": USER,
     "DELETE /api/v1/checkpoints/{uuid}": USER,
     "GET /api/v1/checkpoints/{uuid}/file": USER,
-    # Queue
-    "GET /api/v1/jobs": USER,
-    "PATCH /api/v1/jobs/{experiment_id}": USER,
-    "POST /api/v1/jobs/{experiment_id}/move": USER,
-    "GET /api/v1/pools": USER,
-    "PUT /api/v1/pools/{name}": USER,
-    "GET /api/v1/quotas": USER,
-    "PUT /api/v1/quotas/{kind}/{name:path}": USER,
-    "DELETE /api/v1/quotas/{kind}/{name:path}": USER,
 }
 """Method and path of each route to its callers."""
 

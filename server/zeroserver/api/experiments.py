@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-from fastapi import File, Form, Query, Request, Response, UploadFile
+from fastapi import File, Form, Query, Response, UploadFile
 from fastapi.responses import FileResponse
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, select
@@ -27,16 +27,15 @@ from zeroserver.orchestrator.continuation import Continuation, prepare_continuat
 from zeroserver.orchestrator.experiment_service import Submission
 from zeroserver.orchestrator.search.search_service import Begun
 from zeroserver.orchestrator.unit_of_work import UnitOfWork
-from zeroserver.services import Services, ServicesDep, services_of
+from zeroserver.services import Services, ServicesDep
 from zeroserver.states import ExperimentState
 from zeroserver.store.archives import ArchiveGoneError, archive_path, reader, store_archive
 from zeroserver.store.rows import ExperimentRow, find_row
 from zeroserver.store.schema import experiments
 
-__all__ = ["Changes", "imports", "overlay", "router", "submit_again"]
+__all__ = ["Changes", "experiment_answer", "overlay", "router", "submit_again"]
 
 router = resource_router("/api/v1/experiments", "experiments")
-imports = resource_router("/api/v1", "experiments")
 
 Sort = Literal[
     "id", "-id", "name", "-name", "state", "-state", "progress", "-progress",
@@ -125,16 +124,17 @@ async def _submit(services: Services, submission: Submission, content: bytes) ->
     await services.execute_operations()
     warnings = submission.warnings
     return await services.read(
-        lambda connection: _answer(services, connection, experiment_id, warnings)
+        lambda connection: experiment_answer(services, connection, experiment_id, warnings)
     )
 
 
-def _answer(
+def experiment_answer(
     services: Services,
     connection: Connection,
     experiment_id: int,
     warnings: Sequence[str] = (),
 ) -> ExperimentAnswer:
+    """Read an experiment as a response, with the warnings of its submission."""
     row = find_row(connection, ExperimentRow, experiment_id)
     return ExperimentAnswer(
         queries.experiment(row, services.orchestrator.queue.waiting), list(warnings)
@@ -178,7 +178,9 @@ async def list_experiments(
 @router.get("/{experiment_id}")
 async def get_experiment(services: ServicesDep, experiment_id: IdPath) -> ExperimentAnswer:
     """Read one experiment."""
-    return await services.read(lambda connection: _answer(services, connection, experiment_id))
+    return await services.read(
+        lambda connection: experiment_answer(services, connection, experiment_id)
+    )
 
 
 class ExperimentPatch(BaseModel):
@@ -223,7 +225,9 @@ async def patch_experiment(
         work.touch("experiment", experiment_id, experiment_id)
 
     await services.write(job)
-    return await services.read(lambda connection: _answer(services, connection, experiment_id))
+    return await services.read(
+        lambda connection: experiment_answer(services, connection, experiment_id)
+    )
 
 
 @router.delete("/{experiment_id}", status_code=204)
@@ -326,7 +330,9 @@ async def continue_experiment(
         lambda work: work.continuations.continue_experiment(experiment_id, going_on)
     )
     await services.execute_operations()
-    return await services.read(lambda connection: _answer(services, connection, experiment_id))
+    return await services.read(
+        lambda connection: experiment_answer(services, connection, experiment_id)
+    )
 
 
 def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -356,27 +362,6 @@ async def get_archive(services: ServicesDep, experiment_id: IdPath) -> FileRespo
     return await services.read(read)
 
 
-_METRICS_FILE = {
-    "requestBody": {
-        "required": True,
-        "description": "A metrics file: a header, then one record a line.",
-        "content": {"application/x-ndjson": {"schema": {"type": "string"}}},
-    }
-}
-
-
-@imports.post("/import", status_code=201, openapi_extra=_METRICS_FILE)
-async def import_metrics(request: Request) -> ExperimentAnswer:
-    """Import the metrics file of a run without a server as an experiment that has ended."""
-    # The client's HTTP library comes with it, which a server that only starts can do without.
-    from zeroserver.orchestrator.ingest.run_import import import_run, parse
-
-    services, content = services_of(request), await request.body()
-    log = await run_in_threadpool(parse, content)
-    experiment_id = await import_run(services.write, log)
-    return await services.read(lambda connection: _answer(services, connection, experiment_id))
-
-
 Action = Literal["pause", "activate", "cancel", "kill", "archive", "unarchive"]
 
 
@@ -389,4 +374,6 @@ async def act_on_experiment(
         await services.load_searcher(experiment_id)
     await services.write(lambda work: work.experiments.act(experiment_id, action))
     await services.apply_states()
-    return await services.read(lambda connection: _answer(services, connection, experiment_id))
+    return await services.read(
+        lambda connection: experiment_answer(services, connection, experiment_id)
+    )

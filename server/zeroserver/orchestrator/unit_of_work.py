@@ -2,9 +2,7 @@
 
 from zeroserver.orchestrator.checkpoints.checkpoint_removal import CheckpointRemovalService
 from zeroserver.orchestrator.checkpoints.checkpoint_service import CheckpointService
-from zeroserver.orchestrator.checkpoints.model_service import ModelService
 from zeroserver.orchestrator.cluster.agent_service import AgentService
-from zeroserver.orchestrator.cluster.queue_service import QueueService
 from zeroserver.orchestrator.continuation import ContinuationService
 from zeroserver.orchestrator.exit_service import ExitService
 from zeroserver.orchestrator.experiment_service import ExperimentService
@@ -16,7 +14,6 @@ from zeroserver.orchestrator.orphans import OrphanService
 from zeroserver.orchestrator.periodic import PeriodicService
 from zeroserver.orchestrator.run_service import RunService
 from zeroserver.orchestrator.scheduling import SchedulingService
-from zeroserver.orchestrator.search.custom_search import CustomSearchService
 from zeroserver.orchestrator.search.operation_service import OperationService
 from zeroserver.orchestrator.search.search_service import SearchService
 from zeroserver.orchestrator.service import DomainTransaction, Uses
@@ -35,15 +32,12 @@ class UnitOfWork(DomainTransaction):
     exits = Uses(ExitService)
     nodes = Uses(NodeService)
     searches = Uses(SearchService)
-    custom_searches = Uses(CustomSearchService)
     continuations = Uses(ContinuationService)
     scheduling = Uses(SchedulingService)
     periodic = Uses(PeriodicService)
-    queue = Uses(QueueService)
     agents = Uses(AgentService)
     checkpoints = Uses(CheckpointService)
     checkpoint_removal = Uses(CheckpointRemovalService)
-    models = Uses(ModelService)
     reports = Uses(ReportService)
     logs = Uses(LogService)
     orphans = Uses(OrphanService)

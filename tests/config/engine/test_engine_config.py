@@ -193,6 +193,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("content", "problem"), REFUSALS, ids=lambda value: str(value)[:60])
+@pytest.mark.needs_extension("deepspeed_config")
 def test_error_is_one_line(content: dict[str, Any], problem: str) -> None:
     (line,) = problems(content)
     assert problem in line
@@ -239,6 +240,7 @@ def test_unsupported_key_is_rejected_unless_off(key: str) -> None:
         ("sparse_gradients", [False], [True, 1]),
     ],
 )
+@pytest.mark.needs_extension("deepspeed_config")
 def test_off_values_of_unsupported_keys(key: str, off: list[Any], on: list[Any]) -> None:
     for value in off:
         assert problems(file_with(key, value)) == [], value
@@ -319,6 +321,7 @@ def test_resolved_batch_sizes_are_consistent(
     assert steps in (None, resolved.accumulation_steps)
 
 
+@pytest.mark.needs_extension("deepspeed_config")
 def test_aliases_of_keys() -> None:
     zero = {"gather_16bit_weights_on_model_save": True}
     config = load_engine_config({"zero_optimization": zero})
@@ -400,6 +403,7 @@ def test_check_reports_keys_without_effect_at_stage(tmp_path: Path) -> None:
         assert all(re.fullmatch(r"has an effect at stage [\d, ]+ only", r) for r in hints.values())
 
 
+@pytest.mark.needs_extension("deepspeed_config")
 def test_stage_3_limits_are_unset_by_default() -> None:
     live, reuse = "stage3_max_live_parameters", "stage3_max_reuse_distance"
 
@@ -421,6 +425,7 @@ def test_null_means_the_default() -> None:
     assert load_engine_config(nulls) == load_engine_config({"zero_optimization": {}})
 
 
+@pytest.mark.needs_extension("deepspeed_config")
 def test_deepspeed_file_is_accepted_with_hints() -> None:
     config = load_engine_config(
         {
@@ -470,6 +475,7 @@ def test_deepspeed_file_is_accepted_with_hints() -> None:
     assert config.batch_sizes(2).accumulation_steps == 8
 
 
+@pytest.mark.needs_extension("deepspeed_config")
 def test_ambiguous_hyperparameter_fills_no_auto() -> None:
     content = {"train_batch_size": 8, "fp16": {"enabled": "auto"}, "bf16": {"enabled": "auto"}}
     both = {"bf16": True, "fp16": False, "enabled": True}
@@ -478,6 +484,7 @@ def test_ambiguous_hyperparameter_fills_no_auto() -> None:
     assert load_engine_config(content, hyperparameters={"enabled": True}).dtype == "fp32"
 
 
+@pytest.mark.needs_extension("deepspeed_config")
 def test_missing_auto_batch_size_is_reported_once(tmp_path: Path) -> None:
     sizes = {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto"}
     file = tmp_path / "ds_config.json"
@@ -514,6 +521,7 @@ def test_check_lists_possible_world_sizes(
             check_file(file)
 
 
+@pytest.mark.needs_extension("deepspeed_config")
 def test_check_leaves_auto_of_launched_scripts_open(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print('hello')\n")
     (tmp_path / "ds.json").write_text(json.dumps({"train_micro_batch_size_per_gpu": "auto"}))
@@ -532,6 +540,7 @@ def test_check_leaves_auto_of_launched_scripts_open(tmp_path: Path) -> None:
         assert [line.partition(":")[0] for line in caught.value.problems] == ["entrypoint"]
 
 
+@pytest.mark.needs_extension("Muon")
 def test_muon_and_one_cycle_keys(tmp_path: Path) -> None:
     muon = {"lr": 1e-3, "muon_lr": 2e-2, "adam_lr": 1e-4, "ns_method": "gram"}
     cycle = {

@@ -42,6 +42,7 @@ def test_pipeline_module_needs_a_newer_torch() -> None:
     assert "pipeline.stages: 2 needs torch 2.7" in torch_problems(config, "2.6.0", 2)[0]
 
 
+@pytest.mark.needs_extension("Muon")
 def test_all_keys_are_reported_at_once(tmp_path: Path) -> None:
     file = tmp_path / "ds_config.json"
     blocks = {"zero_optimization": {"stage": 3}, "optimizer": {"type": "Muon", "params": {}}}

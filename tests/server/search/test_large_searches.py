@@ -9,7 +9,7 @@ import pytest
 from tests.server.helpers import Server, serve
 from tests.waiting import until
 from zerolab.searcher import Continue, Create, Operation, Shutdown, Stop
-from zeroserver.orchestrator.search.custom_search import Answered
+from zeroserver.extensions.custom_search.service import Answered, CustomSearchService
 from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.services import Services
 
@@ -145,7 +145,9 @@ def test_interrupted_custom_operations_are_sent_again(sqlite_server: Server) -> 
     server.submit(searcher=CUSTOM)
     operations = [create(number) for number in range(1, TRIALS + 1)]
     answered = Answered(-1, 0, [Create(row["trial_id"], row["hparams"], 0) for row in operations])
-    handled, start = server.write(lambda work: work.custom_searches.take_operations(1, answered))
+    handled, start = server.write(
+        lambda work: CustomSearchService(work).take_operations(1, answered)
+    )
     assert handled == -1
     assert start is not None
     assert 0 < start < TRIALS

@@ -1,4 +1,4 @@
-"""Commands ``up``, ``down``, ``status``, ``open``, ``logout`` and ``token``."""
+"""Commands ``up``, ``down``, ``status``, ``open``, ``logout``, ``version`` and ``token``."""
 
 from typing import Annotated
 
@@ -7,7 +7,7 @@ import typer
 from zerolab.cli.output import AsJson, Port, print_fields, print_json, print_message, result
 from zerolab.paths import Home
 
-__all__ = ["down", "logout", "open_page", "status", "token", "up"]
+__all__ = ["down", "logout", "open_page", "status", "token", "up", "version"]
 
 
 def up(
@@ -122,3 +122,10 @@ def token(
 
     home = Home.default()
     result(renew_token(home) if renew else home.read_token() or home.create().ensure_token())
+
+
+def version() -> None:
+    """Print the version."""
+    from zerolab import __version__
+
+    result(__version__)

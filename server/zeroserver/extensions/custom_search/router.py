@@ -16,7 +16,7 @@ from zeroserver.api.common import MAX_ID, IdPath
 from zeroserver.api.rows import Num, Resource
 from zeroserver.api.runs import MAX_WAIT_S
 from zeroserver.api.strict_route import resource_router
-from zeroserver.orchestrator.search.custom_search import Answered
+from zeroserver.extensions.custom_search.service import Answered, CustomSearchService
 from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.services import Services, ServicesDep
 from zeroserver.states import EXPERIMENT_ENDED, EXPERIMENT_STOPPING
@@ -170,7 +170,9 @@ async def _events(services: Services, experiment_id: int, after: int) -> SearchE
     handled = -1
     if not over:
         await services.load_searcher(experiment_id)
-        handled = await services.write(lambda work: work.custom_searches.handled(experiment_id))
+        handled = await services.write(
+            lambda work: CustomSearchService(work).handled(experiment_id)
+        )
     events = await services.read(lambda connection: _read(connection, experiment_id, after))
     return SearchEvents(events, handled, over)
 
@@ -207,7 +209,7 @@ async def post_operations(
     while start is not None:  # others get their turn in between
 
         def job(work: UnitOfWork, start: int = start) -> tuple[int, int | None]:
-            return work.custom_searches.take_operations(experiment_id, message, start)
+            return CustomSearchService(work).take_operations(experiment_id, message, start)
 
         handled, start = await services.write(job)
     return SearchHandled(handled)

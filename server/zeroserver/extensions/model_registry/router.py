@@ -18,6 +18,7 @@ from zeroserver.extensions.model_registry.resources import (
     ModelPage,
     ModelVersion,
 )
+from zeroserver.extensions.model_registry.service import ModelRegistry
 from zeroserver.services import Services, ServicesDep
 from zeroserver.store.rows import ModelRow, read_rows
 from zeroserver.store.schema import checkpoints, model_versions, models
@@ -97,7 +98,7 @@ class NewModel(BaseModel):
 @router.post("/models", status_code=201)
 async def create_model(services: ServicesDep, body: NewModel) -> ModelAnswer:
     """Add a model to the registry."""
-    await services.write(lambda work: work.models.create(body.name, body.description))
+    await services.write(lambda work: ModelRegistry(work).create(body.name, body.description))
     return await _one(services, body.name)
 
 
@@ -110,7 +111,7 @@ async def get_model(services: ServicesDep, name: Name) -> ModelAnswer:
 @router.delete("/models/{name}", status_code=204)
 async def delete_model(services: ServicesDep, name: Name) -> Response:
     """Delete a model; its checkpoints follow the policies of their experiments."""
-    await services.write(lambda work: work.models.remove(name))
+    await services.write(lambda work: ModelRegistry(work).remove(name))
     return Response(status_code=204)
 
 
@@ -127,12 +128,14 @@ class NewVersion(BaseModel):
 @router.post("/models/{name}/versions", status_code=201)
 async def register_version(services: ServicesDep, name: Name, body: NewVersion) -> ModelAnswer:
     """Register a checkpoint as the next version of a model; retention keeps it."""
-    await services.write(lambda work: work.models.register(name, body.checkpoint, body.notes))
+    await services.write(
+        lambda work: ModelRegistry(work).register(name, body.checkpoint, body.notes)
+    )
     return await _one(services, name)
 
 
 @router.delete("/models/{name}/versions/{version}", status_code=204)
 async def delete_version(services: ServicesDep, name: Name, version: IdPath) -> Response:
     """Delete a version; retention no longer keeps its checkpoint for it."""
-    await services.write(lambda work: work.models.remove_version(name, version))
+    await services.write(lambda work: ModelRegistry(work).remove_version(name, version))
     return Response(status_code=204)

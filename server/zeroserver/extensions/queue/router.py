@@ -9,6 +9,7 @@ from sqlalchemy import Connection
 
 from zerolab.errors import NotFoundError
 from zerolab.scheduler import Policy
+from zeroserver.access.routes import ACCESS, USER
 from zeroserver.api.cluster.cluster_queries import job_list, pool_list, quota_list
 from zeroserver.api.common import IdPath
 from zeroserver.api.resources import (
@@ -20,13 +21,26 @@ from zeroserver.api.resources import (
     QuotaPage,
 )
 from zeroserver.api.strict_route import resource_router
-from zeroserver.orchestrator.cluster.queue_service import JobChange
+from zeroserver.extensions.queue.service import JobChange, QueueService
 from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.services import Services, ServicesDep
 
 __all__ = ["router"]
 
 router = resource_router("/api/v1", "queue")
+
+ACCESS.update(
+    {
+        "GET /api/v1/jobs": USER,
+        "PATCH /api/v1/jobs/{experiment_id}": USER,
+        "POST /api/v1/jobs/{experiment_id}/move": USER,
+        "GET /api/v1/pools": USER,
+        "PUT /api/v1/pools/{name}": USER,
+        "GET /api/v1/quotas": USER,
+        "PUT /api/v1/quotas/{kind}/{name:path}": USER,
+        "DELETE /api/v1/quotas/{kind}/{name:path}": USER,
+    }
+)
 
 Name = Annotated[str, Path(min_length=1, max_length=255)]
 
@@ -80,7 +94,7 @@ async def patch_job(services: ServicesDep, experiment_id: IdPath, patch: JobPatc
     """Change a job's priority, weight or maximum of slots; running trials continue."""
     unlimited = "max_slots" in patch.model_fields_set and patch.max_slots is None
     change = JobChange(patch.priority, patch.weight, patch.max_slots, unlimited)
-    await _write(services, lambda work: work.queue.change(experiment_id, change))
+    await _write(services, lambda work: QueueService(work).change(experiment_id, change))
     return await _job(services, experiment_id)
 
 
@@ -105,7 +119,7 @@ async def move_job(services: ServicesDep, experiment_id: IdPath, move: Move) -> 
     """Put a job directly ahead of another one of its pool, or behind it, at that one's priority."""
     anchor = move.ahead_of or move.behind or 0
     side: Literal["ahead", "behind"] = "ahead" if move.ahead_of is not None else "behind"
-    await _write(services, lambda work: work.queue.move(experiment_id, anchor, side))
+    await _write(services, lambda work: QueueService(work).move(experiment_id, anchor, side))
     return await _job(services, experiment_id)
 
 
@@ -128,7 +142,7 @@ class PoolPut(BaseModel):
 @router.put("/pools/{name}")
 async def put_pool(services: ServicesDep, name: Name, body: PoolPut) -> PoolAnswer:
     """Set the order in which jobs of a pool start; it may have no agents yet."""
-    await _write(services, lambda work: work.queue.set_policy(name, body.policy))
+    await _write(services, lambda work: QueueService(work).set_policy(name, body.policy))
     items = await services.read(lambda connection: pool_list(services.orchestrator, connection))
     return PoolAnswer(next(pool for pool in items if pool.name == name))
 
@@ -153,7 +167,7 @@ class QuotaPut(BaseModel):
 @router.put("/quotas/{kind}/{name:path}")
 async def put_quota(services: ServicesDep, kind: Kind, name: Name, body: QuotaPut) -> QuotaAnswer:
     """Limit the slots that all jobs of a pool, or all jobs with a label, use."""
-    await _write(services, lambda work: work.queue.set_quota(kind, name, body.max_slots))
+    await _write(services, lambda work: QueueService(work).set_quota(kind, name, body.max_slots))
     items: Any = await services.read(quota_list)
     return QuotaAnswer(next(quota for quota in items if quota.group == f"{kind}:{name}"))
 
@@ -161,5 +175,5 @@ async def put_quota(services: ServicesDep, kind: Kind, name: Name, body: QuotaPu
 @router.delete("/quotas/{kind}/{name:path}", status_code=204)
 async def delete_quota(services: ServicesDep, kind: Kind, name: Name) -> Response:
     """Remove a limit."""
-    await _write(services, lambda work: work.queue.remove_quota(kind, name))
+    await _write(services, lambda work: QueueService(work).remove_quota(kind, name))
     return Response(status_code=204)

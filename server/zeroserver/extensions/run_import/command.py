@@ -1,4 +1,4 @@
-"""Commands ``import`` and ``version``."""
+"""Command ``zerolab import``."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,9 +7,12 @@ import typer
 
 from zerolab.cli.output import print_json, print_message, result
 
-__all__ = ["import_file", "version"]
+__all__ = ["app"]
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
+@app.command()
 def import_file(
     file: Annotated[Path, typer.Argument(help="Metrics file (JSON lines) of such a run.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the experiment as JSON.")] = False,
@@ -24,10 +27,3 @@ def import_file(
         return
     print_message(f"{file} is experiment {experiment['id']} now")
     result(str(experiment["id"]))
-
-
-def version() -> None:
-    """Print the version."""
-    from zerolab import __version__
-
-    result(__version__)

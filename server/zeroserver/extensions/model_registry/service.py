@@ -1,0 +1,104 @@
+"""Changes of the model registry."""
+
+from sqlalchemy import delete, select
+
+from zerolab.errors import ConfigError, ConflictError, NotFoundError
+from zeroserver.orchestrator.checkpoints.short_uuids import full_uuid
+from zeroserver.orchestrator.service import Service
+from zeroserver.store.schema import checkpoints, model_versions, models
+
+__all__ = ["ModelRegistry"]
+
+
+class ModelRegistry(Service):
+    """Registers checkpoints as versions of models."""
+
+    def create(self, name: str, description: str) -> None:
+        """Register a model.
+
+        Raises:
+            ConflictError: If one has the name already.
+        """
+        if self._number(name) is not None:
+            msg = f"model {name}: is there already; `zerolab model register-version` adds to it"
+            raise ConflictError(msg)
+        row = {"name": name, "description": description, "created_at": self.work.clock()}
+        self.work.connection.execute(models.insert().values(row))
+
+    def register(self, name: str, uuid: str, notes: str) -> int:
+        """Make a checkpoint the next version of a model; return its number.
+
+        A checkpoint that is a version of this model already stays the one that it is.
+
+        Raises:
+            NotFoundError: If there is no such model.
+            ConfigError: If the checkpoint is not there, whole.
+        """
+        model_id = self._find(name)
+        uuid = full_uuid(self.work.connection, uuid)
+        complete = select(checkpoints.c.id).where(
+            checkpoints.c.uuid == uuid, checkpoints.c.state == "COMPLETED"
+        )
+        if self.work.connection.scalar(complete) is None:
+            problem = (
+                f"must be a checkpoint that is there, whole, got {uuid}; `zerolab checkpoint list`"
+            )
+            raise ConfigError("model version", [f"checkpoint: {problem}"])
+        columns = model_versions.c
+        of_model = columns.model_id == model_id
+        existing = self.work.connection.scalar(
+            select(columns.version).where(of_model, columns.checkpoint == uuid)
+        )
+        if existing is not None:
+            return int(existing)
+        # A number is not given twice: someone may still know what it was.
+        counter = models.update().where(models.c.id == model_id).returning(models.c.last_version)
+        version = self.work.connection.scalar(
+            counter.values(last_version=models.c.last_version + 1)
+        )
+        row = {
+            "model_id": model_id,
+            "version": version,
+            "checkpoint": uuid,
+            "notes": notes,
+            "created_at": self.work.clock(),
+        }
+        self.work.connection.execute(model_versions.insert().values(row))
+        return int(version or 0)
+
+    def remove_version(self, name: str, version: int) -> None:
+        """Remove a version; its experiment's policy decides about the checkpoint again.
+
+        Raises:
+            NotFoundError: If there is no such model, or version.
+        """
+        of_model = (model_versions.c.model_id == self._find(name),)
+        removed = self.work.connection.execute(
+            delete(model_versions).where(*of_model, model_versions.c.version == version)
+        )
+        if not removed.rowcount:
+            raise NotFoundError(f"there is no version {version} of model {name}")
+
+    def remove(self, name: str) -> None:
+        """Remove a model and its versions from the registry.
+
+        Raises:
+            NotFoundError: If there is no such model.
+        """
+        model_id = self._find(name)
+        self.work.connection.execute(
+            delete(model_versions).where(model_versions.c.model_id == model_id)
+        )
+        self.work.connection.execute(delete(models).where(models.c.id == model_id))
+
+    def _number(self, name: str) -> int | None:
+        row: int | None = self.work.connection.scalar(
+            select(models.c.id).where(models.c.name == name)
+        )
+        return row
+
+    def _find(self, name: str) -> int:
+        number = self._number(name)
+        if number is None:
+            raise NotFoundError(f"there is no model {name}; `zerolab model list`")
+        return number

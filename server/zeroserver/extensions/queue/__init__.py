@@ -1,0 +1,1 @@
+"""Settings of the queue: priority and order of jobs, resource pools and quotas."""

@@ -1,0 +1,1 @@
+"""Import of runs that had no server: `zerolab import`."""
