@@ -15,10 +15,11 @@ import msgspec
 from tools.key_tables import field_texts, table, with_tables
 from zeroserver.api import resources
 from zeroserver.api.rows import REFERENCE, Resource
-from zeroserver.extensions import search_preview, submitted_files
+from zeroserver.extensions import submitted_files
 from zeroserver.extensions.analysis import resources as analysis
 from zeroserver.extensions.custom_search import router as custom_search
 from zeroserver.extensions.model_registry import resources as models
+from zeroserver.extensions.search_preview import router as search_preview
 from zeroserver.states import (
     EXPERIMENT_ACTIONS,
     EXPERIMENT_MOVES,

@@ -30,14 +30,11 @@ from zerolab.cli.output import (
     unread_text,
     waiting_lines,
 )
-from zerolab.cli.preview import preview
 from zerolab.formatting import duration_text, size_text
 
 __all__ = ["group"]
 
 group = command_group("Experiments: a searcher and its trials.")
-
-group.command()(preview)
 
 _DONE = {
     "pause": "is pausing: its runs checkpoint and give their slots back",

@@ -51,7 +51,7 @@ def _command(loaded: Any) -> Any:
 
 
 COMMANDS: Registry[Any] = Registry("zerolab.commands", {}, _command)
-"""Commands of extensions by name; ``zerolab NAME`` runs one."""
+"""Commands of extensions; ``zerolab NAME`` runs one, also in a group: ``experiment preview``."""
 
 
 class Group(TyperGroup):
@@ -60,9 +60,30 @@ class Group(TyperGroup):
     aliases = {"ls": "list"}  # noqa: RUF012 - a class attribute
     """Aliases of its commands."""
 
+    @property
+    def prefix(self) -> str:
+        """Beginning of the names of extensions' commands in this group."""
+        return f"{self.name} "
+
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Find a command by its name or an alias."""
-        return super().get_command(ctx, self.aliases.get(cmd_name, cmd_name))
+        """Find a command by its name or an alias, in the core, else in an extension."""
+        cmd_name = self.aliases.get(cmd_name, cmd_name)
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            return command
+        problem = COMMANDS.problem(self.prefix + cmd_name)
+        if problem is not None:
+            ctx.fail(problem)
+        return COMMANDS.get(self.prefix + cmd_name)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """List the commands of the core, then those of extensions."""
+        prefix, names = self.prefix, sorted(COMMANDS)
+        own = (name.removeprefix(prefix) for name in names if name.startswith(prefix))
+        extensions = [
+            name for name in own if " " not in name and not COMMANDS.problem(prefix + name)
+        ]
+        return [*super().list_commands(ctx), *extensions]
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find a command, or fail with its replacement or a similar name."""
@@ -89,18 +110,4 @@ class Root(Group):
     """Root of the command line, with short names of the groups and commands of extensions."""
 
     aliases = _GROUPS
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Find a command of the core, else one of an extension."""
-        command = super().get_command(ctx, cmd_name)
-        if command is not None:
-            return command
-        cmd_name = self.aliases.get(cmd_name, cmd_name)
-        problem = COMMANDS.problem(cmd_name)
-        if problem is not None:
-            ctx.fail(problem)
-        return COMMANDS.get(cmd_name)
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        """List the commands of the core, then those of extensions."""
-        return [*super().list_commands(ctx), *sorted(COMMANDS.loadable())]
+    prefix = ""

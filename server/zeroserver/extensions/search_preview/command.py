@@ -11,13 +11,16 @@ from zerolab.cli.connection import id_of
 from zerolab.cli.output import AsJson, print_json, print_table, print_warnings, result
 
 if TYPE_CHECKING:
-    from zerolab.searcher.preview import Preview
+    from zeroserver.extensions.search_preview.estimate import Preview
 
-__all__ = ["preview"]
+__all__ = ["app"]
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 _WIDTH = 100
 
 
+@app.command()
 def preview(
     config: Annotated[
         Path, typer.Argument(help="Experiment file, or the folder of an experiment.yaml.")
@@ -77,7 +80,7 @@ def _check(known_times: Mapping[str, float], like: int | None) -> None:
 
 def _local_estimate(file: Path, known_times: Mapping[str, float]) -> dict[str, Any]:
     from zerolab.config.experiment.experiment_config import load_experiment
-    from zerolab.config.experiment.search_preview import estimate_search
+    from zeroserver.extensions.search_preview.estimate import estimate_search
 
     seconds = known_times.get("seconds_per_batch"), known_times.get("seconds_per_epoch")
     config = load_experiment(file)

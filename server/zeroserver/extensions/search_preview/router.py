@@ -103,7 +103,7 @@ async def preview_search(services: ServicesDep, request: PreviewOf) -> PreviewAn
     def read(connection: Connection) -> PreviewAnswer:
         # Imported here: a server starts without the configuration.
         from zerolab.config.experiment.experiment_config import load_experiment
-        from zerolab.config.experiment.search_preview import estimate_search
+        from zeroserver.extensions.search_preview.estimate import estimate_search
 
         config = load_experiment(replace_masks(request.config, "masked"))
         like, seconds = None, None
