@@ -44,7 +44,6 @@ ACCESS: dict[str, Callers] = {
     "GET /assets": PUBLIC,
     "GET /healthz": PUBLIC,
     "GET /login": PUBLIC,
-    "GET /metrics": USER,
     "GET /api/v1/openapi.json": USER,
     "GET /api/v1/info": USER,
     "GET /api/v1/events": USER,
