@@ -157,7 +157,7 @@ def predicted_bytes(size: Size, zero: dict[str, Any]) -> int:
 def largest(plan: str, cap: int, device: torch.device, cases: Cases) -> None:
     """Find the deepest model that fits the cap by the formula, and train it and a deeper one."""
     zero = PLANS[plan]
-    fixed, per_block = activation_bytes(device)
+    fixed, per_block = activation_bytes(plan, device)
 
     def formula(layers: int) -> int:
         return predicted_bytes(deep(layers), zero) + fixed + layers * per_block
@@ -189,9 +189,9 @@ def deep(layers: int) -> Size:
 
 
 @functools.cache
-def activation_bytes(device: torch.device) -> tuple[int, int]:
+def activation_bytes(plan: str, device: torch.device) -> tuple[int, int]:
     """Return the bytes beyond the formula: of the whole model, and of each block."""
-    zero = PLANS["stage 2"]
+    zero = PLANS[plan]
     two, three = (
         peak_bytes(deep(layers), zero, device) - predicted_bytes(deep(layers), zero)
         for layers in (2, 3)

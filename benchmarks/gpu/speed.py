@@ -80,7 +80,7 @@ def measure(
     """
     shape = SIZES[size]
     case = Case(peer, size, "bf16", 1, 1, shape.micro or 4)
-    warmup, steps = (2, 3) if options.rehearse else (4, 10)
+    warmup, steps = (2, 3) if options.rehearse else (4, 14)
     name, _, stage = peer.partition("-")
     torch.manual_seed(0)
     with device:

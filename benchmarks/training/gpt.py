@@ -78,7 +78,8 @@ class GPT(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         inputs, targets = ids[:, :-1], ids[:, 1:]
-        x = self.tokens(inputs) + self.places.weight[: inputs.shape[1]]
+        positions = torch.arange(inputs.shape[1], device=inputs.device)
+        x = self.tokens(inputs) + self.places(positions)
         for block in self.blocks:
             x = block(x)
         logits = self.head(self.norm(x)).float()

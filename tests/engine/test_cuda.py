@@ -215,6 +215,24 @@ def test_offloaded_parameters_match_gpu_parameters(precision: str) -> None:
 
 
 @on_gpu
+@pytest.mark.parametrize(
+    "zero",
+    [
+        {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+        {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}},
+    ],
+)
+def test_offloaded_model_is_never_on_the_gpu_in_fp32(zero: dict[str, Any]) -> None:
+    model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(16)))
+    full_bytes = sum(4 * parameter.numel() for parameter in model.parameters())
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    engine = make_engine(model, config_of(zero["stage"], "bf16", zero=zero))
+    assert torch.cuda.max_memory_allocated() - before < 0.8 * full_bytes
+    engine.close()
+
+
+@on_gpu
 @each_stage
 def test_gpu_checkpoint_resumes_on_gpu_and_cpu(tmp_path: Path, stage: int) -> None:
     batches = make_batches(STEPS, MICRO, 1)
@@ -267,7 +285,8 @@ def test_offloaded_activations_take_no_gpu_memory() -> None:
         return after
 
     inputs = 4096 * 64 * 4
-    assert allocated(enabled=True) >= 7 * inputs
+    # 7 inputs are kept; other memory may be freed meanwhile.
+    assert allocated(enabled=True) >= 5 * inputs
     assert allocated(enabled=True, cpu_checkpointing=True) < 2 * inputs
 
 

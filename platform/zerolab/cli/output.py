@@ -57,6 +57,7 @@ def _port(text: str) -> int:
 Port = Annotated[
     int | None,
     typer.Option(
+        "--port",  # typer 0.27 loses the name of an option with a metavar
         parser=_port,
         metavar="PORT",
         help="Port of the server that this command starts; 0 for any free one. "

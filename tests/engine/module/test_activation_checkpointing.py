@@ -140,7 +140,7 @@ def test_losses_are_equal_at_every_stage(stage: int, block: dict[str, bool]) -> 
         )
         loss_lists = []
         for ((batch,),) in make_batches(3, 1, 1):
-            loss = engine(*batch)
+            loss = engine(*(part.to(engine.device) for part in batch))
             engine.backward(loss)
             engine.step()
             loss_lists.append(loss.item())

@@ -12,7 +12,7 @@ import zerotrial
 from zerotrial.engine.stage3 import internals
 
 ENGINE = Path(internals.__file__).parents[1]
-OURS = {"_member", "_owner", "_remove_hooks", "_within"}
+OURS = {"_gather_by", "_member", "_owner", "_remove_hooks", "_within"}
 OF_OLDER_TORCH = {
     "_comm_ctx",
     "_device_handle",
@@ -63,7 +63,9 @@ OF_PARAMETERS = {
     "_sharded_param_data",
     "_unsharded_param",
     "all_gather_outputs",
+    "alloc_all_gather_outputs",
     "free_unsharded_param",
+    "init_all_gather_outputs",
     "init_unsharded_param",
     "orig_dtype",
     "param_dtype",
@@ -74,7 +76,8 @@ OF_PARAMETERS = {
 }
 OF_TENSORS = {"_local_tensor", "_spec"}
 OF_BINDINGS = {"_swap_tensor_impl"}
-OF_TORCH = {"_C", "_chunk_cat"}
+OF_TORCH = {"_C", "_chunk_cat", "_foreach_copy_"}
+OF_AUTOGRAD = {"_unsafe_preserve_version_counter"}
 
 
 class _Unit(nn.Module):
@@ -105,6 +108,7 @@ def model() -> Any:
 
 def test_torch_has_every_name_used_by_stage_3(model: nn.Module) -> None:
     assert not [name for name in OF_TORCH if not hasattr(torch, name)]
+    assert not [name for name in OF_AUTOGRAD if not hasattr(torch.autograd, name)]
     for name, attributes in OF_MODULES.items():
         module = __import__(name, fromlist=["*"])
         assert not [a for a in attributes if not hasattr(module, a)], name
@@ -132,7 +136,7 @@ def private_names(path: Path) -> set[str]:
 
 def test_table_of_names_is_complete() -> None:
     pinned = OF_STATES | OF_GROUPS | OF_PARAMETERS | OF_TENSORS | OF_TORCH | OF_MODULES.keys()
-    pinned |= OF_BINDINGS | {name for names in OF_MODULES.values() for name in names}
+    pinned |= OF_BINDINGS | OF_AUTOGRAD | {name for names in OF_MODULES.values() for name in names}
     used = private_names(Path(internals.__file__))
     used = {name for name in used if not name.startswith("__")}
     assert used - OURS - OF_OLDER_TORCH <= pinned

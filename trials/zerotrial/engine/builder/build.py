@@ -200,7 +200,10 @@ def _prepare_model(
         model.to(environment.device)
         model.prepare(environment.mesh, environment.config.pipeline.activation_checkpoint_interval)
     divided = _shard_model(model, environment, observer)
-    if environment.config.zero_optimization.stage < 3:  # stage 3 moves it unit by unit
+    zero = environment.config.zero_optimization
+    # Stage 3 moves it unit by unit, and an offloaded optimizer parameter by parameter: a model in
+    # fp32 may be larger than the device.
+    if zero.stage < 3 and zero.offload_optimizer.device == "none":
         model.to(environment.device)  # after sharding, when only this rank's part is left
     compile_blocks(model, environment.config.compile)
     checkpointing = environment.config.activation_checkpointing

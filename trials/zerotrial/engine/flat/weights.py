@@ -48,6 +48,7 @@ def flatten_parameters(
         originals: Keeps the full precision of frozen parameters that are rounded.
         owned: Returns the range of a bucket that this rank updates.
     """
+    offload = inputs.config.zero_optimization.offload_optimizer
     dtypes = [bucket.dtype for bucket in buckets]
     weights = FlatWeights(allocate_for(buckets, dtypes, comm, inputs.device), [])
     for bucket, buffer in zip(buckets, weights.buffers, strict=True):
@@ -62,6 +63,8 @@ def flatten_parameters(
             slot.parameter.data = view.view(slot.parameter.shape)
         owned_span = owned(bucket)
         local_master = flat if owned_span == slice(0, bucket.numel) else flat[owned_span].clone()
+        if offload.device != "none":
+            local_master = local_master.to("cpu")
         weights.masters.append(buffer.tensor[owned_span] if wide == bucket.dtype else local_master)
     _broadcast_frozen(inputs, buckets, comm, originals)
     return weights
@@ -86,12 +89,14 @@ def _broadcast_frozen(
     for name, parameter in inputs.module.named_parameters():
         if parameter in trained:
             continue
+        parameter.data = parameter.data.to(inputs.device)
         comm.broadcast(parameter.data)
         if compute is not None and parameter.is_floating_point() and parameter not in uncast:
             if buckets and torch.promote_types(parameter.dtype, compute) != compute:
                 originals.keep(name, parameter)
             parameter.data = parameter.data.to(compute)
     for value in inputs.module.buffers():
+        value.data = value.data.to(inputs.device)
         comm.broadcast(value)
 
 

@@ -449,7 +449,7 @@ class ShardedParameter:
 
     def zeros(self) -> Tensor:
         """Return a full gradient of zeros."""
-        return torch.zeros(self.sharded.shape, dtype=self.forward_dtype)
+        return torch.zeros(self.sharded.shape, dtype=self.forward_dtype, device=self.sharded.device)
 
     def gathered_if_any(self) -> Iterator[Tensor]:
         """Yield the gathered parameter, always the same object, if it has ever been gathered."""
@@ -648,11 +648,47 @@ class UnitParameters:
             on_use: Called whenever the gathered unit is needed.
             on_gather: Called when it would have been gathered.
         """
-        owner = self._owner
-        result = AllGatherResult(full_parameters[0], None, None, [], [], [])
-        for parameter, memory in zip(owner.fsdp_params, full_parameters, strict=True):
+        for parameter, memory in zip(self._owner.fsdp_params, full_parameters, strict=True):
             parameter.all_gather_outputs = [memory]
             parameter.free_unsharded_param = _do_nothing
+        self._gather_by(_do_nothing, on_use, on_gather)
+
+    def copy_to_gather(self) -> None:
+        """Gather by one copy of all shards to the type of forward, for a single rank, for good.
+
+        ``fully_shard`` casts and copies the parameters one by one, which on a GPU takes the host
+        longer than small blocks compute.
+        """
+        members = self._owner.fsdp_params
+        for member in members:
+            numel, dtype = member._sharded_param_data.numel(), member.param_dtype
+            dtype = dtype or member.orig_dtype
+            member.init_all_gather_outputs([numel], [dtype], 1, member.device)
+            member.free_unsharded_param()
+
+        def copy() -> None:
+            for member in members:
+                member.alloc_all_gather_outputs()
+            outputs = [member.all_gather_outputs[0] for member in members]
+            # Autograd has saved the same memory in forward, with the same values.
+            autograd: Any = torch.autograd
+            with autograd._unsafe_preserve_version_counter(tuple(outputs)):
+                torch._foreach_copy_(outputs, [member._sharded_param_data for member in members])
+
+        self._gather_by(copy, _do_nothing, _do_nothing)
+
+    def _gather_by(
+        self, fill: Callable[[], None], on_use: Callable[[], None], on_gather: Callable[[], None]
+    ) -> None:
+        """Replace the collective and the copies of ``fully_shard``; the switching remains.
+
+        Args:
+            fill: Fills ``all_gather_outputs`` of the parameters.
+            on_use: Called whenever the gathered unit is needed.
+            on_gather: Called when it would have been gathered.
+        """
+        owner = self._owner
+        result = AllGatherResult(torch.empty(0), None, None, [], [], [])
 
         def unshard(async_op: bool = False) -> None:  # noqa: FBT001, FBT002 - torch's interface
             on_use()
@@ -668,6 +704,7 @@ class UnitParameters:
             if owner._all_gather_result is None:
                 return
             owner._all_gather_result = None
+            fill()
             for parameter in owner.fsdp_params:
                 parameter.init_unsharded_param()
             owner._to_unsharded()

@@ -224,23 +224,32 @@ class UnitGradients:
             for member, gradient in zip(self._trained, gradients, strict=True)
             if gradient is not None
         }
+        # Missing gradients count as zeros: all ranks must take part in each reduction.
+        complete = [
+            member.zeros() if gradient is None else gradient
+            for member, gradient in zip(self._trained, gradients, strict=True)
+        ]
+        gradients.clear()
         ranks = self._reductions.ranks
+        if ranks == 1:
+            self._add(complete)
+            return
+        add = self.part is not None  # the unit ran twice in one forward
+        if self.part is None:
+            self.part = torch.empty(self.numel, dtype=self._dtype)
         with self._observer.phase(COMMUNICATION):
             buffer = self._reductions.get(ranks * self.numel, self._dtype)
-            # Missing gradients count as zeros: all ranks must take part in each reduction.
-            copy_as_shards(
-                [
-                    member.zeros() if gradient is None else gradient
-                    for member, gradient in zip(self._trained, gradients, strict=True)
-                ],
-                buffer.tensor,
-                ranks,
-            )
-            gradients.clear()  # frees the full gradients
-            add = self.part is not None  # the unit ran twice in one forward
-            if self.part is None:
-                self.part = torch.empty(self.numel, dtype=self._dtype)
+            copy_as_shards(complete, buffer.tensor, ranks)
+            complete.clear()  # frees the full gradients
             self._reductions.start(buffer, self.part, self._factor, add=add)
+
+    def _add(self, gradients: list[Tensor]) -> None:
+        """Add the gradients of a single rank to its part."""
+        new = torch.empty(self.numel, dtype=self._dtype, device=gradients[0].device)
+        copy_as_shards(gradients, new, 1)
+        if self._factor != 1.0:
+            new.mul_(self._factor)
+        self.part = new if self.part is None else self.part.add_(new)
 
 
 @dataclass(frozen=True)
@@ -291,6 +300,8 @@ class CustomCollectives:
 
     def refresh(self) -> None:
         """Publish again if user code has written to a shard of any rank. **Collective**."""
+        if not self.published:
+            return
         stale = not all(unit.is_current() for unit in self.published)
         if float(self.comm.sum(torch.tensor([stale], dtype=torch.float64))) > 0:
             self.publish()  # all ranks are here, so none reads
@@ -336,17 +347,20 @@ def install_collectives(
     owners = [(unit, group) for unit in units if (group := parameters_of(unit)) is not None]
     published = []
     for unit, parameters in owners:
-        if apart:
+        if comm.size == 1:
+            parameters.copy_to_gather()
+        elif apart:
             set_all_gather(unit, GroupAllGather(comm, observer))
         else:
             published.append(publish_shards(unit, parameters, comm, reductions.advance, observer))
-    for unit, parameters in owners:
+    for unit, parameters in owners if comm.size > 1 else ():
         # The collective applies the factor, once.
         set_reduce_scatter(
             unit, SharedReduceScatter(reductions, parameters.members, factor, observer)
         )
     unit_gradients: list[UnitGradients] = []
-    if not apart and all(_reduces_in_stored_type(p, dtype) for _, p in owners):
+    # A single rank reduces nothing, so that the type of the reduction does not matter.
+    if comm.size == 1 or (not apart and all(_reduces_in_stored_type(p, dtype) for _, p in owners)):
         unit_gradients = [
             UnitGradients(reductions, p, factor, p.trained[0].own_dtype, observer)
             for _, p in owners
@@ -354,7 +368,8 @@ def install_collectives(
         ]
     collectives = CustomCollectives(comm, reductions, published, unit_gradients)
     collectives.publish()
-    # Prepended: the shards must be current before the hook of fully_shard gathers them.
-    root = cast("nn.Module", units[-1])
-    root.register_forward_pre_hook(lambda *_: collectives.refresh(), prepend=True)
+    if published:
+        # Prepended: the shards must be current before the hook of fully_shard gathers them.
+        root = cast("nn.Module", units[-1])
+        root.register_forward_pre_hook(lambda *_: collectives.refresh(), prepend=True)
     return collectives

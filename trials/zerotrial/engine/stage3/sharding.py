@@ -78,12 +78,11 @@ def shard_module(
     meta_init = _find_meta_init(inputs, comm)
     uncast = uncast_parameters(module)
     if meta_init is None:
-        module.to(inputs.device)
-        for value in (*module.parameters(), *module.buffers()):
-            comm.broadcast(value.data)
-            inputs.memory.release(value.data)
+        _broadcast(inputs, comm, ignored)
         _prepare_types(inputs, trained, uncast, ignored, module, originals)
-    leaves = inputs.config.zero_optimization.leaf_module.classes
+    zero = inputs.config.zero_optimization
+    offloads_parameters = zero.offload_param.device == "cpu" and inputs.device.type != "cpu"
+    leaves = zero.leaf_module.classes
     in_full = _fp32_modules(inputs)
     units = plan_units(
         module,
@@ -104,7 +103,8 @@ def shard_module(
         values = [p.data for p in full_parameters] if inputs.memory.in_files else []
         _shard_unit(unit, mesh, inputs, compute, ignored)
         inputs.memory.adopt(unit.module, values)
-        if meta_init is not None:
+        # The groups still refer to the full parameters, which would fill the device.
+        if meta_init is not None or offloads_parameters:
             _free_parameters(set(full_parameters) - ignored)
     restore_hooks(module, hooks)
     configure_prefetch(module, units, inputs.config.zero_optimization)
@@ -121,6 +121,23 @@ def _find_meta_init(inputs: StageInputs, comm: Communicator) -> Any:
         if not missing.item():
             return None
     return ENGINE_PARTS["meta_init"](inputs.module, comm, inputs.device, inputs.weights)
+
+
+def _broadcast(inputs: StageInputs, comm: Communicator, replicated: set[nn.Parameter]) -> None:
+    """Give every rank rank 0's values, on the engine's device, or in host memory if offloaded.
+
+    Offloaded parameters visit the device one by one, so that it need not hold all of them.
+    """
+    module = inputs.module
+    offloaded = inputs.config.zero_optimization.offload_param.device != "none"
+    visiting = set(module.parameters()) - replicated if offloaded else set()
+    if not visiting:
+        module.to(inputs.device)
+    for value in (*module.parameters(), *module.buffers()):
+        on_device = value.data.to(inputs.device)
+        comm.broadcast(on_device)
+        value.data = on_device.to("cpu") if value in visiting else on_device
+        inputs.memory.release(value.data)
 
 
 def _free_parameters(parameters: set[nn.Parameter]) -> None:

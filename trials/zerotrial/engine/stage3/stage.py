@@ -593,19 +593,23 @@ def build_stage3(inputs: StageInputs) -> Stage3:
 def _install_collectives(
     inputs: StageInputs, units: Sequence[FSDPModule], comm: Communicator
 ) -> CustomCollectives | None:
-    """Replace the collectives of ``fully_shard`` on CPU."""
+    """Replace the collectives of ``fully_shard`` on CPU, and all its copies for a single rank."""
     config, replicas = inputs.config, inputs.mesh.replicate.size
-    if comm.size > 1 and inputs.device.type == "cpu":
-        kind = inputs.precision.communicate or inputs.precision.accumulate
-        return install_collectives(
+    alone = comm.size == 1 and config.zero_optimization.offload_param.device == "none"
+    on_cpus = comm.size > 1 and inputs.device.type == "cpu"
+    collectives = None
+    if alone or on_cpus:
+        collectives = install_collectives(
             units,
             comm,
             inputs.device,
             factor=_averaging_factor(inputs),
-            dtype=kind,
+            dtype=inputs.precision.communicate or inputs.precision.accumulate,
             observer=inputs.observer,
             apart=inputs.memory.in_files,
         )
+    if on_cpus:
+        return collectives
     group = inputs.mesh.shard.group
     if group is not None and not uses_nccl(group, inputs.device):
         for unit in units:  # only NCCL can compute means
@@ -613,7 +617,7 @@ def _install_collectives(
     if config.gradient_allreduce_op == "sum":
         for unit in units:
             set_divide_factor(unit, 1.0 / replicas)
-    return None
+    return collectives
 
 
 def _averaging_factor(inputs: StageInputs) -> float:
