@@ -27,8 +27,6 @@ from tests.engine.stage3_models import (
 from tests.engine.tensor_sizes import storage_bytes
 from zerolab.errors import ConfigError, EngineError
 from zerotrial.engine import Engine, initialize
-from zerotrial.extensions.optimizers.lamb import Lamb
-from zerotrial.extensions.optimizers.muon import MuonWithAdamW
 from zerotrial.failures import reason_of
 
 STEPS = 10
@@ -206,6 +204,9 @@ class Normed(nn.Module):
 
 
 def optimizers_and_modules() -> Iterator[tuple[str, list[str]]]:
+    from zerotrial.extensions.optimizers.lamb import Lamb
+    from zerotrial.extensions.optimizers.muon import MuonWithAdamW
+
     batches = make_batches(4, 2, world()[1])
     for name, cls, params in (
         ("Lamb", Lamb, {"lr": 0.01}),
