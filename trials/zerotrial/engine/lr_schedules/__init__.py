@@ -10,15 +10,19 @@ schedules are in :mod:`zerolab.config.engine.schedules`, since configurations ar
 torch.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from zerolab.config.engine import schedules as files
 from zerolab.registry import Registry
 from zerotrial.engine.lr_schedules.base import LRSchedule
-from zerotrial.engine.lr_schedules.one_cycle import OneCycle
-from zerotrial.engine.lr_schedules.range_test import LRRangeTest
 from zerotrial.engine.lr_schedules.warmup.constant import WarmupLR
 from zerotrial.engine.lr_schedules.warmup.cosine import WarmupCosineLR
 from zerotrial.engine.lr_schedules.warmup.decay import WarmupDecayLR
 from zerotrial.engine.lr_schedules.warmup.linear import LinearWarmupLR
+
+if TYPE_CHECKING:
+    from zerotrial.extensions.lr_schedules.one_cycle import OneCycle
+    from zerotrial.extensions.lr_schedules.range_test import LRRangeTest
 
 __all__ = [
     "SCHEDULES",
@@ -40,13 +44,17 @@ SCHEDULES: Registry[type[LRSchedule]] = Registry(
             WarmupLR,
             WarmupDecayLR,
             WarmupCosineLR,
-            OneCycle,
-            LRRangeTest,
             LinearWarmupLR,
         )
     },
 )
 """Values of ``scheduler.type``, with the class of each."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("OneCycle", "LRRangeTest"):  # of an extension
+        return SCHEDULES[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def register(schedule: type[LRSchedule]) -> None:

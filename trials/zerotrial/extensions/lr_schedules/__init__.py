@@ -1,0 +1,1 @@
+"""Learning-rate schedules that few use: one cycle, and a range test."""
