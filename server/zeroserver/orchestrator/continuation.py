@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, Select, select
 
 from zerolab.contract.secret_text import mask_values
 from zerolab.contract.secrets import find_secrets, mask_secrets
@@ -170,12 +170,9 @@ class ContinuationService(Service):
 
     def _without_checkpoint(self, experiment_id: int) -> set[int]:
         """Return the request ids of trials that have no checkpoint left or were deleted."""
-        existing = select(checkpoints.c.trial_id).where(
-            checkpoints.c.experiment_id == experiment_id, checkpoints.c.state == "COMPLETED"
-        )
         query = select(trials.c.request_id).where(
             trials.c.experiment_id == experiment_id,
-            trials.c.state.not_in(TRIAL_ENDED) | trials.c.id.in_(existing),
+            trials.c.state.not_in(TRIAL_ENDED) | trials.c.id.in_(_with_checkpoint(experiment_id)),
         )
         able = set(self.work.connection.scalars(query))
         return self.searches.created_trials(experiment_id) - able
@@ -285,12 +282,11 @@ class ContinuationService(Service):
 
     def _refuse_without_checkpoint(self, opened: list[TrialRow]) -> None:
         """Refuse to restart a finished trial that has no checkpoint."""
-        lost = [
-            str(trial.id)
-            for trial in opened
-            if trial.state == TrialState.COMPLETED
-            and self.warm_starts.newest_checkpoint(trial.id) is None
-        ]
+        finished = {trial.id for trial in opened if trial.state == TrialState.COMPLETED}
+        if not finished:
+            return
+        saved = self.work.connection.scalars(_with_checkpoint(opened[0].experiment_id))
+        lost = [str(trial_id) for trial_id in sorted(finished.difference(saved))]
         if lost:
             msg = (
                 f"trial {', '.join(lost[:8])}: has no checkpoint left to go on from "
@@ -313,6 +309,13 @@ class ContinuationService(Service):
         existing = set(self.work.connection.scalars(query))
         for number in sorted(self.searches.created_trials(experiment_id) - existing - known_ends):
             yield Event("exited_early", number, reason=DELETED)
+
+
+def _with_checkpoint(experiment_id: int) -> Select[tuple[int]]:
+    """Select the trials of an experiment that have a checkpoint."""
+    return select(checkpoints.c.trial_id).where(
+        checkpoints.c.experiment_id == experiment_id, checkpoints.c.state == "COMPLETED"
+    )
 
 
 def _refuse_while_deleted(experiment: ExperimentRow) -> None:
