@@ -22,7 +22,8 @@ SOURCES = ("platform", "trials", "server")
 MARKERS = re.compile(
     r"\b("
     r"told|tells?|anew|stands?|stood|nobody|all the same|meanwhile|besides|wish(es)?|shall|lies|"
-    r"says? (so|it|which|what|why|how)|come(s)? to|goes on|go on|going on|went on|is meant|"
+    r"says (so|it|which|what|why|how)|say (so|it|which|what)|come(s)? to|"
+    r"goes on|go on|going on|went on|is meant|"
     r"there (is|are) none|of (its|their|one's|his|the user's) own|in place of|such a one|"
     r"those (that|who|which)|the one(s)? (that|of|which)|that there (is|are)|so many|at hand|"
     r"what (is|are|was|were|it|they|he|one|a|an|the|has|had|must|can|may|no|only|all|this|that|"
@@ -32,6 +33,8 @@ MARKERS = re.compile(
     r")\b",
     re.IGNORECASE,
 )
+REMOVED = re.compile(r"\b(replace|remove|instead of)\b.*")
+"""Part of a commit's subject that names what the commit removes."""
 WORDS_OF_A_SENTENCE = 4
 NEW_COMMITS = 30
 """Number of commits that are new where neither a branch nor a tag shows it."""
@@ -111,7 +114,7 @@ def subjects(*revisions: str) -> Iterator[Text]:
     """Yield the subjects of the commits that arguments of ``git log`` select."""
     for line in git("log", "--no-merges", "--format=%h %s", *revisions).splitlines():
         commit, _, subject = line.partition(" ")
-        yield commit, subject
+        yield commit, REMOVED.sub("", subject)
 
 
 def share(area: str, texts: Iterator[Text], *, verbose: bool, accepted: int = 0) -> float:

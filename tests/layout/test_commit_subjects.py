@@ -60,6 +60,11 @@ def test_only_commits_of_the_branch(repository: Path, tmp_path: Path) -> None:
     assert check(clone) == (0, "commit subjects: 0 of 1 sentences (0.0 %)")
 
 
+def test_removed_words_are_not_counted(repository: Path) -> None:
+    commit(repository, *["docs: use plain words everywhere instead of nobody and goes on"] * 2)
+    assert check(repository) == (0, "commit subjects: 0 of 3 sentences (0.0 %)")
+
+
 def test_shallow_clone(repository: Path, tmp_path: Path) -> None:
     commit(repository, VAGUE, VAGUE, PLAIN)
     clone = tmp_path / "clone"
