@@ -19,6 +19,7 @@ from zeroserver.extensions import submitted_files
 from zeroserver.extensions.analysis import resources as analysis
 from zeroserver.extensions.custom_search import router as custom_search
 from zeroserver.extensions.model_registry import resources as models
+from zeroserver.extensions.queue import resources as queue
 from zeroserver.extensions.search_preview import router as search_preview
 from zeroserver.states import (
     EXPERIMENT_ACTIONS,
@@ -34,7 +35,7 @@ __all__ = ["generated", "typescript"]
 RESOURCES = tuple(
     value
     for module in (
-        resources, models, analysis, custom_search, search_preview, submitted_files
+        resources, models, queue, analysis, custom_search, search_preview, submitted_files
     )
     for value in map(vars(module).get, module.__all__)
     if isinstance(value, type) and issubclass(value, Resource)
@@ -67,9 +68,9 @@ TOLD = (
     custom_search.SearchEvents,
     custom_search.SearchEvent,
     resources.Agent,
-    resources.Job,
+    queue.Job,
     resources.Pool,
-    resources.Quota,
+    queue.Quota,
 )
 """Resources with a table of their own in the document."""
 

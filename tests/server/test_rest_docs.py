@@ -20,6 +20,7 @@ from tools.api_types import TOLD, generated
 from zeroserver.api import resources
 from zeroserver.api.rows import Resource
 from zeroserver.extensions.analysis import resources as analysis
+from zeroserver.extensions.queue import resources as queue
 from zeroserver.process import _parser
 from zeroserver.store.schema import logs
 
@@ -150,7 +151,7 @@ def test_responses_match_their_models(server: Server) -> None:
         f"/checkpoints/{checkpoint(2).uuid}": resources.CheckpointAnswer,
         "/info": resources.Info,
         "/agents": resources.AgentPage,
-        "/jobs": resources.JobPage,
+        "/jobs": queue.JobPage,
     }
     for path, model in expected.items():
         response: Any = server.http.get(f"/api/v1{path}")

@@ -1,23 +1,21 @@
-"""Agents, jobs, pools and quotas, as the windows read them; no query in a loop."""
+"""Agents and pools as routes return them; no query in a loop."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 from sqlalchemy import Connection, func, select
 
 from zerolab.scheduler import DEFAULT_POOL, Policy
-from zeroserver.analysis.cost import count_host_slots
-from zeroserver.api.resources import Agent, Job, Pool, Quota, Slot
+from zeroserver.api.resources import Agent, Pool, Slot
 from zeroserver.orchestrator.cluster.scheduler_input import OPEN_RUNS, down_slots, why_closed
 from zeroserver.orchestrator.node_service import held_slots
 from zeroserver.orchestrator.state import Orchestrator
 from zeroserver.states import EXPERIMENT_ENDED
 from zeroserver.store.rows import AgentRow, read_rows
-from zeroserver.store.schema import agents, experiments, pools, quotas, runs, trials
+from zeroserver.store.schema import agents, experiments, pools, quotas
 
-__all__ = ["agent_list", "job_list", "pool_list", "quota_list"]
+__all__ = ["agent_list", "pool_list", "pool_policies", "quota_limits"]
 
 
 def agent_list(orchestrator: Orchestrator, connection: Connection) -> list[Agent]:
@@ -60,81 +58,10 @@ def _state(orchestrator: Orchestrator, row: AgentRow, *, busy: bool) -> str:
     return "silent" if why_closed(orchestrator, row) else "ready"
 
 
-def job_list(orchestrator: Orchestrator, connection: Connection) -> list[Job]:
-    """Return the experiments that have not ended, pool by pool in the order of the queue."""
-    used = _held(connection)
-    policies = _policies(connection)
-    columns = experiments.c
-    query = select(
-        columns.id, columns.name, columns.state, columns.pool, columns.priority, columns.weight,
-        columns.max_slots, columns.queue_time, columns.labels, columns.slots, columns.position,
-        columns.host_slots, columns.created_at,
-    ).where(columns.state.not_in(EXPERIMENT_ENDED))  # fmt: skip
-    rows = list(connection.execute(query))
-
-    def turn(row: Any) -> tuple[str, int, float, int]:
-        fifo = policies.get(row.pool) == Policy.FIFO
-        return row.pool, 0 if fifo else row.priority, row.position, row.id
-
-    counted = (
-        select(trials.c.experiment_id, trials.c.state, func.count())
-        .join(experiments, experiments.c.id == trials.c.experiment_id)
-        .where(columns.state.not_in(EXPERIMENT_ENDED))
-        .group_by(trials.c.experiment_id, trials.c.state)
-    )
-    counts = {(home, state): number for home, state, number in connection.execute(counted)}
-    fewer = _on_fewer(connection)
-    places: Counter[str] = Counter()
-    result = []
-    for row in sorted(rows, key=turn):
-        places[row.pool] += 1
-        job = Job.of(
-            row,
-            experiment_id=row.id,
-            place=places[row.pool],
-            slots_per_trial=row.slots,
-            host_slots=count_host_slots(row.host_slots),
-            running_trials=counts.get((row.id, "RUNNING"), 0),
-            queued_trials=counts.get((row.id, "QUEUED"), 0),
-            held_slots=used[row.id],
-            waiting_reason=orchestrator.queue.waiting.of_job(row.id, row.state),
-            fewer_reason=fewer.get(row.id),
-        )
-        result.append(job)
-    return result
-
-
-def _on_fewer(connection: Connection) -> dict[int, str]:
-    """Say of elastic experiments which trial, the first, runs on fewer slots than its own."""
-    query = (
-        select(runs.c.id, runs.c.trial_id, runs.c.grows_to, experiments.c.slots)
-        .join(experiments, experiments.c.id == runs.c.experiment_id)
-        .where(runs.c.state.in_(OPEN_RUNS), experiments.c.fewer_slots != "[]")
-    )
-    elastic = {row.id: row for row in connection.execute(query)}
-    used: Counter[int] = Counter()
-    homes: dict[int, int] = {}
-    for allocation in held_slots(connection, OPEN_RUNS) if elastic else ():
-        used[allocation.id] += len(msgspec.json.decode(allocation.slot_ids))
-        homes[allocation.id] = allocation.experiment_id
-    result: dict[int, str] = {}
-    for run_id, row in sorted(elastic.items()):
-        if used[run_id] >= row.slots:
-            continue
-        text = f"trial {row.trial_id} runs on {used[run_id]} of its {row.slots} slots, and "
-        text += (
-            "takes more at a checkpoint, when they are free"
-            if row.grows_to is None
-            else f"leaves them for {row.grows_to}"
-        )
-        result.setdefault(homes[run_id], text)
-    return result
-
-
 def pool_list(orchestrator: Orchestrator, connection: Connection) -> list[Pool]:
     """Return every pool that has agents or jobs, or of which something was said."""
-    policies = _policies(connection)
-    limits = _limits(connection)
+    policies = pool_policies(connection)
+    limits = quota_limits(connection)
     alive_agents = [agent for agent in agent_list(orchestrator, connection) if agent.alive]
     counted = (
         select(experiments.c.pool, func.count())
@@ -167,31 +94,11 @@ def _is_free(slot: Slot) -> bool:
     return slot.run_id is None and slot.enabled and not slot.down
 
 
-def quota_list(connection: Connection) -> list[Quota]:
-    """Return every quota, with what is held of it."""
-    limits = _limits(connection)
-    by_job = _held(connection)
-    columns = experiments.c
-    query = select(columns.id, columns.pool, columns.labels).where(columns.id.in_(list(by_job)))
-    used: Counter[str] = Counter()
-    for row in connection.execute(query):
-        labels = msgspec.json.decode(row.labels, type=list[str])
-        for group in {f"pool:{row.pool}", *(f"label:{label}" for label in labels)}:
-            used[group] += by_job[row.id]
-    return [Quota(group, most, used[group]) for group, most in sorted(limits.items())]
-
-
-def _policies(connection: Connection) -> dict[str, Policy]:
+def pool_policies(connection: Connection) -> dict[str, Policy]:
+    """Return the policies of pools by name."""
     return {row.name: Policy(row.policy) for row in connection.execute(select(pools))}
 
 
-def _limits(connection: Connection) -> dict[str, int]:
+def quota_limits(connection: Connection) -> dict[str, int]:
+    """Return the most slots of each quota by group."""
     return {row.group_name: row.max_slots for row in connection.execute(select(quotas))}
-
-
-def _held(connection: Connection) -> Counter[int]:
-    """Experiment to the slots that it holds."""
-    used: Counter[int] = Counter()
-    for row in held_slots(connection, OPEN_RUNS):
-        used[row.experiment_id] += len(msgspec.json.decode(row.slot_ids))
-    return used

@@ -5,7 +5,7 @@ The OpenAPI document, the types of the web page (``server/web/src/resources.ts``
 latter two. A field that is named like a column is read from it.
 """
 
-from zeroserver.api.resources.agents import Agent, AgentAnswer, AgentPage, Slot
+from zeroserver.api.resources.agents import Agent, AgentAnswer, AgentPage, Pool, Slot
 from zeroserver.api.resources.checkpoints import (
     BestCheckpoint,
     BestCheckpointAnswer,
@@ -19,17 +19,6 @@ from zeroserver.api.resources.errors import ErrorAnswer, ErrorBody
 from zeroserver.api.resources.experiments import Experiment, ExperimentAnswer, ExperimentPage
 from zeroserver.api.resources.logs import Log, LogPage
 from zeroserver.api.resources.metrics import Curve, MetricName, MetricNames, Metrics
-from zeroserver.api.resources.queue import (
-    Job,
-    JobAnswer,
-    JobPage,
-    Pool,
-    PoolAnswer,
-    PoolPage,
-    Quota,
-    QuotaAnswer,
-    QuotaPage,
-)
 from zeroserver.api.resources.search import (
     Bracket,
     Rung,
@@ -59,9 +48,6 @@ __all__ = [
     "ExperimentPage",
     "Health",
     "Info",
-    "Job",
-    "JobAnswer",
-    "JobPage",
     "Log",
     "LogPage",
     "LoginLink",
@@ -69,11 +55,6 @@ __all__ = [
     "MetricNames",
     "Metrics",
     "Pool",
-    "PoolAnswer",
-    "PoolPage",
-    "Quota",
-    "QuotaAnswer",
-    "QuotaPage",
     "Removal",
     "RemovedCheckpoint",
     "Run",

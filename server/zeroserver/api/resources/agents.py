@@ -4,7 +4,7 @@ from typing import Literal
 
 from zeroserver.api.rows import Resource, Time
 
-__all__ = ["Agent", "AgentAnswer", "AgentPage", "Slot"]
+__all__ = ["Agent", "AgentAnswer", "AgentPage", "Pool", "Slot"]
 
 
 class Slot(Resource, frozen=True):
@@ -60,3 +60,22 @@ class AgentPage(Resource, frozen=True):
 
     agents: list[Agent]
     next_after: None = None
+
+
+class Pool(Resource, frozen=True):
+    """Agents that are scheduled together."""
+
+    name: str
+    """Given with `zerolab agent start --pool`, and in `resources.resource_pool`."""
+    policy: Literal["fair_share", "priority", "fifo"]
+    """In which order its jobs start."""
+    agents: int
+    """Agents in it that are there."""
+    slots: int
+    """Their slots."""
+    free_slots: int
+    """Slots on which a run could start now."""
+    jobs: int
+    """Experiments in it that have not ended."""
+    max_slots: int | None
+    """Most slots that its jobs may hold together: its quota."""

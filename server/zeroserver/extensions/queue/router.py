@@ -10,9 +10,11 @@ from sqlalchemy import Connection
 from zerolab.errors import NotFoundError
 from zerolab.scheduler import Policy
 from zeroserver.access.routes import ACCESS, USER
-from zeroserver.api.cluster.cluster_queries import job_list, pool_list, quota_list
+from zeroserver.api.cluster.cluster_queries import pool_list
 from zeroserver.api.common import IdPath
-from zeroserver.api.resources import (
+from zeroserver.api.strict_route import resource_router
+from zeroserver.extensions.queue.queries import job_list, quota_list
+from zeroserver.extensions.queue.resources import (
     JobAnswer,
     JobPage,
     PoolAnswer,
@@ -20,7 +22,6 @@ from zeroserver.api.resources import (
     QuotaAnswer,
     QuotaPage,
 )
-from zeroserver.api.strict_route import resource_router
 from zeroserver.extensions.queue.service import JobChange, QueueService
 from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.services import Services, ServicesDep

@@ -1,7 +1,6 @@
-"""Jobs, pools and quotas."""
+"""Resources of the queue: jobs, pools and quotas."""
 
-from typing import Literal
-
+from zeroserver.api.resources import Pool
 from zeroserver.api.rows import Resource, Time
 from zeroserver.states import ExperimentState
 
@@ -9,7 +8,6 @@ __all__ = [
     "Job",
     "JobAnswer",
     "JobPage",
-    "Pool",
     "PoolAnswer",
     "PoolPage",
     "Quota",
@@ -72,25 +70,6 @@ class JobPage(Resource, frozen=True):
 
     jobs: list[Job]
     next_after: None = None
-
-
-class Pool(Resource, frozen=True):
-    """Agents that are scheduled together."""
-
-    name: str
-    """Given with `zerolab agent start --pool`, and in `resources.resource_pool`."""
-    policy: Literal["fair_share", "priority", "fifo"]
-    """In which order its jobs start."""
-    agents: int
-    """Agents in it that are there."""
-    slots: int
-    """Their slots."""
-    free_slots: int
-    """Slots on which a run could start now."""
-    jobs: int
-    """Experiments in it that have not ended."""
-    max_slots: int | None
-    """Most slots that its jobs may hold together: its quota."""
 
 
 class PoolAnswer(Resource, frozen=True):
