@@ -34,6 +34,7 @@ class DomainTransaction(Transaction):
         super().__init__(
             transaction.connection,
             transaction.sqlite,
+            transaction.cursor,
             transaction.changes,
             transaction.undo,
             transaction.then,

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -72,6 +71,8 @@ class Transaction:
 
     connection: Connection
     sqlite: bool
+    cursor: Any
+    """Cursor of the driver, which all jobs of a group share."""
     changes: list[Change] = field(default_factory=list)
     undo: list[Callable[[], None]] = field(default_factory=list)
     """Called on rollback in reverse order, to restore in-memory caches."""
@@ -82,23 +83,19 @@ class Transaction:
         """Run one statement, written with ``?``, for many rows; return the rows it touched."""
         if not rows:
             return 0
-        self._cursor.executemany(self._text(statement), rows)
-        return int(self._cursor.rowcount)
+        self.cursor.executemany(self._text(statement), rows)
+        return int(self.cursor.rowcount)
 
     def raw(self, statement: str, row: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         """Run one statement, written with ``?``, and return its rows."""
-        self._cursor.execute(self._text(statement), row)
-        rows: list[tuple[Any, ...]] = self._cursor.fetchall()
+        self.cursor.execute(self._text(statement), row)
+        rows: list[tuple[Any, ...]] = self.cursor.fetchall()
         return rows
 
     def run(self, statement: str, row: tuple[Any, ...] = ()) -> int:
         """Run one statement, written with ``?``; return the rows it touched."""
-        self._cursor.execute(self._text(statement), row)
-        return int(self._cursor.rowcount)
-
-    @cached_property
-    def _cursor(self) -> Any:
-        return _driver_of(self.connection).cursor()
+        self.cursor.execute(self._text(statement), row)
+        return int(self.cursor.rowcount)
 
     def _text(self, statement: str) -> str:
         return statement if self.sqlite else statement.replace("?", "%s")
@@ -390,12 +387,19 @@ class Database:
         undo: list[Callable[[], None]] = []
         try:
             with self._begin() as connection:
+                cursor = _driver_of(connection).cursor()
                 # One commit, and so one fsync, for all jobs that wait: under load the writer's
                 # throughput does not depend on the disk's latency. A future is done only after that
                 # commit.
                 running = [pending for pending in group if pending.begin()]
                 answers = [
-                    self._run(connection, queued, undo, is_single=is_single) for queued in running
+                    self._run(
+                        Transaction(connection, self.sqlite, cursor),
+                        queued,
+                        undo,
+                        is_single=is_single,
+                    )
+                    for queued in running
                 ]
         except BaseException as error:
             # Caches were changed by jobs that are rolled back now. Last change first: each step
@@ -495,13 +499,12 @@ class Database:
 
     def _run(
         self,
-        connection: Connection,
+        transaction: Transaction,
         pending: _Pending,
         undo: list[Callable[[], None]],
         *,
         is_single: bool,
     ) -> tuple[_Pending, Any, BaseException | None]:
-        transaction = Transaction(connection, self.sqlite)
         pending.changes, pending.then = transaction.changes, transaction.then
         undo_group = undo
         if is_single:  # no savepoint: an exception rolls everything back

@@ -234,12 +234,15 @@ def _sum_up(values: Iterable[tuple[int, int, float | None]]) -> dict[Bucket, _Su
     buckets: defaultdict[tuple[int, int], list[tuple[int, float | None]]] = defaultdict(list)
     for key, step, value in values:
         buckets[key, step >> finest].append((step, value))
-    sums = {(key, finest, number): _Sums.of(rows) for (key, number), rows in buckets.items()}
+    level = {bucket: _Sums.of(rows) for bucket, rows in buckets.items()}
+    sums = {(key, finest, number): total for (key, number), total in level.items()}
     for lower, shift in pairwise(SHIFTS):
-        for (key, level, number), part in list(sums.items()):
-            if level == lower:
-                above = (key, shift, number >> (shift - lower))
-                sums[above] = sums[above].merged(part) if above in sums else part
+        above: dict[tuple[int, int], _Sums] = {}
+        for (key, number), total in level.items():
+            bucket = (key, number >> (shift - lower))
+            above[bucket] = above[bucket].merged(total) if bucket in above else total
+            sums[key, shift, bucket[1]] = above[bucket]
+        level = above
     return sums
 
 
