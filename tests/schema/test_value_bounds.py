@@ -105,6 +105,7 @@ def experiment(directory: Path) -> Path:
     return file
 
 
+@pytest.mark.needs_extension("experiment preview")
 def test_config_check_and_preview_warn(tmp_path: Path) -> None:
     file = experiment(tmp_path)
     assert "warning: hyperparameters.lr: minval and maxval are powers" in check_file(file)

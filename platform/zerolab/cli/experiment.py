@@ -1,6 +1,5 @@
 """Command group ``zerolab experiment``."""
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -169,32 +168,6 @@ def logs(
     with connect() as client:
         log_filter = LogFilter(rank=rank, level=level, tail=tail)
         print_logs(client, "experiment", experiment_id, log_filter, follow=follow, as_json=as_json)
-
-
-@group.command()
-def metrics(
-    experiment_id: ExperimentId,
-    form: Annotated[str, typer.Option("--format", help="csv or ndjson.")] = "csv",
-    output: Annotated[Path | None, typer.Option(help="File to write. Default: print.")] = None,
-) -> None:
-    """Export every point of every metric.
-
-    Example: zerolab experiment metrics 1 --output m.csv
-    """
-    import sys
-
-    from zerolab.cli.connection import connect
-
-    with connect() as client:
-        pieces = client.export_metrics(experiment_id, format=form)
-        if output is None:
-            for piece in pieces:
-                sys.stdout.buffer.write(piece)
-            return
-        with output.open("wb") as file:
-            for piece in pieces:
-                file.write(piece)
-    print_message(f"written to {output}")
 
 
 @group.command()
