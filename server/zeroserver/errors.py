@@ -181,6 +181,11 @@ def _requirement(error: Mapping[str, Any]) -> str:
     return f"{requirement}, got {value if len(value) <= 80 else value[:77] + '...'}"
 
 
+def _missing(request: Request) -> list[str]:
+    """Return the removed extensions, one of which may have the requested route."""
+    return list(getattr(request.app.state, "missing", ()))
+
+
 def install_error_handlers(app: FastAPI) -> None:
     """Register handlers that convert every error of ``app`` to the common response form."""
 
@@ -189,9 +194,11 @@ def install_error_handlers(app: FastAPI) -> None:
         return error_response(error)
 
     @app.exception_handler(RequestValidationError)
-    async def _invalid(_request: Request, error: Exception) -> JSONResponse:
+    async def _invalid(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
         problems = [f"{_place(item['loc'])}: {_requirement(item)}" for item in error.errors()]
+        if any(item["loc"][0] == "path" for item in error.errors()):
+            problems += _missing(request)
         return _answer(422, "invalid", "request: " + "; ".join(problems), problems)
 
     @app.exception_handler(HTTPException)
@@ -199,7 +206,7 @@ def install_error_handlers(app: FastAPI) -> None:
         assert isinstance(error, HTTPException)
         kind = _TYPES.get(error.status_code, "invalid")
         headers = dict(error.headers) if error.headers else None
-        missing = getattr(request.app.state, "missing", ()) if error.status_code == 404 else ()
+        missing = _missing(request) if error.status_code == 404 else ()
         return _answer(
             error.status_code, kind, "; ".join([str(error.detail), *missing]), [], headers
         )

@@ -249,25 +249,6 @@ def fork(
     result(str(new_experiment["id"]))
 
 
-@group.command("continue")
-def continue_experiment(
-    experiment_id: ExperimentId,
-    config: ChangesFile = None,
-    values: Values = None,
-    paused: Paused = False,
-) -> None:
-    """Continue an ended experiment from its checkpoints, with changes.
-
-    Example: zerolab experiment continue 1 --set searcher.max_length.batches=2000
-    """
-    from zerolab.cli.connection import connect
-
-    changes = read_changes(config, values, paused=paused)
-    with connect() as client:
-        experiment = client.experiment_action(experiment_id, "continue", changes)
-    print_message(f"experiment {experiment_id} goes on: it is {experiment['state']}")
-
-
 @group.command()
 def change(
     experiment_id: ExperimentId,

@@ -77,7 +77,6 @@ ACCESS: dict[str, Callers] = {
     "PATCH /api/v1/experiments/{experiment_id}": USER,
     "DELETE /api/v1/experiments/{experiment_id}": USER,
     "POST /api/v1/experiments/{experiment_id}/fork": USER,
-    "POST /api/v1/experiments/{experiment_id}/continue": USER,
     "POST /api/v1/experiments/{experiment_id}/gc": USER,
     "POST /api/v1/experiments/{experiment_id}/{action}": USER,
     "GET /api/v1/experiments/{experiment_id}/archive": USER_OR_AGENT,

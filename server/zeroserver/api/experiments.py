@@ -23,7 +23,6 @@ from zeroserver.api.queries import PageRequest
 from zeroserver.api.resources import ExperimentAnswer, ExperimentPage
 from zeroserver.api.strict_route import resource_router
 from zeroserver.errors import StoreError
-from zeroserver.orchestrator.continuation import Continuation, prepare_continuation
 from zeroserver.orchestrator.experiment_service import Submission
 from zeroserver.orchestrator.search.search_service import Begun
 from zeroserver.orchestrator.unit_of_work import UnitOfWork
@@ -299,40 +298,6 @@ async def submit_again(
 
     checked, content = await run_in_threadpool(check)
     return await _submit(services, replace(checked, forked_from=original.id), content)
-
-
-@router.post("/{experiment_id}/continue")
-async def continue_experiment(
-    services: ServicesDep, experiment_id: IdPath, changes: Changes | None = None
-) -> ExperimentAnswer:
-    """Continue an experiment that has ended from its checkpoints, with changes."""
-    request = changes or Changes()
-    original = await services.read(
-        lambda connection: find_row(connection, ExperimentRow, experiment_id)
-    )
-    submitted = msgspec.json.decode(original.raw_config)
-    raw = restore_secrets(overlay(submitted, request.config), submitted)
-    path = archive_path(services.orchestrator.home.archives, original.archive)
-
-    def check() -> Continuation:
-        from zerolab.config.validation import check_experiment
-
-        config = check_experiment(raw, reader(path.read_bytes()))
-        return Continuation(config, raw, original.raw_config, request.activate)
-
-    going_on = await run_in_threadpool(check)
-    await services.read(
-        lambda connection: prepare_continuation(
-            services.orchestrator, connection, experiment_id, going_on
-        )
-    )
-    await services.write(
-        lambda work: work.continuations.continue_experiment(experiment_id, going_on)
-    )
-    await services.execute_operations()
-    return await services.read(
-        lambda connection: experiment_answer(services, connection, experiment_id)
-    )
 
 
 def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

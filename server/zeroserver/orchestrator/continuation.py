@@ -1,181 +1,41 @@
-"""Continuation of ended experiments, with configuration changes, and of single trials.
+"""Continuation of trials that have ended, from their newest checkpoints."""
 
-Trials go on from their newest checkpoints, under the same numbers; their curves grow. The searcher
-is made anew from the new configuration and all it was ever told: what it now wants and has not
-got is carried out.
-"""
-
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import Connection, Select, select
 
-from zerolab.contract.secret_text import mask_values
-from zerolab.contract.secrets import find_secrets, mask_secrets
-from zerolab.errors import ConfigError, ConflictError
-from zerolab.searcher import Continue, Create, Operation, Shutdown
-from zeroserver.orchestrator.cluster.slurm import check_pool_holds
-from zeroserver.orchestrator.experiment_service import resource_columns
+from zerolab.errors import ConflictError
 from zeroserver.orchestrator.lifecycle import LifecycleService
 from zeroserver.orchestrator.scheduling import SchedulingService
 from zeroserver.orchestrator.search.operation_service import OperationService
 from zeroserver.orchestrator.search.search_service import (
-    DELETED,
-    Event,
     SearchService,
-    check_custom_class,
-    prepare_replay,
 )
 from zeroserver.orchestrator.search.warm_start import WarmStartService
 from zeroserver.orchestrator.service import Service, Uses
-from zeroserver.orchestrator.state import Orchestrator, config_of
 from zeroserver.states import (
-    EXPERIMENT_ACTIONS,
     EXPERIMENT_ENDED,
     EXPERIMENT_STOPPING,
     TRIAL_ACTIONS,
-    TRIAL_ENDED,
     ExperimentState,
     TrialState,
 )
-from zeroserver.store.rows import ExperimentRow, TrialRow, find_row, read_rows
-from zeroserver.store.schema import checkpoints, experiments, trials
+from zeroserver.store.rows import ExperimentRow, TrialRow
 
 if TYPE_CHECKING:  # loaded when the first experiment comes
-    from zerolab.config.experiment.experiment_config import ExperimentConfig
+    pass
 
-__all__ = ["Continuation", "ContinuationService", "prepare_continuation"]
-
-
-@dataclass(frozen=True)
-class Continuation:
-    """How an experiment shall go on; its new configuration has been checked."""
-
-    config: "ExperimentConfig"
-    raw_config: Mapping[str, Any]
-    """As submitted, with the changes laid over it."""
-    seen: str
-    """The submitted configuration to which they were made, as it is stored."""
-    activate: bool = True
-
-
-_FIXED = frozenset({"hyperparameters", "reproducibility", "entrypoint"})
-_SEED = "reproducibility.experiment_seed"
+__all__ = ["ContinuationService", "is_unfinished", "other_weights", "refuse_while_deleted"]
 
 
 class ContinuationService(Service):
-    """Continues experiments and trials that have ended."""
+    """Continues trials that have ended."""
 
     operations = Uses(OperationService)
     lifecycle = Uses(LifecycleService)
     searches = Uses(SearchService)
     scheduling = Uses(SchedulingService)
     warm_starts = Uses(WarmStartService)
-
-    def continue_experiment(self, experiment_id: int, request: Continuation) -> None:
-        """Continue an ended experiment; one that already continues stays as it is.
-
-        Raises:
-            NotFoundError: If there is no such experiment.
-            ConflictError: If it has not ended, or nothing of it is left that could go on.
-            ConfigError: If what changes is what its trials came from.
-        """
-        experiment = self.work.find(ExperimentRow, experiment_id)
-        action = EXPERIMENT_ACTIONS["continue"]
-        changed = msgspec.json.decode(experiment.raw_config) != request.raw_config
-        if not action.wanted("experiment", experiment_id, experiment.state):
-            if changed:
-                msg = (
-                    f"experiment {experiment_id}: is {experiment.state}, and its configuration "
-                    "changes only when it has ended; "
-                    f"`zerolab experiment cancel {experiment_id}` first"
-                )
-                raise ConflictError(msg)
-            return
-        _refuse_while_deleted(experiment)
-        if experiment.raw_config != request.seen:
-            msg = f"experiment {experiment_id}: was changed by someone else meanwhile; ask again"
-            raise ConflictError(msg)
-        self.operations.drop_backlog(experiment_id)
-        before = self.work.config(experiment_id)
-        request = _settled(request, before)
-        problems = list(_problems(before, request.config, experiment_id))
-        if problems:
-            raise ConfigError("experiment", problems)
-        ended = self._ended(experiment_id)
-        known_ends = self.searches.ended_trials(experiment_id)
-        longer = _is_longer(before, request.config)
-        opened = [
-            trial
-            for trial in ended
-            if _is_unfinished(trial, longer=longer)
-            and (request.config.searcher.rebuilds_on_growth or trial.request_id not in known_ends)
-        ]
-        grows = _grows(before, request.config)
-        pending: Sequence[Operation] = []
-        if grows:  # the searcher keeps its former bounds until it has received all ends
-            self.searches.restore(experiment_id)
-        else:
-            self._store(experiment, request)
-            operations = self.searches.replay(experiment_id)
-            pending = self._not_carried_out(experiment_id, operations)
-            searches = any(isinstance(operation, Create) for operation in pending)
-            if not opened and not searches and not _awaits_operations(experiment):
-                raise ConflictError(_nothing_left(experiment, request.config))
-            self._refuse_without_weights(experiment, opened)
-        state = ExperimentState.ACTIVE if request.activate else ExperimentState.PAUSED
-        searches_on = grows or any(isinstance(operation, Create) for operation in pending)
-        self.lifecycle.move_experiment(
-            experiment, state, ended_at=None, error=None, archived=0, searcher_done=0,
-            # A search that continues reports its progress itself.
-            progress=0.0 if searches_on else 1 - len(opened) / max(experiment.num_trials, 1),
-        )  # fmt: skip
-        self._refuse_without_checkpoint(opened)
-        self.lifecycle.reopen_all(experiment_id, opened, state)
-        self.operations.execute(experiment_id, pending)
-        events = [
-            *_ends_of_the_rest(ended, {trial.id for trial in opened}, known_ends),
-            *self._ends_of_deleted(experiment_id, known_ends),
-        ]
-        following = self.searches.add_events(experiment_id, events)
-        self.operations.execute(experiment_id, following)
-        if grows:
-            self._store(experiment, request)
-            self._grow(experiment, before, request.config, opened=bool(opened))
-        self.scheduling.schedule()
-
-    def _grow(
-        self,
-        experiment: ExperimentRow,
-        before: "ExperimentConfig",
-        after: "ExperimentConfig",
-        *,
-        opened: bool,
-    ) -> None:
-        """Grow the search and execute the searcher's operations.
-
-        Raises:
-            ConflictError: If nothing follows, and no trial was opened.
-        """
-        lost = self._without_checkpoint(experiment.id)
-        operations = self.searches.grow(experiment.id, before.searcher, lost)
-        if not opened and not any(
-            isinstance(operation, Create | Continue) for operation in operations
-        ):
-            raise ConflictError(_nothing_left(experiment, after))
-        self.work.save(experiments, experiment.id, searcher_done=0)
-        self.operations.execute(experiment.id, operations)
-
-    def _without_checkpoint(self, experiment_id: int) -> set[int]:
-        """Return the request ids of trials that have no checkpoint left or were deleted."""
-        query = select(trials.c.request_id).where(
-            trials.c.experiment_id == experiment_id,
-            trials.c.state.not_in(TRIAL_ENDED) | trials.c.id.in_(_with_checkpoint(experiment_id)),
-        )
-        able = set(self.work.connection.scalars(query))
-        return self.searches.created_trials(experiment_id) - able
 
     def continue_trial(self, trial_id: int) -> None:
         """Continue a trial that ended before its full length, with its experiment.
@@ -190,7 +50,7 @@ class ContinuationService(Service):
             return
         experiment = self.work.experiment_of(trial)
         home = experiment.id
-        _refuse_while_deleted(experiment)
+        refuse_while_deleted(experiment)
         if experiment.state in EXPERIMENT_STOPPING:
             msg = (
                 f"trial {trial_id}: its experiment {home} is {experiment.state}; "
@@ -198,7 +58,7 @@ class ContinuationService(Service):
                 "ended, then ask again"
             )
             raise ConflictError(msg)
-        reason = self.remedy(trial) or self._no_weights(trial)
+        reason = self.remedy(trial) or self.no_weights(trial)
         if reason is not None:
             msg = f"trial {trial_id}: is {trial.state} and cannot be continued: {reason}"
             raise ConflictError(msg)
@@ -220,7 +80,7 @@ class ContinuationService(Service):
         searcher = self.work.config(home).searcher
         known_ends = set() if searcher.rebuilds_on_growth else self.searches.ended_trials(home)
         through = trial.request_id in known_ends
-        if not through and _is_unfinished(trial, longer=False):
+        if not through and is_unfinished(trial, longer=False):
             return None
         reason = (
             f"the {searcher.name} searcher is through with it" if through or trial.stop else
@@ -242,7 +102,7 @@ class ContinuationService(Service):
             )
         return f"{reason}; {ways}"
 
-    def _no_weights(self, trial: TrialRow) -> str | None:
+    def no_weights(self, trial: TrialRow) -> str | None:
         """Return why a trial lost the checkpoint that it started from; None if it did not."""
         latest = trial.latest_checkpoint or self.warm_starts.newest_checkpoint(trial.id)
         problem = self.warm_starts.source_problem(
@@ -250,75 +110,10 @@ class ContinuationService(Service):
         )
         if problem is None:
             return None
-        return f"{problem}, and it has none of its own; {_other_weights(trial.experiment_id)}"
-
-    def _store(self, experiment: ExperimentRow, request: Continuation) -> None:
-        check_pool_holds(self.work.connection, request.config)
-        check_custom_class(self.work.orchestrator, request.config)
-        resolved = request.config.to_dict()
-        resolved["reproducibility"]["experiment_seed"] = experiment.seed
-        self.work.save(
-            experiments, experiment.id,
-            config=msgspec.json.encode(mask_secrets(resolved)).decode(),
-            raw_config=msgspec.json.encode(request.raw_config).decode(),
-            **resource_columns(request.config),
-        )  # fmt: skip
-        self.work.orchestrator.configs.forget(experiment.id)
-
-    def _ended(self, experiment_id: int) -> list[TrialRow]:
-        query = select(trials).where(
-            trials.c.experiment_id == experiment_id, trials.c.state.in_(TRIAL_ENDED)
-        )
-        return read_rows(self.work.connection, TrialRow, query.order_by(trials.c.id))
-
-    def _not_carried_out(self, experiment_id: int, operations: list[Operation]) -> list[Operation]:
-        created = self.searches.created_trials(experiment_id)
-        return [
-            operation
-            for operation in operations
-            if isinstance(operation, Shutdown)
-            or (isinstance(operation, Create) and operation.trial_id not in created)
-        ]
-
-    def _refuse_without_checkpoint(self, opened: list[TrialRow]) -> None:
-        """Refuse to restart a finished trial that has no checkpoint."""
-        finished = {trial.id for trial in opened if trial.state == TrialState.COMPLETED}
-        if not finished:
-            return
-        saved = self.work.connection.scalars(_with_checkpoint(opened[0].experiment_id))
-        lost = [str(trial_id) for trial_id in sorted(finished.difference(saved))]
-        if lost:
-            msg = (
-                f"trial {', '.join(lost[:8])}: has no checkpoint left to go on from "
-                "(checkpoint_storage.save_trial_latest keeps one); fork the experiment instead"
-            )
-            raise ConflictError(msg)
-
-    def _refuse_without_weights(self, experiment: ExperimentRow, opened: list[TrialRow]) -> None:
-        """Refuse an experiment whose trials would all start from a missing checkpoint."""
-        number = experiment.id
-        uuid = experiment.source_checkpoint
-        problem = None if uuid is None else self.warm_starts.checkpoint_problem(uuid)
-        if problem is not None and all(self._no_weights(trial) for trial in opened):
-            msg = f"experiment {number}: cannot be continued: {problem}; {_other_weights(number)}"
-            raise ConflictError(msg)
-
-    def _ends_of_deleted(self, experiment_id: int, known_ends: set[int]) -> Iterator[Event]:
-        """Yield the ends of deleted trials that the searcher does not know yet."""
-        query = select(trials.c.request_id).where(trials.c.experiment_id == experiment_id)
-        existing = set(self.work.connection.scalars(query))
-        for number in sorted(self.searches.created_trials(experiment_id) - existing - known_ends):
-            yield Event("exited_early", number, reason=DELETED)
+        return f"{problem}, and it has none of its own; {other_weights(trial.experiment_id)}"
 
 
-def _with_checkpoint(experiment_id: int) -> Select[tuple[int]]:
-    """Select the trials of an experiment that have a checkpoint."""
-    return select(checkpoints.c.trial_id).where(
-        checkpoints.c.experiment_id == experiment_id, checkpoints.c.state == "COMPLETED"
-    )
-
-
-def _refuse_while_deleted(experiment: ExperimentRow) -> None:
+def refuse_while_deleted(experiment: ExperimentRow) -> None:
     """Let nothing of an experiment continue of which a part is deleted.
 
     Raises:
@@ -333,135 +128,18 @@ def _refuse_while_deleted(experiment: ExperimentRow) -> None:
         raise ConflictError(msg)
 
 
-def prepare_continuation(
-    orchestrator: Orchestrator, connection: Connection, experiment_id: int, request: Continuation
-) -> None:
-    """Replay the search of an experiment in a reader's thread, before it is continued.
-
-    Args:
-        orchestrator: Settings and caches; used in any thread.
-        connection: Only read from.
-        experiment_id: Experiment that :meth:`ContinuationService.continue_experiment` is called for
-            next.
-        request: How it shall continue.
-    """
-    experiment = find_row(connection, ExperimentRow, experiment_id)
-    if experiment.state not in EXPERIMENT_ENDED:
-        return
-    before = config_of(experiment)
-    request = _settled(request, before)
-    if any(_problems(before, request.config, experiment_id)):
-        return
-    config = before if _grows(before, request.config) else request.config
-    prepare_replay(orchestrator, connection, experiment_id, config.searcher)
-
-
-def _grows(before: "ExperimentConfig", after: "ExperimentConfig") -> bool:
-    """Check whether the searcher that there is gets greater bounds."""
-    return not after.searcher.rebuilds_on_growth and before.searcher != after.searcher
-
-
-def _other_weights(experiment_id: int) -> str:
+def other_weights(experiment_id: int) -> str:
+    """Return the remedy for an experiment whose first weights are gone."""
     return (
         f"`zerolab experiment fork {experiment_id}` begins anew, with another "
         "searcher.source_checkpoint_uuid"
     )
 
 
-def _settled(request: Continuation, before: "ExperimentConfig") -> Continuation:
-    """With what follows for the searcher from what it was, where it is still the same one."""
-    section = request.config.searcher
-    if section.name != before.searcher.name:
-        return request
-    from zerolab.searcher.factory import read_section  # loaded when the first experiment comes
-
-    # Read again: what follows may be more than a section can hold.
-    settled = read_section(section.with_derived_fields(before.searcher).model_dump(mode="json"))
-    followed = {
-        field: value
-        for field, value in settled.model_dump(mode="json").items()
-        if value != section.model_dump(mode="json")[field]
-    }
-    raw = {**request.raw_config, "searcher": {**request.raw_config["searcher"], **followed}}
-    config = request.config.model_copy(update={"searcher": settled})
-    return replace(request, config=config, raw_config=raw)
-
-
-def _problems(
-    before: "ExperimentConfig", after: "ExperimentConfig", experiment_id: int
-) -> Iterator[str]:
-    """What of the changes would make the trials that there are other ones."""
-    was, will_be = before.to_dict(), after.to_dict()
-    secrets = find_secrets(was) + find_secrets(will_be)
-    for path, old, new in _changes(was, will_be):
-        block, _, remainder = path.partition(".")
-        field = remainder.partition(".")[0]
-        fixed = block in _FIXED or (block == "checkpoint_storage" and not field.startswith("save_"))
-        if block == "searcher":
-            fixed = field not in after.searcher.growable_fields | after.searcher.derived_fields
-        if path == _SEED and new is None:
-            continue  # it stands in no file: the server has chosen it
-        if fixed:
-            yield (
-                f"{path}: must stay as it is when an experiment goes on: "
-                f"{mask_values(repr(old), secrets)}, got {mask_values(repr(new), secrets)}; "
-                f"`zerolab experiment fork {experiment_id}` begins anew with it"
-            )
-    if after.searcher.name == before.searcher.name:
-        yield from after.searcher.growth_problems(before.searcher)
-
-
-def _changes(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in sorted(old.keys() | new.keys()):
-            if path or key != "log_policies":
-                below = f"{path}.{key}" if path else key
-                yield from _changes(old.get(key), new.get(key), below)
-    elif old != new:
-        yield path, old, new
-
-
-def _is_longer(before: "ExperimentConfig", after: "ExperimentConfig") -> bool:
-    old, new = before.searcher.max_length, after.searcher.max_length
-    return old is not None and new is not None and new.count > old.count
-
-
-def _awaits_operations(experiment: ExperimentRow) -> bool:
-    """Whether a program outside of the server may yet want trials."""
-    return experiment.searcher_name == "custom" and not experiment.searcher_done
-
-
-def _is_unfinished(trial: TrialRow, *, longer: bool) -> bool:
+def is_unfinished(trial: TrialRow, *, longer: bool) -> bool:
     """Whether there is training left that a trial has not done."""
     if trial.stop == "searcher":
         return False
     if trial.state == TrialState.COMPLETED:
         return longer and trial.error is None  # else its hyperparameters are impossible
     return True
-
-
-def _nothing_left(experiment: ExperimentRow, config: "ExperimentConfig") -> str:
-    number = experiment.id
-    ways = [
-        f"`zerolab experiment continue {number} --set searcher.{field}=...` with more than before"
-        for field in sorted(config.searcher.growable_fields)
-    ] or [f"`zerolab experiment fork {number}` begins anew, `zerolab trial fork` from one trial"]
-    return (
-        f"experiment {number}: is {experiment.state}, and nothing of it is left that could go "
-        f"on; {', or '.join(ways)}"
-    )
-
-
-def _ends_of_the_rest(
-    ended: list[TrialRow], opened: set[int], known_ends: set[int]
-) -> Iterator[Event]:
-    """Yield the ends of trials of which the searcher was not told, and that stay as they are."""
-    for trial in ended:
-        if trial.id in opened or trial.request_id in known_ends:
-            continue
-        number = trial.request_id
-        if trial.state == TrialState.COMPLETED:
-            yield Event("exited", number)
-        else:
-            failed = trial.state == TrialState.ERROR
-            yield Event("exited_early", number, reason="errored" if failed else "user_canceled")

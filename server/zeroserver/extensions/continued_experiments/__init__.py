@@ -1,0 +1,1 @@
+"""Continuation of ended experiments with changes: `zerolab experiment continue`."""
