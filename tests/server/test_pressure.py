@@ -13,6 +13,7 @@ import pytest
 
 from tests.server.helpers import Server, training
 from tests.waiting import DEADLINE_S, until
+from zeroserver.extensions.metrics_export.router import _Turns
 from zeroserver.store import database
 
 WRITERS = 45
@@ -112,7 +113,7 @@ def test_unread_exports_hold_no_connection(server: Server) -> None:
     spec = server.begin()
     server.report(spec.run_id, *(training(step, 0.5) for step in range(1, 4)))
     pool: Any = server.services.database._readers.pool
-    export = server.services.exports
+    export = server.services.part(_Turns)
     release = threading.Event()
     with ThreadPoolExecutor(30) as readers:
         stalled = [readers.submit(_read_nothing, server, release) for _ in range(30)]
