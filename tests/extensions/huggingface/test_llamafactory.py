@@ -31,7 +31,7 @@ PACKAGES = (
     "omegaconf==2.4.0",
     "antlr4-python3-runtime==4.9.3",
 )
-KINDS = Path(__file__).parents[2] / "config" / "public"
+KINDS = Path(__file__).parents[1] / "deepspeed_config" / "public"
 OFFLOAD = {"device": "cpu", "pin_memory": True}
 KEPT = ("loss", "grad_norm", "learning_rate", "eval_loss")
 

@@ -19,6 +19,7 @@ from zerolab.client.http import Client
 from zerolab.reports.metrics_file import MetricsFile
 from zeroserver.access.connection_timeouts import ConnectionLimits
 from zeroserver.app import create_app
+from zeroserver.extensions.metrics_export.router import _Turns
 from zeroserver.process import serving
 from zeroserver.services import Services
 from zeroserver.settings import Settings
@@ -157,7 +158,7 @@ def test_unread_export_ends(tmp_path: Path) -> None:
         )
         readers = [server.connect(request.encode()) for _ in range(16)]
         until("all have been cut off", lambda: limits.closed == 16)
-        until("their turns are free", lambda: not server.services.exports.locked())
+        until("their turns are free", lambda: not server.services.part(_Turns).locked())
         limits.stalled_s = DEADLINE_S  # this client reads slowly
         with Client(server.url, token) as client:
             exported = b"".join(client.export_metrics(1))
