@@ -201,7 +201,7 @@ class Services:
             except BaseException:
                 self.orchestrator.deletions.retention_due.add(
                     experiment_id
-                )  # the next tick goes on
+                )  # the next tick continues
                 raise
         return deleted
 

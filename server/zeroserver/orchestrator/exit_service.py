@@ -102,8 +102,8 @@ class ExitService(Service):
             matches: What the log policies found in the tail of its log.
 
         Returns:
-            How the run ended, when all its agents have told; None before. A run with one agent has
-            ended with it.
+            How the run ended, when all its agents have reported; None before. A run with one agent
+            has ended with it.
         """
         rows = nodes_of(self.work.connection, run.id)
         node = next((row for row in rows if row.node_rank == end.node), None)

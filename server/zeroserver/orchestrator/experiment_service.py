@@ -66,7 +66,7 @@ class Submission:
     test_mode: bool = False
     forked_from: int | None = None
     warnings: Sequence[str] = ()
-    """What whoever submits it is told, beside its number."""
+    """Warnings for the user who submits it."""
     begun: list[Begun] = field(default_factory=list)
     """Its searcher, made beforehand; for one attempt, since the searcher changes with it."""
 

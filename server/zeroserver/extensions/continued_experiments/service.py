@@ -49,7 +49,7 @@ __all__ = ["Continuation", "ExperimentContinuation", "prepare_continuation"]
 
 @dataclass(frozen=True)
 class Continuation:
-    """How an experiment shall go on; its new configuration has been checked."""
+    """How an experiment continues; its new configuration has been checked."""
 
     config: "ExperimentConfig"
     raw_config: Mapping[str, Any]
@@ -71,7 +71,7 @@ class ExperimentContinuation(ContinuationService):
 
         Raises:
             NotFoundError: If there is no such experiment.
-            ConflictError: If it has not ended, or nothing of it is left that could go on.
+            ConflictError: If it has not ended, or nothing of it is left to continue.
             ConfigError: If what changes is what its trials came from.
         """
         experiment = self.work.find(ExperimentRow, experiment_id)
@@ -263,7 +263,7 @@ def _grows(before: "ExperimentConfig", after: "ExperimentConfig") -> bool:
 
 
 def _settled(request: Continuation, before: "ExperimentConfig") -> Continuation:
-    """With what follows for the searcher from what it was, where it is still the same one."""
+    """Add the searcher fields that follow from the former searcher, if its name is the same."""
     section = request.config.searcher
     if section.name != before.searcher.name:
         return request
@@ -284,7 +284,7 @@ def _settled(request: Continuation, before: "ExperimentConfig") -> Continuation:
 def _problems(
     before: "ExperimentConfig", after: "ExperimentConfig", experiment_id: int
 ) -> Iterator[str]:
-    """What of the changes would make the trials that there are other ones."""
+    """Yield the changes that would make the existing trials different ones."""
     was, will_be = before.to_dict(), after.to_dict()
     secrets = find_secrets(was) + find_secrets(will_be)
     for path, old, new in _changes(was, will_be):
@@ -294,7 +294,7 @@ def _problems(
         if block == "searcher":
             fixed = field not in after.searcher.growable_fields | after.searcher.derived_fields
         if path == _SEED and new is None:
-            continue  # it stands in no file: the server has chosen it
+            continue  # the server chose it; no file has it
         if fixed:
             yield (
                 f"{path}: must stay as it is when an experiment goes on: "
@@ -340,7 +340,7 @@ def _nothing_left(experiment: ExperimentRow, config: "ExperimentConfig") -> str:
 def _ends_of_the_rest(
     ended: list[TrialRow], opened: set[int], known_ends: set[int]
 ) -> Iterator[Event]:
-    """Yield the ends of trials of which the searcher was not told, and that stay as they are."""
+    """Yield the ends of trials that stay ended and that the searcher has not received."""
     for trial in ended:
         if trial.id in opened or trial.request_id in known_ends:
             continue

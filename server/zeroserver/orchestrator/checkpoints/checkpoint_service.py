@@ -69,7 +69,7 @@ class CheckpointService(Service):
     def mark_due(self, experiment_id: int) -> None:
         """Apply the policy to all checkpoints of an experiment in later changes.
 
-        It is stored, so that the next server goes on if this one dies before.
+        It is stored, so that the next server continues if this one dies before.
         """
         if experiment_id in self.work.orchestrator.deletions.retention_due:
             return

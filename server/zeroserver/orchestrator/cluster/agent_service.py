@@ -140,7 +140,7 @@ class AgentService(Service):
         Args:
             agent_id: The agent.
             slots: Ids of the slots; the whole agent when None.
-            drain: Let what runs there finish; else it checkpoints now and goes on elsewhere.
+            drain: Let what runs there finish; else it checkpoints now and continues elsewhere.
 
         Returns:
             Whether that is all; of very many runs a part is asked to leave: call it again.

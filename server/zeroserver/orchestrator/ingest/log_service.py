@@ -66,7 +66,7 @@ class LogService(Service):
         """Store the lines of a batch that are new; return the number of the next one wanted.
 
         Lines that come late, after the end of their run, are stored for a day. Those that come
-        later are discarded; their sender goes on as if they were stored.
+        later are discarded; their sender continues as if they were stored.
 
         Args:
             run_id: Whose lines.

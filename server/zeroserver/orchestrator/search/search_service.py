@@ -57,7 +57,7 @@ __all__ = [
 ]
 
 DELETED = "user_canceled"
-"""What a searcher is told of a trial that a user has deleted: it never comes back."""
+"""Reason that a searcher receives for a trial that a user has deleted: it never returns."""
 DISABLED = (
     "searcher.entrypoint: must be left out, since this server was started with "
     "--no-custom-searchers; run the class with `python -m zerolab.client.search`"
@@ -109,7 +109,7 @@ class _Growth(msgspec.Struct):
     before: dict[str, Any]
     """The section of the searcher until then."""
     lost: list[int]
-    """The searcher's numbers of the trials that had no checkpoint left to go on from."""
+    """The searcher's numbers of the trials that had no checkpoint left to continue from."""
 
 
 class Begun(NamedTuple):
@@ -341,7 +341,7 @@ class SearchService(Service):
         if prepared is not None and prepared.is_current(self.work.connection, experiment_id):
             events = prepared.events
         else:
-            events = _told(self.work.connection, experiment_id)
+            events = _stored_events(self.work.connection, experiment_id)
         steps: Iterable[Sequence[Operation]] = itertools.repeat(())
         if any(event.kind == "grown" for event in events):
             steps = self._replay(experiment_id).operations[1:]
@@ -366,7 +366,7 @@ class SearchService(Service):
         Args:
             experiment_id: Whose configuration has the new bounds already.
             before: Its searcher's section until now.
-            lost: The searcher's numbers of the trials that have no checkpoint left to go on from.
+            lost: The searcher's numbers of the trials without a checkpoint to continue from.
         """
         searcher = self._find(experiment_id)
         growth = _Growth(before.model_dump(mode="json", exclude_none=True), sorted(lost))
@@ -533,7 +533,7 @@ def _drop_replay(orchestrator: Orchestrator, experiment_id: int) -> None:
 def _fold(connection: Connection, row: ExperimentRow, section: "SearcherConfig") -> Replay:
     """Make a searcher and tell it everything."""
     newest = newest_event(connection, row.id)
-    events = _told(connection, row.id)
+    events = _stored_events(connection, row.id)
     growths = [
         msgspec.json.decode(event.reason or "", type=_Growth)
         for event in events
@@ -601,7 +601,7 @@ def _alike(first: Any, second: Any) -> bool:
     return bool(first == second)
 
 
-def _told(connection: Connection, experiment_id: int) -> list[Event]:
+def _stored_events(connection: Connection, experiment_id: int) -> list[Event]:
     """All events, in the order in which the searcher received them."""
     return [Event(*row) for row in raw_rows(connection, _EVENTS, (experiment_id,))]
 

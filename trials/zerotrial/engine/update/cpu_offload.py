@@ -38,7 +38,7 @@ class CpuUpdater:
         on_gpu = inputs.device.type == "cuda"
         # Only the transfer buffers are pinned: torch rounds pinned memory up to powers of two.
         self._pin = options.pin_memory and on_gpu
-        # On a GPU's host the masters that are there already belong to nobody else.
+        # Masters already in host memory were made for this updater: no copy needed.
         masters = [master.to("cpu", copy=not on_gpu) for master in inputs.masters]
         self._inner = build_updater(replace(inputs, masters=masters, device=torch.device("cpu")))
         self.optimizer = self._inner.optimizer
