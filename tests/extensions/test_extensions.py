@@ -36,7 +36,7 @@ MODULES = {
 ENTRY_POINTS = {
     "zerolab.searchers": {"first_good": "my_searcher:FirstGoodConfig"},
     "zerolab.launchers": {"toy": "toy_launcher:ToyLauncher"},
-    "zerolab.commands": {"runs": "my_command:app"},
+    "zerolab.commands": {"runs": "my_command:count"},
     "zerolab.storage_backends": {"archive": "my_storage:ArchiveConfig"},
     "zerotrial.lr_schedules": {"HalvingLR": "my_schedule:HalvingLR"},
     "zerotrial.engine_extensions": {"count": "my_engine:ParameterCount"},

@@ -116,21 +116,6 @@ def start(
             raise ForbiddenError(msg) from error
 
 
-@group.command()
-def token(
-    renew: Annotated[
-        bool, typer.Option("--renew", help="Make a new one first; the old one is void at once.")
-    ] = False,
-) -> None:
-    """Print the join token, with which agents of other machines connect.
-
-    It is valid for the routes of agents only. Example: zerolab agent token > agent.token
-    """
-    from zerolab.cli.local.background import agent_token
-
-    result(agent_token(renew=renew))
-
-
 def _check(pool: str, name: str | None, launcher: str, problems: list[str]) -> None:
     """Check the names given to an agent, and raise them with the problems so far.
 

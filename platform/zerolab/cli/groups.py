@@ -1,6 +1,7 @@
 """Groups of CLI commands, with abbreviations and hints for Determined's commands."""
 
 from difflib import get_close_matches
+from inspect import isfunction
 from typing import Any
 
 import typer
@@ -45,8 +46,12 @@ def command_group(text: str, cls: type[TyperGroup] | None = None) -> typer.Typer
 
 
 def _command(loaded: Any) -> Any:
+    if isfunction(loaded):
+        app = typer.Typer(rich_markup_mode=None, add_completion=False)
+        app.command()(loaded)
+        return get_command(app)
     if not isinstance(loaded, typer.Typer):
-        raise TypeError(f"must be a typer.Typer, got {loaded!r}")
+        raise TypeError(f"must be a function or a typer.Typer, got {loaded!r}")
     return get_command(loaded)
 
 

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from zerolab.cli import agent, checkpoint, config, experiment, trial
+from zerolab.cli import agent, checkpoint, config, experiment, server, trial
 from zerolab.cli.connection import list_command
 from zerolab.cli.groups import Root
-from zerolab.cli.local import installation, submit
+from zerolab.cli.submit import submit
 from zerolab.contract.spec import ENV_MASTER, ENV_TOKEN
 from zerolab.errors import ZerolabError
 
@@ -30,7 +30,7 @@ app = typer.Typer(
 
 def _print_version(requested: bool) -> None:
     if requested:
-        installation.version()
+        server.version()
         raise typer.Exit
 
 
@@ -57,18 +57,12 @@ def options(
         os.environ[ENV_MASTER] = master
 
 
-app.command()(submit.run)
-app.command()(submit.submit)
-app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
-    installation.up
-)
-app.command()(installation.down)
-app.command()(installation.status)
-app.command(name="open")(installation.open_page)
-app.command()(installation.logout)
-app.command()(installation.token)
+app.command()(submit)
+app.command()(server.status)
+app.command(name="open")(server.open_page)
+app.command()(server.logout)
 app.command()(experiment.logs)
-app.command()(installation.version)
+app.command()(server.version)
 for _name, _group in {
     "experiment": experiment.group,
     "trial": trial.group,

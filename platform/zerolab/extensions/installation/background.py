@@ -1,4 +1,4 @@
-"""The server and the agent of this installation as background processes."""
+"""Server and agent as background processes."""
 
 import contextlib
 import os
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Service",
-    "agent_token",
-    "renew_token",
+    "agent_of",
     "running_process",
+    "server_of",
     "start_services",
     "stop_services",
 ]
@@ -128,39 +128,6 @@ def stop_services(home: Home, print_message: Callable[[str], None]) -> bool:
                 stopped = True
             service.file.unlink(missing_ok=True)
     return stopped
-
-
-def renew_token(home: Home) -> str:
-    """Replace the token, through the server if it runs; return the new one.
-
-    Raises:
-        ZerolabError: If the server does not respond.
-    """
-    from zerolab.cli.connection import connect, named_master
-
-    if named_master() or running_process(server_of(home)) is not None:
-        with connect(home) as client:
-            return client.renew_token()
-    return home.create().replace_token()
-
-
-def agent_token(*, renew: bool = False) -> str:
-    """Return the join token of agents, from the server if it runs.
-
-    Args:
-        renew: Replace it first.
-
-    Raises:
-        ZerolabError: If the server does not respond.
-    """
-    from zerolab.cli.connection import connect, named_master
-
-    home = Home.default()
-    if named_master() or running_process(server_of(home)) is not None:
-        with connect(home) as client:
-            return client.agent_token(renew=renew)
-    home.create()
-    return home.replace_agent_token() if renew else home.ensure_agent_token()
 
 
 def _split_database_option(options: Sequence[str]) -> tuple[list[str], dict[str, str]]:

@@ -1,6 +1,5 @@
-"""Commands ``run`` and ``submit``, which create an experiment from a file."""
+"""Command ``zerolab run``: an experiment from its submission to its result."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,30 +11,17 @@ from zerolab.cli.output import (
     end_state,
     number,
     print_fields,
-    print_json,
     print_message,
-    print_warnings,
-    result,
     unread_text,
 )
+from zerolab.cli.submit import Config, ModelDir, Test, print_waiting_reason, read_submission
 
 if TYPE_CHECKING:
     from zerolab.client.http import Client
 
-__all__ = ["run", "submit"]
+__all__ = ["run"]
 
 EXIT_DETACHED = 130
-
-Config = Annotated[
-    Path, typer.Argument(help="Experiment file, or the folder of an experiment.yaml.")
-]
-ModelDir = Annotated[
-    Path | None,
-    typer.Argument(help="Directory with the model's code. Default: the experiment file's."),
-]
-Test = Annotated[
-    bool, typer.Option("--test", help="Stop after one batch, one validation and one checkpoint.")
-]
 
 
 def run(
@@ -57,12 +43,12 @@ def run(
     Example: zerolab run examples/digits/experiment.yaml
     """
     from zerolab.cli.connection import connect, named_master
-    from zerolab.cli.local.background import start_services
-    from zerolab.cli.local.progress import watch
     from zerolab.cli.log_stream import exit_code
+    from zerolab.extensions.installation.background import start_services
+    from zerolab.extensions.installation.progress import watch
     from zerolab.paths import Home
 
-    content, archive = _read(config, model_dir)
+    content, archive = read_submission(config, model_dir)
     home = Home.default()
     if named_master() is None:
         start_services(home, port=port, slots=slots, cpu=cpu, print_message=print_message)
@@ -70,7 +56,7 @@ def run(
         experiment = client.create_experiment(content, archive, test=test)
         experiment_id = experiment["id"]
         print_message(f"experiment {experiment_id} is submitted")
-        _print_waiting_reason(experiment)
+        print_waiting_reason(experiment)
         try:
             finished = watch(client, experiment_id)
         except KeyboardInterrupt:
@@ -83,56 +69,6 @@ def run(
         _conclude(client, finished)
     if exit_code(finished):
         raise typer.Exit(exit_code(finished))
-
-
-def submit(
-    config: Config,
-    model_dir: ModelDir = None,
-    test: Test = False,
-    paused: Annotated[
-        bool, typer.Option("--paused", help="Do not start it; `experiment activate` does.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the experiment as JSON.")] = False,
-) -> None:
-    """Submit an experiment to the server and print its id.
-
-    Example: id=$(zerolab submit experiment.yaml)
-    """
-    from zerolab.cli.connection import connect
-
-    content, archive = _read(config, model_dir)
-    with connect() as client:
-        experiment = client.create_experiment(content, archive, activate=not paused, test=test)
-    if as_json:
-        print_json(experiment)
-        return
-    print_message(f"experiment {experiment['id']}: {experiment['name']}")
-    _print_waiting_reason(experiment)
-    result(str(experiment["id"]))
-
-
-def _print_waiting_reason(experiment: dict[str, Any]) -> None:
-    print_warnings(experiment)
-    if experiment["waiting_reason"]:
-        print_message(f"experiment {experiment['id']} waits: {experiment['waiting_reason']}")
-
-
-def _read(config: Path, model_dir: Path | None) -> tuple[dict[str, Any], bytes]:
-    """Read and check an experiment and pack its model, before anything is started.
-
-    Raises:
-        ConfigError: With every problem of the experiment file and its engine file.
-    """
-    from zerolab.client.archive import pack
-    from zerolab.config.experiment.model_source import FolderFiles
-    from zerolab.config.files import experiment_file, read_yaml
-    from zerolab.config.validation import check_experiment
-
-    config = experiment_file(config)
-    content = read_yaml(config)
-    directory = model_dir or config.absolute().parent
-    check_experiment(content, FolderFiles(directory), str(config))
-    return content, pack(directory)
 
 
 def _conclude(client: "Client", finished: dict[str, Any]) -> None:

@@ -1,50 +1,13 @@
-"""Commands ``up``, ``down``, ``status``, ``open``, ``logout``, ``version`` and ``token``."""
+"""Commands ``status``, ``open``, ``logout`` and ``version``."""
 
 from typing import Annotated
 
 import typer
 
-from zerolab.cli.output import AsJson, Port, print_fields, print_json, print_message, result
+from zerolab.cli.output import AsJson, print_fields, print_json, print_message, result
 from zerolab.paths import Home
 
-__all__ = ["down", "logout", "open_page", "status", "token", "up", "version"]
-
-
-def up(
-    context: typer.Context,
-    port: Port = None,
-    slots: Annotated[
-        int | None, typer.Option(help="Slots that the agent offers. Default: all GPUs, else cores.")
-    ] = None,
-    cpu: Annotated[bool, typer.Option("--cpu", help="Offer CPU slots although there are GPUs.")] = (
-        False
-    ),
-    agent: Annotated[bool, typer.Option(help="Start an agent on this machine too.")] = True,
-) -> None:
-    """Start the server and an agent in the background, unless they run.
-
-    Prints the server's address. Other options are passed to the server: `python -m zeroserver
-    --help`.
-    Example: zerolab up --slots 2 --log-megabytes 16
-    """
-    from zerolab.cli.local.background import start_services
-
-    url = start_services(
-        Home.default(), port=port, slots=slots, cpu=cpu, agent=agent, server_options=context.args,
-        print_message=print_message,
-    )  # fmt: skip
-    result(url)
-
-
-def down() -> None:
-    """Stop the agent (its runs checkpoint first) and the server.
-
-    Runs resume from their checkpoints after the next `zerolab up`.
-    """
-    from zerolab.cli.local.background import stop_services
-
-    if not stop_services(Home.default(), print_message):
-        print_message("nothing was running")
+__all__ = ["logout", "open_page", "status", "version"]
 
 
 def status(
@@ -107,21 +70,6 @@ def logout() -> None:
     with connect() as client:
         client.log_out()
     print_message("every browser is signed out")
-
-
-def token(
-    renew: Annotated[
-        bool, typer.Option("--renew", help="Make a new one first; the old one is void at once.")
-    ] = False,
-) -> None:
-    """Print the token of this installation, for curl and other programs.
-
-    Example: curl -H "Authorization: Bearer $(zerolab token)" "$(zerolab status --url)/api/v1/info"
-    """
-    from zerolab.cli.local.background import renew_token
-
-    home = Home.default()
-    result(renew_token(home) if renew else home.read_token() or home.create().ensure_token())
 
 
 def version() -> None:

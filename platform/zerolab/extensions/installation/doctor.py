@@ -16,7 +16,7 @@ from zerolab.paths import Home
 if TYPE_CHECKING:
     from zerolab.client.http import Client
 
-__all__ = ["app"]
+__all__ = ["doctor"]
 
 _GIB = 1 << 30
 _LITTLE_DISK = 5 * _GIB
@@ -46,10 +46,6 @@ class Check:
     remedy: str = ""
 
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
-
-
-@app.command()
 def doctor(as_json: AsJson = False) -> None:
     """Check interpreter, torch, GPUs, disk, ports, server, agent and versions of this machine.
 
@@ -190,8 +186,8 @@ def _memory(_home: Home) -> Iterator[Check]:
 
 def _server(home: Home) -> Iterator[Check]:
     from zerolab.cli.connection import connect, server_url
-    from zerolab.cli.local.background import agent_of, running_process, server_of
     from zerolab.errors import ForbiddenError, UnreachableError, ZerolabError
+    from zerolab.extensions.installation.background import agent_of, running_process, server_of
 
     url, process = server_url(home), running_process(server_of(home))
     if url is None:

@@ -1,1 +1,0 @@
-"""Commands that start, stop and watch an installation on this machine."""

@@ -1,0 +1,72 @@
+"""Command ``zerolab submit``, which creates an experiment from a file."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from zerolab.cli.output import print_json, print_message, print_warnings, result
+
+__all__ = ["Config", "ModelDir", "Test", "print_waiting_reason", "read_submission", "submit"]
+
+Config = Annotated[
+    Path, typer.Argument(help="Experiment file, or the folder of an experiment.yaml.")
+]
+ModelDir = Annotated[
+    Path | None,
+    typer.Argument(help="Directory with the model's code. Default: the experiment file's."),
+]
+Test = Annotated[
+    bool, typer.Option("--test", help="Stop after one batch, one validation and one checkpoint.")
+]
+
+
+def submit(
+    config: Config,
+    model_dir: ModelDir = None,
+    test: Test = False,
+    paused: Annotated[
+        bool, typer.Option("--paused", help="Do not start it; `experiment activate` does.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the experiment as JSON.")] = False,
+) -> None:
+    """Submit an experiment to the server and print its id.
+
+    Example: id=$(zerolab submit experiment.yaml)
+    """
+    from zerolab.cli.connection import connect
+
+    content, archive = read_submission(config, model_dir)
+    with connect() as client:
+        experiment = client.create_experiment(content, archive, activate=not paused, test=test)
+    if as_json:
+        print_json(experiment)
+        return
+    print_message(f"experiment {experiment['id']}: {experiment['name']}")
+    print_waiting_reason(experiment)
+    result(str(experiment["id"]))
+
+
+def print_waiting_reason(experiment: dict[str, Any]) -> None:
+    """Print the warnings about a new experiment, and why it waits."""
+    print_warnings(experiment)
+    if experiment["waiting_reason"]:
+        print_message(f"experiment {experiment['id']} waits: {experiment['waiting_reason']}")
+
+
+def read_submission(config: Path, model_dir: Path | None) -> tuple[dict[str, Any], bytes]:
+    """Read and check an experiment and pack its model, before anything is started.
+
+    Raises:
+        ConfigError: With every problem of the experiment file and its engine file.
+    """
+    from zerolab.client.archive import pack
+    from zerolab.config.experiment.model_source import FolderFiles
+    from zerolab.config.files import experiment_file, read_yaml
+    from zerolab.config.validation import check_experiment
+
+    config = experiment_file(config)
+    content = read_yaml(config)
+    directory = model_dir or config.absolute().parent
+    check_experiment(content, FolderFiles(directory), str(config))
+    return content, pack(directory)
