@@ -12,7 +12,6 @@ from zerolab.cli.output import (
     ArchivedToo,
     AsJson,
     ColoredText,
-    Yes,
     age,
     checkpoint_text,
     end_state,
@@ -40,8 +39,6 @@ _DONE = {
     "activate": "is active",
     "cancel": "is being canceled: its runs checkpoint first",
     "kill": "is being killed",
-    "archive": "is archived",
-    "unarchive": "is not archived any more",
 }
 _NOTHING_RAN = {"pause": "is paused", "cancel": "is canceled", "kill": "is killed"}
 
@@ -218,18 +215,6 @@ def kill(experiment_id: ExperimentId) -> None:
 
 
 @group.command()
-def archive(experiment_id: ExperimentId) -> None:
-    """Archive an ended experiment: lists omit it, its data is kept."""
-    _run_action(experiment_id, "archive")
-
-
-@group.command()
-def unarchive(experiment_id: ExperimentId) -> None:
-    """Unarchive an experiment: lists show it again."""
-    _run_action(experiment_id, "unarchive")
-
-
-@group.command()
 def fork(
     experiment_id: ExperimentId,
     config: ChangesFile = None,
@@ -247,49 +232,6 @@ def fork(
         new_experiment = client.experiment_action(experiment_id, "fork", changes)
     print_warnings(new_experiment)
     result(str(new_experiment["id"]))
-
-
-@group.command()
-def change(
-    experiment_id: ExperimentId,
-    name: Annotated[str | None, typer.Option(help="New name.")] = None,
-    description: Annotated[str | None, typer.Option(help="New description.")] = None,
-    notes: Annotated[str | None, typer.Option(help="New notes.")] = None,
-    label: Annotated[
-        list[str] | None, typer.Option(help="Label; may be repeated; replaces all labels.")
-    ] = None,
-) -> None:
-    """Change the name, description, notes or labels.
-
-    Example: change 1 --label best
-    """
-    from zerolab.cli.connection import connect
-    from zerolab.errors import ConfigError
-
-    values = {"name": name, "description": description, "notes": notes, "labels": label}
-    changes = {key: value for key, value in values.items() if value}
-    if not changes:
-        problem = "give at least one of --name, --description, --notes, --label"
-        raise ConfigError("zerolab experiment change", [problem])
-    with connect() as client:
-        client.patch_experiment(experiment_id, **changes)
-    print_message(f"experiment {experiment_id} is changed")
-
-
-@group.command()
-def delete(
-    experiment_id: ExperimentId,
-    yes: Yes = False,
-) -> None:
-    """Delete an ended experiment with its metrics, logs and checkpoints."""
-    if not yes:
-        text = f"Delete experiment {experiment_id} with its metrics, logs and checkpoints?"
-        typer.confirm(text, abort=True, err=True)
-    from zerolab.cli.connection import connect
-
-    with connect() as client:
-        client.delete_experiment(experiment_id)
-    print_message(f"experiment {experiment_id} is deleted")
 
 
 def _run_action(experiment_id: int, action: str) -> None:

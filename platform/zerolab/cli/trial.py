@@ -11,7 +11,6 @@ from zerolab.cli.log_stream import AsJsonLines, OfLevel, OfRank, Tail
 from zerolab.cli.output import (
     ArchivedToo,
     AsJson,
-    Yes,
     checkpoint_text,
     end_state,
     hparam_lines,
@@ -185,31 +184,6 @@ def kill(trial_id: TrialId) -> None:
     _run_action(trial_id, "kill", "is being stopped")
 
 
-@group.command()
-def archive(trial_id: TrialId) -> None:
-    """Archive an ended trial: lists omit it, its data is kept."""
-    _run_action(trial_id, "archive", "is archived")
-
-
-@group.command()
-def unarchive(trial_id: TrialId) -> None:
-    """Unarchive a trial: lists show it again."""
-    _run_action(trial_id, "unarchive", "is not archived any more")
-
-
-@group.command()
-def delete(trial_id: TrialId, yes: Yes = False) -> None:
-    """Delete a trial of an ended experiment with its metrics, logs and checkpoints."""
-    if not yes:
-        text = f"Delete trial {trial_id} with its metrics, logs and checkpoints?"
-        typer.confirm(text, abort=True, err=True)
-    from zerolab.cli.connection import connect
-
-    with connect() as client:
-        client.delete_trial(trial_id)
-    print_message(f"trial {trial_id} is deleted")
-
-
 @group.command("continue")
 def continue_trial(trial_id: TrialId) -> None:
     """Continue a failed or stopped trial from its checkpoint."""
@@ -248,7 +222,7 @@ def _run_action(trial_id: int, action: str, done: str) -> None:
         before = client.trial(trial_id)["state"]
         state = client.trial_action(trial_id, action)["state"]
     has_ended = before == state and state in {"COMPLETED", "CANCELED", "ERROR"}
-    if has_ended and action not in {"archive", "unarchive"}:
+    if has_ended:
         done = f"has ended: it stays {state}"
     elif (action, state) in _NOTHING_RAN:
         done = _NOTHING_RAN[action, state]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.server.helpers import PLAYED, Server, checkpoint, serve
-from zerolab.cli.agent import row_of
 from zerolab.contract.spec import EXIT_INFRASTRUCTURE
+from zerolab.extensions.commands.agent import row_of
 from zerolab.extensions.commands.task import all_slots
 from zeroserver.orchestrator.cluster.scheduler_input import down_slots
 

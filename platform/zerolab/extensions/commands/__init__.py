@@ -1,1 +1,1 @@
-"""Commands that not every user needs: `task`, `job`, `pool`, `quota`, `deepspeed`."""
+"""Commands that not every user needs: `task`, `job`, `pool`, `quota`, `deepspeed`, housekeeping."""
