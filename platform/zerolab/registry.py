@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from zerolab.errors import ConfigError
 
-__all__ = ["Registry", "subclass_of"]
+__all__ = ["PARTS", "Registry", "subclass_of"]
 
 T = TypeVar("T")
 C = TypeVar("C")
@@ -84,6 +84,11 @@ class Registry(MutableMapping[str, T], Generic[T]):
         """Return all objects but those of extensions that cannot be imported."""
         return {name: self[name] for name in self if self.problem(name) is None}
 
+    def find(self, name: str) -> T | None:
+        """Return the object of a name; None if its extension is removed."""
+        points = self._points().get(name)
+        return None if points is None or not _exists(points[0]) else self[name]
+
     def missing(self) -> list[str]:
         """Return a line for each registered extension whose module is not installed."""
         points = self._points()
@@ -122,6 +127,10 @@ class Registry(MutableMapping[str, T], Generic[T]):
             raise ConfigError(
                 self.group, [f"{problem}cannot be used: {_reason(points[0], error)}"]
             ) from error
+
+
+PARTS: Registry[Any] = Registry("zerolab.parts", {})
+"""Modules of extensions that the core uses if they are installed, see docs/architecture.md."""
 
 
 def subclass_of(
@@ -173,12 +182,17 @@ def _entry_points(group: str) -> Mapping[str, list[EntryPoint]]:
     of_checkout = _checkout_points(group)
     for name, value in (of_checkout or {}).items():
         points[name].append(EntryPoint(name, value, group))
-    installed = importlib.metadata.entry_points(group=group)
+    installed = _installed_points().select(group=group)
     for point in sorted(installed, key=lambda point: _owner(point) != _DISTRIBUTION):
         # Our own installation may be older than the checkout that it refers to.
         if of_checkout is None or _owner(point) != _DISTRIBUTION:
             points[point.name].append(point)
     return points
+
+
+@cache
+def _installed_points() -> Any:
+    return importlib.metadata.entry_points()  # reads the metadata of all distributions: 5 ms
 
 
 def _checkout_points(group: str) -> Mapping[str, str] | None:

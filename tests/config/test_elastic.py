@@ -7,7 +7,7 @@ import pytest
 
 from zerolab.config import load_engine_config
 from zerolab.config.engine.batch import BatchSizes, keep_batch, keep_planned_batch
-from zerolab.config.experiment.model_source import FolderFiles
+from zerolab.config.experiment.model_files import FolderFiles
 from zerolab.config.experiment.resources import ResourcesConfig, fewer_slots
 from zerolab.config.validation import check_experiment
 from zerolab.errors import ConfigError

@@ -10,7 +10,7 @@ import pytest
 from tests.config.memory_files import MemoryFiles
 from zerolab.config import check_experiment
 from zerolab.config.experiment.entrypoint import parse_entrypoint
-from zerolab.config.experiment.model_source import FolderFiles
+from zerolab.config.experiment.model_files import FolderFiles
 from zerolab.contract.spec import Command, TrialClass
 from zerolab.errors import ConfigError
 from zerolab.replacements import replacements
@@ -70,6 +70,7 @@ def test_entrypoint_is_class_or_command(value: Any, expected: object) -> None:
         ),
     ],
 )
+@pytest.mark.needs_extension("source_checks")
 def test_misspelt_class_is_rejected_with_correction(value: Any, message: str) -> None:
     (line,) = problems(value)
     assert line.startswith("entrypoint: ")
@@ -111,6 +112,7 @@ def test_misspelt_class_is_rejected_with_correction(value: Any, message: str) ->
         ("/opt/bin/python3.11 -u -X dev train --lr 1", "there is no file 'train' in the model"),
     ],
 )
+@pytest.mark.needs_extension("source_checks")
 def test_missing_class_or_program_is_reported(entrypoint: str, message: str) -> None:
     (line,) = problems(entrypoint)
     assert line.startswith("entrypoint: ")
@@ -137,6 +139,7 @@ PACKAGE = {
 }
 
 
+@pytest.mark.needs_extension("source_checks")
 def test_path_instead_of_module_is_rejected() -> None:
     (line,) = problems(["pkg/inner"], **PACKAGE)
     assert "got 'pkg/inner', which is no file" in line
@@ -170,6 +173,7 @@ def test_uncertain_source_is_accepted(model: str) -> None:
     assert problems("model_def:Wanted", model) == []
 
 
+@pytest.mark.needs_extension("source_checks")
 def test_module_in_pythonpath_is_accepted() -> None:
     searcher = {"name": "single", "metric": "loss", "max_length": 10}
     content = {
@@ -305,7 +309,7 @@ def test_model_is_never_imported() -> None:
     code = """
 import sys
 from zerolab.config import check_experiment
-from zerolab.config.experiment.model_source import FolderFiles
+from zerolab.config.experiment.model_files import FolderFiles
 import pathlib, tempfile
 folder = pathlib.Path(tempfile.mkdtemp())
 (folder / "model_def.py").write_text("print('IMPORTED')\\nclass T(ZeroTrial): ...")

@@ -428,6 +428,7 @@ def test_all_problems_are_reported(tmp_path: Path) -> None:
         ("a: !!python/object:os.system x", "line 1, column 4: tags such as"),
     ],
 )
+@pytest.mark.needs_extension("yaml_errors")
 def test_yaml_error_has_position(tmp_path: Path, text: str, problem: str) -> None:
     file = tmp_path / "experiment.yaml"
     file.write_text(text)

@@ -42,6 +42,7 @@ def test_control_character_is_rejected_with_line() -> None:
 
 
 @pytest.mark.parametrize("text", ["a:\n\tb: 1\n", "a:\n  b: 1\n\tc: 2\n", "a:\n  - x\n \t- y\n"])
+@pytest.mark.needs_extension("yaml_errors")
 def test_tab_indentation_is_rejected(text: str) -> None:
     assert problem_of(parse_yaml, text).endswith(
         "must be indented with spaces, got a tab; use spaces"

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from zerolab.config import check_experiment, check_file, load_engine_config, load_experiment
-from zerolab.config.experiment.model_source import FolderFiles
+from zerolab.config.experiment.model_files import FolderFiles
 from zerolab.contract import spec as contract
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from zerolab.config import check_file
-from zerolab.config.experiment.model_source import FolderFiles, source_problems
+from zerolab.config.experiment.model_files import FolderFiles
 from zerolab.config.files import experiment_file, parse_yaml, read_yaml
 from zerolab.errors import ConfigError
+from zerolab.extensions.source_checks import source_problems
 
 EXPERIMENT = """name: m
 entrypoint: model_def:T

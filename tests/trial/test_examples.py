@@ -17,7 +17,7 @@ from torch.nn import functional
 import zerotrial
 from tests.trial.helpers import fit, make_settings, make_spec, metrics
 from zerolab.config import check_experiment, load_experiment
-from zerolab.config.experiment.model_source import FolderFiles
+from zerolab.config.experiment.model_files import FolderFiles
 from zerotrial.data import random_state
 from zerotrial.process import harness
 

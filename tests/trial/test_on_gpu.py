@@ -12,7 +12,7 @@ import torch
 
 from tests.engine.stage3_models import make_batches
 from tests.engine.test_cuda import GPU, MICRO, STEPS, config_of, language, make_engine, train
-from zerolab.core.system_metrics import _gpu_sample, _open_gpus
+from zerolab.extensions.system_metrics import _gpu_sample, _open_gpus
 from zerolab.launcher.devices import find_gpus
 from zerotrial.data.devices import choose_device, to_device
 from zerotrial.data.random_state import capture, restore

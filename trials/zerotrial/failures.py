@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-from zerolab.contract.diagnosis import LESS_MEMORY, remedy_of
+from zerolab.contract.outcome import LESS_MEMORY
 from zerolab.contract.spec import (
     EXIT_INFRASTRUCTURE,
     EXIT_INVALID_HP,
@@ -22,6 +22,7 @@ from zerolab.errors import (
     is_storage_failure,
 )
 from zerolab.formatting import first_few
+from zerolab.registry import PARTS
 from zerotrial.ranks import is_peer_failure
 
 __all__ = ["exit_code_of", "reason_of", "with_causes"]
@@ -101,7 +102,8 @@ def _hints(error: BaseException, model_dir: Path) -> str:
     if isinstance(error, MemoryError) or any(word in text for word in _OUT_OF_MEMORY_TEXTS):
         hints.append(LESS_MEMORY)
     explainable = isinstance(error, ImportError | RuntimeError | AssertionError | ValueError)
-    remedy = remedy_of(str(error), model_dir=model_dir) if explainable else ""
+    diagnosis = PARTS.find("diagnosis") if explainable else None
+    remedy = diagnosis.remedy_of(str(error), model_dir=model_dir) if diagnosis else ""
     return "".join(f"; {hint}" for hint in hints) + remedy
 
 

@@ -61,7 +61,7 @@ def read_submission(config: Path, model_dir: Path | None) -> tuple[dict[str, Any
         ConfigError: With every problem of the experiment file and its engine file.
     """
     from zerolab.client.archive import pack
-    from zerolab.config.experiment.model_source import FolderFiles
+    from zerolab.config.experiment.model_files import FolderFiles
     from zerolab.config.files import experiment_file, read_yaml
     from zerolab.config.validation import check_experiment
 

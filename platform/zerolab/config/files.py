@@ -7,8 +7,8 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zerolab.config.yaml_errors import explain_plain_key, explain_yaml_error
 from zerolab.errors import ConfigError
+from zerolab.registry import PARTS
 from zerolab.schema.section import suggest
 
 if TYPE_CHECKING:
@@ -220,7 +220,11 @@ def parse_yaml(text: bytes | str, source: str) -> dict[str, Any]:
         finally:
             loader.dispose()
     except yaml.MarkedYAMLError as error:
-        raise ConfigError(source, [explain_yaml_error(text, error)]) from None
+        explanation = PARTS.find("yaml_errors")
+        problem = f"file: must be YAML, got an error: {error}"
+        if explanation is not None:
+            problem = explanation.explain_yaml_error(text, error)
+        raise ConfigError(source, [problem]) from None
     except yaml.reader.ReaderError as error:
         line = text[: error.position].count("\n") + 1
         code = error.character
@@ -273,7 +277,8 @@ def _loader() -> "type[yaml.SafeLoader]":
                     raise yaml.constructor.ConstructorError(None, None, text, mark)
                 has_value = value_node.start_mark.index < value_node.end_mark.index
                 plain = not key_node.style and not key.isidentifier()
-                mistyped = explain_plain_key(key, has_value=has_value) if plain else None
+                explanation = PARTS.find("yaml_errors") if plain else None
+                mistyped = explanation and explanation.explain_plain_key(key, has_value=has_value)
                 if mistyped is not None:
                     raise yaml.constructor.ConstructorError(None, None, mistyped, mark)
                 if key in seen:

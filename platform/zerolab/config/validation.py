@@ -17,13 +17,7 @@ from zerolab.config.engine.resolved_config import format_entries, resolve
 from zerolab.config.experiment.entrypoint import launcher_of, parse_entrypoint
 from zerolab.config.experiment.experiment_config import ExperimentConfig, parse_experiment
 from zerolab.config.experiment.hosts import with_hosts, with_ranks
-from zerolab.config.experiment.model_source import (
-    FolderFiles,
-    ModelFiles,
-    determined_problems,
-    entrypoint_problem,
-    source_problems,
-)
+from zerolab.config.experiment.model_files import FolderFiles, ModelFiles
 from zerolab.config.experiment.resources import (
     ResourcesConfig,
     launcher_problem,
@@ -32,8 +26,9 @@ from zerolab.config.experiment.resources import (
 from zerolab.config.experiment.run_spec import variables_of
 from zerolab.config.files import experiment_file, read_yaml
 from zerolab.config.torch_versions import torch_problems
-from zerolab.contract.spec import Command
+from zerolab.contract.spec import Command, TrialClass
 from zerolab.errors import ConfigError
+from zerolab.registry import PARTS
 from zerolab.schema.hyperparameters import extremes, space_problems, space_warnings
 from zerolab.schema.json_values import json_value_problems, key_problems
 from zerolab.schema.section import hints_of, keys_of
@@ -99,12 +94,15 @@ def check_experiment(
                 counts = [count for count in fitting if count in counts]
             fitting = counts
     environment = _environment(parsed.config)
+    entrypoint = None
     if parsed.config is not None and "entrypoint" not in parsed.bad:
-        problems += _entrypoint_problems(parsed.config, resources, model, environment)
-    problems += determined_problems(content.get("entrypoint"), model, environment)
-    # Not on a server: its Python may be older than the one that runs the trial.
-    if isinstance(model, FolderFiles) and not _has_own_python(content):
-        problems += source_problems(content.get("entrypoint"), model)
+        entrypoint = parse_entrypoint(parsed.config.entrypoint)
+        problems += _command_problems(entrypoint, parsed.config, resources, model)
+    if checks := PARTS.find("source_checks"):
+        same_python = not _has_own_python(content)
+        problems += checks.problems_of_source(
+            content.get("entrypoint"), entrypoint, model, environment, same_python=same_python
+        )
     problems = list(dict.fromkeys(problems))
     if problems or parsed.config is None or resources is None:
         raise ConfigError(source, problems)
@@ -152,21 +150,18 @@ def _environment(config: ExperimentConfig | None) -> dict[str, str]:
     return {name: value for by_name in variables.values() for name, value in by_name.items()}
 
 
-def _entrypoint_problems(
+def _command_problems(
+    entrypoint: TrialClass | Command,
     config: ExperimentConfig,
     resources: ResourcesConfig | None,
     model: ModelFiles,
-    environment: Mapping[str, str],
 ) -> list[str]:
-    entrypoint = parse_entrypoint(config.entrypoint)
-    problem = entrypoint_problem(entrypoint, model, environment)
-    problems = [f"entrypoint: {problem}"] if problem else []
-    if isinstance(entrypoint, Command):
-        launcher = launcher_of(entrypoint)
-        twice = launcher and resources and launcher_problem(launcher, resources)
-        problems += [twice] if twice else []
-        problems += dialect().argument_problems(config.hyperparameters, model)
-    return problems
+    if not isinstance(entrypoint, Command):
+        return []
+    launcher = launcher_of(entrypoint)
+    twice = launcher and resources and launcher_problem(launcher, resources)
+    problems = [twice] if twice else []
+    return problems + dialect().argument_problems(config.hyperparameters, model)
 
 
 def _refuse_engine_file(content: Mapping[str, Any], source: str) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import msgspec
 
-from zerolab.contract.diagnosis import LESS_MEMORY, describe_failure, without_rank
 from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.spec import (
     EXIT_INFRASTRUCTURE,
@@ -20,11 +19,13 @@ from zerolab.contract.spec import (
     read_run_spec,
 )
 from zerolab.files import create_private, read_json, write_json
+from zerolab.registry import PARTS
 
 __all__ = [
     "BEYOND_BOUND",
     "CHECKPOINTED_EXITS",
     "DELIBERATE_EXITS",
+    "LESS_MEMORY",
     "REACHED_BOUND",
     "Outcome",
     "first_failure",
@@ -33,6 +34,7 @@ __all__ = [
     "read_reason",
     "signal_text",
     "tail",
+    "without_rank",
     "write_outcome",
     "write_reason",
 ]
@@ -54,6 +56,12 @@ REACHED_BOUND = "trained up to the searcher's bound"
 BEYOND_BOUND = "the script trains beyond"
 """Start of the reason of a run that trained beyond its bound."""
 
+LESS_MEMORY = (
+    "`zerolab plan` shows the memory of a rank; a higher ZeRO stage, offload_optimizer or a "
+    "smaller micro-batch needs less"
+)
+"""Remedy for running out of memory."""
+
 _NO_FAILURE = CHECKPOINTED_EXITS | {0, EXIT_INVALID_HP, EXIT_STALE, EXIT_INFRASTRUCTURE}
 
 logger = logging.getLogger(__name__)
@@ -64,6 +72,8 @@ _SEARCHED_LINES = 2000
 """Lines at the end of a rank's standard error that are searched for its last message."""
 _RANK_PREFIX = re.compile(r"rank (\d+): ")
 """Prefix of a reason that another rank's failure caused."""
+_RANK_OF_TORCH = re.compile(r"^\[rank\d+\]: ?")
+"""Prefix of traceback lines once torch's process group is initialized."""
 _BOX_CHARACTERS = " \t│╭╮╰╯─"
 """Characters of a box drawn by rich."""
 _TORCH_EXIT_WARNING = re.compile(r"^\[rank\d+\]:\[[A-Z]\d{4} ")
@@ -149,8 +159,15 @@ def first_failure(run_dir: Path, rank: int, exit_code: int) -> Outcome:
         model_dir, entrypoint = Path(spec.model_dir), spec.entrypoint
     except (OSError, msgspec.DecodeError):
         model_dir, entrypoint = folder.model, None
-    description = describe_failure(lines, last, model_dir, entrypoint)
-    return Outcome(exit_code, f"rank {rank} exited with code {exit_code}: {description}", rank)
+    diagnosis = PARTS.find("diagnosis")
+    if diagnosis is not None:
+        last = diagnosis.describe_failure(lines, last, model_dir, entrypoint)
+    return Outcome(exit_code, f"rank {rank} exited with code {exit_code}: {last}", rank)
+
+
+def without_rank(line: str) -> str:
+    """Return a line of standard error without the rank that torch writes before it."""
+    return _RANK_OF_TORCH.sub("", line)
 
 
 def is_failure(exit_code: int) -> bool:

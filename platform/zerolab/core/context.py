@@ -22,9 +22,9 @@ from zerolab.contract.spec import (
     RunSpec,
 )
 from zerolab.core.checkpoint_writer import CheckpointSaver
+from zerolab.core.machine_metrics import MachineMetrics, Sample
 from zerolab.core.preemption import DirectivePoller, SigtermFlag
 from zerolab.core.socket_ranks import SocketRanks
-from zerolab.core.system_metrics import MachineMetrics, Sample
 from zerolab.errors import (
     ConfigError,
     InvalidHyperparametersError,

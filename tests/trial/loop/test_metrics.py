@@ -24,8 +24,9 @@ from tests.trial.helpers import (
     records,
 )
 from zerolab.contract.spec import ProfilingSpec
-from zerolab.core.system_metrics import MachineMetrics, SystemMetrics, _gpu_sample, _open_gpus
+from zerolab.core.machine_metrics import MachineMetrics
 from zerolab.errors import TrialError
+from zerolab.extensions.system_metrics import SystemMetrics, _gpu_sample, _open_gpus
 from zerolab.ranks import OneRank
 from zerotrial import Batch, Reducer
 from zerotrial.failures import reason_of

@@ -21,7 +21,7 @@ from zerolab.registry import Registry
 from zerolab.schema.json_values import json_value_problems, to_json_values
 
 if TYPE_CHECKING:
-    from zerolab.config.experiment.model_source import ModelFiles
+    from zerolab.config.experiment.model_files import ModelFiles
 
 __all__ = ["Dialect", "ResolvedAuto", "dialect", "log_changes", "read_engine_text", "read_source"]
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-from zerolab.config.experiment.model_source import ModelFiles
+from zerolab.config.experiment.model_files import ModelFiles
 from zerolab.config.experiment.resources import ResourcesConfig, elastic_problems
 from zerolab.config.hostfile import combination_problems, filter_slots, parse_hostfile
 from zerolab.errors import ConfigError

@@ -10,7 +10,7 @@ from zerolab.extensions.deepspeed_config.normalization import drop_unsharded_off
 from zerolab.extensions.deepspeed_config.unsupported_keys import UNSUPPORTED_KEYS, without_aliases
 
 if TYPE_CHECKING:
-    from zerolab.config.experiment.model_source import ModelFiles
+    from zerolab.config.experiment.model_files import ModelFiles
 
 __all__ = ["DeepSpeedDialect"]
 

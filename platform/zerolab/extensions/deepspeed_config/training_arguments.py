@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from zerolab.config.experiment.model_source import ModelFiles
+from zerolab.config.experiment.model_files import ModelFiles
 from zerolab.schema.section import suggest
 from zerolab.syntax import parsed
 

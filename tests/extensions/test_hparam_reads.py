@@ -15,7 +15,6 @@ import pytest
 import yaml
 
 from zerolab.config import overwrite_deepspeed_config
-from zerolab.contract import hparam_reads
 from zerolab.contract.hparam_reads import (
     as_trial_hparams,
     note_read,
@@ -24,6 +23,7 @@ from zerolab.contract.hparam_reads import (
     warn_of_unread,
 )
 from zerolab.contract.spec import RunSpec
+from zerolab.extensions import hparam_reads
 
 SPACE = {
     "lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1},

@@ -11,9 +11,10 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from zerolab.config.experiment.entrypoint import parse_python_command
+from zerolab.config.experiment.model_files import FolderFiles, ModelFiles
 from zerolab.contract.spec import Command, TrialClass
 from zerolab.replacements import scan_script
 from zerolab.schema.section import suggest
@@ -26,45 +27,40 @@ from zerolab.syntax import (
 )
 
 __all__ = [
-    "FolderFiles",
-    "ModelFiles",
-    "determined_problems",
     "entrypoint_problem",
+    "problems_of_source",
     "source_problems",
 ]
 
 
-class ModelFiles(Protocol):
-    """Interface to the files of a model directory."""
-
-    def read(self, path: str) -> bytes | None:
-        """Read a file by its path inside the directory; None if it is missing."""
-        ...
-
-    def names(self) -> list[str]:
-        """Return the paths of all files."""
-        ...
-
-
-class FolderFiles:
-    """A model directory on this machine.
+def problems_of_source(
+    entrypoint: object,
+    parsed_entrypoint: TrialClass | Command | None,
+    model: ModelFiles,
+    environment: Mapping[str, str],
+    *,
+    same_python: bool,
+) -> list[str]:
+    """Find the problems of an entrypoint that are certain from the model's source.
 
     Args:
-        root: The directory.
+        entrypoint: As in the experiment file, valid or not.
+        parsed_entrypoint: The same; None if it is not valid.
+        model: The model directory.
+        environment: The trial's environment variables.
+        same_python: Whether this Python runs the trial; another one has another syntax.
     """
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-
-    def read(self, path: str) -> bytes | None:
-        """Read a file by its path inside the directory; None if it is missing."""
-        file = self._root / path
-        return file.read_bytes() if file.is_file() else None
-
-    def names(self) -> list[str]:
-        """Return the paths of the files in the directory itself, and of one level below."""
-        files = [*self._root.glob("*"), *self._root.glob("*/*")]
-        return sorted(str(file.relative_to(self._root)) for file in files if file.is_file())
+    problem = parsed_entrypoint and entrypoint_problem(parsed_entrypoint, model, environment)
+    problems = [problem] if problem else []
+    path = _entry_file(entrypoint, model)
+    if path is not None:
+        search_path = environment.get("PYTHONPATH", "").split(":")
+        problems += scan_script(path, model.read, search_path)
+    problems = [f"entrypoint: {problem}" for problem in problems]
+    # Not on a server: its Python may be older than the one that runs the trial.
+    if isinstance(model, FolderFiles) and same_python:
+        problems += source_problems(entrypoint, model)
+    return problems
 
 
 def entrypoint_problem(
@@ -85,23 +81,6 @@ def entrypoint_problem(
     path, text = source
     tree = parsed(text)
     return None if tree is None else _class_problem(entrypoint, path, tree)
-
-
-def determined_problems(
-    entrypoint: object, model: ModelFiles, environment: Mapping[str, str]
-) -> list[str]:
-    """Find Determined's names in the entrypoint's source, with the replacement of each.
-
-    Args:
-        entrypoint: As in the experiment file, valid or not.
-        model: The model directory.
-        environment: The trial's environment variables.
-    """
-    search_path = environment.get("PYTHONPATH", "").split(":")
-    path = _entry_file(entrypoint, model)
-    if path is None:
-        return []
-    return [f"entrypoint: {problem}" for problem in scan_script(path, model.read, search_path)]
 
 
 def source_problems(entrypoint: object, model: ModelFiles) -> list[str]:

@@ -8,16 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from zerolab.contract.outcome import without_rank
 from zerolab.contract.spec import Command
 
-__all__ = ["LESS_MEMORY", "describe_failure", "remedy_of", "without_rank"]
-
-LESS_MEMORY = (
-    "`zerolab plan` shows the memory of a rank; a higher ZeRO stage, offload_optimizer or a "
-    "smaller "
-    "micro-batch needs less"
-)
-"""Remedy for running out of memory."""
+__all__ = ["describe_failure", "remedy_of"]
 
 _MODULES = {
     "deepspeed": "set `environment: {deepspeed: zerolab}`, with which this engine answers to it, "
@@ -47,8 +41,6 @@ _GPU_ERRORS = (
 _FRAME = re.compile(r'\s+File "([^"<]+)", line (\d+)')
 _RICH_FRAME = re.compile(r"^│\s+(/\S+\.py):(\d+) in ")
 _BEGIN = re.compile(r"^(?:\+ )?(?:Exception Group )?Traceback \(most recent call last\):")
-_RANK_OF_TORCH = re.compile(r"^\[rank\d+\]: ?")
-"""Prefix of traceback lines once torch's process group is initialized."""
 _LAUNCHER_ERRORS = (
     "subprocess.CalledProcessError",
     "torch.distributed.elastic.multiprocessing.errors.ChildFailedError",
@@ -67,11 +59,6 @@ class _Traceback(NamedTuple):
     """File, line number and source line, the innermost last."""
     launched: bool = False
     """A launcher reports this error of its script with another error."""
-
-
-def without_rank(line: str) -> str:
-    """Return a line of standard error without the rank that torch writes before it."""
-    return _RANK_OF_TORCH.sub("", line)
 
 
 def remedy_of(text: str, *, model_dir: Path | None = None, python: str = "") -> str:
