@@ -1,6 +1,5 @@
-"""Engine without extensions: training, checkpoints, full weights and progress lines."""
+"""Engine without extensions: training, checkpoints and full weights."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 import zerotrial
 from tests.engine.models import CLASSES, FEATURES, TinyModel
-from zerotrial.engine.builder import build, progress_lines
+from zerotrial.engine.builder import build
 from zerotrial.engine.engine import Engine
 
 
@@ -18,7 +17,6 @@ from zerotrial.engine.engine import Engine
 def without_extensions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "EXTENSIONS", {})
     monkeypatch.setattr(build, "_extended", {})
-    monkeypatch.setattr(progress_lines, "ENGINE_PARTS", {})
 
 
 def make_engine(stage: int, **keys: Any) -> Engine:
@@ -61,10 +59,3 @@ def test_resume_equals_training_without_stop(stage: int, tmp_path: Path) -> None
     actual = resumed.weights.full_state_dict()
     assert actual.keys() == expected.keys()
     assert all(torch.equal(actual[name], expected[name]) for name in expected)
-
-
-def test_progress_line(caplog: pytest.LogCaptureFixture) -> None:
-    train(make_engine(2, steps_per_print=2), 2, seed=1)
-    line = r"step 2: loss [\d.]+, lr 0\.01, momentum 0\.9, gradient norm [\d.]+, skipped 0, "
-    line += r"[\d,.]+ ms a step, [\d,.]+ samples/s"
-    assert re.fullmatch(line, caplog.messages[-1])

@@ -13,10 +13,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.engine.ranks import run_on_ranks
 from tests.engine.stage3_models import Language, make_batches
+from tests.engine.test_native_engine import make_engine
+from tests.engine.test_native_engine import train as train_natively
 from zerotrial.engine import Engine, initialize
-from zerotrial.engine.builder.progress_lines import count_tokens
+from zerotrial.engine.builder import build, config_log
 from zerotrial.engine.protocols import NullObserver
 from zerotrial.extensions.profiler.flops import PEAK_VARIABLE, count_flops
+from zerotrial.extensions.profiler.progress_lines import StepObserver, count_tokens
 from zerotrial.extensions.profiler.step_observer import ProfilingObserver
 from zerotrial.extensions.profiler.timers import PhaseTimer
 
@@ -51,6 +54,17 @@ def test_nothing_is_written_by_default(lines: pytest.LogCaptureFixture) -> None:
     assert type(engine.observer) is NullObserver
     assert lines.messages == []
     assert not engine.module._forward_pre_hooks
+
+
+def test_progress_line(lines: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "EXTENSIONS", {})
+    monkeypatch.setattr(build, "_extended", {})
+    parts = {"profiler": lambda config, device, _: StepObserver(config, device)}
+    monkeypatch.setattr(config_log, "ENGINE_PARTS", parts)
+    train_natively(make_engine(2, steps_per_print=2), 2, seed=1)
+    line = r"step 2: loss [\d.]+, lr 0\.01, momentum 0\.9, gradient norm [\d.]+, skipped 0, "
+    line += r"[\d,.]+ ms a step, [\d,.]+ samples/s"
+    assert re.fullmatch(line, lines.messages[-1])
 
 
 def test_progress_line_with_rates(

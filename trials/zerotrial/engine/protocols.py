@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from zerolab.config.engine.engine_config import EngineConfig
-    from zerotrial.engine.comm.communicator import Traffic
+    from zerotrial.engine.comm.communicator import Communicator, Traffic
     from zerotrial.engine.mesh import Mesh
     from zerotrial.engine.module.frozen_parameters import FrozenOriginals
     from zerotrial.engine.module.ownership import ModelOwnership
     from zerotrial.engine.module.precision import Precision
 
 __all__ = [
+    "COMMUNICATION",
     "ENGINE_PARTS",
     "GradientSource",
     "NamedParameter",
@@ -56,6 +57,9 @@ ENGINE_PARTS: Registry[Any] = Registry("zerotrial.engine_parts", {})
 a model, ``pipeline`` is a class of engines, ``profiler`` makes observers, ``nvme_optimizer`` is an
 updater, ``nvme_parameters`` a memory of shards, ``shared_memory`` connects ranks of a host,
 ``meta_init`` fills models without values, ``watchdog`` names ranks that are missing from a call."""
+
+COMMUNICATION = "communication"
+"""Name of the phase of all collectives."""
 
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
@@ -179,22 +183,17 @@ class OptimizerFactory(Protocol):
         ...
 
 
-class Observer(Protocol):
-    """Observer of an engine: timers, progress lines, step breakdowns."""
+class Observer:
+    """Observer of an engine: timers, progress lines, step breakdowns. This one does nothing."""
 
-    @property
-    def times_phases(self) -> bool:
-        """Whether :meth:`phase` measures anything."""
-        ...
+    times_phases = False
+    """Whether :meth:`phase` measures anything."""
 
-    @property
-    def measured(self) -> Mapping[str, float]:
-        """Values of the last progress line, by the names in ``docs/engine.md``."""
-        ...
+    measured: Mapping[str, float] = MappingProxyType({})
+    """Values of the last progress line, by the names in ``docs/engine.md``."""
 
     def attach(self, engine: Any) -> None:
         """Attach to an engine that has been built."""
-        ...
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Time the block.
@@ -203,49 +202,27 @@ class Observer(Protocol):
             name: ``input``, ``forward``, ``backward``, ``communication`` or ``step``; in pipelines
                 also ``send``, ``receive`` and ``tied_gradients``.
         """
-        ...
+        return _NOTHING
+
+    def timed(self, comm: "Communicator") -> "Communicator":
+        """Return a communicator whose calls are phases; the same one if nothing is timed."""
+        return comm
 
     def under_way(self, change: int) -> None:
         """Count collectives that start (1) or end (-1)."""
-        ...
 
     def add_loss(self, share: Tensor) -> None:
         """Add a loss divided by the micro-batches of a step; it stays on the device."""
-        ...
 
     def step_finished(self, result: StepResult) -> None:
         """Handle an accumulation boundary; the engine's counters are up to date."""
-        ...
 
     def close(self) -> None:
         """Release resources; the engine is closed."""
-        ...
 
 
-class NullObserver:
-    """Observer that does nothing, at no cost."""
-
-    times_phases = False
-    measured: Mapping[str, float] = MappingProxyType({})
-
-    def attach(self, engine: Any) -> None:
-        """Do nothing."""
-
-    def phase(self, name: str) -> AbstractContextManager[None]:
-        """Return a null context."""
-        return _NOTHING
-
-    def under_way(self, change: int) -> None:
-        """Do nothing."""
-
-    def add_loss(self, share: Tensor) -> None:
-        """Do nothing."""
-
-    def step_finished(self, result: StepResult) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
+class NullObserver(Observer):
+    """Observer of ranks that measure nothing."""
 
 
 class ShardMemory:

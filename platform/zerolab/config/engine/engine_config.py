@@ -240,6 +240,7 @@ class EngineConfig(Section):
             "tensor_parallel": {"tensor_parallel.size": self.tensor_parallel.size > 1},
             "pipeline": {"pipeline.stages": (self.pipeline.stages or 1) > 1},
             "profiler": {
+                "steps_per_print": self.steps_per_print is not None,
                 "wall_clock_breakdown": self.wall_clock_breakdown,
                 "memory_breakdown": self.memory_breakdown,
                 "flops_profiler.enabled": self.flops_profiler.enabled,

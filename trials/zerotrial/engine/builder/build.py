@@ -24,6 +24,7 @@ from zerotrial.engine.builder.arguments import (
     make_user_optimizer,
     read_config,
 )
+from zerotrial.engine.builder.config_log import describe_config, make_observer
 from zerotrial.engine.builder.environment import (
     EngineEnvironment,
     choose_device,
@@ -32,13 +33,11 @@ from zerotrial.engine.builder.environment import (
     find_process_group,
     is_pipeline,
 )
-from zerotrial.engine.builder.progress_lines import describe_config, make_observer
 from zerotrial.engine.checkpoint.module_loading import accept_full_tensors
 from zerotrial.engine.comm.all_reduce import without_reduce_scatter
 from zerotrial.engine.comm.call_record import record_calls, watched_call
 from zerotrial.engine.comm.factory import connect
 from zerotrial.engine.comm.replicas import broadcast_module
-from zerotrial.engine.comm.timed_collectives import timed_communicator
 from zerotrial.engine.engine import Engine, EngineParts
 from zerotrial.engine.flat.stages import Stage0, Stage1, Stage2
 from zerotrial.engine.loader import build_loader
@@ -397,7 +396,6 @@ def _build_stage(inputs: StageInputs) -> Stage:
     comm = connect(inputs.mesh.shard.group, inputs.device)
     if not zero.reduce_scatter:
         comm = without_reduce_scatter(comm)
-    if inputs.observer.times_phases:
-        comm = timed_communicator(comm, inputs.observer)
+    comm = inputs.observer.timed(comm)
     kind = _FLAT_STAGES[zero.stage] if inputs.groups else Stage0  # nothing to shard otherwise
     return kind(inputs, comm, updater)

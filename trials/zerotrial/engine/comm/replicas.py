@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from zerotrial.engine.comm.timed_collectives import COMMUNICATION
+from zerotrial.engine.protocols import COMMUNICATION
 
 if TYPE_CHECKING:
     from zerotrial.engine.comm.communicator import Traffic

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from zerotrial.engine.comm.communicator import Communicator, Traffic, Work
 from zerotrial.engine.comm.replicas import Replicas
-from zerotrial.engine.comm.timed_collectives import COMMUNICATION
 from zerotrial.engine.flat.gradients import (
     Averaging,
     GradientHooks,
@@ -34,7 +33,14 @@ from zerotrial.engine.flat.weights import WeightWrites, flatten_parameters
 from zerotrial.engine.module.frozen_parameters import FrozenOriginals
 from zerotrial.engine.module.gradient_access import set_raw_gradient
 from zerotrial.engine.module.precision import uncast_parameters
-from zerotrial.engine.protocols import GradientSource, Piece, StageInputs, Updater, UpdaterInputs
+from zerotrial.engine.protocols import (
+    COMMUNICATION,
+    GradientSource,
+    Piece,
+    StageInputs,
+    Updater,
+    UpdaterInputs,
+)
 from zerotrial.engine.update.in_memory import build_updater
 from zerotrial.engine.update.norm import squared_norm
 from zerotrial.engine.update.optimizer_states import uncommon_numbers

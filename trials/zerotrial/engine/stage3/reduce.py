@@ -27,8 +27,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from zerotrial.engine.comm.communicator import Buffer, Communicator, Ring, Work
-from zerotrial.engine.comm.timed_collectives import COMMUNICATION
 from zerotrial.engine.module.gradient_access import get_raw_gradient
+from zerotrial.engine.protocols import COMMUNICATION
 from zerotrial.engine.stage3.internals import (
     ReduceScatter,
     ShardedParameter,

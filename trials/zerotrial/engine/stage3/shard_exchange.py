@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from zerotrial.engine.comm.communicator import Communicator
-from zerotrial.engine.comm.timed_collectives import COMMUNICATION
+from zerotrial.engine.protocols import COMMUNICATION
 from zerotrial.engine.stage3.internals import AllGather, UnitParameters, set_all_gather
 
 if TYPE_CHECKING:

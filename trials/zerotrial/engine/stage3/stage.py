@@ -28,7 +28,6 @@ from zerolab.errors import ConfigError, EngineError
 from zerotrial.engine.comm.communicator import Communicator, Traffic, uses_nccl
 from zerotrial.engine.comm.factory import connect
 from zerotrial.engine.comm.replicas import Replicas
-from zerotrial.engine.comm.timed_collectives import COMMUNICATION, timed_communicator
 from zerotrial.engine.flat.gradients import Averaging, refuse_unused
 from zerotrial.engine.module.frozen_parameters import FrozenOriginals
 from zerotrial.engine.module.full_tensor import is_sharded
@@ -41,6 +40,7 @@ from zerotrial.engine.module.gradient_access import (
 from zerotrial.engine.module.gradient_hooks import GradientHooks
 from zerotrial.engine.module.replicated_parameters import ReplicatedParameters
 from zerotrial.engine.protocols import (
+    COMMUNICATION,
     ENGINE_PARTS,
     GradientSource,
     Piece,
@@ -564,9 +564,7 @@ def build_stage3(inputs: StageInputs) -> Stage3:
     Returns:
         The stage.
     """
-    comm = connect(inputs.mesh.shard.group, inputs.device)
-    if inputs.observer.times_phases:
-        comm = timed_communicator(comm, inputs.observer)
+    comm = inputs.observer.timed(connect(inputs.mesh.shard.group, inputs.device))
     if inputs.config.zero_optimization.offload_param.device == "nvme":
         inputs = replace(inputs, memory=ENGINE_PARTS["nvme_parameters"](inputs))
     mesh, close_mesh = open_mesh(inputs)

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from zerolab.config.engine.pipelines import schedule_problems
 from zerolab.errors import EngineError
-from zerotrial.engine.comm.timed_collectives import COMMUNICATION
 from zerotrial.engine.engine import Engine, EngineParts, to_device
 from zerotrial.engine.flat.stages import FlatStage
 from zerotrial.engine.module.precision import DTYPES, cast_inputs
+from zerotrial.engine.protocols import COMMUNICATION
 from zerotrial.extensions.pipeline.failure import Failures
 from zerotrial.extensions.pipeline.micro_batches import MicroBatches, draw
 from zerotrial.extensions.pipeline.module import PipelineModule

@@ -14,7 +14,7 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 
-from zerotrial.engine.comm.timed_collectives import COMMUNICATION
+from zerotrial.engine.protocols import COMMUNICATION
 from zerotrial.extensions.profiler.timers import PhaseTimer
 from zerotrial.extensions.profiler.trace import TraceResult, make_trace
 

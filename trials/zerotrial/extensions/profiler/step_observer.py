@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from zerolab.formatting import size_text
-from zerotrial.engine.builder.progress_lines import StepObserver, logger, make_audible
+from zerotrial.engine.builder.config_log import logger, make_audible
 from zerotrial.engine.protocols import NullObserver, Observer
 from zerotrial.extensions.profiler.breakdown import Breakdown
 from zerotrial.extensions.profiler.flops import (
@@ -24,12 +24,15 @@ from zerotrial.extensions.profiler.flops import (
     peak_flops,
 )
 from zerotrial.extensions.profiler.monitors import Monitored, make_writers
+from zerotrial.extensions.profiler.progress_lines import StepObserver
 from zerotrial.extensions.profiler.tensor_memory import tensor_bytes_by_kind
+from zerotrial.extensions.profiler.timed_collectives import timed_communicator
 
 if TYPE_CHECKING:
     from torch.utils.flop_counter import FlopCounterMode
 
     from zerolab.config.engine.engine_config import EngineConfig
+    from zerotrial.engine.comm.communicator import Communicator
     from zerotrial.engine.engine import Engine
     from zerotrial.engine.protocols import StepResult
 
@@ -77,9 +80,13 @@ class ProfilingObserver(StepObserver):
         self._moved: dict[str, int] = {}  # elements by collective, at the last line
 
     @property
-    def times_phases(self) -> bool:
+    def times_phases(self) -> bool:  # type: ignore[override]
         """Whether :meth:`phase` measures anything."""
         return self._breakdown is not None
+
+    def timed(self, comm: Communicator) -> Communicator:
+        """Return a communicator whose calls are phases; the same one if nothing is timed."""
+        return comm if self._breakdown is None else timed_communicator(comm, self)
 
     def under_way(self, change: int) -> None:
         """Count collectives that start (1) or end (-1)."""

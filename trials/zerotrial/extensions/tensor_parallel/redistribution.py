@@ -36,7 +36,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zerotrial.engine.comm.communicator import Traffic
-from zerotrial.engine.comm.timed_collectives import COMMUNICATION
+from zerotrial.engine.protocols import COMMUNICATION
 
 __all__ = ["SEQUENCE", "SPLIT", "TensorRanks", "enter", "gather", "leave", "take"]
 

@@ -1,96 +1,35 @@
 """Progress lines: loss, rates and time of a step, every ``steps_per_print`` steps.
 
-Off by default, and then without cost: the engine gets a
-:class:`~zerotrial.engine.protocols.NullObserver`. Rank 0 writes the lines through ``logging``,
-under the name of :data:`logger`. Breakdowns, profiles and monitors are an extension's.
+Off by default, and then without cost. Rank 0 writes the lines through ``logging``, under the name
+``zerotrial.engine``.
 """
 
 from __future__ import annotations
 
-import logging
-import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from zerolab.config.engine.resolved_config import format_entries, ineffective_keys, resolve
-from zerotrial.engine.protocols import ENGINE_PARTS, NullObserver, Observer
+from zerotrial.engine.builder.config_log import logger
+from zerotrial.engine.protocols import Observer
 
 if TYPE_CHECKING:
     from zerolab.config.engine.engine_config import EngineConfig
     from zerotrial.engine.engine import Engine
     from zerotrial.engine.protocols import StepResult
 
-__all__ = ["StepObserver", "count_tokens", "describe_config", "make_audible", "make_observer"]
-
-logger = logging.getLogger("zerotrial.engine")
+__all__ = ["StepObserver", "count_tokens"]
 
 DEFAULT_INTERVAL = 10
 """Number of steps between two lines if ``steps_per_print`` is not set."""
 
-_UNTIMED: AbstractContextManager[None] = nullcontext()
 
-
-def make_observer(config: EngineConfig, device: torch.device, rank: int, ranks: int) -> Observer:
-    """Return the observer of an engine.
-
-    Args:
-        config: Selects the output.
-        device: Training device.
-        rank: Global rank; only rank 0 measures and writes.
-        ranks: Number of ranks.
-    """
-    observer: Observer = NullObserver()
-    if rank != 0:
-        return observer
-    prints = config.steps_per_print is not None
-    profiles = "profiler" in config.engine_parts.values()
-    if profiles or (prints and "profiler" in ENGINE_PARTS):  # which adds FLOP/s to the lines
-        observer = ENGINE_PARTS["profiler"](config, device, ranks)
-    elif prints:
-        make_audible()
-        observer = StepObserver(config, device)
-    return observer
-
-
-def describe_config(config: EngineConfig, world_size: int, model: nn.Module) -> None:
-    """Log the resolved configuration, if requested, and the keys without effect in one line.
-
-    Args:
-        config: The engine's configuration.
-        world_size: Number of data-parallel ranks.
-        model: Model whose size limits the buckets.
-    """
-    numel = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    entries = resolve(config, world_size, numel)
-    if config.dump_state:
-        make_audible()
-        logger.info("%s, on %d ranks:\n%s", config.source, world_size, format_entries(entries))
-    if idle := ineffective_keys(config, entries):
-        # A warning, because a plain script does not show lower levels.
-        logger.warning(
-            "%s: accepted, and without effect here: %s; `zerolab config check` says why",
-            config.source,
-            ", ".join(idle),
-        )
-
-
-def make_audible() -> None:
-    """Write to standard output unless the program has configured logging."""
-    if not logger.isEnabledFor(logging.INFO):
-        logger.setLevel(logging.INFO)
-    if not logger.hasHandlers():
-        handler = logging.StreamHandler(sys.stdout)
-        handler.setFormatter(logging.Formatter("%(message)s"))
-        logger.addHandler(handler)
-
-
-class StepObserver:
+class StepObserver(Observer):
     """Observer that writes progress lines.
 
     Args:
@@ -115,32 +54,16 @@ class StepObserver:
         self.measured: dict[str, float] = {}
         """All measured values of the last line, including :attr:`rates`."""
 
-    @property
-    def times_phases(self) -> bool:
-        """Whether :meth:`phase` measures anything."""
-        return False
-
     def attach(self, engine: Engine) -> None:
-        """Attach to an engine that has been built.
-
-        Args:
-            engine: The observed engine.
-        """
+        """Attach to an engine that has been built."""
         self._engine = engine
         engine.module.register_forward_pre_hook(self._count_tokens, with_kwargs=True)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """Return a null context; the first phase starts the clock.
-
-        Args:
-            name: Phase, see :class:`~zerotrial.engine.protocols.Observer`.
-        """
+        """Return a null context; the first phase starts the clock."""
         if self._began is None:
             self._began = time.perf_counter()
-        return _UNTIMED
-
-    def under_way(self, change: int) -> None:
-        """Do nothing."""
+        return super().phase(name)
 
     def add_loss(self, share: Tensor) -> None:
         """Add a loss divided by the micro-batches of a step; it stays on the device."""
@@ -216,9 +139,6 @@ class StepObserver:
             yield f"{samples:,.1f} samples/s"
         if tokens := self.rates.get("tokens_per_second"):
             yield f"{tokens:,.0f} tokens/s"
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to release."""
 
     def _count_tokens(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
         if module.training and torch.is_grad_enabled():

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 
+from zerotrial.engine.protocols import COMMUNICATION
+
 if TYPE_CHECKING:
     from zerotrial.engine.comm.communicator import Buffer, Communicator, Work
     from zerotrial.engine.protocols import Observer
 
-__all__ = ["COMMUNICATION", "timed_communicator"]
-
-COMMUNICATION = "communication"
-"""Name of the phase of all collectives."""
+__all__ = ["timed_communicator"]
 
 
 def timed_communicator(comm: Communicator, observer: Observer) -> Communicator:
