@@ -42,6 +42,7 @@ def train(engine: Engine, steps: int, seed: int) -> None:
         engine.step()
 
 
+@pytest.mark.needs_extension("full_weights")
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_resume_equals_training_without_stop(stage: int, tmp_path: Path) -> None:
     engine = make_engine(stage)

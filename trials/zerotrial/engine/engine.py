@@ -34,8 +34,10 @@ from zerotrial.engine.module.gradient_access import (
 from zerotrial.engine.module.ownership import ModelOwnership
 from zerotrial.engine.module.sharded_model import ShardedModel
 from zerotrial.engine.progress import Progress
-from zerotrial.engine.protocols import Observer, Stage, StepResult
-from zerotrial.engine.weights import FullWeights
+from zerotrial.engine.protocols import ENGINE_PARTS, Observer, Stage, StepResult
+
+if TYPE_CHECKING:
+    from zerotrial.extensions.full_weights.weights import FullWeights
 
 __all__ = ["Engine", "EngineParts", "check_loss", "to_device"]
 
@@ -120,15 +122,6 @@ class Engine:
             divided=parts.divided,
             watchdog=parts.watchdog,
             gradients=self._gradients,
-        )
-        self.weights = FullWeights(
-            module=parts.module,
-            stage=parts.stage,
-            scaler=parts.scaler,
-            mesh=parts.mesh,
-            divided=parts.divided,
-            device=parts.device,
-            watchdog=parts.watchdog,
         )
         self._syncing = True
         # Caller of the current backward pass: the engine's backward() or scale(), or user code.
@@ -433,6 +426,12 @@ class Engine:
         """Optimizer whose ``param_groups`` have the learning rates."""
         return self.stage.optimizer
 
+    @property
+    def weights(self) -> "FullWeights":
+        """Full tensors by name, which the extension ``full_weights`` reads, writes and exports."""
+        full_weights: FullWeights = ENGINE_PARTS["full_weights"](self)
+        return full_weights
+
     def set_train_batch_size(self, train_batch_size: int) -> None:
         """Change the micro-batches per optimizer step, from the next boundary on.
 
@@ -486,7 +485,7 @@ class Engine:
         if self._trains:
             self._stop_serving()
         stage, self.stage = self.stage, closed
-        self._gradients.stage = self.weights.stage = self.checkpoint.stage = closed
+        self._gradients.stage = self.checkpoint.stage = closed
         with self.watchdog.call("close"):
             stage.close(give_back=give_back)
             if give_back:

@@ -18,7 +18,6 @@ from torch import Tensor
 from zerotrial.engine.checkpoint.accumulated_gradients import gradient_ranges
 from zerotrial.engine.checkpoint.common_states import saved_common_states
 from zerotrial.engine.checkpoint.files import CheckpointError, Manifest, check_tag, create_temporary
-from zerotrial.engine.checkpoint.full_state import names_by_first
 from zerotrial.engine.checkpoint.load import Loader, Selection, find
 from zerotrial.engine.checkpoint.ranks import CheckpointRanks
 from zerotrial.engine.checkpoint.save import BackgroundSave, SaveJob, save_now
@@ -30,6 +29,7 @@ from zerotrial.engine.checkpoint.state import (
     get_random_state,
     module_extra_state,
     module_tensors,
+    names_by_first,
     other_states_file,
     rank_file,
     to_bytes,

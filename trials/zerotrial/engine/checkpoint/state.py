@@ -28,6 +28,7 @@ __all__ = [
     "module_extra_state",
     "module_targets",
     "module_tensors",
+    "names_by_first",
     "other_states_file",
     "rank_file",
     "set_module_extra_state",
@@ -244,3 +245,11 @@ def set_module_extra_state(module: nn.Module, state: Mapping[str, Any]) -> None:
     for name, value in state.items():
         if name in parts:  # otherwise it is another rank's
             parts[name].set_extra_state(value)
+
+
+def names_by_first(module: nn.Module) -> dict[str, list[str]]:
+    """Return all names of each parameter by its first name."""
+    by_parameter: dict[Any, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        by_parameter.setdefault(parameter, []).append(name)
+    return {names[0]: names for names in by_parameter.values()}

@@ -27,7 +27,7 @@ from zerotrial.engine.lr_schedules.base import set_rates
 from zerotrial.engine.mesh import Mesh
 from zerotrial.engine.progress import Progress
 from zerotrial.engine.protocols import TrainingStage
-from zerotrial.engine.weights import FullWeights
+from zerotrial.extensions.full_weights.weights import FullWeights
 
 if TYPE_CHECKING:
     from zerotrial.extensions.pipeline.grid import Grid
@@ -67,9 +67,14 @@ class DeepSpeedMethods:
     progress: Progress
     mesh: Mesh
     checkpoint: EngineCheckpoint
-    weights: FullWeights
     close: Callable[[], None]
     _drop_micro_batches: Callable[[], None]
+    if TYPE_CHECKING:
+
+        @property
+        def weights(self) -> FullWeights:
+            """Return the full tensors."""
+            ...
 
     # -- training ----------------------------------------------------------------------------------
 

@@ -54,8 +54,8 @@ _MODEL_FILE_KEYS = frozenset(
 _NO_EXPORT = (
     "--export: was removed, checkpoints are not converted to DeepSpeed's format; write the weights "
     "with engine.export(PATH), or read them with "
-    "zerotrial.engine.checkpoint.export.read_weights(DIR), and load them into the model before "
-    "deepspeed.initialize()"
+    "zerotrial.extensions.full_weights.export.read_weights(DIR), and load them into the model "
+    "before deepspeed.initialize()"
 )
 
 

@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from zerolab.errors import ConfigError, ZerolabError
-from zerotrial.engine.checkpoint.export import read_weights
 from zerotrial.engine.module.compilation import strip_compiled
 from zerotrial.engine.module.ownership import is_trained_by_an_engine
+from zerotrial.extensions.full_weights.export import read_weights
 
 __all__ = [
     "convert_zero_checkpoint_to_fp32_state_dict",

@@ -7,15 +7,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from zerotrial.engine.checkpoint.state import module_tensors
+from zerotrial.engine.checkpoint.state import module_tensors, names_by_first
 from zerotrial.engine.mesh import Mesh
 from zerotrial.engine.module.sharded_model import ShardedModel
 from zerotrial.engine.protocols import StageWeights
 
-__all__ = ["full_tensors", "gather_full_state", "names_by_first"]
+__all__ = ["gather_full_state"]
 
 
-def full_tensors(
+def _full_tensors(
     module: nn.Module,
     stage: StageWeights,
     divided: ShardedModel,
@@ -62,9 +62,9 @@ def gather_full_state(
         module: This rank's part of the model.
         stage: Stage with the trained weights.
         mesh: The engine's mesh.
-        divided: See :func:`full_tensors`.
-        dtype: See :func:`full_tensors`.
-        frozen: See :func:`full_tensors`.
+        divided: See :func:`_full_tensors`.
+        dtype: See :func:`_full_tensors`.
+        frozen: See :func:`_full_tensors`.
 
     Returns:
         On rank 0 by all names, including those of tied parameters, which share one tensor; on
@@ -77,7 +77,7 @@ def gather_full_state(
     counted = {name for name, parameter in module.named_parameters() if parameter in counts}
     result: dict[str, Tensor] = {}
     # Collectives at stage 3, so every rank iterates.
-    for name, tensor in full_tensors(module, stage, divided, dtype, frozen=frozen):
+    for name, tensor in _full_tensors(module, stage, divided, dtype, frozen=frozen):
         if not first or (name in names and name not in counted):
             continue
         value = tensor.detach().to("cpu", copy=True).contiguous()
@@ -101,11 +101,3 @@ def _received(mesh: Mesh, stage: int) -> Iterator[tuple[str, Tensor]]:
         if message[0] is None:
             return
         yield message[0]
-
-
-def names_by_first(module: nn.Module) -> dict[str, list[str]]:
-    """Return all names of each parameter by its first name."""
-    by_parameter: dict[Any, list[str]] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        by_parameter.setdefault(parameter, []).append(name)
-    return {names[0]: names for names in by_parameter.values()}

@@ -6,8 +6,8 @@ part (:class:`~zerotrial.engine.protocols.Piece`), so stages need no code for it
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from os import PathLike
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -15,33 +15,32 @@ from torch import Tensor, nn
 
 from zerolab.errors import EngineError
 from zerolab.schema.section import suggest
-from zerotrial.engine.checkpoint.export import export_weights
-from zerotrial.engine.checkpoint.full_state import gather_full_state, names_by_first
 from zerotrial.engine.checkpoint.ranks import CheckpointRanks
-from zerotrial.engine.checkpoint.state import set_module_tensor
-from zerotrial.engine.comm.call_record import CallRecord, collective
-from zerotrial.engine.loss_scale import LossScaler
-from zerotrial.engine.mesh import Axis, Mesh, tie_of
+from zerotrial.engine.checkpoint.state import names_by_first, set_module_tensor
+from zerotrial.engine.comm.call_record import collective
+from zerotrial.engine.engine import Engine
+from zerotrial.engine.mesh import Axis, tie_of
 from zerotrial.engine.module.full_tensor import full_tensor_of, is_sharded
-from zerotrial.engine.module.sharded_model import ShardedModel
-from zerotrial.engine.protocols import Piece, Stage
+from zerotrial.engine.protocols import Piece
+from zerotrial.extensions.full_weights.export import write_weights
+from zerotrial.extensions.full_weights.full_state import gather_full_state
 
 __all__ = ["FullWeights"]
 
 _WEIGHT, _GRADIENT = "weight", "gradient"
 
 
-@dataclass(eq=False)
 class FullWeights:
-    """Reads and writes full weights, gradients and optimizer states of one engine."""
+    """Reads and writes full weights, gradients and optimizer states of one engine.
 
-    module: nn.Module
-    stage: Stage
-    scaler: LossScaler
-    mesh: Mesh
-    divided: ShardedModel
-    device: torch.device
-    watchdog: CallRecord
+    Args:
+        engine: The engine.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.module, self.stage, self.scaler = engine.module, engine.stage, engine.scaler
+        self.mesh, self.divided, self.device = engine.mesh, engine.divided, engine.device
+        self.watchdog = engine.watchdog
 
     @collective("full")
     def full(self, name: str, kind: str = _WEIGHT) -> Tensor | None:
@@ -188,7 +187,9 @@ class FullWeights:
             On rank 0 like ``module.state_dict()``, with all names of tied parameters, which share
             one tensor; on other ranks empty.
         """
-        frozen = not exclude_frozen_parameters
+        return self._full_state(dtype, frozen=not exclude_frozen_parameters)
+
+    def _full_state(self, dtype: torch.dtype | None, *, frozen: bool) -> dict[str, Tensor]:
         return gather_full_state(
             self.module, self.stage, self.mesh, self.divided, dtype=dtype, frozen=frozen
         )
@@ -218,15 +219,12 @@ class FullWeights:
         Raises:
             CheckpointError: On all ranks, if the file cannot be written.
         """
-        return export_weights(
-            self.module,
-            self.stage,
-            self.mesh,
-            self.divided,
-            path,
-            dtype=dtype,
-            exclude_frozen_parameters=exclude_frozen_parameters,
-        )
+        ranks = CheckpointRanks(self.mesh.saving.group)
+        tensors = self._full_state(dtype, frozen=not exclude_frozen_parameters)
+        with ranks.together():
+            if ranks.rank == 0:
+                write_weights(Path(path), tensors)
+        return str(path)
 
     # -- implementation -------------------------------------------------------------------------
 

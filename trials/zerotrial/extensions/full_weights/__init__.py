@@ -1,0 +1,1 @@
+"""Full tensors of an engine by name: reading, writing, and export to one file."""
