@@ -16,5 +16,5 @@ nice "$root/.venv/bin/python" -m pytest -p no:cacheprovider -n auto --dist works
   -m "not processes and not browser and not slow and not machines" \
   tests/config tests/scheduler tests/schema tests/searcher tests/storage tests/core \
   tests/engine/{builder,comm,flat,memory,module} --ignore tests/engine/module/test_compilation.py \
-  tests/engine/test_{mesh,native_engine,public_names}.py \
+  tests/engine/test_{native_engine,public_names}.py \
   tests/trial/test_{data,ranks}.py "$@"

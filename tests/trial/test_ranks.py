@@ -173,6 +173,7 @@ def test_metrics_are_averaged_over_ranks(two) -> None:
     assert reduced == [0.5, 2, 0, 1]
 
 
+@pytest.mark.needs_extension("metric_reducers")
 def test_reducers_get_values_of_all_ranks_once(two) -> None:
     path, _ = two
     training = metrics(path / "even", "training")

@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from zerotrial.data.loader import DataLoader, data_length
     from zerotrial.engine.builder.build import initialize
     from zerotrial.engine_view import ModelParallelUnit
+    from zerotrial.extensions.metric_reducers import MetricReducer
     from zerotrial.extensions.pipeline import LayerSpec, PipelineModule, TiedLayerSpec
     from zerotrial.loop.stop_reason import Ending, StopReason
     from zerotrial.loop.units import Batch, Epoch
     from zerotrial.ranks import Distributed
-    from zerotrial.reducers import MetricReducer, Reducer
+    from zerotrial.reducers import Reducer
     from zerotrial.scripts import add_config_arguments, init_distributed
     from zerotrial.trainer import Trainer, init
     from zerotrial.trial import InvalidHP, ZeroTrial
@@ -32,7 +33,7 @@ _EXPORTS = {
     "Ending": "zerotrial.loop.stop_reason",
     "Epoch": "zerotrial.loop.units",
     "InvalidHP": "zerotrial.trial",
-    "MetricReducer": "zerotrial.reducers",
+    "MetricReducer": "zerotrial.extensions.metric_reducers",
     "LayerSpec": "zerotrial.extensions.pipeline.layers",
     "ModelParallelUnit": "zerotrial.engine_view",
     "PipelineModule": "zerotrial.extensions.pipeline.module",

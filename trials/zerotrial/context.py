@@ -11,12 +11,13 @@ from zerolab.contract.hparam_reads import as_trial_hparams, tracked
 from zerolab.contract.names import metric_name_problem
 from zerolab.contract.spec import RunSpec
 from zerolab.errors import TrialError
+from zerolab.registry import Registry
 from zerolab.replacements import NamesReplacements
 from zerolab.schema.section import suggest
 from zerotrial.data.devices import choose_device, to_device
 from zerotrial.engine_view import EngineView, ModelParallelUnit, make_data_parallel_mpu, view_of
 from zerotrial.ranks import Distributed
-from zerotrial.reducers import ReducerSet
+from zerotrial.reducers import MetricReducers
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 __all__ = ["ZeroTrialContext"]
 
 logger = logging.getLogger(__name__)
+
+TRIAL_PARTS: Registry[Any] = Registry("zerotrial.trial_parts", {})
+"""Extensions that the context calls: ``metric_reducers`` has custom reducers."""
 
 
 class ZeroTrialContext(NamesReplacements):
@@ -50,7 +54,7 @@ class ZeroTrialContext(NamesReplacements):
         self.profiler: torch.profiler.profile | None = None
         self.auto_grad_accumulation = True
         self.dataset_checks = True
-        self.reducers = ReducerSet()
+        self.reducers = MetricReducers()
         self._mpu = make_data_parallel_mpu(distributed)
         self._mpu_is_set = False
         self._stop_requested = False
@@ -328,7 +332,10 @@ class ZeroTrialContext(NamesReplacements):
             ...
             self.median.update(loss.item())  # in train_batch or evaluate_batch
         """
-        return self.reducers.wrap(
+        if type(self.reducers) is MetricReducers:
+            self.reducers = TRIAL_PARTS["metric_reducers"]()
+        reducers: Any = self.reducers
+        return reducers.wrap(
             reducer, name, for_training=for_training, for_validation=for_validation
         )
 

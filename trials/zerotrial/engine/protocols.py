@@ -57,7 +57,7 @@ ENGINE_PARTS: Registry[Any] = Registry("zerotrial.engine_parts", {})
 a model, ``pipeline`` is a class of engines, ``profiler`` makes observers, ``nvme_optimizer`` is an
 updater, ``nvme_parameters`` a memory of shards, ``shared_memory`` connects ranks of a host,
 ``meta_init`` fills models without values, ``watchdog`` names ranks that are missing from a call,
-``full_weights`` reads and writes full tensors by name."""
+``full_weights`` reads and writes full tensors by name, ``mpu`` makes the mesh of an mpu."""
 
 COMMUNICATION = "communication"
 """Name of the phase of all collectives."""

@@ -108,7 +108,7 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
         lr_scheduler: A schedule on ``optimizer``, or a callable that makes one from the
             engine's optimizer.
         distributed_port: Not used; ranks find each other through the environment.
-        mpu: Process groups of model parallelism, see :meth:`zerotrial.engine.mesh.Mesh.of`.
+        mpu: Process groups of model parallelism, see :func:`zerotrial.extensions.mpu.mesh_of`.
         dist_init_required: False: do not start torch.distributed.
         collate_fn: Collate function of the loader.
         config: File name, mapping, or a configuration that was read before.

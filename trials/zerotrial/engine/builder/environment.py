@@ -18,6 +18,7 @@ from zerotrial.engine.comm.process_group import start_process_group
 from zerotrial.engine.memory.heap import keep_freed_memory, return_freed_memory
 from zerotrial.engine.mesh import Mesh
 from zerotrial.engine.module.precision import Precision, choose_precision
+from zerotrial.engine.protocols import ENGINE_PARTS
 
 if TYPE_CHECKING:
     from zerotrial.engine.protocols import PipelineModel
@@ -94,7 +95,7 @@ def find_environment(
         config: The engine's configuration.
         model: The model; a PipelineModule defines the number of pipeline stages.
         device: Device from :func:`choose_device`.
-        mpu: See :meth:`~zerotrial.engine.mesh.Mesh.of`.
+        mpu: See :func:`~zerotrial.extensions.mpu.mesh_of`.
         world: Process group from :func:`find_process_group`.
 
     Raises:
@@ -166,7 +167,7 @@ def _make_mesh(
     if is_pipeline(model):
         problem = "mpu: is not needed for a PipelineModule, which says how ranks are laid out"
         raise ConfigError("initialize()", [problem])
-    mesh = Mesh.of(mpu, world, model, cut_over=tensor)
+    mesh = Mesh() if world is None else ENGINE_PARTS["mpu"](mpu, model, cut_over=tensor)
     if tensor not in (1, mesh.tensor.size):
         actual = f"got {tensor} with {mesh.tensor.size} tensor-parallel ranks"
         problem = f"tensor_parallel.size: must be what mpu says, or be left out, {actual}"

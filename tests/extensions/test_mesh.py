@@ -14,6 +14,7 @@ import zerotrial
 from tests.engine.ranks import run_on_ranks
 from zerolab.errors import ConfigError
 from zerotrial.engine.mesh import Axis, Mesh, Tie
+from zerotrial.extensions.mpu import mesh_of
 
 pytestmark = pytest.mark.processes
 
@@ -178,7 +179,7 @@ def refused() -> dict[str, str]:
         if name == "one group":
             setattr(part, f"only{position[0]}", nn.Linear(2, 2))
         try:
-            Mesh.of(mpu, dist.group.WORLD, part)
+            mesh_of(mpu, part)
         except ConfigError as error:
             errors[name] = str(error)
     return errors
@@ -188,12 +189,12 @@ def inconsistent_replicas() -> list[str]:
     """Return the warning for differing replicated values."""
     mpu, position = grid_of((2, 1, 2), OneGroup)
     heard = logging.handlers.BufferingHandler(capacity=100)
-    logger = logging.getLogger("zerotrial.engine.mesh")
+    logger = logging.getLogger("zerotrial.extensions.mpu")
     logger.addHandler(heard)
-    Mesh.of(mpu, dist.group.WORLD, part_of((2, 1, 2), position, None))
+    mesh_of(mpu, part_of((2, 1, 2), position, None))
     logger.removeHandler(heard)
     plain = nn.Linear(2, 2)  # nothing is marked: the engine's plan names the axis
-    meshes = [Mesh.of(mpu, dist.group.WORLD, plain, cut_over=size) for size in (1, 4)]
+    meshes = [mesh_of(mpu, plain, cut_over=size) for size in (1, 4)]
     assert [(mesh.pipe.size, mesh.tensor.size) for mesh in meshes] == [(4, 1), (1, 4)]
     return [record.getMessage() for record in heard.buffer]
 
