@@ -14,7 +14,6 @@ import zerolab.client
 import zerolab.core
 import zerolab.searcher
 import zerotrial
-import zerotrial.data.samplers
 from tests.trial.helpers import make_spec
 from zerolab.core.context import CheckpointContext, Context, PreemptContext, TrainContext
 from zerolab.core.socket_ranks import SocketRanks

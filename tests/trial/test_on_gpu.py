@@ -155,7 +155,7 @@ def test_deepspeed_accelerator_is_the_gpu() -> None:
 @pytest.mark.parametrize(
     ("start", "both"),
     [
-        ("from zerotrial.scripts import init_distributed as start; start()", False),
+        ("from zerotrial.extensions.scripts import init_distributed as start; start()", False),
         ("from zerotrial.ranks import Distributed; Distributed.from_environment(cuda=True)", True),
         (
             "from zerotrial import initialize; initialize(model=torch.nn.Linear(1, 1), "

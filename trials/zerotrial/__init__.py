@@ -10,18 +10,18 @@ if TYPE_CHECKING:
     from zerolab.config.engine.reader import overwrite_deepspeed_config
     from zerotrial.callbacks import Callback
     from zerotrial.context import ZeroTrialContext
-    from zerotrial.data import samplers
     from zerotrial.data.devices import TorchData, to_device
     from zerotrial.data.loader import DataLoader, data_length
     from zerotrial.engine.builder.build import initialize
     from zerotrial.engine_view import ModelParallelUnit
+    from zerotrial.extensions import samplers
     from zerotrial.extensions.metric_reducers import MetricReducer
     from zerotrial.extensions.pipeline import LayerSpec, PipelineModule, TiedLayerSpec
+    from zerotrial.extensions.scripts import add_config_arguments, init_distributed
     from zerotrial.loop.stop_reason import Ending, StopReason
     from zerotrial.loop.units import Batch, Epoch
     from zerotrial.ranks import Distributed
     from zerotrial.reducers import Reducer
-    from zerotrial.scripts import add_config_arguments, init_distributed
     from zerotrial.trainer import Trainer, init
     from zerotrial.trial import InvalidHP, ZeroTrial
 
@@ -44,13 +44,13 @@ _EXPORTS = {
     "Trainer": "zerotrial.trainer",
     "ZeroTrial": "zerotrial.trial",
     "ZeroTrialContext": "zerotrial.context",
-    "add_config_arguments": "zerotrial.scripts",
+    "add_config_arguments": "zerotrial.extensions.scripts",
     "data_length": "zerotrial.data.loader",
     "init": "zerotrial.trainer",
-    "init_distributed": "zerotrial.scripts",
+    "init_distributed": "zerotrial.extensions.scripts",
     "initialize": "zerotrial.engine.builder.build",
     "overwrite_deepspeed_config": "zerolab.config.engine.reader",
-    "samplers": "zerotrial.data.samplers",
+    "samplers": "zerotrial.extensions.samplers",
     "to_device": "zerotrial.data.devices",
 }
 """Module that defines each public name."""

@@ -20,7 +20,7 @@ from torch import nn
 from zerolab.config.engine.zero import ZeroConfig
 from zerotrial.engine.comm.communicator import Buffer, Communicator
 from zerotrial.engine.mesh import Tie, tie_of
-from zerotrial.engine.protocols import NamedParameter, ParamGroup
+from zerotrial.engine.protocols import ParamGroup
 
 __all__ = [
     "Bucket",
@@ -28,7 +28,6 @@ __all__ = [
     "allocate_for",
     "build_buckets",
     "choose_bucket_numel",
-    "largest_bucket",
 ]
 
 _ALIGN = 32  # elements: a cache line in 16 bits, two in 32
@@ -253,39 +252,3 @@ def choose_bucket_numel(
     if offload_optimizer == "nvme":
         limit = min(limit, _LARGEST_ON_HOST)  # three buckets of states are in memory at a time
     return max(1, min(limit, numel))
-
-
-def largest_bucket(
-    sizes: Sequence[Sequence[int]], bucket_numel: int, ranks: int, *, whole_parameters: bool = False
-) -> int:
-    """Return the size of the largest bucket; a parameter is never split over two buckets.
-
-    Args:
-        sizes: Elements of each trained parameter, by optimizer group, in module order.
-        bucket_numel: Limit from :func:`choose_bucket_numel`.
-        ranks: N.
-        whole_parameters: Whether the optimizer needs full parameters.
-
-    Returns:
-        Elements, padding included; 0 without parameters.
-    """
-    groups = [
-        ParamGroup(
-            [
-                NamedParameter(
-                    f"{index}.{position}", nn.Parameter(torch.empty(size, device="meta"))
-                )
-                for position, size in enumerate(members)
-            ]
-        )
-        for index, members in enumerate(sizes)
-    ]
-    buckets = build_buckets(
-        groups,
-        [named.name for group in groups for named in group.parameters],
-        bucket_numel,
-        ranks,
-        None,
-        whole_parameters=whole_parameters,
-    )
-    return max((bucket.numel for bucket in buckets), default=0)

@@ -10,7 +10,7 @@ import importlib
 from types import ModuleType
 from typing import Any
 
-from zerotrial import after_import
+from zerotrial.extensions import after_import
 
 __all__ = ["patch_when_imported"]
 

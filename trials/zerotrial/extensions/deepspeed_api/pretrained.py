@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from zerolab.errors import ConfigError
-from zerotrial import after_import
+from zerotrial.extensions import after_import
 
 if TYPE_CHECKING:
     from torch import nn

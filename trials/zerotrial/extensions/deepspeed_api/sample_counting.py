@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from zerotrial import after_import
+from zerotrial.extensions import after_import
 
 if TYPE_CHECKING:
     from torch import Tensor

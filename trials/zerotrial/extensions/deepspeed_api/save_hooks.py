@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from zerolab.errors import ConfigError
-from zerotrial import after_import
+from zerotrial.extensions import after_import
 
 __all__ = ["is_sharded", "patch_when_imported"]
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,10 +19,11 @@ from zerolab.schema.section import suggest
 from zerotrial.engine.checkpoint.ranks import CheckpointRanks
 from zerotrial.engine.checkpoint.state import names_by_first, set_module_tensor
 from zerotrial.engine.comm.call_record import collective
-from zerotrial.engine.engine import Engine
-from zerotrial.engine.mesh import Axis, tie_of
+from zerotrial.engine.loss_scale import LossScaler
+from zerotrial.engine.mesh import Axis, Mesh, tie_of
 from zerotrial.engine.module.full_tensor import full_tensor_of, is_sharded
-from zerotrial.engine.protocols import Piece
+from zerotrial.engine.module.sharded_model import ShardedModel
+from zerotrial.engine.protocols import Piece, Stage
 from zerotrial.extensions.full_weights.export import write_weights
 from zerotrial.extensions.full_weights.full_state import gather_full_state
 
@@ -37,9 +39,13 @@ class FullWeights:
         engine: The engine.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self.module, self.stage, self.scaler = engine.module, engine.stage, engine.scaler
-        self.mesh, self.divided, self.device = engine.mesh, engine.divided, engine.device
+    def __init__(self, engine: Any) -> None:
+        self.module: nn.Module = engine.module
+        self.stage: Stage = engine.stage
+        self.scaler: LossScaler = engine.scaler
+        self.mesh: Mesh = engine.mesh
+        self.divided: ShardedModel = engine.divided
+        self.device: torch.device = engine.device
         self.watchdog = engine.watchdog
 
     @collective("full")

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from zerolab.contract.spec import ENV_RUN_SPEC, ENV_SCRIPT, EXIT_USER_ERROR
-from zerotrial.after_import import patch_when_imported
+from zerotrial.extensions.after_import import patch_when_imported
 from zerotrial.extensions.huggingface.user_errors import (
     as_users_mistake,
     built_likewise,

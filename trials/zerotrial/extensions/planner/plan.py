@@ -35,7 +35,8 @@ from zerolab.errors import TrialError, ZerolabError
 from zerolab.formatting import size_text
 from zerolab.schema.hyperparameters import sample_hyperparameters
 from zerotrial.context import ZeroTrialContext
-from zerotrial.engine.flat.layout import choose_bucket_numel, largest_bucket
+from zerotrial.engine.flat.layout import build_buckets, choose_bucket_numel
+from zerotrial.engine.protocols import NamedParameter, ParamGroup
 from zerotrial.extensions.planner.formulas import WHOLE, Device, MemoryEstimate, Place, every_choice
 from zerotrial.extensions.planner.model_profile import ModelProfile, profile_trial
 from zerotrial.process.entrypoint import load_trial_class
@@ -250,7 +251,7 @@ def bucket_of(
     groups = [[-(-size // tensor_ranks) for size in group] for group in model.sizes]
     is_full = stage > 0 and model.optimizer in WHOLE
     by_stage = zip(*(_divide(group, model.stages) for group in groups), strict=True)
-    buckets = (largest_bucket(sizes, limit, ranks, whole_parameters=is_full) for sizes in by_stage)
+    buckets = (_largest_bucket(sizes, limit, ranks, whole_parameters=is_full) for sizes in by_stage)
     return max(buckets, default=0)
 
 
@@ -453,3 +454,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     print(to_json(plan) if options.json else to_text(plan))  # noqa: T201 - the command's answer
     return 0
+
+
+def _largest_bucket(
+    sizes: Sequence[Sequence[int]], bucket_numel: int, ranks: int, *, whole_parameters: bool = False
+) -> int:
+    """Return the size of the largest bucket; a parameter is never split over two buckets.
+
+    Args:
+        sizes: Elements of each trained parameter, by optimizer group, in module order.
+        bucket_numel: Limit from :func:`choose_bucket_numel`.
+        ranks: N.
+        whole_parameters: Whether the optimizer needs full parameters.
+
+    Returns:
+        Elements, padding included; 0 without parameters.
+    """
+    groups = [
+        ParamGroup(
+            [
+                NamedParameter(
+                    f"{index}.{position}", torch.nn.Parameter(torch.empty(size, device="meta"))
+                )
+                for position, size in enumerate(members)
+            ]
+        )
+        for index, members in enumerate(sizes)
+    ]
+    buckets = build_buckets(
+        groups,
+        [named.name for group in groups for named in group.parameters],
+        bucket_numel,
+        ranks,
+        None,
+        whole_parameters=whole_parameters,
+    )
+    return max((bucket.numel for bucket in buckets), default=0)

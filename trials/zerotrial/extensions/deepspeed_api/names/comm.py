@@ -37,7 +37,7 @@ from torch.distributed import (
     send,
 )
 
-from zerotrial.scripts import init_distributed as start
+from zerotrial.extensions.scripts import init_distributed as start
 
 __all__ = [
     "P2POp",

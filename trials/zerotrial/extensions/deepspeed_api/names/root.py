@@ -12,7 +12,7 @@ from zerotrial.extensions.deepspeed_api.names.accelerator import get_accelerator
 from zerotrial.extensions.deepspeed_api.names.comm import init_distributed
 from zerotrial.extensions.deepspeed_api.names.utils import log_dist
 from zerotrial.extensions.deepspeed_api.parameter_access import OnDevice
-from zerotrial.scripts import add_config_arguments
+from zerotrial.extensions.scripts import add_config_arguments
 
 __all__ = [
     "DeepSpeedConfigError",
