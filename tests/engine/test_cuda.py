@@ -20,8 +20,8 @@ from tests.engine.ranks import run_on_ranks
 from tests.engine.stage3_models import Language, decay_groups, make_batches, train_plainly
 from tests.extensions.shared_memory.test_shared_memory import check_copies, check_reductions
 from zerotrial.engine import Engine, initialize
+from zerotrial.engine.builder.activation_checkpointing import checkpoint_blocks
 from zerotrial.engine.comm.communicator import GroupCommunicator
-from zerotrial.engine.module.activation_checkpointing import checkpoint_blocks
 from zerotrial.extensions.pipeline import LayerSpec, PipelineModule
 from zerotrial.extensions.profiler.flops import peak_flops
 

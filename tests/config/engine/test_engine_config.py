@@ -32,6 +32,7 @@ def problems(content: dict[str, Any], **more: Any) -> list[str]:
     return parse_engine_config(content, "file", strict=True, **more).problems
 
 
+@pytest.mark.needs_extension("cpu_optimizer")
 def test_attributes_have_names_of_keys() -> None:
     config = load_engine_config(
         {

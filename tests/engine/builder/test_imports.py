@@ -55,7 +55,7 @@ SLOW = (
     "torch.distributed.pipelining",
     "torch.distributed.tensor",
 )
-OF_OTHER_STAGES = ("stage3", "update.offload", "pipeline", "checkpoint.deepspeed")
+OF_OTHER_STAGES = ("stage3", "pipeline", "checkpoint.deepspeed")
 
 
 @pytest.fixture(scope="module")

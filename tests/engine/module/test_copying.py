@@ -33,11 +33,14 @@ class Model(nn.Module):
         return x
 
 
-OPTIONS: list[dict[str, Any]] = [
+OPTIONS: list[Any] = [
     {"bf16": {"enabled": True}},
     {"fp16": {"enabled": True}},
     {"activation_checkpointing": {"enabled": True}},
-    {"activation_checkpointing": {"cpu_checkpointing": True}},
+    pytest.param(
+        {"activation_checkpointing": {"cpu_checkpointing": True}},
+        marks=pytest.mark.needs_extension("activation_storage"),
+    ),
     {"compile": {"enabled": True, "backend": "eager"}},
     {
         "activation_checkpointing": {"enabled": True},

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from tests.engine.pipelines import LENGTH, WIDTH, Block, batches, engine_of, reference
 from tests.engine.ranks import run_on_ranks
 from zerolab.errors import ConfigError
-from zerotrial.engine.module.activation_checkpointing import _StoredTensor
+from zerotrial.extensions.activation_storage import StoredTensor
 
 STEPS = 10
 EXAMPLE = Path(__file__).parents[3] / "examples" / "gpt_3d" / "train.py"
@@ -65,7 +65,7 @@ def trained(schedule: str, directory: str) -> Trained:
 
     def count(*_: Any) -> None:
         if engine.global_steps == 1:  # not while shapes are found out
-            waiting = [item for item in gc.get_objects() if isinstance(item, _StoredTensor)]
+            waiting = [item for item in gc.get_objects() if isinstance(item, StoredTensor)]
             peak.append(sum(item.values.nbytes for item in waiting))
 
     blocks = [layer for layer in engine.module.layers.values() if isinstance(layer, Block)]

@@ -22,7 +22,7 @@ from tests.engine.tensor_models import (
     train,
 )
 from zerolab.config.engine.parallel import TensorParallelConfig
-from zerotrial.engine.module.activation_checkpointing import _StoredTensor
+from zerotrial.extensions.activation_storage import StoredTensor
 from zerotrial.extensions.tensor_parallel.plan import find_layers
 from zerotrial.extensions.tensor_parallel.plan_validation import undeclared_blocks
 
@@ -102,7 +102,7 @@ def kept_bytes(
     options = {"enabled": True, "partition_activations": divided}
     engine = engine_of(model, plan, activation_checkpointing=options)
     loss = loss_of(engine, tokens_of(0)[:4])
-    offloaded = [item for item in gc.get_objects() if isinstance(item, _StoredTensor)]
+    offloaded = [item for item in gc.get_objects() if isinstance(item, StoredTensor)]
     nbytes = sum(item.values.nbytes for item in offloaded)
     engine.backward(loss)
     engine.zero_grad()

@@ -6,7 +6,7 @@ from typing import Any
 _EXPORTS = {
     "initialize": "zerotrial.engine.builder.build",
     "Engine": "zerotrial.engine.engine",
-    "model_in_files": "zerotrial.extensions.nvme.mapped_files",
+    "model_in_files": "zerotrial.extensions.offload.mapped_files",
 }
 """Public name -> module that defines it."""
 

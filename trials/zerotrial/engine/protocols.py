@@ -54,10 +54,11 @@ __all__ = [
 
 ENGINE_PARTS: Registry[Any] = Registry("zerotrial.engine_parts", {})
 """Extensions that the engine calls, see ``EngineConfig.engine_parts``: ``tensor_parallel`` shards
-a model, ``pipeline`` is a class of engines, ``profiler`` makes observers, ``nvme_optimizer`` is an
-updater, ``nvme_parameters`` a memory of shards, ``shared_memory`` connects ranks of a host,
-``meta_init`` fills models without values, ``watchdog`` names ranks that are missing from a call,
-``full_weights`` reads and writes full tensors by name, ``mpu`` makes the mesh of an mpu."""
+a model, ``pipeline`` is a class of engines, ``profiler`` makes observers, ``cpu_optimizer`` and
+``nvme_optimizer`` are updaters, ``nvme_parameters`` is a memory of shards, ``shared_memory``
+connects ranks of a host, ``meta_init`` fills models without values, ``watchdog`` names ranks that
+are missing from a call, ``full_weights`` reads and writes full tensors by name, ``mpu`` makes the
+mesh of an mpu, ``activation_storage`` keeps inputs of recomputed blocks."""
 
 COMMUNICATION = "communication"
 """Name of the phase of all collectives."""

@@ -234,9 +234,15 @@ class EngineConfig(Section):
         """Keys that extensions provide, and the extension of each."""
         zero = self.zero_optimization
         optimizer, param = zero.offload_optimizer.device, zero.offload_param.device
+        recompute = self.activation_checkpointing
         keys = {
+            "cpu_optimizer": {"zero_optimization.offload_optimizer.device": optimizer == "cpu"},
             "nvme_optimizer": {"zero_optimization.offload_optimizer.device": optimizer == "nvme"},
             "nvme_parameters": {"zero_optimization.offload_param.device": param == "nvme"},
+            "activation_storage": {
+                "activation_checkpointing.cpu_checkpointing": recompute.active
+                and recompute.cpu_checkpointing,
+            },
             "tensor_parallel": {"tensor_parallel.size": self.tensor_parallel.size > 1},
             "pipeline": {"pipeline.stages": (self.pipeline.stages or 1) > 1},
             "profiler": {

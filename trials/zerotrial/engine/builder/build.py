@@ -16,6 +16,11 @@ from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.torch_versions import torch_problems
 from zerolab.errors import ConfigError
 from zerolab.registry import Registry
+from zerotrial.engine.builder.activation_checkpointing import (
+    checkpoint_blocks,
+    recomputed,
+    recomputing,
+)
 from zerotrial.engine.builder.arguments import (
     check_values,
     groups_of,
@@ -43,11 +48,6 @@ from zerotrial.engine.flat.stages import Stage0, Stage1, Stage2
 from zerotrial.engine.loader import build_loader
 from zerotrial.engine.loss_scale import make_scaler
 from zerotrial.engine.memory.heap import garbage_collection_paused
-from zerotrial.engine.module.activation_checkpointing import (
-    checkpoint_blocks,
-    recomputed,
-    recomputing,
-)
 from zerotrial.engine.module.compilation import compile_blocks, unwrap_compiled
 from zerotrial.engine.module.ownership import ModelOwnership, close_conflicting_engines
 from zerotrial.engine.module.precision import register_input_cast
@@ -62,6 +62,7 @@ from zerotrial.engine.protocols import (
 )
 from zerotrial.engine.update.checkpoint_support import check_savable
 from zerotrial.engine.update.factory import choose_optimizer
+from zerotrial.engine.update.in_memory import build_offloaded
 
 __all__ = ["extended", "initialize"]
 
@@ -384,11 +385,7 @@ def _optimizer_factory(
 def _build_stage(inputs: StageInputs) -> Stage:
     zero = inputs.config.zero_optimization
     broadcast_module(inputs.module, inputs.mesh.replicate, inputs.device)
-    updater = None
-    if zero.offload_optimizer.device != "none":
-        from zerotrial.engine.update.offload import build_updater
-
-        updater = build_updater
+    updater = None if zero.offload_optimizer.device == "none" else build_offloaded
     if zero.stage == 3:
         from zerotrial.engine.stage3.stage import build_stage3
 

@@ -63,7 +63,7 @@ from zerotrial.engine.stage3.sharding import initialize_root, reset_units, shard
 from zerotrial.engine.stage3.standalone_call import gather_for_standalone_calls
 from zerotrial.engine.stage3.unshard import unshard_model
 from zerotrial.engine.stage3.update import FullParameterUpdate, ShardUpdate, Update
-from zerotrial.engine.update.in_memory import build_updater
+from zerotrial.engine.update.in_memory import build_offloaded, build_updater
 from zerotrial.engine.update.norm import squared_norm
 
 if TYPE_CHECKING:
@@ -631,11 +631,9 @@ def _averaging_factor(inputs: StageInputs) -> float:
 
 
 def _updater_factory(inputs: StageInputs) -> Callable[[UpdaterInputs], Updater]:
-    """Choose where optimizer states live; the import is slow and rarely needed."""
+    """Choose where optimizer states live."""
     zero = inputs.config.zero_optimization
     offload, on_host = zero.offload_optimizer.device, zero.offload_param.device != "none"
     if offload == "nvme" or (offload == "cpu" and not on_host):
-        from zerotrial.engine.update import offload as elsewhere
-
-        return elsewhere.build_updater
+        return build_offloaded
     return build_updater

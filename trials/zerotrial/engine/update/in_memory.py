@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from zerotrial.engine.protocols import UpdaterInputs
+from zerolab.errors import ConfigError
+from zerotrial.engine.protocols import ENGINE_PARTS, Updater, UpdaterInputs
 from zerotrial.engine.update.checkpoint_support import SavableStates
 from zerotrial.engine.update.optimizer_states import (
     make_states,
@@ -23,6 +24,7 @@ from zerotrial.engine.update.optimizer_states import (
 __all__ = [
     "ElementwiseUpdater",
     "FullParameterUpdater",
+    "build_offloaded",
     "build_updater",
     "cuts_within",
     "is_within",
@@ -35,6 +37,28 @@ def build_updater(inputs: UpdaterInputs) -> "ElementwiseUpdater | FullParameterU
     if inputs.shapes is None:
         return ElementwiseUpdater(inputs)
     return FullParameterUpdater(inputs)
+
+
+def build_offloaded(inputs: UpdaterInputs) -> Updater:
+    """Return the updater for ``offload_optimizer.device``.
+
+    Raises:
+        ConfigError: If the device is nvme and no directory is configured.
+        OffloadError: If the directory lacks room for the states.
+    """
+    options = inputs.config.zero_optimization.offload_optimizer
+    if options.device == "nvme" and options.nvme_path is None:
+        key = "zero_optimization.offload_optimizer.nvme_path"
+        problem = f"{key}: must name a directory when device is nvme"
+        raise ConfigError(inputs.config.source, [problem])
+    updater: Updater
+    if options.device == "nvme":
+        updater = ENGINE_PARTS["nvme_optimizer"](inputs)
+    elif options.device == "cpu" and inputs.device.type != "cpu":
+        updater = ENGINE_PARTS["cpu_optimizer"](inputs)
+    else:
+        updater = build_updater(inputs)
+    return updater
 
 
 class _InMemory:

@@ -25,9 +25,9 @@ from torch.utils._pytree import tree_map_only
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.engine.pipelines import pipeline_checks, schedule_problems, unmanaged_problem
 from zerolab.errors import ConfigError, EngineError
+from zerotrial.engine.builder.activation_checkpointing import Recompute, recomputed
 from zerotrial.engine.builder.environment import current_planner
 from zerotrial.engine.mesh import Mesh, Tie
-from zerotrial.engine.module.activation_checkpointing import Recompute, recomputed
 from zerotrial.extensions.pipeline.layers import (
     Layer,
     LayerSpec,

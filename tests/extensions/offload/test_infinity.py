@@ -15,8 +15,8 @@ from tests.engine.ranks import run_on_ranks
 from zerolab.errors import ConfigError, EngineError
 from zerotrial.engine import model_in_files
 from zerotrial.engine.checkpoint import shards
-from zerotrial.extensions.nvme import parameters
-from zerotrial.extensions.nvme.mapped_files import (
+from zerotrial.extensions.offload import parameters
+from zerotrial.extensions.offload.mapped_files import (
     FileMemory,
     is_in_file,
     read_ahead,

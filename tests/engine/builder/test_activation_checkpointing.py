@@ -10,12 +10,7 @@ from torch import Tensor, nn
 from tests.engine.stage3_models import Language, make_batches
 from zerolab.config import load_engine_config
 from zerotrial.engine import initialize
-from zerotrial.engine.module.activation_checkpointing import (
-    _BlockInputs,
-    _InputStorage,
-    _StoredTensor,
-    checkpoint_blocks,
-)
+from zerotrial.engine.builder.activation_checkpointing import checkpoint_blocks
 
 
 def settings(**block: Any) -> Any:
@@ -72,6 +67,7 @@ def test_names_and_hooks_stay() -> None:
     assert called == [1]
 
 
+@pytest.mark.needs_extension("activation_storage")
 def test_dropout_is_drawn_again_equally() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)) for _ in range(2)))
@@ -95,20 +91,7 @@ def test_disabled_by_default() -> None:
     assert "forward" not in vars(model.get_submodule("blocks.0"))
 
 
-def test_device_inputs_wait_in_host_memory() -> None:
-    # A CPU's tensors are in host memory already, and are not copied.
-    original = torch.ones(3, requires_grad=True)
-    keep = _InputStorage(ranks=None, on_host=True)
-    waiting = _BlockInputs([original, 5], keep)
-    assert waiting.take()[0] is original
-    assert waiting.take() == [original, 5]
-    copy = _StoredTensor(original, None, on_host=True)
-    assert copy.values.device.type == "cpu"
-    back = copy.restore()
-    assert back.requires_grad
-    assert torch.equal(back, original)
-
-
+@pytest.mark.needs_extension("activation_storage")
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_gpu_inputs_wait_in_host_memory() -> None:
     allocated = []
@@ -125,6 +108,7 @@ def test_gpu_inputs_wait_in_host_memory() -> None:
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])
+@pytest.mark.needs_extension("activation_storage")
 @pytest.mark.parametrize("block", [{"enabled": True}, {"cpu_checkpointing": True}])
 def test_losses_are_equal_at_every_stage(stage: int, block: dict[str, bool]) -> None:
     losses = []

@@ -1,7 +1,7 @@
 """Stage 3 with parameters and gradients in files: ``offload_param: {device: nvme}``.
 
 A rank's shards and gradients lie in a mapped file, unit by unit (see
-:mod:`zerotrial.extensions.nvme.mapped_files`). Resident in memory at a time:
+:mod:`zerotrial.extensions.offload.mapped_files`). Resident in memory at a time:
 
 - forward and backward: the running unit, gathered, and the next unit's shards, read ahead. A
   unit's shards are released as soon as it is gathered.
@@ -26,7 +26,7 @@ from zerolab.errors import ConfigError
 from zerotrial.engine.module.gradient_access import get_raw_gradient
 from zerotrial.engine.stage3.internals import UnitParameters, parameters_of
 from zerotrial.engine.stage3.layout import FlatBucket
-from zerotrial.extensions.nvme.mapped_files import FileMemory, read_ahead, release
+from zerotrial.extensions.offload.mapped_files import FileMemory, read_ahead, release
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule

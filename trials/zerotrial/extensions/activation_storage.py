@@ -1,97 +1,43 @@
-"""Activation checkpointing: backward recomputes blocks instead of keeping their activations.
+"""Storage of the inputs of blocks whose activations are recomputed in backward.
 
-A block keeps only its inputs. With ``cpu_checkpointing`` they wait in host memory; with
-``partition_activations`` each tensor-parallel rank keeps a part of replicated inputs. A block draws
-its random numbers (dropout) again from the same state.
-
-References:
-    Chen et al., Training Deep Nets with Sublinear Memory Cost, arXiv:1604.06174.
+With ``cpu_checkpointing`` they wait in host memory; with ``partition_activations`` each
+tensor-parallel rank keeps a part of replicated inputs.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
-from zerotrial.engine.module.forward import ForwardReplacement
-from zerotrial.engine.module.units import find_blocks
+from zerotrial.engine.builder.activation_checkpointing import Forward, Recompute
 
 if TYPE_CHECKING:
-    from zerolab.config.engine.runtime import ActivationCheckpointingConfig
     from zerotrial.engine.protocols import TensorRanks
 
-Forward = Callable[..., Any]
+__all__ = ["BlockInputs", "InputStorage", "StoredTensor", "recomputing_from_storage"]
+
 _SAMPLE_NUMEL = 64
 """Largest number of sampled elements that show whether an input is equal on all ranks."""
 
-Recompute = Callable[[Forward], Forward]
-"""Wrapper of a computation that keeps only its inputs and recomputes it in backward."""
 
-
-def checkpoint_blocks(
-    module: nn.Module, config: ActivationCheckpointingConfig, ranks: TensorRanks | None = None
-) -> list[str]:
-    """Make a model's blocks recompute, if configured.
-
-    Only the forward of each block is replaced; names, parameters and hooks stay. Call it before
-    the model is sharded and after it is compiled.
+def recomputing_from_storage(ranks: TensorRanks | None, *, on_host: bool) -> Recompute:
+    """Return a wrapper that keeps the inputs of a computation and recomputes it in backward.
 
     Args:
-        module: The full model.
-        config: The ``activation_checkpointing`` block.
-        ranks: Tensor-parallel ranks that may divide kept inputs.
-
-    Returns:
-        Names of the blocks; empty if it is disabled.
+        ranks: Ranks that each keep a part of replicated inputs; None: each keeps all.
+        on_host: Whether inputs are kept in host memory.
     """
-    if not config.active:
-        return []
-    recompute = recomputing(config, ranks)
-    names = []
-    for name, block in find_blocks(module):
-        block.forward = ForwardReplacement(block.forward, recompute(block.forward))
-        names.append(name)
-    return names
-
-
-def recomputing(
-    config: ActivationCheckpointingConfig, ranks: TensorRanks | None = None
-) -> Recompute:
-    """Return the wrapper that recomputes, by the memory of the kept inputs.
-
-    Args:
-        config: The ``activation_checkpointing`` block.
-        ranks: Tensor-parallel ranks that may divide kept inputs.
-    """
-    divides = config.partition_activations and ranks is not None and ranks.size > 1
-    if not divides and not config.cpu_checkpointing:
-        return recomputed
-    return lambda forward: _recomputed_from_storage(
-        forward, _InputStorage(ranks if divides else None, on_host=config.cpu_checkpointing)
-    )
-
-
-def recomputed(forward: Forward) -> Forward:
-    """Wrap a computation to keep only its inputs and to recompute it in backward."""
-
-    @functools.wraps(forward)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled():
-            return forward(*args, **kwargs)
-        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
-
-    return call
+    return lambda forward: _recomputed_from_storage(forward, InputStorage(ranks, on_host=on_host))
 
 
 @dataclass(frozen=True)
-class _InputStorage:
+class InputStorage:
     """Storage policy of a block's inputs until backward."""
 
     ranks: TensorRanks | None
@@ -121,7 +67,7 @@ class _InputStorage:
         return self.replicated[key]
 
 
-def _recomputed_from_storage(forward: Forward, keep: _InputStorage) -> Forward:
+def _recomputed_from_storage(forward: Forward, keep: InputStorage) -> Forward:
     """Wrap a computation like :func:`recomputed`, with its inputs stored by a policy."""
 
     @functools.wraps(forward)
@@ -129,7 +75,7 @@ def _recomputed_from_storage(forward: Forward, keep: _InputStorage) -> Forward:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         leaves, structure = tree_flatten((args, kwargs))
-        waiting = _BlockInputs(leaves, keep)
+        waiting = BlockInputs(leaves, keep)
 
         def compute(_device: Tensor | None) -> Any:
             inner_args, inner_kwargs = tree_unflatten(waiting.take(), structure)
@@ -142,7 +88,7 @@ def _recomputed_from_storage(forward: Forward, keep: _InputStorage) -> Forward:
     return call
 
 
-class _BlockInputs:
+class BlockInputs:
     """Inputs of a block: the originals for the forward, restored ones for the backward.
 
     Args:
@@ -150,7 +96,7 @@ class _BlockInputs:
         keep: Storage policy.
     """
 
-    def __init__(self, leaves: list[Any], keep: _InputStorage) -> None:
+    def __init__(self, leaves: list[Any], keep: InputStorage) -> None:
         self._fresh: list[Any] | None = leaves
         self._stored = [
             _store(leaf, keep, (len(leaves), index)) for index, leaf in enumerate(leaves)
@@ -162,12 +108,12 @@ class _BlockInputs:
             fresh, self._fresh = self._fresh, None
             return fresh
         return [
-            stored.restore() if isinstance(stored, _StoredTensor) else stored
+            stored.restore() if isinstance(stored, StoredTensor) else stored
             for stored in self._stored
         ]
 
 
-class _StoredTensor:
+class StoredTensor:
     """Stored tensor, in part or in host memory, with the data to restore it."""
 
     def __init__(self, tensor: Tensor, ranks: TensorRanks | None, *, on_host: bool) -> None:
@@ -200,10 +146,10 @@ def _local_part(flat: Tensor, ranks: TensorRanks) -> Tensor:
     return part
 
 
-def _store(leaf: Any, keep: _InputStorage, key: tuple[int, int]) -> Any:
+def _store(leaf: Any, keep: InputStorage, key: tuple[int, int]) -> Any:
     if not isinstance(leaf, Tensor):
         return leaf
     ranks = keep.ranks if keep.divides(leaf, key) else None
     if ranks is None and (leaf.device.type == "cpu" or not keep.on_host):
         return leaf
-    return _StoredTensor(leaf, ranks, on_host=keep.on_host)
+    return StoredTensor(leaf, ranks, on_host=keep.on_host)

@@ -20,12 +20,12 @@ from zerolab.config import load_engine_config
 from zerolab.errors import ConfigError
 from zerotrial.engine import initialize
 from zerotrial.engine.protocols import Updater, UpdaterInputs
-from zerotrial.engine.update.cpu_offload import CpuUpdater
 from zerotrial.engine.update.factory import choose_optimizer
 from zerotrial.engine.update.in_memory import build_updater
 from zerotrial.engine.update.optimizer_states import make_states, read_scalars, tensor_states
-from zerotrial.extensions.nvme.paged_file import OffloadError, PagedFile
-from zerotrial.extensions.nvme.updater import NvmeUpdater
+from zerotrial.extensions.offload.cpu_updater import CpuUpdater
+from zerotrial.extensions.offload.paged_file import OffloadError, PagedFile
+from zerotrial.extensions.offload.updater import NvmeUpdater
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "AdamW": {"lr": 0.01, "weight_decay": 0.1},

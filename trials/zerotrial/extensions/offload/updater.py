@@ -32,7 +32,7 @@ from zerotrial.engine.update.optimizer_states import (
     tensor_states,
     write_scalars,
 )
-from zerotrial.extensions.nvme.paged_file import OffloadError, PagedFile
+from zerotrial.extensions.offload.paged_file import OffloadError, PagedFile
 
 __all__ = ["NvmeUpdater"]
 

@@ -1,1 +1,0 @@
-"""Offload to files: optimizer states, and parameters and gradients of stage 3."""
