@@ -1,8 +1,9 @@
 """Continuation of trials that have ended, from their newest checkpoints."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
+from sqlalchemy import select
 
 from zerolab.errors import ConflictError
 from zeroserver.orchestrator.lifecycle import LifecycleService
@@ -21,9 +22,7 @@ from zeroserver.states import (
     TrialState,
 )
 from zeroserver.store.rows import ExperimentRow, TrialRow
-
-if TYPE_CHECKING:  # loaded when the first experiment comes
-    pass
+from zeroserver.store.schema import trials
 
 __all__ = ["ContinuationService", "is_unfinished", "other_weights", "refuse_while_deleted"]
 
@@ -65,6 +64,7 @@ class ContinuationService(Service):
         state = ExperimentState(experiment.state)
         single_trial_changes: dict[str, Any] = {}
         if state in EXPERIMENT_ENDED:
+            self._refuse_between_parts(home)
             state = ExperimentState.ACTIVE
             single_trial_changes = {"waits": 0, "until": None}
             # The search has ended: only this trial continues.
@@ -74,13 +74,25 @@ class ContinuationService(Service):
         self.lifecycle.reopen(trial, state, **single_trial_changes)
         self.scheduling.schedule()
 
+    def _refuse_between_parts(self, experiment_id: int) -> None:
+        """Refuse a trial of an experiment of which some trials are reopened already."""
+        paused = select(trials.c.id).where(
+            trials.c.experiment_id == experiment_id, trials.c.state == TrialState.PAUSED
+        )
+        if self.work.connection.scalar(paused.limit(1)) is not None:
+            msg = (
+                f"experiment {experiment_id}: is being continued; if that was interrupted, run "
+                f"`zerolab experiment continue {experiment_id}` again"
+            )
+            raise ConflictError(msg)
+
     def remedy(self, trial: TrialRow) -> str | None:
         """Return why an ended trial has no training left, with a remedy; None if it has some."""
         number, home = trial.id, trial.experiment_id
         searcher = self.work.config(home).searcher
         known_ends = set() if searcher.rebuilds_on_growth else self.searches.ended_trials(home)
         through = trial.request_id in known_ends
-        if not through and is_unfinished(trial, longer=False):
+        if not through and is_unfinished(trial.state, trial.stop, trial.error, longer=False):
             return None
         reason = (
             f"the {searcher.name} searcher is through with it" if through or trial.stop else
@@ -136,10 +148,17 @@ def other_weights(experiment_id: int) -> str:
     )
 
 
-def is_unfinished(trial: TrialRow, *, longer: bool) -> bool:
-    """Whether there is training left that a trial has not done."""
-    if trial.stop == "searcher":
+def is_unfinished(state: str, stop: str | None, error: str | None, *, longer: bool) -> bool:
+    """Check whether an ended trial has training left.
+
+    Args:
+        state: Its state.
+        stop: Who stopped it.
+        error: Its error.
+        longer: Whether its length is greater than when it ended.
+    """
+    if stop == "searcher":
         return False
-    if trial.state == TrialState.COMPLETED:
-        return longer and trial.error is None  # else its hyperparameters are impossible
+    if state == TrialState.COMPLETED:
+        return longer and error is None  # else its hyperparameters are impossible
     return True

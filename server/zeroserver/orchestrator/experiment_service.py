@@ -144,14 +144,18 @@ class ExperimentService(Service):
     def _apply_new_state(
         self, experiment: ExperimentRow, state: ExperimentState, **values: Any
     ) -> None:
-        """Change an experiment's state and apply it to its trials, or to the first of many.
+        """Change an experiment's state and apply it to its trials, or to the first of many."""
+        self.lifecycle.move_experiment(experiment, state, **values)
+        self.begin_to_apply_state(experiment.id)
+
+    def begin_to_apply_state(self, experiment_id: int) -> None:
+        """Apply an experiment's new state to its trials, or to the first of many.
 
         While other experiments wait for that, so does this one.
         """
-        self.lifecycle.move_experiment(experiment, state, **values)
-        self.lifecycle.mark_unapplied(experiment.id, unapplied=True)
+        self.lifecycle.mark_unapplied(experiment_id, unapplied=True)
         if len(self.work.orchestrator.queue.unapplied) == 1:
-            self.apply_state(experiment.id)
+            self.apply_state(experiment_id)
 
     def apply_state(self, experiment_id: int) -> None:
         """Apply an experiment's state to as many of its trials as one change may move.

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 from sqlalchemy import ColumnElement, func, select, text, update
@@ -25,7 +25,7 @@ from zeroserver.states import (
 from zeroserver.store.rows import ExperimentRow, TrialRow
 from zeroserver.store.schema import WEIGHTS_MISSING, experiments, trials
 
-__all__ = ["PAUSED_BY_EXPERIMENT", "LifecycleService", "resting_state", "stop_reason"]
+__all__ = ["PAUSED_BY_EXPERIMENT", "HasState", "LifecycleService", "resting_state", "stop_reason"]
 
 PAUSED_BY_EXPERIMENT = (
     (trials.c.state == TrialState.PAUSED) & (trials.c.waits == 0) & (trials.c.held == 0)
@@ -57,6 +57,22 @@ _REOPEN = (
     "latest_checkpoint, (SELECT uuid FROM checkpoints WHERE trial_id = trials.id "
     "AND state = 'COMPLETED' ORDER BY steps_completed DESC, id DESC LIMIT 1)) WHERE id = ?"
 )
+
+
+class HasState(Protocol):
+    """Trial with its state."""
+
+    @property
+    def id(self) -> int:
+        """Number of the trial."""
+
+    @property
+    def state(self) -> str:
+        """State of the trial."""
+
+    @property
+    def waits(self) -> int:
+        """Whether the searcher has it wait."""
 
 
 class LifecycleService(Service):
@@ -191,7 +207,7 @@ class LifecycleService(Service):
     def reopen_all(
         self,
         experiment_id: int,
-        ended: Sequence[TrialRow],
+        ended: Sequence[HasState],
         state: str,
     ) -> None:
         """Reopen many ended trials with few statements, as :meth:`reopen` does for one.

@@ -14,6 +14,7 @@ from zeroserver.extensions.continued_experiments.service import (
     ExperimentContinuation,
     prepare_continuation,
 )
+from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.services import ServicesDep
 from zeroserver.store.archives import archive_path, reader
 from zeroserver.store.rows import ExperimentRow, find_row
@@ -45,15 +46,22 @@ async def continue_experiment(
         return Continuation(config, raw, original.raw_config, request.activate)
 
     going_on = await run_in_threadpool(check)
-    await services.read(
+    parts = await services.read(
         lambda connection: prepare_continuation(
             services.orchestrator, connection, experiment_id, going_on
         )
     )
+    for part in parts:
+
+        def reopen_early(work: UnitOfWork, part: range = part) -> None:
+            ExperimentContinuation(work).reopen_early(experiment_id, going_on, part)
+
+        await services.write(reopen_early)
     await services.write(
         lambda work: ExperimentContinuation(work).continue_experiment(experiment_id, going_on)
     )
     await services.execute_operations()
+    await services.apply_states()
     return await services.read(
         lambda connection: experiment_answer(services, connection, experiment_id)
     )

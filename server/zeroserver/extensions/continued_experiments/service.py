@@ -3,14 +3,19 @@
 Trials continue from their newest checkpoints, under the same numbers; their curves grow. The
 searcher is created again from the new configuration and all events; the operations that it now
 returns and that were not executed are executed.
+
+The state of the experiment changes last. If there are too many trials to reopen in one change, they
+are reopened beforehand, in several changes, as paused trials of an ended experiment. If the server
+is killed in between, the same request completes the continuation.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import Connection, Select, select
+from sqlalchemy import Connection, Select, func, select
 
 from zerolab.contract.secret_text import mask_values
 from zerolab.contract.secrets import find_secrets, mask_secrets
@@ -23,13 +28,14 @@ from zeroserver.orchestrator.continuation import (
     other_weights,
     refuse_while_deleted,
 )
-from zeroserver.orchestrator.experiment_service import resource_columns
+from zeroserver.orchestrator.experiment_service import ExperimentService, resource_columns
 from zeroserver.orchestrator.search.search_service import (
     DELETED,
     Event,
     check_custom_class,
     prepare_replay,
 )
+from zeroserver.orchestrator.service import Uses
 from zeroserver.orchestrator.state import Orchestrator, config_of
 from zeroserver.states import (
     EXPERIMENT_ACTIONS,
@@ -38,7 +44,8 @@ from zeroserver.states import (
     ExperimentState,
     TrialState,
 )
-from zeroserver.store.rows import ExperimentRow, TrialRow, find_row, read_rows
+from zeroserver.store.database import raw_rows
+from zeroserver.store.rows import ExperimentRow, TrialRow, find_row
 from zeroserver.store.schema import checkpoints, experiments, trials
 
 if TYPE_CHECKING:  # loaded when the first experiment comes
@@ -59,12 +66,16 @@ class Continuation:
     activate: bool = True
 
 
+_REOPENED_AT_ONCE = 3000
+"""Trials that one change reopens."""
 _FIXED = frozenset({"hyperparameters", "reproducibility", "entrypoint"})
 _SEED = "reproducibility.experiment_seed"
 
 
 class ExperimentContinuation(ContinuationService):
     """Continues experiments that have ended."""
+
+    experiments = Uses(ExperimentService)
 
     def continue_experiment(self, experiment_id: int, request: Continuation) -> None:
         """Continue an ended experiment; one that already continues stays as it is.
@@ -96,25 +107,21 @@ class ExperimentContinuation(ContinuationService):
         problems = list(_problems(before, request.config, experiment_id))
         if problems:
             raise ConfigError("experiment", problems)
-        ended = self._ended(experiment_id)
+        ended = _read_trials(self.work.connection, experiment_id, TRIAL_ENDED)
         known_ends = self.searches.ended_trials(experiment_id)
-        longer = _is_longer(before, request.config)
-        opened = [
-            trial
-            for trial in ended
-            if is_unfinished(trial, longer=longer)
-            and (request.config.searcher.rebuilds_on_growth or trial.request_id not in known_ends)
-        ]
+        created = self.searches.created_trials(experiment_id)
+        opened = _trials_to_reopen(ended, known_ends, before, request.config)
+        paused = self._count_paused(experiment_id)
+        reopens = bool(opened or paused)
         grows = _grows(before, request.config)
         pending: Sequence[Operation] = []
         if grows:  # the searcher keeps its former bounds until it has received all ends
             self.searches.restore(experiment_id)
         else:
             self._store(experiment, request)
-            operations = self.searches.replay(experiment_id)
-            pending = self._not_carried_out(experiment_id, operations)
+            pending = _not_carried_out(self.searches.replay(experiment_id), created)
             searches = any(isinstance(operation, Create) for operation in pending)
-            if not opened and not searches and not _awaits_operations(experiment):
+            if not reopens and not searches and not _awaits_operations(experiment):
                 raise ConflictError(_nothing_left(experiment, request.config))
             self._refuse_without_weights(experiment, opened)
         state = ExperimentState.ACTIVE if request.activate else ExperimentState.PAUSED
@@ -122,21 +129,51 @@ class ExperimentContinuation(ContinuationService):
         self.lifecycle.move_experiment(
             experiment, state, ended_at=None, error=None, archived=0, searcher_done=0,
             # A search that continues reports its progress itself.
-            progress=0.0 if searches_on else 1 - len(opened) / max(experiment.num_trials, 1),
+            progress=0.0 if searches_on
+            else 1 - (len(opened) + paused) / max(experiment.num_trials, 1),
         )  # fmt: skip
-        self._refuse_without_checkpoint(opened)
+        self._refuse_without_checkpoint(experiment_id, opened)
         self.lifecycle.reopen_all(experiment_id, opened, state)
+        if paused and request.activate:
+            self.experiments.begin_to_apply_state(experiment_id)
         self.operations.execute(experiment_id, pending)
         events = [
             *_ends_of_the_rest(ended, {trial.id for trial in opened}, known_ends),
-            *self._ends_of_deleted(experiment_id, known_ends),
+            *self._ends_of_deleted(experiment_id, created, known_ends),
         ]
         following = self.searches.add_events(experiment_id, events)
         self.operations.execute(experiment_id, following)
         if grows:
             self._store(experiment, request)
-            self._grow(experiment, before, request.config, opened=bool(opened))
+            self._grow(experiment, before, request.config, reopens=reopens)
         self.scheduling.schedule()
+
+    def _count_paused(self, experiment_id: int) -> int:
+        """Count the trials that were reopened before the experiment continues."""
+        query = "SELECT count(*) FROM trials WHERE state = ? AND experiment_id = ?"
+        return int(self.work.raw(query, (str(TrialState.PAUSED), experiment_id))[0][0])
+
+    def reopen_early(self, experiment_id: int, request: Continuation, part: range) -> None:
+        """Reopen some trials, paused, of an experiment that is about to continue.
+
+        Does nothing if the experiment has been continued, changed or deleted meanwhile.
+
+        Args:
+            experiment_id: Experiment that has ended.
+            request: How it continues.
+            part: Ids of trials; those that have ended and are unfinished are reopened.
+        """
+        experiment = self.work.find(ExperimentRow, experiment_id)
+        seen = experiment.raw_config == request.seen and not experiment.deleting
+        if experiment.state not in EXPERIMENT_ENDED or not seen:
+            return
+        before = self.work.config(experiment_id)
+        request = _settled(request, before)
+        ended = _read_trials(self.work.connection, experiment_id, TRIAL_ENDED, part)
+        known_ends = self.searches.ended_trials(experiment_id)
+        opened = _trials_to_reopen(ended, known_ends, before, request.config)
+        self.lifecycle.reopen_all(experiment_id, opened, ExperimentState.PAUSED)
+        self.work.touch("experiment", experiment_id, experiment_id)
 
     def _grow(
         self,
@@ -144,23 +181,23 @@ class ExperimentContinuation(ContinuationService):
         before: "ExperimentConfig",
         after: "ExperimentConfig",
         *,
-        opened: bool,
+        reopens: bool,
     ) -> None:
         """Grow the search and execute the searcher's operations.
 
         Raises:
-            ConflictError: If nothing follows, and no trial was opened.
+            ConflictError: If nothing follows, and no trial was reopened.
         """
         lost = self._without_checkpoint(experiment.id)
         operations = self.searches.grow(experiment.id, before.searcher, lost)
-        if not opened and not any(
+        if not reopens and not any(
             isinstance(operation, Create | Continue) for operation in operations
         ):
             raise ConflictError(_nothing_left(experiment, after))
         self.work.save(experiments, experiment.id, searcher_done=0)
         self.operations.execute(experiment.id, operations)
 
-    def _without_checkpoint(self, experiment_id: int) -> set[int]:
+    def _without_checkpoint(self, experiment_id: int) -> Set[int]:
         """Return the request ids of trials that have no checkpoint left or were deleted."""
         query = select(trials.c.request_id).where(
             trials.c.experiment_id == experiment_id,
@@ -182,50 +219,142 @@ class ExperimentContinuation(ContinuationService):
         )  # fmt: skip
         self.work.orchestrator.configs.forget(experiment.id)
 
-    def _ended(self, experiment_id: int) -> list[TrialRow]:
-        query = select(trials).where(
-            trials.c.experiment_id == experiment_id, trials.c.state.in_(TRIAL_ENDED)
-        )
-        return read_rows(self.work.connection, TrialRow, query.order_by(trials.c.id))
-
-    def _not_carried_out(self, experiment_id: int, operations: list[Operation]) -> list[Operation]:
-        created = self.searches.created_trials(experiment_id)
-        return [
-            operation
-            for operation in operations
-            if isinstance(operation, Shutdown)
-            or (isinstance(operation, Create) and operation.trial_id not in created)
-        ]
-
-    def _refuse_without_checkpoint(self, opened: list[TrialRow]) -> None:
+    def _refuse_without_checkpoint(
+        self, experiment_id: int, opened: Sequence["_EndedTrial"]
+    ) -> None:
         """Refuse to restart a finished trial that has no checkpoint."""
-        finished = {trial.id for trial in opened if trial.state == TrialState.COMPLETED}
-        if not finished:
-            return
-        saved = self.work.connection.scalars(_with_checkpoint(opened[0].experiment_id))
-        lost = [str(trial_id) for trial_id in sorted(finished.difference(saved))]
+        lost = _finished_without_checkpoint(self.work.connection, experiment_id, opened)
         if lost:
             msg = (
-                f"trial {', '.join(lost[:8])}: has no checkpoint left to go on from "
+                f"trial {', '.join(map(str, lost[:8]))}: has no checkpoint left to go on from "
                 "(checkpoint_storage.save_trial_latest keeps one); fork the experiment instead"
             )
             raise ConflictError(msg)
 
-    def _refuse_without_weights(self, experiment: ExperimentRow, opened: list[TrialRow]) -> None:
+    def _refuse_without_weights(
+        self, experiment: ExperimentRow, opened: Sequence["_EndedTrial"]
+    ) -> None:
         """Refuse an experiment whose trials would all start from a missing checkpoint."""
         number = experiment.id
         uuid = experiment.source_checkpoint
         problem = None if uuid is None else self.warm_starts.checkpoint_problem(uuid)
-        if problem is not None and all(self.no_weights(trial) for trial in opened):
+        if problem is None:
+            return
+        reopened = [*opened, *_read_trials(self.work.connection, number, {TrialState.PAUSED})]
+        saved: set[int] = set(self.work.connection.scalars(_with_checkpoint(number)))
+
+        def lacks_weights(trial: _EndedTrial) -> bool:
+            if trial.id in saved or trial.latest_checkpoint is not None:
+                return False
+            return trial.source_checkpoint == uuid or bool(
+                self.no_weights(self.work.find(TrialRow, trial.id))
+            )
+
+        if all(map(lacks_weights, reopened)):
             msg = f"experiment {number}: cannot be continued: {problem}; {other_weights(number)}"
             raise ConflictError(msg)
 
-    def _ends_of_deleted(self, experiment_id: int, known_ends: set[int]) -> Iterator[Event]:
+    def _ends_of_deleted(
+        self, experiment_id: int, created: Set[int], known_ends: Set[int]
+    ) -> Iterator[Event]:
         """Yield the ends of deleted trials that the searcher does not know yet."""
         query = select(trials.c.request_id).where(trials.c.experiment_id == experiment_id)
+        count = select(func.count()).where(trials.c.experiment_id == experiment_id)
+        if self.work.connection.scalar(count) == len(created):
+            return
         existing = set(self.work.connection.scalars(query))
-        for number in sorted(self.searches.created_trials(experiment_id) - existing - known_ends):
+        for number in sorted(created - existing - known_ends):
             yield Event("exited_early", number, reason=DELETED)
+
+
+def _not_carried_out(operations: Iterable[Operation], created: Set[int]) -> list[Operation]:
+    """Return the operations that shut the search down or create trials that do not exist."""
+    return [
+        operation
+        for operation in operations
+        if isinstance(operation, Shutdown)
+        or (isinstance(operation, Create) and operation.trial_id not in created)
+    ]
+
+
+class _EndedTrial(msgspec.Struct, frozen=True, gc=False):
+    """What a continuation must know of a trial; read for a hundred thousand at once."""
+
+    id: int
+    request_id: int
+    state: str
+    stop: str | None
+    error: str | None
+    waits: int
+    latest_checkpoint: str | None
+    source_checkpoint: str | None
+
+
+def _read_trials(
+    connection: Connection,
+    experiment_id: int,
+    states: Collection[str],
+    part: range | None = None,
+) -> list[_EndedTrial]:
+    """Return the trials of an experiment in some states, by id.
+
+    Args:
+        connection: Of the writer, or of a reader.
+        experiment_id: Whose trials.
+        states: States of the trials.
+        part: Range of their ids; None for all.
+    """
+    fields = ", ".join(_EndedTrial.__struct_fields__)
+    marks = ", ".join("?" * len(states))
+    query = f"SELECT {fields} FROM trials WHERE experiment_id = ? AND state IN ({marks})"  # noqa: S608
+    values: tuple[Any, ...] = (experiment_id, *map(str, states))
+    if part is not None:
+        query += " AND id >= ? AND id < ?"
+        values += (part.start, part.stop)
+    return [_EndedTrial(*row) for row in raw_rows(connection, f"{query} ORDER BY id", values)]
+
+
+def _trials_to_reopen(
+    ended: Sequence[_EndedTrial],
+    known_ends: Set[int],
+    before: "ExperimentConfig",
+    after: "ExperimentConfig",
+) -> list[_EndedTrial]:
+    """Return the ended trials that have training left.
+
+    Args:
+        ended: Trials that have ended.
+        known_ends: Request ids of the trials that the searcher knows to have ended.
+        before: Configuration of the experiment until now.
+        after: Its new configuration.
+    """
+    longer = _is_longer(before, after)
+    rebuilds = after.searcher.rebuilds_on_growth
+    return [
+        trial
+        for trial in ended
+        if is_unfinished(trial.state, trial.stop, trial.error, longer=longer)
+        and (rebuilds or trial.request_id not in known_ends)
+    ]
+
+
+def _finished_without_checkpoint(
+    connection: Connection, experiment_id: int, opened: Sequence[_EndedTrial]
+) -> list[int]:
+    """Return the finished trials among some that have no checkpoint."""
+    finished = {trial.id for trial in opened if trial.state == TrialState.COMPLETED}
+    if not finished:
+        return []
+    return sorted(finished.difference(connection.scalars(_with_checkpoint(experiment_id))))
+
+
+def _lacks_source(connection: Connection, experiment: ExperimentRow) -> bool:
+    """Check whether the checkpoint from which an experiment's trials start is missing."""
+    uuid = experiment.source_checkpoint
+    complete = select(checkpoints.c.id).where(
+        checkpoints.c.uuid == uuid, checkpoints.c.state == "COMPLETED"
+    )
+    return uuid is not None and connection.scalar(complete) is None
 
 
 def _with_checkpoint(experiment_id: int) -> Select[tuple[int]]:
@@ -237,7 +366,7 @@ def _with_checkpoint(experiment_id: int) -> Select[tuple[int]]:
 
 def prepare_continuation(
     orchestrator: Orchestrator, connection: Connection, experiment_id: int, request: Continuation
-) -> None:
+) -> Sequence[range]:
     """Replay the search of an experiment in a reader's thread, before it is continued.
 
     Args:
@@ -245,16 +374,37 @@ def prepare_continuation(
         connection: Only read from.
         experiment_id: Experiment that is continued next.
         request: How it shall continue.
+
+    Returns:
+        Ranges of trial ids for :meth:`ExperimentContinuation.reopen_early`, each for one change;
+        none if one change can reopen all trials, or will refuse.
     """
     experiment = find_row(connection, ExperimentRow, experiment_id)
     if experiment.state not in EXPERIMENT_ENDED:
-        return
+        return ()
     before = config_of(experiment)
     request = _settled(request, before)
     if any(_problems(before, request.config, experiment_id)):
-        return
+        return ()
     config = before if _grows(before, request.config) else request.config
-    prepare_replay(orchestrator, connection, experiment_id, config.searcher)
+    replay = prepare_replay(orchestrator, connection, experiment_id, config.searcher)
+    known_ends = set() if replay is None else replay.ends
+    ended = _read_trials(connection, experiment_id, TRIAL_ENDED)
+    opened = _trials_to_reopen(ended, known_ends, before, request.config)
+    if (
+        len(opened) <= _REOPENED_AT_ONCE
+        or experiment.deleting
+        or experiment.raw_config != request.seen
+        or (replay is not None and replay.problem is not None)
+        or _lacks_source(connection, experiment)
+        or _finished_without_checkpoint(connection, experiment_id, opened)
+    ):
+        return ()
+    check_pool_holds(connection, request.config)
+    check_custom_class(orchestrator, request.config)
+    ids = [trial.id for trial in opened]
+    firsts = ids[::_REOPENED_AT_ONCE]
+    return [range(*ends) for ends in pairwise([*firsts, ids[-1] + 1])]
 
 
 def _grows(before: "ExperimentConfig", after: "ExperimentConfig") -> bool:
@@ -338,7 +488,7 @@ def _nothing_left(experiment: ExperimentRow, config: "ExperimentConfig") -> str:
 
 
 def _ends_of_the_rest(
-    ended: list[TrialRow], opened: set[int], known_ends: set[int]
+    ended: Sequence[_EndedTrial], opened: set[int], known_ends: Set[int]
 ) -> Iterator[Event]:
     """Yield the ends of trials that stay ended and that the searcher has not received."""
     for trial in ended:

@@ -150,7 +150,7 @@ class CustomSearchService(Service):
         done: Collection[int],
     ) -> None:
         full_length = self.work.config(experiment_id).searcher.length
-        created = self.searches.created_trials(experiment_id).difference(done)
+        created = set(self.searches.created_trials(experiment_id)).difference(done)
         problems = []
         newest = newest_event(self.work.connection, experiment_id)
         if not answered.after <= answered.handled <= newest:

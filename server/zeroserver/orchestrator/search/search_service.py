@@ -9,7 +9,7 @@ know where its trials stand, and ends with words rather than waiting for trials 
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
@@ -149,6 +149,10 @@ class Replay(NamedTuple):
     """All of the experiment's searcher events, oldest first."""
     newest: int
     """Number of the last event."""
+    created: Set[int]
+    """Request ids of all trials ever created."""
+    ends: Set[int]
+    """Request ids of the trials that the searcher knows to have ended and has not reopened."""
     section: "SearcherConfig"
     """Section of the searcher after the last event."""
 
@@ -294,8 +298,11 @@ class SearchService(Service):
             and self.work.config(experiment_id).searcher.external_entrypoint is None
         }
 
-    def created_trials(self, experiment_id: int) -> set[int]:
+    def created_trials(self, experiment_id: int) -> Set[int]:
         """Return the request ids of all trials ever created, including deleted ones."""
+        prepared = self._prepared(experiment_id)
+        if prepared is not None:
+            return prepared.created
         query = (
             "SELECT request_id FROM searcher_events WHERE experiment_id = ? AND kind = 'created'"
         )
@@ -332,25 +339,18 @@ class SearchService(Service):
         """
         return _operations_in_force(self._replayed(experiment_id))
 
-    def ended_trials(self, experiment_id: int) -> set[int]:
+    def ended_trials(self, experiment_id: int) -> Set[int]:
         """Return the request ids of trials that the searcher knows to have ended.
 
         One that it has opened again since is none of them.
         """
-        prepared = self.cache.replays.get(experiment_id)
-        if prepared is not None and prepared.is_current(self.work.connection, experiment_id):
-            events = prepared.events
-        else:
-            events = _stored_events(self.work.connection, experiment_id)
-        steps: Iterable[Sequence[Operation]] = itertools.repeat(())
+        prepared = self._prepared(experiment_id)
+        if prepared is not None:
+            return prepared.ends
+        events = _stored_events(self.work.connection, experiment_id)
         if any(event.kind == "grown" for event in events):
-            steps = self._replay(experiment_id).operations[1:]
-        ends: set[int] = set()
-        for event, step in zip(events, steps, strict=False):
-            if event.kind in {"exited", "exited_early"}:
-                ends.add(event.request_id)
-            ends -= {kind.trial_id for kind in step if isinstance(kind, Reopen)}
-        return ends
+            return self._replay(experiment_id).ends
+        return _ends(events, itertools.repeat(()))
 
     def grow(
         self,
@@ -396,15 +396,18 @@ class SearchService(Service):
         if row.state not in EXPERIMENT_ENDED:
             self._find(experiment_id)
 
+    def _prepared(self, experiment_id: int) -> Replay | None:
+        """Return the cached replay of a search if no event has come since."""
+        prepared: Replay | None = self.cache.replays.get(experiment_id)
+        if prepared is None or not prepared.is_current(self.work.connection, experiment_id):
+            return None
+        return prepared
+
     def _replay(self, experiment_id: int) -> Replay:
         """Return a replay of all events, cached until its searcher is used."""
         section = self.work.config(experiment_id).searcher
-        prepared = self.cache.replays.get(experiment_id)
-        if (
-            prepared is None
-            or prepared.section != section
-            or not prepared.is_current(self.work.connection, experiment_id)
-        ):
+        prepared = self._prepared(experiment_id)
+        if prepared is None or prepared.section != section:
             row = self.work.find(ExperimentRow, experiment_id)
             prepared = self.cache.replays[experiment_id] = _fold(self.work.connection, row, section)
             self.work.undo.append(lambda: _drop_replay(self.work.orchestrator, experiment_id))
@@ -486,7 +489,7 @@ def prepare_replay(
     connection: Connection,
     experiment_id: int,
     section: "SearcherConfig | None" = None,
-) -> None:
+) -> Replay | None:
     """Replay the events of a search in a reader's thread, for the next change that needs them.
 
     A replay takes a second for ten thousand trials. A change that finds none, or an older one,
@@ -497,15 +500,18 @@ def prepare_replay(
         connection: Only read from.
         experiment_id: Whose searcher.
         section: Section of the searcher that the change will use; None for the stored one.
+
+    Returns:
+        The replay; None if the search has no events.
     """
     row = find_row(connection, ExperimentRow, experiment_id)
     if not newest_event(connection, experiment_id):
-        return
-    orchestrator.searches.replays[experiment_id] = _fold(
-        connection, row, section or config_of(row).searcher
-    )
+        return None
+    replay = _fold(connection, row, section or config_of(row).searcher)
+    orchestrator.searches.replays[experiment_id] = replay
     for number in list(orchestrator.searches.replays)[:-_REPLAYS]:
         orchestrator.searches.replays.pop(number, None)
+    return replay
 
 
 def has_grown(connection: Connection, experiment_id: int) -> bool:
@@ -555,7 +561,19 @@ def _fold(connection: Connection, row: ExperimentRow, section: "SearcherConfig")
     # detects that, and the search ends with an error instead of continuing from a wrong state.
     same = columns or _made_the_trials(connection, row.id, events, operations)
     problem = None if same else _LOST.format(row.id)
-    return Replay(searcher, operations, problem, events, newest, section)
+    created = {event.request_id for event in events if event.kind == "created"}
+    ends = _ends(events, operations[1:])
+    return Replay(searcher, operations, problem, events, newest, created, ends, section)
+
+
+def _ends(events: Iterable[Event], answers: Iterable[Sequence[Operation]]) -> set[int]:
+    """Return the trials whose ends are among the events and that no later answer reopened."""
+    ends: set[int] = set()
+    for event, answer in zip(events, answers, strict=False):
+        if event.kind in {"exited", "exited_early"}:
+            ends.add(event.request_id)
+        ends -= {kind.trial_id for kind in answer if isinstance(kind, Reopen)}
+    return ends
 
 
 def _made_the_trials(
