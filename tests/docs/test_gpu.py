@@ -14,7 +14,7 @@ USES_CUDA = re.compile(r"""torch\.cuda\.|type == "cuda"|"nccl"|pynvml|\["CUDA_VI
 """Code that uses CUDA."""
 
 NOT_LISTED = {
-    "platform/zerolab/extensions/installation/doctor.py": "shows what it finds",
+    "platform/zerolab/extensions/commands/doctor.py": "shows what it finds",
     "platform/zerolab/extensions/diagnosis.py": "names the call in a message",
     "trials/zerotrial/extensions/deepspeed_api/names/comm.py": "asks whether to take gloo instead",
     "trials/zerotrial/process/harness.py": "hands the answer to zerotrial.ranks",

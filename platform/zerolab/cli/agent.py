@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from zerolab.cli.groups import command_group
+from zerolab.cli.local.commands import agent_token
 
 if TYPE_CHECKING:
     from zerolab.paths import Home
@@ -153,3 +154,6 @@ def _agent_home(home: "Home", name: str | None) -> "Home":
     from zerolab.paths import Home
 
     return home if name is None else Home(home.path / "agents" / name).create()
+
+
+group.command(name="token")(agent_token)

@@ -10,6 +10,8 @@ import typer
 from zerolab.cli import agent, checkpoint, config, experiment, server, trial
 from zerolab.cli.connection import list_command
 from zerolab.cli.groups import Root
+from zerolab.cli.local import commands
+from zerolab.cli.local.run import run
 from zerolab.cli.submit import submit
 from zerolab.contract.spec import ENV_MASTER, ENV_TOKEN
 from zerolab.errors import ZerolabError
@@ -57,10 +59,16 @@ def options(
         os.environ[ENV_MASTER] = master
 
 
+app.command()(run)
 app.command()(submit)
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
+    commands.up
+)
+app.command()(commands.down)
 app.command()(server.status)
 app.command(name="open")(server.open_page)
 app.command()(server.logout)
+app.command()(commands.token)
 app.command()(experiment.logs)
 app.command()(server.version)
 for _name, _group in {

@@ -1,1 +1,1 @@
-"""Commands that not every user needs: `task`, `job`, `pool`, `quota`, `deepspeed`, housekeeping."""
+"""Commands that not every user needs: `task`, `job`, `pool`, `quota`, `doctor`, housekeeping."""

@@ -186,8 +186,8 @@ def _memory(_home: Home) -> Iterator[Check]:
 
 def _server(home: Home) -> Iterator[Check]:
     from zerolab.cli.connection import connect, server_url
+    from zerolab.cli.local.background import agent_of, running_process, server_of
     from zerolab.errors import ForbiddenError, UnreachableError, ZerolabError
-    from zerolab.extensions.installation.background import agent_of, running_process, server_of
 
     url, process = server_url(home), running_process(server_of(home))
     if url is None:

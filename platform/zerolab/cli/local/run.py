@@ -43,9 +43,9 @@ def run(
     Example: zerolab run examples/digits/experiment.yaml
     """
     from zerolab.cli.connection import connect, named_master
+    from zerolab.cli.local.background import start_services
+    from zerolab.cli.local.progress import watch
     from zerolab.cli.log_stream import exit_code
-    from zerolab.extensions.installation.background import start_services
-    from zerolab.extensions.installation.progress import watch
     from zerolab.paths import Home
 
     content, archive = read_submission(config, model_dir)

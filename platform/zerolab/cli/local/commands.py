@@ -10,11 +10,8 @@ from zerolab.paths import Home
 
 __all__ = ["agent_token", "down", "token", "up"]
 
-up = typer.Typer(rich_markup_mode=None, add_completion=False)
 
-
-@up.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def start(
+def up(
     context: typer.Context,
     port: Port = None,
     slots: Annotated[
@@ -31,7 +28,7 @@ def start(
     --help`.
     Example: zerolab up --slots 2 --log-megabytes 16
     """
-    from zerolab.extensions.installation.background import start_services
+    from zerolab.cli.local.background import start_services
 
     url = start_services(
         Home.default(), port=port, slots=slots, cpu=cpu, agent=agent, server_options=context.args,
@@ -45,7 +42,7 @@ def down() -> None:
 
     Runs resume from their checkpoints after the next `zerolab up`.
     """
-    from zerolab.extensions.installation.background import stop_services
+    from zerolab.cli.local.background import stop_services
 
     if not stop_services(Home.default(), print_message):
         print_message("nothing was running")
@@ -87,6 +84,6 @@ def agent_token(renew: Renew = False) -> None:
 
 def _has_server(home: Home) -> bool:
     """Return whether a server is named or runs; without one, the files are changed directly."""
-    from zerolab.extensions.installation.background import running_process, server_of
+    from zerolab.cli.local.background import running_process, server_of
 
     return bool(named_master()) or running_process(server_of(home)) is not None

@@ -1,0 +1,1 @@
+"""The server and the agent of this machine: `run`, `up`, `down` and `token`."""

@@ -1,1 +1,0 @@
-"""The server and the agent of this machine: `run`, `up`, `down`, `token` and `doctor`."""
