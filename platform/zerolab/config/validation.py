@@ -16,7 +16,6 @@ from zerolab.config.engine.reader import EngineFile, parse_engine_config
 from zerolab.config.engine.resolved_config import format_entries, resolve
 from zerolab.config.experiment.entrypoint import launcher_of, parse_entrypoint
 from zerolab.config.experiment.experiment_config import ExperimentConfig, parse_experiment
-from zerolab.config.experiment.hosts import with_hosts, with_ranks
 from zerolab.config.experiment.model_files import FolderFiles, ModelFiles
 from zerolab.config.experiment.resources import (
     ResourcesConfig,
@@ -34,8 +33,9 @@ from zerolab.schema.json_values import json_value_problems, key_problems
 from zerolab.schema.section import hints_of, keys_of
 from zerolab.schema.space import misplaced_specs
 
-__all__ = ["check_experiment", "check_file", "engine_files"]
+__all__ = ["check_experiment", "check_file", "engine_files", "with_ranks"]
 
+_HOST_KEYS = frozenset({"hostfile", "include", "exclude", "ssh_config", "hosts"})
 _BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
 
@@ -72,7 +72,9 @@ def check_experiment(
     resources = parsed.config.resources if parsed.config is not None else None
     try:
         if resources is not None and resources.hostfile is not None:
-            resources = with_hosts(resources, model)
+            if problem := PARTS.problem("hostfile"):
+                raise ConfigError("resources", [f"resources.hostfile: {problem}"])
+            resources = PARTS["hostfile"].with_hosts(resources, model)
     except ConfigError as error:
         problems += error.problems
     slots = _slots(content, resources)
@@ -408,6 +410,20 @@ def _check_experiment_file(
                 raise ConfigError(str(path), [f"{label}: {problem}" for problem in too_old])
             parts.append(_report(label, engine.config, engine.changes, slots))
     return "\n\n".join(parts)
+
+
+def with_ranks(content: Mapping[str, Any], ranks: int) -> dict[str, Any]:
+    """Return an experiment file with another number of ranks, on any machines.
+
+    Args:
+        content: The file; its block ``resources`` may be missing.
+        ranks: Replacement of ``slots_per_trial``, or of the hostfile's slots.
+    """
+    resources = content.get("resources") or {}
+    if not isinstance(resources, Mapping):
+        return dict(content)  # the check of the file reports this
+    other_keys = {key: value for key, value in resources.items() if key not in _HOST_KEYS}
+    return {**content, "resources": {**other_keys, "slots_per_trial": ranks}}
 
 
 def _experiment_report(source: str, content: Mapping[str, Any], config: ExperimentConfig) -> str:

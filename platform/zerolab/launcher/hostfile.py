@@ -1,5 +1,10 @@
-"""Alias of :mod:`zerolab.config.hostfile`."""
+"""Public import path of the hostfile's functions, which an extension has."""
 
-from zerolab.config.hostfile import combination_problems, filter_slots, parse_hostfile
+from collections.abc import Callable
 
-__all__ = ["combination_problems", "filter_slots", "parse_hostfile"]
+from zerolab.registry import PARTS
+
+__all__ = ["filter_slots", "parse_hostfile"]
+
+parse_hostfile: Callable[[str], dict[str, int]] = PARTS["hostfile"].parse_hostfile
+filter_slots: Callable[..., dict[str, list[int]]] = PARTS["hostfile"].filter_slots

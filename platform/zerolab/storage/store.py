@@ -26,16 +26,15 @@ from zerolab.contract.spec import RunSpec
 from zerolab.contract.storage import StorageAddress
 from zerolab.errors import ConfigError, NotFoundError, StorageError
 from zerolab.files import sync
+from zerolab.registry import PARTS
 from zerolab.storage.backends import (
     DESCRIPTION_FILE,
     PARTIAL,
-    BucketBackend,
     DirectoryBackend,
     StorageBackend,
     StoredCheckpoint,
     path_inside,
 )
-from zerolab.storage.cache import CheckpointCache
 from zerolab.storage.objects import FileRecord
 from zerolab.storage.progress import TransferProgress
 
@@ -100,9 +99,9 @@ class CheckpointStore:
         self._announced: set[str] = set()
 
     @cached_property
-    def _cache(self) -> CheckpointCache:
+    def _cache(self) -> Any:
         """Local copies of checkpoints in an object store."""
-        return CheckpointCache(self._root)
+        return PARTS["bucket"].CheckpointCache(self._root)
 
     @classmethod
     def of_run(cls, spec: RunSpec, address: StorageAddress | None = None) -> Self:
@@ -121,8 +120,9 @@ class CheckpointStore:
         return self.address.is_remote
 
     @cached_property
-    def _bucket(self) -> BucketBackend:
-        return BucketBackend(self.address)
+    def _bucket(self) -> Any:
+        """Backend of an object store."""
+        return PARTS["bucket"].BucketBackend(self.address)
 
     @property
     def _backend(self) -> StorageBackend:

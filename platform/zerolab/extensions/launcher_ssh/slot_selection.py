@@ -8,8 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zerolab.errors import ConfigError
+from zerolab.extensions.hostfile import (
+    combination_problems,
+    filter_slots,
+    parse_hostfile,
+)
 from zerolab.extensions.launcher_ssh.coordinator import MachineSlots
-from zerolab.launcher.hostfile import combination_problems, filter_slots, parse_hostfile
 
 __all__ = ["DEFAULT_HOSTFILE", "SlotOptions", "choose_machines", "is_local_host", "parse_slots"]
 

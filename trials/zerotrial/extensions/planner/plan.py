@@ -26,10 +26,9 @@ import torch
 
 from zerolab.config.engine.dialect import dialect
 from zerolab.config.experiment.experiment_config import ExperimentConfig
-from zerolab.config.experiment.hosts import with_ranks
 from zerolab.config.experiment.model_files import FolderFiles
 from zerolab.config.files import read_yaml
-from zerolab.config.validation import check_experiment
+from zerolab.config.validation import check_experiment, with_ranks
 from zerolab.contract.spec import RunSpec
 from zerolab.errors import TrialError, ZerolabError
 from zerolab.formatting import size_text

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from zerolab.config.hostfile import filter_slots, parse_hostfile
+from zerolab.launcher.hostfile import filter_slots, parse_hostfile
 
 __all__ = [
     "DEEPSPEED_ENVIRONMENT_NAME",

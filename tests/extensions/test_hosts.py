@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from zerolab.config.experiment.experiment_config import ExperimentConfig, load_experiment
-from zerolab.config.experiment.hosts import with_ranks
 from zerolab.config.experiment.model_files import FolderFiles
 from zerolab.config.experiment.run_spec import run_spec_fields
-from zerolab.config.validation import check_experiment
+from zerolab.config.validation import check_experiment, with_ranks
 from zerolab.contract.spec import HostSlots
 from zerolab.errors import ConfigError
 from zeroserver.orchestrator.experiment_service import resource_columns
