@@ -45,7 +45,6 @@ from zerotrial.engine.comm.factory import connect
 from zerotrial.engine.comm.replicas import broadcast_module
 from zerotrial.engine.engine import Engine, EngineParts
 from zerotrial.engine.flat.stages import Stage0, Stage1, Stage2
-from zerotrial.engine.loader import build_loader
 from zerotrial.engine.loss_scale import make_scaler
 from zerotrial.engine.memory.heap import garbage_collection_paused
 from zerotrial.engine.module.compilation import compile_blocks, unwrap_compiled
@@ -60,7 +59,6 @@ from zerotrial.engine.protocols import (
     StageInputs,
     TrainingStage,
 )
-from zerotrial.engine.update.checkpoint_support import check_savable
 from zerotrial.engine.update.factory import choose_optimizer
 from zerotrial.engine.update.in_memory import build_offloaded
 
@@ -281,7 +279,7 @@ def _make_loader(
         return None
     pinned = environment.device.type == "cuda"
     rank = environment.mesh.data.rank
-    return build_loader(
+    return ENGINE_PARTS["training_loader"](
         training_data,
         environment.config,
         environment.batch,
@@ -377,8 +375,8 @@ def _optimizer_factory(
             "or give an optimizer of yours, which does so, the attribute elementwise = True"
         )
         raise ConfigError("initialize()", [problem])
-    if user_optimizer is not None:
-        check_savable(user_optimizer, full_parameters=not factory.elementwise)
+    if user_optimizer is not None and "optimizer_probe" in ENGINE_PARTS:
+        ENGINE_PARTS["optimizer_probe"](user_optimizer, full_parameters=not factory.elementwise)
     return factory
 
 

@@ -141,10 +141,6 @@ class Communicator(Protocol):
         """Allocate a zeroed buffer of ``numel`` elements."""
         ...
 
-    def allocate_shared(self, numel: int, dtype: torch.dtype) -> SharedBuffer | None:
-        """Allocate one zeroed memory for all ranks; return None if ranks share no memory."""
-        ...
-
     def reduce_scatter(self, buffer: Buffer, out: Tensor, factor: float, *, add: bool) -> Work:
         """Start: ``out = factor * sum over ranks of their shard of buffer (+ out)``.
 
@@ -221,10 +217,6 @@ class SoloCommunicator:
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> Buffer:
         """Allocate a zeroed buffer of ``numel`` elements."""
         return Buffer(torch.zeros(numel, dtype=dtype, device=device))
-
-    def allocate_shared(self, numel: int, dtype: torch.dtype) -> SharedBuffer | None:
-        """Allocate one zeroed memory for all ranks; return None if ranks share no memory."""
-        return None
 
     def reduce_scatter(self, buffer: Buffer, out: Tensor, factor: float, *, add: bool) -> Work:
         """Start: ``out = factor * sum over ranks of their shard of buffer (+ out)``."""
@@ -316,10 +308,6 @@ class GroupCommunicator:
     def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> Buffer:
         """Allocate a zeroed buffer of ``numel`` elements."""
         return Buffer(torch.zeros(numel, dtype=dtype, device=device))
-
-    def allocate_shared(self, numel: int, dtype: torch.dtype) -> SharedBuffer | None:
-        """Allocate one zeroed memory for all ranks; return None if ranks share no memory."""
-        return None
 
     def reduce_scatter(self, buffer: Buffer, out: Tensor, factor: float, *, add: bool) -> Work:
         """Start: ``out = factor * sum over ranks of their shard of buffer (+ out)``."""

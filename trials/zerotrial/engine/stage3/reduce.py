@@ -7,7 +7,8 @@ N is the number of ranks, S the elements of a unit on each. Gathered and reduced
 elements, and rank r's shard is the r-th S, as in a
 :class:`~zerotrial.engine.comm.communicator.Buffer`.
 
-**Gathering**: see :mod:`zerotrial.engine.stage3.shard_exchange`.
+**Gathering**: a communicator of ranks that share memory publishes shards, which are read in place.
+Between hosts a unit is gathered through torch.distributed into memory of its own.
 
 **Reducing** overlaps backward. A collective is started, and advances without waiting whenever
 another one starts. Only the end of backward waits. Buffers are used in turn; each is reused when no
@@ -30,6 +31,7 @@ from zerotrial.engine.comm.communicator import Buffer, Communicator, Ring, Work
 from zerotrial.engine.module.gradient_access import get_raw_gradient
 from zerotrial.engine.protocols import COMMUNICATION
 from zerotrial.engine.stage3.internals import (
+    AllGather,
     ReduceScatter,
     ShardedParameter,
     UnitParameters,
@@ -38,7 +40,6 @@ from zerotrial.engine.stage3.internals import (
     set_all_gather,
     set_reduce_scatter,
 )
-from zerotrial.engine.stage3.shard_exchange import GroupAllGather, PublishedShards, publish_shards
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -172,6 +173,39 @@ class SharedReduceScatter(ReduceScatter):
         )
 
 
+class GroupAllGather(AllGather):
+    """Gathers a unit's parameters between hosts; see ``FSDPModule.set_custom_all_gather``.
+
+    Args:
+        comm: Counts the traffic.
+        observer: Times the gathering.
+    """
+
+    def __init__(self, comm: Communicator, observer: Observer) -> None:
+        self._comm = comm
+        self._observer = observer
+
+    def allocate(
+        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        """Allocate the memory of the gathered unit."""
+        return torch.empty(math.prod(int(length) for length in size), dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        async_op: bool = False,  # noqa: FBT001, FBT002 - torch's interface
+    ) -> None:
+        """Fill the other ranks' shards. **Collective**."""
+        self._comm.traffic.add("all_gather", output_tensor.numel())
+        shard = input_tensor.clone()  # gloo copies the input into the output
+        call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        with self._observer.phase(COMMUNICATION):
+            call(output_tensor, shard, group=group)
+
+
 class UnitGradients:
     """This rank's shards of the gradients that one backward computes in one unit.
 
@@ -258,7 +292,9 @@ class CustomCollectives:
 
     comm: Communicator
     reductions: Reductions
-    published: Sequence[PublishedShards]
+    published: Sequence[Any]
+    """Shards in memory shared by the ranks, by unit."""
+
     summed: Sequence[UnitGradients]
     """Gradients of units that bypass sharded tensors: of all units, or of none."""
 
@@ -344,15 +380,19 @@ def install_collectives(
         The installed collectives.
     """
     reductions = Reductions(comm, device)
+    publish = getattr(comm, "publish_shards", None)  # of ranks that share memory
     owners = [(unit, group) for unit in units if (group := parameters_of(unit)) is not None]
     published = []
     for unit, parameters in owners:
+        shared = None
         if comm.size == 1:
             parameters.copy_to_gather()
-        elif apart:
+        elif not apart and publish is not None:
+            shared = publish(parameters, reductions.advance)
+        if shared is not None:
+            published.append(shared)
+        elif comm.size > 1:
             set_all_gather(unit, GroupAllGather(comm, observer))
-        else:
-            published.append(publish_shards(unit, parameters, comm, reductions.advance, observer))
     for unit, parameters in owners if comm.size > 1 else ():
         # The collective applies the factor, once.
         set_reduce_scatter(

@@ -21,13 +21,13 @@ from zerolab.errors import ConfigError, EngineError
 from zerolab.schema.section import suggest
 from zerotrial.engine.checkpoint.engine_checkpoint import EngineCheckpoint
 from zerotrial.engine.checkpoint.files import CheckpointError
-from zerotrial.engine.loader import EngineLoader, build_loader
 from zerotrial.engine.loss_scale import LossScaler
 from zerotrial.engine.lr_schedules.base import set_rates
 from zerotrial.engine.mesh import Mesh
 from zerotrial.engine.progress import Progress
 from zerotrial.engine.protocols import TrainingStage
 from zerotrial.extensions.full_weights.weights import FullWeights
+from zerotrial.extensions.training_loader import EngineLoader, build_loader
 
 if TYPE_CHECKING:
     from zerotrial.extensions.pipeline.grid import Grid

@@ -21,6 +21,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from mmap import mmap
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -81,10 +82,16 @@ class SharedMemoryCommunicator:
         return Buffer(peers[self.rank], peers)
 
     def allocate_shared(self, numel: int, dtype: torch.dtype) -> SharedBuffer:
-        """Allocate one zeroed memory for all ranks; return None if ranks share no memory."""
+        """Allocate one zeroed memory for all ranks."""
         nbytes = max(numel * dtype.itemsize, 1)
         with self._memory_files(nbytes) as files:
             return SharedBuffer(mmap(files[0], nbytes), dtype)
+
+    def publish_shards(self, parameters: Any, meanwhile: _Step) -> Any:
+        """Share the shards of a unit of stage 3, see :func:`published_shards.publish_shards`."""
+        from zerotrial.extensions.shared_memory.published_shards import publish_shards
+
+        return publish_shards(self, parameters, meanwhile)
 
     def share_copy_on_write(self, tensor: Tensor) -> Tensor:
         """Return rank 0's values in memory shared by all ranks, copy-on-write. **Collective**.
