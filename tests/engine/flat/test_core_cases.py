@@ -315,7 +315,7 @@ def train_both(engine: Any, plain: nn.Module, reference: torch.optim.Optimizer) 
 
 def elementwise_optimizers(stage: int) -> bool:
     """Elementwise optimizers on shards against torch's on full parameters."""
-    from zerotrial.engine.update.uncorrected_adam import UncorrectedAdamW
+    from zerotrial.engine.update.factory import UncorrectedAdamW
     from zerotrial.extensions.optimizers.lion import Lion
 
     extra: dict[str, Any] = {"Lion": Lion, "adam": UncorrectedAdamW}

@@ -12,7 +12,7 @@ from torch import nn
 import zerotrial
 from tests.engine.models import needs_muon
 from zerolab.errors import ConfigError
-from zerotrial.engine.update.uncorrected_adam import UncorrectedAdam, UncorrectedAdamW
+from zerotrial.engine.update.factory import UncorrectedAdam, UncorrectedAdamW
 from zerotrial.extensions.optimizers.lamb import Lamb
 from zerotrial.extensions.optimizers.lion import Lion
 from zerotrial.extensions.optimizers.muon import MuonWithAdamW

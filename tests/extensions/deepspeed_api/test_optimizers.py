@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from zerolab.errors import ConfigError
-from zerotrial.engine.update.factory import UserOptimizer
-from zerotrial.engine.update.uncorrected_adam import UncorrectedAdam, UncorrectedAdamW
+from zerotrial.engine.update.factory import UncorrectedAdam, UncorrectedAdamW, UserOptimizer
 from zerotrial.extensions.deepspeed_api.initialize import initialize
 from zerotrial.extensions.deepspeed_api.names import ops
 from zerotrial.extensions.optimizers.lamb import Lamb

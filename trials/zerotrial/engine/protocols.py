@@ -418,7 +418,23 @@ class ReadableGradients(Protocol):
         ...
 
 
-class StageStates(Protocol):
+class OptimizerNumbers(Protocol):
+    """Creation of an optimizer's states, and its numbers, for checkpoints."""
+
+    def prepare_states(self) -> None:
+        """Create the optimizer states as its first step would, so that a load can fill them."""
+        ...
+
+    def scalars(self) -> dict[str, float]:
+        """Return numbers of the optimizer, e.g. ``group0.step``: one parameter's for its group."""
+        ...
+
+    def set_scalars(self, scalars: Mapping[str, float]) -> None:
+        """Restore the result of :meth:`scalars`; call it after :meth:`prepare_states`."""
+        ...
+
+
+class StageStates(OptimizerNumbers, Protocol):
     """Master weights and optimizer states, for checkpoints."""
 
     def pieces(self, *, write: bool = False) -> Iterator[Piece]:
@@ -429,14 +445,6 @@ class StageStates(Protocol):
                 save covers only its share), and keep changes of a piece's tensors when the
                 iterator advances (needed if states are in files).
         """
-        ...
-
-    def scalars(self) -> dict[str, float]:
-        """Return numbers of the optimizer, e.g. ``group0.step``: one parameter's for its group."""
-        ...
-
-    def set_scalars(self, scalars: Mapping[str, float]) -> None:
-        """Restore the result of :meth:`scalars`; call it after :meth:`prepare_states`."""
         ...
 
     def other_states(self, scalars: Mapping[str, float]) -> dict[str, Mapping[str, Any]]:
@@ -457,10 +465,6 @@ class StageStates(Protocol):
 
         Call it after :meth:`set_scalars`.
         """
-        ...
-
-    def prepare_states(self) -> None:
-        """Create the optimizer states as its first step would, so that a load can fill them."""
         ...
 
     def weights_changed(self) -> None:
@@ -574,7 +578,7 @@ class UpdaterInputs:
     elementwise and each shard is one flat tensor."""
 
 
-class Updater(Protocol):
+class Updater(OptimizerNumbers, Protocol):
     """Owner of this rank's master weights and optimizer states, stepped bucket by bucket.
 
     In memory by default; offloading is another class with this interface.
@@ -649,18 +653,6 @@ class Updater(Protocol):
             position: Position of the parameter in :meth:`other_states`.
             values: States by name.
         """
-        ...
-
-    def prepare_states(self) -> None:
-        """Create the optimizer states as its first step would, so that a load can fill them."""
-        ...
-
-    def scalars(self) -> dict[str, float]:
-        """Return numbers of the optimizer, e.g. ``group0.step``: one parameter's for its group."""
-        ...
-
-    def set_scalars(self, scalars: Mapping[str, float]) -> None:
-        """Restore the result of :meth:`scalars`; call it after :meth:`prepare_states`."""
         ...
 
     def tensors_by_kind(self) -> dict[str, list[Tensor]]:

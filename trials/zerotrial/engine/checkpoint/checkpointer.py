@@ -17,9 +17,14 @@ from torch import Tensor
 
 from zerotrial.engine.checkpoint.accumulated_gradients import gradient_ranges
 from zerotrial.engine.checkpoint.common_states import saved_common_states
-from zerotrial.engine.checkpoint.files import CheckpointError, Manifest, check_tag, create_temporary
+from zerotrial.engine.checkpoint.files import (
+    CheckpointError,
+    CheckpointRanks,
+    Manifest,
+    check_tag,
+    create_temporary,
+)
 from zerotrial.engine.checkpoint.load import Loader, Selection, find
-from zerotrial.engine.checkpoint.ranks import CheckpointRanks
 from zerotrial.engine.checkpoint.save import BackgroundSave, SaveJob, save_now
 from zerotrial.engine.checkpoint.shards import ranges_of
 from zerotrial.engine.checkpoint.state import (

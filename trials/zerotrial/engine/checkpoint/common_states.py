@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from zerolab.formatting import first_few
-from zerotrial.engine.checkpoint.files import CheckpointError
-from zerotrial.engine.checkpoint.ranks import CheckpointRanks
+from zerotrial.engine.checkpoint.files import CheckpointError, CheckpointRanks
 from zerotrial.engine.update.optimizer_states import (
     common_states,
     on_device,

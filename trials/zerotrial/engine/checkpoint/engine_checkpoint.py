@@ -10,9 +10,8 @@ from torch import Size, nn
 
 from zerolab.config.engine.engine_config import EngineConfig
 from zerotrial.engine.checkpoint.checkpointer import Checkpointer
-from zerotrial.engine.checkpoint.files import CheckpointError
+from zerotrial.engine.checkpoint.files import CheckpointError, CheckpointRanks
 from zerotrial.engine.checkpoint.load import Selection
-from zerotrial.engine.checkpoint.ranks import CheckpointRanks
 from zerotrial.engine.checkpoint.training_state import TrainingState
 from zerotrial.engine.comm.call_record import CallRecord, collective
 from zerotrial.engine.loss_scale import LossScaler

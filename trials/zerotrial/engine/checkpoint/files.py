@@ -20,7 +20,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from zerolab.errors import EngineError, NotFoundError
+from zerolab.errors import EngineError, NotFoundError, StorageError, ZerolabError
+from zerotrial.engine.comm.ranks import GroupRanks
 from zerotrial.engine.module.compilation import strip_compiled
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "MANIFEST",
     "CheckpointError",
     "CheckpointNotFoundError",
+    "CheckpointRanks",
     "FileRecord",
     "Manifest",
     "NothingSavedError",
@@ -41,12 +43,23 @@ __all__ = [
 ]
 
 MANIFEST = "manifest.json"
+
+
 LATEST = "latest"
+
+
 FORMAT = 1
+
+
 """Version of the layout; readers refuse unknown versions."""
 
+
 _TEMPORARY = re.compile(r"^(?P<tag>.+)\.tmp-(?P<host>[^/]+)-(?P<pid>\d+)-[0-9a-f]{8}$")
+
+
 _EXCHANGE = 2  # RENAME_EXCHANGE of linux/fs.h
+
+
 _AT_FDCWD = -100
 
 
@@ -332,3 +345,17 @@ def read_latest(directory: Path) -> str:
         msg = f"{path}: damaged (must be a tag and an end of line, got {text!r})"
         raise CheckpointError(msg)
     return check_tag(text.strip())
+
+
+class CheckpointRanks(GroupRanks):
+    """Data-parallel ranks, which save and load together.
+
+    Args:
+        group: Process group; None for one process.
+    """
+
+    def _for_peers(self, kind: type[ZerolabError] | None, text: str) -> Exception:
+        error = CheckpointError(text)
+        if kind is StorageError:
+            error.__cause__ = StorageError(text)
+        return error

@@ -19,12 +19,12 @@ from zerotrial.engine.checkpoint.files import (
     MANIFEST,
     CheckpointError,
     CheckpointNotFoundError,
+    CheckpointRanks,
     Manifest,
     check_tag,
     hash_file,
     read_latest,
 )
-from zerotrial.engine.checkpoint.ranks import CheckpointRanks
 from zerotrial.engine.checkpoint.shards import ShardReader, read_tensors
 from zerotrial.engine.checkpoint.state import (
     CLIENT_STATE,

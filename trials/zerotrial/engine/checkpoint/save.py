@@ -28,13 +28,13 @@ from zerotrial.engine.checkpoint.files import (
     LATEST,
     MANIFEST,
     CheckpointError,
+    CheckpointRanks,
     FileRecord,
     Manifest,
     publish_directory,
     replace_text,
     write_file,
 )
-from zerotrial.engine.checkpoint.ranks import CheckpointRanks
 from zerotrial.engine.checkpoint.shards import write_tensors
 
 __all__ = ["BackgroundSave", "SaveJob", "save_now"]

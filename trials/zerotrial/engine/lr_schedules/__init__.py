@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 from zerolab.config.engine import schedules as files
 from zerolab.registry import Registry
 from zerotrial.engine.lr_schedules.base import LRSchedule
-from zerotrial.engine.lr_schedules.warmup.constant import WarmupLR
-from zerotrial.engine.lr_schedules.warmup.cosine import WarmupCosineLR
-from zerotrial.engine.lr_schedules.warmup.decay import WarmupDecayLR
-from zerotrial.engine.lr_schedules.warmup.linear import LinearWarmupLR
+from zerotrial.engine.lr_schedules.warm_up import (
+    LinearWarmupLR,
+    WarmupCosineLR,
+    WarmupDecayLR,
+    WarmupLR,
+)
 
 if TYPE_CHECKING:
     from zerotrial.extensions.lr_schedules.one_cycle import OneCycle

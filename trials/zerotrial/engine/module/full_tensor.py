@@ -1,13 +1,18 @@
-"""Full values of tensors that may be sharded."""
+"""Full values of tensors that may be sharded, and replacement of a parameter's memory."""
 
 from typing import TYPE_CHECKING, TypeGuard, cast
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-__all__ = ["full_tensor_of", "is_sharded"]
+__all__ = [
+    "full_tensor_of",
+    "is_sharded",
+    "swap_memory",
+]
 
 
 def is_sharded(tensor: Tensor) -> "TypeGuard[DTensor]":
@@ -29,3 +34,18 @@ def full_tensor_of(tensor: Tensor) -> Tensor:
     on_device = cast("DTensor", tensor.to(tensor.device_mesh.device_type))
     full: Tensor = on_device.full_tensor()
     return full
+
+
+def swap_memory(tensor: Tensor, value: Tensor) -> None:
+    """Replace the memory of a parameter or buffer, even on another device.
+
+    Args:
+        tensor: Keeps its identity, its attributes and ``requires_grad``.
+        value: Memory of the same shape and type; taken over.
+    """
+    marks = dict(vars(tensor))
+    new = value
+    if isinstance(tensor, nn.Parameter):
+        new = nn.Parameter(value, requires_grad=tensor.requires_grad)
+    torch.utils.swap_tensors(tensor, new)  # type: ignore[no-untyped-call]
+    vars(tensor).update(marks)

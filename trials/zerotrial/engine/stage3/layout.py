@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from zerotrial.engine.module.full_tensor import full_tensor_of
 from zerotrial.engine.module.gradient_access import get_raw_gradient, set_raw_gradient
 from zerotrial.engine.module.replicated_parameters import ReplicatedBucket, make_buckets
 from zerotrial.engine.stage3.internals import (
@@ -31,12 +32,15 @@ from zerotrial.engine.stage3.internals import (
     UnitParameters,
     local_part,
     parameters_of,
+    remove_fully_shard,
 )
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
     from zerotrial.engine.comm.communicator import Communicator
+    from zerotrial.engine.module.gradient_hooks import GradientHooks
+    from zerotrial.engine.module.ownership import ModelOwnership
     from zerotrial.engine.protocols import ShardMemory, StageInputs
 
 
@@ -274,3 +278,41 @@ def gather_parameter(shard: Shard, comm: Communicator, device: torch.device) -> 
     buffer.tensor[begin : begin + local.numel()].copy_(local)
     comm.all_gather(buffer).wait()
     return buffer.tensor[: shape.numel()].view(shape)
+
+
+def unshard_model(  # noqa: PLR0917 - two callers
+    units: Sequence[FSDPModule],
+    layout: Layout,
+    comm: Communicator,
+    device: torch.device,
+    ownership: ModelOwnership,
+    hooks: GradientHooks,
+) -> None:
+    """Replace sharded parameters by full ones in the types of forward. **Collective**.
+
+    Args:
+        units: All units, the root last; none is gathered.
+        layout: Locations of the shards.
+        comm: Communicator of the ranks with the shards.
+        device: Device of the full parameters.
+        ownership: Has the parameters' former marks; records which new one replaces which old one.
+        hooks: Gradient hooks, moved to the new parameters.
+    """
+    root = cast("nn.Module", units[-1])
+    names: dict[Any, str] = {parameter: name for name, parameter in root.named_parameters()}
+    shards: dict[Any, Any] = {shard.parameter: shard for shard in layout.shards}
+    for unit in units:
+        parameters = parameters_of(unit)
+        full_parameters = []
+        for member in [] if parameters is None else parameters.members:
+            old: Any = member.sharded
+            if old in shards:
+                value = gather_parameter(shards[old], comm, device)
+            else:
+                value = full_tensor_of(old.detach())
+            full = value.detach().to(device, member.forward_dtype, copy=True)
+            new = ownership.replace(names[old], old, full)
+            hooks.give_back(old, new)
+            hooks.connect([(old, new)])
+            full_parameters.append(new)
+        remove_fully_shard(unit, full_parameters)

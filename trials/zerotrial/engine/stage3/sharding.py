@@ -26,8 +26,8 @@ from torch.distributed.tensor import DTensor
 from zerolab.errors import ConfigError, EngineError
 from zerotrial.engine.memory.copy_on_write import is_copy_on_write
 from zerotrial.engine.module.frozen_parameters import FrozenOriginals
+from zerotrial.engine.module.full_tensor import swap_memory
 from zerotrial.engine.module.gradient_hooks import hooks_of, restore_hooks
-from zerotrial.engine.module.memory_swap import swap_memory
 from zerotrial.engine.module.precision import uncast_parameters
 from zerotrial.engine.module.replicated_parameters import choose_replicated
 from zerotrial.engine.module.units import Unit, plan_units, requested_units

@@ -54,14 +54,13 @@ from zerotrial.engine.stage3.internals import (
     set_divide_factor,
     sum_only,
 )
-from zerotrial.engine.stage3.layout import Layout, Shard, gather_parameter, lay_out
+from zerotrial.engine.stage3.layout import Layout, Shard, gather_parameter, lay_out, unshard_model
 from zerotrial.engine.stage3.mesh import open_mesh
 from zerotrial.engine.stage3.prefetch import keep_gathered
 from zerotrial.engine.stage3.reduce import CustomCollectives, install_collectives
 from zerotrial.engine.stage3.reduction_order import ReductionOrder
 from zerotrial.engine.stage3.sharding import initialize_root, reset_units, shard_module
 from zerotrial.engine.stage3.standalone_call import gather_for_standalone_calls
-from zerotrial.engine.stage3.unshard import unshard_model
 from zerotrial.engine.stage3.update import FullParameterUpdate, ShardUpdate, Update
 from zerotrial.engine.update.in_memory import build_offloaded, build_updater
 from zerotrial.engine.update.norm import squared_norm

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,51 +24,6 @@ if TYPE_CHECKING:
     from zerotrial.engine.stage3.layout import Layout, Shard
 
 MakeUpdater = Callable[[UpdaterInputs], Updater]
-
-
-class Update(Protocol):
-    """Step of a :class:`~zerotrial.engine.stage3.stage.Stage3`."""
-
-    updater: Updater
-
-    full_names: Sequence[Sequence[str]]
-    """Names of the parameters in each of the updater's buckets; empty if they are sharded."""
-
-    def apply(self, gradients: Sequence[Tensor | None], scale: float) -> None:
-        """Update all shards. **Collective**.
-
-        Args:
-            gradients: Per bucket of the layout, in the layout of its master, or None.
-            scale: Factor still to be applied to gradients.
-        """
-        ...
-
-    separate_masters: bool
-    """Whether the updater has separate masters, so that the shards are copies."""
-
-    def update_masters(self) -> None:
-        """Copy the shards to the updater's masters. **Collective**."""
-        ...
-
-    def freeze(self, names: Collection[str]) -> None:
-        """Exclude exactly these parameters from all further steps."""
-        ...
-
-    def uncommon_numbers(self, scalars: Mapping[str, float]) -> dict[str, dict[str, float]]:
-        """Return numbers of parameters that differ from those of their group."""
-        ...
-
-    def set_numbers(self, states: Mapping[str, Mapping[str, Any]]) -> None:
-        """Restore the result of :meth:`uncommon_numbers`."""
-        ...
-
-    def publish(self) -> None:
-        """Copy the updater's masters to the shards. **Collective**."""
-        ...
-
-    def pieces(self, *, write: bool) -> Iterator[Piece]:
-        """Yield the ranges whose states this rank has, as :class:`Piece` objects."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -103,9 +58,11 @@ class ShardUpdate:
         self._layout = layout
         self._release = inputs.memory.release
         self.full_names: Sequence[Sequence[str]] = ()
+        """Names of the parameters in each of the updater's buckets; empty if they are sharded."""
         limit = inputs.config.zero_optimization.sub_group_size
         on_host = inputs.config.zero_optimization.offload_optimizer.device != "none"
         self.separate_masters = on_host and inputs.device.type != "cpu"
+        """Whether the updater has separate masters, so that the shards are copies."""
         self._tiles = [
             _Tile(index, slice(start, min(start + length, bucket.master.numel())))
             for index, bucket in enumerate(layout.buckets)
@@ -127,7 +84,12 @@ class ShardUpdate:
         return self._layout.buckets[tile.bucket].master[tile.span]
 
     def apply(self, gradients: Sequence[Tensor | None], scale: float) -> None:
-        """Update the shards tile by tile."""
+        """Update the shards tile by tile.
+
+        Args:
+            gradients: Per bucket of the layout, in the layout of its master, or None.
+            scale: Factor still to be applied to gradients.
+        """
         for index, tile in enumerate(self._tiles):
             master, total = self._master(tile), gradients[tile.bucket]
             gradient = torch.zeros_like(master) if total is None else total[tile.span]
@@ -253,7 +215,7 @@ class FullParameterUpdate:
         )
 
     def apply(self, gradients: Sequence[Tensor | None], scale: float) -> None:
-        """Gather gradients, update this rank's parameters, and scatter them."""
+        """Gather gradients, update this rank's parameters, and scatter them. **Collective**."""
         updated = []
         for index, (bucket, total) in enumerate(zip(self._layout.buckets, gradients, strict=True)):
             gradient = torch.zeros_like(bucket.master) if total is None else total
@@ -283,7 +245,7 @@ class FullParameterUpdate:
         """Do nothing, for the same reason."""
 
     def update_masters(self) -> None:
-        """Gather the shards into the masters."""
+        """Gather the shards into the masters. **Collective**."""
         for index, bucket in enumerate(self._layout.buckets):
             gathered = self._gathered(index, bucket.master)
             with self.updater.states(index, write=True) as states:
@@ -291,7 +253,7 @@ class FullParameterUpdate:
                 states["master"].copy_(full)
 
     def publish(self) -> None:
-        """Scatter the masters to the shards."""
+        """Scatter the masters to the shards. **Collective**."""
         for index in range(len(self._layout.buckets)):
             with self.updater.states(index, write=False) as states:
                 self._scatter(index, states["master"])
@@ -341,6 +303,10 @@ class FullParameterUpdate:
         fresh = torch.empty(numel, dtype=master.dtype, device=self._device)
         self._comm.reduce_scatter(buffer, fresh, 1.0, add=False).wait()
         master.copy_(fresh)
+
+
+Update = ShardUpdate | FullParameterUpdate
+"""Step of a :class:`~zerotrial.engine.stage3.stage.Stage3`."""
 
 
 def _assign_parameters(layout: Layout, comm: Communicator) -> list[list[_OwnedParameter]]:

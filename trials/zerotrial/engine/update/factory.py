@@ -12,11 +12,18 @@ from zerolab.config.engine.optimizers import OPTIMIZERS, OptimizerParams
 from zerolab.errors import ConfigError
 from zerolab.registry import Registry, subclass_of
 from zerotrial.engine.protocols import OptimizerFactory
-from zerotrial.engine.update.null_optimizer import no_optimizer
 from zerotrial.engine.update.optimizer_states import is_elementwise
-from zerotrial.engine.update.uncorrected_adam import UncorrectedAdam, UncorrectedAdamW
 
-__all__ = ["ADAMS", "ConfiguredOptimizer", "UserOptimizer", "choose_optimizer"]
+__all__ = [
+    "ADAMS",
+    "ConfiguredOptimizer",
+    "NullOptimizer",
+    "UncorrectedAdam",
+    "UncorrectedAdamW",
+    "UserOptimizer",
+    "choose_optimizer",
+    "no_optimizer",
+]
 
 _ELEMENTWISE = frozenset(
     {
@@ -33,7 +40,47 @@ _ELEMENTWISE = frozenset(
         torch.optim.Rprop,
     }
 )
+
+
 """Classes that update each element only from its gradient and states."""
+
+
+_HUGE_STEP = 2.0**100
+
+
+"""Step for which ``beta ** step`` is 0 for every beta below 1; adding 1 does not change it."""
+
+
+class _Uncorrected(torch.optim.Optimizer):
+    """Adam without bias correction, with torch's kernels.
+
+    Both corrections are ``1 - beta ** step``, and are 1 if ``step`` is very large. So the kernels
+    get a huge step, while the states count the real one. That needs no further pass over the
+    parameters and works with every kernel: fused, per tensor, on a GPU or a CPU.
+    """
+
+    elementwise = True
+
+    def _init_group(self, group: dict[str, Any], *lists: Any) -> Any:
+        """Collect the kernel's arguments; the steps are the last of torch's lists."""
+        collect: Any = super()
+        collected = collect._init_group(group, *lists)  # noqa: SLF001 - pinned by a test
+        if group.get("bias_correction", False):
+            return collected
+        steps = lists[-1]
+        for step in steps:
+            step += 1  # noqa: PLW2901 - in place
+        steps[:] = [torch.full_like(step, _HUGE_STEP) for step in steps]
+        return collected
+
+
+class UncorrectedAdam(_Uncorrected, torch.optim.Adam):
+    """``torch.optim.Adam`` without bias correction."""
+
+
+class UncorrectedAdamW(_Uncorrected, torch.optim.AdamW):
+    """``torch.optim.AdamW`` without bias correction."""
+
 
 ADAMS: dict[tuple[bool, bool], type[torch.optim.Optimizer]] = {
     (True, True): torch.optim.AdamW,
@@ -41,11 +88,16 @@ ADAMS: dict[tuple[bool, bool], type[torch.optim.Optimizer]] = {
     (True, False): UncorrectedAdamW,
     (False, False): UncorrectedAdam,
 }
+
+
 """Classes by decoupled weight decay and bias correction."""
+
 
 CLASSES: Registry[type[torch.optim.Optimizer]] = Registry(
     "zerotrial.optimizers", {}, subclass_of(torch.optim.Optimizer)
 )
+
+
 """Optimizers of extensions by ``optimizer.type``."""
 
 
@@ -152,3 +204,41 @@ def _configured(name: str, params: Mapping[str, Any]) -> ConfiguredOptimizer:
     if "betas" in params:
         params["betas"] = tuple(params["betas"])
     return ConfiguredOptimizer(cls, params)
+
+
+class NullOptimizer(torch.optim.Optimizer):
+    """Optimizer without parameters, which torch's class does not permit."""
+
+    elementwise = True
+
+    def __init__(self) -> None:
+        self.defaults: dict[str, Any] = {}
+        self.param_groups: list[dict[str, Any]] = []
+        self.state: Any = {}
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Do nothing."""
+
+    def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002 - torch's
+        """Do nothing."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state dict of an optimizer without parameters."""
+        return {"state": {}, "param_groups": []}
+
+
+class _NullOptimizerFactory:
+    """Optimizer factory that returns a null optimizer."""
+
+    elementwise = True
+
+    def __call__(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        """Return a null optimizer; there are no groups."""
+        del groups
+        return NullOptimizer()
+
+
+no_optimizer = _NullOptimizerFactory()
+
+
+"""Optimizer factory of inference-only engines."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from zerolab.errors import EngineError
 from zerolab.schema.section import suggest
-from zerotrial.engine.checkpoint.ranks import CheckpointRanks
+from zerotrial.engine.checkpoint.files import CheckpointRanks
 from zerotrial.engine.checkpoint.state import names_by_first, set_module_tensor
 from zerotrial.engine.comm.call_record import collective
 from zerotrial.engine.loss_scale import LossScaler

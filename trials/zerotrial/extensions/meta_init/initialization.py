@@ -24,7 +24,7 @@ from zerolab.formatting import first_few
 from zerotrial.engine.memory.copy_on_write import is_copy_on_write
 from zerotrial.engine.module.compilation import strip_compiled
 from zerotrial.engine.module.frozen_parameters import shortened_names
-from zerotrial.engine.module.memory_swap import swap_memory
+from zerotrial.engine.module.full_tensor import swap_memory
 
 if TYPE_CHECKING:
     from zerotrial.engine.comm.communicator import Communicator

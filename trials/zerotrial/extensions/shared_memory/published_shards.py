@@ -18,14 +18,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from zerotrial.engine.stage3.internals import UnitParameters
-    from zerotrial.extensions.shared_memory.collectives import SharedMemoryCommunicator
 
 _compare = ctypes.CDLL(None).memcmp
 _compare.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
@@ -34,7 +33,7 @@ _ALIGN = 32  # elements: a cache line in 16 bits, two in 32
 
 
 def publish_shards(
-    comm: SharedMemoryCommunicator, parameters: UnitParameters, meanwhile: Callable[[], None]
+    comm: Any, parameters: UnitParameters, meanwhile: Callable[[], None]
 ) -> PublishedShards | None:
     """Share a unit's shards with all ranks. **Collective**.
 
@@ -66,9 +65,7 @@ class PublishedShards:
         dtype: Type of the parameters in forward.
     """
 
-    def __init__(
-        self, parameters: UnitParameters, comm: SharedMemoryCommunicator, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, parameters: UnitParameters, comm: Any, dtype: torch.dtype) -> None:
         self._shards = [member.shard for member in parameters.members]
         self.wholes: list[Tensor] = []
         """Each full parameter, (N * S,), in shared memory."""

@@ -19,11 +19,11 @@ from typing import Any
 from zerolab.errors import ZerolabError
 from zerotrial.engine.checkpoint.files import (
     CheckpointError,
+    CheckpointRanks,
     Manifest,
     check_tag,
     create_temporary,
 )
-from zerotrial.engine.checkpoint.ranks import CheckpointRanks
 from zerotrial.engine.checkpoint.save import SaveJob, save_now
 from zerotrial.engine.checkpoint.state import CLIENT_STATE, ENGINE_STATE, to_bytes
 from zerotrial.extensions.deepspeed_api.checkpoint_import.files import (

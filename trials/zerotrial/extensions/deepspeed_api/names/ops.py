@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from zerolab.errors import ConfigError
-from zerotrial.engine.update.uncorrected_adam import UncorrectedAdam, UncorrectedAdamW
+from zerotrial.engine.update.factory import UncorrectedAdam, UncorrectedAdamW
 from zerotrial.extensions.optimizers.lamb import Lamb
 from zerotrial.extensions.optimizers.lion import Lion
 
