@@ -7,7 +7,7 @@ A batch iterator wraps the trial's training loader: a
 
 import logging
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from zerolab.errors import TrialError
 from zerotrial.data.loader import DataLoader
@@ -28,32 +28,37 @@ logger = logging.getLogger(__name__)
 State = dict[str, Any]
 
 
-class BatchIterator(Protocol):
+class BatchIterator:
     """Endless iterator of micro-batches whose position can be saved."""
 
-    drawn: int
+    drawn = 0
     """Micro-batches that the trial has drawn since it began, across restarts."""
 
     @property
     def batches_per_epoch(self) -> int | None:
         """Batches in one pass on this rank; ``None`` if the data has no length."""
+        return None
 
     @property
     def batch_size(self) -> int | None:
         """Samples in one micro-batch; ``None`` if unknown."""
+        return None
 
-    def __iter__(self) -> Iterator[Any]: ...
+    def __iter__(self) -> Iterator[Any]:
+        return self
 
-    def __next__(self) -> Any: ...
+    def __next__(self) -> Any:
+        raise NotImplementedError
 
     def state(self) -> State:
         """Return the position of the next micro-batch as plain data."""
+        raise NotImplementedError
 
     def restore(self, state: State) -> None:
         """Continue from the position of :meth:`state`; call it before the first draw."""
 
 
-class ShardedBatchIterator:
+class ShardedBatchIterator(BatchIterator):
     """Iterator over a :class:`zerotrial.DataLoader`.
 
     The saved position counts samples over all ranks, so that it is valid for any number of ranks.
@@ -88,9 +93,6 @@ class ShardedBatchIterator:
     def batch_size(self) -> int | None:
         """Samples in one micro-batch; ``None`` if unknown."""
         return self._loader.batch_size
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
 
     def __next__(self) -> Any:
         batches = self._batches
@@ -129,7 +131,7 @@ class ShardedBatchIterator:
         self.drawn = state["epoch"] * plan.micro_batches + min(micro_batch, plan.micro_batches)
 
 
-class IterableBatchIterator:
+class IterableBatchIterator(BatchIterator):
     """Iterator that repeats any iterable; a resume skips the batches drawn before.
 
     Each pass starts under its own seed, so that a shuffling torch loader yields the same order
@@ -160,9 +162,6 @@ class IterableBatchIterator:
         """Samples in one micro-batch; ``None`` if unknown."""
         size = getattr(self._loader, "batch_size", None)
         return size if isinstance(size, int) else None
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
 
     def __next__(self) -> Any:
         if self._batches is None:
@@ -246,15 +245,8 @@ class StatefulBatchIterator(IterableBatchIterator):
             self._batches = iter(self._loader)
 
 
-class EmptyBatchIterator:
+class EmptyBatchIterator(BatchIterator):
     """Placeholder on ranks that read no data: inner stages of a pipeline."""
-
-    drawn = 0
-    batches_per_epoch = None
-    batch_size = None
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
 
     def __next__(self) -> Any:
         raise TrialError("this rank has no training data: inner pipeline stages draw none")

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from zerolab.registry import Registry
+from zerotrial.engine.module.gradient_access import GradientOwner
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -382,39 +383,12 @@ class TrainingStage(Protocol):
         ...
 
 
-class ReadableGradients(Protocol):
-    """Gradients of single parameters, between a backward and a step."""
+class ReadableGradients(GradientOwner, Protocol):
+    """Gradients of single parameters in a stage."""
 
     @property
     def gathers_gradients(self) -> bool:
         """Whether the next :meth:`read_gradient` is **Collective**."""
-        ...
-
-    @property
-    def gradients_readable(self) -> bool:
-        """Whether :meth:`read_gradient` is supported now."""
-        ...
-
-    def owns_gradient(self, parameter: Tensor) -> bool:
-        """Return whether the stage manages the gradient of a parameter."""
-        ...
-
-    def read_gradient(self, parameter: Tensor) -> Tensor | None:
-        """Return the averaged gradient of a parameter, between a backward and a step.
-
-        **Collective** if :attr:`gathers_gradients`.
-
-        Returns:
-            Gradient in the parameter's shape, times the loss scale; writes to it take effect.
-            None if there is none.
-
-        Raises:
-            EngineError: At stage 3.
-        """
-        ...
-
-    def write_gradient(self, parameter: Tensor, value: Tensor | None) -> None:
-        """Replace the gradient of a parameter; None excludes it from the step."""
         ...
 
 

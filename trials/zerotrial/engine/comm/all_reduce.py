@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 
+from zerotrial.engine.comm.communicator import Work
+
 if TYPE_CHECKING:
-    from zerotrial.engine.comm.communicator import Buffer, Communicator, Work
+    from zerotrial.engine.comm.communicator import Buffer, Communicator
 
 
 def without_reduce_scatter(comm: Communicator) -> Communicator:
@@ -39,7 +41,7 @@ class _AllReduceCommunicator:
         )
 
 
-class _ShardOfAllReduce:
+class _ShardOfAllReduce(Work):
     """All-reduce in progress, of which this rank uses one shard.
 
     Args:

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from mmap import mmap
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -107,90 +106,21 @@ class SharedBuffer:
         return part
 
 
-class Work(Protocol):
-    """Collective in progress."""
+class Work:
+    """Collective in progress. This one is finished."""
 
     def advance(self) -> bool:
         """Make progress without waiting; return whether the result is complete."""
-        ...
-
-    def wait(self) -> None:
-        """Wait for the result."""
-        ...
-
-    def release(self) -> None:
-        """Wait until no other rank reads this rank's buffer; call it after :meth:`wait`."""
-        ...
-
-    def is_free(self) -> bool:
-        """Return whether :meth:`wait` and :meth:`release` would return at once."""
-        ...
-
-
-class Communicator(Protocol):
-    """Collectives over the data-parallel ranks; every method is **Collective**.
-
-    Every rank calls the same methods, on buffers of the same size, in the same order.
-    """
-
-    rank: int
-    size: int
-    traffic: Traffic
-
-    def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> Buffer:
-        """Allocate a zeroed buffer of ``numel`` elements."""
-        ...
-
-    def reduce_scatter(self, buffer: Buffer, out: Tensor, factor: float, *, add: bool) -> Work:
-        """Start: ``out = factor * sum over ranks of their shard of buffer (+ out)``.
-
-        Args:
-            buffer: (N * S,) Input; may be overwritten only after :meth:`Work.release` or
-                :meth:`fence`.
-            out: (S,) Output; may be this rank's shard of ``buffer.tensor``.
-            factor: Factor of the sum.
-            add: Whether to add to the old ``out``.
-        """
-        ...
-
-    def all_reduce(self, buffer: Buffer, factor: float) -> Work:
-        """Start: every rank's ``buffer = factor * sum over ranks``."""
-        ...
-
-    def all_gather(self, buffer: Buffer) -> Work:
-        """Start: fill the other ranks' shards of ``buffer`` with their values."""
-        ...
-
-    def sum(self, values: Tensor) -> Tensor:
-        """Add a few fp64 numbers over ranks, in rank order; bitwise equal everywhere. Waits."""
-        ...
-
-    def broadcast(self, tensor: Tensor) -> None:
-        """Copy rank 0's tensor to every rank, in place. Waits."""
-        ...
-
-    def fence(self) -> None:
-        """Wait for all ranks; buffers of finished collectives may be reused afterwards."""
-        ...
-
-    def close(self) -> None:
-        """Release all resources."""
-        ...
-
-
-class _Done:
-    """Finished work."""
-
-    def advance(self) -> bool:
         return True
 
     def wait(self) -> None:
-        return
+        """Wait for the result."""
 
     def release(self) -> None:
-        return
+        """Wait until no other rank reads this rank's buffer; call it after :meth:`wait`."""
 
     def is_free(self) -> bool:
+        """Return whether :meth:`wait` and :meth:`release` would return at once."""
         return True
 
 
@@ -205,8 +135,12 @@ def _scaled_into(out: Tensor, total: Tensor, factor: float, *, add: bool) -> Non
         out.mul_(factor)
 
 
-class SoloCommunicator:
-    """Communicator of a single rank, without communication."""
+class Communicator:
+    """Collectives over the data-parallel ranks, here of a single one.
+
+    Every method is **Collective**: every rank calls the same methods, on buffers of the same size,
+    in the same order.
+    """
 
     rank = 0
     size = 1
@@ -219,18 +153,26 @@ class SoloCommunicator:
         return Buffer(torch.zeros(numel, dtype=dtype, device=device))
 
     def reduce_scatter(self, buffer: Buffer, out: Tensor, factor: float, *, add: bool) -> Work:
-        """Start: ``out = factor * sum over ranks of their shard of buffer (+ out)``."""
+        """Start: ``out = factor * sum over ranks of their shard of buffer (+ out)``.
+
+        Args:
+            buffer: (N * S,) Input; may be overwritten only after :meth:`Work.release` or
+                :meth:`fence`.
+            out: (S,) Output; may be this rank's shard of ``buffer.tensor``.
+            factor: Factor of the sum.
+            add: Whether to add to the old ``out``.
+        """
         _scaled_into(out, buffer.tensor, factor, add=add)
-        return _Done()
+        return Work()
 
     def all_reduce(self, buffer: Buffer, factor: float) -> Work:
         """Start: every rank's ``buffer = factor * sum over ranks``."""
         _scaled_into(buffer.tensor, buffer.tensor, factor, add=False)
-        return _Done()
+        return Work()
 
     def all_gather(self, buffer: Buffer) -> Work:
         """Start: fill the other ranks' shards of ``buffer`` with their values."""
-        return _Done()
+        return Work()
 
     def sum(self, values: Tensor) -> Tensor:
         """Add a few fp64 numbers over ranks, in rank order; bitwise equal everywhere. Waits."""
@@ -246,8 +188,16 @@ class SoloCommunicator:
         """Release all resources."""
 
 
-class _GroupWork:
-    """Collective of torch.distributed with a callback for its result."""
+class SoloCommunicator(Communicator):
+    """Communicator of a single rank, without communication."""
+
+
+class _GroupWork(Work):
+    """Collective of torch.distributed with a callback for its result.
+
+    The backend has read the buffer when the work is done. On a GPU, later writes are queued behind
+    the collective, since ``wait()`` made the stream wait for it. So nothing must be released.
+    """
 
     def __init__(self, work: dist.Work | None, finish: Callable[[], None] | None = None) -> None:
         self._work = work
@@ -264,11 +214,6 @@ class _GroupWork:
         finish, self._finish = self._finish, None  # drop the closure, which holds memory
         if finish is not None:
             finish()
-
-    def release(self) -> None:
-        # The backend has read the buffer when the work is done. On a GPU, later writes are queued
-        # behind the collective, since wait() made the stream wait for it.
-        return
 
     def is_free(self) -> bool:
         return self._work is None
@@ -289,7 +234,7 @@ def uses_nccl(group: dist.ProcessGroup, device: torch.device) -> bool:
     return backends.get("cuda") == "nccl"
 
 
-class GroupCommunicator:
+class GroupCommunicator(Communicator):
     """Communicator of any torch.distributed backend: NCCL between GPUs, gloo between hosts.
 
     NCCL reduces in the buffer's type, asynchronously on its own stream, in place where possible.
@@ -298,16 +243,12 @@ class GroupCommunicator:
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        super().__init__()
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
-        self.traffic = Traffic()
         self._group = group
         self._device = device
         self._native = uses_nccl(group, device)
-
-    def allocate(self, numel: int, dtype: torch.dtype, device: torch.device) -> Buffer:
-        """Allocate a zeroed buffer of ``numel`` elements."""
-        return Buffer(torch.zeros(numel, dtype=dtype, device=device))
 
     def reduce_scatter(self, buffer: Buffer, out: Tensor, factor: float, *, add: bool) -> Work:
         """Start: ``out = factor * sum over ranks of their shard of buffer (+ out)``."""
@@ -366,9 +307,6 @@ class GroupCommunicator:
         """Wait for all ranks; buffers of finished collectives may be reused afterwards."""
         if not self._native:  # NCCL's stream order already suffices
             dist.barrier(self._group)
-
-    def close(self) -> None:
-        """Release all resources."""
 
     def _operation(self, factor: float) -> tuple["dist.ReduceOp.RedOpType", float]:
         """Return the reduce operation, and the factor to apply to its result.

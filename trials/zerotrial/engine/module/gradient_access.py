@@ -43,7 +43,7 @@ GRADIENT_ALTERNATIVES = (
 
 
 class GradientOwner(Protocol):
-    """Engine that has gradients: after ``backward()`` and before ``step()``."""
+    """Engine or stage that has gradients: after ``backward()`` and before ``step()``."""
 
     @property
     def gradients_readable(self) -> bool:
@@ -55,7 +55,17 @@ class GradientOwner(Protocol):
         ...
 
     def read_gradient(self, parameter: Tensor) -> Tensor | None:
-        """Return the averaged gradient; in-place writes take effect."""
+        """Return the averaged gradient of a parameter.
+
+        **Collective** in stages that gather gradients.
+
+        Returns:
+            Gradient in the parameter's shape, times the loss scale; writes to it take effect.
+            None if there is none.
+
+        Raises:
+            EngineError: At stage 3.
+        """
         ...
 
     def write_gradient(self, parameter: Tensor, value: Tensor | None) -> None:

@@ -4,9 +4,8 @@ S is the number of elements in a bucket's shard. A thread updates bucket i while
 transfers the gradient of bucket i+1 and the weights of bucket i-1.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,7 +30,10 @@ class _Transfer:
 
 
 class CpuUpdater:
-    """Updater on the CPU that wraps the in-memory updater, see the protocol ``Updater``."""
+    """Updater on the CPU that wraps the in-memory updater, see the protocol ``Updater``.
+
+    The wrapped one has the states: methods that are not here are its own.
+    """
 
     def __init__(self, inputs: UpdaterInputs) -> None:
         options = inputs.config.zero_optimization.offload_optimizer
@@ -51,6 +53,9 @@ class CpuUpdater:
         self._transfers: dict[int, _Transfer] = {}
         self._running: list[Future[bool]] = []
         self._unpublished: list[tuple[_Transfer, Tensor]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
     def step(self, index: int, gradient: Tensor, scale: float, publish: Tensor) -> bool:
         """Update one bucket's shard."""
@@ -97,44 +102,6 @@ class CpuUpdater:
         self._unpublished.clear()
         if self._stream is not None:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
-
-    def freeze(self, index: int, spans: Sequence[slice]) -> None:
-        """Exclude elements from all further steps: weights, states and step counts."""
-        self._inner.freeze(index, spans)
-
-    def member_scalars(self, index: int) -> list[tuple[slice, dict[str, float]]]:
-        """Return the numbers of the optimizer by part of a bucket's shard."""
-        return self._inner.member_scalars(index)
-
-    def set_member_scalars(self, index: int, span: slice, scalars: Mapping[str, float]) -> None:
-        """Restore the numbers of :meth:`member_scalars` for the elements of a span."""
-        self._inner.set_member_scalars(index, span, scalars)
-
-    @contextmanager
-    def states(self, index: int, *, write: bool) -> Iterator[Mapping[str, Tensor]]:
-        """Yield one bucket's ``master`` and optimizer states, each ``(shard numel,)``."""
-        with self._inner.states(index, write=write) as tensors:
-            yield tensors
-
-    def other_states(self, scalars: Mapping[str, float]) -> list[list[dict[str, Any]]]:
-        """Return states that are not elementwise, for each bucket and full parameter."""
-        return self._inner.other_states(scalars)
-
-    def set_other_states(self, index: int, position: int, values: Mapping[str, Any]) -> None:
-        """Restore one parameter's states; call it after :meth:`set_scalars`."""
-        self._inner.set_other_states(index, position, values)
-
-    def prepare_states(self) -> None:
-        """Create the optimizer states as its first step would, so that a load can fill them."""
-        self._inner.prepare_states()
-
-    def scalars(self) -> dict[str, float]:
-        """Return numbers of the optimizer, e.g. ``group0.step``: one parameter's for its group."""
-        return self._inner.scalars()
-
-    def set_scalars(self, scalars: Mapping[str, float]) -> None:
-        """Restore the result of :meth:`scalars`; call it after :meth:`prepare_states`."""
-        self._inner.set_scalars(scalars)
 
     def tensors_by_kind(self) -> dict[str, list[Tensor]]:
         """Return tensors by kind; ``buckets`` are those in transfer."""

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 
+from zerotrial.engine.comm.communicator import Work
 from zerotrial.engine.protocols import COMMUNICATION
 
 if TYPE_CHECKING:
-    from zerotrial.engine.comm.communicator import Buffer, Communicator, Work
+    from zerotrial.engine.comm.communicator import Buffer, Communicator
     from zerotrial.engine.protocols import Observer
 
 __all__ = ["timed_communicator"]
@@ -69,7 +70,7 @@ class _TimedCommunicator:
         return _TimedWork(work, self._observer)
 
 
-class _TimedWork:
+class _TimedWork(Work):
     def __init__(self, work: Work, observer: Observer) -> None:
         self._work = work
         self._observer = observer

@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zerotrial.engine.comm.communicator import Buffer, SharedBuffer, Traffic, Work
+from zerotrial.engine.comm.communicator import Buffer, Communicator, SharedBuffer, Work
 from zerotrial.engine.memory.copy_on_write import map_copy_on_write
 from zerotrial.extensions.shared_memory.peer_sockets import (
     READY,
@@ -46,7 +46,7 @@ _BOARD = 64  # fp64 numbers that `sum` can add up
 _Step = Callable[[], None]  # continuation of a collective after a phase
 
 
-class SharedMemoryCommunicator:
+class SharedMemoryCommunicator(Communicator):
     """Communicator created by :func:`connect_shared_memory`.
 
     Args:
@@ -65,9 +65,8 @@ class SharedMemoryCommunicator:
         controls: dict[int, socket.socket],
         timeout_s: float,
     ) -> None:
-        self.rank = rank
-        self.size = size
-        self.traffic = Traffic()
+        super().__init__()
+        self.rank, self.size = rank, size
         self._sockets = PeerSockets(rank, sockets, controls, timeout_s)
         self._rounds = 0
         self._boards = self.allocate(2 * _BOARD, torch.float64, torch.device("cpu"))
@@ -251,7 +250,7 @@ def _sum_chunk(
         out.copy_(total)
 
 
-class _SharedWork:
+class _SharedWork(Work):
     """Collective in progress: the phases to wait for, each with its continuation."""
 
     def __init__(
