@@ -377,6 +377,7 @@ def test_check_explains_hints(
     assert reported_hints(values, tmp_path / "ds_config.json") == hints | of_optimizer
 
 
+@pytest.mark.needs_extension("all_reduce")
 def test_check_reports_keys_without_effect_at_stage(tmp_path: Path) -> None:
     zero = {
         "reduce_bucket_size": 8,

@@ -15,7 +15,6 @@ from tests.engine.ranks import run_on_ranks
 from tests.engine.stage3.test_stage3 import Branching, Mixture, Normed, train, two_engines
 from tests.engine.stage3_models import Language, make_batches
 from zerotrial.engine import Engine, initialize
-from zerotrial.engine.comm.all_reduce import without_reduce_scatter
 from zerotrial.engine.comm.communicator import GroupCommunicator, Work
 from zerotrial.engine.comm.factory import connect
 
@@ -251,6 +250,8 @@ def check_all_reduce() -> Iterator[tuple[str, Any, Any]]:
 
 def reusing_buffers() -> Iterator[tuple[str, Any, Any]]:
     """A buffer that is filled again at once, on every kind of communicator."""
+    from zerotrial.extensions.all_reduce import without_reduce_scatter
+
     group = dist.group.WORLD
     assert group is not None
     shard, rounds = 50_000, 20
@@ -338,6 +339,7 @@ def on_ranks() -> list[str]:
         odd_models,
         check_weight_swap,
         check_all_reduce,
+        reusing_buffers,
         updating_in_tiles,
     )
 

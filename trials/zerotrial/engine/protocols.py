@@ -60,7 +60,8 @@ a model, ``pipeline`` is a class of engines, ``profiler`` makes observers, ``cpu
 connects ranks of a host, ``meta_init`` fills models without values, ``watchdog`` names ranks that
 are missing from a call, ``full_weights`` reads and writes full tensors by name, ``mpu`` makes the
 mesh of an mpu, ``activation_storage`` keeps inputs of recomputed blocks, ``training_loader``
-makes the loader of ``training_data``, ``optimizer_probe`` tries a user's optimizer."""
+makes the loader of ``training_data``, ``optimizer_probe`` tries a user's optimizer, ``all_reduce``
+replaces reduce-scatters."""
 
 COMMUNICATION = "communication"
 """Name of the phase of all collectives."""

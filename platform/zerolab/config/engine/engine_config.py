@@ -239,6 +239,7 @@ class EngineConfig(Section):
             "cpu_optimizer": {"zero_optimization.offload_optimizer.device": optimizer == "cpu"},
             "nvme_optimizer": {"zero_optimization.offload_optimizer.device": optimizer == "nvme"},
             "nvme_parameters": {"zero_optimization.offload_param.device": param == "nvme"},
+            "all_reduce": {"zero_optimization.reduce_scatter": not zero.reduce_scatter},
             "activation_storage": {
                 "activation_checkpointing.cpu_checkpointing": recompute.active
                 and recompute.cpu_checkpointing,

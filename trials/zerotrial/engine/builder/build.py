@@ -39,7 +39,6 @@ from zerotrial.engine.builder.environment import (
     is_pipeline,
 )
 from zerotrial.engine.checkpoint.module_loading import accept_full_tensors
-from zerotrial.engine.comm.all_reduce import without_reduce_scatter
 from zerotrial.engine.comm.call_record import record_calls, watched_call
 from zerotrial.engine.comm.factory import connect
 from zerotrial.engine.comm.replicas import broadcast_module
@@ -390,7 +389,7 @@ def _build_stage(inputs: StageInputs) -> Stage:
         return build_stage3(inputs)
     comm = connect(inputs.mesh.shard.group, inputs.device)
     if not zero.reduce_scatter:
-        comm = without_reduce_scatter(comm)
+        comm = ENGINE_PARTS["all_reduce"](comm)
     comm = inputs.observer.timed(comm)
     kind = _FLAT_STAGES[zero.stage] if inputs.groups else Stage0  # nothing to shard otherwise
     return kind(inputs, comm, updater)
