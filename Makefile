@@ -3,6 +3,8 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
+# Processes of a test run: at least four, since most of a test of processes is waiting for them.
+WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 4); echo $$((n > 4 ? n : 4)))
 
 .PHONY: help demo test test-quick test-core test-torch check lint types imports language bench web install install-dev clean
 
@@ -13,10 +15,10 @@ demo: .venv/.installed ## install, then train the digits example and leave the r
 	$(BIN)/zerolab run examples/digits/experiment.yaml
 
 test: .venv/.installed-dev ## install the test extra when it is missing, then run the whole suite
-	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 test-quick: .venv/.installed-dev ## the tests of everyday work: none that start processes or a browser, or take long
-	$(BIN)/python -m pytest -n auto --dist worksteal -m "not processes and not browser and not slow" $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not processes and not browser and not slow" $(ARGS)
 
 test-core: .venv/.installed-dev ## quick tests of the core in a copy of the tree without any extension
 	tools/core_tests.sh $(ARGS)
@@ -28,7 +30,7 @@ TORCH_ENV = .torch-envs/$(TORCH)-$(shell $(PYTHON) -c 'import sys; print("py%d.%
 test-torch: ## run the engine and trial suites on another torch: make test-torch TORCH=2.11.0 [PYTHON=python3.12]
 	test -x $(TORCH_ENV)/bin/python || $(PYTHON) -m venv $(TORCH_ENV)
 	$(TORCH_ENV)/bin/pip install torch==$(TORCH) -e '.[examples,test]'
-	$(TORCH_ENV)/bin/python -m pytest -n auto --dist worksteal tests/engine tests/trial $(ARGS)
+	$(TORCH_ENV)/bin/python -m pytest -n $(WORKERS) --dist worksteal tests/engine tests/trial $(ARGS)
 
 check: lint types imports language ## lint, types, import rules and plain language
 
