@@ -116,10 +116,9 @@ def own_work(kind: str, model: Path) -> float:
 
     Its process is forked from one that has imported what the fork server imports.
     """
-    from zerotrial.process.fork_server import _LAUNCHER_MODULE
-    from zerotrial.process.preloading import TRIAL_CLASS_MODULES, import_next
+    from zerotrial.process.launcher import TRIAL_CLASS_MODULES, import_next
 
-    importlib.import_module(_LAUNCHER_MODULE)
+    importlib.import_module("zerotrial.process.fork_server")
     waiting = list(TRIAL_CLASS_MODULES)
     while waiting:
         import_next(waiting)

@@ -32,7 +32,7 @@ from zerolab.extensions.launcher_ssh.environment import (
 from zerolab.extensions.launcher_ssh.options import LaunchOptions, make_command, make_plan
 from zerolab.extensions.launcher_ssh.slot_selection import SlotOptions, choose_machines
 from zerolab.extensions.launcher_ssh.tunnel import tunnel_to
-from zerotrial.process.rendezvous import choose_network_interface, create_rendezvous
+from zerotrial.process.rendezvous import Rendezvous, choose_network_interface
 
 HOSTS = "worker-1 slots=2\nworker-2 slots=4\n"
 
@@ -437,7 +437,7 @@ def test_occupied_port_has_remedy() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(PeerFailedError) as refused:
-            create_rendezvous("7", Nodes((1, 1), 0, "127.0.0.1", port))
+            Rendezvous("7", Nodes((1, 1), 0, "127.0.0.1", port))
     expected = str(refused.value)
     assert expected.startswith(f"port {port} cannot be listened on: ")
     assert expected.endswith("give another port (--master_port) if it is taken")

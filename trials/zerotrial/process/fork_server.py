@@ -13,7 +13,6 @@ server -> {"ended": pid, "exit_code": n}         -n for signal n
 When the agent exits, the channel closes and the server exits. Its children die with it.
 """
 
-import importlib
 import json
 import logging
 import os
@@ -26,16 +25,19 @@ from typing import Any
 
 from zerolab.contract.spec import TrialClass, read_run_spec
 from zerolab.linux import own_process_tree
-from zerotrial.process.early_sigterm import DeferredSigterm
-from zerotrial.process.preloading import TRIAL_CLASS_MODULES, import_next
+from zerotrial.process import rendezvous  # noqa: F401 - imports torch, for every launcher
+from zerotrial.process.launcher import (
+    TRIAL_CLASS_MODULES,
+    DeferredSigterm,
+    import_next,
+    run_launcher,
+)
 
 __all__ = ["serve"]
 
 logger = logging.getLogger(__name__)
 
 _MESSAGE_BYTES = 1 << 20
-_LAUNCHER_MODULE = "zerotrial.process.elastic"
-"""Module that every launcher needs."""
 _PRELOAD_AFTER_S = 20.0
 """Seconds without a request after which the modules of trial classes are preloaded."""
 
@@ -49,7 +51,6 @@ def serve(channel_fd: int) -> int:
     Returns:
         Exit code of the server.
     """
-    importlib.import_module(_LAUNCHER_MODULE)
     # A forked launcher shares the imported modules, which saves seconds and memory for each rank.
     # They are imported here and not by a thread: a fork copies only the calling thread, so a lock
     # that another one holds (the import lock, malloc's) would stay locked in the child forever.
@@ -121,8 +122,6 @@ def _start(channel: socket.socket, request: dict[str, Any], wake: tuple[int, int
 
 
 def _become_launcher(request: dict[str, Any], server: int, sigterm: DeferredSigterm) -> int:
-    from zerotrial.process.elastic import run_launcher
-
     os.setsid()
     own_process_tree(server)
     log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

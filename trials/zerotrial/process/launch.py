@@ -1,7 +1,7 @@
 """Launcher of one run; the platform starts it as a process, since only this package imports torch.
 
 ```
-python -m zerotrial.process.launch PARENT RUN_JSON        run all ranks (zerotrial.process.elastic)
+python -m zerotrial.process.launch PARENT RUN_JSON        run all ranks (zerotrial.process.launcher)
 python -m zerotrial.process.launch --serve PARENT FD      fork such launchers on demand
 python -m zerotrial.process.launch --rank LAUNCHER        run one rank of a trial class
 ```
@@ -15,7 +15,8 @@ import sys
 from pathlib import Path
 
 from zerolab.linux import die_with_parent, own_process_tree
-from zerotrial.process.early_sigterm import DeferredSigterm
+from zerotrial.process.launcher import DeferredSigterm, run_launcher
+from zerotrial.process.supervisor import run_rank
 
 __all__ = ["main"]
 
@@ -26,9 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     match arguments:
         case ["--rank", launcher]:
-            from zerotrial.process.elastic import run_rank
-
-            run_rank(launcher, forked=False)
+            run_rank(int(launcher))
             return 0
         case ["--serve", parent, channel]:
             die_with_parent(int(parent))
@@ -38,8 +37,6 @@ def main(arguments: list[str] | None = None) -> int:
         case [parent, spec_file] if parent.isdecimal():
             sigterm = DeferredSigterm()
             own_process_tree(int(parent))
-            from zerotrial.process.elastic import run_launcher
-
             return run_launcher(Path(spec_file).absolute(), sigterm)
     usage = "python -m zerotrial.process.launch PARENT RUN_JSON"
     print(f"usage: {usage}, got {shlex.join(arguments)!r}", file=sys.stderr)  # noqa: T201 - usage
