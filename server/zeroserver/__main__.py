@@ -11,7 +11,7 @@ def start() -> int:
     """Run a server; return the exit code.
 
     Modules stay in memory, so garbage collection is off while they are loaded, which saves an
-    eighth of the start. ``settle_memory`` enables it again.
+    eighth of the start. ``freeze_startup_objects`` enables it again.
     """
     gc.disable()
     # FastAPI asks of each parameter whether it is a model of pydantic 1, and would load all of that

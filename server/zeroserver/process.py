@@ -30,7 +30,7 @@ from zeroserver.access.connection_timeouts import (
     raise_file_limit,
 )
 from zeroserver.app import create_app, prepare
-from zeroserver.services import Services, settle_memory
+from zeroserver.services import Services, freeze_startup_objects
 from zeroserver.settings import Limits, Settings, Timings
 from zeroserver.store.engine_factory import check_url, has_password, take_database
 
@@ -60,7 +60,7 @@ class _Server(uvicorn.Server):
         """Start to listen."""
         await super().startup(sockets=sockets)
         if self.started:
-            settle_memory()
+            freeze_startup_objects()
             write_json(self._home.server_file, {"url": self._services.url, "pid": os.getpid()})
             sys.stdout.write(f"{self._services.url}\n")
             sys.stdout.flush()

@@ -3,24 +3,21 @@
 import asyncio
 import gc
 import logging
-import os
-import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, TypeVar, cast
 
 from fastapi import Depends, Request
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
 from zerolab.errors import NotFoundError
 from zeroserver.access.open_runs import OpenRuns
 from zeroserver.access.tokens import TokenStore
 from zeroserver.analysis.trial_order import TrialOrders
-from zeroserver.errors import StoreError
 from zeroserver.event_journal import Hub, Journal
+from zeroserver.health import HealthCheck
 from zeroserver.orchestrator.checkpoints.checkpoint_service import (
     AT_ONCE,
     due_experiments,
@@ -34,22 +31,13 @@ from zeroserver.orchestrator.search.search_service import large_searches, prepar
 from zeroserver.orchestrator.state import Orchestrator
 from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.settings import Settings
-from zeroserver.store.database import Change, Database, Transaction
+from zeroserver.store.database import Change, Database
 
-__all__ = ["Services", "ServicesDep", "services_of", "settle_memory"]
+__all__ = ["Services", "ServicesDep", "freeze_startup_objects", "services_of"]
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-_STORE_S = 5.0
-"""Seconds between two checks of the disk."""
-_STORE_WAIT_S = 1.0
-_PROBE_S = 5.0
-_STALLED_S = 10.0
-"""Seconds without a commit while changes wait, after which the server reports itself unhealthy."""
-_ROOM_BYTES = 1024 * 1024
-"""Minimum free bytes of the disk; SQLite needs some even to delete."""
 
 
 @dataclass
@@ -72,12 +60,11 @@ class Services:
     _parts: dict[type, object] = field(default_factory=dict, repr=False)
     _applying: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
     """Held while checkpoint policies are applied."""
-    _probing: asyncio.Task[None] | None = field(default=None, repr=False)
-    _storing: asyncio.Task[None] | None = field(default=None, repr=False)
-    _store_next: float = 0.0
+    health: HealthCheck = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.policies = PolicySearch(self.database)
+        self.health = HealthCheck(self.database, self.orchestrator.home.path)
 
     def part(self, kind: type[T]) -> T:
         """Return the object of an extension that lives as long as the server.
@@ -219,91 +206,12 @@ class Services:
         unused = await self.read(unused_names)
         await self.write(lambda work: work.metric_names.forget_unused(unused))
 
-    async def probe(self) -> None:
-        """Check that the database can be read and written, and that its disk has room.
 
-        Raises:
-            StoreError: If it cannot be read, or does not answer soon; if the writer has made no
-                change for a while although some wait; if the disk takes no more.
-        """
-        await self._probe_reading()
-        self._probe_writer()
-        await self._probe_disk()
-
-    def _probe_writer(self) -> None:
-        stalled_s = self.database.stalled_s
-        if stalled_s > _STALLED_S:
-            msg = (
-                f"the database has stored nothing for {stalled_s:.0f} s although "
-                f"{self.database.waiting + 1} change(s) wait; see the server's log"
-            )
-            raise StoreError(msg)
-
-    async def _probe_reading(self) -> None:
-        if self._probing is None or self._probing.done():  # those who ask together share one
-            self._probing = asyncio.create_task(asyncio.to_thread(self._probe_now))
-            self._probing.add_done_callback(_note_failure)
-        await asyncio.wait((self._probing,), timeout=_PROBE_S)
-        if not self._probing.done():
-            msg = f"the database has not answered within {_PROBE_S:g} s; try again"
-            raise StoreError(msg)
-        self._probing.result()
-
-    async def _probe_disk(self) -> None:
-        """Write to the database and periodically reserve disk space, without waiting for others."""
-        now = time.monotonic()
-        if self._storing is None or (self._storing.done() and now >= self._store_next):
-            self._store_next = now + _STORE_S
-            self._storing = asyncio.create_task(self._store())
-            self._storing.add_done_callback(_note_failure)
-        await asyncio.wait((self._storing,), timeout=_STORE_WAIT_S)
-        failed = self._storing.exception() if self._storing.done() else None
-        if isinstance(failed, StoreError) and failed.disk_full:
-            raise failed
-        if self.database.disk_was_full(_STORE_S):
-            msg = "disk full"
-            raise StoreError.of(msg)
-
-    async def _store(self) -> None:
-        await asyncio.to_thread(self._reserve_space)
-        await self.database.write(_store_something)
-
-    def _reserve_space(self) -> None:
-        """Check that a file of 1 MB can be written next to the data.
-
-        A page that is written again says nothing: it has its place in the log of the database.
-        """
-        places = {self.orchestrator.home.path}
-        if self.database.file is not None:
-            places.add(self.database.file.absolute().parent)
-        for folder in places:
-            try:
-                with tempfile.TemporaryFile(dir=folder) as file:
-                    os.posix_fallocate(file.fileno(), 0, _ROOM_BYTES)
-            except OSError as error:
-                raise StoreError.of_file(error, folder) from error
-
-    def _probe_now(self) -> None:
-        with self.database.probe() as connection:
-            connection.execute(text("SELECT 1"))
-
-
-def _note_failure(task: "asyncio.Task[None]") -> None:
-    """Retrieve a task's exception, since its creator may not wait for it."""
-    if not task.cancelled():
-        task.exception()
-
-
-def _store_something(transaction: Transaction) -> int:
-    """Write a page without changing its content."""
-    return transaction.run("UPDATE alembic_version SET version_num = version_num")
-
-
-def settle_memory() -> None:
+def freeze_startup_objects() -> None:
     """Exclude the objects of a started server from garbage collection.
 
-    It would look through all of it, 50 ms, again and again while requests are answered. What comes
-    from now on it looks through, also where it was switched off for the start.
+    A collection of all of them would take 50 ms, again and again while requests are answered. Later
+    objects are collected as usual: collection is enabled if it was disabled for the start.
     """
     gc.freeze()
     gc.enable()

@@ -24,7 +24,7 @@ from zeroserver.api.resources import ExperimentAnswer, ExperimentPage
 from zeroserver.api.strict_route import resource_router
 from zeroserver.errors import StoreError
 from zeroserver.orchestrator.experiment_service import Submission
-from zeroserver.orchestrator.search.search_service import Begun
+from zeroserver.orchestrator.search.search_service import NewSearch
 from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.services import Services, ServicesDep
 from zeroserver.states import ExperimentState
@@ -94,7 +94,7 @@ def _checked(
     seed = secrets.randbelow(2**31) if seed is None else seed
     return Submission(
         config=checked,
-        begun=[Begun.of(checked, seed)],
+        prepared_search=[NewSearch.of(checked, seed)],
         raw_config=raw,
         # Before the row that names it: a crash in between leaves a file that the next start
         # removes. The other order could leave an experiment without its code.

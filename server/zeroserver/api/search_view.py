@@ -7,7 +7,7 @@ from zerolab.searcher.view import BracketView, RungView
 from zeroserver.api.common import IdPath
 from zeroserver.api.resources import Bracket, Rung, RungEntry, SearcherAnswer, SearcherState
 from zeroserver.api.strict_route import resource_router
-from zeroserver.orchestrator.search.search_service import Seen, look_back
+from zeroserver.orchestrator.search.search_service import CurrentView, look_back
 from zeroserver.services import Services, ServicesDep
 from zeroserver.states import EXPERIMENT_ENDED
 from zeroserver.store.rows import ExperimentRow, find_row
@@ -37,7 +37,7 @@ async def get_searcher(services: ServicesDep, experiment_id: IdPath) -> Searcher
     return SearcherAnswer(state)
 
 
-async def _seen(services: Services, row: ExperimentRow) -> Seen:
+async def _seen(services: Services, row: ExperimentRow) -> CurrentView:
     """Return the view of the loaded searcher; replay one whose experiment has ended."""
     if row.state in EXPERIMENT_ENDED:
         return await services.read(

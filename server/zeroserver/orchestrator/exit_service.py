@@ -1,4 +1,4 @@
-"""Ends of runs, and what their trials do next: end, restart, wait or go on elsewhere."""
+"""Ends of runs, and what their trials do next: end, restart, pause or wait for slots."""
 
 from collections.abc import Sequence
 
@@ -31,12 +31,12 @@ from zeroserver.store.database import Change
 from zeroserver.store.rows import ExperimentRow, RunRow, TrialRow
 from zeroserver.store.schema import experiments, metric_keys, points, run_nodes, runs, trials
 
-__all__ = ["ExitService", "no_metric_at"]
+__all__ = ["ExitService", "missing_metric_error"]
 
 _SIGNALS_ABOVE = 128
-"""A shell exits with 128 + n when signal n has killed its command."""
+"""A shell exits with 128 + n if signal n killed its command."""
 _CAUSE_S = 10.0
-"""For the ranks of other agents to say why they ended, after one that only lost them has ended."""
+"""Seconds to wait for other agents to report the cause after one reports only a lost peer."""
 
 
 class ExitService(Service):
@@ -150,19 +150,19 @@ class ExitService(Service):
     def _apply_exit(self, run: RunRow, end: RunExit) -> None:
         trial = self.work.trial_of(run)
         code = end.exit_code
-        forced = (  # it was too slow to leave
+        killed_for_delay = (
             bool(run.killed)
             and run.directive != "train"
             and not failed_before_its_kill(self.work.connection, run)
         )
-        failed = is_failure(code) and not forced
-        # What was decided before the run ended comes first: a trial that was stopped does not
-        # restart, whatever its exit code. Then ends on purpose, then faults of the infrastructure,
-        # which restart without being counted, since the user's code is not their cause. All else is
-        # a failure of the code and counts towards max_restarts.
+        failed = is_failure(code) and not killed_for_delay
+        # Decisions made before the run ended come first: a stopped trial does not restart, whatever
+        # its exit code. Then deliberate exits, then infrastructure failures, which restart without
+        # being counted, since the user's code is not their cause. Everything else is a failure of
+        # the code and counts towards max_restarts.
         if trial.stop == "error":
             self.operations.end_trial(trial, TrialState.ERROR, error=trial.error)
-        elif trial.stop == "searcher" and failed:  # whatever it has reported before
+        elif trial.stop == "searcher" and failed:  # even if it reported metrics before
             self._fail_trial(run, trial, end, "the searcher needs no more of it")
         elif trial.stop is not None:
             by_searcher = trial.stop == "searcher"
@@ -170,7 +170,7 @@ class ExitService(Service):
             self.operations.end_trial(trial, state)
         elif code == 0:
             self.operations.end_trial(trial, TrialState.COMPLETED)
-        elif code == EXIT_PREEMPTED or forced:
+        elif code == EXIT_PREEMPTED or killed_for_delay:
             self._requeue(trial)
         elif code == EXIT_REACHED:
             self._pause_at_bound(run, trial, end)
@@ -187,10 +187,10 @@ class ExitService(Service):
         elif code == EXIT_INFRASTRUCTURE and not run.no_retry:
             self._requeue_lost(run, trial, end)
         else:
-            self._failed(run, trial, end)
+            self._restart_or_fail(run, trial, end)
 
     def _requeue(self, trial: TrialRow) -> None:
-        """Queue a trial that gave its slots back, unless something has it wait."""
+        """Queue a trial that released its slots; pause it if the searcher or a user paused it."""
         experiment = self.work.experiment_of(trial)
         self.lifecycle.move_trial(
             trial, resting_state(experiment.state, waits=trial.waits or trial.held)
@@ -206,12 +206,12 @@ class ExitService(Service):
             self._requeue(trial)
             return
         metric = self.work.experiment_of(trial).metric
-        error = no_metric_at(trial.until or 0, metric)
+        error = missing_metric_error(trial.until or 0, metric)
         self.work.log_line(run, f"run {run.id}: {error}; no restart", "ERROR")
         self.operations.end_trial(trial, TrialState.ERROR, error=error)
 
-    def _failed(self, run: RunRow, trial: TrialRow, end: RunExit) -> None:
-        """Start a failed trial again, or end it where that is of no use."""
+    def _restart_or_fail(self, run: RunRow, trial: TrialRow, end: RunExit) -> None:
+        """Restart a failed trial, or end it if a restart would be useless or is forbidden."""
         config = self.work.config(trial.experiment_id)
         why = None
         if run.no_retry:
@@ -245,11 +245,10 @@ class ExitService(Service):
         self.operations.end_trial(trial, TrialState.ERROR, error=reason)
 
     def _would_fail_again(self, trial: TrialRow, exit_code: int) -> bool:
-        """Return whether a restart is of no use: the code failed before it reported anything.
+        """Check whether a restart would be useless: the code failed before its first report.
 
-        A death by a signal may have a cause outside. So may the failure of a trial that was
-        restarted before. A command that need not report, such as a task, is restarted if its file
-        sets ``max_restarts``.
+        A death by a signal, or a failure after a restart, may have an external cause. A command
+        that need not report, such as a task, is restarted if its file sets ``max_restarts``.
         """
         by_signal = exit_code < 0 or exit_code > _SIGNALS_ABOVE
         if by_signal or trial.restarts or trial.latest_checkpoint is not None:
@@ -273,7 +272,7 @@ class ExitService(Service):
         self.work.log_line(run, text, "WARNING")
 
     def _lost_in_a_row(self, trial_id: int) -> int:
-        """How many of a trial's runs were lost one after another, the last one included."""
+        """Count the consecutive lost runs of a trial, up to its last run."""
         last_other = (
             select(func.max(runs.c.id))
             .where(runs.c.trial_id == trial_id, runs.c.exit_code != EXIT_INFRASTRUCTURE)
@@ -286,7 +285,7 @@ class ExitService(Service):
         return int(self.work.connection.execute(query).scalar_one())
 
     def _restart_later(self, trial: TrialRow, number: int) -> float:
-        """Queue a trial, not to start before a pause that doubles with ``number``; return it."""
+        """Queue a trial after a delay that doubles with ``number``; return the delay in seconds."""
         timings = self.work.settings.timings
         wait = min(timings.backoff_first_s * 2.0 ** min(number - 1, 32), timings.backoff_most_s)
         self.work.save(trials, trial.id, restart_at=self.work.steady() + wait)
@@ -296,11 +295,12 @@ class ExitService(Service):
 
 def _line(text: str | None) -> str | None:
     """Make one line of a reason, short enough to show."""
-    return " ".join(text.replace("\0", "").split())[:2000] or None if text else None
+    line = " ".join((text or "").replace("\0", "").split())
+    return line[:2000] or None
 
 
-def no_metric_at(length: float, metric: str) -> str:
-    """Warn that a trial has not reported the searcher's metric."""
+def missing_metric_error(length: float, metric: str) -> str:
+    """Return the error of a trial that has not reported the searcher's metric."""
     return (
         f"searcher.metric: must be reported by a validation at length {length:g}, where the "
         f"searcher compares trials, got no {metric!r} there"

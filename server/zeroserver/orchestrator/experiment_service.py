@@ -21,7 +21,11 @@ from zeroserver.orchestrator.lifecycle import (
 from zeroserver.orchestrator.run_service import RunService
 from zeroserver.orchestrator.scheduling import SchedulingService
 from zeroserver.orchestrator.search.operation_service import OperationService
-from zeroserver.orchestrator.search.search_service import Begun, SearchService, check_custom_class
+from zeroserver.orchestrator.search.search_service import (
+    NewSearch,
+    SearchService,
+    check_custom_class,
+)
 from zeroserver.orchestrator.search.warm_start import WarmStartService
 from zeroserver.orchestrator.service import Service, Uses
 from zeroserver.orchestrator.state import Orchestrator
@@ -67,7 +71,7 @@ class Submission:
     forked_from: int | None = None
     warnings: Sequence[str] = ()
     """Warnings for the user who submits it."""
-    begun: list[Begun] = field(default_factory=list)
+    prepared_search: list[NewSearch] = field(default_factory=list)
     """Its searcher, made beforehand; for one attempt, since the searcher changes with it."""
 
 
@@ -115,9 +119,9 @@ class ExperimentService(Service):
         experiment_id = int(result.scalar_one())
         self.work.save(experiments, experiment_id, position=experiment_id)
         new_search = (
-            submission.begun.pop()
-            if submission.begun
-            else Begun.of(submission.config, submission.seed)
+            submission.prepared_search.pop()
+            if submission.prepared_search
+            else NewSearch.of(submission.config, submission.seed)
         )
         operations = self.searches.first_operations(experiment_id, new_search)
         self.operations.execute(experiment_id, operations)

@@ -112,7 +112,7 @@ def renew_agent_token(services: ServicesDep) -> Token:
 @router.get("/healthz")
 async def get_health(services: ServicesDep) -> Health:
     """Check that the database can be read and written and that its disk has room."""
-    await services.probe()
+    await services.health.check()
     return Health(status="ok")
 
 

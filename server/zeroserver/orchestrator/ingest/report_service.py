@@ -20,7 +20,7 @@ from zeroserver.orchestrator.checkpoints.checkpoint_service import (
     CheckpointService,
     check_checkpoint,
 )
-from zeroserver.orchestrator.exit_service import no_metric_at
+from zeroserver.orchestrator.exit_service import missing_metric_error
 from zeroserver.orchestrator.ingest.metric_names import MetricNameService
 from zeroserver.orchestrator.ingest.values import PointReader, check_times, stored_number
 from zeroserver.orchestrator.run_service import RunService, shown_activity
@@ -213,7 +213,7 @@ class ReportService(Service):
             problem = length if isinstance(length, str) else _missing(metric, record)
             compared = length in self.work.config(experiment.id).searcher.validate_at()
             if compared and not isinstance(length, str):
-                problem = f"{no_metric_at(length, metric)}; {_there_are(record)}"
+                problem = f"{missing_metric_error(length, metric)}; {_there_are(record)}"
             # Any other one is left out, if there was one before: the searcher waits for the next.
             if compared or trial.searcher_steps < 0:
                 self.work.log_line(run, problem, "ERROR")

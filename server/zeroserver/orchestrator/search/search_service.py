@@ -1,10 +1,9 @@
 """The searcher of an experiment as a fold over its event log.
 
 An event is stored and passed to the searcher in one transaction with everything that follows from
-it. A searcher that is not in memory is made anew: its first operations and the events so far are
-replayed and their operations, which were carried out long ago, are compared with the trials that
-there are. They are others when another version of a searcher began the search: such a one cannot
-know where its trials stand, and ends with words rather than waiting for trials that never come.
+it. A searcher that is not in memory is created again: its events are replayed, and the trials that
+it requests are compared with the stored trials. If they differ, another version of the searcher
+began the search, and the search ends with an error instead of continuing from a wrong state.
 """
 
 import itertools
@@ -43,11 +42,11 @@ if TYPE_CHECKING:  # loaded when the first experiment comes
 __all__ = [
     "DELETED",
     "DISABLED",
-    "Begun",
+    "CurrentView",
     "Event",
+    "NewSearch",
     "Replay",
     "SearchService",
-    "Seen",
     "check_custom_class",
     "has_grown",
     "large_searches",
@@ -67,74 +66,74 @@ _INSERT = (
     "(experiment_id, kind, request_id, value, length, reason, time) VALUES (?, ?, ?, ?, ?, ?, ?)"
 )
 _SILENT_S = 60.0
-"""A program that has asked for nothing for so long serves no searcher; it asks every 30 seconds."""
+"""Time after which a program that requested no events no longer serves a searcher; it requests
+them every 30 seconds."""
 _UNSERVED = (
-    "no program asks what its custom searcher must know: start one that calls "
+    "no program serves its custom searcher: start one that calls "
     "zerolab.client.search.serve(client, {0}, MySearch), or any that uses "
     "/api/v1/experiments/{0}/searcher/events and /operations"
 )
 _LOOKED_BACK = 32
-"""Searches that have ended of which is kept what was shown; a replay takes seconds."""
+"""Number of ended searches whose view is cached; a replay takes seconds."""
 _LARGE = 1000
 """Trials of a search that is replayed before the server answers requests."""
 _REPLAYS = 4
 """Replays that are kept for the changes that need them."""
 _LOST = (
-    "another version of Zerolab began this search, whose searcher made other trials than this one "
-    "does; where they stand is known to that one alone. Their metrics and checkpoints stay: "
-    "`zerolab experiment fork {0}` searches anew, and under that version `zerolab experiment "
-    "continue {0}` goes on"
+    "another version of Zerolab began this search; this version's searcher requests other trials, "
+    "so the search cannot continue. Metrics and checkpoints are kept: `zerolab experiment fork "
+    "{0}` starts a new search, and `zerolab experiment continue {0}` continues under that version"
 )
 
 
 class Event(NamedTuple):
-    """Something that the searcher must know."""
+    """Event of a search that its searcher receives."""
 
     kind: str
-    """``created``, ``validated``, ``exited``, ``exited_early``; ``operated``: operations came from
-    outside, that answer all events up to ``length``; ``value`` is the progress; or ``grown``: the
-    section of the searcher became another one, ``reason`` is :class:`_Growth` as JSON."""
+    """``created``, ``validated``, ``exited``, ``exited_early``; ``operated``: an external program
+    sent operations that answer all events up to ``length``, and ``value`` is the progress; or
+    ``grown``: the searcher's section changed, and ``reason`` is :class:`_Growth` as JSON."""
     request_id: int
-    """The searcher's own number of the trial."""
+    """Number of the trial within the search."""
     value: float | None = None
     """The metric of a validation; None for NaN."""
     length: float | None = None
-    """How far the trial was, in the searcher's unit."""
+    """Length that the trial has trained, in the searcher's unit."""
     reason: str | None = None
 
 
 class _Growth(msgspec.Struct):
-    """What a replay must know of the moment at which a search was given greater bounds."""
+    """Growth of a search: its bounds were increased."""
 
     before: dict[str, Any]
-    """The section of the searcher until then."""
+    """The searcher's section before it."""
     lost: list[int]
-    """The searcher's numbers of the trials that had no checkpoint left to continue from."""
+    """Request ids of the trials that had no checkpoint left to continue from."""
 
 
-class Begun(NamedTuple):
-    """A new searcher and what it wants first."""
+class NewSearch(NamedTuple):
+    """A new searcher and its first operations."""
 
     searcher: Searcher
     operations: Sequence[Operation]
 
     @classmethod
-    def of(cls, config: "ExperimentConfig", seed: int) -> "Begun":
-        """Make the searcher of an experiment: seconds for thousands of trials; in any thread."""
+    def of(cls, config: "ExperimentConfig", seed: int) -> "NewSearch":
+        """Create the searcher of an experiment, in any thread; seconds for thousands of trials."""
         searcher = make_searcher(
             config.searcher, _stored(config.to_dict()["hyperparameters"]), seed
         )
         return cls(searcher, searcher.initial_operations())
 
 
-class Seen(NamedTuple):
-    """What is shown of a search."""
+class CurrentView(NamedTuple):
+    """View of a search, for the web page."""
 
     unit: Literal["batches", "epochs"] | None
-    """Of its lengths."""
+    """Unit of its lengths."""
     view: SearchView = SearchView()
     problem: str | None = None
-    """Why it cannot be shown."""
+    """Why there is no view."""
 
 
 class Replay(NamedTuple):
@@ -142,9 +141,9 @@ class Replay(NamedTuple):
 
     searcher: Searcher
     operations: list[Sequence[Operation]]
-    """What it wanted first, and after each event."""
+    """Its first operations, then those after each event."""
     problem: str | None
-    """Why it is not the one that has made the experiment's trials."""
+    """Why it cannot be the searcher that requested the experiment's trials."""
     events: list[Event]
     """All of the experiment's searcher events, oldest first."""
     newest: int
@@ -162,7 +161,7 @@ class Replay(NamedTuple):
 
 
 class _Lost:
-    """Stands where a searcher was that cannot be made anew, until its experiment is ended."""
+    """Placeholder for a searcher that cannot be replayed, until its experiment is ended."""
 
     def initial_operations(self) -> list[Operation]:
         return []
@@ -197,15 +196,15 @@ class SearchService(Service):
         """Searchers and operations that outlive the unit of work."""
         return self.work.orchestrator.searches
 
-    def first_operations(self, experiment_id: int, begun: Begun) -> Sequence[Operation]:
+    def first_operations(self, experiment_id: int, new_search: NewSearch) -> Sequence[Operation]:
         """Cache the searcher of a new experiment and return its first operations."""
-        searcher = begun.searcher
+        searcher = new_search.searcher
         self._keep(experiment_id, searcher)
         if isinstance(searcher, ExternalSearcher):
             self.cache.served[experiment_id] = -math.inf  # not served before
             if self.cache.custom is not None:
                 self.cache.custom.add(experiment_id)
-        return begun.operations
+        return new_search.operations
 
     def add_event(self, experiment_id: int, event: Event) -> list[Operation]:
         """Store an event, pass it to the searcher and return the searcher's operations."""
@@ -226,7 +225,7 @@ class SearchService(Service):
         self.work.many(_INSERT, [(experiment_id, *event, now) for event in events])
 
     def pending_operations(self, experiment_id: int) -> list[Operation]:
-        """Return the operations of a searcher that no change has carried out, in order."""
+        """Return the operations that have not been executed, in order."""
         created = self.created_trials(experiment_id)
         ends = self.ended_trials(experiment_id)
         replayed = self._take_replay(experiment_id)
@@ -244,7 +243,7 @@ class SearchService(Service):
         result = self.work.connection.execute(query.where(columns.experiment_id == experiment_id))
         rows = {row.request_id: row for row in result}
 
-        def waits(at: int, operation: Operation) -> bool:
+        def is_pending(at: int, operation: Operation) -> bool:
             if isinstance(operation, Shutdown) or operation.trial_id not in created:
                 return True
             row = rows.get(operation.trial_id)
@@ -254,16 +253,18 @@ class SearchService(Service):
                 or at < reopened.get(operation.trial_id, 0)
             ):
                 return False
-            if row.state in TRIAL_ENDED:  # it is to be opened again, unless it has ended since
+            if row.state in TRIAL_ENDED:  # pending if it is reopened, unless it has ended since
                 return operation.trial_id in reopened and operation.trial_id not in ends
             if row.stop is not None or isinstance(operation, Reopen):
                 return False
             return isinstance(operation, Stop) or row.until is None or row.until < operation.until
 
-        return [operation for index, operation in enumerate(operations) if waits(index, operation)]
+        return [
+            operation for index, operation in enumerate(operations) if is_pending(index, operation)
+        ]
 
     def progress(self, experiment_id: int) -> float:
-        """How much of the search is done, 0 to 1."""
+        """Return the progress of the search, 0 to 1."""
         return self._find(experiment_id).progress()
 
     def searcher(self, experiment_id: int) -> Searcher:
@@ -271,10 +272,10 @@ class SearchService(Service):
         return self._find(experiment_id)
 
     def unserved(self) -> dict[int, str]:
-        """Return searches that no program serves, each with how to start one.
+        """Return the searches that no program serves, each with how to start one.
 
-        None has asked for its events for a while, nor does the server run a class for it. A program
-        that served one before this server was started has as long to be heard again.
+        No program has requested events for a while, and the server runs no class for them. After
+        its start the server waits as long for programs that served one before.
         """
         columns = experiments.c
         custom = select(columns.id).where(columns.searcher_name == "custom")
@@ -308,11 +309,11 @@ class SearchService(Service):
         )
         return {number for (number,) in self.work.raw(query, (experiment_id,))}
 
-    def view(self, experiment_id: int) -> Seen:
+    def view(self, experiment_id: int) -> CurrentView:
         """Return the current view of a search."""
         config = self.work.config(experiment_id)
         view = _view(self._find(experiment_id))
-        return Seen(config.searcher.unit, view, self.cache.lost.get(experiment_id))
+        return CurrentView(config.searcher.unit, view, self.cache.lost.get(experiment_id))
 
     def _find(self, experiment_id: int) -> Searcher:
         searcher = self.cache.searchers.get(experiment_id)
@@ -335,14 +336,14 @@ class SearchService(Service):
         """Replay a search from its events; return all its operations.
 
         Raises:
-            ConflictError: If that are other trials than there are.
+            ConflictError: If the replay does not match the stored trials.
         """
         return _operations_in_force(self._replayed(experiment_id))
 
     def ended_trials(self, experiment_id: int) -> Set[int]:
         """Return the request ids of trials that the searcher knows to have ended.
 
-        One that it has opened again since is none of them.
+        Excludes trials that it has reopened since.
         """
         prepared = self._prepared(experiment_id)
         if prepared is not None:
@@ -360,13 +361,13 @@ class SearchService(Service):
     ) -> Sequence[Operation]:
         """Continue a search with greater bounds; return the searcher's operations.
 
-        A replay of its log decides by the former bounds up to here, and by the new ones from here
-        on. Call :meth:`SearchService.restore` before the configuration changes.
+        A replay uses the former bounds for the events so far, and the new bounds for later events.
+        Call :meth:`SearchService.restore` before the configuration changes.
 
         Args:
-            experiment_id: Whose configuration has the new bounds already.
+            experiment_id: Experiment whose configuration already has the new bounds.
             before: Its searcher's section until now.
-            lost: The searcher's numbers of the trials without a checkpoint to continue from.
+            lost: Request ids of the trials without a checkpoint to continue from.
         """
         searcher = self._find(experiment_id)
         growth = _Growth(before.model_dump(mode="json", exclude_none=True), sorted(lost))
@@ -375,10 +376,10 @@ class SearchService(Service):
         return self.work.config(experiment_id).searcher.grow(searcher, growth.lost)
 
     def restore(self, experiment_id: int) -> None:
-        """Bring the searcher of an experiment that has ended back into memory.
+        """Load the searcher of an ended experiment into memory.
 
         Raises:
-            ConflictError: If it has other trials than its searcher makes.
+            ConflictError: If the replay does not match the stored trials.
         """
         self._replayed(experiment_id)
 
@@ -391,7 +392,7 @@ class SearchService(Service):
         return replayed
 
     def load(self, experiment_id: int) -> None:
-        """Bring the searcher of an experiment that has not ended into memory."""
+        """Load the searcher of an experiment that has not ended into memory."""
         row = self.work.find(ExperimentRow, experiment_id)
         if row.state not in EXPERIMENT_ENDED:
             self._find(experiment_id)
@@ -423,7 +424,7 @@ class SearchService(Service):
 
     def _keep(self, experiment_id: int, searcher: Searcher) -> None:
         self.cache.searchers[experiment_id] = searcher
-        # If the transaction is rolled back the searcher in memory knows too much.
+        # After a rollback the searcher in memory would have received events that are not stored.
         self.work.undo.append(lambda: _drop(self.work.orchestrator, experiment_id))
 
 
@@ -444,8 +445,10 @@ def newest_event(connection: Connection, experiment_id: int) -> int:
     return connection.scalar(query) or 0
 
 
-def look_back(orchestrator: Orchestrator, connection: Connection, row: ExperimentRow) -> Seen:
-    """Say where the trials of an experiment that has ended stood at its end.
+def look_back(
+    orchestrator: Orchestrator, connection: Connection, row: ExperimentRow
+) -> CurrentView:
+    """Return the view of an ended search.
 
     Args:
         orchestrator: Settings and caches; used in any thread.
@@ -453,15 +456,15 @@ def look_back(orchestrator: Orchestrator, connection: Connection, row: Experimen
         row: The experiment.
     """
     last = newest_event(connection, row.id)
-    if not last:  # it was brought in from elsewhere
-        return Seen(None)
-    last_shown, seen = orchestrator.searches.ended_views.get(row.id, (None, Seen(None)))
+    if not last:  # an imported run has no events
+        return CurrentView(None)
+    last_shown, seen = orchestrator.searches.ended_views.get(row.id, (None, CurrentView(None)))
     if last_shown == last:
         return seen
     section = config_of(row).searcher
     replayed = _fold(connection, row, section)
     view = SearchView() if replayed.problem else _view(replayed.searcher)
-    seen = Seen(section.unit, view, replayed.problem)
+    seen = CurrentView(section.unit, view, replayed.problem)
     orchestrator.searches.ended_views[row.id] = last, seen
     for experiment_id in list(orchestrator.searches.ended_views)[:-_LOOKED_BACK]:
         orchestrator.searches.ended_views.pop(experiment_id, None)
@@ -537,7 +540,7 @@ def _drop_replay(orchestrator: Orchestrator, experiment_id: int) -> None:
 
 
 def _fold(connection: Connection, row: ExperimentRow, section: "SearcherConfig") -> Replay:
-    """Make a searcher and tell it everything."""
+    """Create a searcher and replay all its events."""
     newest = newest_event(connection, row.id)
     events = _stored_events(connection, row.id)
     growths = [
@@ -555,11 +558,11 @@ def _fold(connection: Connection, row: ExperimentRow, section: "SearcherConfig")
             operations.append(sections[stage].grow(searcher, growths[stage - 1].lost))
         else:
             operations.append(_apply(searcher, event))
-    columns = section.has_independent_trials or isinstance(searcher, ExternalSearcher)
+    independent = section.has_independent_trials or isinstance(searcher, ExternalSearcher)
     # Decisions are not stored, they follow from the events. Another version of the searcher may
-    # decide otherwise; its trials would then be judged as others. Comparing the created trials
-    # detects that, and the search ends with an error instead of continuing from a wrong state.
-    same = columns or _made_the_trials(connection, row.id, events, operations)
+    # decide otherwise, and metrics would be attributed to the wrong trials. Comparing the created
+    # trials detects that: the search ends with an error instead of continuing from a wrong state.
+    same = independent or _requested_the_trials(connection, row.id, events, operations)
     problem = None if same else _LOST.format(row.id)
     created = {event.request_id for event in events if event.kind == "created"}
     ends = _ends(events, operations[1:])
@@ -572,17 +575,17 @@ def _ends(events: Iterable[Event], answers: Iterable[Sequence[Operation]]) -> se
     for event, answer in zip(events, answers, strict=False):
         if event.kind in {"exited", "exited_early"}:
             ends.add(event.request_id)
-        ends -= {kind.trial_id for kind in answer if isinstance(kind, Reopen)}
+        ends -= {operation.trial_id for operation in answer if isinstance(operation, Reopen)}
     return ends
 
 
-def _made_the_trials(
+def _requested_the_trials(
     connection: Connection,
     experiment_id: int,
     events: Iterable[Event],
     operations: Iterable[Sequence[Operation]],
 ) -> bool:
-    """Whether the trials of an experiment are those that its searcher has wanted."""
+    """Check whether a searcher requested the trials of its experiment."""
     requested = {
         operation.trial_id: operation.hparams
         for step in operations
@@ -602,12 +605,12 @@ def _made_the_trials(
 
 
 def _stored(hparams: Mapping[str, Any]) -> Any:
-    """Hyperparameters as they are once they were stored: NaN is null, a tuple a list."""
+    """Convert hyperparameters as storing them does: NaN becomes null, a tuple a list."""
     return msgspec.json.decode(msgspec.json.encode(hparams))
 
 
 def _alike(first: Any, second: Any) -> bool:
-    """Whether hyperparameters are the same but for the last digits, which machines may round."""
+    """Compare hyperparameters, with a tolerance for the rounding of other machines."""
     if isinstance(first, dict) and isinstance(second, dict):
         return first.keys() == second.keys() and all(
             _alike(first[key], second[key]) for key in first
@@ -620,7 +623,7 @@ def _alike(first: Any, second: Any) -> bool:
 
 
 def _stored_events(connection: Connection, experiment_id: int) -> list[Event]:
-    """All events, in the order in which the searcher received them."""
+    """Return all events, oldest first."""
     return [Event(*row) for row in raw_rows(connection, _EVENTS, (experiment_id,))]
 
 
