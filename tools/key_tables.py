@@ -21,9 +21,9 @@ from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.engine.optimizers import OPTIMIZERS, TORCH_OPTIMIZERS
 from zerolab.config.engine.schedules import SCHEDULES, TORCH_SCHEDULES
 from zerolab.config.experiment.experiment_config import ExperimentConfig
-from zerolab.config.experiment.sections import StageConfig
-from zerolab.config.experiment.unsupported_fields import OTHER_SEARCHERS, UNSUPPORTED_FIELDS
-from zerolab.config.unsupported import UnsupportedKey
+from zerolab.extensions.staging.section import StageConfig
+from zerolab.extensions.unsupported import UnsupportedKey
+from zerolab.extensions.unsupported_fields import OTHER_SEARCHERS, UNSUPPORTED_FIELDS
 from zerolab.replacements import replacements
 from zerolab.schema.lengths import Length
 from zerolab.schema.section import HINT, Section, choices_of, section_of

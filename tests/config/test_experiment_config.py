@@ -8,10 +8,8 @@ from hypothesis import strategies as st
 
 from zerolab.config import grid_points, load_experiment, sample_hyperparameters
 from zerolab.config.experiment.run_spec import run_spec_fields
-from zerolab.config.experiment.unsupported_fields import OTHER_SEARCHERS, UNSUPPORTED_FIELDS
 from zerolab.errors import ConfigError
 from zerolab.schema.hyperparameters import extremes
-from zerolab.searcher.registry import SEARCHERS
 
 MINIMAL: dict[str, Any] = {
     "entrypoint": "model_def:DigitsTrial",
@@ -343,25 +341,6 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
 def test_error_is_one_line(content: dict[str, Any], problem: str) -> None:
     lines = problems(with_values(**content))
     assert any(line.startswith(problem) for line in lines), lines
-
-
-@pytest.mark.parametrize("field", sorted(UNSUPPORTED_FIELDS))
-def test_unsupported_field_has_replacement(field: str) -> None:
-    head, _, remaining = field.partition(".")
-    content = with_values()
-    content[head] = {**content.get(head, {}), remaining: ["on"]} if remaining else ["on"]
-    lines = problems(content)
-    assert f"{field}: is not supported; {UNSUPPORTED_FIELDS[field].instead}" in lines
-    content[head] = {**content[head], remaining: None} if remaining else {}
-    assert problems(content) == []
-
-
-@pytest.mark.parametrize("name", sorted(OTHER_SEARCHERS))
-def test_unsupported_searcher_is_one_error(name: str) -> None:
-    searcher = {"name": name, "metric": "m", "max_trials": 3, "max_length": 10}
-    searcher |= {"max_time": 100, "time_metric": "batches", "divisor": 4, "max_rungs": 3}
-    (line,) = problems(with_values(searcher=searcher))
-    assert line.startswith(f"searcher.name: must be one of {', '.join(SEARCHERS)}; {name} is a")
 
 
 @pytest.mark.needs_extension("tpe_asha")

@@ -1,7 +1,7 @@
 """``custom``: a user's searcher, in the model directory or behind the REST API.
 
 Its decisions arrive as operations over REST, from the process that runs it
-(:mod:`zerolab.client.search`). This module only stores which events have been answered.
+(:mod:`zerolab.extensions.search_client`). This module only stores which events have been answered.
 """
 
 from collections.abc import Mapping

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tests.waiting import DEADLINE_S, free_port
 from zerolab.contract.spec import ENV_AS_DEEPSPEED
 from zerolab.errors import ConfigError
-from zerolab.launcher.fsdp import deepspeed_variables_of_fsdp
+from zerolab.extensions.fsdp_settings import deepspeed_variables_of_fsdp
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 

@@ -9,7 +9,7 @@ from tests.server.helpers import Server, on_sqlite, serve, validation
 from tests.server.processes import played
 from tests.waiting import DEADLINE_S, until
 from zerolab.client import search as search_program
-from zerolab.client.search import _plain
+from zerolab.extensions.search_client import _plain
 from zerolab.searcher import Create, Operation, Shutdown
 
 SPACE = {"deepspeed_config": "ds_config.json"}

@@ -84,7 +84,7 @@ class _RankRun:
     def run(self) -> StopReason:
         spec = self._spec
         if spec.config.get("backend") == "deepspeed":  # submitted before this key was removed
-            from zerolab.config.experiment.unsupported_fields import REMOVED_BACKEND
+            from zerolab.config.experiment.experiment_config import REMOVED_BACKEND
 
             raise ConfigError("experiment", [f"backend: is not supported; {REMOVED_BACKEND}"])
         if spec.fit is None or not isinstance(spec.entrypoint, TrialClass):

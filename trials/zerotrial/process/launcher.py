@@ -31,7 +31,7 @@ from zerolab.contract.spec import (
     read_run_spec,
 )
 from zerolab.errors import ConfigError
-from zerolab.registry import Registry
+from zerolab.registry import PARTS, Registry
 from zerotrial.process.supervisor import RankSupervisor
 
 __all__ = ["TRIAL_CLASS_MODULES", "DeferredSigterm", "import_next", "run_launcher"]
@@ -176,11 +176,10 @@ def _staged(spec: RunSpec, spec_file: Path) -> AbstractContextManager[Outcome | 
     """Return the context in which a run's data is staged, if it has any."""
     if spec.stage is None:
         return nullcontext()
-    hooks: Registry[Callable[..., AbstractContextManager[Outcome | None]]]
-    hooks = Registry("zerolab.run_hooks", {})
-    if problem := hooks.problem("stage"):
+    if problem := PARTS.problem("stage"):
         return nullcontext(Outcome(EXIT_USER_ERROR, f"data.stage: {problem}"))
-    return hooks["stage"](spec, spec_file)
+    staged: AbstractContextManager[Outcome | None] = PARTS["stage"].staged(spec, spec_file)
+    return staged
 
 
 def _is_multi_node(spec: RunSpec) -> bool:

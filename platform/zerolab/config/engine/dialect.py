@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerolab.config.files import parse_json, read_bytes, read_yaml
-from zerolab.config.unsupported import UnsupportedKey
 from zerolab.errors import ConfigError
 from zerolab.registry import Registry
 from zerolab.schema.json_values import json_value_problems, to_json_values
@@ -44,7 +43,7 @@ class ResolvedAuto:
 class Dialect:
     """Plain JSON; base class of the dialects of extensions."""
 
-    unsupported: Mapping[str, UnsupportedKey] = {}
+    unsupported: Mapping[str, Any] = {}
     """Keys of other programs, with their replacements."""
 
     def read_text(self, text: bytes | str, source: str) -> dict[str, Any] | None:
@@ -110,6 +109,21 @@ class Dialect:
         """
         del hyperparameters, batches
         return contextlib.nullcontext()
+
+    def remove_unsupported(
+        self, content: Mapping[str, Any], opaque: Collection[str]
+    ) -> tuple[dict[str, Any], list[str], list[str]]:
+        """Remove unsupported keys.
+
+        Args:
+            content: The file.
+            opaque: Dotted keys whose content belongs to the user.
+
+        Returns:
+            The file without them, a problem for each key that is on, and the keys that are off.
+        """
+        del opaque
+        return dict(content), [], []
 
     def drop_idle(self, content: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
         """Drop blocks that have no effect; returns one line for each."""

@@ -10,7 +10,6 @@ from zerolab.config.engine import optimizers, schedules
 from zerolab.config.engine.dialect import Dialect, ResolvedAuto, dialect, log_changes, read_source
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.engine.pipelines import pipeline_checks
-from zerolab.config.unsupported import remove_unsupported
 from zerolab.errors import ConfigError
 from zerolab.registry import Registry
 from zerolab.schema.json_values import to_json_values
@@ -123,7 +122,7 @@ def _check(
     changes: list[str],
     twice: list[str],
 ) -> EngineFile:
-    supported, refused, off = remove_unsupported(filled.content, dialect().unsupported, _OPAQUE)
+    supported, refused, off = dialect().remove_unsupported(filled.content, _OPAQUE)
     config, invalid, paths = validate(EngineConfig, drop_nulls(supported, ()))
     problems = [*filled.problems, *twice, *refused, *invalid]
     bad = frozenset(dotted(path) for path in paths) | filled.bad

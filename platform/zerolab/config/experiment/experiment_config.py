@@ -15,21 +15,15 @@ from zerolab.config.experiment.sections import (
     ProfilingConfig,
     ReproducibilityConfig,
     RetentionPolicyConfig,
-    stage_problems,
 )
 from zerolab.config.experiment.storage import CheckpointStorageConfig, storage_problems
-from zerolab.config.experiment.unsupported_fields import (
-    OTHER_SEARCHER_KEYS,
-    OTHER_SEARCHERS,
-    UNSUPPORTED_FIELDS,
-)
 from zerolab.config.files import read_yaml
-from zerolab.config.unsupported import remove_unsupported
 from zerolab.contract.limits import LABEL_CHARACTERS, LABELS, LOG_POLICIES, NAME_CHARACTERS
 from zerolab.contract.names import check_name, check_text
 from zerolab.contract.secrets import masked_paths
 from zerolab.contract.spec import TrialClass
 from zerolab.errors import ConfigError
+from zerolab.registry import PARTS
 from zerolab.schema.hyperparameters import space_problems
 from zerolab.schema.json_values import json_value_problems, to_json_values
 from zerolab.schema.lengths import Length
@@ -46,7 +40,19 @@ from zerolab.schema.section import (
 from zerolab.searcher.registry import SEARCHERS
 from zerolab.searcher.section import SearcherConfig
 
-__all__ = ["ExperimentConfig", "ExperimentFile", "load_experiment", "parse_experiment"]
+__all__ = [
+    "REMOVED_BACKEND",
+    "ExperimentConfig",
+    "ExperimentFile",
+    "load_experiment",
+    "parse_experiment",
+]
+
+REMOVED_BACKEND = (
+    "remove it to train with Zerolab's engine; for DeepSpeed's own engine call "
+    "deepspeed.initialize() in the trial and give the engine to context.wrap_model_engine()"
+)
+"""Replacement of ``backend: deepspeed``."""
 
 DEFAULT_LOG_POLICIES = (
     # Not checked here: the patterns' library is only imported for experiments with patterns.
@@ -195,10 +201,11 @@ def parse_experiment(content: Mapping[str, Any]) -> ExperimentFile:
     unfit = json_value_problems(content)
     if unfit:
         return ExperimentFile(None, unfit, frozenset())
-    content, problems = _without_other_searcher(content)
-    supported, refused, _ = remove_unsupported(content, UNSUPPORTED_FIELDS, _OPAQUE)
-    config, invalid, paths = validate(ExperimentConfig, drop_nulls(supported, _OPAQUE))
-    problems += refused + [_with_remedy(line) for line in invalid] + list(_mask_problems(supported))
+    problems: list[str] = []
+    if unsupported := PARTS.find("unsupported_fields"):
+        content, problems = unsupported.without_unsupported(content, _OPAQUE)
+    config, invalid, paths = validate(ExperimentConfig, drop_nulls(content, _OPAQUE))
+    problems += [_with_remedy(line) for line in invalid] + list(_mask_problems(content))
     bad = frozenset(dotted(path) for path in paths)
     if config is not None:
         wrong_keys = {problem.partition(": ")[0] for problem in problems}
@@ -243,27 +250,6 @@ _OPAQUE = frozenset({"hyperparameters", "data"})
 """Blocks whose content belongs to the user."""
 
 
-def _without_other_searcher(content: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Reject a searcher that Determined names differently, in one line.
-
-    Returns:
-        The file with a known searcher instead, so that its other errors are found, and the
-        problems.
-    """
-    searcher = content.get("searcher")
-    name = searcher.get("name") if isinstance(searcher, Mapping) else None
-    if (
-        not isinstance(searcher, Mapping)
-        or not isinstance(name, str)
-        or name not in OTHER_SEARCHERS
-    ):
-        return dict(content), []
-    common_keys = {key: value for key, value in searcher.items() if key not in OTHER_SEARCHER_KEYS}
-    accepted = {"max_trials": 1, "max_length": 1} | common_keys | {"name": "random"}
-    problem = f"searcher.name: {OTHER_SEARCHERS[name]}, got {name!r}"
-    return {**content, "searcher": accepted}, [problem]
-
-
 def _checks(config: ExperimentConfig) -> Iterator[str]:
     """Yield violated rules between fields."""
     searcher = config.searcher
@@ -278,7 +264,9 @@ def _checks(config: ExperimentConfig) -> Iterator[str]:
             "e.g. {batches: 1000}"
         )
     yield from storage_problems(config.checkpoint_storage)
-    yield from stage_problems(config.data)
+    if (stage := config.data.get("stage")) is not None:
+        problem = PARTS.problem("stage")
+        yield from [f"data.stage: {problem}"] if problem else PARTS["stage"].stage_problems(stage)
     profiling = config.profiling
     last = profiling.end_after_batch
     if last is not None and last < profiling.begin_on_batch:

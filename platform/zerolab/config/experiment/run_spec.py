@@ -5,15 +5,14 @@ from typing import Any
 from zerolab.config.experiment.entrypoint import parse_entrypoint
 from zerolab.config.experiment.experiment_config import ExperimentConfig
 from zerolab.config.experiment.resources import fewer_slots
-from zerolab.config.experiment.sections import stage_of
 from zerolab.contract.spec import (
     ENV_AS_DEEPSPEED,
     FitSpec,
     HostSlots,
     LengthSpec,
     ProfilingSpec,
-    StageSpec,
 )
+from zerolab.registry import PARTS
 from zerolab.schema.lengths import Length
 
 __all__ = ["run_spec_fields", "variables_of"]
@@ -25,24 +24,20 @@ def run_spec_fields(config: ExperimentConfig) -> dict[str, Any]:
     Args:
         config: The experiment's configuration.
     """
+    stage = config.data.get("stage")
     return {
         "entrypoint": parse_entrypoint(config.entrypoint),
         "fit": _fit(config),
         "variables": variables_of(config),
         "python": config.environment.python or "",
         "data": config.data,
-        "stage": _stage(config),
+        "stage": None if stage is None else PARTS["stage"].stage_spec(stage),
         "hosts": tuple(
             HostSlots(host, tuple(slots)) for host, slots in (config.resources.hosts or {}).items()
         ),
         "fewer": tuple(fewer_slots(config.resources)) if config.resources.hosts else (),
         "ssh_config": config.resources.ssh_config or "",
     }
-
-
-def _stage(config: ExperimentConfig) -> StageSpec | None:
-    stage = stage_of(config.data)
-    return None if stage is None else StageSpec(stage.source, stage.to, stage.once_per == "trial")
 
 
 def _fit(config: ExperimentConfig) -> FitSpec:

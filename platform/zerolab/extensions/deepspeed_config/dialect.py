@@ -8,6 +8,7 @@ from zerolab.config.engine.dialect import Dialect, ResolvedAuto
 from zerolab.extensions.deepspeed_config.auto_values import fill_auto, trial_auto_values
 from zerolab.extensions.deepspeed_config.normalization import drop_unsharded_offload, normalize
 from zerolab.extensions.deepspeed_config.unsupported_keys import UNSUPPORTED_KEYS, without_aliases
+from zerolab.extensions.unsupported import remove_unsupported
 
 if TYPE_CHECKING:
     from zerolab.config.experiment.model_files import ModelFiles
@@ -51,6 +52,12 @@ class DeepSpeedDialect(Dialect):
     ) -> contextlib.AbstractContextManager[None]:
         """Resolve ``"auto"`` in this process from a trial's hyperparameters."""
         return trial_auto_values(hyperparameters, batches)
+
+    def remove_unsupported(
+        self, content: Mapping[str, Any], opaque: Collection[str]
+    ) -> tuple[dict[str, Any], list[str], list[str]]:
+        """Remove keys of DeepSpeed without counterpart."""
+        return remove_unsupported(content, self.unsupported, opaque)
 
     def drop_idle(self, content: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
         """Drop ``offload_param`` if parameters are not sharded."""

@@ -7,7 +7,7 @@ off differ: ``{}`` turns ZenFlow on, but requests no quantized weights.
 from collections.abc import Mapping
 from typing import Any
 
-from zerolab.config.unsupported import (
+from zerolab.extensions.unsupported import (
     BLOCK,
     EMPTY,
     NEVER_OFF,

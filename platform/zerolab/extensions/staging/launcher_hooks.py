@@ -1,4 +1,4 @@
-"""Launcher hooks of staging: stage a run's data, keep it locked, and remove it afterwards."""
+"""Staging of a run's data: copy it, keep it locked, and remove it afterwards."""
 
 import contextlib
 import os
@@ -11,9 +11,9 @@ from types import FrameType
 
 from zerolab.contract.outcome import Outcome, read_reason
 from zerolab.contract.spec import ENV_STAGED, EXIT_PREEMPTED, EXIT_USER_ERROR, RunSpec
-from zerolab.extensions.staging.copying import StagedCopy
+from zerolab.extensions.staging.section import stage_problems, stage_spec
 
-__all__ = ["staged"]
+__all__ = ["stage_problems", "stage_spec", "staged"]
 
 
 @contextlib.contextmanager
@@ -32,6 +32,8 @@ def staged(spec: RunSpec, spec_file: Path) -> Iterator[Outcome | None]:
     if spec.stage is None:
         yield None
         return
+    from zerolab.extensions.staging.copying import StagedCopy  # not to check a file
+
     copy = StagedCopy(spec.stage.target_dir(spec.trial_id))
     try:
         lock = copy.open_use()

@@ -38,9 +38,9 @@ def install_from_environment() -> None:
 def _take_fsdp_for_the_engine() -> None:
     if os.environ.get("ACCELERATE_USE_FSDP") != "true":
         return
-    from zerolab.launcher.fsdp import deepspeed_variables_of_fsdp
+    from zerolab.registry import PARTS
 
-    variables = deepspeed_variables_of_fsdp(os.environ)
+    variables = PARTS["fsdp_settings"].deepspeed_variables_of_fsdp(os.environ)
     os.environ.update(variables)
     if os.environ.get("RANK", "0") == "0":
         sys.stderr.write(

@@ -7,7 +7,7 @@ from typing import Any
 
 from zerolab.config.files import read_yaml
 from zerolab.errors import ConfigError
-from zerolab.launcher.fsdp import DEEPSPEED_VARIABLES, FSDP_KEYS, variables_of_sharding
+from zerolab.extensions.fsdp_settings import DEEPSPEED_VARIABLES, FSDP_KEYS, variables_of_sharding
 
 __all__ = ["AccelerateConfig", "read_accelerate"]
 
