@@ -3,9 +3,9 @@
 import pytest
 
 from zerolab.agent.run import run_environment
-from zerolab.agent.slots import find_slots
 from zerolab.contract.messages import SlotInfo
 from zerolab.errors import ConfigError
+from zerolab.launcher.devices import find_slots
 from zerolab.linux import usable_cores
 
 CPUS = [SlotInfo(index, "cpu") for index in range(4)]

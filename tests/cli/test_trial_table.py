@@ -16,8 +16,7 @@ from tests.long_names import CALLED
 from tests.server.helpers import validation
 from tests.server.processes import LiveServer, played
 from zerolab.cli.trial_table import print_trials
-from zerolab.contract.flatten import short_names
-from zerolab.contract.spreadsheet import safe_cell
+from zerolab.contract.flatten import safe_cell, short_names
 
 pytestmark = pytest.mark.processes
 

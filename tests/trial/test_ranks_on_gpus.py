@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from tests.engine.ranks import run_on_ranks
 from zerolab.agent.run import run_environment
-from zerolab.agent.slots import find_slots
 from zerolab.contract.spec import ProfilingSpec
 from zerolab.extensions.launcher_ssh import worker
+from zerolab.launcher.devices import find_slots
 from zerotrial.engine.builder.environment import choose_device
 from zerotrial.extensions.deepspeed_api import cpu_support
 from zerotrial.extensions.deepspeed_api.shared_weights import HostMemory

@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from zerolab.client.loopback import is_loopback
+from zerolab.client.transport import is_loopback
 from zerolab.contract.messages import RendezvousAddress
 from zerolab.contract.spec import Nodes
 from zerolab.linux import free_port

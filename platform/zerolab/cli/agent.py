@@ -71,11 +71,11 @@ def start(
     import os
 
     from zerolab.agent.agent import Agent
-    from zerolab.agent.slots import find_slots
     from zerolab.cli.connection import find_server_url
     from zerolab.client.http import Client
     from zerolab.contract.spec import ENV_MASTER
     from zerolab.errors import ForbiddenError
+    from zerolab.launcher.devices import find_slots
     from zerolab.launcher.registry import LAUNCHERS, launcher_of_file
     from zerolab.parent import forbid_inspection
     from zerolab.paths import Home

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from zerolab.cli.output import end_state, number, print_message, print_table
-from zerolab.contract.flatten import flatten_hparams, short_names
-from zerolab.contract.spreadsheet import safe_cell
+from zerolab.contract.flatten import flatten_hparams, safe_cell, short_names
 from zerolab.formatting import duration_text
 
 __all__ = ["column_of", "csv_lines", "print_trials"]

@@ -1,5 +1,6 @@
 """HTTP transport of the client: token, timeouts, pages, parsing of responses, and backoff."""
 
+import ipaddress
 import random
 import ssl
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -10,7 +11,6 @@ from typing import Any, NamedTuple, Self
 import httpx
 import msgspec
 
-from zerolab.client.loopback import is_loopback
 from zerolab.contract.messages import JSON
 from zerolab.errors import (
     ConfigError,
@@ -30,6 +30,7 @@ __all__ = [
     "Transport",
     "drop_none",
     "error_of",
+    "is_loopback",
     "parse_events",
     "resource",
 ]
@@ -39,7 +40,6 @@ PREFIX = "/api/v1"
 _CONNECT_TIMEOUT_S = 10.0
 _PAGE = 1000
 """Rows of a request: the server's maximum."""
-
 _JITTER = random.SystemRandom()
 """Separate from the generator of a user's training, whose numbers must not change."""
 
@@ -351,3 +351,15 @@ class Backoff:
     def reset(self) -> None:
         """Start again with the first pause, after a success."""
         self._next_s = self._first_s
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a name or an address is a loopback address.
+
+    Args:
+        host: As in ``urlsplit(...).hostname``: without brackets.
+    """
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower().rstrip(".") == "localhost"

@@ -1,15 +1,14 @@
-"""Flattening of hyperparameters to a list with dotted names."""
+"""Hyperparameters as columns: dotted names, short names, and cells of a spreadsheet."""
 
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-__all__ = ["Leaf", "flatten_hparams", "short_names"]
+__all__ = ["Leaf", "flatten_hparams", "safe_cell", "short_names"]
 
 Leaf = float | int | str | bool | None
 """A value of a flat list. Lists of plain values and empty containers are JSON text."""
-
 _SHORT = 20
 """Longest name, in characters, that is not shortened."""
 
@@ -63,3 +62,11 @@ def _tails(name: str) -> Iterator[str]:
     for first in reversed(range(len(parts))):
         if parts[first] and not parts[first].isdigit():
             yield ".".join(parts[first:])
+
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def safe_cell(text: str) -> str:
+    """Prefix a text with a quote if a spreadsheet would read it as a formula."""
+    return f"'{text}" if text.startswith(_FORMULA) else text

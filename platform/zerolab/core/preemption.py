@@ -1,4 +1,4 @@
-"""Preemption: requests of the server, or SIGTERM, to checkpoint and exit."""
+"""Preemption by the server or SIGTERM, and extension of a run at its bound."""
 
 import contextlib
 import logging
@@ -8,18 +8,21 @@ import threading
 import time
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from zerolab.client.http import Client
 from zerolab.client.transport import Backoff
-from zerolab.contract.messages import Directive
+from zerolab.contract.messages import Directive, Extension
 from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.spec import ENV_RUN_SPEC, RunSpec
-from zerolab.errors import NotFoundError, StaleRunError, UnreachableError
+from zerolab.errors import NotFoundError, StaleRunError, UnreachableError, ZerolabError
 
-__all__ = ["DirectivePoller", "SigtermFlag"]
+if TYPE_CHECKING:
+    from zerolab.reports.reporter import Reporter
+
+__all__ = ["DirectivePoller", "SigtermFlag", "request_extension"]
 
 logger = logging.getLogger(__name__)
-
 _WAIT_S = 30.0
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 10.0
@@ -146,3 +149,31 @@ class DirectivePoller:
                 error,
                 exc_info=error,
             )
+
+
+logger = logging.getLogger(__name__)
+_TIMEOUT_S = 10.0
+
+
+def request_extension(spec: RunSpec, reporter: "Reporter", until: int) -> Extension | None:
+    """Ask the server whether a run at its bound may continue immediately.
+
+    The decision depends on its reports, so all of them are uploaded first.
+
+    Args:
+        spec: The run.
+        reporter: Reporter of the run.
+        until: Its bound, in the unit of the search.
+
+    Returns:
+        The response; None without a server, or if it is unreachable. The run then ends at its
+        bound, and the trial is restarted later if the searcher continues it.
+    """
+    if not spec.master or not reporter.flush():
+        return None
+    try:
+        with Client(spec.master, spec.token, timeout_s=_TIMEOUT_S) as client:
+            return client.extend(spec.run_id, until)
+    except ZerolabError as error:
+        logger.debug("could not request an extension: %s", error)
+        return None

@@ -4,8 +4,7 @@ A new searcher is one file and one entry point of the group ``zerolab.searchers`
 """
 
 from zerolab.registry import Registry, subclass_of
-from zerolab.searcher.asha.adaptive_asha import AdaptiveAshaConfig
-from zerolab.searcher.asha.async_halving import AsyncHalvingConfig
+from zerolab.searcher.asha.section import AdaptiveAshaConfig, AsyncHalvingConfig
 from zerolab.searcher.grid_search import GridConfig
 from zerolab.searcher.random_search import RandomConfig
 from zerolab.searcher.section import SearcherConfig

@@ -35,8 +35,7 @@ from zerolab.storage.backends import (
     StoredCheckpoint,
     path_inside,
 )
-from zerolab.storage.objects import FileRecord
-from zerolab.storage.progress import TransferProgress
+from zerolab.storage.objects import FileRecord, TransferProgress
 
 __all__ = [
     "CheckpointStore",

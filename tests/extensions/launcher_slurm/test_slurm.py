@@ -13,7 +13,6 @@ import pytest
 from tests.extensions.launcher_slurm.cluster import Cluster
 from tests.launcher.helpers import end_of, make_run
 from tests.waiting import DEADLINE_S, until
-from zerolab.agent.slots import find_slots
 from zerolab.contract.messages import SlotInfo
 from zerolab.contract.nodes import node_capacity_problem
 from zerolab.contract.outcome import Outcome
@@ -31,6 +30,7 @@ from zerolab.extensions.launcher_slurm.partition import (
 )
 from zerolab.extensions.launcher_slurm.settings import SlurmSettings, read_settings
 from zerolab.extensions.launcher_slurm.worker import node_folder, sizes_of
+from zerolab.launcher.devices import find_slots
 from zerolab.paths import Home
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "slurm"

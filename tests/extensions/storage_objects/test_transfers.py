@@ -16,7 +16,7 @@ from zerolab.core.context import CheckpointContext
 from zerolab.core.socket_ranks import SocketRanks
 from zerolab.errors import ConfigError, NotFoundError, StorageError
 from zerolab.extensions.storage_objects.object_store import FsspecStore, _callback
-from zerolab.storage.progress import TransferProgress
+from zerolab.storage.objects import TransferProgress
 from zerolab.storage.store import CheckpointStore, new_uuid
 
 

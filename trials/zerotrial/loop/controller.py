@@ -16,9 +16,8 @@ from typing import Any
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from zerolab.contract.messages import Extension
-from zerolab.core.length_extension import request_extension
 from zerolab.core.machine_metrics import MachineMetrics
-from zerolab.core.preemption import DirectivePoller, SigtermFlag
+from zerolab.core.preemption import DirectivePoller, SigtermFlag, request_extension
 from zerolab.errors import TrialError
 from zerolab.reports.reporter import Reporter
 from zerotrial.callbacks import CallbackList

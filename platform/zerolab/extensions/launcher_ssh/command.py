@@ -204,13 +204,13 @@ def launch(
     was lost, 75 if ranks were preempted and saved a checkpoint (their code is 66).
     Example: zerolab launch --hostfile hosts --include worker-1:0,1 train.py --epochs 3
     """
-    from zerolab.agent.slots import find_slots
     from zerolab.contract.nodes import shell_exit_code
     from zerolab.errors import ConfigError
     from zerolab.extensions.launcher_ssh.elastic_restart import NodeBounds
     from zerolab.extensions.launcher_ssh.options import LaunchOptions, make_plan
     from zerolab.extensions.launcher_ssh.other_launchers.deepspeed_options import DeepSpeedOptions
     from zerolab.extensions.launcher_ssh.slot_selection import SlotOptions
+    from zerolab.launcher.devices import find_slots
 
     del no_ssh_check
     min_elastic_nodes, max_elastic_nodes = _count(min_elastic_nodes), _count(max_elastic_nodes)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from urllib.parse import urlsplit, urlunsplit
 
-from zerolab.client.loopback import is_loopback
+from zerolab.client.transport import is_loopback
 
 __all__ = ["Tunnel", "tunnel_to"]
 

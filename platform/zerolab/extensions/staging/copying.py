@@ -32,7 +32,7 @@ from zerolab.extensions.staging.source import DataRefusedError, Source, SourceFi
 from zerolab.files import write_json
 from zerolab.formatting import size_text
 from zerolab.linux import sync_file_system
-from zerolab.storage.progress import TransferProgress
+from zerolab.storage.objects import TransferProgress
 
 __all__ = ["StagedCopy", "StoppedError", "Watch"]
 

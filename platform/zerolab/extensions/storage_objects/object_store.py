@@ -11,8 +11,7 @@ from zerolab.contract.storage import StorageAddress
 from zerolab.errors import ConfigError, NotFoundError, StorageError
 from zerolab.extensions.storage_objects.faults import opening_error, storage_error
 from zerolab.extensions.storage_objects.filesystem import open_remote
-from zerolab.storage.objects import FileRecord, StorageRefusedError, file_hash
-from zerolab.storage.progress import TransferProgress
+from zerolab.storage.objects import FileRecord, StorageRefusedError, TransferProgress, file_hash
 
 __all__ = ["FsspecStore", "retried"]
 

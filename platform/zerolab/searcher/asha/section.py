@@ -1,4 +1,4 @@
-"""Common section of ``async_halving`` and ``adaptive_asha``."""
+"""Sections of the searchers ``async_halving`` and ``adaptive_asha``."""
 
 import math
 from abc import abstractmethod
@@ -11,14 +11,21 @@ from zerolab.schema.lengths import LONGEST, Length
 from zerolab.schema.section import PositiveInt
 from zerolab.schema.space import MAX_TRIALS, Space
 from zerolab.searcher.asha.brackets import MultiBracketSearcher
-from zerolab.searcher.asha.promotion import PromotingRungs
-from zerolab.searcher.asha.rung_sizes import MAX_DIVISOR, Bracket, make_rungs, simulate
-from zerolab.searcher.asha.stopping import StoppingRungs
+from zerolab.searcher.asha.promotion import PromotingRungs, StoppingRungs
+from zerolab.searcher.asha.rung_sizes import (
+    MAX_DIVISOR,
+    MAX_RUNGS,
+    Bracket,
+    Mode,
+    make_brackets,
+    make_rungs,
+    simulate,
+)
 from zerolab.searcher.interface import Searcher
 from zerolab.searcher.operations import Operation
 from zerolab.searcher.section import SearcherConfig
 
-__all__ = ["HalvingConfig"]
+__all__ = ["AdaptiveAshaConfig", "AsyncHalvingConfig", "HalvingConfig"]
 
 
 class HalvingConfig(SearcherConfig):
@@ -174,3 +181,69 @@ class HalvingConfig(SearcherConfig):
 
     def _rungs(self, bracket: Bracket) -> list[int]:
         return make_rungs(bracket.num_rungs, self.divisor, self.length)
+
+
+class AdaptiveAshaConfig(HalvingConfig):
+    """Several brackets of ASHA, which stop trials early or late."""
+
+    name: Literal["adaptive_asha"]
+    """Several brackets of ASHA, some of which stop trials early and some late."""
+
+    mode: Mode = "standard"
+    """When trials are stopped: ``aggressive`` is one bracket with all rungs; ``standard`` adds
+    brackets with at least half of them; ``conservative`` adds those down to one rung."""
+
+    max_rungs: Annotated[PositiveInt, Field(le=MAX_RUNGS)] = 5
+    """Maximum number of rungs of a bracket."""
+
+    bracket_rungs: Annotated[
+        list[Annotated[PositiveInt, Field(le=MAX_RUNGS)]], Field(max_length=MAX_RUNGS)
+    ] = Field(default_factory=list)
+    """Rungs of each bracket; replaces those of ``mode``."""
+
+    derived_fields: ClassVar[frozenset[str]] = frozenset({"bracket_rungs"})
+
+    def with_derived_fields(self, before: Self) -> Self:
+        """Keep the existing brackets, and add rungs for a greater length."""
+        if self.bracket_rungs != before.bracket_rungs:
+            return self  # set by the user
+        above = self.rungs_above(before)
+        rungs = [bracket.num_rungs + above for bracket in before.brackets()]
+        return self.model_copy(update={"bracket_rungs": rungs})
+
+    def brackets(self) -> list[Bracket]:
+        """Return the brackets that follow from the mode."""
+        return make_brackets(
+            max_time=self.length,
+            max_trials=self.max_trials,
+            divisor=self.divisor,
+            mode=self.mode,
+            max_rungs=self.max_rungs,
+            max_concurrent_trials=self.max_concurrent_trials,
+            bracket_rungs=self.bracket_rungs,
+        )
+
+
+class AsyncHalvingConfig(HalvingConfig):
+    """ASHA: random samples, of which the best at each of ``num_rungs`` rungs are promoted."""
+
+    name: Literal["async_halving"]
+    """ASHA: random samples, of which the best at each of ``num_rungs`` rungs are promoted."""
+
+    num_rungs: Annotated[PositiveInt, Field(le=MAX_RUNGS)]
+    """Number of rungs at which a trial is compared with others, including the end of its
+    training."""
+
+    derived_fields: ClassVar[frozenset[str]] = frozenset({"num_rungs"})
+
+    def with_derived_fields(self, before: Self) -> Self:
+        """Add rungs for a greater length."""
+        if self.num_rungs != before.num_rungs:
+            return self  # set by the user
+        rungs = before.num_rungs + self.rungs_above(before)
+        return self.model_copy(update={"num_rungs": rungs})
+
+    def brackets(self) -> list[Bracket]:
+        """Return one bracket; without a limit its concurrency is that of one full decision."""
+        concurrent = self.max_concurrent_trials or int(self.divisor ** (self.num_rungs - 1))
+        return [Bracket(self.num_rungs, self.max_trials, min(concurrent, self.max_trials))]

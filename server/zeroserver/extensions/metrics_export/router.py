@@ -13,7 +13,7 @@ from sqlalchemy import Connection, select
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from zerolab.contract.spreadsheet import safe_cell
+from zerolab.contract.flatten import safe_cell
 from zeroserver.access.routes import ACCESS, USER
 from zeroserver.api.common import IdPath
 from zeroserver.api.queries import metric_names
