@@ -1,5 +1,6 @@
 """Small files shared by processes: written atomically, private if needed."""
 
+import fcntl
 import os
 import tempfile
 from pathlib import Path
@@ -7,7 +8,15 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-__all__ = ["append_private", "create_private", "read_json", "sync", "write_atomic", "write_json"]
+__all__ = [
+    "append_private",
+    "create_private",
+    "lock_file",
+    "read_json",
+    "sync",
+    "write_atomic",
+    "write_json",
+]
 
 
 def write_atomic(path: Path, content: bytes, *, mode: int = 0o600) -> None:
@@ -68,6 +77,31 @@ def create_private(path: Path, content: bytes) -> bool:
     finally:
         Path(name).unlink()
     return True
+
+
+def lock_file(path: Path, *, wait: bool = False) -> BinaryIO:
+    """Open a file that no other process can lock until it is closed; create it if it is missing.
+
+    Args:
+        path: The file; only its owner can read a new one.
+        wait: Wait until the other process has closed it.
+
+    Raises:
+        BlockingIOError: If another process holds the lock and ``wait`` is false.
+        OSError: If the file cannot be opened.
+
+    Example::
+
+        with lock_file(home / "server.lock"):
+            ...  # one process at a time
+    """
+    file = append_private(path)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
 def append_private(path: Path) -> BinaryIO:

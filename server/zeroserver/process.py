@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
-import filelock
-import uvicorn
 from fastapi import FastAPI
+from uvicorn.config import Config
+from uvicorn.server import Server
 
 from zerolab.contract.ports import read_port
 from zerolab.contract.spec import ENV_DATABASE
 from zerolab.errors import ConfigError, ConflictError, ZerolabError
-from zerolab.files import write_json
+from zerolab.files import lock_file, write_json
 from zerolab.parent import forbid_inspection
 from zerolab.paths import Home
 from zeroserver.access.connection_timeouts import (
@@ -39,10 +39,10 @@ __all__ = ["main", "serving"]
 logger = logging.getLogger("zeroserver")
 
 
-class _Server(uvicorn.Server):
+class _Server(Server):
     """uvicorn server that publishes its address and ends long polls on shutdown."""
 
-    def __init__(self, config: uvicorn.Config, services: Services, home: Home) -> None:
+    def __init__(self, config: Config, services: Services, home: Home) -> None:
         super().__init__(config)
         self._services = services
         self._home = home
@@ -109,9 +109,9 @@ class Connections:
 
 def serving(
     app: FastAPI, limits: ConnectionLimits, connections: Connections = Connections()
-) -> uvicorn.Config:
+) -> Config:
     """Return the uvicorn configuration of the application."""
-    return uvicorn.Config(
+    return Config(
         app,
         ssl_certfile=connections.tls_cert,
         ssl_keyfile=connections.tls_key,
@@ -134,10 +134,9 @@ def _serve(options: argparse.Namespace) -> int:
     check_url(options.database)
     if options.check_options:
         return 0
-    lock = filelock.FileLock(home.path / "server.lock")
     try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
+        lock = lock_file(home.path / "server.lock")
+    except BlockingIOError:
         msg = f"another server already works on {home.path}; stop it with `zerolab down`"
         raise ConflictError(msg) from None
     except OSError as error:

@@ -9,8 +9,6 @@ import socket
 import threading
 import time
 
-import filelock
-
 from zerolab.agent.run import Run, finish_run, leftover_runs, run_environment
 from zerolab.client.http import Client
 from zerolab.client.transport import Backoff
@@ -24,7 +22,7 @@ from zerolab.errors import (
     NotFoundError,
     ZerolabError,
 )
-from zerolab.files import write_json
+from zerolab.files import lock_file, write_json
 from zerolab.launcher.interface import Launcher
 from zerolab.paths import Home
 
@@ -98,10 +96,9 @@ class Agent:
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda _number, _frame: self._stopping.set())
-        lock = filelock.FileLock(self._home.agent_lock, mode=0o600)
         try:
-            lock.acquire(timeout=0)
-        except filelock.Timeout as error:
+            lock = lock_file(self._home.agent_lock)
+        except BlockingIOError as error:
             msg = f"another agent runs with the data directory {self._home.path}"
             raise ConflictError(f"{msg}; stop it with `zerolab down`") from error
         with lock:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from zerolab.contract.spec import ENV_DATABASE, ENV_HOME, ENV_MASTER, ENV_TOKEN
 from zerolab.errors import ConfigError, ForbiddenError, UnreachableError, ZerolabError
-from zerolab.files import append_private, read_json
+from zerolab.files import append_private, lock_file, read_json
 from zerolab.paths import Home
 
 if TYPE_CHECKING:
@@ -96,14 +96,12 @@ def start_services(
     Raises:
         ZerolabError: If a process does not start.
     """
-    import filelock
-
     home.create()
     home.ensure_token()
     options, variables = _split_database_option(server_options)
     if server_options:
         _check_server_options(home, options, variables)
-    with filelock.FileLock(home.up_lock, mode=0o600):
+    with lock_file(home.up_lock, wait=True):
         url = _start_server(home, port, options, variables, print_message)
         if agent:
             _start_agent(home, url, slots, cpu=cpu, print_message=print_message)
@@ -116,11 +114,9 @@ def stop_services(home: Home, print_message: Callable[[str], None]) -> bool:
     Returns:
         Whether a process was stopped.
     """
-    import filelock
-
     home.create()
     stopped = False
-    with filelock.FileLock(home.up_lock, mode=0o600):
+    with lock_file(home.up_lock, wait=True):
         for service in (agent_of(home), server_of(home)):
             process = running_process(service)
             if process is not None:

@@ -5,9 +5,8 @@ import os
 import sys
 from pathlib import Path
 
-import filelock
-
 from zerolab.errors import ConflictError, ZerolabError
+from zerolab.files import lock_file
 from zerolab.paths import Home
 from zeroserver.extensions.database import restore
 from zeroserver.store import backup
@@ -46,10 +45,9 @@ def _back_up(options: argparse.Namespace, home: Home, database: Database) -> int
 
 def _restore(options: argparse.Namespace, home: Home, database: Database) -> int:
     home.create()
-    lock = filelock.FileLock(home.path / "server.lock")
     try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
+        lock = lock_file(home.path / "server.lock")
+    except BlockingIOError:
         msg = f"a server works on {home.path}; stop it with `zerolab down` before you restore"
         raise ConflictError(msg) from None
     with lock:
