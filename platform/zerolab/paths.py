@@ -6,9 +6,10 @@ import logging
 import os
 import secrets
 import stat
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
+
+import msgspec
 
 from zerolab.contract.spec import ENV_HOME, ENV_MASTER, ENV_TOKEN
 from zerolab.errors import ConfigError
@@ -19,8 +20,7 @@ __all__ = ["Home", "named_master", "server_url", "token_of"]
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Home:
+class Home(msgspec.Struct, frozen=True):
     """The data directory of an installation: token, database, archives, checkpoints, runs, logs.
 
     The constructor has no effect on the disk; :meth:`create` creates the directories.

@@ -36,7 +36,7 @@ def _defer_models() -> None:
     """
     from pydantic import BaseModel
 
-    def rebuild(model: type[BaseModel], **options: Any) -> bool | None:
+    def rebuild(model: type[BaseModel], /, **options: Any) -> bool | None:
         return original.__func__(model, **options) if options else None
 
     BaseModel.model_config["defer_build"] = True

@@ -10,8 +10,9 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from zeroserver.store.database import Change
 
@@ -64,8 +65,7 @@ class Hub:
                 changed.set()
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """One event of the streams."""
 
     number: int
@@ -79,8 +79,7 @@ class Entry:
         return _ENTRY_BYTES + (len(self.resource) if isinstance(self.resource, bytes) else 0)
 
 
-@dataclass
-class Journal:
+class Journal(msgspec.Struct):
     """Recent events, so that an interrupted stream can resume.
 
     Events of an experiment are kept from its first reader until one minute after its last one. A
@@ -96,15 +95,15 @@ class Journal:
     linger_s: float = 60.0
     """Seconds for which a disconnected reader may resume."""
     held_bytes: int = 0
-    boot: str = field(default_factory=lambda: secrets.token_hex(4))
-    _entries: deque[Entry] = field(default_factory=deque)
+    boot: str = msgspec.field(default_factory=lambda: secrets.token_hex(4))
+    _entries: deque[Entry] = msgspec.field(default_factory=deque)
     _last: int = 0
-    _kept_after: dict[int, int] = field(default_factory=dict)
+    _kept_after: dict[int, int] = msgspec.field(default_factory=dict)
     """Number before the first kept event, by experiment (or :data:`ALL`) with a reader."""
     _forgotten: int = 0
     """Number of the last event that was dropped or is missing."""
-    _readers: Counter[int] = field(default_factory=Counter)
-    _idle_since: dict[int, float] = field(default_factory=dict)
+    _readers: Counter[int] = msgspec.field(default_factory=Counter)
+    _idle_since: dict[int, float] = msgspec.field(default_factory=dict)
     """Monotonic time at which the last reader of an experiment disconnected."""
 
     def wanted(self, experiment_id: int) -> bool:

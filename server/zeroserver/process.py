@@ -10,10 +10,11 @@ import socket
 import ssl
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
+import msgspec
 from fastapi import FastAPI
 from uvicorn.config import Config
 from uvicorn.server import Server
@@ -97,8 +98,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
 
 
-@dataclass(frozen=True)
-class Connections:
+class Connections(msgspec.Struct, frozen=True):
     """TLS and proxy options of the server."""
 
     tls_cert: Path | None = None
@@ -108,7 +108,9 @@ class Connections:
 
 
 def serving(
-    app: FastAPI, limits: ConnectionLimits, connections: Connections = Connections()
+    app: FastAPI,
+    limits: ConnectionLimits,
+    connections: Connections = Connections(),  # noqa: B008 - frozen
 ) -> Config:
     """Return the uvicorn configuration of the application."""
     return Config(

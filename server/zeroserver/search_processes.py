@@ -17,10 +17,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+import msgspec
 from sqlalchemy import Connection, select
 from starlette.concurrency import run_in_threadpool
 
@@ -54,8 +54,7 @@ _INHERITED_PREFIXES = ("LC_", "PYTHON")
 _CONFIG_KEYS = ("searcher", "hyperparameters", "reproducibility")
 
 
-@dataclass
-class _Process:
+class _Process(msgspec.Struct):
     """Process of one searcher."""
 
     running: subprocess.Popen[bytes]
@@ -63,24 +62,21 @@ class _Process:
     errors: IO[bytes]
 
 
-@dataclass
-class _Failures:
+class _Failures(msgspec.Struct):
     """Number of failures of a searcher's process, and the earliest next start."""
 
     count: int = 0
     next_at: float = 0.0
 
 
-@dataclass
 class SearchProcesses:
     """Supervisor of searcher processes; used on the event loop's thread only."""
 
-    services: Services
-    _running: dict[int, _Process] = field(default_factory=dict)
-    _failures: dict[int, _Failures] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._folders = self.services.orchestrator.home.searchers
+    def __init__(self, services: Services) -> None:
+        self.services = services
+        self._running: dict[int, _Process] = {}
+        self._failures: dict[int, _Failures] = {}
+        self._folders = services.orchestrator.home.searchers
         # A server that was killed leaves its directories behind.
         shutil.rmtree(self._folders, ignore_errors=True)
 

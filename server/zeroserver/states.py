@@ -5,8 +5,9 @@ action that has nothing left to do changes nothing, so that each may be asked fo
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 from zerolab.errors import ConflictError
 
@@ -102,8 +103,7 @@ RUN_MOVES: Mapping[str, frozenset[str]] = {
 }
 
 
-@dataclass(frozen=True)
-class Action:
+class Action(msgspec.Struct, frozen=True):
     """User action and the states in which it is permitted."""
 
     does: frozenset[str]

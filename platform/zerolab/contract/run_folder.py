@@ -18,17 +18,17 @@ delivered                the server has the outcome: nothing is left to do
 ```
 """
 
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+
+import msgspec
 
 from zerolab.files import append_private
 
 __all__ = ["RunFolder"]
 
 
-@dataclass(frozen=True)
-class RunFolder:
+class RunFolder(msgspec.Struct, frozen=True):
     """Paths of one run."""
 
     path: Path

@@ -3,7 +3,9 @@
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+
+import msgspec
 
 from zerolab.scheduler import reasons
 from zerolab.scheduler.backfill import backfill_limit
@@ -25,27 +27,25 @@ from zerolab.scheduler.types import (
 __all__ = ["Ledger"]
 
 
-@dataclass
-class _BackfillArea:
+class _BackfillArea(msgspec.Struct):
     """Agents of which jobs behind the first may take ``spare`` more slots."""
 
     agents: frozenset[int]
     spare: int
 
 
-@dataclass
-class _Pool:
+class _Pool(msgspec.Struct):
     """Agents of a pool that accept trials."""
 
-    agents: list[AgentSlots] = field(default_factory=list)
-    free: dict[int, list[int]] = field(default_factory=dict)
+    agents: list[AgentSlots] = msgspec.field(default_factory=list)
+    free: dict[int, list[int]] = msgspec.field(default_factory=dict)
     largest: int = 0
     """Number of slots of its largest agent."""
     first: Request | None = None
     """First request in the queue that waits for slots."""
-    areas: list[_BackfillArea] = field(default_factory=list)
+    areas: list[_BackfillArea] = msgspec.field(default_factory=list)
     """Limits for the requests behind it; an agent outside all areas is unlimited."""
-    reasons_by_shape: dict[Shape, str] = field(default_factory=dict)
+    reasons_by_shape: dict[Shape, str] = msgspec.field(default_factory=dict)
     """Reasons of the requests behind it, by shape; cleared when slots are allocated."""
 
     is_blocked: bool = False
@@ -82,8 +82,7 @@ class _Pool:
         self.update_blocked()
 
 
-@dataclass
-class _QuotaReservation:
+class _QuotaReservation(msgspec.Struct):
     """Remainder of a quota for the requests behind the first that waits for it."""
 
     first: Request

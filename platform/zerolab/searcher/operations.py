@@ -1,13 +1,13 @@
 """Operations that a searcher requests."""
 
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 __all__ = ["Continue", "Create", "Operation", "Reopen", "Shutdown", "Stop"]
 
 
-@dataclass(frozen=True)
-class Create:
+class Create(msgspec.Struct, frozen=True):
     """Start a trial."""
 
     trial_id: int
@@ -22,15 +22,13 @@ class Create:
     loaded. None for the experiment's own initialization."""
 
 
-@dataclass(frozen=True)
-class Stop:
+class Stop(msgspec.Struct, frozen=True):
     """End a trial after a checkpoint."""
 
     trial_id: int
 
 
-@dataclass(frozen=True)
-class Continue:
+class Continue(msgspec.Struct, frozen=True):
     """Let a paused trial train on."""
 
     trial_id: int
@@ -38,15 +36,13 @@ class Continue:
     """Length at which it pauses next, in the unit of the search."""
 
 
-@dataclass(frozen=True)
-class Reopen:
+class Reopen(msgspec.Struct, frozen=True):
     """Undo the end of a stopped trial: it is paused again and may continue."""
 
     trial_id: int
 
 
-@dataclass(frozen=True)
-class Shutdown:
+class Shutdown(msgspec.Struct, frozen=True):
     """End the search."""
 
 

@@ -1,8 +1,9 @@
 """Read-only view of a search: rungs, brackets and the trials in them."""
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
+
+import msgspec
 
 __all__ = ["BracketView", "EntryState", "HasView", "RungEntry", "RungView", "SearchView"]
 
@@ -22,8 +23,7 @@ class EntryState(StrEnum):
     """It ended early, by an error or by a user, and ranks last."""
 
 
-@dataclass(frozen=True)
-class RungEntry:
+class RungEntry(msgspec.Struct, frozen=True):
     """Trial that was judged at a rung."""
 
     trial_id: int
@@ -33,8 +33,7 @@ class RungEntry:
     state: EntryState
 
 
-@dataclass(frozen=True)
-class RungView:
+class RungView(msgspec.Struct, frozen=True):
     """Rung: a length at which trials are compared."""
 
     length: int
@@ -45,8 +44,7 @@ class RungView:
     """Trials that have been judged there, best first."""
 
 
-@dataclass(frozen=True)
-class BracketView:
+class BracketView(msgspec.Struct, frozen=True):
     """Bracket: rungs whose trials are compared with each other only."""
 
     trials: int
@@ -55,8 +53,7 @@ class BracketView:
     """Its rungs, lowest first."""
 
 
-@dataclass(frozen=True)
-class SearchView:
+class SearchView(msgspec.Struct, frozen=True):
     """State of all trials of a search."""
 
     brackets: tuple[BracketView, ...] = ()

@@ -11,9 +11,9 @@ import logging
 import resource
 import time
 from collections import defaultdict
-from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 __all__ = ["ConnectionLimits", "limited_protocol", "raise_file_limit"]
@@ -25,8 +25,7 @@ _MAX_FILES = 65_536
 _WARN_INTERVAL_S = 60.0
 
 
-@dataclass
-class ConnectionLimits:
+class ConnectionLimits(msgspec.Struct):
     """Limits of the connections of one server; used on the event loop's thread only."""
 
     header_s: float = 10.0
@@ -36,8 +35,8 @@ class ConnectionLimits:
     """Seconds until a client that reads nothing of its response is disconnected."""
     max_per_peer: int = 512
     """Maximum number of connections from one address."""
-    _open: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
-    _waiting: defaultdict[str, dict["_Connection", None]] = field(
+    _open: defaultdict[str, int] = msgspec.field(default_factory=lambda: defaultdict(int))
+    _waiting: defaultdict[str, dict["_Connection", None]] = msgspec.field(
         default_factory=lambda: defaultdict(dict)
     )
     """Connections without a complete header by address, the oldest first."""

@@ -1,9 +1,9 @@
 """Caller of a request: identified by the guard, passed to the routes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated
 
+import msgspec
 from fastapi import Depends, Request
 
 from zeroserver.access.routes import Caller, Callers
@@ -12,8 +12,7 @@ from zeroserver.errors import UnauthorizedError
 __all__ = ["NOBODY", "OWNER", "HttpsDep", "Principal", "PrincipalDep", "principal_of"]
 
 
-@dataclass(frozen=True)
-class Principal:
+class Principal(msgspec.Struct, frozen=True):
     """Caller of the server.
 
     Args:

@@ -9,7 +9,6 @@ import heapq
 import math
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
@@ -89,8 +88,7 @@ def _problem(column: str, sign: str, value: Any) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
-class SelectedPage:
+class SelectedPage(msgspec.Struct, frozen=True):
     """Trials of one page, in order."""
 
     ids: list[int]

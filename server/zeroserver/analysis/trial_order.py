@@ -9,7 +9,6 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 import msgspec
 from sqlalchemy import Connection
@@ -47,19 +46,18 @@ _COUNT = "SELECT count(*) FROM trials WHERE experiment_id = ?"
 _NEW = "SELECT id, hparams FROM trials WHERE experiment_id = ? AND id > ? ORDER BY id"
 
 
-@dataclass
-class _HparamColumns:
+class _HparamColumns(msgspec.Struct):
     """Hyperparameters of the trials of an experiment."""
 
-    leaves: dict[int, Mapping[str, Value]] = field(default_factory=dict)
+    leaves: dict[int, Mapping[str, Value]] = msgspec.field(default_factory=dict)
     """Hyperparameters by trial, the oldest first."""
-    orders: OrderedDict[str, list[SortPosition]] = field(default_factory=OrderedDict)
+    orders: OrderedDict[str, list[SortPosition]] = msgspec.field(default_factory=OrderedDict)
     """Sort keys of all trials, by column with its ``-``."""
-    held: OrderedDict[bytes, frozenset[int]] = field(default_factory=OrderedDict)
+    held: OrderedDict[bytes, frozenset[int]] = msgspec.field(default_factory=OrderedDict)
     """Trials that match a condition, by the condition."""
-    cells: OrderedDict[str, msgspec.Raw] = field(default_factory=OrderedDict)
+    cells: OrderedDict[str, msgspec.Raw] = msgspec.field(default_factory=OrderedDict)
     """JSON of a hyperparameter's values in all trials, by its name."""
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.Lock = msgspec.field(default_factory=threading.Lock)
     """One lock per experiment, so that others are not blocked."""
 
     def refresh(self, connection: Connection, experiment_id: int) -> None:

@@ -7,7 +7,6 @@ import asyncio
 import time
 import zlib
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -79,8 +78,7 @@ class Empty(msgspec.Struct, frozen=True):
     """``{}``."""
 
 
-@dataclass(frozen=True)
-class WireRoute:
+class WireRoute(msgspec.Struct, frozen=True):
     """Starlette route with msgspec bodies."""
 
     method: str

@@ -8,8 +8,9 @@ thread uses a cache, unless noted. A unit of work that changes one appends the r
 import time
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from zerolab.scheduler import Job
 from zeroserver.orchestrator.cluster.wait_reasons import Waiting
@@ -32,12 +33,11 @@ _LATE = 1.5
 """Delay of a tick, in periods, after which the server counts as suspended."""
 
 
-@dataclass
-class ConfigCache:
+class ConfigCache(msgspec.Struct):
     """Parsed configurations of experiments that have not ended."""
 
-    configs: dict[int, "ExperimentConfig"] = field(default_factory=dict)
-    secrets: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    configs: dict[int, "ExperimentConfig"] = msgspec.field(default_factory=dict)
+    secrets: dict[int, tuple[str, ...]] = msgspec.field(default_factory=dict)
     """Experiment to the secret values of its configuration."""
 
     def forget(self, experiment_id: int) -> None:
@@ -46,38 +46,36 @@ class ConfigCache:
         self.secrets.pop(experiment_id, None)
 
 
-@dataclass
-class SearchCache:
+class SearchCache(msgspec.Struct):
     """Searchers and their operations."""
 
-    searchers: dict[int, "Searcher"] = field(default_factory=dict)
-    backlog: dict[int, "tuple[Operation, ...]"] = field(default_factory=dict)
+    searchers: dict[int, "Searcher"] = msgspec.field(default_factory=dict)
+    backlog: dict[int, "tuple[Operation, ...]"] = msgspec.field(default_factory=dict)
     """Experiment to the operations that were too many for one change."""
-    in_progress: "dict[int, deque[Operation]]" = field(default_factory=dict)
+    in_progress: "dict[int, deque[Operation]]" = msgspec.field(default_factory=dict)
     """Experiment to the operations of the current change; empty between changes."""
-    lost: dict[int, str] = field(default_factory=dict)
+    lost: dict[int, str] = msgspec.field(default_factory=dict)
     """Experiment to why its searcher cannot be replayed; the next tick ends it."""
-    replays: dict[int, Any] = field(default_factory=dict)
+    replays: dict[int, Any] = msgspec.field(default_factory=dict)
     """Experiment to a replay of its search for a later change; used by any thread."""
-    ended_views: dict[int, tuple[int, Any]] = field(default_factory=dict)
+    ended_views: dict[int, tuple[int, Any]] = msgspec.field(default_factory=dict)
     """Ended experiment to its last event and the view of its search; used by any thread."""
     custom: set[int] | None = None
     """Experiments with a custom searcher; None before they were read."""
-    served: dict[int, float] = field(default_factory=dict)
+    served: dict[int, float] = msgspec.field(default_factory=dict)
     """Experiment to the steady time at which a program last requested its searcher's events."""
 
 
-@dataclass
-class QueueCache:
+class QueueCache(msgspec.Struct):
     """Queue entries and the results of the last scheduling round."""
 
-    jobs: dict[int, Job] = field(default_factory=dict)
+    jobs: dict[int, Job] = msgspec.field(default_factory=dict)
     """Experiment to its queue entry."""
-    waiting: Waiting = field(default_factory=Waiting)
+    waiting: Waiting = msgspec.field(default_factory=Waiting)
     """Why trials wait; replaced as a whole, so that any thread may read it."""
     unfinished: bool = False
     """Whether a change has left runs to start or to end for the next tick."""
-    unapplied: set[int] = field(default_factory=set)
+    unapplied: set[int] = msgspec.field(default_factory=set)
     """Experiments whose state is still to be applied to some of their trials."""
     point_budget: int = 0
     """Number of points of former runs that the current change may still delete."""
@@ -88,8 +86,7 @@ class QueueCache:
             self.jobs.pop(experiment_id, None)
 
 
-@dataclass
-class AgentHeartbeats:
+class AgentHeartbeats(msgspec.Struct):
     """Times at which agents last requested work.
 
     Args:
@@ -97,11 +94,11 @@ class AgentHeartbeats:
     """
 
     tick_s: float
-    started: float = field(default_factory=time.monotonic)
+    started: float = msgspec.field(default_factory=time.monotonic)
     """Monotonic time of the server's start, later by the time for which it was suspended."""
-    seen: dict[int, float] = field(default_factory=dict)
+    seen: dict[int, float] = msgspec.field(default_factory=dict)
     """Agent to the monotonic time of its last request; written by the event loop."""
-    ticked: float = field(default_factory=time.monotonic)
+    ticked: float = msgspec.field(default_factory=time.monotonic)
     """Monotonic time of the last tick."""
 
     def silence_s(self, agent_id: int) -> float:
@@ -126,30 +123,28 @@ class AgentHeartbeats:
         return max(0.0, now - self.ticked - _LATE * self.tick_s)
 
 
-@dataclass
-class MetricCache:
+class MetricCache(msgspec.Struct):
     """Metric names and their use by trials."""
 
-    keys: MetricKeys = field(default_factory=MetricKeys)
-    reported: dict[int, set[int]] = field(default_factory=dict)
+    keys: MetricKeys = msgspec.field(default_factory=MetricKeys)
+    reported: dict[int, set[int]] = msgspec.field(default_factory=dict)
     """Reporting trial to the ids of its metrics."""
-    admitted: set[int] = field(default_factory=set)
+    admitted: set[int] = msgspec.field(default_factory=set)
     """Metrics that trials have started to use since the last search for unused names."""
     purge_due: bool = False
     """Whether trials were deleted, so that metric names may be unused."""
-    warned: dict[tuple[int, str], None] = field(default_factory=dict)
+    warned: dict[tuple[int, str], None] = msgspec.field(default_factory=dict)
     """Runs and kinds of problems that are in the log already."""
 
 
-@dataclass
-class Deletions:
+class Deletions(msgspec.Struct):
     """Deletions that are split into several changes, and what they must not touch."""
 
-    orphans: deque[int] = field(default_factory=deque)
+    orphans: deque[int] = msgspec.field(default_factory=deque)
     """Deleted trials whose points and logs are still there."""
-    retention_due: set[int] = field(default_factory=set)
+    retention_due: set[int] = msgspec.field(default_factory=set)
     """Experiments whose checkpoint policy is still applied."""
-    archives: set[str] = field(default_factory=set)
+    archives: set[str] = msgspec.field(default_factory=set)
     """Archives that are removed after the commit."""
-    importing: set[int] = field(default_factory=set)
+    importing: set[int] = msgspec.field(default_factory=set)
     """Trials that are being imported: they have points, but no row yet."""

@@ -6,7 +6,6 @@ applies what was found.
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -25,8 +24,7 @@ _RUNS = 4096
 """Whose policies are kept."""
 
 
-@dataclass(frozen=True)
-class Match:
+class Match(msgspec.Struct, frozen=True):
     """A policy whose pattern was found."""
 
     label: str
@@ -35,15 +33,13 @@ class Match:
     """Index of the last line that it was found in."""
 
 
-@dataclass(frozen=True)
-class _Policy:
+class _Policy(msgspec.Struct, frozen=True):
     label: str
     action: str | None
     pattern: Any
 
 
-@dataclass(frozen=True)
-class _Policies:
+class _Policies(msgspec.Struct, frozen=True):
     all: tuple[_Policy, ...]
     any: Any = None
     """The alternation of all patterns."""

@@ -31,14 +31,7 @@ class DomainTransaction(Transaction):
     """
 
     def __init__(self, orchestrator: Orchestrator, transaction: Transaction) -> None:
-        super().__init__(
-            transaction.connection,
-            transaction.sqlite,
-            transaction.cursor,
-            transaction.changes,
-            transaction.undo,
-            transaction.then,
-        )
+        vars(self).update(vars(transaction))
         self.orchestrator = orchestrator
 
     @property

@@ -3,9 +3,9 @@
 import hashlib
 import logging
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 from sqlalchemy import select
 
 from zerolab.errors import NotFoundError
@@ -105,8 +105,7 @@ def unpack_archive(path: Path, into: Path) -> None:
     unpack(path.read_bytes(), into)
 
 
-@dataclass(frozen=True)
-class ArchiveFiles:
+class ArchiveFiles(msgspec.Struct, frozen=True):
     """The files of an archive that has been checked."""
 
     content: bytes

@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+import msgspec
 from sqlalchemy import Connection, Engine, make_url
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -48,8 +48,7 @@ _SQLITE_BUSY, _SQLITE_LOCKED = 5, 6
 _POSTGRESQL_LOCKED = "55P03"
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(msgspec.Struct, frozen=True):
     """Notification of a change, published after the commit.
 
     Args:
@@ -65,19 +64,24 @@ class Change:
     resource: Any = None
 
 
-@dataclass
 class Transaction:
-    """Transaction of a job: connection, changes, and callbacks for rollback and commit."""
+    """Transaction of a job: connection, changes, and callbacks for rollback and commit.
 
-    connection: Connection
-    sqlite: bool
-    cursor: Any
-    """Cursor of the driver, which all jobs of a group share."""
-    changes: list[Change] = field(default_factory=list)
-    undo: list[Callable[[], None]] = field(default_factory=list)
-    """Called on rollback in reverse order, to restore in-memory caches."""
-    then: list[Callable[[], None]] = field(default_factory=list)
-    """Called after the commit, on the writer's thread; must be quick."""
+    Args:
+        connection: Connection of the writer.
+        sqlite: Whether the database is SQLite.
+        cursor: Cursor of the driver, which all jobs of a group share.
+    """
+
+    def __init__(self, connection: Connection, sqlite: bool, cursor: Any) -> None:  # noqa: FBT001
+        self.connection = connection
+        self.sqlite = sqlite
+        self.cursor = cursor
+        self.changes: list[Change] = []
+        self.undo: list[Callable[[], None]] = []
+        """Called on rollback in reverse order, to restore in-memory caches."""
+        self.then: list[Callable[[], None]] = []
+        """Called after the commit, on the writer's thread; must be quick."""
 
     def many(self, statement: str, rows: list[tuple[Any, ...]]) -> int:
         """Run one statement, written with ``?``, for many rows; return the rows it touched."""
@@ -140,13 +144,12 @@ def _sqlite_transaction(connection: Connection, begin: str) -> Iterator[None]:
 Job = Callable[[Transaction], T]
 
 
-@dataclass
-class _Pending:
+class _Pending(msgspec.Struct):
     job: Job[Any]
     future: Future[Any]
-    changes: list[Change] = field(default_factory=list)
-    then: list[Callable[[], None]] = field(default_factory=list)
-    deadline: float = field(default_factory=lambda: time.monotonic() + _PATIENCE_S)
+    changes: list[Change] = msgspec.field(default_factory=list)
+    then: list[Callable[[], None]] = msgspec.field(default_factory=list)
+    deadline: float = msgspec.field(default_factory=lambda: time.monotonic() + _PATIENCE_S)
     begun: bool = False
 
     def begin(self) -> bool:

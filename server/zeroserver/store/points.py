@@ -9,10 +9,10 @@ the roll-ups that contain it are then recomputed from the points.
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 from sqlalchemy import Connection
 
 from zerolab.contract.messages import wire_number
@@ -106,8 +106,7 @@ _NEW_KEY = (
 _FIND_KEY = "SELECT id FROM metric_keys WHERE group_name = ? AND name = ?"
 
 
-@dataclass
-class _Sums:
+class _Sums(msgspec.Struct):
     least: float | None = None
     most: float | None = None
     total: float = 0.0
@@ -344,8 +343,7 @@ _READ_ROLLUPS = (
 )
 
 
-@dataclass(frozen=True)
-class Curve:
+class Curve(msgspec.Struct, frozen=True):
     """A metric over the steps, short enough to draw."""
 
     group: str

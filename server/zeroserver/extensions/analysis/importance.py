@@ -9,9 +9,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
 from sqlalchemy import Connection
 
 from zeroserver.analysis.columns import Row, Value, names
@@ -134,8 +134,7 @@ def trials_fingerprint(connection: Connection, experiment_id: int) -> int:
     return hash(tuple(raw_rows(connection, query, (experiment_id,))))
 
 
-@dataclass(frozen=True)
-class _CachedResult:
+class _CachedResult(msgspec.Struct, frozen=True):
     state: int
     found: ImportanceResult
     fresh_until: float

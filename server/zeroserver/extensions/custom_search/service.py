@@ -1,7 +1,6 @@
 """Custom searchers outside of the server: delivery of events, receipt of operations."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -19,8 +18,7 @@ from zeroserver.store.schema import experiments
 __all__ = ["Answered", "CustomSearchService"]
 
 
-@dataclass(frozen=True)
-class Answered:
+class Answered(msgspec.Struct, frozen=True):
     """Operations from outside, and which events they answer."""
 
     after: int

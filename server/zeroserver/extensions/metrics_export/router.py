@@ -5,7 +5,6 @@ import csv
 import io
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
@@ -52,15 +51,14 @@ Rows = list[tuple[Any, ...]]
 """Step, value and time."""
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(msgspec.Struct, frozen=True):
     """Points of one series, or the problem that ended it."""
 
     trial_id: int
     group: str | None
     """None if the trial cannot be read at all."""
     name: str | None
-    rows: Rows = field(default_factory=list)
+    rows: Rows = msgspec.field(default_factory=list)
     problem: str | None = None
 
 
@@ -130,12 +128,11 @@ def _pages(database: Database, trial_ids: Sequence[int], group: str | None) -> I
             yield page
 
 
-@dataclass
-class _Cursor:
+class _Cursor(msgspec.Struct):
     """Position of an export."""
 
     trials: deque[int]
-    series: deque[tuple[int, Series]] = field(default_factory=deque)
+    series: deque[tuple[int, Series]] = msgspec.field(default_factory=deque)
     """Remaining series of the current trial, with their key ids."""
     after: int = -1
     """Last step that was read of the first series."""

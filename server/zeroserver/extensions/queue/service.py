@@ -1,8 +1,8 @@
 """Queue settings: priority, order, pools and quotas."""
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
 from sqlalchemy import (
     delete,
     func,
@@ -27,8 +27,7 @@ _STEP = 1024.0
 _LABEL_CHARACTERS = 255
 
 
-@dataclass(frozen=True)
-class JobChange:
+class JobChange(msgspec.Struct, frozen=True):
     """What may be changed of a job; None leaves it as it is."""
 
     priority: int | None = None

@@ -7,7 +7,6 @@ again in each.
 
 import fnmatch
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
@@ -45,8 +44,7 @@ T = TypeVar("T")
 _THERE = ("COMPLETED", "PARTIAL")
 
 
-@dataclass(frozen=True)
-class Going:
+class Going(msgspec.Struct, frozen=True):
     """A checkpoint that is removed, or some files of it."""
 
     row: CheckpointRow

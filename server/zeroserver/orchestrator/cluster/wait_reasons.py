@@ -1,8 +1,9 @@
 """Reasons why trials and experiments wait, from the last scheduling round; in memory only."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from itertools import islice
+
+import msgspec
 
 from zerolab.scheduler import Decision, Request
 from zeroserver.states import ExperimentState, TrialState
@@ -14,15 +15,14 @@ _MOST_TOLD = 200
 """Changes of one round that those who watch are told; others are seen where they are read."""
 
 
-@dataclass(frozen=True)
-class Waiting:
+class Waiting(msgspec.Struct, frozen=True):
     """The reasons of one round; a new round makes a new one, so that any thread may read it."""
 
-    trials: Mapping[int, str] = field(default_factory=dict)
+    trials: Mapping[int, str] = msgspec.field(default_factory=dict)
     """Trial to its reason, the first to start first; of trials that are alike, the first."""
-    homes: Mapping[int, int] = field(default_factory=dict)
+    homes: Mapping[int, int] = msgspec.field(default_factory=dict)
     """Trial to its experiment."""
-    jobs: Mapping[int, str] = field(default_factory=dict)
+    jobs: Mapping[int, str] = msgspec.field(default_factory=dict)
     """Experiment of which trials wait to the reason of the first of them; or its searcher's."""
     running: frozenset[int] = frozenset()
     """Experiments that hold slots."""

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -42,15 +41,14 @@ _HEAVY = 200
 """Values that a validation or a checkpoint counts for, which the searcher receives."""
 
 
-@dataclass
-class _BatchSummary:
+class _BatchSummary(msgspec.Struct):
     """What a batch says."""
 
-    points: list[Point] = field(default_factory=list)
+    points: list[Point] = msgspec.field(default_factory=list)
     steps: int = 0
-    changes: dict[str, Any] = field(default_factory=dict)
+    changes: dict[str, Any] = msgspec.field(default_factory=dict)
     """Columns of the trial."""
-    notable: list[MetricsRecord | CheckpointRecord] = field(default_factory=list)
+    notable: list[MetricsRecord | CheckpointRecord] = msgspec.field(default_factory=list)
     """Validations and checkpoints, which have effects of their own."""
 
 
