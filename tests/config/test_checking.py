@@ -141,7 +141,7 @@ def test_open_auto_is_allowed_for_scripts(
     (tmp_path / "conf" / "ds.json").write_text(json.dumps(engine | sizes))
     (tmp_path / "model_def.py").write_text("")
     (tmp_path / "e.yaml").write_text(yaml.safe_dump(command))
-    assert "conf/ds.json: ok; each 'auto' that nothing here says" in check_file(tmp_path / "e.yaml")
+    assert "conf/ds.json: ok; each 'auto' without a value" in check_file(tmp_path / "e.yaml")
 
 
 def test_experiment_report_shows_engine(tmp_path: Path) -> None:

@@ -130,9 +130,9 @@ class Run:
             reason = f"the agent failed: {type(error).__name__}: {error}"
             outcome = Outcome(EXIT_INFRASTRUCTURE, reason)
         # Of a run on several machines, a failed rank here may be why the others are stopped.
-        cause = self._item.spec.nodes is not None and failed_by_itself(outcome)
-        if self._stop.is_set() and not cause:
-            outcome = _without_blame(outcome)
+        failed_here = self._item.spec.nodes is not None and failed_by_itself(outcome)
+        if self._stop.is_set() and not failed_here:
+            outcome = _as_stopped(outcome)
         try:
             self._folder.create()
             write_outcome(self._folder.path, outcome)
@@ -150,17 +150,17 @@ class Run:
         if problem is not None:
             return Outcome(EXIT_USER_ERROR, problem)
         with self._shown_activity("its agent unpacks the model directory"):
-            refused = self._prepare()
-        if refused is not None:
-            return refused
+            failure = self._prepare()
+        if failure is not None:
+            return failure
         if self._stop.is_set():
             return _STOPPED_EARLY
         with self._shown_activity("its agent imports torch"):
             process = self._launcher.start(self._folder, self._environment)
         logger.info("run %d started as process %d", self.run_id, process.pid)
-        over = threading.Event()
-        teller = threading.Thread(target=self._report_and_ship_logs, args=(over,), daemon=True)
-        teller.start()
+        ended = threading.Event()
+        reporter = threading.Thread(target=self._report_and_ship_logs, args=(ended,), daemon=True)
+        reporter.start()
         try:
             code = process.poll()
             while code is None:
@@ -169,10 +169,10 @@ class Run:
                 else:
                     code = process.poll()
         finally:
-            over.set()
+            ended.set()
         self._launcher.sweep(self._folder)
-        teller.join()
-        return read_outcome(self._folder.path) or _outcome_without_launcher(code)
+        reporter.join()
+        return read_outcome(self._folder.path) or _outcome_if_not_saved(code)
 
     @contextlib.contextmanager
     def _shown_activity(self, activity: str) -> Iterator[None]:
@@ -225,7 +225,7 @@ class Run:
         return None
 
     def _exchange_rendezvous(self, nodes: Nodes | None) -> Nodes | None:
-        """Report the rendezvous address if it is here; None after a stop."""
+        """Report the rendezvous address if this is node 0; None after a stop."""
         if nodes is None or nodes.rank > 0:
             return nodes and replace_loopback(nodes, self._client.url)
         address = offer_rendezvous(self._client.url)
@@ -235,13 +235,13 @@ class Run:
             return None
         return Nodes(nodes.slots, 0, address.address, address.port)
 
-    def _report_and_ship_logs(self, over: threading.Event) -> None:
+    def _report_and_ship_logs(self, ended: threading.Event) -> None:
         """Report that the run has started, and ship its logs while it runs."""
         shipper = LogShipper(self._folder, self.run_id, self._client, self._node)
         try:
-            _retry_until_reached(lambda: self._client.run_started(self.run_id), over)
-            while not over.wait(_SHIP_S):
-                _retry_until_reached(shipper.ship, over)
+            _retry_until_reached(lambda: self._client.run_started(self.run_id), ended)
+            while not ended.wait(_SHIP_S):
+                _retry_until_reached(shipper.ship, ended)
         except (NotFoundError, ConflictError) as error:
             logger.info(
                 "run %d: the server rejected the run (it ended or was superseded): %s",
@@ -270,14 +270,14 @@ def _storage_problem(spec: RunSpec) -> Outcome | None:
         return None
     reason = (
         f"checkpoint {ref.uuid}, from which the trial resumes, is not on {socket.gethostname()}: "
-        f"it was saved in {address.root} on {ref.saved_on}; mount or copy it there, or give that "
-        "agent back; for new experiments set checkpoint_storage to a directory that every machine "
-        "sees at the same path, or to an object store (type: s3)"
+        f"it was saved in {address.root} on {ref.saved_on}; mount or copy it there, or bring "
+        "that agent online again; for new experiments set checkpoint_storage to a directory that "
+        "every machine sees at the same path, or to an object store (type: s3)"
     )
     return Outcome(EXIT_INFRASTRUCTURE, reason)
 
 
-def _without_blame(outcome: Outcome) -> Outcome:
+def _as_stopped(outcome: Outcome) -> Outcome:
     """Return the outcome of a stopped run: a killed rank is then not a failure of the trial.
 
     The signal may arrive before the ranks handle SIGTERM, or after their grace period.
@@ -343,23 +343,24 @@ def finish_run(
         outcome.exit_code, outcome.reason, tail_of_log, node, was_stopped=outcome.was_stopped,
         unread_hparams=read_unread(folder.path),
     )  # fmt: skip
-    steps: list[tuple[Callable[[], object], float]] = [
-        (lambda: deliver(folder.path, client, run_id, folder.log), _TRIES),
-        (lambda: shipper.ship(final=True), _TRIES),
-        (lambda: client.run_exited(run_id, end), math.inf),
-    ]
-    for step, tries in steps:
+    steps: dict[str, tuple[Callable[[], object], float]] = {
+        "reports": (lambda: deliver(folder.path, client, run_id, folder.log), _TRIES),
+        "logs": (lambda: shipper.ship(final=True), _TRIES),
+        "outcome": (lambda: client.run_exited(run_id, end), math.inf),
+    }
+    for name, (step, tries) in steps.items():
         try:
             if not _retry_until_reached(step, closing, tries):
                 return False
         except (NotFoundError, ConflictError) as error:
             logger.info(
-                "run %d: the server rejected the outcome (the run ended or was superseded): %s",
+                "run %d: the server rejected the %s (the run ended or was superseded): %s",
                 run_id,
+                name,
                 error,
             )
         except (ZerolabError, OSError):  # deliver as much as possible, above all the outcome
-            logger.exception("run %d: could not flush the remaining logs and reports", run_id)
+            logger.exception("run %d: could not deliver the %s", run_id, name)
     try:
         write_json(folder.delivered, {"exit_code": outcome.exit_code})
     except OSError:  # the next agent then repeats the report, which has no effect
@@ -404,9 +405,9 @@ def _node_of(folder: RunFolder) -> int:
     return nodes.rank if nodes is not None else 0
 
 
-def _outcome_without_launcher(code: int) -> Outcome:
+def _outcome_if_not_saved(code: int) -> Outcome:
     if code in DELIBERATE_EXITS:
-        return Outcome(code, "why could not be written down; is the disk of this machine full?")
+        return Outcome(code, "the reason could not be saved; is this machine's disk full?")
     if code < 0:
         return Outcome(code, f"the launcher was killed by {signal_text(-code)}")
     return Outcome(code or 1, f"the launcher ended with code {code}; see logs/launcher.log")

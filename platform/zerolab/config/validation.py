@@ -36,6 +36,8 @@ from zerolab.schema.space import misplaced_specs
 __all__ = ["check_experiment", "check_file", "engine_files", "with_ranks"]
 
 _HOST_KEYS = frozenset({"hostfile", "include", "exclude", "ssh_config", "hosts"})
+_MAX_RANKS = 4096
+_SHOWN_SIZES = 16
 _BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
 
@@ -63,9 +65,9 @@ def check_experiment(
     if not isinstance(content, Mapping):
         problem = f"file: must be a mapping of keys to values, got {type(content).__name__}"
         raise ConfigError(source, [problem])
-    unfit = json_value_problems(content)
-    if unfit:
-        raise ConfigError(source, unfit)
+    json_problems = json_value_problems(content)
+    if json_problems:
+        raise ConfigError(source, json_problems)
     _refuse_engine_file(content, source)
     parsed = parse_experiment(content)
     problems = list(parsed.problems)
@@ -80,10 +82,10 @@ def check_experiment(
     slots = _slots(content, resources)
     space = content.get("hyperparameters")
     problems += key_problems(space, "hyperparameters")
-    fitting: list[int] | None = None
+    valid_counts: list[int] | None = None
     if isinstance(space, Mapping) and not space_problems(space):
         problems += misplaced_specs(space)
-        batches = _batches(parsed.config)
+        batches = _max_batches(parsed.config)
         is_command = _is_command(parsed.config, content)
         for _, engine in engine_files(space, model, batches, strict=strict):
             # A Trainer fills them from its own arguments.
@@ -92,9 +94,9 @@ def check_experiment(
             problems += _batch_problems(engine, slots)
             problems += _schedule_problems(engine, slots)
             counts = _batch_keeping_counts(engine, slots)
-            if fitting is not None and counts is not None:
-                counts = [count for count in fitting if count in counts]
-            fitting = counts
+            if valid_counts is not None and counts is not None:
+                counts = [count for count in valid_counts if count in counts]
+            valid_counts = counts
     environment = _environment(parsed.config)
     entrypoint = None
     if parsed.config is not None and "entrypoint" not in parsed.bad:
@@ -109,7 +111,7 @@ def check_experiment(
     if problems or parsed.config is None or resources is None:
         raise ConfigError(source, problems)
     try:
-        elastic = with_elastic_counts(resources, fitting)
+        elastic = with_elastic_counts(resources, valid_counts)
     except ValueError as error:
         raise ConfigError(source, [str(error)]) from None
     filled = resources.model_copy(update={"elastic": elastic})
@@ -161,8 +163,8 @@ def _command_problems(
     if not isinstance(entrypoint, Command):
         return []
     launcher = launcher_of(entrypoint)
-    twice = launcher and resources and launcher_problem(launcher, resources)
-    problems = [twice] if twice else []
+    conflict = launcher and resources and launcher_problem(launcher, resources)
+    problems = [conflict] if conflict else []
     return problems + dialect().argument_problems(config.hyperparameters, model)
 
 
@@ -237,7 +239,7 @@ def _read_engine(
         return base, EngineFile(None, [text], frozenset())
     raw = model.read(str(path))
     if raw is None:
-        text = f"{key}: must name a file in the model directory, got {base!r}, which is not there"
+        text = f"{key}: must name a file in the model directory, got {base!r}: no such file"
         return base, EngineFile(None, [text], frozenset())
     try:
         content, changes = read_engine_text(raw, base, strict=strict)
@@ -256,10 +258,12 @@ def _with_prefix(engine: EngineFile, prefix: str) -> EngineFile:
     return replace(engine, problems=problems, left_open=left_open, prefix=prefix)
 
 
-def _batches(config: ExperimentConfig | None) -> int | None:
+def _max_batches(config: ExperimentConfig | None) -> int | None:
     """Return a trial's maximum length in batches, or None if it has another unit."""
     length = config.searcher.full_length if config is not None else None
-    return length.batches or None if length is not None else None
+    if length is None:
+        return None
+    return length.batches or None
 
 
 def _slots(content: Mapping[str, Any], resources: ResourcesConfig | None) -> int | None:
@@ -273,7 +277,7 @@ def _slots(content: Mapping[str, Any], resources: ResourcesConfig | None) -> int
     return slots if type(slots) is int and slots > 0 else None
 
 
-_SAY_STAGES = "; ranks that are pipeline stages are no replicas: say pipeline.stages"
+_SET_STAGES = "; pipeline stages are not data-parallel replicas: set pipeline.stages"
 
 
 def _batch_problems(engine: EngineFile, slots: int | None) -> list[str]:
@@ -284,7 +288,7 @@ def _batch_problems(engine: EngineFile, slots: int | None) -> list[str]:
     if problem is None:
         problem = config.batch_problem(config.data_parallel_size(slots))
         if problem and slots > 1 and "pipeline" in config.model_fields_set:
-            problem += "" if config.pipeline.stages else _SAY_STAGES
+            problem += "" if config.pipeline.stages else _SET_STAGES
     return [engine.prefix + problem] if problem else []
 
 
@@ -333,7 +337,7 @@ def check_file(
     if path.suffix.lower() in (".yaml", ".yml"):
         if hyperparameters is not None:
             problem = (
-                "hyperparameters: go with an engine file, got an experiment, which has its own"
+                "hyperparameters: must be given only with an engine file; an experiment has its own"
             )
             raise ConfigError(str(path), [problem])
         return _check_experiment_file(path, world_size, strict=strict, torch=torch)
@@ -345,12 +349,12 @@ def check_file(
     if not problems and open_keys:
         keys = ", ".join(line.partition(":")[0] for line in open_keys)
         return (
-            f"{path}: ok; 'auto' of {keys} is left to the script's own arguments, as those of "
-            "transformers' Trainer; --hyperparameters FILE checks the values"
+            f"{path}: ok; 'auto' of {keys} is filled in by the script's arguments (for example "
+            "transformers' Trainer); --hyperparameters FILE checks the values"
         )
-    fitting = _fitting_sizes(engine) if world_size is None else [world_size]
+    valid_counts = _valid_world_sizes(engine) if world_size is None else [world_size]
     model_ranks = 1 if engine.config is None else engine.config.model_parallel_size
-    ranks = fitting[0] if fitting else model_ranks
+    ranks = valid_counts[0] if valid_counts else model_ranks
     problems += _batch_problems(engine, ranks)
     if world_size is not None:
         problems += _schedule_problems(engine, ranks)
@@ -359,31 +363,27 @@ def check_file(
     if problems or engine.config is None:
         raise ConfigError(str(path), problems)
     text = _report(str(path), engine.config, [*changes, *engine.changes], ranks)
-    return text if world_size is not None else f"{text}\n  {_sizes_text(fitting)}"
+    return text if world_size is not None else f"{text}\n  {_sizes_text(valid_counts)}"
 
 
-def _fitting_sizes(engine: EngineFile) -> list[int]:
+def _valid_world_sizes(engine: EngineFile) -> list[int]:
     """Return the numbers of ranks, up to a limit, whose batch and layout the file allows."""
     if engine.config is None or engine.problems:
         return []
     model_ranks = engine.config.model_parallel_size
-    sizes = range(model_ranks, _MOST_RANKS + 1, model_ranks)
+    sizes = range(model_ranks, _MAX_RANKS + 1, model_ranks)
     return [ranks for ranks in sizes if not _batch_problems(engine, ranks)]
 
 
-def _sizes_text(fitting: Sequence[int]) -> str:
-    steps = {larger - smaller for smaller, larger in itertools.pairwise(fitting)}
-    if len(fitting) > _SHOWN_SIZES and len(steps) == 1:
+def _sizes_text(valid_counts: Sequence[int]) -> str:
+    steps = {larger - smaller for smaller, larger in itertools.pairwise(valid_counts)}
+    if len(valid_counts) > _SHOWN_SIZES and len(steps) == 1:
         (step,) = steps
         shown = "any" if step == 1 else f"every multiple of {step}"
     else:
-        ellipsis = ", ..." if len(fitting) > _SHOWN_SIZES else ""
-        shown = ", ".join(map(str, fitting[:_SHOWN_SIZES])) + ellipsis
+        ellipsis = ", ..." if len(valid_counts) > _SHOWN_SIZES else ""
+        shown = ", ".join(map(str, valid_counts[:_SHOWN_SIZES])) + ellipsis
     return f"world sizes that fit: {shown} (--world-size N checks one)"
-
-
-_MOST_RANKS = 4096
-_SHOWN_SIZES = 16
 
 
 def _check_experiment_file(
@@ -397,14 +397,14 @@ def _check_experiment_file(
     parts = [_experiment_report(str(path), content, config)]
     slots = config.resources.slots_per_trial
     checked_names = set()
-    batches = _batches(config)
+    batches = _max_batches(config)
     for name, engine in engine_files(config.hyperparameters, model, batches, strict=strict):
         if name in checked_names:
             continue
         checked_names.add(name)
         label = name or "hyperparameters.deepspeed_config"
         if engine.left_open:
-            parts.append(f"{label}: ok; each 'auto' that nothing here says is left to the script")
+            parts.append(f"{label}: ok; each 'auto' without a value is left to the script")
         elif engine.config is not None:
             if torch is not None and (too_old := torch_problems(engine.config, torch)):
                 raise ConfigError(str(path), [f"{label}: {problem}" for problem in too_old])
@@ -449,8 +449,8 @@ def _report(source: str, config: EngineConfig, changes: list[str], world_size: i
     replicas = config.data_parallel_size(world_size)
     text = format_entries(resolve(config, replicas))
     lines = [f"changed: {change}" for change in changes] + text.splitlines()
-    inside = "".join(f"\n  {line}" for line in lines)
+    indented = "".join(f"\n  {line}" for line in lines)
     model_ranks, stages = config.tensor_parallel.size, config.pipeline.stages or 1
-    times = f" x {model_ranks} tensor-parallel rank(s)" if model_ranks > 1 else ""
-    times += f" x {stages} pipeline stage(s)" if stages > 1 else ""
-    return f"{source}: ok for {replicas} data-parallel rank(s){times}{inside}"
+    factors = f" x {model_ranks} tensor-parallel rank(s)" if model_ranks > 1 else ""
+    factors += f" x {stages} pipeline stage(s)" if stages > 1 else ""
+    return f"{source}: ok for {replicas} data-parallel rank(s){factors}{indented}"

@@ -253,7 +253,7 @@ def _read(key: str, path: str, model: ModelFiles) -> bytes:
         raise ConfigError("resources", [f"resources.{key}: {problem}"])
     content = model.read(str(named))
     if content is None:
-        problem = f"must name a file in the model directory, got {path!r}, which is not there"
+        problem = f"must name a file in the model directory, got {path!r}: no such file"
         raise ConfigError("resources", [f"resources.{key}: {problem}"])
     return content
 

@@ -343,7 +343,7 @@ def test_check_command_fills_auto_from_file(nested: bool, suffix: str, tmp_path:
     missing = CliRunner().invoke(app, command[:3])
     assert missing.exit_code == 0, missing.output
     assert "ok; 'auto' of optimizer.params.lr, " in missing.output
-    assert "is left to the script's own arguments" in missing.output
+    assert "is filled in by the script's arguments" in missing.output
     arguments.write_text("{}")
     missing = CliRunner().invoke(app, command)
     assert isinstance(missing.exception, ConfigError)
@@ -357,5 +357,5 @@ def test_check_command_rejects_hyperparameters_option(tmp_path: Path) -> None:
     values = CliRunner().invoke(app, command).exception
     assert isinstance(values, ConfigError)
     assert values.problems == [
-        "hyperparameters: go with an engine file, got an experiment, which has its own"
+        "hyperparameters: must be given only with an engine file; an experiment has its own"
     ]
