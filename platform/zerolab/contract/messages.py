@@ -72,7 +72,7 @@ class ProgressRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="progres
 
 
 class StateRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="state"):
-    """Phase of the run: ``starting``, ``training``, ``validating``, ``checkpointing``."""
+    """Phase of the run: ``starting``, ``restoring``, ``training``, ``validating``, ``checkpointing``."""
 
     state: str
     time: float
@@ -214,7 +214,7 @@ class RunExit(msgspec.Struct, frozen=True):
     """Body of ``POST /runs/{id}/exited``."""
 
     exit_code: int
-    """As a shell shows it; a death by signal n is -n."""
+    """As a shell shows it, but -n for a death by signal n."""
     reason: str | None = None
     """One line for the user."""
     log_tail: str = ""

@@ -41,8 +41,9 @@ PEER_ERROR_PHRASES = (
 def merge_outcomes(outcomes: Mapping[str, Outcome]) -> tuple[str, Outcome]:
     """Return how a run on several machines ended, and the machine that decided it.
 
-    In order of precedence: a rank killed by a signal, a deliberate exit, a lost node, another
-    failure, a failure caused by another rank, a node that was stopped, success. Among equal
+    In order of precedence: a rank killed by a signal, a run that another one superseded, another
+    deliberate exit, a lost node, another failure, a failure caused by another rank, an exit after a
+    checkpoint, a node that was stopped, success. Among equal
     outcomes the first counts.
 
     Args:

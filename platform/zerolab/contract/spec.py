@@ -91,7 +91,7 @@ EXIT_STALE = 67
 EXIT_INFRASTRUCTURE = 68
 """The machine, the agent or the storage failed, not the trial.
 
-The run is always queued again; ``max_restarts`` does not count it."""
+The run is queued again, unless a log policy forbids it; ``max_restarts`` does not count it."""
 
 EXIT_REACHED = 69
 """The run reached its searcher's bound, validated, saved a checkpoint and released its slots.
