@@ -72,7 +72,7 @@ class ProgressRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="progres
 
 
 class StateRecord(msgspec.Struct, frozen=True, tag_field="kind", tag="state"):
-    """Phase of the run: ``starting``, ``restoring``, ``training``, ``validating``, ``checkpointing``."""
+    """Phase of the run: starting, restoring, training, validating or checkpointing."""
 
     state: str
     time: float
