@@ -71,13 +71,13 @@ class WindowState:
             f"checkpoint was made {position}; load_optimizer_states=False leaves that window out"
         ]
 
-    def to_dict(self, share_factor: float | None) -> dict[str, Any]:
+    def to_dict(self, local_to_average: float | None) -> dict[str, Any]:
         """Return the state for a checkpoint.
 
         Args:
-            share_factor: Share factor of the stage.
+            local_to_average: Factor from unreduced gradients to averages.
         """
-        return {**asdict(self), "share_factor": share_factor}
+        return {**asdict(self), "share_factor": local_to_average}
 
 
 class Progress:

@@ -451,7 +451,7 @@ class WindowGradients(Protocol):
     """Gradients of an unfinished accumulation window, for checkpoints."""
 
     @property
-    def share_factor(self) -> float | None:
+    def local_to_average(self) -> float | None:
         """Factor from the sum of all ranks' shares to their average; None without shares."""
         ...
 

@@ -51,7 +51,7 @@ class SavedGradients:
     Args:
         reader: Reader of the files with gradients.
         saved: Window of the gradients, from :meth:`WindowState.to_dict`.
-        share_factor: Share factor of the loading stage.
+        local_to_average: Factor from unreduced gradients to averages, of the loading stage.
         rank: Loading rank; None if the number of ranks has changed.
         spans: Returns the part of a parameter that this rank has.
     """
@@ -60,7 +60,7 @@ class SavedGradients:
         self,
         reader: ShardReader,
         saved: Mapping[str, Any],
-        share_factor: float | None,
+        local_to_average: float | None,
         rank: int | None,
         spans: Callable[[str], Span | None] = lambda _: None,
     ) -> None:
@@ -73,7 +73,7 @@ class SavedGradients:
 
         self._reader = reader
         self._shares = sorted(kind for kind in reader.all_kinds if kind.startswith("share-"))
-        same = rank is not None and self._factor == share_factor
+        same = rank is not None and self._factor == local_to_average
         self._own_kind = _kind("share", rank) if rank is not None and same else None
         self.has_shares = bool(self._shares) and same
         self.has_averages = "gradient" in reader.all_kinds or bool(self._shares and not same)

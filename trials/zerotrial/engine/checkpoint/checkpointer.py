@@ -295,7 +295,7 @@ class Checkpointer:
                         for name, part in state.stateful.items()
                     },
                     "window": (
-                        window.to_dict(state.gradients.share_factor) if window.is_open else None
+                        window.to_dict(state.gradients.local_to_average) if window.is_open else None
                     ),
                 }
                 objects[ENGINE_STATE] = to_bytes("engine state", engine_state)

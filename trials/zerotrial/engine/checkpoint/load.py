@@ -242,7 +242,7 @@ class Loader:
         reader = stack.enter_context(ShardReader(self._path / name for name in names))
         rank = self._state.share_rank(self._ranks.rank) if self._same_ranks(manifest) else None
         spans = self._state.divided.span
-        return SavedGradients(reader, saved, self._state.gradients.share_factor, rank, spans)
+        return SavedGradients(reader, saved, self._state.gradients.local_to_average, rank, spans)
 
     def _same_ranks(self, manifest: Manifest) -> bool:
         return manifest.was_saved_by(self._ranks.size, self._state.mesh.layout)

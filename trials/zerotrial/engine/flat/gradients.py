@@ -32,11 +32,11 @@ __all__ = [
     "Gradients",
     "TiedGradients",
     "late_gradient_error",
-    "refuse_unused",
+    "raise_if_unused",
     "take_gradient",
 ]
 
-_NAMED = 10
+_MAX_LISTED = 10
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class Averaging:
             return cls(1.0 / ranks, 1.0)
         return cls(1.0 / predivide, predivide / ranks)
 
-    def within(self, replicas: int) -> "Averaging":
-        """Return the factors for shards whose mean over ``replicas`` is taken afterwards."""
+    def before_replica_mean(self, replicas: int) -> "Averaging":
+        """Return the factors of shards that are averaged over ``replicas`` afterwards."""
         return Averaging(self.before, self.after * replicas)
 
 
@@ -84,7 +84,7 @@ class GradientPolicy:
     overlap: bool
     """Whether to start collectives during backward."""
 
-    refuse_unused: bool
+    needs_all_gradients: bool
     """Whether to raise if a parameter has no gradient."""
 
 
@@ -103,15 +103,15 @@ class Gradients:
         self._buckets = buckets
         self._comm = comm
         self._averaging = policy.averaging
-        self.share = 1.0
-        """Additional factor of the current pass's gradients."""
+        self.pass_weight = 1.0
+        """Weight of the current pass among the micro-batches of a step."""
         self._overlap = policy.overlap
-        self._refuse_unused = policy.refuse_unused
+        self._needs_all_gradients = policy.needs_all_gradients
         self._arrived: list[set[int]] = [set() for _ in buckets]
         self._touched: list[set[int] | None] = [set() for _ in buckets]
         """Parameters with a gradient since the last step; None stands for all of them."""
         self._dropped: list[set[int]] = [set() for _ in buckets]
-        """Parameters whose gradient user code has removed."""
+        """Parameters whose gradient user code set to None."""
         self.exposed: dict[int, Tensor] = {}
         """By bucket, (N * S,): averages that user code may read and write; the step uses them."""
         self._next = 0
@@ -135,7 +135,7 @@ class Gradients:
 
     def end(self, *, boundary: bool) -> None:
         """End a backward pass; send the remaining buckets."""
-        if self._refuse_unused and boundary:
+        if self._needs_all_gradients and boundary:
             self._check_unused()
         for index, arrived in enumerate(self._arrived):
             touched = self._touched[index]
@@ -149,7 +149,8 @@ class Gradients:
     def idle(self, bucket: int) -> list[int]:
         """Return the parameters that the next step must not update.
 
-        They are frozen without a gradient since the last step, or user code removed theirs.
+        These are frozen parameters that got no gradient since the last step, and parameters whose
+        gradient user code set to None.
         """
         if self._touched[bucket] is None:
             return sorted(self._dropped[bucket])
@@ -255,13 +256,13 @@ class Gradients:
         self._sending = sending
 
     # State between two accumulation boundaries, for checkpoints: averages of earlier passes,
-    # and shares of this rank that are not averaged yet.
+    # and gradients of this rank that are not reduced yet.
 
-    share_factor: float | None = None
-    """Factor from the sum of all ranks' :meth:`shares` to the average; None without shares."""
+    local_to_average: float | None = None
+    """Factor from the sum of :meth:`unreduced` gradients to the average; None without any."""
 
     def settle(self) -> None:
-        """Finish averaging in progress, before the methods below. **Collective**."""
+        """Finish reductions in progress, before the state is read or written. **Collective**."""
         raise NotImplementedError
 
     def averaged(self, bucket: int) -> Tensor | None:
@@ -272,17 +273,17 @@ class Gradients:
         """Return zeros to fill with the bucket's average; call it for all buckets."""
         raise NotImplementedError
 
-    def shares(self, bucket: int) -> dict[int, Tensor]:
-        """Return gradients that are not averaged, by slot: (numel,), with the factor before."""
+    def unreduced(self, bucket: int) -> dict[int, Tensor]:
+        """Return gradients that are not reduced, by slot: (numel,), times ``Averaging.before``."""
         del bucket
         return {}
 
-    def share_buffer(self, bucket: int, slot: int) -> Tensor:
-        """Return the memory of one share: (numel,), uninitialized."""
+    def unreduced_buffer(self, bucket: int, slot: int) -> Tensor:
+        """Return the memory of one unreduced gradient: (numel,), uninitialized."""
         raise NotImplementedError
 
-    def mark_share(self, bucket: int, slot: int) -> None:
-        """Mark the content of :meth:`share_buffer` as valid."""
+    def mark_unreduced(self, bucket: int, slot: int) -> None:
+        """Mark the content of :meth:`unreduced_buffer` as valid."""
         raise NotImplementedError
 
     def _check_unused(self) -> None:
@@ -292,10 +293,10 @@ class Gradients:
             for index, slot in enumerate(bucket.slots)
             if index not in arrived and slot.parameter.requires_grad
         ]
-        refuse_unused(unused)
+        raise_if_unused(unused)
 
 
-def refuse_unused(names: Sequence[str]) -> None:
+def raise_if_unused(names: Sequence[str]) -> None:
     """Raise for parameters without a gradient, if the configuration demands gradients.
 
     Args:
@@ -305,9 +306,9 @@ def refuse_unused(names: Sequence[str]) -> None:
         EngineError: If ``names`` is not empty.
     """
     if names:
-        more = ", ..." if len(names) > _NAMED else ""
+        more = ", ..." if len(names) > _MAX_LISTED else ""
         msg = (
-            f"parameters without a gradient: {', '.join(names[:_NAMED])}{more}; set "
+            f"parameters without a gradient: {', '.join(names[:_MAX_LISTED])}{more}; set "
             "zero_optimization.ignore_unused_parameters to true, or requires_grad_(False) on "
             "what the loss does not use"
         )

@@ -46,7 +46,7 @@ def accumulated_pieces(
                 values = average[start - owned_span.start : stop - owned_span.start]
                 span = (start - slot.start, stop - slot.start)
                 yield Piece(slot.name, slot.parameter.shape, *span, {"gradient": values})
-        for index, share in gradients.shares(bucket.index).items():
+        for index, share in gradients.unreduced(bucket.index).items():
             slot = bucket.slots[index]
             yield Piece(slot.name, slot.parameter.shape, 0, slot.numel, {"share": share})
 
@@ -75,5 +75,5 @@ def resume_accumulated(
                 source.read_average(slot.name, start - slot.start, target)
         if source.has_shares:
             for index, slot in enumerate(bucket.slots):
-                if source.read_share(slot.name, gradients.share_buffer(bucket.index, index)):
-                    gradients.mark_share(bucket.index, index)
+                if source.read_share(slot.name, gradients.unreduced_buffer(bucket.index, index)):
+                    gradients.mark_unreduced(bucket.index, index)

@@ -55,7 +55,7 @@ class ReplicatedGradients(Gradients):
         self._earlier_averages: dict[int, Tensor] = {}
         """By bucket: averages of earlier passes, to be added to the next ones."""
 
-        self.share_factor = policy.averaging.after
+        self.local_to_average = policy.averaging.after
 
     def begin(self, *, boundary: bool) -> None:
         """Prepare for a backward pass."""
@@ -106,7 +106,7 @@ class ReplicatedGradients(Gradients):
         if bucket < self._next:
             raise late_gradient_error(self._buckets[bucket], slot)
         gradient = take_gradient(self._buckets[bucket], slot)
-        view, factor = self._views[bucket][slot], self._averaging.before * self.share
+        view, factor = self._views[bucket][slot], self._averaging.before * self.pass_weight
         if slot in self._written[bucket]:
             view.add_(gradient, alpha=factor)
             return
@@ -154,14 +154,14 @@ class ReplicatedGradients(Gradients):
         self._earlier_averages[bucket] = torch.zeros_like(self.result(bucket))
         return self._earlier_averages[bucket]
 
-    def shares(self, bucket: int) -> dict[int, Tensor]:
+    def unreduced(self, bucket: int) -> dict[int, Tensor]:
         """Return gradients that are not averaged, by slot: (numel,), with the factor before."""
-        return {slot: self.share_buffer(bucket, slot) for slot in sorted(self._written[bucket])}
+        return {slot: self.unreduced_buffer(bucket, slot) for slot in sorted(self._written[bucket])}
 
-    def share_buffer(self, bucket: int, slot: int) -> Tensor:
+    def unreduced_buffer(self, bucket: int, slot: int) -> Tensor:
         """Return the memory of one share: (numel,), uninitialized."""
         return self._views[bucket][slot].view(-1)
 
-    def mark_share(self, bucket: int, slot: int) -> None:
-        """Mark the content of :meth:`share_buffer` as valid."""
+    def mark_unreduced(self, bucket: int, slot: int) -> None:
+        """Mark the content of :meth:`unreduced_buffer` as valid."""
         self._written[bucket].add(slot)

@@ -109,7 +109,7 @@ class ShardedGradients(Gradients):
         entry = self._buckets[bucket].slots[slot]
         gradient = take_gradient(self._buckets[bucket], slot)
         view = self._filling[bucket].tensor[entry.start : entry.stop].view(entry.parameter.shape)
-        factor = self._averaging.before * self.share
+        factor = self._averaging.before * self.pass_weight
         if slot in self._filled[bucket]:
             view.add_(gradient, alpha=factor)
         elif factor == 1.0:

@@ -121,7 +121,7 @@ class FlatStage:
     def before_backward(self, *, boundary: bool, share: float = 1.0) -> None:
         """Prepare for one micro-batch's gradients."""
         self.gradients.begin(boundary=boundary)
-        self.gradients.share = share
+        self.gradients.pass_weight = share
         self._hooks.listening = True
 
     def after_backward(self, *, boundary: bool) -> None:
@@ -306,9 +306,9 @@ class FlatStage:
         return self._comm.traffic
 
     @property
-    def share_factor(self) -> float | None:
+    def local_to_average(self) -> float | None:
         """Factor from the sum of all ranks' shares to their average; None without shares."""
-        factor = self.gradients.share_factor
+        factor = self.gradients.local_to_average
         return None if factor is None else factor / self._replicas.count
 
     def settle_gradients(self) -> None:
@@ -451,12 +451,12 @@ class FlatStage:
                 operation=config.gradient_allreduce_op,
                 prescale=config.prescale_gradients,
                 predivide=config.gradient_predivide_factor,
-            ).within(self._replicas.count),
+            ).before_replica_mean(self._replicas.count),
             device=self._inputs.device,
             accumulate=accumulate,
             communicate=[precision.communicate or kind for kind in sent],
             overlap=config.zero_optimization.overlap_comm is not False,
-            refuse_unused=not config.zero_optimization.ignore_unused_parameters,
+            needs_all_gradients=not config.zero_optimization.ignore_unused_parameters,
         )
 
     # -- construction ---------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from zerolab.errors import ConfigError, EngineError
 from zerotrial.engine.comm.communicator import Communicator, Traffic, uses_nccl
 from zerotrial.engine.comm.factory import connect
 from zerotrial.engine.comm.replicas import Replicas
-from zerotrial.engine.flat.gradients import Averaging, refuse_unused
+from zerotrial.engine.flat.gradients import Averaging, raise_if_unused
 from zerotrial.engine.module.frozen_parameters import FrozenOriginals
 from zerotrial.engine.module.full_tensor import is_sharded
 from zerotrial.engine.module.gradient_access import (
@@ -229,7 +229,7 @@ class Stage3:
             self._dropped -= {shard.name for shard in restored if self._has_gradient(shard)}
         if boundary and self._every_gradient:
             trained = (s for s in self._shards if s.name not in frozen)
-            refuse_unused([s.name for s in trained if not self._has_gradient(s)])
+            raise_if_unused([s.name for s in trained if not self._has_gradient(s)])
         if self._file_gradients is None:
             self._accumulate()
         if self._collectives is not None:
@@ -336,7 +336,7 @@ class Stage3:
         """Traffic of the communicator."""
         return self._comm.traffic
 
-    share_factor: float | None = None
+    local_to_average: float | None = None
     """None: every backward averages gradients."""
 
     gathers_gradients = False
@@ -625,7 +625,7 @@ def _averaging_factor(inputs: StageInputs) -> float:
         operation=config.gradient_allreduce_op,
         prescale=config.prescale_gradients,
         predivide=config.gradient_predivide_factor,
-    ).within(inputs.mesh.replicate.size)
+    ).before_replica_mean(inputs.mesh.replicate.size)
     return averaging.before * averaging.after
 
 

@@ -342,7 +342,7 @@ class FullWeights:
             total += share.to(self.device)
         if ranks.size > 1:
             dist.all_reduce(total, group=self.mesh.data.group)
-        return total * (self.stage.share_factor or 1.0)
+        return total * (self.stage.local_to_average or 1.0)
 
     def _set_gradient(self, name: str, flat: Tensor) -> None:
         self.stage.settle_gradients()
