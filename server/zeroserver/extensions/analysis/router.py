@@ -84,7 +84,9 @@ async def get_experiment_columns(
         ids = (
             connection.execute(select(experiments.c.id).order_by(experiments.c.id)).scalars().all()
         )
-        cells = {name: _told(map((values or {}).get, ids)) for name, values in measures.items()}
+        cells = {
+            name: _json_values(map((values or {}).get, ids)) for name, values in measures.items()
+        }
         named = [MetricName(*row) for row in queries.all_metric_names(connection)]
         return ExperimentColumns(named, {"id": list(ids), **cells})
 
@@ -139,16 +141,16 @@ def _whole(
     )
     if encoded is None:
         return None
-    cells: dict[str, Any] = {name: _told(read[name]) for name in plain}
+    cells: dict[str, Any] = {name: _json_values(read[name]) for name in plain}
     cells |= {PREFIX + name: raw for name, raw in encoded.items()}
     return {name: cells[name] for name in column or cells}
 
 
 def _cells(rows: list[Row], column: str) -> list[Any]:
-    return _told(map(cell_reader(column), rows))
+    return _json_values(map(cell_reader(column), rows))
 
 
-def _told(values: Iterable[Value]) -> list[Any]:
+def _json_values(values: Iterable[Value]) -> list[Any]:
     return [to_json_value(value) for value in values]
 
 

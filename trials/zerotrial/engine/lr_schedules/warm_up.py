@@ -48,7 +48,7 @@ class WarmupLR(LRSchedule):
     given: WarmupParams | WarmupDecayParams | LinearWarmupParams
 
     def prepare(self) -> None:
-        """Make ready, when :attr:`optimizer` and :attr:`given` are there; sets the first rates."""
+        """Read the arguments in :attr:`given` and set the first rates of :attr:`optimizer`."""
         groups = self.optimizer.param_groups
         optimizer_rates: Rates = [float(group["lr"]) for group in groups]
         top: Rates = (
@@ -148,7 +148,7 @@ class WarmupCosineLR(LRSchedule):
     given: WarmupCosineParams
 
     def prepare(self) -> None:
-        """Make ready, when :attr:`optimizer` and :attr:`given` are there; sets the first rates."""
+        """Read the arguments in :attr:`given` and set the first rates of :attr:`optimizer`."""
         self._steps = max(2, self.given.warmup_num_steps)
         self._base = [float(group["lr"]) for group in self.optimizer.param_groups]
         if self.last_batch_iteration == -1:

@@ -1,12 +1,13 @@
 """Access to internals of ``fully_shard``; no other module touches them.
 
 torch guarantees none of these names. ``tests/engine/stage3/test_internals.py`` pins the names used
-here, and changes in torch are followed in this file only.
+here, and changes in torch are followed in this file only. With older versions of torch, importing
+this module patches ``fully_shard`` for the whole process: see ``_patch_older_torch``.
 
 N is the number of ranks, S the elements of a parameter's shard with padding, equal on every rank.
 """
 
-# ruff: noqa: SLF001 - the one file that may
+# ruff: noqa: SLF001 - the only file that may use private names of torch
 
 from __future__ import annotations
 
@@ -99,7 +100,7 @@ def make_root(module: nn.Module) -> None:
     """Make a sharded model the root of its units, as its first forward would.
 
     Raises:
-        AssertionError: As ``fully_shard`` words it, if the units do not go together.
+        AssertionError: If the units are incompatible; the message is that of ``fully_shard``.
     """
     _state_of(module)._lazy_init()
 
@@ -145,7 +146,8 @@ def _reset_group(owner: Any) -> None:
 def reduce_unused_parameters(unit: FSDPModule, *, enable: bool) -> None:
     """Choose whether trained parameters without a gradient are reduced as zeros.
 
-    Without it, ranks that used different parameters of a unit would mix up their gradients.
+    Without it, ranks that used different parameters of a unit would reduce gradients of
+    different parameters together.
 
     Args:
         unit: A unit before its first forward.
@@ -184,7 +186,7 @@ def keep_after_forward(unit: FSDPModule) -> None:
         return
     parameters = parameters_of(unit)
     if parameters is not None:
-        parameters.frees_after_forward = None
+        parameters.post_forward_mesh = None
 
 
 def sum_only(unit: FSDPModule) -> None:
@@ -427,7 +429,7 @@ class ShardedParameter:
         return cast("Tensor", self._member._sharded_param_data)
 
     def move_shard(self, memory: Tensor) -> None:
-        """Move the shard to other memory for good.
+        """Move the shard to other memory permanently.
 
         ``fully_shard`` reads the shard through two attributes. It leaves both alone as long as they
         are views of one storage.
@@ -499,12 +501,12 @@ class UnitParameters:
         return bool(self._owner.is_unsharded)
 
     @property
-    def frees_after_forward(self) -> Any:
+    def post_forward_mesh(self) -> Any:
         """Opaque setting of whether and where parameters are freed after forward."""
         return self._owner.post_forward_mesh_info
 
-    @frees_after_forward.setter
-    def frees_after_forward(self, value: Any) -> None:
+    @post_forward_mesh.setter
+    def post_forward_mesh(self, value: Any) -> None:
         self._owner.post_forward_mesh_info = value
 
     def stay_gathered(self, *, stay: bool) -> None:
@@ -604,7 +606,7 @@ class UnitParameters:
     def reduce_with(
         self, reduce: Callable[[list[Tensor | None]], None], is_enabled: Callable[[], bool]
     ) -> None:
-        """Pass gradients to ``reduce`` for good; the sharded parameters get none.
+        """Pass gradients to ``reduce`` permanently; the sharded parameters get none.
 
         ``fully_shard`` would reduce them in its group and set a sharded tensor as each parameter's
         gradient. Here it only switches between sharded and gathered parameters.
@@ -638,7 +640,7 @@ class UnitParameters:
         on_use: Callable[[], None],
         on_gather: Callable[[], None],
     ) -> None:
-        """Replace gathered parameters by views of memory that always has them in full, for good.
+        """Replace gathered parameters permanently by views of memory that has them in full.
 
         ``fully_shard`` gathers in its group, waits, switches the modules between sharded and
         gathered parameters, and frees the latter. Only the switching remains.
@@ -654,7 +656,7 @@ class UnitParameters:
         self._gather_by(_do_nothing, on_use, on_gather)
 
     def copy_to_gather(self) -> None:
-        """Gather by one copy of all shards to the type of forward, for a single rank, for good.
+        """Gather by one copy of all shards to the type of forward, permanently, on a single rank.
 
         ``fully_shard`` casts and copies the parameters one by one, which on a GPU takes the host
         longer than small blocks compute.

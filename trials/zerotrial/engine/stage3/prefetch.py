@@ -141,10 +141,10 @@ def keep_gathered(units: Sequence[FSDPModule], names: frozenset[str]) -> Iterato
         if parameters is None or unit in _kept_units:  # kept by an outer context
             continue
         if any(name_of.get(member.sharded) in names for member in parameters.members):
-            unsharded.append((unit, parameters, parameters.frees_after_forward))
+            unsharded.append((unit, parameters, parameters.post_forward_mesh))
     for unit, parameters, _ in unsharded:
         unit.unshard()
-        parameters.frees_after_forward = None
+        parameters.post_forward_mesh = None
         parameters.stay_gathered(stay=True)
         _kept_units.add(unit)
     # Gathered weights may lie in memory shared by the ranks of a host: give each rank a copy.
@@ -158,7 +158,7 @@ def keep_gathered(units: Sequence[FSDPModule], names: frozenset[str]) -> Iterato
         for parameter, view in views:
             parameter.data = view
         for unit, parameters, free_setting in unsharded:
-            parameters.frees_after_forward = free_setting
+            parameters.post_forward_mesh = free_setting
             parameters.stay_gathered(stay=False)
             _kept_units.discard(unit)
             unit.reshard()

@@ -1,4 +1,4 @@
-"""Detects ranks whose forwards ran different units, which would mix up gradients at stage 3.
+"""Detection of ranks whose forwards ran different units: stage 3 would mix up their gradients.
 
 ``fully_shard`` reduces a unit's gradients as soon as backward has passed the unit, and those of
 unused units at the end. Ranks that use different units would therefore reduce different units at

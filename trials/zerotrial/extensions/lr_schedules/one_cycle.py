@@ -36,7 +36,7 @@ class OneCycle(LRSchedule):
     given: OneCycleParams
 
     def prepare(self) -> None:
-        """Make ready, when :attr:`optimizer` and :attr:`given` are there; sets the first rates."""
+        """Read the arguments in :attr:`given` and set the first rates of :attr:`optimizer`."""
         arguments, groups = self.given, self.optimizer.param_groups
         self._min = for_groups("cycle_min_lr", arguments.cycle_min_lr, len(groups))
         self._max = for_groups("cycle_max_lr", arguments.cycle_max_lr, len(groups))

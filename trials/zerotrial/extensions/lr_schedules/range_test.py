@@ -28,7 +28,7 @@ class LRRangeTest(LRSchedule):
     given: LRRangeTestParams
 
     def prepare(self) -> None:
-        """Make ready, when :attr:`optimizer` and :attr:`given` are there; sets the first rates."""
+        """Read the arguments in :attr:`given` and set the first rates of :attr:`optimizer`."""
         low = self.given.lr_range_test_min_lr
         self._min = for_groups("lr_range_test_min_lr", low, len(self.optimizer.param_groups))
         if self.last_batch_iteration == -1:
