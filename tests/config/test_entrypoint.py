@@ -370,6 +370,7 @@ def launcher_problems(entrypoint: Any, **resources: Any) -> list[str]:
         ),
     ],
 )
+@pytest.mark.needs_extension("source_checks")
 def test_launcher_on_several_slots_is_rejected(entrypoint: Any, name: str, instead: str) -> None:
     (line,) = launcher_problems(entrypoint, slots_per_trial=2)
     assert line == (
@@ -416,6 +417,7 @@ def test_launcher_on_several_slots_is_rejected(entrypoint: Any, name: str, inste
         ("torchrun --nnodes 1:4 train.py", {"slots_per_trial": 4, "slots_per_rank": 2}, ""),
     ],
 )
+@pytest.mark.needs_extension("source_checks")
 def test_launcher_once_per_machine_is_accepted(
     entrypoint: str, resources: dict[str, Any], message: str
 ) -> None:
@@ -424,6 +426,7 @@ def test_launcher_once_per_machine_is_accepted(
     assert message in "".join(reported)
 
 
+@pytest.mark.needs_extension("source_checks")
 def test_useless_slots_per_rank_is_not_advised() -> None:
     for entrypoint, resources in (
         ("deepspeed train.py", {"hostfile": "hosts"}),  # a rank on each slot of it
@@ -460,5 +463,6 @@ def test_useless_slots_per_rank_is_not_advised() -> None:
         ["sh", "-c", "deepspeed --version && python train.py"],
     ],
 )
+@pytest.mark.needs_extension("source_checks")
 def test_platform_rank_command_is_not_a_launcher(entrypoint: Any) -> None:
     assert launcher_problems(entrypoint, slots_per_trial=2) == []

@@ -11,21 +11,23 @@ from typing import Any
 from zerolab.config.engine.batch import BatchSizes, keep_batch
 from zerolab.config.engine.dialect import dialect, read_engine_text, read_source
 from zerolab.config.engine.engine_config import EngineConfig
-from zerolab.config.engine.pipelines import schedule_problems
 from zerolab.config.engine.reader import EngineFile, parse_engine_config
 from zerolab.config.engine.resolved_config import format_entries, resolve
-from zerolab.config.experiment.entrypoint import launcher_of, parse_entrypoint
-from zerolab.config.experiment.experiment_config import ExperimentConfig, parse_experiment
+from zerolab.config.experiment.entrypoint import parse_entrypoint
+from zerolab.config.experiment.experiment_config import (
+    ExperimentConfig,
+    ExperimentFile,
+    parse_experiment,
+)
 from zerolab.config.experiment.model_files import FolderFiles, ModelFiles
 from zerolab.config.experiment.resources import (
     ResourcesConfig,
-    launcher_problem,
     with_elastic_counts,
 )
 from zerolab.config.experiment.run_spec import variables_of
 from zerolab.config.files import experiment_file, read_yaml
 from zerolab.config.torch_versions import torch_problems
-from zerolab.contract.spec import Command, TrialClass
+from zerolab.contract.spec import Command
 from zerolab.errors import ConfigError
 from zerolab.registry import PARTS
 from zerolab.schema.hyperparameters import extremes, space_problems, space_warnings
@@ -97,16 +99,7 @@ def check_experiment(
             if valid_counts is not None and counts is not None:
                 counts = [count for count in valid_counts if count in counts]
             valid_counts = counts
-    environment = _environment(parsed.config)
-    entrypoint = None
-    if parsed.config is not None and "entrypoint" not in parsed.bad:
-        entrypoint = parse_entrypoint(parsed.config.entrypoint)
-        problems += _command_problems(entrypoint, parsed.config, resources, model)
-    if checks := PARTS.find("source_checks"):
-        same_python = not _has_own_python(content)
-        problems += checks.problems_of_source(
-            content.get("entrypoint"), entrypoint, model, environment, same_python=same_python
-        )
+    problems += _entrypoint_problems(content, parsed, resources, model)
     problems = list(dict.fromkeys(problems))
     if problems or parsed.config is None or resources is None:
         raise ConfigError(source, problems)
@@ -154,18 +147,24 @@ def _environment(config: ExperimentConfig | None) -> dict[str, str]:
     return {name: value for by_name in variables.values() for name, value in by_name.items()}
 
 
-def _command_problems(
-    entrypoint: TrialClass | Command,
-    config: ExperimentConfig,
+def _entrypoint_problems(
+    content: Mapping[str, Any],
+    file: ExperimentFile,
     resources: ResourcesConfig | None,
     model: ModelFiles,
 ) -> list[str]:
-    if not isinstance(entrypoint, Command):
-        return []
-    launcher = launcher_of(entrypoint)
-    conflict = launcher and resources and launcher_problem(launcher, resources)
-    problems = [conflict] if conflict else []
-    return problems + dialect().argument_problems(config.hyperparameters, model)
+    problems: list[str] = []
+    entrypoint = None
+    if file.config is not None and "entrypoint" not in file.bad:
+        entrypoint = parse_entrypoint(file.config.entrypoint)
+        if isinstance(entrypoint, Command):
+            problems += dialect().argument_problems(file.config.hyperparameters, model)
+    if checks := PARTS.find("source_checks"):
+        problems += checks.problems_of_source(
+            content.get("entrypoint"), entrypoint, model, _environment(file.config),
+            resources=resources, same_python=not _has_own_python(content),
+        )  # fmt: skip
+    return problems
 
 
 def _refuse_engine_file(content: Mapping[str, Any], source: str) -> None:
@@ -303,9 +302,13 @@ def _schedule_problems(engine: EngineFile, slots: int | None) -> list[str]:
 
 def _pipeline_problems(config: EngineConfig, sizes: BatchSizes) -> list[str]:
     stages = config.pipeline.stages or 1
-    if stages == 1:
+    rules = PARTS.find("pipeline_rules") if stages > 1 else None
+    if rules is None:
         return []
-    return schedule_problems(config.pipeline.schedule, stages, sizes.accumulation_steps)
+    problems: list[str] = rules.schedule_problems(
+        config.pipeline.schedule, stages, sizes.accumulation_steps
+    )
+    return problems
 
 
 def check_file(

@@ -13,9 +13,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from zerolab.config.experiment.entrypoint import parse_python_command
 from zerolab.config.experiment.model_files import FolderFiles, ModelFiles
+from zerolab.config.experiment.resources import ResourcesConfig
 from zerolab.contract.spec import Command, TrialClass
+from zerolab.extensions.rank_launchers import launcher_of, launcher_problem, parse_python_command
 from zerolab.replacements import scan_script
 from zerolab.schema.section import suggest
 from zerolab.syntax import (
@@ -39,6 +40,7 @@ def problems_of_source(
     model: ModelFiles,
     environment: Mapping[str, str],
     *,
+    resources: ResourcesConfig | None,
     same_python: bool,
 ) -> list[str]:
     """Find the problems of an entrypoint that are certain from the model's source.
@@ -48,10 +50,15 @@ def problems_of_source(
         parsed_entrypoint: The same; None if it is not valid.
         model: The model directory.
         environment: The trial's environment variables.
+        resources: The block, if it is valid, with the slots of a hostfile.
         same_python: Whether this Python runs the trial; another one has another syntax.
     """
     problem = parsed_entrypoint and entrypoint_problem(parsed_entrypoint, model, environment)
     problems = [problem] if problem else []
+    if isinstance(parsed_entrypoint, Command) and resources is not None:
+        launcher = launcher_of(parsed_entrypoint)
+        conflict = launcher and launcher_problem(launcher, resources)
+        problems += [conflict] if conflict else []
     path = _entry_file(entrypoint, model)
     if path is not None:
         search_path = environment.get("PYTHONPATH", "").split(":")

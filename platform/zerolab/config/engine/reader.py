@@ -9,9 +9,8 @@ from typing import Any
 from zerolab.config.engine import optimizers, schedules
 from zerolab.config.engine.dialect import Dialect, ResolvedAuto, dialect, log_changes, read_source
 from zerolab.config.engine.engine_config import EngineConfig
-from zerolab.config.engine.pipelines import pipeline_checks
 from zerolab.errors import ConfigError
-from zerolab.registry import Registry
+from zerolab.registry import PARTS, Registry
 from zerolab.schema.json_values import to_json_values
 from zerolab.schema.section import Path, Section, dotted, drop_nulls, hints_of, validate
 
@@ -259,8 +258,9 @@ def _parallel_checks(config: EngineConfig) -> Iterator[tuple[list[str], str]]:
             "tensor_parallel.size: must be 1 where compile.enabled is true, as the exchanges "
             f"inside of cut layers do not compile, got {config.tensor_parallel.size}",
         )
-    if config.pipeline.stages is not None and config.pipeline.stages > 1:
-        yield from pipeline_checks(config, config.pipeline.stages)
+    stages = config.pipeline.stages or 1
+    if stages > 1 and (rules := PARTS.find("pipeline_rules")):
+        yield from rules.pipeline_checks(config, stages)
 
 
 def _extension_checks(config: EngineConfig) -> Iterator[tuple[list[str], str]]:

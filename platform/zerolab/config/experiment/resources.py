@@ -5,7 +5,6 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from zerolab.config.experiment.entrypoint import RankLauncher
 from zerolab.contract.limits import SLOTS
 from zerolab.contract.names import DEFAULT_POOL, check_pool
 from zerolab.schema.section import Count, NonNegativeInt, PositiveFloat, Section, hint
@@ -15,7 +14,6 @@ __all__ = [
     "ResourcesConfig",
     "elastic_problems",
     "fewer_slots",
-    "launcher_problem",
     "resource_problems",
     "with_elastic_counts",
 ]
@@ -133,32 +131,6 @@ def _host_problems(resources: ResourcesConfig) -> Iterator[str]:
         yield f"resources.max_slots: must be left out, got {resources.max_slots}; {reason}"
     if resources.slots_per_rank > 1:
         yield f"resources.slots_per_rank: must be 1, got {resources.slots_per_rank}; {reason}"
-
-
-def launcher_problem(launcher: RankLauncher, resources: ResourcesConfig) -> str | None:
-    """Return the problem of a launcher that would be started more than once, or None.
-
-    Args:
-        launcher: The launcher that the entrypoint's command starts.
-        resources: The block, with the slots of a hostfile.
-    """
-    slots, unit = resources.slots_per_trial, resources.slots_per_rank
-    processes, name, nodes = slots // unit, launcher.name, launcher.nodes or "1"
-    if processes < 2 or not nodes.isdecimal() or nodes == str(processes):
-        return None
-    remedy = f"write {launcher.instead!r} (the platform starts a rank on each slot)"
-    several = int(nodes) if len(nodes) <= 6 else 0  # more digits are not a number of machines
-    if resources.hostfile is None and not launcher.hides_run and several and slots % several == 0:
-        which = f"each of {several} processes" if several > 1 else "one process"
-        remedy += (
-            f", or set resources.slots_per_rank: {slots // several} ({which} has that many slots "
-            f"of a machine, and {name} starts its ranks there)"
-        )
-    on = f"each of {slots} slots" if unit == 1 else f"every {unit} of {slots} slots"
-    return (
-        f"entrypoint: must start no ranks of its own where the platform starts it on {on}, got "
-        f"{name!r}, whose ranks would be started {processes} times over; {remedy}"
-    )
 
 
 def elastic_problems(resources: ResourcesConfig) -> Iterator[str]:

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from zerolab.config.engine.pipelines import schedule_problems
 from zerolab.errors import EngineError
+from zerolab.registry import PARTS
 from zerotrial.engine.engine import Engine, EngineParts, to_device
 from zerotrial.engine.flat.stages import FlatStage
 from zerotrial.engine.module.precision import DTYPES, cast_inputs
@@ -280,7 +280,9 @@ class PipelineEngine(Engine):
         before = self.batch
         super().set_train_batch_size(train_batch_size)
         steps, name = self.batch.accumulation_steps, self.config.pipeline.schedule
-        problems = schedule_problems(name, self.module.num_stages, steps, chunks=self.module.chunks)
+        problems = PARTS["pipeline_rules"].schedule_problems(
+            name, self.module.num_stages, steps, chunks=self.module.chunks
+        )
         if problems and self.module.num_stages > 1:
             self.batch = before
             self.progress.resize(before)

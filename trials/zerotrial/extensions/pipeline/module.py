@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from zerolab.config.engine.engine_config import EngineConfig
-from zerolab.config.engine.pipelines import pipeline_checks, schedule_problems, unmanaged_problem
 from zerolab.errors import ConfigError, EngineError
+from zerolab.registry import PARTS
 from zerotrial.engine.builder.activation_checkpointing import Recompute, recomputed
 from zerotrial.engine.builder.environment import current_planner
 from zerotrial.engine.mesh import Mesh, Tie
@@ -170,15 +170,17 @@ class PipelineModule(nn.Module):
             ConfigError: With all problems.
         """
         settings, stages = config.pipeline, self.num_stages
-        problems = []
+        rules, problems = PARTS["pipeline_rules"], []
         if settings.stages is not None and settings.stages != stages:
             problems.append(
                 f"pipeline.stages: must be the PipelineModule's {stages}, got {settings.stages}"
             )
         if stages > 1:
-            problems += [problem for _, problem in pipeline_checks(config, stages)]
-            problems += schedule_problems(settings.schedule, stages, steps, chunks=self.chunks)
-        elif unmanaged := unmanaged_problem(config):
+            problems += [problem for _, problem in rules.pipeline_checks(config, stages)]
+            problems += rules.schedule_problems(
+                settings.schedule, stages, steps, chunks=self.chunks
+            )
+        elif unmanaged := rules.unmanaged_problem(config):
             problems.append(unmanaged)
         if problems:
             raise ConfigError(config.source, problems)
