@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from zerolab.cli.local.progress import ProgressLines, TrialProgress, describe_line
 from zerolab.cli.output import age, number, print_fields, print_table
+from zerolab.extensions.live_progress import ProgressLines, TrialProgress, describe_line
 from zerolab.formatting import duration_text
 
 

@@ -8,7 +8,6 @@ import shutil
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
@@ -20,7 +19,6 @@ __all__ = [
     "DESCRIPTION_FILE",
     "PARTIAL",
     "DirectoryBackend",
-    "StorageBackend",
     "StoredCheckpoint",
     "path_inside",
 ]
@@ -50,38 +48,6 @@ class StoredCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     def to_json(self) -> bytes:
         """Return the content of ``checkpoint.json``."""
         return msgspec.json.format(msgspec.json.encode(self), indent=1)
-
-
-class StorageBackend(Protocol):
-    """Operations on complete checkpoints, and clean-up of unfinished ones."""
-
-    def description(self, name: str) -> bytes:
-        """Return the content of ``checkpoint.json``; raise NotFoundError if it is missing."""
-        ...
-
-    def names(self) -> list[str]:
-        """Return the names of all entries, whether checkpoints or not."""
-        ...
-
-    def check(self, stored: StoredCheckpoint) -> None:
-        """Raise NotFoundError if a file is missing or has the wrong size."""
-        ...
-
-    def delete(self, name: str, trash: Path) -> None:
-        """Remove a checkpoint; do nothing if it does not exist."""
-        ...
-
-    def remove_files(self, stored: StoredCheckpoint, names: Sequence[str]) -> None:
-        """Remove files of a checkpoint that ``stored`` no longer lists."""
-        ...
-
-    def pieces(self, name: str, file: str, first: int, end: int) -> Iterator[bytes]:
-        """Read bytes ``first`` to ``end`` of a file, piece by piece."""
-        ...
-
-    def sweep(self, owner: str) -> None:
-        """Remove the unfinished checkpoints of an owner."""
-        ...
 
 
 class DirectoryBackend:

@@ -31,7 +31,6 @@ from zerolab.storage.backends import (
     DESCRIPTION_FILE,
     PARTIAL,
     DirectoryBackend,
-    StorageBackend,
     StoredCheckpoint,
     path_inside,
 )
@@ -120,11 +119,11 @@ class CheckpointStore:
 
     @cached_property
     def _bucket(self) -> Any:
-        """Backend of an object store."""
+        """Backend of an object store, with the methods of a directory's and some more."""
         return PARTS["bucket"].BucketBackend(self.address)
 
     @property
-    def _backend(self) -> StorageBackend:
+    def _backend(self) -> DirectoryBackend:
         return self._bucket if self.is_remote else DirectoryBackend(self._root)
 
     def probe(self) -> None:

@@ -44,9 +44,9 @@ def run(
     """
     from zerolab.cli.connection import connect, named_master
     from zerolab.cli.local.background import start_services
-    from zerolab.cli.local.progress import watch
-    from zerolab.cli.log_stream import exit_code
+    from zerolab.cli.log_stream import exit_code, wait_for_end
     from zerolab.paths import Home
+    from zerolab.registry import PARTS
 
     content, archive = read_submission(config, model_dir)
     home = Home.default()
@@ -58,7 +58,9 @@ def run(
         print_message(f"experiment {experiment_id} is submitted")
         print_waiting_reason(experiment)
         try:
-            finished = watch(client, experiment_id)
+            display = PARTS.find("live_progress")
+            wait = display.watch if display else wait_for_end
+            finished = wait(client, experiment_id)
         except KeyboardInterrupt:
             print_message(
                 f"\ndetached: experiment {experiment_id} goes on; see it with "
