@@ -6,11 +6,10 @@ table allows (:data:`zeroserver.access.routes.ACCESS`), and stores it in the req
 """
 
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from http.cookies import CookieError, SimpleCookie
 
 from fastapi.routing import iter_route_contexts
-from starlette.datastructures import Headers
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -44,7 +43,9 @@ _MAX_CACHED_ROUTES = 4096
 
 _PORT = re.compile(r":\d+$")
 
-_IMMUTABLE = "private, max-age=31536000, immutable"
+_CACHE = b"cache-control"
+_IMMUTABLE = (_CACHE, b"private, max-age=31536000, immutable")
+_NO_STORE = (_CACHE, b"no-store")
 
 _HEADERS = {
     "Content-Security-Policy": (
@@ -58,6 +59,10 @@ _HEADERS = {
 }
 _RAW_HEADERS = tuple((name.lower().encode(), value.encode()) for name, value in _HEADERS.items())
 """Encoded once, since every response has them."""
+_NAMES = frozenset(name for name, _ in _RAW_HEADERS)
+
+_Headers = Mapping[bytes, bytes]
+"""First value of each header of a request, by lower-case name."""
 
 
 class Guard:
@@ -101,7 +106,7 @@ class Guard:
             return
         if self._behind_https:
             scope["scheme"] = "https"
-        headers = Headers(scope=scope)
+        headers: _Headers = dict(reversed(scope["headers"]))
         guarded_send = _with_headers(send, scope["path"])
         try:
             principal = self._check(scope, headers)
@@ -118,11 +123,11 @@ class Guard:
         large = scope["path"] in {"/api/v1/experiments", "/api/v1/import"}
         return self._limits.body_bytes if large else self._limits.small_body_bytes
 
-    def _check(self, scope: Scope, headers: Headers) -> Principal:
-        self._check_host(headers)
-        length = headers.get("content-length", "0")
-        if not length.isdecimal() or int(length) > self._limit(scope):
-            msg = f"body: must have at most {self._limit(scope)} bytes, got {length[:20]}"
+    def _check(self, scope: Scope, headers: _Headers) -> Principal:
+        self._check_host(scope, headers)
+        length, limit = _text(headers, b"content-length", "0"), self._limit(scope)
+        if not length.isdecimal() or int(length) > limit:
+            msg = f"body: must have at most {limit} bytes, got {length[:20]}"
             raise TooLargeError(msg)
         path, method = scope["path"], scope["method"]
         if b"%00" in scope["query_string"] or "\0" in path:
@@ -170,12 +175,13 @@ class Guard:
                 return self._route_cache[cache_key]
         return "", {}
 
-    def _check_host(self, headers: Headers) -> None:
-        hosts = headers.getlist("host")
-        if len(hosts) > 1:
-            msg = f"Host: must be named once, got {len(hosts)} of them"
-            raise ZerolabError(msg)
-        name = _PORT.sub("", hosts[0].lower() if hosts else "")
+    def _check_host(self, scope: Scope, headers: _Headers) -> None:
+        if len(headers) < len(scope["headers"]):  # some header is repeated
+            hosts = sum(name == b"host" for name, _ in scope["headers"])
+            if hosts > 1:
+                msg = f"Host: must be named once, got {hosts} of them"
+                raise ZerolabError(msg)
+        name = _PORT.sub("", _text(headers, b"host").lower())
         if name not in self._hosts:
             msg = (
                 f"this server does not answer to the name {name[:100]!r}; "
@@ -184,12 +190,12 @@ class Guard:
             raise ForbiddenError(msg)
 
     @staticmethod
-    def _check_origin(scheme: str, headers: Headers) -> None:
-        expected = f"{scheme}://{headers.get('host', '')}"
-        origin = headers.get("origin", "")
-        if headers.get("sec-fetch-site") == "same-origin":
+    def _check_origin(scheme: str, headers: _Headers) -> None:
+        expected = f"{scheme}://{_text(headers, b'host')}"
+        origin = _text(headers, b"origin")
+        if headers.get(b"sec-fetch-site") == b"same-origin":
             # The browser has compared the schemes, which a proxy may hide from us.
-            expected = f"{origin.partition('://')[0]}://{headers.get('host', '')}"
+            expected = f"{origin.partition('://')[0]}://{_text(headers, b'host')}"
         if _without_default_port(origin) != _without_default_port(expected):
             msg = (
                 f"Origin: must be {expected[:200]}, the address of the page, got {origin[:200]!r}; "
@@ -199,19 +205,24 @@ class Guard:
             raise ForbiddenError(msg)
 
 
+def _text(headers: _Headers, name: bytes, default: str = "") -> str:
+    value = headers.get(name)
+    return default if value is None else value.decode("latin-1")
+
+
 def _without_default_port(origin: str) -> str:
     scheme, _, host = origin.lower().partition("://")
     return f"{scheme}://{host.removesuffix(_DEFAULT_PORTS.get(scheme, ''))}"
 
 
-def _bearer(headers: Headers) -> str | None:
-    kind, _, token = headers.get("authorization", "").partition(" ")
+def _bearer(headers: _Headers) -> str | None:
+    kind, _, token = _text(headers, b"authorization").partition(" ")
     return token.strip() if kind.lower() == "bearer" else None
 
 
-def _cookie(headers: Headers, name: str) -> str | None:
+def _cookie(headers: _Headers, name: str) -> str | None:
     try:
-        cookies = SimpleCookie(headers.get("cookie", ""))
+        cookies = SimpleCookie(_text(headers, b"cookie"))
     except CookieError:
         return None
     return cookies[name].value if name in cookies else None
@@ -223,13 +234,14 @@ def _with_headers(send: Send, path: str) -> Send:
 
     async def wrapped(message: Message) -> None:
         if message["type"] == "http.response.start":
-            headers = list(message.get("headers", ()))
-            present = {name for name, _ in headers}
-            headers += [header for header in _RAW_HEADERS if header[0] not in present]
-            if b"cache-control" not in present:
-                good = asset and message["status"] < 400
-                headers.append((b"cache-control", (_IMMUTABLE if good else "no-store").encode()))
-            message["headers"] = headers
+            headers = message.get("headers", ())
+            present = dict(headers)
+            ours = _RAW_HEADERS
+            if not present.keys().isdisjoint(_NAMES):
+                ours = tuple(header for header in ours if header[0] not in present)
+            message["headers"] = headers = [*headers, *ours]
+            if _CACHE not in present:
+                headers.append(_IMMUTABLE if asset and message["status"] < 400 else _NO_STORE)
         await send(message)
 
     return wrapped

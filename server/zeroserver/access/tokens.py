@@ -203,7 +203,7 @@ def _load(home: Home) -> _Stored:
 
 
 def _sign(key: str, text: str) -> str:
-    return hmac.new(key.encode(), text.encode(), hashlib.sha256).hexdigest()
+    return hmac.digest(key.encode(), text.encode(), "sha256").hex()
 
 
 def _signed(key: str, text: str, signature: str) -> bool:

@@ -6,7 +6,7 @@ FastAPI does not know them; :func:`describe` adds them to the OpenAPI document.
 import asyncio
 import time
 import zlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -58,6 +58,8 @@ T = TypeVar("T")
 
 Handler = Callable[[Request], Awaitable[Response]]
 
+_MSGPACK = MSGPACK.encode()
+
 _ADDRESS = 255
 """Most characters of an address."""
 
@@ -97,18 +99,35 @@ class WireRoute(msgspec.Struct, frozen=True):
 
 
 async def _body(request: Request, kind: type[T]) -> T:
-    content = await request.body()
+    chunks: list[bytes] = []
+    more = True
+    while more:  # not request.body(), whose generator takes longer than to decode a report
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        chunks.append(message.get("body", b""))
+        more = message.get("more_body", False)
     decoder: Any = msgspec.json
-    if request.headers.get("content-type", "").partition(";")[0].strip() == MSGPACK:
+    content_type = dict(request.scope["headers"]).get(b"content-type", b"")
+    if content_type.partition(b";")[0].strip() == _MSGPACK:
         decoder = msgspec.msgpack
     try:
-        return decoder.decode(content, type=kind)  # type: ignore[no-any-return]
+        return decoder.decode(b"".join(chunks), type=kind)  # type: ignore[no-any-return]
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
         raise ConfigError("request", [f"body: {error}"]) from None
 
 
+class _Answer(Response):
+    """JSON of a struct."""
+
+    def init_headers(self, headers: Mapping[str, str] | None = None) -> None:
+        """Set the two headers that each answer has, without looking for others."""
+        length = b"%d" % len(self.body)
+        self.raw_headers = [(b"content-length", length), (b"content-type", b"application/json")]
+
+
 def _json(value: msgspec.Struct) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")
+    return _Answer(msgspec.json.encode(value))
 
 
 def _id(request: Request, name: str) -> int:

@@ -44,8 +44,6 @@ _RAW_FACTOR = 16
 Point = tuple[int, int, float | None, float]
 """Key id, step, value (None for NaN), time."""
 
-Bucket = tuple[int, int, int]
-"""Key id, shift, number of the bucket."""
 
 
 class MetricKeys:
@@ -117,6 +115,10 @@ class _Sums(msgspec.Struct):
     @classmethod
     def of(cls, rows: Sequence[tuple[int, float | None]]) -> "_Sums":
         """Sum up steps and values."""
+        if len(rows) == 1:  # as in most reports
+            ((step, value),) = rows
+            if value is not None and math.isfinite(value):
+                return cls(value, value, value, 1, 1, step)
         numbers = [value for _, value in rows if value is not None]
         least, most = min(numbers, default=None), max(numbers, default=None)
         finite = numbers
@@ -200,9 +202,8 @@ def store_points(transaction: Transaction, trial_id: int, new: Iterable[Point]) 
     # A minimum cannot be taken back from a roll-up, so those buckets are recomputed from the
     # points.
     if stored == len(rows):
-        sums = _sum_up((key, step, value) for _, key, step, value, _ in rows)
-        added = [(trial_id, *bucket, *total.row()) for bucket, total in sums.items()]
-        transaction.many(_ROLLUP_ADD[transaction.sqlite], added)
+        added = _sum_up((key, step, value) for _, key, step, value, _ in rows)
+        transaction.many(_ROLLUP_ADD[transaction.sqlite], [(trial_id, *row) for row in added])
         return
     transaction.many(_INSERT + _KEY + _REPLACE, rows)
     _rebuild(transaction, trial_id, {(key, step >> SHIFTS[0]) for key, step in unique})
@@ -228,21 +229,29 @@ def _copy(transaction: Transaction, rows: list[tuple[Any, ...]]) -> int:
     ).rowcount
 
 
-def _sum_up(values: Iterable[tuple[int, int, float | None]]) -> dict[Bucket, _Sums]:
+def _sum_up(values: Iterable[tuple[int, int, float | None]]) -> list[tuple[Any, ...]]:
+    """Return key, shift, bucket and sums of each roll-up that has some of the values."""
     finest = SHIFTS[0]
     buckets: defaultdict[tuple[int, int], list[tuple[int, float | None]]] = defaultdict(list)
     for key, step, value in values:
         buckets[key, step >> finest].append((step, value))
     level = {bucket: _Sums.of(rows) for bucket, rows in buckets.items()}
-    sums = {(key, finest, number): total for (key, number), total in level.items()}
+    if len({key for key, _ in level}) == len(level):  # as in most reports: the same at all levels
+        return [
+            (key, shift, number >> (shift - finest), *row)
+            for (key, number), total in level.items()
+            for row in (total.row(),)
+            for shift in SHIFTS
+        ]
+    added = [(key, finest, number, *total.row()) for (key, number), total in level.items()]
     for lower, shift in pairwise(SHIFTS):
         above: dict[tuple[int, int], _Sums] = {}
         for (key, number), total in level.items():
             bucket = (key, number >> (shift - lower))
             above[bucket] = above[bucket].merged(total) if bucket in above else total
-            sums[key, shift, bucket[1]] = above[bucket]
+        added += [(key, shift, number, *total.row()) for (key, number), total in above.items()]
         level = above
-    return sums
+    return added
 
 
 def _rebuild(transaction: Transaction, trial_id: int, finest: set[tuple[int, int]]) -> None:

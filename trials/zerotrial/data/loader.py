@@ -77,16 +77,6 @@ class EpochPlan:
         """Micro-batches in one epoch on one rank."""
         return self.batches * self.accumulation
 
-    def span(self, rank: int, micro_batch: int) -> range:
-        """Return the indices of a rank's micro-batch into the epoch's order.
-
-        They can exceed the number of items; the caller wraps them to the start of the epoch.
-        """
-        # Ranks take turns within a micro-batch number, so that a batch is a contiguous range of the
-        # order and does not depend on the number of ranks.
-        first = (micro_batch * self.replicas + rank) * self.micro_batch
-        return range(first, first + self.micro_batch)
-
 
 class IndexBatch(list[Any]):
     """Indices of one micro-batch, and its number, from which workers derive their seed."""
@@ -108,20 +98,29 @@ class _TrainingSampler(Sampler[Any]):
 
     def __iter__(self) -> Iterator[IndexBatch]:
         plan, rank, batched = self._plan, self._rank, self._batched
-        items, replicas, per_epoch = plan.items, plan.replicas, plan.micro_batches
+        items, size, replicas, per_epoch = (
+            plan.items,
+            plan.micro_batch,
+            plan.replicas,
+            plan.micro_batches,
+        )
         epoch, micro_batch = divmod(self.start, per_epoch)
         while True:
             order = self._order(epoch)
-            for number in range(micro_batch, per_epoch):
-                span = plan.span(rank, number)
+            # Ranks take turns within a micro-batch number, so that a batch is a contiguous range of
+            # the order and does not depend on the number of ranks.
+            before = epoch * per_epoch * replicas
+            for number in range(micro_batch * replicas + rank, per_epoch * replicas, replicas):
+                first = number * size
                 if batched:
-                    indices = IndexBatch(order[span.start % items])
-                elif span.stop <= items:
-                    indices = IndexBatch(order[span.start : span.stop])
-                else:
-                    indices = IndexBatch([order[index % items] for index in span])
+                    indices = IndexBatch(order[first % items])
+                elif first + size <= items:
+                    indices = IndexBatch(order[first : first + size])
+                else:  # wrapped to the start of the epoch
+                    wrapped = range(first, first + size)
+                    indices = IndexBatch([order[index % items] for index in wrapped])
                 # Unique over ranks and epochs, so that no two micro-batches share a seed.
-                indices.number = (epoch * per_epoch + number) * replicas + rank
+                indices.number = before + number
                 yield indices
             epoch, micro_batch = epoch + 1, 0
 

@@ -6,8 +6,8 @@ the loop never waits for a device. NaN and infinities are ordinary values.
 
 import logging
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -148,7 +148,8 @@ def average_by_batch(entries: Sequence[Entry]) -> tuple[dict[str, float], list[d
 
 def _has_one_entry_per_batch(entries: Sequence[Entry]) -> bool:
     """Return whether batches are strictly increasing, the common case."""
-    return len(entries) < 2 or all(first[0] < second[0] for first, second in pairwise(entries))
+    batches = [batch for batch, _ in entries]
+    return all(map(operator.lt, batches, batches[1:]))
 
 
 def mean(values: Sequence[float]) -> float:
