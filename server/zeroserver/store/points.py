@@ -45,7 +45,6 @@ Point = tuple[int, int, float | None, float]
 """Key id, step, value (None for NaN), time."""
 
 
-
 class MetricKeys:
     """In-memory cache of the ids of metric names; only the writer creates new ones."""
 
