@@ -1,18 +1,21 @@
 """Replacements of another platform's names, commands and keys, for messages and docs.
 
-Extensions have the tables. A key is what a user of that platform types, as in :class:`Platform`.
+An extension has the table. A key is what a user of that platform types. ``det experiment create``
+is a command; ``determined.core.init`` a Python name, for itself and all below it;
+``init(preempt_mode)`` an argument of ``zerolab.core.init``; ``TrainContext.log`` an attribute of
+one of our classes; ``Callback.trial_cleanup`` a method of a callback; ``experiment.workspace`` a
+key of an experiment file; ``searcher.name: adaptive`` a value.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from difflib import get_close_matches
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from zerolab.registry import Registry
+from zerolab.registry import PARTS
 
 __all__ = [
     "NamesReplacements",
-    "Platform",
     "ReadFile",
     "command_replacement",
     "import_error",
@@ -24,39 +27,10 @@ ReadFile = Callable[[str], bytes | None]
 """Reads a file of the model directory by its path; None when it does not exist."""
 
 
-class Platform(Protocol):
-    """Names of a platform that users come from."""
-
-    @property
-    def table(self) -> Mapping[str, str]:
-        """Return what to use here, by what users type.
-
-        ``det experiment create`` is a command; ``determined.core.init`` a Python name, for itself
-        and all below it; ``init(preempt_mode)`` an argument of ``zerolab.core.init``;
-        ``TrainContext.log`` an attribute of one of our classes; ``Callback.trial_cleanup`` a method
-        of a callback; ``experiment.workspace`` a key of an experiment file;
-        ``searcher.name: adaptive`` a value.
-        """
-        ...
-
-    def command(self, *words: str) -> str | None:
-        """Return what replaces a command; None if it is unknown."""
-        ...
-
-    def scan_script(
-        self, entry: str, read: ReadFile, search_path: Collection[str] = ()
-    ) -> list[str]:
-        """Find the platform's names in a script."""
-        ...
-
-
-PLATFORMS: Registry[Platform] = Registry("zerolab.replacements", {})
-
-
 @cache
 def _table() -> dict[str, str]:
-    tables = (platform.table for platform in PLATFORMS.loadable().values())
-    return {key: text for table in tables for key, text in table.items()}
+    platform = PARTS.find("determined")
+    return platform.table() if platform else {}
 
 
 def replacements(prefix: str) -> dict[str, str]:
@@ -72,8 +46,8 @@ def replacements(prefix: str) -> dict[str, str]:
 
 def command_replacement(*command: str) -> str | None:
     """Return what replaces a command, e.g. ``("user", "login")``; None if unknown."""
-    texts = (platform.command(*command) for platform in PLATFORMS.loadable().values())
-    return next(filter(None, texts), None)
+    platform = PARTS.find("determined")
+    return platform.command(*command) if platform else None
 
 
 def scan_script(entry: str, read: ReadFile, search_path: Collection[str] = ()) -> list[str]:
@@ -87,11 +61,8 @@ def scan_script(entry: str, read: ReadFile, search_path: Collection[str] = ()) -
     Returns:
         One line for each name with its first position and its replacement.
     """
-    return [
-        line
-        for platform in PLATFORMS.loadable().values()
-        for line in platform.scan_script(entry, read, search_path)
-    ]
+    platform = PARTS.find("determined")
+    return platform.scan_script(entry, read, search_path) if platform else []
 
 
 def import_error(module: str, name: str, *parents: str) -> ImportError | None:

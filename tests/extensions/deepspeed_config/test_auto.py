@@ -14,7 +14,7 @@ from zerolab.config import check_experiment, load_engine_config, resolve
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.engine.reader import parse_engine_config
 from zerolab.errors import ConfigError
-from zerolab.extensions.deepspeed_config.auto_values import trial_auto_values
+from zerolab.extensions.deepspeed_config.auto_values import trial_values
 
 AUTO: dict[str, Any] = {
     "train_batch_size": "auto",
@@ -292,7 +292,7 @@ def test_auto_uses_trial_of_process(
     tmp_path: Path,
 ) -> None:
     content = {"train_micro_batch_size_per_gpu": "auto"}
-    with trial_auto_values({"micro_batch_size": 3}):
+    with trial_values({"micro_batch_size": 3}):
         assert load_engine_config(content).train_micro_batch_size_per_gpu == 3
         with pytest.raises(ConfigError):
             load_engine_config(content, hyperparameters={})

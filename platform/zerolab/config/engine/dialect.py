@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from zerolab.config.files import parse_json, read_bytes, read_yaml
 from zerolab.errors import ConfigError
-from zerolab.registry import Registry
+from zerolab.registry import PARTS
 from zerolab.schema.json_values import json_value_problems, to_json_values
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class ResolvedAuto:
 
 
 class Dialect:
-    """Plain JSON; base class of the dialects of extensions."""
+    """Plain JSON; an extension has a module with the same attributes."""
 
     unsupported: Mapping[str, Any] = {}
     """Keys of other programs, with their replacements."""
@@ -90,7 +90,7 @@ class Dialect:
             idle: Dotted keys that have no effect here.
         """
         del hyperparameters, batches, idle
-        missing = "; ".join(DIALECTS.missing())
+        missing = PARTS.problem("deepspeed_config")
         problems = [
             f"{key}: must be a value, got 'auto'; {missing}"
             for key in _auto_keys(content)
@@ -140,14 +140,11 @@ class Dialect:
         return []
 
 
-DIALECTS: Registry[type[Dialect]] = Registry("zerolab.engine_dialects", {})
-
-
 @cache
 def dialect() -> Dialect:
-    """Return the dialect of this installation."""
-    name = "deepspeed_config"
-    return DIALECTS[name]() if name in DIALECTS else Dialect()
+    """Return the dialect of this installation: a module of an extension, or plain JSON."""
+    extension: Dialect | None = PARTS.find("deepspeed_config")
+    return extension or Dialect()
 
 
 def check_json_values(content: Mapping[str, Any], source: str) -> None:

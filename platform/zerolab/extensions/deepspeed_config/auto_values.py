@@ -15,7 +15,7 @@ from zerolab.config.engine.dialect import ResolvedAuto
 from zerolab.contract.hparam_reads import note_read
 from zerolab.extensions.deepspeed_config.unsupported_keys import UNSUPPORTED_KEYS
 
-__all__ = ["AUTO_SOURCES", "fill_auto", "trial_auto_values"]
+__all__ = ["AUTO_SOURCES", "fill_auto", "trial_values"]
 
 _MICRO, _TRAIN = "train_micro_batch_size_per_gpu", "train_batch_size"
 _LR, _TOTAL = "optimizer.params.lr", "scheduler.params.total_num_steps"
@@ -108,9 +108,7 @@ _process_entries: list[_Lookup] = []
 
 
 @contextlib.contextmanager
-def trial_auto_values(
-    hyperparameters: Mapping[str, Any], batches: int | None = None
-) -> Iterator[None]:
+def trial_values(hyperparameters: Mapping[str, Any], batches: int | None = None) -> Iterator[None]:
     """Resolve ``"auto"`` in engine files of this process from a trial's hyperparameters.
 
     Args:
@@ -136,7 +134,7 @@ def fill_auto(
     Args:
         content: An engine file with canonical keys.
         hyperparameters: A trial's, nested or not; None means those of the trial that this process
-            belongs to (:func:`trial_auto_values`), if it does.
+            belongs to (:func:`trial_values`), if it does.
         batches: Maximum length of the trial in optimizer steps.
         idle: Dotted keys that have no effect here.
     """

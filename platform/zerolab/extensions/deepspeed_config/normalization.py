@@ -16,7 +16,7 @@ from zerolab.config.engine.dialect import check_json_values
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.schema.section import Section, dotted, keys_of, section_of
 
-__all__ = ["drop_unsharded_offload", "normalize"]
+__all__ = ["drop_idle", "normalize"]
 
 Block = dict[str, Any]
 Step = Callable[[Block], Iterator[str]]
@@ -43,7 +43,7 @@ def normalize(content: Mapping[str, Any], source: str) -> tuple[Block, list[str]
     return data, changes + [line for step in _STEPS for line in step(data)]
 
 
-def drop_unsharded_offload(content: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
+def drop_idle(content: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
     """Drop ``offload_param`` if parameters are not sharded, as DeepSpeed does.
 
     Args:

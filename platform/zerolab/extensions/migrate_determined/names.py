@@ -11,7 +11,7 @@ from pathlib import Path
 from zerolab.replacements import ReadFile
 from zerolab.syntax import imported_files, imported_modules, module_paths, parsed
 
-__all__ = ["DETERMINED"]
+__all__ = ["command", "scan_script", "table"]
 
 _ABBREVIATIONS = {
     "cmd": "command",
@@ -33,65 +33,54 @@ _RUNNERS = (
 
 
 @cache
-def _table() -> dict[str, str]:
+def table() -> dict[str, str]:
+    """Return the content of ``determined.json``."""
     text = Path(__file__).with_name("determined.json").read_text(encoding="utf-8")
-    table: dict[str, str] = json.loads(text)
-    return table
+    content: dict[str, str] = json.loads(text)
+    return content
 
 
-class Determined:
-    """Determined's names; see :class:`zerolab.replacements.Platform`."""
+def command(*words: str) -> str | None:
+    """Return what replaces a command of ``det``; None if it is unknown."""
+    full = " ".join(_ABBREVIATIONS.get(part, part) for part in words)
+    return table().get(f"det {full}") or table().get(f"det {' '.join(words)}")
 
-    @property
-    def table(self) -> dict[str, str]:
-        """The content of ``determined.json``."""
-        return _table()
 
-    def command(self, *words: str) -> str | None:
-        """Return what replaces a command of ``det``; None if it is unknown."""
-        full = " ".join(_ABBREVIATIONS.get(part, part) for part in words)
-        return _table().get(f"det {full}") or _table().get(f"det {' '.join(words)}")
+def scan_script(entry: str, read: ReadFile, search_path: Collection[str] = ()) -> list[str]:
+    """Find Determined's names; see :func:`zerolab.replacements.scan_script`.
 
-    def scan_script(
-        self, entry: str, read: ReadFile, search_path: Collection[str] = ()
-    ) -> list[str]:
-        """Find Determined's names; see :func:`zerolab.replacements.scan_script`.
-
-        Only imports at the top of a file count: one inside ``try``, ``if`` or a function may be for
-        another platform. Files of the model directory that are imported so are read as well.
-        Nothing is reported if the script does not need Determined to run it, or may import another
-        package of that name, such as one in a folder of ``PYTHONPATH`` outside of the directory.
-        """
-        if any(posixpath.normpath(folder).startswith(("..", "/")) for folder in search_path):
+    Only imports at the top of a file count: one inside ``try``, ``if`` or a function may be for
+    another platform. Files of the model directory that are imported so are read as well.
+    Nothing is reported if the script does not need Determined to run it, or may import another
+    package of that name, such as one in a folder of ``PYTHONPATH`` outside of the directory.
+    """
+    if any(posixpath.normpath(folder).startswith(("..", "/")) for folder in search_path):
+        return []
+    if _other_package_installed():
+        return []
+    places: dict[str, str] = {}
+    for path, source in imported_files(entry, read):
+        tree = parsed(source)
+        if tree is None:
+            continue
+        if _has_local_package(tree, (".", posixpath.dirname(entry), *search_path), read):
             return []
-        if _other_package_installed():
-            return []
-        places: dict[str, str] = {}
-        for path, source in imported_files(entry, read):
-            tree = parsed(source)
-            if tree is None:
-                continue
-            if _has_local_package(tree, (".", posixpath.dirname(entry), *search_path), read):
-                return []
-            for line, name in _used_names(tree):
-                places.setdefault(_known_part(name) or name, f"{path}:{line}")
-        if not any(f"{name}.".startswith(f"{runner}.") for name in places for runner in _RUNNERS):
-            return []
-        return [
-            f"{position}: {name} is of Determined; instead: "
-            f"{_table().get(name, 'nothing takes its place; see docs/from_determined.md')}"
-            for name, position in places.items()
-        ]
-
-
-DETERMINED = Determined()
+        for line, name in _used_names(tree):
+            places.setdefault(_known_part(name) or name, f"{path}:{line}")
+    if not any(f"{name}.".startswith(f"{runner}.") for name in places for runner in _RUNNERS):
+        return []
+    return [
+        f"{position}: {name} is of Determined; instead: "
+        f"{table().get(name, 'nothing takes its place; see docs/from_determined.md')}"
+        for name, position in places.items()
+    ]
 
 
 def _known_part(name: str) -> str | None:
     """Return the longest leading part of a dotted name that is in the table."""
     parts = name.split(".")
     leading = (".".join(parts[:end]) for end in range(len(parts), 1, -1))
-    return next((part for part in leading if part in _table()), None)
+    return next((part for part in leading if part in table()), None)
 
 
 def _has_local_package(tree: ast.Module, folders: Iterable[str], read: ReadFile) -> bool:
