@@ -183,26 +183,26 @@ class Controller:
         self._recorder.report_state("training")
         while True:
             stop_reason = self._train_to_limit()
-            if stop_reason is not StopReason.FINISHED:
+            if stop_reason is not None:
                 return self._save_and_stop(stop_reason)
             stop_reason = self._agree(last=True)
             if not self._schedule.pauses:
                 return StopReason.FINISHED
-            if stop_reason is not StopReason.FINISHED or not self._extend_length():
+            if stop_reason is not None or not self._extend_length():
                 logger.info("pausing after batch %d: the searcher's limit", self.steps)
                 return StopReason.REACHED
 
-    def _train_to_limit(self) -> StopReason:
-        """Train to the limit of this run, or until the ranks agree to stop."""
+    def _train_to_limit(self) -> StopReason | None:
+        """Train to the limit of this run; return the reason if the ranks agree to stop earlier."""
         while not self._schedule.finished(self.steps):
             self._train_until(min(self._schedule.next_pause(self.steps), self._next_agreement))
             self._report_if_due()
             if self.steps >= self._next_agreement:
                 stop_reason = self._agree()
-                if stop_reason is not StopReason.FINISHED:
+                if stop_reason is not None:
                     return stop_reason
             self._run_due_actions()
-        return StopReason.FINISHED
+        return None
 
     def _extend_length(self) -> bool:
         """Ask the searcher for a greater length; return whether the run may train on.
@@ -304,7 +304,7 @@ class Controller:
 
     # Agreement
 
-    def _agree(self, *, last: bool = False) -> StopReason:
+    def _agree(self, *, last: bool = False) -> StopReason | None:
         """Agree whether to continue, and when to agree next. **Collective**.
 
         All that ranks exchange while training goes into this one all-gather: stop requests, speed,
@@ -315,7 +315,7 @@ class Controller:
             last: Training is complete; flush the pending checkpoint and the last samples.
 
         Returns:
-            The reason of the rank with the highest priority; ``FINISHED`` to continue.
+            The reason to stop with the highest priority; None to continue.
         """
         if last:
             self._checkpoints.finish()
@@ -324,7 +324,7 @@ class Controller:
         early = self._settings.early_reports and self.steps < _EARLY_BATCHES and not last
         overdue = early and self._recorder.is_overdue()
         local = (
-            int(self._stop_signals.current()),
+            int(self._stop_signals.current() or 0),
             self._recorder.batch_s,
             sample,
             self._checkpoints.ready,
@@ -342,7 +342,7 @@ class Controller:
         # The slowest rank decides, so that all ranks choose the same batch.
         batches = int(_AGREEMENT_INTERVAL_S / max((*batch_seconds, 1e-9)))
         self._next_agreement = self.steps + min(max(1, batches), _MAX_AGREEMENT_BATCHES)
-        return StopReason(max(stop_reasons))
+        return StopReason(max(stop_reasons)) if any(stop_reasons) else None
 
     # What is due
 

@@ -13,6 +13,7 @@ class StopReason(enum.IntEnum):
     """Reason why the loop ended; the largest of all ranks' reasons applies."""
 
     FINISHED = 0
+    """It trained to its end; between the ranks, 0 stands for no reason to stop."""
     STOP_REQUESTED = 1
     PREEMPTED = 2
     STALE = 3
@@ -47,8 +48,8 @@ class StopSignals:
         self._context = context
         self._poller = poller
 
-    def current(self) -> StopReason:
-        """Return the reason to stop after this batch; ``FINISHED`` if there is none."""
+    def current(self) -> StopReason | None:
+        """Return the reason to stop after this batch; None to continue."""
         poller = self._poller
         if isinstance(poller, DirectivePoller):
             if poller.stale.is_set():
@@ -57,14 +58,16 @@ class StopSignals:
                 return StopReason.PREEMPTED
         elif poller:
             return StopReason.PREEMPTED
-        return (
-            StopReason.STOP_REQUESTED if self._context.get_stop_requested() else StopReason.FINISHED
-        )
+        return StopReason.STOP_REQUESTED if self._context.get_stop_requested() else None
 
-    def interrupt_reason(self) -> StopReason:
-        """Return the reason to interrupt a validation; a stop that the trial requested waits."""
-        reason = self.current()
-        return reason if reason >= StopReason.PREEMPTED else StopReason.FINISHED
+    def interrupt_reason(self) -> int:
+        """Return the reason to interrupt a validation; a stop that the trial requested waits.
+
+        Returns:
+            A :class:`StopReason`, or 0 to continue.
+        """
+        reason = self.current() or 0
+        return reason if reason >= StopReason.PREEMPTED else 0
 
     @property
     def seconds_left(self) -> float | None:
