@@ -5,6 +5,7 @@
 """
 
 import ast
+import importlib
 import inspect
 import re
 import sys
@@ -14,19 +15,19 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zerolab.config.engine.dialect import dialect
 from zerolab.config.engine.engine_config import EngineConfig
 from zerolab.config.engine.optimizers import OPTIMIZERS, TORCH_OPTIMIZERS
 from zerolab.config.engine.schedules import SCHEDULES, TORCH_SCHEDULES
 from zerolab.config.experiment.experiment_config import ExperimentConfig
-from zerolab.extensions.staging.section import StageConfig
-from zerolab.extensions.unsupported import UnsupportedKey
-from zerolab.extensions.unsupported_fields import OTHER_SEARCHERS, UNSUPPORTED_FIELDS
 from zerolab.replacements import replacements
 from zerolab.schema.lengths import Length
 from zerolab.schema.section import HINT, Section, choices_of, section_of
+
+if TYPE_CHECKING:
+    from zerolab.extensions.unsupported import UnsupportedKey
 
 __all__ = ["TABLES", "field_texts", "rows", "table", "with_tables"]
 
@@ -169,7 +170,7 @@ def _pairs(head: tuple[str, str], pairs: Mapping[str, str]) -> str:
     return table(head, ((f"`{key}`", text) for key, text in sorted(pairs.items())))
 
 
-def _refused(head: str, keys: Mapping[str, UnsupportedKey]) -> str:
+def _refused(head: str, keys: "Mapping[str, UnsupportedKey]") -> str:
     body = (
         (f"`{key}`", ", ".join(filter(None, ["`null`", entry.off.text])), entry.instead)
         for key, entry in sorted(keys.items())
@@ -188,6 +189,11 @@ def _names(names: frozenset[str]) -> str:
     return ", ".join(f"`{name}`" for name in sorted(names)) + "."
 
 
+def _of_extension(module: str, name: str) -> Any:
+    """Return an object of an extension, which may be missing while its tables are not needed."""
+    return getattr(importlib.import_module(f"zerolab.extensions.{module}"), name)
+
+
 TABLES = {
     "engine keys": lambda: _keys(EngineConfig, "DeepSpeed"),
     "engine optimizers": lambda: _arguments(OPTIMIZERS),
@@ -197,11 +203,18 @@ TABLES = {
     "engine refused": lambda: _refused("key", dialect().unsupported),
     "engine aliases": _aliases,
     "experiment fields": lambda: _keys(ExperimentConfig, "Determined"),
-    "experiment stage": lambda: _keys(StageConfig, "Determined", "data.stage."),
-    "experiment refused": lambda: _refused("field", UNSUPPORTED_FIELDS),
+    "experiment stage": lambda: _keys(
+        _of_extension("staging.section", "StageConfig"), "Determined", "data.stage."
+    ),
+    "experiment refused": lambda: _refused(
+        "field", _of_extension("unsupported_fields", "UNSUPPORTED_FIELDS")
+    ),
     "experiment strangers": lambda: _pairs(
         ("value", "what the message says"),
-        {f"searcher.name: {name}": text for name, text in OTHER_SEARCHERS.items()},
+        {
+            f"searcher.name: {name}": text
+            for name, text in _of_extension("unsupported_fields", "OTHER_SEARCHERS").items()
+        },
     ),
     "determined names": lambda: _pairs(
         ("in Python", "here"),
