@@ -1,17 +1,12 @@
 """Command ``zerolab experiment continue``."""
 
-import typer
-
 from zerolab.cli.config_overrides import ChangesFile, Paused, Values, read_changes
 from zerolab.cli.connection import ExperimentId
 from zerolab.cli.output import print_message
 
-__all__ = ["app"]
-
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+__all__ = ["continue_experiment"]
 
 
-@app.command()
 def continue_experiment(
     experiment_id: ExperimentId,
     config: ChangesFile = None,

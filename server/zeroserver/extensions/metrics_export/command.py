@@ -8,12 +8,9 @@ import typer
 from zerolab.cli.connection import ExperimentId
 from zerolab.cli.output import print_message
 
-__all__ = ["app"]
-
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+__all__ = ["metrics"]
 
 
-@app.command()
 def metrics(
     experiment_id: ExperimentId,
     form: Annotated[str, typer.Option("--format", help="csv or ndjson.")] = "csv",

@@ -7,12 +7,9 @@ import typer
 
 from zerolab.cli.output import print_json, print_message, result
 
-__all__ = ["app"]
-
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+__all__ = ["import_file"]
 
 
-@app.command()
 def import_file(
     file: Annotated[Path, typer.Argument(help="Metrics file (JSON lines) of such a run.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the experiment as JSON.")] = False,

@@ -13,14 +13,11 @@ from zerolab.cli.output import AsJson, print_json, print_table, print_warnings, 
 if TYPE_CHECKING:
     from zeroserver.extensions.search_preview.estimate import Preview
 
-__all__ = ["app"]
-
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+__all__ = ["preview"]
 
 _WIDTH = 100
 
 
-@app.command()
 def preview(
     config: Annotated[
         Path, typer.Argument(help="Experiment file, or the folder of an experiment.yaml.")
