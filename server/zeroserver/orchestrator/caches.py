@@ -1,8 +1,8 @@
 """In-memory caches of the services, which outlive a unit of work.
 
-A service finds its cache in :class:`~zeroserver.orchestrator.state.Orchestrator`. Only the writer's
-thread uses a cache, unless noted. A unit of work that changes one appends the reversal to its
-``undo``.
+Each cache is an attribute of :class:`~zeroserver.orchestrator.state.Orchestrator`. Only the writer
+thread may use a cache, unless its docstring allows any thread. A unit of work that changes a cache
+appends the reversal to its ``undo``.
 """
 
 import time
@@ -16,7 +16,7 @@ from zerolab.scheduler import Job
 from zeroserver.orchestrator.cluster.wait_reasons import Waiting
 from zeroserver.store.points import MetricKeys
 
-if TYPE_CHECKING:  # loaded when the first experiment comes: 0.1 s of a start
+if TYPE_CHECKING:  # imported with the first experiment: saves 0.1 s at startup
     from zerolab.config.experiment.experiment_config import ExperimentConfig
     from zerolab.searcher import Operation, Searcher
 
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 _LATE = 1.5
-"""Delay of a tick, in periods, after which the server counts as suspended."""
+"""Delay of a tick, in periods, above which the server is assumed to have been suspended."""
 
 
 class ConfigCache(msgspec.Struct):
@@ -41,7 +41,7 @@ class ConfigCache(msgspec.Struct):
     """Experiment to the secret values of its configuration."""
 
     def forget(self, experiment_id: int) -> None:
-        """Drop an experiment's configuration, so that it is read again."""
+        """Drop an experiment's cached configuration; the next use reads it again."""
         self.configs.pop(experiment_id, None)
         self.secrets.pop(experiment_id, None)
 
@@ -51,19 +51,19 @@ class SearchCache(msgspec.Struct):
 
     searchers: dict[int, "Searcher"] = msgspec.field(default_factory=dict)
     backlog: dict[int, "tuple[Operation, ...]"] = msgspec.field(default_factory=dict)
-    """Experiment to the operations that were too many for one change."""
+    """Experiment to the operations that did not fit into one transaction."""
     in_progress: "dict[int, deque[Operation]]" = msgspec.field(default_factory=dict)
-    """Experiment to the operations of the current change; empty between changes."""
+    """Experiment to the pending operations of the current transaction; empty between them."""
     lost: dict[int, str] = msgspec.field(default_factory=dict)
-    """Experiment to why its searcher cannot be replayed; the next tick ends it."""
+    """Experiment to the reason why its replay failed; the next tick ends the experiment."""
     replays: dict[int, Any] = msgspec.field(default_factory=dict)
-    """Experiment to a replay of its search for a later change; used by any thread."""
+    """Experiment to a replay of its search for a later transaction; used by any thread."""
     ended_views: dict[int, tuple[int, Any]] = msgspec.field(default_factory=dict)
     """Ended experiment to its last event and the view of its search; used by any thread."""
     custom: set[int] | None = None
-    """Experiments with a custom searcher; None before they were read."""
+    """Experiments with a custom searcher; None until they are read."""
     served: dict[int, float] = msgspec.field(default_factory=dict)
-    """Experiment to the steady time at which a program last requested its searcher's events."""
+    """Experiment to the steady time of the last request for its searcher's events."""
 
 
 class QueueCache(msgspec.Struct):
@@ -72,16 +72,16 @@ class QueueCache(msgspec.Struct):
     jobs: dict[int, Job] = msgspec.field(default_factory=dict)
     """Experiment to its queue entry."""
     waiting: Waiting = msgspec.field(default_factory=Waiting)
-    """Why trials wait; replaced as a whole, so that any thread may read it."""
+    """Why trials wait; immutable, replaced after each round, so any thread may read it."""
     unfinished: bool = False
-    """Whether a change has left runs to start or to end for the next tick."""
+    """Whether the next tick must start or end more runs."""
     unapplied: set[int] = msgspec.field(default_factory=set)
-    """Experiments whose state is still to be applied to some of their trials."""
+    """Experiments with trials that do not follow the experiment's state yet."""
     point_budget: int = 0
-    """Number of points of former runs that the current change may still delete."""
+    """Number of points of former runs that the current transaction may still delete."""
 
     def drop(self, experiment_ids: Iterable[int]) -> None:
-        """Drop the queue entries of experiments, so that they are read again."""
+        """Drop the cached queue entries of experiments; the next use reads them again."""
         for experiment_id in experiment_ids:
             self.jobs.pop(experiment_id, None)
 
@@ -95,7 +95,7 @@ class AgentHeartbeats(msgspec.Struct):
 
     tick_s: float
     started: float = msgspec.field(default_factory=time.monotonic)
-    """Monotonic time of the server's start, later by the time for which it was suspended."""
+    """Monotonic time of the server's start, plus the time for which it was suspended."""
     seen: dict[int, float] = msgspec.field(default_factory=dict)
     """Agent to the monotonic time of its last request; written by the event loop."""
     ticked: float = msgspec.field(default_factory=time.monotonic)
@@ -104,7 +104,7 @@ class AgentHeartbeats(msgspec.Struct):
     def silence_s(self, agent_id: int) -> float:
         """Return the seconds since an agent's last request, or since the server's start.
 
-        Time for which the server was suspended does not count, since it could hear no agent.
+        Excludes the time for which the server was suspended and could not receive requests.
         """
         now = time.monotonic()
         return now - self.seen.get(agent_id, self.started) - self._suspended_s(now)
@@ -119,7 +119,7 @@ class AgentHeartbeats(msgspec.Struct):
         self.ticked = now
 
     def _suspended_s(self, now: float) -> float:
-        """Return by how many seconds the next tick is later than on a busy server."""
+        """Return the seconds by which the next tick is later than on a busy server."""
         return max(0.0, now - self.ticked - _LATE * self.tick_s)
 
 
@@ -130,21 +130,21 @@ class MetricCache(msgspec.Struct):
     reported: dict[int, set[int]] = msgspec.field(default_factory=dict)
     """Reporting trial to the ids of its metrics."""
     admitted: set[int] = msgspec.field(default_factory=set)
-    """Metrics that trials have started to use since the last search for unused names."""
+    """Metrics that trials started to use since the last search for unused names."""
     purge_due: bool = False
-    """Whether trials were deleted, so that metric names may be unused."""
+    """Whether metric names may be unused, because trials were deleted."""
     warned: dict[tuple[int, str], None] = msgspec.field(default_factory=dict)
-    """Runs and kinds of problems that are in the log already."""
+    """Run and kind of problem of each warning that is already logged."""
 
 
 class Deletions(msgspec.Struct):
-    """Deletions that are split into several changes, and what they must not touch."""
+    """Deletions that take several transactions, and trials exempt from them."""
 
     orphans: deque[int] = msgspec.field(default_factory=deque)
-    """Deleted trials whose points and logs are still there."""
+    """Deleted trials whose points and logs are not deleted yet."""
     retention_due: set[int] = msgspec.field(default_factory=set)
-    """Experiments whose checkpoint policy is still applied."""
+    """Experiments whose retention policy must still be applied."""
     archives: set[str] = msgspec.field(default_factory=set)
-    """Archives that are removed after the commit."""
+    """Archives that will be removed after the commit."""
     importing: set[int] = msgspec.field(default_factory=set)
-    """Trials that are being imported: they have points, but no row yet."""
+    """Trials that are being imported: they have points but no row yet."""

@@ -1,4 +1,4 @@
-"""Continuation of trials that have ended, from their newest checkpoints."""
+"""Continuation of ended trials from their newest checkpoints."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ __all__ = ["ContinuationService", "is_unfinished", "other_weights", "refuse_whil
 
 
 class ContinuationService(Service):
-    """Continues trials that have ended."""
+    """Continues ended trials."""
 
     operations = Uses(OperationService)
     lifecycle = Uses(LifecycleService)
@@ -37,22 +37,22 @@ class ContinuationService(Service):
     warm_starts = Uses(WarmStartService)
 
     def continue_trial(self, trial_id: int) -> None:
-        """Continue a trial that ended before its full length, with its experiment.
+        """Continue an ended trial that has training left, and reopen its experiment.
 
         Raises:
             NotFoundError: If there is no such trial.
-            ConflictError: If it has not ended, has nothing left to do, its searcher is through with
-                it, or the weights that it would begin with are gone.
+            ConflictError: If it has not ended, has no training left, is finished for its searcher,
+                or its initial weights are missing.
         """
         trial = self.work.find(TrialRow, trial_id)
         if not TRIAL_ACTIONS["continue"].wanted("trial", trial_id, trial.state):
             return
         experiment = self.work.experiment_of(trial)
-        home = experiment.id
+        experiment_id = experiment.id
         refuse_while_deleted(experiment)
         if experiment.state in EXPERIMENT_STOPPING:
             msg = (
-                f"trial {trial_id}: its experiment {home} is {experiment.state}; "
+                f"trial {trial_id}: its experiment {experiment_id} is {experiment.state}; "
                 "wait until it has "
                 "ended, then ask again"
             )
@@ -64,7 +64,7 @@ class ContinuationService(Service):
         state = ExperimentState(experiment.state)
         single_trial_changes: dict[str, Any] = {}
         if state in EXPERIMENT_ENDED:
-            self._refuse_between_parts(home)
+            self._refuse_between_parts(experiment_id)
             state = ExperimentState.ACTIVE
             single_trial_changes = {"waits": 0, "until": None}
             # The search has ended: only this trial continues.
@@ -75,7 +75,11 @@ class ContinuationService(Service):
         self.scheduling.schedule()
 
     def _refuse_between_parts(self, experiment_id: int) -> None:
-        """Refuse a trial of an experiment of which some trials are reopened already."""
+        """Refuse if a continuation of the whole experiment was interrupted.
+
+        Raises:
+            ConflictError: If some of its trials are paused, and so already reopened.
+        """
         paused = select(trials.c.id).where(
             trials.c.experiment_id == experiment_id, trials.c.state == TrialState.PAUSED
         )
@@ -88,34 +92,36 @@ class ContinuationService(Service):
 
     def remedy(self, trial: TrialRow) -> str | None:
         """Return why an ended trial has no training left, with a remedy; None if it has some."""
-        number, home = trial.id, trial.experiment_id
-        searcher = self.work.config(home).searcher
-        known_ends = set() if searcher.rebuilds_on_growth else self.searches.ended_trials(home)
-        through = trial.request_id in known_ends
-        if not through and is_unfinished(trial.state, trial.stop, trial.error, longer=False):
+        trial_id, experiment_id = trial.id, trial.experiment_id
+        searcher = self.work.config(experiment_id).searcher
+        known_ends = (
+            set() if searcher.rebuilds_on_growth else self.searches.ended_trials(experiment_id)
+        )
+        finished = trial.request_id in known_ends
+        if not finished and is_unfinished(trial.state, trial.stop, trial.error, longer=False):
             return None
         reason = (
-            f"the {searcher.name} searcher is through with it" if through or trial.stop else
+            f"the {searcher.name} searcher is through with it" if finished or trial.stop else
             "it has trained to its length"
         )  # fmt: skip
-        if self.warm_starts.newest_checkpoint(number) is None:
+        if self.warm_starts.newest_checkpoint(trial_id) is None:
             return (
                 f"{reason}, and no checkpoint of it is left; "
-                f"`zerolab experiment fork {home}` begins anew"
+                f"`zerolab experiment fork {experiment_id}` begins anew"
             )
-        ways = (
-            f"`zerolab trial fork {number}` trains on from its checkpoint "
+        remedy = (
+            f"`zerolab trial fork {trial_id}` trains on from its checkpoint "
             "as an experiment of its own"
         )
         if searcher.has_one_trial:
-            ways += (
-                f", `zerolab experiment continue {home} --set searcher.max_length.batches=...` to "
-                "a greater length"
+            remedy += (
+                f", `zerolab experiment continue {experiment_id} "
+                "--set searcher.max_length.batches=...` to a greater length"
             )
-        return f"{reason}; {ways}"
+        return f"{reason}; {remedy}"
 
     def no_weights(self, trial: TrialRow) -> str | None:
-        """Return why a trial lost the checkpoint that it started from; None if it did not."""
+        """Return why a trial cannot load its initial weights; None if it can."""
         latest = trial.latest_checkpoint or self.warm_starts.newest_checkpoint(trial.id)
         problem = self.warm_starts.source_problem(
             msgspec.structs.replace(trial, latest_checkpoint=latest)
@@ -126,10 +132,10 @@ class ContinuationService(Service):
 
 
 def refuse_while_deleted(experiment: ExperimentRow) -> None:
-    """Let nothing of an experiment continue of which a part is deleted.
+    """Refuse to continue an experiment that is being deleted.
 
     Raises:
-        ConflictError: If it is one.
+        ConflictError: If a part of it is deleted already.
     """
     if experiment.deleting:
         experiment_id = experiment.id
@@ -141,7 +147,7 @@ def refuse_while_deleted(experiment: ExperimentRow) -> None:
 
 
 def other_weights(experiment_id: int) -> str:
-    """Return the remedy for an experiment whose first weights are gone."""
+    """Return the remedy for an experiment whose initial weights are missing."""
     return (
         f"`zerolab experiment fork {experiment_id}` begins anew, with another "
         "searcher.source_checkpoint_uuid"
@@ -153,12 +159,12 @@ def is_unfinished(state: str, stop: str | None, error: str | None, *, longer: bo
 
     Args:
         state: Its state.
-        stop: Who stopped it.
+        stop: Who or what stopped it.
         error: Its error.
-        longer: Whether its length is greater than when it ended.
+        longer: Whether its length was increased since it ended.
     """
     if stop == "searcher":
         return False
     if state == TrialState.COMPLETED:
-        return longer and error is None  # else its hyperparameters are impossible
+        return longer and error is None  # an error here means invalid hyperparameters
     return True

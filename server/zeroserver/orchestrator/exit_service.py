@@ -1,4 +1,4 @@
-"""Ends of runs, and what their trials do next: end, restart, pause or wait for slots."""
+"""Exits of runs and their effect on the trial: end, restart, pause or requeue."""
 
 from collections.abc import Sequence
 
@@ -40,7 +40,7 @@ _CAUSE_S = 10.0
 
 
 class ExitService(Service):
-    """Stores how runs ended and decides what their trials do next."""
+    """Stores how runs ended and decides what happens to their trials."""
 
     operations = Uses(OperationService)
     lifecycle = Uses(LifecycleService)
@@ -52,14 +52,14 @@ class ExitService(Service):
         end: RunExit,
         matches: Sequence[Match] = (),
     ) -> None:
-        """End a run and decide what its trial does next; repeating it changes nothing.
+        """End a run and its trial, or requeue or pause the trial; idempotent.
 
         A run on several agents ends when all of them have reported their outcome.
 
         Args:
             run_id: The run.
             end: How it ended.
-            matches: What the log policies found in the tail of its log.
+            matches: Matches of the log policies in the tail of its log.
 
         Raises:
             NotFoundError: If there is no such run.
@@ -94,16 +94,15 @@ class ExitService(Service):
         self._apply_exit(self.work.find(RunRow, run_id), end)
 
     def _merge_exit(self, run: RunRow, end: RunExit, matches: Sequence[Match]) -> RunExit | None:
-        """Store how the ranks of one agent ended; repeating it changes nothing.
+        """Store how the ranks of one agent ended; idempotent.
 
         Args:
             run: The run; it has not ended.
-            end: Of the agent with node rank ``end.node``.
-            matches: What the log policies found in the tail of its log.
+            end: Exit of the agent with node rank ``end.node``.
+            matches: Matches of the log policies in the tail of its log.
 
         Returns:
-            How the run ended, when all its agents have reported; None before. A run with one agent
-            has ended with it.
+            Exit of the whole run if all its agents have reported, else None.
         """
         rows = nodes_of(self.work.connection, run.id)
         node = next((row for row in rows if row.node_rank == end.node), None)
@@ -114,14 +113,14 @@ class ExitService(Service):
             return end
         if node.ended_at is not None:
             return None
-        this = (run_nodes.c.run_id == run.id) & (run_nodes.c.node_rank == end.node)
+        same_node = (run_nodes.c.run_id == run.id) & (run_nodes.c.node_rank == end.node)
         values = {
             "ended_at": self.work.clock(),
             "exit_code": end.exit_code,
             "reason": end.reason,
             "told": int(end.was_stopped),
         }
-        self.work.connection.execute(update(run_nodes).where(this).values(**values))
+        self.work.connection.execute(update(run_nodes).where(same_node).values(**values))
         self.work.changes.append(Change("agents"))
         rows = nodes_of(self.work.connection, run.id)
         if any(row.ended_at is None for row in rows):
@@ -132,7 +131,7 @@ class ExitService(Service):
         return merge_ends(rows, end)
 
     def _note_unread(self, run: RunRow, end: RunExit) -> None:
-        """Store the searched hyperparameters that no run of the experiment has read."""
+        """Store which searched hyperparameters no run of the experiment has read."""
         if end.unread_hparams is None or end.exit_code not in (0, EXIT_REACHED):
             return
         experiment = self.work.find(ExperimentRow, run.experiment_id)
@@ -156,10 +155,10 @@ class ExitService(Service):
             and not failed_before_its_kill(self.work.connection, run)
         )
         failed = is_failure(code) and not killed_for_delay
-        # Decisions made before the run ended come first: a stopped trial does not restart, whatever
-        # its exit code. Then deliberate exits, then infrastructure failures, which restart without
-        # being counted, since the user's code is not their cause. Everything else is a failure of
-        # the code and counts towards max_restarts.
+        # Decisions made before the run ended come first: a stopped trial never restarts, whatever
+        # its exit code. Deliberate exits follow, then infrastructure failures: they do not count as
+        # restarts, because the user's code did not cause them. Any other exit is a failure of the
+        # code and counts towards max_restarts.
         if trial.stop == "error":
             self.operations.end_trial(trial, TrialState.ERROR, error=trial.error)
         elif trial.stop == "searcher" and failed:  # even if it reported metrics before
@@ -190,14 +189,14 @@ class ExitService(Service):
             self._restart_or_fail(run, trial, end)
 
     def _requeue(self, trial: TrialRow) -> None:
-        """Queue a trial that released its slots; pause it if the searcher or a user paused it."""
+        """Queue a trial without slots again, or pause it if the searcher or a user paused it."""
         experiment = self.work.experiment_of(trial)
         self.lifecycle.move_trial(
             trial, resting_state(experiment.state, waits=trial.waits or trial.held)
         )
 
     def _pause_at_bound(self, run: RunRow, trial: TrialRow, end: RunExit) -> None:
-        """Pause a trial at its rung, or queue it if the searcher continues it."""
+        """Pause a trial at its rung, or requeue it if the searcher continues it."""
         bound = msgspec.json.decode(run.spec, type=RunSpec).fit
         continued = bound is not None and bound.until is not None and trial.until != bound.until
         if trial.waits or continued:
@@ -211,17 +210,17 @@ class ExitService(Service):
         self.operations.end_trial(trial, TrialState.ERROR, error=error)
 
     def _restart_or_fail(self, run: RunRow, trial: TrialRow, end: RunExit) -> None:
-        """Restart a failed trial, or end it if a restart would be useless or is forbidden."""
+        """Restart a failed trial, or end it if it must not or should not restart."""
         config = self.work.config(trial.experiment_id)
-        why = None
+        no_restart = None
         if run.no_retry:
-            why = "a log policy forbids a restart"
+            no_restart = "a log policy forbids a restart"
         elif trial.restarts >= config.max_restarts:
-            why = f"it has been restarted {trial.restarts} times (max_restarts)"
+            no_restart = f"it has been restarted {trial.restarts} times (max_restarts)"
         elif self._would_fail_again(trial, end.exit_code):
-            why = "it failed before its first report, and would fail there again"
-        if why is not None:
-            self._fail_trial(run, trial, end, why)
+            no_restart = "it failed before its first report, and would fail there again"
+        if no_restart is not None:
+            self._fail_trial(run, trial, end, no_restart)
             return
         number = trial.restarts + 1
         self.work.save(trials, trial.id, restarts=number)
@@ -247,8 +246,8 @@ class ExitService(Service):
     def _would_fail_again(self, trial: TrialRow, exit_code: int) -> bool:
         """Check whether a restart would be useless: the code failed before its first report.
 
-        A death by a signal, or a failure after a restart, may have an external cause. A command
-        that need not report, such as a task, is restarted if its file sets ``max_restarts``.
+        A signal, or a failure after a restart, may have an external cause. A command that does not
+        have to report, such as a task, restarts if its configuration sets ``max_restarts``.
         """
         by_signal = exit_code < 0 or exit_code > _SIGNALS_ABOVE
         if by_signal or trial.restarts or trial.latest_checkpoint is not None:
@@ -272,7 +271,7 @@ class ExitService(Service):
         self.work.log_line(run, text, "WARNING")
 
     def _lost_in_a_row(self, trial_id: int) -> int:
-        """Count the consecutive lost runs of a trial, up to its last run."""
+        """Return the number of consecutive lost runs at the end of a trial's history."""
         last_other = (
             select(func.max(runs.c.id))
             .where(runs.c.trial_id == trial_id, runs.c.exit_code != EXIT_INFRASTRUCTURE)
@@ -294,13 +293,13 @@ class ExitService(Service):
 
 
 def _line(text: str | None) -> str | None:
-    """Make one line of a reason, short enough to show."""
+    """Convert a reason to a single line of at most 2,000 characters."""
     line = " ".join((text or "").replace("\0", "").split())
     return line[:2000] or None
 
 
 def missing_metric_error(length: float, metric: str) -> str:
-    """Return the error of a trial that has not reported the searcher's metric."""
+    """Return the error of a trial that did not report the searcher's metric."""
     return (
         f"searcher.metric: must be reported by a validation at length {length:g}, where the "
         f"searcher compares trials, got no {metric!r} there"

@@ -41,7 +41,7 @@ from zeroserver.store.archives import ArchiveGoneError, has_archive, remove_arch
 from zeroserver.store.rows import ExperimentRow, RunRow, TrialRow
 from zeroserver.store.schema import checkpoints, experiments, runs, trials
 
-if TYPE_CHECKING:  # loaded when the first experiment comes
+if TYPE_CHECKING:  # imported with the first experiment
     from zerolab.config.experiment.experiment_config import ExperimentConfig
 
 __all__ = ["ExperimentService", "Submission", "resource_columns", "unapplied_experiments"]
@@ -52,14 +52,14 @@ _STATE_AFTER = {
     "cancel": ExperimentState.STOPPING_CANCELED,
     "kill": ExperimentState.STOPPING_KILLED,
 }
-"""State of an experiment after an action that concerns its trials."""
+"""State of an experiment after an action that affects its trials."""
 _RUNS_AT_ONCE = 64
-"""Runs that one change asks to leave."""
+"""Maximum number of runs that one transaction preempts or stops."""
 
 
 @dataclass(frozen=True)
 class Submission:
-    """An experiment that has been checked."""
+    """Validated experiment to be created."""
 
     config: "ExperimentConfig"
     raw_config: Mapping[str, Any]
@@ -72,7 +72,7 @@ class Submission:
     warnings: Sequence[str] = ()
     """Warnings for the user who submits it."""
     prepared_search: list[NewSearch] = field(default_factory=list)
-    """Its searcher, made beforehand; for one attempt, since the searcher changes with it."""
+    """Its searcher, prepared in advance; removed when used, because a searcher is mutable."""
 
 
 _TRIALS_AT_ONCE = 1000
@@ -97,10 +97,11 @@ class ExperimentService(Service):
     warm_starts = Uses(WarmStartService)
 
     def create(self, submission: Submission) -> int:
-        """Store an experiment, make its first trials and return its id.
+        """Store an experiment, create its first trials and return its id.
 
         Raises:
-            ArchiveGoneError: If its archive is not there, or not for long: store it again.
+            ArchiveGoneError: If its archive is missing or about to be removed; the caller stores it
+                again.
         """
         archive = submission.archive
         if archive is not None and (
@@ -130,7 +131,7 @@ class ExperimentService(Service):
         return experiment_id
 
     def act(self, experiment_id: int, action: str) -> None:
-        """Pause, activate, cancel, kill, archive or unarchive; doing it twice changes nothing.
+        """Pause, activate, cancel, kill, archive or unarchive an experiment; idempotent.
 
         Raises:
             NotFoundError: If there is no such experiment.
@@ -148,25 +149,25 @@ class ExperimentService(Service):
     def _apply_new_state(
         self, experiment: ExperimentRow, state: ExperimentState, **values: Any
     ) -> None:
-        """Change an experiment's state and apply it to its trials, or to the first of many."""
+        """Change an experiment's state and start to apply it to its trials."""
         self.lifecycle.move_experiment(experiment, state, **values)
         self.begin_to_apply_state(experiment.id)
 
     def begin_to_apply_state(self, experiment_id: int) -> None:
-        """Apply an experiment's new state to its trials, or to the first of many.
+        """Start to apply an experiment's new state to its trials.
 
-        While other experiments wait for that, so does this one.
+        If states of other experiments are still being applied, a later transaction does it all.
         """
         self.lifecycle.mark_unapplied(experiment_id, unapplied=True)
         if len(self.work.orchestrator.queue.unapplied) == 1:
             self.apply_state(experiment_id)
 
     def apply_state(self, experiment_id: int) -> None:
-        """Apply an experiment's state to as many of its trials as one change may move.
+        """Apply an experiment's state to a limited number of its trials.
 
-        Call it again, each time in another change, while the experiment is in
-        ``orchestrator.queue.unapplied``. The remaining trials follow from their rows, so that the
-        next server continues if this one dies: see :func:`unapplied_experiments`.
+        Call it again in new transactions while the experiment is in
+        ``orchestrator.queue.unapplied``. After a crash the next server finds the remaining trials
+        in the database: see :func:`unapplied_experiments`.
         """
         experiment = self.work.find(ExperimentRow, experiment_id)
         if experiment.state not in EXPERIMENT_ENDED and self._move_trials(experiment):
@@ -180,23 +181,23 @@ class ExperimentService(Service):
         """Move some trials to the state that their experiment's state requires.
 
         Returns:
-            Whether more may be left, for another change.
+            Whether more trials may be left for another transaction.
         """
         if self.lifecycle.move_idle(experiment):
             return True
         if experiment.state == ExperimentState.ACTIVE:
             return False
-        unaware = self._unaware(experiment)
-        for trial in unaware[:_RUNS_AT_ONCE]:
+        running = self._unaware(experiment)
+        for trial in running[:_RUNS_AT_ONCE]:
             if experiment.state == ExperimentState.PAUSED:
                 self.runs.direct(trial.run_id, "preempt")
             else:
                 reason = stop_reason(experiment.state)
                 self.operations.stop_trial(self.work.find(TrialRow, trial.id), reason)
-        return len(unaware) > _RUNS_AT_ONCE
+        return len(running) > _RUNS_AT_ONCE
 
     def _unaware(self, experiment: ExperimentRow) -> list[Any]:
-        """Return the trials whose runs have not yet been asked to leave for their experiment."""
+        """Return the trials whose runs were not yet asked to stop for their experiment."""
         canceled = experiment.state == ExperimentState.STOPPING_CANCELED
         which: ColumnElement[bool] = runs.c.directive == "train"
         if canceled:
@@ -218,19 +219,19 @@ class ExperimentService(Service):
         ]
 
     def remove(self, experiment_id: int) -> bool:
-        """Delete an experiment that has ended, with its rows and files, and an archive of its own.
+        """Delete an ended experiment with its rows and files, and its archive if unused.
 
-        Of a large one only a part is deleted, as much as one change may cost: call it again until
-        all is deleted. What is left in between is an experiment of which checkpoints, then trials,
-        were deleted.
+        One call deletes only as much as fits into a transaction: call it again until it returns
+        True. Checkpoints are deleted first, then trials, so an interrupted deletion leaves an
+        experiment without some of them.
 
         Returns:
             Whether all of it is deleted.
 
         Raises:
             NotFoundError: If there is no such experiment.
-            ConflictError: If it has not ended, another one begins with a checkpoint of it, or one
-                of them is registered.
+            ConflictError: If it has not ended, another experiment starts from one of its
+                checkpoints, or one of them is registered.
         """
         experiment = self.work.find(ExperimentRow, experiment_id)
         EXPERIMENT_ACTIONS["delete"].wanted("experiment", experiment_id, experiment.state)
@@ -244,7 +245,11 @@ class ExperimentService(Service):
         return True
 
     def _remove_part(self, experiment: ExperimentRow) -> bool:
-        """Delete checkpoints, trials or events of an experiment; with the last ones, its row."""
+        """Delete some checkpoints, trials or events of an experiment, and finally its row.
+
+        Returns:
+            Whether all of it is deleted.
+        """
         experiment_id = experiment.id
         of_experiment = checkpoints.c.experiment_id == experiment_id
         self.warm_starts.refuse_while_needed(f"experiment {experiment_id}", of_experiment)
@@ -265,7 +270,7 @@ class ExperimentService(Service):
     def release_archive(self, archive: str | None) -> None:
         """Remove an archive after the commit if no experiment uses it.
 
-        Until then no submission may count on it: :meth:`create` refuses.
+        Until then, :meth:`create` rejects submissions that use it.
         """
         users = select(experiments.c.id).where(experiments.c.archive == archive).limit(1)
         if archive is None or self.work.connection.scalar(users) is not None:
@@ -280,10 +285,10 @@ class ExperimentService(Service):
         self.work.then.append(remove_file)
 
     def fail(self, experiment_id: int, error: str) -> None:
-        """End an experiment with an error of its own, and its trials with it.
+        """Fail an experiment and stop its trials; no effect if it has ended or is stopping.
 
         Args:
-            experiment_id: Any; one that has ended, or is about to, stays as it is.
+            experiment_id: The experiment.
             error: One line for the user.
         """
         experiment = self.work.find(ExperimentRow, experiment_id)
@@ -293,7 +298,7 @@ class ExperimentService(Service):
 
 
 def unapplied_experiments(connection: Connection) -> list[int]:
-    """Return the experiments whose state a killed server has not applied to all their trials."""
+    """Return the experiments whose state a killed server did not apply to all their trials."""
     idle = select(trials.c.id).where(
         trials.c.experiment_id == experiments.c.id, trials.c.run_id.is_(None)
     )
@@ -313,13 +318,14 @@ def unapplied_experiments(connection: Connection) -> list[int]:
 
 
 def resource_columns(config: "ExperimentConfig") -> dict[str, Any]:
-    """Return the columns that the scheduler reads."""
+    """Return the columns of an experiment that the scheduler reads."""
     from zerolab.config.experiment.resources import fewer_slots  # pydantic
 
     resources, searcher = config.resources, config.searcher
     fewer = [] if resources.hosts else fewer_slots(resources)
     return {
-        # Of a hostfile the slots are counted one by one; the agent only starts what runs there.
+        # The slots of a hostfile are counted in host_slots; on the agent the launcher takes one
+        # slot.
         "slots": 1 if resources.hosts else resources.slots_per_trial,
         "host_slots": msgspec.json.encode(_host_slots(resources.hosts or {})).decode(),
         "priority": resources.priority,

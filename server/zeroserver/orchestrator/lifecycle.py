@@ -1,4 +1,4 @@
-"""State changes of experiments and trials, with the columns and counts that follow."""
+"""State changes of experiments and trials, and the columns and counts derived from them."""
 
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -30,9 +30,9 @@ __all__ = ["PAUSED_BY_EXPERIMENT", "HasState", "LifecycleService", "resting_stat
 PAUSED_BY_EXPERIMENT = (
     (trials.c.state == TrialState.PAUSED) & (trials.c.waits == 0) & (trials.c.held == 0)
 )
-"""Trials that only their experiment has paused, neither the searcher nor a user."""
+"""Condition for trials that were paused with their experiment, not by the searcher or a user."""
 _IDLE_AT_ONCE = 8000
-"""Trials without a run that one change moves."""
+"""Maximum number of trials without a run that one transaction moves."""
 
 _ENDS_AS = {
     ExperimentState.STOPPING_CANCELED: ExperimentState.CANCELED,
@@ -60,7 +60,7 @@ _REOPEN = (
 
 
 class HasState(Protocol):
-    """Trial with its state."""
+    """Trial with its id and state."""
 
     @property
     def id(self) -> int:
@@ -72,7 +72,7 @@ class HasState(Protocol):
 
     @property
     def waits(self) -> int:
-        """Whether the searcher has it wait."""
+        """Whether the searcher has paused it (0 or 1)."""
 
 
 class LifecycleService(Service):
@@ -85,7 +85,7 @@ class LifecycleService(Service):
     def move_experiment(
         self, experiment: ExperimentRow, state: ExperimentState, **values: Any
     ) -> None:
-        """Change an experiment's state, and other columns with it; no wait for slots outlives that.
+        """Change an experiment's state and other columns; a new state resets its wait for slots.
 
         Raises:
             ConflictError: If the transition is not legal.
@@ -98,31 +98,33 @@ class LifecycleService(Service):
         self.work.touch("experiment", experiment.id, experiment.id)
 
     def settle(self, experiment_id: int) -> None:
-        """End an experiment if all its trials have ended and its searcher is done."""
+        """End an experiment that stops or whose searcher is done, if all its trials have ended."""
         experiment = self.work.find(ExperimentRow, experiment_id)
         if experiment.state in EXPERIMENT_ENDED:
             return
         stopping = experiment.state in EXPERIMENT_STOPPING
-        if not (stopping or experiment.searcher_done):  # before anything is counted over all trials
+        if not (stopping or experiment.searcher_done):  # before the query
             return
         of_experiment = select(trials.c.state).where(trials.c.experiment_id == experiment_id)
         is_open = of_experiment.where(trials.c.state.in_(TRIAL_OPEN)).limit(1)
         if self.work.connection.scalar(is_open) is not None:
             return
         self.checkpoints.apply_to_experiment(experiment_id)
-        through = ExperimentState(experiment.state)
+        stopping_state = ExperimentState(experiment.state)
         if not stopping:
-            through = _stopping_state(set(self.work.connection.scalars(of_experiment.distinct())))
-            self.move_experiment(experiment, through)
-        end = _ENDS_AS[through]
+            stopping_state = _stopping_state(
+                set(self.work.connection.scalars(of_experiment.distinct()))
+            )
+            self.move_experiment(experiment, stopping_state)
+        end = _ENDS_AS[stopping_state]
         values: dict[str, Any] = {"ended_at": self.work.clock()}
         if end == ExperimentState.COMPLETED:
             values["progress"] = 1.0
-            fruitless = experiment.best_validation is None
-            values["error"] = self._last_error(experiment_id) if fruitless else None
+            without_result = experiment.best_validation is None
+            values["error"] = self._last_error(experiment_id) if without_result else None
         elif not stopping and end == ExperimentState.ERROR:
             values["error"] = self._last_error(experiment_id)
-        self.move_experiment(replace(experiment, state=through), end, **values)
+        self.move_experiment(replace(experiment, state=stopping_state), end, **values)
         self.work.orchestrator.searches.searchers.pop(experiment_id, None)
         self.work.orchestrator.configs.forget(experiment_id)
         self.work.orchestrator.queue.drop([experiment_id])
@@ -139,7 +141,7 @@ class LifecycleService(Service):
         return error
 
     def count_trials(self, experiment: ExperimentRow) -> None:
-        """Count the trials that an experiment has left, and find the best of them."""
+        """Recount an experiment's trials and determine the best one, after a deletion."""
         of_experiment = trials.c.experiment_id == experiment.id
         value = trials.c.best_validation
         best = self.work.connection.execute(
@@ -162,7 +164,7 @@ class LifecycleService(Service):
         return int(self.work.raw(query, (str(state), experiment.id))[0][0])
 
     def move_trial(self, trial: TrialRow, state: TrialState, **values: Any) -> None:
-        """Change a trial's state, and other columns with it.
+        """Change a trial's state and other columns.
 
         Raises:
             ConflictError: If the transition is not legal.
@@ -179,8 +181,8 @@ class LifecycleService(Service):
         """Update an experiment's numbers of failed and canceled trials.
 
         Args:
-            experiment_id: Whose trials move.
-            moves: State before and after, of each trial.
+            experiment_id: Experiment of the trials.
+            moves: State of each trial before and after.
         """
         changes = dict.fromkeys(_COUNTED, 0)
         for before, after in moves:
@@ -193,9 +195,9 @@ class LifecycleService(Service):
         """Queue or pause an ended trial again, with its restarts reset.
 
         Args:
-            trial: One that has ended.
-            experiment_state: Of its experiment, from now on.
-            values: Other columns that change.
+            trial: Ended trial.
+            experiment_state: New state of its experiment.
+            values: Other columns to change.
         """
         latest = trial.latest_checkpoint or self.warm_starts.newest_checkpoint(trial.id)
         state = resting_state(experiment_state, waits=values.get("waits", trial.waits))
@@ -215,26 +217,26 @@ class LifecycleService(Service):
         Args:
             experiment_id: Their experiment.
             ended: The trials.
-            state: Of the experiment, from now on.
+            state: New state of the experiment.
         """
         by_state: dict[TrialState, list[int]] = {}
         moves: list[tuple[str, str]] = []
         for trial in ended:
-            to = resting_state(state, waits=trial.waits)
-            check_move(TRIAL_MOVES, f"trial {trial.id}", trial.state, to)
-            by_state.setdefault(to, []).append(trial.id)
-            moves.append((trial.state, to))
+            new_state = resting_state(state, waits=trial.waits)
+            check_move(TRIAL_MOVES, f"trial {trial.id}", trial.state, new_state)
+            by_state.setdefault(new_state, []).append(trial.id)
+            moves.append((trial.state, new_state))
         self._count_moves(experiment_id, moves)
         self.work.touch_trials(experiment_id, (trial.id for trial in ended))
-        for to, ids in by_state.items():
-            self.work.many(_REOPEN, [(str(to), number) for number in ids])
+        for new_state, ids in by_state.items():
+            self.work.many(_REOPEN, [(str(new_state), number) for number in ids])
         waiting = select(trials.c.source_trial_id).where(text(WEIGHTS_MISSING))
         paused = set(by_state.get(TrialState.PAUSED, ()))
         for source in paused.intersection(self.work.connection.scalars(waiting)):
             self.warm_starts.settle_sources(source)
 
     def mark_unapplied(self, experiment_id: int, *, unapplied: bool) -> None:
-        """Mark whether an experiment's state is still to be applied to some of its trials."""
+        """Mark whether an experiment's state must still be applied to some of its trials."""
         marked = self.work.orchestrator.queue.unapplied
         if (experiment_id in marked) != unapplied:
             marked.symmetric_difference_update({experiment_id})
@@ -244,7 +246,7 @@ class LifecycleService(Service):
         """Move some trials without a run to the state that their experiment's state requires.
 
         Returns:
-            Whether more may be left, for another change.
+            Whether more trials may be left for another transaction.
         """
         which: ColumnElement[bool] = trials.c.state == TrialState.QUEUED
         values: dict[str, Any] = {"state": TrialState.PAUSED}
@@ -268,7 +270,7 @@ class LifecycleService(Service):
         return len(ids) == _IDLE_AT_ONCE
 
     def remove_trials(self, trial_ids: Sequence[int]) -> None:
-        """Delete trials and their runs, after their checkpoints."""
+        """Delete trials with their runs and checkpoint rows."""
         self.orphans.add(trial_ids)
         keys = [(trial_id,) for trial_id in trial_ids]
         for statement in _REMOVE_TRIAL:
@@ -276,7 +278,7 @@ class LifecycleService(Service):
 
 
 def _stopping_state(states: set[str]) -> ExperimentState:
-    """How an experiment stops whose trials have all ended in these states."""
+    """Return the stopping state of an experiment from the final states of its trials."""
     if states == {TrialState.ERROR}:
         return ExperimentState.STOPPING_ERROR
     if states == {TrialState.CANCELED}:
@@ -290,11 +292,11 @@ def stop_reason(experiment_state: str) -> str:
 
 
 def resting_state(experiment_state: str, *, waits: int) -> TrialState:
-    """Return the state of a trial without a run that has not ended: queued, unless it must wait.
+    """Return the state of an open trial without a run: queued or paused.
 
     Args:
-        experiment_state: State of its experiment; trials wait while it is not active.
-        waits: Whether the searcher, or a user who paused the trial, has it wait.
+        experiment_state: State of its experiment; its trials are paused while it is not active.
+        waits: Whether the searcher or a user has paused the trial.
     """
     active = experiment_state == ExperimentState.ACTIVE
     return TrialState.QUEUED if active and not waits else TrialState.PAUSED

@@ -1,7 +1,7 @@
 """Log policies: patterns in a trial's log that label it or forbid its restart.
 
-Searching is done before the writer's job, on a thread that may take its time; the job only
-applies what was found.
+A reader thread searches the lines before the writer's job, since a search may be slow. The job only
+applies the matches.
 """
 
 import logging
@@ -19,18 +19,18 @@ __all__ = ["Match", "PolicySearch", "logger"]
 
 logger = logging.getLogger(__name__)
 _LINE = 4096
-"""Characters of a line that are searched."""
+"""Number of characters of a line that are searched."""
 _RUNS = 4096
-"""Whose policies are kept."""
+"""Maximum number of runs whose policies are cached."""
 
 
 class Match(msgspec.Struct, frozen=True):
-    """A policy whose pattern was found."""
+    """Policy whose pattern matched a line."""
 
     label: str
     action: str | None
     last: int
-    """Index of the last line that it was found in."""
+    """Index of the last matching line."""
 
 
 class _Policy(msgspec.Struct, frozen=True):
@@ -49,10 +49,10 @@ _NO_POLICIES = _Policies(())
 
 
 class PolicySearch:
-    """Searches lines for the patterns of an experiment; any thread but the writer's may.
+    """Search of log lines for the patterns of an experiment, outside of the writer thread.
 
     Args:
-        database: Asked once for each run: neither a run's experiment nor its policies change.
+        database: Queried once for each run, since a run's policies never change.
     """
 
     def __init__(self, database: Database) -> None:
@@ -62,14 +62,14 @@ class PolicySearch:
     def search(self, run_id: int, lines: Sequence[str]) -> list[Match]:
         """Search lines of a run's log.
 
-        A run that is not known matches nothing: whoever stores the lines says so.
+        An unknown run matches nothing; storing its lines raises the error.
         """
         if not lines:
             return []
         policies = self._policies(run_id)
         if not policies.all:
             return []
-        # Most lines match nothing: one search over all patterns says so.
+        # Most lines match nothing: one search for all patterns excludes them.
         candidates = [
             (index, text)
             for index, line in enumerate(lines)
@@ -104,21 +104,21 @@ class _Stored(msgspec.Struct):
 
 
 @lru_cache(maxsize=64)
-def _compiled(config: str) -> _Policies:
-    """Compile the policies of a stored configuration."""
-    # Loads the whole configuration's code, which a server that only starts can do without.
+def _compiled(text: str) -> _Policies:
+    """Compile the log policies of a stored configuration."""
+    # Imported here, since they load all configuration code, which startup does not need.
     from zerolab.config.experiment.experiment_config import effective_log_policies
     from zerolab.config.experiment.patterns import compile_any, compile_pattern
     from zerolab.config.experiment.sections import LogPolicy
 
-    stored = msgspec.json.decode(config, type=_Stored).log_policies
+    stored = msgspec.json.decode(text, type=_Stored).log_policies
     policies, patterns = [], []
     for policy in effective_log_policies(
         [LogPolicy.model_construct(**policy_fields) for policy_fields in stored]
     ):
         try:
             pattern = compile_pattern(policy.pattern)
-        except ValueError as error:  # submitted when patterns were Python's own
+        except ValueError as error:  # stored by a version that used Python's re
             logger.warning("log policy %s is not applied: %s", policy.name, error)
             continue
         policies.append(_Policy(policy.name or policy.pattern, policy.action, pattern))

@@ -1,4 +1,4 @@
-"""Nodes of a run: one agent with its ranks each, and the merge of their exits."""
+"""Nodes of a run: one agent and its ranks each, and the merge of their exits."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -29,7 +29,7 @@ __all__ = [
 
 
 class HeldSlots(NamedTuple):
-    """Slots of a run on one agent."""
+    """Slots that a run holds on one agent."""
 
     id: int
     experiment_id: int
@@ -42,22 +42,22 @@ class HeldSlots(NamedTuple):
 
 
 class RunNode(NodeRow, frozen=True, gc=False):
-    """Node of a run, with the name and the host of its agent if that is known."""
+    """Node of a run, with the name and host of its agent if known."""
 
     name: str | None
     host: str | None
 
 
 class NodeService(Service):
-    """Spreads a run over agents and merges how its ranks ended."""
+    """Spreads runs over several agents."""
 
     def spread(self, run_id: int, slots: Mapping[int, Sequence[int]], slots_per_rank: int) -> Nodes:
-        """Store the agents of a run on several agents; return its nodes for the ranks.
+        """Store the nodes of a run on several agents; return them for its specification.
 
         Args:
             run_id: The run.
             slots: Agent to its slots, in the order of node ranks.
-            slots_per_rank: Slots of each rank.
+            slots_per_rank: Number of slots of each rank.
         """
         rows = [
             {
@@ -74,17 +74,17 @@ class NodeService(Service):
         return Nodes(tuple(len(ids) // slots_per_rank for ids in slots.values()), 0, "", 0)
 
     def store_address(self, run_id: int, address: str) -> None:
-        """Store the rendezvous address of a run's node 0; wake the other agents.
+        """Store the rendezvous address of a run's node 0 and wake the other agents.
 
         Raises:
-            NotFoundError: If there is no such run, or it has one agent only.
+            NotFoundError: If there is no such run, or it has only one agent.
         """
         self.work.find(RunRow, run_id)
         if not nodes_of(self.work.connection, run_id):
             msg = f"run {run_id} has one agent: its ranks meet there"
             raise NotFoundError(msg)
-        first = (run_nodes.c.run_id == run_id) & (run_nodes.c.node_rank == 0)
-        self.work.connection.execute(update(run_nodes).where(first).values(address=address))
+        first_node = (run_nodes.c.run_id == run_id) & (run_nodes.c.node_rank == 0)
+        self.work.connection.execute(update(run_nodes).where(first_node).values(address=address))
         self.work.changes.append(Change("agents"))
 
     def save_next_log(self, run_id: int, node: int, number: int) -> None:
@@ -93,12 +93,12 @@ class NodeService(Service):
         if node == 0:
             connection.execute(update(runs).where(runs.c.id == run_id).values(next_log=number))
             return
-        this = (run_nodes.c.run_id == run_id) & (run_nodes.c.node_rank == node)
-        connection.execute(update(run_nodes).where(this).values(next_log=number))
+        same_node = (run_nodes.c.run_id == run_id) & (run_nodes.c.node_rank == node)
+        connection.execute(update(run_nodes).where(same_node).values(next_log=number))
 
 
 def held_slots(connection: Connection, states: Sequence[str]) -> list[HeldSlots]:
-    """Return the slots of all runs in some states: one item for each agent of a run."""
+    """Return the slots held by all runs in some states: one item per run and agent."""
     query = (
         select(
             runs.c.id,
@@ -118,7 +118,7 @@ def held_slots(connection: Connection, states: Sequence[str]) -> list[HeldSlots]
 
 
 def nodes_of(connection: Connection, run_id: int) -> list[RunNode]:
-    """Return the agents of a run that has several, by node rank; none for any other run."""
+    """Return the nodes of a run by node rank; empty for a run on a single agent."""
     same_agent = agents.c.id == run_nodes.c.agent_id
     query = select(run_nodes, agents.c.name, agents.c.host).outerjoin(agents, same_agent)
     ordered = query.where(run_nodes.c.run_id == run_id).order_by(run_nodes.c.node_rank)
@@ -126,7 +126,7 @@ def nodes_of(connection: Connection, run_id: int) -> list[RunNode]:
 
 
 def merge_ends(rows: Sequence[RunNode], last: RunExit) -> RunExit:
-    """Return how a run ended whose agents have all reported, ``last`` as the last one."""
+    """Merge the exits of all agents of a run; ``last`` is the last reported one."""
     in_order = sorted(rows, key=lambda row: (row.ended_at, row.node_rank))
     ends = {row.name or f"node {row.node_rank}": _outcome(row) for row in in_order}
     name, outcome = merge_outcomes(ends)
@@ -135,18 +135,18 @@ def merge_ends(rows: Sequence[RunNode], last: RunExit) -> RunExit:
 
 
 def kills_others(row: RunNode) -> bool:
-    """Whether the ranks of an agent, a row of :func:`nodes_of`, bring those of others to an end.
+    """Check whether the failure of a node ends the other nodes of its run at once.
 
-    Those that only lost another rank do not at once: a rank that fails may take its time to end,
-    and it is the one that says why.
+    Ranks that only lost a peer do not: the rank that failed may take longer to exit, and only its
+    exit has the cause.
     """
     return _failed(row) and not failed_by_peer(_outcome(row))
 
 
 def failed_before_its_kill(connection: Connection, run: RunRow) -> bool:
-    """Whether ranks of a run on several agents had failed before it was killed, if it was.
+    """Check whether a node of a run had failed before the run was killed, or without a kill.
 
-    Then it is that failure that ended the run, whatever it was asked to do meanwhile.
+    That failure then ended the run, even if the run was asked to stop later.
     """
     killed_at = run.killed_at
     return any(
@@ -166,18 +166,18 @@ def _outcome(row: RunNode) -> Outcome:
 
 def host_of(connection: Connection, run: RunRow, node: int) -> str | None:
     """Return the host of an agent of a run; None if the agent is gone."""
-    first = select(agents.c.host).where(agents.c.id == run.agent_id)
-    other = select(agents.c.host).join(run_nodes, run_nodes.c.agent_id == agents.c.id)
+    of_run = select(agents.c.host).where(agents.c.id == run.agent_id)
+    of_node = select(agents.c.host).join(run_nodes, run_nodes.c.agent_id == agents.c.id)
     query = (
-        first
+        of_run
         if node == 0
-        else other.where(run_nodes.c.run_id == run.id, run_nodes.c.node_rank == node)
+        else of_node.where(run_nodes.c.run_id == run.id, run_nodes.c.node_rank == node)
     )
     return connection.execute(query).scalar_one_or_none()
 
 
 def next_log(connection: Connection, run: RunRow, node: int) -> int:
-    """Return the number of the next log line that an agent of a run sends."""
+    """Return the number of the next log line expected from a node of a run."""
     if node == 0:
         return int(run.next_log)
     query = select(run_nodes.c.next_log).where(

@@ -1,6 +1,6 @@
-"""Points and logs of trials that have no row, removed in parts.
+"""Removal of points and logs of trials without a row, in several transactions.
 
-They are left by a deleted trial, or by an import that a server's end interrupted.
+A deleted trial leaves them, or an import that was interrupted when its server stopped.
 """
 
 import logging
@@ -17,12 +17,12 @@ __all__ = ["OrphanService"]
 logger = logging.getLogger(__name__)
 
 _TRIALS = 100
-"""Deleted trials whose rows one change removes."""
+"""Maximum number of deleted trials whose rows one transaction removes."""
 _ROWS = 20_000
-"""Maximum number of rows that one change removes."""
+"""Number of rows after which a transaction stops."""
 
-# The smallest trial with rows, then the next one, and so on: as many looks into the index as
-# there are trials, however many rows each of them has.
+# Finds the smallest trial with rows, then the next larger one, and so on: one index lookup per
+# trial, independent of the number of its rows.
 _ORPHANS = """
     WITH RECURSIVE found(id) AS (
         SELECT min(trial_id) FROM {table}
@@ -33,7 +33,7 @@ _ORPHANS = """
     SELECT id FROM found WHERE id IS NOT NULL AND id NOT IN (SELECT id FROM trials)
 """
 _KEYS = {
-    # Roll-ups go last: they show, to the next start, that there are points.
+    # Roll-ups are removed after the points, because `find` detects leftover points by them.
     "points": "key_id, step",
     "rollups": "shift, key_id, bucket",
     "logs": "id",
@@ -44,15 +44,15 @@ class OrphanService(Service):
     """Removes points and logs of trials that have no row."""
 
     def forget_points(self, trial_id: int) -> None:
-        """Delete all points of a trial, and their roll-ups."""
+        """Delete all points and roll-ups of a trial."""
         for table in (points, rollups):
             self.work.connection.execute(delete(table).where(table.c.trial_id == trial_id))
 
     def add(self, trial_ids: Sequence[int]) -> None:
-        """Schedule the points and logs of deleted trials for removal in later changes.
+        """Schedule the points and logs of deleted trials for removal in later transactions.
 
-        Nobody finds them without their trials. What a server that dies leaves of them, the next one
-        removes at its start.
+        They are unreachable without their trials. After a crash, :meth:`find` schedules the
+        remaining ones at the next start.
         """
         orphans = self.work.orchestrator.deletions.orphans
         orphans.extend(trial_ids)
@@ -61,7 +61,7 @@ class OrphanService(Service):
             self.work.undo.append(partial(orphans.remove, trial_id))
 
     def find(self) -> None:
-        """Schedule the leftovers of imports and deletions that a killed server did not finish."""
+        """Schedule removal of data that interrupted imports and deletions left."""
         deletions = self.work.orchestrator.deletions
         trial_ids: dict[int, None] = {}
         for table in ("rollups", "logs"):
@@ -73,7 +73,7 @@ class OrphanService(Service):
             deletions.orphans.extend(sorted(new.difference(deletions.orphans)))
 
     def remove_some(self) -> None:
-        """Remove some rows of deleted trials."""
+        """Remove a limited number of rows of deleted trials."""
         orphans = self.work.orchestrator.deletions.orphans
         removed = 0
         for _ in range(_TRIALS):

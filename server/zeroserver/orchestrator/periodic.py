@@ -18,13 +18,13 @@ from zeroserver.store.schema import WAITING, experiments, runs, trials
 __all__ = ["PeriodicService"]
 
 _KILLED_AT_ONCE = 64
-"""Late runs that one tick kills; the next one kills the others."""
+"""Maximum number of overdue runs that one tick kills; the next tick kills more."""
 _ENDED_AT_ONCE = 16
-"""Experiments with too long a wait that one tick ends."""
+"""Maximum number of experiments that one tick ends because of their queue time."""
 
 
 class PeriodicService(Service):
-    """Does the periodic work of the clock."""
+    """Performs the server's periodic work."""
 
     experiments = Uses(ExperimentService)
     runs = Uses(RunService)
@@ -34,9 +34,9 @@ class PeriodicService(Service):
     agents = Uses(AgentService)
 
     def tick(self) -> None:
-        """Enforce deadlines, lose dead agents, schedule, and apply queue timeouts.
+        """Mark dead agents as lost, enforce deadlines and queue timeouts, and schedule.
 
-        Call it again while ``orchestrator.queue.unfinished``.
+        Call it again while ``orchestrator.queue.unfinished`` is set.
         """
         self.work.orchestrator.queue.unfinished = False
         for experiment_id, reason in self.searches.take_lost().items():
@@ -44,23 +44,24 @@ class PeriodicService(Service):
         self.agents.lose_silent()
         self._kill_late_runs()
         self.scheduling.schedule()
-        if self._end_long_waits():  # slots may have been kept for one of them
+        if self._end_long_waits():  # slots may have been reserved for one of them
             self.scheduling.schedule()
 
     def execute_operations(self) -> None:
-        """Execute some queued operations of searchers, and start the trials that they queue."""
+        """Execute some backlogged operations of searchers and schedule the resulting trials."""
         if self.operations.execute_backlog():
             self.scheduling.schedule()
 
     def apply_states(self) -> None:
-        """Apply an experiment's state to some of the trials that still have to follow it."""
+        """Apply the state of one experiment to some of its remaining trials."""
         for experiment_id in sorted(self.work.orchestrator.queue.unapplied)[:1]:
             self.experiments.apply_state(experiment_id)
 
     def bound_deadlines(self) -> None:
-        """Limit stored deadlines, since the clock may have been set back.
+        """Limit stored deadlines, since the wall clock may have been set back.
 
-        Deadlines are kept in the time of the server that set them; ours may have begun before it.
+        Deadlines are in the steady time of the server that stored them. The steady clock of this
+        server may have started at an earlier wall-clock time.
         """
         now = self.work.steady()
         latest = now + self.work.settings.timings.backoff_most_s
@@ -72,8 +73,8 @@ class PeriodicService(Service):
             runs.c.state.in_(OPEN_RUNS), runs.c.deadline_at.is_not(None)
         )
         for run_id, experiment_id, deadline in self.work.connection.execute(leaving).all():
-            patience = self.work.config(experiment_id).preemption_timeout
-            self.work.save(runs, run_id, deadline_at=min(deadline, now + patience))
+            timeout = self.work.config(experiment_id).preemption_timeout
+            self.work.save(runs, run_id, deadline_at=min(deadline, now + timeout))
 
     def _kill_late_runs(self) -> None:
         """Kill runs that have not stopped by their deadline."""
@@ -95,11 +96,11 @@ class PeriodicService(Service):
     def _end_long_waits(self) -> bool:
         """End experiments whose trials have waited too long for slots.
 
-        The wait begins when a trial is queued and none of the experiment's holds slots. A pause is
-        no wait, nor is the moment before a trial that failed is started again.
+        The wait begins when a trial is queued and no trial of the experiment holds slots. Pauses
+        and restart delays do not count.
 
         Returns:
-            Whether one has ended. Why it waited is what the last round of the scheduler has found.
+            Whether an experiment was ended.
         """
         ended = 0
         now = self.work.steady()

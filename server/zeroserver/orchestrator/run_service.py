@@ -1,4 +1,4 @@
-"""Runs: assignment, start, progress, directives and log policies."""
+"""Runs: creation, start, directives, and effects of log policies."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -40,18 +40,18 @@ from zeroserver.store.schema import (
 __all__ = ["RunService", "shown_activity"]
 
 _ASKS_AGAIN_S = 60.0
-"""For runs that have asked the server before it was started anew to ask again."""
+"""Time after a restart of the server within which running commands may poll again."""
 
 
 class RunService(Service):
-    """Assigns runs to slots and directs them."""
+    """Creates runs on slots and directs them."""
 
     lifecycle = Uses(LifecycleService)
     nodes = Uses(NodeService)
     warm_starts = Uses(WarmStartService)
 
     def direct(self, run_id: int, directive: str) -> None:
-        """Ask a run to checkpoint and exit; the experiment's preemption timeout starts to run."""
+        """Ask a run to checkpoint and exit, and start its preemption timeout."""
         run = self.work.find(RunRow, run_id)
         if run.directive in {"stop", directive}:
             return
@@ -62,19 +62,19 @@ class RunService(Service):
         self.work.save(runs, run_id, directive=directive, deadline_at=deadline)
         self.work.changes.append(Change(f"run:{run_id}"))
         if directive == "preempt" and self.never_asks(run):
-            end = (
+            limit = (
                 ""
                 if timeout is None
                 else f" until it is killed, in {timeout} s (preemption_timeout)"
             )
             text = (
                 f"run {run_id} shall save and leave, but its command does not ask whether to: "
-                f"it runs on{end}; `zerolab.core` asks"
+                f"it runs on{limit}; `zerolab.core` asks"
             )
             self.work.log_line(run, text, "WARNING")
 
     def never_asks(self, run: RunRow) -> bool:
-        """Return whether a run is a command that never asks whether to stop."""
+        """Check whether a run is a command that has never polled whether to stop."""
         up_s = time.monotonic() - self.work.orchestrator.agents.started
         if run.id in self.work.orchestrator.polling_runs or (
             up_s < _ASKS_AGAIN_S and self.work.clock() - run.created_at > up_s
@@ -83,7 +83,7 @@ class RunService(Service):
         return isinstance(msgspec.json.decode(run.spec, type=RunSpec).entrypoint, Command)
 
     def kill(self, run_id: int) -> None:
-        """Let the agent kill a run's processes now."""
+        """Make the agent kill a run's processes now."""
         run = self.work.find(RunRow, run_id)
         if not run.killed:
             self.work.save(runs, run_id, killed=1, killed_at=self.work.clock())
@@ -94,7 +94,7 @@ class RunService(Service):
 
         Raises:
             NotFoundError: If there is no such run.
-            StaleRunError: If it has ended, or another run has taken over.
+            StaleRunError: If it has ended, or another run has replaced it.
         """
         run = self.work.find(RunRow, run_id)
         trial = self.work.trial_of(run)
@@ -106,9 +106,8 @@ class RunService(Service):
     def assign(self, trial: TrialRow, slots: Mapping[int, Sequence[int]]) -> int | None:
         """Create a run of a trial on slots of one or several agents; return its id.
 
-        Points after the checkpoint that it starts from are forgotten, for it reports them again. Of
-        a long trial one change forgets a part of them, and returns None: ask again in another
-        change.
+        Deletes the points after the checkpoint from which it resumes, since it reports them again.
+        If there are too many for one transaction, returns None: call it again in another one.
         """
         experiment = self.work.experiment_of(trial)
         checkpoint = self._latest_checkpoint(trial)
@@ -117,9 +116,9 @@ class RunService(Service):
             checkpoint = msgspec.structs.replace(checkpoint, saved_on=saved_on)
         steps = checkpoint.steps_completed if checkpoint else 0
         resumes = checkpoint is not None and not checkpoint.warm_start
-        after = steps if resumes else -1
+        last_kept_step = steps if resumes else -1
         forgotten = forget_after(
-            self.work, trial.id, after, self.work.orchestrator.queue.point_budget
+            self.work, trial.id, last_kept_step, self.work.orchestrator.queue.point_budget
         )
         if forgotten is None:
             self.work.orchestrator.queue.point_budget = 0
@@ -139,7 +138,7 @@ class RunService(Service):
             "created_at": now,
         }
         from zerolab.config.experiment.run_spec import (
-            run_spec_fields,  # pydantic, not before it is needed
+            run_spec_fields,  # imports pydantic
         )
 
         result = self.work.connection.execute(runs.insert().values(row).returning(runs.c.id))
@@ -181,7 +180,7 @@ class RunService(Service):
             started_at = experiment.started_at or now
             self.work.save(
                 experiments, experiment.id, started_at=started_at, waits_since=None
-            )  # a run may be over before the clock ticks again
+            )  # a run may end before the next tick
         self.work.changes.append(agents_changed())
         return run_id
 
@@ -198,7 +197,7 @@ class RunService(Service):
         self.work.save(runs, run_id, state=RunState.RUNNING, started_at=now)
         if trial.state == TrialState.QUEUED:
             self.lifecycle.move_trial(trial, TrialState.RUNNING)
-            self.work.save(trials, trial.id, activity=None)  # a step of its start is over
+            self.work.save(trials, trial.id, activity=None)  # clear the activity of its startup
 
     def show_activity(self, run_id: int, text: str) -> None:
         """Store the current activity of a run.
@@ -222,7 +221,7 @@ class RunService(Service):
         return CheckpointRef(row.uuid, row.steps_completed)
 
     def _other_agent(self, uuid: str, slots: Mapping[int, Sequence[int]]) -> str:
-        """Name the agent that saved a checkpoint, unless it is the only one of a new run."""
+        """Describe the agent that saved a checkpoint; empty if the new run uses only that one."""
         query = (
             select(runs.c.agent_id, agents.c.name, agents.c.host)
             .join(checkpoints, checkpoints.c.run_id == runs.c.id)
@@ -242,7 +241,7 @@ class RunService(Service):
         return msgspec.structs.replace(reference, options=options)
 
     def reporting(self, run_id: int) -> Reporting:
-        """Return a run that may report.
+        """Return a run that may report, with few columns for speed.
 
         Raises:
             NotFoundError: If there is no such run.
@@ -255,7 +254,7 @@ class RunService(Service):
             (run_id, str(RunState.EXITED)),
         )
         if not rows:
-            self.current(run_id)  # says why
+            self.current(run_id)  # raises the error
         trial_id, experiment_id, last_seq, steps = rows[0]
         return Reporting(
             id=run_id,
@@ -266,7 +265,7 @@ class RunService(Service):
         )
 
     def apply_matches(self, run: RunRow, matches: Sequence[Match]) -> None:
-        """Label the run's trial and apply the actions of log policies."""
+        """Label the run's trial and apply the actions of matching log policies."""
         if not matches:
             return
         if any(match.action == "cancel_retries" for match in matches):
@@ -283,12 +282,12 @@ class RunService(Service):
 
 
 def _bound(fit: FitSpec, trial: TrialRow) -> int | None:
-    """Where the run pauses: at what the searcher said, unless that is the end of the trial."""
+    """Return where a run pauses for the searcher; None if not before the end of the trial."""
     max_length = fit.max_length.count if fit.max_length is not None else None
     until: int | None = trial.until
     return until if until is not None and max_length is not None and until < max_length else None
 
 
 def shown_activity(text: str) -> str:
-    """What is kept of what a run says it does."""
+    """Return a reported activity as stored: printable, at most 100 characters."""
     return printable(text[:100])

@@ -25,9 +25,9 @@ from zeroserver.store.schema import runs, trials
 __all__ = ["SchedulingService"]
 
 _STARTS_AT_ONCE = 128
-"""Runs that one round starts; the next tick starts the others."""
+"""Maximum number of runs that one round starts; the next tick starts more."""
 _PREEMPTED_AT_ONCE = 200
-"""Runs that one round preempts; the next tick preempts the others."""
+"""Maximum number of runs that one round preempts; the next tick preempts more."""
 _MOST_RESTARTING = 1000
 _ANY_RESTARTING = "SELECT 1 FROM trials WHERE restart_at > ? LIMIT 1"
 
@@ -47,7 +47,7 @@ class SchedulingService(Service):
         return self.work.orchestrator.queue
 
     def schedule(self) -> None:
-        """Assign free slots to waiting trials and preempt runs for those that go first."""
+        """Assign free slots to queued trials and preempt runs of lower priority."""
         waiting = self.scheduler_input.read_queue()
         restarting = self._restarting() | self.warm_starts.waiting_for_weights()
         allocations = self.scheduler_input.held_by_run()
@@ -56,14 +56,14 @@ class SchedulingService(Service):
         if waiting:
             cluster = self.scheduler_input.read_cluster(allocations.values())
             decision = scheduler.schedule(cluster, waiting, list(allocations.values()))
-            went_on = self._start(decision, waiting)
+            may_start_more = self._start(decision, waiting)
             for run_id in decision.preempt[:_PREEMPTED_AT_ONCE]:
                 self.runs.direct(run_id, "preempt")
             if len(decision.preempt) > _PREEMPTED_AT_ONCE:
                 self.cache.unfinished = True
-            if went_on and cluster.quotas:
-                # Who waited for slots and has kept a share of a quota may by now wait for another
-                # quota, and keep it no more.
+            if may_start_more and cluster.quotas:
+                # A job that had a part of a quota reserved may now wait for another quota, which
+                # frees its reservation for others.
                 self.schedule()
                 return
             running.update(start.request.job.job_id for start in decision.start)
@@ -72,13 +72,13 @@ class SchedulingService(Service):
         self._keep_reasons(now)
 
     def extend(self, run_id: int, until: int) -> Extension:
-        """Return whether a run at its bound continues at once instead of restarting.
+        """Return whether a run at its bound may continue without releasing its slots.
 
-        It does when its trial has been let go further meanwhile, and would be given slots again at
-        once: nobody goes first. Nothing is changed by the answer.
+        It may if the searcher has extended its trial and the scheduler would assign the same slots
+        to it again at once. The request changes no state.
 
         Args:
-            run_id: A run that trains.
+            run_id: Run that has reached its bound.
             until: Its bound.
 
         Raises:
@@ -86,17 +86,17 @@ class SchedulingService(Service):
             StaleRunError: If it has ended, or another run has taken over.
         """
         run, trial = self.runs.current(run_id)
-        further = None if trial.waits else trial.until
+        new_bound = None if trial.waits else trial.until
         leaves = run.directive != "train" or bool(run.killed)
-        if further is None or further <= until or leaves or not self._goes_first(run, trial):
+        if new_bound is None or new_bound <= until or leaves or not self._goes_first(run, trial):
             return Extension(goes_on=False)
         full_length = self.work.config(trial.experiment_id).searcher.length
         text = f"run {run_id} goes on at once: the searcher lets trial {trial.id} go further"
         self.work.log_line(run, text)
-        return Extension(goes_on=True, until=further if further < full_length else None)
+        return Extension(goes_on=True, until=new_bound if new_bound < full_length else None)
 
     def _goes_first(self, run: RunRow, trial: TrialRow) -> bool:
-        """Return whether a trial would get its slots back at once."""
+        """Check whether a trial would get its slots back at once."""
         allocations = self.scheduler_input.held_by_run()
         allocation = allocations[run.id]
         cluster = self.scheduler_input.read_cluster(allocations.values(), allocation)
@@ -113,8 +113,8 @@ class SchedulingService(Service):
         """Return how many slots a trial would get if its run released its slots.
 
         Args:
-            run: A run that holds slots.
-            trial: Its trial.
+            run: Run that holds slots.
+            trial: Trial of the run.
         """
         allocations = self.scheduler_input.held_by_run()
         cluster = self.scheduler_input.read_cluster(allocations.values(), allocations[run.id])
@@ -122,14 +122,14 @@ class SchedulingService(Service):
         request = Request(trial.id, allocation.job, 1, _excluded(trial))
         waiting = [request, *self.scheduler_input.read_queue()]
         decision = scheduler.schedule(cluster, waiting, list(allocations.values()))
-        own_start = next((start for start in decision.start if start.request is request), None)
-        return 0 if own_start is None else sum(map(len, own_start.slots.values()))
+        restart = next((start for start in decision.start if start.request is request), None)
+        return 0 if restart is None else sum(map(len, restart.slots.values()))
 
     def _start(self, decision: Decision, waiting: list[Request]) -> bool:
-        """Start the first trials of each request, and name the next one as the one that waits.
+        """Start the first trials of each request; its next trial takes over the wait reason.
 
         Returns:
-            Whether another round may start more in the same change.
+            Whether another round in this transaction may start more trials.
         """
         if len(decision.start) > _STARTS_AT_ONCE:
             del decision.start[_STARTS_AT_ONCE:]
@@ -139,10 +139,10 @@ class SchedulingService(Service):
         starts: dict[int, list[Start]] = {}
         for start in decision.start:
             starts.setdefault(start.request.trial_id, []).append(start)
-        for trial_ids in starts.values():
-            request = trial_ids[0].request
-            ids = self.scheduler_input.next_trials(request, len(trial_ids) + 1)
-            for trial_id, start in zip(ids, trial_ids, strict=False):
+        for group in starts.values():
+            request = group[0].request
+            ids = self.scheduler_input.next_trials(request, len(group) + 1)
+            for trial_id, start in zip(ids, group, strict=False):
                 if not self._assign(trial_id, start):
                     self.cache.unfinished = True
                     complete = False
@@ -152,7 +152,7 @@ class SchedulingService(Service):
         return complete
 
     def _assign(self, trial_id: int, start: Start) -> bool:
-        """Start a trial, or end one that cannot start; return False if it takes another change."""
+        """Start a trial, or end one that cannot start; return False to retry in the next tick."""
         trial = self.work.find(TrialRow, trial_id)
         problem = self.warm_starts.source_problem(trial)
         if problem is not None:
@@ -170,7 +170,7 @@ class SchedulingService(Service):
         return True
 
     def _restarting(self) -> dict[int, tuple[int, str]]:
-        """Return the trials that failed a moment ago, with their experiment and the reason."""
+        """Return the trials in a restart delay, with their experiment and the reason."""
         if not self.work.raw(_ANY_RESTARTING, (self.work.steady(),)):
             return {}
         of_trial = select(func.max(runs.c.id)).where(runs.c.trial_id == trials.c.id)
@@ -194,7 +194,7 @@ class SchedulingService(Service):
         return {row.id: (row.experiment_id, _why_again(row)) for row in rows}
 
     def _keep_reasons(self, now: Waiting) -> None:
-        """Replace the reasons to wait and publish the changes."""
+        """Replace the cached wait reasons and publish the changes."""
         before = self.cache.waiting
         if before == now:
             return
@@ -207,11 +207,11 @@ class SchedulingService(Service):
         self.work.undo.append(lambda: setattr(self.cache, "waiting", before))
 
     def grow(self, run_id: int, steps: int) -> None:
-        """Preempt a run that has saved a checkpoint if more slots are free for its trial.
+        """Preempt a run that has saved a checkpoint if its trial could get more slots.
 
         Args:
             run_id: The run.
-            steps: Batches that the checkpoint holds.
+            steps: Number of batches of the checkpoint.
         """
         run = self.work.find(RunRow, run_id)
         if run.directive != "train" or run.killed or run.started_at is None:
@@ -220,20 +220,20 @@ class SchedulingService(Service):
         if not self.scheduler_input.jobs_of([experiment_id])[experiment_id].fewer:
             return
         allocation = self.scheduler_input.held_by_run()[run_id]
-        holds = sum(map(len, allocation.slots.values()))
-        lasted = self.work.clock() - run.started_at
-        if holds >= allocation.job.slots or lasted < self._pause(run.trial_id):
+        held = sum(map(len, allocation.slots.values()))
+        duration = self.work.clock() - run.started_at
+        if held >= allocation.job.slots or duration < self._pause(run.trial_id):
             return
         length = msgspec.json.decode(run.spec, type=RunSpec).max_batches
         if length is not None and steps >= length:
             return
         free = self.slots_after_restart(run, self.work.trial_of(run))
-        if free <= holds:
+        if free <= held:
             return
         self.work.save(runs, run_id, grows_to=free)
         self.runs.direct(run_id, "preempt")
         status = (
-            f"{holds} of the {allocation.job.slots} slots of its trial, and {free} are free for it"
+            f"{held} of the {allocation.job.slots} slots of its trial, and {free} are free for it"
         )
         text = (
             f"run {run_id} has {status}: it leaves with its checkpoint, and the trial starts again"
@@ -241,13 +241,13 @@ class SchedulingService(Service):
         self.work.log_line(run, f"{text} with {free}, not counted as a restart")
 
     def _pause(self, trial_id: int) -> float:
-        """Return the minimum seconds of a run before the trial may grow."""
+        """Return the minimum duration of a run, in seconds, before its trial may grow."""
         query = select(func.count()).where(
             runs.c.trial_id == trial_id, runs.c.grows_to.is_not(None)
         )
-        before = int(self.work.connection.execute(query).scalar_one())
+        growths = int(self.work.connection.execute(query).scalar_one())
         timings = self.work.settings.timings
-        return min(timings.grow_first_s * 2.0 ** min(before, 32), timings.grow_most_s)
+        return min(timings.grow_first_s * 2.0 ** min(growths, 32), timings.grow_most_s)
 
 
 def _excluded(trial: TrialRow) -> frozenset[int]:

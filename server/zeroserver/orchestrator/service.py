@@ -1,4 +1,4 @@
-"""Base of the domain services, and the transaction that they share."""
+"""Base class of the domain services, and their shared transaction."""
 
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -15,7 +15,7 @@ from zeroserver.settings import Settings
 from zeroserver.store.database import Change, Transaction
 from zeroserver.store.rows import ExperimentRow, Reporting, Row, RunRow, TrialRow, find_row
 
-if TYPE_CHECKING:  # loaded when the first experiment comes
+if TYPE_CHECKING:  # imported with the first experiment
     from zerolab.config.experiment.experiment_config import ExperimentConfig
 
 __all__ = ["DomainTransaction", "Service", "Uses"]
@@ -27,7 +27,7 @@ S = TypeVar("S", bound="Service")
 class DomainTransaction(Transaction):
     """Transaction of the writer with the orchestrator's caches and clocks.
 
-    A change of a cache appends its reversal to ``undo``, so that a rollback restores the cache.
+    A change of a cache must append its reversal to ``undo``, so that a rollback restores the cache.
     """
 
     def __init__(self, orchestrator: Orchestrator, transaction: Transaction) -> None:
@@ -60,19 +60,19 @@ class DomainTransaction(Transaction):
         return self.orchestrator.steady
 
     def find(self, kind: type[R], row_id: int) -> R:
-        """Return one row.
+        """Return the row with an id.
 
         Raises:
-            NotFoundError: If there is none.
+            NotFoundError: If there is no such row.
         """
         return find_row(self.connection, kind, row_id)
 
     def experiment_of(self, row: TrialRow | RunRow | Reporting) -> ExperimentRow:
-        """Return the experiment of a trial or of a run, as it is now."""
+        """Read the experiment of a trial or run."""
         return self.find(ExperimentRow, row.experiment_id)
 
     def trial_of(self, run: RunRow | Reporting) -> TrialRow:
-        """Return the trial of a run, as it is now."""
+        """Read the trial of a run."""
         return self.find(TrialRow, run.trial_id)
 
     def save(self, table: Table, row_id: int, **values: Any) -> None:
@@ -85,12 +85,12 @@ class DomainTransaction(Transaction):
         config = configs.get(experiment_id)
         if config is None:
             config = configs[experiment_id] = config_of(self.find(ExperimentRow, experiment_id))
-            # The row may be one of this transaction: if it goes, another gets its id.
+            # The row may be new: after a rollback another experiment gets its id.
             self.undo.append(lambda: self.orchestrator.configs.forget(experiment_id))
         return config
 
     def secrets_of(self, experiment_id: int) -> tuple[str, ...]:
-        """Return the secret values of an experiment's configuration, which no log may contain."""
+        """Return the secret values of an experiment's configuration, for masking in logs."""
         secrets = self.orchestrator.configs.secrets.get(experiment_id)
         if secrets is None:
             raw_config = self.find(ExperimentRow, experiment_id).raw_config
@@ -107,7 +107,7 @@ class DomainTransaction(Transaction):
         return address or StorageAddress(root=str(self.home.checkpoints))
 
     def forget_job(self, experiment_id: int) -> None:
-        """Drop an experiment's cached queue entry, since this change modifies it."""
+        """Drop an experiment's cached queue entry, since this transaction modifies it."""
         self.orchestrator.queue.drop([experiment_id])
         self.undo.append(lambda: self.orchestrator.queue.drop([experiment_id]))
 
@@ -116,20 +116,20 @@ class DomainTransaction(Transaction):
         self.changes.append(Change("", experiment_id, kind, resource))
 
     def touch_trials(self, experiment_id: int, trial_ids: Iterable[int]) -> None:
-        """Add changes of many trials to the event streams, if anyone reads them."""
+        """Add changes of many trials to the event streams, if they have readers."""
         if self.has_readers(experiment_id):
             for trial_id in trial_ids:
                 self.touch("trial", experiment_id, trial_id)
 
     def has_readers(self, experiment_id: int, *, of_all: bool = False) -> bool:
-        """Check whether anyone reads an experiment's events, so that a change must create them.
+        """Check whether an experiment's events have readers and must be created.
 
-        A reader who comes before the commit reads the state before the change. After the commit,
-        such a reader is asked to read everything again.
+        A reader that connects before the commit has read the old state. After the commit it gets a
+        reload event.
 
         Args:
-            experiment_id: Whose events.
-            of_all: Only readers of metrics and logs count, not those of the experiment list.
+            experiment_id: Experiment of the events.
+            of_all: Count only readers of metrics and logs, not those of the experiment list.
         """
         journal = self.orchestrator.journal
         check = journal.followed if of_all else journal.wanted
@@ -144,13 +144,13 @@ class DomainTransaction(Transaction):
         return False
 
     def log_line(self, run: RunRow | Reporting, text: str, level: str = "INFO") -> None:
-        """Write a line of the server into a run's log."""
+        """Write a line into a run's log, as the server."""
         self.log(run.experiment_id, run.trial_id, run.id, text, level)
 
     def log(
         self, experiment_id: int, trial_id: int, run_id: int | None, text: str, level: str
     ) -> None:
-        """Write a line of the server into a trial's log."""
+        """Write a line into a trial's log, as the server."""
         query = "INSERT INTO logs (experiment_id, trial_id, run_id, stream, level, text, time) "
         query += "VALUES (?, ?, ?, 'server', ?, ?, ?) RETURNING id"
         values = (experiment_id, trial_id, run_id, level, text, self.clock())
@@ -159,16 +159,17 @@ class DomainTransaction(Transaction):
 
 
 class Service:
-    """Part of the domain within one transaction; it calls only the services that it names."""
+    """Part of the domain logic within one transaction; declares the services it calls."""
 
     def __init__(self, work: DomainTransaction) -> None:
         self.work = work
 
 
 class Uses(Generic[S]):
-    """Service that another one uses, or a unit of work; created when it is first used.
+    """Descriptor of a service used by another one, created on first access.
 
-    Unlike ``functools.cached_property``, which every report would pay for, it takes no lock.
+    Unlike ``functools.cached_property`` before Python 3.12 it takes no lock, which speeds up
+    reports.
     """
 
     def __init__(self, service: type[S]) -> None:

@@ -24,7 +24,7 @@ __all__ = ["TrialService"]
 
 
 class TrialService(Service):
-    """Carries out user actions on trials, and deletes trials."""
+    """Carries out user actions on trials and deletes trials."""
 
     operations = Uses(OperationService)
     lifecycle = Uses(LifecycleService)
@@ -36,7 +36,7 @@ class TrialService(Service):
     warm_starts = Uses(WarmStartService)
 
     def act(self, trial_id: int, action: str) -> None:
-        """Pause, activate, cancel, kill, archive or unarchive one trial; twice changes nothing.
+        """Pause, activate, cancel, kill, archive or unarchive a trial; idempotent.
 
         Raises:
             NotFoundError: If there is no such trial.
@@ -67,23 +67,23 @@ class TrialService(Service):
             self.lifecycle.move_trial(trial, TrialState.PAUSED)
 
     def _activate(self, trial: TrialRow) -> None:
-        """Undo a pause of one trial; refuse if something else has it wait."""
+        """Undo a pause by a user; refuse if the experiment or the searcher paused the trial."""
         experiment = self.work.experiment_of(trial)
-        number, experiment_id = trial.id, experiment.id
+        trial_id, experiment_id = trial.id, experiment.id
         if trial.run_id is None and experiment.state != ExperimentState.ACTIVE:
             msg = (
-                f"trial {number}: its experiment {experiment_id} is {experiment.state}; "
+                f"trial {trial_id}: its experiment {experiment_id} is {experiment.state}; "
                 f"`zerolab experiment activate {experiment_id}` first"
             )
             raise ConflictError(msg)
         if trial.run_id is None and trial.waits and not trial.held:
             msg = (
-                f"trial {number}: waits for the searcher, "
+                f"trial {trial_id}: waits for the searcher, "
                 "which lets it go on if it is among the best; "
-                f"to train it by itself, `zerolab trial fork {number}`"
+                f"to train it by itself, `zerolab trial fork {trial_id}`"
             )
             raise ConflictError(msg)
-        self.work.save(trials, number, held=0)
+        self.work.save(trials, trial_id, held=0)
         if trial.run_id is None:
             self.lifecycle.move_trial(
                 trial, resting_state(ExperimentState.ACTIVE, waits=trial.waits)
@@ -102,20 +102,20 @@ class TrialService(Service):
         self.work.save(trials, trial.id, archived=0)
 
     def remove(self, trial_id: int) -> bool:
-        """Delete a trial of an experiment that has ended, with its metrics, logs and checkpoints.
+        """Delete a trial of an ended experiment with its metrics, logs and checkpoints.
 
-        Of a trial with very many checkpoints only some of them are deleted: call it again.
+        One call deletes a limited number of checkpoints: call it again until it returns True.
 
-        The events of its searcher stay, so that the trial is not created again if the experiment
-        is continued; the searcher then learns that it will not come back.
+        The searcher's events are kept, so that a continued experiment does not create the trial
+        again; the searcher is then informed that the trial was canceled.
 
         Returns:
             Whether all of it is deleted.
 
         Raises:
             NotFoundError: If there is no such trial.
-            ConflictError: If it or its experiment has not ended, a trial of another one begins with
-                a checkpoint of it, or one of them is registered.
+            ConflictError: If it or its experiment has not ended, another experiment starts from one
+                of its checkpoints, or one of them is registered.
         """
         trial = self.work.find(TrialRow, trial_id)
         TRIAL_ACTIONS["delete"].wanted("trial", trial_id, trial.state)
@@ -128,12 +128,12 @@ class TrialService(Service):
                 f"it; `zerolab trial archive {trial_id}` hides it until that has ended"
             )
             raise ConflictError(msg)
-        whose = checkpoints.c.trial_id == trial_id
-        self.warm_starts.refuse_while_needed(f"trial {trial_id}", whose)
-        self.models.refuse_while_registered(f"trial {trial_id}", whose)
+        of_trial = checkpoints.c.trial_id == trial_id
+        self.warm_starts.refuse_while_needed(f"trial {trial_id}", of_trial)
+        self.models.refuse_while_registered(f"trial {trial_id}", of_trial)
         self.work.touch("trial", experiment_id, trial_id)
         self.work.touch("experiment", experiment_id, experiment_id)
-        if self.checkpoints.delete_some(experiment_id, whose):
+        if self.checkpoints.delete_some(experiment_id, of_trial):
             return False
         self.warm_starts.forget_source(trial_id)
         self.lifecycle.remove_trials([trial_id])

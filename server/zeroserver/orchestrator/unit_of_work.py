@@ -1,4 +1,4 @@
-"""Unit of work: one change of the database with everything that belongs to it."""
+"""Unit of work: one database transaction with all services."""
 
 from zeroserver.orchestrator.checkpoints.checkpoint_removal import CheckpointRemovalService
 from zeroserver.orchestrator.checkpoints.checkpoint_service import CheckpointService

@@ -176,9 +176,9 @@ def _rows(connection: Connection, uuids: Iterable[str]) -> list[CheckpointRow]:
 
 def batched(things: Iterable[T], size: int) -> Iterator[list[T]]:
     """Yield lists of at most ``size`` things."""
-    remaining = iter(things)
-    while some := list(islice(remaining, size)):
-        yield some
+    iterator = iter(things)
+    while batch := list(islice(iterator, size)):
+        yield batch
 
 
 def _going(row: CheckpointRow, globs: Sequence[str]) -> Going:
@@ -232,8 +232,8 @@ def unkept(connection: Connection, experiment_id: int, policy: Mapping[str, int]
     """
     experiment = find_row(connection, ExperimentRow, experiment_id)
     chosen = config_of(experiment).checkpoint_storage.model_copy(update=dict(policy))
-    everyone = checkpoints.c.experiment_id == experiment_id
-    deleted = not_kept(connection, experiment, chosen, everyone)
+    of_experiment = checkpoints.c.experiment_id == experiment_id
+    deleted = not_kept(connection, experiment, chosen, of_experiment)
     return [_going(row, ()) for row in _rows(connection, [row.uuid for row in deleted])]
 
 

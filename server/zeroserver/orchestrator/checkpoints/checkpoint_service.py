@@ -92,8 +92,8 @@ class CheckpointService(Service):
         """
         experiment = self.work.find(ExperimentRow, experiment_id)
         policy = self.work.config(experiment_id).checkpoint_storage
-        whose = checkpoints.c.trial_id.in_(trial_ids)
-        deleted = not_kept(self.work.connection, experiment, policy, whose)
+        of_trials = checkpoints.c.trial_id.in_(trial_ids)
+        deleted = not_kept(self.work.connection, experiment, policy, of_trials)
         uuids = [row.uuid for row in deleted[:AT_ONCE]]
         self.delete(experiment_id, uuids)
         return uuids
@@ -217,11 +217,11 @@ def trials_to_thin(connection: Connection, experiment_id: int) -> list[list[int]
     """Return the trials with checkpoints that the policy does not keep, in parts for one change."""
     experiment = find_row(connection, ExperimentRow, experiment_id)
     policy = config_of(experiment).checkpoint_storage
-    everyone = checkpoints.c.experiment_id == experiment_id
+    of_experiment = checkpoints.c.experiment_id == experiment_id
     parts: list[list[int]] = []
     size = AT_ONCE
     for trial_id, count in Counter(
-        row.trial_id for row in not_kept(connection, experiment, policy, everyone)
+        row.trial_id for row in not_kept(connection, experiment, policy, of_experiment)
     ).items():
         if size + count > AT_ONCE:
             parts.append([])

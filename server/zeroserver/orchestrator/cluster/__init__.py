@@ -1,1 +1,1 @@
-"""Agents, jobs and pools: scheduler input, queue settings and elastic growth."""
+"""Agents, jobs and pools: registration, scheduler input and reasons to wait."""

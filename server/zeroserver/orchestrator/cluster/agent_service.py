@@ -1,4 +1,4 @@
-"""Agents: registration, silence, return, departure, and closing by their owner."""
+"""Agents: registration, loss and return, departure, and closing by users."""
 
 import time
 from collections.abc import Collection
@@ -25,9 +25,9 @@ __all__ = ["AgentService", "check"]
 
 _NAME_CHARACTERS = 255
 _RUNS_AT_ONCE = 32
-"""Runs that one change gives up."""
+"""Maximum number of runs of lost agents that one transaction ends."""
 _PREEMPTED_AT_ONCE = 200
-"""Runs that one change asks to leave."""
+"""Maximum number of runs that one transaction preempts."""
 
 
 class AgentService(Service):
@@ -39,10 +39,10 @@ class AgentService(Service):
     def join(self, agent: AgentRegistration) -> int:
         """Register an agent, or the same one again; return its id.
 
-        What its owner has disabled stays so.
+        Slots that a user has disabled stay disabled.
 
         Raises:
-            ConflictError: If another agent of that name is there.
+            ConflictError: If another live agent has that name.
         """
         query = select(agents).where(agents.c.name == agent.name)
         registered = read_row(self.work.connection, AgentRow, query)
@@ -67,19 +67,19 @@ class AgentService(Service):
         return agent_id
 
     def revive(self, agent_id: int) -> None:
-        """Mark an agent as alive again, since it requests work."""
+        """Mark an agent as alive again after it has requested work."""
         self.work.save(agents, agent_id, alive=1, leaving=0)
         self.work.changes.append(agents_changed())
 
     def leave(self, agent_id: int, *, done: bool) -> bool:
-        """Let an agent leave: it gets no new runs and is gone when the last has ended.
+        """Let an agent leave: it gets no new runs and counts as gone after its last one.
 
         Args:
             agent_id: The agent.
-            done: Whether its runs have ended; what the server still takes for running is lost.
+            done: Whether its runs have ended; runs that the server still lists as open are lost.
 
         Returns:
-            Whether that is all; of very many runs a part is lost: call it again.
+            Whether all its runs were processed; else call it again.
 
         Raises:
             NotFoundError: If there is no such agent.
@@ -93,15 +93,15 @@ class AgentService(Service):
         return self._give_up(agent_id, reason, _RUNS_AT_ONCE) <= _RUNS_AT_ONCE
 
     def lose_silent(self) -> None:
-        """Mark silent agents as lost; their trials restart elsewhere."""
-        patience = self.work.settings.timings.agent_dead_s
-        living = self.work.connection.execute(
+        """Mark silent agents as lost and end their runs; their trials restart elsewhere."""
+        timeout = self.work.settings.timings.agent_dead_s
+        alive = self.work.connection.execute(
             select(agents.c.id, agents.c.name).where(agents.c.alive == 1)
         ).all()
         remaining = _RUNS_AT_ONCE
-        for agent_id, name in living:
-            if self.work.orchestrator.agents.silence_s(agent_id) > patience:
-                reason = f"agent {name} has not been heard of for {patience:g} s"
+        for agent_id, name in alive:
+            if self.work.orchestrator.agents.silence_s(agent_id) > timeout:
+                reason = f"agent {name} has not been heard of for {timeout:g} s"
                 remaining -= self._give_up(agent_id, reason, remaining)
                 if remaining < 0:
                     self.work.orchestrator.queue.unfinished = True
@@ -110,15 +110,15 @@ class AgentService(Service):
     def _give_up(self, agent_id: int, reason: str, limit: int) -> int:
         """End up to ``limit`` runs of a lost agent; return how many it had.
 
-        An agent stays until all its runs are given up. It is silent: nothing starts there
-        meanwhile.
+        The agent counts as alive until all its runs have ended. Nothing starts there, since it is
+        silent or leaving.
         """
         open_runs = self._open_runs(agent_id)
         if len(open_runs) <= limit:
             self.work.save(agents, agent_id, alive=0, leaving=0)
         for run in open_runs[:limit]:
-            # A run that never began is no failure of its trial. Of several agents one that goes
-            # brings the others to an end.
+            # A run that never started does not count as a failure. If a run has several agents, the
+            # loss of one ends the others.
             code = EXIT_PREEMPTED if run.state == RunState.ASSIGNED else EXIT_INFRASTRUCTURE
             end = RunExit(code, reason, node=run.node_rank)
             self.exits.end_run(run.id, end)
@@ -135,15 +135,15 @@ class AgentService(Service):
         *,
         drain: bool,
     ) -> bool:
-        """Disable an agent, or some of its slots: nothing new starts there.
+        """Disable an agent or some of its slots: no new runs start there.
 
         Args:
             agent_id: The agent.
-            slots: Ids of the slots; the whole agent when None.
-            drain: Let what runs there finish; else it checkpoints now and continues elsewhere.
+            slots: Ids of the slots; None for the whole agent.
+            drain: Let its runs finish; else they checkpoint now and continue elsewhere.
 
         Returns:
-            Whether that is all; of very many runs a part is asked to leave: call it again.
+            Whether all its runs were processed; else call it again.
 
         Raises:
             NotFoundError: If there is no such agent.
@@ -169,7 +169,7 @@ class AgentService(Service):
         return is_done
 
     def reopen(self, agent_id: int, slots: Collection[int] | None) -> None:
-        """Enable an agent, or some of its slots; what was asked to leave it does.
+        """Enable an agent or some of its slots; preempted runs still exit.
 
         Raises:
             NotFoundError: If there is no such agent.
@@ -187,11 +187,11 @@ class AgentService(Service):
         self.work.save(agents, agent.id, disabled_slots=text)
 
     def remove(self, agent_id: int) -> None:
-        """Forget an agent that is gone; its runs stay in the history.
+        """Delete an agent that is not alive; its runs stay in the history.
 
         Raises:
             NotFoundError: If there is no such agent.
-            ConflictError: If it is there.
+            ConflictError: If it is alive.
         """
         agent = self.work.find(AgentRow, agent_id)
         if agent.alive:
@@ -209,10 +209,10 @@ class AgentService(Service):
 
 
 def check(agent: AgentRegistration) -> None:
-    """See that a registration can be taken.
+    """Validate the registration of an agent.
 
     Raises:
-        ConfigError: With all that does not hold.
+        ConfigError: If a value is invalid; the error lists all of them.
     """
     problems = [
         f"{key}: {problem}"
@@ -246,10 +246,10 @@ def _name_problem(text: str, *, required: bool) -> str | None:
 
 
 def _check_same(orchestrator: Orchestrator, registered: AgentRow, agent: AgentRegistration) -> None:
-    """Refuse a second agent under the name of one that is there: each would run the other's runs.
+    """Refuse a second live agent with the same name, since each would execute the other's runs.
 
     Raises:
-        ConflictError: If it is another one.
+        ConflictError: If the registered agent is alive and has another identity.
     """
     conflict = bool(registered.alive) and registered.identity and agent.identity
     if conflict and registered.identity != agent.identity:
@@ -267,7 +267,7 @@ def _disabled(agent: AgentRow) -> set[int]:
 
 
 def _checked(agent: AgentRow, slots: Collection[int]) -> set[int]:
-    """Return the slots of an agent that are meant.
+    """Check that slots belong to an agent, and return them.
 
     Raises:
         ConfigError: If it has no such slot.

@@ -1,7 +1,7 @@
 """Input of the scheduler from the database: queue, slots and rules.
 
-A round with ten thousand waiting jobs must stay cheap: the trials that wait are counted from an
-index that holds nothing else, and what is common to an experiment's trials is kept in memory.
+A round with ten thousand waiting jobs must be cheap. A partial index contains only the queued
+trials, and the properties that the trials of an experiment share are cached.
 """
 
 from collections import defaultdict
@@ -32,7 +32,7 @@ _QUEUE = (
     f"WHERE {_DUE} GROUP BY experiment_id, excluded"
 )
 _INDEXED = _QUEUE.replace("FROM trials", "FROM trials INDEXED BY ix_trials_waiting")
-"""SQLite keeps no numbers by which it would see that this index is the better one."""
+"""SQLite has no statistics here, so its planner would not choose this index."""
 _NEXT = (
     "SELECT id FROM trials "  # noqa: S608 - our own words
     f"WHERE {_DUE} AND experiment_id = ? AND excluded = ? ORDER BY id LIMIT ?"
@@ -40,9 +40,9 @@ _NEXT = (
 _HALTED = "SELECT id FROM experiments WHERE state IN ({})".format(  # noqa: S608 - our own words
     ", ".join(f"'{state}'" for state in sorted(EXPERIMENT_STOPPING | {ExperimentState.PAUSED}))
 )
-"""Experiments whose trials must not start; those of ended ones wait no more."""
+"""Selects experiments whose trials must not start; ended ones have no queued trials."""
 _MOST_AT_ONCE = 500
-"""Rows that one query names."""
+"""Maximum number of ids in one query."""
 _NO_AGENT: frozenset[int] = frozenset()
 
 
@@ -55,7 +55,7 @@ class SchedulerInput(Service):
         return self.work.orchestrator.queue
 
     def read_queue(self) -> list[Request]:
-        """Return the trials that may start now, together where they are alike."""
+        """Return the trials that may start now, grouped into requests of identical trials."""
         counted = self.work.raw(_INDEXED if self.work.sqlite else _QUEUE, (self.work.steady(),))
         if not counted:
             return []
@@ -73,7 +73,7 @@ class SchedulerInput(Service):
         ]
 
     def next_trials(self, request: Request, number: int) -> list[int]:
-        """Return the first ``number`` trials of a request, or all that there are."""
+        """Return the first trials of a request, at most ``number``."""
         if number > request.trials == 1:
             return [request.trial_id]
         excluded = msgspec.json.encode(sorted(request.excluded)).decode()
@@ -81,12 +81,12 @@ class SchedulerInput(Service):
         return [trial_id for (trial_id,) in self.work.raw(_NEXT, row)]
 
     def jobs_of(self, experiment_ids: Iterable[int]) -> dict[int, Job]:
-        """Return what the scheduler knows of some experiments; each is read once."""
+        """Return the scheduler's jobs, with those of some experiments loaded into the cache."""
         missing = sorted(set(experiment_ids).difference(self.cache.jobs))
         for start in range(0, len(missing), _MOST_AT_ONCE):
             batch = missing[start : start + _MOST_AT_ONCE]
             self.cache.jobs.update((job.job_id, job) for job in self._load(batch))
-        if missing:  # their rows may be of this transaction
+        if missing:  # their rows may be new in this transaction
             self.work.undo.append(lambda: self.cache.drop(missing))
         return self.cache.jobs
 
@@ -122,7 +122,7 @@ class SchedulerInput(Service):
             )
 
     def held_by_run(self) -> dict[int, Allocation]:
-        """Return what every run holds."""
+        """Return the allocation of every open run."""
         rows = held_slots(self.work.connection, OPEN_RUNS)
         jobs = self.jobs_of({row.experiment_id for row in rows})
         allocations: dict[int, Allocation] = {}
@@ -139,24 +139,24 @@ class SchedulerInput(Service):
     def read_cluster(
         self,
         allocations: Iterable[Allocation],
-        asks: Allocation | None = None,
+        reporting: Allocation | None = None,
     ) -> Cluster:
-        """Return the agents that are there, the pools' policies and the quotas.
+        """Return the live agents, the pools' policies and the quotas.
 
         Args:
-            allocations: What every run holds.
-            asks: What the run holds that has just reported, and so is on no lost node.
+            allocations: Allocation of every open run.
+            reporting: Allocation of a run that has just reported, so its nodes are not lost.
         """
         used_slots: defaultdict[int, set[int]] = defaultdict(set)
         for run in allocations:
             for agent_id, slots in run.slots.items():
                 used_slots[agent_id].update(slots)
-        sure = {} if asks is None else asks.slots
+        intact = {} if reporting is None else reporting.slots
         connection = self.work.connection
         alive = select(agents).where(agents.c.alive == 1).order_by(agents.c.id)
         return Cluster(
             agents=[
-                _agent(self.work.orchestrator, row, used_slots[row.id], sure.get(row.id, ()))
+                _agent(self.work.orchestrator, row, used_slots[row.id], intact.get(row.id, ()))
                 for row in read_rows(connection, AgentRow, alive)
             ],
             policies={row.name: Policy(row.policy) for row in connection.execute(select(pools))},
@@ -165,10 +165,10 @@ class SchedulerInput(Service):
 
 
 def _most_slots(max_slots: int | None, slots: int, concurrent: int) -> tuple[int | None, str]:
-    """Most slots of an experiment, as many as its trials may hold that run at a time; by which key.
+    """Return the maximum number of slots of an experiment and the key that sets it.
 
-    A searcher may begin another trial as soon as one has done its part; while that one still saves
-    its checkpoint, the other one waits.
+    A searcher may start another trial as soon as one has finished its part. While that one still
+    saves its checkpoint, the limit makes the new trial wait.
     """
     if concurrent and (max_slots is None or concurrent * slots < max_slots):
         return concurrent * slots, "searcher.max_concurrent_trials"
@@ -176,17 +176,18 @@ def _most_slots(max_slots: int | None, slots: int, concurrent: int) -> tuple[int
 
 
 def down_slots(
-    slots: Iterable[Mapping[str, Any]], used_slots: Collection[int], sure: Collection[int] = ()
+    slots: Iterable[Mapping[str, Any]], used_slots: Collection[int], intact: Collection[int] = ()
 ) -> set[int]:
-    """Say for which slots of an agent its cluster has no node now.
+    """Return the slots of an agent whose cluster nodes count as lost.
 
-    The agent says how many nodes are lost, not which: a cluster numbers its nodes in its own way.
-    So what no run holds goes first, highest node first, and what is free is never overstated.
+    The agent reports how many nodes are lost, not which ones, since cluster managers number nodes
+    differently. Nodes without runs are assumed to be lost first, the highest number first, so that
+    the number of free slots is never overestimated.
 
     Args:
-        slots: As the agent has told; one without a node is a node of its own.
-        used_slots: Those that runs hold.
-        sure: Those of a run that is known to train now: they go last.
+        slots: Slots as reported by the agent; a slot without a node is a node by itself.
+        used_slots: Slots that runs hold.
+        intact: Slots of a run that is known to train; their nodes count as lost last.
     """
     nodes: defaultdict[int, set[int]] = defaultdict(set)
     lost: set[int] = set()
@@ -196,34 +197,34 @@ def down_slots(
         if slot.get("down"):
             lost.add(node)
 
-    def turn(node: int) -> tuple[bool, bool, int]:
-        return not nodes[node].isdisjoint(sure), not nodes[node].isdisjoint(used_slots), -node
+    def loss_order(node: int) -> tuple[bool, bool, int]:
+        return not nodes[node].isdisjoint(intact), not nodes[node].isdisjoint(used_slots), -node
 
-    in_turn = sorted(nodes, key=turn)
-    return {slot for node in in_turn[: len(lost)] for slot in nodes[node]}
+    nodes_by_loss = sorted(nodes, key=loss_order)
+    return {slot for node in nodes_by_loss[: len(lost)] for slot in nodes[node]}
 
 
 def _agent(
-    orchestrator: Orchestrator, row: AgentRow, used_slots: Collection[int], sure: Collection[int]
+    orchestrator: Orchestrator, row: AgentRow, used_slots: Collection[int], intact: Collection[int]
 ) -> AgentSlots:
     slots = msgspec.json.decode(row.slots)
-    off = set(msgspec.json.decode(row.disabled_slots))
-    down = down_slots(slots, used_slots, sure) - off
+    disabled = set(msgspec.json.decode(row.disabled_slots))
+    down = down_slots(slots, used_slots, intact) - disabled
     cuda = any(str(slot["device"]).startswith("cuda") for slot in slots)
     return AgentSlots(
         agent_id=row.id,
-        slots=tuple(int(slot["id"]) for slot in slots if slot["id"] not in off | down),
+        slots=tuple(int(slot["id"]) for slot in slots if slot["id"] not in disabled | down),
         kind="cuda" if cuda else "cpu",
         pool=row.pool,
         name=row.name,
         closed=why_closed(orchestrator, row),
-        disabled=sum(slot["id"] in off for slot in slots),
+        disabled=sum(slot["id"] in disabled for slot in slots),
         down=len(down),
     )
 
 
 def why_closed(orchestrator: Orchestrator, row: AgentRow) -> str:
-    """Say why nothing new starts on an agent; empty when something may."""
+    """Return why no new runs start on an agent; empty if they may."""
     if row.leaving:
         return "is about to leave"
     if not row.enabled:

@@ -18,16 +18,17 @@ __all__ = ["check_pool_holds"]
 
 
 def check_pool_holds(connection: Connection, config: "ExperimentConfig") -> None:
-    """See that a pool of Slurm could hold a trial, if all its nodes were free.
+    """Check that the nodes of a Slurm pool could run a trial if all were free.
 
-    A pool without agents, or with one that has slots of its own, says nothing: agents come and go.
+    Pools without agents, or with an agent that is not Slurm's, are not checked, since agents may
+    join later.
 
     Args:
-        connection: To the database.
-        config: Of the experiment.
+        connection: Connection to the database.
+        config: Configuration of the experiment.
 
     Raises:
-        ConfigError: If it could not.
+        ConfigError: If no node of the pool could run a trial.
     """
     from zerolab.config.experiment.resources import fewer_slots  # pydantic
 
@@ -42,20 +43,20 @@ def check_pool_holds(connection: Connection, config: "ExperimentConfig") -> None
         )
     else:
         unit = resources.slots_per_rank
-        least = min([resources.slots_per_trial, *fewer_slots(resources)]) // unit
-        problems = [node_capacity_problem(least, unit, node) for node in nodes]
+        fewest = min([resources.slots_per_trial, *fewer_slots(resources)]) // unit
+        problems = [node_capacity_problem(fewest, unit, node) for node in nodes]
         problem = None if None in problems else problems[0]
     if problem is not None:
         raise ConfigError("experiment", [problem])
 
 
 def _nodes_of(connection: Connection, pool: str) -> list[list[int]]:
-    """Slots of each node, for every agent of a pool; none where one has slots of its own."""
+    """Return the slots per node of every agent in a Slurm pool; empty for other pools."""
     of_pool = (agents.c.alive == 1) & (agents.c.pool == pool)
     nodes = []
     for text in connection.execute(select(agents.c.slots).where(of_pool)).scalars():
-        on = [slot.node for slot in msgspec.json.decode(text, type=list[SlotInfo])]
-        if not on or None in on:
+        node_ids = [slot.node for slot in msgspec.json.decode(text, type=list[SlotInfo])]
+        if not node_ids or None in node_ids:
             return []
-        nodes.append(list(Counter(on).values()))
+        nodes.append(list(Counter(node_ids).values()))
     return nodes

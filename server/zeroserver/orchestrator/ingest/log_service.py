@@ -82,14 +82,14 @@ class LogService(Service):
         run = self.work.find(RunRow, run_id)
         if by_run and run.state == RunState.EXITED:
             raise StaleRunError(f"run {run_id} has ended: only its agent may deliver its log")
-        policies = next_log(self.work.connection, run, batch.node)
-        if batch.first > policies or batch.first < 0:
-            return policies
-        fresh = batch.entries[policies - batch.first :]
+        expected = next_log(self.work.connection, run, batch.node)
+        if batch.first > expected or batch.first < 0:
+            return expected
+        fresh = batch.entries[expected - batch.first :]
         if not fresh:
-            return policies
+            return expected
         if _is_over(self.work.orchestrator, run):
-            return policies + len(fresh)
+            return expected + len(fresh)
         check_times(entry.time for entry in fresh)
         secrets = self.work.secrets_of(run.experiment_id)
         host = host_of(self.work.connection, run, batch.node)
@@ -105,7 +105,7 @@ class LogService(Service):
             for entry, text in zip(fresh, texts, strict=True)
         ]  # fmt: skip
         self.work.many(_INSERT, rows)
-        self.nodes.save_next_log(run_id, batch.node, policies + len(fresh))
+        self.nodes.save_next_log(run_id, batch.node, expected + len(fresh))
         skipped = len(batch.entries) - len(fresh)
         self.runs.apply_matches(run, [line for line in matches if line.last >= skipped])
         if self.work.has_readers(run.experiment_id, of_all=True):
@@ -119,7 +119,7 @@ class LogService(Service):
             self._drop_oldest(run, size)
         else:
             self.work.run("UPDATE runs SET log_bytes = ? WHERE id = ?", (size, run_id))
-        return policies + len(fresh)
+        return expected + len(fresh)
 
     def _drop_oldest(self, run: RunRow, size: int) -> None:
         """Drop the oldest lines of a run until its log fits, and leave a note.

@@ -60,9 +60,9 @@ class MetricNameService(Service):
         selected |= {
             name: values[name] for name in self.cache.keys.known(record.group) if name in values
         }
-        always = self._searcher_metric(trial_id, record.group)
-        if always is not None and always in values:
-            selected[always] = values[always]
+        searcher_metric = self._searcher_metric(trial_id, record.group)
+        if searcher_metric is not None and searcher_metric in values:
+            selected[searcher_metric] = values[searcher_metric]
         return selected
 
     def _searcher_metric(self, trial_id: int, group: str) -> str | None:
@@ -97,14 +97,14 @@ class MetricNameService(Service):
         importing = trial_id in self.work.orchestrator.deletions.importing
         reported = self.reported(trial_id)
         limit = self.work.settings.limits.metric_names
-        always = self._searcher_metric(trial_id, group)
+        searcher_metric = self._searcher_metric(trial_id, group)
         accepted, discarded, problems = [], [], []
-        room = limit - len(reported)
+        free = limit - len(reported)
         for name in names:
-            if name == always or (room > 0 and metric_name_problem(name) is None):
+            if name == searcher_metric or (free > 0 and metric_name_problem(name) is None):
                 accepted.append(name)
-                room -= 1
-            elif room > 0:
+                free -= 1
+            elif free > 0:
                 problems.append(name)
             else:
                 discarded.append(name)
@@ -166,8 +166,8 @@ class MetricNameService(Service):
 def unused_names(connection: Connection) -> set[int]:
     """Return the ids of metric names that no trial has points of; on any thread."""
     used = raw_rows(connection, f"SELECT DISTINCT key_id FROM rollups WHERE shift = {SHIFTS[-1]}")  # noqa: S608
-    every = raw_rows(connection, "SELECT id FROM metric_keys")
-    return {key for (key,) in every}.difference(key for (key,) in used)
+    stored = raw_rows(connection, "SELECT id FROM metric_keys")
+    return {key for (key,) in stored}.difference(key for (key,) in used)
 
 
 def _forget(orchestrator: Orchestrator, trial_id: int) -> None:

@@ -141,20 +141,20 @@ class ReportService(Service):
         Returns:
             Whether trials may start now that could not before.
         """
-        more = False
+        may_start_more = False
         for record in notable:
             experiment = self.work.experiment_of(run)
             if isinstance(record, CheckpointRecord):
                 steps = record.steps_completed
                 if self.checkpoints.add(run, record):
                     self.scheduling.grow(run.id, steps)
-                    more |= self.warm_starts.settle_sources(run.trial_id)
+                    may_start_more |= self.warm_starts.settle_sources(run.trial_id)
             else:
                 steps = record.steps
-                more |= self._validated(run, record)
+                may_start_more |= self._validated(run, record)
             self.checkpoints.choose_best(experiment, run.trial_id)
             self.checkpoints.apply_after_report(run.trial_id, steps)
-        return more
+        return may_start_more
 
     def _announce(self, run: Reporting, fresh: list[Record]) -> None:
         """Publish the records to the event streams, if anyone reads them."""
@@ -199,8 +199,8 @@ class ReportService(Service):
             if value is not None and _better(
                 experiment.smaller_is_better, value, experiment.best_validation
             ):
-                winner = {"best_validation": value, "best_trial_id": trial.id}
-                self.work.save(experiments, experiment.id, **winner)
+                best_columns = {"best_validation": value, "best_trial_id": trial.id}
+                self.work.save(experiments, experiment.id, **best_columns)
                 self.work.touch("experiment", experiment.id, experiment.id)
         done = trial.stop is not None or trial.state in TRIAL_ENDED
         repeated = record.steps <= trial.searcher_steps  # a restarted trial repeats itself
@@ -209,20 +209,20 @@ class ReportService(Service):
         length = self._length(experiment, record)
         if metric not in record.values or isinstance(length, str):
             problem = length if isinstance(length, str) else _missing(metric, record)
-            compared = length in self.work.config(experiment.id).searcher.validate_at()
-            if compared and not isinstance(length, str):
+            is_rung = length in self.work.config(experiment.id).searcher.validate_at()
+            if is_rung and not isinstance(length, str):
                 problem = f"{missing_metric_error(length, metric)}; {_there_are(record)}"
             # Any other one is left out, if there was one before: the searcher waits for the next.
-            if compared or trial.searcher_steps < 0:
+            if is_rung or trial.searcher_steps < 0:
                 self.work.log_line(run, problem, "ERROR")
                 self.work.save(trials, trial.id, error=problem)
                 self.operations.stop_trial(trial, "error")
             return False
         self.work.save(trials, trial.id, searcher_steps=record.steps)
         event = Event("validated", trial.request_id, value, length)
-        acts = self.operations.add_event(experiment.id, event)
+        has_operations = self.operations.add_event(experiment.id, event)
         self._pause_if_due(run, length)
-        return acts
+        return has_operations
 
     def _pause_if_due(self, run: Reporting, length: float) -> None:
         """Preempt a trial that has reached the length set by the searcher."""

@@ -127,12 +127,12 @@ class OperationService(Service):
             self._keep_backlog(experiment_id, remaining)
 
     def _keep_backlog(self, experiment_id: int, remaining: Sequence[Operation]) -> None:
-        before = self.cache.backlog.get(experiment_id)
-        if not remaining and before is None:
+        former = self.cache.backlog.get(experiment_id)
+        if not remaining and former is None:
             return
         _set_backlog(self.work.orchestrator, experiment_id, tuple(remaining) or None)
-        self.work.undo.append(partial(_set_backlog, self.work.orchestrator, experiment_id, before))
-        if bool(remaining) != bool(before):
+        self.work.undo.append(partial(_set_backlog, self.work.orchestrator, experiment_id, former))
+        if bool(remaining) != bool(former):
             statement = "UPDATE experiments SET creating = ? WHERE id = ?"
             self.work.run(statement, (int(bool(remaining)), experiment_id))
 
@@ -159,7 +159,7 @@ class OperationService(Service):
             operation = waiting.popleft()
             spent += cost_of(operation)
             if isinstance(operation, Create):
-                same = [operation]
+                batch = [operation]
                 while (
                     operation.source is None
                     and waiting
@@ -168,11 +168,11 @@ class OperationService(Service):
                     and spent < _BUDGET_MS
                 ):
                     spent += cost_of(following)
-                    same.append(following)
+                    batch.append(following)
                     waiting.popleft()
-                self._create(experiment_id, same)
-                created += len(same)
-                events = [Event("created", following.trial_id) for following in same]
+                self._create(experiment_id, batch)
+                created += len(batch)
+                events = [Event("created", following.trial_id) for following in batch]
                 waiting.extend(self.searches.add_events(experiment_id, events))
             elif isinstance(operation, Shutdown):
                 if any(not isinstance(following, Shutdown) for following in waiting):

@@ -455,20 +455,20 @@ def look_back(
         connection: Only read from.
         row: The experiment.
     """
-    last = newest_event(connection, row.id)
-    if not last:  # an imported run has no events
+    last_event = newest_event(connection, row.id)
+    if not last_event:  # an imported run has no events
         return CurrentView(None)
-    last_shown, seen = orchestrator.searches.ended_views.get(row.id, (None, CurrentView(None)))
-    if last_shown == last:
-        return seen
+    cached_event, current = orchestrator.searches.ended_views.get(row.id, (None, CurrentView(None)))
+    if cached_event == last_event:
+        return current
     section = config_of(row).searcher
     replayed = _fold(connection, row, section)
     view = SearchView() if replayed.problem else _view(replayed.searcher)
-    seen = CurrentView(section.unit, view, replayed.problem)
-    orchestrator.searches.ended_views[row.id] = last, seen
+    current = CurrentView(section.unit, view, replayed.problem)
+    orchestrator.searches.ended_views[row.id] = last_event, current
     for experiment_id in list(orchestrator.searches.ended_views)[:-_LOOKED_BACK]:
         orchestrator.searches.ended_views.pop(experiment_id, None)
-    return seen
+    return current
 
 
 def _view(searcher: Searcher) -> SearchView:
@@ -569,13 +569,13 @@ def _fold(connection: Connection, row: ExperimentRow, section: "SearcherConfig")
     return Replay(searcher, operations, problem, events, newest, created, ends, section)
 
 
-def _ends(events: Iterable[Event], answers: Iterable[Sequence[Operation]]) -> set[int]:
+def _ends(events: Iterable[Event], all_operations: Iterable[Sequence[Operation]]) -> set[int]:
     """Return the trials whose ends are among the events and that no later answer reopened."""
     ends: set[int] = set()
-    for event, answer in zip(events, answers, strict=False):
+    for event, operations in zip(events, all_operations, strict=False):
         if event.kind in {"exited", "exited_early"}:
             ends.add(event.request_id)
-        ends -= {operation.trial_id for operation in answer if isinstance(operation, Reopen)}
+        ends -= {operation.trial_id for operation in operations if isinstance(operation, Reopen)}
     return ends
 
 
