@@ -77,7 +77,6 @@ ACCESS: dict[str, Callers] = {
     "PATCH /api/v1/experiments/{experiment_id}": USER,
     "DELETE /api/v1/experiments/{experiment_id}": USER,
     "POST /api/v1/experiments/{experiment_id}/fork": USER,
-    "POST /api/v1/experiments/{experiment_id}/gc": USER,
     "POST /api/v1/experiments/{experiment_id}/{action}": USER,
     "GET /api/v1/experiments/{experiment_id}/archive": USER_OR_AGENT,
     "GET /api/v1/experiments/{experiment_id}/trials": USER,
@@ -99,9 +98,7 @@ ACCESS: dict[str, Callers] = {
     "GET /api/v1/trials/{trial_id}/checkpoints": USER,
     "GET /api/v1/trials/{trial_id}/best-checkpoint": USER,
     # Checkpoints
-    "POST /api/v1/checkpoints/remove": USER,
     "GET /api/v1/checkpoints/{uuid}": USER,
-    "DELETE /api/v1/checkpoints/{uuid}": USER,
     "GET /api/v1/checkpoints/{uuid}/file": USER,
 }
 """Method and path of each route to its callers."""

@@ -1,17 +1,15 @@
-"""Routes of checkpoints (list, read, download, remove), and a check of the storage."""
+"""Routes of checkpoints (list, read, download), and a check of the storage."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future
-from functools import partial
 from itertools import chain
 from threading import Thread
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
-from fastapi import Depends, Query, Response
+from fastapi import Depends, Query
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import ColumnElement, Connection, func, select
 from starlette.concurrency import run_in_threadpool
 
@@ -20,29 +18,18 @@ from zerolab.contract.names import file_name_problem
 from zerolab.errors import ConfigError, ConflictError, NotFoundError, StorageError
 from zeroserver.analysis.missing_result import missing_checkpoint
 from zeroserver.api import queries
-from zeroserver.api.common import FILE_ANSWER, After, IdPath, Limit, Name
+from zeroserver.api.common import FILE_ANSWER, After, IdPath, Limit
 from zeroserver.api.queries import PageRequest
 from zeroserver.api.resources import (
     BestCheckpoint,
     BestCheckpointAnswer,
     CheckpointAnswer,
     CheckpointPage,
-    Removal,
-    RemovedCheckpoint,
 )
 from zeroserver.api.strict_route import resource_router
 from zeroserver.orchestrator.checkpoints.best import best_checkpoints
-from zeroserver.orchestrator.checkpoints.checkpoint_removal import (
-    Going,
-    batched,
-    checkpoints_to_remove,
-    removed,
-    unkept,
-)
-from zeroserver.orchestrator.checkpoints.checkpoint_service import AT_ONCE
 from zeroserver.orchestrator.checkpoints.short_uuids import full_uuid
 from zeroserver.orchestrator.state import stored_address
-from zeroserver.orchestrator.unit_of_work import UnitOfWork
 from zeroserver.services import Services, ServicesDep
 from zeroserver.states import TRIAL_ENDED
 from zeroserver.store.rows import CheckpointRow, ExperimentRow, Row, TrialRow, find_row
@@ -227,94 +214,6 @@ def _read_file(
     pieces = store.pieces(row.uuid, name, first, sizes[name])
     # Read the first piece now: a failure can still become an error response.
     return chain([next(pieces, b"")], pieces)
-
-
-class Removing(BaseModel):
-    """Checkpoints to remove, or files of them."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    uuids: Annotated[list[Name], Field(min_length=1, max_length=10_000)]
-    """Of the checkpoints: all of them, or none, if one is still needed."""
-    globs: Annotated[list[Name], Field(max_length=100)] = Field(default_factory=list)
-    """Patterns of paths, such as `model0/*.pt`; `*` matches slashes too. All files when empty."""
-    dry_run: bool = False
-    """Only return what would be removed."""
-
-
-class Policy(BaseModel):
-    """Checkpoint policy of an experiment; missing keys stay unchanged."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    save_experiment_best: Annotated[int, Field(ge=0, le=2**31)] | None = None
-    save_trial_best: Annotated[int, Field(ge=0, le=2**31)] | None = None
-    save_trial_latest: Annotated[int, Field(ge=0, le=2**31)] | None = None
-    dry_run: bool = False
-    """Only return what would be removed; the policy does not change."""
-
-
-def _removal(going: Sequence[Going], dry_run: bool) -> Removal:
-    removed = [
-        RemovedCheckpoint(
-            removed_one.row.uuid,
-            removed_one.row.trial_id,
-            removed_one.row.steps_completed,
-            removed_one.whole,
-            removed_one.files,
-            removed_one.size,
-        )
-        for removed_one in going
-    ]
-    return Removal(dry_run, removed, sum(removed_one.size_bytes for removed_one in removed))
-
-
-def _remove_some(
-    work: UnitOfWork,
-    uuids: Sequence[str],
-    globs: Sequence[str],
-    removed: int,
-) -> list[Going]:
-    return work.checkpoint_removal.remove(uuids, globs, removed=removed)
-
-
-@router.post("/checkpoints/remove")
-async def remove(services: ServicesDep, body: Removing) -> Removal:
-    """Remove checkpoints, or files of them; 409 if something still needs them."""
-    going = await services.read(
-        lambda connection: checkpoints_to_remove(connection, body.uuids, body.globs)
-    )
-    if not body.dry_run:
-        uuids = [removal.row.uuid for removal in going]
-        going = []
-        for some in batched(uuids, AT_ONCE):
-            going += await services.write(
-                partial(_remove_some, uuids=some, globs=body.globs, removed=len(going))
-            )
-    return _removal(going, body.dry_run)
-
-
-@router.delete("/checkpoints/{uuid}", status_code=204)
-async def delete_checkpoint(services: ServicesDep, uuid: str) -> Response:
-    """Remove a checkpoint; repeating the request changes nothing."""
-    await services.write(lambda work: work.checkpoint_removal.remove([uuid]))
-    return Response(status_code=204)
-
-
-@router.post("/experiments/{experiment_id}/gc")
-async def collect_checkpoints(
-    services: ServicesDep, experiment_id: IdPath, policy: Policy | None = None
-) -> Removal:
-    """Set how many checkpoints an experiment keeps, and remove the others."""
-    chosen = policy or Policy()
-    counts = chosen.model_dump(exclude={"dry_run"}, exclude_none=True)
-    if chosen.dry_run:
-        going = await services.read(lambda connection: unkept(connection, experiment_id, counts))
-    else:
-        await services.write(lambda work: work.checkpoint_removal.set_policy(experiment_id, counts))
-        uuids = await services.apply_policy(experiment_id)
-        going = await services.read(lambda connection: removed(connection, uuids))
-    return _removal(going, chosen.dry_run)
 
 
 def check_storage(

@@ -1,6 +1,5 @@
 """Unit of work: one database transaction with all services."""
 
-from zeroserver.orchestrator.checkpoints.checkpoint_removal import CheckpointRemovalService
 from zeroserver.orchestrator.checkpoints.checkpoint_service import CheckpointService
 from zeroserver.orchestrator.cluster.agent_service import AgentService
 from zeroserver.orchestrator.continuation import ContinuationService
@@ -37,7 +36,6 @@ class UnitOfWork(DomainTransaction):
     periodic = Uses(PeriodicService)
     agents = Uses(AgentService)
     checkpoints = Uses(CheckpointService)
-    checkpoint_removal = Uses(CheckpointRemovalService)
     reports = Uses(ReportService)
     logs = Uses(LogService)
     orphans = Uses(OrphanService)

@@ -13,9 +13,10 @@ from tests.waiting import until
 from zerolab.contract.spec import EXIT_PREEMPTED
 from zerolab.searcher import Create
 from zeroserver import services
-from zeroserver.api import checkpoints as checkpoint_routes
+from zeroserver.extensions.checkpoint_removal import router as checkpoint_routes
+from zeroserver.extensions.checkpoint_removal import service as checkpoint_removal
 from zeroserver.orchestrator import experiment_service, periodic, scheduling
-from zeroserver.orchestrator.checkpoints import checkpoint_removal, checkpoint_service
+from zeroserver.orchestrator.checkpoints import checkpoint_service
 from zeroserver.orchestrator.cluster import agent_service
 from zeroserver.orchestrator.search import search_service
 from zeroserver.orchestrator.search.search_service import Replay
