@@ -1,7 +1,7 @@
-"""What users remove: checkpoints, files of checkpoints, and what a changed policy keeps no more.
+"""Removal of checkpoints and their files by users, and under a changed retention policy.
 
-All of what is asked for goes, or nothing: a checkpoint that something still needs is named, with
-what needs it. Many go in several changes; what is asked for is checked before the first one, and
+A request is all or nothing: if something needs one of the checkpoints, the error names both.
+Requests for many checkpoints take several transactions; they are checked before the first one and
 again in each.
 """
 
@@ -45,16 +45,16 @@ _THERE = ("COMPLETED", "PARTIAL")
 
 
 class Going(msgspec.Struct, frozen=True):
-    """A checkpoint that is removed, or some files of it."""
+    """Checkpoint to be removed, or some of its files."""
 
     row: CheckpointRow
     files: list[str]
-    """Those that go, in order."""
+    """Files to remove, sorted."""
     whole: bool
 
     @property
     def size(self) -> int:
-        """Bytes that become free."""
+        """Number of bytes freed."""
         sizes: dict[str, int] = msgspec.json.decode(self.row.resources)
         return sum(sizes[name] for name in self.files)
 
@@ -63,7 +63,7 @@ _LEFT = "UPDATE checkpoints SET state = 'PARTIAL', resources = ?, size_bytes = ?
 
 
 class CheckpointRemovalService(Service):
-    """Removes checkpoints, or files of them, at the request of users."""
+    """Removes checkpoints or files of them at the request of users."""
 
     checkpoints = Uses(CheckpointService)
 
@@ -77,9 +77,9 @@ class CheckpointRemovalService(Service):
         """Remove checkpoints, or files of them: see :func:`checkpoints_to_remove`.
 
         Args:
-            uuids: Of the checkpoints; at most AT_ONCE in one change.
-            globs: Patterns of paths inside a checkpoint; none for all of it.
-            removed: Checkpoints that earlier changes of the same request have removed.
+            uuids: Checkpoints to remove; at most AT_ONCE in one transaction.
+            globs: Patterns of paths inside a checkpoint; empty for the whole checkpoint.
+            removed: Number of checkpoints removed by earlier transactions of the request.
 
         Raises:
             NotFoundError: If there is no such checkpoint.
@@ -117,11 +117,11 @@ class CheckpointRemovalService(Service):
         self.work.orchestrator.janitor.discard(self.work, *chores)
 
     def set_policy(self, experiment_id: int, policy: Mapping[str, int]) -> None:
-        """Give an experiment another policy, and have what it does not keep removed.
+        """Change an experiment's retention policy and schedule its application.
 
         Args:
-            experiment_id: Whose checkpoints.
-            policy: Those of the keys ``save_...`` that are to change.
+            experiment_id: The experiment.
+            policy: Keys ``save_...`` to change, with their new values.
 
         Raises:
             NotFoundError: If there is no such experiment.
@@ -140,13 +140,13 @@ class CheckpointRemovalService(Service):
 def checkpoints_to_remove(
     connection: Connection, uuids: Sequence[str], globs: Sequence[str] = (), *, removed: int = 0
 ) -> list[Going]:
-    """Return what a request to remove checkpoints, or files of them, removes.
+    """Return the checkpoints or files that a removal request would remove.
 
     Args:
-        connection: Only read from.
-        uuids: Of the checkpoints; those that are gone already are left out of the answer.
-        globs: Patterns of paths inside a checkpoint; none for all of it.
-        removed: Checkpoints that earlier changes of the same request have removed.
+        connection: Connection for reading.
+        uuids: Checkpoints to remove; already deleted ones are skipped.
+        globs: Patterns of paths inside a checkpoint; empty for the whole checkpoint.
+        removed: Number of checkpoints removed by earlier transactions of the request.
 
     Raises:
         NotFoundError: If there is no such checkpoint.
@@ -166,7 +166,7 @@ def checkpoints_to_remove(
 
 
 def _rows(connection: Connection, uuids: Iterable[str]) -> list[CheckpointRow]:
-    """Return the checkpoints that have these uuids, in order."""
+    """Return the checkpoints with these uuids, ordered by id."""
     rows: list[CheckpointRow] = []
     for batch in batched(dict.fromkeys(uuids), AT_ONCE):
         query = select(checkpoints).where(checkpoints.c.uuid.in_(batch))
@@ -175,7 +175,7 @@ def _rows(connection: Connection, uuids: Iterable[str]) -> list[CheckpointRow]:
 
 
 def batched(things: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Yield lists of at most ``size`` things."""
+    """Yield lists of at most ``size`` items."""
     iterator = iter(things)
     while batch := list(islice(iterator, size)):
         yield batch
@@ -220,12 +220,12 @@ def _refuse_needed(connection: Connection, rows: Sequence[CheckpointRow], outcom
 
 
 def unkept(connection: Connection, experiment_id: int, policy: Mapping[str, int]) -> list[Going]:
-    """Return what an experiment would not keep with another policy.
+    """Return the checkpoints that another retention policy would remove.
 
     Args:
-        connection: Only read from.
-        experiment_id: Whose checkpoints.
-        policy: Those of the keys ``save_...`` that are to change.
+        connection: Connection for reading.
+        experiment_id: The experiment.
+        policy: Keys ``save_...`` to change, with their new values.
 
     Raises:
         NotFoundError: If there is no such experiment.
@@ -238,5 +238,5 @@ def unkept(connection: Connection, experiment_id: int, policy: Mapping[str, int]
 
 
 def removed(connection: Connection, uuids: Sequence[str]) -> list[Going]:
-    """Say what was removed with whole checkpoints."""
+    """Return the removals of whole checkpoints, for the response to a request."""
     return [_going(row, ()) for row in _rows(connection, uuids)]

@@ -1,4 +1,4 @@
-"""Checkpoints sorted by their own validation, the best first."""
+"""Checkpoints sorted by their validation metric, best first."""
 
 from typing import Any
 
@@ -11,10 +11,10 @@ __all__ = ["best_checkpoints", "searcher_metric_at"]
 
 
 def best_checkpoints(experiment: ExperimentRow) -> Select[Any]:
-    """Select the complete checkpoints that have a validation at their step, the best first.
+    """Select the complete checkpoints with a validation at their step, best first.
 
-    The columns are those of a checkpoint, and ``value``: the searcher's metric at its step. Add
-    ``where`` for those of an experiment or a trial; a metric that is NaN is none.
+    The columns are those of a checkpoint and ``value``, the searcher's metric at its step. Add a
+    ``where`` clause for an experiment or trial. Checkpoints with a NaN metric are excluded.
     """
     value = points.c.value.asc() if experiment.smaller_is_better else points.c.value.desc()
     return (

@@ -1,12 +1,14 @@
-"""Which checkpoints are kept: the policy of ``checkpoint_storage``, applied as new ones come.
+"""Retention of checkpoints: the policy of ``checkpoint_storage``, applied after each report.
 
-A checkpoint is kept as one of the latest or the best of its trial, as one of the best of its
-experiment, or as a version of a model; and the latest checkpoint of a trial that has not ended is
-always kept, validated or not. What a trial reports moves its own checkpoints alone, unless one of
-them enters the best of the experiment: then one of any other trial, ended or not, may have lost its
-place.
+A checkpoint is kept as one of the latest or best of its trial, as one of the best of its
+experiment, or as a version of a model. The latest checkpoint of a trial that has not ended is
+always kept, even without a validation.
 
-The files go after the commit (:mod:`zeroserver.store.janitor`).
+A report usually affects only the checkpoints of its own trial. If one of them becomes one of the
+best of the experiment, the policy is applied to all trials, since it may displace a checkpoint of
+any of them.
+
+Files are deleted after the commit (:mod:`zeroserver.store.janitor`).
 """
 
 import uuid
@@ -31,7 +33,7 @@ from zeroserver.store.points import MAX_STEP
 from zeroserver.store.rows import ExperimentRow, Reporting, TrialRow, find_row
 from zeroserver.store.schema import checkpoints, experiments, points, trials
 
-if TYPE_CHECKING:  # loaded when the first experiment comes
+if TYPE_CHECKING:  # imported with the first experiment
     from zerolab.config.experiment.storage import CheckpointStorageConfig
 
 __all__ = [
@@ -44,22 +46,22 @@ __all__ = [
 ]
 
 AT_ONCE = 1000
-"""Checkpoints that one change deletes."""
+"""Maximum number of checkpoints that one transaction deletes."""
 _MANY = "SELECT 1 FROM checkpoints WHERE experiment_id = ? AND state = 'COMPLETED' LIMIT 1 OFFSET ?"
 
 
 class CheckpointService(Service):
-    """Stores checkpoints and deletes those that the policy does not keep."""
+    """Stores checkpoints and applies the retention policy."""
 
     def apply_to_trial(self, trial_id: int) -> None:
-        """Delete the checkpoints of a trial that the experiment's policy does not keep."""
+        """Apply the retention policy to the checkpoints of a trial."""
         trial = self.work.find(TrialRow, trial_id)
         self._apply(trial.experiment_id, checkpoints.c.trial_id == trial_id)
 
     def apply_to_experiment(self, experiment_id: int) -> None:
-        """Delete the checkpoints of all trials that the experiment's policy does not keep.
+        """Apply the retention policy to all checkpoints of an experiment.
 
-        If there are many, later changes do it: see :meth:`mark_due`.
+        If there are many, later transactions do it: see :meth:`mark_due`.
         """
         if self.work.raw(_MANY, (experiment_id, AT_ONCE)):
             self.mark_due(experiment_id)
@@ -67,9 +69,9 @@ class CheckpointService(Service):
             self._apply(experiment_id, checkpoints.c.experiment_id == experiment_id)
 
     def mark_due(self, experiment_id: int) -> None:
-        """Apply the policy to all checkpoints of an experiment in later changes.
+        """Schedule applying the policy to all checkpoints of an experiment.
 
-        It is stored, so that the next server continues if this one dies before.
+        The mark is stored, so that the next server continues after a crash.
         """
         if experiment_id in self.work.orchestrator.deletions.retention_due:
             return
@@ -85,10 +87,10 @@ class CheckpointService(Service):
             self.work.save(experiments, experiment_id, retention_due=0)
 
     def thin_out(self, experiment_id: int, trial_ids: Sequence[int]) -> list[str]:
-        """Delete up to AT_ONCE checkpoints of some trials that the policy does not keep.
+        """Prune up to AT_ONCE checkpoints of some trials under the retention policy.
 
         Returns:
-            The uuids of those that were deleted.
+            The uuids of the deleted checkpoints.
         """
         experiment = self.work.find(ExperimentRow, experiment_id)
         policy = self.work.config(experiment_id).checkpoint_storage
@@ -99,7 +101,7 @@ class CheckpointService(Service):
         return uuids
 
     def apply_after_report(self, trial_id: int, steps: int) -> None:
-        """Apply the policy to what a checkpoint or validation at ``steps`` may change."""
+        """Apply the policy after a checkpoint or validation at ``steps`` was reported."""
         trial = self.work.find(TrialRow, trial_id)
         experiment = self.work.experiment_of(trial)
         policy = self.work.config(experiment.id).checkpoint_storage
@@ -122,14 +124,14 @@ class CheckpointService(Service):
         self.delete(experiment_id, [row.uuid for row in deleted])
 
     def delete_some(self, experiment_id: int, condition: ColumnElement[bool]) -> bool:
-        """Delete up to AT_ONCE checkpoints that nothing needs; return whether more may be left."""
+        """Delete up to AT_ONCE selected checkpoints; return whether more may be left."""
         query = select(checkpoints.c.uuid).where(condition, checkpoints.c.state != "DELETED")
         uuids = self.work.connection.scalars(query.limit(AT_ONCE)).all()
-        self.delete(experiment_id, uuids)  # an imported experiment has none, and no storage
+        self.delete(experiment_id, uuids)  # empty for an imported experiment, which has no storage
         return len(uuids) == AT_ONCE
 
     def delete(self, experiment_id: int, uuids: Sequence[str]) -> None:
-        """Delete checkpoints of an experiment; their files go after the commit."""
+        """Delete checkpoints of an experiment; their files are deleted after the commit."""
         if not uuids:
             return
         self.work.connection.execute(
@@ -143,7 +145,7 @@ class CheckpointService(Service):
         self.forget_deleted(experiment_id, uuids)
 
     def forget_deleted(self, experiment_id: int, deleted: Sequence[str]) -> None:
-        """Replace references to deleted checkpoints; the next best becomes the best one."""
+        """Replace trials' references to deleted checkpoints; the next best becomes the best."""
         experiment = self.work.find(ExperimentRow, experiment_id)
         next_best = (
             best_checkpoints(experiment)
@@ -167,7 +169,7 @@ class CheckpointService(Service):
         """Store a checkpoint; return whether it is new.
 
         Raises:
-            ConfigError: If the checkpoint is another trial's.
+            ConfigError: If the checkpoint belongs to another trial.
         """
         query = select(checkpoints.c.trial_id).where(checkpoints.c.uuid == record.uuid)
         owner = self.work.connection.scalar(query)
@@ -208,13 +210,13 @@ class CheckpointService(Service):
 
 
 def due_experiments(connection: Connection) -> list[int]:
-    """Return the experiments to whose checkpoints the policy must still be applied."""
+    """Return the experiments whose retention policy must still be applied."""
     query = select(experiments.c.id).where(experiments.c.retention_due == 1)
     return list(connection.scalars(query.order_by(experiments.c.id)))
 
 
 def trials_to_thin(connection: Connection, experiment_id: int) -> list[list[int]]:
-    """Return the trials with checkpoints that the policy does not keep, in parts for one change."""
+    """Return the trials with checkpoints to prune, in groups for one transaction each."""
     experiment = find_row(connection, ExperimentRow, experiment_id)
     policy = config_of(experiment).checkpoint_storage
     of_experiment = checkpoints.c.experiment_id == experiment_id
@@ -237,13 +239,13 @@ def not_kept(
     policy: "CheckpointStorageConfig",
     where: ColumnElement[bool],
 ) -> list[Row[Any]]:
-    """Return the checkpoints that a policy does not keep, and that nothing needs.
+    """Return the checkpoints that a policy does not keep and nothing else needs.
 
     Args:
-        connection: Only read from.
-        experiment: Whose they are.
-        policy: How many are kept.
-        where: Which checkpoints are looked at; of a trial all or none.
+        connection: Connection for reading.
+        experiment: Experiment of the checkpoints.
+        policy: Retention policy to apply.
+        where: Condition on the checkpoints; must select all or none of each trial.
     """
     protected = {row.uuid for row in _best(connection, experiment, policy)}
     deleted = []
@@ -264,9 +266,10 @@ def not_kept(
 
 
 def _ranked(experiment: ExperimentRow, condition: ColumnElement[bool]) -> "Select[Any]":
-    """Checkpoints with their places in their trials: ``age`` 1 is the latest, ``rank`` 1 the best.
+    """Select checkpoints with their rank in their trials.
 
-    Only among those that have a value does ``rank`` mean anything.
+    ``age`` 1 is the latest, ``rank`` 1 the best. ``rank`` is valid only for checkpoints with a
+    value.
     """
     columns = checkpoints.c
     value = points.c.value.asc() if experiment.smaller_is_better else points.c.value.desc()
@@ -308,11 +311,11 @@ def _best(
 
 
 def check_checkpoint(record: CheckpointRecord) -> None:
-    """Refuse a checkpoint that cannot be.
+    """Validate a reported checkpoint.
 
     Raises:
-        ConfigError: If its uuid is none, its steps are not 0 to 2^53, or a file of it has an
-            invalid name or size.
+        ConfigError: If its uuid is invalid, its steps are not 0 to 2^53, or a file has an invalid
+            name or size.
     """
     try:
         canonical = str(uuid.UUID(record.uuid)) == record.uuid

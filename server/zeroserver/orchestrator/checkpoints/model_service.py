@@ -1,7 +1,7 @@
 """Model registry: models by name, with checkpoints as their versions.
 
-A checkpoint that is a version of a model is kept, whatever the policy of its experiment says, until
-the version is removed.
+A checkpoint that is a version of a model is kept until the version is removed, regardless of the
+retention policy of its experiment.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,11 +22,11 @@ class ModelService(Service):
         """Refuse to delete an experiment or trial with a registered checkpoint.
 
         Args:
-            thing: What is to be deleted, as in "trial 3".
-            whose: Which checkpoints go with it.
+            thing: Experiment or trial to delete, as in "trial 3".
+            whose: Condition on the checkpoints that would be deleted with it.
 
         Raises:
-            ConflictError: If one is; it names it.
+            ConflictError: If one of them is registered; the error names the model version.
         """
         query = (
             select(models.c.name, func.min(model_versions.c.version).label("version"))
@@ -47,12 +47,12 @@ class ModelService(Service):
 
 
 def registered() -> Select[tuple[str]]:
-    """Select the checkpoints that are versions of models, and must not be deleted."""
+    """Select the checkpoints that are versions of models and must not be deleted."""
     return select(model_versions.c.checkpoint)
 
 
 def versions_of(connection: Connection, uuids: Sequence[str]) -> Mapping[str, tuple[str, int]]:
-    """Return the model, and the version of it, of each checkpoint that is registered."""
+    """Return the model name and version of each registered checkpoint."""
     query = (
         select(model_versions.c.checkpoint, models.c.name, model_versions.c.version)
         .join(models, models.c.id == model_versions.c.model_id)

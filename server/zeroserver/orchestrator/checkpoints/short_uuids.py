@@ -15,17 +15,17 @@ _SHOWN = 5
 
 
 def full_uuid(connection: Connection, text: str) -> str:
-    """Return the uuid of the checkpoint that a user names.
+    """Expand the prefix of a checkpoint's uuid to the whole uuid.
 
     Args:
-        connection: Of the database.
-        text: A uuid, or its first characters, at least four.
+        connection: Connection to the database.
+        text: A uuid, or at least its first four characters.
 
     Returns:
-        The uuid; the text itself where no checkpoint begins with it.
+        The uuid; the text itself if no checkpoint matches.
 
     Raises:
-        ConfigError: If several checkpoints begin with it, or it has fewer than four characters.
+        ConfigError: If several checkpoints match, or it has fewer than four characters.
 
     Example:
         ``full_uuid(connection, "72e698f0")`` is ``"72e698f0-1c04-4f0e-9b1a-5d3f6f1f0c11"``.
@@ -37,7 +37,7 @@ def full_uuid(connection: Connection, text: str) -> str:
     if not _SHORT.fullmatch(short):
         return text
     column = checkpoints.c.uuid
-    # A range, which the index serves: "g" comes after every character of a uuid.
+    # A range query can use the index: "g" sorts after every character of a uuid.
     query = select(column).where(column >= short, column < f"{short}g").order_by(column)
     matches = connection.scalars(query.limit(_SHOWN + 1)).all()
     if len(matches) > 1:

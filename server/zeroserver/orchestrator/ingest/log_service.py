@@ -1,7 +1,7 @@
-"""Log lines of runs: each stored once, by its number, and no more than a limit for each run.
+"""Log lines of runs: stored exactly once by number, up to a limit for each run.
 
-The log of a run has at most ``Limits.log_bytes``. Beyond it the oldest lines are dropped, in the
-change that stores the new ones, and a line in their place says how many there were.
+The log of a run has at most ``Limits.log_bytes``. When new lines exceed the limit, the same
+transaction drops the oldest lines and replaces them with a line that states their number.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,15 +25,15 @@ __all__ = ["LogService", "split_logs"]
 
 _LINES = 2000
 _BYTES = 1024 * 1024
-"""What one change stores at most: some 50 ms of the writer."""
+"""Limits of the lines and bytes that one transaction stores: some 50 ms of the writer."""
 _LINE_BYTES = 64
-"""What a line costs besides its text."""
+"""Estimated size of a line without its text."""
 _LINE_CHARACTERS = 16_000
-"""Of a line that are stored; as many as an agent sends."""
+"""Maximum stored length of a line; agents send no more."""
 _DROPPED_AT_ONCE = 20_000
-"""Lines that one change drops at most."""
+"""Maximum number of lines that one transaction drops over the limit."""
 _EXPIRED_LINES = 5000
-"""Lines that one change removes."""
+"""Maximum number of expired lines that one transaction removes."""
 _EXPIRED = (
     "SELECT t.id FROM trials t JOIN experiments e ON e.id = t.experiment_id "
     "WHERE e.log_retention_days IS NOT NULL "
@@ -63,21 +63,20 @@ class LogService(Service):
         *,
         by_run: bool = False,
     ) -> int:
-        """Store the lines of a batch that are new; return the number of the next one wanted.
+        """Store the new lines of a batch; return the number of the next expected line.
 
-        Lines that come late, after the end of their run, are stored for a day. Those that come
-        later are discarded; their sender continues as if they were stored.
+        Late lines are stored up to a day after the end of the run. Later ones are discarded, but
+        acknowledged, so that the sender continues.
 
         Args:
-            run_id: Whose lines.
+            run_id: Run that wrote the lines.
             batch: Numbered lines.
-            matches: What the log policies found in the batch.
-            by_run: Whether the run itself sends them, not its agent: it sends nothing after its
-                end.
+            matches: Matches of the log policies in the batch.
+            by_run: Whether the run sends them itself, not its agent; it must not after its end.
 
         Raises:
             NotFoundError: If there is no such run.
-            StaleRunError: If the run sends them, and has ended.
+            StaleRunError: If the run sends them itself and has ended.
         """
         run = self.work.find(RunRow, run_id)
         if by_run and run.state == RunState.EXITED:
@@ -122,11 +121,11 @@ class LogService(Service):
         return expected + len(fresh)
 
     def _drop_oldest(self, run: RunRow, size: int) -> None:
-        """Drop the oldest lines of a run until its log fits, and leave a note.
+        """Drop the oldest lines of a run until its log fits, and insert a note.
 
         Args:
-            run: As it was before the new lines.
-            size: Of the stored lines, in bytes, with the new ones.
+            run: Row of the run from before the new lines.
+            size: Size of all stored lines in bytes, including the new ones.
         """
         limit = self.work.settings.limits.log_bytes
         length = "length(CAST(text AS BLOB))" if self.work.sqlite else "octet_length(text)"
@@ -138,7 +137,7 @@ class LogService(Service):
         )
         count = freed = 0
         last = marker
-        for last, text_bytes in oldest:  # noqa: B007 - where the loop ends
+        for last, text_bytes in oldest:  # noqa: B007 - used after the loop
             count += 1
             freed += text_bytes + _LINE_BYTES
             if size - freed <= limit:
@@ -190,7 +189,7 @@ def split_logs(batch: LogBatch) -> Iterator[LogBatch]:
 
 
 def _is_over(orchestrator: Orchestrator, run: RunRow) -> bool:
-    """Whether a run ended so long ago that nothing of it can still be on its way."""
+    """Check whether a run ended too long ago to accept late lines."""
     ended, late_s = run.ended_at, orchestrator.settings.timings.late_logs_s
     return (
         run.state == RunState.EXITED and ended is not None and ended + late_s < orchestrator.clock()

@@ -1,9 +1,9 @@
-"""Limit on the metric names of a trial, and what happens to the metrics over it.
+"""Limit on the metric names of a trial, and handling of metrics over it.
 
-A name costs a row, roll-ups at every level and a curve in every view. A trial that puts a step or
-a sample id into its names would fill the database and slow down everybody else. Metrics over the
-limit and those with a name that cannot be stored are discarded, with a warning in the trial's log;
-the other metrics of the report are stored. The searcher's metric is always accepted.
+A name costs a row, roll-ups at every level and a curve in every view. A trial with a step or sample
+id in its names would fill the database and slow down all other users. Metrics over the limit, and
+metrics with an invalid name, are discarded with a warning in the trial's log. The other metrics of
+the report are stored. The searcher's metric is always accepted.
 """
 
 from collections.abc import Sequence
@@ -25,9 +25,9 @@ from zeroserver.store.rows import TrialRow
 __all__ = ["MetricNameService", "unused_names"]
 
 _TRIALS = 1000
-"""Trials whose names are kept in memory."""
+"""Maximum number of trials whose names are cached."""
 _SHOWN = 3
-"""Discarded names that a warning shows."""
+"""Maximum number of discarded names in a warning."""
 _REPORTED = f"SELECT DISTINCT key_id FROM rollups WHERE trial_id = ? AND shift = {SHIFTS[-1]}"  # noqa: S608 - our own words
 
 
@@ -50,10 +50,10 @@ class MetricNameService(Service):
         return keys
 
     def shorten(self, trial_id: int, record: MetricsRecord, limit: int) -> dict[str, float | str]:
-        """Return the values of a huge record that may be stored at all.
+        """Return the values of a huge record that are candidates for storing.
 
-        These are the first ones, those with names that are known in the group, and the searcher's
-        metric. To look at each of a million names would hold up everybody else.
+        These are the first ones, those with known names, and the searcher's metric. Checking each
+        of a million names would block all other requests.
         """
         values = record.values
         selected = dict(islice(values.items(), limit))
@@ -66,7 +66,7 @@ class MetricNameService(Service):
         return selected
 
     def _searcher_metric(self, trial_id: int, group: str) -> str | None:
-        """Return the name of the searcher's metric, if it is in the group."""
+        """Return the name of the searcher's metric if it belongs to the group."""
         if group != "validation" or trial_id in self.work.orchestrator.deletions.importing:
             return None
         return self.work.experiment_of(self.work.find(TrialRow, trial_id)).metric or None
@@ -82,17 +82,17 @@ class MetricNameService(Service):
         """Accept new metric names of a trial up to its limit; warn in its log about the others.
 
         Args:
-            trial_id: Whose metrics. A trial without a row is being imported: it has no log, and
-                more names than the limit are an error.
-            group: The metrics' group.
+            trial_id: Trial that reports. A trial being imported has no row and no log: for it,
+                exceeding the limit is an error.
+            group: Group of the metrics.
             names: Names that the trial has not reported before.
-            omitted: How many further ones are in the report.
+            omitted: Number of further names in the report.
 
         Returns:
             The names to store; they have ids.
 
         Raises:
-            ConfigError: If the name of the group cannot be stored, or an import has too many names.
+            ConfigError: If the name of the group is invalid, or an import has too many names.
         """
         importing = trial_id in self.work.orchestrator.deletions.importing
         reported = self.reported(trial_id)
@@ -129,7 +129,7 @@ class MetricNameService(Service):
                 "use the same "
                 "names at every step, or start the server with --metric-names"
             )
-        if importing:  # without a log; what is left of a bad name's report is stored
+        if importing:  # no log for a warning; only the limit is an error
             if discarded:
                 raise ConfigError("metrics file", warning)
             return accepted
@@ -138,10 +138,10 @@ class MetricNameService(Service):
         return accepted
 
     def forget_unused(self, unused: set[int]) -> None:
-        """Delete unused metric names, except those that a trial has started to use since.
+        """Delete unused metric names, except names that a trial has started to use since.
 
         Args:
-            unused: Their ids.
+            unused: Ids of the names.
         """
         deleted = unused.difference(
             self.cache.admitted,
@@ -164,7 +164,7 @@ class MetricNameService(Service):
 
 
 def unused_names(connection: Connection) -> set[int]:
-    """Return the ids of metric names that no trial has points of; on any thread."""
+    """Return the ids of metric names without points; in any thread."""
     used = raw_rows(connection, f"SELECT DISTINCT key_id FROM rollups WHERE shift = {SHIFTS[-1]}")  # noqa: S608
     stored = raw_rows(connection, "SELECT id FROM metric_keys")
     return {key for (key,) in stored}.difference(key for (key,) in used)

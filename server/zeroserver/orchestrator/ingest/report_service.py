@@ -1,4 +1,4 @@
-"""Batches of records: validated, stored exactly once, and dispatched."""
+"""Batches of records: validated, stored exactly once, and processed."""
 
 import math
 from collections.abc import Iterator
@@ -36,27 +36,27 @@ from zeroserver.store.schema import experiments, trials
 __all__ = ["ReportService", "best_of", "split_reports"]
 
 _VALUES = 4000
-"""Values that one change stores: some 100 ms of the writer."""
+"""Number of values that one transaction stores: some 100 ms of the writer."""
 _HEAVY = 200
-"""Values that a validation or a checkpoint counts for, which the searcher receives."""
+"""Number of values that a validation or checkpoint counts as, since it is processed further."""
 
 
 class _BatchSummary(msgspec.Struct):
-    """What a batch says."""
+    """Combined changes of a batch of records."""
 
     points: list[Point] = msgspec.field(default_factory=list)
     steps: int = 0
     changes: dict[str, Any] = msgspec.field(default_factory=dict)
-    """Columns of the trial."""
+    """Columns of the trial to update."""
     notable: list[MetricsRecord | CheckpointRecord] = msgspec.field(default_factory=list)
-    """Validations and checkpoints, which have effects of their own."""
+    """Validations and checkpoints, which need further processing."""
 
 
 _SEARCHING = {ExperimentState.ACTIVE, ExperimentState.PAUSED}
 
 
 class ReportService(Service):
-    """Stores reports of runs exactly once, with their consequences."""
+    """Stores reports of runs exactly once and triggers the resulting actions."""
 
     operations = Uses(OperationService)
     runs = Uses(RunService)
@@ -66,14 +66,14 @@ class ReportService(Service):
     metric_names = Uses(MetricNameService)
 
     def store(self, run_id: int, batch: ReportBatch) -> int:
-        """Store the records of a batch that are new; return the number of the last one stored.
+        """Store the new records of a batch; return the number of the last stored record.
 
-        A batch that begins behind a gap is not stored: the sender sees so from the number.
+        A batch after a gap is ignored; the returned number shows that to the sender.
 
         Raises:
             NotFoundError: If there is no such run.
             StaleRunError: If the run has ended, or another run has taken over.
-            ConfigError: If a record holds what cannot be stored.
+            ConfigError: If a record has an invalid value.
         """
         run = self.runs.reporting(run_id)
         stored = run.last_seq
@@ -99,7 +99,7 @@ class ReportService(Service):
         return last
 
     def _read(self, trial_id: int, fresh: list[Record]) -> _BatchSummary:
-        """Check every record of a batch and collect its changes."""
+        """Validate the records of a batch and collect their changes."""
         summary = _BatchSummary()
         points = PointReader(self.metric_names, trial_id)
         check_times([record.time for record in fresh])
@@ -139,7 +139,7 @@ class ReportService(Service):
         """Process validations and checkpoints in the order of the records.
 
         Returns:
-            Whether trials may start now that could not before.
+            Whether other trials may now be able to start.
         """
         may_start_more = False
         for record in notable:
@@ -157,7 +157,7 @@ class ReportService(Service):
         return may_start_more
 
     def _announce(self, run: Reporting, fresh: list[Record]) -> None:
-        """Publish the records to the event streams, if anyone reads them."""
+        """Publish the records to the event streams, if they have readers."""
         experiment_id, trial_id = run.experiment_id, run.trial_id
         if not self.work.has_readers(experiment_id):
             return
@@ -177,14 +177,16 @@ class ReportService(Service):
                 for (group, name), curve in curves.items()
             ]
             data = {"experiment_id": experiment_id, "trial_id": trial_id, "metrics": metrics}
-            self.work.touch("metric", experiment_id, msgspec.json.encode(data))  # a tenth of it
+            self.work.touch(
+                "metric", experiment_id, msgspec.json.encode(data)
+            )  # bytes need a tenth of the memory
 
     def _validated(self, run: Reporting, record: MetricsRecord) -> bool:
         """Store a validation and pass it to the searcher; return whether the searcher acts."""
         experiment = self.work.experiment_of(run)
         trial = self.work.trial_of(run)
         metric = experiment.metric
-        if not metric:  # a single trial that is compared with none
+        if not metric:  # a single trial needs no metric
             return False
         value: float | None = None
         if metric in record.values:
@@ -203,7 +205,7 @@ class ReportService(Service):
                 self.work.save(experiments, experiment.id, **best_columns)
                 self.work.touch("experiment", experiment.id, experiment.id)
         done = trial.stop is not None or trial.state in TRIAL_ENDED
-        repeated = record.steps <= trial.searcher_steps  # a restarted trial repeats itself
+        repeated = record.steps <= trial.searcher_steps  # a restarted trial repeats reports
         if done or repeated or experiment.state not in _SEARCHING:
             return False
         length = self._length(experiment, record)
@@ -212,7 +214,8 @@ class ReportService(Service):
             is_rung = length in self.work.config(experiment.id).searcher.validate_at()
             if is_rung and not isinstance(length, str):
                 problem = f"{missing_metric_error(length, metric)}; {_there_are(record)}"
-            # Any other one is left out, if there was one before: the searcher waits for the next.
+            # Any later validation that is not at a rung is ignored; the searcher waits for the
+            # next.
             if is_rung or trial.searcher_steps < 0:
                 self.work.log_line(run, problem, "ERROR")
                 self.work.save(trials, trial.id, error=problem)
@@ -239,7 +242,7 @@ class ReportService(Service):
         if "epochs" in record.values:
             return stored_number("epochs", record.values["epochs"]) or 0.0
         if not searcher.validate_at():
-            return 0.0  # nothing depends on it but progress
+            return 0.0  # used only for progress
         return "epochs: must be among the validation metrics, for the searcher counts in them"
 
 
@@ -269,7 +272,7 @@ def _there_are(record: MetricsRecord) -> str:
 def best_of(
     metric: str, smaller_is_better: int, record: MetricsRecord, best: tuple[float, int] | None
 ) -> tuple[float | None, tuple[float, int] | None]:
-    """Return the searcher's metric of a validation, and the best value with its step so far."""
+    """Return the searcher's metric of a validation, and the new best value with its step."""
     value = stored_number(metric, record.values[metric])
     if value is not None and _better(smaller_is_better, value, best[0] if best else None):
         best = (value, record.steps)

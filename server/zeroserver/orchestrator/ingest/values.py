@@ -1,4 +1,4 @@
-"""Limits of stored records: time, numbers and points."""
+"""Validation of stored records: time, numbers and points."""
 
 import math
 from collections.abc import Iterable
@@ -11,29 +11,29 @@ from zeroserver.store.points import MAX_STEP, Point
 __all__ = ["PointReader", "check_times", "stored_number"]
 
 _NAMES_LOOKED_AT = 10_000
-"""Names of a record that are looked at, besides those that are known already."""
+"""Maximum number of names of a record that are checked, in addition to known names."""
 _YEAR_10000 = 253_402_300_800
 
 
 class PointReader:
-    """Turns the records of one report, or of an import, into points.
+    """Converter of the records of a report or import into points.
 
     Args:
         names: Metric names of the unit of work.
-        trial_id: Whose records.
+        trial_id: Trial of the records.
     """
 
     def __init__(self, names: MetricNameService, trial_id: int) -> None:
         self._names = names
         self._trial_id = trial_id
         self._ids: dict[str, dict[str, int]] = {}
-        """Group to the names that the trial may use, as far as they were looked up."""
+        """Group to its accepted names that were looked up, with their ids."""
 
     def read(self, record: MetricsRecord) -> list[Point]:
-        """Turn a record into points; metrics whose names the trial may not use are left out.
+        """Convert a record into points; metrics with names that are not accepted are skipped.
 
         Raises:
-            ConfigError: If it holds what cannot be stored.
+            ConfigError: If it has an invalid value.
         """
         if not 0 <= record.steps < MAX_STEP:
             raise ConfigError("metrics", [f"steps: must be 0 to 2^53, got {record.steps}"])
@@ -52,7 +52,7 @@ class PointReader:
         ]
 
     def _admit(self, record: MetricsRecord) -> tuple[dict[str, float | str], dict[str, int]]:
-        """Return the values of a record whose names the trial may use, and the ids of these."""
+        """Return the values of a record with accepted names, and the ids of the names."""
         names, trial_id = self._names, self._trial_id
         values = record.values
         if len(values) > _NAMES_LOOKED_AT:
@@ -71,7 +71,7 @@ class PointReader:
 
 
 def check_times(times: Iterable[float]) -> None:
-    """Refuse times that are on no calendar.
+    """Validate times.
 
     Raises:
         ConfigError: If one is not a finite number of seconds since 1970, before the year 10000.
@@ -83,10 +83,10 @@ def check_times(times: Iterable[float]) -> None:
 
 
 def stored_number(name: str, value: float | str) -> float | None:
-    """Return a value as it is stored; None for NaN.
+    """Convert a value to its stored form; None for NaN.
 
     Raises:
-        ConfigError: If it is no number.
+        ConfigError: If it is not a number.
     """
     try:
         number = plain_number(value)

@@ -1,6 +1,7 @@
-"""Operations of searchers: executed in order, as many as one change may cost.
+"""Operations of searchers: executed in order, a limited number per transaction.
 
-The end of a trial is here too: the searcher responds to it with operations, which may end others.
+Trials also end here: the searcher responds to the end of a trial with operations, which may end
+other trials.
 """
 
 from collections import deque
@@ -41,11 +42,11 @@ _INSERT_TRIAL = (
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0, 0, -1, '[]', '[]')"
 )
 _BUDGET_MS = 60.0
-"""What one change may cost; see :func:`cost_of`."""
+"""Budget of one transaction; see :func:`cost_of`."""
 
 
 class OperationService(Service):
-    """Carries out what searchers request, and tells them how trials end."""
+    """Executes operations of searchers and notifies them when trials end."""
 
     lifecycle = Uses(LifecycleService)
     runs = Uses(RunService)
@@ -65,11 +66,11 @@ class OperationService(Service):
         return bool(operations)
 
     def execute(self, experiment_id: int, operations: Sequence[Operation]) -> None:
-        """Execute operations, and those that the searcher requests in response.
+        """Execute operations and the operations that the searcher returns in response.
 
-        No more is done than one change may cost; the rest waits in the experiment's backlog, for
-        :meth:`execute_backlog`. What the searcher answers to an operation that is being carried out
-        is done after those that wait already.
+        Executes only as many as fit into one transaction. The rest goes into the experiment's
+        backlog, for :meth:`execute_backlog`. Responses to an operation are queued after all
+        pending operations.
         """
         if experiment_id in self.cache.in_progress:
             self.cache.in_progress[experiment_id].extend(operations)
@@ -80,7 +81,7 @@ class OperationService(Service):
         waiting = {
             operation.trial_id for operation in backlog if not isinstance(operation, Shutdown)
         }
-        for operation in operations:  # what follows from the backlog must come behind it
+        for operation in operations:  # dependents of backlogged operations must follow them
             waits = isinstance(operation, Create | Shutdown) or operation.trial_id in waiting
             (later if backlog and waits else now).append(operation)
             if isinstance(operation, Create):
@@ -92,16 +93,16 @@ class OperationService(Service):
             and not remaining
             and self.work.find(ExperimentRow, experiment_id).searcher_done
         ):
-            self.lifecycle.settle(experiment_id)  # its last trial may have ended before
+            self.lifecycle.settle(experiment_id)  # its last trial may already have ended
 
     def drop_backlog(self, experiment_id: int) -> None:
-        """Forget what an experiment's searcher wanted and was not carried out."""
+        """Drop the operations of an experiment that were not executed."""
         self._keep_backlog(experiment_id, ())
 
     def execute_backlog(self) -> bool:
-        """Carry out a part of the oldest backlog; return whether there was one.
+        """Execute a part of the oldest backlog; return whether there was one.
 
-        Call it until it returns False; every call is a separate change.
+        Call it until it returns False, each time in a new transaction.
         """
         experiment_id = next(iter(self.cache.backlog), None)
         if experiment_id is None:
@@ -120,7 +121,7 @@ class OperationService(Service):
         return True
 
     def resume_backlog(self, experiment_id: int) -> None:
-        """Fill the backlog of a search with what a killed server has not carried out."""
+        """Restore the backlog of a search after its server was killed."""
         experiment = self.work.find(ExperimentRow, experiment_id)
         if experiment.state not in EXPERIMENT_ENDED | EXPERIMENT_STOPPING:
             remaining = self.searches.pending_operations(experiment_id)
@@ -139,10 +140,12 @@ class OperationService(Service):
     def execute_some(
         self, experiment_id: int, operations: Sequence[Operation]
     ) -> Sequence[Operation]:
-        """Carry out the first operations, as many as one change may cost; the caller settles.
+        """Execute the first operations, as many as fit into one transaction.
+
+        The caller must settle the experiment.
 
         Returns:
-            The remaining operations, with those that the searcher returned for the first ones.
+            The remaining operations, including the searcher's responses to the executed ones.
         """
         waiting = deque(operations)
         self.cache.in_progress[experiment_id] = waiting
@@ -153,7 +156,7 @@ class OperationService(Service):
         return waiting
 
     def _execute_first(self, experiment_id: int, waiting: deque[Operation]) -> None:
-        """Execute operations from a queue, as many as one change may cost."""
+        """Execute operations from a queue, as many as fit into one transaction."""
         created, spent = 0, 0.0
         while waiting and spent < _BUDGET_MS:
             operation = waiting.popleft()
@@ -176,7 +179,7 @@ class OperationService(Service):
                 waiting.extend(self.searches.add_events(experiment_id, events))
             elif isinstance(operation, Shutdown):
                 if any(not isinstance(following, Shutdown) for following in waiting):
-                    waiting.append(operation)  # the others were wanted before the end
+                    waiting.append(operation)  # shut down after all other operations
                     continue
                 self.work.save(experiments, experiment_id, searcher_done=1)
             elif (trial := self._requested(experiment_id, operation.trial_id)) is None:
@@ -191,14 +194,14 @@ class OperationService(Service):
                 self.lifecycle.reopen(trial, ExperimentState.ACTIVE, waits=1)
         experiment = self.work.find(ExperimentRow, experiment_id)
         values: dict[str, Any] = {"num_trials": experiment.num_trials + created}
-        if not experiment.searcher_done:  # else what it was before the end stays
+        if not experiment.searcher_done:  # else it keeps its last value
             done = self.searches.progress(experiment_id)
             values["progress"] = max(experiment.progress, done)
         self.work.save(experiments, experiment_id, **values)
         self.work.touch("experiment", experiment_id, experiment_id)
 
     def _create(self, experiment_id: int, operations: Sequence[Create]) -> None:
-        """Create trials; several at once only if none of them has a source."""
+        """Create trials; only trials without a source may be in one batch."""
         query = "SELECT state, source_checkpoint FROM experiments WHERE id = ?"
         ((experiment_state, source),) = self.work.raw(query, (experiment_id,))
         paused = experiment_state == ExperimentState.PAUSED
@@ -223,7 +226,7 @@ class OperationService(Service):
             self.work.touch("trial", experiment_id, trial_id)
 
     def _requested(self, experiment_id: int, request_id: int) -> TrialRow | None:
-        """The trial that the searcher has under a number; None if a user has deleted it."""
+        """Return the trial with a searcher's request id; None if a user has deleted it."""
         query = select(trials).where(
             trials.c.experiment_id == experiment_id, trials.c.request_id == request_id
         )
@@ -236,10 +239,10 @@ class OperationService(Service):
             self.lifecycle.move_trial(trial, resting_state(experiment.state, waits=trial.held))
 
     def stop_trial(self, trial: TrialRow, reason: str) -> None:
-        """End a trial: at once when no run of it is there, else when its run has checkpointed.
+        """End a trial at once if it has no run, else after its run has checkpointed.
 
         Args:
-            trial: One that has not ended.
+            trial: Trial that has not ended.
             reason: ``searcher``, ``cancel``, ``kill`` or ``error``; the last two do not wait for a
                 checkpoint.
         """
@@ -267,7 +270,7 @@ class OperationService(Service):
 
     def _error_of_last_run(self, trial: TrialRow) -> str | None:
         """Return why the last run of a trial failed; None if it did not, or the trial never ran."""
-        if not trial.restarts:  # every failure counts as one, or has ended the trial
+        if not trial.restarts:  # each counted failure is a restart, or has ended the trial
             return None
         query = select(runs).where(runs.c.trial_id == trial.id).order_by(runs.c.id.desc()).limit(1)
         last = read_row(self.work.connection, RunRow, query)
@@ -286,10 +289,10 @@ class OperationService(Service):
         """Move a trial to a final state and notify the searcher.
 
         Args:
-            trial: One that has not ended.
-            state: A final one.
-            error: One line for the user.
-            reason: Why it ended early, for the searcher; None when it has done all it should.
+            trial: Trial that has not ended.
+            state: Final state.
+            error: One-line message for the user.
+            reason: Why it ended early, for the searcher; None if it trained to its length.
         """
         now = self.work.clock()
         values: dict[str, Any] = {
@@ -317,7 +320,7 @@ class OperationService(Service):
 
 
 def interrupted_searches(connection: Connection) -> list[int]:
-    """Return the running searches of whose operations a killed server has not carried out all."""
+    """Return the running searches whose operations a killed server did not all execute."""
     query = select(experiments.c.id).where(
         experiments.c.creating == 1,
         experiments.c.searcher_name != "custom",  # its program sends the operations again
@@ -336,7 +339,7 @@ def _set_backlog(
 
 
 def cost_of(operation: Operation) -> float:
-    """Return what carrying out an operation costs, roughly in milliseconds of the writer."""
+    """Return the approximate cost of an operation, in milliseconds of the writer."""
     if isinstance(operation, Create):
         return 0.1 if operation.source is None else 1.5
     return 0.7 if isinstance(operation, Continue) else 3.0

@@ -1,9 +1,9 @@
-"""The searcher of an experiment as a fold over its event log.
+"""Searcher of an experiment as a fold over its event log.
 
-An event is stored and passed to the searcher in one transaction with everything that follows from
-it. A searcher that is not in memory is created again: its events are replayed, and the trials that
-it requests are compared with the stored trials. If they differ, another version of the searcher
-began the search, and the search ends with an error instead of continuing from a wrong state.
+An event, the searcher's response and all their effects are stored in one transaction. A searcher
+that is not in memory is created again by replaying its events. The trials that it requests are
+compared with the stored trials. If they differ, another version of the searcher started the search:
+it ends with an error instead of continuing from a wrong state.
 """
 
 import itertools
@@ -35,7 +35,7 @@ from zeroserver.store.database import Change, raw_rows
 from zeroserver.store.rows import ExperimentRow, find_row
 from zeroserver.store.schema import experiments, searcher_events, trials
 
-if TYPE_CHECKING:  # loaded when the first experiment comes
+if TYPE_CHECKING:  # imported with the first experiment
     from zerolab.config.experiment.experiment_config import ExperimentConfig
     from zerolab.searcher.section import SearcherConfig
 
@@ -56,7 +56,7 @@ __all__ = [
 ]
 
 DELETED = "user_canceled"
-"""Reason that a searcher receives for a trial that a user has deleted: it never returns."""
+"""Reason that a searcher receives for a trial that a user has deleted."""
 DISABLED = (
     "searcher.entrypoint: must be left out, since this server was started with "
     "--no-custom-searchers; run the class with `python -m zerolab.client.search`"
@@ -66,8 +66,8 @@ _INSERT = (
     "(experiment_id, kind, request_id, value, length, reason, time) VALUES (?, ?, ?, ?, ?, ?, ?)"
 )
 _SILENT_S = 60.0
-"""Time after which a program that requested no events no longer serves a searcher; it requests
-them every 30 seconds."""
+"""Time without requests after which no program serves a searcher; programs request events every
+30 seconds."""
 _UNSERVED = (
     "no program serves its custom searcher: start one that calls "
     "zerolab.client.search.serve(client, {0}, MySearch), or any that uses "
@@ -76,9 +76,9 @@ _UNSERVED = (
 _LOOKED_BACK = 32
 """Number of ended searches whose view is cached; a replay takes seconds."""
 _LARGE = 1000
-"""Trials of a search that is replayed before the server answers requests."""
+"""Minimum number of trials of a search that is replayed before the server accepts requests."""
 _REPLAYS = 4
-"""Replays that are kept for the changes that need them."""
+"""Maximum number of cached replays."""
 _LOST = (
     "another version of Zerolab began this search; this version's searcher requests other trials, "
     "so the search cannot continue. Metrics and checkpoints are kept: `zerolab experiment fork "
@@ -87,7 +87,7 @@ _LOST = (
 
 
 class Event(NamedTuple):
-    """Event of a search that its searcher receives."""
+    """Event of a search, passed to its searcher."""
 
     kind: str
     """``created``, ``validated``, ``exited``, ``exited_early``; ``operated``: an external program
@@ -143,20 +143,20 @@ class Replay(NamedTuple):
     operations: list[Sequence[Operation]]
     """Its first operations, then those after each event."""
     problem: str | None
-    """Why it cannot be the searcher that requested the experiment's trials."""
+    """Why it does not match the experiment's stored trials; None if it does."""
     events: list[Event]
-    """All of the experiment's searcher events, oldest first."""
+    """All searcher events of the experiment, oldest first."""
     newest: int
     """Number of the last event."""
     created: Set[int]
     """Request ids of all trials ever created."""
     ends: Set[int]
-    """Request ids of the trials that the searcher knows to have ended and has not reopened."""
+    """Request ids of trials that ended for the searcher and were not reopened."""
     section: "SearcherConfig"
     """Section of the searcher after the last event."""
 
     def is_current(self, connection: Connection, experiment_id: int) -> bool:
-        """Check whether no event has come since."""
+        """Check whether no event was stored since."""
         return self.newest == newest_event(connection, experiment_id)
 
 
@@ -272,10 +272,10 @@ class SearchService(Service):
         return self._find(experiment_id)
 
     def unserved(self) -> dict[int, str]:
-        """Return the searches that no program serves, each with how to start one.
+        """Return the custom searches that no program serves, with instructions to start one.
 
-        No program has requested events for a while, and the server runs no class for them. After
-        its start the server waits as long for programs that served one before.
+        No program has requested their events for a minute, and the server runs no class for them.
+        After its start the server also waits a minute for programs to reconnect.
         """
         columns = experiments.c
         custom = select(columns.id).where(columns.searcher_name == "custom")
@@ -341,7 +341,7 @@ class SearchService(Service):
         return _operations_in_force(self._replayed(experiment_id))
 
     def ended_trials(self, experiment_id: int) -> Set[int]:
-        """Return the request ids of trials that the searcher knows to have ended.
+        """Return the request ids of trials that ended for the searcher.
 
         Excludes trials that it has reopened since.
         """
@@ -361,12 +361,12 @@ class SearchService(Service):
     ) -> Sequence[Operation]:
         """Continue a search with greater bounds; return the searcher's operations.
 
-        A replay uses the former bounds for the events so far, and the new bounds for later events.
+        Replays use the former bounds for the events so far and the new bounds for later events.
         Call :meth:`SearchService.restore` before the configuration changes.
 
         Args:
             experiment_id: Experiment whose configuration already has the new bounds.
-            before: Its searcher's section until now.
+            before: Former section of its searcher.
             lost: Request ids of the trials without a checkpoint to continue from.
         """
         searcher = self._find(experiment_id)
@@ -398,7 +398,7 @@ class SearchService(Service):
             self._find(experiment_id)
 
     def _prepared(self, experiment_id: int) -> Replay | None:
-        """Return the cached replay of a search if no event has come since."""
+        """Return the cached replay of a search if it is up to date."""
         prepared: Replay | None = self.cache.replays.get(experiment_id)
         if prepared is None or not prepared.is_current(self.work.connection, experiment_id):
             return None
@@ -416,20 +416,20 @@ class SearchService(Service):
 
     def _take_replay(self, experiment_id: int) -> Replay:
         """Return a replay and remove it from the cache."""
-        # A searcher is mutable: the one that is used from here on receives new events, so the
-        # cached replay, which stands for the stored events only, must not share it.
+        # A searcher is mutable: the caller's receives new events, so the cache, which must reflect
+        # only stored events, cannot share it.
         replayed = self._replay(experiment_id)
         _drop_replay(self.work.orchestrator, experiment_id)
         return replayed
 
     def _keep(self, experiment_id: int, searcher: Searcher) -> None:
         self.cache.searchers[experiment_id] = searcher
-        # After a rollback the searcher in memory would have received events that are not stored.
+        # After a rollback the searcher in memory would include events that are not stored.
         self.work.undo.append(lambda: _drop(self.work.orchestrator, experiment_id))
 
 
 def check_custom_class(orchestrator: Orchestrator, config: "ExperimentConfig") -> None:
-    """Refuse an experiment whose searcher class this server must not run.
+    """Refuse an experiment with a custom searcher class if the server forbids them.
 
     Raises:
         ConfigError: If the server was started with ``--no-custom-searchers``.
@@ -439,7 +439,7 @@ def check_custom_class(orchestrator: Orchestrator, config: "ExperimentConfig") -
 
 
 def newest_event(connection: Connection, experiment_id: int) -> int:
-    """Number of the last event that a searcher received; 0 if there was none."""
+    """Return the id of the last event of a search; 0 if it has none."""
     columns = searcher_events.c
     query = select(func.max(columns.id)).where(columns.experiment_id == experiment_id)
     return connection.scalar(query) or 0
@@ -452,7 +452,7 @@ def look_back(
 
     Args:
         orchestrator: Settings and caches; used in any thread.
-        connection: Only read from.
+        connection: Connection for reading.
         row: The experiment.
     """
     last_event = newest_event(connection, row.id)
@@ -476,7 +476,7 @@ def _view(searcher: Searcher) -> SearchView:
 
 
 def _operations_in_force(replayed: "Replay") -> list[Operation]:
-    """Return all operations of a replay in order, without a Shutdown that growth revoked."""
+    """Return all operations of a replay in order, without a Shutdown revoked by growth."""
     operations: list[Operation] = []
     for event, step in zip([None, *replayed.events], replayed.operations, strict=True):
         if event is not None and event.kind == "grown":
@@ -493,16 +493,16 @@ def prepare_replay(
     experiment_id: int,
     section: "SearcherConfig | None" = None,
 ) -> Replay | None:
-    """Replay the events of a search in a reader's thread, for the next change that needs them.
+    """Replay the events of a search in a reader thread, for a later transaction.
 
-    A replay takes a second for ten thousand trials. A change that finds none, or an older one,
-    replays by itself.
+    A replay takes a second for ten thousand trials. A transaction without an up-to-date replay
+    replays the events itself.
 
     Args:
         orchestrator: Settings and caches; used in any thread.
-        connection: Only read from.
-        experiment_id: Whose searcher.
-        section: Section of the searcher that the change will use; None for the stored one.
+        connection: Connection for reading.
+        experiment_id: The experiment.
+        section: Section of the searcher that the transaction will use; None for the stored one.
 
     Returns:
         The replay; None if the search has no events.
@@ -518,13 +518,13 @@ def prepare_replay(
 
 
 def has_grown(connection: Connection, experiment_id: int) -> bool:
-    """Check whether a search was ever given greater bounds."""
+    """Check whether the bounds of a search were ever increased."""
     query = "SELECT 1 FROM searcher_events WHERE experiment_id = ? AND kind = 'grown' LIMIT 1"
     return bool(raw_rows(connection, query, (experiment_id,)))
 
 
 def large_searches(connection: Connection) -> list[int]:
-    """Return the active searches whose replay takes long, the oldest first."""
+    """Return the active searches with a slow replay, oldest first."""
     columns = experiments.c
     query = select(columns.id).where(
         columns.state == ExperimentState.ACTIVE,
@@ -559,9 +559,9 @@ def _fold(connection: Connection, row: ExperimentRow, section: "SearcherConfig")
         else:
             operations.append(_apply(searcher, event))
     independent = section.has_independent_trials or isinstance(searcher, ExternalSearcher)
-    # Decisions are not stored, they follow from the events. Another version of the searcher may
-    # decide otherwise, and metrics would be attributed to the wrong trials. Comparing the created
-    # trials detects that: the search ends with an error instead of continuing from a wrong state.
+    # Decisions are not stored but derived from the events. Another version of the searcher may
+    # decide differently, which would attribute metrics to the wrong trials. Comparing the created
+    # trials detects that.
     same = independent or _requested_the_trials(connection, row.id, events, operations)
     problem = None if same else _LOST.format(row.id)
     created = {event.request_id for event in events if event.kind == "created"}
@@ -570,7 +570,7 @@ def _fold(connection: Connection, row: ExperimentRow, section: "SearcherConfig")
 
 
 def _ends(events: Iterable[Event], all_operations: Iterable[Sequence[Operation]]) -> set[int]:
-    """Return the trials whose ends are among the events and that no later answer reopened."""
+    """Return the trials that ended and were not reopened by later operations."""
     ends: set[int] = set()
     for event, operations in zip(events, all_operations, strict=False):
         if event.kind in {"exited", "exited_early"}:
@@ -585,7 +585,7 @@ def _requested_the_trials(
     events: Iterable[Event],
     operations: Iterable[Sequence[Operation]],
 ) -> bool:
-    """Check whether a searcher requested the trials of its experiment."""
+    """Check whether a replayed searcher requested the stored trials of its experiment."""
     requested = {
         operation.trial_id: operation.hparams
         for step in operations

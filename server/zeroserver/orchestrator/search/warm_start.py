@@ -1,12 +1,13 @@
-"""Trials that start with the weights of another trial, and the wait for its checkpoint.
+"""Warm starts: trials that start from another trial's checkpoint, and the wait for it.
 
-A searcher names a trial (``Create.source``), a user a trial or a checkpoint (``searcher``'s
-``source_trial_id``, ``source_checkpoint_uuid``). Which checkpoint is meant is settled once and
-stored with the trial, so that neither a restart of the trial nor one of the server changes it:
+The source is a trial named by the searcher (``Create.source``), or a trial or checkpoint named by
+the user (``source_trial_id``, ``source_checkpoint_uuid`` of ``searcher``). The checkpoint is chosen
+once and stored with the trial, so that restarts of the trial or the server do not change it:
 
-- a user's: at submission, the newest of the trial;
-- a searcher's: the one of the newest validation that the searcher had received, or the first
-  after it. Until that is there, the trial waits; when none can come, its newest is taken.
+- for the user's trial: its newest checkpoint at submission;
+- for the searcher's trial: the checkpoint of the newest validation that the searcher had received,
+  or the first one after it. Until it exists, the new trial waits. If it can no longer be created,
+  the newest checkpoint is used.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -23,15 +24,15 @@ from zeroserver.states import EXPERIMENT_ENDED, TRIAL_ENDED, TrialState
 from zeroserver.store.rows import CheckpointRow, TrialRow, read_row
 from zeroserver.store.schema import WEIGHTS_MISSING, checkpoints, experiments, trials
 
-if TYPE_CHECKING:  # loaded when the first experiment comes
+if TYPE_CHECKING:  # imported with the first experiment
     from zerolab.searcher.section import SearcherConfig
 
 __all__ = ["NO_WEIGHTS", "WarmStartService", "needed_for_warm_start"]
 
-_MOST_TOLD = 1000
+_MAX_WAITING = 1000
 _ANY_MISSING = f"SELECT 1 FROM trials WHERE {WEIGHTS_MISSING} LIMIT 1"  # noqa: S608 - our own words
 NO_WEIGHTS = ""
-"""In ``trials.source_checkpoint``: the source has no checkpoint, and will have none."""
+"""Value of ``trials.source_checkpoint`` if the source has no checkpoint and will get none."""
 
 
 class WarmStartService(Service):
@@ -40,10 +41,10 @@ class WarmStartService(Service):
     searches = Uses(SearchService)
 
     def source_of_experiment(self, searcher: "SearcherConfig") -> str | None:
-        """Return the checkpoint that the trials of a new experiment start from, if any.
+        """Return the checkpoint from which the trials of a new experiment start, if any.
 
         Raises:
-            ConfigError: If it is not there.
+            ConfigError: If it does not exist.
         """
         uuid, trial_id = searcher.source_checkpoint_uuid, searcher.source_trial_id
         if uuid is not None:
@@ -65,12 +66,12 @@ class WarmStartService(Service):
         return checkpoint
 
     def source_of_trial(self, experiment_id: int, operation: Create) -> dict[str, Any]:
-        """Return the columns of a new trial that say with whose weights the searcher has it begin.
+        """Return the columns of a new trial that select its initial weights.
 
-        A source that a user has deleted is one without a checkpoint.
+        A source that a user has deleted counts as a source without a checkpoint.
 
         Raises:
-            ConfigError: If the searcher names a trial that it has not created.
+            ConfigError: If the searcher names a trial that was never created.
         """
         if operation.source is None:
             return {}
@@ -92,10 +93,10 @@ class WarmStartService(Service):
         }
 
     def settle_sources(self, source_trial_id: int) -> bool:
-        """Settle, for trials that wait for a checkpoint of this one, which it is, if that is clear.
+        """Choose the checkpoint for trials that wait for one of this trial, if possible.
 
         Returns:
-            Whether one of them waits no more.
+            Whether a checkpoint was chosen for one of them.
         """
         settled = False
         waiting = select(trials.c.id, trials.c.experiment_id, trials.c.source_steps).where(
@@ -119,7 +120,7 @@ class WarmStartService(Service):
         return settled
 
     def _choose(self, source: TrialRow, steps: int) -> str | None:
-        """Return a checkpoint's uuid, :data:`NO_WEIGHTS`, or None while one may yet come."""
+        """Return a checkpoint's uuid, :data:`NO_WEIGHTS`, or None if one may still be created."""
         columns = checkpoints.c
         first_at_steps = (
             select(columns.uuid)
@@ -140,7 +141,7 @@ class WarmStartService(Service):
         return self.newest_checkpoint(source.id) or NO_WEIGHTS
 
     def newest_checkpoint(self, trial_id: int) -> str | None:
-        """Return the uuid of the complete checkpoint of a trial that goes furthest."""
+        """Return the uuid of a trial's complete checkpoint with the most steps."""
         columns = checkpoints.c
         query = (
             select(columns.uuid)
@@ -169,12 +170,12 @@ class WarmStartService(Service):
         return None
 
     def reference(self, trial: TrialRow) -> CheckpointRef | None:
-        """Return what a trial without a checkpoint of its own begins with."""
+        """Return the checkpoint from which a trial warm-starts, if any."""
         uuid = trial.source_checkpoint
         if not uuid:
             return None
         row = self._complete(uuid)
-        assert row is not None, "source_problem is asked first"
+        assert row is not None, "source_problem checks it"
         root = self.work.storage_of(row.experiment_id).root  # the home may have moved
         return CheckpointRef(uuid, 0, root=root, warm_start=True)
 
@@ -186,7 +187,7 @@ class WarmStartService(Service):
             select(trials.c.id, trials.c.experiment_id, trials.c.source_trial_id)
             .where(trials.c.state == TrialState.QUEUED, text(WEIGHTS_MISSING))
             .order_by(trials.c.id)
-            .limit(_MOST_TOLD)
+            .limit(_MAX_WAITING)
         )
         return {
             row.id: (
@@ -198,21 +199,21 @@ class WarmStartService(Service):
         }
 
     def forget_source(self, trial_id: int) -> None:
-        """Let no trial wait for a checkpoint of one that is deleted."""
+        """Stop trials from waiting for a checkpoint of a deleted trial."""
         waiting = update(trials).where(
             trials.c.source_trial_id == trial_id, trials.c.source_checkpoint.is_(None)
         )
         self.work.connection.execute(waiting.values(source_checkpoint=NO_WEIGHTS))
 
     def refuse_while_needed(self, thing: str, whose: ColumnElement[bool]) -> None:
-        """Refuse to delete an experiment or trial whose checkpoints another one starts from.
+        """Refuse to delete an experiment or trial whose checkpoints other trials start from.
 
         Args:
-            thing: What is to be deleted, as in "trial 3".
-            whose: Which checkpoints go with it.
+            thing: Experiment or trial to delete, as in "trial 3".
+            whose: Condition on the checkpoints that would be deleted with it.
 
         Raises:
-            ConflictError: If one does; it names it.
+            ConflictError: If one of them is needed; the error names the experiment.
         """
         candidates = select(checkpoints.c.uuid).where(whose)
         columns = trials.c
@@ -240,7 +241,7 @@ class WarmStartService(Service):
 
 
 def needed_for_warm_start() -> Select[tuple[str]]:
-    """Select the checkpoints that trials will yet begin with, and that must not be deleted."""
+    """Select the checkpoints that trials may still start from; they must not be deleted."""
     of_trials = select(trials.c.source_checkpoint).where(
         trials.c.source_checkpoint.is_not(None), trials.c.state.not_in(TRIAL_ENDED)
     )
