@@ -27,7 +27,7 @@ from zerolab.schema.lengths import Length
 from zerolab.schema.section import HINT, Section, choices_of, section_of
 
 if TYPE_CHECKING:
-    from zerolab.extensions.unsupported import UnsupportedKey
+    from zerolab.extensions.config_checks.unsupported import UnsupportedKey
 
 __all__ = ["TABLES", "field_texts", "rows", "table", "with_tables"]
 

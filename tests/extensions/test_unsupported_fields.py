@@ -3,7 +3,7 @@
 import pytest
 
 from tests.config.test_experiment_config import problems, with_values
-from zerolab.extensions.unsupported_fields import OTHER_SEARCHERS, UNSUPPORTED_FIELDS
+from zerolab.extensions.config_checks.unsupported_fields import OTHER_SEARCHERS, UNSUPPORTED_FIELDS
 from zerolab.searcher.registry import SEARCHERS
 
 

@@ -8,7 +8,7 @@ from zerolab.config import check_file
 from zerolab.config.experiment.model_files import FolderFiles
 from zerolab.config.files import experiment_file, parse_yaml, read_yaml
 from zerolab.errors import ConfigError
-from zerolab.extensions.source_checks import source_problems
+from zerolab.extensions.config_checks.source_checks import source_problems
 
 EXPERIMENT = """name: m
 entrypoint: model_def:T

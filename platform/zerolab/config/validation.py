@@ -26,7 +26,6 @@ from zerolab.config.experiment.resources import (
 )
 from zerolab.config.experiment.run_spec import variables_of
 from zerolab.config.files import experiment_file, read_yaml
-from zerolab.config.torch_versions import torch_problems
 from zerolab.contract.spec import Command
 from zerolab.errors import ConfigError
 from zerolab.registry import PARTS
@@ -361,8 +360,8 @@ def check_file(
     problems += _batch_problems(engine, ranks)
     if world_size is not None:
         problems += _schedule_problems(engine, ranks)
-    if engine.config is not None and torch is not None:
-        problems += torch_problems(engine.config, torch)
+    if engine.config is not None:
+        problems += _torch_problems(engine.config, torch)
     if problems or engine.config is None:
         raise ConfigError(str(path), problems)
     text = _report(str(path), engine.config, [*changes, *engine.changes], ranks)
@@ -376,6 +375,11 @@ def _valid_world_sizes(engine: EngineFile) -> list[int]:
     model_ranks = engine.config.model_parallel_size
     sizes = range(model_ranks, _MAX_RANKS + 1, model_ranks)
     return [ranks for ranks in sizes if not _batch_problems(engine, ranks)]
+
+
+def _torch_problems(config: EngineConfig, torch: str | None) -> list[str]:
+    rules = PARTS.find("torch_versions") if torch is not None else None
+    return rules.torch_problems(config, torch) if rules else []
 
 
 def _sizes_text(valid_counts: Sequence[int]) -> str:
@@ -409,7 +413,7 @@ def _check_experiment_file(
         if engine.left_open:
             parts.append(f"{label}: ok; each 'auto' without a value is left to the script")
         elif engine.config is not None:
-            if torch is not None and (too_old := torch_problems(engine.config, torch)):
+            if too_old := _torch_problems(engine.config, torch):
                 raise ConfigError(str(path), [f"{label}: {problem}" for problem in too_old])
             parts.append(_report(label, engine.config, engine.changes, slots))
     return "\n\n".join(parts)

@@ -6,10 +6,10 @@ The module has the attributes of :class:`zerolab.config.engine.dialect.Dialect`.
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
+from zerolab.extensions.config_checks.unsupported import remove_unsupported as remove_keys
 from zerolab.extensions.deepspeed_config.auto_values import fill_auto, trial_values
 from zerolab.extensions.deepspeed_config.normalization import drop_idle, normalize
 from zerolab.extensions.deepspeed_config.unsupported_keys import UNSUPPORTED_KEYS, without_aliases
-from zerolab.extensions.unsupported import remove_unsupported as remove_keys
 
 if TYPE_CHECKING:
     from zerolab.config.experiment.model_files import ModelFiles

@@ -7,7 +7,7 @@ off differ: ``{}`` turns ZenFlow on, but requests no quantized weights.
 from collections.abc import Mapping
 from typing import Any
 
-from zerolab.extensions.unsupported import (
+from zerolab.extensions.config_checks.unsupported import (
     BLOCK,
     EMPTY,
     NEVER_OFF,

@@ -13,9 +13,8 @@ import torch
 from torch import nn
 
 from zerolab.config.engine.engine_config import EngineConfig
-from zerolab.config.torch_versions import torch_problems
 from zerolab.errors import ConfigError
-from zerolab.registry import Registry
+from zerolab.registry import PARTS, Registry
 from zerotrial.engine.builder.activation_checkpointing import (
     checkpoint_blocks,
     recomputed,
@@ -139,8 +138,8 @@ def initialize(  # noqa: PLR0917 - DeepSpeed's order
     if mesh_param is not None:
         raise ConfigError("initialize()", ["mesh_param: is not supported; pass mpu"])
     stages = model.num_stages if is_pipeline(model) else None
-    too_old = torch_problems(resolved, torch.__version__, stages)
-    if too_old:
+    rules = PARTS.find("torch_versions")
+    if rules and (too_old := rules.torch_problems(resolved, torch.__version__, stages)):
         raise ConfigError(resolved.source, too_old)
     check_values(model, resolved, weights, device)
     exclusive = resolved.zero_optimization.stage == 3

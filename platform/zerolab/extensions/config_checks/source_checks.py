@@ -16,7 +16,11 @@ from typing import Any
 from zerolab.config.experiment.model_files import FolderFiles, ModelFiles
 from zerolab.config.experiment.resources import ResourcesConfig
 from zerolab.contract.spec import Command, TrialClass
-from zerolab.extensions.rank_launchers import launcher_of, launcher_problem, parse_python_command
+from zerolab.extensions.config_checks.rank_launchers import (
+    launcher_of,
+    launcher_problem,
+    parse_python_command,
+)
 from zerolab.replacements import scan_script
 from zerolab.schema.section import suggest
 from zerolab.syntax import (

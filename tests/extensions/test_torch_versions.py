@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from zerolab.config import check_file, load_engine_config
-from zerolab.config.torch_versions import OLDEST_TORCH, torch_problems
 from zerolab.errors import ConfigError
+from zerolab.extensions.config_checks.torch_versions import OLDEST_TORCH, torch_problems
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 BATCH: dict[str, Any] = {"train_batch_size": 8}
 
 

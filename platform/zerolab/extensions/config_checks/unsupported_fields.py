@@ -4,7 +4,12 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from zerolab.config.experiment.experiment_config import REMOVED_BACKEND
-from zerolab.extensions.unsupported import EMPTY, OffValues, UnsupportedKey, remove_unsupported
+from zerolab.extensions.config_checks.unsupported import (
+    EMPTY,
+    OffValues,
+    UnsupportedKey,
+    remove_unsupported,
+)
 from zerolab.replacements import replacements
 from zerolab.searcher.registry import SEARCHERS
 

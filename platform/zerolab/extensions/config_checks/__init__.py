@@ -1,0 +1,1 @@
+"""Checks of configuration files: source of models, torch, pipelines, other platforms, YAML."""
