@@ -3,11 +3,11 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
@@ -29,7 +29,6 @@ from zeroserver.errors import StoreError, install_error_handlers
 from zeroserver.event_journal import Hub, Journal
 from zeroserver.orchestrator.state import Orchestrator
 from zeroserver.orchestrator.unit_of_work import UnitOfWork
-from zeroserver.search_processes import SearchProcesses
 from zeroserver.services import Services
 from zeroserver.settings import Settings
 from zeroserver.store.archives import sweep_archives
@@ -130,6 +129,20 @@ ROUTERS: Registry[APIRouter] = Registry("zeroserver.routers", {}, _router)
 """Routes of extensions."""
 
 
+class Supervisor(Protocol):
+    """Work of an extension that needs no request; called on the event loop's thread."""
+
+    async def look_after(self) -> None:
+        """Do what is due; called by each tick."""
+
+    def close(self) -> None:
+        """Stop; called once, when the server stops."""
+
+
+SUPERVISORS: Registry[Callable[[Services], Supervisor]] = Registry("zeroserver.supervisors", {})
+"""Supervisors of extensions; each is made once from the services."""
+
+
 def _services(settings: Settings) -> Services:
     home = Home(settings.home).create()
     hub = Hub()
@@ -189,8 +202,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     await asyncio.to_thread(prepare, services)
     await services.load_large_searches()
     services.orchestrator.janitor.start(services.database)
-    searches = SearchProcesses(services)
-    ticking = asyncio.create_task(_tick_forever(services, searches))
+    supervisors = [SUPERVISORS[name](services) for name in SUPERVISORS]
+    ticking = asyncio.create_task(_tick_forever(services, supervisors))
     try:
         yield
     finally:
@@ -198,13 +211,14 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         ticking.cancel()
         with suppress(asyncio.CancelledError):
             await ticking
-        searches.close()
+        for supervisor in supervisors:
+            supervisor.close()
         services.loop = None
         await asyncio.to_thread(services.orchestrator.janitor.close)
         await asyncio.to_thread(services.database.close)
 
 
-async def _tick_forever(services: Services, searches: SearchProcesses) -> None:
+async def _tick_forever(services: Services, supervisors: Sequence[Supervisor]) -> None:
     with suppress(StoreError):  # the next start does it
         await services.write(lambda work: work.orphans.find())
         await services.resume()
@@ -223,7 +237,8 @@ async def _tick_forever(services: Services, searches: SearchProcesses) -> None:
             await services.remove_orphans()
             if services.orchestrator.metrics.purge_due:
                 await services.purge_names()
-            await searches.look_after()
+            for supervisor in supervisors:
+                await supervisor.look_after()
             if time.monotonic() >= expire_at:
                 expire_at = time.monotonic() + services.settings.timings.expiry_s
                 while await services.write(lambda work: work.logs.expire()):
