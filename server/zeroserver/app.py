@@ -41,7 +41,7 @@ __all__ = ["STATIC", "create_app", "prepare"]
 
 logger = logging.getLogger(__name__)
 
-_SAY_S = 60.0
+_LOG_INTERVAL_S = 60.0
 """Minimum seconds between identical log lines."""
 
 STATIC = Path(__file__).parent / "static"
@@ -245,7 +245,7 @@ async def _tick_forever(services: Services, supervisors: Sequence[Supervisor]) -
                     pass
         except StoreError as error:
             if str(error) != last_error or time.monotonic() >= quiet_until:  # not each second
-                last_error, quiet_until = str(error), time.monotonic() + _SAY_S
+                last_error, quiet_until = str(error), time.monotonic() + _LOG_INTERVAL_S
                 logger.warning("the clock's work is put off: %s", error)
         except Exception:  # the clock must go on; the log has what happened
             logger.exception("the clock's work failed")

@@ -83,9 +83,9 @@ def test_rejected_change_is_never_applied(
     server.submit()
     with ThreadPoolExecutor() as pool, server.writer_held():
         path = "/api/v1/experiments/1"
-        monkeypatch.setattr(database, "_PATIENCE_S", 0.2)
+        monkeypatch.setattr(database, "_START_TIMEOUT_S", 0.2)
         refused = pool.submit(server.http.patch, path, json={"name": "too late"}).result()
-        monkeypatch.setattr(database, "_PATIENCE_S", DEADLINE_S)
+        monkeypatch.setattr(database, "_START_TIMEOUT_S", DEADLINE_S)
         behind = pool.submit(server.http.patch, path, json={"notes": "in time"})
         until("the next change waits", lambda: server.services.database.waiting == 2)
         healthy = partial(server.http.get, "/healthz")

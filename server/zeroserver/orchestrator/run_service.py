@@ -39,7 +39,7 @@ from zeroserver.store.schema import (
 
 __all__ = ["RunService", "shown_activity"]
 
-_ASKS_AGAIN_S = 60.0
+_POLLS_AGAIN_S = 60.0
 """Time after a restart of the server within which running commands may poll again."""
 
 
@@ -77,7 +77,7 @@ class RunService(Service):
         """Check whether a run is a command that has never polled whether to stop."""
         up_s = time.monotonic() - self.work.orchestrator.agents.started
         if run.id in self.work.orchestrator.polling_runs or (
-            up_s < _ASKS_AGAIN_S and self.work.clock() - run.created_at > up_s
+            up_s < _POLLS_AGAIN_S and self.work.clock() - run.created_at > up_s
         ):
             return False
         return isinstance(msgspec.json.decode(run.spec, type=RunSpec).entrypoint, Command)

@@ -1,4 +1,7 @@
-"""Submitted model directories: stored under their hash, checked whole, never unpacked here."""
+"""Archives of submitted model directories, stored under their SHA-256.
+
+The server checks an archive completely but never unpacks it here.
+"""
 
 import hashlib
 import logging
@@ -29,7 +32,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 _ARCHIVE = re.compile(r"(?P<partial>\.)?(?P<digest>[0-9a-f]{64})\.tar\.gz(?(partial)\..+)")
-"""Name of an archive, or of one that a killed server has not finished."""
+"""Name of an archive, or of a temporary file that a killed server left."""
 
 
 class ArchiveGoneError(NotFoundError):
@@ -40,7 +43,7 @@ def store_archive(directory: Path, content: bytes) -> str:
     """Store an archive; return its SHA-256, which is its name.
 
     Raises:
-        StoreError: If its disk takes no more.
+        StoreError: If it cannot be written, for example because the disk is full.
     """
     digest = hashlib.sha256(content).hexdigest()
     if not has_archive(directory, digest):
@@ -52,9 +55,9 @@ def store_archive(directory: Path, content: bytes) -> str:
 
 
 def sweep_archives(database: Database, directory: Path) -> None:
-    """Remove unused archives; only at a start, while nothing is submitted.
+    """Remove unused archives; call it only at startup, before submissions.
 
-    Other files stay: the directory may be a link to one that holds more.
+    Other files are kept, since the directory may be a link to a shared one.
     """
     with database.read() as connection:
         used = set(connection.scalars(select(experiments.c.archive)))
@@ -85,7 +88,7 @@ def archive_path(directory: Path, digest: str | None) -> Path:
     """Return the file of an archive.
 
     Raises:
-        NotFoundError: If the experiment came without one, or the file is gone.
+        NotFoundError: If the experiment was submitted without one, or the file is missing.
     """
     if digest is None or not has_archive(directory, digest):
         msg = "this experiment has no model directory on the server"
@@ -97,16 +100,16 @@ def unpack_archive(path: Path, into: Path) -> None:
     """Unpack an archive into an empty directory.
 
     Raises:
-        ConfigError: If the archive is damaged, too large or dishonest.
+        ConfigError: If the archive is damaged, too large or has unsafe members.
     """
-    # The client's HTTP library comes with it, which a server that only starts can do without.
+    # Imported here, since it loads the client's HTTP library, which startup does not need.
     from zerolab.client.archive import unpack
 
     unpack(path.read_bytes(), into)
 
 
 class ArchiveFiles(msgspec.Struct, frozen=True):
-    """The files of an archive that has been checked."""
+    """Files of a validated archive."""
 
     content: bytes
 
@@ -121,7 +124,7 @@ class ArchiveFiles(msgspec.Struct, frozen=True):
         return list(self.sizes())
 
     def sizes(self) -> dict[str, int]:
-        """Return the bytes of each file, by its path."""
+        """Return the size of each file in bytes, by path."""
         from zerolab.client.archive import member_sizes
 
         return member_sizes(self.content)
@@ -131,10 +134,10 @@ def reader(content: bytes) -> ArchiveFiles:
     """Validate an archive; return a reader of its files.
 
     Raises:
-        ConfigError: If the archive is damaged, too large or dishonest.
+        ConfigError: If the archive is damaged, too large or has unsafe members.
     """
-    # The client's HTTP library comes with it, which a server that only starts can do without.
+    # Imported here, since it loads the client's HTTP library, which startup does not need.
     from zerolab.client.archive import read_member
 
-    read_member(content, "")  # walks the whole archive, and so checks all of it
+    read_member(content, "")  # reads, and so validates, the whole archive
     return ArchiveFiles(content)

@@ -3,12 +3,12 @@
 A backup is a directory::
 
     zerolab-20261127-013000/
-        zerolab.db         a copy of the SQLite database, or
-        database.dump      what pg_dump wrote, in its custom format
-        archives/          the submitted model directories: hard links where that is possible
+        zerolab.db         copy of the SQLite database, or
+        database.dump      output of pg_dump in its custom format
+        archives/          archives of model directories, hard-linked if possible
 
-It is written under a temporary name and renamed when it is complete. Checkpoints are not part of
-it: they may be terabytes, and are in separate storages.
+It is written under a temporary name and renamed when complete. Checkpoints are not included, since
+they may be terabytes and are in separate storages.
 """
 
 import contextlib
@@ -41,23 +41,23 @@ __all__ = [
 
 SQLITE, POSTGRESQL, ARCHIVES = "zerolab.db", "database.dump", "archives"
 _MIGRATIONS_KEPT = 3
-"""Backups before migrations that stay; older ones are removed."""
+"""Number of backups before migrations to keep; older ones are removed."""
 
 
 def back_up(database: Database, home: Home, target: Path | None = None, prefix: str = "") -> Path:
-    """Write a backup; the server may run and write at the same time.
+    """Write a backup, even while the server runs and writes.
 
     Args:
-        database: It is only read from.
-        home: The installation, for its archives.
-        target: Directory to create; one named by the time in ``backups/`` when None.
-        prefix: Begins the name of such a directory.
+        database: Database to read.
+        home: Home directory of the installation, with its archives.
+        target: Directory to create; None for a new one in ``backups/``, named by the time.
+        prefix: Start of the name of that new directory.
 
     Returns:
         The directory.
 
     Raises:
-        ConfigError: If the target is there already, or pg_dump is missing or fails.
+        ConfigError: If the target already exists, or pg_dump is missing or fails.
         StoreError: If the database cannot be read, or the disk is full.
     """
     if target is None:
@@ -86,24 +86,24 @@ def back_up(database: Database, home: Home, target: Path | None = None, prefix: 
 
 
 def back_up_before_migration(database: Database, home: Home, revision: str) -> Path:
-    """Write a backup of a database with an older schema; remove all but the newest of these.
+    """Write a backup before a migration; prune old backups of this kind.
 
     Raises:
         ConfigError: If pg_dump is missing or fails.
         StoreError: If the database cannot be read, or the disk is full.
     """
-    written = back_up(database, home, prefix=f"schema-{revision}")
+    backup = back_up(database, home, prefix=f"schema-{revision}")
     older = sorted(home.backups.glob("schema-*"), key=lambda path: path.stat().st_mtime)
     for path in older[:-_MIGRATIONS_KEPT]:
         shutil.rmtree(path, ignore_errors=True)
-    return written
+    return backup
 
 
 def file_of(database: Database) -> Path:
     """Return the file of a SQLite database.
 
     Raises:
-        ConfigError: If it has none.
+        ConfigError: If it is not a file.
     """
     if database.file is None:
         raise ConfigError("database", [f"must be a file or PostgreSQL, got {database.name}"])
@@ -111,7 +111,7 @@ def file_of(database: Database) -> Path:
 
 
 def copy_sqlite(source: Path, target: Path) -> None:
-    """Copy a database that may be in use: one consistent state, in one file."""
+    """Copy a database that may be in use, as a consistent snapshot in one file."""
     if not source.is_file():
         problem = f"{source}: no such database; name a PostgreSQL database with --database"
         raise ConfigError("backup", [problem])
@@ -122,14 +122,14 @@ def copy_sqlite(source: Path, target: Path) -> None:
             contextlib.closing(sqlite3.connect(target)) as new,
         ):
             old.backup(new)
-            new.execute("PRAGMA journal_mode=DELETE")  # no second file belongs to it
+            new.execute("PRAGMA journal_mode=DELETE")  # so that it has no WAL file
     except sqlite3.Error as error:
         raise sqlite_error(source, error) from error
     sync_path(target)
 
 
 def open_sqlite(file: Path, mode: str) -> sqlite3.Connection:
-    """Open a SQLite file; ``ro`` is the mode for reading only."""
+    """Open a SQLite file in a mode such as ``ro`` (read-only)."""
     return sqlite3.connect(f"{file.absolute().as_uri()}?mode={mode}", uri=True, timeout=30)
 
 
@@ -146,7 +146,7 @@ def _dump_postgresql(database: Database, target: Path) -> None:
 
 
 def run_tool(database: Database, tool: str, *arguments: str) -> None:
-    """Run one of PostgreSQL's programs; the password is in its environment alone.
+    """Run a PostgreSQL client program; the password is passed only in its environment.
 
     Raises:
         ConfigError: If it is missing or fails.
@@ -161,14 +161,16 @@ def run_tool(database: Database, tool: str, *arguments: str) -> None:
         environment["PGPASSWORD"] = str(url.password)
     address = url._replace(password=None).render_as_string(hide_password=False)
     command = [program, *arguments, f"--dbname={address}"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        lines = done.stderr.strip().splitlines()
-        raise ConfigError("database", [f"{tool}: failed: {lines[0] if lines else done.returncode}"])
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if result.returncode:
+        lines = result.stderr.strip().splitlines()
+        raise ConfigError(
+            "database", [f"{tool}: failed: {lines[0] if lines else result.returncode}"]
+        )
 
 
 def copy_archives(source: Path, target: Path) -> None:
-    """Link or copy the archives that are missing; none is ever changed in place."""
+    """Link or copy missing archives; they can be linked because they never change."""
     target.mkdir(mode=0o700, exist_ok=True)
     for file in source.glob("*.tar.gz"):
         copy = target / file.name
@@ -177,13 +179,13 @@ def copy_archives(source: Path, target: Path) -> None:
         try:
             os.link(file, copy)
         except OSError:  # another file system
-            with contextlib.suppress(FileNotFoundError):  # deleted with its experiment just now
+            with contextlib.suppress(FileNotFoundError):  # its experiment was deleted concurrently
                 shutil.copyfile(file, copy)
                 sync_path(copy)
 
 
 def sync_path(path: Path) -> None:
-    """Write a file or a directory to the disk."""
+    """Flush a file or directory to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

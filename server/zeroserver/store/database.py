@@ -1,9 +1,9 @@
 """Database access: concurrent readers, and one writer that commits jobs in groups.
 
-Every change is a *job*, a function of a :class:`Transaction`. One thread runs all jobs. It commits
-many of them in one database transaction under load, and completes their futures after the commit.
-So there are no lock conflicts, each change is atomic, and a burst of small reports costs one disk
-flush. Jobs must be repeatable: when a group fails, each of its jobs is run again separately.
+Every change is a *job*, a function of a :class:`Transaction`. One thread runs all jobs. Under load
+it commits many of them in one database transaction, and completes their futures after the commit.
+This avoids lock conflicts, keeps each change atomic, and flushes a burst of small reports to the
+disk only once. Jobs must be repeatable: if a group fails, each of its jobs is run again separately.
 """
 
 import asyncio
@@ -36,14 +36,14 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _GROUP = 256
-_PATIENCE_S = 10.0
-"""A change that could not begin within it is refused, so that its sender may try again."""
+_START_TIMEOUT_S = 10.0
+"""Timeout for a job to start; the caller may then retry."""
 _LONG_JOB_S = 1.0
-"""Processor time of a job that is worth a line in the log; none should take more than 0.2 s."""
-_SAY_S = 60.0
+"""CPU time of a job above which it is logged; no job should take more than 0.2 s."""
+_LOG_INTERVAL_S = 60.0
 _STOPPING = "the server is stopping; try again when it is back"
 _EMPTY_WAL_S = 0.2
-"""Longest wait for readers, while the writer waits too."""
+"""Maximum wait for readers; it also blocks the writer."""
 _SQLITE_BUSY, _SQLITE_LOCKED = 5, 6
 _POSTGRESQL_LOCKED = "55P03"
 
@@ -53,9 +53,9 @@ class Change(msgspec.Struct, frozen=True):
 
     Args:
         topic: ``agents``, ``run:7``; long polls wait for topics.
-        experiment_id: For the event streams; 0 when the change is not of an experiment.
+        experiment_id: Experiment of the event streams; 0 if the change belongs to none.
         kind: Name of the event in the streams; empty for a change that only wakes long polls.
-        resource: Id of the changed object, or the event's data without one.
+        resource: Id of the changed object, or the data of the event.
     """
 
     topic: str
@@ -81,23 +81,23 @@ class Transaction:
         self.undo: list[Callable[[], None]] = []
         """Called on rollback in reverse order, to restore in-memory caches."""
         self.then: list[Callable[[], None]] = []
-        """Called after the commit, on the writer's thread; must be quick."""
+        """Called after the commit, on the writer thread; must be fast."""
 
     def many(self, statement: str, rows: list[tuple[Any, ...]]) -> int:
-        """Run one statement, written with ``?``, for many rows; return the rows it touched."""
+        """Run a statement with ``?`` parameters for many rows; return the rows affected."""
         if not rows:
             return 0
         self.cursor.executemany(self._text(statement), rows)
         return int(self.cursor.rowcount)
 
     def raw(self, statement: str, row: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-        """Run one statement, written with ``?``, and return its rows."""
+        """Run a statement with ``?`` parameters; return its rows."""
         self.cursor.execute(self._text(statement), row)
         rows: list[tuple[Any, ...]] = self.cursor.fetchall()
         return rows
 
     def run(self, statement: str, row: tuple[Any, ...] = ()) -> int:
-        """Run one statement, written with ``?``; return the rows it touched."""
+        """Run a statement with ``?`` parameters; return the number of affected rows."""
         self.cursor.execute(self._text(statement), row)
         return int(self.cursor.rowcount)
 
@@ -108,9 +108,10 @@ class Transaction:
 def raw_rows(
     connection: Connection, statement: str, row: tuple[Any, ...] = ()
 ) -> list[tuple[Any, ...]]:
-    """Run a query, written with ``?``, on the driver itself: 20 times less overhead a statement.
+    """Run a query with ``?`` parameters directly on the driver; return its rows.
 
-    Errors of the driver are translated at the end of the transaction.
+    This has 20 times less overhead per statement than SQLAlchemy. Errors of the driver are
+    translated at the end of the transaction.
     """
     if connection.dialect.name != "sqlite":
         statement = statement.replace("?", "%s")
@@ -126,12 +127,12 @@ def _driver_of(connection: Connection) -> Any:
 
 @contextmanager
 def _sqlite_transaction(connection: Connection, begin: str) -> Iterator[None]:
-    """Begin and end a transaction on the driver itself: a tenth of SQLAlchemy's overhead."""
+    """Begin and end a transaction on the driver, with a tenth of SQLAlchemy's overhead."""
     driver = _driver_of(connection)
     try:
         driver.execute(begin)
         yield
-        if connection.in_transaction():  # a statement has gone through SQLAlchemy
+        if connection.in_transaction():  # a statement was executed by SQLAlchemy
             connection.commit()
         else:
             driver.commit()
@@ -149,11 +150,11 @@ class _Pending(msgspec.Struct):
     future: Future[Any]
     changes: list[Change] = msgspec.field(default_factory=list)
     then: list[Callable[[], None]] = msgspec.field(default_factory=list)
-    deadline: float = msgspec.field(default_factory=lambda: time.monotonic() + _PATIENCE_S)
+    deadline: float = msgspec.field(default_factory=lambda: time.monotonic() + _START_TIMEOUT_S)
     begun: bool = False
 
     def begin(self) -> bool:
-        """Return whether the job may run; afterwards its caller cannot cancel it."""
+        """Mark the job as running and return True, unless its caller has cancelled it."""
         if not self.begun and not self.future.cancelled():
             self.begun = self.future.set_running_or_notify_cancel()
         return self.begun
@@ -164,8 +165,8 @@ class Database:
 
     Args:
         url: SQLAlchemy URL, ``sqlite:///PATH`` or ``postgresql://...``.
-        on_commit: Called with the changes of each committed group, on the writer's thread.
-        synchronous: SQLite's; ``full`` or ``normal``.
+        on_commit: Called with the changes of each committed group, on the writer thread.
+        synchronous: SQLite's ``synchronous`` setting, ``full`` or ``normal``.
     """
 
     def __init__(
@@ -180,12 +181,12 @@ class Database:
         self.lock = ServerLock(self.file, self._writers, self.name)
         self._driver: Any = self._readers.dialect.loaded_dbapi
         self._writing: Connection | None = None
-        """Connection of the writer to a SQLite file, between its transactions."""
+        """Idle connection of the writer to a SQLite file, between transactions."""
         self._queue: queue.SimpleQueue[_Pending | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write_loop, name="writer", daemon=True)
-        self._damage_next = 0.0
+        self._next_damage_log = 0.0
         self.deleted = False
-        """Whether the WAL may hold rows that were deleted since; see :meth:`empty_wal`."""
+        """Whether the WAL may contain deleted rows; see :meth:`empty_wal`."""
         self._closed = False
         self._disposed = False
         self._ending = False
@@ -194,19 +195,19 @@ class Database:
         self._progress_at: float | None = None
         """Monotonic time of the writer's last progress; None while idle."""
         self._locked = False
-        """Whether the last attempt met a lock of another process."""
+        """Whether the last attempt failed because of another process's lock."""
         self._disk_full_at: float | None = None
         self.longest_job_s = 0.0
         """Maximum CPU time of one job."""
 
     @property
     def name(self) -> str:
-        """Address without the password."""
+        """URL without the password."""
         return self.url.render_as_string(hide_password=True)
 
     @property
     def file(self) -> Path | None:
-        """The file of a SQLite database; None in memory and on PostgreSQL."""
+        """File of a SQLite database; None in memory and for PostgreSQL."""
         name = self.url.database or ":memory:"
         if not self.sqlite or name == ":memory:" or "mode=memory" in name:
             return None
@@ -219,19 +220,19 @@ class Database:
 
     @property
     def waiting(self) -> int:
-        """Number of jobs that wait for the writer."""
+        """Number of jobs in the writer's queue."""
         return self._queue.qsize()
 
     @property
     def stalled_s(self) -> float:
-        """Seconds since the writer's last progress while changes wait; 0 while idle."""
+        """Seconds since the writer's last progress while jobs are pending; 0 while idle."""
         since = self._progress_at
         return 0.0 if since is None else time.monotonic() - since
 
     def disk_was_full(self, within_s: float) -> bool:
-        """Check whether a change failed recently because the disk was full."""
-        at = self._disk_full_at
-        return at is not None and time.monotonic() - at < within_s
+        """Check whether a job failed recently because the disk was full."""
+        failed_at = self._disk_full_at
+        return failed_at is not None and time.monotonic() - failed_at < within_s
 
     @property
     def started(self) -> bool:
@@ -243,7 +244,7 @@ class Database:
         self._thread.start()
 
     def close(self) -> None:
-        """Finish the jobs that were submitted, then close every connection."""
+        """Finish all submitted jobs, then close all connections."""
         self._closed = True
         if self._thread.is_alive():
             self._queue.put(None)
@@ -256,10 +257,10 @@ class Database:
         self.lock.release()
 
     def empty_wal(self) -> None:
-        """Write the WAL of a SQLite file back and empty it, if rows were deleted.
+        """Checkpoint and truncate the WAL of a SQLite file, if rows were deleted.
 
-        Old content of a page stays in the WAL until it is overwritten. While someone reads an
-        older state this does nothing, and the next call tries again.
+        Otherwise old page contents would stay in the WAL until overwritten. While a reader uses an
+        older snapshot this has no effect, and the next call retries.
         """
         if self.file is None or not self.deleted:
             self.deleted = False
@@ -273,7 +274,7 @@ class Database:
         self.deleted = self.deleted or bool(busy)
 
     def read(self) -> AbstractContextManager[Connection]:
-        """Open a reading connection with one consistent snapshot.
+        """Open a connection for reading with a consistent snapshot.
 
         Raises:
             StoreError: If the database cannot be read now.
@@ -281,14 +282,14 @@ class Database:
         return self._reading(self._readers)
 
     def probe(self) -> AbstractContextManager[Connection]:
-        """Open a reading connection that is reserved for health checks."""
+        """Open a connection for reading that is reserved for health checks."""
         return self._reading(self._probes)
 
     @contextmanager
     def _reading(self, engine: Engine) -> Iterator[Connection]:
         if self._disposed:
             raise StoreError(_STOPPING)
-        pool = engine.pool  # the connection returns to it
+        pool = engine.pool  # gets the connection back
         try:
             if not self.sqlite:
                 with engine.begin() as connection:
@@ -302,11 +303,11 @@ class Database:
                 raise
             raise translated from error
         finally:
-            if self._disposed:  # closed while this read ran
+            if self._disposed:  # closed during this read
                 pool.dispose()
 
     def submit(self, job: Job[T]) -> "Future[T]":
-        """Queue a job; the future is done after its commit.
+        """Queue a job; its future completes after the commit.
 
         Raises:
             StoreError: If the database is closed.
@@ -321,20 +322,20 @@ class Database:
         """Run a job and wait for its commit, without blocking the event loop.
 
         Raises:
-            StoreError: If it could not begin soon; it has not run then, and will not.
+            StoreError: If it could not start within the timeout; it will not run.
         """
         future = self.submit(job)
         loop = asyncio.get_running_loop()
-        answered: asyncio.Future[None] = loop.create_future()
+        finished: asyncio.Future[None] = loop.create_future()
 
         def wake(_done: "Future[T]") -> None:
-            with suppress(RuntimeError):  # the loop is closed: no waiter is left
-                loop.call_soon_threadsafe(_set, answered)
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(_set, finished)
 
         future.add_done_callback(wake)
-        timer = loop.call_later(_PATIENCE_S, future.cancel)  # without effect once the job has begun
+        timer = loop.call_later(_START_TIMEOUT_S, future.cancel)  # no effect on a started job
         try:
-            await answered  # whoever gives up here leaves the job as it is
+            await finished  # cancelling this wait does not cancel the job
         finally:
             timer.cancel()
         if future.cancelled():
@@ -342,16 +343,16 @@ class Database:
         return future.result()
 
     def write_now(self, job: Job[T]) -> T:
-        """Run a job and wait for its commit, on a thread that may block."""
+        """Run a job and block until its commit."""
         return self.submit(job).result()
 
     def _write_loop(self) -> None:
         waiting: list[_Pending] = []
         while self._take(waiting):
-            waiting = self._answer(waiting)
+            waiting = self._run_group(waiting)
 
     def _take(self, group: list[_Pending]) -> bool:
-        """Fill a group with waiting jobs; return False at the end of the queue on shutdown."""
+        """Fill a group with queued jobs; return False at the end of the queue on shutdown."""
         while len(group) < _GROUP and not self._ending:
             if self._queue.empty():
                 if group:
@@ -367,8 +368,8 @@ class Database:
                 group.append(pending)
         return bool(group)
 
-    def _answer(self, group: list[_Pending]) -> list[_Pending]:
-        """Run a group, or its jobs one by one; return the jobs that could not begin yet."""
+    def _run_group(self, group: list[_Pending]) -> list[_Pending]:
+        """Run a group, or its jobs one by one if it fails; return jobs blocked by a lock."""
         try:
             if self._commit(group):
                 return []
@@ -378,24 +379,24 @@ class Database:
         except _LockedError as error:
             self._locked = True
             logger.warning("the database is locked: %s", error)
-        return [pending for pending in group if not _given_up(pending)]
+        return [pending for pending in group if not _is_abandoned(pending)]
 
     def _commit(self, group: list[_Pending]) -> bool:
-        """Run the jobs in one transaction; return whether every future is done.
+        """Run the jobs in one transaction; return whether all futures are done.
 
         Raises:
-            _LockedError: If another process keeps the database; nothing has been done.
+            _LockedError: If another process has locked the database; no job has run.
         """
         is_single = len(group) == 1
         undo: list[Callable[[], None]] = []
         try:
             with self._begin() as connection:
                 cursor = _driver_of(connection).cursor()
-                # One commit, and so one fsync, for all jobs that wait: under load the writer's
-                # throughput does not depend on the disk's latency. A future is done only after that
-                # commit.
+                # One commit, and so one fsync, for all queued jobs: under load the writer's
+                # throughput does not depend on the latency of the disk. Futures complete only after
+                # the commit.
                 running = [pending for pending in group if pending.begin()]
-                answers = [
+                results = [
                     self._run(
                         Transaction(connection, self.sqlite, cursor),
                         queued,
@@ -405,14 +406,14 @@ class Database:
                     for queued in running
                 ]
         except BaseException as error:
-            # Caches were changed by jobs that are rolled back now. Last change first: each step
-            # restores the state that its own change found.
+            # Restore the caches that the rolled-back jobs changed, in reverse order: each step
+            # restores the state from before its own change.
             for step in reversed(undo):
                 step()
             if _is_locked(error):
                 raise _LockedError(str(error)) from error
-            # A database error ends the transaction of the whole group. Each job then runs alone, so
-            # that only the one that caused it fails.
+            # A database error aborts the transaction of the whole group. Each job then runs
+            # separately, so that only the job that caused the error fails.
             if not is_single:
                 return False
             if group[0].begin():
@@ -421,9 +422,9 @@ class Database:
             return True
         self._note_progress()
         self.groups += 1
-        self.jobs += len(answers)
-        self._follow_up([pending for pending, _, _ in answers])
-        for pending, result, failed in answers:
+        self.jobs += len(results)
+        self._follow_up([pending for pending, _, _ in results])
+        for pending, result, failed in results:
             if failed is None:
                 pending.future.set_result(result)
             else:
@@ -436,9 +437,9 @@ class Database:
 
     @contextmanager
     def _begin_sqlite(self) -> Iterator[Connection]:
-        """Begin a transaction on a connection that the writer keeps.
+        """Begin a transaction on the writer's persistent connection.
 
-        A connection of the pool for each transaction would cost more than a small change.
+        Taking a connection from the pool for each transaction would cost more than a small job.
         """
         connection = self._writing or self._writers.connect()
         self._writing = None
@@ -454,16 +455,16 @@ class Database:
         self._progress_at, self._locked = time.monotonic(), False
 
     def _timed(self, job: Job[T], transaction: Transaction) -> T:
-        """Run a job, record its CPU time, and log a job that took too long."""
-        begin = time.thread_time()
+        """Run a job, record its CPU time, and log it if it took too long."""
+        start = time.thread_time()
         try:
             return job(transaction)
         finally:
-            spent = time.thread_time() - begin
-            self.longest_job_s = max(self.longest_job_s, spent)
-            if spent > _LONG_JOB_S:
+            cpu_s = time.thread_time() - start
+            self.longest_job_s = max(self.longest_job_s, cpu_s)
+            if cpu_s > _LONG_JOB_S:
                 name = getattr(job, "__qualname__", repr(job))
-                logger.warning("a change took %.1f s of the writer's CPU: %s", spent, name)
+                logger.warning("a change took %.1f s of the writer's CPU: %s", cpu_s, name)
 
     def _follow_up(self, done: list[_Pending]) -> None:
         for pending in done:
@@ -477,7 +478,7 @@ class Database:
         """Convert an error of the database driver into an error for the caller."""
         original = error.orig if isinstance(error, DBAPIError) else error
         translated = error
-        damaged = self._driver.DatabaseError  # the class itself: SQLite raises no subclass
+        damaged = self._driver.DatabaseError  # sqlite3 raises the class itself
         if isinstance(original, PoolTimeoutError):
             translated = StoreError("too many ask at once; try again")
         elif isinstance(original, self._driver.OperationalError | self._driver.InterfaceError):
@@ -486,7 +487,7 @@ class Database:
             if full.disk_full:
                 self._disk_full_at = time.monotonic()
         elif isinstance(original, self._driver.InternalError) or type(original) is damaged:
-            self._tell_damage(str(original))
+            self._log_damage(str(original))
             translated = StoreError.of_damage(str(original))
         elif isinstance(original, self._driver.DataError | OverflowError):
             translated = ConfigError("request", [f"a value cannot be stored: {original}"])
@@ -494,10 +495,10 @@ class Database:
             translated.__cause__ = error
         return translated
 
-    def _tell_damage(self, text: str) -> None:
-        """Log damage once a minute; callers get the error each time."""
-        if time.monotonic() >= self._damage_next:
-            self._damage_next = time.monotonic() + _SAY_S
+    def _log_damage(self, text: str) -> None:
+        """Log a damaged database, at most once a minute; callers get the error each time."""
+        if time.monotonic() >= self._next_damage_log:
+            self._next_damage_log = time.monotonic() + _LOG_INTERVAL_S
             logger.error("the database is damaged: %s", text)
 
     def _run(
@@ -510,18 +511,18 @@ class Database:
     ) -> tuple[_Pending, Any, BaseException | None]:
         pending.changes, pending.then = transaction.changes, transaction.then
         undo_group = undo
-        if is_single:  # no savepoint: an exception rolls everything back
+        if is_single:  # no savepoint: an exception rolls back the whole transaction
             transaction.undo = undo_group
             return pending, self._timed(pending.job, transaction), None
-        # A job that raises (a conflict, a missing row) undoes only its own changes; the jobs that
-        # share its commit are not affected.
+        # A job that raises, for example because of a conflict or a missing row, rolls back only its
+        # own changes, not the jobs that share its commit.
         transaction.run("SAVEPOINT job")
         try:
             result = self._timed(pending.job, transaction)
         except (DBAPIError, self._driver.Error, OverflowError):
             undo_group.extend(transaction.undo)
             raise
-        except Exception as error:  # noqa: BLE001 - the caller of the job gets it
+        except Exception as error:  # noqa: BLE001 - raised to the caller of the job
             transaction.run("ROLLBACK TO SAVEPOINT job")
             for step in reversed(transaction.undo):
                 step()
@@ -533,13 +534,13 @@ class Database:
         return pending, result, None
 
 
-def _set(answered: "asyncio.Future[None]") -> None:
-    if not answered.done():
-        answered.set_result(None)
+def _set(finished: "asyncio.Future[None]") -> None:
+    if not finished.done():
+        finished.set_result(None)
 
 
 class _LockedError(Exception):
-    """Another process keeps the database locked."""
+    """Error: another process has locked the database."""
 
 
 def _is_locked(error: BaseException) -> bool:
@@ -549,8 +550,8 @@ def _is_locked(error: BaseException) -> bool:
     return locked or code in {_SQLITE_BUSY, _SQLITE_LOCKED}
 
 
-def _given_up(pending: _Pending) -> bool:
-    """Return whether a job was cancelled; mark its future if necessary."""
+def _is_abandoned(pending: _Pending) -> bool:
+    """Check whether a job was cancelled or timed out; complete its future if so."""
     if pending.future.cancelled():
         return True
     if time.monotonic() < pending.deadline:
@@ -561,4 +562,4 @@ def _given_up(pending: _Pending) -> bool:
 
 
 def _busy() -> StoreError:
-    return StoreError(f"the database has been busy for {_PATIENCE_S:g} s; try again")
+    return StoreError(f"the database has been busy for {_START_TIMEOUT_S:g} s; try again")

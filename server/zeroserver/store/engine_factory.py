@@ -13,7 +13,7 @@ from zerolab.errors import ConfigError
 __all__ = ["check_url", "has_password", "open_engine", "sqlite_url", "take_database", "with_driver"]
 
 _BUSY_TIMEOUT_S = 5
-"""Timeout for a lock that another process holds; callers may retry."""
+"""Timeout for a lock held by another process; callers may retry."""
 _POOL_TIMEOUT_S = 5
 """Timeout for a connection of the pool."""
 
@@ -24,9 +24,9 @@ def sqlite_url(path: Path) -> str:
 
 
 def with_driver(url: URL) -> URL:
-    """Set the driver of this project, and move a password into its own field.
+    """Set this project's driver and move a password from the query into its field.
 
-    There it is hidden wherever the address is shown.
+    There it is hidden wherever the URL is shown.
     """
     if url.get_backend_name() != "postgresql":
         return url
@@ -37,19 +37,19 @@ def with_driver(url: URL) -> URL:
 
 
 def take_database(location: str) -> str:
-    """Return the address of the database from an option or the environment; empty for SQLite.
+    """Return the database URL from an option or the environment; empty for SQLite.
 
     The variable is removed, so that no child process inherits it.
 
     Args:
-        location: By the option; empty when it was left out.
+        location: Value of the option; empty if it was not given.
     """
     of_environment = os.environ.pop(ENV_DATABASE, "")
     return location or of_environment
 
 
 def has_password(url: str) -> bool:
-    """Check whether the address of a database holds a password."""
+    """Check whether a database URL contains a password."""
     try:
         return bool(url) and with_driver(make_url(url)).password is not None
     except (ArgumentError, ValueError):
@@ -57,29 +57,29 @@ def has_password(url: str) -> bool:
 
 
 def check_url(url: str) -> None:
-    """Check the address of a database; errors never show its password.
+    """Validate a database URL; errors never show its password.
 
     Raises:
-        ConfigError: If it is none.
+        ConfigError: If it is invalid.
     """
     try:
-        good = not url or make_url(url).get_backend_name() in {"postgresql", "sqlite"}
+        valid = not url or make_url(url).get_backend_name() in {"postgresql", "sqlite"}
     except (ArgumentError, NoSuchModuleError, ValueError):
-        good = False
-    if not good:
+        valid = False
+    if not valid:
         form = "must be postgresql://USER@HOST/NAME or sqlite:///FILE"
         raise ConfigError("server", [f"--database or {ENV_DATABASE}: {form}"])
 
 
 def open_engine(url: URL, begin: str, size: int, synchronous: str, overflow: int = 32) -> Engine:
-    """Create an engine with a pool of connections, which are opened on first use.
+    """Create an engine with a pool of connections that are opened on first use.
 
     Args:
-        url: With its driver.
-        begin: How a transaction begins, in SQLite's words.
-        size: Connections that stay open.
-        synchronous: SQLite's; ``full`` or ``normal``.
-        overflow: Further ones for a rush.
+        url: URL with a driver.
+        begin: SQL statement that begins a transaction in SQLite.
+        size: Number of connections that stay open.
+        synchronous: SQLite's ``synchronous`` setting, ``full`` or ``normal``.
+        overflow: Maximum number of additional connections under load.
     """
     pool = {"pool_size": size, "max_overflow": overflow, "pool_timeout": _POOL_TIMEOUT_S}
     if url.get_backend_name() != "sqlite":
@@ -103,14 +103,14 @@ def open_engine(url: URL, begin: str, size: int, synchronous: str, overflow: int
 
     @event.listens_for(engine, "connect")
     def _on_connect(connection: Any, _record: Any) -> None:
-        # The driver must not begin transactions: it begins them too late, and none for reads.
+        # Disable the driver's own transactions: they begin too late, and never for reads.
         connection.isolation_level = None
         for pragma in (
             "journal_mode=WAL",
             f"synchronous={synchronous.upper()}",
             "foreign_keys=ON",
             "temp_store=MEMORY",
-            "secure_delete=ON",  # deleted rows may hold credentials
+            "secure_delete=ON",  # deleted rows may contain credentials
             "cache_size=-65536",
         ):
             connection.execute(f"PRAGMA {pragma}")
@@ -118,7 +118,7 @@ def open_engine(url: URL, begin: str, size: int, synchronous: str, overflow: int
     @event.listens_for(engine, "begin")
     def _on_begin(connection: Connection) -> None:
         driver: Any = connection.connection.driver_connection
-        if not driver.in_transaction:  # the writer has begun its own
+        if not driver.in_transaction:  # the writer begins its own
             connection.exec_driver_sql(begin)
 
     return engine

@@ -1,7 +1,7 @@
 """Background removal of checkpoints that survives a restart of the server.
 
-A chore is stored in the transaction that marks the files, executed after the commit, and deleted
-last. After a crash, the next start therefore finds unfinished chores. A failed chore is retried
+A chore is stored in the transaction that marks the files as deleted, executed after the commit, and
+then deleted. After a crash the next start finds the unfinished chores. A failed chore is retried
 later: an unreachable bucket blocks neither directories nor the server.
 """
 
@@ -29,11 +29,11 @@ __all__ = ["Chore", "Janitor"]
 
 logger = logging.getLogger(__name__)
 
-_AGAIN_S = 300.0
+_RETRY_S = 300.0
 _CLOSE_S = 5.0
 _CLOSE_DIRECTORIES_S = 30.0
-"""Longest wait at shutdown; the chores that are left are done after the next start."""
-_MOST_OPEN = 8
+"""Maximum wait at shutdown; remaining chores are executed after the next start."""
+_MAX_OPEN = 8
 """Maximum number of open storages; each has connections."""
 
 
@@ -42,11 +42,11 @@ class Chore(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     storage: StorageAddress
     name: str = ""
-    """A checkpoint's uuid."""
+    """Uuid of the checkpoint."""
     files: list[str] = []
-    """Of the checkpoint; all of it when empty."""
+    """Files of the checkpoint; empty for all."""
     owner: str = ""
-    """Or: whose unfinished checkpoints."""
+    """Owner of the unfinished checkpoints to remove, instead of a checkpoint's name."""
 
     def __str__(self) -> str:
         """Describe the chore without credentials."""
@@ -61,8 +61,8 @@ class Janitor:
 
     def __init__(self) -> None:
         self._database: Database | None = None
-        self._rooms = {
-            remote: _Room("buckets" if remote else "directories", self._forget)
+        self._workers = {
+            remote: _Worker("buckets" if remote else "directories", self._forget)
             for remote in (False, True)
         }
 
@@ -73,11 +73,11 @@ class Janitor:
             pending = connection.execute(select(chores).order_by(chores.c.id)).all()
         for row in pending:
             self._put(row.id, msgspec.json.decode(row.chore, type=Chore))
-        for room in self._rooms.values():
-            room.start()
+        for worker in self._workers.values():
+            worker.start()
 
     def discard(self, transaction: Transaction, *requested: Chore) -> None:
-        """Queue a removal after the commit; nothing may refer to the files any more."""
+        """Queue removals after the commit; nothing may refer to the files any more."""
         ((last,),) = transaction.raw("SELECT coalesce(max(id), 0) FROM chores")
         rows = [(msgspec.json.encode(chore).decode(),) for chore in requested]
         transaction.many("INSERT INTO chores (chore) VALUES (?)", rows)
@@ -87,24 +87,24 @@ class Janitor:
 
     def close(self) -> None:
         """Stop; chores of object stores, and of directories after 30 s, wait for the next start."""
-        for room in self._rooms.values():
-            room.close()
+        for worker in self._workers.values():
+            worker.close()
 
     def _put(self, number: int, chore: Chore) -> None:
-        self._rooms[chore.storage.is_remote].chores.put((number, chore))
+        self._workers[chore.storage.is_remote].chores.put((number, chore))
 
     def _forget(self, number: int) -> None:
         assert self._database is not None
         statement = delete(chores).where(chores.c.id == number)
         try:
             self._database.write_now(lambda transaction: transaction.connection.execute(statement))
-            self._database.deleted = True  # it may have held credentials
-        except StoreError as error:  # it is done again, which does no harm
+            self._database.deleted = True  # the chore may have contained credentials
+        except StoreError as error:  # the next start repeats it, which is harmless
             logger.info("chore %d is done, and still written down: %s", number, error)
 
 
-class _Room:
-    """Queue of chores with its thread."""
+class _Worker:
+    """Queue of chores with a worker thread."""
 
     def __init__(self, name: str, forget: Callable[[int], None]) -> None:
         self.chores: queue.SimpleQueue[tuple[int, Chore] | None] = queue.SimpleQueue()
@@ -129,15 +129,15 @@ class _Room:
     def _work(self) -> None:
         while True:
             try:
-                item = self.chores.get(timeout=_AGAIN_S / 10 if self._later else None)
+                item = self.chores.get(timeout=_RETRY_S / 10 if self._later else None)
             except queue.Empty:
-                self._try_again()
+                self._retry_due()
                 continue
             if item is None or self._closing.is_set():
                 return
             self._try(*item)
 
-    def _try_again(self) -> None:
+    def _retry_due(self) -> None:
         now = time.monotonic()
         due = [entry for entry in self._later if entry[0] <= now]
         self._later = [entry for entry in self._later if entry[0] > now]
@@ -149,8 +149,8 @@ class _Room:
             self._do(chore)
         except (ZerolabError, OSError) as error:
             logger.warning("%s cannot be removed now: %s; it is tried again", chore, error)
-            self._later.append((time.monotonic() + _AGAIN_S, number, chore))
-        except Exception:  # the thread's boundary; the next start tries again
+            self._later.append((time.monotonic() + _RETRY_S, number, chore))
+        except Exception:  # top level of the thread; the next start retries
             logger.exception("%s could not be removed", chore)
         else:
             self._forget(number)
@@ -169,7 +169,7 @@ class _Room:
 
         key = msgspec.json.encode(address)
         if key not in self._stores:
-            while len(self._stores) >= _MOST_OPEN:
+            while len(self._stores) >= _MAX_OPEN:
                 del self._stores[next(iter(self._stores))]
             self._stores[key] = CheckpointStore(address, owner="server")
         return self._stores[key]

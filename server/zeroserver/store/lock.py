@@ -1,13 +1,13 @@
-"""Lock that makes a server the only one on its database.
+"""Lock that gives one server exclusive use of its database.
 
-SQLite: a lock on one byte of the database file itself, far behind the bytes that SQLite locks.
-It belongs to the open file, so that neither another path, nor a hard link, nor the removal of
-``server.lock`` gets around it.
+SQLite: a lock on one byte of the database file, far behind the bytes that SQLite locks. It belongs
+to the open file, so it also holds for other paths and hard links, and after ``server.lock`` was
+removed.
 
-PostgreSQL: a session-level advisory lock of the writer's own connection, one for each schema. A
-change can only be committed by the session that holds the lock. When the connection is lost,
-the next one must take the lock again, and the row in ``server_lock`` must still name this server:
-cached data is wrong once another server has changed the database.
+PostgreSQL: a session-level advisory lock on the writer's connection, one per schema. Only the
+session that holds the lock can commit changes. After a lost connection the new one must acquire the
+lock again, and the row in ``server_lock`` must still name this server, since caches are invalid
+once another server has changed the database.
 """
 
 import fcntl
@@ -34,11 +34,11 @@ _LOCK_BYTE = 2**62
 _LOCK_CLASS = 0x7E201AB
 """First key of the advisory lock; the second one is the schema."""
 _WAIT_S = 5.0
-"""Timeout for a session that is ending, such as that of a killed server."""
+"""Timeout for a closing session, such as that of a killed server."""
 _POLL_S = 0.05
 
 _SESSION = (
-    # A machine that has gone keeps its lock no longer than a minute.
+    # A machine that disappeared loses its lock within a minute.
     "SET tcp_keepalives_idle = 30",
     "SET tcp_keepalives_interval = 10",
     "SET tcp_keepalives_count = 3",
@@ -67,8 +67,8 @@ class LockLostError(StoreError):
 def lock_file(path: Path) -> int:
     """Lock a SQLite file for this process; return the descriptor that holds the lock.
 
-    Close it only when every connection to the file is closed: closing any descriptor of a file
-    ends the locks that SQLite holds on it.
+    Close it only after all connections to the file: closing any descriptor of a file releases the
+    locks that SQLite holds on it.
 
     Raises:
         ConflictError: If another process holds it.
@@ -89,24 +89,24 @@ def lock_file(path: Path) -> int:
         )
         raise ConflictError(msg) from None
     except OSError as error:
-        # A file system without locks: SQLite cannot protect its own writes there either.
+        # The file system has no locks, so SQLite cannot protect its own writes either.
         logger.warning("the database %s cannot be locked: %s", path, error)
     return descriptor
 
 
 class ServerLock:
-    """The lock of one server on its database, as long as the server lives.
+    """Lock of a server on its database, held while the server runs.
 
     Args:
-        path: The SQLite file; None on PostgreSQL or in memory.
-        writers: The writer's engine; its pool must hold one connection at most.
-        name: The database, for messages.
+        path: SQLite file; None for PostgreSQL or in memory.
+        writers: Engine of the writer; its pool must have at most one connection.
+        name: Name of the database, for messages.
     """
 
     def __init__(self, path: Path | None, writers: Engine, name: str) -> None:
         self.instance = uuid.uuid4().hex
         self.on_lost: Callable[[str], None] = logger.error
-        """Called once on the writer's thread when another server has taken the database."""
+        """Called once on the writer thread when another server has taken over the database."""
         self._path = path
         self._writers = writers
         self._name = name
@@ -116,7 +116,7 @@ class ServerLock:
         self._lost = ""
 
     def acquire(self) -> None:
-        """Take the lock; doing it twice changes nothing.
+        """Acquire the lock; no effect if this server already holds it.
 
         Raises:
             ConflictError: If another server holds it.
@@ -135,7 +135,7 @@ class ServerLock:
         self._held = True
 
     def sign(self, transaction: Any) -> None:
-        """Write into the database which server holds the lock."""
+        """Record in the database that this server holds the lock."""
         row = (self.instance, socket.gethostname(), os.getpid(), time.time())
         transaction.run(_SIGN, row)
         transaction.then.append(self._note_signed)
@@ -151,7 +151,7 @@ class ServerLock:
         self._signed = True
 
     def _on_connect(self, connection: Any, _record: Any) -> None:
-        """Take the advisory lock with a new connection of the writer."""
+        """Acquire the advisory lock on a new connection of the writer."""
         try:
             self._lock_session(connection)
         except BaseException:
@@ -188,23 +188,25 @@ class ServerLock:
         return f"zerolab {self.instance}"
 
     def _try(self, connection: Any, cursor: Any) -> str | None:
-        """Take the lock; return the owner if it is another server."""
+        """Acquire the lock; return a description of its owner if another server holds it."""
         row = cursor.execute(_SCHEMA).fetchone()
         schema = row[0] if row else 0
         key = schema - 2**32 if schema >= 2**31 else schema  # an oid as a signed integer
-        end = time.monotonic() + _WAIT_S
+        deadline = time.monotonic() + _WAIT_S
         while not cursor.execute(_TRY, (_LOCK_CLASS, key)).fetchone()[0]:
             holder = cursor.execute(_HOLDER, (_LOCK_CLASS, schema)).fetchone()
-            if holder is not None and holder[1] == self._own_name:  # cut off, and not yet noticed
+            if (
+                holder is not None and holder[1] == self._own_name
+            ):  # own session of a lost connection
                 cursor.execute("SELECT pg_terminate_backend(%s)", (holder[0],))
-            elif holder is not None and time.monotonic() > end:
+            elif holder is not None and time.monotonic() > deadline:
                 return f"its PostgreSQL session has the process id {holder[0]}, from {holder[2]}"
             connection.commit()
             time.sleep(_POLL_S)
         return None
 
     def _successor(self, cursor: Any) -> str | None:
-        """Return which server has had the database since this one signed it, if any."""
+        """Return a description of the server that used the database since, if any."""
         row = cursor.execute(_INSTANCE).fetchone()
         if row is None or row[0] == self.instance:
             return None

@@ -1,4 +1,4 @@
-"""Migration of a database to the newest schema at start."""
+"""Migration of a database to the newest schema at startup."""
 
 import logging
 from pathlib import Path
@@ -17,17 +17,17 @@ __all__ = ["lock_database", "migrate", "upgrade"]
 logger = logging.getLogger(__name__)
 
 _OF_RUNS = (points, rollups, logs)
-"""Data that runs have reported; if it is damaged, the rest is still usable."""
+"""Tables of data reported by runs; if they are damaged, the rest is still usable."""
 
 _VERSION = Table("alembic_version", MetaData(), Column("version_num", String(32), primary_key=True))
-"""Where Alembic keeps the revision."""
+"""Alembic's table of the revision."""
 
 
 def lock_database(database: Database) -> None:
     """Lock a database for this server before it is migrated.
 
     Raises:
-        ConflictError: If another server works on it.
+        ConflictError: If another server uses it.
         ConfigError: If the database cannot be opened.
         StoreError: If it is damaged, or its disk is full.
     """
@@ -40,14 +40,14 @@ def lock_database(database: Database) -> None:
 
 
 def migrate(database: Database, home: Home | None = None) -> None:
-    """Create the tables, or bring older ones up to date, in one transaction.
+    """Create or upgrade the tables in one transaction.
 
     Args:
         database: Locked database.
-        home: Folder of the backup before older tables change; None for no backup.
+        home: Home directory for a backup before an upgrade; None for no backup.
 
     Raises:
-        ConflictError: If a newer version of the server, or another program, has written it.
+        ConflictError: If a newer version of the server, or another program, created it.
         ConfigError: If the database cannot be opened.
         StoreError: If it is damaged, or its disk is full.
     """
@@ -68,10 +68,10 @@ def migrate(database: Database, home: Home | None = None) -> None:
 
 
 def _back_up(database: Database, home: Home) -> None:
-    """Write a backup if the tables are older than this version.
+    """Write a backup if the schema is older than this version's.
 
     Raises:
-        StoreError: If it cannot be written.
+        StoreError: If the backup cannot be written.
     """
     with database.writer_engine.begin() as connection:
         revision = _revision(connection)
@@ -80,14 +80,14 @@ def _back_up(database: Database, home: Home) -> None:
     from zeroserver.store.backup import back_up_before_migration
 
     try:
-        written = back_up_before_migration(database, home, revision)
-    except ConfigError as error:  # no pg_dump: PostgreSQL has other backups
+        backup = back_up_before_migration(database, home, revision)
+    except ConfigError as error:  # pg_dump is missing; PostgreSQL is backed up by other means
         logger.warning("no backup before the migration from schema %s: %s", revision, error)
     except StoreError as error:
         msg = f"no backup before the migration from schema {revision}: {error}"
         raise StoreError.of_start(database.name, error) from StoreError(msg)
     else:
-        logger.info("backup before the migration from schema %s: %s", revision, written)
+        logger.info("backup before the migration from schema %s: %s", revision, backup)
 
 
 def _unopened(database: Database, error: DBAPIError) -> ZerolabError:
@@ -105,10 +105,10 @@ def _revision(connection: Connection) -> str | None:
 
 
 def _refuse_strangers(connection: Connection) -> None:
-    """Raise if another program created the database.
+    """Refuse a database that another program created.
 
     Raises:
-        ConflictError: If there are tables with names of ours, and nothing says that they are ours.
+        ConflictError: If it has tables with our names, but no revision.
     """
     existing = sorted(set(inspect(connection).get_table_names()) & set(metadata.tables))
     if existing:
@@ -120,7 +120,7 @@ def _refuse_strangers(connection: Connection) -> None:
 
 
 def _check_columns(connection: Connection) -> None:
-    """See that the tables are ours, whatever number another program has given to its own.
+    """Check that the tables have our columns, since other programs use Alembic as well.
 
     Raises:
         ConflictError: If a column is missing.
@@ -142,7 +142,7 @@ def _check_columns(connection: Connection) -> None:
 def _columns(connection: Connection) -> dict[str, set[str]]:
     """Return the existing columns of this project's tables, by table."""
     columns_by_table: dict[str, set[str]] = {}
-    if connection.dialect.name == "sqlite":  # one query instead of thirty saves 10 ms at the start
+    if connection.dialect.name == "sqlite":  # one query instead of thirty saves 10 ms at startup
         query = text(
             "SELECT m.name, c.name FROM sqlite_master m JOIN pragma_table_info(m.name) c "
             "WHERE m.type = 'table'"
@@ -157,8 +157,8 @@ def _columns(connection: Connection) -> dict[str, set[str]]:
 
 
 def _create(connection: Connection) -> None:
-    """Create all tables at once; a test compares them with those of the migrations."""
-    metadata.create_all(connection, checkfirst=False)  # none of them exists
+    """Create all tables without migrations; a test checks that the results are equal."""
+    metadata.create_all(connection, checkfirst=False)  # no table exists
     _VERSION.metadata.create_all(connection)
     connection.execute(_VERSION.insert().values(version_num=HEAD))
 
@@ -167,9 +167,9 @@ def upgrade(connection: Connection) -> None:
     """Run the pending migrations of a database.
 
     Raises:
-        ConflictError: If a newer version of the server has written this database.
+        ConflictError: If a newer version of the server created the schema.
     """
-    # Alembic takes 0.15 s to load; a server whose tables are up to date starts without it.
+    # Imported here, since Alembic takes 0.15 s to load, and most starts do not need it.
     from alembic import command
     from alembic.config import Config
     from alembic.util.exc import CommandError

@@ -1,9 +1,10 @@
 """Metric points: stored exactly once, rolled up on arrival, read as charts.
 
-A roll-up row is the minimum, maximum, sum and count of the points of ``2**shift`` steps, for each
-shift of :data:`SHIFTS`. They are written with the points, so a chart of a million points is a
-read of a thousand rows, and a spike cannot hide. A step that arrives again replaces the value;
-the roll-ups that contain it are then recomputed from the points.
+A roll-up row contains the minimum, maximum, sum and count of the points within ``2**shift`` steps,
+for each shift in :data:`SHIFTS`. Roll-ups are written with the points, so a chart of a million
+points
+reads a thousand rows and still shows every spike. A repeated step replaces the value; the roll-ups
+that contain it are then recomputed from the points.
 """
 
 import math
@@ -36,9 +37,9 @@ SHIFTS = (6, 10, 14, 18)
 
 MAX_STEP = 2**53
 FORGOTTEN = 50_000
-"""Points that one change forgets."""
+"""Default maximum number of points that one transaction deletes."""
 _KEY_COST = 50
-"""What a key costs beside its points, in points."""
+"""Fixed cost of a key, in points."""
 _RAW_FACTOR = 16
 
 Point = tuple[int, int, float | None, float]
@@ -56,7 +57,7 @@ class MetricKeys:
         return self._ids.setdefault(group, {})
 
     def find(self, transaction: Transaction, group: str, name: str) -> int:
-        """Return the id of one metric, created if need be.
+        """Return the id of a metric; create it if necessary.
 
         Raises:
             ConfigError: If the name is empty or too long.
@@ -71,7 +72,7 @@ class MetricKeys:
         return self._ids[group][name]
 
     def create(self, transaction: Transaction, group: str, names: Sequence[str]) -> None:
-        """Make sure that correct names have ids; a thousand new ones take some milliseconds.
+        """Create ids for valid names without one; a thousand take some milliseconds.
 
         Raises:
             ConfigError: If the name of the group is empty or too long.
@@ -113,7 +114,7 @@ class _Sums(msgspec.Struct):
 
     @classmethod
     def of(cls, rows: Sequence[tuple[int, float | None]]) -> "_Sums":
-        """Sum up steps and values."""
+        """Aggregate steps and values."""
         if len(rows) == 1:  # as in most reports
             ((step, value),) = rows
             if value is not None and math.isfinite(value):
@@ -127,7 +128,7 @@ class _Sums(msgspec.Struct):
         return cls(least, most, sum(finite), len(finite), len(rows), last_step)
 
     def merged(self, other: "_Sums") -> "_Sums":
-        """Return the sums of both."""
+        """Return the combined sums of two buckets."""
         return _Sums(
             _pick(min, self.least, other.least),
             _pick(max, self.most, other.most),
@@ -184,9 +185,9 @@ def store_points(transaction: Transaction, trial_id: int, new: Iterable[Point]) 
     """Store points and update the roll-ups.
 
     Args:
-        transaction: Of the writer.
-        trial_id: Whose points.
-        new: When a step of a key comes twice, the later one counts.
+        transaction: Transaction of the writer.
+        trial_id: Trial of the points.
+        new: Points to store; of repeated steps of a key the last one wins.
     """
     unique = {(key, step): (trial_id, key, step, value, time) for key, step, value, time in new}
     rows = list(unique.values())
@@ -196,10 +197,9 @@ def store_points(transaction: Transaction, trial_id: int, new: Iterable[Point]) 
         stored = transaction.many(_INSERT + _KEY + "DO NOTHING", rows)
     else:
         stored = _copy(transaction, rows)
-    # The count says whether all steps are new, without reading one. Sums may only be added for new
-    # steps: a step that arrives again (a restarted run, a repeated upload) would be counted twice.
-    # A minimum cannot be taken back from a roll-up, so those buckets are recomputed from the
-    # points.
+    # The count shows whether all steps are new, without reading any. Sums may only be added for new
+    # steps: a repeated step (of a restarted run or a repeated upload) would count twice. A minimum
+    # cannot be removed from a roll-up, so such buckets are recomputed from the points.
     if stored == len(rows):
         added = _sum_up((key, step, value) for _, key, step, value, _ in rows)
         transaction.many(_ROLLUP_ADD[transaction.sqlite], [(trial_id, *row) for row in added])
@@ -229,13 +229,13 @@ def _copy(transaction: Transaction, rows: list[tuple[Any, ...]]) -> int:
 
 
 def _sum_up(values: Iterable[tuple[int, int, float | None]]) -> list[tuple[Any, ...]]:
-    """Return key, shift, bucket and sums of each roll-up that has some of the values."""
+    """Return key, shift, bucket and sums of the roll-ups of some values."""
     finest = SHIFTS[0]
     buckets: defaultdict[tuple[int, int], list[tuple[int, float | None]]] = defaultdict(list)
     for key, step, value in values:
         buckets[key, step >> finest].append((step, value))
     level = {bucket: _Sums.of(rows) for bucket, rows in buckets.items()}
-    if len({key for key, _ in level}) == len(level):  # as in most reports: the same at all levels
+    if len({key for key, _ in level}) == len(level):  # as in most reports: equal at all levels
         return [
             (key, shift, number >> (shift - finest), *row)
             for (key, number), total in level.items()
@@ -254,7 +254,7 @@ def _sum_up(values: Iterable[tuple[int, int, float | None]]) -> list[tuple[Any, 
 
 
 def _rebuild(transaction: Transaction, trial_id: int, finest: set[tuple[int, int]]) -> None:
-    """Recompute the roll-ups over some finest buckets, bottom up."""
+    """Recompute all roll-ups that contain some finest buckets, bottom up."""
     lower = SHIFTS[0]
     rows = []
     for key, number in finest:
@@ -265,13 +265,13 @@ def _rebuild(transaction: Transaction, trial_id: int, finest: set[tuple[int, int
         )
         rows.append((trial_id, key, lower, number, *_Sums.of(stored).row()))
     _put(transaction, rows)
-    touched = finest
+    buckets = finest
     # Each level is recomputed from the 16 rows below it, not from its points: a late point of a
-    # long trial costs 64 points and a few dozen rows, instead of all points of the coarsest bucket.
+    # long trial reads 64 points and a few dozen rows, not all points of the coarsest bucket.
     for below, shift in pairwise(SHIFTS):
-        touched = {(key, number >> (shift - below)) for key, number in touched}
+        buckets = {(key, number >> (shift - below)) for key, number in buckets}
         rows = []
-        for key, number in touched:
+        for key, number in buckets:
             stored = transaction.raw(
                 "SELECT least, most, total, finite, count, last_step FROM rollups "
                 "WHERE trial_id = ? AND key_id = ? AND shift = ? AND bucket >= ? AND bucket < ?",
@@ -299,10 +299,10 @@ def forget_after(
     """Delete a trial's points after ``step``, since a new run will report those steps again.
 
     Args:
-        transaction: Of the writer.
-        trial_id: Whose points.
-        step: The last one that stays.
-        limit: About how many points are deleted, the last ones first.
+        transaction: Transaction of the writer.
+        trial_id: Trial of the points.
+        step: Last step to keep.
+        limit: Approximate maximum number of points to delete, last ones first.
 
     Returns:
         Cost in points; None if some are left: call it again in another transaction.
@@ -313,7 +313,7 @@ def forget_after(
     )
     cuts: list[tuple[int, int]] = []
     remaining, done = limit, True
-    # Key by key, which the index serves: a long trial loses little, and is not read as a whole.
+    # One key at a time can use the index: only the deleted part of a long trial is read.
     for (key,) in keys:
         if remaining <= 0:
             done = False
@@ -352,14 +352,14 @@ _READ_ROLLUPS = (
 
 
 class Curve(msgspec.Struct, frozen=True):
-    """A metric over the steps, short enough to draw."""
+    """Down-sampled metric over the steps, for a chart."""
 
     group: str
     name: str
     points: list[Any]
-    """``[step, value]``; the mean of its bucket where the curve is down-sampled."""
+    """``[step, value]``; the value is a mean if down-sampled."""
     band: list[Any] | None
-    """``[step, min, max, mean]`` when down-sampled."""
+    """``[step, min, max, mean]`` if down-sampled, else None."""
 
 
 def read_curve(
@@ -371,14 +371,15 @@ def read_curve(
 ) -> Curve:
     """Read one metric of a trial with at most ``max_points`` points.
 
-    At most some thousand rows are read, however long the trial; the minimum and the maximum of
-    merged points are always in the band.
+    Reads at most a few thousand rows, regardless of the trial's length. The band always contains
+    the
+    minimum and maximum of merged points.
 
     Args:
-        connection: For reading.
-        trial_id: Whose metric.
+        connection: Connection for reading.
+        trial_id: Trial of the metric.
         key: Id, group and name of the metric.
-        max_points: At least 1.
+        max_points: Maximum number of points, at least 1.
         within: First and last step.
     """
     key_id, group, name = key
@@ -399,7 +400,7 @@ def read_curve(
 def point_times(
     connection: Connection, trial_id: int, key_id: int, steps: Sequence[int]
 ) -> list[float]:
-    """Return when the points of some steps of a metric were reported, in seconds since 1970."""
+    """Return the times at which some steps of a metric were reported, in seconds since 1970."""
     if not steps:
         return []
     marks = ", ".join("?" * len(steps))
@@ -411,7 +412,7 @@ def point_times(
 def _extent(
     connection: Connection, trial_id: int, key_id: int, within: tuple[int, int]
 ) -> tuple[int, int]:
-    """Steps from the first point to the last, and at most how many points; from a few rows."""
+    """Return the number of steps from first to last point, and an upper bound of the points."""
     top = SHIFTS[-1]
     buckets = (within[0] >> top, within[1] >> top)
     ((first, last, count),) = raw_rows(connection, _READ_EXTENT, (trial_id, top, key_id, *buckets))
@@ -421,13 +422,13 @@ def _extent(
 
 
 def _level(span: int, max_points: int) -> int:
-    """The finest roll-up whose rows over ``span`` steps are not many more than the points."""
+    """Return the finest roll-up level with few enough rows over ``span`` steps."""
     return next((s for s in SHIFTS if span >> s <= 4 * max_points), SHIFTS[-1])
 
 
-def _parts(rows: list[tuple[Any, ...]], most: int) -> Iterator[list[tuple[Any, ...]]]:
+def _parts(rows: list[tuple[Any, ...]], limit: int) -> Iterator[list[tuple[Any, ...]]]:
     """Split rows into a limited number of contiguous parts."""
-    stride = -(-len(rows) // most)
+    stride = -(-len(rows) // limit)
     return (rows[start : start + stride] for start in range(0, len(rows), stride))
 
 
@@ -456,5 +457,5 @@ def _band(
 
 
 def json_number(value: float | None) -> float | str:
-    """Return a stored value as JSON may carry it."""
+    """Convert a stored value for JSON, which has no NaN or infinity."""
     return "NaN" if value is None else wire_number(value)

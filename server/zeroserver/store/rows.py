@@ -1,7 +1,7 @@
-"""Rows of the tables as structs, and reads of them.
+"""Rows of the tables as structs, and functions that read them.
 
-The fields of a struct are the columns of its table, in order, so that a row of the database driver
-becomes a struct by position.
+The fields of a struct are the columns of its table in order, so that a row of the database driver
+is converted by position.
 """
 
 from functools import cache
@@ -272,7 +272,7 @@ R = TypeVar("R", bound=Row)
 
 
 class Reporting(msgspec.Struct, frozen=True, gc=False):
-    """Run that may report, with the progress of its trial."""
+    """Run that may report, with the completed steps of its trial."""
 
     id: int
     trial_id: int
@@ -282,10 +282,10 @@ class Reporting(msgspec.Struct, frozen=True, gc=False):
 
 
 def find_row(connection: Connection, kind: type[R], row_id: int | str) -> R:
-    """Return one row by its id (checkpoints: by uuid).
+    """Return a row by its id, or a checkpoint by its uuid.
 
     Raises:
-        NotFoundError: If there is none.
+        NotFoundError: If there is no such row.
     """
     query = _query_by_id(kind.table, "uuid" if isinstance(row_id, str) else "id")
     row = connection.execute(query, {"id": row_id}).one_or_none()
@@ -295,17 +295,17 @@ def find_row(connection: Connection, kind: type[R], row_id: int | str) -> R:
 
 
 def read_row(connection: Connection, kind: type[R], query: Select[Any]) -> R | None:
-    """Return the only row of a query that selects a table; None if there is none."""
+    """Return the single row of a query on a table; None if there is none."""
     row = connection.execute(query).one_or_none()
     return None if row is None else kind(*row)
 
 
 def read_rows(connection: Connection, kind: type[R], query: Select[Any]) -> list[R]:
-    """Return the rows of a query that selects a table."""
+    """Return the rows of a query on a table."""
     return [kind(*row) for row in connection.execute(query)]
 
 
 @cache
 def _query_by_id(table: Table, column: str) -> Select[Any]:
-    """Cached, since compiling the query takes longer than running it."""
+    """Return a query by id; cached, since compiling it takes longer than running it."""
     return select(table).where(table.c[column] == bindparam("id"))

@@ -1,9 +1,9 @@
-"""The tables. Times are seconds since 1970 (UTC); JSON columns hold text that msgspec wrote.
+"""Tables of the database.
 
-A metric point is ``(trial, key, step) -> value`` with integer keys; its primary key is what makes
-a report that arrives twice count once. NULL means NaN, since SQLite cannot store it.
-:data:`HEAD` names the newest migration, so that a server whose database is up to date need not
-load Alembic.
+Times are seconds since 1970 (UTC). JSON columns contain text encoded by msgspec. A metric point is
+``(trial, key, step) -> value`` with integer keys; this primary key makes repeated reports count
+once. NULL means NaN, which SQLite cannot store. :data:`HEAD` is the newest migration; a server with
+an up-to-date database need not import Alembic.
 """
 
 from typing import Any
@@ -56,10 +56,10 @@ WAITING = (
     "state = 'QUEUED' AND run_id IS NULL "
     "AND (source_trial_id IS NULL OR source_checkpoint IS NOT NULL)"
 )
-"""Which trials wait for slots, and for nothing else."""
+"""Condition for trials that wait only for slots."""
 
 WEIGHTS_MISSING = "source_trial_id IS NOT NULL AND source_checkpoint IS NULL"
-"""Which trials wait for a checkpoint of another."""
+"""Condition for trials that wait for a checkpoint of another trial."""
 
 metadata = MetaData(
     naming_convention={
@@ -70,7 +70,7 @@ metadata = MetaData(
     }
 )
 
-# SQLite numbers rows by itself only in an INTEGER primary key.
+# SQLite assigns ids only to an INTEGER primary key.
 Id = BigInteger().with_variant(Integer, "sqlite")
 
 experiments = Table(
@@ -88,9 +88,9 @@ experiments = Table(
     Column("archived", Integer, nullable=False, default=0),
     Column("test_mode", Integer, nullable=False, default=0),
     Column("forked_from", Id, nullable=True),
-    Column("source_checkpoint", String(36), nullable=True),  # weights that its trials begin with
+    Column("source_checkpoint", String(36), nullable=True),  # initial weights of its trials
     Column("searcher_name", Text, nullable=False),
-    Column("metric", Text, nullable=False),  # empty: none, of a single trial
+    Column("metric", Text, nullable=False),  # empty: none (single trial)
     Column("smaller_is_better", Integer, nullable=False),
     Column("seed", BigInteger, nullable=False),
     Column("slots", Integer, nullable=False),
@@ -98,14 +98,14 @@ experiments = Table(
     Column("weight", Double, nullable=False, default=1.0),
     Column("max_slots", Integer, nullable=True),
     Column("pool", Text, nullable=False, server_default="default"),
-    Column("position", Double, nullable=False, server_default="0"),  # place in the queue
+    Column("position", Double, nullable=False, server_default="0"),  # in the queue
     Column("queue_time", Integer, nullable=True),  # seconds
     Column("concurrent_trials", Integer, nullable=False, server_default="0"),  # 0: any number
     Column("max_nodes", Integer, nullable=False, server_default="1"),
     Column("slots_per_rank", Integer, nullable=False, server_default="1"),
-    Column("fewer_slots", Text, nullable=False, server_default="[]"),  # that will do, too
-    Column("host_slots", Text, nullable=False, server_default="[]"),  # of a hostfile's machines
-    Column("waits_since", Double, nullable=True),  # for slots, with none held; if it has a limit
+    Column("fewer_slots", Text, nullable=False, server_default="[]"),  # acceptable smaller numbers
+    Column("host_slots", Text, nullable=False, server_default="[]"),  # slots of a hostfile
+    Column("waits_since", Double, nullable=True),  # without slots; if queue_time is set
     Column("searcher_done", Integer, nullable=False, default=0),
     Column("progress", Double, nullable=False, default=0.0),
     Column("num_trials", Integer, nullable=False, default=0),
@@ -114,11 +114,11 @@ experiments = Table(
     Column("best_trial_id", Id, nullable=True),
     Column("best_validation", Double, nullable=True),
     Column("error", Text, nullable=True),
-    Column("log_retention_days", Integer, nullable=True),  # after a trial's end; NULL: for ever
+    Column("log_retention_days", Integer, nullable=True),  # after a trial's end; NULL: forever
     Column("creating", Integer, nullable=False, server_default="0"),  # trials are still created
-    Column("deleting", Integer, nullable=False, server_default="0"),  # a part is deleted
-    Column("retention_due", Integer, nullable=False, server_default="0"),  # to all its checkpoints
-    Column("unread_hparams", Text, nullable=True),  # by all runs that finished; NULL: not known
+    Column("deleting", Integer, nullable=False, server_default="0"),  # partly deleted
+    Column("retention_due", Integer, nullable=False, server_default="0"),  # for all its checkpoints
+    Column("unread_hparams", Text, nullable=True),  # by any finished run; NULL: unknown
     Column("created_at", Double, nullable=False),
     Column("started_at", Double, nullable=True),
     Column("ended_at", Double, nullable=True),
@@ -132,16 +132,16 @@ trials = Table(
     metadata,
     Column("id", Id, primary_key=True),
     Column("experiment_id", Id, ForeignKey("experiments.id"), nullable=False),
-    Column("request_id", Integer, nullable=False),  # the searcher's own number of the trial
+    Column("request_id", Integer, nullable=False),  # the searcher's number of the trial
     Column("state", String(16), nullable=False),
     Column("hparams", Text, nullable=False),
     Column("seed", BigInteger, nullable=False),
     Column("restarts", Integer, nullable=False, default=0),
-    Column("run_id", Id, nullable=True),  # the run that holds slots for it now
-    Column("until", BigInteger, nullable=True),  # length at which the searcher wants it to pause
-    Column("waits", Integer, nullable=False, default=0),  # it waits for the searcher
+    Column("run_id", Id, nullable=True),  # its current run
+    Column("until", BigInteger, nullable=True),  # length at which the searcher pauses it
+    Column("waits", Integer, nullable=False, default=0),  # paused by the searcher
     Column("stop", String(16), nullable=True),  # reason of its stop: searcher, cancel, kill
-    Column("restart_at", Double, nullable=True),  # not before, after a failure
+    Column("restart_at", Double, nullable=True),  # earliest restart after a failure
     Column("steps_completed", BigInteger, nullable=False, default=0),
     Column("progress", Double, nullable=False, default=0.0),
     Column("searcher_steps", BigInteger, nullable=False, default=-1),  # sent to the searcher
@@ -150,10 +150,10 @@ trials = Table(
     Column("latest_validation", Double, nullable=True),
     Column("latest_checkpoint", String(36), nullable=True),
     Column("best_checkpoint", String(36), nullable=True),
-    Column("source_trial_id", Id, nullable=True),  # source of its first weights, or NULL
+    Column("source_trial_id", Id, nullable=True),  # source of its initial weights
     Column("source_steps", BigInteger, nullable=True),  # steps of the source at that time
-    Column("source_checkpoint", String(36), nullable=True),  # NULL: not known yet, "": none
-    Column("held", Integer, nullable=False, server_default="0"),  # a user has paused it alone
+    Column("source_checkpoint", String(36), nullable=True),  # NULL: not chosen yet, "": none
+    Column("held", Integer, nullable=False, server_default="0"),  # paused by a user
     Column("activity", Text, nullable=True),
     Column("excluded", Text, nullable=False, default="[]"),  # agents, by log policies
     Column("labels", Text, nullable=False, default="[]"),  # names of log policies that matched
@@ -169,7 +169,7 @@ trials = Table(
     sqlite_autoincrement=True,
 )
 
-# For the scheduler's read of waiting trials in every round.
+# For the scheduler's query of queued trials in every round.
 Index(
     "ix_trials_waiting",
     trials.c.experiment_id,
@@ -192,9 +192,9 @@ Index(
 
 @event.listens_for(metadata, "before_create")
 def _partial_on_postgresql(_target: object, connection: Connection, **_options: Any) -> None:
-    """Say the conditions of the indexes in PostgreSQL's words too.
+    """Copy the conditions of partial indexes to PostgreSQL's dialect options.
 
-    Where an index is declared, that would load its dialect with every start on SQLite.
+    Setting them in the declarations would load that dialect at every start with SQLite.
     """
     if connection.dialect.name == "postgresql":
         for index in trials.indexes:
@@ -209,13 +209,11 @@ agents = Table(
     Column("name", Text, nullable=False, unique=True),
     Column("host", Text, nullable=False),
     Column("pool", Text, nullable=False, server_default="default"),
-    Column("identity", Text, nullable=False, server_default=""),  # of its data directory
+    Column("identity", Text, nullable=False, server_default=""),  # id of its data directory
     Column("slots", Text, nullable=False),
     Column("alive", Integer, nullable=False, default=1),
     Column("enabled", Integer, nullable=False, server_default="1"),
-    Column(
-        "leaving", Integer, nullable=False, server_default="0"
-    ),  # it stops, as soon as its runs have
+    Column("leaving", Integer, nullable=False, server_default="0"),  # stops after its last run
     Column("disabled_slots", Text, nullable=False, server_default="[]"),
     Column("registered_at", Double, nullable=False),
     sqlite_autoincrement=True,
@@ -249,7 +247,7 @@ runs = Table(
     Column("killed", Integer, nullable=False, default=0),
     Column("killed_at", Double, nullable=True),
     Column("no_retry", Integer, nullable=False, default=0),  # by a log policy
-    Column("grows_to", Integer, nullable=True),  # slots for which it was asked to leave
+    Column("grows_to", Integer, nullable=True),  # slots for which it was preempted
     Column("spec", Text, nullable=False),
     Column("last_seq", BigInteger, nullable=False, default=0),
     Column("next_log", BigInteger, nullable=False, default=0),
@@ -268,7 +266,7 @@ runs = Table(
     sqlite_autoincrement=True,
 )
 
-run_nodes = Table(  # of runs on several agents: one row for each, that of the run itself too
+run_nodes = Table(  # runs on several agents: one row per agent, including the first
     "run_nodes",
     metadata,
     Column("run_id", BigInteger, primary_key=True, autoincrement=False),
@@ -280,7 +278,7 @@ run_nodes = Table(  # of runs on several agents: one row for each, that of the r
     Column("ended_at", Double, nullable=True),
     Column("exit_code", Integer, nullable=True),
     Column("reason", Text, nullable=True),
-    Column("told", Integer, nullable=False, default=0),  # it was stopped, and did not fail
+    Column("told", Integer, nullable=False, default=0),  # it was stopped and did not fail
     sqlite_with_rowid=False,
 )
 
@@ -315,7 +313,7 @@ rollups = Table(
     Column("most", Double, nullable=True),
     Column("total", Double, nullable=False),  # of the finite values
     Column("finite", BigInteger, nullable=False),
-    Column("count", BigInteger, nullable=False),  # NaN and infinities included
+    Column("count", BigInteger, nullable=False),  # including NaN and infinities
     Column("last_step", BigInteger, nullable=False),
     sqlite_with_rowid=False,
 )
@@ -369,7 +367,7 @@ models = Table(
     sqlite_autoincrement=True,
 )
 
-model_versions = Table(  # a checkpoint that has a row here is kept
+model_versions = Table(  # these checkpoints are never pruned
     "model_versions",
     metadata,
     Column("model_id", BigInteger, primary_key=True, autoincrement=False),
@@ -381,7 +379,7 @@ model_versions = Table(  # a checkpoint that has a row here is kept
     sqlite_with_rowid=False,
 )
 
-chores = Table(  # what nothing names any more; a row goes when its files have gone
+chores = Table(  # removals of files; deleted when done
     "chores",
     metadata,
     Column("id", Id, primary_key=True),
