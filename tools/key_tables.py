@@ -207,13 +207,15 @@ TABLES = {
         _of_extension("staging.section", "StageConfig"), "Determined", "data.stage."
     ),
     "experiment refused": lambda: _refused(
-        "field", _of_extension("unsupported_fields", "UNSUPPORTED_FIELDS")
+        "field", _of_extension("config_checks.unsupported_fields", "UNSUPPORTED_FIELDS")
     ),
     "experiment strangers": lambda: _pairs(
         ("value", "what the message says"),
         {
             f"searcher.name: {name}": text
-            for name, text in _of_extension("unsupported_fields", "OTHER_SEARCHERS").items()
+            for name, text in _of_extension(
+                "config_checks.unsupported_fields", "OTHER_SEARCHERS"
+            ).items()
         },
     ),
     "determined names": lambda: _pairs(
