@@ -118,7 +118,7 @@ def own_work(kind: str, model: Path) -> float:
     """
     from zerotrial.process.launcher import TRIAL_CLASS_MODULES, import_next
 
-    importlib.import_module("zerotrial.process.fork_server")
+    importlib.import_module("torch")
     waiting = list(TRIAL_CLASS_MODULES)
     while waiting:
         import_next(waiting)

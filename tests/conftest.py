@@ -10,6 +10,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_NUM_THREADS", "1")
+os.environ.setdefault("ZEROLAB_PRELOAD", "0")  # most agents of the tests run commands without torch
 
 import hypothesis
 import pytest

@@ -1,5 +1,6 @@
 """Tokens of the owner and of agents stay hidden from trials."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -50,14 +51,26 @@ CONFIG: dict[str, Any] = {
 }
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[LiveServer]:
-    created = LiveServer(tmp_path / "server")
+@contextlib.contextmanager
+def running_server(path: Path) -> Iterator[LiveServer]:
+    created = LiveServer(path)
     created.start()
     try:
         yield created
     finally:
         created.close()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[LiveServer]:
+    with running_server(tmp_path / "server") as created:
+        yield created
+
+
+@pytest.fixture(scope="module")
+def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    with running_server(tmp_path_factory.mktemp("server")) as created:
+        yield created
 
 
 def start_agent(
@@ -114,7 +127,10 @@ def finish_dump(client: Client, folder: Path) -> tuple[bytes, str]:
 
 
 @pytest.mark.parametrize("way", ["environment", "file", "stdin", "owner"])
-def test_trial_cannot_read_other_tokens(server: LiveServer, tmp_path: Path, way: str) -> None:
+def test_trial_cannot_read_other_tokens(
+    shared_server: LiveServer, tmp_path: Path, way: str
+) -> None:
+    server, name = shared_server, f"far-{way}"
     token = server.token if way == "owner" else server.agent_token
     file = tmp_path / "agent.token"
     file.write_text(token)
@@ -122,11 +138,11 @@ def test_trial_cannot_read_other_tokens(server: LiveServer, tmp_path: Path, way:
     options: dict[str, Any] = {"environment": {ENV_TOKEN: token}, "owner": {ENV_TOKEN: token},
                                "stdin": {"stdin": f"{token}\n"}, "file": {}}[way]  # fmt: skip
     command = {"file": ["--token-file", str(file)], "stdin": ["--token-file", "-"]}.get(way, [])
-    agent = start_agent(server, tmp_path / "far", *command, **options)
+    agent = start_agent(server, tmp_path / name, *command, **options)
     client = server.client()
     try:
-        log = tmp_path / "far.log"
-        until("it is there", lambda: registered(client, "far") or agent.poll() is not None,
+        log = tmp_path / f"{name}.log"
+        until("it is there", lambda: registered(client, name) or agent.poll() is not None,
               details=log.read_text)  # fmt: skip
         dump, lines = finish_dump(client, tmp_path)
         assert b"run.json" in dump

@@ -23,7 +23,7 @@ EARLY = "the run was stopped by SIGTERM before its ranks began"
 
 
 def test_sigterm_during_torch_import(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run", "print('began')")
+    folder = make_run(tmp_path / "run", "print('began')", entrypoint="script:Trial")
     process = start_launcher(folder, ENVIRONMENT)
     until("it notes SIGTERM", lambda: catches_sigterm(process.pid))
     os.kill(process.pid, signal.SIGTERM)

@@ -19,6 +19,7 @@ from tests.waiting import DEADLINE_S, until
 from zerolab.contract.outcome import Outcome, first_failure
 from zerolab.contract.run_folder import RunFolder
 from zerolab.contract.spec import (
+    ENV_PRELOAD,
     EXIT_PREEMPTED,
     EXIT_USER_ERROR,
     read_run_spec,
@@ -56,7 +57,9 @@ signal.pause()
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
-    server = ForkServer(tmp_path_factory.mktemp("server") / "log")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv(ENV_PRELOAD)  # as by default
+        server = ForkServer(tmp_path_factory.mktemp("server") / "log")
     yield server
     server.close()
 
@@ -405,6 +408,24 @@ sys.exit(66)
     outcome = end_of(server.start(folder, environment), folder)
     assert outcome == Outcome(EXIT_PREEMPTED, "preempted")
     assert folder.stdout(0).read_text() == "rank 0 model\nat exit\n"
+
+
+def test_launcher_imports_torch_when_rank_connects(tmp_path: Path) -> None:
+    script = """
+import os, pathlib
+maps = pathlib.Path(f"/proc/{os.getppid()}/maps")
+before = "libtorch" in maps.read_text()
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+print(before, "libtorch" in maps.read_text(), int(total))
+"""
+    folder = make_run(tmp_path / "run", script)
+    outcome = end_of(start_launcher(folder, ENVIRONMENT), folder)
+    assert outcome == Outcome(0), folder.stderr(0).read_text()
+    assert folder.stdout(0).read_text() == "False True 2\n"
 
 
 def test_unstartable_entrypoint_is_named(server: ForkServer, tmp_path: Path) -> None:

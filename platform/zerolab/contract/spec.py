@@ -20,6 +20,7 @@ __all__ = [
     "ENV_HOME",
     "ENV_HOSTS",
     "ENV_MASTER",
+    "ENV_PRELOAD",
     "ENV_RUN_SPEC",
     "ENV_SCRIPT",
     "ENV_STAGED",
@@ -72,6 +73,9 @@ ENV_STAGED = "ZEROLAB_STAGED_DATA"
 
 ENV_AS_DEEPSPEED = "ZEROLAB_AS_DEEPSPEED"
 """1: ``import deepspeed`` imports this engine if DeepSpeed is not installed; ``force``: always."""
+
+ENV_PRELOAD = "ZEROLAB_PRELOAD"
+"""0: an agent imports torch with its first trial class instead of at its start."""
 
 ENV_COLLECTIVE_TIMEOUT = "ZEROLAB_COLLECTIVE_TIMEOUT"
 """Seconds that a rank waits for the others in a collective before it gives up; 600 when unset."""

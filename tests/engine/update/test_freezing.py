@@ -1,6 +1,7 @@
 """A parameter that is frozen during training stays, as with plain torch, until it is unfrozen."""
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,10 +113,11 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def every_case(directory: str) -> dict[Any, Any]:
+def every_case(directory: str, names: Sequence[str]) -> dict[Any, Any]:
     results = {}
     for stage in (0, 1, 2, 3):
-        for name, (kind, zero, more) in CASES.items():
+        for name in names:
+            kind, zero, more = CASES[name]
             options = {
                 k: {**v, "nvme_path": directory} if isinstance(v, dict) else v
                 for k, v in zero.items()
@@ -129,10 +131,14 @@ def every_case(directory: str) -> dict[Any, Any]:
     return results
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_frozen_parameters_stay_as_in_plain_torch(ranks: int, tmp_path: Path) -> None:
-    path = str(tmp_path)
-    rank_results = run_on_ranks(every_case, ranks, path) if ranks > 1 else [every_case(path)]
+@pytest.mark.parametrize(("ranks", "names"), [(1, [*CASES]), (2, [*CASES]), (4, ["AdamW"])])
+def test_frozen_parameters_stay_as_in_plain_torch(
+    ranks: int, names: list[str], tmp_path: Path
+) -> None:
+    arguments = str(tmp_path), names
+    rank_results = (
+        run_on_ranks(every_case, ranks, *arguments) if ranks > 1 else [every_case(*arguments)]
+    )
     for (stage, name), (norms, weights) in (item for a in rank_results for item in a.items()):
         if name == "bf16":
             continue  # frozen and trained parameters are checked in each step

@@ -20,7 +20,7 @@ from tests.engine.ranks import run_on_ranks
 from zerolab.errors import ConfigError
 from zerotrial.extensions.activation_storage import StoredTensor
 
-STEPS = 10
+STEPS = 6
 EXAMPLE = Path(__file__).parents[3] / "examples" / "gpt_3d" / "train.py"
 CUT = {"tensor_parallel": {"size": 2, "plan": {"layers.*.mix": "colwise_gather_output"}}}
 """The tied embedding stays whole; the blocks between are cut."""

@@ -5,7 +5,7 @@ not survive a fork. The agent has the other end of the channel, a message socket
 
 ```
 agent  -> {"spec_file": path, "environment": {name: value}, "log": path}
-server -> {"ready": true}                        once, after torch is imported
+server -> {"ready": true}                        once, with torch imported if it is preloaded
 server -> {"started": pid, "spec_file": path}
 server -> {"ended": pid, "exit_code": n}         -n for signal n
 ```
@@ -13,6 +13,7 @@ server -> {"ended": pid, "exit_code": n}         -n for signal n
 When the agent exits, the channel closes and the server exits. Its children die with it.
 """
 
+import importlib
 import json
 import logging
 import os
@@ -23,9 +24,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from zerolab.contract.spec import TrialClass, read_run_spec
+from zerolab.contract.spec import ENV_PRELOAD, TrialClass, read_run_spec
 from zerolab.linux import own_process_tree
-from zerotrial.process import rendezvous  # noqa: F401 - imports torch, for every launcher
 from zerotrial.process.launcher import (
     TRIAL_CLASS_MODULES,
     DeferredSigterm,
@@ -51,11 +51,13 @@ def serve(channel_fd: int) -> int:
     Returns:
         Exit code of the server.
     """
+    preload_when_idle = os.environ.get(ENV_PRELOAD, "1") != "0"
+    if preload_when_idle:
+        importlib.import_module("torch")
     # A forked launcher shares the imported modules, which saves seconds and memory for each rank.
     # They are imported here and not by a thread: a fork copies only the calling thread, so a lock
     # that another one holds (the import lock, malloc's) would stay locked in the child forever.
     pending = list(TRIAL_CLASS_MODULES)
-    preload_when_idle = True  # until a run has a command: such an agent may never run a trial class
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
@@ -86,6 +88,7 @@ def serve(channel_fd: int) -> int:
                 is_class = _is_trial_class(Path(request["spec_file"]))
                 while pending and is_class:
                     import_next(pending)
+                # An agent whose runs are commands may never run a trial class.
                 preload_when_idle = preload_when_idle and is_class
                 _start(channel, request, (wake_read, wake_write))
 

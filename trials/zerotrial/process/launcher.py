@@ -1,7 +1,4 @@
-"""Launcher of a run: prepares the environment, runs the ranks, and writes the outcome.
-
-It imports torch only when it runs, with SIGTERM deferred.
-"""
+"""Launcher of a run: prepares the environment, runs the ranks, and writes the outcome."""
 
 import gc
 import importlib
@@ -32,6 +29,7 @@ from zerolab.contract.spec import (
 )
 from zerolab.errors import ConfigError
 from zerolab.registry import PARTS, Registry
+from zerotrial.process.rendezvous import LOCAL, Rendezvous, choose_network_interface
 from zerotrial.process.supervisor import RankSupervisor
 
 __all__ = ["TRIAL_CLASS_MODULES", "DeferredSigterm", "import_next", "run_launcher"]
@@ -133,8 +131,6 @@ def run_launcher(spec_file: Path, sigterm: DeferredSigterm) -> int:
 
 
 def _launch(spec_file: Path, sigterm: DeferredSigterm) -> Outcome:
-    from zerotrial.process.rendezvous import choose_network_interface
-
     spec = read_run_spec(spec_file)
     RunFolder(Path(spec.run_dir)).create()
     os.environ[ENV_RUN_SPEC] = str(spec_file)
@@ -188,18 +184,19 @@ def _is_multi_node(spec: RunSpec) -> bool:
 
 
 def _run_ranks(spec: RunSpec) -> Outcome:
-    from zerotrial.process.rendezvous import Rendezvous
-
     command = _rank_command(spec)
-    pending = [name for name in TRIAL_CLASS_MODULES if name not in sys.modules]
-    while command is None and pending and spec.local_slots > 1:
-        import_next(pending)
+    if command is None:
+        # Several ranks share the memory of all modules; a single one imports them as it needs them.
+        names = TRIAL_CLASS_MODULES if spec.local_slots > 1 else ("torch",)
+        pending = [name for name in names if name not in sys.modules]
+        while pending:
+            import_next(pending)
     if _is_multi_node(spec):  # torch waits for the others in calls that no handler interrupts
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    nodes = spec.nodes or Nodes((spec.slots,), 0, "127.0.0.1", 0)
+    nodes = spec.nodes or Nodes((spec.slots,), 0, LOCAL, 0)
     rendezvous = Rendezvous(str(spec.run_id), nodes, staged=spec.stage is not None)
     rendezvous.join()
-    outcome = RankSupervisor(spec, nodes, rendezvous.port).run(command)
+    outcome = RankSupervisor(spec, nodes, rendezvous).run(command)
     if outcome.exit_code == 0:
         rendezvous.leave()
     if outcome.exit_code == 0 or outcome.was_stopped:

@@ -5,19 +5,23 @@ The first machine serves the store, at an address and a port that the run's spec
 
 import logging
 import os
+import select
 import socket
+import sys
 from datetime import timedelta
+from typing import Any
 
 import psutil
-from torch.distributed import DistError, PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from zerolab.contract.spec import Nodes
 from zerolab.errors import PeerFailedError
 
-__all__ = ["Rendezvous", "choose_network_interface"]
+__all__ = ["LOCAL", "Rendezvous", "choose_network_interface"]
 
 logger = logging.getLogger(__name__)
 
+LOCAL = "127.0.0.1"
+"""Address of the rendezvous of a run on one machine."""
 _STORE_TIMEOUT_S = 300.0
 """Seconds to wait for the first machine's launcher, which may be importing torch."""
 _STAGING_TIMEOUT_S = 24 * 3600.0
@@ -45,15 +49,36 @@ class Rendezvous:
 
     def __init__(self, run_id: str, nodes: Nodes, *, staged: bool = False) -> None:
         self._nodes = nodes
-        self._store = _open_store(nodes, _STAGING_TIMEOUT_S if staged else _STORE_TIMEOUT_S)
-        # The prefix keeps a launcher of an earlier run, which still knows the port, out of this
-        # run's keys.
-        self._keys = PrefixStore(run_id, self._store)
+        self._wait_s = _STAGING_TIMEOUT_S if staged else _STORE_TIMEOUT_S
+        self._listener: socket.socket | None = None
+        self._keys: Any = None
+        if nodes.address == LOCAL and len(nodes.slots) == 1:
+            self._listener = socket.create_server((LOCAL, nodes.port))
+            self.port = int(self._listener.getsockname()[1])
+            if "torch" in sys.modules:
+                self.serve_store()
+        else:
+            from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-    @property
-    def port(self) -> int:
-        """Port of the store."""
-        return int(self._store.port)
+            self._store = _open_store(nodes, self._wait_s)
+            self.port = int(self._store.port)
+            # The prefix keeps a launcher of an earlier run, which still knows the port, out of
+            # this run's keys.
+            self._keys = PrefixStore(run_id, self._store)
+
+    def serve_store(self) -> None:
+        """Serve the store now, if this has not happened yet; it imports torch."""
+        if self._listener is not None:
+            self._store = _open_store(self._nodes, self._wait_s, self._listener)
+            self._listener = None
+
+    def serve_requests(self) -> None:
+        """Serve the store as soon as a rank connects; call this regularly.
+
+        Importing torch takes seconds and 200 MB, and the ranks of many commands never connect.
+        """
+        if self._listener is not None and select.select([self._listener], [], [], 0)[0]:
+            self.serve_store()
 
     def join(self) -> None:
         """Wait until the launchers of all machines are here.
@@ -61,15 +86,17 @@ class Rendezvous:
         Raises:
             RuntimeError: If one is missing after the timeout.
         """
-        count = len(self._nodes.slots)
-        self._keys.set(f"joined/{self._nodes.rank}", "")
-        self._keys.wait([f"joined/{rank}" for rank in range(count)])
+        if self._keys is not None:
+            self._keys.set(f"joined/{self._nodes.rank}", "")
+            self._keys.wait([f"joined/{rank}" for rank in range(len(self._nodes.slots))])
 
     def leave(self) -> None:
         """Wait until the ranks of all machines have succeeded, up to a timeout.
 
         The store ends with the first machine's launcher, and the others' ranks may still need it.
         """
+        if self._keys is None:
+            return
         try:
             if self._keys.add("left", 1) == len(self._nodes.slots):
                 self._keys.set("all_left", "")
@@ -78,24 +105,25 @@ class Rendezvous:
             logger.exception("the other machines' ranks have not ended")
 
 
-def _open_store(nodes: Nodes, wait_s: float) -> TCPStore:
+def _open_store(nodes: Nodes, wait_s: float, listener: socket.socket | None = None) -> Any:
+    from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
+
     is_server = nodes.rank == 0
+    port = nodes.port if listener is None else listener.getsockname()[1]
     try:
         return TCPStore(
-            nodes.address, nodes.port, len(nodes.slots), is_master=is_server,
+            nodes.address, port, len(nodes.slots), is_master=is_server,
             wait_for_workers=False, timeout=timedelta(seconds=wait_s),
+            master_listen_fd=None if listener is None else listener.detach(),
         )  # fmt: skip
     except (DistError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0][:200]
         if is_server:
             hint = "give another port (--master_port) if it is taken"
-            raise PeerFailedError(
-                f"port {nodes.port} cannot be listened on: {reason}; {hint}"
-            ) from error
+            raise PeerFailedError(f"port {port} cannot be listened on: {reason}; {hint}") from error
+        problem = f"{nodes.address}:{port} does not answer: {reason}"
         hint = "the first machine must be reachable there (--master_addr, --master_port)"
-        raise PeerFailedError(
-            f"{nodes.address}:{nodes.port} does not answer: {reason}; {hint}"
-        ) from error
+        raise PeerFailedError(f"{problem}; {hint}") from error
 
 
 def choose_network_interface(nodes: Nodes | None) -> None:

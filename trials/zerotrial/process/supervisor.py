@@ -43,6 +43,7 @@ from zerolab.contract.spec import (
 )
 from zerolab.launcher.rank import announce_rank
 from zerolab.linux import PARENT_DIED, reap_adopted
+from zerotrial.process.rendezvous import Rendezvous
 
 __all__ = ["RankSupervisor", "run_rank"]
 
@@ -98,13 +99,13 @@ class RankSupervisor:
     Args:
         run: The run.
         nodes: Its machines.
-        port: Port of the store that the ranks share, on the first machine.
+        rendezvous: Store that the ranks share, on the first machine.
     """
 
-    def __init__(self, run: RunSpec, nodes: Nodes, port: int) -> None:
+    def __init__(self, run: RunSpec, nodes: Nodes, rendezvous: Rendezvous) -> None:
         self._run = run
         self._nodes = nodes
-        self._port = port
+        self._rendezvous = rendezvous
         self._folder = RunFolder(Path(run.run_dir))
         self._ranks: list[_Rank] = []
         self._signal: signal.Signals | None = None
@@ -127,9 +128,12 @@ class RankSupervisor:
         try:
             for local_rank in range(self._nodes.slots[self._nodes.rank]):
                 self._start(local_rank, command)
+            if isinstance(self._run.entrypoint, TrialClass):
+                self._rendezvous.serve_store()  # while the ranks import torch, too
             reap_next = time.monotonic() + _REAP_INTERVAL_S
             while True:
                 time.sleep(_POLL_S)
+                self._rendezvous.serve_requests()
                 if self._signal is not None and self._is_stoppable():
                     signal_to_send = self._signal
                     reason = f"the run was stopped by {self._signal.name}"
@@ -157,7 +161,7 @@ class RankSupervisor:
             "WORLD_SIZE": total, "LOCAL_WORLD_SIZE": str(nodes.slots[nodes.rank]),
             "GROUP_WORLD_SIZE": str(len(nodes.slots)),
             "ROLE_NAME": "rank", "ROLE_RANK": str(number), "ROLE_WORLD_SIZE": total,
-            "MASTER_ADDR": nodes.address, "MASTER_PORT": str(self._port),
+            "MASTER_ADDR": nodes.address, "MASTER_PORT": str(self._rendezvous.port),
             # torch's ranks then use the launcher's store, so that no rank needs a port.
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "TORCHELASTIC_RUN_ID": str(self._run.run_id),
