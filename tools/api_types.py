@@ -17,10 +17,12 @@ from zeroserver.api import resources
 from zeroserver.api.rows import REFERENCE, Resource
 from zeroserver.extensions import submitted_files
 from zeroserver.extensions.analysis import resources as analysis
+from zeroserver.extensions.checkpoint_removal import resources as removal
 from zeroserver.extensions.custom_search import router as custom_search
 from zeroserver.extensions.model_registry import resources as models
 from zeroserver.extensions.queue import resources as queue
 from zeroserver.extensions.search_preview import router as search_preview
+from zeroserver.extensions.search_view import resources as search_view
 from zeroserver.states import (
     EXPERIMENT_ACTIONS,
     EXPERIMENT_MOVES,
@@ -35,7 +37,8 @@ __all__ = ["generated", "typescript"]
 RESOURCES = tuple(
     value
     for module in (
-        resources, models, queue, analysis, custom_search, search_preview, submitted_files
+        resources, models, queue, analysis, custom_search, search_preview, search_view, removal,
+        submitted_files,
     )
     for value in map(vars(module).get, module.__all__)
     if isinstance(value, type) and issubclass(value, Resource)
@@ -50,8 +53,8 @@ TOLD = (
     resources.Run,
     resources.Checkpoint,
     resources.BestCheckpoint,
-    resources.Removal,
-    resources.RemovedCheckpoint,
+    removal.Removal,
+    removal.RemovedCheckpoint,
     models.Model,
     models.ModelVersion,
     submitted_files.EngineAnswer,
@@ -60,10 +63,10 @@ TOLD = (
     resources.Curve,
     analysis.Importance,
     analysis.HparamShare,
-    resources.SearcherState,
-    resources.Bracket,
-    resources.Rung,
-    resources.RungEntry,
+    search_view.SearcherState,
+    search_view.Bracket,
+    search_view.Rung,
+    search_view.RungEntry,
     search_preview.SearchPreview,
     custom_search.SearchEvents,
     custom_search.SearchEvent,

@@ -21,7 +21,7 @@ from zerolab.registry import Registry
 from zeroserver.access.guard import OPEN_PATHS, Guard
 from zeroserver.access.routes import EXTENSIONS
 from zeroserver.access.tokens import TokenStore
-from zeroserver.api import checkpoints, events, experiments, search_view, trials
+from zeroserver.api import checkpoints, events, experiments, trials
 from zeroserver.api.cluster import agents, server
 from zeroserver.api.common import document_resources
 from zeroserver.api.runs import WIRE_ROUTES, FastRoutes, describe
@@ -101,7 +101,7 @@ def _add_routes(app: FastAPI) -> None:
             app.include_router(ROUTERS[name])
     # Not include_router: at the first request it builds each route again, which takes 40 ms of CPU
     # and 1 MB for our 76 routes, and 11 % more CPU for each small response.
-    modules = (checkpoints, experiments, trials, search_view, events, server, agents)
+    modules = (checkpoints, experiments, trials, events, server, agents)
     for module in modules:
         app.router.routes.extend(module.router.routes)
 

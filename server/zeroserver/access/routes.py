@@ -84,7 +84,6 @@ ACCESS: dict[str, Callers] = {
     "GET /api/v1/experiments/{experiment_id}/events": USER,
     "GET /api/v1/experiments/{experiment_id}/checkpoints": USER,
     "GET /api/v1/experiments/{experiment_id}/best-checkpoint": USER,
-    "GET /api/v1/experiments/{experiment_id}/searcher": SEARCH,
     # Trials
     "GET /api/v1/trials/{trial_id}": USER,
     "DELETE /api/v1/trials/{trial_id}": USER,

@@ -12,20 +12,11 @@ from zeroserver.api.resources.checkpoints import (
     Checkpoint,
     CheckpointAnswer,
     CheckpointPage,
-    Removal,
-    RemovedCheckpoint,
 )
 from zeroserver.api.resources.errors import ErrorAnswer, ErrorBody
 from zeroserver.api.resources.experiments import Experiment, ExperimentAnswer, ExperimentPage
 from zeroserver.api.resources.logs import Log, LogPage
 from zeroserver.api.resources.metrics import Curve, MetricName, MetricNames, Metrics
-from zeroserver.api.resources.search import (
-    Bracket,
-    Rung,
-    RungEntry,
-    SearcherAnswer,
-    SearcherState,
-)
 from zeroserver.api.resources.server import Cluster, Health, Info, LoginLink, Token
 from zeroserver.api.resources.trials import Run, RunPage, Trial, TrialAnswer, TrialPage
 
@@ -35,7 +26,6 @@ __all__ = [
     "AgentPage",
     "BestCheckpoint",
     "BestCheckpointAnswer",
-    "Bracket",
     "Checkpoint",
     "CheckpointAnswer",
     "CheckpointPage",
@@ -55,14 +45,8 @@ __all__ = [
     "MetricNames",
     "Metrics",
     "Pool",
-    "Removal",
-    "RemovedCheckpoint",
     "Run",
     "RunPage",
-    "Rung",
-    "RungEntry",
-    "SearcherAnswer",
-    "SearcherState",
     "Slot",
     "Token",
     "Trial",

@@ -1,4 +1,4 @@
-"""Checkpoints and their removal."""
+"""Checkpoints of trials."""
 
 from typing import Any, Literal
 
@@ -10,8 +10,6 @@ __all__ = [
     "Checkpoint",
     "CheckpointAnswer",
     "CheckpointPage",
-    "Removal",
-    "RemovedCheckpoint",
 ]
 
 
@@ -76,31 +74,3 @@ class CheckpointPage(Resource, frozen=True):
     """How many are there, on all pages; deleted ones are not counted."""
     size_bytes: int
     """Of those."""
-
-
-class RemovedCheckpoint(Resource, frozen=True):
-    """What goes of a checkpoint."""
-
-    uuid: str
-    """Its name."""
-    trial_id: int
-    """Whose state it is."""
-    steps_completed: int
-    """Batches that the trial had trained."""
-    whole: bool
-    """Whether all of it goes."""
-    files: list[str]
-    """The files that go."""
-    size_bytes: int
-    """Of those files."""
-
-
-class Removal(Resource, frozen=True):
-    """Removed checkpoints, or those that a dry run would remove."""
-
-    dry_run: bool
-    """Nothing was done."""
-    checkpoints: list[RemovedCheckpoint]
-    """What goes of each."""
-    size_bytes: int
-    """Of all that goes."""

@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from zeroserver.access.routes import ACCESS, USER
 from zeroserver.api.common import IdPath, Name
-from zeroserver.api.resources import Removal, RemovedCheckpoint
 from zeroserver.api.strict_route import resource_router
+from zeroserver.extensions.checkpoint_removal.resources import Removal, RemovedCheckpoint
 from zeroserver.extensions.checkpoint_removal.service import (
     CheckpointRemovalService,
     Going,

@@ -4,9 +4,16 @@ from sqlalchemy import Connection, select
 
 from zerolab.contract.messages import wire_number
 from zerolab.searcher.view import BracketView, RungView
+from zeroserver.access.routes import ACCESS, SEARCH
 from zeroserver.api.common import IdPath
-from zeroserver.api.resources import Bracket, Rung, RungEntry, SearcherAnswer, SearcherState
 from zeroserver.api.strict_route import resource_router
+from zeroserver.extensions.search_view.resources import (
+    Bracket,
+    Rung,
+    RungEntry,
+    SearcherAnswer,
+    SearcherState,
+)
 from zeroserver.orchestrator.search.search_service import CurrentView, look_back
 from zeroserver.services import Services, ServicesDep
 from zeroserver.states import EXPERIMENT_ENDED
@@ -16,6 +23,8 @@ from zeroserver.store.schema import trials
 __all__ = ["router"]
 
 router = resource_router("/api/v1/experiments", "search")
+
+ACCESS["GET /api/v1/experiments/{experiment_id}/searcher"] = SEARCH
 
 
 @router.get("/{experiment_id}/searcher")
