@@ -197,3 +197,14 @@ def test_example_has_readme_and_valid_files(folder: Path) -> None:
     assert f"examples/{folder.name}" in "".join(
         page.read_text(encoding="utf-8") for page in PAGES
     ), "no page mentions it"
+
+
+def test_architecture_lists_optional_modules() -> None:
+    points = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    groups = points["project"]["entry-points"]
+    optional = ("zerolab.parts", "zerotrial.engine_parts", "zerotrial.trial_parts")
+    registered = {(group, name) for group in optional for name in groups[group]}
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    _, _, table = text.partition("<!-- optional modules -->")
+    rows = re.findall(r"^\| `([\w.]+)` \| `(\w+)` \| ", table.partition("<!-- end -->")[0], re.M)
+    assert set(rows) == registered
