@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from zerotrial.engine.update.optimizer_states import (
 __all__ = [
     "ElementwiseUpdater",
     "FullParameterUpdater",
+    "UpdaterBase",
     "build_offloaded",
     "build_updater",
     "cuts_within",
@@ -61,14 +62,13 @@ def build_offloaded(inputs: UpdaterInputs) -> Updater:
     return updater
 
 
-class _InMemory:
-    """Base class of both updaters: the optimizer, its parameters by bucket, and their states."""
+class UpdaterBase:
+    """Base class of updaters: the optimizer, its parameters by bucket, and their numbers."""
 
     optimizer: torch.optim.Optimizer
-    _full_parameters: ClassVar[bool]
+    _full_parameters: bool
     """Whether the optimizer gets full parameters."""
 
-    _masters: list[Tensor]
     _parameters: list[list[nn.Parameter]]
     """For each bucket, the tensors that the optimizer updates; views of the bucket's master."""
 
@@ -84,7 +84,6 @@ class _InMemory:
     def _build(
         self, inputs: UpdaterInputs, parameters: list[list[nn.Parameter]], spans: list[list[slice]]
     ) -> None:
-        self._masters = list(inputs.masters)
         self._frozen = [[] for _ in parameters]
         self._parameters = parameters
         self._spans = spans
@@ -102,11 +101,29 @@ class _InMemory:
         )
 
     def freeze(self, index: int, spans: Sequence[slice]) -> None:
+        """Exclude elements from all further steps: weights, states and step counts."""
         self._split(index, spans)
         self._frozen[index] = list(spans)
 
     def _split(self, index: int, spans: Sequence[slice]) -> None:
-        """Make the optimizer update each span separately from all others."""
+        """Make the optimizer update each span of flat parameters separately from all others."""
+        for position, span in reversed(list(enumerate(self._spans[index]))):
+            cuts = cuts_within(span, spans)
+            if not cuts:
+                continue
+            member = self._parameters[index][position]
+            parts = split_parameter(self.optimizer, member, [cut - span.start for cut in cuts])
+            bounds = [span.start, *cuts, span.stop]
+            self._parameters[index][position : position + 1] = parts
+            self._spans[index][position : position + 1] = [
+                slice(a, b) for a, b in itertools.pairwise(bounds)
+            ]
+            index_of_member = next(
+                i for i, (_, candidate) in enumerate(self._members) if candidate is member
+            )
+            group = self._members[index_of_member][0]
+            self._members[index_of_member : index_of_member + 1] = [(group, part) for part in parts]
+            self._savable.replace(member, parts, self._members)
 
     def _stepped(self, index: int) -> list[tuple[nn.Parameter, slice]]:
         """Return the parameters of a bucket that a step updates, and their ranges."""
@@ -117,16 +134,36 @@ class _InMemory:
         return [(p, span) for p, span in pairs if not is_within(span, frozen)]
 
     def member_scalars(self, index: int) -> list[tuple[slice, dict[str, float]]]:
+        """Return the numbers of the optimizer by part of a bucket's shard."""
         return [
             (span, read_scalars(self.optimizer, [(0, member)]))
             for member, span in zip(self._parameters[index], self._spans[index], strict=True)
         ]
 
     def set_member_scalars(self, index: int, span: slice, scalars: Mapping[str, float]) -> None:
+        """Restore the numbers of :meth:`member_scalars` for the elements of a span."""
         self._split(index, [span])
         for member, member_span in zip(self._parameters[index], self._spans[index], strict=True):
             if is_within(member_span, [span]):
                 write_scalars(self.optimizer, [(0, member)], scalars)
+
+    def set_other_states(self, index: int, position: int, values: Mapping[str, Any]) -> None:
+        """Restore one parameter's states; call it after :meth:`set_scalars`."""
+        set_other_states(self.optimizer, self._parameters[index][position], values)
+
+    def scalars(self) -> dict[str, float]:
+        """Return numbers of the optimizer, e.g. ``group0.step``: one parameter's for its group."""
+        return read_scalars(self.optimizer, self._members)
+
+    def set_scalars(self, scalars: Mapping[str, float]) -> None:
+        """Restore the result of :meth:`scalars`; call it after the states exist."""
+        write_scalars(self.optimizer, self._members, scalars)
+
+
+class _InMemory(UpdaterBase):
+    """Base class of both updaters in memory."""
+
+    _masters: list[Tensor]
 
     @contextmanager
     def states(self, index: int, *, write: bool) -> Iterator[Mapping[str, Tensor]]:
@@ -158,19 +195,10 @@ class _InMemory:
         )
         return [[next(states) for _ in members] for members in self._parameters]
 
-    def set_other_states(self, index: int, position: int, values: Mapping[str, Any]) -> None:
-        set_other_states(self.optimizer, self._parameters[index][position], values)
-
     def prepare_states(self) -> None:
         make_states(self.optimizer, [member for _, member in self._members])
         self._savable.record_first_states()
         self._savable.check("optimizer.step()")
-
-    def scalars(self) -> dict[str, float]:
-        return read_scalars(self.optimizer, self._members)
-
-    def set_scalars(self, scalars: Mapping[str, float]) -> None:
-        write_scalars(self.optimizer, self._members, scalars)
 
     def tensors_by_kind(self) -> dict[str, list[Tensor]]:
         states = [
@@ -189,6 +217,7 @@ class ElementwiseUpdater(_InMemory):
 
     def __init__(self, inputs: UpdaterInputs) -> None:
         parameters = [[nn.Parameter(master, requires_grad=True)] for master in inputs.masters]
+        self._masters = list(inputs.masters)
         self._build(inputs, parameters, [[slice(0, m.numel())] for m in inputs.masters])
         self._wide: Tensor | None = None
         """Memory for one bucket's gradient in its master's type, on CPU; allocated on demand."""
@@ -209,25 +238,6 @@ class ElementwiseUpdater(_InMemory):
     def finish(self) -> None:
         """End the step: all published weights are written when this returns."""
         self._savable.after_step()
-
-    def _split(self, index: int, spans: Sequence[slice]) -> None:
-        for position, span in reversed(list(enumerate(self._spans[index]))):
-            cuts = cuts_within(span, spans)
-            if not cuts:
-                continue
-            member = self._parameters[index][position]
-            parts = split_parameter(self.optimizer, member, [cut - span.start for cut in cuts])
-            bounds = [span.start, *cuts, span.stop]
-            self._parameters[index][position : position + 1] = parts
-            self._spans[index][position : position + 1] = [
-                slice(a, b) for a, b in itertools.pairwise(bounds)
-            ]
-            index_of_member = next(
-                i for i, (_, candidate) in enumerate(self._members) if candidate is member
-            )
-            group = self._members[index_of_member][0]
-            self._members[index_of_member : index_of_member + 1] = [(group, part) for part in parts]
-            self._savable.replace(member, parts, self._members)
 
     def tensors_by_kind(self) -> dict[str, list[Tensor]]:
         """Return tensors of kinds ``master`` and ``optimizer`` in this process's memory."""
@@ -309,6 +319,7 @@ class FullParameterUpdater(_InMemory):
             parameters.append([nn.Parameter(view) for view in views])
             spans.append([slice(a, b) for a, b, _ in shapes])
         self._publish: list[tuple[Tensor, Tensor]] = []
+        self._masters = list(inputs.masters)
         self._build(inputs, parameters, spans)
 
     def step(self, index: int, gradient: Tensor, scale: float, publish: Tensor) -> bool:

@@ -4,7 +4,6 @@ S is the number of elements in a bucket's shard. While bucket i is updated, the 
 are read and those of bucket i-1 written, so about three buckets are in memory.
 """
 
-import itertools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -18,17 +17,13 @@ from torch import Tensor, nn
 
 from zerolab.errors import ConfigError, ZerolabError
 from zerotrial.engine.protocols import UpdaterInputs
-from zerotrial.engine.update.checkpoint_support import SavableStates
-from zerotrial.engine.update.in_memory import cuts_within, is_within, step_scaled
+from zerotrial.engine.update.in_memory import UpdaterBase, cuts_within, is_within, step_scaled
 from zerotrial.engine.update.optimizer_states import (
     common_states,
     is_known,
     is_scalar,
     make_states,
     other_states,
-    read_scalars,
-    set_other_states,
-    split_parameter,
     tensor_states,
     write_scalars,
 )
@@ -71,14 +66,11 @@ class _Bucket:
     records: dict[str, _Record] = field(default_factory=dict)
     """Records by kind; ``master`` first."""
 
-    frozen: list[slice] = field(default_factory=list)
-    """Elements that steps do not update."""
-
     complete: bool = False
     """Whether all states of the first step have a record."""
 
 
-class NvmeUpdater:
+class NvmeUpdater(UpdaterBase):
     """Updater with states in a file, see the protocol ``Updater``.
 
     A master that is the model's memory (in fp32, and at stage 3) stays there without room in the
@@ -95,18 +87,9 @@ class NvmeUpdater:
         options = inputs.config.zero_optimization.offload_optimizer
         self._file = PagedFile(Path(str(options.nvme_path)))
         self._buckets = [_bucket_of(inputs, index) for index in range(len(inputs.masters))]
-        groups: list[dict[str, Any]] = [{"params": [], **options} for options in inputs.groups]
-        for index, bucket in zip(inputs.group_indices, self._buckets, strict=True):
-            groups[index]["params"].extend(bucket.members)
-        self.optimizer = inputs.optimizer_factory(groups)
-        self._members = [
-            (index, member)
-            for index, bucket in zip(inputs.group_indices, self._buckets, strict=True)
-            for member in bucket.members
-        ]
-        self._savable = SavableStates(
-            self.optimizer, self._members, full_parameters=inputs.shapes is not None
-        )
+        self._full_parameters = inputs.shapes is not None
+        members = [bucket.members for bucket in self._buckets]
+        self._build(inputs, members, [bucket.spans for bucket in self._buckets])
         self._unwritten: set[int] = set()
         """Identities of records whose last write failed."""
 
@@ -125,7 +108,7 @@ class NvmeUpdater:
         """Update one bucket's shard."""
         bucket = self._buckets[index]
         self._attach(bucket)
-        self._split(bucket, bucket.frozen)
+        self._split(index, self._frozen[index])
         if index + 1 < len(self._buckets):
             self._fetch(self._buckets[index + 1])
         master = bucket.records["master"]
@@ -133,7 +116,7 @@ class NvmeUpdater:
         gradient = gradient.to(master.tensor.device, master.dtype)
         stepped = []
         for member, span, shape in zip(bucket.members, bucket.spans, bucket.shapes, strict=True):
-            if not is_within(span, bucket.frozen):
+            if not is_within(span, self._frozen[index]):
                 member.grad = gradient[span].view(shape)
                 stepped.append(member)
         step_scaled(self.optimizer, stepped, scale)
@@ -153,43 +136,20 @@ class NvmeUpdater:
 
     def freeze(self, index: int, spans: Sequence[slice]) -> None:
         """Exclude elements from all further steps: weights, states and step counts."""
-        self._buckets[index].frozen = list(spans)
+        self._frozen[index] = list(spans)
 
-    def _split(self, bucket: _Bucket, spans: Sequence[slice]) -> None:
-        """Make the optimizer update each span separately; the bucket must be bound."""
-        for position, span in reversed(list(enumerate(bucket.spans))):
-            cuts = cuts_within(span, spans)
-            if not cuts:
-                continue
-            member = bucket.members[position]
-            parts = split_parameter(self.optimizer, member, [cut - span.start for cut in cuts])
-            bounds = [span.start, *cuts, span.stop]
-            bucket.members[position : position + 1] = parts
-            bucket.spans[position : position + 1] = [
-                slice(a, b) for a, b in itertools.pairwise(bounds)
-            ]
-            bucket.shapes[position : position + 1] = [part.shape for part in parts]
-            index_of_member = next(
-                i for i, (_, candidate) in enumerate(self._members) if candidate is member
-            )
-            group = self._members[index_of_member][0]
-            self._members[index_of_member : index_of_member + 1] = [(group, part) for part in parts]
-            self._savable.replace(member, parts, self._members)
-
-    def member_scalars(self, index: int) -> list[tuple[slice, dict[str, float]]]:
-        """Return the numbers of the optimizer by part of a bucket's shard."""
+    def _split(self, index: int, spans: Sequence[slice]) -> None:
+        """Make the optimizer update each span separately; the bucket must be attached."""
+        super()._split(index, spans)
         bucket = self._buckets[index]
-        return [
-            (span, read_scalars(self.optimizer, [(0, member)]))
-            for member, span in zip(bucket.members, bucket.spans, strict=True)
-        ]
+        bucket.shapes[:] = [member.shape for member in bucket.members]
 
     def set_member_scalars(self, index: int, span: slice, scalars: Mapping[str, float]) -> None:
         """Restore the numbers of :meth:`member_scalars` for the elements of a span."""
         bucket = self._buckets[index]
         if cuts_within(slice(0, bucket.records["master"].numel), [span]):
             self._attach(bucket)
-            self._split(bucket, [span])
+            self._split(index, [span])
             self._write_back(bucket)
             self._finish_write(bucket)
         for member, member_span in zip(bucket.members, bucket.spans, strict=True):
@@ -224,10 +184,6 @@ class NvmeUpdater:
             for bucket in self._buckets
         ]
 
-    def set_other_states(self, index: int, position: int, values: Mapping[str, Any]) -> None:
-        """Restore one parameter's states; call it after :meth:`set_scalars`."""
-        set_other_states(self.optimizer, self._buckets[index].members[position], values)
-
     def prepare_states(self) -> None:
         """Create the optimizer states as its first step would, so that a load can fill them."""
         for bucket in self._buckets:
@@ -239,14 +195,6 @@ class NvmeUpdater:
             self._record_states(bucket)
             self._write_back(bucket)
             self._finish_write(bucket)
-
-    def scalars(self) -> dict[str, float]:
-        """Return numbers of the optimizer, e.g. ``group0.step``: one parameter's for its group."""
-        return read_scalars(self.optimizer, self._members)
-
-    def set_scalars(self, scalars: Mapping[str, float]) -> None:
-        """Restore the result of :meth:`scalars`; call it after :meth:`prepare_states`."""
-        write_scalars(self.optimizer, self._members, scalars)
 
     def tensors_by_kind(self) -> dict[str, list[Tensor]]:
         """Return the tensors that are in memory now, by kind."""

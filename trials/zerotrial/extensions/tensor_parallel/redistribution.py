@@ -29,6 +29,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,6 +46,8 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 SEQUENCE, SPLIT = 1, -1
 """Dimensions along which activations are sharded."""
+
+_Map = Callable[[Tensor], Tensor]
 
 
 @dataclass
@@ -117,69 +120,25 @@ class TensorRanks:
         return values.chunk(self.size, dim)
 
 
-class _Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: TensorRanks) -> Tensor:
-        ctx.ranks = ranks
-        return x.view_as(x)
+class _Redistribute(torch.autograd.Function):
+    """One function in forward, and its transpose in backward."""
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return ctx.ranks.sum(gradients[0]), None
-
-
-class _EnterGathered(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: TensorRanks) -> Tensor:
-        ctx.ranks = ranks
-        return ranks.gather(x, SEQUENCE)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return ctx.ranks.scatter(gradients[0], SEQUENCE), None
-
-
-class _Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: TensorRanks) -> Tensor:
-        return ranks.sum(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0], None
-
-
-class _LeaveScattered(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: TensorRanks) -> Tensor:
-        ctx.ranks = ranks
-        return ranks.scatter(x, SEQUENCE)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return ctx.ranks.gather(gradients[0], SEQUENCE), None
-
-
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: TensorRanks, dim: int) -> Tensor:
-        ctx.ranks, ctx.dim = ranks, dim
-        return ranks.gather(x, dim)
+    def forward(ctx: Any, x: Tensor, run: _Map, transposed: _Map) -> Tensor:
+        ctx.transposed = transposed
+        return run(x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.ranks.local_part(gradients[0], ctx.dim), None, None
+        return ctx.transposed(gradients[0]), None, None
 
 
-class _Take(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: TensorRanks, dim: int) -> Tensor:
-        ctx.ranks, ctx.dim = ranks, dim
-        return ranks.local_part(x, dim)
+def _redistribute(x: Tensor, run: _Map, transposed: _Map) -> Tensor:
+    return _Redistribute.apply(x, run, transposed)  # type: ignore[no-untyped-call, no-any-return]
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.ranks.gather(gradients[0], ctx.dim), None, None
+
+def _same(x: Tensor) -> Tensor:
+    return x.view_as(x)
 
 
 def enter(x: Tensor, ranks: TensorRanks, *, sequence: bool = False) -> Tensor:
@@ -197,11 +156,14 @@ def enter(x: Tensor, ranks: TensorRanks, *, sequence: bool = False) -> Tensor:
     last = ranks.entered
     if last.source is x and last.key == key and last.result is not None:
         return last.result
-    function = _EnterGathered if sequence else _Enter
-    last.result = function.apply(x, ranks)  # type: ignore[no-untyped-call]
-    last.source, last.key = x, key
-    assert last.result is not None
-    return last.result
+    run: _Map = _same
+    transposed: _Map = ranks.sum
+    if sequence:
+        run = partial(ranks.gather, dim=SEQUENCE)
+        transposed = partial(ranks.scatter, dim=SEQUENCE)
+    result = _redistribute(x, run, transposed)
+    last.result, last.source, last.key = result, x, key
+    return result
 
 
 def leave(x: Tensor, ranks: TensorRanks, *, sequence: bool = False) -> Tensor:
@@ -212,15 +174,17 @@ def leave(x: Tensor, ranks: TensorRanks, *, sequence: bool = False) -> Tensor:
         ranks: Tensor-parallel ranks.
         sequence: Whether each rank gets only its tokens.
     """
-    function = _LeaveScattered if sequence else _Leave
-    return function.apply(x, ranks)  # type: ignore[no-untyped-call, no-any-return]
+    if not sequence:
+        return _redistribute(x, ranks.sum, _same)
+    gathered = partial(ranks.gather, dim=SEQUENCE)
+    return _redistribute(x, partial(ranks.scatter, dim=SEQUENCE), gathered)
 
 
 def gather(x: Tensor, ranks: TensorRanks, dim: int) -> Tensor:
     """Gather an activation that is sharded along a dimension."""
-    return _Gather.apply(x, ranks, dim)  # type: ignore[no-untyped-call, no-any-return]
+    return _redistribute(x, partial(ranks.gather, dim=dim), partial(ranks.local_part, dim=dim))
 
 
 def take(x: Tensor, ranks: TensorRanks, dim: int) -> Tensor:
     """Return this rank's part of a replicated activation."""
-    return _Take.apply(x, ranks, dim)  # type: ignore[no-untyped-call, no-any-return]
+    return _redistribute(x, partial(ranks.local_part, dim=dim), partial(ranks.gather, dim=dim))
