@@ -1,17 +1,24 @@
-"""Checkpoints of an engine: save and load."""
+"""Checkpoints of an engine: save and load, for any stage and any number of ranks.
 
+:mod:`zerotrial.engine.checkpoint.save` documents the files,
+:mod:`zerotrial.engine.checkpoint.load` how they are read, and docs/decisions/001 the reasons.
+"""
+
+import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from torch import Size, nn
 
 from zerolab.config.engine.engine_config import EngineConfig
-from zerotrial.engine.checkpoint.checkpointer import Checkpointer
-from zerotrial.engine.checkpoint.files import CheckpointError, CheckpointRanks
-from zerotrial.engine.checkpoint.load import Selection
+from zerotrial.engine.checkpoint.contents import collect
+from zerotrial.engine.checkpoint.files import CheckpointError, CheckpointRanks, check_tag
+from zerotrial.engine.checkpoint.load import Loader, Selection, find
+from zerotrial.engine.checkpoint.save import BackgroundSave, save_now
 from zerotrial.engine.checkpoint.training_state import TrainingState
 from zerotrial.engine.comm.call_record import CallRecord, collective
 from zerotrial.engine.loss_scale import LossScaler
@@ -22,6 +29,8 @@ from zerotrial.engine.progress import Progress
 from zerotrial.engine.protocols import Stage
 
 __all__ = ["EngineCheckpoint"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -41,26 +50,24 @@ class EngineCheckpoint:
     gradients: GradientOwner
     """Access to ``parameter.grad``, which a load opens or closes."""
 
+    _pending: BackgroundSave | None = None
+
     @property
     def is_written(self) -> bool:
         """Whether :meth:`wait` would not have to wait for this rank."""
-        return "_checkpointer" not in vars(self) or self._checkpointer.is_written
+        return self._pending is None or self._pending.done
 
     @cached_property
-    def _checkpointer(self) -> Checkpointer:
-        """Checkpointer; its creation at the first use is **Collective**."""
-        options = self.config.checkpoint
-        return Checkpointer(
-            self._training_state(),
-            tag_validation=options.tag_validation,
-            in_background=options.writer.decoupled,
-        )
+    def _ranks(self) -> CheckpointRanks:
+        return CheckpointRanks(self.mesh.saving.group)
 
-    def _training_state(self) -> TrainingState:
+    @cached_property
+    def _state(self) -> TrainingState:
+        """Training state of the engine; its creation at the first use is **Collective**."""
         local = {p.name: self.divided.shape(p.name, p.shape) for p in self.stage.pieces()}
         # A rank may own no element of a parameter.
         trainable = _union(CheckpointRanks(self.mesh.data.group).allgather(local))
-        everywhere = _union(CheckpointRanks(self.mesh.saving.group).allgather(trainable))
+        everywhere = _union(self._ranks.allgather(trainable))
         # Of several replicas of a shard the first one is written.
         writes = self.mesh.replicate.rank == 0
         counted = self.mesh.counted_parameters(self.module.parameters()) if writes else frozenset()
@@ -73,9 +80,6 @@ class EngineCheckpoint:
         return TrainingState(
             module=self.module,
             stage=self.stage,
-            states=self.stage,
-            gradients=self.stage,
-            originals=self.stage.originals,
             zero_stage=self.config.zero_optimization.stage,
             trainable=trainable,
             everywhere=everywhere,
@@ -122,14 +126,34 @@ class EngineCheckpoint:
         Raises:
             CheckpointError: On all ranks, if it could not be written.
         """
-        return self._checkpointer.save(
-            _checked_directory("save_dir", save_dir),
-            f"global_step{self.progress.global_steps}" if tag is None else str(tag),
-            client_state,
+        self._wait()
+        directory = _checked_directory("save_dir", save_dir)
+        tag = f"global_step{self.progress.global_steps}" if tag is None else str(tag)
+        job = collect(
+            self._state,
+            self._ranks,
+            Path(directory) / self._agree_on(tag),
+            client_state or {},
             save_latest=save_latest,
-            exclude_frozen_parameters=exclude_frozen_parameters,
-            in_background=async_save,
+            exclude_frozen=exclude_frozen_parameters,
         )
+        if self.config.checkpoint.writer.decoupled if async_save is None else async_save:
+            copied = replace(job, tensors=list(job.tensors), gradients=list(job.gradients))
+            self._pending = BackgroundSave(copied)
+        else:
+            save_now(job)
+        return str(job.final)
+
+    def _agree_on(self, tag: str) -> str:
+        tags = self._ranks.allgather(tag)
+        if len(set(tags)) > 1:
+            msg = f"save_checkpoint: all ranks must save under one tag, got {tags}"
+            validation = self.config.checkpoint.tag_validation
+            if validation == "Fail":
+                raise CheckpointError(msg)
+            if validation == "Warn":
+                logger.warning("%s; rank 0's is used", msg)
+        return check_tag(tags[0])
 
     @collective("load_checkpoint")
     def load(
@@ -170,12 +194,16 @@ class EngineCheckpoint:
             module_only=module_only,
             strict=strict,
         )
-        tag = None if tag is None else str(tag)
-        result = self._checkpointer.load(_checked_directory("load_dir", load_dir), tag, selection)
+        self._wait()
+        path = Path(_checked_directory("load_dir", load_dir))
+        with self._ranks.together():
+            path = find(path, None if tag is None else str(tag))
+        path = self._ranks.broadcast(path)
+        client_state = Loader(path, self._state, self._ranks, selection).load()
         close_window(self.gradients)
         if self.progress.waiting:  # the checkpoint was saved between two micro-batches
             open_window(self.gradients)
-        return result
+        return str(path), client_state
 
     @collective("wait_for_checkpoint")
     def wait(self) -> None:
@@ -184,8 +212,12 @@ class EngineCheckpoint:
         Raises:
             CheckpointError: On all ranks, if it could not be written.
         """
-        if "_checkpointer" in vars(self):
-            self._checkpointer.wait()
+        self._wait()
+
+    def _wait(self) -> None:
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.wait()
 
 
 def _union(shapes: Iterable[Mapping[str, Size]]) -> dict[str, Size]:

@@ -167,7 +167,7 @@ class Loader:
                 *self._ranks.allgather({k for request in plan for k in request.kinds})
             )
             model = set().union(*self._ranks.allgather(self._state.model_names()))
-            keeps_others = any(self._ranks.allgather(bool(self._state.states.other_states({}))))
+            keeps_others = any(self._ranks.allgather(bool(self._state.stage.other_states({}))))
             keeps_others |= self._accepts_any_states(engine_state)
             with self._ranks.together():
                 problems = self._tensor_problems(
@@ -196,7 +196,7 @@ class Loader:
             if gradients is not None:
                 with self._ranks.together():
                     self._resume_window(gradients)
-        self._state.states.weights_changed()
+        self._state.stage.weights_changed()
         if "random" in rank_state and not self._selection.module_only:
             set_random_state(
                 rank_state["random"]
@@ -242,7 +242,7 @@ class Loader:
         reader = stack.enter_context(ShardReader(self._path / name for name in names))
         rank = self._state.share_rank(self._ranks.rank) if self._same_ranks(manifest) else None
         spans = self._state.divided.span
-        return SavedGradients(reader, saved, self._state.gradients.local_to_average, rank, spans)
+        return SavedGradients(reader, saved, self._state.stage.local_to_average, rank, spans)
 
     def _same_ranks(self, manifest: Manifest) -> bool:
         return manifest.was_saved_by(self._ranks.size, self._state.mesh.layout)
@@ -271,7 +271,7 @@ class Loader:
         if not self._selection.with_states:
             return
         if other_states_or_scalars or any(kind != "master" for kind in reader.all_kinds):
-            self._state.states.prepare_states()
+            self._state.stage.prepare_states()
         else:
             self._state.stage.optimizer.state.clear()
 
@@ -286,7 +286,7 @@ class Loader:
                 frozenset(piece.tensors if with_states else ["master"]),
                 self._state.divided.span(piece.name),
             )
-            for piece in self._state.states.pieces()
+            for piece in self._state.stage.pieces()
         ]
 
     def _tensor_problems(
@@ -380,7 +380,7 @@ class Loader:
     def _fill(
         self, manifest: Manifest, reader: ShardReader, module_tensors: Mapping[str, Tensor]
     ) -> None:
-        for piece in self._state.states.pieces(write=True):
+        for piece in self._state.stage.pieces(write=True):
             if piece.name not in manifest.shapes:
                 if piece.name in module_tensors:
                     local = self._state.divided.part(piece.name, module_tensors[piece.name])
@@ -410,7 +410,7 @@ class Loader:
             if name in module_values:
                 value = self._state.divided.part(name, module_values[name])
                 set_module_tensor(target, value)
-                self._state.originals.write(name, value)
+                self._state.stage.originals.write(name, value)
 
     def _set_parts(self, engine_state: Mapping[str, Any], other_states: Mapping[str, Any]) -> None:
         set_module_extra_state(self._state.module, _without_wrappers(engine_state["module"]))
@@ -418,8 +418,8 @@ class Loader:
             return
         optimizer = self._state.stage.optimizer
         if self._selection.with_states:
-            self._state.states.set_scalars(engine_state["optimizer"]["scalars"])
-            self._state.states.set_other_states(other_states)
+            self._state.stage.set_scalars(engine_state["optimizer"]["scalars"])
+            self._state.stage.set_other_states(other_states)
             set_saved_common_states(optimizer, engine_state["optimizer"].get("common", {}))
             for group, saved in zip(
                 optimizer.param_groups, engine_state["optimizer"]["groups"], strict=True
@@ -439,7 +439,7 @@ class Loader:
 
     def _resume_window(self, gradients: SavedGradients) -> None:
         gradients.loss_scale = self._state.scaler.scale  # the scaler has been loaded before
-        self._state.gradients.resume_gradients(gradients)
+        self._state.stage.resume_gradients(gradients)
         self._state.progress.resume_window(gradients.state)
 
 

@@ -9,11 +9,10 @@ from torch import nn
 from zerotrial.engine.checkpoint.state import Stateful, module_targets
 from zerotrial.engine.loss_scale import LossScaler
 from zerotrial.engine.mesh import Mesh
-from zerotrial.engine.module.frozen_parameters import FrozenOriginals
 from zerotrial.engine.module.gradient_access import set_raw_gradient
 from zerotrial.engine.module.sharded_model import ShardedModel
 from zerotrial.engine.progress import Progress, WindowState
-from zerotrial.engine.protocols import StageStates, TrainingStage, WindowGradients
+from zerotrial.engine.protocols import Stage
 
 __all__ = ["TrainingState"]
 
@@ -23,10 +22,7 @@ class TrainingState:
     """Parts of an engine that a checkpoint contains."""
 
     module: nn.Module
-    stage: TrainingStage
-    states: StageStates
-    gradients: WindowGradients
-    originals: FrozenOriginals
+    stage: Stage
     zero_stage: int
     trainable: Mapping[str, torch.Size]
     """Full shapes of the parameters that the optimizer updates in this rank's part, by name."""
