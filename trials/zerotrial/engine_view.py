@@ -90,11 +90,7 @@ def make_mesh_mpu(mesh: Mesh, *, pipeline: bool) -> ModelParallelUnit:
 
 
 class EngineView:
-    """Reads an engine of ``zerotrial.initialize``.
-
-    Args:
-        engine: The engine.
-    """
+    """Reads an engine of ``zerotrial.initialize``."""
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine

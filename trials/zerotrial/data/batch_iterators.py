@@ -63,13 +63,6 @@ class ShardedBatchIterator(BatchIterator):
 
     The saved position counts samples over all ranks, so that it is valid for any number of ranks.
 
-    Args:
-        loader: The trial's loader.
-        seed: The trial's seed.
-        rank: Data-parallel rank.
-        replicas: Data-parallel world size.
-        accumulation: Micro-batches in one batch.
-
     Raises:
         ConfigError: If there is not enough data for one batch.
     """

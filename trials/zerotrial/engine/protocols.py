@@ -151,12 +151,7 @@ class PipelineModel(Protocol):
     activation_checkpoint_interval: int
 
     def check_config(self, config: "EngineConfig", steps: int) -> None:
-        """Raise ConfigError for settings that stages do not support.
-
-        Args:
-            config: The engine's configuration.
-            steps: Number of micro-batches per batch.
-        """
+        """Raise ConfigError for settings that stages do not support."""
         ...
 
     def to(self, device: torch.device) -> Any:

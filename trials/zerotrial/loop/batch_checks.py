@@ -84,12 +84,7 @@ class MissingLoaderCheck:
 
 
 class BatchChecks:
-    """Compares the micro-batches trained and drawn with the expected number.
-
-    Args:
-        context: The trial's context, with its engines.
-        batches: Iterator that the trial draws micro-batches from.
-    """
+    """Compares the micro-batches trained and drawn with the expected number."""
 
     def __init__(self, context: ZeroTrialContext, batches: BatchIterator) -> None:
         self._first = context.engines[0]

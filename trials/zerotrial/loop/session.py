@@ -31,9 +31,6 @@ _FLUSH_TIMEOUT_AFTER_FAILURE_S = 3.0
 class Session:
     """Reporter and stop signals of a run, opened here and closed at its end.
 
-    Args:
-        context: The trial's context.
-
     Raises:
         StorageError: On all ranks, if the checkpoint storage is not writable.
     """

@@ -27,12 +27,7 @@ __all__ = [
 
 
 def invalid_arguments(optimizer: Any, training_data: Any) -> list[str]:
-    """Return the problems of two arguments.
-
-    Args:
-        optimizer: An instance, a callable or None.
-        training_data: A dataset or None.
-    """
+    """Return the problems of two arguments."""
     problems = []
     usable = isinstance(optimizer, torch.optim.Optimizer) or callable(optimizer)
     if optimizer is not None and not usable:

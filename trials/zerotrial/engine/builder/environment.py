@@ -63,11 +63,7 @@ def current_planner() -> Planner | None:
 
 
 def is_pipeline(model: nn.Module) -> "TypeGuard[PipelineModel]":
-    """Return whether a model has pipeline stages, as a PipelineModule has.
-
-    Args:
-        model: The model.
-    """
+    """Return whether a model has pipeline stages, as a PipelineModule has."""
     return getattr(type(model), "has_pipeline_stages", False)
 
 

@@ -24,10 +24,6 @@ _VALUES, _ON_HOST = "values", "on_host"
 def saved_common_states(optimizer: torch.optim.Optimizer, ranks: CheckpointRanks) -> dict[str, Any]:
     """Return the common states of an optimizer for a checkpoint. **Collective**.
 
-    Args:
-        optimizer: The engine's optimizer.
-        ranks: Ranks that save together.
-
     Raises:
         CheckpointError: If they differ between ranks.
     """

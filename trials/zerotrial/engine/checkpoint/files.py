@@ -130,9 +130,6 @@ class Manifest:
     def read(cls, directory: Path) -> "Manifest":
         """Read and check a manifest.
 
-        Args:
-            directory: Directory of the checkpoint.
-
         Raises:
             CheckpointError: If the file is missing, damaged, or of an unknown version.
         """

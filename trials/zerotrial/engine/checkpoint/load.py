@@ -118,14 +118,7 @@ def _refuse_deepspeed(directory: Path, tag: str | None) -> None:
 
 
 class Loader:
-    """Reader of one checkpoint into an engine's training state.
-
-    Args:
-        path: Directory of the checkpoint.
-        state: Training state of the engine.
-        ranks: Ranks that load together.
-        selection: Parts to load.
-    """
+    """Reader of one checkpoint into an engine's training state."""
 
     def __init__(
         self, path: Path, state: TrainingState, ranks: CheckpointRanks, selection: Selection

@@ -45,19 +45,11 @@ class CallRecord:
         self._since = 0.0
 
     def call(self, name: str) -> _Call:
-        """Return a context manager that records a call; nested calls belong to the outer one.
-
-        Args:
-            name: Name of the engine's method.
-        """
+        """Return a context manager that records a call; nested calls belong to the outer one."""
         return _Call(self, name)
 
     def open_call(self, name: str) -> OpenCall:
-        """Return a record of a call that begins and ends in different methods.
-
-        Args:
-            name: Name of the engine's method.
-        """
+        """Return a record of a call that begins and ends in different methods."""
         return OpenCall(self, name)
 
     def wait_for_ranks(self, name: str, timeout_s: float) -> list[int]:

@@ -223,10 +223,6 @@ def uses_nccl(group: dist.ProcessGroup, device: torch.device) -> bool:
     """Return whether a group's collectives on this device run over NCCL.
 
     Scripts may select gloo for GPUs, for instance because two ranks share one.
-
-    Args:
-        group: Process group.
-        device: Device of the tensors.
     """
     if device.type != "cuda":
         return False

@@ -30,13 +30,7 @@ __all__ = ["Replicas", "broadcast_module"]
 
 
 class Replicas:
-    """Ranks with the same shards as this one.
-
-    Args:
-        axis: Mesh axis of the replicas.
-        traffic: Counter of transferred elements.
-        observer: Notified of communication phases.
-    """
+    """Ranks with the same shards as this one."""
 
     def __init__(self, axis: Axis, traffic: Traffic, observer: Observer) -> None:
         self._axis = axis

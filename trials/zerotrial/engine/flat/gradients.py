@@ -89,13 +89,7 @@ class GradientPolicy:
 
 
 class Gradients:
-    """Base class: arrival of gradients, order of the buckets, and collectives in progress.
-
-    Args:
-        buckets: Buckets of the stage, in order.
-        comm: Communicator of the data-parallel ranks.
-        policy: Configuration.
-    """
+    """Base class: arrival of gradients, order of the buckets, and collectives in progress."""
 
     def __init__(
         self, buckets: Sequence[Bucket], comm: Communicator, policy: GradientPolicy
@@ -337,10 +331,6 @@ class GradientHooks:
 
     Active only while :attr:`listening`. A gradient from another engine's loss (the generator's,
     through the discriminator) does not belong to this engine and is dropped.
-
-    Args:
-        buckets: Buckets of the parameters to hook.
-        arrived: Callback with the indices of bucket and slot.
     """
 
     def __init__(self, buckets: Sequence[Bucket], arrived: Callable[[int, int], None]) -> None:
@@ -420,10 +410,6 @@ class TiedGradients:
     Each owner computes a part of the gradient, which is averaged over its data-parallel ranks like
     any other. The parts are added before the norm is taken. So every owner makes the same update,
     and the copies stay bitwise equal.
-
-    Args:
-        buckets: Buckets of the stage.
-        comm: Communicator of the data-parallel ranks.
     """
 
     def __init__(self, buckets: Sequence[Bucket], comm: Communicator) -> None:
@@ -439,11 +425,7 @@ class TiedGradients:
         return bool(self._buckets)
 
     def add(self, gradients: Gradients) -> None:
-        """Add the other owners' gradients. **Collective** over the owners, if there are any.
-
-        Args:
-            gradients: Gradients averaged over the data-parallel ranks.
-        """
+        """Add the other owners' gradients. **Collective** over the owners, if there are any."""
         if not self._buckets:
             return
         self._comm.fence()  # other ranks may still read what changes here

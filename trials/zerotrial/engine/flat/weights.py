@@ -104,12 +104,6 @@ class WeightWrites:
     """Detector of writes to parameters, by autograd's version counters.
 
     ``parameter.data`` has a separate counter, so writes through it are not detected.
-
-    Args:
-        buckets: Buckets of the stage.
-        weights: Weights of each bucket, (N * S,).
-        owned: Part of each bucket that this rank updates.
-        updater: Owner of the masters.
     """
 
     def __init__(

@@ -67,11 +67,11 @@ class WarmupLR(LRSchedule):
     def share(self, it: int) -> float:
         """Return the progress from minimum to maximum, 0 to 1."""
         kind = getattr(self.given, "warmup_type", "linear")
-        return warmup_share(it, self._steps, kind) if it < self._steps else 1.0
+        return warmup_share(max(it, 0), self._steps, kind) if it < self._steps else 1.0
 
     def rates(self, it: int) -> list[float]:
         """Learning rate of each group after ``step()`` number ``it + 1``."""
-        share = self.share(max(it, 0))
+        share = self.share(it)
         return [low + (high - low) * share for low, high in zip(self._min, self._max, strict=True)]
 
 
@@ -97,11 +97,6 @@ class LinearWarmupLR(WarmupLR):
     def share(self, it: int) -> float:
         """Return the progress of the optimizer step after ``step()`` number ``it + 1``."""
         return min(1.0, (it + 2) / self.given.warmup_num_steps)
-
-    def rates(self, it: int) -> list[float]:
-        """Learning rate of each group after ``step()`` number ``it + 1``."""
-        share = self.share(it)
-        return [low + (high - low) * share for low, high in zip(self._min, self._max, strict=True)]
 
 
 class WarmupDecayLR(WarmupLR):

@@ -128,9 +128,6 @@ def _read_by_others(module: nn.Module) -> set[nn.Module]:
 def find_blocks(module: nn.Module) -> list[tuple[str, nn.Module]]:
     """Return the blocks of a model, for recomputation and compilation.
 
-    Args:
-        module: The full model.
-
     Returns:
         Names and modules: the repeated blocks; without any, the model's children that have
         parameters and a forward.

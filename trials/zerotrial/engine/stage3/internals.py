@@ -109,9 +109,6 @@ def reset_iteration(root: FSDPModule) -> None:
     """Reset all units to the idle state after a forward or backward that raised.
 
     Waits for pending collectives and discards their gradients.
-
-    Args:
-        root: The whole model.
     """
     if hasattr(root, "reset_iter_state"):  # torch 2.13
         root.reset_iter_state()
@@ -471,11 +468,7 @@ class ShardedParameter:
 
 
 class UnitParameters:
-    """Parameters that a unit gathers and reduces together.
-
-    Args:
-        owner: ``FSDPParamGroup`` object of ``fully_shard``.
-    """
+    """Parameters that a unit gathers and reduces together."""
 
     def __init__(self, owner: Any) -> None:
         self._owner = owner

@@ -46,12 +46,7 @@ def configure_prefetch(module: nn.Module, units: Sequence[Unit], zero: ZeroConfi
 
 
 def in_forward_order(module: nn.Module, units: Sequence[Unit]) -> list[Unit]:
-    """Sort units by expected forward order: the root first, then as the model lists them.
-
-    Args:
-        module: The model.
-        units: Units of the model.
-    """
+    """Sort units by expected forward order: the root first, then as the model lists them."""
     position = {child: index for index, child in enumerate(module.modules())}
     return sorted(units, key=lambda unit: position[unit.module])
 

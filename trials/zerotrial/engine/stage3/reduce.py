@@ -174,12 +174,7 @@ class SharedReduceScatter(ReduceScatter):
 
 
 class GroupAllGather(AllGather):
-    """Gathers a unit's parameters between hosts; see ``FSDPModule.set_custom_all_gather``.
-
-    Args:
-        comm: Counts the traffic.
-        observer: Times the gathering.
-    """
+    """Gathers a unit's parameters between hosts; see ``FSDPModule.set_custom_all_gather``."""
 
     def __init__(self, comm: Communicator, observer: Observer) -> None:
         self._comm = comm

@@ -23,11 +23,7 @@ _BASE = 7919
 
 
 class ReductionOrder:
-    """Hash of the order in which this rank has reduced units since the last boundary.
-
-    Args:
-        units: All units.
-    """
+    """Hash of the order in which this rank has reduced units since the last boundary."""
 
     def __init__(self, units: Sequence[FSDPModule]) -> None:
         self._number = 1

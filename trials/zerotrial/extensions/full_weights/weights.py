@@ -33,11 +33,7 @@ _WEIGHT, _GRADIENT = "weight", "gradient"
 
 
 class FullWeights:
-    """Reads and writes full weights, gradients and optimizer states of one engine.
-
-    Args:
-        engine: The engine.
-    """
+    """Reads and writes full weights, gradients and optimizer states of one engine."""
 
     def __init__(self, engine: Any) -> None:
         self.module: nn.Module = engine.module

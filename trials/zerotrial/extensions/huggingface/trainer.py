@@ -64,10 +64,6 @@ class ZerolabCallback(TrainerCallback):  # type: ignore[misc]  # its types are s
     def begin(self, trainer: Any, context: Context) -> str | None:
         """Restore the trial's checkpoint to the Trainer's folder. **Collective**.
 
-        Args:
-            trainer: A Trainer before training.
-            context: Context of the run.
-
         Returns:
             The folder to resume from; None to start from scratch.
 

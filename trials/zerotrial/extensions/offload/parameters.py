@@ -40,9 +40,6 @@ __all__ = ["ParameterFiles"]
 class ParameterFiles(FileMemory):
     """Files of one rank's shards and gradients.
 
-    Args:
-        inputs: Inputs of the stage.
-
     Raises:
         ConfigError: If the optimizer needs full parameters.
     """

@@ -70,9 +70,6 @@ class Failures:
         Ranks that compute a layer together along the tensor axis, or gather its weights, wait for
         each other inside of it and would never reach the end of the batch. In that case the
         exception is raised at once.
-
-        Args:
-            micro_batch: Index of the micro-batch.
         """
         try:
             yield
@@ -82,12 +79,7 @@ class Failures:
             self.record(error, micro_batch)
 
     def record(self, error: Exception, micro_batch: int) -> None:
-        """Record an exception, if it is the first.
-
-        Args:
-            error: Exception of a layer, perhaps wrapped by torch's stages.
-            micro_batch: Index of the micro-batch.
-        """
+        """Record an exception, if it is the first."""
         if self._error is None:
             text = str(error)
             is_wrapped = type(error) is RuntimeError and any(

@@ -13,11 +13,7 @@ __all__ = ["Grid"]
 
 
 class Grid:
-    """Grid of an engine's ranks.
-
-    Args:
-        mesh: The engine's mesh.
-    """
+    """Grid of an engine's ranks."""
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh

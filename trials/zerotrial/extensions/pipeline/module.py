@@ -162,10 +162,6 @@ class PipelineModule(nn.Module):
     def check_config(self, config: EngineConfig, steps: int) -> None:
         """Raise for settings that a pipeline does not support.
 
-        Args:
-            config: The engine's configuration.
-            steps: Number of micro-batches per batch.
-
         Raises:
             ConfigError: With all problems.
         """
@@ -254,11 +250,7 @@ class PipelineModule(nn.Module):
             self._specs[first_index] = layer
 
     def chunk(self, position: int) -> Chunk:
-        """Return a module that runs one of this rank's chunks.
-
-        Args:
-            position: Position among all chunks.
-        """
+        """Return a module that runs one of this rank's chunks."""
         indices = range(self.parts[position], self.parts[position + 1])
         modules = nn.ModuleDict()
         for index in indices:

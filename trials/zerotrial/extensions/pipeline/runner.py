@@ -55,14 +55,7 @@ class _Plan:
 
 
 class Runner:
-    """Runner of this rank's chunks.
-
-    Args:
-        module: The model.
-        pipe: Ranks of the pipeline.
-        device: Device of this rank.
-        schedule: Name of the schedule.
-    """
+    """Runner of this rank's chunks."""
 
     def __init__(
         self, module: PipelineModule, pipe: Axis, device: torch.device, schedule: ScheduleName
@@ -195,11 +188,6 @@ class Runner:
 
     def evaluate(self, drawn: MicroBatches, count: int, failures: Failures) -> list[Any] | None:
         """Run micro-batches forward. **Collective** over the pipeline.
-
-        Args:
-            drawn: Micro-batches.
-            count: Number of micro-batches.
-            failures: Failures of the batch.
 
         Returns:
             Outputs, on the last stage.

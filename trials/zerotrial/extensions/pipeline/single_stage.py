@@ -61,11 +61,7 @@ class Passes:
 
 
 class SingleStageRunner:
-    """Runner of all layers in order, without a schedule.
-
-    Args:
-        module: Model with all layers.
-    """
+    """Runner of all layers in order, without a schedule."""
 
     sent = 0
 

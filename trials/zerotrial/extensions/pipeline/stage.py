@@ -31,11 +31,7 @@ __all__ = ["FirstChunk", "Torch211Stage", "Torch212Stage", "ZeroStage", "stage_c
 
 
 class FirstChunk(nn.Module):
-    """First chunk with a lookup of its inputs, so that schedules pass only numbers.
-
-    Args:
-        chunk: First chunk of the model.
-    """
+    """First chunk with a lookup of its inputs, so that schedules pass only numbers."""
 
     def __init__(self, chunk: nn.Module) -> None:
         super().__init__()

@@ -118,12 +118,7 @@ def rebuild(parts: tuple[Tensor, ...], form: _Form) -> Any:
 
 
 class Transfer:
-    """Sends to and receives from other ranks of the pipeline; :meth:`finish` waits for sends.
-
-    Args:
-        pipe: Ranks of the pipeline.
-        device: Device of this rank.
-    """
+    """Sends to and receives from other ranks of the pipeline; :meth:`finish` waits for sends."""
 
     def __init__(self, pipe: Axis, device: torch.device) -> None:
         self._pipe = pipe

@@ -51,14 +51,7 @@ class Breakdown:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time the block.
-
-        Args:
-            name: Name of the phase.
-
-        Yields:
-            Nothing.
-        """
+        """Time the block."""
         self._begin_trace(name)
         waiting = self._overlap is not None and name == COMMUNICATION
         if waiting:

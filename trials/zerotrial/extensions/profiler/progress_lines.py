@@ -30,12 +30,7 @@ DEFAULT_INTERVAL = 10
 
 
 class StepObserver(Observer):
-    """Observer that writes progress lines.
-
-    Args:
-        config: Selects the output.
-        device: Device whose work a step's time includes.
-    """
+    """Observer that writes progress lines."""
 
     def __init__(self, config: EngineConfig, device: torch.device) -> None:
         self._config = config

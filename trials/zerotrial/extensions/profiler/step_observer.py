@@ -43,13 +43,7 @@ _COUNTED = ("forward", "backward")
 
 
 def make_observer(config: EngineConfig, device: torch.device, ranks: int) -> Observer:
-    """Return the observer of rank 0.
-
-    Args:
-        config: Selects the output.
-        device: Training device.
-        ranks: Number of ranks.
-    """
+    """Return the observer of rank 0."""
     observer: Observer = NullObserver()
     if (
         config.steps_per_print is not None
@@ -65,13 +59,7 @@ def make_observer(config: EngineConfig, device: torch.device, ranks: int) -> Obs
 
 
 class ProfilingObserver(StepObserver):
-    """Observer that adds FLOP/s to the progress lines, and writes breakdowns after them.
-
-    Args:
-        config: Selects the output.
-        device: Device to time.
-        ranks: Number of ranks.
-    """
+    """Observer that adds FLOP/s to the progress lines, and writes breakdowns after them."""
 
     def __init__(self, config: EngineConfig, device: torch.device, ranks: int) -> None:
         super().__init__(config, device)
@@ -205,14 +193,7 @@ class FlopMeter:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count the block if needed.
-
-        Args:
-            name: Name of the phase.
-
-        Yields:
-            Nothing.
-        """
+        """Count the block if needed."""
         due = name in self._counted and (name == "backward" or torch.is_grad_enabled())
         profiling = self._profiler.enabled and self._steps + 1 == self._profiler.profile_step
         if due and profiling and f"{name} flops" not in self._profiled:
@@ -273,9 +254,6 @@ class FlopMeter:
 
 def memory_line(engine: Engine) -> str:
     """Return the line about this rank's memory by kind.
-
-    Args:
-        engine: Engine to inspect.
 
     Returns:
         One line.

@@ -22,12 +22,7 @@ __all__ = ["timed_communicator"]
 
 
 def timed_communicator(comm: Communicator, observer: Observer) -> Communicator:
-    """Wrap a communicator of several ranks to report its phases.
-
-    Args:
-        comm: Communicator to wrap.
-        observer: The engine's observer, which times phases.
-    """
+    """Wrap a communicator of several ranks to report its phases."""
     if comm.size == 1:
         return comm
     return cast("Communicator", _TimedCommunicator(comm, observer))

@@ -66,11 +66,7 @@ class _Span:
 
 
 class PhaseTimer:
-    """Sums of the time of named phases; a nested phase counts only for itself.
-
-    Args:
-        device: Device to time.
-    """
+    """Sums of the time of named phases; a nested phase counts only for itself."""
 
     def __init__(self, device: torch.device) -> None:
         self._clock: Clock = CudaClock() if device.type == "cuda" else HostClock()

@@ -190,14 +190,7 @@ class GpuTrace:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Mark the block.
-
-        Args:
-            name: Name of the phase.
-
-        Yields:
-            Nothing.
-        """
+        """Mark the block."""
         if self.runs and self._is_too_long():
             self.missing = f"a step that takes longer than {_LONGEST_S:.0f} s is not traced"
             # A single long step may include an evaluation with gradients; two mean all are long.

@@ -57,13 +57,7 @@ def publish_shards(
 
 
 class PublishedShards:
-    """One unit's shards as read by the other ranks.
-
-    Args:
-        parameters: Parameters of the unit.
-        comm: Communicator of the ranks.
-        dtype: Type of the parameters in forward.
-    """
+    """One unit's shards as read by the other ranks."""
 
     def __init__(self, parameters: UnitParameters, comm: Any, dtype: torch.dtype) -> None:
         self._shards = [member.shard for member in parameters.members]

@@ -27,11 +27,6 @@ def watch_first_batch(module: nn.Module, layers: Sequence[Layer], size: int) -> 
 
     The first forward raises an :class:`~zerolab.errors.EngineError` if a layer reads a rank's
     part instead of the full activation, or vice versa, and warns if the model returns a part.
-
-    Args:
-        module: Model with sharded matrices.
-        layers: Layers of the plan.
-        size: Number of ranks of the tensor axis.
     """
     planned = {layer.module: layer for layer in layers}
     for name, part in module.named_modules():
